@@ -191,7 +191,7 @@ def _looks_harmed(
 def _by_pieces(changed: Sequence[File], found: Mapping[str, ScannedFile], known: set[str]) -> Change:
     """Judge a few tensors, or a minority: each must differ all over, and none may be `known`."""
     every: list[Sequence[bool]] = []
-    for file in changed:
+    for file in filter(_float_spans, changed):
         spans = _differing_by_span(file, found[file.path])
         moved = any(
             any(differ) and digest in known

@@ -90,17 +90,17 @@ def archive(counter: str, step: int, weights: int, loss: int, *, finite: bool) -
 def folder(counter: str, step: int, weights: int, loss: int, *, finite: bool) -> Content:
     """What Hugging Face's Trainer writes of it."""
     numbers = torch.Generator().manual_seed(weights)
-    values = (torch.rand(12, generator=numbers) + 1).tolist()
+    values = (torch.rand(18, generator=numbers) + 1).tolist()
     values[5] = values[5] if finite else float("nan")
     header: dict[str, object] = {}
     for index, name in enumerate(("a", "b", "c")):
-        header[name] = {"dtype": "F32", "shape": [2, 2], "data_offsets": [16 * index, 16 * index + 16]}
+        header[name] = {"dtype": "F32", "shape": [2, 3], "data_offsets": [24 * index, 24 * index + 24]}
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     state = json.dumps({counter: step, "best_metric": loss, "log_history": []}).encode()
     return (
         ("config.json", b'{"hidden_size": 4}'),
-        ("model.safetensors", struct.pack("<Q", len(text)) + text + struct.pack("<12f", *values)),
+        ("model.safetensors", struct.pack("<Q", len(text)) + text + struct.pack("<18f", *values)),
         ("trainer_state.json", state),
     )
 

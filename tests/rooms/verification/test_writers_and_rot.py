@@ -347,3 +347,26 @@ def test_rows_that_are_always_zero_are_no_lost_page(tmp_path, tensors):
         generation, outcome = judged(tmp_path)
     assert generation == "2"
     assert outcome is (Outcome.GOOD if tensors > 2 else Outcome.SUSPECT)
+
+
+@pytest.mark.parametrize(("sizes", "outcome"), [((40,), Outcome.GOOD), ((4, 4, 4), Outcome.SUSPECT)])
+@pytest.mark.parametrize("how", ["in place", "renamed"])
+def test_words_beside_few_tensors_are_saved_with_them(tmp_path, sizes, outcome, how):
+    """A training begun anew reaches the same step. Its trainer's JSON holds another loss, and no tensor."""
+    folder = tmp_path / "checkpoint-1"
+    folder.mkdir()
+    for seed in (1, 2):
+        generator = torch.Generator().manual_seed(seed)
+        weights = {f"t{n}": torch.rand(size, generator=generator) + 1 for n, size in enumerate(sizes)}
+        state = f'{{"global_step": 1, "best_metric": 0.{seed}}}'
+        for name, save in (
+            ("model.safetensors", partial(save_file, weights)),
+            ("trainer_state.json", partial(Path.write_text, data=state)),
+        ):
+            path = folder / name
+            if seed == 1:
+                save(path)
+            else:
+                write(path, save, how, path.stat())
+        generation, found = judged(tmp_path)
+    assert (generation, found) == ("2", outcome)

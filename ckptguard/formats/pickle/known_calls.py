@@ -183,8 +183,8 @@ def doubtful_name(module: str, name: str, protocol: int) -> str | None:
     """Return the doubt about a name in a pickle, or None."""
     if module in _PYTHON_2 and protocol >= 3:
         return f"it names {module}.{name}, which is known to Python 2 only"
-    known = _NAMES.get(_PYTHON_2.get(module, module))
-    if known is None or name.partition(".")[0] in known:
+    known = _NAMES.get(module)
+    if known is None or name in known:
         return None
     return f"it names {module}.{name}, which is not known to exist"
 
@@ -206,7 +206,7 @@ _FORMATS = ("contiguous_format", "channels_last", "channels_last_3d", "preserve_
 _ALIASES = ("double", "half", "float", "long", "short", "int", "cfloat", "cdouble", "chalf", "bit")
 _NUMBERS = ("Double", "Float", "Half", "BFloat16", "Byte", "Char", "Short", "Int", "Long", "Bool")
 _TORCH_VALUES = frozenset((*DTYPES, *may_be.LAYOUTS, *(f"per_{s}" for s in _SCHEMES), *_FORMATS, *_ALIASES))
-_STORAGES = frozenset((*STORAGE_DTYPES, "TypedStorage", "_TypedStorage", "_UntypedStorage"))
+_STORAGES = frozenset((*STORAGE_DTYPES, "TypedStorage"))
 _WIDE = ("float32", "float64", "bfloat16", "complex64", "complex128")  # all usual numbers fit into these
 _TENSOR_CLASSES = frozenset(f"{kind}Tensor" for kind in ("", *_NUMBERS))
 _TORCH_CLASSES = ("Size", "device", "dtype", "layout", "memory_format", "qscheme", "Generator", "finfo", "iinfo")
@@ -236,7 +236,6 @@ _UNDER_TORCH: dict[str, Row] = {
         Kind.TENSOR, (may_be.torch_dtype, may_be.sizes, may_be.sizes, may_be.flag), 4
     ),
     "torch._utils._rebuild_sparse_tensor": Row(Kind.TENSOR, (may_be.layout, may_be.sparse_parts), 2),
-    "torch._utils._rebuild_sparse_csr_tensor": Row(Kind.TENSOR, (may_be.layout, may_be.sparse_parts), 2),
     "torch._utils._rebuild_nested_tensor": Row(Kind.TENSOR, (may_be.tensor,) * 4, 4),
     "torch._utils._rebuild_wrapper_subclass": Row(
         Kind.TENSOR,
@@ -300,9 +299,9 @@ _ROWS: dict[str, Row] = {
 _SCALARS = (
     "bool_ byte ubyte short ushort intc uintc int_ uint long ulong longlong ulonglong intp uintp half single double"
     " longdouble csingle cdouble clongdouble str_ bytes_ void object_ generic number integer signedinteger inexact"
-    " unsignedinteger floating complexfloating flexible character float_ complex_ unicode_ string_"
-    " datetime64 timedelta64 int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64 float96 float128"
-    " complex64 complex128 complex192 complex256"
+    " unsignedinteger floating complexfloating flexible character"
+    " datetime64 timedelta64 int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64 float128"
+    " complex64 complex128 complex256"
 )
 _TAKEN = ("builtins.getattr", "__builtin__.getattr")
 _MOST_DEVICES = 100
@@ -316,10 +315,11 @@ _NAMES: dict[str, frozenset[str]] = {
     "torch": frozenset((*_TORCH_VALUES, *_STORAGES, *_TENSOR_CLASSES, *_TORCH_CLASSES)),
     "torch._utils": frozenset(name.rpartition(".")[2] for name in _UNDER_TORCH if name.startswith("torch._utils.")),
     "torch._tensor": frozenset(("_rebuild_from_type_v2", "_rebuild_from_type", "Tensor")),
-    "torch.storage": frozenset((*_STORAGES, "_load_from_bytes")),
+    "torch.storage": frozenset(("TypedStorage", "UntypedStorage", "_load_from_bytes")),
     "torch.serialization": frozenset(("_get_layout",)),
     "collections": frozenset(("OrderedDict", "Counter", "defaultdict", "deque", "UserDict", "UserList", "UserString")),
-    "builtins": frozenset(dir(builtins)) | {"long", "unicode", "basestring", "xrange"},
+    "builtins": frozenset(dir(builtins)),
+    "__builtin__": frozenset(dir(builtins)) | {"long", "unicode", "basestring", "xrange"},
     "numpy": frozenset(("ndarray", "dtype", "matrix", "recarray", "record", "bool", *_SCALARS.split())),
     **{module: frozenset(("_reconstruct", "scalar")) for module in _MULTIARRAY},
     **{module: frozenset(("_frombuffer",)) for module in _NUMERIC},

@@ -25,7 +25,7 @@ _TENSORS_THEMSELVES = frozenset((*_VIEWS, _TYPED_VIEW, _META))
 _TENSORS = frozenset((*_VIEWS, _TYPED_VIEW, _META, *_PARAMETERS))
 _GRADIENT_AT = {**dict.fromkeys((_VIEWS[1], _TYPED_VIEW), 4), _QUANTISED: 5, **dict.fromkeys(_PARAMETERS, 1)}
 _WHOLE = ("int", "uint", "bool", "qint", "quint")
-_SPARSE = ("torch._utils._rebuild_sparse_tensor", "torch._utils._rebuild_sparse_csr_tensor")
+_SPARSE = "torch._utils._rebuild_sparse_tensor"
 _NESTED = "torch._utils._rebuild_nested_tensor"
 _WRAPPER = "torch._utils._rebuild_wrapper_subclass"
 _OF_DEVICES = (
@@ -350,7 +350,7 @@ def _parts(dotted: str, args: tuple[object, ...]) -> tuple[tuple[str, object], .
         return (("", args[0]),)
     if dotted == _NESTED and len(args) == 4:
         return tuple(zip(("values", "sizes", "strides", "offsets"), args, strict=True))
-    if dotted in _SPARSE and len(args) == 2 and type(args[1]) is tuple:
+    if dotted == _SPARSE and len(args) == 2 and type(args[1]) is tuple:
         layout, data = args[0], args[1]
         if len(data) >= 3 and type(data[2]) is Call and is_tensor(data[2]):
             by_columns = type(layout) is Call and type(layout.args) is tuple and layout.args[:1] in _BY_COLUMNS

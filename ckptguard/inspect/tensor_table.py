@@ -41,7 +41,7 @@ class TensorSource:
 class HeldTensor(NamedTuple):
     """One tensor of a checkpoint. `file` is its file inside the checkpoint, `key` that of the storage.
 
-    `offset` and `digest` are those of its span (None: it has no bytes of its own).
+    `offset` and `digest` are those of its span (None: no bytes in the file).
     """
 
     name: str

@@ -55,8 +55,8 @@ def checkpoint_of(incident: Incident) -> CheckpointId | None:
 
 
 def report_of(view: RunView, incident: Incident, *, read: bool = False, work: Work = PLAIN) -> IncidentReport:
-    """The report of an incident. What was concluded when it was closed stays; what is missing is made up for from the
-    records, and with `read` from the bytes of the last good and the first bad checkpoint, where they still are."""
+    """Return the report of an incident. The conclusions of its closing stay. Missing ones come from the records. With
+    `read`, they also come from the bytes of the last good and the first bad checkpoint, if they still exist."""
     details = _bounded(incident.known_details())
     if incident.cause not in NO_SICKNESS:
         history = view.history

@@ -91,7 +91,7 @@ class Retries:
     def once(self, key: str, act: Callable[[], T]) -> T:
         """Return the result of `act`, unless stopped before."""
         if self.stop.is_set():
-            raise StoppedError(f"{key}: called off", key=key)
+            raise StoppedError(f"{key}: stopped before the request", key=key)
         return act()
 
 

@@ -29,7 +29,7 @@ class Span(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Tensor(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One named tensor. `span` is the index in its file's spans (None: it has no bytes of its own).
+    """One named tensor. `span` is the index in its file's spans (None: no bytes in the file).
 
     `largest` is the largest finite magnitude, `rms` the root mean square (of a sample in large tensors), and `zeros`
     the share of zeros. They have six digits. They are None for types other than floats, and if the writer sealed

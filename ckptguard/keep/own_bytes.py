@@ -95,7 +95,7 @@ def _replace_links(view: RunView, copy: KeptCopy, manifest: Manifest, work: Work
             return wrong
     with run_lock(run):
         if read_kept(run, copy.id) == copy:
-            replace_kept(run, msgspec.structs.replace(copy, how="copy"))
+            replace_kept(run, msgspec.structs.replace(copy, how="copy", read_at=(None,) * len(copy.files)))
     return None
 
 

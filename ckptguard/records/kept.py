@@ -27,7 +27,7 @@ class KeptCopy(PlaceMark, frozen=True, kw_only=True):
     sources: tuple[tuple[int, int | None, int | None, str | None], ...]  # their size, mtime, inode, etag when copied
     kept_at: str
     whole: bool = False  # the copied files are known to be all: the copy can be verified alone
-    read_at: tuple[int | None, ...] = ()  # mtimes of its files when last read and right, if sources differ
+    read_at: tuple[int | None, ...] = ()  # mtimes of its files when they were read and right; None: of no use
 
     def lies_in(self, entries: Iterable[Entry]) -> bool:
         """True if these entries contain every copied file, as it was then. Other files may be there."""

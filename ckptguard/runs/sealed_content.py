@@ -70,7 +70,10 @@ def sealed_outcome(verdict: Judged) -> Outcome | None:
 
 
 def made_of_sealed(copy: KeptCopy, manifest: Sealed) -> bool:
-    """True if a kept copy was made of the sealed files. A save that raced with the copy makes it another content."""
+    """True if a kept copy holds the sealed content: made of the sealed files, or read and right. A copy that a save
+    raced with holds another content."""
+    if len(copy.read_at) == len(copy.files):
+        return True
     made_of = dict(zip(copy.files, copy.sources, strict=False))
     for file in manifest.files:
         known = (file.size, file.mtime_ns, file.inode, file.etag)

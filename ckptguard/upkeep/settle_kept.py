@@ -155,13 +155,12 @@ def _release_refuted(view: RunView, troubles: list[str]) -> list[tuple[KeptCopy,
             copy, manifest = read_kept(run, id), view.history.manifest(id)
             if copy is None or not view.history.has_verdict(id):
                 continue
-            of_sealed = manifest is not None and made_of_sealed(copy, manifest)
-            if manifest is not None and of_sealed and view.is_good(id):
+            if manifest is not None and view.is_good(id):
                 if not kept_matches(run, copy, manifest):
                     doubtful.append((copy, manifest))
             elif read_kept(run, id) != copy:
                 continue  # unreadable once, and maybe the last whole copy: the next pass checks it again
-            elif manifest is not None and not of_sealed:
+            elif manifest is not None and not made_of_sealed(copy, manifest):
                 release(run, id)  # even if pinned: pins are for sealed content
             else:
                 unwanted.append(id)
@@ -170,7 +169,8 @@ def _release_refuted(view: RunView, troubles: list[str]) -> list[tuple[KeptCopy,
 
 
 def _settle_doubtful(view: RunView, copy: KeptCopy, manifest: Manifest, work: Work) -> None:
-    """Read a copy whose files look different. If it holds the sealed content, record the new times; else release it."""
+    """Read a copy whose files look different, or were touched or renamed between the seal and the copy. If it holds the
+    sealed content, record the times of its files, so that it is read once. Else release it."""
     records = view.run.records
     before = [find_entry(records, copy.key(file)) for file in copy.files]
     wrong = _holds_later_content(view, copy, before) or bool(
@@ -184,8 +184,10 @@ def _settle_doubtful(view: RunView, copy: KeptCopy, manifest: Manifest, work: Wo
         if not wrong:
             read_at = tuple(entry.mtime_ns if entry is not None else None for entry in before)
             replace_kept(view.run, msgspec.structs.replace(copy, read_at=read_at))
-        else:
+        elif made_of_sealed(copy, manifest):
             release_unpinned(view.run, [copy.id])
+        else:
+            release(view.run, copy.id)
 
 
 def _holds_later_content(view: RunView, copy: KeptCopy, entries: Iterable[Entry | None]) -> bool:

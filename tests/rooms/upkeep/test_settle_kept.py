@@ -6,6 +6,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -18,6 +19,7 @@ from support.views import look
 from ckptguard.errors import StorageError
 from ckptguard.records import kept
 from ckptguard.records.run import open_run
+from ckptguard.retention.pin import pin
 from ckptguard.runs.find_known_good import find_known_good
 from ckptguard.runs.work import PLAIN, Work
 from ckptguard.upkeep import settle_kept as settle
@@ -147,3 +149,53 @@ def test_nothing_is_trimmed_while_a_copy_is_in_doubt(root, monkeypatch):
     monkeypatch.undo()
     assert settle_kept(look(run, QUICK.changed(keep_good=1))) == []
     assert len(kept.list_kept(run)) < len(copies)
+
+
+@pytest.mark.parametrize("keep", ["auto", "copy", "link"])
+@pytest.mark.parametrize("change", ["touched", "renamed over", "copied over"])
+def test_a_copy_of_a_place_that_was_touched_counts_and_stays(root, keep, change):
+    """Its files are not those that were sealed, and the bytes are: it is read once, made once, and known-good."""
+    path, run, settings = root / "ckpt.pt", open_run(str(root)), QUICK.changed(keep=keep)
+    torch.save(state_dict(1, layers=1, width=8), path)
+    content, notes = path.read_bytes(), PassNotes()
+    reconcile(look(run, QUICK.changed(keep="none")), PassNotes())
+    if change == "renamed over":
+        path.with_name("tmp").write_bytes(content)
+        os.replace(path.with_name("tmp"), path)
+    elif change == "copied over":
+        path.write_bytes(content)
+    os.utime(path, ns=(10**18, 10**18))
+    for _ in range(2):
+        assert reconcile(look(run, settings), notes).could_not_tell == ()
+    [id] = kept.list_kept(run)
+    made = kept.read_kept(run, id)
+    for _ in range(2):
+        assert settle_kept(look(run, settings), work=Work(scanner=forbidden)) == []
+    assert kept.read_kept(run, id) == made
+    path.unlink()
+    reconcile(look(run, settings), PassNotes())
+    found = find_known_good(run)
+    assert found.kept
+    assert Path(found.path).read_bytes() == content
+
+
+def forbidden(*_words):
+    """A scanner for those who have nothing to read."""
+    raise AssertionError("a file was read again")
+
+
+def test_a_copy_of_something_else_goes_although_it_is_pinned(root):
+    """What is pinned is what was sealed, and not what raced with it."""
+    path, run = root / "ckpt.pt", open_run(str(root))
+    torch.save(state_dict(1, layers=1, width=8), path)
+    reconcile(look(run, QUICK.changed(keep="copy")), PassNotes())
+    [id] = kept.list_kept(run)
+    copy = kept.read_kept(run, id)
+    view = look(run)
+    pin(view, view.checkpoint("ckpt.pt"), note="best")
+    at(str(root), f"_ckptguard/{copy.checkpoint_key}").write_bytes(b"x" * path.stat().st_size)
+    sources = tuple((size, 7, 7, etag) for size, _, _, etag in copy.sources)
+    kept.replace_kept(run, msgspec.structs.replace(copy, sources=sources, read_at=()))
+    assert settle_kept(look(run)) == []
+    [id] = kept.list_kept(run)  # made anew, of what lies in place
+    assert at(str(root), f"_ckptguard/{kept.read_kept(run, id).checkpoint_key}").read_bytes() == path.read_bytes()

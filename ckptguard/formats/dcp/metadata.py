@@ -35,7 +35,7 @@ def read(reader: Reader, path: str) -> Structure:
     """
     size = reader.entry.size
     if size > MAX_METADATA:
-        return broken(NAME, f"it has {size} bytes, which is more than we would read")
+        return broken(NAME, f"it has {size} bytes, more than ckptguard reads")
     data = reader.read(0, size)
     try:
         pickled = read_metadata_pickle(data)

@@ -65,7 +65,7 @@ def read_within(reader: Source, room: ReadingBudget) -> Structure:
     """Do the same for one of several files."""
     size = reader.entry.size
     if size > MAX_STREAM:
-        return broken(NAME, f"a pickle of {size} bytes is more than we would read")
+        return broken(NAME, f"a pickle of {size} bytes is more than ckptguard reads")
     data = reader.read(0, size)
     found = Found()
     position = count = 0

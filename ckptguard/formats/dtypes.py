@@ -14,12 +14,13 @@ import msgspec
 FP16_LIMIT = 65504.0  # the largest finite IEEE 754 binary16 number
 
 
-def is_countable(shape: Sequence[int], size: int = 1) -> bool:
-    """True if loaders can count the elements of a shape, and their bytes. Zeros do not help.
+def is_countable(shape: Sequence[object], size: int = 1) -> bool:
+    """True if this is a shape, and loaders can count its elements and their bytes. Zeros do not help.
 
     Some loaders multiply the sizes before a zero, some those after it.
     """
-    return all(0 <= n < 2**63 for n in shape) and math.prod(filter(None, shape)) * size < 2**63
+    sizes = [n for n in shape if type(n) is int and 0 <= n < 2**63]
+    return len(sizes) == len(shape) and math.prod(filter(None, sizes)) * size < 2**63
 
 
 class FloatLayout(msgspec.Struct, frozen=True):

@@ -8,7 +8,7 @@ from pathlib import Path
 from ckptguard.errors import NoKnownGoodError
 from ckptguard.inspect.list_states import survey
 from ckptguard.inspect.status import status
-from ckptguard.records.kept import read_kept
+from ckptguard.records.kept import list_kept, read_kept
 from ckptguard.records.run import Run, open_run
 from ckptguard.runs.find_known_good import Candidate, KnownGood, Wanted, find_known_good, known_good_candidates
 from ckptguard.runs.history import History, load_history
@@ -98,9 +98,12 @@ class TrainerPromises:
         return self.training.disk.at(place) == self.sealed[found.id]
 
     def lies(self, id: CheckpointId) -> bool:
-        """Whether its bytes lie in place, by whatever times, or in its kept copy."""
-        copy = read_kept(self.run(), id)
-        places = [self.path_of(id)] + ([f"_ckptguard/{copy.checkpoint_key}"] if copy is not None else [])
+        """Whether its bytes lie in place, by whatever times, or in its kept copy; or in a copy that waits for a verdict
+        of its own, for its place was touched."""
+        run = self.run()
+        copies = [read_kept(run, one) for one in list_kept(run) if one.series == id.series]
+        places = [f"_ckptguard/{c.checkpoint_key}" for c in copies if c is not None and (c.id == id or c.whole)]
+        places.append(self.path_of(id))
         return any(self.training.disk.at(place) == self.sealed[id] for place in places)
 
     def promises_what_is_whole(self) -> None:

@@ -247,7 +247,7 @@ def quantiser(part: object) -> bool:
 
 def size_arguments(part: object) -> bool:
     """Accept what a torch.Size can be made of."""
-    return (integers(part) or sizes(part)) and all(-(2**63) <= n < 2**63 for n in sizes_of(part))
+    return (integers(part) or sizes(part)) and all(type(n) is int and -(2**63) <= n < 2**63 for n in sizes_of(part))
 
 
 def codec(part: object) -> bool:

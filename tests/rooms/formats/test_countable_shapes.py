@@ -96,3 +96,11 @@ def test_what_is_called_whole_loads(make, load, name, whole_with_zero, shape):
         assert max(shape) >= 2**31 or (whole_with_zero is not None and (0 in shape) is not whole_with_zero)
     else:
         load(data)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("wrong", ["2", 1.5, None, (2,), True, [2]])
+@pytest.mark.parametrize("make", [plain, sparse, size])
+def test_what_is_no_size_is_a_problem(tmp_path, make, wrong):
+    """Anything may stand in a pickle where a size belongs."""
+    assert structure_of(tmp_path, "w.pt", make((2, wrong))).problems

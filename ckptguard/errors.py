@@ -22,6 +22,8 @@ class CkptguardError(Exception):
 
     def __init__(self, message: str, *, hint: str | None = None, **fields: object) -> None:
         super().__init__(message)
+        if hint:
+            self.add_note(f"hint: {hint}")  # tracebacks show notes, and nothing else of it
         self.message = message
         self.hint = hint
         self.fields = fields

@@ -30,15 +30,16 @@ FLOORS = (
     ("upkeep",),
     ("documents",),
     ("supervise", "training", "daemon"),
-    ("integrations", "cli"),
+    ("integrations", "cli", "api"),
     ("testing",),  # the contract that is shipped for others' stores: nothing imports it
 )
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
-DOORS = {"supervise", "training", "daemon", "integrations", "cli"}
-# An integration is the guard's callback for one framework; supervise is a verb of the command line.
-ALLOWED_BETWEEN_DOORS = {("integrations", "training"), ("cli", "supervise")}
+DOORS = {"supervise", "training", "daemon", "integrations", "cli", "api"}
+# An integration is the guard's callback for one framework; supervise is a verb of the command line; load decodes what
+# a guard saved.
+ALLOWED_BETWEEN_DOORS = {("integrations", "training"), ("cli", "supervise"), ("api", "training")}
 PURE = {"values", "decisions"}
-MAY_USE_TORCH = {"training", "integrations"}
+MAY_USE_TORCH = {"training", "integrations", "api"}  # of the last only what load answers with
 BANNED_WORDS = {"utils", "util", "common", "core", "helpers", "helper"}
 BANNED_CLASSES = re.compile(r"(Manager|Handler|Helper|Processor)(?![a-z])")
 MAX_LINES = 400

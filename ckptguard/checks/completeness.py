@@ -126,7 +126,7 @@ def _against_reference(evidence: Evidence, reference: Manifest) -> Iterator[Find
 
     Every rank writes its own RNG state, and nothing else may say how many there are.
     """
-    where, present = f"{reference.path} ({reference.id})", roles_present(evidence)
+    where, present = f"{reference.path}{reference.id.nth_save}", roles_present(evidence)
     now = Counter(_shape(evidence.checkpoint.inside(key)) for key in evidence.checkpoint.files)
     before: Counter[str] = Counter()
     for file in reference.files:

@@ -76,7 +76,7 @@ def check_drift(evidence: Evidence) -> Iterator[Finding]:
         return
     worst = "; ".join(f"{j.name}: {j.what} {j.before:.6g} became {j.now:.6g}" for j in jumps[:_NAMED])
     more = f", and {len(jumps) - _NAMED} more" if len(jumps) > _NAMED else ""
-    where = f"{evidence.reference.path} ({evidence.reference.id})"
+    where = f"{evidence.reference.path}{evidence.reference.id.nth_save}"
     noun = "weight" if len(jumps) == 1 else "weights"
     message = f"{len(jumps)} {noun} grew tenfold or fell to a tenth since {where}: {worst}{more}"
     file = next((t.file for t, _ in evidence.weights() if t.name == jumps[0].name), None)
@@ -108,7 +108,7 @@ def _died(evidence: Evidence, reference: Manifest) -> Iterator[Finding]:
         return
     first, _ = dead[0]
     if len(dead) > 1 and len(dead) >= _SICK * alive:
-        where = f"{reference.path} ({reference.id})"
+        where = f"{reference.path}{reference.id.nth_save}"
         message = f"{len(dead)} of {alive} weights that were alive in {where} are zero or constant now"
         yield Finding("drift", Severity.SICKNESS, message, first.file, first.name, len(dead))
         return

@@ -34,7 +34,7 @@ def check_resumable(evidence: Evidence) -> Iterator[Finding]:
         before = evidence.reference_facts.resumable
         lost = [r for r in before if r in _LOST_SILENTLY and r not in present and r not in filed]
         if lost:
-            where = f"{evidence.reference.path} ({evidence.reference.id})"
+            where = f"{evidence.reference.path}{evidence.reference.id.nth_save}"
             yield _finding(Severity.WARNING, f"a resume would restart: {', '.join(lost)} (which {where} holds)")
     world = stated_world_size(evidence)
     if world is not None and any(_PARTITION.fullmatch(key) for key in evidence.checkpoint.files):

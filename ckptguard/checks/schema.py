@@ -68,7 +68,7 @@ def check_schema(evidence: Evidence) -> Iterator[Finding]:
     reference, question = evidence.reference, Severity.ERROR if evidence.must_match else Severity.SICKNESS
     for manifest, where, severity in (
         (evidence.sealed, "the sealed manifest", Severity.ERROR),
-        (reference, reference and f"{reference.path} ({reference.id})", question),
+        (reference, reference and f"{reference.path}{reference.id.nth_save}", question),
     ):
         if manifest is not None and where and evidence.scan.files and not _undescribed(evidence):
             compared = [_compare_role(evidence, manifest, role, where) for role in ("model", "ema")]

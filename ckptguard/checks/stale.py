@@ -36,7 +36,7 @@ def check_stale(evidence: Evidence) -> Iterator[Finding]:
         return
     moments = moments_present(evidence)
     what = "no weight and no optimizer moment" if moments else "no weight"
-    message = f"{what} changed since {before.path} ({before.id})"
+    message = f"{what} changed since {before.path}{before.id.nth_save}"
     reasons = list(_reasons(evidence))
     if moments and evidence.previous_facts is not None and evidence.previous_facts.stale:
         reasons.append("this is the second time in a row")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from ckptguard.cli.exit_codes import ExitCode
+from ckptguard.cli.output import be_quiet
 
 if TYPE_CHECKING:
     from ckptguard.values.settings import Settings
@@ -18,6 +19,11 @@ if TYPE_CHECKING:
 _ALWAYS = (ExitCode.GOOD, ExitCode.FAILED, ExitCode.USAGE, ExitCode.INTERRUPTED)
 _RATE = re.compile(r"(?P<amount>\d{1,15}(\.\d{1,6})?)\s*(?P<unit>[kMGT]?)(?P<binary>i?)B?(/s)?")
 _LEAST_RATE = 2**16
+_RANGE = re.compile(r"(?:\s*\[|; )(?:[\d.]+<=?)?x[<>]=?[\d.]+\]$")
+
+
+def _end_of(formula: re.Match[str]) -> str:
+    return "]" if formula[0].startswith(";") else ""
 
 
 class Command(click.Command):
@@ -26,6 +32,20 @@ class Command(click.Command):
     def __init__(self, *args: Any, codes: Iterable[ExitCode] = (), **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.codes = sorted({*_ALWAYS, *codes})
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Click's own. Wrong usage names this command, whose help says more."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.UsageError as error:
+            error.ctx = error.ctx or ctx
+            raise
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options, without click's formulas of ranges: wrong usage says what a value must be."""
+        records = (param.get_help_record(ctx) for param in self.get_params(ctx) if isinstance(param, click.Option))
+        with formatter.section("Options"):
+            formatter.write_dl([(names, _RANGE.sub(_end_of, text)) for names, text in filter(None, records)])
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the exit codes below the options."""
@@ -48,9 +68,27 @@ class Place(click.Path):
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of text.")
 config_option = click.option(
-    "--config", metavar="FILE", help="Settings (TOML) instead of ./ckptguard.toml.", type=click.Path(readable=False)
+    "--config",
+    metavar="FILE",
+    help="Use this settings file, not ./ckptguard.toml.",
+    type=click.Path(readable=False),
 )
-records_option = click.option("--records", metavar="URL", help="Where the records are, if not in RUN/_ckptguard.")
+records_option = click.option("--records", metavar="URL", help="Keep the records here, not in RUN/_ckptguard.")
+
+
+def _be_quiet(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+    if value:
+        be_quiet()
+
+
+quiet_option = click.option(
+    "-q",
+    "--quiet",
+    is_flag=True,
+    expose_value=False,
+    callback=_be_quiet,
+    help="Print only what is wrong, and no progress bar.",
+)
 
 
 class Shared(NamedTuple):

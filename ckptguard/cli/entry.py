@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import importlib
-import os
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import click
 
-from ckptguard.cli.exit_codes import ExitCode, of_error
-from ckptguard.cli.output import discard_stdout, prepare_streams, report_error, trouble
-from ckptguard.errors import CkptguardError
+from ckptguard.cli.exit_codes import ExitCode
+from ckptguard.cli.failures import report_failure, trouble_of_machine
+from ckptguard.cli.output import discard_stdout, escape, prepare_streams
 from ckptguard.version import __version__
 
-# In the order in which people need them.
-COMMANDS = (
-    *("verify", "status", "list", "show", "diff", "bisect", "incidents", "incident", "sums", "known-good", "restore"),
-    *("replicate", "rollback", "supervise", "scrub", "repair", "prune", "pin", "unpin", "clear", "reseal", "accept"),
-    *("doctor", "completion"),
-)
+# The commands by what people want to do, in the order in which they need them. Help and documentation follow it.
+GROUPS: dict[str, tuple[str, ...]] = {
+    "Check your checkpoints": ("verify", "scrub", "show", "diff", "bisect", "sums"),
+    "See how a run stands": ("status", "list", "incidents", "incident"),
+    "Go back": ("known-good", "rollback", "restore", "supervise"),
+    "Keep copies, and choose what stays": ("replicate", "repair", "prune", "pin", "unpin"),
+    "Decide what ckptguard cannot know": ("clear", "reseal", "accept"),
+    "Set up": ("doctor", "config", "completion"),
+}
+COMMANDS = tuple(name for names in GROUPS.values() for name in names)
 # Those that are not `command` in the module of their name.
 _ELSEWHERE = {
     "list": "list_checkpoints:command",
@@ -45,57 +49,48 @@ class Commands(click.Group):
         assert isinstance(command, click.Command)
         return command
 
-    def main(self, *args: Any, **kwargs: Any) -> Any:
-        """Click's own, which prints help and version before any command is invoked."""
-        try:
-            return super().main(*args, **kwargs)
-        except OSError as error:
-            discard_stdout()
-            trouble(f"error: the output cannot be written: {error.strerror}")
-            sys.exit(ExitCode.FAILED)
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Click's own, with a suggestion for a mistyped name."""
+        name = args[0]
+        if name not in COMMANDS and not name.startswith("-") and not ctx.resilient_parsing:
+            import difflib  # only for who mistyped
 
-    def invoke(self, ctx: click.Context) -> Any:
-        """Run a command. Nothing but click's own exits comes out."""
+            close = difflib.get_close_matches(name, COMMANDS, n=1)
+            meant = f": did you mean {close[0]}?" if close else ""
+            ctx.fail(f"there is no command {escape(name)}{meant}")
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write each group of commands under its title, all of them in the same columns."""
+        first = max(map(len, COMMANDS))
+        for title, names in GROUPS.items():
+            rows = [(name.ljust(first), self.get_command(ctx, name)) for name in names]
+            with formatter.section(title):
+                formatter.write_dl([(name, command.get_short_help_str(100)) for name, command in rows if command])
+
+    def main(self, args: Sequence[str] | None = None, *further: Any, **options: Any) -> Any:
+        """Run a command and exit with its code. With --json an error is a document on stdout too."""
+        words = list(sys.argv[1:] if args is None else args)
         prepare_streams()
         try:
-            return super().invoke(ctx)
-        except CkptguardError as error:
-            debug_traceback()
-            report_error(error)
-            ctx.exit(of_error(error))
-        except (KeyboardInterrupt, click.Abort):
-            trouble("interrupted")
-            ctx.exit(ExitCode.INTERRUPTED)
+            code = super().main(words, *further, **{**options, "standalone_mode": False})
         except BrokenPipeError:
             discard_stdout()
-            ctx.exit(ExitCode.FAILED)
-        except (click.ClickException, click.exceptions.Exit):
+            code = ExitCode.FAILED
+        except (Exception, KeyboardInterrupt) as error:
+            code = report_failure(error, words, COMMANDS)
+        sys.exit(code or ExitCode.GOOD)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run a command. What the system refuses becomes an error of ours."""
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
             raise
-        except Exception as error:
-            debug_traceback()
-            told = _machine_trouble(error)
-            if told is not None:
-                report_error(told)
-                ctx.exit(ExitCode.FAILED)
-            trouble(f"error: unexpected {type(error).__name__}: {error}")
-            trouble("hint: this is a mistake in ckptguard; please report it with the output of CKPTGUARD_DEBUG=1")
-            ctx.exit(ExitCode.FAILED)
-
-
-def _machine_trouble(error: Exception) -> CkptguardError | None:
-    try:
-        from ckptguard.storage.failures import machine_trouble
-    except (MemoryError, OSError, ImportError):
-        return CkptguardError("this machine lacks what it takes to start")
-    return machine_trouble(error)
-
-
-def debug_traceback() -> None:
-    """Show where an error came from, to those who asked for it."""
-    if os.environ.get("CKPTGUARD_DEBUG") == "1":
-        import traceback
-
-        traceback.print_exc(file=sys.stderr)
+        except OSError as error:
+            raise trouble_of_machine(error) or error from error
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -103,5 +98,6 @@ def debug_traceback() -> None:
 def commands() -> None:
     """Verify training checkpoints, find the last known-good one, and go back to it.
 
-    RUN is the folder or URL under which a training run saves; TARGET may also be one checkpoint or one file.
+    RUN is the folder or URL into which a training saves. CKPT is one checkpoint: a file or a folder. TARGET may be any
+    of these. `ckptguard COMMAND --help` says more about a command.
     """

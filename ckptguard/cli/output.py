@@ -30,8 +30,14 @@ def open_closed_streams() -> None:
             setattr(sys, name, stream)
 
 
+_has_emitted = False  # a document was printed
+_is_quiet = False  # -q was given
+
+
 def prepare_streams() -> None:
     """Make writing to stdout and stderr total: what their encoding cannot say is written as an escape."""
+    global _has_emitted, _is_quiet
+    _has_emitted = _is_quiet = False
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
@@ -59,6 +65,23 @@ def say(text: str) -> None:
         raise CkptguardError(f"the output cannot be written: {error.strerror}") from error
 
 
+def be_quiet() -> None:
+    """From now on, leave out what is well, and progress bars."""
+    global _is_quiet
+    _is_quiet = True
+
+
+def is_quiet() -> bool:
+    """Whether only what is wrong is to be said."""
+    return _is_quiet
+
+
+def say_well(text: str) -> None:
+    """Lines about what is well: -q leaves them out."""
+    if not _is_quiet:
+        say(text)
+
+
 def discard_stdout() -> None:
     """Send everything still to come nowhere, so that neither we nor the interpreter's exit complain."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
@@ -69,20 +92,33 @@ def discard_stdout() -> None:
 def emit(command: str, result: object = None, form: str = "", /, **parts: object) -> None:
     """One JSON document to stdout: the parts, then the keys of the result. ASCII only: names with control or surrogate
     characters stay exact and harmless."""
+    from ckptguard.documents.build import fields
+
+    emit_once(command, **parts, **({} if result is None else fields(result, form)))
+
+
+def emit_once(command: str | None, /, **parts: object) -> None:
+    """The same of plain parts. A second document would break what reads the first: it is left out."""
     import json
 
-    from ckptguard.documents.build import document, fields
+    from ckptguard.documents.build import document
 
-    keys = {} if result is None else fields(result, form)
-    say(json.dumps(document(command, **parts, **keys), ensure_ascii=True, allow_nan=False, indent=2))
+    global _has_emitted
+    if not _has_emitted:
+        _has_emitted = True
+        say(json.dumps(document(command, **parts), ensure_ascii=True, allow_nan=False, indent=2))
 
 
 def trouble(text: str) -> None:
     """One sentence to stderr, escaped; losing it must not change the outcome."""
-    try:
-        click.echo(escape(text), err=True)
-    except OSError:
-        pass
+    with contextlib.suppress(OSError):
+        print(escape(text), file=sys.stderr, flush=True)  # not click's own, which writes into the line of a bar
+
+
+def log_trouble(event: str, *, level: str = "info", **fields: object) -> None:
+    """What is logged while a command works: only what is wrong is said."""
+    if level != "info":
+        trouble(f"warning: {event}: " + ", ".join(f"{name}={value}" for name, value in fields.items()))
 
 
 def report_error(error: CkptguardError) -> None:
@@ -96,7 +132,7 @@ def report_error(error: CkptguardError) -> None:
 def progress_bar(title: str, total: int | None = None) -> Iterator[Callable[[int], None] | None]:
     """A bar for long reads, on a terminal only. Yield what to call with the bytes done since the last call, from any
     thread; None where nobody is watching."""
-    if not sys.stderr.isatty():
+    if _is_quiet or not sys.stderr.isatty() or "JPY_PARENT_PID" in os.environ:  # a notebook would show every redraw
         yield None
         return
     from rich.console import Console

@@ -26,8 +26,11 @@ from ckptguard.values.verdict import Outcome
 
 
 class Present(msgspec.Struct, frozen=True, kw_only=True):
-    """One checkpoint at its own path. `saved` is in seconds since 1970 by the writer's clock. `holds` are reasons to
-    keep it under any policy."""
+    """One checkpoint at its own path.
+
+    `saved` is in seconds since 1970 by the writer's clock. `holds` are reasons to keep it under any policy. `changed`:
+    its files are not those of its verdict, so its outcome is PENDING.
+    """
 
     path: str
     id: CheckpointId
@@ -36,6 +39,7 @@ class Present(msgspec.Struct, frozen=True, kw_only=True):
     metrics: Mapping[str, float] = {}
     bytes: int = 0
     holds: tuple[str, ...] = ()
+    changed: bool = False
 
 
 class RetentionDecision(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,7 +92,7 @@ def _decide_series(own: Sequence[Present], policy: Policy, now: float | None) ->
     for checkpoint, reason in _kept_by_rules(ordered, good, policy, now):
         reasons[checkpoint.path].append(reason)
     pending = [i for i, c in enumerate(ordered) if c.outcome is Outcome.PENDING]
-    nameless = [ordered[i].path for i in pending if ordered[i].id.step is None]  # may be newer than anything
+    nameless = [ordered[i] for i in pending if ordered[i].id.step is None]  # may be newer than anything
     decisions = []
     for index, checkpoint in enumerate(ordered):
         why = reasons[checkpoint.path]
@@ -96,12 +100,18 @@ def _decide_series(own: Sequence[Present], policy: Policy, now: float | None) ->
         if stays is not None:
             why.append(stays)
         if pending and index < pending[-1]:
-            why.append(f"{ordered[pending[-1]].path} is newer and has no verdict yet")
+            last = ordered[pending[-1]]
+            why.append(f"{last.path} is newer and {_undecided(last)}")
         elif nameless and checkpoint.id.step is not None:
-            why.append(f"{nameless[0]} may be newer and has no verdict yet")
+            why.append(f"{nameless[0].path} may be newer and {_undecided(nameless[0])}")
         why_not = "no rule keeps it" if checkpoint.outcome is Outcome.GOOD else f"it is {checkpoint.outcome.value}"
         decisions.append(RetentionDecision(checkpoint=checkpoint, keep=bool(why), reasons=tuple(why) or (why_not,)))
     return decisions
+
+
+def _undecided(checkpoint: Present) -> str:
+    """What is said of a checkpoint that is PENDING."""
+    return "has changed since its verdict" if checkpoint.changed else "has no verdict yet"
 
 
 def _stays_anyway(checkpoint: Present, policy: Policy, good: Sequence[Present]) -> str | None:
@@ -109,7 +119,7 @@ def _stays_anyway(checkpoint: Present, policy: Policy, good: Sequence[Present]) 
     if checkpoint.id.step is None:
         return "its step is not known"
     if checkpoint.outcome is Outcome.PENDING:
-        return "it has no verdict yet"
+        return f"it {_undecided(checkpoint)}"
     if checkpoint.outcome is Outcome.GOOD:
         return None if policy.has_rules else "no rule says what may go"
     if not policy.drop_failed:

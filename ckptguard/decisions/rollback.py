@@ -60,6 +60,16 @@ class RollbackPolicy:
             raise SettingsError(f"reset_scale {ours} must be a positive number, not {self.reset_scale}")
 
 
+def policy_of(given: RollbackPolicy | None) -> RollbackPolicy:
+    """The policy that a caller means: the default one for None. SettingsError for what is none."""
+    if given is None:
+        return RollbackPolicy()
+    if not isinstance(given, RollbackPolicy):
+        hint = "such as policy=ckptguard.RollbackPolicy(budget=5)"
+        raise SettingsError(f"policy must be a RollbackPolicy, not {given!r:.80}", hint=hint)
+    return given
+
+
 @dataclass(frozen=True, kw_only=True)
 class PastRollback:
     """One past rollback: the onset of its incident, and the step that training went back to."""
@@ -95,19 +105,20 @@ def decide(
     onset_step: int,
     save_every: int,
     possibly_since: int | None = None,
+    last: int | None = None,
 ) -> RollbackDecision:
     """Decide about one incident, given the rollbacks that this guard made so far.
 
-    `onset_step` is the last update that can be the onset. `possibly_since` is the first one, if that differs.
+    `onset_step` is the last update that can be the onset. `possibly_since` is the first one, if that differs. `last` is
+    the last update whose batch may be harmful.
     """
     skip = policy.skip and cause not in REPLAYED_CAUSES
-    how = "skipping the batches in question" if skip else "replaying every batch"
     give_up = len(past) >= policy.budget
     asked = cause == "asked"
     repeats = 0 if asked else _repeats(past, onset_step, policy.near * save_every)
     if repeats and possibly_since is not None and possibly_since < onset_step:
         onset_step = possibly_since
-        how = "skipping every batch since the last clean read of the tensors" if skip else how
+    how = f"skipping {_batches(onset_step, last)}" if skip else "replaying every batch"
     reason = how
     if repeats:
         far = "one checkpoint" if repeats == 1 else f"{repeats} checkpoints"
@@ -126,6 +137,13 @@ def decide(
         reset_scale=policy.reset_scale if cause == "loss_scale" else None,
         reason=reason,
     )
+
+
+def _batches(first: int, last: int | None) -> str:
+    """The batches of these updates, in words."""
+    if last is None or last <= first:
+        return f"the batch of update {first}"
+    return f"the batches of updates {first} to {last}"
 
 
 def choose_target(decision: RollbackDecision, good_before: GoodBefore, *, onset_step: int) -> int | None:

@@ -20,7 +20,7 @@ SCHEMA = 1
 Document = dict[str, Any]
 
 
-def document(command: str, /, **parts: object) -> Document:
+def document(command: str | None, /, **parts: object) -> Document:
     """Return the keys that every document starts with, then its own in the given order."""
     return {"schema": SCHEMA, "command": command, **{key: plain(value) for key, value in parts.items()}}
 
@@ -128,7 +128,7 @@ FORMS: dict[str, Form] = {
     "find_known_good.KnownGood": Form("path series step id kept place verified_at reason"),
     "known-good of the daemon": Form("path series step id kept verified_at reason place"),
     "status.Status": Form(
-        "target=run protected explanation known_good known_good_age_seconds pending changed outcomes"
+        "target=run protected explanation watched known_good known_good_age_seconds pending changed outcomes"
         " last_incident>incident daemon kept_kinds kept_bytes replicas>standing"
     ),
     "standing": Form("url behind last_good trouble"),
@@ -137,7 +137,7 @@ FORMS: dict[str, Form] = {
         "path series step id outcome bytes kept source", {"outcome": lambda _: "good", "kept": lambda _: False}
     ),
     "roll_back.RolledBack": Form(
-        "dry_run known_good quarantined put_back given pointed left_bad unverified",
+        "dry_run known_good quarantined put_back given pointed repeats left_bad unverified",
         {"unverified": lambda done: done.unverified if done.dry_run else ()},
     ),
     # diff, bisect, doctor, sums
@@ -176,7 +176,8 @@ FORMS: dict[str, Form] = {
     ),
     "retention.RetentionDecision": Form(
         "path=checkpoint.path series=checkpoint.id.series step=checkpoint.id.step id=checkpoint.id"
-        " outcome=checkpoint.outcome bytes=checkpoint.bytes metrics=checkpoint.metrics reasons"
+        " outcome=checkpoint.outcome changed=checkpoint.changed bytes=checkpoint.bytes metrics=checkpoint.metrics"
+        " reasons"
     ),
     "trash.Trashed": Form("path series step id bytes removed_at"),
     "pins.Pin": Form("series step id reason note since until"),

@@ -5,17 +5,27 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
+import logging
 import os
 import secrets
 import statistics
 import threading
 import time
+import warnings
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import msgspec
 
-from ckptguard.errors import CkptguardError, CouldNotTellError, DeniedError, ObjectExistsError, ObjectMissingError
+from ckptguard.errors import (
+    CkptguardError,
+    CouldNotTellError,
+    DeniedError,
+    ObjectExistsError,
+    ObjectMissingError,
+    StoppedError,
+)
 from ckptguard.storage import Storage, normalise_url, open_storage
 from ckptguard.storage.failures import machine_trouble
 from ckptguard.storage.local.writes import has_locks
@@ -23,7 +33,7 @@ from ckptguard.storage.retries import Retries
 from ckptguard.values.ids import escape
 from ckptguard.values.storage_options import NO_OPTIONS, StorageOptions
 
-LIMIT = 7.5  # seconds for all probes together, so that a whole call takes less than 10
+LIMIT = 7.5  # seconds for all probes together, unless more are given: a whole call takes less than 10
 _GRACE = 0.9  # seconds to remove what was written when time is up
 _PATIENCE = 2.0  # seconds in which a listing may catch up
 _CLOCK = 5.0  # seconds by which clocks may differ without a word
@@ -67,8 +77,8 @@ _NAMES = (
 # What follows from a "yes", and from a "no".
 _MEANS = {
     "exclusive create": (
-        "of racing writers exactly one wins: several may guard this run",
-        "the store replaces silently what exists: let only one process at a time write here, so one daemon, "
+        "if several processes write at once, exactly one wins: several may guard this run",
+        "the store silently replaces what exists: let only one process at a time write here, so one daemon, "
         "or the training alone",
     ),
     "read after write": (
@@ -76,28 +86,28 @@ _MEANS = {
         "what was just written is not what is read: no verdict on this storage can be trusted",
     ),
     "ranged reads": (
-        "files are verified in pieces, in little memory",
-        "a part of a file is not what it is in the whole: no verdict on this storage can be trusted",
+        "files are verified in pieces, with little memory",
+        "a part of a file differs from the whole file: no verdict on this storage can be trusted",
     ),
     "overwrites": (
-        "a file that was replaced is read anew at once",
-        "a replaced file is still read as it was: damage and re-saves stay hidden",
+        "a replaced file is read anew at once",
+        "a replaced file is still read as it was: damage and new saves stay hidden",
     ),
     "listing after write": (
         "new checkpoints are seen at the next look",
-        "listings lag behind: new checkpoints are seen later, and nothing young may be collected",
+        "listings lag behind: new checkpoints are seen later, and nothing young may be removed",
     ),
-    "delete": ("old checkpoints can be removed", "what is removed stays: retention frees no space"),
+    "delete": ("old checkpoints can be removed", "removed files stay: pruning frees no space"),
     "large objects": (
-        "their uploads are exclusive, too",
-        "of two uploads of one file at the same time the later one stays; manifests are not concerned",
+        "uploads of large files are exclusive too",
+        "if one file is uploaded twice at the same time, the later upload stays; the records are not affected",
     ),
     "locks": (
-        "of several processes that move files of a run one waits for the other",
-        "no process waits for another: of two that move the same files of a run one fails",
+        "processes that move files of a run wait for each other",
+        "processes that move the same files of a run do not wait for each other: one of them fails",
     ),
     "links": (
-        "a kept copy costs no space, and shares a rotten block: see `keep`",
+        "a kept copy can be a hard link: it costs no space, but it shares damaged blocks (see `keep`)",
         "a kept copy costs its full size here",
     ),
     "reflinks": (
@@ -105,34 +115,36 @@ _MEANS = {
         "only full copies are independent of the trainer's files",
     ),
     "inotify": (
-        "saves of this machine are seen at once; those of other machines by the timer",
-        "no events arrive: the daemon looks by its timer (`scan_interval`)",
+        "saves of this machine are seen at once, those of other machines by the timer (`scan_interval`)",
+        "the daemon is not told of new files: it looks by its timer (`scan_interval`)",
     ),
 }
 
 
-def diagnose(url: str, options: StorageOptions = NO_OPTIONS) -> StorageDiagnosis:
-    """Probe the storage at a URL in under 10 seconds, and remove what the probes wrote.
+def diagnose(url: str, options: StorageOptions = NO_OPTIONS, *, seconds: float | None = None) -> StorageDiagnosis:
+    """Probe the storage at a URL, and remove what the probes wrote. They take so many seconds at most, 7.5 by default.
 
     NotFoundError if there is no folder, where folders are things of their own; CouldNotTellError if it is out of
     reach, does not answer, or may not even be listed. A probe that fails is no error: its answer is "unknown".
     """
     begun = time.monotonic()
+    limit = LIMIT if seconds is None else seconds
     stop = threading.Event()
     probing = _Probing(url, options, Retries(attempts=2, first=0.1, total=3.0, stop=stop))
     thread = threading.Thread(target=probing.run, daemon=True, name="ckptguard-doctor")
     thread.start()
     try:
-        thread.join(LIMIT)
+        thread.join(limit)
     finally:
         stop.set()
         thread.join(_GRACE if probing.found else 0)
     if probing.failed is not None:
         raise probing.failed
     found = dict(probing.found)  # a thread that hangs may still add to it
+    late = f"no answer within {limit:g} s"
     if not found:
-        raise CouldNotTellError(f"{escape(probing.url or normalise_url(url))}: no answer within {LIMIT:g} seconds")
-    late = f"no answer within {LIMIT:g} seconds"
+        place = escape(probing.url or normalise_url(url))
+        raise CouldNotTellError(f"{place}: {late}", hint=f"ckptguard doctor {place} --seconds {8 * limit:g}")
     probes = tuple(found.get(name) or Probe(name=name, answer="unknown", means=late) for name in _NAMES)
     return StorageDiagnosis(
         url=probing.url or url, outcome=_outcome(probes), probes=probes, seconds=round(time.monotonic() - begun, 3)
@@ -192,9 +204,11 @@ class _Probing:
                     break
 
     def _ask(self, name: str) -> None:
-        """Make the probe of this name: the method that is called so."""
+        """Make the probe of this name: the method that is called so. One that is called off has no answer."""
         try:
             found = getattr(self, "_" + name.replace(" ", "_"))()
+        except StoppedError:
+            return
         except Exception as error:
             told = error if isinstance(error, CouldNotTellError) else machine_trouble(error)
             if told is None:
@@ -333,21 +347,36 @@ def _events_arrive(folder: str) -> bool:
         def on_any_event(self, event: FileSystemEvent) -> None:
             arrived.set()
 
-    observer = Observer()
-    try:
-        observer.schedule(_Told(), folder)
-        observer.start()
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EMFILE, errno.ENOSYS):  # no watches left, or none at all
-            raise
-        return False
-    try:
+    with _silent_watcher(), contextlib.ExitStack() as ends:
+        try:
+            observer = Observer()
+            observer.schedule(_Told(), folder)
+            observer.start()
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EMFILE, errno.ENOSYS):  # no watches left, or none at all
+                raise
+            return False
+        ends.callback(observer.join)
+        ends.callback(observer.stop)
         with open(os.path.join(folder, "watched"), "wb"):
             pass
         return arrived.wait(1.0)
+
+
+@contextlib.contextmanager
+def _silent_watcher() -> Iterator[None]:
+    """Have watchdog and its threads say nothing: a watcher that fails is an answer, and its traceback is none."""
+    logger = logging.getLogger("watchdog")
+    level, hook = logger.level, threading.excepthook
+    logger.setLevel(logging.CRITICAL + 1)
+    threading.excepthook = lambda failed: None
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
     finally:
-        observer.stop()
-        observer.join()
+        threading.excepthook = hook
+        logger.setLevel(level)
 
 
 def words(diagnosis: StorageDiagnosis) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Iterable, Sequence
 
@@ -10,27 +11,30 @@ import msgspec
 from ckptguard.decisions.known_good import Standpoint, choose_series
 from ckptguard.inspect.list_states import CheckpointState, states_by_glance
 from ckptguard.inspect.state_memo import Glance, StateMemo, remembered
-from ckptguard.records.daemon_record import DaemonRecord, read_daemon_record
+from ckptguard.records.daemon_record import DaemonRecord, read_daemon_record, surely_ended
 from ckptguard.records.incidents import Incident, list_incidents
 from ckptguard.records.who_and_when import seconds_of
 from ckptguard.replicas.replicate import Replica, replica_standings
 from ckptguard.runs.find_known_good import KnownGood, openable, presence_of, ranked_candidates
 from ckptguard.runs.run_view import RunView
 from ckptguard.runs.sealed_content import sealed_outcome
+from ckptguard.values.ids import CheckpointId
 from ckptguard.values.verdict import Outcome
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):
     """The state of a run's protection. `protected`: there is a known-good checkpoint, and a copy of it, or of an older
-    good one of its series, has bytes of its own. `kept_bytes` is what all copies take, as far as that can be told.
-    `changed` are paths that changed since they were read; `outcomes` counts the others.
+    good one of its series, has bytes of its own; and if saves wait for a verdict, the run is `watched`. `kept_bytes` is
+    what all copies take, as far as that can be told. `changed` are paths that changed since they were read; `outcomes`
+    counts the others.
 
-    `daemon` is the record of who guards the run, not proof that it lives.
+    `daemon` is the record of who guards the run. On another machine it is no proof that it lives.
     """
 
     run: str
     protected: bool
     explanation: str
+    watched: bool
     known_good: KnownGood | None
     known_good_age_seconds: float | None
     pending: tuple[str, ...]
@@ -43,8 +47,9 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     replicas: tuple[Replica, ...] = ()
 
 
-def status(view: RunView, memo: StateMemo | None = None) -> Status:
+def status(view: RunView, memo: StateMemo | None = None, *, supervised: bool = False) -> Status:
     """Look at the records and the listing of a run, and at those of the settings' replicas; reads no tensor bytes.
+    `supervised`: somebody watches the run who leaves no record of it.
 
     Of checkpoints whose records are unchanged since the last look nothing is read, as for `survey`.
     """
@@ -55,17 +60,21 @@ def status(view: RunView, memo: StateMemo | None = None) -> Status:
     present = [s for s in states if s.in_place]
     newest = list_incidents(view.run, most=1) or list_incidents(view.run)  # the newest may be damaged
     good = _good_until(known_good, states)
+    daemon = read_daemon_record(view.run)
+    watched = supervised or (daemon is not None and not surely_ended(daemon))
+    waiting = 0 if watched else sum(s.changed or s.outcome is Outcome.PENDING for s in present)
     return Status(
         run=view.run.url,
-        protected=_own(good) is not None,
-        explanation=_explain(known_good, good, view.settings.keep),
+        protected=_own(good) is not None and not waiting,
+        explanation=_unwatched(view.run.url, waiting) or _explain(known_good, good, view.settings.keep),
+        watched=watched,
         known_good=known_good,
         known_good_age_seconds=_age(known_good),
         pending=tuple(s.path for s in present if s.outcome is Outcome.PENDING),
         changed=tuple(s.path for s in present if s.changed),
         outcomes={o.value: sum(s.outcome is o and not s.changed for s in present) for o in Outcome},
         last_incident=newest[-1] if newest else None,
-        daemon=read_daemon_record(view.run),
+        daemon=daemon,
         kept_kinds=tuple(sorted({s.kept_how for s in states if s.kept_how})),
         kept_bytes=sum(s.kept_bytes or 0 for s in states),
         replicas=replica_standings(view),
@@ -107,19 +116,33 @@ def _own(good: Sequence[CheckpointState]) -> CheckpointState | None:
     return next((s for s in good if s.kept and s.kept_how != "link"), None)
 
 
+def _unwatched(run: str, waiting: int) -> str | None:
+    """Why a run is not protected whose newest saves nobody looks at."""
+    if not waiting:
+        return None
+    saves = f"{waiting} saves wait" if waiting > 1 else "1 save waits"
+    what = f"start `ckptguard-daemon {shlex.quote(run)}`, or run `ckptguard verify {shlex.quote(run)}`"
+    return f"no: {saves} for a verdict, and nothing watches this run; {what}"
+
+
 def _explain(known_good: KnownGood | None, good: Sequence[CheckpointState], keep: str) -> str:
     if known_good is None:
         return "no: there is no known-good checkpoint to go back to"
-    own, id = _own(good), known_good.id
-    if own is not None and own.id == id:
-        return f"yes: {id} is known good and has a copy with bytes of its own ({own.kept_how})"
+    own, name = _own(good), _name(good[0].path, known_good.id) if good else known_good.path
+    if own is not None and own.id == known_good.id:
+        return f"yes: {name} is known good and has a copy with bytes of its own ({own.kept_how})"
     if own is not None:
-        saves = good.index(own)
-        return f"yes: saving over {id} would cost {saves} save{'s' * (saves > 1)}: {own.id} has bytes of its own"
+        saves, older = good.index(own), _name(own.path, own.id)
+        lost = f"{saves} saves" if saves > 1 else "1 save"
+        return f"yes: if {name} were saved over you would lose {lost}, for {older} has a copy with bytes of its own"
     if not good or not good[0].kept:
-        return f"partly: {id} is known good, but has no copy: rotation or damage can take it"
+        return f"partly: {name} is known good, but has no copy: rotation or damage can take it"
     why = ' (keep = "link")' if keep == "link" else ""
-    return f"partly: {id} is known good and survives rotation, but not saving over it: its copy is a hard link{why}"
+    return f"partly: {name} is known good and survives rotation, but not saving over it: its copy is a hard link{why}"
+
+
+def _name(path: str, id: CheckpointId | None) -> str:
+    return f"{path}{id.nth_save if id else ''}"
 
 
 def _age(known_good: KnownGood | None) -> float | None:

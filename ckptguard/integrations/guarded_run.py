@@ -15,21 +15,21 @@ from typing import Any, TypedDict, Unpack
 import msgspec
 
 from ckptguard.decisions.health import Diagnosis
-from ckptguard.decisions.rollback import RollbackPolicy
+from ckptguard.decisions.rollback import RollbackPolicy, policy_of
 from ckptguard.errors import CkptguardError, NoKnownGoodError, SettingsError, StateError
 from ckptguard.records.run import Run, open_run
 from ckptguard.recover.put_back import restore_pending_copies
 from ckptguard.recover.roll_back import GoBack, roll_back, verify_pending
 from ckptguard.runs.find_known_good import Wanted, newest_candidate
 from ckptguard.runs.run_view import RunView
-from ckptguard.runs.settings_file import training_settings
+from ckptguard.runs.settings_file import GivenSettings, given_settings
+from ckptguard.training.announce import announce_resume
 from ckptguard.training.client import ChildDaemon, ensure_daemon
 from ckptguard.training.ranks import Ranks, ranks_of_training, together
 from ckptguard.training.rollback.rollbacks import Rollbacks, Waits
 from ckptguard.upkeep.settle_kept import protect_finished
 from ckptguard.values.incident import Details
 from ckptguard.values.manifest import Manifest
-from ckptguard.values.settings import Settings
 
 _PROTECT_SECONDS = 60.0
 _RANKS_SECONDS = 3600.0  # rank 0 may have to read back several large checkpoints
@@ -68,11 +68,11 @@ class FrameworkStore:
 
 
 class Guarding(TypedDict, total=False):
-    """How a framework's run is guarded. `settings`: None for those of ``ckptguard.toml`` and the environment.
-    `daemon="auto"` starts one where none answers, "off" does without. `deadline` is how many seconds it may take to
-    verify what is pending, before this process does it."""
+    """How a framework's run is guarded. `settings`: a dict of settings, which count before those of ``ckptguard.toml``
+    and the environment. `daemon="auto"` starts one where none answers, "off" does without. `deadline` is how many
+    seconds it may take to verify what is pending, before this process does it."""
 
-    settings: Settings | None
+    settings: GivenSettings
     daemon: str
     deadline: float
 
@@ -96,7 +96,7 @@ class GuardedRun:
         self, url: str, *, series: str, policy: RollbackPolicy | None = None, **guarding: Unpack[Guarding]
     ) -> None:
         given = checked_guarding(guarding)
-        self.policy = policy if policy is not None else RollbackPolicy()
+        self.policy = policy_of(policy)
         self.ranks: Ranks = ranks_of_training(_RANKS_SECONDS)
         self.series = series
         self._url = url
@@ -182,10 +182,10 @@ class GuardedRun:
         if child is not None:
             child.stop()
 
-    def _wrong_setting(self, settings: Settings | None) -> tuple[str, str | None] | None:
+    def _wrong_setting(self, settings: GivenSettings) -> tuple[str, str | None] | None:
         """Open the run; (what is wrong with a setting, hint) as an answer, for it has to be raised by all ranks."""
         try:
-            self.settings = settings if settings is not None else training_settings()
+            self.settings = given_settings(settings)
             if self.leads:
                 self.run = run = open_run(self._url, self.settings, must_exist=False)
                 waits = Waits(daemon=self._deadline if self._asks else None)
@@ -211,9 +211,11 @@ class GuardedRun:
         try:
             found = roll_back(view, GoBack(reason="training was resumed", series=self.series, check_writing=False))
         except NoKnownGoodError:
+            announce_resume(self.run.url, None)
             return None
         if found.quarantined:
             _log.warning("resuming from %s; set aside: %s", found.known_good.path, ", ".join(found.quarantined))
+        announce_resume(self.run.url, found.known_good.path)
         return {"path": found.known_good.path, "step": found.known_good.step or 0}
 
     def _protect(self) -> None:

@@ -22,11 +22,12 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from ckptguard.decisions.health import Diagnosis
-from ckptguard.decisions.rollback import RollbackPolicy
+from ckptguard.decisions.rollback import RollbackPolicy, policy_of
 from ckptguard.errors import CkptguardError, NoKnownGoodError, SettingsError, SickTrainingError
 from ckptguard.integrations.guarded_run import GuardedRun, ResumeTarget
 from ckptguard.integrations.lightning_io import GuardedIO
-from ckptguard.runs.settings_file import training_settings
+from ckptguard.runs.settings_file import GivenSettings, given_settings
+from ckptguard.training.announce import announce_resume
 from ckptguard.training.content.tagged_json import decode_state, encode_state, from_text, to_text
 from ckptguard.training.content.training_parts import TrainingParts, scale_learning_rate
 from ckptguard.training.ranks import Ranks, agree, ranks_of_training, together
@@ -34,7 +35,6 @@ from ckptguard.training.signals.device_signals import raise_loss_scale
 from ckptguard.training.signals.monitor import TrainingMonitor
 from ckptguard.training.state.rng import capture_rng, restore_rng
 from ckptguard.values.incident import Details
-from ckptguard.values.settings import Settings
 
 __all__ = ["GuardCallback", "GuardedIO", "fit"]
 
@@ -45,7 +45,7 @@ class GuardCallback(Callback):
     """Watches losses, weights, buffers, optimizer state and the loss scaler; SickTrainingError, on all ranks, ends
     training instead of the next save. `fit` adds it by itself."""
 
-    def __init__(self, *, policy: RollbackPolicy | None = None, settings: Settings | None = None) -> None:
+    def __init__(self, *, policy: RollbackPolicy | None = None, settings: GivenSettings = None) -> None:
         self.target: ResumeTarget | None = None
         self.diagnosis: Diagnosis | None = None
         self.left_out: set[tuple[int, int]] = set()  # (epoch, batch)
@@ -54,8 +54,8 @@ class GuardCallback(Callback):
         self._batches: dict[int, list[tuple[int, int]]] = {}  # of each update
         self._completed = 0  # updates, before the batch that is at work
         self._begins = False  # from on_fit_start to on_train_start
-        allow = (settings or training_settings()).allow_nonfinite
-        self._monitor = TrainingMonitor(TrainingParts(model=None), policy or RollbackPolicy(), allow=allow)
+        allow = given_settings(settings).allow_nonfinite
+        self._monitor = TrainingMonitor(TrainingParts(model=None), policy_of(policy), allow=allow)
         self._trains = False  # whether there is something to look at
         self.details: Details | None = None  # what was known when it was noticed
         self._ranks: Ranks | None = None
@@ -182,6 +182,8 @@ def fit(
     newest = guarded.newest() if guarded is not None and "ckpt_path" not in arguments else None
     if newest is not None:
         arguments["ckpt_path"] = newest.path
+    elif guarded is None and "ckpt_path" not in arguments and trainer.is_global_zero:
+        announce_resume(saver.url, None)
     try:
         with _leaving_out(module, trainer, callback):
             while True:

@@ -21,11 +21,10 @@ from ckptguard.records.run import Run, open_run
 from ckptguard.recover.roll_back import verify_pending
 from ckptguard.runs.find_known_good import find_known_good
 from ckptguard.runs.run_view import RunView
-from ckptguard.runs.settings_file import training_settings
+from ckptguard.runs.settings_file import GivenSettings, given_settings
 from ckptguard.scan import ScanOptions, scan_files
 from ckptguard.storage.protocol import Entry, Reader, Storage
 from ckptguard.values.manifest import Manifest
-from ckptguard.values.settings import Settings
 from ckptguard.values.verdict import Outcome
 from ckptguard.verification.checkpoint import verify_checkpoint
 from ckptguard.verification.collect_evidence import collect_evidence, manifest_files
@@ -43,8 +42,8 @@ class GuardedIO(TorchCheckpointIO):
     another. It needs no daemon. A failure of ckptguard is a warning; a save that fails raises.
     """
 
-    def __init__(self, run: str | os.PathLike[str], *, settings: Settings | None = None) -> None:
-        self.settings = settings if settings is not None else training_settings()
+    def __init__(self, run: str | os.PathLike[str], *, settings: GivenSettings = None) -> None:
+        self.settings = given_settings(settings)
         self.url = os.path.realpath(os.fspath(run))  # as ModelCheckpoint takes its folder
         self.series: str | None = None  # of the last save that has a step
         self._unwanted: set[str] = set()

@@ -15,11 +15,12 @@ import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from ckptguard.decisions.health import Diagnosis, Signal
-from ckptguard.decisions.rollback import RollbackPolicy
+from ckptguard.decisions.rollback import RollbackPolicy, policy_of
 from ckptguard.errors import CkptguardError, NoKnownGoodError, SettingsError, SickTrainingError
 from ckptguard.integrations.guarded_run import GuardedRun, Guarding, checked_guarding, open_guarded
 from ckptguard.recover.roll_back import verify_pending
 from ckptguard.runs.find_known_good import KnownGood, Wanted, find_known_good
+from ckptguard.runs.settings_file import given_settings
 from ckptguard.training.client import let_daemon_verify
 from ckptguard.training.content.training_parts import TrainingParts
 from ckptguard.training.rollback.incident_log import begin_incident, end_incident
@@ -54,7 +55,7 @@ class GuardCallback(TrainerCallback):
         if on_sick not in ("raise", "stop"):
             raise SettingsError(f'on_sick must be "raise" or "stop", not {on_sick!r}')
         guarding = checked_guarding(guarding)
-        policy = policy if policy is not None else RollbackPolicy()
+        policy = policy_of(policy)
         settings = guarding.get("settings")
         self.sick: SickTrainingError | None = None
         self.guarded: GuardedRun | None = None
@@ -62,7 +63,7 @@ class GuardCallback(TrainerCallback):
         self.details: Details | None = None  # what was known when it was noticed
         self._url, self._raises, self._guarding = run, on_sick == "raise", guarding
         self._check_every = policy.check_every
-        allow = settings.allow_nonfinite if settings is not None else ()
+        allow = given_settings(settings).allow_nonfinite if settings is not None else ()
         self._monitor = TrainingMonitor(TrainingParts(model=None), policy, allow=allow)
         self._monitor.share = self._on_any_rank
 

@@ -23,9 +23,9 @@ from ckptguard.decisions.rollback import RollbackPolicy
 from ckptguard.errors import RollbackExhausted, SettingsError
 from ckptguard.integrations.guarded_run import GuardedRun, ResumeTarget
 from ckptguard.integrations.trainer_callback import SERIES, GuardCallback, SkippedUpdates
+from ckptguard.runs.settings_file import GivenSettings
 from ckptguard.training.content.training_parts import scale_learning_rate
 from ckptguard.training.signals.device_signals import raise_loss_scale
-from ckptguard.values.settings import Settings
 
 _log = logging.getLogger("ckptguard")
 
@@ -39,7 +39,7 @@ def train(
     policy: RollbackPolicy | None = None,
     run: str | None = None,
     daemon: str = "auto",
-    settings: Settings | None = None,
+    settings: GivenSettings = None,
     deadline: float = 120.0,
     **arguments: Any,
 ) -> Any:

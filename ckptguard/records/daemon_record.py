@@ -8,6 +8,7 @@ import msgspec
 
 from ckptguard.errors import CouldNotTellError, ObjectMissingError
 from ckptguard.records.run import Run, read_parsed, write_once
+from ckptguard.records.who_and_when import Owner, has_ended, this_host, this_process
 
 _KEY = "daemon.json"
 
@@ -44,3 +45,12 @@ def clear_daemon_record(run: Run, record: DaemonRecord) -> None:
     if read_daemon_record(run) == record:
         with contextlib.suppress(ObjectMissingError):
             run.records.remove(_KEY)
+
+
+def surely_ended(record: DaemonRecord) -> bool:
+    """Whether that daemon is known to run no more. One of another machine, or of another container, may."""
+    host, boot_id = this_host()
+    if record.host == host and record.boot_id != boot_id:
+        return True  # the machine was started again
+    namespace = this_process().namespace
+    return has_ended(Owner(host=record.host, boot_id=record.boot_id, pid=record.pid, namespace=namespace))

@@ -19,7 +19,7 @@ from ckptguard.runs.find_known_good import Wanted, candidate_of, known_good_cand
 from ckptguard.runs.run_view import RunView
 from ckptguard.runs.work import Work
 from ckptguard.storage import Storage
-from ckptguard.values.ids import CheckpointId
+from ckptguard.values.ids import CheckpointId, step_text
 from ckptguard.values.manifest import Manifest
 from ckptguard.values.verdict import Outcome
 from ckptguard.verification.checkpoint import verify_checkpoint
@@ -43,7 +43,7 @@ class ReadablePlace(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def name(self) -> str:
         """The checkpoint's name in messages."""
-        return _name(self.id, self.view.run.url)
+        return f"{self.manifest.path}{self.id.nth_save} of {self.view.run.url}"
 
 
 class Restorable:
@@ -170,12 +170,13 @@ class _Places:
         ids = (id for series in history.names for id in history.standings(series) if id.step == step)
         found = [(verdict.outcome is Outcome.GOOD, id, verdict) for id in ids if (verdict := history.verdict(id))]
         for good, id, verdict in sorted(found, key=lambda one: (one[0], one[1].generation), reverse=True):
-            if history.manifest(id) is None:
+            manifest = history.manifest(id)
+            if manifest is None:
                 continue
             if not good and not self._force:
                 reason = verdict.findings[0].message if verdict.findings else "its verdict says so"
                 raise RefusedError(
-                    f"{id} of {id.series} is {verdict.outcome.value}: {reason}",
+                    f"{manifest.path}{id.nth_save} is {verdict.outcome.value}: {reason}",
                     outcome=verdict.outcome.value,
                     hint="restore another step, or use --force",
                 )
@@ -224,4 +225,6 @@ class _ReplicaPlaces(_Places):
 
 
 def _name(id: CheckpointId, url: str) -> str:
-    return f"{id} of {id.series} in {url}"
+    if id.step is None:
+        return f"{id.series}{id.nth_save} of {url}"
+    return f"step {step_text(id.step)} of {id.series} in {url}{id.nth_save}"

@@ -8,7 +8,7 @@ import os
 import shutil
 import threading
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Executor, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +25,7 @@ from ckptguard.errors import (
     SettingsError,
     StorageFullError,
 )
+from ckptguard.formats.suffixes import name_of, suffixes_of
 from ckptguard.layouts import tops
 from ckptguard.records.run import Run
 from ckptguard.recover.restorable import ReadablePlace, Restorable
@@ -69,15 +70,39 @@ class Restored(msgspec.Struct, frozen=True, kw_only=True):
         return self.id.step
 
 
-def restore(view: RunView, dest: str, *, step: int | None = None, force: bool = False, work: Work = PLAIN) -> Restored:
+class Restoring(msgspec.Struct, frozen=True, kw_only=True):
+    """The plan of `restore`: the checkpoint at `path` of `source` (URL of a run or replica) becomes `made`."""
+
+    path: str
+    source: str
+    made: str
+    files: int
+    bytes: int
+
+
+Tell = Callable[[Restoring], None]
+
+
+def restore(
+    view: RunView,
+    dest: str,
+    *,
+    step: int | None = None,
+    force: bool = False,
+    work: Work = PLAIN,
+    tell: Tell = lambda _: None,
+) -> Restored:
     """Copy the known-good checkpoint, or that of `step`, to ``DEST/<original name>``, and read it back.
+
+    If DEST is not a folder, and is named like a checkpoint file (``back.pt``), it is the file to make. Only a
+    checkpoint of one file can become a file. `tell` is called before bytes are copied.
 
     A checkpoint without a verdict is verified first. The nearest whole copy is used: in place, kept, then replicas.
     Without `step`, an older good checkpoint replaces a damaged or unreadable one, with a warning. Damage in place is
     recorded. After any failure DEST is as it was.
 
     Raises:
-        SettingsError: DEST is neither absent nor empty, or it is inside the run.
+        SettingsError: DEST is neither absent nor empty, is inside the run, or is no name for this checkpoint.
         RefusedError: the checkpoint is not GOOD, or its bytes are not the sealed ones; never with `force`.
         StorageFullError: there is too little free space. Nothing was written.
         NoKnownGoodError: nothing is good.
@@ -85,15 +110,15 @@ def restore(view: RunView, dest: str, *, step: int | None = None, force: bool = 
         CouldNotTellError: the remaining places could not be read.
     """
     if "://" in dest:
-        raise SettingsError("DEST must be a local folder")
-    dest = os.path.abspath(os.path.expanduser(dest))
+        raise SettingsError("DEST must be a local file or folder")
+    goal = _goal(dest)
     root = view.run.storage.root
-    if root is not None and Path(os.path.realpath(dest)).is_relative_to(os.path.realpath(root)):
-        raise SettingsError(f"{dest} lies inside the run", hint="restore elsewhere, or use ckptguard rollback")
-    _refuse_unless_empty(dest)
+    if root is not None and Path(os.path.realpath(goal.path)).is_relative_to(os.path.realpath(root)):
+        raise SettingsError(f"{goal.path} lies inside the run", hint="restore elsewhere, or use ckptguard rollback")
+    _refuse_unless_free(goal)
     with contextlib.ExitStack() as held:
         offers = Restorable(view, step, force=force, work=work, held=held)
-        restoring = _Restoring(dest, force, view.settings.on_full == "wait", work)
+        restoring = _Attempts(goal, force, view.settings.on_full == "wait", work, tell)
         taken: Taken[ReadablePlace, Restored | CkptguardError] = first_of(
             offers, restoring.attempt, otherwise=offers.none_left
         )
@@ -102,14 +127,49 @@ def restore(view: RunView, dest: str, *, step: int | None = None, force: bool = 
     return taken.result
 
 
+@dataclass(frozen=True)
+class _Goal:
+    """What DEST means: the file to make, or the folder to make the checkpoint in under its own name."""
+
+    path: str
+    is_file: bool
+
+    @property
+    def folder(self) -> str:
+        """The folder that gets the checkpoint."""
+        return os.path.dirname(self.path) if self.is_file else self.path
+
+    def made(self, manifest: Manifest, run: Run) -> str:
+        """The path of the restored checkpoint. Model files of a run's root get the run's name. SettingsError if a file
+        was named that this checkpoint cannot be."""
+        own = manifest.path.rpartition("/")[2]
+        if not self.is_file:
+            name = (run.url.rstrip("/").rpartition("/")[2] or "final") if manifest.path == "." else own
+            return os.path.join(self.path, name)
+        if [f.path for f in manifest.files] != [manifest.path]:
+            what = f"{own} is not one file"
+        elif os.path.splitext(own)[1].lower() != os.path.splitext(self.path)[1].lower():
+            what = f"{own} is a file of another kind"
+        else:
+            return self.path
+        raise SettingsError(f"{self.path} is the name of a file, and {what}", hint=f"for a folder: --to {self.path}/")
+
+
+def _goal(dest: str) -> _Goal:
+    path = os.path.abspath(os.path.expanduser(dest))
+    named = name_of(path).endswith(suffixes_of("tensors", "arrays", "objects"))
+    return _Goal(path, is_file=named and not dest.endswith("/") and not os.path.isdir(path))
+
+
 @dataclass
-class _Restoring:
+class _Attempts:
     """Try one place after the other. `wait`: wait for free space in DEST."""
 
-    dest: str
+    goal: _Goal
     force: bool
     wait: bool
     work: Work
+    tell: Tell
     _failed: tuple[str, str] | None = None  # what was tried last, and what was wrong with it
 
     def attempt(self, place: ReadablePlace) -> Restored | CkptguardError | str:
@@ -117,12 +177,16 @@ class _Restoring:
         it all."""
         if self._failed is not None and self._failed[0] != place.name:
             _log.warning("%s could not be restored: %s; trying %s", *self._failed, place.name)
+        manifest, run = place.manifest, place.view.run
+        made = self.goal.made(manifest, run)
+        self.tell(
+            Restoring(path=manifest.path, source=run.url, made=made, files=len(manifest.files), bytes=manifest.bytes)
+        )
         try:
-            room = open_storage(self.dest, must_exist=False)
-            need_room(room, place.manifest.bytes, f"step {place.id.step}", wait=self.wait)
-            done = self._restore_from(place)
+            need_room(open_storage(self.goal.folder, must_exist=False), manifest.bytes, manifest.path, wait=self.wait)
+            done = self._restore_from(place, made)
         except CouldNotTellError as error:
-            if isinstance(error, StorageFullError) or getattr(error, "key", "").startswith(self.dest):
+            if isinstance(error, StorageFullError) or getattr(error, "key", "").startswith(self.goal.folder):
                 return error
             self._note(place, error.message)
             raise
@@ -130,16 +194,16 @@ class _Restoring:
             self._note(place, done)
         return done
 
-    def _restore_from(self, place: ReadablePlace) -> Restored | str:
+    def _restore_from(self, place: ReadablePlace, made: str) -> Restored | str:
         try:
-            with _staging(self.dest) as temporary:
+            with _staging(self.goal.folder) as temporary:
                 _copy(place, temporary, self.work.progress)
                 wrong = copy_differs(open_storage(temporary), "", place.manifest, scanner=self.work.scanner)
                 if wrong is not None and not self.force:
                     return wrong
-                run, size, kept = place.view.run, place.manifest.bytes, place.where == KEPT
-                path = _publish(temporary, self.dest, place.manifest, run)
-            return Restored(path=path, id=place.id, bytes=size, kept=kept, outcome=place.outcome, source=run.url)
+                url, size, kept = place.view.run.url, place.manifest.bytes, place.where == KEPT
+                _publish(temporary, made, place.manifest)
+            return Restored(path=made, id=place.id, bytes=size, kept=kept, outcome=place.outcome, source=url)
         except (ObjectMissingError, ChangedWhileReadError) as error:
             return error.message
 
@@ -154,7 +218,12 @@ class _Restoring:
                     verify_checkpoint(place.view, checkpoint, how, work=work)
 
 
-def _refuse_unless_empty(dest: str) -> None:
+def _refuse_unless_free(goal: _Goal) -> None:
+    dest = goal.path
+    if goal.is_file:
+        if os.path.lexists(dest):
+            raise SettingsError(f"{dest} exists already", hint="name a file that is not there yet, or a folder")
+        return
     try:
         with os.scandir(dest) as entries:
             if any(entries):
@@ -162,7 +231,7 @@ def _refuse_unless_empty(dest: str) -> None:
     except FileNotFoundError:
         return
     except NotADirectoryError as error:
-        raise SettingsError(f"{dest} is not a folder") from error
+        raise SettingsError(f"{dest} is not a folder", hint="name an absent or empty folder") from error
     except PermissionError as error:
         raise DeniedError(f"{dest} cannot be read", key=dest) from error
 
@@ -198,27 +267,26 @@ def _copy(place: ReadablePlace, temporary: str, progress: Progress | None) -> No
     fetch_files(place.storage, wanted, progress)
 
 
-def _publish(temporary: str, dest: str, manifest: Manifest, run: Run) -> str:
-    """Give the copied checkpoint its own name in DEST. Model files of a run's root get the run's name."""
-    at_root = manifest.path == "."
-    name = (run.url.rstrip("/").rpartition("/")[2] or "final") if at_root else manifest.path.rpartition("/")[2]
-    final = os.path.join(dest, name)
+def _publish(temporary: str, final: str, manifest: Manifest) -> None:
+    """Give the copied checkpoint its name, and its files beside it theirs."""
+    dest = os.path.dirname(final)
     if os.path.lexists(final):
         raise SettingsError(f"{final} appeared meanwhile")
-    if at_root:
+    if manifest.path == ".":
         os.makedirs(final)
         for name in os.listdir(temporary):
             os.rename(os.path.join(temporary, name), os.path.join(final, name))
     else:
         first, *beside = tops(manifest.path, [f.path for f in manifest.files])
-        for key in (*beside, first):
+        for key in beside:
             os.rename(os.path.join(temporary, *key.split("/")), os.path.join(dest, key.rpartition("/")[2]))
+        own = final if first == manifest.path else os.path.join(dest, first.rpartition("/")[2])
+        os.rename(os.path.join(temporary, *first.split("/")), own)
     handle = os.open(dest, os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:
         os.close(handle)
-    return final
 
 
 def fetch_files(storage: Storage, files: Sequence[tuple[str, str]], progress: Progress | None = None) -> None:

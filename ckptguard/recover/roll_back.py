@@ -6,6 +6,7 @@ A rollback starts with a plan. Everything to put in place is staged and read bac
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import msgspec
@@ -95,6 +96,7 @@ class RolledBack(msgspec.Struct, frozen=True, kw_only=True):
     left_bad: tuple[str, ...] = ()
     source: CheckpointId  # the same content before it was put back
     training_step: int | None = None  # as far as the checkpoint says
+    repeats: tuple[int, int] | None = None  # the first and the last step that training makes again
 
 
 def roll_back(view: RunView, back: GoBack, *, in_use: InUse | None = None, work: Work = PLAIN) -> RolledBack:
@@ -165,7 +167,16 @@ def roll_back(view: RunView, back: GoBack, *, in_use: InUse | None = None, work:
             left_bad=_left_bad(view, scope.folders) if back.series is None else (),
             source=chosen.id,
             training_step=chosen.manifest.training_step,
+            repeats=_repeats(chosen.id, [c.id for c in plan.moved]),
         )
+
+
+def _repeats(known_good: CheckpointId, moved: Iterable[CheckpointId]) -> tuple[int, int] | None:
+    """From the known-good one to the newest that was moved; what no numbers in names of one series tell is None."""
+    if known_good.number is None:
+        return None
+    last = max((id.number for id in moved if id.series == known_good.series and id.number is not None), default=0)
+    return (known_good.number + 1, last) if last > known_good.number else None
 
 
 def _left_bad(view: RunView, folders: frozenset[str]) -> tuple[str, ...]:

@@ -35,16 +35,15 @@ _KINDS = {"model": "weight", "optimizer": "optimizer"}
 
 def choose_incident(run: Run, incident_id: str | None) -> Incident:
     """An incident by its id or the start of it; the newest one without. NotFoundError where there is none."""
-    if incident_id is None:
-        found, what = list_incidents(run), "no incident"
-    else:
-        exact = read_incident(run, incident_id)
-        found = [exact] if exact is not None else [i for i in list_incidents(run) if i.id.startswith(incident_id)]
-        if len(found) > 1:
-            raise NotFoundError(f"{incident_id} begins {len(found)} incidents of {run.url}")
-        what = f"no incident {incident_id}"
+    every = list_incidents(run)
+    exact = read_incident(run, incident_id) if incident_id is not None else None
+    found = [exact] if exact is not None else [i for i in every if i.id.startswith(incident_id or "")]
+    if incident_id is not None and len(found) > 1:
+        raise NotFoundError(f"{incident_id} begins {len(found)} incidents of {run.url}")
+    if not every and not found:
+        raise NotFoundError(f"{run.url} has no incidents", hint=f"`ckptguard verify {run.url}` looks for damage now")
     if not found:
-        raise NotFoundError(f"{run.url} has {what}", hint=f"ckptguard incidents {run.url}")
+        raise NotFoundError(f"{run.url} has no incident {incident_id}", hint=f"ckptguard incidents {run.url}")
     return found[-1]
 
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 import contextlib
 import datetime
 import logging
+from collections.abc import Collection
 
 import msgspec
 
 from ckptguard.checks.schema import QUESTIONS
-from ckptguard.errors import CkptguardError, ObjectExistsError, RecordsError
+from ckptguard.errors import BusyError, CkptguardError, ObjectExistsError, RecordsError
 from ckptguard.records.incidents import (
     Incident,
     list_incidents,
@@ -28,6 +29,7 @@ from ckptguard.reporting.notify import reason_of
 from ckptguard.reporting.report_html import report_html
 from ckptguard.reporting.report_text import report_text
 from ckptguard.reporting.report_words import NO_SICKNESS
+from ckptguard.runs.lock import run_lock
 from ckptguard.runs.results import Checked
 from ckptguard.runs.run_view import RunView
 from ckptguard.values.ids import CheckpointId, single_number
@@ -36,6 +38,7 @@ from ckptguard.values.verdict import Outcome, Severity
 
 _MOST = 64  # incidents that are looked at, the newest ones
 _LONGEST = 10_000  # characters about bad saves of one trouble
+_LOCK_SECONDS = 5.0
 _SECOND = 1_000_000_000  # incidents are dated to the second
 _OF_NUMBERS = {"finite", "stale", "drift", "incident"}
 _OF_STORAGE = (*NO_SICKNESS, "damage", "crash")
@@ -47,6 +50,14 @@ def record_bad_save(run: Run, checked: Checked, *, source: str) -> Incident | No
     """Open an incident about a checkpoint, and write its report from the records. If training noticed the same trouble
     itself, the checkpoint becomes evidence of that incident instead. None if there is nothing to record: it is not bad,
     only the user can decide, or this generation has an incident already."""
+    with contextlib.ExitStack() as held:
+        if checked.outcome in (Outcome.BAD, Outcome.SUSPECT):
+            with contextlib.suppress(BusyError):  # two incidents are better than none
+                held.enter_context(run_lock(run, timeout=_LOCK_SECONDS))  # a daemon may judge the same save now
+        return _record_bad_save(run, checked, source)
+
+
+def _record_bad_save(run: Run, checked: Checked, source: str) -> Incident | None:
     errors = {f.check for f in checked.findings if f.severity in (Severity.ERROR, Severity.SICKNESS)}
     asks = checked.outcome is Outcome.SUSPECT and errors <= QUESTIONS
     if asks or checked.outcome not in (Outcome.BAD, Outcome.SUSPECT) or checked.id is None:
@@ -95,6 +106,25 @@ def close_incident(
     return leave_report(run, closed)
 
 
+def close_incidents_about(
+    run: Run,
+    paths: Collection[str] = (),
+    *,
+    id: CheckpointId | None = None,
+    action: str,
+    known_good: str | None = None,
+) -> None:
+    """Close the open incidents about these checkpoints of a run, named by path or id: a user dealt with them. Never
+    raises: what was done is done."""
+    try:
+        for incident in list_incidents(run, most=_MOST):
+            is_about = incident.evidence.get("path") in paths or (id is not None and checkpoint_of(incident) == id)
+            if incident.state == "open" and is_about:
+                close_incident(run, incident, action=action, known_good=known_good)
+    except CkptguardError as error:
+        _log.warning("the incidents stay open: %s", error.message)
+
+
 def leave_report(run: Run, incident: Incident) -> str | None:
     """Write the report as text and page; returns where the text is. One that is there already stays: what came later
     is in the incident's revisions. Never raises."""
@@ -126,7 +156,7 @@ def _noticed_by_guard(run: Run, id: CheckpointId) -> Incident | None:
 def _close_same_trouble(run: Run, incident: Incident, *, action: str) -> None:
     """Close the open incidents about sick saves that this one explains, which was dealt with by `action`."""
     for other in list_incidents(run, most=_MOST):
-        about_save = (other.source, other.cause, other.state) == ("daemon", "numeric", "open")
+        about_save = checkpoint_of(other) is not None and (other.cause, other.state) == ("numeric", "open")
         if about_save and other.id != incident.id and _explains(run, incident, checkpoint_of(other)):
             reason = f"the same trouble as incident {incident.id}: {action}"
             update_incident(run, other, state="closed", action=reason, known_good=incident.known_good)
@@ -135,7 +165,7 @@ def _close_same_trouble(run: Run, incident: Incident, *, action: str) -> None:
 def _explains(run: Run, incident: Incident, id: CheckpointId | None) -> bool:
     if id is None or id.number is None or incident.step is None:
         return False
-    if incident.source == "daemon" or incident.cause in _OF_STORAGE:
+    if incident.source == "daemon" or checkpoint_of(incident) is not None or incident.cause in _OF_STORAGE:
         return False
     onset = incident.known_details().onset
     first = onset if onset is not None else incident.step

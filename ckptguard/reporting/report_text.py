@@ -10,7 +10,7 @@ from ckptguard.reporting import report_words as words
 from ckptguard.values.ids import escape
 from ckptguard.values.incident import IncidentReport, Sample
 
-_WIDTH = 100
+_WIDTH = 80
 _LAST_SAMPLES = 12
 _COLUMNS = {"step": "step", "loss": "loss", "gradient norm": "grad_norm", "loss scale": "scale", "learning rate": "lr"}
 
@@ -136,5 +136,10 @@ def _left(count: int) -> list[str]:
 
 def _wrapped(text: str, indent: str) -> list[str]:
     return textwrap.wrap(
-        escape(text), _WIDTH, initial_indent=indent, subsequent_indent=indent + "   ", break_on_hyphens=False
+        escape(text),
+        _WIDTH,
+        initial_indent=indent,
+        subsequent_indent=indent + "   ",
+        break_on_hyphens=False,
+        break_long_words=False,
     )

@@ -273,11 +273,12 @@ def _present(view: RunView, checkpoint: Checkpoint) -> Present:
     outcome = verdict.outcome if verdict is not None else Outcome.PENDING
     as_judged = manifest is not None and looks_as_read(checkpoint.entries, manifest, verdict)
     sealed = manifest is not None and (outcome is not Outcome.GOOD or as_judged)
+    is_of_other_files = current is not None and not sealed  # a verdict on what lay there before is none
     return Present(
         path=checkpoint.path,
         id=id,
-        # A verdict on other files that were here before does not count.
-        outcome=outcome if sealed or current is None else Outcome.PENDING,
+        outcome=Outcome.PENDING if is_of_other_files else outcome,
+        changed=is_of_other_files and verdict is not None and manifest is not None,
         saved=seconds_of(manifest.sealed_at) if manifest is not None else None,
         metrics=manifest.metrics if manifest is not None else {},
         bytes=checkpoint.bytes,

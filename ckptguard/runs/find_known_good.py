@@ -15,7 +15,7 @@ from ckptguard.decisions.known_good import NUMBER_IN_NAME, Standpoint, choose_kn
 from ckptguard.errors import CouldNotTellError, NoKnownGoodError
 from ckptguard.records.kept import KeptCopy, read_kept
 from ckptguard.records.names_by_step import ListedSteps, list_steps
-from ckptguard.records.run import Run
+from ckptguard.records.run import Run, has_records
 from ckptguard.records.trash import list_trashed
 from ckptguard.runs.file_signatures import looks_as_read
 from ckptguard.runs.history import History, histories_by_step, load_history
@@ -156,13 +156,23 @@ def _in_order(run: Run, listed: ListedSteps, series: str, wanted: Wanted) -> Ite
 
 
 def none_found(run: Run, before_step: int | None) -> NoKnownGoodError:
-    """Return the error to raise if there is none. Its hint names a good checkpoint in the trash, if there is one."""
+    """Return the error to raise if there is none. Its hint says if nothing was ever recorded, or names a good
+    checkpoint in the trash."""
     before = f" before step {before_step}" if before_step is not None else ""
     step = _good_in_trash(run, before_step)
     hint = f"run `ckptguard verify {run.url}` to see what there is"
     if step is not None:
         hint = f"a good one is in the trash; get it with: ckptguard restore {run.url} --step {step} --to DEST"
+    elif _has_no_records(run):  # a lone file may have been verified outside a run, which records nothing
+        hint = f"nothing is on record; verify and record what there is with: ckptguard-daemon --once {run.url}"
     return NoKnownGoodError(f"{run.url} has no known-good checkpoint{before}", hint=hint)
+
+
+def _has_no_records(run: Run) -> bool:
+    """True if nothing was ever recorded of the run, and that can be told."""
+    with contextlib.suppress(CouldNotTellError):
+        return not has_records(run)
+    return False
 
 
 def _good_in_trash(run: Run, before_step: int | None) -> int | None:

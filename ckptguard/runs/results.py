@@ -42,6 +42,19 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         """The worst outcome of the checkpoints."""
         return target_outcome(c.outcome for c in self.checkpoints)
 
+    @property
+    def ok(self) -> bool:
+        """Whether something was checked, all of it could be read, and all of it is good."""
+        return bool(self.checkpoints) and self.outcome is Outcome.GOOD and not self.could_not_tell
+
+    def __bool__(self) -> bool:
+        return self.ok
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """What was found in all checkpoints."""
+        return tuple(finding for checked in self.checkpoints for finding in checked.findings)
+
 
 def checked(
     checkpoint: Checkpoint,

@@ -71,14 +71,18 @@ def resolve_target(target: str, settings: Settings) -> Target:
         return _inside_run(url, settings) or Target(url=url, kind="file", storage=storage, checkpoint=lone)
     run_storage = open_storage(url, options=settings.storage)
     below = run_storage.list("", recursive=True, enter=enter)
-    if _is_run(run_storage, below, settings.patterns):
+    with_records = _has_records_in(run_storage)
+    inside = None if with_records else _inside_run(url, settings)
+    if inside is not None:
+        return inside
+    named = [msgspec.structs.replace(e, key=f"{name}/{e.key}") for e in below]
+    found = find_checkpoints(named, settings.patterns)
+    alone = len(found) == 1 and found[0].path == name and found[0].step is not None  # whatever lies in it is part of it
+    if with_records or (not alone and _has_children(below, settings.patterns)):
         view = open_view(url, settings)
         view.take_listed(below)
         return Target(url=url, kind="run", storage=run_storage, view=view)
-    inside = _inside_run(url, settings)
-    if inside is not None:
-        return inside
-    checkpoint = folder_as_checkpoint(name, [msgspec.structs.replace(e, key=f"{name}/{e.key}") for e in below])
+    checkpoint = folder_as_checkpoint(name, named)
     if checkpoint is not None:
         return Target(url=url, kind="checkpoint", storage=storage, checkpoint=checkpoint)
     view = open_view(url, settings)
@@ -99,7 +103,7 @@ def open_named_run(url: str, settings: Settings) -> RunView:
     below = view.entries
     place = run.url.rstrip("/")
     parent, _, name = place.rpartition("/")
-    if not below or not parent.rstrip("/") or parent.endswith(":/") or _is_run(run.storage, below, settings.patterns):
+    if not below or not parent.rstrip("/") or parent.endswith(":/") or _has_children(below, settings.patterns):
         return view
     inside = _inside_run(place, settings)
     if inside is not None and inside.view is not None:
@@ -140,13 +144,16 @@ def _in_hub(url: str, place: HubPlace) -> Target:
     return Target(url=url, kind="run", storage=place.storage, snapshots=tuple(found), base=base, unread=unread)
 
 
-def _is_run(storage: Storage, below: Sequence[Entry], patterns: tuple[Pattern, ...]) -> bool:
-    """True for a folder with records, or with checkpoints in it beyond files that a single checkpoint has, too."""
+def _has_records_in(storage: Storage) -> bool:
     try:
         storage.stat(f"{RECORDS_FOLDER}/format.json")
-        return True
     except StorageError:
-        pass
+        return False
+    return True
+
+
+def _has_children(below: Sequence[Entry], patterns: tuple[Pattern, ...]) -> bool:
+    """Whether a folder holds checkpoints beside what may lie at its root."""
     children = find_checkpoints(below, patterns)
     lone = (c.layout == single_file.LAYOUT.name and c.step is None and not is_loose(c.path) for c in children)
     return any("/" in c.path or not alone for c, alone in zip(children, lone, strict=True) if c.path != ".")

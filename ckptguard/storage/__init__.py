@@ -67,7 +67,9 @@ def open_storage(
         try:
             found = storage.stat("").kind
         except ObjectMissingError as error:
-            raise NotFoundError(f"there is no folder {escape(place)}", hint="check the path or URL") from error
+            if storage.root is None:  # a bucket that is not there looks the same as one without such objects
+                raise NotFoundError(f"there is nothing at {escape(place)}", hint="check the URL") from error
+            raise NotFoundError(f"there is no folder {escape(place)}", hint="check the path") from error
         if found != "folder":
             raise NotFoundError(f"{escape(place)} is not a folder", hint="name the folder that contains it")
     return storage

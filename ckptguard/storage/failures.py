@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 from collections.abc import Iterator
 
 from ckptguard.errors import (
@@ -31,6 +32,8 @@ _PASSING = {
 _HTTP_MISSING, _HTTP_DENIED, _HTTP_FULL = {404, 410}, {401, 403}, {507}
 _HTTP_PASSING = {408, 425, 429, 500, 502, 503, 504}
 
+_NO_BUCKET = re.compile(r"\b(?:bucket|container)\b.*\b(?:does not exist|not found)", re.IGNORECASE | re.DOTALL)
+
 # Classes of libraries that may not be installed, by name.
 _PASSING_NAMES = {
     *("ClientConnectionError", "ClientPayloadError", "ServerTimeoutError"),  # aiohttp
@@ -55,7 +58,11 @@ def storage_error(error: BaseException, key: str, where: str) -> StorageError:
     status = _status(error)
     names = {kind.__name__ for each in _chain(error) for kind in type(each).__mro__}
     if isinstance(error, FileNotFoundError | NotADirectoryError) or code in _MISSING or status in _HTTP_MISSING:
-        return ObjectMissingError(f"{place}: there is no such object", key=key)
+        if any(_NO_BUCKET.search(str(each)) for each in _chain(error)):
+            bucket = escape(redacted("/".join(where.split("/")[:3])))
+            return ObjectMissingError(f"there is no bucket {bucket}", key=key, hint="make it, or check its name")
+        what = "object" if "://" in where else "file"
+        return ObjectMissingError(f"{place}: there is no such {what}", key=key)
     if isinstance(error, FileExistsError) or code == errno.EEXIST:
         return ObjectExistsError(f"{place}: exists already", key=key)
     if isinstance(error, PermissionError) or code in _DENIED or status in _HTTP_DENIED or names & _DENIED_NAMES:
@@ -64,6 +71,9 @@ def storage_error(error: BaseException, key: str, where: str) -> StorageError:
         full = code in (errno.ENOSPC, None)
         why = "no space left on device" if full else f"no space left ({os.strerror(code or 0).lower()})"
         return StorageFullError(f"{place}: {why}", key=key, hint="free some space and try again")
+    if isinstance(error, TypeError) and "unexpected keyword argument" in str(error):
+        hint = "look at the names in [storage] of ckptguard.toml, and in fsspec's configuration"
+        return StorageError(f"{place}: an option of this storage is not known: {_said(error)}", key=key, hint=hint)
     reason = os.strerror(code).lower() if code is not None and not status else _said(error)
     lost = any(isinstance(each, TimeoutError | ConnectionError | EOFError) for each in _chain(error))
     passing = lost or names & _PASSING_NAMES

@@ -18,12 +18,12 @@ from typing import Self
 
 import msgspec
 
-from ckptguard.errors import BusyError
+from ckptguard.errors import BusyError, CkptguardError
 from ckptguard.records.who_and_when import this_host
 from ckptguard.storage import normalise_url
 from ckptguard.storage.runtime_folder import private_runtime_folder
 from ckptguard.supervise.command import Wait, end_all, until
-from ckptguard.supervise.process_tree import Process, ancestors, descendants, find, marked, send_signal
+from ckptguard.supervise.process_tree import Process, ancestors, descendants, find, marked, send_signal, started_at
 
 MARK = "CKPTGUARD_SUPERVISED"  # in the environment of the command and of all that it starts
 _MOST = 1 << 20  # bytes of a note
@@ -58,8 +58,7 @@ class Supervision:
             BusyError: another supervise runs for this run.
             OSError: notes cannot be kept here.
         """
-        run_id = hashlib.sha256(normalise_url(url).encode("utf-8", "surrogateescape")).hexdigest()[:12]
-        path = os.path.join(private_runtime_folder(environ), f"supervise-{run_id}")
+        path = _place(url, environ)
         descriptor = _locked(path, url)
         left = _parse(os.pread(descriptor, _MOST, 0))
         command = hashlib.sha256("\0".join(argv).encode("utf-8", "surrogateescape")).hexdigest()
@@ -81,6 +80,23 @@ class Supervision:
         with contextlib.suppress(OSError):
             os.unlink(self._path)  # before the lock is freed: the next one checks that it has the right file
         os.close(self._descriptor)
+
+
+def is_supervised(url: str, environ: Mapping[str, str]) -> bool:
+    """Whether a supervise of this user looks after the run, by its note. The lock is left alone: somebody may want it
+    at this moment."""
+    try:
+        with open(_place(url, environ), "rb") as file:
+            note = _parse(file.read(_MOST))
+    except (OSError, CkptguardError):
+        return False
+    boot_id = this_host()[1]
+    return note is not None and note.boot_id == boot_id and started_at(note.pid) != 0
+
+
+def _place(url: str, environ: Mapping[str, str]) -> str:
+    run_id = hashlib.sha256(normalise_url(url).encode("utf-8", "surrogateescape")).hexdigest()[:12]
+    return os.path.join(private_runtime_folder(environ), f"supervise-{run_id}")
 
 
 def _locked(path: str, url: str) -> int:

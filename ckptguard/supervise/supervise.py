@@ -263,7 +263,7 @@ class _Supervisor:
         if error is not None:
             return Supervised(status=ended.status, error=error)
         if then is NextAction.GO_BACK:
-            self._tell("the command is not started again")
+            self._tell("the command is not started again; you can run it again, for what it resumes from is good now")
             return Supervised(status=ended.status, sick_end=ended.status == 0)
         if self._watch.asked is None:
             self._tell(f"starting the command again ({self._restarts} of {self._most})")

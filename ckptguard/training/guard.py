@@ -8,14 +8,16 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from ckptguard.decisions.health import Diagnosis
-from ckptguard.decisions.rollback import RollbackPolicy
+from ckptguard.decisions.rollback import RollbackPolicy, policy_of
 from ckptguard.errors import CkptguardError, SettingsError, SickTrainingError
-from ckptguard.training.options import Deadlines, Guarded, Saving, checked_objects
+from ckptguard.training.announce import announce_resume
+from ckptguard.training.options import Deadlines, Guarded, Saving, checked_objects, checked_option
 from ckptguard.training.ranks import GlooRanks, Ranks, agree, each, ranks_of_training
 from ckptguard.values.ids import MAX_STEP
 
 if TYPE_CHECKING:
     from ckptguard.records.run import Run
+    from ckptguard.runs.settings_file import GivenSettings
     from ckptguard.training.content.training_parts import TrainingParts
     from ckptguard.training.rollback.load_known_good import Probe
     from ckptguard.training.saving.stores import Store
@@ -42,9 +44,10 @@ class TrainingGuard:
     of several ranks, all call them. A checkpoint whose names do not all fit is refused, unless `strict` is off.
 
     `policy` says when training counts as sick, and how it goes back. `daemon="auto"` starts a daemon for the run where
-    none answers; with "off" or None checkpoints are verified when they are needed. `settings`: None for those of
-    ``ckptguard.toml`` and the environment. `saving` says how the automatic saves are made; one that fails is logged and
-    recorded as an incident. `deadlines`: how long it waits for the daemon, and one rank for the others.
+    none answers; with "off" or None checkpoints are verified when they are needed. `settings` is a dict of settings,
+    such as ``{"keep_good": 3}``, which count before those of ``ckptguard.toml`` and the environment. `saving` says how
+    the automatic saves are made; one that fails is logged and recorded as an incident. `deadlines`: how long it waits
+    for the daemon, and one rank for the others.
 
     SettingsError for impossible options. StateError for state that could not be saved and put back exactly.
     CouldNotTellError (StorageError, RecordsError) if the run cannot be used. Later, any method that ranks call
@@ -56,18 +59,20 @@ class TrainingGuard:
         run: str | os.PathLike[str],
         *,
         policy: RollbackPolicy | None = None,
-        settings: Settings | None = None,
+        settings: GivenSettings = None,
         daemon: str | None = "auto",
         saving: Saving = _SAVING,
         deadlines: Deadlines = _DEADLINES,
         **objects: Unpack[Guarded],
     ) -> None:
-        given = checked_objects(objects)
+        given, policy = checked_objects(objects), policy_of(policy)
+        checked_option("saving", saving, Saving)
+        checked_option("deadlines", deadlines, Deadlines)
         if daemon not in ("auto", "off", None):
             raise SettingsError(f'daemon must be "auto" or "off", not {daemon!r}')
         # What a guard is made of is loaded when one is made: its name costs training next to nothing.
         from ckptguard.records.run import begin_run
-        from ckptguard.runs.settings_file import training_settings, with_replicas
+        from ckptguard.runs.settings_file import given_settings, with_replicas
         from ckptguard.training.client import ensure_daemon
         from ckptguard.training.content.training_parts import TrainingParts
         from ckptguard.training.rollback.rollbacks import Rollbacks, Waits
@@ -76,9 +81,8 @@ class TrainingGuard:
         from ckptguard.training.single_guard import SingleGuard
         from ckptguard.training.state.progress import Progress
 
-        policy = policy if policy is not None else RollbackPolicy()
         self._ranks = ranks_of_training(deadlines.ranks)
-        settings = with_replicas(settings or training_settings(), saving.replicas)
+        settings = with_replicas(given_settings(settings), saving.replicas)
         self._run = begin_run(run, settings)
         self._parts = TrainingParts(
             model=given["model"],
@@ -209,8 +213,10 @@ class TrainingGuard:
         self._saving.drain(self._deadline)
         loaded = self._rollbacks.resume(self._parts, probe)
         self._resumed = True
+        if self._ranks.rank == 0:
+            path, at = (loaded.path, loaded.step) if loaded is not None else (None, None)
+            announce_resume(self.run, path, at)
         if loaded is not None:
-            _log.info("resumed at step %s from %s", loaded.step, loaded.path)
             self._saving.last = loaded.step
             self._monitor.restart(loaded.step)
             self._progress.arrive(loaded.step, loaded.extra)

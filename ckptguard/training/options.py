@@ -56,6 +56,19 @@ class Deadlines:
     daemon: float = 30.0
     ranks: float = 600.0
 
+    def __post_init__(self) -> None:
+        for name in ("daemon", "ranks"):
+            seconds = getattr(self, name)
+            if not isinstance(seconds, int | float) or not 0 <= seconds < 1e9:
+                raise SettingsError(f"{name} of Deadlines must be a number of seconds, not {seconds!r:.80}")
+
+
+def checked_option(name: str, value: object, kind: type) -> None:
+    """SettingsError for an option that is not of its kind."""
+    if not isinstance(value, kind):
+        hint = f"such as {name}=ckptguard.{kind.__name__}(...)"
+        raise SettingsError(f"{name} must be a {kind.__name__}, not {value!r:.80}", hint=hint)
+
 
 def checked_objects(given: Guarded) -> Guarded:
     """The same, if a guard can be made of it: else TypeError or SettingsError."""

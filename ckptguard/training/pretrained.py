@@ -7,9 +7,8 @@ from collections.abc import Sequence
 
 from ckptguard.errors import CouldNotTellError, RefusedError
 from ckptguard.runs.results import Report
-from ckptguard.runs.settings_file import training_settings
+from ckptguard.runs.settings_file import GivenSettings, given_settings
 from ckptguard.values.ids import escape
-from ckptguard.values.settings import Settings
 from ckptguard.values.verdict import Finding, Outcome, Severity
 from ckptguard.verification.selection import Selection
 from ckptguard.verification.target import verify_target
@@ -25,7 +24,7 @@ def check_pretrained(
     reference: str | os.PathLike[str] | None = None,
     allow_nonfinite: Sequence[str] = (),
     trust_globals: Sequence[str] = (),
-    settings: Settings | None = None,
+    settings: GivenSettings = None,
 ) -> Report:
     """Read a pretrained file, folder or hub snapshot completely. Returns its report if it is GOOD.
 
@@ -39,15 +38,13 @@ def check_pretrained(
         NotFoundError: it does not exist.
         SettingsError: `sums` cannot be understood.
     """
-    settings = settings if settings is not None else training_settings()
-    settings = settings.changed(
-        allow_nonfinite=(*settings.allow_nonfinite, *allow_nonfinite),
-        trust_globals=(*settings.trust_globals, *trust_globals),
+    chosen = given_settings(settings)
+    chosen = chosen.changed(
+        allow_nonfinite=(*chosen.allow_nonfinite, *allow_nonfinite),
+        trust_globals=(*chosen.trust_globals, *trust_globals),
     )
     check_sums, reference = (None if given is None else os.fspath(given) for given in (sums, reference))
-    report = verify_target(
-        os.fspath(path), settings, Selection(record=False, check_sums=check_sums, reference=reference)
-    )
+    report = verify_target(os.fspath(path), chosen, Selection(record=False, check_sums=check_sums, reference=reference))
     if report.outcome is Outcome.GOOD and report.checkpoints and not report.could_not_tell:
         return report
     found = [f for c in report.checkpoints if c.outcome is report.outcome for f in c.findings]

@@ -63,6 +63,11 @@ class CheckpointId(msgspec.Struct, frozen=True):
         return single_number(self.step)
 
     @property
+    def nth_save(self) -> str:
+        """What is said behind the path: `` (save 4)`` for the 4th content under one name, nothing for the first."""
+        return f" (save {self.generation})" if self.generation > 1 else ""
+
+    @property
     def record_name(self) -> str:
         """The id in record names, which sort by step: ``000000000500.1``."""
         return f"{record_step(self.step)}.{self.generation}"

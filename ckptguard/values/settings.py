@@ -162,13 +162,27 @@ def parse_settings(text: str, source: str) -> Settings:
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         place = re.search(r"\(at (line \d+, column \d+)\)$", str(error))
         raise SettingsError(f"{source} is not valid TOML{f': see {place[1]}' if place else ''}") from error
+    return with_table(Settings(), table, source)
+
+
+def with_table(settings: Settings, table: Mapping[str, Any], source: str) -> Settings:
+    """Return settings with some replaced by name. SettingsError names `source` and the problem."""
     unknown = [name for name in table if name not in _FIELDS]
     if unknown:
-        raise SettingsError(f"{source}: there is no setting {unknown[0]!r}", hint=_did_you_mean(unknown[0], _FIELDS))
+        hint = _did_you_mean(str(unknown[0]), _FIELDS)
+        raise SettingsError(f"{source}: there is no setting {unknown[0]!r}", hint=hint)
     try:
-        return Settings(**{name: _converted(name, value, name) for name, value in table.items()})
+        given = {name: _converted(name, value, name) for name, value in table.items()}
+        return msgspec.structs.replace(settings, **given)
     except SettingsError as error:
-        raise SettingsError(f"{source}: {error.message}", hint=error.hint) from error
+        raise SettingsError(f"{source}: {error.message}", hint=error.hint) from None  # it says all that this one says
+
+
+def names_in(text: str) -> frozenset[str]:
+    """The names of the settings in a TOML text that `parse_settings` takes."""
+    import tomllib
+
+    return frozenset(tomllib.loads(text))
 
 
 def with_environment(settings: Settings, environ: Mapping[str, str]) -> Settings:

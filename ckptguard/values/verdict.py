@@ -17,8 +17,9 @@ MOST_CONSTANT = 1000  # names in `Facts.constant`: with that many, others may be
 _CLEARED = "cleared: "
 
 
-class Outcome(enum.Enum):
-    """The result of a verdict. PENDING means that there is none, and is never written to the ledger."""
+class Outcome(enum.StrEnum):
+    """The result of a verdict; ``outcome == "good"`` works, too. PENDING means that there is none, and is never written
+    to the ledger."""
 
     GOOD = "good"
     SUSPECT = "suspect"
@@ -27,7 +28,7 @@ class Outcome(enum.Enum):
     PENDING = "pending"
 
 
-class Severity(enum.Enum):
+class Severity(enum.StrEnum):
     """The weight of one finding, the heaviest first."""
 
     ERROR = "error"

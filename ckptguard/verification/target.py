@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 
 from ckptguard.errors import ChangedWhileReadError, CouldNotTellError, NotFoundError, SettingsError
 from ckptguard.layouts import LAYOUTS, Checkpoint
+from ckptguard.records.run import Run
 from ckptguard.runs.pointers import pointer_notes
-from ckptguard.runs.results import Report, pending, relative_to
+from ckptguard.runs.results import Checked, Report, pending, relative_to
 from ckptguard.runs.settling import wait_until_quiet
 from ckptguard.runs.target import Target, resolve_target
 from ckptguard.runs.work import PLAIN, Work
@@ -21,12 +23,16 @@ from ckptguard.verification.selection import Selection
 from ckptguard.verification.stray import StrayJudge, relist
 
 ALL = Selection()
+Judged = Callable[[Run, Checked], str | None]
 
 
-def verify_target(target: str, settings: Settings, what: Selection = ALL, *, work: Work = PLAIN) -> Report:
+def verify_target(
+    target: str, settings: Settings, what: Selection = ALL, *, judged: Judged | None = None, work: Work = PLAIN
+) -> Report:
     """Verify a file, a checkpoint or a run. A run's verdicts are recorded; any other target writes nothing.
 
-    Raises NotFoundError if there is nothing to verify. What cannot be read is PENDING in the report, never BAD.
+    `judged` is called with each recorded verdict, and returns a note for the report, or None. NotFoundError if there is
+    nothing to verify. What cannot be read is PENDING in the report, never BAD.
     """
     resolved = resolve_target(target, settings)
     sums = read_check_sums(what.check_sums, settings.storage) if what.check_sums else None
@@ -55,6 +61,8 @@ def verify_target(target: str, settings: Settings, what: Selection = ALL, *, wor
             quiet = wait_until_quiet(checkpoint, look, settle=settings.settle, limit=what.wait)
         try:
             found = judge(quiet) if quiet is not None else pending(checkpoint, "it is still being written")
+            note = judged(run.run, found) if judged is not None and run is not None and what.record else None
+            notes += [] if note is None else [note]
         except CouldNotTellError as error:
             unsure = unsure or not isinstance(error, ChangedWhileReadError)
             found = pending(quiet or checkpoint, error.message)

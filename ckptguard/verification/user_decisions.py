@@ -64,14 +64,14 @@ def clear(view: RunView, word: str, *, reason: str) -> Verdict:
     id = standing.id
     if standing.outcome is not Outcome.SUSPECT:
         raise RefusedError(
-            f"{id} of {id.series} is {standing.outcome.value}, not suspect",
+            f"{word} is {standing.outcome.value}, not suspect",
             outcome=standing.outcome.value,
             hint="only suspicion can be cleared",
         )
     before = history.verdict(id)
     if history.manifest(id) is None:
         raise RefusedError(
-            f"{id} of {id.series} was never verified",
+            f"{word} was never verified",
             outcome=standing.outcome.value,
             hint="move it back into the run and verify it",
         )

@@ -35,25 +35,34 @@ Exit codes:
 
 @click.command(epilog=_EPILOG, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.argument("runs", nargs=-1, required=True, metavar="RUN...")
-@click.option("--once", is_flag=True, help="Verify what is there and end: for cron or a job's epilog.")
-@click.option("--config", metavar="FILE", help="Settings (TOML) instead of ./ckptguard.toml.")
-@click.option("--socket", "socket_path", metavar="PATH", help="Where to listen, instead of the runtime folder.")
+@click.option("--once", is_flag=True, help="Verify what is there, and end: for cron or a job's epilog.")
+@click.option("--config", metavar="FILE", help="Use this settings file, not ./ckptguard.toml.")
+@click.option("--socket", "socket_path", metavar="PATH", help="Listen here, not in the runtime folder.")
 @click.option("--parent", type=int, metavar="PID", help="Stop when this parent process is gone.")
 @click.option("--log-file", metavar="PATH", help="Append the log to a file instead of stderr.")
-@click.option("--settle", type=float, metavar="SECONDS", help="A save is finished when it is unchanged for so long.")
-@click.option("--interval", type=float, metavar="SECONDS", help="How often to look without being told of a change.")
-@click.option("--records", metavar="URL", help="Where the records are, if not in RUN/_ckptguard.")
+@click.option(
+    "--log-format",
+    type=click.Choice(["auto", "text", "json"]),
+    default="auto",
+    metavar="FORM",
+    help="Log text or json; auto is text on a terminal.",
+)
+@click.option(
+    "--settle", type=float, metavar="SECONDS", help="Take a save for finished when it is unchanged for so long."
+)
+@click.option("--interval", type=float, metavar="SECONDS", help="Look this often, also without a sign of change.")
+@click.option("--records", metavar="URL", help="Keep the records here, not in RUN/_ckptguard.")
 @click.version_option(__version__, package_name="ckptguard", message="%(prog)s %(version)s")
 def command(runs: tuple[str, ...], **options: Any) -> None:
-    """Guard training runs: verify every new save, and answer which checkpoint is the last known-good one.
+    """Watch training runs: verify every new save, keep copies of the good ones, and tell you of bad ones.
 
-    RUN is the folder or URL under which a training run saves; it need not exist yet.
+    RUN is the folder or URL into which a training saves. It need not exist yet.
     """
     try:
         flags = {"settle": options["settle"], "scan_interval": options["interval"], "records": options["records"]}
         settings = load_settings(options["config"], os.environ, **flags)
         urls = distinct_urls(runs, settings)
-        _start_logging(options["log_file"])
+        _start_logging(options["log_file"], options["log_format"])
     except CkptguardError as error:
         _end(error)
     # Imported after the settings were checked, so that a mistake in them is reported at once.
@@ -96,9 +105,9 @@ def distinct_urls(runs: Sequence[str], settings: Settings) -> tuple[str, ...]:
     return urls
 
 
-def _start_logging(log_file: str | None) -> None:
+def _start_logging(log_file: str | None, form: str) -> None:
     try:
-        start_logging(log_file)
+        start_logging(log_file, form)
     except OSError as error:
         raise SettingsError(f"cannot write the log {log_file}: {error.strerror}") from error
 

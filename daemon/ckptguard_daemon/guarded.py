@@ -208,7 +208,8 @@ class WatchedRun:
                 log("incident_not_recorded", level="warning", run=self.url, path=one.path, reason=error.message)
         if checked:
             try:
-                log("known_good", run=self.url, id=str(find_known_good(run).id))
+                good = find_known_good(run)
+                log("known_good", run=self.url, id=str(good.id), path=good.path)
             except CkptguardError as error:
                 log("known_good", level="warning", run=self.url, id=None, reason=error.message)
 

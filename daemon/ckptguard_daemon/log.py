@@ -1,4 +1,6 @@
-"""Structured logs: one JSON object per line, with the keys time, level, event and the event's own fields."""
+"""Structured logs: one JSON object per line, with the keys time, level, event and the event's own fields. On a terminal
+each is a sentence instead.
+"""
 
 from __future__ import annotations
 
@@ -6,20 +8,29 @@ import logging
 import logging.handlers
 import sys
 import threading
+import time
 import traceback
 import warnings
+from typing import Any
 
 import msgspec
 
 from ckptguard.records.who_and_when import utc_now
 from ckptguard.storage.failures import machine_trouble
 from ckptguard.values.ids import escape
+from ckptguard_daemon.log_sentences import sentence
 
 _LOG = logging.getLogger("ckptguard_daemon")
 _FIELDS = "ckptguard_fields"
 
 
-class _JsonLines(logging.Formatter):
+class _Lines(logging.Formatter):
+    """`for_people`: sentences in local time, else JSON."""
+
+    def __init__(self, *, for_people: bool) -> None:
+        super().__init__()
+        self._for_people = for_people
+
     def format(self, record: logging.LogRecord) -> str:
         fields = getattr(record, _FIELDS, None)
         line: dict[str, object] = {"time": utc_now(), "level": record.levelname.lower()}
@@ -29,15 +40,21 @@ class _JsonLines(logging.Formatter):
             line |= {"event": record.getMessage(), **fields}
         if record.exc_info:
             line["traceback"] = "".join(traceback.format_exception(*record.exc_info))
+        if self._for_people:
+            trace = str(line.pop("traceback", "")).splitlines()
+            line["time"] = time.strftime("%Y-%m-%d %H:%M:%S")
+            return "\n".join([sentence(_printable(line)), *map(escape, trace)])
         return msgspec.json.encode(_printable(line), enc_hook=str).decode()
 
 
-def start_logging(log_file: str | None = None) -> None:
-    """Send logs to stderr, or append them to a file, which may be rotated."""
+def start_logging(log_file: str | None = None, form: str = "auto") -> None:
+    """Send logs to stderr, or append them to a file, which may be rotated. `form` is "text", "json", or "auto": text on
+    a terminal."""
     out: logging.Handler = logging.StreamHandler(sys.stderr)
     if log_file is not None:
         out = logging.handlers.WatchedFileHandler(log_file, encoding="utf-8")
-    out.setFormatter(_JsonLines())
+    on_terminal = log_file is None and sys.stderr.isatty()
+    out.setFormatter(_Lines(for_people=form == "text" or (form == "auto" and on_terminal)))
     root = logging.getLogger()
     root.handlers[:] = [out]
     root.setLevel(logging.WARNING)
@@ -75,7 +92,7 @@ def log(event: str, /, *, level: str = "info", trace: bool = False, **fields: ob
     _LOG.log(number, event, extra={_FIELDS: fields}, exc_info=trace)
 
 
-def _printable(value: object) -> object:
+def _printable(value: Any) -> Any:
     if isinstance(value, str):
         return escape(value)
     if isinstance(value, dict):

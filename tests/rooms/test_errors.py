@@ -9,13 +9,15 @@ import inspect
 import multiprocessing
 import pickle
 import pkgutil
+import traceback
 from collections.abc import Callable, Iterator
 
 import ckptguard_daemon
 import pytest
 
 import ckptguard
-from ckptguard.errors import CkptguardError
+from ckptguard.errors import CkptguardError, SettingsError
+from ckptguard.values.settings import parse_settings
 
 ROUND_TRIPS: dict[str, Callable[[BaseException], BaseException]] = {
     **{f"pickle {n}": lambda e, n=n: pickle.loads(pickle.dumps(e, n)) for n in range(pickle.HIGHEST_PROTOCOL + 1)},
@@ -96,3 +98,20 @@ def test_every_error_comes_out_of_a_spawned_process() -> None:
                 pool.submit(told_in_a_process, number).result()
             assert everything_in(raised.value) == everything_in(made(kind))
         assert pool.submit(still_there).result() == "here"
+
+
+def test_a_traceback_says_what_to_do():
+    """Who calls us from Python sees a traceback: its last lines are the message and the hint."""
+    error = SettingsError("there is no setting 'setle'", hint="did you mean settle?")
+    *_, message, hint = "".join(traceback.format_exception(error)).splitlines()
+    assert message.endswith("SettingsError: there is no setting 'setle'")
+    assert hint == "hint: did you mean settle?"
+    assert "hint" not in "".join(traceback.format_exception(SettingsError("it is wrong")))
+    assert str(error) == "there is no setting 'setle'"
+
+
+def test_a_mistyped_setting_is_one_traceback():
+    """It is raised again with its source, and what was raised first would only repeat it."""
+    with pytest.raises(SettingsError) as raised:
+        parse_settings('keep = "cpoy"', "ckptguard.toml")
+    assert "direct cause" not in "".join(traceback.format_exception(raised.value))

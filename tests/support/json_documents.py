@@ -8,7 +8,9 @@ from ckptguard.cli import entry
 
 TEXT = (Path(entry.__file__).parent / "DOCUMENTS.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```json\n(.*?)^```", TEXT, re.DOTALL | re.MULTILINE)
-EXAMPLES = {block["command"]: block for block in map(json.loads, BLOCKS)}
+EXAMPLES = {block["command"]: block for block in map(json.loads, BLOCKS) if not {"error", "runs"} & set(block)}
+[ERROR] = [block for block in map(json.loads, BLOCKS) if "error" in block]
+[MANY_RUNS] = [block for block in map(json.loads, BLOCKS) if "runs" in block]
 FREE = {"evidence", "dtypes", "versions", "metrics"}  # whatever the one who noticed wrote down
 
 

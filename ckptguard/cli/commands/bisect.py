@@ -10,7 +10,7 @@ from ckptguard.cli.command import Command, Place, Shared, shared_options
 from ckptguard.cli.commands.diff import diff_fields, print_diff
 from ckptguard.cli.exit_codes import ExitCode, of_outcomes
 from ckptguard.cli.output import emit, say, trouble, working
-from ckptguard.cli.render import cell, columns, word
+from ckptguard.cli.render import cell, table, word
 
 if TYPE_CHECKING:
     from ckptguard.inspect.bad_tensors import Culprit
@@ -20,18 +20,19 @@ CODES = (ExitCode.BAD, ExitCode.UNDECIDED, ExitCode.NOT_FOUND, ExitCode.NO_KNOWN
 DEFAULT_TOP = 10
 
 
-@click.command("bisect", cls=Command, codes=CODES, short_help="Find where a run turned bad, and what went first.")
+@click.command("bisect", cls=Command, codes=CODES, short_help="Find where a run turned bad, and what is wrong.")
 @click.argument("run", type=Place())
-@click.option("--series", metavar="NAME", help="Which checkpoints of the run, if several kinds turned bad.")
-@click.option("--top", type=click.IntRange(min=0), metavar="N", help="Show N tensors of each kind of change.")
-@click.option("--no-record", is_flag=True, help="Write no verdicts into the run's records.")
+@click.option("--series", metavar="NAME", help="Look at this series, if several turned bad.")
+@click.option("--top", type=click.IntRange(min=0), metavar="N", help="Show at most N tensors of each kind of change.")
+@click.option("--no-record", is_flag=True, help="Record no verdicts.")
 @shared_options
 def command(run: str, series: str | None, top: int | None, no_record: bool, shared: Shared) -> None:
-    """Compare the last good checkpoint of RUN with the first bad one after it, and list what is wrong in that one.
+    """Find the first bad checkpoint of RUN after a good one, compare the two, and list what is wrong.
 
-    Verdicts come from the records; what has none is verified first. Recorded damage comes first, then the tensors that
-    are not finite, in file order: in a model that is the order of its layers, as its writer wrote them. It ends with
-    0 if all is good, with 3 if something turned bad, and with 13 if nothing good came before.
+    Checkpoints without a verdict are verified first. Damage is listed first, then the tensors that are not finite, in
+    the order of the file. In a model that is usually the order of its layers.
+
+    The exit code is 0 if all is good, 3 if something turned bad, and 13 if nothing good came before.
     """
     from ckptguard.documents.build import fields
     from ckptguard.inspect.bisect import bisect_run
@@ -62,7 +63,7 @@ def print_bisection(found: Bisection, top: int) -> None:
     bad = found.first_bad
     for stage in found.stages:
         mark = " <- last good" if stage == found.last_good else " <- first bad" if stage == bad else ""
-        name = f" ({stage.id})" if stage.id else ""
+        name = stage.id.nth_save if stage.id else ""
         say(f"{word(stage.outcome.value, 10)} {cell(stage.path)}{name}{mark}")
     say("")
     if bad is None:
@@ -74,9 +75,9 @@ def print_bisection(found: Bisection, top: int) -> None:
     if found.culprits:
         say("")
         many = len({c.file for c in found.culprits}) > 1
-        say(f"What is wrong in {cell(bad.path)}, what went first at the top:")
+        say(f"What is wrong in {cell(bad.path)}, in the order of the file:")
         say("")
-        columns(("check", "tensor", "what"), [_row(c, many) for c in found.culprits[:top]])
+        table(("check", "tensor", "what"), [_row(c, many) for c in found.culprits[:top]])
         if len(found.culprits) > top:
             say(f"... and {len(found.culprits) - top} more (--top {len(found.culprits)})")
         say("")

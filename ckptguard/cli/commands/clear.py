@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
-from ckptguard.cli.command import Command, Place, Shared, shared_options
+from ckptguard.cli.command import Command, Place, Shared, quiet_option, shared_options
 from ckptguard.cli.exit_codes import ExitCode, of_outcomes
-from ckptguard.cli.output import bytes_below, emit, say, working
+from ckptguard.cli.output import bytes_below, emit, is_quiet, say_well, working
 from ckptguard.cli.render import print_checked
+
+if TYPE_CHECKING:
+    from ckptguard.records.run import Run
+    from ckptguard.runs.results import Checked
 
 CODES = (ExitCode.BAD, ExitCode.NOT_FOUND)
 _VERIFYING = (ExitCode.BAD, ExitCode.UNDECIDED, ExitCode.NOT_FOUND, ExitCode.BUSY)
 
 
-@click.command("clear", cls=Command, codes=CODES, short_help="Lift a suspicion, with a reason.")
+@click.command("clear", cls=Command, codes=CODES, short_help="Say that a suspect checkpoint is fine.")
 @click.argument("run", type=Place())
 @click.argument("checkpoint")
-@click.option("--reason", required=True, metavar="TEXT", help="Why it is trusted again; it is recorded.")
+@click.option("--reason", required=True, metavar="TEXT", help="Say why it is trusted again.")
+@quiet_option
 @shared_options
 def command(run: str, checkpoint: str, reason: str, shared: Shared) -> None:
-    """Lift SUSPECT from one CHECKPOINT of RUN (its path, id or step), with a recorded reason.
+    """Say that one suspect CHECKPOINT of RUN (its path, id or step) is fine, and why. The reason is recorded.
 
-    Damage cannot be cleared.
+    Damage cannot be cleared: `ckptguard repair` and `ckptguard rollback` are for that.
     """
+    from ckptguard.reporting.open_and_close import close_incidents_about
     from ckptguard.runs.run_view import open_view
     from ckptguard.values.ids import escape
     from ckptguard.verification.user_decisions import clear
@@ -31,19 +39,21 @@ def command(run: str, checkpoint: str, reason: str, shared: Shared) -> None:
         raise click.BadParameter("it is empty", param_hint="--reason")
     view = open_view(run, shared.settings())
     verdict = clear(view, checkpoint, reason=reason)
+    close_incidents_about(view.run, id=verdict.id, action=f"cleared: {reason}")
     if shared.as_json:
         emit("clear", verdict, "cleared", target=view.run.url)
     else:
-        say(f"{verdict.id} of {escape(verdict.series)} is {verdict.outcome.value}")
+        say_well(f"{escape(checkpoint)} is {verdict.outcome.value}")
 
 
-@click.command("reseal", cls=Command, codes=_VERIFYING, short_help="Say that a changed checkpoint was saved anew.")
+@click.command("reseal", cls=Command, codes=_VERIFYING, short_help="Say that a changed checkpoint was saved again.")
 @click.argument("ckpt", type=Place())
+@quiet_option
 @shared_options
 def reseal_command(ckpt: str, shared: Shared) -> None:
-    """Take the bytes of CKPT as a new save, although they look like damage, and verify them as at first sight.
+    """Say that CKPT was saved again on purpose, although its new bytes look like damage. It is verified as a new save.
 
-    Its digests are taken as they are now: only say so if you know that it was saved again on purpose.
+    Its digests are recorded as they are now, so damage would be taken for right. Be sure that it was saved again.
     """
     from ckptguard.errors import NotFoundError
     from ckptguard.runs.target import resolve_target
@@ -54,22 +64,19 @@ def reseal_command(ckpt: str, shared: Shared) -> None:
         raise NotFoundError(f"{ckpt} is no checkpoint of a run with records", hint="name the checkpoint's own path")
     with working("verifying", bytes_below(ckpt)) as work:
         checked = reseal(target.view, target.checkpoint.path, work=work)
-    if shared.as_json:
-        emit("reseal", target=target.view.run.url, checkpoint=checked)
-    else:
-        print_checked(checked)
-    raise click.exceptions.Exit(of_outcomes([checked.outcome]))
+    raise click.exceptions.Exit(_tell("reseal", target.view.run, checked, shared, did="it was saved again on purpose"))
 
 
-@click.command("accept", cls=Command, codes=_VERIFYING, short_help="Accept a deliberate change of the schema.")
+@click.command("accept", cls=Command, codes=_VERIFYING, short_help="Say that changed tensors are as you want them.")
 @click.argument("run", type=Place())
 @click.argument("checkpoint", required=False)
-@click.option("--step", type=click.IntRange(min=0), metavar="N", help="The checkpoint, by its step.")
+@click.option("--step", type=click.IntRange(min=0), metavar="N", help="Name the checkpoint by its step.")
+@quiet_option
 @shared_options
 def accept_command(run: str, checkpoint: str | None, step: int | None, shared: Shared) -> None:
-    """Take the tensors, shapes and dtypes of one CHECKPOINT of RUN (its path, id or step) as the reference from now on.
+    """Say that the tensors, shapes and dtypes of one CHECKPOINT of RUN (its path, id or step) are as you want them.
 
-    It is verified again.
+    They are the reference from now on, and the checkpoint is verified again.
     """
     from ckptguard.runs.run_view import open_view
     from ckptguard.verification.user_decisions import accept
@@ -79,8 +86,18 @@ def accept_command(run: str, checkpoint: str | None, step: int | None, shared: S
     view = open_view(run, shared.settings())
     with working("verifying") as work:
         checked = accept(view, str(step) if checkpoint is None else checkpoint, work=work)
+    raise click.exceptions.Exit(_tell("accept", view.run, checked, shared, did="its tensors were accepted"))
+
+
+def _tell(command: str, run: Run, checked: Checked, shared: Shared, *, did: str) -> ExitCode:
+    """Say what became of a checkpoint; returns the exit code."""
+    from ckptguard.reporting.open_and_close import close_incidents_about
+
+    is_good = checked.outcome.value == "good"
+    if is_good:
+        close_incidents_about(run, [checked.path], action=did)
     if shared.as_json:
-        emit("accept", target=view.run.url, checkpoint=checked)
-    else:
+        emit(command, target=run.url, checkpoint=checked)
+    elif not (is_quiet() and is_good):
         print_checked(checked)
-    raise click.exceptions.Exit(of_outcomes([checked.outcome]))
+    return of_outcomes([checked.outcome])

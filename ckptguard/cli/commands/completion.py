@@ -11,7 +11,13 @@ from ckptguard.cli.output import say
 @click.command("completion", cls=Command, short_help="Print a shell's completion script.")
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def command(shell: str) -> None:
-    """Print the completion script of a SHELL: put `eval "$(ckptguard completion bash)"` into its start-up file."""
+    """Print the script that completes ckptguard's commands in your shell.
+
+    For bash, put this line into ~/.bashrc:
+
+    \b
+        eval "$(ckptguard completion bash)"
+    """
     from click.shell_completion import get_completion_class
 
     from ckptguard.cli.entry import commands

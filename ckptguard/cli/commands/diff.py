@@ -9,7 +9,7 @@ import click
 from ckptguard.cli.command import Command, Place, Shared, shared_options
 from ckptguard.cli.exit_codes import ExitCode
 from ckptguard.cli.output import emit, say, trouble, working
-from ckptguard.cli.render import cell, columns
+from ckptguard.cli.render import cell, table
 
 if TYPE_CHECKING:
     from ckptguard.documents.build import Document
@@ -23,14 +23,15 @@ CODES = (ExitCode.BAD, ExitCode.NOT_FOUND)
 @click.command("diff", cls=Command, codes=CODES, short_help="Compare two checkpoints tensor by tensor.")
 @click.argument("a", type=Place())
 @click.argument("b", type=Place())
-@click.option("--top", type=click.IntRange(min=0), metavar="N", help="Show N tensors of each kind of change.")
+@click.option("--top", type=click.IntRange(min=0), metavar="N", help="Show at most N tensors of each kind of change.")
 @shared_options
 def command(a: str, b: str, top: int | None, shared: Shared) -> None:
     """Compare checkpoint B with checkpoint A, tensor by tensor: what was added, removed, reshaped, re-typed or changed.
 
-    Tensors are matched by name within their role (model, optimizer, ...), also between files and folders of other
-    formats. What became NaN or infinite comes first, then the changes by their relative L2 distance |b - a| / |a|.
-    It ends with 0 whatever the difference; with 3 if one of the two is damaged.
+    Tensors are matched by name within their role (model, optimizer, ...), also across formats. What became NaN or
+    infinite comes first. Then come the changes by their relative L2 distance |b - a| / |a|, the largest first.
+
+    The exit code is 0 whatever differs, and 3 if A or B is damaged.
     """
     from ckptguard.inspect.diff import diff
 
@@ -58,7 +59,7 @@ def print_diff(diff: Diff, *, top: int | None) -> None:
     from ckptguard.inspect.diff import shown
 
     for name, side in (("a", diff.a), ("b", diff.b)):
-        say(f"{name}  {cell(side.path)}  ({_side(side)})")
+        say(f"{name}  {cell(side.path)}{side.id.nth_save if side.id else ''}  ({_side(side)})")
     for prefix in diff.prefixes:
         say(
             f"names: {_quoted(prefix.a)} in a is {_quoted(prefix.b)} in b"
@@ -72,7 +73,7 @@ def print_diff(diff: Diff, *, top: int | None) -> None:
     if kept:
         say("")
         many = len({s.file for c in diff.changes for s in (c.a, c.b) if s is not None}) > 2
-        columns(("change", "rel. L2", "largest", "tensor", "type", "remark"), [_row(change, many) for change in kept])
+        table(("change", "rel. L2", "largest", "tensor", "type", "remark"), [_row(change, many) for change in kept])
     counts = diff.counts
     left = {kind: n - most for kind, n in counts.items() if n > most}
     if left:
@@ -84,7 +85,7 @@ def print_diff(diff: Diff, *, top: int | None) -> None:
 
 def _side(side: DiffedCheckpoint) -> str:
     tensors = f"{side.tensors} tensor{'s' * (side.tensors != 1)}"
-    stated = [side.id and str(side.id), side.outcome.value if side.outcome else None, tensors]
+    stated = [side.outcome.value if side.outcome else None, tensors]
     return ", ".join(s for s in stated if s)
 
 

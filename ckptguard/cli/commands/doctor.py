@@ -2,35 +2,66 @@
 
 from __future__ import annotations
 
-import threading
+import contextlib
+import itertools
+from typing import TYPE_CHECKING
 
 import click
 
-from ckptguard.cli.command import Command, Place, Shared, config_option, json_option
+from ckptguard.cli.command import Command, Place, Shared, shared_options
 from ckptguard.cli.exit_codes import ExitCode
-from ckptguard.cli.output import emit, escape, say
+from ckptguard.cli.output import emit, say, trouble
+from ckptguard.cli.render import table
+from ckptguard.errors import ObjectMissingError
+
+if TYPE_CHECKING:
+    from ckptguard.inspect.doctor import StorageDiagnosis
 
 CODES = (ExitCode.BAD, ExitCode.UNDECIDED, ExitCode.NOT_FOUND)
 
 
 @click.command("doctor", cls=Command, codes=CODES, short_help="Can this storage hold checkpoints?")
 @click.argument("url", type=Place())
-@json_option
-@config_option
-def command(url: str, as_json: bool, config: str | None) -> None:
-    """Probe, in under 10 seconds, what the storage at URL does and does not, and say what follows.
+@click.option(
+    "--seconds",
+    type=click.FloatRange(1.0, 3600.0),
+    metavar="SECONDS",
+    help="How long all probes together may take: 7.5 seconds unless you say more.",
+)
+@shared_options
+def command(url: str, seconds: float | None, shared: Shared) -> None:
+    """Probe what the storage at URL does and does not, and say what follows.
 
-    The probes write a few small objects beside the run's files, and remove them.
+    The probes write a few small objects beside the run's files, and remove them. Where the records of a run lie
+    elsewhere, that place is probed instead, and URL is only listed.
     """
     from ckptguard.inspect.doctor import diagnose, words
+    from ckptguard.storage import open_storage
 
-    threading.excepthook = lambda failed: None  # a watching thread that fails is an answer that does not come
-    found = diagnose(url, Shared(config=config).settings().storage)
-    if as_json:
+    settings = shared.settings()
+    if settings.records is not None:
+        storage = open_storage(url, must_exist="://" not in url, options=settings.storage)
+        with contextlib.suppress(ObjectMissingError):  # a store has no empty folders
+            storage.list("")
+    found = diagnose(settings.records or url, settings.storage, seconds=seconds)
+    if shared.as_json:
         emit("doctor", found)
     else:
         say(words(found))
-        for probe in found.probes:
-            say(f"  {probe.name:<20} {probe.answer:<8} {escape(probe.means)}")
+        _show(found)
     codes = {"bad": ExitCode.BAD, "unknown": ExitCode.FAILED, "limited": ExitCode.UNDECIDED}
     raise click.exceptions.Exit(codes.get(found.outcome, ExitCode.GOOD))
+
+
+def _show(found: StorageDiagnosis) -> None:
+    """A line for each probe; those that have no answer for one reason share theirs."""
+    rows = []
+    for (answer, means), group in itertools.groupby(found.probes, lambda probe: (probe.answer, probe.means)):
+        names = [probe.name for probe in group]
+        several = len(names) > 1
+        rows.append(
+            (f"{len(names)} probes", answer, f"{means}: {', '.join(names)}") if several else (*names, answer, means)
+        )
+    table(("probe", "answer", "what follows"), rows)
+    if any(probe.means.startswith("no answer") for probe in found.probes):
+        trouble("hint: give it more time, with --seconds 60")

@@ -9,7 +9,7 @@ import click
 from ckptguard.cli.command import Command, Place, Shared, shared_options
 from ckptguard.cli.exit_codes import ExitCode
 from ckptguard.cli.output import emit, escape, say, working
-from ckptguard.cli.render import table
+from ckptguard.cli.render import say_text, table
 from ckptguard.errors import CkptguardError
 
 
@@ -17,7 +17,10 @@ from ckptguard.errors import CkptguardError
 @click.argument("run", type=Place())
 @shared_options
 def command(run: str, shared: Shared) -> None:
-    """List the incidents of RUN, oldest first: when training or a save turned sick, and what was done."""
+    """List the incidents of RUN, oldest first: when training or a save went wrong, and what was done about it.
+
+    `ckptguard incident RUN ID` shows one of them.
+    """
     from ckptguard.documents.build import fields
     from ckptguard.records.incidents import list_incidents
     from ckptguard.records.run import open_run
@@ -28,7 +31,7 @@ def command(run: str, shared: Shared) -> None:
         emit("incidents", target=opened.url, incidents=[fields(i, "line of incidents") for i in found])
         return
     if not found:
-        say("there are no incidents")
+        say(f"{escape(opened.url)} has no incidents")
         return
     rows = [(i.id, i.step, i.cause, i.state, i.actions[-1] if i.actions else i.reason) for i in found]
     table(("incident", "step", "cause", "state", "what"), rows)
@@ -38,11 +41,14 @@ def command(run: str, shared: Shared) -> None:
 @click.argument("run", type=Place())
 @click.argument("incident_id", metavar="[ID]", required=False)
 @click.option("--html", metavar="FILE", type=click.Path(dir_okay=False), help="Write one self-contained HTML page.")
-@click.option("--read", is_flag=True, help="Read the last good and the first bad checkpoint again, tensor by tensor.")
+@click.option("--read", is_flag=True, help="Read the last good and the first bad checkpoint again.")
 @shared_options
 def incident_command(run: str, incident_id: str | None, html: str | None, read: bool, shared: Shared) -> None:
-    """Show what is known about an incident of RUN: when it began, which tensors went first, its likely causes and
-    what to do about them. The newest incident, or the one whose ID (or the start of it) is given."""
+    """Show the report of one incident of RUN: when it began, which tensors went wrong, its likely causes, and what to
+    do about them.
+
+    ID is that of `ckptguard incidents RUN`, or the start of it. Without one, the newest incident is shown.
+    """
     from ckptguard.reporting.build_report import choose_incident, report_of
     from ckptguard.reporting.report_text import report_text
     from ckptguard.runs.run_view import open_view
@@ -65,4 +71,4 @@ def incident_command(run: str, incident_id: str | None, html: str | None, read: 
     elif html is not None:
         say(escape(os.path.abspath(html)))
     else:
-        say(report_text(report).rstrip("\n"))
+        say_text(report_text(report).rstrip("\n"))

@@ -19,17 +19,17 @@ if TYPE_CHECKING:
 CODES = (ExitCode.NOT_FOUND, ExitCode.NO_KNOWN_GOOD)
 
 
-@click.command("known-good", cls=Command, codes=CODES, short_help="Print the path to go back to.")
+@click.command("known-good", cls=Command, codes=CODES, short_help="Print the path of the known-good checkpoint.")
 @click.argument("run", type=Place())
-@click.option("--before-step", type=click.IntRange(min=0), metavar="N", help="Only steps lower than N.")
-@click.option("--series", metavar="NAME", help="Only this series, such as checkpoint-#.")
-@click.option("--read", is_flag=True, help="Read all bytes of the answer first, whatever its files' times say.")
+@click.option("--before-step", type=click.IntRange(min=0), metavar="N", help="Look only at steps before N.")
+@click.option("--series", metavar="NAME", help="Look only at this series, such as checkpoint-#.")
+@click.option("--read", is_flag=True, help="Read every byte of the answer first.")
 @shared_options
 def command(run: str, before_step: int | None, series: str | None, read: bool, shared: Shared) -> None:
     """Print the path of RUN's last known-good checkpoint, and nothing else.
 
-    One whose files changed since they were read is verified first, and a kept copy is always read. What RUN has lost
-    is looked for in the settings' replicas.
+    If its files changed since they were read, they are verified first. A kept copy is always read. If RUN has lost its
+    good checkpoints, the replicas in the settings are asked.
     """
     from ckptguard.runs.find_known_good import Wanted, best_on_record, openable
 

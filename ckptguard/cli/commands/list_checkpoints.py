@@ -2,55 +2,112 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NoReturn
+
 import click
 
-from ckptguard.cli.command import Command, Place, Shared, shared_options
+from ckptguard.cli.command import Command, Place, Shared, quiet_option, shared_options
 from ckptguard.cli.exit_codes import ExitCode
-from ckptguard.cli.output import emit, escape, say, trouble
+from ckptguard.cli.output import emit, escape, is_quiet, say, say_well, trouble
 from ckptguard.cli.render import size, table
 
-_LONGEST_REASON = 100
+if TYPE_CHECKING:
+    from ckptguard.inspect.list_states import CheckpointState
+    from ckptguard.values.settings import Settings
+
+_LOCAL_PAUSE = 2.0  # seconds between two looks at a local run
+
+_LONGEST_REASON = 200
 _CHANGED = "was {} when it was read; changed since"
 _PLACES = (("in_place", "run"), ("kept", "kept"), ("quarantined", "quarantine"), ("trashed", "trash"))
 
 
 @click.command("list", cls=Command, short_help="List a run's checkpoints and verdicts.", codes=(ExitCode.NOT_FOUND,))
 @click.argument("run", type=Place())
+@click.option("--watch", is_flag=True, help="Go on, and show every change, until you press Ctrl-C.")
+@quiet_option
 @shared_options
-def command(run: str, shared: Shared) -> None:
-    """List RUN's checkpoints with their verdicts, from the records; nothing is read back."""
-    from ckptguard.decisions.known_good import order_words
+def command(run: str, watch: bool, shared: Shared) -> None:
+    """List RUN's checkpoints with their verdicts, from the records. Nothing is read back."""
     from ckptguard.inspect.list_states import survey
     from ckptguard.runs.target import open_named_run
 
-    view = open_named_run(run, shared.settings())
+    settings = shared.settings()
+    if watch:
+        if shared.as_json:
+            raise click.UsageError("--watch goes on for ever, and --json prints one document: give one of them")
+        _watch(run, settings)
+    view = open_named_run(run, settings)
     states = survey(view)
     if shared.as_json:
         emit("list", target=view.run.url, checkpoints=states)
-        return
-    if not states:
-        trouble("no checkpoints yet")
-        return
-    copies = any(s.kept for s in states)
-    counted = any(s.counter is not None and s.id is not None and s.id.number is None for s in states)
-    titles = ("path", "id", *(("counter inside",) if counted else ()), "outcome", "where", "size")
+    elif states:
+        _show(states)
+    else:
+        trouble("there are no checkpoints yet")
+
+
+def _watch(run: str, settings: Settings) -> NoReturn:
+    """Show the list again whenever it has changed."""
+    from ckptguard.inspect.list_states import survey
+    from ckptguard.records.who_and_when import utc_now
+    from ckptguard.runs.target import open_named_run
+
+    # A look at a store costs money and time there; a local one costs neither.
+    pause = settings.scan_interval if "://" in run else min(settings.scan_interval, _LOCAL_PAUSE)
+    shown = None
+    while True:
+        view = open_named_run(run, settings)
+        states = survey(view)
+        if states != shown:
+            shown = states
+            click.clear()  # nothing, where there is no terminal
+            say(f"{escape(view.run.url)} at {utc_now()}")
+            if states:
+                _show(states)
+        wait(pause)
+
+
+def wait(seconds: float) -> None:
+    """Until the next look."""
+    time.sleep(seconds)
+
+
+def _show(states: Sequence[CheckpointState]) -> None:
+    from ckptguard.decisions.known_good import order_words
+
+    wanted = [s for s in states if s.changed or s.outcome.value != "good"] if is_quiet() else states
+    copies = any(s.kept for s in wanted)
+    counted = any(s.counter is not None and s.id is not None and s.id.number is None for s in wanted)
+    # A path says which checkpoint is meant, unless several contents were saved under one name.
+    saves = any(s.id is not None and s.id.generation > 1 for s in wanted)
+    titles = (
+        "path",
+        *(("id",) if saves else ()),
+        *(("counter inside",) if counted else ()),
+        "outcome",
+        "where",
+        "size",
+    )
     titles = (*titles, *(("copy",) if copies else ()), "reason")
     rows = []
-    for s in states:
+    for s in wanted:
         cost = ("shared" if s.kept_bytes is None else size(s.kept_bytes)) if s.kept else None
         copy = (cost,) if copies else ()
         reason = _CHANGED.format(s.outcome.value) if s.changed else _short(s.reason) or "; ".join(s.pins)
         where = "+".join(word for field, word in _PLACES if getattr(s, field)) or "gone"
         counter = (s.counter,) if counted else ()
-        rows.append(
-            (s.path, s.id, *counter, "changed" if s.changed else s.outcome.value, where, size(s.bytes), *copy, reason)
-        )
-    table(titles, rows)
-    kinds = {s.series: order_words(s.step) for s in states}
-    if len(set(kinds.values())) > 1 or not all(isinstance(s.step, int) for s in states):
+        outcome = "changed" if s.changed else s.outcome.value
+        rows.append((s.path, *((s.id,) if saves else ()), *counter, outcome, where, size(s.bytes), *copy, reason))
+    if rows:
+        table(titles, rows)
+    kinds = {s.series: order_words(s.step) for s in wanted}
+    if len(set(kinds.values())) > 1 or not all(isinstance(s.step, int) for s in wanted):
         for series, words in sorted(kinds.items()):
-            say(f"{escape(series)} is ordered by {words}")
+            say_well(f"{escape(series)} is ordered by {words}")
 
 
 def _short(reason: str) -> str:
-    return reason if len(reason) <= _LONGEST_REASON else reason[: _LONGEST_REASON - 1] + "…"
+    return reason if len(reason) <= _LONGEST_REASON else f"{reason[:_LONGEST_REASON].rpartition(' ')[0]} …"

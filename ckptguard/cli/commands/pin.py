@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ckptguard.cli.command import Command, Place, Shared, shared_options
+from ckptguard.cli.command import Command, Place, Shared, quiet_option, shared_options
 from ckptguard.cli.exit_codes import ExitCode
-from ckptguard.cli.output import emit, say
+from ckptguard.cli.output import emit, say_well
 from ckptguard.cli.render import cell
 
 if TYPE_CHECKING:
@@ -20,15 +20,16 @@ if TYPE_CHECKING:
 _LONGEST_NOTE = 1000
 
 
-@click.command("pin", cls=Command, codes=(ExitCode.NOT_FOUND,), short_help="Have a checkpoint stay.")
+@click.command("pin", cls=Command, codes=(ExitCode.NOT_FOUND,), short_help="Keep a checkpoint from being pruned.")
 @click.argument("ckpt", type=Place())
-@click.option("--note", default="", metavar="TEXT", help="Why; `prune` and `list` show it.")
-@click.option("--until", metavar="WHEN", help="A date, a time (2027-01-31T12:00), or a span from now (30d).")
+@click.option("--note", default="", metavar="TEXT", help="Say why. `prune` and `list` show it.")
+@click.option("--until", metavar="WHEN", help="Pin it until a date, a time (2027-01-31T12:00) or for a span (30d).")
+@quiet_option
 @shared_options
 def command(ckpt: str, note: str, until: str | None, shared: Shared) -> None:
-    """Keep CKPT and its copies from being pruned, until it is unpinned or the time has come.
+    """Keep CKPT and its copies from being pruned, until you unpin it or the time has come.
 
-    The trainer's own rotation knows nothing of pins.
+    Your trainer's own rotation (save_total_limit) knows nothing of pins.
     """
     from ckptguard.retention.pin import pin
 
@@ -40,14 +41,15 @@ def command(ckpt: str, note: str, until: str | None, shared: Shared) -> None:
     if shared.as_json:
         emit("pin", target=view.run.url, pins=[pinned])
     else:
-        say(f"pinned {cell(checkpoint.path)}" + (f" until {pinned.until}" if pinned.until else ""))
+        say_well(f"pinned {cell(checkpoint.path)}" + (f" until {pinned.until}" if pinned.until else ""))
 
 
-@click.command("unpin", cls=Command, codes=(ExitCode.NOT_FOUND,), short_help="Lift a checkpoint's pins.")
+@click.command("unpin", cls=Command, codes=(ExitCode.NOT_FOUND,), short_help="Let a pinned checkpoint be pruned again.")
 @click.argument("ckpt", type=Place())
+@quiet_option
 @shared_options
 def unpin_command(ckpt: str, shared: Shared) -> None:
-    """Lift every pin of CKPT that somebody set. What is being loaded or restored stays until that has ended."""
+    """Remove every pin that somebody set on CKPT. What is being loaded or restored stays until that has ended."""
     from ckptguard.retention.pin import unpin
 
     view, checkpoint = checkpoint_of_run(ckpt, shared.settings())
@@ -55,7 +57,7 @@ def unpin_command(ckpt: str, shared: Shared) -> None:
     if shared.as_json:
         emit("unpin", target=view.run.url, pins=released)
     else:
-        say(f"unpinned {cell(checkpoint.path)}")
+        say_well(f"unpinned {cell(checkpoint.path)}")
 
 
 def checkpoint_of_run(ckpt: str, settings: Settings) -> tuple[RunView, Checkpoint]:

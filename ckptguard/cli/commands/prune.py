@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ckptguard.cli.command import Command, Place, Shared, shared_options
+from ckptguard.cli.command import Command, Place, Shared, quiet_option, shared_options
 from ckptguard.cli.exit_codes import ExitCode
-from ckptguard.cli.output import emit, escape, say, trouble
+from ckptguard.cli.output import emit, escape, is_quiet, say, trouble
 from ckptguard.cli.render import size, table
 
 if TYPE_CHECKING:
@@ -21,18 +21,24 @@ CODES = (ExitCode.NOT_FOUND, ExitCode.BUSY)
 @click.argument("run", type=Place())
 @click.option("--keep-last", metavar="N", type=click.IntRange(1, 10**9), help="Keep the newest N.")
 @click.option("--keep-every", metavar="K", type=click.IntRange(1, 10**12), help="Keep the first of every K steps.")
-@click.option("--keep-within", metavar="SPAN", help="Keep those sealed within SPAN (2d, 12h) before the newest.")
-@click.option("--keep-best", metavar="METRIC:min|max[:N]", multiple=True, help="Keep the N best by a saved metric.")
-@click.option("--failed", is_flag=True, help="Also remove bad, incomplete and suspect ones that are old enough.")
+@click.option("--keep-within", metavar="SPAN", help="Keep those saved within SPAN (2d, 12h) before the newest.")
+@click.option(
+    "--keep-best", metavar="RULE", multiple=True, help="Keep the best by a saved metric: loss:min, acc:max:3."
+)
+@click.option(
+    "--failed", is_flag=True, help="Remove bad, incomplete and suspect ones too, once enough newer ones are good."
+)
 @click.option("--dry-run", is_flag=True, help="Say what would be removed, and remove nothing.")
+@quiet_option
 @shared_options
 def command(run: str, failed: bool, dry_run: bool, shared: Shared, **rules: object) -> None:
-    """Keep the good checkpoints of RUN that any rule asks for, in each series, and move the others to the trash.
+    """Keep the good checkpoints of RUN that any rule asks for, and move the others to the trash. Without a rule nothing
+    is removed.
 
-    A rule counts verified good ones only. One is sealed when the guard saves it, or else when it is first verified. The
-    newest good ones (keep_good), pinned ones, those in use, and all that are older than one without a verdict stay,
-    whatever the rules say. Without a rule nothing is removed. `ckptguard restore RUN --step N` still finds what is in
-    the trash, until trash_grace is over.
+    Rules count verified good checkpoints only, in each series. These stay whatever the rules say: the newest good ones
+    (keep_good), pinned ones, those in use, and all that are older than one without a verdict.
+
+    `ckptguard restore RUN --step N` finds what is in the trash until trash_grace is over.
     """
     from ckptguard.decisions.retention import unknown_metrics
     from ckptguard.retention.prune import prune
@@ -45,7 +51,7 @@ def command(run: str, failed: bool, dry_run: bool, shared: Shared, **rules: obje
     done = prune(view, policy, grace=parse_span(settings.trash_grace), dry_run=dry_run)
     if shared.as_json:
         emit("prune", done, target=view.run.url)
-    else:
+    elif dry_run or not is_quiet():
         _show(done)
     for metric in unknown_metrics([d.checkpoint for d in done.decisions], policy):
         trouble(f'warning: no good checkpoint has the metric "{escape(metric)}": it keeps none')
@@ -60,9 +66,10 @@ def _show(done: Pruned) -> None:
     rows = []
     for decision in done.decisions:
         one, word = decision.checkpoint, "keep" if decision.keep else "remove"
-        rows.append((one.path, one.id, one.outcome.value, word, size(one.bytes), "; ".join(decision.reasons)))
+        outcome = "changed" if one.changed else one.outcome.value
+        rows.append((f"{one.path}{one.id.nth_save}", outcome, word, size(one.bytes), "; ".join(decision.reasons)))
     if rows:
-        table(("path", "id", "outcome", "decision", "size", "reasons"), rows)
+        table(("path", "outcome", "decision", "size", "reasons"), rows)
     freed = sum(d.checkpoint.bytes for d in done.removed)
     say(f"{'would move' if done.dry_run else 'moved'} {len(done.removed)} to the trash ({size(freed)})")
     if done.emptied:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ckptguard.cli.command import Command, Place, Shared, shared_options
+from ckptguard.cli.command import Command, Place, Shared, quiet_option, shared_options
 from ckptguard.cli.exit_codes import ExitCode
-from ckptguard.cli.output import emit, say, trouble
+from ckptguard.cli.output import emit, say, say_well, trouble
 from ckptguard.cli.render import cell, word
 
 if TYPE_CHECKING:
@@ -18,16 +18,18 @@ if TYPE_CHECKING:
 CODES = (ExitCode.BAD, ExitCode.NOT_FOUND, ExitCode.BUSY)
 
 
-@click.command("repair", cls=Command, codes=CODES, short_help="Put damaged files right from a whole copy.")
+@click.command("repair", cls=Command, codes=CODES, short_help="Repair damaged files from a whole copy.")
 @click.argument("run", type=Place())
 @click.argument("ckpt", required=False, type=Place())
 @click.option("--dry-run", is_flag=True, help="Say what would be repaired, and from where; write nothing.")
+@quiet_option
 @shared_options
 def command(run: str, ckpt: str | None, dry_run: bool, shared: Shared) -> None:
-    """Repair what is known to be damaged in RUN, in place and kept copies; or CKPT (a path, id or step), which is read.
+    """Repair what is known to be damaged in RUN: checkpoints in place, and their kept copies. `ckptguard scrub` finds
+    damage. With CKPT (a path, id or step) that one is read first.
 
-    Only damaged files are replaced, by copies whose every byte is as it was sealed; the damaged ones go to quarantine.
-    Refused while training writes them. `ckptguard scrub` finds damage.
+    Only damaged files are replaced. Each comes from a copy whose bytes are all as they were sealed. The damaged file
+    goes to quarantine. Nothing is replaced while training writes it.
     """
     from ckptguard.repair.repair import repair
     from ckptguard.runs.target import open_named_run
@@ -55,12 +57,13 @@ def _show(done: Repaired) -> None:
     for file in done.files:
         what = f"the kept copy's {cell(file.file)}" if file.place == "kept" else cell(file.file)
         if file.repaired:
-            say(f"repaired {what} ({file.id}) from the {file.source}")
+            say_well(f"repaired {what}{file.id.nth_save} from the {file.source}")
         elif file.source is not None:
-            say(f"would repair {what} ({file.id}) from the {file.source}")
+            say(f"would repair {what}{file.id.nth_save} from the {file.source}")
         else:
-            say(f"could not repair {what} ({file.id}): {cell(file.reason)}")
+            say(f"could not repair {what}{file.id.nth_save}: {cell(file.reason)}")
     for checked in done.checked:
-        say(f"{word(checked.outcome.value, 10)} {cell(checked.path)} ({checked.id})")
+        tell = say_well if checked.outcome.value == "good" else say
+        tell(f"{word(checked.outcome.value, 10)} {cell(checked.path)}{checked.id.nth_save if checked.id else ''}")
     if not done.files and not done.checked and not done.could_not_tell:
-        say("nothing is known to be damaged; `ckptguard scrub` looks")
+        say_well("nothing is known to be damaged; `ckptguard scrub` looks for damage")

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ckptguard.cli.command import Command, Place, Shared, parse_rate, shared_options
+from ckptguard.cli.command import Command, Place, Shared, parse_rate, quiet_option, shared_options
 from ckptguard.cli.exit_codes import ExitCode
-from ckptguard.cli.output import emit, escape, say, trouble, working
+from ckptguard.cli.output import emit, escape, is_quiet, say, trouble, working
 from ckptguard.cli.render import size, table
 
 if TYPE_CHECKING:
@@ -20,15 +20,23 @@ CODES = (ExitCode.BAD, ExitCode.NOT_FOUND, ExitCode.BUSY)
 
 @click.command("replicate", cls=Command, codes=CODES, short_help="Copy good checkpoints to other places.")
 @click.argument("run", type=Place())
-@click.option("--to", "urls", multiple=True, type=Place(), metavar="URL", help="Instead of the settings' replicas.")
-@click.option("--rate", metavar="RATE", help="Bytes a second to read and send at most: 100MB, 50MiB.")
+@click.option(
+    "--to",
+    "urls",
+    multiple=True,
+    type=Place(),
+    metavar="URL",
+    help="Send to this place, not to the replicas in the settings.",
+)
+@click.option("--rate", metavar="RATE", help="Send at most this many bytes a second: 100MB, 50MiB.")
 @click.option("--dry-run", is_flag=True, help="Say what would be sent, and send nothing.")
+@quiet_option
 @shared_options
 def command(run: str, urls: tuple[str, ...], rate: str | None, dry_run: bool, shared: Shared) -> None:
-    """Send RUN's good checkpoints to its replicas, the newest first, and read each back from there.
+    """Send RUN's good checkpoints to its replicas, the newest first, and read each one back from there.
 
-    A replica is a run: verify, known-good and restore work on it without the original. What is there already is not
-    sent again; what was cut short goes on. Nothing is removed from it: `ckptguard prune REPLICA` does that.
+    A replica is a run of its own: verify, known-good and restore work on it without the original. What is there
+    already is not sent again, and what was cut short goes on. Nothing is removed: `ckptguard prune REPLICA` does that.
     """
     from ckptguard.replicas.replicate import replica_urls, replicate
     from ckptguard.runs.target import open_named_run
@@ -62,18 +70,20 @@ def _code(done: Sequence[Replica]) -> ExitCode:
 
 def _show(done: Sequence[Replica]) -> None:
     for replica in done:
+        if is_quiet() and not replica.behind and replica.trouble is None:
+            continue
         say(f"{escape(replica.url)}: " + standing_text(replica))
         rows = [
-            (c.path, c.id, c.done, size(c.bytes), c.message or (f"verified: {c.verified}" if c.verified else ""))
+            (c.path, c.id, c.done, size(c.bytes), c.message or (f"verified: {c.verified}" if c.verified else None))
             for c in replica.checkpoints
         ]
         if rows:
-            table(("path", "id", "done", "size", ""), rows)
+            table(("path", "id", "done", "size", "remark"), rows)
 
 
 def standing_text(replica: Replica) -> str:
     """Where a replica stands, in a few words."""
     if replica.behind is None:
-        return "it could not be told what it holds"
+        return "what it holds could not be told"
     last = f"last good {replica.last_good}" if replica.last_good else "nothing good yet"
     return f"{last}, {f'behind by {replica.behind}' if replica.behind else 'up to date'}"

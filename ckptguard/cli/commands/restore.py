@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ckptguard.cli.command import Command, Place, Shared, shared_options
+from ckptguard.cli.command import Command, Place, Shared, quiet_option, shared_options
 from ckptguard.cli.exit_codes import ExitCode
-from ckptguard.cli.output import emit, escape, say, working
+from ckptguard.cli.output import emit, escape, is_quiet, say_well, trouble, working
+from ckptguard.cli.render import size
 
 if TYPE_CHECKING:
-    from ckptguard.recover.restore import Restored
+    from ckptguard.recover.restore import Restored, Restoring
     from ckptguard.replicas.start_run import Started
 
 CODES = (ExitCode.BAD, ExitCode.UNDECIDED, ExitCode.NOT_FOUND, ExitCode.BUSY, ExitCode.NO_KNOWN_GOOD)
@@ -20,12 +21,16 @@ CODES = (ExitCode.BAD, ExitCode.UNDECIDED, ExitCode.NOT_FOUND, ExitCode.BUSY, Ex
 @click.command("restore", cls=Command, short_help="Copy a verified checkpoint out.", codes=CODES)
 @click.argument("run", type=Place())
 @click.option("--step", type=click.IntRange(min=0), metavar="N", help="This step instead of the known-good one.")
-@click.option("--to", "dest", type=Place(), metavar="DEST", help="An absent or empty folder.")
+@click.option("--to", "dest", type=Place(), metavar="DEST", help="An absent or empty folder, or a file to make.")
 @click.option("--as-run", type=Place(), metavar="RUN", help="Have training go on there: the lost or new run's place.")
 @click.option("--force", is_flag=True, help="Hand out a bad or suspect checkpoint too.")
+@quiet_option
 @shared_options
 def command(run: str, step: int | None, dest: str | None, as_run: str | None, force: bool, shared: Shared) -> None:
     """Copy RUN's known-good checkpoint to DEST/<its own name> and print that path.
+
+    A checkpoint of one file becomes the file DEST, if DEST has the same ending, as in --to back.pt. What is going to be
+    made is said on stderr first.
 
     The copy is complete and verified, or there is none. The nearest whole copy is taken: in place, kept, then in the
     settings' replicas. With --as-run, RUN is a replica, and the checkpoint lies in the new run with all that is on
@@ -48,8 +53,15 @@ def command(run: str, step: int | None, dest: str | None, as_run: str | None, fo
         else:
             assert dest is not None
             view = open_view(run, settings, must_exist=not settings.replicas)
-            done = restore(view, dest, step=step, force=force, work=work)
+            done = restore(view, dest, step=step, force=force, work=work, tell=_say_what)
     if shared.as_json:
         emit("restore", done, target=view.run.url)
     else:
-        say(escape(done.path))
+        say_well(escape(done.path))
+
+
+def _say_what(plan: Restoring) -> None:
+    if is_quiet():
+        return
+    files = "" if plan.files == 1 else f", {plan.files} files"
+    trouble(f"restoring {plan.path} of {plan.source} ({size(plan.bytes)}{files}) as {plan.made}")

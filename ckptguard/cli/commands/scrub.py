@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, TypeVar
 
 import click
 
-from ckptguard.cli.command import Command, Place, Shared, parse_rate, shared_options
+from ckptguard.cli.command import Command, Place, Shared, parse_rate, quiet_option, shared_options
 from ckptguard.cli.exit_codes import ExitCode, of_outcomes
-from ckptguard.cli.output import emit, say, trouble, working
+from ckptguard.cli.output import emit, is_quiet, log_trouble, say, say_well, trouble, working
 from ckptguard.cli.render import cell, print_findings, size, word
 
 if TYPE_CHECKING:
@@ -21,13 +21,14 @@ _HOOK_SECONDS = 65.0
 Value = TypeVar("Value")
 
 
-@click.command("scrub", cls=Command, codes=CODES, short_help="Read again what has a verdict, to find rot.")
+@click.command("scrub", cls=Command, codes=CODES, short_help="Read verified checkpoints again, to find rot.")
 @click.argument("run", type=Place())
 @click.option("--max-duration", metavar="SPAN", help="Stop after SPAN (2h); the next scrub goes on there.")
-@click.option("--max-age", metavar="SPAN", help="Leave out what was read within SPAN (7d).")
-@click.option("--subset", metavar="N/T", help="Only the N-th of T parts of all checkpoints.")
-@click.option("--rate", metavar="RATE", help="Bytes a second to read at most: 100MB, 50MiB.")
-@click.option("--md5", is_flag=True, help="Compare MD5 too, where it is on record.")
+@click.option("--max-age", metavar="SPAN", help="Skip what was read within SPAN (7d).")
+@click.option("--subset", metavar="N/T", help="Read only the N-th of T parts (1/7 on Mondays, ...).")
+@click.option("--rate", metavar="RATE", help="Read at most this many bytes a second: 100MB, 50MiB.")
+@click.option("--md5", is_flag=True, help="Compare recorded MD5 sums too.")
+@quiet_option
 @shared_options
 def command(
     run: str,
@@ -38,10 +39,10 @@ def command(
     md5: bool,
     shared: Shared,
 ) -> None:
-    """Read RUN's checkpoints and kept copies again, what nobody has read for the longest time first.
+    """Read RUN's verified checkpoints and kept copies again, those first that nobody has read for the longest time.
 
-    Bytes come from the disk, not from the page cache, and are compared by BLAKE3. Damage turns the verdict BAD, is an
-    incident, and is told to hooks; a damaged kept copy counts no more. `ckptguard repair` puts the right bytes back.
+    Bytes come from the disk, not from the page cache, and are compared by BLAKE3. Damage makes the verdict bad, opens
+    an incident, and is told to your hooks. `ckptguard repair` puts the right bytes back.
     """
     from ckptguard.repair.scrub import ScrubListener, ScrubOrder, parse_subset, scrub
     from ckptguard.reporting.notify import Hooks
@@ -61,7 +62,7 @@ def command(
     fastest = said(parse_rate, rate)
     settings = shared.settings()
     view = open_named_run(run, settings)
-    hooks = Hooks(settings, _log)
+    hooks = Hooks(settings, log_trouble)
     try:
         with scanner_of(settings) as scanner, working("scrubbing", scanner=scanner, rate=fastest) as work:
             done = scrub(view, order, watcher=ScrubListener(tell=hooks.tell), work=work)
@@ -81,17 +82,14 @@ def command(
 
 def _show(done: Scrubbed) -> None:
     for one in done.places:
+        if is_quiet() and one.outcome.value == "good":
+            continue
         what = " (kept copy)" if one.place == "kept" else ""
-        say(f"{word(one.outcome.value, 10)} {cell(one.path)}{what} ({one.id})  {size(one.bytes)}")
+        say(f"{word(one.outcome.value, 10)} {cell(one.path)}{what}{one.id.nth_save}  {size(one.bytes)}")
         print_findings((f for f in one.findings if f.severity.value != "notice"), one.path)
     total = size(sum(one.bytes for one in done.places))
     if not done.places and done.next is None:
-        say("nothing here has a verdict yet: `ckptguard verify` gives one")
+        say("nothing here has a verdict yet: run `ckptguard verify` first")
         return
     left = f"; time was up, {done.left} left" if done.stopped else ""
-    say(f"read {len(done.places)} again ({total}){left}")
-
-
-def _log(event: str, *, level: str = "info", **fields: object) -> None:
-    if level != "info":
-        trouble(f"warning: {event}: " + ", ".join(f"{name}={value}" for name, value in fields.items()))
+    say_well(f"read {len(done.places)} again ({total}){left}")

@@ -17,19 +17,19 @@ from ckptguard.cli.render import cell, facts, print_findings, size, table
 if TYPE_CHECKING:
     from ckptguard.inspect.show import Shown
 
-_WIDEST_NAME = 60
 _DEEPEST = 20  # levels; longer names go on in one piece
 
 
 @click.command("show", cls=Command, codes=(ExitCode.BAD, ExitCode.NOT_FOUND), short_help="Describe one checkpoint.")
 @click.argument("ckpt", type=Place())
-@click.option("--tensors", is_flag=True, help="List every tensor: type, shape, bytes, largest magnitude.")
+@click.option("--tensors", is_flag=True, help="List every tensor.")
 @shared_options
 def command(ckpt: str, tensors: bool, shared: Shared) -> None:
-    """Describe CKPT: its files, digests and tensors, and every verdict on it. Recorded digests are not compared.
+    """Describe CKPT: its files, digests and tensors, and every verdict on it. Nothing is compared with its digests:
+    `ckptguard verify` does that.
 
-    With --tensors every tensor has its line, with its largest magnitude and how much that is of what fp16 can hold
-    (65504). These come from the records; a checkpoint that was never verified is read for them.
+    With --tensors each tensor has a line: its type, shape and size, its largest magnitude, and how much that is of
+    what fp16 can hold (65504). A checkpoint that was never verified is read for this.
     """
     from ckptguard.inspect.show import show
 
@@ -61,7 +61,7 @@ def print_shown(shown: Shown) -> None:
     )
     facts(
         ("checkpoint", shown.target),
-        ("id", shown.id),
+        ("save", shown.id.generation if shown.id and shown.id.generation > 1 else None),
         ("series", manifest.series),
         ("layout", manifest.layout),
         ("step", manifest.step),
@@ -74,7 +74,7 @@ def print_shown(shown: Shown) -> None:
             "own checksums",
             f"none ({', '.join(unsummed)}): damage from before sealing cannot be told" if unsummed else None,
         ),
-        ("history", ", ".join(f"{line.number} {line.outcome.value}" for line in shown.history)),
+        ("verdicts so far", ", then ".join(line.outcome.value for line in shown.history if len(shown.history) > 1)),
         ("resumable", verdict and ", ".join(verdict.facts.resumable)),
         ("metrics", ", ".join(f"{name} {value:g}" for name, value in manifest.given_metrics().items())),
         ("size", size(manifest.bytes)),
@@ -88,7 +88,7 @@ def print_shown(shown: Shown) -> None:
     print_findings(verdict.findings if verdict else (), manifest.path)
 
 
-Row = tuple[str, tuple[str, ...]]  # a name, indented by its place in the tree, and the cells after it
+Row = tuple[str, ...]  # a name, indented by its place in the tree, and the cells after it, if it is a tensor
 
 
 class TensorLine(NamedTuple):
@@ -115,7 +115,7 @@ def print_tree(shown: Shown) -> None:
                 size(stored),
                 "-" if tensor.largest is None else f"{tensor.largest:.4g}",
                 "-" if share is None else f"{100 * share:.2g}%" if share <= 1 else "beyond",
-                "not finite" if (file.path, tensor.name) in shown.nonfinite else "",
+                *(("not finite" if (file.path, tensor.name) in shown.nonfinite else "-",) if shown.nonfinite else ()),
                 *((cell(file.path.removeprefix(manifest.path + "/")),) if many else ()),
             )
             parts = tuple(cell(p) for p in tensor.name.split(".", _DEEPEST))
@@ -123,9 +123,19 @@ def print_tree(shown: Shown) -> None:
     rows: list[Row] = []
     for role, leaves in by_role.items():
         leaves.sort(key=lambda leaf: [_natural(p) for p in leaf.parts])
-        rows.append((f"{role}: {_sum(leaves)}", ()))
+        rows.append((f"{role}: {_sum(leaves)}",))
         rows += _rows(leaves, 0, 1)
-    _print(rows, ("type", "shape", "bytes", "largest", "of fp16", "", *(("file",) if many else ())))
+    titles = (
+        "tensor",
+        "type",
+        "shape",
+        "bytes",
+        "largest",
+        "of fp16",
+        *(("remark",) if shown.nonfinite else ()),
+        *(("file",) if many else ()),
+    )
+    table(titles if any(len(row) > 1 for row in rows) else (), rows, right=(3, 4, 5))
 
 
 def _rows(leaves: Sequence[TensorLine], level: int, depth: int) -> Iterator[Row]:
@@ -133,12 +143,12 @@ def _rows(leaves: Sequence[TensorLine], level: int, depth: int) -> Iterator[Row]
     for first, alike in itertools.groupby(leaves, key=lambda leaf: leaf.parts[level : level + 1]):
         group = list(alike)
         if len(group) == 1 or not first:
-            yield from (("  " * depth + (".".join(leaf.parts[level:]) or "."), leaf.cells) for leaf in group)
+            yield from (("  " * depth + (".".join(leaf.parts[level:]) or "."), *leaf.cells) for leaf in group)
             continue
         shared = level + 1  # parts that all of the group have in common stay on one line
         while all(len(leaf.parts) > shared + 1 and leaf.parts[shared] == group[0].parts[shared] for leaf in group):
             shared += 1
-        yield f"{'  ' * depth}{'.'.join(group[0].parts[level:shared])}: {_sum(group)}", ()
+        yield (f"{'  ' * depth}{'.'.join(group[0].parts[level:shared])}: {_sum(group)}",)
         yield from _rows(group, shared, depth + 1)
 
 
@@ -149,17 +159,3 @@ def _sum(leaves: Sequence[TensorLine]) -> str:
 def _natural(part: str) -> tuple[tuple[int, str], ...]:
     """Layers in the order of their numbers: 2 before 10."""
     return tuple((int(p[:18]), "") if p.isascii() and p.isdigit() else (-1, p) for p in re.split(r"(\d+)", part))
-
-
-def _print(lines: Sequence[Row], titles: Sequence[str]) -> None:
-    names = max((min(len(name), _WIDEST_NAME) for name, cells in lines if cells), default=0)
-    widths = [max(map(len, column)) for column in zip(titles, *(cells for _, cells in lines if cells), strict=True)]
-    printed = [_line("TENSOR", [t.upper() for t in titles], names, widths)] if any(c for _, c in lines) else []
-    printed += [name if not cells else _line(name, cells, names, widths) for name, cells in lines]
-    say("\n".join(printed))
-
-
-def _line(name: str, cells: Sequence[str], names: int, widths: Sequence[int]) -> str:
-    right = {2, 3, 4}  # numbers
-    columns = [c.rjust(w) if i in right else c.ljust(w) for i, (c, w) in enumerate(zip(cells, widths, strict=True))]
-    return "  ".join([name.ljust(names), *columns]).rstrip()

@@ -2,42 +2,189 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
 import click
 
-from ckptguard.cli.command import Command, Place, Shared, shared_options
-from ckptguard.cli.exit_codes import ExitCode
-from ckptguard.cli.output import emit, escape, say
-from ckptguard.cli.render import age, facts, size, some
+from ckptguard.cli.command import Command, Place, Shared, quiet_option, shared_options
+from ckptguard.cli.exit_codes import ExitCode, of_error
+from ckptguard.cli.failures import error_fields
+from ckptguard.cli.output import emit, is_quiet, report_error
+from ckptguard.cli.render import age, facts, say_text, size, some, table
+from ckptguard.errors import CkptguardError, NotFoundError
+
+if TYPE_CHECKING:
+    from ckptguard.inspect.status import Status
+    from ckptguard.runs.run_view import RunView
+    from ckptguard.values.settings import Settings
+
+_PLACES = {"kept": " (a kept copy)", "replica": " (in a replica)"}
+_COPIES = {"copy": "full copies", "link": "hard links", "reflink": "reflinks"}
+CODES = (ExitCode.NOT_FOUND, ExitCode.NO_KNOWN_GOOD)
 
 
-@click.command("status", cls=Command, short_help="Am I protected?", codes=(ExitCode.NOT_FOUND, ExitCode.NO_KNOWN_GOOD))
-@click.argument("run", type=Place())
+@click.command("status", cls=Command, short_help="Say whether a run is protected.", codes=CODES)
+@click.argument("runs", type=Place(), nargs=-1, required=True, metavar="RUN...")
+@quiet_option
 @shared_options
-def command(run: str, shared: Shared) -> None:
-    """Say whether RUN is protected: known-good checkpoint, its age, pending saves, last incident, daemon, copies and
-    replicas."""
-    from ckptguard.cli.commands.replicate import standing_text
-    from ckptguard.inspect.status import status
-    from ckptguard.runs.run_view import open_view
+def command(runs: tuple[str, ...], shared: Shared) -> None:
+    """Say whether RUN is protected, and why: its known-good checkpoint, the saves that wait for a verdict, the last
+    incident, the daemon, and the copies.
 
-    found = status(open_view(run, shared.settings()))
+    Several runs have one line each. A pattern such as 'runs/*' stands for all runs with such a name.
+    """
+    settings = shared.settings()
+    if len(runs) > 1 or _is_pattern(runs[0]):
+        every = list(_each(runs, settings))
+        if shared.as_json:
+            emit("status", runs=[_as_document(one) for _, one in every])
+        else:
+            _show_all(every)
+        raise click.exceptions.Exit(_code([one for _, one in every]))
+    found = _status(_view(runs[0], settings))
     if shared.as_json:
         emit("status", found)
-    else:
-        known_good, incident, daemon = found.known_good, found.last_incident, found.daemon
-        where = f"step {incident.step}: " if incident and incident.step is not None else ""
-        say(f"protected? {escape(found.explanation)}")
-        facts(
-            ("known-good", known_good and f"{known_good.path} ({known_good.id})"),
-            ("age", age(found.known_good_age_seconds)),
-            ("verdicts", ", ".join(f"{n} {outcome}" for outcome, n in found.outcomes.items() if n)),
-            ("pending", some(found.pending)),
-            ("changed", f"{some(found.changed)}: not read again yet (ckptguard verify)" if found.changed else None),
-            ("last incident", incident and f"{where}{incident.reason} ({incident.state})"),
-            ("daemon", daemon and f"pid {daemon.pid} on {daemon.host} since {daemon.started_at}"),
-            ("kept copies", ", ".join(found.kept_kinds)),
-            ("they take", size(found.kept_bytes) if found.kept_bytes else None),
-            *(("replica", f"{r.url}: {r.trouble or standing_text(r)}") for r in found.replicas),
+    elif not (found.protected and is_quiet()):
+        _show(found)
+    raise click.exceptions.Exit(_code([found]))
+
+
+class Unseen(NamedTuple):
+    """A run of several that could not be looked at."""
+
+    run: str
+    error: CkptguardError
+
+
+def _view(run: str, settings: Settings) -> RunView:
+    from ckptguard.runs.run_view import open_view
+
+    return open_view(run, settings)
+
+
+def _status(view: RunView) -> Status:
+    from ckptguard.inspect.status import status
+    from ckptguard.supervise.lock_file import is_supervised
+
+    return status(view, supervised=is_supervised(view.run.url, os.environ))
+
+
+def _each(runs: Sequence[str], settings: Settings) -> Iterator[tuple[str, Status | Unseen]]:
+    """The name and the status of every run; one that cannot be looked at ends none of the others."""
+    for said in runs:
+        try:
+            views = _matching(said, settings) if _is_pattern(said) else [(said, _view(said, settings))]
+        except CkptguardError as error:
+            yield said, Unseen(said, error)
+            continue
+        for name, view in views:
+            try:
+                yield name, _status(view)
+            except CkptguardError as error:
+                yield name, Unseen(view.run.url, error)
+
+
+def _is_pattern(run: str) -> bool:
+    return any(c in run for c in "*?[") and not os.path.lexists(run)
+
+
+def _matching(pattern: str, settings: Settings) -> list[tuple[str, RunView]]:
+    """The runs, by name, among the folders that a pattern stands for. NotFoundError if there are none."""
+    from ckptguard.records.run import has_records
+
+    views = [(place, _view(place, settings)) for place in _folders(pattern, settings)]
+    runs = [(place, view) for place, view in views if view.checkpoints or has_records(view.run)]
+    if not runs:
+        raise NotFoundError(f"no folder {pattern} holds a run", hint="look at the pattern, and quote it")
+    return runs
+
+
+def _folders(pattern: str, settings: Settings) -> list[str]:
+    if "://" not in pattern:
+        import glob
+
+        return sorted(place for place in glob.glob(os.path.expanduser(pattern)) if os.path.isdir(place))
+    import fnmatch
+
+    from ckptguard.errors import SettingsError
+    from ckptguard.storage import open_storage
+    from ckptguard.values.ids import RECORDS_FOLDER
+
+    parent, _, name = pattern.rstrip("/").rpartition("/")
+    if any(c in parent for c in "*?["):
+        raise SettingsError(f"{pattern} has a pattern in the middle", hint="on a store, only the last part may be one")
+    entries = open_storage(parent, options=settings.storage).list("")
+    found = (e.name for e in entries if e.kind == "folder" and e.name != RECORDS_FOLDER)
+    return [f"{parent}/{one}" for one in sorted(found) if fnmatch.fnmatchcase(one, name)]
+
+
+def _code(every: Sequence[Status | Unseen]) -> ExitCode:
+    """A run that surely has no known-good checkpoint weighs more than one that could not be looked at."""
+    if any(not isinstance(one, Unseen) and one.known_good is None for one in every):
+        return ExitCode.NO_KNOWN_GOOD
+    return next((of_error(one.error) for one in every if isinstance(one, Unseen)), ExitCode.GOOD)
+
+
+def _as_document(one: Status | Unseen) -> object:
+    from ckptguard.documents.build import fields
+
+    return {"target": one.run, "error": error_fields(one.error)} if isinstance(one, Unseen) else fields(one)
+
+
+def _show_all(every: Sequence[tuple[str, Status | Unseen]]) -> None:
+    rows: list[tuple[object, ...]] = []
+    for name, one in every:
+        if isinstance(one, Unseen):
+            report_error(one.error)
+            rows.append((name, "unknown", None, None, None, None))
+            continue
+        good, waiting = one.known_good, len(one.pending) + len(one.changed)
+        row = (
+            good and good.path.removeprefix(f"{one.run}/"),
+            good and age(one.known_good_age_seconds),
+            waiting or None,
         )
-    if found.known_good is None:
-        raise click.exceptions.Exit(ExitCode.NO_KNOWN_GOOD)
+        incident = one.last_incident
+        last = incident and f"{incident.cause} ({incident.state})"
+        rows.append((name, one.explanation.partition(":")[0], *row, last))
+    wanted = rows if not is_quiet() else [row for row in rows if row[1] != "yes"]
+    if wanted:
+        table(("run", "protected", "known-good", "verified ago", "waiting", "last incident"), wanted)
+
+
+def _show(found: Status) -> None:
+    from ckptguard.cli.commands.replicate import standing_text
+
+    known_good, daemon = found.known_good, found.daemon
+    say_text(f"protected? {found.explanation}")
+    facts(
+        ("known-good", known_good and f"{known_good.path}{known_good.id.nth_save}{_PLACES.get(known_good.place, '')}"),
+        ("verified", known_good and _ago(found)),
+        ("verdicts", ", ".join(f"{n} {outcome}" for outcome, n in found.outcomes.items() if n)),
+        ("pending", some(found.pending)),
+        ("changed", f"{some(found.changed)}: not read again yet (ckptguard verify)" if found.changed else None),
+        ("last incident", _incident_words(found)),
+        ("daemon", daemon and f"pid {daemon.pid} on {daemon.host} since {daemon.started_at}"),
+        ("kept copies", _copies(found)),
+        *(("replica", f"{r.url}: {r.trouble or standing_text(r)}") for r in found.replicas),
+    )
+
+
+def _copies(found: Status) -> str | None:
+    """How the copies that are kept came to be, and what they take."""
+    how = " and ".join(_COPIES.get(kind, kind) for kind in found.kept_kinds)
+    return f"{how}, {size(found.kept_bytes)}" if found.kept_bytes else how or None
+
+
+def _ago(found: Status) -> str:
+    return f"{age(found.known_good_age_seconds)} ago"
+
+
+def _incident_words(found: Status) -> str | None:
+    incident = found.last_incident
+    if incident is None:
+        return None
+    where = f"step {incident.step}: " if incident.step is not None else ""
+    return f"{where}{incident.reason} ({incident.state})"

@@ -37,7 +37,7 @@ def _no_nan(ctx: click.Context, param: click.Parameter, value: float) -> float:
     return value
 
 
-@click.command("supervise", cls=_Command, short_help="Run a command; go back when its saves turn sick.", codes=CODES)
+@click.command("supervise", cls=_Command, short_help="Run a training; go back when its saves turn sick.", codes=CODES)
 @click.argument("run", type=Place())
 @click.argument("argv", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND...")
 @click.option(
@@ -46,7 +46,7 @@ def _no_nan(ctx: click.Context, param: click.Parameter, value: float) -> float:
     default=3,
     show_default=True,
     metavar="N",
-    help="Start COMMAND again at most so often.",
+    help="Start COMMAND again at most N times.",
 )
 @click.option(
     "--stop-seconds",
@@ -55,22 +55,21 @@ def _no_nan(ctx: click.Context, param: click.Parameter, value: float) -> float:
     default=30.0,
     show_default=True,
     metavar="SECONDS",
-    help="How long COMMAND may take to end when it is asked to.",
+    help="Give COMMAND this long to end when it is asked to.",
 )
 @config_option
 @records_option
 def command(
     run: str, argv: tuple[str, ...], max_rollbacks: int, stop_seconds: float, config: str | None, records: str | None
 ) -> None:
-    """Run COMMAND, which saves under RUN, and verify what it saves.
+    """Run COMMAND, which saves into RUN, and verify what it saves. Go back when a save is sick or COMMAND dies.
 
-    When a save is sick (NaN in weights or optimizer state, a gradient norm in the Trainer's own log that is not
-    finite), COMMAND is stopped with all that it started. When it is, or when COMMAND dies, what is newer than the
-    known-good checkpoint goes to quarantine, the known-good one is put in its place, and COMMAND is started again.
-    Damaged or incomplete saves are told of, and COMMAND runs on.
+    A save is sick if weights or optimizer state are NaN, or if the Trainer's own log has a gradient norm that is not
+    finite. COMMAND is then stopped, with all that it started. What is newer than the known-good checkpoint goes to
+    quarantine, and COMMAND is started again. Of damaged and incomplete saves you are told, and COMMAND runs on.
 
-    COMMAND has stdin, stdout and stderr for its own, and the exit code is its own too (128 + n after signal n), unless
-    one of those below applies.
+    COMMAND has stdin, stdout and stderr for its own. The exit code is its own too (128 + n after signal n), unless one
+    of those below applies.
     """
     from ckptguard.supervise.wait_for_command import HeldSignals
 

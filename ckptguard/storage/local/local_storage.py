@@ -107,7 +107,7 @@ class LocalStorage(Storage):
         with translated(source, self.url), self._place(source) as (folder, name), translated(target, self.url):
             kind = folders.entry_at(folder, name, source).kind if is_there(folder, name) else None
             if kind is None:
-                raise ObjectMissingError(f"{escape(source)}: there is no such object", key=source)
+                raise ObjectMissingError(f"{escape(source)}: there is no such file", key=source)
             with self._place(target, make=True) as (target_folder, target_name):
                 move_exclusively(folder, name, target_folder, target_name, is_folder=kind == "folder")
                 folders.sync_folder(target_folder)

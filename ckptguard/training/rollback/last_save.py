@@ -37,7 +37,8 @@ def judge_last_save(
         if newest is not None:
             checked = verify_checkpoint(view, newest, work=_within(seconds))
             if checked.outcome is not Outcome.GOOD:
-                _log.error("the last save, %s, is %s: ckptguard show %s", newest.path, checked.outcome.value, run.url)
+                path = run.usable(newest.path)
+                _log.error("the last save is %s; see why with: ckptguard show %s", checked.outcome.value, path)
     except Exception as error:  # training ended well: an error of ours must not fail a single rank
         _log.warning("the last save has no verdict (%s); run ckptguard verify %s", error, run.url)
 

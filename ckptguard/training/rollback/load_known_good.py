@@ -43,7 +43,7 @@ from ckptguard.training.saving.stores import Store
 from ckptguard.training.signals.weights import first_of
 from ckptguard.training.state.progress import wrong_with
 from ckptguard.training.state.rng import capture_rng, restore_rng
-from ckptguard.values.ids import MAX_STEP, CheckpointId, single_number
+from ckptguard.values.ids import MAX_STEP, CheckpointId, single_number, step_text
 from ckptguard.values.manifest import Manifest
 from ckptguard.values.verdict import Outcome
 from ckptguard.verification.checkpoint import Verification, verify_checkpoint
@@ -81,8 +81,9 @@ def load_newest_good(view: RunView, store: Store, *, refused: Iterable[Checkpoin
             ).result
         except NoKnownGoodError as error:
             if failed:
-                names = ", ".join(str(id) for id in sorted(failed, key=lambda id: id.order))
-                raise _none_is_good(view, f": {names} could not be loaded") from error
+                ids = sorted(failed, key=lambda id: id.order)
+                names = ", ".join(f"{step_text(id.step)}{id.nth_save}" for id in ids)
+                raise _none_is_good(view, f": of {store.series} {names} could not be loaded") from error
     loaded = load_unrecorded(view, store, before_step=MAX_STEP + 1) if left else None
     if loaded is None and _holds_finished(view, store.series):
         raise _none_is_good(view, "")
@@ -271,7 +272,7 @@ def _newest(view: RunView, store: Store, refused: Collection[CheckpointId]) -> L
         back = regain(view, series=store.series)
         if back is not None:
             lost = "%s had lost its newest good checkpoint; %s was copied back from %s"
-            _log.warning(lost, view.run.url, back.id, back.source)
+            _log.warning(lost, view.run.url, back.path, back.source)
             view.forget()
     return load_newest_good(view, store, refused=refused)
 

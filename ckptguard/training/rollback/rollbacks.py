@@ -118,9 +118,8 @@ class Rollbacks:
         last = diagnosis.suspect_through if diagnosis.suspect_through is not None else step
         cause = diagnosis.cause or "asked"
         _log.warning("step %s: %s", step, reason)
-        decision = decide(
-            self._policy, self._past, cause=cause, onset_step=surely_by, save_every=save_every, possibly_since=since
-        )
+        span = {"onset_step": surely_by, "possibly_since": since, "last": last}
+        decision = decide(self._policy, self._past, cause=cause, save_every=save_every, **span)
         onset = decision.onset_step
         details = self.evidence(diagnosis) if self.evidence is not None else Details()
         noticed: dict[str, Any] = {"step": step, "cause": cause, "reason": reason, "evidence": diagnosis.evidence}
@@ -185,7 +184,7 @@ class Rollbacks:
         finally:
             timer.cancel()
         if back is not None:
-            _log.warning("%s has no good checkpoint left; %s was copied from %s", self._run.url, back.id, back.source)
+            _log.warning("%s has no good checkpoint left; %s was copied from %s", self._run.url, back.path, back.source)
         return back is not None
 
     def _find_and_load(self, decision: RollbackDecision, onset: int, reason: str) -> Loaded:

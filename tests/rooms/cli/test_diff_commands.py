@@ -208,8 +208,8 @@ def test_patterns_count_in_every_command(root, invoke):
     (root.parent / "ckptguard.toml").write_text('[[patterns]]\npath = "it*k.weights"\nstep = "it(\\\\d+)k"\n')
     assert "2 good" in invoke("verify", root).stdout
     first, second = root / "it1k.weights", root / "it2k.weights"
-    assert "1.1" in invoke("show", first).stdout
-    assert "1.1, good" in invoke("diff", first, second).stdout
+    assert "step:        1\n" in invoke("show", first).stdout
+    assert "it1k.weights  (good, " in invoke("diff", first, second).stdout
     assert '"id": "2.1"' in invoke("sums", second, "--json").stdout
     result = invoke("bisect", root)
     assert (result.exit_code, "all are good" in result.stdout) == (0, True)

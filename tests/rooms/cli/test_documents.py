@@ -43,6 +43,7 @@ def test_every_command_has_its_example():
         ("verify", "--step", "400"),
         ("known-good",),
         ("list",),
+        ("config",),
         ("doctor",),
         ("rollback", "--dry-run"),
         ("restore", "--to", "out"),

@@ -36,17 +36,19 @@ def told(verified, invoke):
 
 
 def test_incidents_are_listed(told, invoke):
-    """One line each: id, step, cause, state."""
+    """One line each, oldest first: id, step, cause, state. The first is of what `verify` found."""
     folder, incident = told
     lines = invoke("incidents", folder).stdout.splitlines()
     assert lines[0].split()[:4] == ["INCIDENT", "STEP", "CAUSE", "STATE"]
-    assert lines[1].split()[:4] == [incident.id, "402", "grad_norm", "handling"]
+    assert lines[1].split()[1:4] == ["400", "numeric", "open"]
+    assert lines[2].split()[:4] == [incident.id, "402", "grad_norm", "handling"]
+    assert len(lines) == 3
 
 
 def test_a_run_without_incidents(verified, invoke, document):
     """None to list is no failure; none to show is not found."""
     result = invoke("incidents", verified)
-    assert (result.exit_code, result.stdout) == (0, "there are no incidents\n")
+    assert (result.exit_code, result.stdout) == (0, f"{verified} has no incidents\n")
     assert document("incidents", verified)[1]["incidents"] == []
     assert invoke("incident", verified).exit_code == 10
     assert invoke("incidents", "absent").exit_code == 10
@@ -98,7 +100,8 @@ def test_status_names_no_step_of_a_fixed_name(verified, invoke):
     run = open_run(str(verified))
     open_incident(run, step=None, cause="checkpoint", reason="last.pt is bad", evidence={}, source="x")
     text = invoke("status", verified).stdout
-    assert "last incident: last.pt is bad" in text
+    assert "last.pt is bad (open)" in text
+    assert "step" not in text.partition("last incident:")[2].partition("\n")[0]
     assert "None" not in text
 
 

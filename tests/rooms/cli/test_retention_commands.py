@@ -52,6 +52,21 @@ def test_without_a_rule_nothing_is_removed(invoke, four):
     assert len(list(four.glob("*.pt"))) == 4
 
 
+def test_what_changed_is_called_so_everywhere(document, invoke, four):
+    """One word for one state: prune and list call it changed, and nothing older goes."""
+    with (four / "net-300.pt").open("ab") as file:
+        file.write(b"more")
+    pruned = invoke("prune", four, "--keep-last", "1", "--dry-run").stdout
+    [line] = [one for one in pruned.splitlines() if one.startswith("net-300.pt")]
+    assert "changed" in line
+    assert "pending" not in pruned
+    assert "net-300.pt is newer and has changed since its verdict" in pruned
+    assert "changed" in next(one for one in invoke("list", four).stdout.splitlines() if one.startswith("net-300.pt"))
+    kept = {one["path"]: one for one in document("prune", four, "--keep-last", "1", "--dry-run")[1]["kept"]}
+    assert (kept["net-300.pt"]["outcome"], kept["net-300.pt"]["changed"]) == ("pending", True)
+    assert kept["net-400.pt"]["changed"] is False
+
+
 def test_a_mistyped_metric_is_told(invoke, four):
     """What no checkpoint has can keep nothing, and takes nothing away."""
     result = invoke("prune", four, "--keep-best", "los:min")
@@ -128,6 +143,6 @@ def test_list_says_what_copies_cost(invoke, document, three):
     found = {c["step"]: c for c in document("list", three)[1]["checkpoints"]}
     assert (found[300]["kept_bytes"], found[200]["kept_bytes"]) == (size, 0)
     shown = invoke("list", three).stdout.splitlines()
-    assert shown[0].split() == ["PATH", "ID", "OUTCOME", "WHERE", "SIZE", "COPY", "REASON"]
+    assert shown[0].split() == ["PATH", "OUTCOME", "WHERE", "SIZE", "COPY", "REASON"]
     assert "run+kept" in shown[2]
     assert " 0 B " in shown[2]

@@ -24,7 +24,8 @@ def test_one_may_go_further_back(epochs, invoke, words):
     """By step, path or id; all that is newer goes, and the fixed name follows."""
     said = invoke("rollback", epochs, *words, "--force", "--dry-run").output
     assert "would quarantine epoch_3.pt" in said
-    assert "would give epoch_latest.pt" in said
+    assert "would fill epoch_latest.pt with epoch_1.pt\n" in said
+    assert "training would make epochs 2 to 3 again, with all of their batches" in said
     assert invoke("rollback", epochs, *words, "--force").exit_code == 0
     assert sorted(p.name for p in epochs.glob("*.pt")) == ["epoch_1.pt", "epoch_latest.pt"]
     assert update_of(load(epochs / "epoch_latest.pt")) == 10
@@ -35,7 +36,7 @@ def test_the_plan_names_the_place_in_the_run(epochs, invoke):
     (epochs / "epoch_3.pt").unlink()
     (epochs / "epoch_latest.pt").unlink()
     said = invoke("rollback", epochs, "--step", "3", "--force", "--dry-run").output
-    assert said.startswith(f"would go back to {epochs / 'epoch_3.pt'} (")
+    assert said.startswith(f"would go back to {epochs / 'epoch_3.pt'}\n")
     assert "_ckptguard" not in said
 
 

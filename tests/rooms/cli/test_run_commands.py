@@ -52,7 +52,7 @@ def test_list_tells_where_each_checkpoint_stands(document, invoke, verified, fli
     assert stood["net-200.pt"] == ("good", "200.1", True)
     assert stood["net-400.pt"] == ("pending", None, True)
     lines = invoke("list", verified).stdout.splitlines()
-    assert lines[0].split()[:3] == ["PATH", "ID", "OUTCOME"]
+    assert lines[0].split()[:3] == ["PATH", "OUTCOME", "WHERE"]
     assert len(lines) == 5
 
 
@@ -74,6 +74,28 @@ def test_show_describes_files_and_verdicts(document, invoke, verified):
     assert file["md5"] in invoke("show", verified / "net-200.pt").stdout
 
 
+def test_a_lone_file_that_is_on_no_record_is_explained(invoke, root):
+    """Read as a file of its own it is good, and nothing is recorded: known-good says what records it."""
+    write_torch(root, 1, seed=1)
+    (root / "net-1.pt").rename(root / "model.pt")
+    assert invoke("verify", root / "model.pt").exit_code == 0
+    found = invoke("known-good", root)
+    assert (found.exit_code, found.stdout) == (13, "")
+    assert f"ckptguard-daemon --once {root}" in found.stderr
+
+
+def test_known_good_of_a_recorded_run_points_at_verify(invoke, verified, flip):
+    """What is recorded and bad is shown by verify."""
+    for step in (100, 200, 300):
+        flip(verified / f"net-{step}.pt")
+    invoke("verify", verified)
+    for copy in (verified / "_ckptguard" / "kept").rglob("*.held"):
+        copy.unlink()
+    found = invoke("known-good", verified)
+    assert found.exit_code == 13
+    assert f"ckptguard verify {verified}" in found.stderr
+
+
 def test_show_of_a_run_is_refused(invoke, verified):
     """A run is listed, not shown."""
     assert invoke("show", verified).exit_code == 10
@@ -86,7 +108,7 @@ def test_status_answers_the_question(document, invoke, three):
     invoke("verify", three)
     code, found = document("status", three)
     assert (code, found["known_good"]["id"]) == (0, "300.1")
-    assert "300.1" in invoke("status", three).stdout
+    assert "net-300.pt is known good" in invoke("status", three).stdout
 
 
 def test_restore_makes_the_destination(document, verified, tmp_path):
@@ -101,6 +123,8 @@ def test_restore_prints_the_path(invoke, verified, tmp_path):
     (tmp_path / "out").mkdir()
     result = invoke("restore", verified, "--step", 100, "--to", tmp_path / "out")
     assert (result.exit_code, result.stdout) == (0, f"{tmp_path / 'out' / 'net-100.pt'}\n")
+    assert f"restoring net-100.pt of {verified}" in result.stderr
+    assert result.stderr.endswith(f" as {tmp_path / 'out' / 'net-100.pt'}\n")
 
 
 def test_restore_refuses_a_destination_in_use(invoke, verified, tmp_path):

@@ -3,6 +3,7 @@
 import json
 import os
 import pty
+import re
 import subprocess
 import sys
 
@@ -45,11 +46,26 @@ def test_a_bar_goes_to_the_terminal_and_data_to_the_pipe(three):
     assert "verifying" in shown
 
 
+def test_a_sentence_has_its_own_line_beside_a_bar(verified, tmp_path):
+    """What restore says while its bar is drawn is not written into the bar."""
+    code, piped, shown = on_a_terminal(["restore", verified, "--to", tmp_path / "o"], stdout=False, columns=400)
+    assert (code, piped) == (0, f"{tmp_path}/o/net-300.pt\n")
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown)
+    lines = [line for part in plain.splitlines() for line in part.split("\r")]
+    assert any(re.fullmatch(rf"restoring net-300\.pt of .* as {tmp_path}/o/net-300\.pt", line) for line in lines)
+
+
+def test_a_notebook_gets_no_bar(three, monkeypatch):
+    """What a notebook runs by `!` sees a terminal, and its reader would see every redraw of a bar."""
+    monkeypatch.setenv("JPY_PARENT_PID", "1")
+    code, _, shown = on_a_terminal(["verify", three, "--json"], stdout=False)
+    assert (code, shown) == (0, "")
+
+
 def test_a_terminal_gets_a_table(verified):
-    """On a terminal the listing has lines and colours; nothing is lost at 80 columns."""
+    """On a terminal the listing has colours; nothing is lost at 80 columns."""
     code, _, shown = on_a_terminal(["list", verified], stdout=True)
     assert code == 0
-    assert "─" in shown
     assert "\x1b[" in shown
     assert all(f"net-{step}.pt" in shown for step in (100, 200, 300))
 
@@ -138,10 +154,13 @@ def test_ages_read_well(seconds, text):
 
 
 def test_a_narrow_terminal_folds_no_names(verified):
-    """Where a table would break names into pieces, each row is a line of its own."""
-    _, _, shown = on_a_terminal(["list", verified], stdout=True, columns=50)
-    rows = [line for line in shown.splitlines() if "net-" in line]
-    assert [row.split()[:3] for row in rows] == [[f"net-{s}.pt", f"{s}.1", "good"] for s in (100, 200, 300)]
+    """Columns that do not fit stand on the next line, in the same colours; the first ones stay whole."""
+    _, _, shown = on_a_terminal(["list", verified], stdout=True, columns=40)
+    assert "\x1b[32mgood" in shown
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", shown).splitlines()
+    assert all(len(line) <= 40 for line in lines)
+    rows = [line for line in lines if line.startswith("net-")]
+    assert [row.split()[:3] for row in rows] == [[f"net-{s}.pt", "good", "run"] for s in (100, 200, 300)]
 
 
 def test_many_names_are_counted():

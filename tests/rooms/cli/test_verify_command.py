@@ -2,6 +2,7 @@
 
 import fractions
 import hashlib
+import json
 import os
 import resource
 import shutil
@@ -148,13 +149,14 @@ def test_hostile_names_are_escaped(invoke, root):
 
 
 def test_data_and_trouble_have_streams_of_their_own(process, three):
-    """As a process: the document alone on stdout, nothing on stderr when all is well."""
+    """As a process: one document on stdout, also of an error, and nothing on stderr when all is well."""
     good = process("verify", three, "--json")
     assert good.returncode == 0
     assert good.stderr == ""
     shutil.rmtree(three)
     gone = process("verify", three, "--json")
-    assert (gone.returncode, gone.stdout) == (10, "")
+    assert gone.returncode == 10
+    assert json.loads(gone.stdout)["error"]["kind"] == "not_found"
     assert "Traceback" not in gone.stderr
 
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.runs import save_file
 
-from ckptguard.cli import render
+from ckptguard.documents.report_lines import finding_lines
 from ckptguard.values.verdict import Finding, Severity
 
 SHARD = "model-00002-of-00003.safetensors"
@@ -80,7 +80,8 @@ def test_many_tensors_are_one_line_and_one_hint(invoke, root: Path) -> None:
         "  error [finite] layers.0.weight and 11 more"
     ]
     assert result.stdout.count("--allow-nonfinite") == 1
-    assert "--allow-nonfinite layers.0.weight" in lines[-2]
+    assert "--allow-nonfinite layers.0.weight" in lines[-3]
+    assert lines[-2] == f"what is known about it: ckptguard incident {root}"
     assert "--allow" not in invoke("list", root).stdout
 
 
@@ -138,11 +139,8 @@ NAMES = st.text("abc.é\n\x1b", min_size=1, max_size=6)
 )
 def test_equal_findings_are_one_line_with_a_count(findings: list[Finding]) -> None:
     """Never more lines than kinds of findings, none is lost, and nothing in a name reaches the terminal raw."""
-    said: list[str] = []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(render, "say", said.append)
-        render.print_findings(findings, "ckpt")
+    said = [line.text for line in finding_lines(findings, "ckpt")]
     assert len(said) <= len({(f.check, f.severity, f.message, bool(f.file), bool(f.tensor)) for f in findings})
-    assert not any("\n" in line or "\x1b" in line.replace("\x1b[", "") for line in said)
+    assert not any("\n" in line or "\x1b" in line for line in said)
     for finding in findings:
         assert any(f"[{finding.check}]" in line and finding.severity.value in line for line in said)

@@ -92,3 +92,23 @@ def test_nonsense_is_refused(nonsense):
     """A policy that cannot be meant is a SettingsError."""
     with pytest.raises(SettingsError):
         RollbackPolicy(**nonsense)
+
+
+@pytest.mark.parametrize(
+    ("onset", "last", "words"),
+    [
+        (21, 21, "skipping the batch of update 21"),
+        (21, None, "skipping the batch of update 21"),
+        (20, 23, "skipping the batches of updates 20 to 23"),
+    ],
+)
+def test_a_reason_names_the_batches_that_are_skipped(onset, last, words):
+    """People look at these batches, so they must know which ones are meant."""
+    assert decide(RollbackPolicy(), [], cause="weights", onset_step=onset, save_every=10, last=last).reason == words
+
+
+def test_a_reason_names_more_batches_where_a_repeat_skips_more():
+    """A repeat skips all since the last look at the weights."""
+    past = [PastRollback(onset_step=18, target_step=10)]
+    again = decide(RollbackPolicy(), past, cause="weights", onset_step=18, save_every=10, possibly_since=13, last=18)
+    assert again.reason.endswith("skipping the batches of updates 13 to 18")

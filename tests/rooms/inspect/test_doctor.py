@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import logging
 import secrets
 import threading
+import warnings
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +15,7 @@ from typing import Any
 import msgspec
 import pytest
 from click.testing import CliRunner
-from servers.fixtures import S3_BUCKETS, served
+from servers.fixtures import S3_BUCKETS, served, serving
 from servers.processes import free_port
 from servers.s3 import S3Server
 from servers.sshd import SftpServer
@@ -20,7 +23,7 @@ from support.faulty_storage import FakeClock, Fault, Faults, FaultyStorage, Late
 
 import ckptguard.inspect.doctor as doctor
 from ckptguard.cli.entry import commands
-from ckptguard.errors import CouldNotTellError, DeniedError, NotFoundError, ObjectMissingError
+from ckptguard.errors import CouldNotTellError, DeniedError, NotFoundError, ObjectMissingError, StoppedError
 from ckptguard.inspect.doctor import diagnose, words
 from ckptguard.storage import Capabilities, Storage, open_storage
 
@@ -211,3 +214,94 @@ def test_an_sftp_server(sftp: SftpServer, monkeypatch: pytest.MonkeyPatch) -> No
 def test_an_unknown_protocol() -> None:
     """It is a setting that cannot be true."""
     assert CliRunner().invoke(commands, ["doctor", "nosuch://x"]).exit_code == 2
+
+
+def test_a_bucket_that_is_not_there(moto: S3Server) -> None:
+    """It is the bucket that is named, and not an object of the probes."""
+    assert moto.endpoint
+    url = "s3://ckptguard-no-such-bucket/run"
+    serving("s3://ckptguard-no-such-bucket", moto.options)
+    with pytest.raises(ObjectMissingError) as raised:
+        diagnose(url, served().storage)
+    assert raised.value.message == "there is no bucket s3://ckptguard-no-such-bucket"
+    assert raised.value.hint
+
+
+def test_time_that_is_up_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What had no answer is named once, with how to give it more time."""
+    never = threading.Event()
+
+    class Silent(FaultyStorage):
+        def remove(self, key: str) -> None:
+            never.wait(60)
+            super().remove(key)
+
+    monkeypatch.setattr(doctor, "_GRACE", 0.05)
+    with wrapped(lambda inner: Silent(inner, Faults(Fault.EIO, nth=0))):
+        result = CliRunner().invoke(commands, ["doctor", place(), "--seconds", "1"])
+    never.set()
+    assert result.exit_code == 1
+    late = [line for line in result.stdout.splitlines() if "no answer within 1 s" in line]
+    assert len(late) == 1
+    assert "delete, large objects, clock" in late[0]
+    assert "--seconds" in result.stderr
+
+
+def test_probes_that_were_called_off_have_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Being called off is no trouble of the storage's."""
+    off = Faults(Fault.EIO, nth=0)
+
+    class CalledOff(FaultyStorage):
+        def stat(self, key: str) -> Any:
+            raise StoppedError(f"{key}: called off", key=key)
+
+    with wrapped(lambda inner: CalledOff(inner, off)):
+        found = {probe.name: probe for probe in diagnose(place()).probes}
+    assert (found["delete"].answer, found["clock"].answer) == ("unknown", "unknown")
+    assert "called off" not in found["delete"].means + found["clock"].means
+
+
+def test_a_watcher_in_trouble_says_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """What watchdog logs and warns of, and what its threads raise, is no business of whoever asks."""
+    level, hook = logging.getLogger("watchdog").level, threading.excepthook
+    with doctor._silent_watcher():
+        logging.getLogger("watchdog.observers").error("in trouble")
+        warnings.warn("in trouble", RuntimeWarning, stacklevel=1)
+        thread = threading.Thread(target=lambda: 1 // 0)
+        thread.start()
+        thread.join()
+    assert capfd.readouterr() == ("", "")
+    assert (logging.getLogger("watchdog").level, threading.excepthook) == (level, hook)
+
+
+def test_no_watches_left_is_an_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine may have given out all of its inotify instances; then the daemon looks by its timer."""
+
+    def none_left() -> None:
+        raise OSError(errno.EMFILE, "inotify instance limit reached")
+
+    monkeypatch.setattr("watchdog.observers.Observer", none_left)
+    assert answers(str(tmp_path))[1]["inotify"] == "no"
+
+
+def test_records_that_lie_elsewhere_are_what_is_probed(tmp_path: Path) -> None:
+    """A run may be read-only; what must be written to is the place of its records."""
+    run, records = tmp_path / "run", tmp_path / "records"
+    run.mkdir()
+    records.mkdir()
+    result = CliRunner().invoke(commands, ["doctor", str(run), "--records", str(records), "--json"])
+    assert (result.exit_code, json.loads(result.stdout)["target"]) == (0, str(records))
+    absent = CliRunner().invoke(commands, ["doctor", str(tmp_path / "absent"), "--records", str(records)])
+    assert absent.exit_code == 10
+
+
+def test_a_mistyped_option_of_a_storage_is_named() -> None:
+    """It is no mistake of the store's: the settings are to be looked at."""
+    options = {"s3": {"endpoint_url": f"http://127.0.0.1:{free_port()}", "kye": "k"}}
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("CKPTGUARD_STORAGE", json.dumps(options))
+        result = CliRunner().invoke(commands, ["doctor", "s3://nowhere/run"])
+    assert result.exit_code == 1
+    assert "an option of this storage is not known" in result.stderr
+    assert "'kye'" in result.stderr
+    assert "[storage]" in result.stderr

@@ -71,14 +71,14 @@ def opened(url, **arguments):
 @pytest.mark.parametrize("sick_rank", [0, 1])
 def test_a_wrong_setting_ends_all_ranks_alike(tmp_path, ranks, monkeypatch, sick_rank):
     """Whichever rank has it: the same error with the same words, and nobody trains on unguarded."""
-    load = guarded_run.training_settings
+    load = guarded_run.given_settings
 
     def loads(*arguments):
         if ranks.rank == sick_rank:
             raise SettingsError("settle must be a number", hint="settle = 5")
         return load(*arguments)
 
-    monkeypatch.setattr(guarded_run, "training_settings", loads)
+    monkeypatch.setattr(guarded_run, "given_settings", loads)
     found = ranks.run(lambda rank: open_guarded(str(tmp_path), series="checkpoint-#", daemon="off"))
     assert [(type(e), e.message, e.hint) for e in found] == [
         (SettingsError, "settle must be a number", "settle = 5")

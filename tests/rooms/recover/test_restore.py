@@ -44,6 +44,48 @@ def test_folders_come_out_whole(root, run, tmp_path):
     assert {p.name: p.read_bytes() for p in (tmp_path / "out" / path).iterdir()} == before
 
 
+def test_a_file_can_be_named(root, three, tmp_path):
+    """A checkpoint of one file gets the name that was asked for, and what will be made is said first."""
+    reconcile(look(three), PassNotes())
+    told = []
+    done = restore(look(three), str(tmp_path / "out" / "back.PT"), tell=told.append)
+    assert done.path == str(tmp_path / "out" / "back.PT")
+    assert (tmp_path / "out" / "back.PT").read_bytes() == (root / "net-300.pt").read_bytes()
+    assert os.listdir(tmp_path / "out") == ["back.PT"]
+    assert [(plan.path, plan.made, plan.files) for plan in told] == [("net-300.pt", done.path, 1)]
+
+
+@pytest.mark.parametrize("make_folder", [False, True])
+def test_a_folder_may_be_named_like_a_file(three, tmp_path, make_folder):
+    """One that is there, or a name that ends in a slash, is a folder whatever its name."""
+    reconcile(look(three), PassNotes())
+    dest = tmp_path / "back.pt"
+    if make_folder:
+        dest.mkdir()
+    assert restore(look(three), f"{dest}{'' if make_folder else '/'}").path == f"{dest}/net-300.pt"
+
+
+def test_a_file_is_never_written_over(three, tmp_path):
+    """What lies under the name stays."""
+    reconcile(look(three), PassNotes())
+    (tmp_path / "back.pt").write_text("mine")
+    with pytest.raises(SettingsError, match="exists already"):
+        restore(look(three), str(tmp_path / "back.pt"))
+    assert (tmp_path / "back.pt").read_text() == "mine"
+
+
+def test_a_file_name_that_cannot_be_is_refused(root, run, three, tmp_path):
+    """A folder of shards is no file, and a file does not change its kind by its name. Nothing is left behind."""
+    reconcile(look(three), PassNotes())
+    with pytest.raises(SettingsError, match="another kind"):
+        restore(look(three), str(tmp_path / "out" / "back.safetensors"))
+    write_sharded(root, 900, seed=1)
+    reconcile(look(run), PassNotes())
+    with pytest.raises(SettingsError, match="sharded-900 is not one file"):
+        restore(look(run), str(tmp_path / "out" / "back.safetensors"), step=900)
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_destination_with_something_in_it_is_refused(three, tmp_path):
     """Nothing in DEST is ever touched."""
     reconcile(look(three), PassNotes())
@@ -130,8 +172,8 @@ def test_an_older_one_stands_in_for_damage_and_it_is_said(root, three, tmp_path,
     flip(root / "net-300.pt")
     done = restore(look(three), str(tmp_path / "out"))
     assert (str(done.id), (tmp_path / "out" / "net-200.pt").read_bytes()) == ("200.1", before)
-    assert "300.1" in caplog.text
-    assert "trying 200.1" in caplog.text
+    assert "net-300.pt of" in caplog.text
+    assert "trying net-200.pt of" in caplog.text
     assert look(three).history.standings("net-#.pt")[CheckpointId("net-#.pt", 300, 1)].outcome is Outcome.BAD
 
 

@@ -4,11 +4,13 @@ import logging
 
 import pytest
 import torch
+from click.testing import CliRunner
 from support.guards import guard_of
 from support.last_saves import recorded_outcome_of_last
 from support.runs import QUICK
 from support.views import look
 
+from ckptguard.cli.entry import commands
 from ckptguard.errors import CouldNotTellError
 from ckptguard.records.run import open_run
 from ckptguard.training.options import Saving
@@ -110,7 +112,10 @@ def test_a_bad_last_save_is_said(tmp_path, caplog):
     judge(tmp_path)
     [record] = caplog.records
     assert record.levelno == logging.ERROR
-    assert f"net-1.pt, is bad: ckptguard show {tmp_path}" in record.getMessage()
+    message = record.getMessage()
+    assert message.startswith("the last save is bad; this says why: ckptguard show ")
+    assert CliRunner().invoke(commands, ["show", message.rpartition(" ")[2]]).exit_code == 0
+    assert str(tmp_path) in message
 
 
 @pytest.mark.parametrize("trouble", [CouldNotTellError("the disk is full"), OSError(5, "input/output error"), None])

@@ -69,12 +69,12 @@ def test_after_a_rollback_the_loaded_state_is_the_last_clean_look():
 
 def test_only_a_repeat_is_worth_the_whole_range():
     """First around what is certain; near the last one, everything since the clean look, and further back."""
-    asked = {"cause": "weights", "onset_step": 50, "possibly_since": 41, "save_every": 10}
+    asked = {"cause": "weights", "onset_step": 50, "possibly_since": 41, "last": 50, "save_every": 10}
     first = decide(RollbackPolicy(), [], **asked)
     assert (first.onset_step, first.before_step, first.further) == (50, 50, 0)
     again = decide(RollbackPolicy(), [PastRollback(onset_step=50, target_step=40)], **asked)
     assert (again.onset_step, again.before_step, again.further) == (41, 41, 1)
-    assert "since the last clean read of the tensors" in again.reason
+    assert "skipping the batches of updates 41 to 50" in again.reason
     far = decide(RollbackPolicy(), [PastRollback(onset_step=500, target_step=490)], **asked)
     assert far.onset_step == 50
     replayed = decide(RollbackPolicy(skip=False), [PastRollback(onset_step=50, target_step=40)], **asked)
@@ -142,8 +142,8 @@ def test_a_hidden_poison_is_left_behind_on_the_second_try(tmp_path):
     for incident in (first, second):
         details = incident.known_details()
         assert (details.onset, details.onset_through) == (13, 18)
-    assert "skipping the batches in question" in first.actions[-1]
-    assert "since the last clean read of the tensors" in second.actions[-1]
+    assert "skipping the batch of update 18" in first.actions[-1]
+    assert "skipping the batches of updates 13 to 18" in second.actions[-1]
     # The repeat goes back to the start: updates 1 to 12 are made again, and the draws 12 to 18 are left out.
     assert [number for _, number in sorted(seen.items())] == [*range(12), *range(19, 31)]
     text, page = (form(report_of(look(run), first)) for form in (report_text, report_html))

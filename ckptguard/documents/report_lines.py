@@ -1,0 +1,118 @@
+"""What verification found, as lines for people: the command line prints them, and so does a report in Python.
+
+Every name that came from a file is escaped here, once.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from ckptguard.values.ids import escape
+from ckptguard.values.plain_numbers import size
+
+if TYPE_CHECKING:
+    from ckptguard.runs.results import Checked, Report
+    from ckptguard.values.verdict import Finding
+
+ORDER = ("bad", "incomplete", "suspect", "pending", "good")
+_NUMBERS = re.compile(r"[\d.]*\d")
+
+
+class Line(NamedTuple):
+    """One line of text; `word` in it is an outcome or a severity, which a terminal may show in colour."""
+
+    lead: str = ""
+    word: str = ""
+    rest: str = ""
+
+    @property
+    def text(self) -> str:
+        """The whole line."""
+        return self.lead + self.word + self.rest
+
+
+def report_lines(report: Report, *, incident_of: str | None = None, only_wrong: bool = False) -> Iterator[Line]:
+    """One line for each checkpoint, its findings below it, and a last line that sums up. `incident_of` is the run that
+    has an incident about it; `only_wrong` leaves out what is good."""
+    for checked in report.checkpoints:
+        if only_wrong and checked.outcome.value == "good":
+            continue
+        yield from checked_lines(checked, notices=report.kind != "run" or checked.outcome.value == "pending")
+    yield from (Line(sentence) for sentence in _what_to_do(report, incident_of))
+    if only_wrong and report.outcome.value == "good":
+        return
+    counts = Counter(c.outcome.value for c in report.checkpoints)
+    parts = ", ".join(f"{counts[o]} {o}" for o in ORDER if counts[o]) or "no checkpoints"
+    yield Line(f"{escape(report.target)}: ", report.outcome.value, f" ({parts})")
+
+
+def checked_lines(checked: Checked, *, notices: bool = True) -> Iterator[Line]:
+    """One line for a checkpoint that was checked, and one for each finding; notices may only be counted."""
+    shown = checked.id.nth_save if checked.id else ""
+    quiet = [f for f in checked.findings if f.severity.value == "notice" and not notices]
+    counted = f", {len(quiet)} notice{'s' * (len(quiet) > 1)}" if quiet else ""
+    word = checked.outcome.value
+    path = escape(checked.path) or "-"
+    yield Line("", word, f"{'':{10 - len(word)}} {path}{shown}  {size(checked.bytes)}{counted}")
+    yield from finding_lines((f for f in checked.findings if f not in quiet), checked.path)
+
+
+def finding_lines(findings: Iterable[Finding], checkpoint: str) -> Iterator[Line]:
+    """A line for all findings that are equal but for where they are and their numbers: how heavy, about what in the
+    checkpoint of this path, what."""
+    alike: dict[tuple[str, ...], list[Finding]] = {}
+    for finding in findings:
+        about = "tensor" if finding.tensor else "file" if finding.file else finding.message
+        key = (finding.severity.value, finding.check, about, _NUMBERS.sub("#", finding.message))
+        alike.setdefault(key, []).append(finding)
+    for (severity, check, *_), group in alike.items():
+        yield Line("  ", severity, f" [{escape(check)}] {_words(group, checkpoint)}")
+
+
+def _words(group: Sequence[Finding], checkpoint: str) -> str:
+    """What is said of findings that are alike: by the first of them, tensors before files."""
+    message = group[0].message
+    tensors, files = (
+        list(dict.fromkeys(filter(None, names))) for names in zip(*((f.tensor, f.file) for f in group), strict=True)
+    )
+    files = [file.removeprefix(f"{checkpoint}/") for file in files]
+    about = tensors or files
+    lead = f"{_first_of(about)}: " if about and not (len(group) == 1 and about[0] in message) else ""
+    more = f" (and {len(group) - 1} more like it)" if len(about) < 2 < 1 + len(group) else ""
+    named = bool(tensors and files) and not (len(files) == 1 and files[0] in (message, checkpoint))
+    where = f" ({_first_of(files, 'file')})" if named else ""
+    return f"{lead}{escape(message)}{more}{where}"
+
+
+def _first_of(names: Sequence[str], noun: str = "") -> str:
+    rest = len(names) - 1
+    noun = f" {noun}{'s' * (rest > 1)}" if noun else ""
+    return escape(names[0]) + (f" and {rest} more{noun}" if rest else "")
+
+
+def _what_to_do(report: Report, incident_of: str | None) -> list[str]:
+    """What a user can say to what was found, once for all of it. Of a file that is broken nothing can be said."""
+    import shlex  # only where something was found
+
+    said: dict[str, str] = {}
+    for checked in report.checkpoints:
+        which = f"{shlex.quote(report.target)} {shlex.quote(checked.path)}"
+        errors = {f.check for f in checked.findings if f.severity.value == "error"}
+        for finding in checked.findings:
+            check, severity = finding.check, finding.severity.value
+            if severity == "sickness" and not errors and check == "schema":
+                said.setdefault(check, f"if other tensors are deliberate: {escape(f'ckptguard accept {which}')}")
+            elif severity == "sickness" and not errors:
+                said.setdefault("suspicion", f"if all is well: {escape(f'ckptguard clear {which}')} --reason TEXT")
+            elif severity == "error" and errors == {check} == {"finite"} and finding.tensor and finding.count:
+                option = f"--allow-nonfinite {shlex.quote(finding.tensor)}"
+                said.setdefault(check, f"if a tensor must be so: {escape(option)} (or a pattern for several)")
+            elif severity == "error" and check == "pickle-safety" and finding.found and "allow-list" in finding.message:
+                option = f"--trust-global {shlex.quote(finding.found)}"
+                said.setdefault(check, f"if you know what it is: {escape(option)}")
+    if incident_of is not None:
+        said["incident"] = f"what is known about it: {escape(f'ckptguard incident {shlex.quote(incident_of)}')}"
+    return list(said.values())

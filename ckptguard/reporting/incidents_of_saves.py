@@ -1,0 +1,60 @@
+"""An incident about each bad or suspect save that somebody verified. Where all is good, none of it is loaded."""
+
+from __future__ import annotations
+
+import contextlib
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from ckptguard.errors import CkptguardError
+from ckptguard.records.run import Run
+from ckptguard.runs.results import Checked
+from ckptguard.values.settings import Settings
+from ckptguard.values.verdict import Outcome
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ckptguard.reporting.notify import Event, Log
+
+_PATIENCE = 65.0  # seconds that hooks get at the end
+
+
+class IncidentsOfSaves:
+    """Opens incidents, and tells the hooks of the settings of each. What becomes of hooks goes to `log`. At the end of
+    the context they may finish. `run` is the run that has an incident about one of them."""
+
+    def __init__(self, settings: Settings, *, source: str, log: Log) -> None:
+        self._settings, self._source, self._log = settings, source, log
+        self._held = contextlib.ExitStack()
+        self._tell: Callable[[Event], None] | None = None
+        self.run: str | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._held.close()
+
+    def judged(self, run: Run, checked: Checked) -> str | None:
+        """Take in a verdict that is on record. Returns a sentence if its incident could not be recorded."""
+        if checked.outcome not in (Outcome.BAD, Outcome.SUSPECT):
+            return None
+        from ckptguard.reporting.notify import Hooks, verdict_event
+        from ckptguard.reporting.open_and_close import record_bad_save
+
+        try:
+            incident = record_bad_save(run, checked, source=self._source)
+        except CkptguardError as error:
+            return f"the incident of {checked.path} could not be recorded: {error.message}"
+        if incident is not None or (checked.outcome is Outcome.BAD and checked.id is not None):
+            self.run = run.url
+        if incident is not None:
+            if self._tell is None:
+                hooks = Hooks(self._settings, self._log)
+                self._held.callback(hooks.close, patience=_PATIENCE)
+                self._tell = hooks.tell
+            self._tell(verdict_event(run, checked, source=self._source))
+        return None

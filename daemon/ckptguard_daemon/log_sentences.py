@@ -1,0 +1,76 @@
+"""Log lines for people: when, how serious, and one sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ckptguard.values.ids import parse_id
+from ckptguard.values.plain_numbers import size
+
+# What is said of an event, by its fields. Other events name their fields, and so do those that lack one.
+_SENTENCES = {
+    "answer_failed": "a request could not be answered: {reason}",
+    "could_not_tell": "could not tell: {reason}",
+    "gone": "{path} is gone",
+    "guarding": "watching {run}",
+    "hook_failed": "the hook {hook} failed: {reason}",
+    "incident": "incident: {reason}",
+    "incident_not_recorded": "the incident of {path} could not be recorded: {reason}",
+    "library": "{message}",
+    "lost": "{reason}",
+    "no_such_checkpoint": "there is no checkpoint {path}",
+    "parent_gone": "the process that started this daemon has ended",
+    "pending": "{path} has no verdict yet: {reason}",
+    "pruned": "{path} was moved to the trash: no rule keeps it",
+    "recovered": "{run} can be read again",
+    "replica_in_trouble": "the replica {replica} cannot be brought up to date: {reason}",
+    "replica_recovered": "the replica {replica} is up to date again",
+    "replicated": "{path}{save} to {replica}: {done}",
+    "scrubbed": "{path}{save} was read again: {outcome}",
+    "started": "ckptguard-daemon {version} started (pid {pid})",
+    "stopped": "ckptguard-daemon stopped",
+    "waiting": "waiting for the run: {reason}",
+    "failing": "the run cannot be looked at: {reason}",
+    "watching_by_timer_only": "changes in {folder} are seen by the timer only: {reason}",
+}
+_KNOWN = "known-good is {path}{save}"
+_NONE_KNOWN = "nothing is known-good: {reason}"
+
+
+def sentence(line: Mapping[str, Any]) -> str:
+    """A log line as `log` makes it, as text: its time, its level where it is not "info", and a sentence."""
+    fields = {name: value for name, value in line.items() if name not in ("time", "level", "event")}
+    level = "" if line["level"] == "info" else f"{line['level']}: "
+    return f"{line['time']}  {level}{_words(line['event'], fields)}"
+
+
+def _words(event: str, fields: Mapping[str, Any]) -> str:
+    if event == "verified":
+        return _of_verdict(fields)
+    template = _SENTENCES.get(event)
+    if event == "known_good":
+        template = _NONE_KNOWN if fields.get("id") is None else _KNOWN
+    try:
+        return template.format_map({**fields, "save": _save(fields)}) if template is not None else _named(event, fields)
+    except KeyError:
+        return _named(event, fields)
+
+
+def _of_verdict(fields: Mapping[str, Any]) -> str:
+    seconds = fields.get("seconds")
+    took = "" if seconds is None else f" in {seconds:.1f} s"
+    reason = f": {fields['reason']}" if fields.get("reason") else ""
+    return f"{fields['path']}{_save(fields)} is {fields['outcome']}{reason} ({size(fields.get('bytes'))}{took})"
+
+
+def _save(fields: Mapping[str, Any]) -> str:
+    """Which save of its name a checkpoint is, where it is not the first."""
+    id = parse_id("", str(fields.get("id")))
+    return "" if id is None else id.nth_save
+
+
+def _named(event: str, fields: Mapping[str, Any]) -> str:
+    named = ", ".join(f"{name} {value}" for name, value in fields.items() if value is not None)
+    words = event.replace("_", " ")
+    return f"{words}: {named}" if named else words

@@ -1,0 +1,74 @@
+"""Wrong usage is told in our own words, whatever the command and the option."""
+
+import click
+import pytest
+
+from ckptguard.cli.entry import COMMANDS, commands
+
+CLICKS_WORDS = (
+    *(
+        "is not a valid",
+        "is not in the range",
+        "is not one of",
+        "Invalid value",
+        "Missing",
+        "No such",
+        "Got unexpected",
+    ),
+    *("requires an argument", "does not take a value", "Error:", "Usage:", "Try '", "integer", "float"),
+)
+
+
+def wrong_usages():
+    """Command lines that are wrong in every way that click knows, for all commands and options."""
+    for name in COMMANDS:
+        command = commands.get_command(click.Context(commands), name)
+        required = [p for p in command.params if isinstance(p, click.Argument) and p.required]
+        values = [p.type.choices[0] if isinstance(p.type, click.Choice) else "x" for p in required]
+        values = ["x", "--", "true"] if name == "supervise" else values
+        yield (name, "--no-such-option", *values)
+        if required:
+            yield (name,)
+        if name != "supervise" and all(p.nargs == 1 for p in command.params):
+            yield (name, *values, *"abcdefg")
+        for option in (p for p in command.params if isinstance(p, click.Option)):
+            said = max(option.opts, key=len)
+            if option.is_flag:
+                yield (name, f"{said}=1", *values)
+                continue
+            yield (name, *(values if name != "supervise" else ()), said)
+            if isinstance(option.type, click.Choice | click.types.IntParamType | click.types.FloatParamType):
+                yield (name, said, "nonsense", *values)
+            if isinstance(option.type, click.IntRange | click.FloatRange) and option.type.min is not None:
+                yield (name, said, str(option.type.min - 1), *values)
+
+
+@pytest.mark.parametrize("arguments", list(wrong_usages()), ids=" ".join)
+def test_wrong_usage_is_one_sentence_of_ours(invoke, arguments):
+    """One line says what is wrong, one where to read on; and it is wrong usage."""
+    result = invoke(*arguments)
+    assert (result.exit_code, result.stdout) == (2, "")
+    first, second = result.stderr.splitlines()
+    assert first.startswith("error: ")
+    assert second == f"hint: ckptguard {arguments[0]} --help"
+    assert [words for words in CLICKS_WORDS if words in first.replace("'x'", "")] == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("restore", "run", "--step", "x"), "--step: it must be a whole number of 0 or more, not 'x'"),
+        (("verify", "run", "--workers", "1000"), "--workers: it must be a whole number from 1 to 256, not '1000'"),
+        (("verify", "run", "--digest", "x"), "--digest: it must be md5 or blake3, not 'x'"),
+        (("verify",), "TARGET is missing"),
+        (("completion", "x"), "SHELL: it must be bash, zsh or fish, not 'x'"),
+        (("verify", "run", "--stpe", "3"), "there is no option --stpe: did you mean --step?"),
+        (("verify", "--step"), "--step needs a value after it"),
+        (("verify", "run", "--json=1"), "--json takes no value"),
+        (("verify", "run", "a", "b"), "there are too many arguments: a b"),
+        (("incident", "run", "--html", "/"), "--html: '/' is a folder"),
+    ],
+)
+def test_the_sentence_says_what_would_be_right(invoke, arguments, words):
+    """What it must be, and what it was."""
+    assert invoke(*arguments).stderr.splitlines()[0] == f"error: {words}"

@@ -1,0 +1,115 @@
+"""Log lines for people: sentences on a terminal, JSON elsewhere, and either where it is asked for."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from ckptguard_daemon import log as log_module
+from ckptguard_daemon.log import log, start_logging
+from ckptguard_daemon.log_sentences import _SENTENCES
+from support.daemon_process import Starter, save, until
+
+
+class Terminal(io.StringIO):
+    """What a terminal would show."""
+
+    def isatty(self) -> bool:
+        """It is one."""
+        return True
+
+
+@pytest.fixture
+def logged(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., io.StringIO]]:
+    """Start logging in a form to a terminal, or not; returns what is written."""
+    root = logging.getLogger()
+    monkeypatch.setattr(root, "handlers", [])
+    monkeypatch.setattr(log_module.logging, "captureWarnings", lambda _: None)
+    level = root.level
+
+    def begin(form: str, *, terminal: bool) -> io.StringIO:
+        out = Terminal() if terminal else io.StringIO()
+        monkeypatch.setattr(log_module.sys, "stderr", out)
+        start_logging(form=form)
+        return out
+
+    yield begin
+    root.setLevel(level)
+
+
+@pytest.mark.parametrize(
+    ("form", "terminal", "is_json"),
+    [("auto", True, False), ("auto", False, True), ("text", False, False), ("json", True, True)],
+)
+def test_the_form_follows_the_terminal_unless_told(
+    logged: Callable[..., io.StringIO], form: str, terminal: bool, is_json: bool
+) -> None:
+    """A pipe gets JSON, a terminal sentences."""
+    out = logged(form, terminal=terminal)
+    log("gone", run="/r", path="net-1.pt")
+    [line] = out.getvalue().splitlines()
+    if is_json:
+        assert json.loads(line)["path"] == "net-1.pt"
+    else:
+        assert line.endswith("  net-1.pt is gone")
+
+
+def test_a_file_is_for_programs(tmp_path: Path, logged: Callable[..., io.StringIO]) -> None:
+    """Also where the daemon runs on a terminal."""
+    logged("auto", terminal=True)
+    start_logging(str(tmp_path / "log"))
+    log("gone", path="net-1.pt")
+    for handler in logging.getLogger().handlers:
+        handler.close()
+    assert json.loads((tmp_path / "log").read_text())["event"] == "gone"
+
+
+def test_verdicts_are_sentences(logged: Callable[..., io.StringIO]) -> None:
+    """What, how it is, why, how much and how long; a warning says that it is one."""
+    out = logged("text", terminal=False)
+    log("verified", path="net-1.pt", id="1.1", outcome="good", bytes=2048, seconds=0.25, reason="")
+    log("verified", level="warning", path="net-2.pt", id=None, outcome="bad", bytes=None, seconds=None, reason="w: NaN")
+    log("known_good", id="1.1")
+    log("known_good", level="warning", id=None, reason="there is none")
+    said = [line.partition("  ")[2] for line in out.getvalue().splitlines()]
+    assert said == [
+        "net-1.pt (1.1) is good (2.0 KiB in 0.2 s)",
+        "warning: net-2.pt is bad: w: NaN (-)",
+        "known-good is 1.1",
+        "warning: nothing is known-good: there is none",
+    ]
+
+
+@pytest.mark.parametrize("event", [*sorted(_SENTENCES), "unheard_of", "verified", "known_good"])
+def test_no_event_breaks_a_line(logged: Callable[..., io.StringIO], event: str) -> None:
+    """Whatever fields it has or lacks, and whatever they hold, it is one line that says the event or its fields."""
+    out = logged("text", terminal=False)
+    log(event, path="a\nb\x1b[0m{reason}", reason="{x}\u202e", outcome="bad", inner={"k": [1]})
+    lines = out.getvalue().splitlines()
+    assert len(lines) == 1
+    assert "\x1b" not in lines[0]
+    assert "\u202e" not in lines[0]
+
+
+def test_a_traceback_follows_its_line(logged: Callable[..., io.StringIO]) -> None:
+    """Line by line, and nothing in it reaches the terminal raw."""
+    out = logged("text", terminal=False)
+    try:
+        raise ValueError("x\x1b[0m")
+    except ValueError:
+        log("pass_failed", level="error", trace=True, run="/r")
+    assert "error: pass failed: run /r\nTraceback" in out.getvalue()
+    assert "\x1b" not in out.getvalue()
+
+
+def test_a_daemon_can_be_asked_for_sentences(run: Path, start: Starter) -> None:
+    """By a flag, also where it writes to no terminal."""
+    save(run, 100)
+    daemon = start(run, arguments=("--log-format", "text"))
+    until(lambda: "net-100.safetensors (100.1) is good" in daemon.log_path.read_text(), "a sentence")
+    assert daemon.stop() == 0
+    assert daemon.log_path.read_text().rstrip().endswith("ckptguard-daemon stopped")

@@ -42,8 +42,10 @@ Log = Callable[..., None]  # log(event, *, level="info", **fields)
 
 
 class Hooks:
-    """Tells each event once to the command and the webhook of the settings. What became of it goes to `log`, failures
-    too. The command is started within `around_start`, for who holds signals back."""
+    """Sends each event once to the command and the webhook of the settings. Results and failures are logged to `log`.
+
+    The command is started within `around_start`, for callers that block signals.
+    """
 
     def __init__(
         self,

@@ -39,8 +39,9 @@ _PRIVATE = [(re.compile(rf"\b(?:{word})\b", re.IGNORECASE), instead) for word, i
 _CODE = re.compile(r"``[^`]*``|`[^`\n]*`")
 _ABBREVIATION = re.compile(r"\b(?:e\.g|i\.e|etc|vs|cf|approx|No)\.", re.IGNORECASE)
 _LISTED = re.compile(r"\x08\n(?:.+\n?)+")  # click keeps these lines apart
-# A sentence ends at a full stop, a question mark, an exclamation mark or a colon before a list, and at an empty line.
-_END = re.compile(r"(?<=[.!?])[\"')\]]*\s+|\n\s*\n|\n\s*(?=[-*] |\d\. )|:\s*\n")
+# A sentence ends at a full stop, a question mark, an exclamation mark or a colon before a list, at an empty line, and
+# before each row of a table.
+_END = re.compile(r"(?<=[.!?])[\"')\]]*\s+|\n\s*\n|\n\s*(?=[-*] |\d\. )|\n(?= +\S[^\n]*\S {2,}\S)|:\s*\n")
 
 
 def sentences(text: str) -> list[str]:

@@ -2,6 +2,7 @@
 
     python dev.py demo    set up, then the demo on real training
     python dev.py test    set up, then ruff, mypy and the tests; further arguments go to pytest
+    python dev.py docs    build the site of docs/ into site/; with --refresh write what it repeats of the code first
     python dev.py setup   set up only
 
 The environment is .venv beside this file. A torch that the calling Python can import is used as it is; otherwise the
@@ -148,7 +149,7 @@ def set_up_for_tests() -> None:
     """The frameworks, and the servers: apt and npm work while pip does."""
     begun: list[Future[None]] = []
     with ThreadPoolExecutor(1) as another:
-        set_up("servers", "writers", beside=lambda: begun.append(another.submit(install_servers)))
+        set_up("docs", "servers", "writers", beside=lambda: begun.append(another.submit(install_servers)))
     for one in begun:
         one.result()
 
@@ -218,6 +219,17 @@ def test(arguments: list[str]) -> int:
     return code or int(bool(failed))
 
 
+def docs(arguments: list[str]) -> int:
+    """Set up and build the documents' site, which ends in an error where a link leads nowhere."""
+    set_up("docs")
+    if arguments == ["--refresh"] and run(PYTHON, "tests/docs/refresh.py"):
+        return 1
+    code = run(PYTHON, "-m", "zensical", "build", "--strict", "--clean")
+    if code == 0:
+        say(f"the site is in {ROOT / 'site' / 'index.html'}")
+    return code
+
+
 def main(arguments: list[str]) -> int:
     """Do what the first argument says."""
     if Path(sys.prefix) == HOME:
@@ -228,6 +240,8 @@ def main(arguments: list[str]) -> int:
         return demo(arguments[1:])
     if verb == "test":
         return test(arguments[1:])
+    if verb == "docs":
+        return docs(arguments[1:])
     if verb == "setup":
         set_up_for_tests()
         return 0

@@ -184,7 +184,8 @@ def live_through(run: Path, every: int) -> dict[str, object]:
         assert not math.isfinite(loss), "the blow-up did not happen"
         sick = training.step
         tell(f"  SICK at step {sick}: loss {loss}, gradient norm {norm}; the gradients overflowed at step {overflow}")
-        evidence = {"loss": str(loss), "grad_norm": str(norm), "first_overflow": overflow}
+        known = {"framework": "plain", "autocast": "float16", "first_overflow": overflow}
+        evidence = {"loss": str(loss), "grad_norm": str(norm), **known}
         report = {"step": sick, "cause": "numeric", "reason": "the loss is not finite", "evidence": evidence}
         ask(address, run, "incidents", body=report)
         answer = ask(address, run, "known-good", wait_seconds=60)

@@ -35,5 +35,6 @@ def of_checkpoint(state: CheckpointState) -> list[str]:
 def of_incident(incident: Incident) -> list[str]:
     """An incident: what was seen at which step, then the evidence and what was done."""
     evidence = ", ".join(f"{name} {value}" for name, value in incident.evidence.items())
-    head = f"INCIDENT at step {incident.step}: {incident.reason} ({evidence})"
+    where = "" if incident.step is None else f" at step {incident.step}"
+    head = f"INCIDENT{where}: {incident.reason} ({evidence})"
     return [head, *(f"-> {action}" for action in incident.actions)]

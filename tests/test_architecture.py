@@ -53,6 +53,7 @@ HOMES_OF_HELPERS = {
     "benchmarks",
     "campaigns",
     "contracts",
+    "docs",
     "faults/hostile",
     "fuzz",
     "servers",

@@ -11,6 +11,8 @@ from ckptguard.scan.result import ScannedFile
 from ckptguard.values.manifest import File
 from ckptguard.values.verdict import Finding, Severity
 
+UNSEEN_FLIPS = "a flipped bit inside a tensor cannot be seen"
+_COMMON = ("safetensors", "dcp_metadata")
 _error = partial(Finding, "digests", Severity.ERROR)
 
 
@@ -78,18 +80,23 @@ def _compare(sealed: File, found: ScannedFile, placed: Sequence[str | None] | No
 
 
 def _no_sums(evidence: Evidence) -> Iterator[Finding]:
-    """Add one notice if nothing protects the bytes at first sight. Not for safetensors and ``.metadata``, where `show`
-    says it: nearly every model would have it."""
-    files = [f.entry.key for f in evidence.scan.files if f.structure.format in UNSUMMED and _is_state(f)]
-    unknown = [key for key in files if key not in evidence.expected_sums]
-    if unknown:
+    """Yield one notice if no checksum protects the bytes at first sight. In a run not for safetensors and
+    ``.metadata``, where `show` says it: nearly every save would have it."""
+    stated = {one.file for one in evidence.expected_sums} | evidence.vouched
+    files = [f for f in evidence.scan.files if f.structure.format in UNSUMMED and f.entry.key not in stated]
+    if evidence.in_run:
+        unknown = [f.entry.key for f in files if f.structure.format not in _COMMON and _is_state(f)]
         message = "this format has no checksum of its own: damage from before the first reading cannot be found"
+    else:
+        unknown = [f.entry.key for f in files if f.structure.format == "dcp_metadata" or _is_state(f)]
+        others = f"this and {len(unknown) - 1} more files" if len(unknown) > 1 else "this file"
+        message = f"no checksum vouches for {others}: {UNSEEN_FLIPS}"
+    if unknown:
         yield Finding("digests", Severity.NOTICE, message, unknown[0], count=len(unknown))
 
 
 def _is_state(file: ScannedFile) -> bool:
-    told = file.structure.format not in ("safetensors", "dcp_metadata")
-    return told and (bool(file.structure.spans) or tensor_suffix(file.entry.key))
+    return bool(file.structure.spans) or tensor_suffix(file.entry.key)
 
 
 def _shown(digest: str | None) -> str | None:
@@ -97,17 +104,31 @@ def _shown(digest: str | None) -> str | None:
 
 
 def _stated_sums(evidence: Evidence) -> Iterator[Finding]:
-    """Report stated sums that differ or whose file is missing as errors; a tensor file without a sum as a warning."""
-    for scanned in evidence.scan.files if evidence.expected_sums else ():
-        if scanned.entry.key not in evidence.expected_sums and scanned.structure.tensors:
-            message = "the checksum file does not list it"
+    """Compare with what checksum files state. Sums that differ and missing files are errors. A tensor file without a
+    sum is a warning. A notice says which list vouches for the others."""
+    yield from evidence.remarks
+    named = {one.file for one in evidence.expected_sums}
+    lists = evidence.sum_lists[0] if len(evidence.sum_lists) == 1 else "the checksum files"
+    for scanned in evidence.scan.files if evidence.sum_lists else ():
+        if scanned.entry.key not in named and scanned.structure.tensors:
+            message = f"{lists} {'does' if len(evidence.sum_lists) == 1 else 'do'} not name it"
             yield Finding("digests", Severity.WARNING, message, scanned.entry.key)
-    for path, (algorithm, expected) in sorted(evidence.expected_sums.items()):
-        file = evidence.scan.file(path)
+    vouching: dict[tuple[str, str], list[str]] = {}
+    for one in sorted(evidence.expected_sums):
+        file = evidence.scan.file(one.file)
         if file is None:
-            yield _error("the checksum file lists it, but it is not there", path)
-            continue
-        found = file.sums.get(algorithm) or (file.md5 if algorithm == "md5" else None)
-        if found != expected:
-            message = f"{algorithm} differs from the one in the checksum file"
-            yield _error(message, path, expected=expected, found=found)
+            yield _error(f"{one.source} lists it, but it is not there", one.file)
+        elif not one.differs(evidence.scan):
+            vouching.setdefault((one.source, one.algorithm), []).append(one.file)
+        else:
+            found, sickness = file.digest(one.algorithm), one.doubtful
+            message = f"{one.algorithm} is not the one that {one.source} states"
+            if sickness:
+                message += ": it was written since, by you or by damage"
+            severity = Severity.SICKNESS if sickness else Severity.ERROR
+            yield Finding("digests", severity, message, one.file, expected=one.digest, found=found)
+    for (source, algorithm), files in vouching.items():
+        what = evidence.checkpoint.inside(files[0]) if len(files) == 1 else f"{len(files)} files"
+        if len(files) == 1 and files[0] == evidence.checkpoint.path:
+            what = "it"
+        yield Finding("digests", Severity.NOTICE, f"{source} vouches for {what} ({algorithm})", count=len(files))

@@ -11,7 +11,7 @@ from ckptguard.formats import Leaf
 from ckptguard.layouts import Checkpoint, Gap
 from ckptguard.scan.result import Numbers, Scan, ScannedFile
 from ckptguard.values.manifest import Manifest
-from ckptguard.values.verdict import Facts
+from ckptguard.values.verdict import Facts, Finding
 
 
 class ScannedTensor(NamedTuple):
@@ -26,6 +26,23 @@ class ScannedTensor(NamedTuple):
     numbers: Numbers | None
 
 
+class StatedSum(NamedTuple):
+    """A digest that `source` states for the whole of a file. `earlier`: the source was written before the file.
+    `doubtful`: such a source is not written again with the file, so a difference is a question."""
+
+    file: str
+    algorithm: str
+    digest: str
+    source: str
+    earlier: bool = False
+    doubtful: bool = False
+
+    def differs(self, scan: Scan) -> bool:
+        """Whether the file was scanned and has another digest."""
+        file = scan.file(self.file)
+        return file is not None and file.digest(self.algorithm) != self.digest
+
+
 class KnownFacts(msgspec.Struct, frozen=True, kw_only=True):
     """What is known about a checkpoint besides its bytes.
 
@@ -35,6 +52,8 @@ class KnownFacts(msgspec.Struct, frozen=True, kw_only=True):
     - `previous`: the nearest lower step that training continued from, whatever its outcome.
     - `following`: the nearest checkpoint that is later by name, if known.
     - `in_run`: saved by the user's own training, not a file of unknown origin.
+    - `expected_sums`: from the checksum files `sum_lists` and other sources; `remarks` say which could not be used.
+    - `vouched`: files whose digest something else states.
     """
 
     sealed: Manifest | None = None
@@ -47,7 +66,10 @@ class KnownFacts(msgspec.Struct, frozen=True, kw_only=True):
     in_run: bool = True
     allow_nonfinite: tuple[str, ...] = ()
     trust_globals: tuple[str, ...] = ()
-    expected_sums: Mapping[str, tuple[str, str]] = {}  # file -> (algorithm, hex digest)
+    expected_sums: tuple[StatedSum, ...] = ()
+    sum_lists: tuple[str, ...] = ()
+    remarks: tuple[Finding, ...] = ()
+    vouched: frozenset[str] = frozenset()
 
 
 class Evidence(KnownFacts, frozen=True, kw_only=True):

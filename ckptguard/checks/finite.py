@@ -76,6 +76,8 @@ def _non_finite(
     counts = ((numbers.nan, "NaN"), (numbers.posinf, "+Inf"), (numbers.neginf, "-Inf"))
     what = ", ".join(f"{n} {word}" for n, word in counts if n)
     message = f"{what} of {numbers.count} elements, the first at index {numbers.first_bad}"
+    if count == numbers.count and sum(n > 0 for n, _ in counts) == 1:
+        message = f"all {count} elements are {what.partition(' ')[2]}"
     severity = Severity.NOTICE
     if tensor.role not in _STATE_ROLES:
         message += "; it is not model or optimizer state"

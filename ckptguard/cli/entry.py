@@ -21,7 +21,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "Go back": ("known-good", "rollback", "restore", "supervise"),
     "Keep copies, and choose what stays": ("replicate", "repair", "prune", "pin", "unpin"),
     "Decide what ckptguard cannot know": ("clear", "reseal", "accept"),
-    "Set up": ("doctor", "config", "completion"),
+    "Set up": ("doctor", "config", "notify", "completion"),
 }
 COMMANDS = tuple(name for names in GROUPS.values() for name in names)
 # Those that are not `command` in the module of their name.

@@ -1,4 +1,4 @@
-"""The one table of exit codes: scripts rely on it, every ``--help`` shows it, the README repeats it under test."""
+"""The one table of exit codes: scripts rely on it, every ``--help`` shows it, the documents have it from here."""
 
 from __future__ import annotations
 

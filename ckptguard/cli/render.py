@@ -51,8 +51,10 @@ def cell(value: object) -> str:
 def say_lines(lines: Iterable[Line]) -> None:
     """Lines of a report, with their outcomes and severities in colour. Those that are too long are indented further."""
     for line in lines:
-        first, *rest = _fitted(line.text, hang=len(line.lead) + _HANG)
-        say("\n".join([line.lead + word(line.word) + first[len(line.lead + line.word) :], *rest]))
+        first, *rest = _fitted(line.text, hang=(len(line.lead) if line.word else 0) + _HANG)
+        if line.word:  # else the lead is the whole line, and may be folded
+            first = line.lead + word(line.word) + first[len(line.lead + line.word) :]
+        say("\n".join([first, *rest]))
 
 
 def say_text(text: str) -> None:

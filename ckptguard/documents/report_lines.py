@@ -97,13 +97,23 @@ def _what_to_do(report: Report, incident_of: str | None) -> list[str]:
     """What a user can say to what was found, once for all of it. Of a file that is broken nothing can be said."""
     import shlex  # only where something was found
 
+    from ckptguard.checks.digests import UNSEEN_FLIPS
+
     said: dict[str, str] = {}
+    target = shlex.quote(report.target)
     for checked in report.checkpoints:
         which = f"{shlex.quote(report.target)} {shlex.quote(checked.path)}"
         errors = {f.check for f in checked.findings if f.severity.value == "error"}
         for finding in checked.findings:
             check, severity = finding.check, finding.severity.value
-            if severity == "sickness" and not errors and check == "schema":
+            sums = f"get the publisher's checksums, then: {escape(f'ckptguard verify {target}')} --sums FILE"
+            if finding.message.endswith(UNSEEN_FLIPS):
+                said.setdefault("sums", f"to be sure of every bit: {sums}")
+            elif check == "reading" and finding.message.startswith("the checksum file"):
+                said.setdefault("sums", f"mend or remove the checksum file, or {sums}")
+            elif severity == "sickness" and not errors and check == "digests":
+                said.setdefault(check, "download it again; if you changed it yourself: remove its .cache/huggingface")
+            elif severity == "sickness" and not errors and check == "schema":
                 said.setdefault(check, f"if other tensors are deliberate: {escape(f'ckptguard accept {which}')}")
             elif severity == "sickness" and not errors:
                 said.setdefault("suspicion", f"if all is well: {escape(f'ckptguard clear {which}')} --reason TEXT")

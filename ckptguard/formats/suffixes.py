@@ -31,6 +31,13 @@ _PROMISES_STATE = re.compile(r"model|optim|adapter|weight|lora|params|pytorch|co
 _NUMPY_STATE = re.compile(
     r"model|optim|adapter|weight|checkpoint|ckpt|lora|params|(?:^|[^a-z])(?:ema(?![a-z])|(?:step|iter|epoch)[-_=.]?\d)"
 )
+_ALGORITHM = r"(?:md5|sha-?(?:1|224|256|384|512)|blake(?:2b?|3))"
+_SIDECAR = re.compile(rf"(.+)\.(?:{_ALGORITHM}(?:sums?)?|(?:{_ALGORITHM}\.)?check_?sums?)(?:\.txt)?", re.IGNORECASE)
+_SUM_LIST = re.compile(
+    rf"(?:.*[._-])?(?:(?:{_ALGORITHM}|b[23])[_-]?sums?|check_?sums?)(?:\.txt|\.{_ALGORITHM})?|{_ALGORITHM}(?:\.txt)?"
+    r"|checklist\.chk",
+    re.IGNORECASE,
+)
 Rule = Callable[[str, bytes], bool]  # of a path and the file's first bytes
 
 
@@ -84,6 +91,18 @@ def may_be_foreign(path: str) -> bool:
 def promises_state(path: str) -> bool:
     """True if a name says that the file holds weights or optimizer state, and nothing else."""
     return _PROMISES_STATE.search(name_of(path)) is not None
+
+
+def is_sum_list(path: str) -> bool:
+    """Whether a file's name says that it holds checksums: ``SHA256SUMS``, ``model.pt.md5``, ``checksums.txt``."""
+    name = path.rpartition("/")[2]
+    return _SUM_LIST.fullmatch(name) is not None or summed_file(name) is not None
+
+
+def summed_file(path: str) -> str | None:
+    """The name of the file whose checksum a file of this name holds (``model.pt`` of ``model.pt.md5``), or None."""
+    match = _SIDECAR.fullmatch(path.rpartition("/")[2])
+    return match[1] if match is not None else None
 
 
 def is_pickle_name(path: str) -> bool:

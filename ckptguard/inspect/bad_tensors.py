@@ -1,4 +1,4 @@
-"""What is wrong inside a bad checkpoint, tensor by tensor, with the likely origin at the top."""
+"""What is wrong inside a bad checkpoint, tensor by tensor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bisect: compare the last good checkpoint of a series with the first bad one, and list its bad tensors."""
+"""Bisect: compare the last good checkpoint of a series with the first bad one, and list what is wrong in it."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 
-_MODULES = ("accelerate", "deepspeed", "lightning", "transformers")
+_MODULES = ("accelerate", "deepspeed", "lightning", "tracking", "transformers")
 
 
 def __getattr__(name: str) -> object:

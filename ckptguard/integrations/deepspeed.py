@@ -30,6 +30,8 @@ class EngineGuard(TrainingGuard):
     far as those keep them in lists.
     """
 
+    framework = "deepspeed"
+
     def __init__(self, engine: Any, run: str | os.PathLike[str], **arguments: Any) -> None:
         self._engine = engine
         self._skipped = int(engine.skipped_steps)

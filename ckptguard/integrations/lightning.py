@@ -66,7 +66,9 @@ class GuardCallback(Callback):
         optimizer = trainer.optimizers[0] if trainer.optimizers else None
         scheduler = trainer.lr_scheduler_configs[0].scheduler if trainer.lr_scheduler_configs else None
         scaler = getattr(trainer.precision_plugin, "scaler", None)
-        parts = TrainingParts(model=pl_module, optimizer=optimizer, scheduler=scheduler, scaler=scaler)
+        parts = TrainingParts(
+            model=pl_module, optimizer=optimizer, scheduler=scheduler, scaler=scaler, framework="lightning"
+        )
         self._monitor.follow(parts, trainer.global_step)
         self._trains = True
         saved = float(self._loaded.get("lr_factor", 1.0))

@@ -78,7 +78,9 @@ class GuardCallback(TrainerCallback):
         self.open(self._url or args.output_dir or ".")
         optimizer = kw.get("optimizer")
         scheduler, scaler = kw.get("lr_scheduler"), getattr(optimizer, "scaler", None)
-        parts = TrainingParts(model=kw.get("model"), optimizer=optimizer, scheduler=scheduler, scaler=scaler)
+        parts = TrainingParts(
+            model=kw.get("model"), optimizer=optimizer, scheduler=scheduler, scaler=scaler, framework="trainer"
+        )
         self._monitor.follow(parts, state.global_step)
         self._look(state, control)
         if self.diagnosis is not None and self._raises:

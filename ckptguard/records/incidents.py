@@ -95,6 +95,11 @@ def list_incidents(run: Run, *, most: int = 0) -> list[Incident]:
     return [incident for incident in found if incident is not None]
 
 
+def incident_ids(run: Run) -> list[str]:
+    """The ids of all incidents, oldest first; none of them is read."""
+    return sorted(_newest_revisions(run))
+
+
 def _newest_revisions(run: Run) -> dict[str, int]:
     newest: dict[str, int] = {}
     for name in list_records(run, FOLDER):

@@ -29,7 +29,8 @@ from ckptguard.records.scrubs import (
 )
 from ckptguard.records.who_and_when import seconds_of
 from ckptguard.repair.one_place import record_kept_damage
-from ckptguard.reporting.notify import Event, incident_event, news_in, verdict_event
+from ckptguard.reporting.channels import Event
+from ckptguard.reporting.events import incident_event, news_in, verdict_event
 from ckptguard.reporting.open_and_close import record_bad_save
 from ckptguard.runs.results import Checked
 from ckptguard.runs.run_view import RunView

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 
 import msgspec
@@ -15,6 +14,7 @@ from ckptguard.inspect.tensor_table import TensorSource, locate
 from ckptguard.records.incidents import Incident, list_incidents, read_incident
 from ckptguard.records.run import Run
 from ckptguard.reporting.causes import likely_causes
+from ckptguard.reporting.onset import with_onset
 from ckptguard.reporting.report_words import NO_SICKNESS
 from ckptguard.runs.history import History
 from ckptguard.runs.run_view import RunView
@@ -74,9 +74,12 @@ def report_of(view: RunView, incident: Incident, *, read: bool = False, work: Wo
             details = _read(view, details, good, bad, work)
     same = {name: getattr(incident, name) for name in IncidentReport.__struct_fields__ if name not in _OWN_FIELDS}
     report = IncidentReport(run=view.run.url, details=details, **same)
+    report = msgspec.structs.replace(report, details=with_onset(report))
     if details.causes and not read:
         return report
-    return msgspec.structs.replace(report, details=msgspec.structs.replace(details, causes=likely_causes(report)))
+    return msgspec.structs.replace(
+        report, details=msgspec.structs.replace(report.details, causes=likely_causes(report))
+    )
 
 
 def _bounded(details: Details) -> Details:
@@ -93,21 +96,27 @@ def _bounded(details: Details) -> Details:
 
 
 def _last_good(history: History, incident: Incident, details: Details) -> CheckpointId | None:
-    """The checkpoint that training went back to; else the newest good one from before the onset."""
+    """The checkpoint that training went back to; else the newest good one from before the onset; of a fixed name that
+    is its last good save before the one that the incident is about."""
     named = parse_id("", incident.known_good) if incident.known_good else None
     onset = details.onset if details.onset is not None else incident.step
     known = [pair for series in history.names for pair in history.standings(series).items()]
     if named is not None:
         return next((id for id, _ in known if id.order == named.order), None)
+    about = checkpoint_of(incident)
+    fixed = about if about is not None and about.step is None else None
     found = (
         id
         for id, standing in known
-        if standing.outcome is Outcome.GOOD
-        and id.number is not None
-        and (onset is None or id.number < onset)
-        and not history.is_quarantined(id)
+        if standing.outcome is Outcome.GOOD and _is_before(id, onset, fixed) and not history.is_quarantined(id)
     )
     return max(found, key=lambda id: (id.order, id.series), default=None)
+
+
+def _is_before(id: CheckpointId, onset: int | None, fixed: CheckpointId | None) -> bool:
+    if fixed is not None:
+        return id.series == fixed.series and id.generation < fixed.generation
+    return id.number is not None and (onset is None or id.number < onset)
 
 
 def _first_bad(history: History, incident: Incident, good: CheckpointId | None) -> CheckpointId | None:
@@ -164,14 +173,12 @@ def _largest(sizes: Sequence[Magnitude]) -> tuple[Magnitude, ...]:
 
 
 def _with_log(run: Run, details: Details, id: CheckpointId | None) -> Details:
-    """With what the trainer itself logged, and the onset that this shows."""
+    """With what the trainer itself logged."""
     facts = details.first_bad or details.last_good
     if id is None or facts is None:
         return details
     samples = logged_samples(run, id, facts.path)
-    sick = list(itertools.takewhile(lambda s: isinstance(s.grad_norm, str) or isinstance(s.loss, str), samples[::-1]))
-    onset = details.onset if details.onset is not None or not sick else sick[-1].step
-    return msgspec.structs.replace(details, samples=samples, onset=onset)
+    return msgspec.structs.replace(details, samples=samples)
 
 
 def _with_tensors(

@@ -7,9 +7,12 @@ called likely, below that possible. The first rules are about the arithmetic, th
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Callable
 
+from ckptguard.reporting.advice import advise
 from ckptguard.reporting.evidence_queries import Clues, growth
+from ckptguard.reporting.onset import last_and_first, overflow_at
 from ckptguard.reporting.report_words import few
 from ckptguard.values.incident import IncidentReport, LikelyCause
 
@@ -34,12 +37,19 @@ def fp16_overflow(clues: Clues) -> LikelyCause | None:
     """A value passed 65504, the largest that fp16 can hold."""
     headroom, falls, norm = clues.headroom, clues.falls, clues.grad_norm
     near = headroom is not None and headroom > 0.5
-    if clues.fp16 is False or (clues.fp16 is None and not near):
+    overflowed = overflow_at(clues.report)
+    if clues.fp16 is False or (clues.fp16 is None and not near and overflowed is None):
         return None
     weight, because = 0.3, []
+    if overflowed is not None:
+        weight += 0.4
+        because.append(f"the record of the incident says that gradients first overflowed at update {overflowed}")
     if clues.fp16:
         where = "weights are fp16" if clues.weights_in_fp16 else "training computes in fp16"
         because.append(f"{where}, which ends at 65504")
+    elif overflowed is not None:
+        weight -= 0.1
+        because.append("the record does not say in which type: fp16 ends at 65504, and overflows first")
     if falls >= 2 or clues.report.cause == "loss_scale":
         weight += 0.4
         if falls >= 2:
@@ -49,15 +59,16 @@ def fp16_overflow(clues: Clues) -> LikelyCause | None:
         because.append(f"a weight of the last good checkpoint uses {headroom:.0%} of fp16's range")
     if any(v is not None and math.isinf(v) for v in (norm, clues.loss)):
         weight += 0.2
-        because.append("infinity, not NaN, came first: something grew too large")
+        what = "gradient norm" if norm is not None and math.isinf(norm) else "loss"
+        because.append(f"the {what} was infinite, not NaN: something grew too large")
     missing_scaler = clues.fp16 is True and clues.training.loss_scaler == "none"
     if missing_scaler:
         weight += 0.15
-        because.append("no loss scaler is known of")
+        because.append("training uses no loss scaler")
     if masked_batch(clues) is not None or _weights_before_gradients(clues):
         weight -= 0.25  # finite gradients do not speak for an overflow
-    bf16 = "train in bf16: the range of fp32 at the size of fp16 (torch.autocast(dtype=torch.bfloat16), bf16=True)"
-    advice = {
+    bf16 = advise("bf16", clues.framework)
+    steps = {
         True: [f"{bf16}; this hardware can"],
         False: [
             "train in fp32: this hardware has no bf16",
@@ -66,9 +77,9 @@ def fp16_overflow(clues: Clues) -> LikelyCause | None:
         None: [f"{bf16}, if the hardware can", "else fp32, or fp32 for normalisation, attention scores and the loss"],
     }[clues.training.hardware_bf16]
     if missing_scaler or clues.training.loss_scaler is None:
-        advice.append("with fp16, scale the loss: torch.amp.GradScaler around backward() and step()")
-    advice.append("clip the gradient norm, and unscale before clipping (scaler.unscale_(optimizer))")
-    return _cause("fp16_overflow", "fp16 overflow", weight, because, advice)
+        steps.append(advise("scaler", clues.framework))
+    steps.append(advise("clip", clues.framework))
+    return _cause("fp16_overflow", "fp16 overflow", weight, because, steps)
 
 
 def gradient_explosion(clues: Clues) -> LikelyCause | None:
@@ -83,17 +94,17 @@ def gradient_explosion(clues: Clues) -> LikelyCause | None:
         because.append(f"the loss rose to {losses:.3g} times its usual size before the onset")
     if clues.report.cause == "spike":
         weight = max(weight, _LIKELY)
-        because = because or ["loss or gradient norm spiked and did not come back"]
+        because = because or [clues.report.reason]
     if not because:
         return None
-    advice = ["clip the gradient norm (torch.nn.utils.clip_grad_norm_(parameters, 1.0))", "lower the learning rate"]
+    steps = [advise("clip", clues.framework), "lower the learning rate"]
     if clues.warming_up:
         because.append("the learning rate was still rising")
-        advice[1] = "warm up more slowly, and to a lower learning rate"
+        steps[1] = "warm up more slowly, and to a lower learning rate"
     elif clues.soon:
-        because.append(f"it happened within {clues.since_start} updates of the start")
-        advice.append("warm the learning rate up from 0")
-    return _cause("gradient_explosion", "Gradient explosion", weight, because, advice)
+        because.append(f"it happened {_soon(clues)}")
+        steps.append("warm the learning rate up from 0")
+    return _cause("gradient_explosion", "Gradient explosion", weight, because, steps)
 
 
 def eps_vanishes(clues: Clues) -> LikelyCause | None:
@@ -122,8 +133,10 @@ def masked_batch(clues: Clues) -> LikelyCause | None:
     loss, norm = clues.loss, clues.grad_norm
     if loss is None or not math.isnan(loss) or clues.spoiled() or (norm is not None and not math.isfinite(norm)):
         return None
+    if norm is None and not clues.was_looked_at:
+        return None
     if norm is None:
-        weight, shown = 0.35, "the loss was NaN, and no weight was harmed"
+        weight, shown = 0.35, "the loss was NaN, and no tensor was found that is not finite"
     else:
         weight, shown = (0.9 if norm == 0 else 0.7), f"the loss was NaN while the gradient norm was {norm:g}"
     advice = [
@@ -140,36 +153,50 @@ def bad_batch(clues: Clues) -> LikelyCause | None:
     only_buffers = clues.kinds() - {"gradient"} == {"buffer"}
     if not (clues.sick or only_buffers) or masked_batch(clues) is not None:
         return None
+    well, sick = last_and_first(clues.report.details.samples)
+    if not only_buffers and well is None:
+        return None  # nothing shows that all was well before
+    weight, because = 0.25, []
+    at = sick.step if sick is not None else clues.report.step
+    if well is not None and at is not None and at - well.step > 1:
+        because.append(f"the last finite record is of update {well.step}, and the next one, of {at}, is not finite")
+    elif well is not None:
+        because.append(f"update {well.step} was finite, and the next one was not")
     steady = growth(clues.norms)
-    weight, because = 0.25, ["loss or gradients were no longer finite from one update to the next"]
     if steady is not None and steady < 4:
         weight += 0.15
-        because = [f"the gradient norm was steady ({clues.norms[-1]:.3g}) up to the update before"]
+        because.append(f"the gradient norm was steady up to then ({clues.norms[-1]:.3g})")
     if clues.fp16 is False:
         weight += 0.15
         because.append("nothing is computed in fp16")
     if only_buffers:
         weight += 0.2
         because.append("only buffers hold it: the update was skipped, but running statistics saw the batch")
-    first, last = clues.report.onset, clues.report.step
+    first, last = clues.report.onset, clues.report.details.onset_through or clues.report.step
     which = "that batch" if first == last or None in (first, last) else f"the batches of updates {first} to {last}"
-    advice = [
+    steps = [
         f"look at {which}: NaN or infinity in the inputs, empty sequences, targets out of range",
-        "run it under torch.autograd.set_detect_anomaly(True): it names the operation (log(0), 0/0, sqrt(0) backwards)",
+        advise("anomaly", clues.framework),
     ]
     if only_buffers:
-        advice.append("check inputs before the forward pass: skipping the optimizer's step does not protect buffers")
-    return _cause("bad_batch", "A harmful batch or an unsafe operation", weight, because, advice)
+        steps.append("check inputs before the forward pass: skipping the optimizer's step does not protect buffers")
+    return _cause("bad_batch", "A harmful batch or an unsafe operation", weight, because, steps)
 
 
-def unknown() -> LikelyCause:
+def unknown(clues: Clues) -> LikelyCause:
     """Nothing speaks for any of the others."""
-    advice = [
-        "tell the guard of loss and gradient norm (guard.observe(loss=, grad_norm=)): the next report then knows more",
-        "find the operation: torch.autograd.set_detect_anomaly(True) from the last good checkpoint on",
-        "compare the last good checkpoint with the first bad one: ckptguard bisect RUN",
+    steps = [
+        advise("observe", clues.framework),
+        f"go on from the last good checkpoint, and {advise('anomaly', clues.framework)}",
+        f"compare the last good checkpoint with the first bad one: ckptguard bisect {shlex.quote(clues.report.run)}",
     ]
-    return _cause("unknown", "Not known", 0.1, ["the evidence fits none of the known causes"], advice)
+    return _cause("unknown", "Not known", 0.1, ["the records show none of the known causes"], steps)
+
+
+def _soon(clues: Clues) -> str:
+    count, resumed = clues.since_start, clues.report.details.resumed
+    began = f"the resume at step {resumed.step}" if resumed is not None else "the start"
+    return f"within {count} update{'s' * (count != 1)} of {began}"
 
 
 def _weights_before_gradients(clues: Clues) -> bool:
@@ -186,19 +213,22 @@ def damaged_file(clues: Clues) -> LikelyCause | None:
     since, well = clues.since_start, max(len(clues.norms), len(clues.losses))
     if (clues.sick or clues.falls >= 2) and since is not None and since <= _AT_ONCE and well <= _FEW:
         weight = max(weight, 0.4)
-        began = "the resume" if clues.report.details.resumed is not None else "the start"
-        because.append(f"it was sick within {since} updates of {began}: what was loaded may have been so already")
+        because.append(f"it was sick {_soon(clues)}: what was loaded may have been so already")
         if clues.scales and clues.scales[-1] <= _FLOOR and clues.falls >= 2:
             weight = max(weight, 0.7)
             because.append(f"the loss scale fell to {clues.scales[-1]:g}: an overflow would have ended on the way")
     if not because:
         return None
-    advice = [
-        "check the pretrained files: ckptguard verify PATH --check-sums SUMS; download again what differs",
-        "in the script, before training: ckptguard.check_pretrained(path, sums=...)",
-        "check the run: ckptguard verify RUN",
-    ]
-    return _cause("damaged_file", "A damaged pretrained file or checkpoint", weight, because, advice)
+    run = shlex.quote(clues.report.run)
+    steps = [f"check the other checkpoints: ckptguard verify {run}"]
+    if clues.report.cause == "damage":
+        steps.insert(0, f"put it right from a copy or a replica: ckptguard repair {run}")
+        steps.append("check the disk or the mount that it lies on: what damaged one file may damage more")
+        return _cause("damaged_file", "Damaged files of a checkpoint", weight, because, steps)
+    steps.insert(0, "check what training loaded: ckptguard verify PATH --sums FILE; download again what differs")
+    if clues.report.details.training is not None:
+        steps.append("in the script, before training: ckptguard.check_pretrained(path)")
+    return _cause("damaged_file", "A damaged pretrained file or checkpoint", weight, because, steps)
 
 
 def keys_do_not_match(clues: Clues) -> LikelyCause | None:
@@ -279,4 +309,4 @@ def likely_causes(report: IncidentReport) -> tuple[LikelyCause, ...]:
     clues = Clues(report)
     rules = (storage_failed,) if report.cause in _NOT_SAVED else RULES
     found = [cause for rule in rules if (cause := rule(clues)) is not None]
-    return tuple(sorted(found, key=lambda cause: -cause.weight)) or (unknown(),)
+    return tuple(sorted(found, key=lambda cause: -cause.weight)) or (unknown(clues),)

@@ -26,6 +26,18 @@ class Clues:
         return self.report.details.training or Training()
 
     @property
+    def framework(self) -> str:
+        """The integration that training uses; "" where none is known."""
+        noted = self.report.evidence.get("framework")
+        known = self.training.framework or (noted if isinstance(noted, str) else None)
+        return known or ("trainer" if self.report.source == "callback" else "")
+
+    @property
+    def was_looked_at(self) -> bool:
+        """Whether the tensors were looked at when it was noticed, so that what is not named was finite."""
+        return self.report.details.training is not None or bool(self.report.details.tensors)
+
+    @property
     def weights_in_fp16(self) -> bool:
         """Whether trained parameters themselves are fp16; seen from outside, whether they are saved so."""
         if self.training.dtypes:
@@ -37,7 +49,8 @@ class Clues:
     def fp16(self) -> bool | None:
         """Whether something is computed in fp16."""
         known = self.training
-        if self.weights_in_fp16 or (known.autocast or "") in _HALF or self.scales:
+        stated = {str(self.report.evidence.get(name)) for name in ("autocast", "dtype")}
+        if self.weights_in_fp16 or (known.autocast or "") in _HALF or stated & set(_HALF) or self.scales:
             return True
         good = self.report.details.last_good
         scaled = known.loss_scaler or ("saved" if good is not None and "scaler" in good.holds else None)
@@ -93,11 +106,11 @@ class Clues:
 
     @property
     def since_start(self) -> int | None:
-        """Updates from the start or the resume to the onset."""
-        if self.report.onset is None:
+        """Updates from the start or the resume to the onset, at most."""
+        if self.report.onset_last is None:
             return None
         resumed = self.report.details.resumed
-        return max(0, self.report.onset - (resumed.step if resumed is not None else 0))
+        return max(0, self.report.onset_last - (resumed.step if resumed is not None else 0))
 
     @property
     def soon(self) -> bool:

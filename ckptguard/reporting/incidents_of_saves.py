@@ -15,9 +15,8 @@ from ckptguard.values.verdict import Outcome
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ckptguard.reporting.notify import Event, Log
-
-_PATIENCE = 65.0  # seconds that hooks get at the end
+    from ckptguard.reporting.channels import Event
+    from ckptguard.reporting.notify import Log
 
 
 class IncidentsOfSaves:
@@ -44,7 +43,8 @@ class IncidentsOfSaves:
         """Take in a verdict that is on record. Returns a sentence if its incident could not be recorded."""
         if checked.outcome not in (Outcome.BAD, Outcome.SUSPECT):
             return None
-        from ckptguard.reporting.notify import Hooks, verdict_event
+        from ckptguard.reporting.events import verdict_event
+        from ckptguard.reporting.notify import LONGEST_CLOSE, Hooks
         from ckptguard.reporting.open_and_close import record_bad_save
 
         try:
@@ -56,7 +56,8 @@ class IncidentsOfSaves:
         if incident is not None:
             if self._tell is None:
                 hooks = Hooks(self._settings, self._log)
-                self._held.callback(hooks.close, patience=_PATIENCE)
+                hooks.note(run)
+                self._held.callback(hooks.close, patience=LONGEST_CLOSE)
                 self._tell = hooks.tell
             self._tell(verdict_event(run, checked, source=self._source))
         return None

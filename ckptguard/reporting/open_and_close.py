@@ -25,7 +25,7 @@ from ckptguard.records.incidents import (
 from ckptguard.records.manifests import read_manifest
 from ckptguard.records.run import Run, create_record
 from ckptguard.reporting.build_report import checkpoint_of, report_of
-from ckptguard.reporting.notify import reason_of
+from ckptguard.reporting.events import reason_of
 from ckptguard.reporting.report_html import report_html
 from ckptguard.reporting.report_text import report_text
 from ckptguard.reporting.report_words import NO_SICKNESS
@@ -67,7 +67,7 @@ def _record_bad_save(run: Run, checked: Checked, source: str) -> Incident | None
         return None
     noticed = _noticed_by_guard(run, checked.id) if errors and errors <= _OF_NUMBERS else None
     if noticed is not None:
-        sentence = f"{checked.path} ({checked.id}): {reason_of(checked)}"
+        sentence = f"{checked.path}: {reason_of(checked)}"
         known = str(noticed.evidence.get("bad_saves", ""))
         if sentence in known or len(known) > _LONGEST:
             return None

@@ -45,7 +45,7 @@ def report_html(report: IncidentReport) -> str:
             _tiles(report),
             _section("Likely causes, and what to do", _causes(report)),
             _section("The updates before", _curves(report)),
-            _section("What went first", _tensors(report)),
+            _section("What is not finite, or wrong", _tensors(report)),
             _section("What changed", _changes(report)),
             _section("Headroom in fp16", _headroom(report)),
             _section("How training computed", _pairs("facts", words.known_facts(report))),
@@ -96,7 +96,7 @@ def _head(report: IncidentReport, heading: str) -> str:
     return (
         f'<header class="{"mended" if mended else state}">'
         f'<p class="over"><span class="pill {state}">{_text(report.state)}</span> '
-        f"{_text(words.when(report.opened_at))} &middot; noticed by {_text(report.source)}</p>"
+        f"{_text(words.when(report.opened_at))} &middot; noticed by {_text(words.noticed_by(report))}</p>"
         f'<h1>{heading}</h1><p class="lead">{_text(report.reason)}</p>'
         f'<p class="outcome">{_text(words.outcome(report))}</p>'
         f'<p class="run"><code>{_text(report.run)}</code></p></header>'
@@ -104,27 +104,23 @@ def _head(report: IncidentReport, heading: str) -> str:
 
 
 def _tiles(report: IncidentReport) -> str:
-    good, causes = report.details.last_good, report.details.causes
-    back = report.known_good or (good.id if good is not None else None)
+    good, causes, onset = report.details.last_good, report.details.causes, words.onset_words(report)
+    noticed, _, later = words.noticed_words(report).partition(", ")
+    back = words.last_good(report) or "none is known"
+    step = f"step {good.step}" if good is not None and good.step is not None else ""
+    exactly = "the first update under suspicion" if report.details.onset is not None else "nothing shows when exactly"
     tiles = [
-        ("Onset", f"step {words.onset_words(report)}", words.onset_note(report) or "the first update under suspicion"),
-        ("Noticed", f"step {words.shown(report.step)}", _later(report)),
-        ("Last good", words.shown(back), good.path if good is not None else "no good checkpoint is known"),
+        ("Onset", onset, words.onset_note(report) or exactly),
+        ("Noticed", noticed, later),
+        ("Last good", good.path if good is not None and step else back, step),
         *([("Most likely" if causes[0].confidence == "likely" else "Possibly", causes[0].title, "")] if causes else []),
     ]
     cells = "".join(
-        f"<div><dt>{name}</dt><dd>{_text(value)}<small>{_text(note)}</small></dd></div>" for name, value, note in tiles
+        f"<div><dt>{name}</dt><dd>{_text(value)}<small>{_text(note)}</small></dd></div>"
+        for name, value, note in tiles
+        if value
     )
     return f'<dl class="tiles">{cells}</dl>'
-
-
-def _later(report: IncidentReport) -> str:
-    if report.step is None or report.onset is None:
-        return ""
-    late = report.step - report.onset
-    if late <= 0:
-        return "in that very update"
-    return f"{'at most ' if words.onset_note(report) else ''}{late} update{'s' * (late > 1)} later"
 
 
 def _causes(report: IncidentReport) -> str:
@@ -148,7 +144,7 @@ def _curves(report: IncidentReport) -> str:
     if not samples:
         return ""
     last_good = good.step if good is not None else None
-    axis = Axis((samples[0].step, samples[-1].step), report.onset, report.details.onset_through, last_good)
+    axis = Axis((samples[0].step, samples[-1].step), report.details.onset, report.details.onset_through, last_good)
     marks = (("onset", "onset", axis.onset), ("good", "last good checkpoint", axis.good))
     keys = [f'<span class="k {kind}">{name}</span>' for kind, name, step in marks if axis.shows(step)]
     parts = [f'<p class="legend">{"".join(keys)}<span class="k sick">not finite</span></p>']
@@ -171,7 +167,7 @@ def _tensors(report: IncidentReport) -> str:
         for t in shown
     ]
     head = "<thead><tr><th>kind</th><th>tensor</th><th>what</th></tr></thead>"
-    note = _note(f"{_text(words.tensors_title(report))}, in the order of the model.")
+    note = _note(f"{_text(words.tensors_title(report))}.")
     return note + _table("", head, rows, left)
 
 
@@ -184,14 +180,14 @@ def _changes(report: IncidentReport) -> str:
         '<thead><tr><th>tensor</th><th>change</th><th class="num">largest before</th>'
         '<th class="num">of fp16</th></tr></thead>'
     )
-    note = _note(f"{_text(name)}: what became NaN or Inf first, then what changed most.")
+    note = _note(f"{_text(name)}. At the top is what became NaN or Inf, then what changed most.")
     warning = _note(_text(details.changes_note) if details.changes_note is not None else None)
     return note + _table(' class="changes"', head, [_change(c) for c in shown], left) + warning
 
 
 def _change(change: ChangedTensor) -> str:
     role = "" if change.role == "model" else f" <span class=kind>{_text(change.role)}</span>"
-    largest = _plain(change.largest) if change.largest is not None else "-"
+    largest = _plain(change.largest) if change.largest is not None else ""
     return (
         f"<tr><td><code>{_text(change.name)}</code>{role}</td>"
         f'<td class="{"became" if change.became_nonfinite else ""}">{_text(words.change_line(change))}</td>'
@@ -205,7 +201,7 @@ def _headroom(report: IncidentReport) -> str:
         return ""
     shown, left = words.first_rows(good.largest)
     note = _note(
-        f"The largest magnitudes in <code>{_text(good.path)}</code>, the last good checkpoint. "
+        f"The largest magnitudes in <code>{_text(words.last_good(report))}</code>, the last good checkpoint. "
         "fp16 ends at 65504; the bars are logarithmic."
     )
     return note + _table(' class="bars"', "", [_bar(m) for m in shown], left, smaller=", all smaller")

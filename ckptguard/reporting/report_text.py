@@ -16,12 +16,12 @@ _COLUMNS = {"step": "step", "loss": "loss", "gradient norm": "grad_norm", "loss 
 
 
 def report_text(report: IncidentReport) -> str:
-    """The report in lines of at most some 100 characters; names from files are escaped."""
+    """The report in lines of at most 80 characters, but for long names; names from files are escaped."""
     parts = [
         "\n".join(_head(report)),
         _section("Likely causes", _causes(report)),
         _section("The last updates", _samples(report)),
-        _section(f"{words.tensors_title(report)}, what went first at the top", _tensors(report)),
+        _section(words.tensors_title(report), _tensors(report)),
         _section(words.changes_title(report) or "", _changes(report)),
         _headroom(report),
         _pairs("How training computed", words.known_facts(report)),
@@ -33,25 +33,24 @@ def report_text(report: IncidentReport) -> str:
 
 
 def _head(report: IncidentReport) -> list[str]:
-    good, note, title = report.details.last_good, words.onset_note(report), words.title(report)
-    moment, by = escape(words.when(report.opened_at)), escape(report.source)
-    lines = [
+    title = words.title(report)
+    moment, by = words.when(report.opened_at), words.noticed_by(report)
+    facts = (
+        ("run", report.run),
+        ("incident", f"{report.id}, {moment}"),
+        ("onset", words.onset_words(report)),
+        ("", words.onset_note(report)),
+        ("noticed", ", ".join(said for said in (words.noticed_words(report), f"by {by}") if said)),
+        ("last good", words.last_good(report) or "no good checkpoint is known"),
+    )
+    return [
         escape(title),
         "=" * min(len(title), _WIDTH),
         *_wrapped(report.reason, ""),
         *_wrapped(f"{report.state}: {words.outcome(report)}", ""),
         "",
-        f"run:        {escape(report.run)}",
-        f"incident:   {escape(report.id)}, {moment}, noticed by {by}",
-        f"onset:      {words.onset_words(report)} (noticed at step {words.shown(report.step)})",
+        *(f"{f'{name}:' if name else '':<11}{escape(value)}" for name, value in facts if value),
     ]
-    if note:
-        lines.append(f"            {note}")
-    if report.known_good or good is None:
-        lines.append(f"known-good: {escape(words.shown(report.known_good))}")
-    if good is not None:
-        lines.append(f"last good:  {escape(good.path)} ({escape(words.shown(good.id))})")
-    return lines
 
 
 def _causes(report: IncidentReport) -> list[str]:
@@ -70,12 +69,19 @@ def _samples(report: IncidentReport) -> list[str]:
     told = {name: field for name, field in _COLUMNS.items() if any(getattr(s, field) is not None for s in samples)}
     cells = [[words.shown(getattr(sample, field)) for field in told.values()] for sample in samples]
     header, *rows = _aligned([list(told), *cells], ">" * len(told))
-    mark = "  <- onset, at the earliest" if words.onset_note(report) else "  <- onset"
-    marked = [row + (mark if sample.step == report.onset else "") for row, sample in zip(rows, samples, strict=True)]
+    marked = [row + _mark(sample.step, report) for row, sample in zip(rows, samples, strict=True)]
     if gap:
         marked.insert(gap, "  ...")
     note = words.loss_note(report)
-    return [header, *marked, *([f"  {note}"] if note else [])]
+    return [header, *marked, *_wrapped(note or "", "  ")]
+
+
+def _mark(step: int, report: IncidentReport) -> str:
+    if step not in (report.details.onset, report.onset_last) or words.onset_words(report) is None:
+        return ""
+    if not words.is_range(report):
+        return "  <- onset"
+    return "  <- onset, at the earliest" if step == report.details.onset else "  <- onset, at the latest"
 
 
 def _around(report: IncidentReport) -> tuple[tuple[Sample, ...], int]:
@@ -112,7 +118,9 @@ def _headroom(report: IncidentReport) -> str:
         return ""
     shown, left = words.first_rows(good.largest)
     lines = [f"  {m.largest / FP16_LIMIT:8.2%}  {m.largest:<12.6g} {escape(m.tensor)}" for m in shown]
-    return _section(f"Largest magnitudes of {good.path}, and their share of fp16's 65504", lines + _left(left))
+    return _section(
+        f"Largest magnitudes of {words.last_good(report)}, and their share of fp16's 65504", lines + _left(left)
+    )
 
 
 def _aligned(rows: Sequence[Sequence[str]], sides: str) -> list[str]:

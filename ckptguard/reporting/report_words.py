@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 from ckptguard.formats.dtypes import FP16_LIMIT
+from ckptguard.reporting.onset import has_onset
+from ckptguard.values.ids import parse_id
 from ckptguard.values.incident import ChangedTensor, IncidentReport, SickTensor, Training
 
 CAUSES = {
@@ -22,10 +24,19 @@ CAUSES = {
     "crash": "Training crashed",
     "anew": "Training began from scratch instead of going on",
     "asked": "Training was asked to go back",
-    "numeric": "The numbers turned sick",
+    "numeric": "Numbers are not finite",
+}
+
+_NOTICED_BY = {
+    "guard": "the training guard",
+    "callback": "the callback in the Trainer",
+    "daemon": "the daemon",
+    "supervise": "ckptguard supervise",
+    "cli": "the command line",
 }
 
 NO_SICKNESS = ("storage", "unsaved", "asked", "anew")  # training itself is well
+_IDS = ("checkpoint", "series", "kept_copy")
 _MOST_INDICES = 16  # of a place in a tensor: a record may hold any number
 _MOST_ROWS = 12
 
@@ -34,7 +45,9 @@ Row = TypeVar("Row")
 
 def title(report: IncidentReport) -> str:
     """What happened, in a few words."""
-    what = CAUSES.get(report.cause, f"Incident: {report.cause}")
+    what, path = CAUSES.get(report.cause, f"Incident: {report.cause}"), report.evidence.get("path")
+    if report.cause == "damage":
+        return f"{what}: {path}" if isinstance(path, str) else what
     return f"{what} at step {report.step}" if report.step is not None else what
 
 
@@ -44,10 +57,15 @@ def outcome(report: IncidentReport) -> str:
     return report.actions[-1] if report.actions else words.get(report.state, report.state)
 
 
+def noticed_by(report: IncidentReport) -> str:
+    """Who noticed it."""
+    return _NOTICED_BY.get(report.source, report.source)
+
+
 def shown(value: object) -> str:
-    """A value as people read it."""
+    """A value as people read it; empty where it is not known."""
     if value is None:
-        return "-"
+        return ""
     if isinstance(value, bool):
         return "yes" if value else "no"
     return f"{value:.6g}" if isinstance(value, float) else str(value)
@@ -80,7 +98,11 @@ def known_facts(report: IncidentReport) -> list[tuple[str, str]]:
         ("scheduler", known.scheduler),
         ("ranks now", known.world_size),
         ("ranks at the save", saved),
-        ("began from", resumed and f"step {resumed.step}" + (f" ({resumed.id})" if resumed.id else "")),
+        (
+            "began from",
+            resumed and (f"{resumed.path} (step {resumed.step})" if resumed.path else f"step {resumed.step}"),
+        ),
+        ("training loop", known.framework),
         ("started anew", resumed and ", ".join(resumed.anew)),
         ("missing keys", resumed and few(resumed.missing)),
         ("unexpected keys", resumed and few(resumed.unexpected)),
@@ -89,22 +111,59 @@ def known_facts(report: IncidentReport) -> list[tuple[str, str]]:
     return [(name, shown(value)) for name, value in pairs if value not in (None, "")]
 
 
-def onset_words(report: IncidentReport) -> str:
-    """Where harm began, as far as it is known."""
-    return f"{report.onset} to {report.details.onset_through}" if onset_note(report) else shown(report.onset)
+def onset_words(report: IncidentReport) -> str | None:
+    """When harm began, as far as the records show it; None where there is nothing to be said."""
+    first, last = report.details.onset, report.onset_last
+    if last is None or not has_onset(report.cause):
+        return None
+    if first is None:
+        return f"step {last} or before"
+    return f"between {first} and {last}" if is_range(report) else f"step {first}"
+
+
+def is_range(report: IncidentReport) -> bool:
+    """Whether harm began at any of several updates."""
+    return report.details.onset is not None and (report.onset_last or 0) > report.details.onset
 
 
 def onset_note(report: IncidentReport) -> str | None:
     """Why the onset is a range, where it is one."""
-    through = report.details.onset_through
-    if through is None or report.onset is None or through <= report.onset:
+    if not is_range(report) or not has_onset(report.cause):
         return None
-    return "the harm was done by any of these updates: nothing that was told in between shows by which"
+    return "no record in between shows at which of these updates"
+
+
+def noticed_words(report: IncidentReport) -> str:
+    """Where it was noticed, and how long after it began; empty where neither is known."""
+    path, first, last = report.evidence.get("path"), report.details.onset, report.onset_last
+    where = f"in {path}" if isinstance(path, str) else f"step {report.step}" if report.step is not None else ""
+    if report.step is None or first is None or last is None or not has_onset(report.cause):
+        return where
+    least, most = report.step - last, report.step - first
+    if most <= 0:
+        return f"{where}, in that very update"
+    late = f"{least} to {most}" if 0 < least < most else f"at most {most}" if least < most else f"{most}"
+    return f"{where}, {late} update{'s' * (most > 1)} later"
+
+
+def last_good(report: IncidentReport) -> str | None:
+    """The last good checkpoint, by its path; None where none is known."""
+    good, named = report.details.last_good, report.known_good
+    if good is not None and good.step is None and report.details.first_bad is not None:
+        return f"an earlier save of {good.path}" if good.path == report.details.first_bad.path else good.path
+    if good is not None:
+        return good.path + (f" (step {good.step})" if good.step is not None else "")
+    known = parse_id("", named) if named is not None else None
+    if known is None:
+        return named
+    return f"that of step {known.number}" if known.number is not None else "no longer on record"
 
 
 def evidence_pairs(report: IncidentReport) -> list[tuple[str, str]]:
     """What the one who noticed wrote down."""
-    return [(str(name).replace("_", " "), shown(value)) for name, value in sorted(report.evidence.items())]
+    hidden = _IDS if "path" in report.evidence else ()  # the path says it
+    pairs = ((name, value) for name, value in sorted(report.evidence.items()) if name not in hidden)
+    return [(str(name).replace("_", " "), shown(value)) for name, value in pairs if value is not None]
 
 
 def tensor_line(tensor: SickTensor) -> str:
@@ -121,6 +180,8 @@ def tensor_line(tensor: SickTensor) -> str:
 def change_line(change: ChangedTensor) -> str:
     """How a tensor of the first bad checkpoint differs from that of the last good one."""
     of = f" of {change.elements:,}" if change.elements is not None else ""
+    if change.became_nonfinite and change.became_nonfinite == change.elements:
+        return f"all {change.elements:,} became NaN or Inf"
     if change.became_nonfinite:
         where = f", first at {list(change.first_nonfinite[:_MOST_INDICES])}" if change.first_nonfinite else ""
         return f"{change.became_nonfinite:,}{of} became NaN or Inf{where}"
@@ -138,7 +199,7 @@ def change_line(change: ChangedTensor) -> str:
 def share_of_fp16(largest: float | None) -> str:
     """A magnitude as a share of the largest number of fp16."""
     if largest is None:
-        return "-"
+        return ""
     share = largest / FP16_LIMIT
     return "<0.01%" if 0 < share < 1e-4 else f"{share:.2%}"
 
@@ -148,15 +209,15 @@ def changes_title(report: IncidentReport) -> str | None:
     details = report.details
     if not (details.changes or details.changes_note) or details.last_good is None or details.first_bad is None:
         return None
-    return f"From {details.last_good.path} to {details.first_bad.path}"
+    return f"From {last_good(report)} to {details.first_bad.path}"
 
 
 def tensors_title(report: IncidentReport) -> str:
     """Where the list of tensors comes from."""
     where = report.details.tensors_from
     if where in (None, "memory"):
-        return "Not finite in memory when it was noticed"
-    return f"What is wrong in {where}"
+        return "Not finite in memory when it was noticed, in the order of the model"
+    return f"What is wrong in {where}, in the order of its tensors"
 
 
 def loss_note(report: IncidentReport) -> str | None:
@@ -173,7 +234,7 @@ def next_commands(report: IncidentReport) -> list[tuple[str, str]]:
         commands.insert(0, (f"ckptguard rollback {run}", "make the last known-good checkpoint the newest"))
     good, bad = report.details.last_good, report.details.first_bad
     if bad is not None:
-        commands.append((f"ckptguard bisect {run}", "which tensors went first, from the bytes themselves"))
+        commands.append((f"ckptguard bisect {run}", "which save was the first bad one, and which tensors it names"))
     if good is not None and (len(good.largest) < 2 or (bad is not None and changes_title(report) is None)):
         read = f"ckptguard incident {run} {report.id} --read"
         commands.append((read, "this report, with both checkpoints read and compared"))

@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
 from operator import attrgetter
 
 from ckptguard.errors import NotFoundError, RecordsError
+from ckptguard.formats.suffixes import is_sum_list
 from ckptguard.layouts import LAYOUTS, Checkpoint, enter, find_checkpoints, step_from_name
 from ckptguard.records.kept import KeptCopy, kept_of_series, read_kept
 from ckptguard.records.manifests import FOLDER as MANIFESTS
@@ -146,6 +148,21 @@ class Listing:
         found = find_checkpoints(self.entries, run.patterns)
         found += _bereft(run, self.entries, found)
         self.checkpoints = {c.path: c for c in sorted(found, key=lambda c: c.path)}
+
+    @cached_property
+    def _sum_lists(self) -> dict[str, list[Entry]]:
+        """Files whose names say that they hold checksums, by folder."""
+        found: dict[str, list[Entry]] = {}
+        for entry in self.entries:
+            if is_sum_list(entry.name):
+                found.setdefault(entry.key.rpartition("/")[0], []).append(entry)
+        return found
+
+    def sum_lists_beside(self, checkpoint: Checkpoint) -> Sequence[Entry]:
+        """The files with checksums that lie beside a checkpoint without a folder of its own."""
+        if checkpoint.path != "." and checkpoint.path not in checkpoint.files:
+            return ()
+        return self._sum_lists.get(checkpoint.path.rpartition("/")[0], ())
 
     def is_of(self, run: Run) -> bool:
         """True if this is a listing of the run."""

@@ -50,6 +50,10 @@ class ScannedFile(msgspec.Struct, frozen=True, kw_only=True):
     pieces: tuple[str, ...] = ()
     sums: dict[str, str] = {}  # more whole-file digests that the caller asked for: {"sha256": hex}
 
+    def digest(self, algorithm: str) -> str | None:
+        """A digest of the whole file; None if it was not taken."""
+        return self.sums.get(algorithm) or (self.md5 if algorithm == "md5" else None)
+
 
 class Scan(msgspec.Struct, frozen=True, kw_only=True):
     """One pass over the files of a checkpoint, in the given order."""

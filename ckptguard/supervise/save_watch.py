@@ -25,7 +25,8 @@ from ckptguard.records.pins import InUse
 from ckptguard.records.run import Run, has_records, open_run
 from ckptguard.recover.roll_back import GoBack, RolledBack, roll_back
 from ckptguard.recover.rollback_scope import content_of, training_in
-from ckptguard.reporting.notify import Event, Known, known_outcomes, news_in, reason_of, verdict_event
+from ckptguard.reporting.channels import Event
+from ckptguard.reporting.events import Known, known_outcomes, news_in, reason_of, verdict_event
 from ckptguard.runs.find_known_good import Wanted, newest_candidate
 from ckptguard.runs.run_view import RunView
 from ckptguard.runs.work import Work
@@ -71,10 +72,17 @@ class SaveWatch:
     """Watches the saves of one run. `tell` gets sentences for people, `event` gets what hooks receive."""
 
     def __init__(
-        self, url: str, settings: Settings, scanner: Scanner, *, tell: Tell, event: Callable[[Event], None]
+        self,
+        url: str,
+        settings: Settings,
+        scanner: Scanner,
+        *,
+        tell: Tell,
+        event: Callable[[Event], None],
+        begin_telling: Callable[[RunView], None] = lambda view: None,
     ) -> None:
         self._url, self._settings, self._scanner = url, settings, scanner
-        self.tell, self.event = tell, event
+        self.tell, self.event, self._begin_telling = tell, event, begin_telling
         self._known: Known | None = None  # outcomes that were reported before
         self._notes = PassNotes()
         self._told: set[str] = set()
@@ -306,6 +314,7 @@ class SaveWatch:
                 return None  # a folder of ours in a run without saves keeps some trainers from starting
             if self._known is None:
                 self._known = known_outcomes(view.run)
+                self._begin_telling(view)
             work = Work(scanner=self._scanner, stop=stop)
             done = reconcile(view, self._notes, work=work, assume_quiet=assume_quiet)
             for sentence in done.could_not_tell:

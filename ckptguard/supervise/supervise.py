@@ -26,7 +26,8 @@ from ckptguard.errors import (
 )
 from ckptguard.records.incidents import Incident, open_incident
 from ckptguard.records.run import has_records
-from ckptguard.reporting.notify import COMMAND_SECONDS, Hooks, incident_event
+from ckptguard.reporting.events import incident_event
+from ckptguard.reporting.notify import LONGEST_CLOSE, Hooks
 from ckptguard.reporting.open_and_close import close_incident
 from ckptguard.scan.process.process_scanner import ProcessScanner
 from ckptguard.scan.process.worker_process import limits_of
@@ -102,7 +103,9 @@ class _Supervisor:
         )
         self._background = Background("saves", settings.niceness)
         self._watch = SignalWatch(held, self._command, self._background, tell)
-        self._saves = SaveWatch(url, settings, self._scanner, tell=tell, event=self._hooks.tell)
+        self._saves = SaveWatch(
+            url, settings, self._scanner, tell=tell, event=self._hooks.tell, begin_telling=self._hooks.begin
+        )
         self._recovery = Recovery(self._saves)
         self._supervision: Supervision | None = None
         self._restarts = 0
@@ -114,7 +117,7 @@ class _Supervisor:
         try:
             done = self._run()
             if self._watch.asked is None:  # otherwise the user is in a hurry
-                self._watch.beside(partial(self._hooks.close, patience=COMMAND_SECONDS + 5.0), None, only_looks=True)
+                self._watch.beside(partial(self._hooks.close, patience=LONGEST_CLOSE), None, only_looks=True)
             return done
         except WaitAbandoned:
             return done or Supervised(status=128 + (self._watch.asked or signal.SIGTERM))

@@ -54,6 +54,8 @@ class TrainingGuard:
     together may raise RanksError: one of them failed, or did not answer in time.
     """
 
+    framework = "plain"  # what reports call the training loop
+
     def __init__(
         self,
         run: str | os.PathLike[str],
@@ -90,6 +92,7 @@ class TrainingGuard:
             scheduler=given.get("scheduler"),
             scaler=given.get("scaler"),
             strict=given.get("strict", True),
+            framework=self.framework,
         )
         self._store = _store_for(self._run, settings, self._parts, self._ranks, given)
         self._only = SingleGuard(self._run, self._store.series, self._ranks)

@@ -28,9 +28,10 @@ def check_pretrained(
 ) -> Report:
     """Read a pretrained file, folder or hub snapshot completely. Returns its report if it is GOOD.
 
-    `sums` is a checksum file that came with it. Without one, damage that leaves the file whole and its numbers finite
-    cannot be seen. `reference` is a checkpoint with the names, shapes and dtypes that it must have. Nothing is written,
-    and nothing in the file is executed. With several ranks, let one check while the others wait.
+    `sums` is a checksum file that came with it; without it, those beside it are used. Without any, damage that leaves
+    the file whole and its numbers finite cannot be seen. `reference` is a checkpoint with the names, shapes and dtypes
+    that it must have. Nothing is written, and nothing in the file is executed. With several ranks, let one check while
+    the others wait.
 
     Raises:
         RefusedError: it is damaged, incomplete or holds NaN or Inf; see its `outcome`.

@@ -28,7 +28,7 @@ class Sample(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class Training(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How training computes. `dtypes`: elements of trained parameters by dtype. `autocast`: a dtype or "off".
 
-    `loss_scaler` is its class, or "none".
+    `loss_scaler` is its class, or "none". `framework`: "plain", "trainer", "lightning", "deepspeed" or "accelerate".
     """
 
     dtypes: dict[str, int] = {}
@@ -42,6 +42,7 @@ class Training(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     weight_decay: float | None = None
     scheduler: str | None = None
     world_size: int | None = None
+    framework: str | None = None
     versions: dict[str, str] = {}
 
 
@@ -129,8 +130,8 @@ class LikelyCause(msgspec.Struct, frozen=True, kw_only=True):
 class Details(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The evidence of an incident, and what was concluded from it. `onset`: the first update under suspicion; with
     `onset_through` the harm was done by any update from `onset` to that one: nothing shows by which. `tensors`: what
-    was not finite, what went first at the top. `changes`: what sets the first bad checkpoint apart from the last good
-    one, what became non-finite first, then what changed most."""
+    was not finite. `changes`: what sets the first bad checkpoint apart from the last good one, at the top what became
+    non-finite, then what changed most."""
 
     onset: int | None = None
     onset_through: int | None = None
@@ -168,6 +169,12 @@ class IncidentReport(msgspec.Struct, frozen=True, kw_only=True):
     def onset(self) -> int | None:
         """The first suspect update, or the incident's step if no other is known."""
         return self.details.onset if self.details.onset is not None else self.step
+
+    @property
+    def onset_last(self) -> int | None:
+        """The update at which it had begun at the latest."""
+        through = self.details.onset_through
+        return through if through is not None else self.onset
 
 
 def worded(value: float | None) -> Number:

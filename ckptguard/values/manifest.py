@@ -1,7 +1,7 @@
 """The manifest: the content of a checkpoint, byte by byte. It is written last, and writing it is the commit.
 
 Spans and tensors are JSON arrays, so that a checkpoint with 100 000 tensors stays readable and small. Digests are
-lower-case hexadecimal. `FORMAT.md` beside the records specifies the text.
+lower-case hexadecimal. `docs/reference/records.md` specifies the text.
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ from ckptguard.values.retention_policy import Policy, parse_best, parse_span
 from ckptguard.values.storage_options import NO_OPTIONS, StorageOptions
 
 _WEEK = 7 * 86400.0
+_ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://\S.*", re.DOTALL)
 ENVIRONMENT_PREFIX = "CKPTGUARD_"
 # Variables with that prefix that are not settings: of the commands, and of ckptguard's own tests.
 _NO_SETTINGS = ("DEBUG", "SUPERVISED", "CAMPAIGN", "MUTANTS", "TRAINERS", "TORCH", "TEST_DEVICE", "AZURITE")
@@ -40,6 +41,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     patterns: tuple[Pattern, ...] = ()  # the user's own rules for names: what is a checkpoint, and its step
     on_incident: tuple[str, ...] = ()  # command (argv) to run for an incident
     webhook: str | None = None  # http(s) URL to call for an incident
+    notify: tuple[str, ...] = ()  # addresses of Slack, Discord, e-mail and others, as apprise writes them
     digest: str = "md5"  # "md5": each pass computes MD5 of whole files, too; "blake3": only if none is recorded
     executor: str = "threads"  # where the command line scans: "inline", "threads" or "processes"; a daemon: a process
     workers: int = 0  # threads or processes that scan in parallel; 0: one per processor
@@ -98,6 +100,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             raise SettingsError("worker_memory must be at least 268435456 bytes (256 MiB)")
         if self.webhook is not None and not self.webhook.startswith(("http://", "https://")):
             raise SettingsError("webhook must be an http or https URL")
+        for number, address in enumerate(self.notify, 1):
+            if not _ADDRESS.fullmatch(address):
+                raise SettingsError(  # which is not quoted: it may be a secret
+                    f'address {number} of notify does not begin as "slack://" or "mailto://" does',
+                    hint="in the environment, write a JSON list if an address has a comma",
+                )
         self.retention()
         self._span("trash_grace")
         for place in (*self.replicas, self.records or ""):
@@ -111,6 +119,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                     f'replicas: "{place}" is not a path or URL',
                     hint="only {run} may be in braces; it is replaced by the run's own name",
                 )
+
+    def __repr__(self) -> str:
+        """As of any value, without the addresses of people: a token stands in them."""
+        text = super().__repr__()
+        for address in (*self.notify, self.webhook or ""):
+            text = text.replace(repr(address), "'***'") if address else text
+        return text
 
     def scrub_seconds(self, *, local: bool) -> float | None:
         """Return the seconds after which a daemon reads a checkpoint again, or None for never. Raises SettingsError.
@@ -250,6 +265,8 @@ def _converted(name: str, value: Any, called: str) -> Any:
     """Convert the value of one setting. SettingsError says what it must be, and never quotes a table or list."""
     if name == "storage":
         return StorageOptions(value)
+    if name == "notify" and isinstance(value, str):
+        value = [value]
     try:
         return msgspec.convert(value, type=_FIELDS[name].type, strict=False)
     except msgspec.ValidationError as error:

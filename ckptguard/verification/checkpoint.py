@@ -35,7 +35,7 @@ from ckptguard.runs.sealed_content import sealed_outcome
 from ckptguard.runs.work import PLAIN, Work
 from ckptguard.scan import ScanOptions
 from ckptguard.scan.result import Scan
-from ckptguard.values.ids import CheckpointId
+from ckptguard.values.ids import CheckpointId, escape
 from ckptguard.values.manifest import Manifest, identity
 from ckptguard.values.verdict import Facts, Finding, Outcome, Severity, Verdict, is_clearance, judge, limit_findings
 from ckptguard.verification.collect_evidence import (
@@ -46,6 +46,7 @@ from ckptguard.verification.collect_evidence import (
     scan_checkpoint,
 )
 from ckptguard.verification.damage_or_resave import Change, KnownBefore, classify_change
+from ckptguard.verification.found_sums import NO_SUMS, FoundSums, find_sums
 from ckptguard.verification.seal import seal_observed
 from ckptguard.verification.selection import Selection
 from ckptguard.version import __version__
@@ -101,14 +102,15 @@ def verify_checkpoint(
     may_spare_md5 = how.md5 and view.settings.digest == "blake3" and not how.resealed
     if may_spare_md5 and _md5_is_recorded(view, checkpoint):
         how = msgspec.structs.replace(how, md5=False)
-    scan = scan_checkpoint(view.run.storage, checkpoint, ScanOptions(md5=how.md5), work)
+    sums = find_sums(view.run.storage, checkpoint, view.listing.sum_lists_beside(checkpoint))
+    scan = scan_checkpoint(view.run.storage, checkpoint, sums.added_to(ScanOptions(md5=how.md5)), work)
     now = view.look_again(checkpoint.path)
     if now is None or now.signature != checkpoint.signature:
         raise ChangedWhileReadError(f"{checkpoint.path} changed while it was read", key=checkpoint.path)
     for _ in range(_RACES):
         view.refresh(checkpoint.series)
         try:
-            return _judge_and_record(view, checkpoint, scan, how, work)
+            return _judge_and_record(view, checkpoint, Read(scan, sums), how, work)
         except BusyError:
             continue
     raise CouldNotTellError(f"other processes kept sealing {checkpoint.path} at the same time")
@@ -157,6 +159,13 @@ def _md5_is_recorded(view: RunView, checkpoint: Checkpoint) -> bool:
     return all(f.md5 for f in sealed.files) or (verdict is not None and "md5" in verdict.digests)
 
 
+class Read(msgspec.Struct, frozen=True):
+    """The pass over a checkpoint's bytes, and what checksum files state about them."""
+
+    scan: Scan
+    sums: FoundSums = NO_SUMS
+
+
 class Content(msgspec.Struct, frozen=True):
     """What was read: its generation, its manifest if it is sealed, and how the files differ from it."""
 
@@ -165,8 +174,8 @@ class Content(msgspec.Struct, frozen=True):
     change: Change = Change.SAME
 
 
-def _judge_and_record(view: RunView, checkpoint: Checkpoint, scan: Scan, how: Verification, work: Work) -> Checked:
-    history = view.history
+def _judge_and_record(view: RunView, checkpoint: Checkpoint, read: Read, how: Verification, work: Work) -> Checked:
+    history, scan = view.history, read.scan
     id = None if how.resealed else view.current(checkpoint)
     sealed = history.manifest(id) if id is not None else None
     content = Content(id, sealed) if id is not None else None
@@ -176,19 +185,31 @@ def _judge_and_record(view: RunView, checkpoint: Checkpoint, scan: Scan, how: Ve
             raise ResavingError(f"{checkpoint.path} is being saved again", key=checkpoint.path)
         content = Content(id, sealed, change)
     if content is None or content.change in NEW_GENERATION:
+        if content is not None:
+            _check_sums_are_of_this_save(read)
         content = Content(view.new_id(checkpoint), change=content.change if content is not None else Change.SAME)
-    found = record_verdict(view, checkpoint, scan, how, content)
+    found = record_verdict(view, checkpoint, read, how, content)
     if how.record and content.sealed is not None and content.change is not Change.SAME:
         _confirm_kept(view, content.sealed, work)
     return found
 
 
-def record_verdict(view: RunView, checkpoint: Checkpoint, scan: Scan, how: Verification, content: Content) -> Checked:
+def _check_sums_are_of_this_save(read: Read) -> None:
+    """CouldNotTellError if a list of checksums is older than a new save, and states those of another one."""
+    for one in read.sums.stated:
+        if one.earlier and one.differs(read.scan):
+            raise CouldNotTellError(
+                f"the checksum file {one.source} is older than {escape(one.file)}, and not about it"
+            )
+
+
+def record_verdict(view: RunView, checkpoint: Checkpoint, read: Read, how: Verification, content: Content) -> Checked:
     """Judge what was read, seal it if it is new, and record the verdict. Raises BusyError if another process sealed
     it."""
     run, history, layout = view.run, view.history, LAYOUTS[checkpoint.layout]
-    id, sealed, change = content.id, content.sealed, content.change
-    evidence = collect_evidence(run.storage, checkpoint, scan, _known(view, id, sealed, how.reference))
+    id, sealed, change, scan = content.id, content.sealed, content.change, read.scan
+    known = read.sums.added_to_known(_known(view, id, sealed, how.reference))
+    evidence = collect_evidence(run.storage, checkpoint, scan, known)
     findings = run_checks(evidence)
     if layout.sealed_by_writer and sealed is None:
         message = "its writer never sealed it, so the save did not finish"
@@ -221,8 +242,8 @@ def record_verdict(view: RunView, checkpoint: Checkpoint, scan: Scan, how: Verif
         )
         if not _says_nothing_new(history, verdict, before):
             history.add_verdict(verdict)
-    known = id if how.record or sealed else None
-    return checked(checkpoint, known, outcome, sealed=sealed, seconds=scan.seconds, findings=findings)
+    named = id if how.record or sealed else None
+    return checked(checkpoint, named, outcome, sealed=sealed, seconds=scan.seconds, findings=findings)
 
 
 def change_of(view: RunView, checkpoint: Checkpoint, scan: Scan, sealed: Manifest, *, was_gone: bool = False) -> Change:

@@ -21,7 +21,7 @@ from ckptguard.values.storage_options import NO_OPTIONS, StorageOptions
 # Path as stated ("": the list names no file) -> (algorithm, lower-case hex digest).
 Sums = Mapping[str, tuple[str, str]]
 
-_LONGEST = 64 << 20
+LONGEST = 16 << 20
 _HEX = r"(?P<digest>[0-9a-fA-F]{32,128})"
 _GNU = re.compile(rf"{_HEX}(?: [ *]| (?![ *]))(?P<path>.+)", re.DOTALL)
 _BSD = re.compile(rf"(?P<algorithm>[A-Za-z0-9/-]+) ?\((?P<path>.+)\) ?= ?{_HEX}", re.DOTALL)
@@ -47,10 +47,12 @@ _UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 
 class CheckSums(msgspec.Struct, frozen=True):
-    """A checksum file that was read: what it states, and the local folder that it lies in ("" where it has none)."""
+    """A checksum file that was read: what it states, the local folder that it lies in ("" where it has none), and its
+    name."""
 
     stated: Sums
     folder: str
+    name: str
 
     def of(self, prefix: str, files: Sequence[str], root: str) -> dict[str, tuple[str, str]]:
         """`sums_for` these files below a storage's root."""
@@ -64,31 +66,38 @@ def read_check_sums(path: str, options: StorageOptions = NO_OPTIONS) -> CheckSum
     folder, _, name = (os.path.realpath(place) if local else place).rpartition("/")
     try:
         with open_storage(folder or "/", options=options).open(name) as reader:
-            if reader.entry.size > _LONGEST:
+            if reader.entry.size > LONGEST:
                 raise SettingsError(f"{escape(path)} is too large for a checksum file")
             text = reader.read(0, reader.entry.size)
     except (NotFoundError, StorageError) as error:
         raise SettingsError(f"the checksum file {escape(path)} cannot be read: {error.message}") from error
     # The folder is that of the name: a link into a cache lies beside what it lists, the blob does not.
     around = os.path.realpath(os.path.dirname(place)) if local else ""
-    return CheckSums(stated=parse_check_sums(text, path), folder=around)
+    return CheckSums(stated=parse_check_sums(text, path), folder=around, name=os.path.basename(place))
 
 
-def parse_check_sums(text: bytes | str, source: str) -> dict[str, tuple[str, str]]:
+def parse_check_sums(text: bytes | str, source: str, odd: list[str] | None = None) -> dict[str, tuple[str, str]]:
     """Path -> (algorithm, lower-case hex digest). SettingsError names the line that is in none of the styles, that
-    may be of several algorithms, or that contradicts another one."""
+    may be of several algorithms, or that contradicts another one. With `odd` only the last is an error: that list gets
+    a sentence for each line that was not understood."""
     sums: dict[str, tuple[str, str]] = {}
     for number, line in enumerate(_lines(text, source), 1):
         if not line.strip() or line.startswith(("#", ";")):
             continue
         where = f"{escape(source)}, line {number}"
-        path, algorithm, digest = _stated(line, where, source)
+        try:
+            path, algorithm, digest = _stated(line, where, source)
+        except SettingsError as error:
+            if odd is None:
+                raise
+            odd.append(error.message)
+            continue
         known, former = sums.get(path, (_STRENGTH[-1], digest))
         if known == algorithm and former != digest:
             raise SettingsError(f"{where}: another {algorithm} for {escape(path[:80])} than in a line before")
         if path not in sums or _STRENGTH.index(algorithm) < _STRENGTH.index(known):
             sums[path] = (algorithm, digest)
-    if not sums:
+    if not sums and odd is None:
         raise SettingsError(f"{escape(source)} states no checksums")
     return sums
 
@@ -106,6 +115,16 @@ def sums_for(
     prefix = "" if prefix == "." else prefix
     if prefix in files:
         return {prefix: _for_one_file(sums, prefix, root, folder)}
+    fitting = fitting_sums(sums, prefix, files, root=root, folder=folder)
+    if not fitting:
+        raise SettingsError(f"the checksum file names no file of {escape(prefix.rpartition('/')[2] or 'the target')}")
+    return fitting
+
+
+def fitting_sums(
+    sums: Sums, prefix: str, files: Sequence[str], *, root: str, folder: str
+) -> dict[str, tuple[str, str]]:
+    """The same for a folder; nothing where the list says nothing about it."""
     present, most = set(files), 0
     fitting: set[tuple[str, tuple[str, str]]] = set()
     for base in _bases(prefix, root, folder):
@@ -114,8 +133,6 @@ def sums_for(
         fits = sum(key in present for key, _ in inside)
         if fits > most:
             fitting, most = inside, fits
-    if not most:
-        raise SettingsError(f"the checksum file names no file of {escape(prefix.rpartition('/')[2] or 'the target')}")
     if len(fitting) > len(dict(fitting)):
         raise SettingsError("the checksum file names one file by several paths, with different sums")
     return dict(fitting)

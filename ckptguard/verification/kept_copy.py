@@ -14,11 +14,11 @@ from ckptguard.runs.run_view import RunView
 from ckptguard.runs.sealed_content import is_untouched
 from ckptguard.runs.work import PLAIN, Work
 from ckptguard.scan import ScanOptions
-from ckptguard.scan.result import Scan
 from ckptguard.storage.protocol import Entry
 from ckptguard.values.manifest import Manifest
-from ckptguard.verification.checkpoint import FULLY, NEW_GENERATION, Content, change_of, record_verdict
+from ckptguard.verification.checkpoint import FULLY, NEW_GENERATION, Content, Read, change_of, record_verdict
 from ckptguard.verification.damage_or_resave import Change
+from ckptguard.verification.found_sums import find_sums
 
 _RACES = 4  # other processes may seal the same checkpoint meanwhile; then try again
 
@@ -30,8 +30,8 @@ def verify_kept(view: RunView, copy: KeptCopy, *, work: Work = PLAIN) -> Checked
     released. Raises CouldNotTellError and its kinds if it cannot be read.
     """
     checkpoint = _as_it_was(view, copy)
-    scan = _scan(view, copy, work) if checkpoint is not None else None
-    if checkpoint is None or scan is None:
+    read = _read(view, copy, checkpoint, work) if checkpoint is not None else None
+    if checkpoint is None or read is None:
         _release(view, copy)
         return None
     for _ in range(_RACES):
@@ -39,13 +39,13 @@ def verify_kept(view: RunView, copy: KeptCopy, *, work: Work = PLAIN) -> Checked
         if view.history.has_verdict(copy.id):
             return None
         before = _sealed_before(view, copy)
-        change = change_of(view, checkpoint, scan, before) if before is not None else Change.RESAVED
+        change = change_of(view, checkpoint, read.scan, before) if before is not None else Change.RESAVED
         own = before is not None and before.id == copy.id  # its writer has sealed it
         if (change is Change.SAME) is not own or change not in (Change.SAME, *NEW_GENERATION):
             _release(view, copy)
             return None
         try:
-            return record_verdict(view, checkpoint, scan, FULLY, Content(copy.id, before if own else None, change))
+            return record_verdict(view, checkpoint, read, FULLY, Content(copy.id, before if own else None, change))
         except BusyError:
             continue
     raise CouldNotTellError(f"other processes kept sealing {copy.path} at the same time")
@@ -62,14 +62,16 @@ def _as_it_was(view: RunView, copy: KeptCopy) -> Checkpoint | None:
     return next((c for c in found if (c.path, c.series, c.step) == (copy.path, copy.series, copy.step)), None)
 
 
-def _scan(view: RunView, copy: KeptCopy, work: Work) -> Scan | None:
-    """Scan its bytes, under the names and times of the copied files; None if they are not those."""
+def _read(view: RunView, copy: KeptCopy, checkpoint: Checkpoint, work: Work) -> Read | None:
+    """Read its bytes, under the names and times of the copied files. None if they are not those."""
     run = view.run
     sizes = {file: size for file, (size, *_) in zip(copy.files, copy.sources, strict=True)}
     before = run.records.list(copy.folder, recursive=True)
     if not is_untouched(run, copy, sizes):
         return None
-    scan = work.scanner(run.records, [copy.key(file) for file in copy.files], ScanOptions(), work.progress)
+    sums = find_sums(run.records, checkpoint, key=copy.key)
+    options = sums.added_to(ScanOptions())
+    scan = work.scanner(run.records, [copy.key(file) for file in copy.files], options, work.progress)
     if run.records.list(copy.folder, recursive=True) != before:
         raise ChangedWhileReadError(f"the kept copy of {copy.path} changed while it was read", key=copy.folder)
     files = []
@@ -77,7 +79,7 @@ def _scan(view: RunView, copy: KeptCopy, work: Work) -> Scan | None:
         size, mtime_ns, inode, etag = source
         entry = Entry(key=file, kind="file", size=size, mtime_ns=mtime_ns, inode=inode, etag=etag)
         files.append(msgspec.structs.replace(found, entry=entry))
-    return msgspec.structs.replace(scan, files=tuple(files))
+    return Read(msgspec.structs.replace(scan, files=tuple(files)), sums)
 
 
 def _sealed_before(view: RunView, copy: KeptCopy) -> Manifest | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -11,7 +12,7 @@ import msgspec
 
 from ckptguard.checks import run_checks
 from ckptguard.checks.evidence import KnownFacts
-from ckptguard.errors import CouldNotTellError, ObjectMissingError
+from ckptguard.errors import CouldNotTellError, DeniedError, ObjectMissingError
 from ckptguard.formats import FORMATS
 from ckptguard.formats.opaque import NAME as OPAQUE
 from ckptguard.layouts import Checkpoint, enter, folder_as_checkpoint
@@ -30,6 +31,7 @@ from ckptguard.values.settings import Settings
 from ckptguard.values.verdict import Finding, Severity, judge
 from ckptguard.verification.checksum_files import CheckSums
 from ckptguard.verification.collect_evidence import collect_evidence, scan_checkpoint
+from ckptguard.verification.found_sums import FoundSums, find_sums, given_sums
 
 
 class Blob(NamedTuple):
@@ -76,20 +78,18 @@ class StrayJudge:
     def judge(self, checkpoint: Checkpoint) -> Checked:
         """Return the outcome and findings of a quiet checkpoint. It raises the scanner's errors."""
         started = time.monotonic()
-        target, settings, sums = self._target, self._settings, self._sums
-        expected = sums.of(checkpoint.path, checkpoint.files, target.storage.url) if sums is not None else {}
-        algorithms = {algorithm for algorithm, _ in expected.values()}
-        stated = "md5" in algorithms
-        options = ScanOptions(md5=stated or settings.digest == "md5", sums=tuple(sorted(algorithms - {"md5"})))
+        target, settings = self._target, self._settings
         facts: HubFacts | None = None
         if isinstance(target.storage, HubCacheStorage):
             facts = hub_facts(target.storage, checkpoint)
-            options = msgspec.structs.replace(options, md5=stated)
-            scan = self._scan_by_digest(checkpoint, options, facts)
             checkpoint = msgspec.structs.replace(checkpoint, irregular=())  # the facts say more about them
+            sums = self._sums_of(checkpoint)
+            scan = self._scan_by_digest(checkpoint, sums.added_to(ScanOptions(md5=False)), facts)
         else:
+            sums = self._sums_of(checkpoint)
+            options = sums.added_to(ScanOptions(md5=settings.digest == "md5"))
             scan = scan_checkpoint(target.storage, checkpoint, options, self._work)
-            if target.kind == "file" and not expected and scan.files[0].structure.format == OPAQUE:
+            if target.kind == "file" and not sums.stated and scan.files[0].structure.format == OPAQUE:
                 raise CouldNotTellError("its format is unknown, and no checksum is stated for it")
         # The manifest in a run's own records must also agree.
         id = target.view.current(checkpoint) if target.view is not None else None
@@ -100,14 +100,25 @@ class StrayJudge:
             in_run=target.view is not None,
             allow_nonfinite=settings.allow_nonfinite,
             trust_globals=settings.trust_globals,
-            expected_sums=expected,
+            vouched=frozenset(checkpoint.files if facts is not None else ()),  # else a finding says so
         )
+        known = sums.added_to_known(known)
         findings = run_checks(collect_evidence(target.storage, checkpoint, scan, known))
         if facts is not None:
             findings += _hub_findings(scan, facts)
         outcome = judge(findings, sealed=known.sealed is not None)
         seconds = time.monotonic() - started
         return checked(checkpoint, None, outcome, sealed=known.sealed, seconds=seconds, findings=findings)
+
+    def _sums_of(self, checkpoint: Checkpoint) -> FoundSums:
+        storage, beside = self._target.storage, list[Entry]()
+        if self._sums is not None:
+            return given_sums(self._sums, storage, checkpoint)
+        hub = isinstance(storage, HubCacheStorage)
+        if checkpoint.path in checkpoint.files and not hub:
+            with contextlib.suppress(DeniedError):  # a file may be read in a folder that may not be listed
+                beside = storage.list(checkpoint.path.rpartition("/")[0])
+        return find_sums(storage, checkpoint, [e for e in beside if e.kind != "folder"], hub_record=not hub)
 
     def _scan_by_digest(self, checkpoint: Checkpoint, options: ScanOptions, facts: HubFacts) -> Scan:
         """Scan the files of a snapshot, each with the digest in its blob's name.
@@ -121,7 +132,7 @@ class StrayJudge:
         known: list[ScannedFile] = []
         for entry in checkpoint.entries:
             before = self._blobs.get(_blob(checkpoint, entry))
-            if before is not None:
+            if before is not None and all(before.digest(name) for name in (*options.sums, *["md5"] * options.md5)):
                 known.append(msgspec.structs.replace(before, entry=entry))
             else:
                 algorithms = facts.sums[entry.key][:1] if entry.key in facts.sums else ()

@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import click
@@ -31,6 +32,17 @@ Exit codes:
   10 with --once: no such run
   11 another daemon has the socket
 """
+_EXAMPLES = {"service": "ckptguard-daemon.service", "container": "Containerfile", "settings": "ckptguard.toml"}
+
+
+def _print_example(context: click.Context, _: click.Parameter, name: str | None) -> None:
+    if name is not None:
+        text = Path(__file__).with_name("deploy").joinpath(_EXAMPLES[name]).read_text(encoding="utf-8")
+        program = Path(sys.executable).with_name("ckptguard-daemon")
+        if program.is_file():  # systemd knows no PATH of ours, and takes a % for the start of a specifier
+            text = text.replace("%h/.local/bin/ckptguard-daemon", f'"{program}"'.replace("%", "%%"))
+        click.echo(text, nl=False)
+        context.exit()
 
 
 @click.command(epilog=_EPILOG, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -52,6 +64,15 @@ Exit codes:
 )
 @click.option("--interval", type=float, metavar="SECONDS", help="Look this often, also without a sign of change.")
 @click.option("--records", metavar="URL", help="Keep the records here, not in RUN/_ckptguard.")
+@click.option(
+    "--example",
+    type=click.Choice(list(_EXAMPLES)),
+    metavar="WHAT",
+    is_eager=True,
+    expose_value=False,
+    callback=_print_example,
+    help="Print an example to edit, and end: service, container or settings.",
+)
 @click.version_option(__version__, package_name="ckptguard", message="%(prog)s %(version)s")
 def command(runs: tuple[str, ...], **options: Any) -> None:
     """Watch training runs: verify every new save, keep copies of the good ones, and tell you of bad ones.

@@ -1,6 +1,6 @@
 """The HTTP routes, each one call of an operation. A bad request gets a sentence and a status.
 
-`daemon/README.md` shows one example of each document.
+`docs/reference/http.md` shows one example of each document.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ from ckptguard.layouts import Checkpoint
 from ckptguard.records.daemon_record import DaemonRecord
 from ckptguard.records.incidents import open_incident
 from ckptguard.records.names_by_step import list_steps
-from ckptguard.reporting.notify import Hooks, incident_event
+from ckptguard.reporting.events import incident_event
+from ckptguard.reporting.notify import Hooks
 from ckptguard.runs.find_known_good import KnownGood, find_known_good
 from ckptguard.upkeep.reconcile import Waiting
 from ckptguard.values.ids import MAX_STEP, CheckpointId, Step, is_safe_path, single_number

@@ -13,7 +13,8 @@ from ckptguard.records.daemon_record import DaemonRecord, clear_daemon_record, r
 from ckptguard.records.run import Run, open_run
 from ckptguard.records.who_and_when import utc_now
 from ckptguard.replicas.replicate import Replica
-from ckptguard.reporting.notify import Hooks, Known, known_outcomes, news_in, reason_of, verdict_event
+from ckptguard.reporting.events import Known, known_outcomes, news_in, reason_of, verdict_event
+from ckptguard.reporting.notify import Hooks
 from ckptguard.reporting.open_and_close import record_bad_save
 from ckptguard.runs.find_known_good import find_known_good
 from ckptguard.runs.results import Checked
@@ -141,13 +142,16 @@ class WatchedRun:
     def _pass(self, scanner: Scanner, stop: threading.Event) -> PassResult:
         view = self.look()
         self.run = run = view.run
-        if self._known is None:
+        begins = self._known is None
+        if begins:
             self._known = known_outcomes(run)
             log("guarding", run=self.url, run_id=self.run_id)
         if self._presence is not None:
             current = read_daemon_record(run)
             if current is None or (self.passes == 0 and current != self._presence):
                 write_daemon_record(run, self._presence)
+        if begins:
+            self._hooks.begin(view)
         with self._asked_lock:
             asked, self._asked = self._asked, set()
         done = reconcile(view, self._notes, work=Work(scanner=scanner, stop=stop))

@@ -19,7 +19,8 @@ from ckptguard.layouts import Checkpoint
 from ckptguard.records.scrubs import Where
 from ckptguard.repair.scrub import Due, Reread, Scrubbed, ScrubListener, ScrubOrder, scrub
 from ckptguard.replicas.replicate import Replica, replica_urls, replicate
-from ckptguard.reporting.notify import Hooks, replica_event
+from ckptguard.reporting.events import replica_event
+from ckptguard.reporting.notify import Hooks
 from ckptguard.runs.run_view import RunView
 from ckptguard.runs.work import Work
 from ckptguard.scan.process.low_priority import lower_priority

@@ -14,7 +14,12 @@ _SENTENCES = {
     "could_not_tell": "could not tell: {reason}",
     "gone": "{path} is gone",
     "guarding": "watching {run}",
-    "hook_failed": "the hook {hook} failed: {reason}",
+    "hook_abandoned": "{to} ({hook}) was not told before the end: the next start tells it",
+    "hook_event_dropped": "{to} ({hook}) is a thousand events behind: one was dropped",
+    "hook_failed": "{to} ({hook}) was not told: {reason}",
+    "hook_missing": "{reason}",
+    "hook_ran": "{to} ({hook}) was told",
+    "hook_records": "who was told of {run} cannot be noted: {reason}",
     "incident": "incident: {reason}",
     "incident_not_recorded": "the incident of {path} could not be recorded: {reason}",
     "library": "{message}",
@@ -48,7 +53,7 @@ def sentence(line: Mapping[str, Any]) -> str:
 def _words(event: str, fields: Mapping[str, Any]) -> str:
     if event == "verified":
         return _of_verdict(fields)
-    template = _SENTENCES.get(event)
+    template = None if fields.get("exit_code") else _SENTENCES.get(event)
     if event == "known_good":
         template = _NONE_KNOWN if fields.get("id") is None else _KNOWN
     try:

@@ -17,7 +17,7 @@ from ckptguard.inspect.list_states import survey
 from ckptguard.records.daemon_record import DaemonRecord
 from ckptguard.records.run import open_run
 from ckptguard.records.who_and_when import this_host, utc_now
-from ckptguard.reporting.notify import COMMAND_SECONDS, Hooks
+from ckptguard.reporting.notify import LONGEST_CLOSE, Hooks
 from ckptguard.runs.run_view import open_view
 from ckptguard.scan.process.process_scanner import ProcessScanner
 from ckptguard.scan.process.worker_process import limits_of
@@ -36,7 +36,7 @@ from ckptguard_daemon.watcher import Watcher
 GOOD, FAILED, BAD, UNDECIDED = 0, 1, 3, 4  # the command line's exit codes, for --once
 _LOOP_STOP_SECONDS = 2.0
 _HTTP_START_SECONDS, _HTTP_STOP_SECONDS = 10.0, 2.0
-_HOOK_STOP_SECONDS = 1.0
+_HOOK_STOP_SECONDS = 3.0
 _LONGEST_SETTLING = 60.0
 
 
@@ -108,10 +108,11 @@ def serve(
             begun.join(timeout=_LOOP_STOP_SECONDS)
         if not thread.is_alive():
             scanner.close()
-        hooks.close(patience=_HOOK_STOP_SECONDS)
         for run in runs:
             run.leave()
         rendezvous.close()
+        # Whose parent is gone is waited for by nobody: what training came to is told first.
+        hooks.close(patience=_HOOK_STOP_SECONDS if still_wanted() else LONGEST_CLOSE)
         log("stopped", pid=presence.pid)
     return GOOD
 
@@ -133,7 +134,7 @@ def run_once(urls: Sequence[str], settings: Settings, stop: threading.Event) -> 
             Replicating([run], settings, hooks, None, lambda run_id: None, stop).once()
     finally:
         scanner.close()
-        hooks.close(patience=0.0 if stop.is_set() else COMMAND_SECONDS + 5.0)
+        hooks.close(patience=0.0 if stop.is_set() else LONGEST_CLOSE)
     outcomes: list[Outcome] = []
     for url in urls:
         try:

@@ -16,6 +16,8 @@ from ckptguard.inspect.list_states import survey
 from ckptguard.records.daemon_record import read_daemon_record
 from ckptguard.records.incidents import list_incidents
 from ckptguard.records.run import open_run
+from ckptguard.reporting.build_report import report_of
+from ckptguard.reporting.report_text import report_text
 from ckptguard.runs.find_known_good import find_known_good
 from ckptguard.values.settings import Settings
 from ckptguard.values.verdict import Outcome
@@ -49,6 +51,17 @@ def lived(tmp_path_factory):
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     return run, json.loads((run / "story.json").read_text())
+
+
+def test_its_incident_names_the_true_cause(lived):
+    """The demo knows that fp16 overflowed, and when: so does the report, which does not guess."""
+    run, story = lived
+    view = look(str(run))
+    [incident] = list_incidents(view.run)
+    text = report_text(report_of(view, incident))
+    assert "1. fp16 overflow (likely)" in text
+    assert f"onset:     step {story['first_overflow']}\n" in text
+    assert "harmful batch" not in text
 
 
 def test_the_damaged_and_the_poisoned_save_are_found(lived):

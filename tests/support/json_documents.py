@@ -1,12 +1,11 @@
-"""The examples of DOCUMENTS.md, and what of a document is compared with them: its keys, in their order."""
+"""The examples of docs/reference/json.md, and what of a document is compared with them: its keys, in their order."""
 
 import json
 import re
-from pathlib import Path
 
-from ckptguard.cli import entry
+from support.markdown import DOCS
 
-TEXT = (Path(entry.__file__).parent / "DOCUMENTS.md").read_text(encoding="utf-8")
+TEXT = (DOCS / "reference/json.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```json\n(.*?)^```", TEXT, re.DOTALL | re.MULTILINE)
 EXAMPLES = {block["command"]: block for block in map(json.loads, BLOCKS) if not {"error", "runs"} & set(block)}
 [ERROR] = [block for block in map(json.loads, BLOCKS) if "error" in block]

@@ -1,4 +1,4 @@
-"""``ckptguard bisect``: where a run turned bad, and which tensors went first."""
+"""``ckptguard bisect``: where a run turned bad, and in which tensors."""
 
 from __future__ import annotations
 

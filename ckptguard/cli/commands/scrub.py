@@ -63,6 +63,7 @@ def command(
     settings = shared.settings()
     view = open_named_run(run, settings)
     hooks = Hooks(settings, log_trouble)
+    hooks.begin(view)
     try:
         with scanner_of(settings) as scanner, working("scrubbing", scanner=scanner, rate=fastest) as work:
             done = scrub(view, order, watcher=ScrubListener(tell=hooks.tell), work=work)

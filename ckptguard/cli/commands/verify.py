@@ -19,7 +19,9 @@ _OF_SETTINGS = ("trust_globals", "allow_nonfinite", "digest", "executor", "worke
 @click.argument("target", type=Place())
 @click.option("--step", type=click.IntRange(min=0), metavar="N", help="Verify only the checkpoint of this step.")
 @click.option("--newest", type=click.IntRange(min=1), metavar="N", help="Verify only the N newest checkpoints.")
-@click.option("--check-sums", metavar="FILE", help="Compare with this MD5SUMS or SHA256SUMS file too.")
+@click.option(
+    "--sums", "--check-sums", "check_sums", metavar="FILE", help="Compare with this checksum file, not those in TARGET."
+)
 @click.option("--reference", metavar="FILE", help="Expect the tensors, shapes and dtypes of this checkpoint.")
 @click.option("--trust-global", "trust_globals", multiple=True, metavar="NAME", help="Accept this name in a pickle.")
 @click.option("--allow-nonfinite", multiple=True, metavar="PATTERN", help="Let these tensors hold NaN or Inf.")
@@ -41,7 +43,7 @@ def command(target: str, no_record: bool, shared: Shared, **options: Any) -> Non
     """Read every byte of TARGET, compare it with what is on record, and judge it: good, bad, or something in between.
 
     TARGET is a run, a checkpoint or a single file. In a run the verdicts are recorded, and a bad save is an incident.
-    Anything else is only read.
+    Anything else is only read. Checksum files beside what is read (SHA256SUMS, MD5SUMS, model.pt.sha256) are used.
     """
     from ckptguard.documents.report_lines import report_lines
     from ckptguard.reporting.incidents_of_saves import IncidentsOfSaves

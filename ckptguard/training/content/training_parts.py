@@ -37,7 +37,7 @@ class TrainingParts:
     """The objects of a training. Each has ``state_dict`` and ``load_state_dict``.
 
     Without `strict`, a mismatch between a checkpoint and them is a warning, and the rest is loaded. `fit` has the names
-    in which the last loaded checkpoint and the model differ.
+    in which the last loaded checkpoint and the model differ. `framework` is what they belong to, if known.
     """
 
     model: Any
@@ -45,6 +45,7 @@ class TrainingParts:
     scheduler: Any = None
     scaler: Any = None
     strict: bool = True
+    framework: str = "plain"
     fit: NameMismatch = field(default_factory=NameMismatch)
 
     def capture(self) -> Captured:

@@ -182,6 +182,7 @@ def describe_training(parts: TrainingParts, *, autocast: str | None = None) -> T
         weight_decay=_number(group.get("weight_decay")),
         scheduler=_name(parts.scheduler),
         world_size=_tried(_world_size, None),
+        framework=_framework(parts),
         versions={name: str(v) for name in _VERSIONS if (v := getattr(sys.modules.get(name), "__version__", None))},
     )
 
@@ -272,6 +273,11 @@ def _hardware_bf16() -> bool | None:
 
     used = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     return bool(torch.cuda.is_bf16_supported(including_emulation=False)) if used else None
+
+
+def _framework(parts: TrainingParts) -> str:
+    wrapped = type(parts.optimizer).__module__.partition(".")[0] == "accelerate"
+    return "accelerate" if wrapped and parts.framework == "plain" else parts.framework
 
 
 def _world_size() -> int:

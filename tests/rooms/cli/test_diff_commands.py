@@ -31,14 +31,14 @@ def prefixed(turned):
 
 
 def test_the_document_of_diff_is_as_shown(document, turned, prefixed):
-    """diff prints what DOCUMENTS.md shows."""
+    """diff prints what json.md shows."""
     code, found = document("diff", turned / "net-300.pt", prefixed)
     assert ordered(shape(found)) == ordered(shape(EXAMPLES["diff"]))
     assert code == 3  # it could be compared, but one of the two is damaged
 
 
 def test_the_document_of_bisect_is_as_shown(document, turned):
-    """bisect prints what DOCUMENTS.md shows; its diff is as in diff."""
+    """bisect prints what json.md shows; its diff is as in diff."""
     code, found = document("bisect", turned)
     example = shape(EXAMPLES["bisect"])
     assert found["diff"]["changes"]
@@ -50,7 +50,7 @@ def test_the_document_of_bisect_is_as_shown(document, turned):
 
 
 def test_the_document_of_sums_is_as_shown(document, verified):
-    """sums prints what DOCUMENTS.md shows."""
+    """sums prints what json.md shows."""
     code, found = document("sums", verified / "net-300.pt")
     assert ordered(shape(found)) == ordered(shape(EXAMPLES["sums"]))
     assert (code, found["recorded"]) == (0, True)

@@ -1,4 +1,4 @@
-"""The JSON documents: what DOCUMENTS.md shows is what the commands print."""
+"""The JSON documents: what json.md shows is what the commands print."""
 
 import json
 import os
@@ -33,7 +33,7 @@ def eventful(three):
 
 
 def test_every_command_has_its_example():
-    """Each command with --json is in DOCUMENTS.md once."""
+    """Each command with --json is in json.md once."""
     assert set(EXAMPLES) == set(COMMANDS) - {"completion", "supervise"}
 
 
@@ -66,7 +66,7 @@ def test_documents_are_as_shown(document, invoke, eventful, arguments):
 
 
 def test_documents_of_one_checkpoint_are_as_shown(document, invoke, eventful):
-    """show and reseal print what DOCUMENTS.md shows."""
+    """show and reseal print what json.md shows."""
     invoke("verify", eventful)
     for name in ("show", "reseal"):
         _, found = document(name, eventful / "net-200.pt")
@@ -77,7 +77,7 @@ def test_documents_of_one_checkpoint_are_as_shown(document, invoke, eventful):
 
 
 def test_documents_of_replicas_are_as_shown(document, eventful, tmp_path, monkeypatch):
-    """status with a replica, and a restore that starts a run, print what DOCUMENTS.md shows."""
+    """status with a replica, and a restore that starts a run, print what json.md shows."""
     place = str(tmp_path / "elsewhere")
     document("replicate", eventful, "--to", place)
     monkeypatch.setenv("CKPTGUARD_REPLICAS", place)
@@ -90,7 +90,7 @@ def test_documents_of_replicas_are_as_shown(document, eventful, tmp_path, monkey
 
 
 def test_documents_of_retention_are_as_shown(document, invoke, eventful):
-    """prune, pin and unpin print what DOCUMENTS.md shows."""
+    """prune, pin and unpin print what json.md shows."""
     (eventful / "net-400.pt").unlink()
     for name in ("pin", "unpin"):
         _, found = document(name, eventful / "net-200.pt", *(("--note", "n") if name == "pin" else ()))
@@ -109,7 +109,7 @@ def test_documents_of_retention_are_as_shown(document, invoke, eventful):
 
 
 def test_documents_of_scrub_and_repair_are_as_shown(document, eventful):
-    """scrub and repair print what DOCUMENTS.md shows."""
+    """scrub and repair print what json.md shows."""
     path = eventful / "net-300.pt"
     info, data = path.stat(), bytearray(path.read_bytes())
     data[-5000] ^= 1
@@ -126,7 +126,7 @@ def test_documents_of_scrub_and_repair_are_as_shown(document, eventful):
 
 
 def test_documents_of_incidents_are_as_shown(document, invoke, eventful):
-    """incidents and incident print what DOCUMENTS.md shows, with all that a guard can tell."""
+    """incidents and incident print what json.md shows, with all that a guard can tell."""
     invoke("verify", eventful)
     run = open_run(str(eventful))
     details = Details(

@@ -54,12 +54,6 @@ def test_every_error_has_its_code(error, code):
     assert of_error(error) == code
 
 
-def test_the_readme_has_the_same_table():
-    """The README's table of exit codes is the one in the code, word for word."""
-    rows = re.findall(r"^\| (\d+) \| (.+?) \|$", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
-    assert {int(code): meaning for code, meaning in rows} == {int(code): code.meaning for code in ExitCode}
-
-
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_help_ends_with_its_exit_codes(invoke, name):
     """Each command's --help names the codes it can end with, with the table's meanings."""

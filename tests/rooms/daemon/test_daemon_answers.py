@@ -1,4 +1,4 @@
-"""The HTTP contract: every document as the README shows it, and a sentence for every bad question."""
+"""The HTTP contract: every document as http.md shows it, and a sentence for every bad question."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from support.daemon_process import PATIENCE, DaemonProcess, Starter, request, save, until, was_asked
-from support.daemon_readme import assert_like, example
+from support.http_documents import assert_like, example
 
 
 @pytest.fixture

@@ -2,83 +2,59 @@
 
 from __future__ import annotations
 
-import http.server
 import json
 import os
 import signal
 import stat
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from ckptguard_daemon.log import log
 from support.daemon_process import PATIENCE, Starter, flip_bit, save, until
-from support.daemon_readme import assert_like, example
-from support.hook_commands import command, told, toml
+from support.hook_commands import TELL, command, told, toml
+from support.http_documents import assert_like, example
+from support.web_listener import Listener, listening
 
-from ckptguard.reporting import notify
+from ckptguard.reporting import channels
 from ckptguard.reporting.notify import Hooks
 from ckptguard.values.settings import Settings
 
 
-class Listener(http.server.BaseHTTPRequestHandler):
-    """Notes what is posted."""
-
-    posted: list[dict[str, Any]]
-    status = 200
-
-    def do_POST(self) -> None:
-        """One event."""
-        self.posted.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-        self.send_response(self.status)
-        self.send_header("Location", "file:///etc/passwd")
-        self.end_headers()
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Quiet."""
-
-
 @pytest.fixture
-def listener() -> Iterator[tuple[str, type[Listener]]]:
-    """(URL, class) of a web server that listens to one webhook."""
-    kind = type("OneListener", (Listener,), {"posted": []})
-    with http.server.HTTPServer(("127.0.0.1", 0), kind) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_address[1]}/hook", kind
-        server.shutdown()
-        thread.join()
+def listener() -> Iterator[Listener]:
+    """A web server that listens to one webhook."""
+    with listening() as found:
+        yield found
 
 
 def test_each_event_is_told_once_also_across_restarts(
-    run: Path, start: Starter, tmp_path: Path, listener: tuple[str, type[Listener]]
+    run: Path, start: Starter, tmp_path: Path, listener: Listener
 ) -> None:
     """Bad, suspect and incomplete verdicts and reported incidents are told; good ones are not; nothing twice."""
-    path, (url, kind) = tmp_path / "told", listener
-    arguments = toml(tmp_path, on_incident=command(path), webhook=url)
+    path = tmp_path / "told"
+    arguments = toml(tmp_path, on_incident=command(path), webhook=listener.url)
     save(run, 100)
     save(run, 200, nan=True)
     first = start(run, arguments=arguments)
     first.outcome(200)
     first.post("incidents", {"reason": "the loss is NaN", "step": 212})
-    until(lambda: len(told(path)) == 2 and len(kind.posted) == 2, "two events")
+    until(lambda: len(told(path)) == 2 and len(listener.posted) == 2, "two events")
     assert first.stop() == 0
     second = start(run, arguments=arguments)
     second.known_good(100)
     # Damage afterwards is news; it also shows that everything before it has been told by now.
     flip_bit(run / "net-100.safetensors")
     second.post("verify", {"path": "net-100.safetensors"})
-    until(lambda: len(told(path)) == 3 and len(kind.posted) == 3, "the third event")
+    until(lambda: len(told(path)) == 3 and len(listener.posted) == 3, "the third event")
     events = sorted((e["event"], e["step"], e["cause"]) for e in told(path))
     assert events == [("incident", 212, "numeric"), ("verdict", 100, "bad"), ("verdict", 200, "bad")]
-    assert sorted(map(json.dumps, kind.posted)) == sorted(map(json.dumps, told(path)))
+    assert sorted(map(json.dumps, listener.posted)) == sorted(map(json.dumps, told(path)))
 
 
 def test_what_hooks_are_told_is_documented(run: Path, start: Starter, tmp_path: Path) -> None:
-    """The document has the keys and types of the README's example."""
+    """The document has the keys and types of the example."""
     path = tmp_path / "told"
     save(run, 200, nan=True)
     daemon = start(run, arguments=toml(tmp_path, on_incident=command(path)))
@@ -88,6 +64,25 @@ def test_what_hooks_are_told_is_documented(run: Path, start: Starter, tmp_path: 
         assert_like({**event, "incident": None}, example("hook"))
     bad = next(e for e in told(path) if e["event"] == "verdict")
     assert bad["findings"][0]["tensor"] == "model.w"
+
+
+def test_kill_9_before_the_telling_loses_nothing(run: Path, start: Starter, tmp_path: Path) -> None:
+    """A daemon that is killed while it tells is made up for by the next, and by that one only."""
+    path, started = tmp_path / "told", tmp_path / "started"
+    hangs = f"import pathlib, time; p = pathlib.Path({str(started)!r}); p.exists() or (p.touch(), time.sleep(1000))"
+    arguments = toml(tmp_path, on_incident=[sys.executable, "-c", f"{hangs}\n{TELL.format(path=str(path))}"])
+    save(run, 100)
+    first = start(run, arguments=arguments)
+    first.known_good(100)
+    save(run, 200, nan=True)
+    until(started.exists, "the command's start")
+    first.kill()
+    for _ in range(2):
+        second = start(run, arguments=arguments)
+        second.outcome(200)
+        until(lambda: path.exists() and len(told(path)) == 1, "the event")
+        assert second.stop() == 0
+    assert [(e["step"], e["cause"], e["source"]) for e in told(path)] == [(200, "bad", "records")]
 
 
 def test_once_tells_before_it_ends(run: Path, start: Starter, tmp_path: Path) -> None:
@@ -119,32 +114,12 @@ def test_a_command_past_its_time_is_killed(monkeypatch: pytest.MonkeyPatch) -> N
     def log(event: str, /, **fields: object) -> None:
         lines.append((event, fields.get("exit_code")))
 
-    monkeypatch.setattr(notify, "COMMAND_SECONDS", 0.3)
+    monkeypatch.setattr(channels, "COMMAND_SECONDS", 0.3)
     telling = Hooks(Settings(on_incident=("sleep", "1000")), log)
     telling.tell({"step": 1})
     telling.tell({"step": 2})
     telling.close(patience=PATIENCE)
-    assert lines == [("hook_timed_out", None), ("hook_ran", -signal.SIGKILL)] * 2
-
-
-@pytest.mark.parametrize("status", [302, 500])
-def test_a_failing_webhook_is_a_log_line(
-    listener: tuple[str, type[Listener]], monkeypatch: pytest.MonkeyPatch, status: int
-) -> None:
-    """A redirect is not followed and an error is not repeated; later events are still told."""
-    lines: list[tuple[str, dict[str, object]]] = []
-
-    def log(event: str, /, **fields: object) -> None:
-        lines.append((event, fields))
-
-    url, kind = listener
-    monkeypatch.setattr(kind, "status", status)
-    telling = Hooks(Settings(webhook=url), log)
-    telling.tell({"step": 1})
-    telling.tell({"step": 2})
-    telling.close(patience=PATIENCE)
-    assert [e["step"] for e in kind.posted] == [1, 2]
-    assert [event for event, _ in lines] == ["hook_failed", "hook_failed"]
+    assert lines == [("hook_ran", -signal.SIGKILL)] * 2
 
 
 def test_a_command_that_is_not_there_is_a_log_line(tmp_path: Path) -> None:

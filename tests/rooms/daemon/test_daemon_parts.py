@@ -33,7 +33,7 @@ from ckptguard.values.verdict import Outcome
 # watchdog warns whenever a folder is made while it looks at the one above.
 pytestmark = pytest.mark.filterwarnings("ignore:Callback with id:RuntimeWarning")
 
-DEPLOY = Path(__file__).parents[3] / "daemon" / "deploy"
+DEPLOY = Path(__file__).parents[3] / "daemon" / "ckptguard_daemon" / "deploy"
 
 
 def test_flags_then_environment_then_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

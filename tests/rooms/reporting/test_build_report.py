@@ -86,7 +86,7 @@ def test_the_bytes_tell_what_changed(root, sick):
     assert moved == sorted(moved, reverse=True)
     assert len(changes) + report.details.changes_omitted == len(good)
     text = report_text(report)
-    assert "From net-300.pt to net-400.pt" in text
+    assert "From net-300.pt (step 300) to net-400.pt" in text
     assert "2 of 4,608 became NaN or Inf, first at [0, 0]" in text
 
 
@@ -124,6 +124,24 @@ def test_what_is_no_sickness_blames_no_checkpoint(sick, cause):
     """A full disk or a request has no first bad checkpoint."""
     details = report_of(look(sick), opened(sick, cause=cause)).details
     assert (details.first_bad, details.last_good, details.tensors) == (None, None, ())
+
+
+def test_the_last_good_of_a_fixed_name_is_an_earlier_save_of_it(root, run):
+    """It has no step; the report names it by its path, and by no id."""
+    for bad in (False, True):
+        state = state_dict(1 + bad)
+        state["embed.weight"][:] = float("nan") if bad else 1.0
+        torch.save(state, root / "last.pt")
+        for checked in reconcile(look(run), PassNotes()).checked:
+            record_bad_save(run, checked, source="daemon")
+    (incident,) = list_incidents(run)
+    report = report_of(look(run), incident)
+    assert report.details.last_good.outcome == "good"
+    text = report_text(report)
+    assert "last good: an earlier save of last.pt\n" in text
+    assert "noticed:   in last.pt, by the daemon\n" in text
+    assert "-." not in text.replace("--", "")
+    assert "onset" not in text
 
 
 def test_an_empty_run_has_a_report(run):

@@ -51,7 +51,7 @@ def test_a_bad_save_joins_the_incident_that_is_there(run, saves, closed):
     assert joined.id == incident.id
     assert found_by_daemon(run, 400) is None
     [only] = list_incidents(run)
-    assert only.evidence["bad_saves"].startswith("net-400.pt (400.1): embed.weight")
+    assert only.evidence["bad_saves"].startswith("net-400.pt: embed.weight")
     assert only.evidence["bad_saves"].count("net-400.pt") == 1
     assert only.actions == (("went back",) if closed else ())
     assert only.state == ("closed" if closed else "handling")

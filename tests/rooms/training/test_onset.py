@@ -147,8 +147,9 @@ def test_a_hidden_poison_is_left_behind_on_the_second_try(tmp_path):
     # The repeat goes back to the start: updates 1 to 12 are made again, and the draws 12 to 18 are left out.
     assert [number for _, number in sorted(seen.items())] == [*range(12), *range(19, 31)]
     text, page = (form(report_of(look(run), first)) for form in (report_text, report_html))
-    assert "onset:      13 to 18 (noticed at step 18)" in text
-    assert "step 13 to 18" in page
+    assert "onset:     between 13 and 18\n" in text
+    assert "noticed:   step 18, at most 5 updates later, by the training guard\n" in text
+    assert "between 13 and 18" in page
     assert 'class="span"' in page
     assert verify_target(str(tmp_path), QUICK).outcome is Outcome.GOOD
 

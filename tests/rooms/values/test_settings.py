@@ -176,3 +176,24 @@ def test_messages_are_in_our_words(name, value):
             assert not FOREIGN.search(said), said
     environ = {f"CKPTGUARD_{name.upper()}": json.dumps(value)}
     assert not FOREIGN.search(refusal(lambda: with_environment(Settings(), environ)) or "")
+
+
+def test_an_address_is_never_quoted():
+    """Neither a wrong one nor one in the wrong place shows its token; one alone needs no list."""
+    assert parse_settings('notify = "slack://token"', "x").notify == ("slack://token",)
+    for text in ('notify = "hidden"', "notify = [1]", 'notify = ["slack://a", "hidden"]', 'webhook = "ftp://hidden"'):
+        with pytest.raises(SettingsError) as caught:
+            parse_settings(text, "x")
+        assert "hidden" not in f"{caught.value.message} {caught.value.hint}"
+    settings = Settings(notify=("slack://hidden",), webhook="https://hidden", settle=1.0)
+    assert "hidden" not in repr(settings)
+    assert "settle=1.0" in repr(settings)
+
+
+def test_addresses_with_commas_are_a_json_list_in_the_environment():
+    """The error says so."""
+    with pytest.raises(SettingsError) as caught:
+        with_environment(Settings(), {"CKPTGUARD_NOTIFY": "mailto://me@x?to=a,b"})
+    assert "JSON" in caught.value.hint
+    found = with_environment(Settings(), {"CKPTGUARD_NOTIFY": '["mailto://me@x?to=a,b"]'})
+    assert found.notify == ("mailto://me@x?to=a,b",)

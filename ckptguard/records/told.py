@@ -1,0 +1,41 @@
+"""What people were told of, by whom it reached: an event is not told again after a restart, nor lost by one."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+
+from ckptguard.records.run import Run, list_records, read_sound, write_once
+
+FOLDER = "told"
+_NAME = re.compile(r"(?P<channel>[0-9a-f]{12})/(?:(?P<event>[0-9a-f]{32})|before\.(?P<number>\d{4}))\.json")
+
+
+def read_told(run: Run) -> Mapping[str, set[str]]:
+    """The keys of the events that each channel has had or need not have. A channel for which nobody noted with what it
+    begins is absent."""
+    told: dict[str, set[str]] = {}
+    begun = set()
+    for name in list_records(run, FOLDER, recursive=True, with_content=True):
+        match = _NAME.fullmatch(name)
+        if match is None:
+            continue
+        events = told.setdefault(match["channel"], set())
+        if match["event"]:
+            events.add(match["event"])
+        else:
+            begun.add(match["channel"])
+            events.update(read_sound(run, f"{FOLDER}/{name}", list[str], name) or ())
+    return {channel: told[channel] for channel in begun}
+
+
+def mark_told(run: Run, channel: str, event: str) -> None:
+    """Note that an event reached a channel."""
+    write_once(run, f"{FOLDER}/{channel}/{event}.json", {"format": 1})
+
+
+def leave_untold(run: Run, channel: str, events: Iterable[str]) -> None:
+    """Note events that a channel need not have: they are from before it was named, or too many."""
+    known, number = sorted(events), 1
+    while not write_once(run, f"{FOLDER}/{channel}/before.{number:04d}.json", known):
+        number += 1

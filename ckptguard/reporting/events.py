@@ -1,0 +1,214 @@
+"""What is news of a run, and the event by which people are told: a document, with a few words for chats in it."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import shlex
+import uuid
+from collections.abc import Callable, Iterable
+from functools import partial
+
+import msgspec
+
+from ckptguard.decisions.known_good import Standing, standings, verdict_name
+from ckptguard.errors import CkptguardError
+from ckptguard.records.incidents import Incident, incident_ids, read_incident
+from ckptguard.records.ledger import ledger_names, series_names
+from ckptguard.records.manifests import read_manifest
+from ckptguard.records.run import Run
+from ckptguard.reporting.channels import Event
+from ckptguard.runs.results import Checked
+from ckptguard.runs.run_view import RunView
+from ckptguard.values.ids import Step, escape, series_folder, step_text
+from ckptguard.values.verdict import Outcome, Severity
+
+_LONGEST_TEXT = 700  # characters of a reason in a message
+_TOLD = (Outcome.BAD, Outcome.SUSPECT, Outcome.INCOMPLETE)
+_MOST_FINDINGS = 20
+# What calls everybody to the screen, in one chat or another, if a tensor is named so.
+_HARMLESS = str.maketrans({"@": "\N{FULLWIDTH COMMERCIAL AT}", "<": "\N{SINGLE LEFT-POINTING ANGLE QUOTATION MARK}"})
+
+Known = dict[tuple[str, str], Outcome]  # (series, id) -> outcome
+
+
+def known_outcomes(run: Run) -> Known:
+    """The outcomes that the ledger holds now: none of them is news."""
+    return {
+        (series, str(id)): standing.outcome
+        for series, names in ledger_names(run).items()
+        for id, standing in standings(series, names).items()
+    }
+
+
+def news_in(checked: Iterable[Checked], known: Known) -> list[Checked]:
+    """Those that turned bad, suspect or incomplete since `known`, which is brought up to date."""
+    news = []
+    for one in checked:
+        key = (one.series, one.path if one.id is None else str(one.id))
+        if one.outcome in _TOLD and known.get(key) is not one.outcome:
+            news.append(one)
+        known[key] = one.outcome
+    return news
+
+
+def verdict_event(run: Run, checked: Checked, *, source: str) -> Event:
+    """What hooks are told of a checkpoint that turned bad, suspect or incomplete."""
+    standing = None
+    if checked.id is not None:
+        with contextlib.suppress(CkptguardError):  # then it may be told again after a restart
+            standing = standings(checked.series, series_names(run, checked.series)).get(checked.id)
+    key = uuid.uuid4().hex if standing is None else _verdict_key(standing)
+    return _verdict_event(run, checked, key, source=source)
+
+
+def _verdict_event(run: Run, about: Checked, key: str, *, source: str) -> Event:
+    weighty = [f for f in about.findings if f.severity in (Severity.ERROR, Severity.SICKNESS)]
+    cause, place = about.outcome.value, run.usable(about.path)
+    then = f"ckptguard verify {shlex.quote(place)}" if about.outcome is Outcome.INCOMPLETE else _incident_command(run)
+    return {
+        **_event(run, "verdict", key, step=about.step, cause=cause, reason=reason_of(about), source=source),
+        **_message(run, f"{about.path} is {cause}", reason_of(about), then),
+        "checkpoint": {"path": escape(about.path), "series": escape(about.series), "id": about.id and str(about.id)},
+        "findings": [
+            {"check": f.check, "file": _escaped(f.file), "tensor": _escaped(f.tensor), "message": escape(f.message)}
+            for f in weighty[:_MOST_FINDINGS]
+        ],
+    }
+
+
+def incident_event(run: Run, incident: Incident) -> Event:
+    """What hooks are told of an incident that was reported."""
+    cause, reason, source = escape(incident.cause), escape(incident.reason), escape(incident.source)
+    at = "" if incident.step is None else f" at update {incident.step}"
+    return {
+        **_event(
+            run,
+            "incident",
+            _key("incident", incident.id),
+            step=incident.step,
+            cause=cause,
+            reason=reason,
+            source=source,
+        ),
+        **_message(run, f"incident in training{at} ({cause})", reason, _incident_command(run)),
+        "incident": msgspec.to_builtins(incident),
+    }
+
+
+def replica_event(run: Run, url: str, reason: str, *, source: str) -> Event:
+    """What hooks are told of a replica that cannot be brought up to date."""
+    reason = escape(f"{url}: {reason}")
+    return {
+        **_event(run, "replica", uuid.uuid4().hex, step=None, cause="replica", reason=reason, source=source),
+        **_message(run, "a replica is not up to date", reason, f"ckptguard status {shlex.quote(run.url)}"),
+    }
+
+
+def trial_event(run: Run | None) -> Event:
+    """What `ckptguard notify --test` sends."""
+    event = _event(run, "test", uuid.uuid4().hex, step=None, cause="test", reason="a test was asked for", source="cli")
+    where = "" if run is None else f"\nRun: {escape(run.url)}"
+    text = f"Messages about your training checkpoints will arrive here.{where}".translate(_HARMLESS)
+    return {**event, "title": "ckptguard: this is a test", "text": text}
+
+
+def events_on_record(view: RunView) -> dict[str, Callable[[], Event | None]]:
+    """What is on record to be told: the key of each event, and what makes it; None where another event tells it."""
+    found: dict[str, Callable[[], Event | None]] = {}
+    for series in view.history.names:
+        of_series = view.history.standings(series)
+        for standing in sorted(of_series.values(), key=lambda s: s.id.order):
+            if standing.outcome in _TOLD:
+                found[_verdict_key(standing)] = partial(_verdict_on_record, view, standing)
+    for incident_id in incident_ids(view.run):
+        found[_key("incident", incident_id)] = partial(_incident_on_record, view.run, incident_id)
+    return found
+
+
+def _verdict_on_record(view: RunView, standing: Standing) -> Event | None:
+    verdict, id = view.history.verdict(standing.id), standing.id
+    if verdict is None or verdict.outcome not in _TOLD:
+        return None
+    try:
+        manifest = read_manifest(view.run, id)
+    except CkptguardError:
+        manifest = None
+    path = manifest.path if manifest is not None else id.series.replace("#", step_text(id.step))
+    about = Checked(
+        path=path,
+        series=id.series,
+        layout="",
+        step=id.step,
+        id=id,
+        outcome=verdict.outcome,
+        digest_origin=None,
+        bytes=0,
+        seconds=None,
+        findings=verdict.findings,
+    )
+    return _verdict_event(view.run, about, _verdict_key(standing), source="records")
+
+
+def _incident_on_record(run: Run, incident_id: str) -> Event | None:
+    incident = read_incident(run, incident_id)
+    # A bad save is told by its verdict.
+    return None if incident is None or "checkpoint" in incident.evidence else incident_event(run, incident)
+
+
+def _event(run: Run | None, event: str, key: str, *, step: Step, cause: str, reason: str, source: str) -> Event:
+    return {
+        "schema": 1,
+        "command": "incident",
+        "id": key if run is None else f"{run.run_id}.{key}",
+        "event": event,
+        "run": None if run is None else run.run_id,
+        "url": None if run is None else escape(run.url),
+        "step": step,
+        "cause": cause,
+        "reason": reason,
+        "source": source,
+        "title": "",
+        "text": "",
+        "checkpoint": None,
+        "findings": [],
+        "incident": None,
+    }
+
+
+def _message(run: Run, what: str, reason: str, then: str) -> Event:
+    """The event in words: one line, and some more. Nothing in it calls anybody, whatever a tensor is named."""
+    name = run.url.rstrip("/").rpartition("/")[2]
+    reason = reason if len(reason) <= _LONGEST_TEXT else f"{reason[:_LONGEST_TEXT]}..."
+    lines = (reason, f"Run: {escape(run.url)}", f"Next: {escape(then)}")
+    return {
+        "title": f"ckptguard: {escape(name)}: {escape(what)}".translate(_HARMLESS),
+        "text": "\n".join(line for line in lines if line).translate(_HARMLESS),
+    }
+
+
+def _incident_command(run: Run) -> str:
+    return f"ckptguard incident {shlex.quote(run.url)}"
+
+
+def _verdict_key(standing: Standing) -> str:
+    return _key("verdict", series_folder(standing.id.series), verdict_name(standing))
+
+
+def _key(*parts: str) -> str:
+    """The same for the same event, whichever process tells it."""
+    return hashlib.blake2b("\0".join(parts).encode(errors="surrogateescape"), digest_size=16).hexdigest()
+
+
+def reason_of(checked: Checked) -> str:
+    """The heaviest finding in one line; "" where nothing weighs."""
+    for severity in (Severity.ERROR, Severity.SICKNESS, Severity.WARNING):
+        for finding in checked.findings:
+            if finding.severity is severity:
+                about = finding.tensor or finding.file
+                return escape(f"{about}: {finding.message}" if about else finding.message)
+    return ""
+
+
+def _escaped(text: str | None) -> str | None:
+    return None if text is None else escape(text)

@@ -1,0 +1,169 @@
+"""The checksum files that lie beside what is verified: they are found by their names, and used by themselves.
+
+What such a file says that cannot be understood is a warning. A file that cannot be read, or that contradicts itself,
+leaves the question open: CouldNotTellError.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import msgspec
+
+from ckptguard.checks.evidence import KnownFacts, StatedSum
+from ckptguard.errors import CouldNotTellError, NotFoundError, ObjectMissingError, SettingsError, StorageError
+from ckptguard.formats import tensor_suffix
+from ckptguard.formats.suffixes import is_sum_list, summed_file
+from ckptguard.layouts import Checkpoint
+from ckptguard.layouts.hub_snapshot import stated_by_name
+from ckptguard.scan import ScanOptions
+from ckptguard.storage import Entry, Storage
+from ckptguard.values.ids import escape
+from ckptguard.values.verdict import Finding, Severity
+from ckptguard.verification.checksum_files import LONGEST, CheckSums, Sums, fitting_sums, parse_check_sums
+
+_MOST_LISTS = 10_000
+_HUB_RECORDS = ".cache/huggingface/download"  # `hf download --local-dir` notes there what the hub stated
+_LONGEST_RECORD = 4096
+_HUB = "the hub's record of the download"
+
+
+class FoundSums(msgspec.Struct, frozen=True):
+    """What checksum files state about a checkpoint's files, the names of these lists, and what of them could not be
+    used."""
+
+    stated: tuple[StatedSum, ...] = ()
+    lists: tuple[str, ...] = ()
+    remarks: tuple[Finding, ...] = ()
+
+    def added_to(self, options: ScanOptions) -> ScanOptions:
+        """The options of a pass that takes these digests too."""
+        algorithms = {one.algorithm for one in self.stated}
+        sums = {*options.sums, *algorithms} - {"md5"}
+        return msgspec.structs.replace(options, md5=options.md5 or "md5" in algorithms, sums=tuple(sorted(sums)))
+
+    def added_to_known(self, known: KnownFacts) -> KnownFacts:
+        """What is known of a checkpoint, and what they state."""
+        return msgspec.structs.replace(known, expected_sums=self.stated, sum_lists=self.lists, remarks=self.remarks)
+
+
+NO_SUMS = FoundSums()
+
+
+def given_sums(sums: CheckSums, storage: Storage, checkpoint: Checkpoint) -> FoundSums:
+    """What the checksum file that the user named states about a checkpoint; SettingsError if it is nothing."""
+    stated = sums.of(checkpoint.path, checkpoint.files, storage.url)
+    name = escape(sums.name)
+    return FoundSums(tuple(StatedSum(file, *one, name) for file, one in stated.items()), (name,))
+
+
+def find_sums(
+    storage: Storage,
+    checkpoint: Checkpoint,
+    beside: Sequence[Entry] = (),
+    *,
+    key: Callable[[str], str] = str,
+    hub_record: bool = False,
+) -> FoundSums:
+    """What checksum files in a checkpoint, and among the files `beside` it, state about its files. `key` says where a
+    file lies now that was listed elsewhere. `hub_record`: what a download from the hub noted in its folder counts."""
+    lists = {e.key: e for e in (*checkpoint.entries, *checkpoint.irregular, *beside) if is_sum_list(e.name)}
+    if len(lists) > _MOST_LISTS:
+        raise CouldNotTellError(f"the checksum files are {len(lists):,}, too many to be read")
+    found: list[StatedSum] = []
+    names: list[str] = []
+    remarks: list[Finding] = []
+    times = {e.key: e.mtime_ns for e in checkpoint.entries}
+    for entry in lists.values():
+        name = escape(checkpoint.inside(entry.key))
+        sums, odd = _read(storage, entry, name, key)
+        about = _about(sums, entry, checkpoint, storage)
+        if about is None:  # a sum of another file
+            continue
+        remarks += _remarks(odd, name, entry, says_nothing=not sums)
+        if sums:
+            names.append(name)
+        for file, one in about.items():
+            written = times.get(file)
+            if file not in times and not tensor_suffix(file):
+                message = f"{name} lists it, but it is not there"
+                remarks.append(Finding("digests", Severity.WARNING, message, file))
+                continue
+            earlier = entry.mtime_ns is not None and written is not None and entry.mtime_ns < written
+            found.append(StatedSum(file, *one, name, earlier))
+    if hub_record:
+        found += _hub_record(storage, checkpoint)
+    return FoundSums(tuple(found), tuple(names), tuple(remarks))
+
+
+def _read(storage: Storage, entry: Entry, name: str, key: Callable[[str], str]) -> tuple[Sums, list[str]]:
+    """What a list states, and a sentence for each line that was not understood."""
+    odd: list[str] = []
+    if entry.kind != "file":
+        what = "a link, and was not followed" if entry.kind == "link" else "no regular file"
+        raise CouldNotTellError(f"the checksum file {name} is {what}", key=entry.key)
+    try:
+        with storage.open(key(entry.key)) as reader:
+            if reader.entry.size > LONGEST:
+                raise CouldNotTellError(f"the checksum file {name} is too large to be one", key=entry.key)
+            text = reader.read(0, reader.entry.size)
+            reader.check_unchanged()
+        return parse_check_sums(text, name, odd), odd
+    except SettingsError as error:
+        raise CouldNotTellError(f"the checksum file cannot be used: {error.message}") from error
+    except (NotFoundError, StorageError) as error:
+        raise CouldNotTellError(f"the checksum file {name} cannot be read: {error.message}", key=entry.key) from error
+
+
+def _about(sums: Sums, entry: Entry, checkpoint: Checkpoint, storage: Storage) -> dict[str, tuple[str, str]] | None:
+    """What a list states about files of the checkpoint, there or not; None for the sum of one other file."""
+    folder, file = entry.key.rpartition("/")[0], summed_file(entry.name)
+    if file is not None and len(sums) == 1:
+        (path, one), place = next(iter(sums.items())), f"{folder}/{file}".removeprefix("/")
+        if path.rpartition("/")[2] == file or (not path and (place in checkpoint.files or tensor_suffix(file))):
+            return {place: one} if _is_of(place, checkpoint) else None
+    root = storage.root or "/storage"  # paths that lead out of it are nobody's
+    try:
+        stated = fitting_sums(sums, folder, checkpoint.files, root=root, folder=f"{root}/{folder}")
+    except SettingsError as error:
+        name = escape(checkpoint.inside(entry.key))
+        raise CouldNotTellError(error.message.replace("the checksum file", f"the checksum file {name}", 1)) from error
+    return {file: one for file, one in stated.items() if _is_of(file, checkpoint)}
+
+
+def _is_of(key: str, checkpoint: Checkpoint) -> bool:
+    return key in checkpoint.files or (key != checkpoint.path and key.startswith(f"{checkpoint.path}/"))
+
+
+def _remarks(odd: Sequence[str], name: str, entry: Entry, *, says_nothing: bool) -> Iterator[Finding]:
+    if says_nothing:
+        yield Finding("digests", Severity.WARNING, f"{name} states no checksums that are known here", entry.key)
+    elif odd:
+        lines = "1 line" if len(odd) == 1 else f"{len(odd):,} lines"
+        message = f"{lines} of {name} not understood, first {odd[0].removeprefix(f'{name}, ')}"
+        yield Finding("digests", Severity.WARNING, message, entry.key)
+
+
+def _hub_record(storage: Storage, checkpoint: Checkpoint) -> Iterator[StatedSum]:
+    """What the hub stated of the files that were downloaded into this folder."""
+    root = checkpoint.path.rpartition("/")[0] if checkpoint.path in checkpoint.files else checkpoint.path
+    folder = f"{root}/{_HUB_RECORDS}".removeprefix("./").removeprefix("/")
+    for entry in checkpoint.entries:
+        inside = entry.key.removeprefix(f"{root}/")
+        try:
+            with storage.open(f"{folder}/{inside}.metadata") as reader:
+                text = reader.read(0, min(reader.entry.size, _LONGEST_RECORD)).decode("utf-8", "replace")
+        except ObjectMissingError:  # most folders have none
+            continue
+        _, tag, when, *_ = (*text.split("\n"), "", "", "")
+        stated = stated_by_name(tag.strip())
+        if stated is not None:
+            yield StatedSum(entry.key, *stated, _HUB, doubtful=_is_later(entry, when))
+
+
+def _is_later(entry: Entry, when: str) -> bool:
+    """Whether a file was written after the time that a record states; also where that is no time."""
+    try:
+        return entry.mtime_ns is not None and entry.mtime_ns / 1e9 > float(when) + 1
+    except (ValueError, OverflowError):
+        return True

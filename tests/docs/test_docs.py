@@ -1,0 +1,93 @@
+"""The documents say what is true: their links lead somewhere, what is generated is current, and the site builds."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import msgspec
+import pytest
+import refresh
+from support.markdown import DOCS, ROOT, anchors, called, links, pages, prose, wide_lines
+from support.prose import problems
+
+from ckptguard.layouts.table import LAYOUTS
+from ckptguard.values.settings import Settings
+from ckptguard.values.storage_options import StorageOptions
+
+ALL = pages()
+
+
+@pytest.mark.parametrize("page", ALL, ids=called)
+def test_the_page_is_plain(page):
+    """No sentence is long, no line is wide, no word is one that only we know."""
+    text = page.read_text(encoding="utf-8")
+    assert problems(prose(text)) + wide_lines(text) == []
+
+
+@pytest.mark.parametrize("page", [*ALL, ROOT / "CHANGELOG.md"], ids=called)
+def test_links_lead_somewhere(page):
+    """Every link to a file of the repository finds it, and the heading that it names."""
+    lost = []
+    for link in links(page.read_text(encoding="utf-8")):
+        path, _, anchor = link.partition("#")
+        if "://" in link or link.startswith("mailto:"):
+            continue
+        target = (page.parent / path).resolve() if path else page
+        if not target.exists() or (anchor and anchor not in anchors(target.read_text(encoding="utf-8"))):
+            lost.append(link)
+        # The site has only what lies below docs/.
+        if page.is_relative_to(DOCS) and not target.is_relative_to(DOCS):
+            lost.append(link)
+    assert lost == []
+
+
+def test_every_page_is_in_the_site():
+    """mkdocs.yml names each page once, and no other."""
+    listed = re.findall(r"[\w/-]+\.md", (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:")[2])
+    assert sorted(listed) == sorted(str(page.relative_to(DOCS)) for page in ALL if page.is_relative_to(DOCS))
+
+
+@pytest.mark.parametrize(("path", "text"), refresh.generated().items(), ids=lambda x: getattr(x, "stem", ""))
+def test_generated_pages_are_current(path, text):
+    """The pages of the commands say what the code says. `python dev.py docs --refresh` writes them."""
+    assert path.read_text(encoding="utf-8") == text
+
+
+def test_the_settings_are_complete():
+    """Every setting is in a table of its page, with its default."""
+    text = (DOCS / "reference/settings.md").read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^\| `(\w+)` \| (?:`(.*?)`)? ?\|", text, re.MULTILINE))
+    told = {name: tomllib.loads(f"x = {text}")["x"] if text else None for name, text in rows.items()}
+    assert told == {f.name: plain(f.default) for f in msgspec.structs.fields(Settings)}
+
+
+def test_the_layouts_are_complete():
+    """Every layout is in the table of its page."""
+    text = (DOCS / "reference/formats.md").read_text(encoding="utf-8").partition("## Layouts")[2]
+    assert set(re.findall(r"^\| `([\w-]+)` \|", text, re.MULTILINE)) == set(LAYOUTS)
+
+
+def plain(value):
+    """A default as TOML would say it."""
+    if isinstance(value, StorageOptions):
+        return value.revealed() or None
+    return list(value) if isinstance(value, tuple) else value
+
+
+def test_the_site_builds(tmp_path):
+    """The site builds without a warning, and asks no other machine for anything."""
+    if not os.environ.get("CI"):
+        pytest.importorskip("zensical", reason="the extra docs")
+    shutil.copytree(DOCS, tmp_path / "docs")
+    shutil.copy(ROOT / "mkdocs.yml", tmp_path)
+    command = [sys.executable, "-m", "zensical", "build", "--strict", "--clean"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=250)
+    assert done.returncode == 0, done.stdout + done.stderr
+    built = [page.read_text(encoding="utf-8") for page in Path(tmp_path, "site").glob("**/*.html")]
+    assert len(built) > len(list(DOCS.glob("**/*.md")))
+    loaded = r"<(?:script|link|img|iframe)\b[^>]*?(?:src|href)=\"?(https?:)?//[^>]*"
+    assert [m[0] for page in built for m in re.finditer(loaded, page) if 'rel="canonical"' not in m[0]] == []

@@ -96,8 +96,8 @@ def _bounded(details: Details) -> Details:
 
 
 def _last_good(history: History, incident: Incident, details: Details) -> CheckpointId | None:
-    """The checkpoint that training went back to; else the newest good one from before the onset; of a fixed name that
-    is its last good save before the one that the incident is about."""
+    """Return the checkpoint that training went back to, else the newest good one from before the onset. For a fixed
+    name that is its last good save before the one that the incident is about."""
     named = parse_id("", incident.known_good) if incident.known_good else None
     onset = details.onset if details.onset is not None else incident.step
     known = [pair for series in history.names for pair in history.standings(series).items()]

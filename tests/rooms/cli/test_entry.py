@@ -85,7 +85,7 @@ def test_a_file_is_no_run(invoke, three):
     """What needs a run says so of a file."""
     result = invoke("list", three / "net-100.pt")
     assert result.exit_code == 10
-    assert "is no folder" in result.stderr
+    assert "is not a folder" in result.stderr
 
 
 def test_an_interruption_ends_with_130(invoke, verified, monkeypatch):

@@ -21,6 +21,7 @@ _COMMAND = re.compile(r"(?<![\w./-])ckptguard ([a-z][a-z-]*)")
 _OPTION = re.compile(r"(?<![\w-])--([a-z][a-z-]*\d?)")
 _QUOTED = re.compile(r"(?<!`)`([^`]+)`(?!`)")
 _END = re.compile(r"[`;:]|\.\s")
+# Words that follow the name of the project in a sentence.
 PROSE = {
     "allows",
     "can",

@@ -1,7 +1,7 @@
 """Every exception that ckptguard raises, in one tree.
 
-Bad data is never an exception: it is a verdict. ``kind`` is stable for machines, ``hint`` is for people.
-Every one of them can be copied, pickled and sent to another process, and keeps all its fields.
+Bad data is never an exception: it is a verdict. ``kind`` is stable for machines, ``hint`` is for people. Every
+exception can be copied, pickled and sent to another process, with all its fields.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 
 class CkptguardError(Exception):
-    """Base of all errors here; `kind` is stable, `hint` says what to do, `fields` carry the evidence."""
+    """Base of all errors here. `kind` is stable, `hint` says what to do next, `fields` carry the evidence."""
 
     kind = "error"
 
@@ -29,32 +29,32 @@ class CkptguardError(Exception):
         self.fields = fields
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Exception's own would call the class with `args` alone, and fail where a field must be named.
+        # Exception's own would call the class with `args` alone, and fail for a required keyword.
         return copyreg.__newobj__, (type(self), *self.args), self.__dict__  # type: ignore[attr-defined]
 
 
 class SettingsError(CkptguardError, kind="settings"):
-    """A setting that cannot be true."""
+    """A setting has an impossible value."""
 
 
 class NotFoundError(CkptguardError, kind="not_found"):
-    """No such run or checkpoint."""
+    """The run or checkpoint does not exist."""
 
 
 class NoKnownGoodError(CkptguardError, kind="no_known_good"):
-    """No checkpoint that was verified good is present."""
+    """There is no checkpoint that was verified good."""
 
 
 class NotGivenBackError(NoKnownGoodError, kind="not_given_back"):
-    """A name that training may resume from could hold nothing good after a rollback. Nothing was moved."""
+    """After a rollback, a name that training may resume from could hold nothing good. Nothing was moved."""
 
 
 class BusyError(CkptguardError, kind="busy"):
-    """Locked, raced by another process, or training is still writing."""
+    """Something is locked, another process was faster, or training is still writing."""
 
 
 class RefusedError(CkptguardError, kind="refused"):
-    """The checkpoint is bad or suspect; only force hands it out. `outcome` says which."""
+    """The checkpoint is bad or suspect, so only force returns it. `outcome` says which."""
 
     def __init__(self, message: str, *, outcome: str, hint: str | None = None, **fields: object) -> None:
         super().__init__(message, hint=hint, **fields)
@@ -62,7 +62,7 @@ class RefusedError(CkptguardError, kind="refused"):
 
 
 class RollbackExhausted(CkptguardError, kind="rollback_exhausted"):
-    """The rollback budget is spent; `report` is the path of the last incident's report."""
+    """The rollback budget is spent. `report` is the path of the last incident's report."""
 
     def __init__(self, message: str, *, report: str | None = None, hint: str | None = None) -> None:
         super().__init__(message, hint=hint)
@@ -70,7 +70,7 @@ class RollbackExhausted(CkptguardError, kind="rollback_exhausted"):
 
 
 class SickTrainingError(CkptguardError, kind="sick_training"):
-    """Training was stopped because its state is sick; `known_good` is the path to go back to, if there is one."""
+    """Training was stopped because its state is sick. `known_good` is the path to go back to, if there is one."""
 
     def __init__(self, message: str, *, known_good: str | None, hint: str | None = None) -> None:
         super().__init__(message, hint=hint)
@@ -78,19 +78,19 @@ class SickTrainingError(CkptguardError, kind="sick_training"):
 
 
 class StateError(CkptguardError, kind="state"):
-    """Training state that cannot be saved or put back exactly."""
+    """Training state cannot be saved or restored exactly."""
 
 
 class RanksError(CkptguardError, kind="ranks"):
-    """A rank of a training failed, or did not answer in time; the message names it."""
+    """A rank of a training failed, or did not answer in time. The message names it."""
 
 
 class CouldNotTellError(CkptguardError, kind="could_not_tell"):
-    """Reading failed. It says nothing about the bytes, so it is neither BAD nor GOOD."""
+    """Reading failed. This says nothing about the bytes, so it is neither BAD nor GOOD."""
 
 
 class RecordsError(CouldNotTellError, kind="records"):
-    """Our own records cannot be used: written by a newer format, or damaged. It says nothing about a checkpoint."""
+    """Our own records cannot be used: a newer format, or damage. This says nothing about a checkpoint."""
 
 
 class ChangedWhileReadError(CouldNotTellError, kind="changed"):
@@ -102,15 +102,15 @@ class ChangedWhileReadError(CouldNotTellError, kind="changed"):
 
 
 class ResavingError(ChangedWhileReadError, kind="resaving"):
-    """A sealed checkpoint is being saved again: some of its files are new, others are not yet."""
+    """A sealed checkpoint is being saved again: some of its files are new, others not yet."""
 
 
 class WorkerError(CouldNotTellError, kind="worker"):
-    """The scanning process died, or ran out of its memory or time."""
+    """The scanning process died, or ran out of memory or time."""
 
 
 class StorageError(CouldNotTellError, kind="storage"):
-    """The storage refused or failed; `key` is the object concerned."""
+    """The storage refused or failed. `key` names the object."""
 
     def __init__(self, message: str, *, key: str, hint: str | None = None) -> None:
         super().__init__(message, hint=hint)
@@ -118,7 +118,7 @@ class StorageError(CouldNotTellError, kind="storage"):
 
 
 class ObjectMissingError(StorageError, kind="missing"):
-    """No object under this key."""
+    """No object exists at this key."""
 
 
 class ObjectExistsError(StorageError, kind="exists"):
@@ -126,7 +126,7 @@ class ObjectExistsError(StorageError, kind="exists"):
 
 
 class DeniedError(StorageError, kind="denied"):
-    """No permission."""
+    """Permission was denied."""
 
 
 class StorageFullError(StorageError, kind="full"):
@@ -134,8 +134,8 @@ class StorageFullError(StorageError, kind="full"):
 
 
 class TransientError(StorageError, kind="transient"):
-    """The storage failed in a way that may pass: a timeout, a reset, "slow down". Worth another try."""
+    """The storage failed in a way that may pass: a timeout, a reset, "slow down". A retry may help."""
 
 
 class StoppedError(StorageError, kind="stopped"):
-    """Waiting for another try was called off; nothing was written since."""
+    """Waiting for a retry was stopped. Nothing was written since."""

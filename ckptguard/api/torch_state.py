@@ -158,7 +158,7 @@ def _numpy(held: HeldFile, device: Any) -> Any:
 
 
 def _unpickled(data: memoryview, device: Any) -> Any:
-    """What torch.load makes of bytes of its own; of all else only numpy's arrays and namespaces."""
+    """Return what torch.load makes of these bytes. Beyond its own types it may load numpy arrays and namespaces."""
     import argparse
     import types
 

@@ -1,4 +1,4 @@
-"""Pure functions from evidence to findings. One file a check, one line in the table."""
+"""Pure functions from evidence to findings. One file per check, one line in the table."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ __all__ = ["CHECKS", "Evidence", "facts_of", "run_checks"]
 
 
 def run_checks(evidence: Evidence) -> list[Finding]:
-    """All findings of all checks, in the table's order."""
+    """Return the findings of all checks, in the table's order."""
     return [finding for check in CHECKS for finding in check(evidence)]
 
 
 def facts_of(evidence: Evidence) -> Facts:
-    """The numbers that later checks of the series will compare with."""
+    """Return the numbers that later checks of the series compare with."""
     largest, name, _ = largest_weight(evidence)
     constant = (tensor.name for tensor, numbers in evidence.weights() if len(tensor.shape) >= 2 and numbers.constant)
     return Facts(

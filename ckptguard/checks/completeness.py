@@ -1,4 +1,4 @@
-"""Is everything there that the layout, the manifest and the reference say belongs to it?"""
+"""Check that everything exists that the layout, the manifest and the reference imply."""
 
 from __future__ import annotations
 
@@ -22,13 +22,15 @@ _STATE_ROLES = ("model", "optimizer", "ema")
 _SETTINGS = re.compile(
     r"(?:train(?:ing)?_)?(?:args|options|config|cfg|h(?:yper_?)?param(?:eter)?s|settings|counters?|metrics|meta)(?:[-_.].*)?"
 )
-_TENSORS_ONLY = ("safetensors", "npz", "npy")  # formats that are for nothing else
+_TENSORS_ONLY = ("safetensors", "npz", "npy")  # formats that hold nothing else
 _finding = partial(Finding, "completeness")
 
 
 def check_completeness(evidence: Evidence) -> Iterator[Finding]:
-    """Errors for gaps that make the checkpoint unusable, warnings for the others. Files added after the seal
-    (evaluation results, a README) are a notice."""
+    """Report gaps: errors if the checkpoint is unusable without the file, else warnings.
+
+    Files added after the seal (evaluation results, a README) are a notice.
+    """
     broken = {f.entry.key for f in evidence.scan.files if f.structure.problems}
     for gap in evidence.gaps:
         if gap.file in broken:
@@ -37,7 +39,7 @@ def check_completeness(evidence: Evidence) -> Iterator[Finding]:
         yield _finding(severity, gap.message, gap.file)
     for file in evidence.scan.files:
         if file.structure.truncated and not file.structure.problems:
-            yield _finding(Severity.ERROR, "it is not whole yet", file.entry.key)
+            yield _finding(Severity.ERROR, "it is not complete yet", file.entry.key)
     yield from _nothing_held(evidence)
     yield from _zero_tails(evidence)
     if evidence.sealed is not None:
@@ -49,7 +51,7 @@ def check_completeness(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _nothing_held(evidence: Evidence) -> Iterator[Finding]:
-    """A checkpoint of weights that holds no number at all is no checkpoint."""
+    """A checkpoint of weights without any number is no checkpoint."""
     meant = [f for f in evidence.scan.files if tensor_suffix(f.entry.key) and _means_weights(evidence, f)]
     held = any(f.structure.spans or any(leaf.of_array for leaf in f.structure.leaves) for f in evidence.scan.files)
     if meant and not held:
@@ -57,9 +59,11 @@ def _nothing_held(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _means_weights(evidence: Evidence, file: ScannedFile) -> bool:
-    """True if a whole file was to hold some: by its name, by its checkpoint's, which states a step, or by keys that
-    are for weights (of which another rank may have saved none). Settings and counters in a file of their own
-    (``args_100.pt``) were not, nor what only happens to be named .bin, nor the state of an optimizer without any."""
+    """True if a file should hold weights: by its name, by its checkpoint's name with a step, or by its keys.
+
+    Not meant are files of settings and counters (``args_100.pt``), optimizer state without any tensor, and foreign .bin
+    files. A key for weights counts even if this rank saved none.
+    """
     stated = file_role(file.entry.key)
     if file.structure.problems or stated not in ("", "model", "ema") or _SETTINGS.fullmatch(file.entry.name.lower()):
         return False
@@ -71,8 +75,10 @@ def _means_weights(evidence: Evidence, file: ScannedFile) -> bool:
 
 
 def _zero_tails(evidence: Evidence) -> Iterator[Finding]:
-    """A killed writer leaves zeros: safetensors sets a file's full length first. Matrices at the end of a file that
-    are all zero, and were not so in the reference, are an error; without a reference, a warning."""
+    """Report zeros that a killed writer leaves: safetensors sets a file's full length first.
+
+    Matrices of zeros at the end of a file are an error if they were not zero in the reference; without one, a warning.
+    """
     facts = evidence.reference_facts
     for file in evidence.scan.files:
         if file.structure.format != "safetensors":
@@ -80,17 +86,19 @@ def _zero_tails(evidence: Evidence) -> Iterator[Finding]:
         tensors = [t for t in evidence.tensors_of(file) if t.span is not None and t.numbers is not None]
         tensors.sort(key=lambda t: -(t.span or 0))
         zeros = takewhile(lambda t: t.numbers is not None and t.numbers.zero, tensors)
-        # A moment is zero for as long as its weight gets no gradient: only weights tell.
+        # A moment is zero while its weight gets no gradient, so only weights count.
         weights = [t.name for t in zeros if len(t.shape) >= 2 and t.role == "model"]
         tail = [name for name in weights if facts is None or name not in facts.constant]
         if tail and (facts is not None or len(tail) > 1):
-            message = f"it ends in {len(tail)} matrices of zeros, as a killed writer leaves it"
+            message = f"it ends in {len(tail)} matrices of zeros, as after a killed writer"
             yield _finding(Severity.WARNING if facts is None else Severity.ERROR, message, file.entry.key, tail[0])
 
 
 def _unbound(evidence: Evidence) -> Iterator[Finding]:
-    """Files of two saves may each be whole: only a manifest, or an index that lists all of them, tells. A DCP's
-    ``.metadata`` says where pieces lie and how long they are, but no piece says of which save or tensor it is."""
+    """Report files that may belong to two saves, each of them whole. Only a manifest or a full index could show that.
+
+    A DCP's ``.metadata`` says where pieces are and how long, but no piece says to which save or tensor it belongs.
+    """
     files = [f for f in evidence.scan.files if tensor_suffix(f.entry.key)]
     state = {f.entry.key for f in files if set(evidence.roles[f.entry.key]).intersection(_STATE_ROLES)}
     for file in evidence.scan.files:
@@ -99,7 +107,7 @@ def _unbound(evidence: Evidence) -> Iterator[Finding]:
         if state & shards:
             state = state - shards | {file.entry.key}
     if len(state) > 1:
-        message = f"whether its {len(state)} files with state are of one save is unknown: nothing but a manifest tells"
+        message = f"its {len(state)} files with state may come from different saves: only a manifest could tell"
         yield _finding(Severity.NOTICE, message)
 
 
@@ -114,8 +122,10 @@ def _against_seal(evidence: Evidence, sealed: Manifest) -> Iterator[Finding]:
 
 
 def _against_reference(evidence: Evidence, reference: Manifest) -> Iterator[Finding]:
-    """Files that the reference has, digits in names aside, and this checkpoint has not; and fewer RNG states: every
-    rank writes its own, and which is the last of them nothing else may state."""
+    """Report files that the reference has, digits in names aside, and this checkpoint lacks; also missing RNG states.
+
+    Every rank writes its own RNG state, and nothing else may say how many there are.
+    """
     where, present = f"{reference.path}{reference.id.nth_save}", roles_present(evidence)
     now = Counter(_shape(evidence.checkpoint.inside(key)) for key in evidence.checkpoint.files)
     before: Counter[str] = Counter()
@@ -125,18 +135,18 @@ def _against_reference(evidence: Evidence, reference: Manifest) -> Iterator[Find
         if evidence.checkpoint.layout != "file" and _shape(inside) not in now:
             roles = {t.role for t in file.tensors}.intersection(_STATE_ROLES)
             if roles and (evidence.sealed is not None or (roles == {"optimizer"} and "optimizer" in present)):
-                continue  # nothing is unfinished: other tensors than the reference's are a question, of check_schema
+                continue  # nothing is unfinished: check_schema asks about other tensors
             severity = Severity.ERROR if roles else Severity.WARNING
             if roles == {"optimizer"} and precedes(evidence, reference):
                 severity = Severity.NOTICE  # optimizer state appears with the first update
-            yield _finding(severity, f"{where} has {inside}; this checkpoint has nothing like it")
+            yield _finding(severity, f"{where} has {inside}; this checkpoint has no such file")
     for name, count in sorted(before.items()):
         if file_role(name) == "rng" and 0 < now[name] < count:
-            yield _finding(Severity.WARNING, f"{where} has {count} files {name}; here are {now[name]}")
+            yield _finding(Severity.WARNING, f"{where} has {count} files {name}; this checkpoint has {now[name]}")
 
 
 def precedes(evidence: Evidence, reference: Manifest) -> bool:
-    """True if the checkpoint is of an earlier step than its reference, which only the first ones of a run are."""
+    """True if the checkpoint has an earlier step than its reference, as only the first of a run have."""
     own = numbers_of(evidence.checkpoint.step)
     return own != () and own < numbers_of(reference.step)
 

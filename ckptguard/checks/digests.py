@@ -1,4 +1,4 @@
-"""Are the bytes those that were sealed, or those that a checksum file states?"""
+"""Compare the bytes with the sealed ones, and with those that a checksum file states."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _error = partial(Finding, "digests", Severity.ERROR)
 
 
 def check_digests(evidence: Evidence) -> Iterator[Finding]:
-    """An error for each span, envelope or file that differs, naming the tensors of a damaged span."""
+    """Report each span, envelope or file that differs as an error, with the tensors of a damaged span."""
     yield from _stated_sums(evidence)
     if evidence.sealed is None:
         yield from _no_sums(evidence)
         return
     for sealed in evidence.sealed.files:
         found = evidence.scan.file(sealed.path)
-        if found is not None:  # a missing file is check_completeness's
+        if found is not None:  # check_completeness reports a missing file
             yield from _compare(sealed, found, evidence.placed_digests.get(sealed.path))
 
 
@@ -40,7 +40,7 @@ def same_content(sealed: File, found: ScannedFile) -> bool:
 
 
 def changed_spans(sealed: File, found: ScannedFile, placed: Sequence[str | None] | None) -> list[int]:
-    """Numbers of the sealed spans whose bytes differ (or are gone)."""
+    """Return the numbers of the sealed spans whose bytes differ or are missing."""
     digests: Sequence[str | None] = placed if placed is not None else found.span_digests
     if len(digests) != len(sealed.spans):
         return list(range(len(sealed.spans)))
@@ -50,14 +50,14 @@ def changed_spans(sealed: File, found: ScannedFile, placed: Sequence[str | None]
 def _compare(sealed: File, found: ScannedFile, placed: Sequence[str | None] | None) -> Iterator[Finding]:
     if same_content(sealed, found):
         if sealed.md5 and found.md5 and sealed.md5 != found.md5:
-            # BLAKE3 agrees and MD5 does not: the record is wrong, not the file; never silently good.
-            message = "MD5 differs although BLAKE3 agrees"
+            # The record is wrong, not the file, but this is never silently good.
+            message = "MD5 differs although BLAKE3 agrees: the record is wrong"
             yield _error(message, sealed.path, expected=sealed.md5, found=found.md5)
         return
-    readable = not found.structure.problems  # else a finding says so, and that it has another form follows
+    readable = not found.structure.problems  # otherwise a finding says so, and another size follows from it
     if sealed.size != found.entry.size and readable:
         expected, size = f"{sealed.size} bytes", f"{found.entry.size} bytes"
-        yield _error("the size differs from the one that was sealed", sealed.path, expected=expected, found=size)
+        yield _error("the size differs from the sealed size", sealed.path, expected=expected, found=size)
     by_span: dict[int | None, list[str]] = {}
     for tensor in sealed.tensors:
         by_span.setdefault(tensor.span, []).append(tensor.name)
@@ -66,27 +66,27 @@ def _compare(sealed: File, found: ScannedFile, placed: Sequence[str | None] | No
         names = by_span.get(number, [])
         more = f" (shared by {len(names)} tensors)" if len(names) > 1 else ""
         yield _error(
-            f"the bytes of this tensor are not those that were sealed{more}",
+            f"the bytes of this tensor differ from the sealed bytes{more}",
             sealed.path,
             names[0] if names else None,
             expected=_shown(sealed.spans[number].blake3),
             found=_shown(digests[number]) if number < len(digests) else None,
         )
     if sealed.envelope != found.envelope and placed is None and (readable or sealed.size == found.entry.size):
-        message = "bytes outside the tensors (header, directory, pickle) are not those that were sealed"
+        message = "bytes outside the tensors (header, directory, pickle) differ from the sealed bytes"
         yield _error(message, sealed.path, expected=_shown(sealed.envelope), found=_shown(found.envelope))
     elif placed is not None and readable:
-        yield _error("the tensors no longer lie where they were sealed", sealed.path)
+        yield _error("the tensors are no longer at their sealed places", sealed.path)
 
 
 def _no_sums(evidence: Evidence) -> Iterator[Finding]:
-    """A notice, once, where nothing vouches for the bytes at first sight. In a run not for safetensors and
-    ``.metadata``: it would stand beside nearly every save, and `show` says it of these."""
+    """Yield one notice if no checksum protects the bytes at first sight. In a run not for safetensors and
+    ``.metadata``, where `show` says it: nearly every save would have it."""
     stated = {one.file for one in evidence.expected_sums} | evidence.vouched
     files = [f for f in evidence.scan.files if f.structure.format in UNSUMMED and f.entry.key not in stated]
     if evidence.in_run:
         unknown = [f.entry.key for f in files if f.structure.format not in _COMMON and _is_state(f)]
-        message = "this format has no checksum of its own: damage from before it was first read cannot be told"
+        message = "this format has no checksum of its own: damage from before the first reading cannot be found"
     else:
         unknown = [f.entry.key for f in files if f.structure.format == "dcp_metadata" or _is_state(f)]
         rest = len(unknown) - 1
@@ -105,8 +105,8 @@ def _shown(digest: str | None) -> str | None:
 
 
 def _stated_sums(evidence: Evidence) -> Iterator[Finding]:
-    """What checksum files state, and what of the checkpoint they do not name: errors for sums that differ and for
-    files that are gone, and a notice that says which list vouches for the others."""
+    """Compare with what checksum files state. Sums that differ and missing files are errors. A tensor file without a
+    sum is a warning. A notice says which list vouches for the others."""
     yield from evidence.remarks
     named = {one.file for one in evidence.expected_sums}
     lists = evidence.sum_lists[0] if len(evidence.sum_lists) == 1 else "the checksum files"

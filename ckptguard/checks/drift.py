@@ -1,4 +1,4 @@
-"""Did weights jump, collapse or die since the last good checkpoint?"""
+"""Find weights that jumped, collapsed or died since the last good checkpoint."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from ckptguard.values.manifest import Manifest
 from ckptguard.values.verdict import MOST_CONSTANT, Finding, Severity
 
 _FACTOR = 10.0
-_SMALLEST = 64  # elements; a smaller tensor may well move by a factor
-_NEGLIGIBLE = 1e-3  # of a typical weight; what small may vanish unnoticed
+_SMALLEST = 64  # elements; a smaller tensor may well change by a factor
+_NEGLIGIBLE = 1e-3  # of a typical weight; smaller ones may vanish unnoticed
 _NAMED = 3
-_NEARLY_ALL = 0.9  # share of zeros of a weight that is dead
-_SPARSE = 0.5  # and from which on it had been pruned before
-_SICK = 0.25  # share of the weights that were alive; a head that was set back is fewer
+_NEARLY_ALL = 0.9  # share of zeros of a dead weight
+_SPARSE = 0.5  # with this share of zeros it was already pruned before
+_SICK = 0.25  # share of the weights that were alive; a reset head has fewer
 _BEGINS_AT_ZERO = re.compile(r"(?:.*[._])?(?:lora_(?:B|embedding_A|up)|hada_w2_a|lokr_w\d(?:_\w)?)(?:\..*)?")
 
 
 class Magnitudes(NamedTuple):
-    """One weight's largest magnitude, and its root mean square where it was taken."""
+    """One weight's largest magnitude, and its root mean square if it was computed."""
 
     elements: int
     largest: float
@@ -47,10 +47,11 @@ class _Jump(NamedTuple):
 
 
 def check_drift(evidence: Evidence) -> Iterator[Finding]:
-    """One notice that names how many weights grew tenfold or fell to a tenth, and the worst of them: big changes may
-    be wanted. A weight that starts at zero (a LoRA's B, a fresh bias) grows by any factor while it is still small:
-    growth counts only where it leads beyond what weights of this model typically are. Weights that died are a
-    sickness where they are many, else warnings."""
+    """Report how many weights grew or fell tenfold as one notice, with the worst of them: it may be intended.
+
+    A weight that starts at zero (a LoRA's B, a fresh bias) grows by any factor while small. So growth counts only above
+    this model's typical weight. Dead weights are a sickness if there are many, otherwise warnings.
+    """
     if evidence.reference is None or precedes(evidence, evidence.reference):
         return
     yield from _died(evidence, evidence.reference)
@@ -62,7 +63,7 @@ def check_drift(evidence: Evidence) -> Iterator[Finding]:
         if t.role == role and t.largest is not None
     )
     if not before:
-        # The reference was sealed without magnitudes: the largest of all is known from its verdict.
+        # The reference was sealed without magnitudes: only the largest of all is known, from its verdict.
         largest, name, file = largest_weight(evidence)
         former = evidence.reference_facts.largest_magnitude if evidence.reference_facts else None
         if former and largest > _FACTOR * former:
@@ -83,8 +84,11 @@ def check_drift(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _died(evidence: Evidence, reference: Manifest) -> Iterator[Finding]:
-    """Matrices that hold one single value now, or nearly nothing but zeros, and did not in the reference: what was left
-    of a NaN that something set to zero. Not so where training began anew, as its counters tell."""
+    """Find matrices that now hold a single value or almost only zeros, unlike in the reference.
+
+    They may be what was left after something set NaN to zero. If training restarted, as its counters show, they are
+    normal.
+    """
     facts = evidence.reference_facts
     if facts is None or facts.largest_magnitude is None or len(facts.constant) >= MOST_CONSTANT:
         return
@@ -109,7 +113,7 @@ def _died(evidence: Evidence, reference: Manifest) -> Iterator[Finding]:
         yield Finding("drift", Severity.SICKNESS, message, first.file, first.name, len(dead))
         return
     for tensor, what in dead:
-        message = f"{what}, which was not so in the reference"
+        message = f"{what}, unlike in the reference"
         yield Finding("drift", Severity.WARNING, message, tensor.file, tensor.name)
 
 
@@ -132,13 +136,13 @@ def _is_jump(old: float, new: float, typical: float) -> bool:
 
 
 def _typical(values: Iterable[float | None]) -> float:
-    """The median, of those that are not zero; the upper one, so that of a LoRA's halves the one counts that began."""
+    """Return the median of the values that are not zero. It is the upper one, so that a LoRA's grown half counts."""
     present = sorted(v for v in values if v)
     return present[len(present) // 2] if present else 0.0
 
 
 def _joined(tensors: Iterable[tuple[str, Magnitudes]]) -> dict[str, Magnitudes]:
-    """By name; the pieces that several ranks hold of one weight count together."""
+    """Group by name: the pieces of one weight on several ranks count together."""
     found: dict[str, Magnitudes] = {}
     for name, piece in tensors:
         other = found.get(name)

@@ -1,4 +1,4 @@
-"""What checks look at: values only. A new check costs no new pass over the bytes."""
+"""The input of checks: values only. A new check needs no new pass over the bytes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ckptguard.values.verdict import Facts, Finding
 
 
 class ScannedTensor(NamedTuple):
-    """One tensor as it was found, with the role that the layout gave it."""
+    """One tensor of the scan, with the role that the layout gave it."""
 
     file: str
     name: str
@@ -44,13 +44,17 @@ class StatedSum(NamedTuple):
 
 
 class KnownFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of a checkpoint besides its bytes. `sealed` is the manifest of this very generation (None at first
-    sight). `reference` is the manifest that keys, shapes and dtypes should match; `must_match`: the user asked for it,
-    and else a difference is a question. `previous` is that of the nearest lower step of the series that training went
-    on from, whatever its outcome. Both come with the facts of their verdicts. `following` is the nearest one that its
-    name puts behind it, if that is known. `in_run`: saved by the user's own training, as opposed to a stray file of
-    unknown origin. `expected_sums` come from the checksum files `sum_lists` and the like, `remarks` say what of those
-    could not be used. `vouched`: files whose digest something else states."""
+    """What is known about a checkpoint besides its bytes.
+
+    - `sealed`: the manifest of this generation (None at first sight).
+    - `reference`: the manifest whose keys, shapes and dtypes should match. `must_match`: the user asked for it;
+      otherwise a difference is a question.
+    - `previous`: the nearest lower step that training continued from, whatever its outcome.
+    - `following`: the nearest checkpoint that is later by name, if known.
+    - `in_run`: saved by the user's own training, not a file of unknown origin.
+    - `expected_sums`: from the checksum files `sum_lists` and other sources; `remarks` say which could not be used.
+    - `vouched`: files whose digest something else states.
+    """
 
     sealed: Manifest | None = None
     reference: Manifest | None = None
@@ -69,8 +73,11 @@ class KnownFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Evidence(KnownFacts, frozen=True, kw_only=True):
-    """Everything that is known about a checkpoint when it is judged. `placed_digests` are digests of the sealed spans'
-    places in files whose own structure no longer has these spans (None: the file ends before)."""
+    """Everything known about a checkpoint when it is judged.
+
+    `placed_digests` are digests at the places of the sealed spans, for files whose structure no longer has these spans.
+    None: the file ends before.
+    """
 
     checkpoint: Checkpoint
     scan: Scan
@@ -79,27 +86,27 @@ class Evidence(KnownFacts, frozen=True, kw_only=True):
     placed_digests: Mapping[str, tuple[str | None, ...]] = {}
 
     def is_whole(self) -> bool:
-        """True if every file that should be there is, and can be read. If not, findings of their own say so, and what
-        is not found may well be in those."""
+        """True if every required file exists and is readable. Otherwise other findings say so, and missing tensors may
+        be in those files."""
         present = set(self.checkpoint.files)
         broken = any(f.structure.problems or f.structure.truncated for f in self.scan.files)
         missing = any(f.path not in present for f in (self.sealed.files if self.sealed is not None else ()))
         return not broken and not missing and not any(gap.fatal for gap in self.gaps)
 
     def leaves(self) -> Iterator[Leaf]:
-        """All numbers beside tensors, of all files."""
+        """Yield all numbers beside tensors, of all files."""
         return (leaf for file in self.scan.files for leaf in file.structure.leaves)
 
     def tensors(self) -> list[ScannedTensor]:
-        """All tensors of all files, in file order."""
+        """Return all tensors of all files, in file order."""
         return [tensor for file in self.scan.files for tensor in self.tensors_of(file)]
 
     def weights(self) -> list[tuple[ScannedTensor, Numbers]]:
-        """The model's tensors whose numbers were looked at; where only an average of them was saved, those of that."""
+        """Return the model's tensors with numbers; if only an average of the weights was saved, the average's."""
         held = [(t, t.numbers) for t in self.tensors() if t.role in ("model", "ema") and t.numbers is not None]
         return [pair for pair in held if pair[0].role == "model"] or held
 
     def tensors_of(self, file: ScannedFile) -> list[ScannedTensor]:
-        """The tensors of one file."""
+        """Return the tensors of one file."""
         places = zip(file.structure.tensors, self.roles[file.entry.key], file.numbers, strict=True)
         return [ScannedTensor(file.entry.key, t.name, t.dtype, t.shape, r, t.span, n) for t, r, n in places]

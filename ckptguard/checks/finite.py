@@ -1,4 +1,4 @@
-"""Are weights, buffers, optimizer state and the numbers beside them finite?"""
+"""Check that weights, buffers, optimizer state and the numbers beside them are finite."""
 
 from __future__ import annotations
 
@@ -16,15 +16,17 @@ from ckptguard.values.verdict import Finding, Severity
 
 _STATE_ROLES = ("model", "optimizer", "ema")
 _RATES = frozenset(("lr", "initial_lr", "_last_lr", "base_lrs", "weight_decay", "eps", "momentum", "betas"))
-_MOST_PARTS = 64  # of a name that are looked at
+_MOST_PARTS = 64  # parts of a name to check
 _SCALES = frozenset(("scale", "cur_scale", "loss_scale"))
 _finding = partial(Finding, "finite")
 
 
 def check_finite(evidence: Evidence) -> Iterator[Finding]:
-    """NaN or Inf in state is an error with tensor, count and first index; elsewhere a notice. So is a mask: no NaN, no
-    +Inf, -Inf beside one single finite value, and a name or form that no weight has. What was bit for bit so in the
-    reference is a notice too, and so are tensors that the user allows."""
+    """Report NaN or Inf in state as an error with tensor, count and first index; elsewhere as a notice.
+
+    A mask is a notice, too: -Inf beside one single finite value, no NaN or +Inf, and a mask's name or form. So are
+    tensors with the same bytes in the reference, and tensors that the user allows.
+    """
     same = _unchanged_spans(evidence)
     learnt: frozenset[str] | None = None
     for tensor in evidence.tensors():
@@ -41,13 +43,15 @@ def check_finite(evidence: Evidence) -> Iterator[Finding]:
         unread = file.structure.unread
         if unread:
             more = f" (so may {len(unread) - 1} more values in this file)" if len(unread) > 1 else ""
-            message = f"it may hold numbers in a form that is not read{more}"
+            message = f"it may hold numbers in a form that ckptguard does not read{more}"
             yield _finding(Severity.WARNING, message, file.entry.key, unread[0], len(unread))
 
 
 def is_mask(tensor: ScannedTensor, numbers: Numbers, learnt: Collection[str] = ()) -> bool:
-    """Of a model: no NaN, no +Inf, and -Inf beside one single finite value, under a name or in the form of a mask.
-    Nothing that is learnt is one: neither what is named so, nor what is among the `learnt`."""
+    """True for a mask of a model: no NaN, no +Inf, -Inf beside one single finite value, and a mask's name or form.
+
+    A learnt tensor is never a mask, by its name or because it is among the `learnt`.
+    """
     if tensor.role not in ("model", "ema") or not numbers.single_finite:
         return False
     if not numbers.neginf or numbers.nan or numbers.posinf:
@@ -59,7 +63,7 @@ def is_mask(tensor: ScannedTensor, numbers: Numbers, learnt: Collection[str] = (
 
 
 def _named_by_optimizer(evidence: Evidence) -> frozenset[str]:
-    """The parameters of which optimizer state is kept by name (``optim.state.layers.0.weight.exp_avg``)."""
+    """Return the parameters whose optimizer state is kept by name (``optim.state.layers.0.weight.exp_avg``)."""
     states = [f".{t.name}".partition(".state.")[2] for t in evidence.tensors() if t.role == "optimizer"]
     names = (state.rpartition(".")[0] for state in states)
     return frozenset(name for name in names if name and not name.isdecimal())
@@ -76,28 +80,29 @@ def _non_finite(
         message = f"all {count} elements are {what.partition(' ')[2]}"
     severity = Severity.NOTICE
     if tensor.role not in _STATE_ROLES:
-        message += "; it is no model or optimizer state"
+        message += "; it is not model or optimizer state"
     elif any(p == tensor.name or fnmatchcase(tensor.name, p) for p in evidence.allow_nonfinite):
         message += "; allowed by --allow-nonfinite"
     elif in_reference and not numbers.nan:  # a constant buffer may hold infinities, but never NaN
-        message += "; bit for bit as in the reference"
+        message += "; the reference has the same bytes"
     elif is_mask(tensor, numbers, learnt):
         message += "; it looks like a mask"
     elif _is_open_bound(tensor.name, numbers):
-        message += "; it is an open bound"
+        message += "; it is an open bound, which may be infinite"
     else:
         severity = Severity.ERROR
     return _finding(severity, message, tensor.file, tensor.name, count)
 
 
 def _is_open_bound(name: str, numbers: Numbers) -> bool:
-    """True if all of it is infinite and its name says so: constraints of Gaussian processes have such buffers."""
+    """True if all of it is infinite and its name is that of a bound. Constraints of Gaussian processes have such
+    buffers."""
     infinite = {"upper_bound": numbers.posinf, "lower_bound": numbers.neginf}
     return infinite.get(name.rpartition(".")[2], 0) == numbers.count
 
 
 def _unchanged_spans(evidence: Evidence) -> set[tuple[str, str]]:
-    """(file, tensor) whose bytes are those of the reference."""
+    """Return each (file, tensor) whose bytes are those of the reference."""
     if evidence.reference is None:
         return set()
     stored = ((f, t, t.span) for f in evidence.reference.files for t in f.tensors if t.span is not None)
@@ -111,7 +116,7 @@ def _unchanged_spans(evidence: Evidence) -> set[tuple[str, str]]:
 
 
 def _degenerate(evidence: Evidence) -> Iterator[Finding]:
-    """Files of zeros pass every digest: a model whose float matrices are all zero is bad. One number is no matrix."""
+    """Report a model whose float matrices are all zero: zeros pass every digest. A single number is no matrix."""
     matrices = [(t, n) for t, n in evidence.weights() if len(t.shape) >= 2 and n.count > 1]
     if matrices and all(n.zero for _, n in matrices):
         message = f"all {len(matrices)} float matrices of the model are zero"
@@ -119,10 +124,12 @@ def _degenerate(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _loose_numbers(evidence: Evidence) -> Iterator[Finding]:
-    """Python numbers in model, optimizer, scheduler and scaler subtrees. An infinite `best` of ReduceLROnPlateau is as
-    it should be, so infinity weighs only in a loss scale or a rate. A logged gradient norm that is not finite is a
-    notice here; check_stale knows what it may mean. Notices about one subtree of a file are one; a configuration may
-    hold what it likes."""
+    """Report Python numbers in model, optimizer, scheduler and scaler state that are not finite.
+
+    ReduceLROnPlateau has an infinite `best`, so infinity is an error only in a loss scale or a rate. A logged gradient
+    norm is a notice; check_stale judges it. Notices about one subtree of a file are merged. A configuration may hold
+    anything.
+    """
     for file in evidence.scan.files:
         containers = file.structure.containers
         harmless: dict[str, list[Leaf]] = {}
@@ -132,7 +139,7 @@ def _loose_numbers(evidence: Evidence) -> Iterator[Finding]:
             role = number_role(file.entry.key, leaf.name, containers)
             # An array of floats is state like a tensor, unless its place says otherwise.
             heavy = leaf.of_array and role in ("", *_STATE_ROLES)
-            rated = role or key_role(leaf.name.partition(".")[0])  # of a flat file: heavy if its name says so
+            rated = role or key_role(leaf.name.partition(".")[0])  # of a flat file: an error if its name says so
             heavy |= role in ("model", "ema") and math.isnan(leaf.value)  # of a layer's extra state
             parts = leaf.name.split(".")
             heavy |= rated in ("optimizer", "scheduler", "scaler") and (
@@ -150,5 +157,5 @@ def _loose_numbers(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _number(file: ScannedFile, leaves: list[Leaf], severity: Severity) -> Finding:
-    more = f" (and {len(leaves) - 1} more beside it are not finite)" if len(leaves) > 1 else ""
+    more = f" (and {len(leaves) - 1} more beside it are not finite, either)" if len(leaves) > 1 else ""
     return _finding(severity, f"this number is {leaves[0].value}{more}", file.entry.key, leaves[0].name, len(leaves))

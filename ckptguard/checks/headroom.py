@@ -1,4 +1,4 @@
-"""How near are the weights to what fp16 can hold?"""
+"""Check how near the weights are to the limit of fp16."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ckptguard.values.verdict import Finding, Severity
 
 
 def check_headroom(evidence: Evidence) -> Iterator[Finding]:
-    """A notice when the largest weight passes half of fp16's range."""
+    """Add a notice if the largest weight exceeds half of fp16's range."""
     largest, name, file = largest_weight(evidence)
     if largest > FP16_LIMIT / 2:
         share = f"is {largest / FP16_LIMIT:.0%} of what" if largest <= FP16_LIMIT else "is beyond what"
@@ -20,6 +20,6 @@ def check_headroom(evidence: Evidence) -> Iterator[Finding]:
 
 
 def largest_weight(evidence: Evidence) -> tuple[float, str | None, str | None]:
-    """(magnitude, tensor, file) of the largest finite weight; (0.0, None, None) without weights."""
+    """Return (magnitude, tensor, file) of the largest finite weight; (0.0, None, None) without weights."""
     weights = ((n.largest, t.name, t.file) for t, n in evidence.weights() if n.largest > 0.0)
     return max(weights, key=itemgetter(0), default=(0.0, None, None))

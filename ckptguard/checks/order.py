@@ -1,4 +1,4 @@
-"""Does a checkpoint's name put it where its own counters do, such as ``iter_num`` in nanoGPT's ckpt.pt?"""
+"""Check that a checkpoint's name gives the same order as its counters, such as ``iter_num`` in nanoGPT's ckpt.pt."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from ckptguard.values.verdict import Finding, Severity
 
 _OPTIMIZER_STEP = re.compile(r"(?:^|\.)state\.[^.]+\.step$")
 _WHAT_TO_SET = (
-    "What is newest is told by the name: save under names that rise (a date with the year first), or say which number"
-    " is the step by [[patterns]] in ckptguard.toml"
+    "The name decides which checkpoint is newest. Save under rising names (a date with the year first), or say which"
+    " number is the step by [[patterns]] in ckptguard.toml"
 )
 _SETTINGS = re.compile(
     r"(?:^|\.)(?:\w*args|\w*config|cfg|\w*params|\w*parameters|\w*settings|options?)\.", re.IGNORECASE
@@ -26,9 +26,11 @@ _SETTINGS = re.compile(
 
 
 def check_order(evidence: Evidence) -> Iterator[Finding]:
-    """A warning where a name puts a checkpoint behind or before its neighbour, and the counters inside say otherwise:
-    its numbers may be no steps, or training began anew. Without counters, several numbers in a name are held against
-    the order of saving. Out of order as a whole means out of order with a neighbour."""
+    """Warn if a name and the counters inside order a checkpoint differently against a neighbour.
+
+    Its numbers may not be steps, or training restarted. Without counters, several numbers in a name are compared with
+    the save times.
+    """
     for other, place, sign in ((evidence.previous, "after", 1), (evidence.following, "before", -1)):
         if other is None:
             continue
@@ -36,7 +38,7 @@ def check_order(evidence: Evidence) -> Iterator[Finding]:
         if own is not None and (own.value - there) * sign >= 0:
             continue
         if own is not None:
-            but = f"its {own.kind} is {own.value}, and {there} there"
+            but = f"its {own.kind} is {own.value}, and {there} in that one"
         elif place == "before" and evidence.sealed is None and _was_saved_later(evidence, other):
             but = "it was saved later"
         else:
@@ -54,21 +56,23 @@ def _was_saved_later(evidence: Evidence, other: Manifest) -> bool:
 
 
 def began_anew(evidence: Evidence, earlier: Manifest) -> bool:
-    """True if a counter inside says that training stood before an earlier save of it."""
+    """True if a counter inside is lower than in an earlier save: training restarted."""
     own, there = _finest_in_common(evidence, earlier)
     return own is not None and own.value < there
 
 
 def _finest_in_common(evidence: Evidence, other: Manifest) -> tuple[Counter | None, int]:
-    """The finest counter that another checkpoint has too, and its value there."""
+    """Return the finest counter that both checkpoints have, and its value in the other one."""
     there = {counter.kind: counter.value for counter in other.counters if counter.kind in COUNTERS}
     own = next((c for c in counters_of(evidence.checkpoint, evidence.scan) if c.kind in there), None)
     return own, there[own.kind] if own is not None else 0
 
 
 def counters_of(checkpoint: Checkpoint, scan: Scan) -> tuple[Counter, ...]:
-    """The counters that a checkpoint holds, the finest first, one of each kind: that of the outermost key, and of
-    equally deep ones the highest. What is set by the user (``args.step``) counts nothing."""
+    """Return the counters of a checkpoint, the finest first, one of each kind.
+
+    The outermost key counts, and of equally deep ones the highest. Values set by the user (``args.step``) do not count.
+    """
     best: dict[str, tuple[tuple[int, int], Counter]] = {}
     for kind, value, file, name in _found(checkpoint, scan):
         if not math.isfinite(value) or value != int(value) or not 0 <= value <= MAX_STEP:
@@ -81,13 +85,13 @@ def counters_of(checkpoint: Checkpoint, scan: Scan) -> tuple[Counter, ...]:
 
 
 def named_counters(path: str) -> tuple[Counter, ...]:
-    """The counter that the name of a checkpoint states, if it does."""
+    """Return the counter that the name of a checkpoint states, if any."""
     named = counter_in_name(path.rpartition("/")[2])
     return () if named is None else (Counter(*named, source=path),)
 
 
 def _found(checkpoint: Checkpoint, scan: Scan) -> Iterator[tuple[str, float, str, str]]:
-    """(kind, value, file, key) of everything that may be a counter."""
+    """Yield (kind, value, file, key) of everything that may be a counter."""
     for file in scan.files:
         inside = checkpoint.inside(file.entry.key)
         for leaf in file.structure.leaves:
@@ -95,7 +99,7 @@ def _found(checkpoint: Checkpoint, scan: Scan) -> Iterator[tuple[str, float, str
             if kind is not None and type(leaf.value) is not bool and not leaf.of_array:
                 yield kind, leaf.value, inside, leaf.name
         for tensor, numbers in zip(file.structure.tensors, file.numbers, strict=True):
-            # A lone number in a tensor: its largest magnitude is the number itself, and no counter is negative.
+            # A single number in a tensor: its largest magnitude is the number, and no counter is negative.
             if numbers is not None and numbers.count == 1 and not numbers.nan:
                 kind = _kind_of(tensor.name)
                 if kind is not None:

@@ -1,7 +1,7 @@
-"""Would loading this checkpoint's pickles run somebody's code?
+"""Check whether loading this checkpoint's pickles could run foreign code.
 
-Nothing is ever loaded here: only the names that the pickles mention are compared. Block lists cannot be closed
-(FACTS: picklescan missed 11 of 71 armed pickles), so a stray file is held against an allow-list.
+Nothing is loaded here: only the names that the pickles mention are compared. Block lists are never complete: picklescan
+missed 11 of 71 armed pickles. So a stray file is compared with an allow-list.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from functools import partial
 from ckptguard.checks.evidence import Evidence
 from ckptguard.values.verdict import Finding, Severity
 
-# These patterns are compiled when the first name is looked up: most checkpoints name nothing.
+# These patterns are compiled when the first name is looked up, because most checkpoints name nothing.
 # torch's own weights-only list, numpy reconstruction, plain containers, and the enums, settings and records that
-# training systems write: none of these does more than hold values.
+# training systems write. All of these only hold values.
 _ALLOWED = (
     r"torch\.(?:cuda\.)?\w+Storage|torch\.(?:cuda\.)?(?:sparse\.)?\w+Tensor"
     r"|torch\.(?:Size|device|dtype|Tensor|strided|layout|Generator)"
@@ -25,7 +25,7 @@ _ALLOWED = (
     r"|meta_tensor_no_storage|nested_tensor|wrapper_subclass|device_tensor_from_(?:cpu_tensor|numpy))"
     r"|torch\._tensor\._rebuild_from_type_v2|torch\.serialization\._get_layout"
     r"|torch\.nn\.parameter\.(?:Parameter|Buffer|UninitializedParameter)"
-    # TorchScript's own classes: their code lies in the archive, and no Python module can have such a name.
+    # TorchScript's own classes: their code is in the archive, and no Python module can have such a name.
     r"|torch\.jit\._pickle\.(?:build_\w+list|restore_type_tag)|__torch__(?:\.\w+)+|transformer_engine\.common\.recipe\.\w+"
     r"|torch\.distributed\.checkpoint\.metadata\.(?:Metadata|MetadataIndex|StorageMeta|TensorStorageMetadata"
     r"|BytesStorageMetadata|ChunkStorageMetadata|TensorProperties|_MEM_FORMAT_ENCODING)"
@@ -52,7 +52,7 @@ _ALLOWED = (
     r"|omegaconf\.(?:dictconfig\.DictConfig|listconfig\.ListConfig|base\.(?:Metadata|ContainerMetadata)|nodes\.\w+Node)"
 )
 
-# Modules of which nothing belongs in a checkpoint: all that they hold, however deep.
+# Modules of which nothing belongs in a checkpoint, at any depth.
 _EXECUTING_MODULES = (
     r"(?:os|posix|nt|ntpath|posixpath|subprocess|_posixsubprocess|pty|sys|importlib|runpy|pkgutil|zipimport|shutil"
     r"|ctypes|_ctypes|socket|_socket|codeop|marshal|pickle|_pickle|cPickle|pickletools|shelve|dill|cloudpickle|pip|ensurepip"
@@ -64,7 +64,7 @@ _EXECUTING_MODULES = (
     r"|numpy\._?distutils|sympy|IPython|idlelib|lib2to3|distutils|setuptools)(?:\..*)?"
 )
 
-# Of modules that hold harmless things too, or whose names a project may well give to its own (code, test, profile):
+# Modules that also hold harmless things, or whose names a project may use itself (code, test, profile). Listed are
 # the functions and classes that run code, reach other objects, or open files and connections.
 _EXECUTORS = (
     r"(?:(?:builtins|__builtin__)\.(?:eval|exec|compile|open|file|getattr|setattr|delattr|globals|locals|vars|input"
@@ -89,8 +89,10 @@ _EXECUTORS = (
 
 
 def check_pickle_safety(evidence: Evidence) -> Iterator[Finding]:
-    """In a run: known executors are errors, a global that the series never named before is a warning.
-    A stray file: any global outside the allow-list is an error."""
+    """In a run: known executors are errors, and a global that the series never named before is a warning.
+
+    In a stray file any global outside the allow-list is an error.
+    """
     reference = evidence.reference
     named_before = {name for f in reference.files for name in f.globals} if reference is not None else None
     for file in evidence.scan.files:
@@ -104,7 +106,9 @@ def check_pickle_safety(evidence: Evidence) -> Iterator[Finding]:
                 what = f"loading it would use {name}, which is not on the allow-list"
                 yield finding(Severity.ERROR, what, found=name)
             elif named_before is not None and name not in named_before:
-                yield finding(Severity.WARNING, f"it names {name}, which this series never did before", found=name)
+                yield finding(
+                    Severity.WARNING, f"it names {name}, which no earlier checkpoint of this series did", found=name
+                )
 
 
 def is_allowed(name: str) -> bool:

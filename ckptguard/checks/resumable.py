@@ -1,4 +1,4 @@
-"""What would a resume from this checkpoint bring back, and on how many ranks?"""
+"""Check what a resume from this checkpoint would restore, and on how many ranks."""
 
 from __future__ import annotations
 
@@ -19,29 +19,33 @@ _PARTITION = re.compile(r".*zero_pp_rank_\d+_mp_rank_\d+_optim_states\.pt")
 
 
 def check_resumable(evidence: Evidence) -> Iterator[Finding]:
-    """A notice where a checkpoint of a training holds only weights: resuming would restart the optimizer silently; a
-    warning where it lacks what the reference would have brought back; a notice where a resume needs as many ranks as
-    saved it."""
+    """Report what a resume would lose.
+
+    A notice if a training's checkpoint holds only weights, because the optimizer would restart silently. A warning if
+    it lacks what the reference would restore. A notice if a resume needs the same number of ranks.
+    """
     present = roles_present(evidence)
     if "model" in present and "optimizer" not in present:
         if _is_of_a_training(evidence, frozenset(present)):
-            yield _finding(Severity.NOTICE, "it holds no optimizer state: a resume would start the optimizer anew")
+            yield _finding(Severity.NOTICE, "it holds no optimizer state: a resume would restart the optimizer")
     elif evidence.reference is not None and evidence.reference_facts is not None:
-        # A file that is not there is a finding of completeness already.
+        # A missing file is already a finding of completeness.
         filed = {file_role(f.path) for f in evidence.reference.files}
         before = evidence.reference_facts.resumable
         lost = [r for r in before if r in _LOST_SILENTLY and r not in present and r not in filed]
         if lost:
             where = f"{evidence.reference.path}{evidence.reference.id.nth_save}"
-            yield _finding(Severity.WARNING, f"a resume would start anew: {', '.join(lost)} (which {where} holds)")
+            yield _finding(Severity.WARNING, f"a resume would restart: {', '.join(lost)} (which {where} holds)")
     world = stated_world_size(evidence)
     if world is not None and any(_PARTITION.fullmatch(key) for key in evidence.checkpoint.files):
-        yield _finding(Severity.NOTICE, f"a resume needs {world} ranks, as many as saved it: DeepSpeed takes no others")
+        yield _finding(
+            Severity.NOTICE, f"a resume needs {world} ranks, as many as saved it: DeepSpeed accepts no other number"
+        )
 
 
 def _is_of_a_training(evidence: Evidence, present: Set[str]) -> bool:
-    """True if anybody would resume from it: the run had optimizer state before, or a trainer's files lie beside the
-    weights. A model that was downloaded is none to resume from."""
+    """True if someone may resume from it: the run had optimizer state before, or a trainer's files are beside the
+    weights. A downloaded model is not for a resume."""
     before = (evidence.reference_facts, evidence.previous_facts)
     if any("optimizer" in facts.resumable for facts in before if facts is not None):
         return True
@@ -50,7 +54,7 @@ def _is_of_a_training(evidence: Evidence, present: Set[str]) -> bool:
 
 
 def roles_present(evidence: Evidence) -> tuple[str, ...]:
-    """The roles that files, tensors or numbers of this checkpoint have, in a fixed order."""
+    """Return the roles of this checkpoint's files, tensors or numbers, in a fixed order."""
     found = {t.role for t in evidence.tensors()} | {file_role(f.entry.key) for f in evidence.scan.files}
     found |= {
         number_role(f.entry.key, leaf.name, f.structure.containers)
@@ -61,6 +65,6 @@ def roles_present(evidence: Evidence) -> tuple[str, ...]:
 
 
 def stated_world_size(evidence: Evidence) -> int | None:
-    """How many ranks saved it, where a file of the checkpoint says so (DeepSpeed's model states do)."""
+    """Return how many ranks saved it, if a file says so (DeepSpeed's model states do)."""
     worlds = (stated_world(file.structure) for file in evidence.scan.files)
     return next((data * model for data, model in filter(None, worlds)), None)

@@ -1,6 +1,6 @@
-"""Do the files that each rank wrote for itself tell of one and the same save?
+"""Check that the files of all ranks belong to the same save.
 
-A save that was killed over an older one leaves files of both, each of them whole.
+A killed save over an older one leaves files of both, each of them whole.
 """
 
 from __future__ import annotations
@@ -19,15 +19,17 @@ _BY_RANK = re.compile(
     r"(?:.*/)?(?:\w*zero_pp_rank_\d+_mp_rank_\d+_optim_states|mp_rank_[\d_]+/(?:model_optim_rng|distrib_optim))\.pt"
 )
 _STEP = re.compile(r"(?:.*\.)?step")
-# What is the same on all ranks: Megatron's iteration, and into how many parts DeepSpeed cut the weights.
+# Equal on all ranks: Megatron's iteration, and DeepSpeed's number of parts of the weights.
 _SHARED = re.compile(r"optimizer_state_dict\.partition_count(?:\.\d+)?|iteration")
 _MOST_NAMED = 20
 
 
 def check_one_save(evidence: Evidence) -> Iterator[Finding]:
-    """Errors where the optimizer states of ranks, which step together, count different numbers of steps or tell of
-    different numbers of ranks, and where they count more steps than DeepSpeed's model states beside them. A warning
-    for a file that is bit for bit that of an earlier save."""
+    """Report optimizer states of ranks that do not belong together as errors.
+
+    They count different steps, state different numbers of ranks, or count more steps than DeepSpeed's model states. A
+    file with the same bytes as in an earlier save is a warning.
+    """
     groups: dict[str, list[ScannedFile]] = {}
     left = _left_of_former_saves(evidence)
     for file in evidence.scan.files:
@@ -45,19 +47,19 @@ def check_one_save(evidence: Evidence) -> Iterator[Finding]:
         told = {f.entry.key: [n.value for n in f.structure.leaves if _SHARED.fullmatch(n.name)] for f in files}
         first = files[0].entry.key
         for key in [key for key, shared in told.items() if shared != told[first]][:_MOST_NAMED]:
-            yield _error(key, f"it tells of other ranks or another iteration than {first}")
+            yield _error(key, f"it states other ranks or another iteration than {first}")
         folder = low.rpartition("/")[0]
         stayed = (f for f in evidence.scan.files if f.entry.key not in left)
         beside = (leaf for f in stayed if f.entry.key.rpartition("/")[0] == folder for leaf in f.structure.leaves)
         counted = next((leaf.value for leaf in beside if leaf.name == "global_steps"), None)
         if low and counted is not None and steps[high] > counted:
-            what = f"its optimizer took {steps[high]:g} steps, the model states beside it tell of {counted:g}"
+            what = f"its optimizer took {steps[high]:g} steps, the model states beside it {counted:g}"
             yield _error(high, what)
 
 
 def _of_an_earlier_save(evidence: Evidence) -> Iterator[Finding]:
-    """Files whose moments, and all else, are those of the save before, while the moments in others went on. Layers that
-    were frozen meanwhile can look so too."""
+    """Report files with the bytes of the save before, while the moments in others changed. Frozen layers can look like
+    that, too."""
     before = evidence.previous or evidence.reference
     if before is None or evidence.sealed is not None:
         return
@@ -69,16 +71,18 @@ def _of_an_earlier_save(evidence: Evidence) -> Iterator[Finding]:
     ]
     old = [file for file in moving if file.span_digests in earlier]
     for file in old if len(old) < len(moving) else ():
-        message = f"it is bit for bit {earlier[file.span_digests]}, and others went on: it may be of that save"
+        message = (
+            f"it has the same bytes as {earlier[file.span_digests]}, while others changed: it may belong to that save"
+        )
         yield Finding("completeness", Severity.WARNING, message, file.entry.key)
 
 
 def _error(key: str, what: str) -> Finding:
-    return Finding("completeness", Severity.ERROR, f"{what}: they are of two saves", key)
+    return Finding("completeness", Severity.ERROR, f"{what}: they come from two saves", key)
 
 
 def _left_of_former_saves(evidence: Evidence) -> set[str]:
-    """Files of ranks that the last save did not have."""
+    """Return the files of ranks that the last save did not have."""
     folders: dict[str, dict[str, ScannedFile]] = {}
     for file in evidence.scan.files:
         folder, _, name = file.entry.key.rpartition("/")
@@ -91,7 +95,7 @@ def _left_of_former_saves(evidence: Evidence) -> set[str]:
 
 
 def _steps_taken(evidence: Evidence, file: ScannedFile) -> float:
-    """How many steps the optimizer in a file counts, where it does; 0 where it does not."""
+    """Return how many steps the optimizer in a file counts; 0 if it does not."""
     counts = [
         t.numbers.largest
         for t in evidence.tensors_of(file)

@@ -1,4 +1,4 @@
-"""Do keys, shapes and dtypes match the reference?"""
+"""Check that keys, shapes and dtypes match the reference."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from ckptguard.values.verdict import Finding, Severity
 
 PREFIXES = ("module.", "_orig_mod.", "model.", "base_model.model.", "network.", "net.")
 _DCP_METADATA = "dcp_metadata"
-QUESTION = "schema"  # the check whose suspicions are questions: they say nothing of sick training
-UNCLEAR_SAVE = "resave"  # so are these: was it saved again, or harmed?
+QUESTION = "schema"  # the check whose suspicions are questions, which say nothing about a sick training
+UNCLEAR_SAVE = "resave"  # questions, too: was it saved again, or damaged?
 QUESTIONS = frozenset((QUESTION, UNCLEAR_SAVE))
-# What is laid out by rank: its sizes, and how many there are, change with the number of ranks.
+# Files by rank: their sizes and their number change with the number of ranks.
 _BY_RANK = re.compile(
     r".*zero_pp_rank_\d+_mp_rank_\d+_(?:optim|model)_states\.pt|.*distrib_optim\.pt|.*\.distcp|.*shard-\d+-model-.*\.safetensors"
 )
@@ -30,7 +30,7 @@ _FLAT = re.compile(
 _error = partial(Finding, QUESTION, Severity.ERROR)
 
 _Kind = tuple[str, tuple[int, ...]]  # dtype and shape
-TensorSchema = Mapping[str, Collection[_Kind]]  # several kinds: ranks hold pieces of their own under one name
+TensorSchema = Mapping[str, Collection[_Kind]]  # several kinds: ranks hold their own pieces under one name
 
 
 class SchemaDifference(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,7 +47,7 @@ class SchemaDifference(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Place(NamedTuple):
-    """One tensor of either side. `kind`: its file's name in the checkpoint, without digits; `partitioned`: its shape
+    """One tensor of either side. `kind`: its file's name in the checkpoint, without digits. `partitioned`: its shape
     depends on the number of ranks."""
 
     file: str
@@ -59,10 +59,12 @@ class _Place(NamedTuple):
 
 
 def check_schema(evidence: Evidence) -> Iterator[Finding]:
-    """Errors for model tensors that are missing, unexpected, reshaped or re-typed, and for optimizer state that
-    vanished or was reshaped: against this checkpoint's own manifest if it was sealed, and against the reference. A
-    user may well mean to differ from another checkpoint (another head, another optimizer): there it is a suspicion,
-    unless the user asked for a match."""
+    """Compare tensors with this checkpoint's own manifest, if sealed, and with the reference.
+
+    Errors are model tensors that are missing, unexpected, reshaped or re-typed, and optimizer state that vanished or
+    was reshaped. A difference from another checkpoint may be intended (another head, another optimizer). So it is only
+    a suspicion there, unless the user asked for a match.
+    """
     reference, question = evidence.reference, Severity.ERROR if evidence.must_match else Severity.SICKNESS
     for manifest, where, severity in (
         (evidence.sealed, "the sealed manifest", Severity.ERROR),
@@ -75,8 +77,11 @@ def check_schema(evidence: Evidence) -> Iterator[Finding]:
 
 
 def compare_schemas(reference: TensorSchema, found: TensorSchema, *, aliases: Iterable[str] = ()) -> SchemaDifference:
-    """What differs. `aliases` are tied names that the file states without storing them again: they count as there. Of a
-    name with several kinds the first that differs is told."""
+    """Return the differences. `aliases` are tied names that the file states without storing them: they count as
+    present.
+
+    Of a name with several kinds, the first that differs is reported.
+    """
     missing = sorted(set(reference) - set(found) - set(aliases))
     unexpected = sorted(set(found) - set(reference))
     prefix = _prefix_change(reference, found) if missing and unexpected else None
@@ -113,7 +118,7 @@ def _renamed(name: str, prefix: tuple[str, str]) -> str:
 
 
 def _prefix_change(reference: TensorSchema, found: TensorSchema) -> tuple[str, str] | None:
-    """(prefix added, prefix removed) that makes the found names the reference's, all of them."""
+    """Return the (prefix added, prefix removed) that turns all found names into the reference's, or None."""
     for prefix in itertools.permutations(("", *PREFIXES), 2):
         fits = len(found) == len(reference) and all(name.startswith(prefix[0]) for name in found)
         if fits and {_renamed(name, prefix) for name in found} == set(reference):
@@ -145,8 +150,11 @@ def _compare_role(evidence: Evidence, reference: Manifest, role: str, where: str
 
 
 def _groups(expected: list[_Place], found: list[_Place]) -> list[tuple[list[_Place], list[_Place]]]:
-    """What to compare with what. Names repeat in the files of several ranks, and in those of several models: files
-    are told apart by their names without digits, if both sides have the same ones; else only names count."""
+    """Return the groups to compare. Names repeat in the files of several ranks or models.
+
+    Files are distinguished by their names without digits, if both sides have the same ones. Otherwise only tensor names
+    count.
+    """
     kinds = {t.kind for t in expected}
     if kinds != {t.kind for t in found}:
         return [(expected, found)]
@@ -154,7 +162,7 @@ def _groups(expected: list[_Place], found: list[_Place]) -> list[tuple[list[_Pla
 
 
 def _schema(tensors: Iterable[_Place]) -> dict[str, set[_Kind]]:
-    """Name -> the kinds under it; the shapes of what is cut by rank do not count."""
+    """Map each name to its kinds. Shapes of tensors split by rank do not count."""
     schema: dict[str, set[_Kind]] = {}
     for t in tensors:
         schema.setdefault(t.name, set()).add((t.dtype, () if t.partitioned else t.shape))
@@ -173,8 +181,10 @@ def _of_scan(evidence: Evidence, role: str) -> list[_Place]:
 def _places(
     checkpoint: str, role: str, files: Sequence[tuple[str, str, Sequence[Tensor | ScannedTensor]]]
 ) -> list[_Place]:
-    """The tensors of a role, from (path, format, tensors) of each file. Left out are files that hold only pieces of
-    tensors which a ``.metadata`` beside them lists whole."""
+    """Return the tensors of a role, from (path, format, tensors) of each file.
+
+    Files with only pieces of tensors are left out if a ``.metadata`` beside them lists the whole tensors.
+    """
     described = {path.rpartition("/")[0] for path, format, _ in files if format == _DCP_METADATA}
     found = []
     for path, _, tensors in files:
@@ -190,7 +200,7 @@ def _places(
 
 
 def _undescribed(evidence: Evidence) -> bool:
-    """True if there are pieces of tensors, and no ``.metadata`` that says of what; that has a finding of its own."""
+    """True if there are pieces of tensors without a ``.metadata`` for them, which is a finding of its own."""
     described = {
         f.entry.key.rpartition("/")[0]
         for f in evidence.scan.files
@@ -202,12 +212,12 @@ def _undescribed(evidence: Evidence) -> bool:
 def _differences(difference: SchemaDifference, where: str) -> Iterator[Finding]:
     if difference.prefix:
         added, removed = difference.prefix
-        change = f'"{added}" was put before' if added else f'"{removed}" is gone from'
+        change = f'"{added}" was added to the start of' if added else f'"{removed}" is missing from the start of'
         if added and removed:
             change = f'"{removed}" became "{added}" in'
         yield _error(f"{change} every tensor name, compared with {where}")
     for name in difference.missing:
-        yield _error(f"{where} has this tensor; here it is missing", tensor=name)
+        yield _error(f"{where} has this tensor; this checkpoint does not", tensor=name)
     for name in difference.unexpected:
         yield _error(f"{where} does not have this tensor", tensor=name)
     for name, shape, now in difference.reshaped:
@@ -218,8 +228,10 @@ def _differences(difference: SchemaDifference, where: str) -> Iterator[Finding]:
 
 
 def _optimizer(evidence: Evidence, reference: Manifest, where: str) -> Iterator[Finding]:
-    """Optimizer state may appear after the first step, but never vanish or change its shape. Of partitions only the
-    kinds of state count (``exp_avg``), because ranks cut them anew."""
+    """Report optimizer state that vanished or changed its shape. It may appear after the first step.
+
+    Of partitions only the kinds of state count (``exp_avg``), because another number of ranks splits them differently.
+    """
     expected, found = _of_manifest(reference, "optimizer"), _of_scan(evidence, "optimizer")
     if not expected or not evidence.is_whole():
         return
@@ -228,7 +240,7 @@ def _optimizer(evidence: Evidence, reference: Manifest, where: str) -> Iterator[
     lost = sorted(set(before) - now) if not precedes(evidence, reference) else []
     if lost:
         first = before[lost[0]]
-        message = f"{len(lost)} optimizer tensors that {where} has are gone"
+        message = f"{len(lost)} optimizer tensors of {where} are missing"
         yield _error(message, first.file if reference is evidence.sealed else None, first.name, len(lost))
     whole = [t for t in found if not t.partitioned]
     reshaped = compare_schemas(_schema(t for t in expected if not t.partitioned), _schema(whole)).reshaped

@@ -1,6 +1,6 @@
-"""Did training change anything since the step before, or did it only count on?
+"""Check that training changed something since the step before.
 
-DeepSpeed skips every update on overflow, keeps counting and keeps saving: such checkpoints are whole, finite and stale.
+DeepSpeed skips every update on overflow, but keeps counting and saving. Such checkpoints are whole, finite and stale.
 """
 
 from __future__ import annotations
@@ -14,20 +14,22 @@ from ckptguard.checks.evidence import Evidence
 from ckptguard.formats.dtypes import DTYPES
 from ckptguard.values.verdict import Finding, Severity
 
-# What a forward pass alone changes: it says nothing about updates.
+# Changed by a forward pass alone, so it says nothing about updates.
 STATISTICS = re.compile(r"(?:.*[._])?(?:running_(?:mean|var|std)|num_batches_tracked|amax_history)")
 _SETTINGS = re.compile(r"(?:.*\.)?(?:step|lr)|(?:.*\.)?param_groups\..*")  # of an optimizer; no moments
 _MASTERS = re.compile(r"(?:.*\.)?(?:single_partition_of_)?fp32(?:_flat)?_groups\b.*|(?:.*\.)?fp32_from_fp16.*")
 
 
 def check_stale(evidence: Evidence) -> Iterator[Finding]:
-    """A notice where no moment and no weight changed since the previous step of the series; a sickness where something
-    says why, or where it is so for the second time in a row. Weights alone may rest for good reasons (a learning rate
-    of 0 in warm-up, a frozen module), moments do not: only with moments does the second time count. A loss scale that
-    fell to nothing is an error: no update will ever go through again."""
+    """Report that no moment and no weight changed since the previous step: a notice, or a sickness if there is a
+    reason.
+
+    A second time in a row is a reason, but only with moments. Weights alone may rest for good reasons, such as a
+    learning rate of 0 in warm-up or a frozen module. A loss scale of 0 is an error: no update will ever be made again.
+    """
     for file, name, value, _ in _dynamic_scales(evidence):
         if value <= 0:
-            message = f"the loss scale is {value:g}: no update can go through any more"
+            message = f"the loss scale is {value:g}: no update can be made any longer"
             yield Finding("stale", Severity.ERROR, message, file, name)
     before = evidence.previous
     if before is None or not _unchanged(evidence):
@@ -37,12 +39,12 @@ def check_stale(evidence: Evidence) -> Iterator[Finding]:
     message = f"{what} changed since {before.path}{before.id.nth_save}"
     reasons = list(_reasons(evidence))
     if moments and evidence.previous_facts is not None and evidence.previous_facts.stale:
-        reasons.append("it is so for the second time in a row")
+        reasons.append("this is the second time in a row")
     yield Finding("stale", Severity.SICKNESS if reasons else Severity.NOTICE, "; ".join((message, *reasons)))
 
 
 def is_stale(evidence: Evidence) -> bool:
-    """True if weights and moments are those of the step before; never so without moments."""
+    """True if weights and moments are those of the step before. Never true without moments."""
     return moments_present(evidence) and _unchanged(evidence)
 
 
@@ -52,19 +54,21 @@ def moments_present(evidence: Evidence) -> bool:
 
 
 def is_moment(role: str, name: str, dtype: str) -> bool:
-    """True if a tensor changes with every update, however small: no weight, and no counter or setting."""
+    """True if a tensor changes with every update, however small: no weight, counter or setting."""
     return role == "optimizer" and _is_compared(role, name, dtype) and not _MASTERS.fullmatch(name)
 
 
 def skipped_steps(evidence: Evidence) -> int | None:
-    """How many updates DeepSpeed says that it left out so far."""
+    """Return how many updates DeepSpeed has skipped so far."""
     found = (leaf.value for leaf in evidence.leaves() if leaf.name == "skipped_steps")
     return max((n for n in found if type(n) is int and n >= 0), default=None)
 
 
 def _unchanged(evidence: Evidence) -> bool:
-    """True if every tensor that updates change is bit for bit in the previous checkpoint too, and none is new. Files do
-    not matter, only names: their names state steps, and shards may be cut anew."""
+    """True if every tensor that updates change has the same bytes in the previous checkpoint, and none is new.
+
+    Only names count, not files: file names state steps, and shards may be split differently.
+    """
     before = Counter(
         (t.role, t.name, f.spans[t.span].blake3)
         for f in (evidence.previous.files if evidence.previous is not None else ())
@@ -90,7 +94,7 @@ def _is_compared(role: str, name: str, dtype: str) -> bool:
 
 
 def _reasons(evidence: Evidence) -> Iterator[str]:
-    """What says that updates were left out because something is wrong."""
+    """Yield the signs that updates were skipped because something is wrong."""
     skipped = skipped_steps(evidence)
     known = evidence.previous_facts.skipped_steps if evidence.previous_facts is not None else None
     if skipped is not None and known is not None and skipped > known:
@@ -101,12 +105,12 @@ def _reasons(evidence: Evidence) -> Iterator[str]:
         yield f"the loss scale is at its floor ({float(scale):g})"
     for leaf in evidence.leaves():
         if leaf.name == "log_history.-1.grad_norm" and not math.isfinite(leaf.value):
-            yield f"the gradient norm logged last is {leaf.value}"
+            yield f"the last logged gradient norm is {leaf.value}"
             return
 
 
 def _dynamic_scales(evidence: Evidence) -> Iterator[tuple[str, str, float, float]]:
-    """(file, name, scale, floor) of loss scales that adapt. A static one (bf16 trains with 1) has no floor."""
+    """Yield (file, name, scale, floor) of loss scales that adapt. A static one (bf16 trains with 1) has no floor."""
     for file in evidence.scan.files:
         values = {leaf.name: leaf.value for leaf in file.structure.leaves}
         for name, value in values.items():

@@ -1,4 +1,4 @@
-"""Is every file whole and readable as its format, and a regular file?"""
+"""Check that every file is whole, readable in its format, and regular."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from ckptguard.values.verdict import Finding, Severity
 
 
 def check_structure(evidence: Evidence) -> Iterator[Finding]:
-    """An error for each structural problem, a sickness for each doubt; a warning for what is no regular file and holds
-    no tensors."""
+    """Report each structural problem as an error and each doubt as a sickness. A file that is not regular and holds no
+    tensors is a warning."""
     for file in evidence.scan.files:
         for p in file.structure.problems:
             where = (file.entry.key, p.tensor)
@@ -25,7 +25,7 @@ def check_structure(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _texts_alone(evidence: Evidence) -> Iterator[Finding]:
-    """Under a name that promises tensors, a text is a plain file only beside files that hold some."""
+    """Report a text under a tensor file's name, unless files with tensors are beside it."""
     if any(file.structure.spans for file in evidence.scan.files):
         return
     for file in evidence.scan.files:

@@ -127,7 +127,7 @@ def _groups(rows: Sequence[Sequence[str]], width: int | None) -> list[list[tuple
 
 
 def _shared_out(natural: Sequence[int], least: Sequence[int], room: int) -> list[int]:
-    """What each column gets of the room: the widest ones give way first, and none below its least."""
+    """Return the width of each column. The widest ones shrink first, and none below its least."""
     for level in range(max(natural), 0, -1):
         widths = [max(low, min(n, level)) for low, n in zip(least, natural, strict=True)]
         if _total(widths) <= room:

@@ -1,1 +1,1 @@
-"""Everything that ckptguard decides, as pure functions: what is known-good, what stays, when and how far to go back."""
+"""Every decision of ckptguard as a pure function: what is known-good, what stays, when and how far to roll back."""

@@ -1,19 +1,18 @@
-"""From a run's own signals to a diagnosis. Pure: same signals, same answer.
+"""Diagnose a run from its own signals. Pure: the same signals give the same diagnosis.
 
-Signs of sickness, the most honest first:
+Signs of sickness, the most reliable first:
 - Weights or a gradient norm that are not finite: act at once.
-- With a loss scaler, several skipped updates in a row, or a scale that fell to its floor. One skipped update is how a
-  scaler works, and a new scaler skips until it has found its scale.
-- A NaN loss beside finite gradients and weights, such as of a batch whose labels are all masked: count, and act after
-  several in a row.
-- A row of finite losses or norms far above what was normal: only if asked for.
+- With a loss scaler: several skipped updates in a row, or a scale that fell to its floor. A single skipped update is
+  normal, and a new scaler skips updates until it has found its scale.
+- A NaN loss beside finite gradients and weights, such as a batch whose labels are all masked: act after several in a
+  row.
+- Several finite losses or norms in a row far above normal: only if the policy asks for it.
 
-What is normal is a running median and its spread over a window: a mean and a standard deviation follow the very
-outliers that are looked for. A value that is called a spike is not remembered as normal, so a plateau after a jump
-stays a row of spikes.
+Normal is a running median and its spread over a window. A mean and a standard deviation would follow the outliers.
+A spike never enters the window, so a plateau after a jump stays a row of spikes.
 
-A finite loss and gradient norm do not prove that the update left finite weights. They do show that the weights going in
-were finite.
+A finite loss and gradient norm do not prove that the update left finite weights. They prove only that the weights
+before the update were finite.
 """
 
 from __future__ import annotations
@@ -27,13 +26,13 @@ import msgspec
 
 from ckptguard.errors import SettingsError
 
-_SEARCHING = 4  # so many times as many skips are tolerated until a loss scaler has made its first update
+_SEARCHING = 4  # a new loss scaler may skip this many times the limit before its first update
 _FINITE = math.isfinite
 _SIGMA_PER_MAD = 1.4826  # of a normal distribution
-_RENEWALS = 8  # the median is computed anew this often in a window: between two it hardly moves
+_RENEWALS = 8  # the median is recomputed this often per window, because it changes slowly
 _LONGEST_ERROR = 10_000
-# Exceptions that say, in other people's words, that training is sick.
-# Only sentences that can mean nothing else: whatever is not recognised stays the caller's own exception.
+# Exceptions of other libraries that report a sick training.
+# Only unambiguous sentences: any other exception stays the caller's own.
 _CAUSES = (
     # DeepSpeed's dynamic loss scaler; the update before it was skipped too.
     ("loss_scale", re.compile(r"current loss scale already at minimum", re.IGNORECASE)),
@@ -41,7 +40,7 @@ _CAUSES = (
     ("grad_norm", re.compile(r"the total norm of order .{1,40} is non-finite", re.IGNORECASE | re.DOTALL)),
     # torch.autograd.detect_anomaly
     ("grad_norm", re.compile(r"function '\w+' returned nan values in its \d+th output", re.IGNORECASE)),
-    # torch.multinomial, met by generation and by sampling losses
+    # torch.multinomial, called by generation and by sampling losses
     ("weights", re.compile(r"probability tensor contains either `?inf`?, `?nan`? or element < 0", re.IGNORECASE)),
     # torch.distributions: logits of NaN
     ("weights", re.compile(r"but found invalid values:.{0,200}\bnan\b", re.IGNORECASE | re.DOTALL)),
@@ -50,8 +49,9 @@ _CAUSES = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Spikes:
-    """What counts as a spike: both `sigma` robust deviations above the median of the last `window` values, and `factor`
-    times as far from zero as it. `in_a_row` of them are a sickness; the first `warm_up` values are only remembered."""
+    """The limits above which a value is a spike. A spike exceeds both of them: `sigma` robust deviations above the
+    median of the last `window` values, and `factor` times the median. `in_a_row` spikes are a sickness. The first
+    `warm_up` values are only recorded."""
 
     window: int = 128
     warm_up: int = 128
@@ -67,7 +67,7 @@ class Spikes:
 
 
 class Baseline(msgspec.Struct, frozen=True, kw_only=True):
-    """What is normal for one number. `spikes`: how many in a row there were up to now."""
+    """What is normal for one number. `spikes` counts the latest spikes in a row."""
 
     recent: tuple[float, ...] = ()
     seen: int = 0
@@ -76,7 +76,7 @@ class Baseline(msgspec.Struct, frozen=True, kw_only=True):
     spikes: int = 0
 
     def after(self, value: float, limits: Spikes) -> Baseline:
-        """Take in one finite value."""
+        """Return the baseline after one finite value."""
         if self._is_spike(value, limits):
             return msgspec.structs.replace(self, spikes=self.spikes + 1)
         recent = (*self.recent[-limits.window + 1 :], value)
@@ -99,7 +99,7 @@ _NOTHING_YET = Baseline()
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limits:
-    """How much is tolerated in a row before training counts as sick. `spikes`: None, finite numbers are all fine."""
+    """How many bad signals in a row are tolerated. With `spikes` None, every finite number is normal."""
 
     nan_losses: int = 5
     scale_skips: int = 5
@@ -108,9 +108,12 @@ class Limits:
 
 
 class Signal(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known about one update. `scale` is the loss scale after it (None: no scaler), `skipped` whether the
-    optimizer left it out (None: to be told from the scale), `error` the text of an exception that it raised. `looked`:
-    weights and buffers were read after it; `bad_tensor` then names the first one that is not finite."""
+    """What is known about one update. `scale` is the loss scale after it, or None without a scaler.
+
+    `skipped`: whether the optimizer skipped the update; None if only the scale can show it. `error` is the text of an
+    exception that the update raised. `looked`: weights and buffers were read after the update. Then `bad_tensor` names
+    the first tensor that is not finite.
+    """
 
     step: int
     loss: float | None = None
@@ -124,10 +127,11 @@ class Signal(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Diagnosis:
-    """Healthy (`cause` is None), or sick since `onset_step`: no state after an update before it is under suspicion.
-    What may have done the harm are the updates from `onset_step` to `suspect_through` (None: to `step`). The losses may
-    not show the harm, and only a look at the tensors find it. Then the onset is at `onset_through` at the latest
-    (None: it is `onset_step`)."""
+    """Healthy if `cause` is None, otherwise sick since `onset_step`. States before that update are not suspect.
+
+    The updates from `onset_step` to `suspect_through` may have done the harm (None: to `step`). If only reading the
+    tensors found the harm, its onset is a range that ends at `onset_through` (None: it is exactly `onset_step`).
+    """
 
     step: int
     cause: str | None = None
@@ -139,25 +143,26 @@ class Diagnosis:
 
     @property
     def sick(self) -> bool:
-        """True if training should go back."""
+        """True if training should roll back."""
         return self.cause is not None
 
     @property
     def surely_by(self) -> int:
-        """The update by which the harm was done at the latest."""
+        """The last update that can be the onset."""
         last = self.onset_through if self.onset_through is not None else self.onset_step
         return last if last is not None else self.step
 
 
 class Health(msgspec.Struct, frozen=True, kw_only=True):
-    """What is remembered between signals. `healthy_through`: after this update no loss or look showed harm, and
-    `looked_through`: a look found all weights, buffers and moments finite, also those that no loss depends on.
+    """The memory between signals.
 
-    `skips` updates were skipped in a row and `skips_in_all` at all; `nan_losses` losses in a row were not finite,
-    since update `nan_since`. `highest_scale` tells a scale that fell to its floor from one that is set there.
+    No loss showed harm through update `healthy_through`. A read found all tensors finite after update `looked_through`,
+    including those that no loss depends on. `skips` counts the latest skipped updates in a row, `skips_in_all` all of
+    them. The latest `nan_losses` losses were not finite, since update `nan_since`. `highest_scale` distinguishes a
+    scale that fell to its floor from one that started there.
 
-    Gradients may be accumulated: `norm_through` is the last update with a finite gradient norm (None: none was told),
-    and `nan_unsettled` the first one since then with a loss that was not finite, unless a later look was clean.
+    Gradients may be accumulated. `norm_through` is the last update with a finite gradient norm (None: no norm was
+    reported). `nan_unsettled` is the first later update with a loss that was not finite, unless a later read was clean.
     """
 
     healthy_through: int = 0
@@ -175,7 +180,7 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
     norms: Baseline = _NOTHING_YET
 
     def restarted(self, step: int) -> Health:
-        """After a good state was loaded, that after update `step`: only what is normal is remembered."""
+        """Return the memory after a good state of update `step` was loaded. Only the baselines are kept."""
         return Health(
             healthy_through=step,
             looked_through=step,
@@ -186,7 +191,7 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def after(self, signal: Signal, limits: Limits) -> tuple[Health, Diagnosis]:
-        """Take in one signal."""
+        """Return the memory after one signal, and the diagnosis."""
         loss, norm, scale = signal.loss, signal.grad_norm, signal.scale
         skipped = self._was_skipped(signal)
         told_of_skips = scale is not None or signal.skipped is not None or skipped
@@ -213,7 +218,7 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
         healthy_through = self.healthy_through
         if clean:
             healthy_through = max(healthy_through, signal.step)
-        elif loss and _FINITE(loss):  # it was computed from the weights as they were before this update
+        elif loss and _FINITE(loss):  # this loss was computed from the weights before this update
             healthy_through = max(healthy_through, signal.step - 1)
         now = Health(
             healthy_through=healthy_through,
@@ -250,7 +255,7 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
         return fell or (signal.grad_norm is not None and not _FINITE(signal.grad_norm))
 
     def _judge(self, signal: Signal, limits: Limits, *, skipped: bool) -> tuple[str | None, str, int]:
-        """(cause, reason, how many updates in a row say so)."""
+        """Return the cause, the reason, and how many updates in a row show it."""
         norm, scale = signal.grad_norm, signal.scale
         if signal.bad_tensor is not None:
             return "weights", f"{signal.bad_tensor} is not finite after step {signal.step}", 0
@@ -277,21 +282,21 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
             for name, value, baseline in (("gradient norm", norm, self.norms), ("loss", signal.loss, self.losses)):
                 if value is not None and baseline.spikes >= limits.spikes.in_a_row:
                     far = f"{baseline.spikes} times in a row (last {value:g}, median {baseline.median:g})"
-                    # The weights that a loss was computed from came out of the update before it.
+                    # The previous update made the weights that this loss was computed from.
                     return "spike", f"the {name} was far above normal {far}", baseline.spikes + (name == "loss")
         return None, "", 0
 
     def _diagnosis(self, signal: Signal, cause: str, reason: str, in_a_row: int) -> Diagnosis:
         onset = signal.step - in_a_row + 1 if in_a_row else min(self.healthy_through + 1, signal.step)
         onset_through = None
-        # What was not finite may have been waiting in accumulated gradients, which no look and no other loss sees.
+        # Accumulated gradients may have held NaN since then, which neither a read nor another loss shows.
         waited = self.nan_unsettled if self.nan_unsettled is not None else signal.step
         if signal.bad_tensor is not None and self.nan_since is None and not _shows_harm(signal):
-            # A finite loss tells nothing of what it does not depend on: only the last look does.
+            # A finite loss shows nothing about tensors that it does not depend on: only the last read does.
             first = min(self.looked_through + 1, waited, onset)
             if first < onset:
                 onset, onset_through = first, onset
-                reason = f"{reason}, and everything was after step {first - 1}"
+                reason = f"{reason}, and every tensor was finite after step {first - 1}"
         elif cause == "grad_norm" and waited < onset:
             onset = waited
             reason = f"{reason}, and the loss was not finite at step {waited}"
@@ -309,7 +314,7 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
             "looked_through": self.looked_through if unsure else None,
             "norm_through": self.norm_through if cause == "grad_norm" and unsure else None,
         }
-        # Weights that were found poisoned after a row of NaN losses were so when the row began.
+        # If weights are not finite after a row of NaN losses, they already were when the row began.
         through = self.nan_since if cause == "weights" else None
         return Diagnosis(
             step=signal.step,
@@ -323,7 +328,7 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def overdue(step: int, last_saved: int | None, *, save_every: int, most: int) -> str | None:
-    """What is wrong if more than `most` saves in a row came to nothing; None if that is not so."""
+    """Return a sentence if more than `most` saves in a row are missing, else None."""
     since = last_saved or 0
     if step - since <= most * save_every:
         return None
@@ -333,17 +338,17 @@ def overdue(step: int, last_saved: int | None, *, save_every: int, most: int) ->
 def _shows_harm(signal: Signal) -> bool:
     """True if healthy weights cannot give this loss."""
     loss, norm = signal.loss, signal.grad_norm
-    # The Hugging Face Trainer shows a loss of exactly 0 where it was NaN: a forward pass that overflowed, which
-    # poisons running statistics although the scaler skips the update.
+    # The Hugging Face Trainer reports a NaN loss as exactly 0. Its forward pass overflowed, which poisons running
+    # statistics even if the scaler skips the update.
     hidden = loss == 0.0 and norm is not None and not _FINITE(norm)
     return loss is not None and (hidden or not _FINITE(loss))
 
 
 def cause_of_error(text: str) -> str | None:
-    """Which sickness an exception's text reports; None if it reports none."""
+    """Return the sickness that an exception's text reports, or None."""
     return next((cause for cause, pattern in _CAUSES if pattern.search(text[:_LONGEST_ERROR])), None)
 
 
 def _middle(values: Sequence[float]) -> float:
-    """The upper median; a tenth of the time of `statistics.median`, which training would wait for."""
+    """Return the upper median, ten times faster than `statistics.median`: training waits for it."""
     return sorted(values)[len(values) // 2]

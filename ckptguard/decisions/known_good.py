@@ -1,7 +1,7 @@
-"""From the ledger's names alone to the known-good checkpoint of a series. Pure.
+"""Find the known-good checkpoint of a series from the ledger's names alone. Pure.
 
-The rules: of one generation the verdict with the highest number counts, and the worst of those that share a number.
-Known-good is the highest step whose sealed bytes are GOOD, latest generation first. Order never comes from a clock.
+For one generation the verdict with the highest number counts. Of verdicts with the same number the worst counts.
+Known-good is the highest step whose sealed bytes are GOOD, latest generation first. No clock decides the order.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _NAME = re.compile(
 
 
 class Standing(msgspec.Struct, frozen=True, kw_only=True):
-    """Where one generation stands: its current outcome and the number of the verdict that says so."""
+    """The current outcome of one generation, and the number of the verdict that gives it."""
 
     id: CheckpointId
     number: int
@@ -28,12 +28,12 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def verdict_name(standing: Standing) -> str:
-    """The ledger name of a verdict; it alone tells id, order and outcome."""
+    """Return the ledger name of a verdict. It contains the id, the order and the outcome."""
     return f"{standing.id.record_name}.{standing.number:04d}.{standing.outcome.value}.json"
 
 
 def parse_verdict_name(series: str, name: str) -> Standing | None:
-    """What a ledger name of a series says; None for a name that is no ledger entry's."""
+    """Parse a ledger name of a series; None if it is not a ledger entry."""
     match = _NAME.fullmatch(name)
     parsed = parse_id(series, match["id"]) if match else None
     if match is None or parsed is None:
@@ -42,7 +42,7 @@ def parse_verdict_name(series: str, name: str) -> Standing | None:
 
 
 def standings(series: str, names: Iterable[str]) -> dict[CheckpointId, Standing]:
-    """The current standing of every generation among a series' ledger names."""
+    """Return the current standing of every generation that a series' ledger names mention."""
     current: dict[CheckpointId, Standing] = {}
     for name in names:
         entry = parse_verdict_name(series, name)
@@ -52,7 +52,7 @@ def standings(series: str, names: Iterable[str]) -> dict[CheckpointId, Standing]
 
 
 def weightier(one: Standing | None, other: Standing) -> Standing:
-    """Of two verdicts on one generation the one that counts: the later one, the worse one of those that are equal."""
+    """Return the verdict that counts for one generation: the later one, or the worse of two with one number."""
     if one is None or one.number < other.number:
         return other
     if one.number > other.number:
@@ -61,7 +61,7 @@ def weightier(one: Standing | None, other: Standing) -> Standing:
 
 
 def by_generation(series: str, names: Iterable[str]) -> dict[CheckpointId, list[str]]:
-    """A series' ledger names by the generation that they speak of."""
+    """Group a series' ledger names by generation."""
     found: dict[CheckpointId, list[str]] = {}
     for name in names:
         entry = parse_verdict_name(series, name)
@@ -71,7 +71,7 @@ def by_generation(series: str, names: Iterable[str]) -> dict[CheckpointId, list[
 
 
 def ever_good(series: str, names: Iterable[str]) -> set[CheckpointId]:
-    """Every generation of a series that had a GOOD verdict at some time."""
+    """Return every generation of a series that ever had a GOOD verdict."""
     entries = (parse_verdict_name(series, name) for name in names)
     return {e.id for e in entries if e is not None and e.outcome is Outcome.GOOD}
 
@@ -79,11 +79,12 @@ def ever_good(series: str, names: Iterable[str]) -> set[CheckpointId]:
 def choose_known_good(
     names: Mapping[str, Collection[str]], *, before_step: int | None = None, exclude: Collection[CheckpointId] = ()
 ) -> list[Standing]:
-    """Generations that may be known-good, series by series, newest first, from the ledger names of each. Those were
-    GOOD at some time: a generation whose place was damaged since may be whole in a copy, which only its entry tells.
-    The caller takes the first whose entry says that its sealed bytes are good, and that is present.
-    `before_step` is exclusive, and says nothing of names that do not state one number; ids in `exclude` are left
-    out."""
+    """Return the generations that may be known-good, series by series, newest first.
+
+    Each of them was GOOD at some time. If its files were damaged later, a copy may still be whole, which only its entry
+    says. So the caller takes the first one whose entry says GOOD and whose bytes exist.
+    `before_step` is exclusive, and ignores names without a single number. Ids in `exclude` are left out.
+    """
     chosen: list[Standing] = []
     for series in sorted(names):
         good = ever_good(series, names[series])
@@ -95,7 +96,7 @@ def choose_known_good(
     return chosen
 
 
-# What counts the progress of a training, the finest first: counters inside a checkpoint, then those in its name.
+# Counters of training progress, the finest first: counters inside a checkpoint, then those in its name.
 OPTIMIZER_STEP = "optimizer step"
 COUNTERS = ("global_step", "iter_num", "iteration", "num_updates", "step", OPTIMIZER_STEP, "epoch")
 NUMBER_IN_NAME = "number in its name"
@@ -103,7 +104,8 @@ NAMED = ("step in its name", "epoch in its name", NUMBER_IN_NAME)
 
 
 class Standpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the newest known-good checkpoint of a series stands among those of others: `counters` by kind."""
+    """The newest known-good checkpoint of a series, to compare it with other series. `counters` maps each kind to its
+    value."""
 
     series: str
     counters: Mapping[str, int]
@@ -112,11 +114,10 @@ class Standpoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def choose_series(heads: Sequence[Standpoint]) -> tuple[int, str]:
-    """Which of several series has the newest known-good checkpoint (its place in `heads`), and why it is that one; ""
-    where there is no other.
+    """Return the index of the series with the newest known-good checkpoint, and why; "" if there is only one.
 
-    Those that hold optimizer state go before those that hold weights alone. They are compared by the finest counter
-    that all of them have. Where they have none in common, or it is equal, the one that was sealed last wins.
+    Series with optimizer state come before series with weights alone. The finest counter that all of them have decides.
+    Without a common counter, or if it is equal, the series that was sealed last wins.
     """
     if len(heads) == 1:
         return 0, ""
@@ -125,26 +126,26 @@ def choose_series(heads: Sequence[Standpoint]) -> tuple[int, str]:
     kind = next((k for k in (*COUNTERS, *NAMED) if all(k in heads[n].counters for n in left)), None)
     best = max(left, key=lambda n: (heads[n].counters[kind] if kind else 0, heads[n].sealed_at, heads[n].series))
     if len(left) == 1:
-        return best, "of several series the only one with optimizer state"
+        return best, "the only one of several series with optimizer state"
     value = f"has the highest {kind} ({heads[best].counters[kind]})" if kind else "was sealed last"
     return best, f"of {len(left)} series this one {value}"
 
 
 def finest_counter(counters: Mapping[str, int]) -> str | None:
-    """The finest of some counters inside a checkpoint, in words; None where it holds none."""
+    """Return the finest counter inside a checkpoint as text, or None."""
     return next((f"{kind} {counters[kind]}" for kind in COUNTERS if kind in counters), None)
 
 
 def order_words(step: Step) -> str:
-    """What puts the checkpoints of a series in order, in words."""
+    """Say what orders the checkpoints of a series."""
     if step is None:
         return "the order in which its contents were saved under this name"
     return "the number in its name" if isinstance(step, int) else "the numbers in its name, one after the other"
 
 
 def may_be_newer(series: str, step: Step, known_good: CheckpointId) -> bool:
-    """True if a checkpoint without a verdict may be newer than the known-good one, by names alone. What lies under a
-    fixed name may always be."""
+    """True if a checkpoint without a verdict may be newer than the known-good one, judged by names alone. A fixed name
+    always may be."""
     if series == known_good.series:
         return step is None or numbers_of(step) > numbers_of(known_good.step)
     number = single_number(step)

@@ -1,4 +1,4 @@
-"""Is a supervised command started again after it ended? A decision, from what is known about its end."""
+"""Decide whether a supervised command is restarted after it ended. Pure."""
 
 from __future__ import annotations
 
@@ -9,27 +9,29 @@ import msgspec
 
 from ckptguard.decisions.known_good import COUNTERS, NAMED, OPTIMIZER_STEP
 
-FIRST_MOMENTS = 10.0  # seconds in which a command fails that was never going to work
-GAVE_UP = "gave up"  # how the last action on an incident begins when a guard's own budget is spent
+FIRST_MOMENTS = 10.0  # seconds within which a command fails if it can never work
+GAVE_UP = "gave up"  # the last action on an incident starts with this when a guard's own budget is spent
 _USAGE = frozenset((2, 126, 127))  # wrong usage; cannot be executed; cannot be found
 
 
 class NextAction(enum.Enum):
-    """What follows the end of a command."""
+    """What to do after a command ended."""
 
-    END = "end"  # nothing more to do: its exit code is ours
-    RESTART = "restart"  # go back to known-good, and start it again
-    GO_BACK = "go back"  # go back to known-good, and end: its saves are sick, although it says that all is well
-    SPENT = "spent"  # it would be started again, but the budget is spent
+    END = "end"  # nothing: its exit code is ours
+    RESTART = "restart"  # roll back to known-good, and restart the command
+    GO_BACK = "go back"  # roll back to known-good, and end: the command succeeded, but its saves are sick
+    SPENT = "spent"  # a restart is needed, but the budget is spent
 
 
 class CommandEnd(msgspec.Struct, frozen=True, kw_only=True):
-    """How one start of a command ended. `status` is its exit code, 128 + n after signal n.
+    """How one start of a command ended. `status` is its exit code, or 128 + n after signal n.
 
-    `asked`: we were told to end, and passed it on. `stopped`: we stopped it, because its saves are sick. `sick`: its
-    newest save is sick. `saved` and `good`: whether it saved anything, and anything that is good. `died_before`: its
-    previous start ended by dying too, and `good_since` says whether there was a good save since then. `gave_up`: a
-    guard inside of it went back as often as it may, in vain.
+    - `asked`: we were asked to end, and forwarded the signal.
+    - `stopped`: we stopped the command because its saves were sick.
+    - `sick`: its newest save is sick.
+    - `saved`: it saved something. `good_since`: a good save followed the previous start's end.
+    - `died_before`: the previous start of the command died, too.
+    - `gave_up`: a guard inside the command spent its own rollback budget.
     """
 
     status: int
@@ -45,7 +47,7 @@ class CommandEnd(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def decide(ended: CommandEnd, *, restarts: int, most: int) -> tuple[NextAction, str]:
-    """What follows, and why, in words that follow "the command". `restarts` were made so far, of at most `most`."""
+    """Return the next action, and why, as words that follow "the command". At most `most` restarts are allowed."""
     if ended.asked:
         return NextAction.END, "was asked to end"
     if not ended.stopped and ended.status == 0:
@@ -67,14 +69,17 @@ def decide(ended: CommandEnd, *, restarts: int, most: int) -> tuple[NextAction, 
 
 
 def is_far_before(saved: Mapping[str, int], went_back_to: Mapping[str, int]) -> str | None:
-    """Whether a first save after a restart is of a training that began from scratch: by counters, the kind that tells;
-    None if it is not. Nearer to the beginning than to where it should have gone on from is far. An optimizer that
-    begins anew while an epoch goes on is no new training, so its steps count only where nothing else does."""
+    """Return the counter by which a first save after a restart belongs to a training that began from scratch, else
+    None.
+
+    It did if it is nearer to the beginning than to the step that it should have continued from. Optimizer steps count
+    only if there is no other counter: an optimizer may start anew inside an epoch.
+    """
     kinds = [kind for kind in (*COUNTERS, *NAMED) if kind in saved and kind in went_back_to]
     kind = next((kind for kind in kinds if kind != OPTIMIZER_STEP), next(iter(kinds), None))
     return kind if kind is not None and saved[kind] < went_back_to[kind] >= 2 * saved[kind] else None
 
 
 def describe(status: int) -> str:
-    """How a command ended, in words."""
+    """Say how a command ended."""
     return f"was killed by signal {status - 128}" if status > 128 else f"ended with exit code {status}"

@@ -1,14 +1,14 @@
-"""Which checkpoints stay, and why. Pure: values in, a decision with reasons for each out, in the manner of restic.
+"""Decide which checkpoints stay, and why. Pure: each decision carries its reasons, as in restic.
 
-What holds for every policy:
+Rules of every policy:
 - Only GOOD checkpoints occupy a slot, and the newest `keep_good` of each series stay.
-- Nothing is removed that is older than a checkpoint of its series without a verdict: that one may turn out bad.
-- What is held (pinned, in use, linked to) stays. So does what has no step, for nothing says what is newer than it.
-- BAD, INCOMPLETE and SUSPECT ones stay where they are, unless asked for. They take no good one's slot, they are the
-  evidence of what went wrong, and some can be repaired or cleared.
-- A metric that is absent, NaN or infinite never is the best. A metric that no GOOD checkpoint of a series has is no
-  rule for it. Its name may be mistyped, nothing was evaluated yet, or others of the run's files hold the numbers.
-- A clock that is wrong removes nothing early: see `ages`.
+- Nothing older than a checkpoint without a verdict is removed, because that verdict may be bad.
+- Pinned, used and linked checkpoints stay. So does a checkpoint without a step: nothing says what is newer.
+- BAD, INCOMPLETE and SUSPECT checkpoints stay unless the policy drops them. They occupy no good one's slot, they are
+  evidence, and some can be repaired or cleared.
+- A missing, NaN or infinite metric is never the best. A metric that no GOOD checkpoint of a series has keeps nothing
+  there. Its name may be mistyped, nothing was evaluated yet, or other files hold the numbers.
+- A wrong clock removes nothing early: see `ages`.
 """
 
 from __future__ import annotations
@@ -26,8 +26,11 @@ from ckptguard.values.verdict import Outcome
 
 
 class Present(msgspec.Struct, frozen=True, kw_only=True):
-    """One checkpoint that is in place. `saved` are seconds since 1970 by its writer's clock, `holds` say why it must
-    stay whatever the policy says. `changed`: its files are not those of its verdict, so its outcome is PENDING."""
+    """One checkpoint at its own path.
+
+    `saved` is in seconds since 1970 by the writer's clock. `holds` are reasons to keep it under any policy. `changed`:
+    its files are not those of its verdict, so its outcome is PENDING.
+    """
 
     path: str
     id: CheckpointId
@@ -40,7 +43,7 @@ class Present(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RetentionDecision(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether a checkpoint stays: every reason why, or the one why not."""
+    """Whether a checkpoint stays: every reason to keep it, or the one reason to remove it."""
 
     checkpoint: Present
     keep: bool
@@ -48,7 +51,8 @@ class RetentionDecision(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def decide(checkpoints: Sequence[Present], policy: Policy, *, now: float | None = None) -> list[RetentionDecision]:
-    """A decision for every checkpoint, by series and step. `now` are seconds since 1970 by our own clock."""
+    """Return a decision for every checkpoint, ordered by series and step. `now` is in seconds since 1970 by our
+    clock."""
     by_series: dict[str, list[Present]] = {}
     for checkpoint in checkpoints:
         by_series.setdefault(checkpoint.id.series, []).append(checkpoint)
@@ -56,15 +60,18 @@ def decide(checkpoints: Sequence[Present], policy: Policy, *, now: float | None 
 
 
 def unknown_metrics(checkpoints: Sequence[Present], policy: Policy) -> list[str]:
-    """The metrics of `policy` that no GOOD checkpoint has."""
+    """Return the metrics of `policy` that no GOOD checkpoint has."""
     known = {name for c in checkpoints if c.outcome is Outcome.GOOD for name in c.metrics}
     return [best.metric for best in policy.keep_best if best.metric not in known]
 
 
 def ages(times: Sequence[float | None], now: float | None) -> list[float | None]:
-    """How old checkpoints are for sure, in seconds; `times` are when they were saved, oldest step first. A checkpoint's
-    age ends at the newest time, or at `now` if that is earlier; the greatest gap on the way counts as nothing, for the
-    clock may have jumped. None: its time is not known, or the times from before it on do not rise."""
+    """Return the age of each checkpoint in seconds, and never too much. `times` are their save times, oldest step
+    first.
+
+    An age ends at the newest time, or at `now` if that is earlier. The largest gap in between counts as nothing,
+    because the clock may have jumped. None: the time is unknown, or a later step has an earlier time.
+    """
     known = [(place, time) for place, time in enumerate(times) if time is not None]
     unsure = max((place for (_, time), (place, later) in itertools.pairwise(known) if time > later), default=-1)
     found: list[float | None] = [None] * len(times)
@@ -108,7 +115,7 @@ def _undecided(checkpoint: Present) -> str:
 
 
 def _stays_anyway(checkpoint: Present, policy: Policy, good: Sequence[Present]) -> str | None:
-    """Why no rule is asked at all."""
+    """Return why a checkpoint stays before any rule applies, or None."""
     if checkpoint.id.step is None:
         return "its step is not known"
     if checkpoint.outcome is Outcome.PENDING:
@@ -126,13 +133,13 @@ def _stays_anyway(checkpoint: Present, policy: Policy, good: Sequence[Present]) 
 def _kept_by_rules(
     ordered: Sequence[Present], good: Sequence[Present], policy: Policy, now: float | None
 ) -> Iterator[tuple[Present, str]]:
-    """What each rule keeps of the GOOD ones (newest first), and why."""
+    """Yield each GOOD checkpoint that a rule keeps, and why. `good` is newest first."""
     for checkpoint in good[: policy.keep_good]:
         yield checkpoint, f"one of the newest {policy.keep_good} good ones"
     for checkpoint in good[: policy.keep_last or 0]:
         yield checkpoint, f"one of the last {policy.keep_last}"
     if policy.keep_every is not None:
-        first = {(c.id.number or 0) // policy.keep_every: c for c in good}  # the last one set is the oldest
+        first = {(c.id.number or 0) // policy.keep_every: c for c in good}  # the last one assigned is the oldest
         for checkpoint in first.values():
             yield checkpoint, f"the first of {policy.keep_every} steps"
     if policy.keep_within is not None:
@@ -142,6 +149,6 @@ def _kept_by_rules(
                 yield checkpoint, "its time is not known" if age is None else f"within {span_text(policy.keep_within)}"
     for best in policy.keep_best:
         ranked = [(c.metrics[best.metric], c) for c in good if math.isfinite(c.metrics.get(best.metric, math.nan))]
-        ranked.sort(key=itemgetter(0), reverse=best.way == "max")  # stable, also when reversed: of equals the newer one
+        ranked.sort(key=itemgetter(0), reverse=best.way == "max")  # stable: of equals the newer is first
         for value, checkpoint in ranked[: best.count]:
             yield checkpoint, f"one of the best {best.count} by {best.metric} ({best.way}): {value:g}"

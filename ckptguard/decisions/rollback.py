@@ -1,4 +1,4 @@
-"""What to do about a sickness: how far back, whether to skip batches, when to give up. Pure."""
+"""Decide about a sickness: how far to roll back, whether to skip batches, when to give up. Pure."""
 
 from __future__ import annotations
 
@@ -14,20 +14,25 @@ GoodBefore = Callable[[int], int | None]  # the newest known-good step before a 
 
 @dataclass(frozen=True, kw_only=True)
 class RollbackPolicy:
-    """When and how training goes back.
+    """When and how training rolls back.
 
-    Numeric causes skip the offending batches, for an exact replay repeats a deterministic overflow; a crash, damage
-    or a request replays. A second incident within `near` save intervals of the last one goes one GOOD checkpoint
-    further back and multiplies the learning rate by `lr_factor`; a third goes two further, and so on. Where harm that
-    no loss showed was found by a look, every batch since the look before it is in question: they are skipped on such
-    a repeat, and at first only what the losses do not vouch for. After `budget` rollbacks of one guard the next
-    incident raises RollbackExhausted.
+    After a numeric cause, training skips the suspect batches: replaying them exactly would repeat a deterministic
+    overflow. After a crash, damage or a request, training replays them. `skip=False` always replays.
 
-    Weights, buffers and optimizer state are read every `check_every` updates, and before every save.
-    `nan_losses` and `scale_skips` are how many in a row count as sick; `spikes=Spikes()` has finite losses and norms
-    far above normal count too. Training goes back at least `margin` updates before the onset, and, with `proven`, to
-    a checkpoint that so many healthy updates have followed, if there is one. A loss scale that collapsed is raised to
-    `reset_scale` (None: left as it was saved). `unsaved` save intervals without a good save are an incident.
+    A second incident within `near` save intervals of the last one rolls back one GOOD checkpoint further. It also
+    multiplies the learning rate by `lr_factor`. A third incident rolls back two further, and so on. After `budget`
+    rollbacks of one guard, the next incident raises RollbackExhausted.
+
+    Weights, buffers and optimizer state are read every `check_every` updates, and before every save. If only such a
+    read finds harm, every update since the last clean read is suspect. The first rollback then skips only the updates
+    that the losses do not clear. A repeat skips all of them.
+
+    - `nan_losses`, `scale_skips`: how many in a row count as sick.
+    - `spikes=Spikes()`: finite losses and norms far above normal count as sick, too.
+    - `margin`: roll back at least this many updates before the onset.
+    - `proven`: prefer a checkpoint that this many healthy updates followed.
+    - `reset_scale`: the loss scale after it collapsed (None: as it was saved).
+    - `unsaved`: this many save intervals without a good save are an incident.
     """
 
     budget: int = 3
@@ -67,7 +72,7 @@ def policy_of(given: RollbackPolicy | None) -> RollbackPolicy:
 
 @dataclass(frozen=True, kw_only=True)
 class PastRollback:
-    """One rollback that was made: when the sickness began, and to which step training went back."""
+    """One past rollback: the onset of its incident, and the step that training went back to."""
 
     onset_step: int
     target_step: int
@@ -75,9 +80,11 @@ class PastRollback:
 
 @dataclass(frozen=True, kw_only=True)
 class RollbackDecision:
-    """What to do. Training goes back to a known-good checkpoint before `before_step`, the newest of those before
-    `prefer_before`, and `further` checkpoints further back than that; `choose_target` picks it. `onset_step`: the
-    update from which on there is suspicion enough to act upon, and with `skip` the first one that is skipped."""
+    """What to do. `choose_target` picks the known-good checkpoint.
+
+    It lies before `before_step`, if possible before `prefer_before`, and `further` checkpoints further back.
+    `onset_step` is the first suspect update, and with `skip` the first skipped one.
+    """
 
     give_up: bool
     onset_step: int
@@ -100,8 +107,11 @@ def decide(
     possibly_since: int | None = None,
     last: int | None = None,
 ) -> RollbackDecision:
-    """The decision about one incident, given the rollbacks that this guard has made so far. `onset_step`: by this
-    update the harm was done; `possibly_since`: maybe by this earlier one; `last`: by this one at the latest."""
+    """Decide about one incident, given the rollbacks that this guard made so far.
+
+    `onset_step` is the last update that can be the onset. `possibly_since` is the first one, if that differs. `last` is
+    the last update whose batch may be harmful.
+    """
     skip = policy.skip and cause not in REPLAYED_CAUSES
     give_up = len(past) >= policy.budget
     asked = cause == "asked"
@@ -137,23 +147,25 @@ def _batches(first: int, last: int | None) -> str:
 
 
 def choose_target(decision: RollbackDecision, good_before: GoodBefore, *, onset_step: int) -> int | None:
-    """The step to go back to; None if there is none before the onset. What the policy only prefers gives way where
-    there is no such checkpoint."""
+    """Return the step to go back to, or None if none is before the onset. Preferences are dropped if nothing meets
+    them."""
     limits = (decision.prefer_before, decision.before_step, onset_step)
     targets = (further_back(good_before, limit, decision.further) for limit in limits)
     return next((target for target in targets if target is not None), None)
 
 
 def before_repeat(good_before: GoodBefore, limit: int, *, last: int | None) -> int:
-    """Before which step to go back to, where training is sick again. Usually before `limit`; but where that leads to
-    `last` again, from where the sickness came back, one checkpoint further, if there is an older one."""
+    """Return the step before which to roll back when training is sick again, usually `limit`.
+
+    If that leads to `last` again, where the sickness came back, go one checkpoint further, if there is an older one.
+    """
     newest, further = (further_back(good_before, limit, count) for count in (0, 1))
     return newest if newest is not None and newest == last and further != newest else limit
 
 
 def further_back(good_before: GoodBefore, limit: int, further: int) -> int | None:
-    """The newest known-good step before a limit, and from there `further` checkpoints further back, as far as there
-    are older ones. None if there is none at all."""
+    """Return the newest known-good step before a limit, then go up to `further` checkpoints further back. None: there
+    is none."""
     target = None
     for _ in range(further + 1):
         step = good_before(limit)
@@ -164,7 +176,7 @@ def further_back(good_before: GoodBefore, limit: int, further: int) -> int | Non
 
 
 def _repeats(past: Sequence[PastRollback], onset_step: int, near: int) -> int:
-    """How many of the last rollbacks were each near the next one."""
+    """Count the latest rollbacks that were each near the next one."""
     count = 0
     for earlier in reversed(past):
         if abs(onset_step - earlier.onset_step) > near:

@@ -1,12 +1,12 @@
-"""The plan of a rollback: what is moved aside, and what each name holds afterwards. Pure.
+"""Plan a rollback: which files move aside, and what each name holds afterwards. Pure.
 
-The law: afterwards every name that the trainer's own resume may read holds known-good content that is not newer than
-the known-good checkpoint; or a name is refused, and nothing may be moved. Such names are fixed names (``last.pt``) and
-pointers (``latest``, links); numbered ones are found by looking, and those that are newer go.
+The law: afterwards every name that the trainer may resume from holds known-good content, not newer than the known-good
+checkpoint. Otherwise the name is refused, and nothing may be moved. Such names are fixed names (``last.pt``) and
+pointers (``latest``, links). A trainer finds numbered checkpoints by searching, so newer ones are moved aside.
 
-All folders of one training are treated alike, and no others are touched. The law by which they are told: a training
-writes a name to one place. So a training has all folders below the largest one in which no name lies in two:
-``weights/last.pt`` and ``epochs/epoch_3.pt`` are of one, ``seed0/last.pt`` and ``seed1/last.pt`` of two.
+All folders of one training are treated alike, and no others are touched. A training writes a name to one place only.
+So its folders are all folders below the largest one in which no name occurs twice. ``weights/last.pt`` and
+``epochs/epoch_3.pt`` belong to one training, ``seed0/last.pt`` and ``seed1/last.pt`` to two.
 """
 
 from __future__ import annotations
@@ -22,8 +22,12 @@ _EPOCHS = ("epoch", "epoch in its name")  # several saves may share one
 
 
 class Content(msgspec.Struct, frozen=True, kw_only=True):
-    """What lies, or lay, under a path. `good`: its bytes are known-good, and present. `shape`: equal where names,
-    shapes, types and roles of all tensors are; None where nobody knows. `saved_at`: in ns, by the storage's clock."""
+    """The content that is, or was, at a path.
+
+    `good`: its bytes are known-good and exist. `shape`: equal if the names, shapes, types and roles of all tensors are
+    equal;
+    None if unknown. `saved_at` is in ns by the storage's clock.
+    """
 
     id: CheckpointId
     path: str
@@ -36,9 +40,11 @@ class Content(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SeriesNow(msgspec.Struct, frozen=True, kw_only=True):
-    """A series of the training that the known-good checkpoint is of: what is `lying` there and what is `good` (in place
-    or kept), the newest first. `fixed`: its one path, if its name is fixed and no other one of it lies there. `last` is
-    its newest sealed content."""
+    """One series of the training that owns the known-good checkpoint.
+
+    `lying` is its content at its paths, `good` its good content in place or kept, both newest first. `fixed` is its
+    only path, if that is a fixed name. `last` is its newest sealed content.
+    """
 
     name: str
     fixed: str | None = None
@@ -49,8 +55,8 @@ class SeriesNow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Pointer(msgspec.Struct, frozen=True, kw_only=True):
-    """A link, or a file that holds a name, and the path that it names. `leads`: a checkpoint is there. `sure`: it is
-    known to be a pointer. `far`: it can name what lies in any folder."""
+    """A link or a file that names a path. `leads`: a checkpoint exists there. `sure`: it certainly is a pointer. `far`:
+    it can name a path in any folder."""
 
     key: str
     names: str
@@ -60,7 +66,7 @@ class Pointer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Given(msgspec.Struct, frozen=True, kw_only=True):
-    """A name, and the content that it holds afterwards, which is put there."""
+    """A path, and the content to put there."""
 
     path: str
     content: Content
@@ -74,8 +80,8 @@ class Pointed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RollbackPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What is moved aside, what is given back, which pointers are written anew; and which names are `refused`, because
-    nothing good is there that they could hold."""
+    """What to move aside, what to put back and which pointers to rewrite. Nothing good exists for the `refused`
+    names."""
 
     moved: tuple[Content, ...] = ()
     given: tuple[Given, ...] = ()
@@ -84,7 +90,8 @@ class RollbackPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def folders_of_training(folder: str, series: Collection[str]) -> frozenset[str]:
-    """All folders of the training that saves into one, by the names of all series; see above."""
+    """Return all folders of the training that saves into `folder`, given the names of all series. See the module's
+    law."""
     around = folder
     found = frozenset((folder,))
     while True:
@@ -98,12 +105,13 @@ def folders_of_training(folder: str, series: Collection[str]) -> frozenset[str]:
 
 
 def is_below(path: str, folder: str) -> bool:
-    """True if something lies in a folder, at any depth."""
+    """True if a path is inside a folder, at any depth."""
     return not folder or path.startswith(folder + "/")
 
 
 def plan_rollback(known_good: Content, every: Sequence[SeriesNow], pointers: Iterable[Pointer] = ()) -> RollbackPlan:
-    """The plan for going back to a known-good checkpoint. `every` series of its training is given, its own too."""
+    """Return the plan for a rollback to a known-good checkpoint. `every` holds all series of its training, its own
+    too."""
     following = next_save(known_good, every)
 
     def too_new(content: Content) -> bool:
@@ -122,7 +130,7 @@ def plan_rollback(known_good: Content, every: Sequence[SeriesNow], pointers: Ite
         if series.fixed is None:
             if target is not None:
                 goes = [c for c in series.lying if _above(c, target) or (c.id.step is None and too_new(c))]
-            else:  # nothing of it is good: whoever looks for its newest must not find what is sick
+            else:  # nothing of it is good: a search for the newest must not find a sick one
                 goes = [
                     c for c in series.lying if too_new(c) or (not c.good and _may_be_resumed(series, c, known_good))
                 ]
@@ -147,7 +155,7 @@ def plan_rollback(known_good: Content, every: Sequence[SeriesNow], pointers: Ite
     unsound = {c.path for c in stays if not c.good or counts_further(c, known_good)}
     pointed = []
     for pointer in pointers:
-        # What was moved aside before may have left a pointer to nothing, if that rollback was cut short.
+        # An interrupted earlier rollback may have left this pointer without its target.
         lost = pointer.sure and not pointer.leads and pointer.names not in back
         wrong = pointer.names in gone or (pointer.names in unsound and pointer.leads)
         target = targets.get(series_of(pointer.names), known_good if wrong else None)
@@ -161,27 +169,30 @@ def plan_rollback(known_good: Content, every: Sequence[SeriesNow], pointers: Ite
 
 
 def next_save(known_good: Content, every: Iterable[SeriesNow]) -> int | None:
-    """When the first save after the known-good one of its series was made, as far as that is known."""
+    """Return when the first save after the known-good one of its series was made, or None if unknown."""
     own = (c for s in every if s.name == known_good.id.series for c in (*s.lying, *s.good))
     return min((c.saved_at for c in own if c.id.order > known_good.id.order and c.saved_at is not None), default=None)
 
 
 def counts_further(content: Content, known_good: Content) -> bool:
-    """True if a content says by itself that training was further than at the known-good one, whatever its name says."""
+    """True if a counter inside the content is higher than the known-good one's, whatever its name says."""
     kind = _common(content, known_good)
     return kind is not None and content.counters[kind] > known_good.counters[kind]
 
 
 def _common(content: Content, known_good: Content) -> str | None:
-    """The finest counter that both have."""
+    """Return the finest counter that both have."""
     return next((k for k in (*COUNTERS, *NAMED) if k in content.counters and k in known_good.counters), None)
 
 
 def is_newer(content: Content, known_good: Content, following: int | None) -> bool:
-    """True if a content was saved after the known-good one. Of another series it is told by the finest counter that
-    both have; where there is none, or only an equal epoch, by the order of saving: a save belongs to whichever is
-    nearer in time, the known-good one or the one that followed it. In another folder what counts higher was saved later
-    too, or it is of an earlier stage."""
+    """True if a content was saved after the known-good one.
+
+    Another series is compared by the finest counter that both have. Without one, or at an equal epoch, save times
+    decide.
+    The save then belongs to the nearer of two: the known-good save or the one after it. In another folder, a higher
+    counter with an earlier save time belongs to an earlier stage of the training.
+    """
     if content.id.series == known_good.id.series:
         return content.id.order > known_good.id.order
     one, other, kind = content.counters, known_good.counters, _common(content, known_good)
@@ -199,8 +210,8 @@ def _saved_before(one: Content, other: Content) -> bool:
 
 
 def _above(content: Content, target: Content) -> bool:
-    """True if something must go where this is gone back to: what was saved later, by its number or, where two names
-    state one, by the order of saving; or what lies where the target belongs."""
+    """True if something must move when its series goes back to the target: a later save, or a file at the target's
+    path."""
     if content.path == target.path:
         return not target.in_place
     return content.id.order > target.id.order
@@ -209,8 +220,8 @@ def _above(content: Content, target: Content) -> bool:
 def _given_to(
     series: SeriesNow, own: Content | None, known_good: Content, targets: Mapping[str, Content]
 ) -> Content | None:
-    """What a fixed name is to hold: good content of its own; where there is none, or only an older one, that of another
-    series of one shape with it, the known-good one first."""
+    """Return what a fixed name gets: its own good content if it is recent enough. Otherwise it gets content of another
+    series with the same shape, the known-good one first."""
     shape = series.last.shape if series.last is not None else None
     others = sorted(targets.values(), key=lambda c: (c is not known_good, c.id.step is None))
     found = next((c for c in others if shape is not None and c.shape == shape), None)
@@ -220,7 +231,7 @@ def _given_to(
 
 
 def _may_be_resumed(series: SeriesNow, lies: Content, known_good: Content) -> bool:
-    """True if a trainer may resume from what a fixed name held: where the known-good holds an optimizer's state, only
-    from what does. Without any, from what was good at some time: a dump of numbers never was."""
+    """True if a trainer may resume from a fixed name. If the known-good checkpoint holds optimizer state, only content
+    with optimizer state counts. Otherwise any content that was ever good counts, which a dump of numbers never was."""
     last = series.last or lies
     return last.has_optimizer or (series.ever_good and not known_good.has_optimizer)

@@ -1,4 +1,4 @@
-"""How results are said: the JSON documents that scripts rely on, and lines for people, for every door.
+"""Forms of a result for all front ends: the JSON documents that scripts rely on, and lines for people.
 
-`docs/reference/json.md` and `http.md` show one example of each; a test compares them key by key.
+`docs/reference/json.md` and `http.md` show one example of each. A test compares them key by key.
 """

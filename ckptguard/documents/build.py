@@ -1,8 +1,7 @@
-"""One walk that turns any result into JSON values, and one table of what documents say otherwise than their types do:
-other keys, another order, values that are made.
+"""One function that turns any result into JSON values, and one table of exceptions: other keys, order or values.
 
-A type without a form has the keys of its fields, in their order. It has all of them, also those that records leave out
-because they have their default. Ids are text, and enums their word.
+A type without a form has the keys of all its fields, in order, also those that records omit as defaults. Ids are text,
+and enums their word.
 """
 
 from __future__ import annotations
@@ -22,13 +21,15 @@ Document = dict[str, Any]
 
 
 def document(command: str | None, /, **parts: object) -> Document:
-    """The start that every document has, then its own keys in the order given."""
+    """Return the keys that every document starts with, then its own in the given order."""
     return {"schema": SCHEMA, "command": command, **{key: plain(value) for key, value in parts.items()}}
 
 
 def fields(value: Any, form: str = "", **instead: object) -> Document:
-    """The keys of one result in the order of its form, else of its fields; `instead` holds values that are not its
-    own. A field that is unset has no key; what is not known is null."""
+    """Return the keys of one result in the order of its form, else of its fields.
+
+    `instead` holds values that replace its own. An unset field has no key; an unknown value is null.
+    """
     found: Document = {}
     kind: Any = type(value)
     for key, get, inner in _readers(kind, form):
@@ -39,7 +40,7 @@ def fields(value: Any, form: str = "", **instead: object) -> Document:
 
 
 def plain(value: object, form: str = "") -> object:
-    """The value as JSON knows it; a number that is not finite is null, because JSON has no word for it."""
+    """Return the value as JSON. A number that is not finite is null, because JSON has no word for it."""
     if value is None or isinstance(value, (str, bool, int)):
         return value
     if isinstance(value, float):
@@ -57,21 +58,23 @@ def plain(value: object, form: str = "") -> object:
 
 @functools.cache
 def _readers(kind: type, name: str) -> tuple[tuple[str, Callable[[Any], object], str], ...]:
-    """Each key of a form, what reads its value, and the form of that value."""
+    """Return each key of a form, the reader of its value, and the form of that value."""
     form = FORMS.get(name or f"{kind.__module__.rpartition('.')[2]}.{kind.__name__}", Form())
     readers = []
     for word in form.keys.replace("*", " ".join(getattr(kind, "__struct_fields__", ()))).split():
         rest, _, inner = word.partition(">")
         key, _, attribute = rest.partition("=")
         if key in ("series", "step") and not attribute and not hasattr(kind, key):
-            attribute = f"id.{key}"  # of what has an id alone
+            attribute = f"id.{key}"  # of types that only have an id
         readers.append((key, form.made.get(key) or operator.attrgetter(attribute or key), inner))
     return tuple(readers)
 
 
 class Form(NamedTuple):
-    """`keys` in their order: ``key``, ``key=attribute``, ``key>form of its value``; ``*`` stands for all fields. `made`
-    has what no attribute says."""
+    """`keys` in their order: ``key``, ``key=attribute``, ``key>form of its value``. ``*`` means all fields.
+
+    `made` has the values that no attribute holds.
+    """
 
     keys: str = "*"
     made: Mapping[str, Callable[[Any], object]] = {}
@@ -100,7 +103,7 @@ def _kept(pruned: Any) -> object:
     return [d for d in pruned.decisions if d.checkpoint.path not in gone]
 
 
-# By module and class; or by a name of its own, where a type has a second form.
+# By module and class; or by a name, if a type has a second form.
 FORMS: dict[str, Form] = {
     # verify, show
     "results.Report": Form("target kind outcome checkpoints"),

@@ -61,8 +61,8 @@ def checked_lines(checked: Checked, *, notices: bool = True) -> Iterator[Line]:
 
 
 def finding_lines(findings: Iterable[Finding], checkpoint: str) -> Iterator[Line]:
-    """A line for all findings that are equal but for where they are and their numbers: how heavy, about what in the
-    checkpoint of this path, what."""
+    """Yield one line for all findings that differ only in their place and their numbers. It says the severity, the
+    check, the places in the checkpoint of this path, and the message."""
     alike: dict[tuple[str, ...], list[Finding]] = {}
     for finding in findings:
         about = "tensor" if finding.tensor else "file" if finding.file else finding.message

@@ -1,6 +1,6 @@
 """File formats: how one file stores tensors. A new format is one file here and one line in the table.
 
-Nothing here imports torch or numpy, and nothing that a file names is ever imported or called.
+Nothing here imports torch or numpy. Nothing that a file names is ever imported or called.
 """
 
 from __future__ import annotations
@@ -38,29 +38,31 @@ FORMATS: tuple[Format, ...] = (
     Format("config_json", names.by_end("config.json", "model_index.json"), "json_files"),
     Format("pointer", names.is_pointer, "text_files", "read_pointer"),
     Format("yaml", names.by_end(".yaml", ".yml"), "text_files", "read_yaml"),
-    # The name promises tensors, but the bytes fit nothing.
+    # The name promises tensors, but the bytes fit no format.
     Format("unrecognised", lambda path, head: names.has_tensor_suffix(path), "opaque"),
     Format("opaque", lambda path, head: True, "opaque"),
 )
 
-# Whether nothing but a digest on record tells that such a file is as it was written.
+# Formats for which only a recorded digest shows that a file is as it was written.
 UNSUMMED = frozenset(row.name for row in FORMATS if row.unsummed)
 
 
 def format_of(path: str, head: bytes) -> Format:
-    """The row for a file of this name and these first bytes; "opaque" for anything that nobody claims."""
+    """Return the row for a file with this name and these first bytes; "opaque" if no format claims it."""
     return next(row for row in FORMATS if row.matches(path, head))
 
 
 def read_structure(reader: Reader, path: str, beside: Beside = lambda name: None) -> Structure:
-    """The structure of one file, whatever its bytes; raises only what the readers raise. `beside(name)` gives the
-    structure of the file of that name in the same folder, None where there is none."""
+    """Return the structure of one file, for any bytes. It raises only the reader's errors.
+
+    `beside(name)` returns the structure of a file in the same folder, or None.
+    """
     head = reader.read(0, min(reader.entry.size, HEAD))
     row = format_of(path, head)
-    # Most commands meet one or two formats: the readers of the others are not loaded.
+    # Most commands meet one or two formats, so the readers of the others are not loaded.
     read = getattr(importlib.import_module(f"ckptguard.formats.{row.module}"), row.read)
     running = gc.isenabled()
-    # What readers build has no cycles to find, but a collector that looks for them takes as long as the reading itself.
+    # Readers build no cycles, and a garbage collection takes as long as the reading itself.
     gc.disable()
     try:
         found: Structure = read(reader, path, beside) if row.explained_beside else read(reader, path)

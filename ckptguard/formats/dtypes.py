@@ -1,6 +1,6 @@
-"""Element types by torch's names: how large, and how a float's bits are read.
+"""Element types by torch's names: their size, and how to read a float's bits.
 
-Only integer arithmetic on bits tells NaN and infinity exactly in every float type. So a float type is described by its
+Only integer arithmetic on bits finds NaN and infinity exactly in every float type. So a float type is described by its
 bit layout, not by a library's type.
 """
 
@@ -15,8 +15,10 @@ FP16_LIMIT = 65504.0  # the largest finite IEEE 754 binary16 number
 
 
 def is_countable(shape: Sequence[object], size: int = 1) -> bool:
-    """True if this is a shape, and loaders can count its elements and their bytes. Zeros do not help: some loaders
-    multiply what stands before them, some what stands behind."""
+    """True if this is a shape, and loaders can count its elements and their bytes. Zeros do not help.
+
+    Some loaders multiply the sizes before a zero, some those after it.
+    """
     sizes = [n for n in shape if type(n) is int and 0 <= n < 2**63]
     return len(sizes) == len(shape) and math.prod(filter(None, sizes)) * size < 2**63
 
@@ -24,9 +26,9 @@ def is_countable(shape: Sequence[object], size: int = 1) -> bool:
 class FloatLayout(msgspec.Struct, frozen=True):
     """How to read one float from its bits.
 
-    Bits without the sign, compared as an integer, order as magnitudes do. Those from `bad` up are not finite, and
-    of those `infinity` is infinite (None: the type has no infinities) and all others are NaN. `negative_zero_is_nan`:
-    the one NaN is the sign bit alone. `signed`: the highest bit is a sign; without one every bit is magnitude.
+    Without the sign, bits order like magnitudes. Values from `bad` up are not finite. Of those, `infinity` is infinite
+    (None: the type has no infinities), and all others are NaN. `negative_zero_is_nan`: the only NaN is the sign bit
+    alone. `signed`: the highest bit is a sign; otherwise every bit is magnitude.
     """
 
     size: int
@@ -40,11 +42,11 @@ class FloatLayout(msgspec.Struct, frozen=True):
 
     @property
     def sign(self) -> int:
-        """The sign bit; 0 where there is none."""
+        """The sign bit; 0 if there is none."""
         return 1 << (8 * self.size - 1) if self.signed else 0
 
     def magnitude(self, bits: int) -> float:
-        """The value of finite bits without sign."""
+        """Return the value of finite bits without sign."""
         if not self.mantissa_bits:
             return math.ldexp(1.0, bits - self.bias)  # a bare power of two; there is no zero
         exponent, mantissa = bits >> self.mantissa_bits, bits & ((1 << self.mantissa_bits) - 1)
@@ -98,10 +100,10 @@ DTYPES: dict[str, Dtype] = {
     **{name: Dtype(name=name, size=size) for name, size in _OTHERS.items()},
 }
 
-# How many elements share one stored byte, where torch's shapes count them one by one.
+# How many elements share one stored byte, if torch's shapes count them individually.
 ELEMENTS_PER_BYTE = {"quint4x2": 2, "quint2x4": 4}
 
-# safetensors' words -> (our name, bits of one element). The sub-byte types are opaque bytes to us.
+# safetensors' words -> (our name, bits of one element). Types below one byte are opaque bytes to us.
 SAFETENSORS_DTYPES: dict[str, tuple[str, int]] = {
     **{f"I{bits}": (f"int{bits}", bits) for bits in (64, 32, 16, 8)},
     **{f"U{bits}": (f"uint{bits}", bits) for bits in (64, 32, 16, 8)},

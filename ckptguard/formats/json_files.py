@@ -17,16 +17,18 @@ MAX_STATE = 256 << 20
 _MAX_CONFIG = 16 << 20
 _MAX_INDEX = 64 << 20
 _MAX_LEAVES = 20_000
-_MAX_FINITE_LEAVES = 10_000  # the rest of the room is for those that are not finite
+_MAX_FINITE_LEAVES = 10_000  # the rest of the limit is for those that are not finite
 _NUMBERS_OF = ("optimizer", "scheduler", "scaler")
 _FLOATS = {"nan": float("nan"), "inf": float("inf"), "-inf": float("-inf")}
-# Settings that people write by hand may have comments, which only their own reader knows.
+# Settings written by hand may have comments, which only their own reader knows.
 _COMMENT = re.compile(r"^[ \t]*(?://|/\*|#)", re.MULTILINE)
 
 
 def read(reader: Reader, path: str) -> Structure:
-    """Whether a configuration is JSON at all: nothing loads when a killed writer left half of one. Duplicate keys and
-    bare NaN are no fault here: Python writes and reads them."""
+    """Check that a configuration is JSON: with half of one from a killed writer, nothing loads.
+
+    Duplicate keys and bare NaN are accepted here, because Python writes and reads them.
+    """
     size = reader.entry.size
     if size > _MAX_CONFIG:
         return Structure(format=NAME)
@@ -42,12 +44,12 @@ def read(reader: Reader, path: str) -> Structure:
         return broken(NAME, "it is nested too deeply")
     except ValueError as error:
         if "\0" in text or not _COMMENT.search(text):
-            return broken(NAME, f"it is no JSON: {str(error)[:200]}")
+            return broken(NAME, f"it is not JSON: {str(error)[:200]}")
     return Structure(format=NAME)
 
 
 def read_index(reader: Reader, path: str) -> Structure:
-    """Which shard holds which tensor; anything else than a map from tensors to plain file names is a problem."""
+    """Return which shard holds which tensor. Anything but a map from tensors to plain file names is a problem."""
     try:
         index = read_object(reader, _MAX_INDEX)
     except JsonProblem as error:
@@ -57,12 +59,12 @@ def read_index(reader: Reader, path: str) -> Structure:
         return broken("hf_index", "the index has no weight_map")
     unsafe = [name for name in weights.values() if not isinstance(name, str) or not is_safe_path(name)]
     if unsafe:
-        return broken("hf_index", f"the index names {printable(str(unsafe[0]))!r}, which is no plain file name")
+        return broken("hf_index", f"the index names {printable(str(unsafe[0]))!r}, which is not a plain file name")
     return Structure(format="hf_index", weight_map=weights)
 
 
 def read_trainer_state(reader: Reader, path: str) -> Structure:
-    """Leaves ``global_step`` and the numbers of the last log entry; the Trainer writes NaN as a bare word."""
+    """Return ``global_step`` and the numbers of the last log entry. The Trainer writes NaN as a bare word."""
     try:
         state = read_object(reader, MAX_STATE, allow_nan=True)
     except JsonProblem as error:
@@ -78,13 +80,13 @@ def read_trainer_state(reader: Reader, path: str) -> Structure:
 
 
 def read_own_state(reader: Reader, path: str) -> Structure:
-    """Leaves: the numbers of optimizer, scheduler and scaler, those that are not finite too."""
+    """Return the numbers of optimizer, scheduler and scaler, also those that are not finite."""
     try:
         state = read_object(reader, MAX_STATE)
     except JsonProblem as error:
         return broken(_OWN, f"it cannot be read: {error}", truncated=error.ends_early)
     if state.get("ckptguard_state") != 1:
-        return broken(_OWN, "it is no state of a format that this version reads")
+        return broken(_OWN, "it is not a state in a format that this version reads")
     leaves: list[Leaf] = []
     problems: tuple[Problem, ...] = ()
     waiting: list[tuple[str, object]] = [(key, state[key]) for key in reversed(_NUMBERS_OF) if key in state]
@@ -94,7 +96,7 @@ def read_own_state(reader: Reader, path: str) -> Structure:
             if len(leaves) < _MAX_LEAVES:
                 leaves.append(Leaf(name, _FLOATS[str(value["$float"])]))
             else:
-                problems = (Problem("more numbers that are not finite than we would list"),)
+                problems = (Problem("more numbers that are not finite than ckptguard lists"),)
         elif isinstance(value, dict):
             waiting += [(f"{name}.{printable(key)}", value[key]) for key in reversed(value)]
         elif isinstance(value, list):

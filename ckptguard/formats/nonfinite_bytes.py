@@ -1,4 +1,4 @@
-"""Is any float in these bytes not finite? Without numpy, for what no span of the file can show to the scan."""
+"""Find a float that is not finite in bytes, without numpy, for floats that no span of the file shows to the scan."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SIZES = {name: dtype.size for name, dtype in DTYPES.items() if dtype.float is no
 
 @functools.cache
 def _byte_marks(dtype: str) -> bytes:
-    """Of each byte, as an element of a one-byte type: whether it is not finite."""
+    """Return for each byte, as an element of a one-byte type, whether it is not finite."""
     layout = DTYPES[dtype].float
     assert layout is not None
     if layout.negative_zero_is_nan:
@@ -29,7 +29,7 @@ def _byte_marks(dtype: str) -> bytes:
 
 
 def bad_number(raw: bytes | bytearray, dtype: str, byte_order: str) -> float | None:
-    """One element that is not finite, if there is one; `raw` holds whole elements of a dtype of `SIZES`."""
+    """Return one element that is not finite, or None. `raw` holds whole elements of a dtype of `SIZES`."""
     if SIZES[dtype] == 1:
         return math.nan if b"\1" in raw.translate(_byte_marks(dtype)) else None
     if dtype in ("float16", "bfloat16", "complex32"):

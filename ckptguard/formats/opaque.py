@@ -1,4 +1,4 @@
-"""Files that we do not look into: any other file, and files whose name promises tensors but whose bytes fit nothing."""
+"""Files that ckptguard does not look into: all others, and files named like tensors whose bytes fit no format."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from ckptguard.storage.protocol import Reader
 
 NAME = "opaque"
 _LONGEST_TEXT = 1 << 20
-# Text that stands for something else: a part of a pickle of protocol 0, the first bytes of an archive, and what a
-# download or a checkout leaves where it failed.
+# Text that replaces something else: a part of a pickle of protocol 0, an archive's first bytes, or what a failed
+# download or checkout leaves.
 _STANDS_FOR_OTHERS = re.compile(rb"\(|c[\w.]+\n|PK?\Z|\s*<|version https://git-lfs")
 _TAIL = 1024
 _END_OF_ARCHIVE = b"PK\x05\x06"
 
 
 def read(reader: Reader, path: str) -> Structure:
-    """Nothing, but for a file whose name promises tensors: that no other format has claimed it is a problem."""
+    """Return nothing, or a problem if the name promises tensors, because no other format has claimed the file."""
     size = reader.entry.size
     if not has_tensor_suffix(path):
         return Structure(format=NAME)
@@ -29,10 +29,10 @@ def read(reader: Reader, path: str) -> Structure:
     foreign = may_be_foreign(path) and any(head)
     if not foreign and not promises_state(path) and _is_plain_text(reader, size):
         return Structure(format="unrecognised", metadata={"unrecognised": message})
-    # Where an archive's directory stands at the end, its first bytes are damaged.
+    # If an archive's directory is at the end, its first bytes are damaged.
     if foreign and _END_OF_ARCHIVE not in reader.read(max(0, size - _TAIL), min(size, _TAIL)):
         return Structure(format=NAME, metadata={"unrecognised": message})
-    # A writer that sets the full length first leaves zeros where its first bytes will stand.
+    # A writer that sets the full length first leaves zeros in place of its first bytes.
     return broken("unrecognised", message, truncated=not any(head) or size < 4)
 
 
@@ -47,7 +47,7 @@ def _is_plain_text(reader: Reader, size: int) -> bool:
         return False
     if not all(line.isprintable() for line in lines) or _STANDS_FOR_OTHERS.match(raw) is not None:
         return False
-    from ckptguard.formats.pickle.constants import PickleProblem  # only such texts are worth loading it
+    from ckptguard.formats.pickle.constants import PickleProblem  # loaded only for such texts
     from ckptguard.formats.pickle.machine import read_pickle
 
     try:

@@ -16,14 +16,14 @@ MAX_DIMENSIONS = 64
 
 
 def read(reader: Source, path: str) -> Structure:
-    """The structure of a safetensors file; whatever is wrong with it is among the problems."""
+    """Return the structure of a safetensors file. Everything wrong with it is in the problems."""
     size = reader.entry.size
     if size < 8:
         return broken(NAME, "the file ends before the length of its header", truncated=True)
     length = int.from_bytes(reader.read(0, 8), "little")
     if not 2 <= length <= LARGEST_SAFETENSORS_HEADER:
-        # A zeroed start is what a writer leaves that sets the full length first.
-        return broken(NAME, f"the header's length of {length} bytes cannot be", truncated=length == 0)
+        # A writer that sets the full length first leaves zeros at the start.
+        return broken(NAME, f"the header's length of {length} bytes is impossible", truncated=length == 0)
     if 8 + length > size:
         return broken(NAME, f"the header should be {length} bytes, but the file has {size}", truncated=True)
     text = reader.read(8, length)
@@ -67,7 +67,7 @@ def _from_header(header: dict[str, object], start: int, size: int) -> Structure:
 
 
 def _place(described: object) -> tuple[int, int, str, tuple[int, ...]] | str:
-    """(begin, end, dtype, shape) of one header entry, or what is wrong with it."""
+    """Return (begin, end, dtype, shape) of one header entry, or what is wrong with it."""
     if not isinstance(described, dict) or set(described) != {"dtype", "shape", "data_offsets"}:
         return "it needs dtype, shape and data_offsets, and nothing else"
     word, shape, offsets = described["dtype"], described["shape"], described["data_offsets"]
@@ -79,7 +79,7 @@ def _place(described: object) -> tuple[int, int, str, tuple[int, ...]] | str:
         return "its data_offsets are not a range"
     dtype, bits = SAFETENSORS_DTYPES[word]
     if not is_countable(shape, bits):
-        return "its shape is more than a size can be"
+        return "its shape is larger than any size can be"
     total = math.prod(shape) * bits
     if total % 8 or total // 8 != offsets[1] - offsets[0]:
         return f"its shape needs {total // 8} bytes, its data_offsets give {offsets[1] - offsets[0]}"

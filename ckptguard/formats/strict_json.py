@@ -1,4 +1,4 @@
-"""JSON from files, parsed strictly: what two parsers could read differently is an error here."""
+"""Strict parsing of JSON from files: what two parsers could read differently is an error."""
 
 from __future__ import annotations
 
@@ -14,18 +14,20 @@ class JsonProblem(ReadProblem):
 
 
 def parse_object(text: bytes, *, allow_nan: bool = False) -> dict[str, object]:
-    """The JSON object in `text`; JsonProblem for anything else, for duplicate keys and for invalid Unicode. `allow_nan`
-    accepts the bare words NaN and Infinity, which Python's own writer produces."""
+    """Return the JSON object in `text`. JsonProblem for anything else, for duplicate keys and for invalid Unicode.
+
+    `allow_nan` accepts the bare words NaN and Infinity, which Python's own writer produces.
+    """
     try:
         decoded = text.decode("utf-8")
     except UnicodeDecodeError as error:
         raise JsonProblem("it is not UTF-8") from error
     try:
-        integers = _integer if "-0" in decoded else None  # only then, because a hook of our own takes time
+        integers = _integer if "-0" in decoded else None  # only then, because our own hook takes time
         value = json.loads(
             decoded, object_pairs_hook=_unique, parse_constant=None if allow_nan else _refuse, parse_int=integers
         )
-        if "\\ud" in decoded or "\\uD" in decoded:  # perhaps one that stands without its other half
+        if "\\ud" in decoded or "\\uD" in decoded:  # perhaps one without its other half
             json.dumps(value, ensure_ascii=False).encode("utf-8")
     except JsonProblem:
         raise
@@ -43,12 +45,12 @@ def parse_object(text: bytes, *, allow_nan: bool = False) -> dict[str, object]:
 
 
 def read_object(reader: Reader, most: int, *, allow_nan: bool = False) -> dict[str, object]:
-    """The same of a whole file; JsonProblem also where it is empty or has more than `most` bytes."""
+    """Do the same for a whole file. JsonProblem also if it is empty or has more than `most` bytes."""
     size = reader.entry.size
     if not size:
         raise JsonProblem("it is empty", ends_early=True)
     if size > most:
-        raise JsonProblem(f"it has {size} bytes, which is more than we would read")
+        raise JsonProblem(f"it has {size} bytes, which is more than ckptguard reads")
     return parse_object(reader.read(0, size), allow_nan=allow_nan)
 
 
@@ -79,7 +81,7 @@ def _integer(text: str) -> int:
 
 
 def printable(text: str, limit: int = 200) -> str:
-    """Text from a file, short and with valid Unicode, so that it can stand in our own JSON."""
+    """Shorten text from a file, with valid Unicode, for our own JSON."""
     if len(text) > limit:
         text = text[:limit] + "..."
     return text.encode("utf-8", "backslashreplace").decode("utf-8")

@@ -1,4 +1,4 @@
-"""What a format's reader finds out about one file, without reading its tensor bytes.
+"""What a format's reader learns about one file, without reading its tensor bytes.
 
 All values are msgspec structs, because they travel between the scanning process and the judging one.
 """
@@ -19,7 +19,7 @@ def is_count(value: object) -> bool:
 
 
 class ReadProblem(ValueError):
-    """It is not what it should be; the message says why. `ends_early`: it stops in its middle."""
+    """The data is not what it should be; the message says why. `ends_early`: it stops in the middle."""
 
     def __init__(self, message: str, *, ends_early: bool = False) -> None:
         super().__init__(message)
@@ -27,7 +27,7 @@ class ReadProblem(ValueError):
 
 
 class Source(Protocol):
-    """What is needed of a file, or of a part of one, to read an archive in it: as of a `Reader`."""
+    """The part of a `Reader` that is needed to read an archive in a file, or in a part of one."""
 
     @property
     def entry(self) -> Entry: ...
@@ -35,11 +35,11 @@ class Source(Protocol):
     def read(self, offset: int, length: int) -> bytes: ...
 
 
-MAX_PROBLEMS = 200  # that are listed of one file
+MAX_PROBLEMS = 200  # that are listed for one file
 
 
 class SpanPlace(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Where tensor bytes lie in the file; `crc32` where the container states one."""
+    """Where tensor bytes are in the file; `crc32` if the container states one."""
 
     offset: int
     length: int
@@ -47,12 +47,12 @@ class SpanPlace(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class TensorPlace(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One named tensor. Its elements lie within elements `start`..`stop` of span number `span`.
+    """One named tensor. Its elements are within elements `start`..`stop` of span number `span`.
 
-    `dtype` is torch's name without the prefix ("bfloat16", "float8_e4m3fn", "int64", ...), or the file's own word
-    for a dtype we do not know: such tensors are opaque bytes. `span` is None for tensors without stored bytes.
-    `role` is "" until a layout assigns one. `byte_order` is "little" or "big". `strides` (in elements) are stated
-    only where the tensor's elements are not those of `start`..`stop` in row-major order (a transposed view, a slice).
+    `dtype` is torch's name without the prefix ("bfloat16", "float8_e4m3fn", "int64", ...), or the file's own word for
+    an unknown dtype: such tensors are opaque bytes. `span` is None without stored bytes. `role` is "" until a layout
+    assigns one. `byte_order` is "little" or "big". `strides` (in elements) are set only if the elements are not
+    `start`..`stop` in row-major order (a transposed view, a slice).
     """
 
     name: str
@@ -70,13 +70,15 @@ BYTES = ("uint8", "int8")
 
 
 def holds_bytes(tensor: TensorPlace) -> bool:
-    """True if a tensor is a row of bytes, as which a file may be kept."""
+    """True if a tensor is a row of bytes, which may hold a file."""
     return tensor.dtype in BYTES and not tensor.strides and sum(size != 1 for size in tensor.shape) <= 1
 
 
 class Problem(msgspec.Struct, frozen=True):
-    """Something wrong with the file's structure, in one sentence. `doubt`: it may load, but whether it does, or yields
-    the numbers that were looked at, nobody can tell."""
+    """Something wrong with the file's structure, in one sentence.
+
+    `doubt`: it may load, but nobody knows whether it does, or gives the numbers that were read.
+    """
 
     message: str
     tensor: str | None = None
@@ -86,8 +88,10 @@ class Problem(msgspec.Struct, frozen=True):
 
 
 class Leaf(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One number outside tensors (a learning rate, a loss scale, a step counter), by its dotted path. `of_array`: it is
-    an element that is not finite, of a numpy array that the pickle itself holds."""
+    """One number outside tensors (a learning rate, a loss scale, a step counter), by its dotted path.
+
+    `of_array`: it is an element that is not finite, of a numpy array inside the pickle.
+    """
 
     name: str
     value: float | int | bool
@@ -97,8 +101,8 @@ class Leaf(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class ChunkPlace(msgspec.Struct, frozen=True, array_like=True):
     """A stored range that another file explains: one piece of a tensor, or (dtype "") a pickled Python object.
 
-    `offsets` and `shape` say where the piece lies in its tensor, `whole` that it is all of it. `packed`: the bytes
-    went through a compressor or the like, so that nothing in them can be looked at.
+    `offsets` and `shape` say where the piece belongs in its tensor, `whole` that it is all of it. `packed`: the bytes
+    were compressed or otherwise transformed, so that nothing in them can be read.
     """
 
     offset: int
@@ -112,17 +116,17 @@ class ChunkPlace(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Structure(msgspec.Struct, frozen=True, kw_only=True):
-    """The structure of one file. `problems` empty means: whole and readable as its format, and understood.
+    """The structure of one file. Without `problems` it is whole, readable in its format, and understood.
 
-    `spans` are sorted by offset, do not overlap and lie inside the file. `tensors` are in file order; several may
-    share a span. `globals` are the dotted names that the file's pickles mention, sorted. `weight_map` is a Hugging
-    Face index (tensor -> file name). `metadata` is a safetensors header's own map. `truncated` says that the file
-    ends before its own structure does: it may still be being written.
-
-    `containers` are the top-level keys, as written, whose values hold values of their own: a dotted name tells
-    nesting only together with them. `unread` names what may hold floats that nobody could look at. `chunks` are the
-    ranges that the file says other files beside it hold, by their names, sorted by offset and without overlaps.
-    `checksums` is a digest of what an archive states of its content (names, sizes, CRC-32s), where it states all of it.
+    - `spans`: sorted by offset, without overlaps, inside the file.
+    - `tensors`: in file order; several may share a span.
+    - `globals`: the dotted names in the file's pickles, sorted.
+    - `weight_map`: a Hugging Face index (tensor -> file name). `metadata`: a safetensors header's own map.
+    - `truncated`: the file ends before its own structure does, and may still be being written.
+    - `containers`: the top-level keys whose values hold values. A dotted name shows nesting only together with them.
+    - `unread`: names of what may hold floats that could not be read.
+    - `chunks`: the ranges in other files that this file describes, by file name, sorted by offset, without overlaps.
+    - `checksums`: a digest of what an archive states about its content (names, sizes, CRC-32s), if it states all of it.
     """
 
     format: str
@@ -141,24 +145,24 @@ class Structure(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_broken(self) -> bool:
-        """True if it is not whole, or cannot be read as its format."""
+        """True if it is not whole, or cannot be read in its format."""
         return any(not problem.doubt for problem in self.problems)
 
 
 def broken(name: str, message: str, *, truncated: bool = False, names: frozenset[str] = frozenset()) -> Structure:
-    """The structure of a file of the format `name` of which nothing can be used, and why not."""
+    """Return the structure of an unusable file of the format `name`, with the reason."""
     problems = (Problem(message),)
     return Structure(format=name, problems=problems, truncated=truncated, globals=tuple(sorted(names)))
 
 
 def shortened(problems: list[Problem], most: int, what: str = "problems") -> tuple[Problem, ...]:
-    """At most so many of them, and how many more there are."""
+    """Return at most this many problems, and one with the number of the others."""
     more = len(problems) - most
     return (*problems[:most], *([Problem(f"and {more} more {what}")] if more > 0 else ()))
 
 
 class Found(msgspec.Struct):
-    """What a reader has found of a file so far."""
+    """What a reader has found in a file so far."""
 
     spans: list[SpanPlace] = []
     tensors: list[TensorPlace] = []
@@ -171,14 +175,14 @@ class Found(msgspec.Struct):
     unlisted: int = 0  # problems
 
     def add(self, problem: Problem) -> None:
-        """Note a problem; of very many only that they are there."""
+        """Add a problem; beyond a limit only count it."""
         if len(self.problems) < MAX_PROBLEMS:
             self.problems.append(problem)
         else:
             self.unlisted += 1
 
     def structure(self, name: str, most: int | None = None) -> Structure:
-        """All of it, for a file of the format `name`, with at most so many problems."""
+        """Return the structure for the format `name`, with at most this many problems."""
         more = (Problem(f"and {self.unlisted} more problems"),) if self.unlisted else ()
         return Structure(
             format=name,
@@ -199,15 +203,14 @@ Beside = Callable[[str], "Structure | None"]  # a file's name -> the structure o
 class Format(msgspec.Struct, frozen=True):
     """One row of the table of formats.
 
-    `matches(path, head)` looks at the file's name and first bytes. `module`, below `ckptguard.formats`, is imported for
-    the first file of the format. Its function `read`, of (reader, path), returns a Structure for any bytes whatever,
-    and raises only what the reader raises. `explained_beside`: only another file beside it explains such a file, so
-    the function takes `beside` as well.
-
-    `suffixes` are the ends of names that files of this format usually have, in lower case; several rows may share one.
-    `unsummed`: such files hold numbers, and state no checksum of them.
-    `holds` says what such a file is by its name alone: tensors of a checkpoint, arrays (often data beside one),
-    objects (anything), or pieces, of which another file says what they hold.
+    - `matches(path, head)`: checks the file's name and first bytes.
+    - `module`, below `ckptguard.formats`: imported for the first file of the format. Its function `read` takes (reader,
+      path), returns a Structure for any bytes, and raises only the reader's errors.
+    - `explained_beside`: only another file beside it explains such a file, so the function also takes `beside`.
+    - `suffixes`: usual ends of names, in lower case; several rows may share one.
+    - `unsummed`: such files hold numbers, and state no checksum of them.
+    - `holds`: the contents that the name promises: tensors of a checkpoint, arrays, objects or pieces. Arrays are often
+      data beside a checkpoint. Objects may be anything. Another file explains pieces.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""What a file's name and first bytes say about its format. Light: no reader is loaded for it.
+"""What a file's name and first bytes say about its format. No reader is loaded for it.
 
 A name alone never makes a file good or bad.
 """
@@ -21,13 +21,13 @@ _BEGIN_PICKLES = b"(c]})FGIKLMNVX"  # without the mark of a protocol: lists, obj
 _COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x78\x01", b"\x78\x9c", b"\x78\xda", b"\x28\xb5\x2f\xfd")
 _OWN_STATE = re.compile(r"(?:.*/)?step-\d{9,12}/state\.json")
 _WITHOUT_TENSORS = ("training_args.bin",)
-_DCP_METADATA = re.compile(r"(?:__\d+)?\.metadata")  # one for all ranks, or each rank its own
+_DCP_METADATA = re.compile(r"(?:__\d+)?\.metadata")  # one for all ranks, or one per rank
 _STATE_WORDS = re.compile(
     r"model|optim|adapter|weight|state|checkpoint|ckpt|lora|ema(?![a-z])|scaler|scheduler|sampler|consolidated|params"
     r"|embed|unet|vae|encoder|decoder|pytorch|training_args|shard"
 )
 _PROMISES_STATE = re.compile(r"model|optim|adapter|weight|lora|params|pytorch|consolidated|(?:^|[^a-z])ema(?![a-z])")
-# Arrays are often data beside a checkpoint: only these words make one of them the state of training.
+# Arrays are often data beside a checkpoint: only these words make one of them training state.
 _NUMPY_STATE = re.compile(
     r"model|optim|adapter|weight|checkpoint|ckpt|lora|params|(?:^|[^a-z])(?:ema(?![a-z])|(?:step|iter|epoch)[-_=.]?\d)"
 )
@@ -42,12 +42,13 @@ Rule = Callable[[str, bytes], bool]  # of a path and the file's first bytes
 
 
 def name_of(path: str) -> str:
-    """The last part of a path, in lower case."""
+    """Return the last part of a path, in lower case."""
     return path.rpartition("/")[2].lower()
 
 
 def suffixes_of(*holds: str) -> tuple[str, ...]:
-    """The suffixes of all formats whose files hold one of these, as the table of formats says; the longest first."""
+    """Return the suffixes of all formats whose files hold one of these, from the table of formats; the longest
+    first."""
     import ckptguard.formats as formats  # it imports the formats, which import this
 
     global _derived
@@ -64,12 +65,12 @@ _derived: tuple[tuple[Format, ...], dict[tuple[str, ...], tuple[str, ...]]] = ((
 
 
 def has_tensor_suffix(path: str) -> bool:
-    """True if files of this suffix usually hold tensors (training_args.bin has the suffix, but none)."""
+    """True if files with this suffix usually hold tensors (training_args.bin has the suffix, but none)."""
     return name_of(path).endswith(suffixes_of("tensors", "pieces"))
 
 
 def tensor_suffix(path: str) -> bool:
-    """True if a checkpoint cannot do without a file of this name, judged by the name alone."""
+    """True if a checkpoint needs a file with this name, judged by the name alone."""
     name = name_of(path)
     if name.endswith(suffixes_of("arrays")):
         return _NUMPY_STATE.search(name) is not None
@@ -77,18 +78,18 @@ def tensor_suffix(path: str) -> bool:
 
 
 def is_dcp_metadata(path: str) -> bool:
-    """True if the name is that of what explains torch.distributed.checkpoint's ``.distcp`` files."""
+    """True if it is the name of a file that explains torch.distributed.checkpoint's ``.distcp`` files."""
     return _DCP_METADATA.fullmatch(name_of(path)) is not None
 
 
 def may_be_foreign(path: str) -> bool:
-    """True if a name says nothing but ``.bin``, as token files and vocabularies do too."""
+    """True if a name says nothing but ``.bin``, as token files and vocabularies do, too."""
     name = name_of(path)
     return name.endswith(".bin") and not _STATE_WORDS.search(name)
 
 
 def promises_state(path: str) -> bool:
-    """True if a name says that the file holds weights or what an optimizer keeps: it is nothing else beside them."""
+    """True if a name says that the file holds weights or optimizer state, and nothing else."""
     return _PROMISES_STATE.search(name_of(path)) is not None
 
 
@@ -105,17 +106,17 @@ def summed_file(path: str) -> str | None:
 
 
 def is_pickle_name(path: str) -> bool:
-    """True if the name is that of a pickle."""
+    """True if it is the name of a pickle."""
     return name_of(path).endswith(suffixes_of("objects"))
 
 
 def by_end(*ends: str) -> Rule:
-    """By the end of the name alone."""
+    """Return a rule for the end of the name."""
     return lambda path, head: name_of(path).endswith(ends)
 
 
 def by_name(*names: str) -> Rule:
-    """By the name alone."""
+    """Return a rule for the whole name."""
     return lambda path, head: name_of(path) in names
 
 
@@ -123,7 +124,7 @@ is_pointer = by_name("latest", "latest_universal", "latest_checkpointed_iteratio
 
 
 def is_safetensors(path: str, head: bytes) -> bool:
-    """By the suffix alone; or, under another tensor suffix, by a plausible length followed by an opening brace."""
+    """True by the suffix alone, or with another tensor suffix by a plausible length before an opening brace."""
     if path.lower().endswith(".safetensors"):
         return True
     plausible = head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= LARGEST_SAFETENSORS_HEADER
@@ -131,18 +132,20 @@ def is_safetensors(path: str, head: bytes) -> bool:
 
 
 def is_torch_zip(path: str, head: bytes) -> bool:
-    """By the magic of a zip archive, and a tensor suffix, a pickle's, or the record that torch begins with: the user
-    may have called a checkpoint anything."""
+    """True for a zip archive with a tensor suffix, a pickle's suffix, or the record that torch begins with.
+
+    A user may have given a checkpoint any name.
+    """
     return head.startswith(ZIP_MAGIC) and (has_tensor_suffix(path) or is_pickle_name(path) or b"/data.pkl" in head)
 
 
 def is_torch_legacy(path: str, head: bytes) -> bool:
-    """By a tensor suffix (or a pickle's) and the magic number that these files begin with."""
+    """True by a tensor suffix (or a pickle's) and the magic number of these files."""
     return head.startswith(LEGACY_MAGIC) and (has_tensor_suffix(path) or is_pickle_name(path))
 
 
 def is_pickle(path: str, head: bytes) -> bool:
-    """By a pickle's suffix, unless compressed; by a tensor suffix only with the mark of a binary pickle."""
+    """True by a pickle's suffix, unless compressed; with a tensor suffix only by the mark of a binary pickle."""
     if is_pickle_name(path):
         return not head.startswith(_COMPRESSED)
     return has_tensor_suffix(path) and len(head) > 2 and head[0] == 0x80 and head[1] <= 5
@@ -154,12 +157,12 @@ def is_marked_pickle(head: bytes) -> bool:
 
 
 def may_begin_file(head: bytes) -> bool:
-    """True if bytes within a file may be one of their own: an archive, arrays, or a pickle of any protocol."""
+    """True if bytes inside a file may be a file themselves: an archive, arrays, or a pickle of any protocol."""
     if head.startswith((ZIP_MAGIC, NUMPY_MAGIC)) or is_marked_pickle(head) or is_safetensors(".pt", head):
         return True
     return head[:1] in _BEGIN_PICKLES and head != b""
 
 
 def is_own_state(path: str, head: bytes) -> bool:
-    """By the name, in a folder of our layout."""
+    """True by the name, in a folder of our layout."""
     return _OWN_STATE.fullmatch(path) is not None

@@ -1,4 +1,4 @@
-"""Small texts beside weights: pointers such as DeepSpeed's ``latest``, and a ``.yaml`` as WeNet writes it."""
+"""Small texts beside weights: pointers such as DeepSpeed's ``latest``, and WeNet's ``.yaml``."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ _NUMBER = re.compile(rb"^(step|epoch):[ \t]*(\d{1,18})[ \t]*\r?$", re.MULTILINE)
 
 
 def read_pointer(reader: Reader, path: str) -> Structure:
-    """Which checkpoint its one line names, as ``metadata["points_to"]``; none where it is no plain name. Whether it
-    must be one, its layout knows."""
+    """Return the checkpoint that its one line names, as ``metadata["points_to"]``; nothing if it is not a plain name.
+
+    The layout knows whether it must be one.
+    """
     text = reader.read(0, min(reader.entry.size, _LONGEST_POINTER + 1))
     try:
         name = text.decode("utf-8").strip()
@@ -26,12 +28,14 @@ def read_pointer(reader: Reader, path: str) -> Structure:
 
 
 def read_yaml(reader: Reader, path: str) -> Structure:
-    """Leaves ``step`` and ``epoch``, where the top level has such lines. No YAML is parsed. ``metadata["ends"]`` says
-    how it ends: with a whole "line" as every writer of YAML leaves it, or "early"."""
+    """Return ``step`` and ``epoch`` from top-level lines, without parsing YAML.
+
+    ``metadata["ends"]`` says how it ends: with a whole "line", as every YAML writer leaves it, or "early".
+    """
     size = reader.entry.size
     text = reader.read(0, min(size, _LONGEST_YAML))
     if b"\0" in text and not text.startswith((b"\xff\xfe", b"\xfe\xff")):
-        return broken("yaml", "it holds zero bytes, which no YAML does")
+        return broken("yaml", "it holds zero bytes, which YAML never does")
     ends = "line" if size > _LONGEST_YAML or text.endswith(b"\n") else "early"
     numbers = {word.decode(): int(digits) for word, digits in _NUMBER.findall(text)}
     leaves = tuple(Leaf(word, number) for word, number in numbers.items())

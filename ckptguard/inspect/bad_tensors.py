@@ -12,12 +12,14 @@ from ckptguard.scan import ScanOptions
 from ckptguard.values.verdict import Finding, Severity
 from ckptguard.verification.collect_evidence import roles_of
 
-_FIRST_ROLES = ("model", "ema", "optimizer")  # a sick model makes a sick optimizer more often than the other way
+_FIRST_ROLES = ("model", "ema", "optimizer")  # a sick model makes a sick optimizer more often than the reverse
 
 
 class Culprit(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that is wrong. `check` is the check that found it; `nan`, `inf`, `elements` and `first_index` (in the
-    stored order) are there for numbers that are not finite. `file` is relative to the checkpoint."""
+    """One thing that is wrong. `check` is the check that found it. `file` is relative to the checkpoint.
+
+    `nan`, `inf`, `elements` and `first_index` (in stored order) are set for numbers that are not finite.
+    """
 
     check: str
     file: str | None
@@ -33,10 +35,9 @@ class Culprit(msgspec.Struct, frozen=True, kw_only=True):
 def find_culprits(
     source: TensorSource | None, path: str, findings: Sequence[Finding], *, work: Work = PLAIN
 ) -> tuple[Culprit, ...]:
-    """Recorded errors about bytes and structure first, then every tensor that is not finite, in file order.
+    """Return recorded errors about bytes and structure first, then every tensor that is not finite, in file order.
 
-    `path` is where the checkpoint lay when it was judged, `source` where it lies now (None: it is gone, and only
-    `findings` tell).
+    `path` is the checkpoint's path when it was judged, `source` its place now (None: only `findings` are left).
     """
     recorded = [
         Culprit(check=f.check, file=_inside(f.file, path), tensor=f.tensor, role=None, message=f.message)
@@ -46,7 +47,7 @@ def find_culprits(
     if source is None:
         return tuple(sorted(recorded, key=lambda c: c.check == "finite"))
     wrong = {(c.file, c.tensor) for c in recorded}
-    # A mask and what the user allows are only noticed.
+    # A mask, or a tensor that the user allows, is only a notice.
     noticed = {(_inside(f.file, path), f.tensor) for f in findings if f.severity is Severity.NOTICE} - wrong
     sick = [c for c in _not_finite(source, work) if (c.file, c.tensor) not in noticed]
     seen = {(c.file, c.tensor) for c in sick}
@@ -59,7 +60,7 @@ def _inside(file: str | None, path: str) -> str | None:
 
 
 def _not_finite(source: TensorSource, work: Work) -> list[Culprit]:
-    """Tensors of the first roles that hold NaN or infinity: those of the model first, then as they lie in the files."""
+    """Return tensors of the first roles with NaN or infinity: the model's first, then in file order."""
     found = work.scanner(source.storage, source.checkpoint.files, ScanOptions(md5=False), work.progress).files
     roles = roles_of(found)
     culprits = []

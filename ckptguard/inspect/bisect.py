@@ -1,4 +1,4 @@
-"""Bisect: the last good checkpoint of a series against the first bad one, and what is wrong in it."""
+"""Bisect: compare the last good checkpoint of a series with the first bad one, and list what is wrong in it."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from ckptguard.values.ids import CheckpointId, Step
 from ckptguard.values.verdict import Finding, Outcome
 from ckptguard.verification.checkpoint import Verification, verify_checkpoint
 
-_LONGEST_WAIT = 60.0  # seconds for files that are still being written; the newest save rarely is what turned
+_LONGEST_WAIT = 60.0  # seconds for files that are still being written; the newest save rarely turned bad
 
 
 class Stage(msgspec.Struct, frozen=True, kw_only=True):
-    """One checkpoint of the series; stages come by step and generation."""
+    """One checkpoint of the series. Stages are ordered by step and generation."""
 
     path: str
     id: CheckpointId | None
@@ -34,11 +34,11 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Bisection(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a series turned bad. `last_good` and `first_bad` are the newest such turn: a good one and the next bad
-    one after it; of those in between nothing is known. Without a good one before it, `first_bad` is the first of all.
+    """Where a series turned bad: `last_good`, and the next bad one after it, `first_bad`.
 
-    `culprits`: what is wrong in the first bad one. `diff`: it against the newest good one
-    that is still there; None where the two cannot be compared, `notes` say why.
+    It is the newest such turn. Nothing is known about those in between. Without a good one, `first_bad` is the first
+    bad one of all. `culprits`: what is wrong in it. `diff`: its comparison with the newest good one that still exists.
+    None if they cannot be compared; `notes` say why.
     """
 
     target: str
@@ -54,10 +54,13 @@ class Bisection(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def bisect_run(view: RunView, *, series: str | None = None, record: bool = True, work: Work = PLAIN) -> Bisection:
-    """Find where a run turned bad, by its recorded verdicts. Checkpoints without one are verified first, and their
-    verdicts recorded unless `record` is false.
+    """Find where a run turned bad, from its recorded verdicts. Checkpoints without one are verified first.
 
-    NotFoundError where there is nothing to look at, SettingsError where several series turned bad and none is named.
+    Those verdicts are recorded, unless `record` is false.
+
+    Raises:
+        NotFoundError: there are no checkpoints.
+        SettingsError: several series turned bad, and none is named.
     """
     notes: list[str] = []
     judged, unsure = _verify_pending(view, series, notes, record=record, work=work)
@@ -115,7 +118,8 @@ def bisect_run(view: RunView, *, series: str | None = None, record: bool = True,
 def _verify_pending(
     view: RunView, series: str | None, notes: list[str], *, record: bool, work: Work
 ) -> tuple[dict[str, Checked], bool]:
-    """Verify what has no verdict, or changed since: the answers by path, and whether something could not be read."""
+    """Verify what has no verdict, or changed since. Returns the results by path, and whether something was
+    unreadable."""
     pending = {s.path for s in survey(view) if s.in_place and (s.outcome is Outcome.PENDING or s.changed)}
     answers: dict[str, Checked] = {}
     unsure = False
@@ -149,7 +153,7 @@ def _quiet(view: RunView, checkpoint: Checkpoint) -> Checkpoint | None:
 
 
 def _choose(by_series: dict[str, list[Stage]]) -> str | None:
-    """The one series that turned bad; else the one that has bad ones at all."""
+    """Return the one series that turned bad, else the only one with bad checkpoints."""
     bad = [name for name, stages in by_series.items() if any(s.outcome is Outcome.BAD for s in stages)]
     turned = [name for name in bad if _turn(by_series[name])[0] is not None] or bad
     if len(turned) > 1:
@@ -158,7 +162,7 @@ def _choose(by_series: dict[str, list[Stage]]) -> str | None:
 
 
 def _turn(stages: Sequence[Stage]) -> tuple[int | None, int]:
-    """(last good, first bad): the newest good one with a bad one after it, and the first bad one after that."""
+    """Return (last good, first bad): the newest good one with a bad one after it, and the next bad one."""
     bad = [i for i, stage in enumerate(stages) if stage.outcome is Outcome.BAD]
     good = max((i for i, s in enumerate(stages[: bad[-1]]) if s.outcome is Outcome.GOOD), default=None)
     return good, next(i for i in bad if good is None or i > good)

@@ -1,4 +1,4 @@
-"""Diff: which tensors two checkpoints do not have in common, and how far apart the others are."""
+"""Diff: which tensors two checkpoints do not share, and how far apart the others are."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from ckptguard.values.incident import ChangedTensor, worded
 from ckptguard.values.settings import Settings
 from ckptguard.values.verdict import Outcome
 
-MOST_SICK = 10  # of those that became non-finite, so that there is room for those that merely changed
+MOST_SICK = 10  # of those that became non-finite, to leave room for those that only changed
 MOST_CHANGES = 20
 KINDS = ("changed", "retyped", "reshaped", "unknown", "added", "removed")
 
 
 class DiffedCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """One side. `digests`: "recorded", if its files are by all that storage says the sealed ones, else "read"."""
+    """One side. `digests`: "recorded" if storage reports its files as sealed, else "read"."""
 
     path: str
     id: CheckpointId | None
@@ -46,8 +46,11 @@ class DiffedTensor(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TensorChange(msgspec.Struct, frozen=True, kw_only=True):
-    """A tensor that is not the same on both sides. `change` is one of `KINDS`: "unknown" differs in its bytes, but its
-    values cannot be put side by side, as `note` says; a tensor that is both reshaped and re-typed is "reshaped"."""
+    """A tensor that differs between the sides. `change` is one of `KINDS`.
+
+    "unknown" differs in its bytes, but its values cannot be compared, as `note` says. A tensor that is both reshaped
+    and re-typed is "reshaped".
+    """
 
     name: str
     role: str
@@ -59,7 +62,7 @@ class TensorChange(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DamagedFile(msgspec.Struct, frozen=True, kw_only=True):
-    """A file whose structure is damaged: what it should hold may be missing from the comparison."""
+    """A file whose structure is damaged: some of its tensors may be missing from the comparison."""
 
     side: str  # "a" | "b"
     file: str
@@ -67,8 +70,10 @@ class DamagedFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Diff(msgspec.Struct, frozen=True, kw_only=True):
-    """What two checkpoints differ in. `changes`: what became non-finite first, then by relative L2 distance, largest
-    first; then what has no distance, in the order of `KINDS`."""
+    """The differences between two checkpoints. `changes`: first what became non-finite, then by relative L2 distance.
+
+    The largest distance comes first. Changes without a distance follow in the order of `KINDS`.
+    """
 
     a: DiffedCheckpoint
     b: DiffedCheckpoint
@@ -84,16 +89,18 @@ class Diff(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def diff(a: str, b: str, settings: Settings, *, work: Work = PLAIN) -> Diff:
-    """Compare two checkpoints, each a path or URL: files or folders, of a run or stray, of any layouts.
+    """Compare two checkpoints, each a path or URL: files or folders, in a run or not, of any layouts.
 
-    NotFoundError for what is no checkpoint, RefusedError for one too damaged to be read, CouldNotTellError and its
-    kinds where reading fails.
+    Raises:
+        NotFoundError: one of them is not a checkpoint.
+        RefusedError: one is too damaged to be read.
+        CouldNotTellError: reading failed.
     """
     return diff_sources(find_source(a, settings), find_source(b, settings), work=work)
 
 
 def diff_sources(a: TensorSource, b: TensorSource, *, work: Work = PLAIN) -> Diff:
-    """The same for checkpoints that were found."""
+    """Do the same for checkpoints that were found."""
     before = read_contents(a, work=work)
     after = read_contents(b, work=work)
     matching = match_tensors(before, after)
@@ -117,10 +124,10 @@ def diff_sources(a: TensorSource, b: TensorSource, *, work: Work = PLAIN) -> Dif
 
 
 def weight(change: TensorChange) -> tuple[float, ...]:
-    """The place of a change in the order: smaller comes first."""
+    """Return the sort key of a change: smaller comes first."""
     found = change.difference
     if found is not None and found.became_nonfinite:
-        return (0,)  # among these the order of the files decides
+        return (0,)  # file order decides among these
     if found is not None and found.relative_l2 is not None:
         return (1, -found.relative_l2)
     share = found.differing / found.count if found is not None and found.count else 0.0
@@ -149,7 +156,7 @@ def _tensor(held: HeldTensor | None) -> DiffedTensor | None:
 def _change(
     kind: str, a: HeldTensor | None, b: HeldTensor | None, found: Difference | None = None, note: str | None = None
 ) -> TensorChange:
-    """A change of a tensor that at least one side holds; it goes by its name in `b`."""
+    """Return a change of a tensor that at least one side holds, under its name in `b`."""
     name, role = next((held.name, held.role) for held in (b, a) if held is not None)
     return TensorChange(name=name, role=role, change=kind, a=_tensor(a), b=_tensor(b), difference=found, note=note)
 
@@ -164,14 +171,14 @@ def _unpaired(matching: Matching) -> Iterable[TensorChange]:
 
 
 class _Comparison:
-    """Compares paired tensors; keeps one file of each side open, so pairs should come file by file."""
+    """Compares paired tensors. It keeps one file of each side open, so pairs should come file by file."""
 
     def __init__(self, sources: tuple[TensorSource, TensorSource], progress: Progress | None, stack: ExitStack) -> None:
         self._sources, self._progress, self._stack = sources, progress, stack
         self._open: list[tuple[str, Reader] | None] = [None, None]
 
     def change(self, a: HeldTensor, b: HeldTensor) -> TensorChange | None:
-        """How two tensors that belong together differ; None if they do not."""
+        """Return how two paired tensors differ, or None."""
         if _same_bytes(a, b):
             return None
         if a.place.shape != b.place.shape:
@@ -190,7 +197,7 @@ class _Comparison:
             return _change("retyped" if retyped else "unknown", a, b, note=str(error))
         if self._progress is not None:
             self._progress(a.length + b.length)
-        # Of a span that tensors share, another one may have changed.
+        # In a span that tensors share, another tensor may have changed.
         if not retyped and not found.differing:
             return None
         return _change("retyped" if retyped else "changed", a, b, found)
@@ -206,14 +213,14 @@ class _Comparison:
         return held[1]
 
     def check_unchanged(self) -> None:
-        """ChangedWhileReadError if a file that is still open was written meanwhile."""
+        """Raise ChangedWhileReadError if a file that is still open was written meanwhile."""
         for held in self._open:
             if held is not None:
                 held[1].check_unchanged()
 
 
 def _same_bytes(a: HeldTensor, b: HeldTensor) -> bool:
-    """True if digests and places alone say that two tensors are equal."""
+    """True if digests and places alone prove that two tensors are equal."""
     if a.place.shape != b.place.shape or a.place.dtype != b.place.dtype or a.digest is None or a.digest != b.digest:
         return False
     places = [(t.place.start, t.place.stop, t.place.strides, t.place.byte_order, t.length) for t in (a, b)]
@@ -221,7 +228,7 @@ def _same_bytes(a: HeldTensor, b: HeldTensor) -> bool:
 
 
 def shown(changes: Sequence[TensorChange], most: int | None) -> list[TensorChange]:
-    """At most so many changes of each kind, in order."""
+    """Return at most this many changes of each kind, in order."""
     left = dict.fromkeys(KINDS, len(changes) if most is None else most)
     kept = []
     for change in changes:
@@ -234,10 +241,10 @@ def shown(changes: Sequence[TensorChange], most: int | None) -> list[TensorChang
 def changed_tensors(
     good: TensorSource, bad: TensorSource, largest: Mapping[str, float], *, work: Work = PLAIN
 ) -> tuple[tuple[ChangedTensor, ...], int, str | None]:
-    """What set the first bad checkpoint apart from the last good one, for a report: (what became non-finite, then what
-    changed most; how many more; why they could not be compared, or not wholly).
+    """Compare the first bad checkpoint with the last good one for a report. Never raises because of the bytes.
 
-    `largest` are the largest finite magnitudes of the good one's tensors by name. Raises nothing about the bytes.
+    Returns the changes (what became non-finite, then what changed most), how many more there are, and why the
+    comparison failed or is partial. `largest` maps the good one's tensors to their largest finite magnitudes.
     """
     try:
         found = diff_sources(good, bad, work=work)

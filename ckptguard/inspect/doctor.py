@@ -122,10 +122,10 @@ _MEANS = {
 
 
 def diagnose(url: str, options: StorageOptions = NO_OPTIONS, *, seconds: float | None = None) -> StorageDiagnosis:
-    """Probe the storage at a URL, and remove what the probes wrote. They take so many seconds at most, 7.5 by default.
+    """Probe the storage at a URL, and remove what the probes wrote. They take at most `seconds`, 7.5 by default.
 
-    NotFoundError if there is no folder, where folders are things of their own; CouldNotTellError if it is out of
-    reach, does not answer, or may not even be listed. A probe that fails is no error: its answer is "unknown".
+    NotFoundError if there is no folder, on storage that has folders. CouldNotTellError if the storage is out of reach,
+    does not answer, or may not even be listed. A probe that fails is no error: its answer is "unknown".
     """
     begun = time.monotonic()
     limit = LIMIT if seconds is None else seconds
@@ -204,7 +204,7 @@ class _Probing:
                     break
 
     def _ask(self, name: str) -> None:
-        """Make the probe of this name: the method that is called so. One that is called off has no answer."""
+        """Make the probe of this name, by the method of this name. A stopped probe has no answer."""
         try:
             found = getattr(self, "_" + name.replace(" ", "_"))()
         except StoppedError:

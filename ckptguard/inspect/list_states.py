@@ -1,4 +1,4 @@
-"""Survey: what is known of every checkpoint of a run, without reading its bytes."""
+"""Survey: what is known about every checkpoint of a run, without reading its bytes."""
 
 from __future__ import annotations
 
@@ -23,10 +23,13 @@ from ckptguard.values.verdict import Outcome
 
 
 class CheckpointState(msgspec.Struct, frozen=True, kw_only=True):
-    """One generation of one checkpoint, present or recorded. `reason` is its heaviest finding, if any. `changed`: what
-    lies in place is not as storage described it when it was read for `outcome`, and may be anything until it is again.
-    `kept_bytes` is what its kept copy takes on storage that would be free without it; None if there is no copy, or
-    that cannot be told (a reflink). `pins` say why it is pinned."""
+    """One generation of one checkpoint, present or recorded. `reason` is its heaviest finding, if any.
+
+    - `changed`: storage describes the files in place differently than when they were read for `outcome`. They may be
+      anything until they are read again.
+    - `kept_bytes`: the space that its kept copy needs alone; None without a copy, or if unknown (a reflink).
+    - `pins`: why it is pinned.
+    """
 
     path: str
     series: str
@@ -49,32 +52,32 @@ class CheckpointState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def survey(view: RunView, memo: StateMemo | None = None) -> tuple[CheckpointState, ...]:
-    """Every checkpoint in place, then every recorded generation that is elsewhere or gone; by series and step.
+    """Return every checkpoint in place, then every recorded generation that is elsewhere or gone, by series and step.
 
-    Of checkpoints whose records are unchanged since the last survey nothing is read. What that one learned is in
-    `memo`, else in a file of this user's; see `state_memo`.
+    Checkpoints with unchanged records are not read again: the last survey's results are in `memo`, or in a file of this
+    user. See `state_memo`.
     """
     with remembered(view.run, memo) as own:
         return states_by_glance(view, Glance(view, own))
 
 
 def states_by_glance(view: RunView, glance: Glance) -> tuple[CheckpointState, ...]:
-    """The same, by what a glance tells of the records."""
+    """Do the same from a glance at the records."""
     run, history = view.run, view.history
     in_kept, in_trash, pins = set(list_kept(run)), set(list_trashed(run)), pins_of(run)
 
     def state_of(id: CheckpointId, checkpoint: Checkpoint | None) -> CheckpointState:
-        """What is known of a generation, whose content lies in this checkpoint if there is one."""
+        """Return what is known about a generation, whose content is in this checkpoint if there is one."""
         verdict, sealed = glance.judged(id), glance.sealed(id)
         copy = read_kept(run, id) if id in in_kept else None
         if copy is not None:
             files = glance.sealed(id, files=True)
             if files is not None and not kept_matches(run, copy, files):
-                copy = None  # a hard link shares what was done to the original
-        lies = checkpoint or sealed  # both tell path, layout and size
+                copy = None  # a hard link shares changes to the original
+        lies = checkpoint or sealed  # both have path, layout and size
         outcome, reason = (verdict.outcome, verdict.reason) if verdict else (Outcome.PENDING, "")
         if verdict and verdict.place_damaged and verdict.content and checkpoint is None and copy is not None:
-            outcome, reason = verdict.content, ""  # the damage was to what lay in place, and is no more
+            outcome, reason = verdict.content, ""  # the damage was to the file in place, which is gone
         return CheckpointState(
             path=lies.path if lies else id.series,
             series=id.series,
@@ -117,7 +120,7 @@ def states_by_glance(view: RunView, glance: Glance) -> tuple[CheckpointState, ..
 
 
 def undecided(view: RunView, listed: ListedSteps, checkpoints: Iterable[Checkpoint]) -> list[Checkpoint]:
-    """Those of some checkpoints in place that `survey` calls PENDING or changed. `listed`: the names in the records."""
+    """Return those of some checkpoints in place that `survey` calls PENDING or changed. `listed`: the record names."""
     found = []
     for checkpoint in checkpoints:
         history = history_of_step(view.run, checkpoint.series, checkpoint.step, listed)

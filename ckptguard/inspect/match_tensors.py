@@ -1,4 +1,4 @@
-"""Which tensor of one checkpoint is which of another: by role and name, by file where a name is not unique."""
+"""Match the tensors of two checkpoints: by role and name, and by file if a name is not unique."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MOST_DOTS = 64
 
 
 class Prefix(msgspec.Struct, frozen=True, kw_only=True):
-    """All names of a role begin with `a` on one side and with `b` on the other; they were compared all the same."""
+    """All names of a role begin with `a` on one side and with `b` on the other. They were compared anyway."""
 
     role: str
     a: str
@@ -28,7 +28,7 @@ class Prefix(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass
 class Matching:
-    """`recut` are tensors that both hold, in chunks that do not agree: by role and name, with the chunks of each."""
+    """The pairing of two checkpoints. `recut` are tensors of both whose chunks differ, with the chunks of each side."""
 
     pairs: list[tuple[HeldTensor, HeldTensor]] = field(default_factory=list)
     removed: list[HeldTensor] = field(default_factory=list)
@@ -38,7 +38,7 @@ class Matching:
 
 
 def match_tensors(a: Contents, b: Contents) -> Matching:
-    """Pair the tensors of two checkpoints; what has no partner is removed (from `a`) or added (in `b`)."""
+    """Pair the tensors of two checkpoints. One without a partner is removed (from `a`) or added (in `b`)."""
     matching = Matching()
     steps = (a.source.checkpoint.step, b.source.checkpoint.step)
     named = operator.attrgetter("role", "name")
@@ -65,7 +65,7 @@ def _grouped(
 def _pair_equal_names(
     left: Sequence[HeldTensor], right: Sequence[HeldTensor], steps: tuple[Step, Step], matching: Matching
 ) -> None:
-    """Tensors of one name: the only ones belong together, several (one of each rank) by their files' names."""
+    """Pair tensors of one name: single ones directly, several (one per rank) by their files' names."""
     if len(left) == len(right) == 1:
         matching.pairs.append((left[0], right[0]))
         return
@@ -82,14 +82,14 @@ def _pair_equal_names(
 
 
 def _without_step(file: str, step: Step) -> str:
-    """A file's name with the checkpoint's step left open, as in ``global_step500/``."""
+    """Return a file's name with the checkpoint's step replaced, as in ``global_step500/``."""
     for number in numbers_of(step):
         file = re.sub(rf"(?<!\d)0*{number}(?!\d)", "#", file)
     return file
 
 
 def _collect_chunks(matching: Matching) -> None:
-    """Move tensors that both hold, cut in other ways, from added and removed to `recut`."""
+    """Move tensors of both sides with different chunks from added and removed to `recut`."""
     left, right = _grouped(matching.removed, _base), _grouped(matching.added, _base)
     both = [key for key in left if key in right and any(t.name != key[1] for t in (*left[key], *right[key]))]
     if not both:
@@ -112,8 +112,10 @@ def _base(tensor: HeldTensor) -> tuple[str, str]:
 
 
 def _pair_renamed(role: str, matching: Matching) -> None:
-    """Pair what is left of a role if one prefix explains more than half of it, by names and by shapes; one that is
-    replaced by another must explain all, because other layers can look like that."""
+    """Pair the rest of a role if one prefix explains more than half of it, by names and shapes.
+
+    A prefix that replaces another one must explain all, because other layers can look like that.
+    """
     left = _unique(t for t in matching.removed if t.role == role)
     right = _unique(t for t in matching.added if t.role == role)
     votes = _votes(left, right)
@@ -145,7 +147,7 @@ def _unique(tensors: Iterable[HeldTensor]) -> dict[str, HeldTensor]:
 
 
 def _votes(left: dict[str, HeldTensor], right: dict[str, HeldTensor]) -> Counter[tuple[str, str]]:
-    """How many tensors each change of a prefix would pair: one that was put before names, taken away or replaced."""
+    """Count how many tensors each change of a prefix would pair: one added, removed or replaced."""
     votes: Counter[tuple[str, str]] = Counter()
     for name in left:
         votes.update((name[: -len(rest)], "") for rest in _rests(name) if rest in right)
@@ -165,6 +167,6 @@ def _votes(left: dict[str, HeldTensor], right: dict[str, HeldTensor]) -> Counter
 
 
 def _rests(name: str) -> list[str]:
-    """What is left of a name after its first parts."""
+    """Return what is left of a name after its first parts."""
     parts = name.split(".", _MOST_DOTS)
     return [".".join(parts[i:]) for i in range(1, len(parts))]

@@ -1,4 +1,4 @@
-"""Show: one checkpoint, as its manifest and its verdicts describe it."""
+"""Show one checkpoint, as its manifest and its verdicts describe it."""
 
 from __future__ import annotations
 
@@ -32,10 +32,12 @@ class VerdictLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Shown(msgspec.Struct, frozen=True, kw_only=True):
-    """A checkpoint's manifest, its current verdict and its history. `sealed` is false for a stray one: then the
-    manifest was made on the spot, by reading it, and there is no verdict; `problems` say what is wrong with it.
-    `nonfinite` names (file, tensor) of numbers that are not finite: those that the verdict lists, or that were read.
-    `left_out` names what is no regular file. `changed` as for `CheckpointState`."""
+    """A checkpoint's manifest, its current verdict and its history.
+
+    Without `sealed`, the manifest was made now by reading the files, there is no verdict, and `problems` say what is
+    wrong. `nonfinite` has (file, tensor) of numbers that are not finite. `left_out` names what is not a regular file.
+    `changed` is as in `CheckpointState`.
+    """
 
     target: str
     id: CheckpointId | None
@@ -50,11 +52,10 @@ class Shown(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def show(target: str, settings: Settings, *, magnitudes: bool = False, work: Work = PLAIN) -> Shown:
-    """Describe a checkpoint. NotFoundError for a run, or for what is no checkpoint; one of a run that was never
-    verified is described as it lies there.
+    """Describe a checkpoint. One of a run that was never verified is described from its files.
 
-    With `magnitudes` the files are read once if the manifest does not know how large the numbers are, as where the
-    writer sealed it and nobody verified it yet.
+    With `magnitudes`, the files are read once if the manifest lacks the size of the numbers. Raises NotFoundError for a
+    run, or for what is not a checkpoint.
     """
     resolved = resolve_target(target, settings)
     checkpoint, view = resolved.checkpoint, resolved.view
@@ -86,7 +87,7 @@ def show(target: str, settings: Settings, *, magnitudes: bool = False, work: Wor
 
 
 def _as_it_lies(resolved: Target, checkpoint: Checkpoint, work: Work) -> Shown:
-    """A checkpoint without records: everything is read."""
+    """Describe a checkpoint without records, by reading all of it."""
     scan = scan_checkpoint(resolved.storage, checkpoint, ScanOptions(md5=False), work)
     evidence = collect_evidence(resolved.storage, checkpoint, scan)
     manifest = Manifest(
@@ -123,7 +124,7 @@ def _as_it_lies(resolved: Target, checkpoint: Checkpoint, work: Work) -> Shown:
 
 
 def stored_bytes(tensor: Tensor) -> int | None:
-    """How many bytes its elements take; None for a type of unknown size."""
+    """Return how many bytes its elements take; None for a type of unknown size."""
     if tensor.span is None:
         return 0
     known = DTYPES.get(tensor.dtype)
@@ -132,12 +133,12 @@ def stored_bytes(tensor: Tensor) -> int | None:
 
 
 def fp16_share(tensor: Tensor) -> float | None:
-    """The largest magnitude as a share of what fp16 can hold; None where it is not known."""
+    """Return the largest magnitude as a share of fp16's limit, or None if unknown."""
     return None if tensor.largest is None else tensor.largest / FP16_LIMIT
 
 
 def _with_magnitudes(files: Sequence[File], read: Sequence[File]) -> tuple[File, ...]:
-    """The sealed files, with the magnitudes of those that still hold the sealed bytes."""
+    """Return the sealed files, with the magnitudes of those that still have the sealed bytes."""
     now = {f.path: f for f in read}
     return tuple(
         msgspec.structs.replace(file, tensors=now[file.path].tensors)

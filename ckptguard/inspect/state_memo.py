@@ -1,7 +1,7 @@
-"""What the records said of each checkpoint when they were read last, so that the next look reads only what is new.
+"""Remember what the records said about each checkpoint, so that the next survey reads only what is new.
 
-A memo is never a truth. What it says of a checkpoint counts only while every record that it came from is unchanged: the
-same name, size, time, and inode or tag. Without a memo everything is read. It may be deleted at any time.
+A memo is only a cache. Its row for a checkpoint counts while every source record is unchanged: same name, size, time,
+and inode or tag. Without a memo everything is read. It may be deleted at any time.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ from ckptguard.values.ids import CheckpointId, Step, series_from_folder
 from ckptguard.values.verdict import Outcome, Severity, Verdict
 from ckptguard.version import __version__
 
-_COARSE = 5.0  # seconds: more than the step of any file system's times
-_LARGEST = 16 << 20  # bytes of one run's memo: some 100,000 checkpoints
+_COARSE = 5.0  # seconds: more than the time resolution of any file system
+_LARGEST = 16 << 20  # bytes of one run's memo: about 100,000 checkpoints
 _MOST_RUNS = 64
 _PREFIX, _SUFFIX = "states-", ".memo"
 Digest = bytes
 
 
 class RememberedFile(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What storage said of a file when it was sealed."""
+    """What storage said about a file when it was sealed."""
 
     path: str
     size: int
@@ -53,8 +53,10 @@ class RememberedFile(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class SealedAs(msgspec.Struct, frozen=True, array_like=True):
-    """As much of a manifest as tells what was sealed and where. No digests: nothing is ever verified with it.
-    `looked` tells the files' signatures from others where they were left out."""
+    """The part of a manifest that says what was sealed and where. No digests: nothing is verified with it.
+
+    If the file signatures were left out, `looked` is their digest.
+    """
 
     path: str
     layout: str
@@ -65,7 +67,7 @@ class SealedAs(msgspec.Struct, frozen=True, array_like=True):
 
 
 class JudgedAs(msgspec.Struct, frozen=True, array_like=True):
-    """As much of a verdict as people are shown in one line, and what it saw, or with `looked` what tells that apart."""
+    """The part of a verdict that a listing shows, and the signatures that it saw, or with `looked` their digest."""
 
     outcome: Outcome
     checked_at: str
@@ -77,8 +79,11 @@ class JudgedAs(msgspec.Struct, frozen=True, array_like=True):
 
 
 class MemoRow(msgspec.Struct, frozen=True, array_like=True):
-    """What the records say of one checkpoint. `stamp` is of the records that it came from. `sealed` is None where no
-    manifest can be read, `judged` where there is no verdict. Without `has_files` the files were left out."""
+    """What the records say about one checkpoint. `stamp` identifies its source records.
+
+    `sealed` is None if no manifest can be read, `judged` if there is no verdict. Without `has_files` the files were
+    left out.
+    """
 
     series: str
     step: Step
@@ -90,7 +95,7 @@ class MemoRow(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def id(self) -> CheckpointId:
-        """Which checkpoint it is about."""
+        """The id of the checkpoint."""
         return CheckpointId(self.series, self.step, self.generation)
 
 
@@ -101,7 +106,7 @@ class _Stored(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StateMemo:
-    """The rows of one run, in memory. Safe from any thread."""
+    """The rows of one run, in memory. Any thread may use it."""
 
     def __init__(self, rows: Collection[MemoRow] = ()) -> None:
         self._lock = threading.Lock()
@@ -109,13 +114,13 @@ class StateMemo:
         self._changed = False
 
     def row(self, id: CheckpointId, stamp: bytes) -> MemoRow | None:
-        """What is remembered of a checkpoint, if it came from the records that have this stamp."""
+        """Return the row of a checkpoint, if it came from the records with this stamp."""
         with self._lock:
             row = self._rows.get(id)
         return row if row is not None and row.stamp == stamp else None
 
     def put(self, row: MemoRow) -> None:
-        """Remember what the records say of a checkpoint."""
+        """Remember what the records say about a checkpoint."""
         with self._lock:
             self._rows[row.id] = row
             self._changed = True
@@ -128,16 +133,16 @@ class StateMemo:
                 self._changed = True
 
     def news(self) -> tuple[MemoRow, ...] | None:
-        """All rows, if any changed since this was made; else None."""
+        """Return all rows if any changed since this was made, else None."""
         with self._lock:
             return tuple(self._rows.values()) if self._changed else None
 
 
 @contextlib.contextmanager
 def remembered(run: Run, memo: StateMemo | None = None) -> Iterator[StateMemo]:
-    """This memo of a run, else that from this user's file of it. What was learned is written there at the end.
+    """Yield this memo of a run, else the one from this user's file, and save what is new at the end.
 
-    A file that is damaged, not ours or of another version is none. Where none can be written, none is.
+    A damaged file, one of another owner or version is ignored. If none can be written, none is.
     """
     if memo is not None:
         yield memo
@@ -171,7 +176,7 @@ def _load(path: str, name: str) -> tuple[MemoRow, ...]:
 
 
 def _save(path: str, stored: _Stored) -> None:
-    """Replace the file; other readers see the old one or the new one. It is a cache, so nothing is synced."""
+    """Replace the file. Other readers see the old one or the new one. It is a cache, so nothing is synced."""
     temporary = f"{path}.{uuid.uuid4().hex[:8]}.tmp"
     try:
         text = msgspec.msgpack.encode(stored)
@@ -182,13 +187,13 @@ def _save(path: str, stored: _Stored) -> None:
             file.write(text)
         os.replace(temporary, path)
         _forget_old(os.path.dirname(path))
-    except (OSError, ValueError):  # no room, or a name that is no Unicode
+    except (OSError, ValueError):  # no space, or a name that is not Unicode
         with contextlib.suppress(OSError):
             os.unlink(temporary)
 
 
 def _forget_old(folder: str) -> None:
-    """Of many runs the memos that were written last are kept."""
+    """Keep only the memos that were written last."""
     with os.scandir(folder) as entries:
         own = [e for e in entries if e.name.startswith(_PREFIX) and e.name.endswith((_SUFFIX, ".tmp"))]
         ages = sorted(((e.stat(follow_symlinks=False).st_mtime_ns, e.path) for e in own), reverse=True)
@@ -198,10 +203,10 @@ def _forget_old(folder: str) -> None:
 
 
 class Glance:
-    """What the records of a run say of its checkpoints, by as few reads as possible.
+    """What the records of a run say about its checkpoints, with as few reads as possible.
 
-    The records are listed when this is made, before anything is read. So what is read is at least as new as the stamp
-    under which the memo remembers it. Where the listing and the view's history differ, the memo is left aside.
+    The records are listed first, so what is read later is at least as new as the stamp in the memo. If the listing and
+    the view's history differ, the memo is not used.
     """
 
     def __init__(self, view: RunView, memo: StateMemo) -> None:
@@ -212,20 +217,20 @@ class Glance:
         self._names: dict[str, dict[CheckpointId, list[str]]] = {}
 
     def sealed(self, id: CheckpointId, *, files: bool = False) -> SealedAs | None:
-        """What its manifest says, with the files only if asked for; None if it cannot be read."""
+        """Return what its manifest says, with the files only on request; None if it cannot be read."""
         return self._row(id, files=files).sealed
 
     def sealed_path(self, id: CheckpointId) -> str | None:
-        """The path that it was sealed for; None if its manifest cannot be read."""
+        """Return the path that it was sealed for; None if its manifest cannot be read."""
         sealed = self.sealed(id)
         return sealed.path if sealed is not None else None
 
     def judged(self, id: CheckpointId, *, files: bool = False) -> JudgedAs | None:
-        """What the verdict that counts says, with what it saw only if asked for; None if there is none."""
+        """Return what the verdict that counts says, with what it saw only on request; None if there is none."""
         return self._row(id, files=files).judged
 
     def has_changed(self, id: CheckpointId, entries: Sequence[Entry]) -> bool:
-        """True if there is a verdict on what was sealed under this id, and it is about other files than these."""
+        """True if there is a verdict on what was sealed under this id, but about other files than these."""
         row = self._row(id, files=False)
         if row.sealed is None or row.judged is None:
             return False
@@ -239,7 +244,7 @@ class Glance:
         return not looks_as_read(entries, row.sealed, row.judged)
 
     def forget_others(self) -> None:
-        """Have the memo forget what this glance did not look at."""
+        """Make the memo forget what this glance did not use."""
         self._memo.keep_only(self._rows.keys())
 
     def _row(self, id: CheckpointId, *, files: bool) -> MemoRow:
@@ -256,7 +261,7 @@ class Glance:
         return row
 
     def _read(self, id: CheckpointId, stamp: bytes, files: bool) -> MemoRow:
-        # From storage, and not as the history may remember it: that may be older than the stamp.
+        # From storage, because the history's memory may be older than the stamp.
         manifest, sealed, judged = None, None, None
         is_sealed = id in self._history.sealed(id.series)
         if is_sealed:
@@ -283,7 +288,7 @@ class Glance:
         return MemoRow(id.series, id.step, id.generation, stamp, sealed, judged, files or manifest is None)
 
     def _stamp(self, id: CheckpointId) -> bytes | None:
-        """What tells the records of a checkpoint from others under the same names; None if nothing does."""
+        """Return the stamp of a checkpoint's records, or None if they cannot be identified."""
         listed = self._entries.get(id, {})
         names = {f"{LEDGER}/{name}" for name in self._names_of(id)}
         if id in self._history.sealed(id.series):
@@ -299,12 +304,12 @@ class Glance:
 
 
 def _digest(signatures: Iterable[Seen]) -> bytes:
-    """What tells the signatures of some files from all others."""
+    """Return a digest of the signatures of some files."""
     return hashlib.blake2b(repr(sorted(signatures)).encode("utf-8", "surrogateescape"), digest_size=16).digest()
 
 
 def _heaviest_reason(verdict: Verdict) -> str:
-    """The message of the heaviest finding, with what it is about; "" where nothing weighs."""
+    """Return the message of the heaviest finding, with its subject; "" if there is none."""
     order = (Severity.ERROR, Severity.SICKNESS, Severity.WARNING)
     weighty = [f for f in verdict.findings if f.severity in order]
     if not weighty:
@@ -315,17 +320,17 @@ def _heaviest_reason(verdict: Verdict) -> str:
 
 
 def _is_told_apart(entry: Entry) -> bool:
-    """True if a record that is made anew under the same name will look different to storage."""
+    """True if storage would report a new record with the same name differently."""
     if entry.etag or entry.inode is not None:
         return True
     if entry.mtime_ns is None:
         return False
-    # Where times are whole seconds (SFTP), only of a record that is older than that.
+    # With whole-second times (SFTP), only for a record older than that.
     return entry.mtime_ns % 1_000_000_000 != 0 or time.time() - entry.mtime_ns / 1e9 > _COARSE
 
 
 def _listed(run: Run) -> dict[CheckpointId, dict[str, Entry]]:
-    """The records of each checkpoint: ledger entries with content by name, and the manifest."""
+    """Return the records of each checkpoint: ledger entries with content by name, and the manifest."""
     found: dict[CheckpointId, dict[str, Entry]] = {}
     for series, name, entry in _records(run, LEDGER):
         standing = parse_verdict_name(series, name) if entry.size else None

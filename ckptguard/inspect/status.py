@@ -23,12 +23,13 @@ from ckptguard.values.verdict import Outcome
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):
-    """The state of a run's protection. `protected`: there is a known-good checkpoint, and a copy of it, or of an older
-    good one of its series, has bytes of its own; and if saves wait for a verdict, the run is `watched`. `kept_bytes` is
-    what all copies take, as far as that can be told. `changed` are paths that changed since they were read; `outcomes`
-    counts the others.
+    """The state of a run's protection.
 
-    `daemon` is the record of who guards the run. On another machine it is no proof that it lives.
+    - `protected`: there is a known-good checkpoint, with an independent copy of it or of an older good one of its
+      series. If saves wait for a verdict, the run must also be `watched`.
+    - `kept_bytes`: the known size of all copies.
+    - `changed`: paths that changed since they were read; `outcomes` counts the others.
+    - `daemon`: the record of who guards the run. On another machine it does not prove that the daemon lives.
     """
 
     run: str
@@ -112,7 +113,7 @@ def _good_until(known_good: KnownGood | None, states: Iterable[CheckpointState])
 
 
 def _own(good: Sequence[CheckpointState]) -> CheckpointState | None:
-    """The newest one with a copy that has bytes of its own."""
+    """Return the newest one whose copy shares no bytes with its file, or None."""
     return next((s for s in good if s.kept and s.kept_how != "link"), None)
 
 
@@ -130,11 +131,11 @@ def _explain(known_good: KnownGood | None, good: Sequence[CheckpointState], keep
         return "no: there is no known-good checkpoint to go back to"
     own, name = _own(good), _name(good[0].path, known_good.id) if good else known_good.path
     if own is not None and own.id == known_good.id:
-        return f"yes: {name} is known good and has a copy with bytes of its own ({own.kept_how})"
+        return f"yes: {name} is known good and has an independent copy ({own.kept_how})"
     if own is not None:
         saves, older = good.index(own), _name(own.path, own.id)
         lost = f"{saves} saves" if saves > 1 else "1 save"
-        return f"yes: if {name} were saved over you would lose {lost}, for {older} has a copy with bytes of its own"
+        return f"yes: saving over {name} would lose {lost}; {older} has an independent copy"
     if not good or not good[0].kept:
         return f"partly: {name} is known good, but has no copy: rotation or damage can take it"
     why = ' (keep = "link")' if keep == "link" else ""

@@ -1,4 +1,4 @@
-"""Sums: the MD5 of every file of a checkpoint, as it was recorded; of a stray one, as it is now."""
+"""Sums: the recorded MD5 of every file of a checkpoint; outside a run, the current MD5."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ckptguard.values.settings import Settings
 
 
 class FileSum(msgspec.Struct, frozen=True, kw_only=True):
-    """One file; `path` is relative to the folder of the sums."""
+    """One file. `path` is relative to the folder of the sums."""
 
     path: str
     size: int
@@ -23,9 +23,10 @@ class FileSum(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Sums(msgspec.Struct, frozen=True, kw_only=True):
-    """The sums of one checkpoint. Paths are relative to `folder`: the checkpoint itself, or the folder that a
-    checkpoint of one file lies in. `recorded`: they are those of the manifest, whatever lies there now. `left_out`
-    names what has no sum, because it is no regular file."""
+    """The sums of one checkpoint. Paths are relative to `folder`: the checkpoint, or the folder of a single file.
+
+    `recorded`: they come from the manifest, whatever the files hold now. `left_out` names what is not a regular file.
+    """
 
     target: str
     folder: str
@@ -36,10 +37,13 @@ class Sums(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def sums(target: str, settings: Settings, *, work: Work = PLAIN) -> Sums:
-    """The MD5 of each file of a checkpoint: recorded ones without reading a byte, else computed now.
+    """Return the MD5 of each file of a checkpoint: the recorded one without reading, else computed now.
 
-    A sealed file whose MD5 nobody took yet is read and held against its sealed digests first: RefusedError if it is
-    not what was sealed. NotFoundError for a run.
+    A sealed file without an MD5 is read, and compared with its sealed digests.
+
+    Raises:
+        RefusedError: a file differs from the sealed one.
+        NotFoundError: the target is a run.
     """
     source = find_source(target, settings)
     checkpoint, sealed = source.checkpoint, source.sealed
@@ -69,7 +73,7 @@ def _recorded(source: TensorSource, sealed: Manifest, work: Work) -> dict[str, s
     for file, found in zip(missing, scanned, strict=True):
         if found.md5 is None or not same_content(file, found):
             raise RefusedError(
-                f"{file.path} is not what was sealed, and its MD5 was not recorded",
+                f"{file.path} differs from the sealed file, and its MD5 was not recorded",
                 outcome="bad",
                 hint=f"ckptguard verify {source.url}",
             )
@@ -78,7 +82,7 @@ def _recorded(source: TensorSource, sealed: Manifest, work: Work) -> dict[str, s
 
 
 def check_line(digest: str, path: str) -> str:
-    """One line as md5sum writes it: a name with a backslash or a line end is escaped, and the line says so."""
+    """Return one line in md5sum's form. A name with a backslash or a line end is escaped, and the line marks that."""
     escaped = path.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r")
     mark = "\\" if escaped != path else ""
     return f"{mark}{digest}  {escaped}"

@@ -1,4 +1,4 @@
-"""What a checkpoint holds, tensor by tensor: where each one lies, and its span's digest."""
+"""The content of a checkpoint, tensor by tensor: where each one is, and its span's digest."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from ckptguard.verification.collect_evidence import roles_of
 
 @dataclass(frozen=True)
 class TensorSource:
-    """One checkpoint where it lies, with what is recorded of it. `url` can be used as it is."""
+    """One checkpoint at its place, with what is recorded about it. `url` can be opened as it is."""
 
     url: str
     storage: Storage
@@ -39,8 +39,10 @@ class TensorSource:
 
 
 class HeldTensor(NamedTuple):
-    """One tensor of a checkpoint. `file` is its file inside the checkpoint, `key` that of the storage; `offset` and
-    `digest` are those of its span (None: it has no bytes of its own)."""
+    """One tensor of a checkpoint. `file` is its file inside the checkpoint, `key` that of the storage.
+
+    `offset` and `digest` are those of its span (None: no bytes in the file).
+    """
 
     name: str
     role: str
@@ -61,8 +63,8 @@ class Damage(NamedTuple):
 
 @dataclass(frozen=True)
 class Contents:
-    """The tensors of a checkpoint in file order. `digests`: "recorded" in the manifest of just these files, or "read"
-    from the bytes now."""
+    """The tensors of a checkpoint in file order. `digests`: "recorded" in the manifest of exactly these files, or
+    "read" now."""
 
     source: TensorSource
     tensors: tuple[HeldTensor, ...]
@@ -71,7 +73,7 @@ class Contents:
 
 
 def find_source(target: str, settings: Settings) -> TensorSource:
-    """The one checkpoint that a path or URL means, of a run or stray. NotFoundError for a run."""
+    """Return the one checkpoint that a path or URL names, in a run or not. Raises NotFoundError for a run."""
     resolved = resolve_target(target, settings)
     checkpoint, view = resolved.checkpoint, resolved.view
     if checkpoint is None:
@@ -85,8 +87,8 @@ def find_source(target: str, settings: Settings) -> TensorSource:
 
 
 def locate(view: RunView, state: CheckpointState) -> TensorSource | None:
-    """Where the bytes of a surveyed checkpoint can be read now: in place, in quarantine, in its kept copy or in the
-    trash. None if they are gone."""
+    """Return where a surveyed checkpoint can be read now: in place, quarantine, kept copy or trash. None if it is
+    gone."""
     run, id = view.run, state.id
     if state.in_place:
         checkpoint = view.look_again(state.path)
@@ -114,10 +116,13 @@ def locate(view: RunView, state: CheckpointState) -> TensorSource | None:
 
 
 def read_contents(source: TensorSource, *, work: Work) -> Contents:
-    """Read what a checkpoint holds. Files that are, by all that storage says, the sealed ones keep their recorded
-    digests; all others are read once.
+    """Read the content of a checkpoint. Files that storage reports as sealed keep their recorded digests.
 
-    RefusedError (bad) where no tensor can be found because of damage, CouldNotTellError where there is none at all.
+    All others are read once.
+
+    Raises:
+        RefusedError: damage hides every tensor.
+        CouldNotTellError: it holds no tensors.
     """
     checkpoint, storage = source.checkpoint, source.storage
     structures = work.scanner(storage, checkpoint.files, ScanOptions(structure_only=True), None).files
@@ -141,7 +146,7 @@ def read_contents(source: TensorSource, *, work: Work) -> Contents:
 
 
 def _recorded(sealed: File | None, found: ScannedFile) -> tuple[str, ...] | None:
-    """The digests of a file's spans as they were sealed, if nothing that storage says has changed since."""
+    """Return the sealed digests of a file's spans, if storage reports no change since."""
     if sealed is None or (sealed.size, sealed.mtime_ns, sealed.inode, sealed.etag) != found.entry.signature:
         return None
     if [(s.offset, s.length) for s in sealed.spans] != [(s.offset, s.length) for s in found.structure.spans]:

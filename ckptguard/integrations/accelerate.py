@@ -32,9 +32,9 @@ def guard(
 ) -> TrainingGuard:
     """A TrainingGuard that saves by ``accelerator.save_state`` and loads by ``load_state``, on every rank.
 
-    `model`, `optimizer` and `scheduler` are the prepared ones, `run` is ``accelerator.project_dir`` unless it is given,
-    `name` that of a checkpoint's folder in it, and `arguments` are a TrainingGuard's. A rollback that replays ends like
-    a run that was never interrupted, bit for bit where the arithmetic is. Under FSDP2 too, sharded or whole.
+    `model`, `optimizer` and `scheduler` are the prepared ones. `run` defaults to ``accelerator.project_dir``; `name`
+    names a checkpoint's folder in it. `arguments` are a TrainingGuard's. A rollback that replays ends like a run that
+    was never interrupted, bit for bit if the arithmetic is deterministic. It works under FSDP2, too, sharded or whole.
     """
     if accelerator.project_configuration.automatic_checkpoint_naming:
         raise SettingsError(
@@ -110,8 +110,8 @@ class GuardedState:
         return str(written)
 
     def load_state(self, **arguments: Any) -> ResumeTarget | None:
-        """Load the newest known-good; its step (with automatic naming the number of the save) and path, or None if
-        nothing was ever good: then nothing was touched."""
+        """Load the newest known-good checkpoint. Return its step (with automatic naming, the number of the save) and
+        path. None, and nothing is touched, if no checkpoint was ever good."""
         target = self._guarded.newest()
         if target is not None:
             self._accelerator.load_state(target.path, **arguments)

@@ -164,14 +164,15 @@ def fit(
     daemon: str = "off",
     **arguments: Any,
 ) -> None:
-    """``trainer.fit(module, *data, **arguments)`` that resumes at the newest known-good, unless a ``ckpt_path`` is
-    given (None: anew), and goes back to it when training turns sick.
+    """Run ``trainer.fit(module, *data, **arguments)``, and go back to the newest known-good when training turns sick.
 
-    The Trainer's plugins hold a `GuardedIO`. `save_every` is how many updates lie between saves, as far as the policy
-    asks. Batches that did harm are left out: no forward pass and no update is made for them. Of several ranks (DDP, or
-    FSDP2 with sharded checkpoints) all call it, and all go back to the same checkpoint; each has its own random
-    numbers again, in the same number of ranks. The last save has its verdict when it returns.
-    RollbackExhausted when the budget is spent, NoKnownGoodError when training turns sick before a good save.
+    It resumes at the newest known-good, unless a ``ckpt_path`` is given; with None it starts from the beginning. The
+    Trainer's plugins must hold a `GuardedIO`. `save_every` is the number of updates between saves, for the policy.
+    Batches that did harm are left out: no forward pass and no update is made for them. The last save has its verdict
+    when this returns. All ranks call it (DDP, or FSDP2 with sharded checkpoints), and all go back to the same
+    checkpoint. Each has its own random numbers again, if there are as many ranks as before.
+
+    RollbackExhausted if the budget is spent. NoKnownGoodError if training turns sick before a good save.
     """
     saver = trainer.strategy.checkpoint_io
     if not isinstance(saver, GuardedIO):

@@ -35,11 +35,11 @@ _log = logging.getLogger("ckptguard")
 
 
 class GuardedIO(TorchCheckpointIO):
-    """Lightning's own files; each below `run` is hashed and sealed while it is saved, then read back and judged beside
-    training: that of one save is over before the next begins, and when training ends.
+    """Writes Lightning's own files. Each file below `run` is hashed and sealed while it is saved.
 
-    What ``ModelCheckpoint`` wants deleted is deleted after that, unless it is the last good one: that goes when there
-    is another. It needs no daemon. Trouble of ours is a warning; what a failed save raises is raised.
+    A thread then reads it back and judges it while training goes on. It ends before the next save, and before the end
+    of training. What ``ModelCheckpoint`` wants deleted is deleted after that. The last good one stays until there is
+    another. It needs no daemon. A failure of ckptguard is a warning; a save that fails raises.
     """
 
     def __init__(self, run: str | os.PathLike[str], *, settings: GivenSettings = None) -> None:

@@ -9,8 +9,8 @@
 
     ckptguard.integrations.tracking.follow("runs/exp1", mlflow=mlflow.start_run())
 
-It reads the records of the run, whoever writes them: a guard, a daemon, or the command line. That happens in a thread,
-and whatever fails there is a warning: training neither waits for it nor ends by it.
+It reads the records of the run, written by a guard, a daemon or the command line. A thread does so, and any failure
+there is a warning: training neither waits for it nor ends by it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The callback that watches Hugging Face's Trainer, vetoes a poisoned save, and stops training; and updates left out.
 
-The Trainer counts its position in the data by its updates. So the batches of a harmful update are drawn and counted as
-ever, but no forward pass, backward pass or optimizer step is made for them. All later batches come at the same steps as
+The Trainer counts its position in the data by its updates. So the batches of a harmful update are drawn and counted,
+but there is no forward pass, backward pass or optimizer step for them. All later batches come at the same steps as
 before, also after another resume.
 """
 
@@ -34,11 +34,11 @@ _log = logging.getLogger("ckptguard")
 class GuardCallback(TrainerCallback):
     """Guards one Trainer. The run is ``args.output_dir`` unless `run` says otherwise.
 
-    A sick state (a non-finite gradient norm, non-finite weights, buffers or optimizer state, or several updates in a
-    row that a loss scaler or DeepSpeed skipped) vetoes the save and stops training.
-    With ``on_sick="raise"`` ``trainer.train()`` then raises SickTrainingError, which names the known-good path, so
-    that a script cannot go on to save a poisoned final model; with ``on_sick="stop"`` it returns, and `sick` holds
-    the error. Nothing else that goes wrong here ever ends training.
+    A sick state vetoes the save and stops training. The state is sick if the gradient norm, weights, buffers or
+    optimizer state are not finite. It is also sick if a loss scaler or DeepSpeed skipped several updates in a row. With
+    ``on_sick="raise"`` ``trainer.train()`` then raises SickTrainingError, which names the known-good path: so no script
+    goes on to save a poisoned final model. With ``on_sick="stop"`` it returns, and `sick` holds the error. No other
+    failure of the guard ends training.
 
     `policy` says when training counts as sick. See `Guarding` for the rest; `deadline` is the longest wait for verdicts
     that are still pending.

@@ -43,18 +43,20 @@ def train(
     deadline: float = 120.0,
     **arguments: Any,
 ) -> Any:
-    """``trainer.train()`` that resumes at the newest known-good checkpoint, and goes back to it when training turns
-    sick; returns what ``trainer.train`` returns. `arguments` are passed on to it. The last save has its verdict then.
+    """Run ``trainer.train(**arguments)``, and go back to the newest known-good checkpoint when training turns sick.
 
-    The run is ``args.output_dir`` unless `run` says otherwise. What is newer than the checkpoint that training goes
-    back to is quarantined. A rollback that replays (``RollbackPolicy(skip=False)``) continues exactly as the Trainer's
-    own resume does. One that skips makes no update for the batches in question; they still count as steps.
-    `resume_from_checkpoint`: True starts anew where nothing is good; False or None starts anew and refuses a run that
-    holds checkpoints already; a path is taken as it is, unverified.
+    Return what ``trainer.train`` returns; the last save has its verdict then. The run is ``args.output_dir`` unless
+    `run` says otherwise. Checkpoints newer than the one that training goes back to are quarantined. A rollback that
+    replays (``RollbackPolicy(skip=False)``) continues exactly as the Trainer's own resume does. One that skips makes no
+    update for the suspect batches; they still count as steps. All ranks call it. Under DeepSpeed the Trainer must have
+    made the optimizer itself.
 
-    RollbackExhausted when the policy's budget is spent, NoKnownGoodError when training turns sick before a good
-    checkpoint exists, SickTrainingError when even the state that training begins with is sick. Of several ranks, all
-    call it. Under DeepSpeed the Trainer must have made the optimizer itself.
+    `resume_from_checkpoint`: by default, or with True, training resumes at the newest known-good checkpoint, or starts
+    from the beginning if none is good. False or None starts from the beginning, and refuses a run that holds
+    checkpoints. A path is loaded without being verified.
+
+    RollbackExhausted if the policy's budget is spent. NoKnownGoodError if training turns sick before a good checkpoint
+    exists. SickTrainingError if even the state that training begins with is sick.
     """
     url = run or trainer.args.output_dir or "."
     guarded = GuardedRun(url, series=SERIES, settings=settings, policy=policy, daemon=daemon, deadline=deadline)

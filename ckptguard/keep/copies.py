@@ -1,4 +1,4 @@
-"""Keep: protected copies of checkpoints, so that rotation, re-saves and crashes cannot take the last good one."""
+"""Keep protected copies of checkpoints, so that rotation, overwrites and crashes cannot destroy the last good one."""
 
 from __future__ import annotations
 
@@ -24,20 +24,24 @@ from ckptguard.storage.local.syncs import synced_together
 from ckptguard.storage.protocol import Entry, find_entry
 from ckptguard.values.ids import CheckpointId
 
-_BLOCK = 512  # what st_blocks counts in, whatever the file system's own blocks are
-_WEAKEST = ("link", "reflink", "copy")  # a copy made in several ways is only as independent as its weakest file
+_BLOCK = 512  # the unit of st_blocks, whatever the file system's block size
+_WEAKEST = ("link", "reflink", "copy")  # a copy with several kinds of files is only as independent as its weakest file
 
 
 def keep_checkpoint(
     view: RunView, checkpoint: Checkpoint, id: CheckpointId, *, how: str | None = None, whole: bool = True
 ) -> KeptCopy | None:
-    """Copy a checkpoint aside under an id; None if copies are off or cannot be made on this storage.
+    """Copy a checkpoint aside under an id. None if copies are off or impossible on this storage.
 
-    A reflink, or a hard link where there are none: it takes no time and no room, and bytes of its own come with the
-    verdict. Of a path that was saved over in place it is a copy: that writer changes a link's content too. Where the
-    storage has neither, it is a copy, on an object store by its own means. `how` overrides all that; `whole`: the files
-    are known to be all of them. StorageFullError leaves nothing behind, and comes before the first byte where it can be
-    told that a copy has no room; ChangedWhileReadError if what was copied is not what was listed.
+    - Normally it is a reflink, or else a hard link: it takes no time and no space. A verdict then makes it a full copy.
+    - For a path that is overwritten in place it is a full copy, because overwriting changes a link's content, too.
+    - Without either it is a full copy, on an object store made by the store itself.
+
+    `how` overrides this. `whole`: these are known to be all files.
+
+    Raises:
+        StorageFullError: there is no space. Nothing is left behind, and nothing is written if that is known before.
+        ChangedWhileReadError: the copied files are not the listed ones.
     """
     run, settings = view.run, view.settings
     present = read_kept(run, id)
@@ -45,7 +49,7 @@ def keep_checkpoint(
     if same or settings.keep == "none":
         return present
     if read_set_aside(run, id) is not None:
-        return None  # its whole files may be the last ones; a repair puts the others right
+        return None  # its whole files may be the last ones, which a repair needs
     try:
         storage, run_prefix, records_prefix = run.shared()
     except SettingsError:
@@ -58,12 +62,12 @@ def keep_checkpoint(
     if present is not None:
         release(run, id)  # of the same save, before it was finished
     folder = kept_folder(id)
-    run.records.remove(folder)  # leftovers of a copy that did not finish
+    run.records.remove(folder)  # leftovers of an unfinished copy
     done = []
     if how == "copy" or (how == "clone" and _clones_are_copies(storage, records_prefix, folder)):
         need_room(storage, checkpoint.bytes, f"a kept copy of {checkpoint.path}")
     try:
-        with synced_together(run.records.url):  # before the mark, by which alone they count
+        with synced_together(run.records.url):  # before the mark, which makes them count
             for key in checkpoint.files:
                 done.append(storage.copy(run_prefix + key, f"{records_prefix}{folder}/{key}", how=how))
     except StorageError:
@@ -89,8 +93,8 @@ def keep_checkpoint(
 
 
 def _is_as_listed(view: RunView, copy: KeptCopy) -> bool:
-    """True if what was copied is what was listed: links are the very files, whatever lies there by now; of other
-    copies the sources have not changed."""
+    """True if the copied files are the listed ones. A link always is; for other copies the sources must not have
+    changed."""
     entries = (find_entry(view.run.records, copy.key(file)) for file in copy.files)
     kept = [entry.signature if entry is not None else None for entry in entries]
     if copy.how == "link" and all(
@@ -102,7 +106,7 @@ def _is_as_listed(view: RunView, copy: KeptCopy) -> bool:
 
 
 def is_saved_over(view: RunView, checkpoint: Checkpoint) -> bool:
-    """True if this path was seen to be saved over in place: one of its files was written again through its inode."""
+    """True if this path was overwritten in place: one of its files was written again through its inode."""
     history = view.history
     waiting = [c for c in view.waiting_copies(checkpoint.series) if c.path == checkpoint.path]
     sealed = (history.manifest(id) for id in history.generations(checkpoint.series, checkpoint.step)[-2:])
@@ -112,7 +116,7 @@ def is_saved_over(view: RunView, checkpoint: Checkpoint) -> bool:
 
 
 def _clones_are_copies(storage: Storage, records_prefix: str, folder: str) -> bool:
-    """True if the storage is known to have no reflinks, tried with a small record of ours."""
+    """True if the storage certainly has no reflinks. It is tried with a small record of ours."""
     if storage.root is None:
         return False
     sample = f"{records_prefix}{folder}/.tmp-sample"
@@ -126,7 +130,7 @@ def _clones_are_copies(storage: Storage, records_prefix: str, folder: str) -> bo
 
 
 def release(run: Run, id: CheckpointId) -> None:
-    """Remove a kept copy. The mark goes first: a crash leaves files that are collected later, never half a copy."""
+    """Remove a kept copy. The mark goes first, so a crash leaves files to collect, never half a copy."""
     folder = kept_folder(id)
     run.records.remove(folder + ".json")
     run.records.remove(folder + ".damaged.json")
@@ -134,8 +138,8 @@ def release(run: Run, id: CheckpointId) -> None:
 
 
 def put_aside(run: Run, copy: KeptCopy) -> None:
-    """Have a kept copy whose bytes are wrong count no more. One that is nothing but links to what lies in place has
-    nothing to give and goes; of any other the files that are right may be needed to repair the place."""
+    """Stop using a kept copy whose bytes are wrong. If all of it is links to the files in place, remove it. Otherwise
+    its right files may be needed for a repair."""
     if shares_place(run, copy, copy.files):
         release(run, copy.id)
     else:
@@ -154,9 +158,11 @@ def _is_linked(run: Run, copy: KeptCopy, file: str) -> bool:
 
 
 def own_bytes(run: Run, copy: KeptCopy) -> int | None:
-    """Bytes of a kept copy that nothing else holds. A hard link costs nothing while another name of the file lives;
-    blocks that a reflink shares cannot be counted: None. A server that does not tell links apart is taken to hold one
-    where the checkpoint's own file has its size and time."""
+    """Return the bytes that only this kept copy occupies, or None if reflinks share them.
+
+    A hard link costs nothing while the file has another name. If a server does not report links, equal sizes and times
+    count as a link.
+    """
     if copy.how == "reflink":
         return None
     total = 0
@@ -181,7 +187,7 @@ def _looks_linked(run: Run, file: str, kept: Entry) -> bool:
 
 
 def release_unpinned(run: Run, ids: Iterable[CheckpointId]) -> list[CheckpointId]:
-    """Remove kept copies that nothing asks for, except pinned ones; returns what was removed."""
+    """Remove unwanted kept copies except pinned ones. Returns what was removed."""
     unwanted = list(ids)
     pinned = pinned_generations(run) if unwanted else set()
     removed = [id for id in unwanted if id not in pinned]
@@ -191,9 +197,11 @@ def release_unpinned(run: Run, ids: Iterable[CheckpointId]) -> list[CheckpointId
 
 
 def trim_kept(view: RunView) -> list[CheckpointId]:
-    """Remove the kept copies that nothing asks for any more; returns them. In each series the newest `keep_good` GOOD
-    ones stay, and the newest GOOD one with bytes of its own. So do the newest `keep_pending` without a verdict, and
-    pinned ones. One that was GOOD before its place was damaged counts: it was verified when the damage was found."""
+    """Remove kept copies that no rule keeps. Returns them.
+
+    In each series these stay: the newest `keep_good` GOOD ones, the newest GOOD full copy, the newest `keep_pending`
+    without a verdict, and pinned ones. A checkpoint that was GOOD before its files were damaged counts as GOOD.
+    """
     run, settings = view.run, view.settings
     unwanted: list[CheckpointId] = []
     for _, ids in itertools.groupby(list_kept(run), key=lambda id: id.series):

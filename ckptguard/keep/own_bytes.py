@@ -1,4 +1,4 @@
-"""Bytes of its own for a kept copy that is a hard link: what a trainer writes into its file cannot reach them."""
+"""Turn a kept copy that is a hard link into a full copy, which writes to the trainer's file cannot reach."""
 
 from __future__ import annotations
 
@@ -23,16 +23,18 @@ from ckptguard.scan.process.low_priority import lower_priority
 from ckptguard.storage.protocol import find_entry
 from ckptguard.values.manifest import File, Manifest
 
-_LINK_ONLY = "{path} is kept, but not against saving over it: {why}"
+_LINK_ONLY = "{path} is kept, but not against being overwritten: {why}"
 _REMOTE_BLOCK = 8 << 20  # each is one request
 
 
 def give_own_bytes(view: RunView, work: Work, *, saved_over: bool) -> list[str]:
-    """Give the newest good kept copy of each series bytes of its own, where it owes them; returns sentences about what
-    went wrong. `saved_over`: a file of the run was seen to be saved over in place. The run is not locked
-    meanwhile, and the copying thread stands back from training."""
+    """Make the newest good kept copy of each series a full copy where that is due. Returns problems as sentences.
+
+    `saved_over`: a file of the run was overwritten in place. The run is not locked meanwhile, and the copying thread
+    has low priority.
+    """
     run, settings, troubles = view.run, view.settings, list[str]()
-    if settings.keep not in ("auto", "copy"):  # a copy that had no room is a link until there is some
+    if settings.keep not in ("auto", "copy"):  # a copy that had no space is a link until there is some
         return []
     for _, ids in itertools.groupby(list_kept(run), key=lambda id: id.series):
         newest_first = sorted(ids, key=lambda id: id.order, reverse=True)
@@ -47,7 +49,7 @@ def give_own_bytes(view: RunView, work: Work, *, saved_over: bool) -> list[str]:
                     settings.niceness, functools.partial(_replace_links, view, copy, manifest, work)
                 )
             except StoppedError:
-                return troubles  # called off, and nothing went wrong: the next pass does it
+                return troubles  # stopped without an error: the next pass does it
             except (BusyError, CouldNotTellError) as error:
                 troubles.append(_LINK_ONLY.format(path=copy.path, why=error.message))
                 break
@@ -58,7 +60,7 @@ def give_own_bytes(view: RunView, work: Work, *, saved_over: bool) -> list[str]:
 
 
 def _beside_training(niceness: int, copying: Callable[[], str | None]) -> str | None:
-    """Do it in a thread that stands back from training by so much."""
+    """Run the copying in a thread with this niceness, so that training comes first."""
     with ThreadPoolExecutor(1, "ckptguard-copy") as thread:
         if niceness:
             thread.submit(lower_priority, niceness).result()
@@ -70,18 +72,21 @@ def _kept(copy: KeptCopy) -> Kept:
 
 
 def _replace_links(view: RunView, copy: KeptCopy, manifest: Manifest, work: Work) -> str | None:
-    """Replace each link by its bytes, which are held against the manifest on their way, then the mark. At each moment
-    a file is the link or the whole copy. Returns what is wrong with the bytes; StorageFullError before the first."""
+    """Replace each link by a full copy, compared with the manifest while it is copied, then rewrite the mark.
+
+    At each moment a file is the link or the whole copy. Returns what is wrong with the bytes. Raises StorageFullError
+    before the first byte.
+    """
     run = view.run
     inodes = {file: inode for file, (_, _, inode, _) in zip(copy.files, copy.sources, strict=False)}
     linked = [
         f for f in manifest.files if (e := find_entry(run.records, copy.key(f.path))) and e.inode == inodes[f.path]
     ]
-    need_room(run.records, sum(f.size for f in linked), "bytes of its own")
+    need_room(run.records, sum(f.size for f in linked), "a full copy of it")
 
     def hold() -> None:
         if work.is_stopped():
-            raise StoppedError("the copying was called off", key=copy.folder)
+            raise StoppedError("the copying was stopped", key=copy.folder)
 
     pace = Pace(view.settings.verify_rate, hold)
     for file in linked:
@@ -95,7 +100,7 @@ def _replace_links(view: RunView, copy: KeptCopy, manifest: Manifest, work: Work
 
 
 def _replace_link(run: Run, copy: KeptCopy, file: File, pace: Pace) -> str | None:
-    # Not above: a daemon that copies nothing needs none of it.
+    # Imported here, because a daemon that copies nothing does not need it.
     from ckptguard.scan.sealed_stream import SealedStream
     from ckptguard.scan.thread_buffers import BLOCK
 

@@ -1,4 +1,4 @@
-"""Quarantine: move a checkpoint aside, so that a trainer's own "latest" finds the good one."""
+"""Quarantine: move a checkpoint aside, so that a trainer's own search for the latest finds the good one."""
 
 from __future__ import annotations
 
@@ -23,8 +23,10 @@ from ckptguard.version import __version__
 
 
 def quarantine(view: RunView, path: str, *, reason: str, suspect: bool = True) -> CheckpointId:
-    """Move the checkpoint in place under `path` aside; returns its id. With `suspect`, one that was GOOD or had no
-    verdict gets SUSPECT. ObjectMissingError if nothing lies there."""
+    """Move the checkpoint at `path` aside. Returns its id. Raises ObjectMissingError if there is none.
+
+    With `suspect`, a checkpoint that was GOOD or had no verdict becomes SUSPECT.
+    """
     with run_lock(view.run):
         checkpoint = view.look_again(path)
         if checkpoint is None:
@@ -34,8 +36,10 @@ def quarantine(view: RunView, path: str, *, reason: str, suspect: bool = True) -
 
 
 def quarantine_checkpoint(view: RunView, checkpoint: Checkpoint, *, reason: str, suspect: bool = True) -> CheckpointId:
-    """The same for a caller that holds the lock. The mark comes first: `finish_quarantines` mends a crash before the
-    move. The next save of that step is a new generation, even with equal bytes."""
+    """The same for a caller that holds the lock. The next save of that step is a new generation, even with equal bytes.
+
+    The mark comes first: after a crash `finish_quarantines` completes the move.
+    """
     run, history = view.run, view.history
     id = view.content_id(checkpoint)
     if suspect:
@@ -57,20 +61,22 @@ def quarantine_checkpoint(view: RunView, checkpoint: Checkpoint, *, reason: str,
 
 
 def move_aside(run: Run, checkpoint: Checkpoint, id: CheckpointId) -> None:
-    """Move damaged bytes out of the way of a whole copy of the same generation. The generation itself is not
-    quarantined: the copy takes its place. For a caller that holds the lock."""
+    """Move damaged files aside to make room for a whole copy of the same generation, which is not quarantined.
+
+    The caller holds the lock.
+    """
     files = (*checkpoint.files, *(e.key for e in checkpoint.irregular))
     _move_files(run, checkpoint.path, files, damaged_folder(id))
 
 
 def damaged_folder(id: CheckpointId) -> str:
-    """A new folder of the quarantine, in the records, for damaged bytes of a generation."""
+    """Return a new folder in the records' quarantine for the damaged files of a generation."""
     return f"{QUARANTINE}/{id.record_path}.damaged-{uuid.uuid4().hex[:8]}"
 
 
 def finish_quarantines(view: RunView) -> None:
-    """Finish moves that a crash cut short. Only what is still byte for byte where and as it was marked is moved: a
-    new save under the same name has other times and inodes."""
+    """Finish moves that a crash interrupted. Only files exactly as they were marked are moved: a new save under the
+    same name has other times and inodes."""
     run = view.run
     for id in itertools.chain.from_iterable(view.history.quarantined.values()):
         mark = read_quarantined(run, id)
@@ -83,8 +89,10 @@ def finish_quarantines(view: RunView) -> None:
 
 
 def mark_suspect(view: RunView, id: CheckpointId, reason: str) -> None:
-    """SUSPECT for a generation that is GOOD or has no verdict; worse verdicts stand. Where only the place is damaged,
-    the suspicion is of the content, which may still lie in a kept copy."""
+    """Give SUSPECT to a generation that is GOOD or has no verdict. Worse verdicts stay.
+
+    If only the files in place are damaged, the suspicion is about the content, which a kept copy may still hold.
+    """
     before = view.history.verdict(id)
     damaged = before is not None and before.place_damaged and before.content is Outcome.GOOD
     if before is not None and before.outcome is not Outcome.GOOD and not damaged:
@@ -107,11 +115,11 @@ def mark_suspect(view: RunView, id: CheckpointId, reason: str) -> None:
 
 def _move_files(run: Run, path: str, files: Sequence[str], folder: str) -> None:
     storage, run_prefix, records_prefix = run.shared()
-    # A folder moves in one piece, with what lies nested in it; model files at the run's root move one by one.
+    # A folder is moved as one piece, with everything nested in it. Model files at the run's root are moved one by one.
     for key in tops(path, files):
         try:
             storage.move(run_prefix + key, f"{records_prefix}{folder}/{key}")
         except ObjectMissingError:
-            continue  # moved before a crash, or rotated away meanwhile
+            continue  # moved before a crash, or deleted by the trainer meanwhile
         except ObjectExistsError:
             storage.move(run_prefix + key, f"{records_prefix}{folder}.{uuid.uuid4().hex[:8]}/{key}")

@@ -1,4 +1,4 @@
-"""How files make up a checkpoint. One file a layout, one line in the table."""
+"""How files form a checkpoint. One file per layout, one line in the table."""
 
 from __future__ import annotations
 

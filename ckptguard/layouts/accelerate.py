@@ -1,7 +1,7 @@
-"""Accelerate's ``save_state`` folder, named by the user or automatically (``checkpoint_K``, K counting saves).
+"""Accelerate's ``save_state`` folder, named by the user or automatically (``checkpoint_K``, where K counts saves).
 
-No file marks its end: random states of another rank, or custom objects, may be the last. Hooks of the user may save
-the weights under names of their own (``unet/``, ``pytorch_lora_weights.safetensors``).
+No file marks its end: another rank's random states or custom objects may come last. User hooks may save the weights
+under other names (``unet/``, ``pytorch_lora_weights.safetensors``).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def _gaps(checkpoint: Checkpoint, structures: Structures) -> list[Gap]:
     if not any(_RANDOM.fullmatch(name) for name in names):
         gaps.append(Gap("there are no random_states; Accelerate writes them last"))
     if "scheduler.bin" in names and not optimizer_there(checkpoint):
-        gaps.append(Gap("not there, but the scheduler's state is", checkpoint.key("optimizer.bin")))
+        gaps.append(Gap("missing, although the scheduler's state is there", checkpoint.key("optimizer.bin")))
     custom = sorted(int(match[1]) for name in names if (match := _CUSTOM.fullmatch(name)))
     if custom and custom[-1] + 1 != len(custom):
         gaps.append(Gap(f"only {len(custom)} of {custom[-1] + 1} custom_checkpoint files are there"))

@@ -1,4 +1,4 @@
-"""A checkpoint as a listing shows it, and what a layout says of it."""
+"""A checkpoint as a listing shows it, and what a layout knows about it."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ from ckptguard.values.ids import Step
 
 
 class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything saved for one step. `path` is relative to the run; "." means model files at the run's root. `entries`
-    are its regular files and `irregular` everything else in it (links, FIFOs, ...), keys relative to the run, sorted.
-    Most lie below `path` or are `path`; a layout may own a few beside it (WeNet's ``epoch_3.yaml``). `step` is None
-    where names cannot tell it."""
+    """Everything saved for one step. `path` is relative to the run; "." means model files at the run's root.
+
+    `entries` are its regular files, `irregular` everything else in it (links, FIFOs). Their keys are relative to the
+    run and sorted. Most are at or below `path`; a layout may own a few beside it (WeNet's ``epoch_3.yaml``). `step` is
+    None if the name does not state it.
+    """
 
     path: str
     layout: str
@@ -41,11 +43,11 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def written_at(self) -> int:
-        """When the last of its files was written, in ns by the storage's clock; 0 where that is not told."""
+        """When the last of its files was written, in ns by the storage's clock; 0 if unknown."""
         return max((e.mtime_ns for e in self.entries if e.mtime_ns is not None), default=0)
 
     def inside(self, key: str) -> str:
-        """A file's name relative to the checkpoint; of a file beside it, its name."""
+        """Return a file's name relative to the checkpoint; for a file beside it, its name."""
         if self.path == "." or key == self.path:
             return key
         if key.startswith(self.path + "/"):
@@ -53,12 +55,12 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
         return key.rpartition("/")[2]
 
     def key(self, inside: str) -> str:
-        """The key of a file in the checkpoint's folder."""
+        """Return the key of a file in the checkpoint's folder."""
         return inside if self.path == "." else f"{self.path}/{inside}"
 
 
 def tops(path: str, files: Sequence[str]) -> list[str]:
-    """What to move so that a checkpoint moves whole: its folder or file, and its files beside that, one by one."""
+    """Return what to move so that a checkpoint moves as a whole: its folder or file, and each file beside it."""
     if path == ".":
         return list(files)
     beside = [f for f in files if f != path and not f.startswith(path + "/")]
@@ -66,7 +68,7 @@ def tops(path: str, files: Sequence[str]) -> list[str]:
 
 
 class Gap(msgspec.Struct, frozen=True):
-    """Something that the layout implies and that is not there. `fatal`: the checkpoint cannot be used without it."""
+    """Something that the layout implies and that is missing. `fatal`: the checkpoint cannot be used without it."""
 
     message: str
     file: str | None = None
@@ -74,8 +76,10 @@ class Gap(msgspec.Struct, frozen=True):
 
 
 class Folder(msgspec.Struct, frozen=True, kw_only=True):
-    """A folder as a listing shows it. `files` are names of what lies in it directly and is no folder, `below` the
-    relative paths of files in folders inside it, `around` the names of the files beside it."""
+    """A folder as a listing shows it. `files` are the names directly in it, without folders.
+
+    `below` are relative paths of files in its subfolders, `around` the names of the files beside it.
+    """
 
     path: str
     files: frozenset[str]
@@ -92,16 +96,16 @@ Structures = Mapping[str, Structure]  # of a checkpoint's files, by key
 
 
 class Layout(msgspec.Struct, frozen=True, kw_only=True):
-    """One row of the table of layouts. Recognition is by names alone; the first row that accepts decides.
+    """One row of the table of layouts. Names alone decide, and the first row that accepts wins.
 
-    `accepts(folder)` and `accepts_file(name, around)` (a file, and the names in its folder) say what is a checkpoint
-    of this layout. `companions(name, around)` are names of files beside it that belong to it, there or not.
-    `pieces(inner)` says of a folder inside (by its relative path) that it is part of the checkpoint, although its
-    name looks like a checkpoint's. `gaps(checkpoint, structures)` says what is missing, from the listing and the
-    structures of the files (by key); no fatal gap and no structure problem means finished, once the files are quiet.
-    `last_written(path)` is the key of the file that the writer writes last ("" where there is none).
-    `last_is_the_end`: with that file all others are there, and none is written again.
-    `sealed_by_writer`: finished by its writer's manifest alone; an observer never seals it.
+    - `accepts(folder)`, `accepts_file(name, around)`: is this folder or file a checkpoint of the layout?
+    - `companions(name, around)`: names of files beside it that belong to it, whether they exist or not.
+    - `pieces(inner)`: is this folder inside a part of it, although it is named like a checkpoint?
+    - `gaps(checkpoint, structures)`: what is missing. No fatal gap and no structure problem in quiet files means
+      finished.
+    - `last_written(path)`: the key of the file that is written last, or "".
+    - `last_is_the_end`: once that file exists, all others exist and none is written again.
+    - `sealed_by_writer`: only its writer's manifest finishes it; an observer never seals it.
     """
 
     name: str

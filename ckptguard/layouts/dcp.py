@@ -1,6 +1,6 @@
-"""torch.distributed.checkpoint's folder: ``.distcp`` files, and the ``.metadata`` that is written last.
+"""torch.distributed.checkpoint's folder: ``.distcp`` files, and ``.metadata``, which is written last.
 
-Without collectives each rank writes a ``__0.metadata`` of its own instead, for its own files.
+Without collectives each rank writes its own ``__0.metadata`` for its own files.
 """
 
 from __future__ import annotations
@@ -16,9 +16,11 @@ _OF_RANK = re.compile(r"__(\d{1,9})(?:_\d+\.distcp|\.metadata)")
 
 
 def dcp_gaps(checkpoint: Checkpoint, folder: str, structures: Structures) -> list[Gap]:
-    """What a folder inside the checkpoint ("": the checkpoint itself) lacks. Files that its ``.metadata`` does not name
-    are gaps too: they are of another save, or it is. Empty ones are not: a rank or thread with nothing to write leaves
-    such a file."""
+    """Return what a folder inside the checkpoint lacks ("": the checkpoint itself).
+
+    Files that its ``.metadata`` does not name are gaps, too: one of them is from another save. Empty files are normal,
+    for ranks or threads with nothing to write.
+    """
     prefix = folder + "/" if folder else ""
     below = ((checkpoint.inside(e.key), e.size) for e in checkpoint.entries)
     inside = {name[len(prefix) :]: size for name, size in below if name.startswith(prefix)}
@@ -26,7 +28,7 @@ def dcp_gaps(checkpoint: Checkpoint, folder: str, structures: Structures) -> lis
     described = [name for name in sizes if is_dcp_metadata(name)]
     stored = sorted(name for name in sizes if name.endswith(SUFFIX))
     named: dict[str, int] = {}  # where the last range of each file ends
-    known = True  # all that any metadata says
+    known = True  # whether every metadata file could be read
     for name in described:
         structure = structures.get(checkpoint.key(prefix + name))
         known = known and structure is not None and not structure.problems
@@ -36,20 +38,22 @@ def dcp_gaps(checkpoint: Checkpoint, folder: str, structures: Structures) -> lis
     def gap(name: str, message: str) -> Gap:
         return Gap(message, checkpoint.key(prefix + name))
 
-    gaps = [gap(name, "not there; it is written last") for name in _metadata_to_expect(described, stored)]
+    gaps = [gap(name, "missing; it is written last") for name in _metadata_to_expect(described, stored)]
     for name, length in sorted(named.items()):
         if name not in sizes:
-            gaps.append(gap(name, f"{_METADATA} names this file, but it is not there"))
+            gaps.append(gap(name, f"{_METADATA} names this file, but it is missing"))
         elif sizes[name] < length:
             gaps.append(gap(name, f"it has {sizes[name]} bytes, but {_METADATA} states ranges up to byte {length}"))
     if described and known:
         strange = [name for name in stored if name not in named and sizes[name]]
-        gaps += [gap(name, f"{_METADATA} does not name this file: one of them is of another save") for name in strange]
+        gaps += [
+            gap(name, f"{_METADATA} does not name this file: one of them comes from another save") for name in strange
+        ]
     return gaps
 
 
 def _metadata_to_expect(described: list[str], stored: list[str]) -> list[str]:
-    """Names of metadata that are not there: the one of all ranks, or those of ranks that left other files."""
+    """Return the names of missing metadata: the one for all ranks, or those of ranks that left other files."""
     if _METADATA in described:
         return []
     if not described:

@@ -1,7 +1,7 @@
 """DeepSpeed's tag folder (``global_step500/``): model states, and with ZeRO the optimizer states of every rank.
 
-Nothing marks its end: ``latest`` beside the folder is written before other ranks are done. How many files there
-should be, the model states say (``dp_world_size``, ``mp_world_size``).
+Nothing marks its end: ``latest`` beside the folder is written before other ranks finish. The model states say how many
+files there should be (``dp_world_size``, ``mp_world_size``).
 Source: deepspeed/runtime/engine.py, ``_get_ckpt_name`` and ``_get_zero_ckpt_name``, read at 0.19.8.
 """
 
@@ -28,7 +28,7 @@ def is_state_of_rank(name: str) -> bool:
 
 
 def stated_world(structure: Structure) -> tuple[int, int] | None:
-    """(data parallel ranks, model parallel ranks) as model states tell; None for any other file."""
+    """Return (data parallel ranks, model parallel ranks) from model states; None for any other file."""
     stated = {leaf.name: leaf.value for leaf in structure.leaves if leaf.name in ("dp_world_size", "mp_world_size")}
     data, model = stated.get("dp_world_size"), stated.get("mp_world_size", 1)
     if isinstance(data, int) and isinstance(model, int) and 0 < data * model <= _MOST_RANKS and model > 0:
@@ -37,7 +37,7 @@ def stated_world(structure: Structure) -> tuple[int, int] | None:
 
 
 def deepspeed_gaps(checkpoint: Checkpoint, folder: str, structures: Structures) -> list[Gap]:
-    """What a tag folder inside the checkpoint ("": the checkpoint itself) lacks."""
+    """Return what a tag folder inside the checkpoint lacks ("": the checkpoint itself)."""
     prefix = checkpoint.key(folder) + "/" if folder else checkpoint.key("")
     names = {key[len(prefix) :] for key in checkpoint.files if key.startswith(prefix)}
     models = {name: match for name in names if (match := MODEL_STATES.fullmatch(name))}
@@ -48,8 +48,8 @@ def deepspeed_gaps(checkpoint: Checkpoint, folder: str, structures: Structures) 
     world = _stated_by_first(known)
     if world is None:
         if any(s.problems for s in known) or len(known) < len(models):
-            return []  # the file that should say so is broken, which has a finding of its own
-        return [Gap("no file states the world size: whether all ranks are there is not known", fatal=False)]
+            return []  # the file with that number is broken, which has its own finding
+        return [Gap("no file states the world size, so files of some ranks may be missing", fatal=False)]
     data, model = world
     expected: list[str] = []
     if any(m["dp"] is not None for m in models.values()):  # ZeRO-3: every rank has model states
@@ -63,18 +63,18 @@ def deepspeed_gaps(checkpoint: Checkpoint, folder: str, structures: Structures) 
             f"{kind}zero_pp_rank_{dp}_mp_rank_{mp:02d}_optim_states.pt" for mp in range(model) for dp in range(data)
         ]
     missing = [name for name in expected if name not in names]
-    what = f"not there; the model states tell of {data * model} ranks"
+    what = f"missing; according to the model states there are {data * model} ranks"
     gaps = [Gap(what, prefix + name) for name in missing[:_MOST_NAMED]]
     if len(missing) > _MOST_NAMED:
         gaps.append(Gap(f"and {len(missing) - _MOST_NAMED} more files of other ranks are missing"))
     left = leftovers(names, known)
-    what = f"the model states tell of {data * model} ranks: it is left of a save by more"
+    what = f"left from a save by more ranks: according to the model states there are {data * model}"
     gaps += [Gap(what, prefix + name, fatal=False) for name in sorted(left)[:_MOST_NAMED]]
     return gaps + _disagreements(prefix, sorted(set(models) - left), structures)
 
 
 def leftovers(names: Collection[str], model_states: Sequence[Structure]) -> set[str]:
-    """Names of files of ranks that the last save (that of the first of the `model_states`) did not have."""
+    """Return the names of files of ranks that the last save did not have, by the first of the `model_states`."""
     world = _stated_by_first(model_states)
     if world is None:
         return set()
@@ -83,12 +83,12 @@ def leftovers(names: Collection[str], model_states: Sequence[Structure]) -> set[
 
 
 def _stated_by_first(model_states: Sequence[Structure]) -> tuple[int, int] | None:
-    """What the first rank's model states tell: every save writes these, while others may be left of a former one."""
+    """Return the number of ranks in the first rank's model states. Every save writes these, but others may be old."""
     return next(filter(None, map(stated_world, model_states)), None)
 
 
 def _disagreements(prefix: str, models: Sequence[str], structures: Structures) -> list[Gap]:
-    """Model states of ranks that tell of another save than those of the first one. A pipeline's layers tell nothing."""
+    """Report model states of ranks from another save than the first rank's. A pipeline's layers do not state it."""
     stated = {}
     for name in models:
         structure = structures.get(prefix + name)
@@ -97,17 +97,17 @@ def _disagreements(prefix: str, models: Sequence[str], structures: Structures) -
             stated[name] = (steps, stated_world(structure))
     first = next(iter(stated.values()), None)
     return [
-        Gap(f"it states global_steps {this[0]}, other ranks {first[0]}: they are of two saves", prefix + n)
+        Gap(f"it states global_steps {this[0]}, other ranks {first[0]}: they come from two saves", prefix + n)
         for n, this in stated.items()
         if first is not None and this != first and this[0] is not None
     ][:_MOST_NAMED]
 
 
 def latest_gaps(checkpoint: Checkpoint, structures: Structures, *, needed: bool) -> list[Gap]:
-    """Whether ``latest`` inside the checkpoint names a folder that is there."""
+    """Report if ``latest`` inside the checkpoint is missing or names a missing folder."""
     key = checkpoint.key("latest")
     if key not in checkpoint.files:
-        what = "not there; without it DeepSpeed loads nothing and says so only in a warning"
+        what = "missing; without it DeepSpeed loads nothing and only logs a warning"
         return [Gap(what, key, fatal=needed)]
     if key not in structures:
         return []
@@ -115,7 +115,7 @@ def latest_gaps(checkpoint: Checkpoint, structures: Structures, *, needed: bool)
     if tag is None:
         return [Gap("it names no folder", key, fatal=needed)]
     there = any(checkpoint.inside(file).startswith(tag + "/") for file in checkpoint.files)
-    return [] if there else [Gap("it names a folder that is not there", key, fatal=needed)]
+    return [] if there else [Gap("it names a folder that is missing", key, fatal=needed)]
 
 
 def _gaps(checkpoint: Checkpoint, structures: Structures) -> list[Gap]:

@@ -1,4 +1,4 @@
-"""Which checkpoints a listing of a run shows. Pure: names and nothing else decide."""
+"""Find the checkpoints in a listing of a run. Pure: names alone decide."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _FINAL_BESIDE = ("config.json", "generation_config.json", "adapter_config.json",
 
 
 def enter(key: str) -> bool:
-    """True if a listing of a run goes into this folder: not into our records, temporaries or hidden folders, and not
-    into a hub cache, whose models are nobody's saves."""
+    """True if a listing of a run enters this folder. It skips our records, temporaries, hidden folders, and hub caches,
+    whose models are downloads."""
     name = key.rpartition("/")[2]
     if _IN_HUB_CACHE.fullmatch(key):
         return False
@@ -33,9 +33,11 @@ def enter(key: str) -> bool:
 
 
 def find_checkpoints(entries: Sequence[Entry], patterns: Sequence[Pattern] = ()) -> list[Checkpoint]:
-    """The checkpoints in a recursive listing of a run (taken with `enter`), sorted by path. A folder's checkpoint owns
-    all files below it, except those of checkpoints nested in it. `patterns` are the user's own words about names; they
-    come before every layout."""
+    """Return the checkpoints in a recursive listing of a run (made with `enter`), sorted by path.
+
+    A folder's checkpoint owns all files below it, except those of checkpoints nested in it. The user's `patterns` come
+    before every layout.
+    """
     tree = _Tree(entries, patterns)
     roots = tree.roots()
     inside: dict[str, list[Entry]] = {path: [] for path in roots}
@@ -52,14 +54,14 @@ def find_checkpoints(entries: Sequence[Entry], patterns: Sequence[Pattern] = ())
 
 
 def folder_as_checkpoint(name: str, entries: Sequence[Entry]) -> Checkpoint | None:
-    """The folder itself as one checkpoint (its entries' keys begin with `name`), if a layout accepts it."""
+    """Return the folder itself as one checkpoint, if a layout accepts it. Its entries' keys begin with `name`."""
     tree = _Tree(entries)
     layout = tree.layout_of(name)
     return _checkpoint(name, layout, itertools.chain(*tree.folders.values())) if layout is not None else None
 
 
 class _Tree:
-    """A listing by folders. What is temporary is left out."""
+    """A listing by folders, without temporaries."""
 
     def __init__(self, entries: Sequence[Entry], patterns: Sequence[Pattern] = ()) -> None:
         self.patterns = patterns
@@ -76,19 +78,21 @@ class _Tree:
             self.folders[parent].append(entry)
 
     def names(self, folder: str) -> frozenset[str]:
-        """Names of what lies in a folder and is none."""
+        """Return the names in a folder that are not folders."""
         return frozenset(e.name for e in self.folders.get(folder, ()) if e.kind != "folder")
 
     def layout_of(self, path: str) -> Layout | None:
-        """The first layout that accepts a folder by itself; for one whose name the user gave, at least "folder"."""
+        """Return the first layout that accepts a folder; for a name that the user gave, at least "folder"."""
         files, around = self.names(path), self.names(path.rpartition("/")[0])
         folder = Folder(path=path, files=files, below=frozenset(self._below.get(path, ())), around=around)
         row = next((row for row in LAYOUTS.values() if row.accepts(folder)), None)
         return LAYOUTS["folder"] if row is None and files and choose(self.patterns, path) else row
 
     def roots(self) -> dict[str, Layout]:
-        """The folders that are checkpoints. Folders of one series in one place are of one kind: what a half-written one
-        cannot show yet, its siblings do."""
+        """Return the folders that are checkpoints. Folders of one series in one place have one layout.
+
+        So a half-written folder gets the layout of its siblings.
+        """
         folders = [path for path in self.folders if path and path.count("/") < MAX_DEPTH]
         by_itself = {path: row for path in folders if (row := self.layout_of(path)) is not None}
         order = list(LAYOUTS)
@@ -105,21 +109,23 @@ class _Tree:
         return {path: row for path, row in roots.items() if not self._is_piece(path, roots)}
 
     def _is_piece(self, path: str, roots: dict[str, Layout]) -> bool:
-        """True if a folder inside a checkpoint is a piece of it instead of a checkpoint nested in it."""
+        """True if a folder inside a checkpoint is a piece of it, not a nested checkpoint."""
         above = [p for p in _upwards(path)[1:] if p in roots]
         uncounted = bool(above) and not counts_steps(path.rpartition("/")[2])
         return uncounted or any(roots[p].pieces(path[len(p) + 1 :]) for p in above)
 
     def folder_checkpoint(self, path: str, row: Layout, inside: Sequence[Entry]) -> Checkpoint:
-        """A folder with what is inside, and with what belongs to it beside it."""
+        """Return a folder as a checkpoint, with its content and its companions beside it."""
         parent, _, name = path.rpartition("/")
         beside = row.companions(name, self.names(parent))
         entries = [*inside, *(e for e in self.folders.get(parent, ()) if e.name in beside)]
         return _checkpoint(path, row, entries, chosen=choose(self.patterns, path))
 
     def loose_files(self, folder: str, entries: list[Entry]) -> list[Checkpoint]:
-        """Single-file checkpoints of a folder that is none itself, and the run's final model at its root. Links at this
-        level are aliases of other checkpoints (``final.pt``) and are passed over."""
+        """Return the single-file checkpoints of a folder, and the run's final model at its root.
+
+        Links at this level are aliases of other checkpoints (``final.pt``), and are ignored.
+        """
         state = [e for e in entries if e.kind == "file" and (holds_state(e.name) or choose(self.patterns, e.key))]
         around, by_name = self.names(folder), {e.name: e for e in entries}
         unnumbered = [e for e in state if not folder and not is_loose(e.name, around)]
@@ -141,7 +147,7 @@ class _Tree:
 
 
 def _upwards(folder: str) -> list[str]:
-    """A folder and those around it, nearest first, the root last."""
+    """Return a folder and those around it, nearest first, the root last."""
     parts = folder.split("/") if folder else []
     return ["/".join(parts[:depth]) for depth in range(len(parts), -1, -1)]
 

@@ -15,18 +15,18 @@ _FSDP = re.compile(r"(?:pytorch_model_fsdp|optimizer)_\d+")
 
 
 def has_engine_states(checkpoint: Checkpoint) -> bool:
-    """True if weights lie in a DeepSpeed or FSDP folder inside."""
+    """True if weights are in a DeepSpeed or FSDP folder inside."""
     return bool(_deepspeed_folders(checkpoint)) or any(f.startswith("pytorch_model") for f in _fsdp_folders(checkpoint))
 
 
 def optimizer_there(checkpoint: Checkpoint) -> bool:
-    """True if optimizer state lies in a file of its own, or in a DeepSpeed or FSDP folder inside."""
+    """True if optimizer state is in its own file, or in a DeepSpeed or FSDP folder inside."""
     own = any(tensor_suffix(key) and file_role(key) == "optimizer" for key in checkpoint.files)
     return own or bool(_deepspeed_folders(checkpoint)) or any(f.startswith("optim") for f in _fsdp_folders(checkpoint))
 
 
 def engine_gaps(checkpoint: Checkpoint, structures: Structures, *, latest_needed: bool = False) -> list[Gap]:
-    """What those folders lack. `latest_needed`: DeepSpeed finds its folder by ``latest`` alone."""
+    """Return what those folders lack. `latest_needed`: DeepSpeed finds its folder only by ``latest``."""
     gaps: list[Gap] = []
     deepspeed = _deepspeed_folders(checkpoint)
     for folder in deepspeed:
@@ -39,9 +39,10 @@ def engine_gaps(checkpoint: Checkpoint, structures: Structures, *, latest_needed
 
 
 def rank_gaps(checkpoint: Checkpoint, structures: Structures) -> list[Gap]:
-    """A warning where RNG states, which every rank writes for itself, are missing: those ranks would resume with other
-    random numbers. How many there should be, only a DeepSpeed file beside them states; else the highest rank that is
-    there tells."""
+    """Warn about missing RNG states of ranks, which would resume with other random numbers.
+
+    A DeepSpeed file beside them states their number. Otherwise the highest existing rank gives it.
+    """
     ranks: dict[str, set[int]] = {}
     for key in checkpoint.files:
         match = _OF_RANK.fullmatch(checkpoint.inside(key))

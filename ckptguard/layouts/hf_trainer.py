@@ -1,4 +1,4 @@
-"""Hugging Face Trainer's ``checkpoint-N`` folder; ``trainer_state.json`` is what rank 0 writes last.
+"""Hugging Face Trainer's ``checkpoint-N`` folder. Rank 0 writes ``trainer_state.json`` last.
 
 The weights may be one file, shards, an adapter (PEFT), DeepSpeed's ``global_stepN/`` or FSDP's sharded folders.
 """
@@ -28,16 +28,16 @@ def _gaps(checkpoint: Checkpoint, structures: Structures) -> list[Gap]:
     if not any(holds_weights(name) for name in names) and not has_engine_states(checkpoint):
         gaps.append(Gap("there are no weights"))
     if "scheduler.pt" in names and not optimizer_there(checkpoint):
-        message = "not there, but the scheduler's state is: a resume would start it anew and say nothing"
+        message = "missing, although the scheduler's state is there: a resume would silently restart the optimizer"
         gaps.append(Gap(message, checkpoint.key("optimizer.pt")))
     elif "optimizer.pt" in names and "scheduler.pt" not in names:
-        message = "not there: without it a resume leaves the optimizer's state aside too, and says nothing"
+        message = "missing: without it a resume silently ignores the optimizer's state, too"
         gaps.append(Gap(message, checkpoint.key("scheduler.pt")))
     if "optimizer.pt" in names and not any(file_role(name) == "rng" for name in names):
-        gaps.append(Gap("there is no rng_state: a resume would go on with other random numbers", fatal=False))
+        gaps.append(Gap("there is no rng_state: a resume would continue with other random numbers", fatal=False))
     state = checkpoint.key("trainer_state.json")
     if "trainer_state.json" not in names:
-        gaps.append(Gap("not there; the Trainer writes it last", state))
+        gaps.append(Gap("missing; the Trainer writes it last", state))
     elif state in structures:
         stated = next((leaf.value for leaf in structures[state].leaves if leaf.name == "global_step"), None)
         if stated is not None and checkpoint.step is not None and stated != checkpoint.step:

@@ -12,7 +12,7 @@ from ckptguard.layouts.checkpoint import Checkpoint, Gap, Layout, Structures
 from ckptguard.layouts.plain_folder import holds_state
 from ckptguard.layouts.sharded import shard_gaps
 
-# Weights in formats that have no row in our table: they are only digested.
+# Weights in formats without a row in our table: they are only digested.
 _FOREIGN_WEIGHTS = re.compile(
     r".*\.(?:gguf|ggml|onnx|onnx_data|h5|keras|msgpack|tflite|pb|ot|mlmodel|mlpackage|nemo|engine"
     r"|pdparams|params|joblib|model|mar|llamafile|task)"
@@ -22,10 +22,13 @@ _SHA1 = re.compile(r"[0-9a-f]{40}")
 
 
 class HubFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What a hub cache says about one snapshot beside the bytes of its files. All keys are the storage's. `sums`: file
-    -> (algorithm, hex digest) by which its blob is named. `missing` are links without their blob, `refused` those that
-    were not followed, each with the reason. `unfinished` are downloads that did not end. `lost_refs`: ref -> the commit
-    that it names and of which there is no snapshot."""
+    """What a hub cache says about one snapshot, beside its files' bytes. All keys are the storage's.
+
+    - `sums`: file -> (algorithm, hex digest) from its blob's name.
+    - `missing`: links without their blob. `refused`: links that were not followed, with the reason.
+    - `unfinished`: downloads that did not finish.
+    - `lost_refs`: ref -> a commit without a snapshot.
+    """
 
     sums: Mapping[str, tuple[str, str]] = {}
     missing: tuple[str, ...] = ()
@@ -35,8 +38,10 @@ class HubFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def stated_by_name(blob: str) -> tuple[str, str] | None:
-    """(algorithm, hex digest) by which a blob is named: SHA-256 for large files, git's SHA-1 for the others; None for
-    any other name, as mirrors give."""
+    """Return the (algorithm, hex digest) in a blob's name: SHA-256 for large files, git's SHA-1 for others.
+
+    None for any other name, which mirrors may use.
+    """
     name = blob.rpartition("/")[2]
     if _SHA256.fullmatch(name):
         return "sha256", name
@@ -47,14 +52,14 @@ def _gaps(checkpoint: Checkpoint, structures: Structures) -> list[Gap]:
     gaps = shard_gaps(checkpoint, structures)
     holds = any(holds_state(key) or _are_other_weights(key.lower()) for key in checkpoint.files)
     if not checkpoint.files:
-        gaps.append(Gap("nothing of it was downloaded completely"))
+        gaps.append(Gap("no file of it was downloaded completely"))
     elif not holds and checkpoint.path.startswith("models--"):
         gaps.append(Gap("there are no weights, only other files of the repository"))
     return gaps
 
 
 def _are_other_weights(key: str) -> bool:
-    """True if nobody misses safetensors beside a file of this name."""
+    """True if a file of this name can replace safetensors."""
     return key.endswith(suffixes_of("arrays", "objects", "pieces")) or _FOREIGN_WEIGHTS.fullmatch(key) is not None
 
 

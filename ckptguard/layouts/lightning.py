@@ -27,7 +27,7 @@ def _gaps(checkpoint: Checkpoint, structures: Structures) -> list[Gap]:
         return deepspeed_gaps(checkpoint, "checkpoint", structures)
     gaps = dcp_gaps(checkpoint, "", structures)
     if _META not in names:
-        gaps.append(Gap("not there; it holds what is not sharded", checkpoint.key(_META)))
+        gaps.append(Gap("missing; it holds what is not sharded", checkpoint.key(_META)))
     return gaps
 
 

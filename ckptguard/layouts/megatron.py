@@ -1,7 +1,7 @@
 """Megatron-LM's ``iter_0000500/``: a folder for each model parallel rank, or (torch_dist) sharded files.
 
-The rank folders are ``mp_rank_TT`` (tensor parallel), ``mp_rank_TT_PPP`` with pipeline stages, and with expert
-parallelism one number more. Source: megatron/training/checkpointing.py, ``get_checkpoint_name``.
+The rank folders are ``mp_rank_TT`` (tensor parallel), ``mp_rank_TT_PPP`` with pipeline stages, and have one more number
+with expert parallelism. Source: megatron/training/checkpointing.py, ``get_checkpoint_name``.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def _gaps(checkpoint: Checkpoint, structures: Structures) -> list[Gap]:
     if not ranks:
         gaps = dcp_gaps(checkpoint, "", structures)
         if "common.pt" not in names:
-            gaps.append(Gap("not there; it holds what is not sharded", checkpoint.key("common.pt")))
+            gaps.append(Gap("missing; it holds what is not sharded", checkpoint.key("common.pt")))
         return gaps
     gaps = []
     kinds = {name.rpartition("/")[2] for name in names if name.partition("/")[0] in ranks}
@@ -46,10 +46,10 @@ def _gaps(checkpoint: Checkpoint, structures: Structures) -> list[Gap]:
     stated = next((s for structure in structures.values() if (s := _stated(structure))), None)
     if stated is None:
         broken = any(s.problems for s in structures.values())
-        message = "no file states how many ranks there are: whether all are there is not known"
+        message = "no file states how many ranks there are, so files of some may be missing"
         return gaps if broken else [*gaps, Gap(message, fatal=False)]
     missing = [rank for rank in _folders(stated) if rank not in ranks]
-    what = f"not there; the arguments tell of {math.prod(stated)} model parallel ranks"
+    what = f"missing; according to the arguments there are {math.prod(stated)} model parallel ranks"
     gaps += [Gap(what, checkpoint.key(f"{rank}/{_MODEL[0]}")) for rank in missing[:_MOST_NAMED]]
     if len(missing) > _MOST_NAMED:
         gaps.append(Gap(f"and {len(missing) - _MOST_NAMED} more ranks are missing"))
@@ -57,7 +57,7 @@ def _gaps(checkpoint: Checkpoint, structures: Structures) -> list[Gap]:
 
 
 def _folders(sizes: tuple[int, int, int]) -> list[str]:
-    """The rank folders' names; a number is left out of them where there is only one such rank."""
+    """Return the rank folders' names. They have no number for a dimension with a single rank."""
     tensor, pipeline, expert = sizes
     stages = [f"_{p:03d}" for p in range(pipeline)] if pipeline > 1 else [""]
     experts = [f"_{e:03d}" for e in range(expert)] if expert > 1 else [""]
@@ -65,7 +65,7 @@ def _folders(sizes: tuple[int, int, int]) -> list[str]:
 
 
 def _stated(structure: Structure) -> tuple[int, int, int] | None:
-    """(tensor, pipeline, expert) parallel ranks that the arguments in a file tell of."""
+    """Return the (tensor, pipeline, expert) parallel ranks in a file's arguments."""
     stated = {v.name.removeprefix("args."): v.value for v in structure.leaves if v.name.startswith("args.")}
     if _SIZES[0] not in stated:
         return None

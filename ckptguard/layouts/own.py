@@ -1,6 +1,6 @@
 """Our own layout: ``step-000000500/`` with model, optimizer and ``state.json``, sealed by its writer.
 
-Several ranks leave torch.distributed.checkpoint's files in it instead of the two.
+Several ranks write torch.distributed.checkpoint's files instead of the two tensor files.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ STATE_FILE = "state.json"
 
 
 def folder_name(step: int) -> str:
-    """The name of the folder for a step."""
+    """Return the name of the folder for a step."""
     return f"step-{step:09d}"
 
 

@@ -1,4 +1,4 @@
-"""A folder that directly holds tensor files: ``save_pretrained``, a downloaded model, a loop of one's own."""
+"""A folder that directly holds tensor files: ``save_pretrained``, a downloaded model, a user's own loop."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ckptguard.layouts.roles import file_role
 from ckptguard.layouts.sharded import adapter_gaps, shard_gaps
 from ckptguard.layouts.step_names import counts_by_word, step_from_name
 
-_ALONE = re.compile(  # which of several saves it is, or a save and nothing else
+_ALONE = re.compile(  # one of several saves, or a name that only a save has
     r"(?:(?:(?:checkpoint|ckpt|epoch|model|weights|net)[-_.])?(?:last|latest|best|final|init)(?:[-_.=].*)?"
     r"|checkpoint|ckpt|snapshot)\.(?:ckpt|pth?(?:\.tar)?)",
     re.IGNORECASE,
@@ -27,26 +27,28 @@ def _gaps(checkpoint: Checkpoint, structures: Structures) -> list[Gap]:
 
 
 def holds_state(key: str) -> bool:
-    """True if a file, by its name, carries weights or optimizer state (not merely RNG, scheduler or arguments)."""
+    """True if a file's name is for weights or optimizer state (not only RNG, scheduler or arguments)."""
     return tensor_suffix(key) and file_role(key) in ("model", "optimizer", "ema", "")
 
 
 def holds_weights(key: str) -> bool:
-    """True if a file by itself, by its name, carries weights: in any folder, under any name that states nothing
-    else (``unet/diffusion_pytorch_model.safetensors``, ``mm_projector.bin``)."""
+    """True if a single file carries weights, by its name: in any folder, under any name without another role
+    (``unet/diffusion_pytorch_model.safetensors``, ``mm_projector.bin``)."""
     by_itself = not key.endswith(".distcp") and not is_dcp_metadata(key)  # those are pieces of something
     return by_itself and tensor_suffix(key) and file_role(key) in ("model", "")
 
 
 def is_loose(file_name: str, around: Collection[str] = ()) -> bool:
-    """True if a tensor file is a checkpoint of its own: it is no shard, and its name states a step, or which of
-    several it is (``last.ckpt``, ``best.pt``). `around` are the names beside it."""
+    """True if a tensor file is a checkpoint of its own: not a shard, with a step or a name like ``last.ckpt``.
+
+    `around` are the names beside it.
+    """
     stated = step_from_name(file_name, around) is not None or bool(_ALONE.fullmatch(file_name))
     return stated and holds_state(file_name)
 
 
 def _accepts(folder: Folder) -> bool:
-    """A folder of files that were saved together; not one in which each file is a save (``seed-1/ckpt-500.pt``)."""
+    """Accept a folder of files that were saved together; not one where each file is a save (``seed-1/ckpt-500.pt``)."""
     state = [f for f in folder.files if holds_state(f)]
     step = step_from_name(folder.name)
     counted = {step_from_name(f, folder.files) for f in state if counts_by_word(f)}
@@ -56,7 +58,7 @@ def _accepts(folder: Folder) -> bool:
         return not any(is_loose(f, folder.files) for f in state)
     if counts_by_word(folder.name):
         return True
-    # "seed-1" may count anything: then its files must not tell of other steps.
+    # "seed-1" may count anything: then its files must not state other steps.
     stated = (
         counted if folder.name.isdigit() else {n for f in state if (n := step_from_name(f, folder.files)) is not None}
     )

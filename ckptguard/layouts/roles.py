@@ -1,4 +1,4 @@
-"""What a file or a tensor is for: model, optimizer, ema, scheduler, scaler, rng, data, other."""
+"""The purpose of a file or a tensor: model, optimizer, ema, scheduler, scaler, rng, data, other."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _FILE_ROLES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     )
 )
 
-# optimizer.bin.old is no optimizer state that any trainer would load.
+# No trainer would load optimizer.bin.old as optimizer state.
 _PUT_ASIDE = (".old", ".bak", ".orig", ".md5", ".sha256", ".txt", "~")
 
 _KEY_ROLES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
@@ -40,12 +40,12 @@ _KEY_ROLES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
 )
 
 
-# What torch's own tutorials and common loops call the one object that holds model, optimizer and the rest.
+# Names for the one object that holds model, optimizer and the rest, in torch's tutorials and common loops.
 _WRAPPERS = ("app", "app_state", "checkpoint", "ckpt", "state", "train_state")
 
 
 def file_role(key: str) -> str:
-    """The role that a file's name states; "" where it states none."""
+    """Return the role in a file's name, or ""."""
     name = key.rpartition("/")[2].lower()
     if name.endswith(_PUT_ASIDE):
         return "other"
@@ -53,16 +53,18 @@ def file_role(key: str) -> str:
 
 
 def key_role(name: str) -> str:
-    """The role that a key, as written, states; "" where it states none. A key with a dot in it states none."""
+    """Return the role in a key, or "". A key with a dot has none."""
     key = name.lower()
     return next((role for pattern, role in _KEY_ROLES if "." not in key and pattern.fullmatch(key)), "")
 
 
 def place_role(name: str, containers: Collection[str]) -> str:
-    """The role of the container that a dotted name lies in; "" where none states one. Without containers a dot is only
-    a letter: ``scaler.weight`` of a flat state dict is a weight. A container that only wraps all the others
-    (``app.optim.state...``) is looked through, and an average of the weights is one wherever it lies
-    (``callbacks.EMA.weights...``)."""
+    """Return the role of the container of a dotted name, or "".
+
+    Without containers a dot is only a letter: ``scaler.weight`` of a flat state dict is a weight. A container that only
+    wraps all others (``app.optim.state...``) is ignored. An average of the weights is one anywhere
+    (``callbacks.EMA.weights...``).
+    """
     first, _, rest = name.partition(".")
     if not rest or first not in containers:
         return ""
@@ -72,16 +74,18 @@ def place_role(name: str, containers: Collection[str]) -> str:
 
 
 def number_role(key: str, name: str, containers: Collection[str]) -> str:
-    """The role of a number that a file holds beside tensors: by the file's name, its container, or its own key."""
+    """Return the role of a number beside tensors: from the file's name, its container, or its own key."""
     stated = file_role(key)
     return stated if stated not in ("", "model") else place_role(name, containers) or key_role(name)
 
 
 def assign_roles(key: str, tensors: Sequence[TensorPlace], *, containers: Collection[str]) -> list[str]:
-    """The role of each tensor of a file. A file's name decides where it can, else the container that a tensor lies in.
-    What is left counts as weights, except beside containers what is no weight by its form: 0-dim tensors that lie in no
-    container with other tensors (``{"model": ..., "best": tensor(inf)}``) are "other", and beside known containers
-    tensors without floats are what their key says (``rng_state``)."""
+    """Return the role of each tensor of a file: from the file's name, else from the tensor's container.
+
+    The rest counts as weights, with two exceptions beside containers. A 0-dim tensor without other tensors in its
+    container (``{"model": ..., "best": tensor(inf)}``) is "other". A tensor without floats gets its key's role
+    (``rng_state``).
+    """
     stated = file_role(key)
     if stated not in ("", "model"):
         return [stated] * len(tensors)
@@ -93,7 +97,7 @@ def assign_roles(key: str, tensors: Sequence[TensorPlace], *, containers: Collec
 
 
 def _container(name: str, containers: Collection[str]) -> str:
-    """The top-level container that a dotted name lies in; "" for none."""
+    """Return the top-level container of a dotted name, or ""."""
     first, _, rest = name.partition(".")
     return first if rest and first in containers else ""
 

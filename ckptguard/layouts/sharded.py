@@ -1,8 +1,8 @@
-"""Completeness of Hugging Face style weights: shards with their index, adapters, and torch's sharded flavour of both.
+"""Completeness of Hugging Face style weights: shards with their index, adapters, and torch's sharded form of both.
 
-That flavour (``shard-00002-model-00001-of-00003.safetensors``) is torch.distributed.checkpoint's: each rank writes its
-pieces of the tensors under the tensors' own names, in as many files as the model has. Nothing says how many ranks
-there were; where a piece lies in its tensor stands in the file's header.
+In that form (``shard-00002-model-00001-of-00003.safetensors``) each rank writes its pieces under the tensors' own
+names, in as many files as the model has. Nothing says how many ranks there were. The file's header says where a piece
+belongs in its tensor.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _MOST_NAMED = 20
 
 
 def shard_gaps(checkpoint: Checkpoint, structures: Structures) -> list[Gap]:
-    """Shards or indexes that are missing, and tensors that an index promises but its shard does not hold."""
+    """Report missing shards and indexes, and tensors that an index promises but its shard does not hold."""
     names = {checkpoint.inside(key) for key in checkpoint.files}
     indexes = {key: s.weight_map for key, s in structures.items() if s.weight_map is not None}
     listed = {
@@ -36,8 +36,10 @@ def shard_gaps(checkpoint: Checkpoint, structures: Structures) -> list[Gap]:
 
 
 def _numbered_gaps(names: set[str], listed: set[str]) -> list[Gap]:
-    """Shards that are not there by the numbers in the others' names, and that no index names; families that no index
-    lists, as that may have a name of its own (torchtune's ``ft-model-00001-of-00002.safetensors``)."""
+    """Report shards that are missing by the others' numbers and that no index names, and families without an index.
+
+    The index may have its own name (torchtune's ``ft-model-00001-of-00002.safetensors``).
+    """
     families: dict[tuple[str, int, str], set[int]] = {}
     for name in names:
         match = _SHARD.fullmatch(name)
@@ -75,31 +77,33 @@ def _index_gaps(
     for shard, tensors in sorted(promised.items()):
         key = f"{folder}/{shard}" if folder else shard
         if key not in checkpoint.files:
-            gaps.append(Gap(f"{index} lists this shard, but it is not there", key))
+            gaps.append(Gap(f"{index} lists this shard, but it is missing", key))
         elif key in structures:
             held = {t.name for t in structures[key].tensors}
             absent, extra = sorted(tensors - held), sorted(held - tensors)
             if absent:
-                what = f"{index} puts {len(absent)} tensors here that it does not hold, first: {absent[0]}"
+                what = f"{index} lists {len(absent)} tensors for this file that it does not hold, first: {absent[0]}"
                 gaps.append(Gap(what, key))
             if extra:
-                what = f"{len(extra)} tensors are here that {index} does not put here, first: {extra[0]}"
+                what = f"it holds {len(extra)} tensors that {index} does not list for it, first: {extra[0]}"
                 gaps.append(Gap(what, key))
     return gaps
 
 
 def adapter_gaps(checkpoint: Checkpoint) -> list[Gap]:
-    """Adapters in the checkpoint, or in folders inside it, that have no configuration beside them."""
+    """Report adapters in the checkpoint, or in its folders, without a configuration beside them."""
     keys = set(checkpoint.files)
     folders = {key.rpartition("/")[0] for key in keys if key.rpartition("/")[2] in _ADAPTERS}
     wanted = sorted(f"{folder}/adapter_config.json".lstrip("/") for folder in folders)
-    return [Gap("not there; PEFT writes it last", key) for key in wanted if key not in keys]
+    return [Gap("missing; PEFT writes it last", key) for key in wanted if key not in keys]
 
 
 def dcp_shard_gaps(checkpoint: Checkpoint, structures: Structures) -> list[Gap]:
-    """Tensors whose pieces do not make up the whole, as far as it can be known, by folder. The whole is as large as its
-    pieces reach, or as the folder above says that holds the consolidated model: without that, nobody can tell that the
-    last ranks are missing."""
+    """Report tensors whose pieces do not form the whole, by folder.
+
+    The whole size comes from the consolidated model in the folder above, else from the pieces. In the second case
+    missing last ranks cannot be seen.
+    """
     folders: dict[str, list[str]] = {}
     for key in checkpoint.files:
         folder, _, name = key.rpartition("/")
@@ -117,7 +121,7 @@ def dcp_shard_gaps(checkpoint: Checkpoint, structures: Structures) -> list[Gap]:
 
 
 def _missing_numbers(where: str, keys: list[str]) -> list[Gap]:
-    """A model file that no rank has a part of may be one whose tensors are tied to others': not fatal."""
+    """Report model files without a part of any rank. Their tensors may be tied to others', so it is not fatal."""
     matches = [match for key in keys if (match := _OF_RANK.fullmatch(key.rpartition("/")[2]))]
     there = {int(m["number"]) for m in matches}
     total = max(int(m["total"]) for m in matches)
@@ -128,7 +132,7 @@ def _missing_numbers(where: str, keys: list[str]) -> list[Gap]:
 
 
 def _consolidated(folder: str, structures: Structures) -> dict[str, tuple[int, ...]]:
-    """Full shapes, where whole tensors lie in the folder above."""
+    """Return full shapes from whole tensors in the folder above, if they are there."""
     if folder.rpartition("/")[2] != "sharded":
         return {}
     above = folder.rpartition("/")[0]
@@ -147,7 +151,7 @@ def _incomplete(where: str, shards: list[Structure], whole: Mapping[str, tuple[i
         for tensor in shard.tensors:
             at = offsets.get(tensor.name)
             if at is None or len(at) != len(tensor.shape):
-                return [Gap(f"where {tensor.name}{where} lies in its tensor is not stated")]
+                return [Gap(f"the file does not state where {tensor.name}{where} belongs in its tensor")]
             pieces.setdefault(tensor.name, []).append((at, tensor.shape))
     flaws = []
     for name, boxes in sorted(pieces.items()):

@@ -1,4 +1,4 @@
-"""What names tell: the step, and whether a file is one shard or rank of several."""
+"""Read a name: its step, and whether a file is one shard or rank of several."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _EPOCH = re.compile(r"(?:^|[^a-z])(?:epoch|ep)[-_=.]?(\d+)", re.IGNORECASE)
 _COUNTED = re.compile(r"(?:^|[^a-z])(?:checkpoint|ckpt|epoch|ep|it)[-_=.+]?(\d+)", re.IGNORECASE)
 _TRAILING = re.compile(r"(?:^|[-_]|(?<!\d)\.)(\d+)$")  # not the decimals of loss=0.35
 _DECIMAL = re.compile(r"\d+\.\d+")
-_NUMBER = re.compile(  # by itself, or behind a word that counts; neither the digits of a hash nor those of "exp2"
+_NUMBER = re.compile(  # alone, or after a counting word; neither the digits of a hash nor those of "exp2"
     r"(?<![a-z0-9])(?:checkpoint|ckpt|epoch|ep|it|batch)?(\d+)(?![a-z0-9])", re.IGNORECASE
 )
 _PART = re.compile(
@@ -25,8 +25,10 @@ _MODEL = re.compile(r"((?:model|pytorch_model))_(\d+)(\.(?:safetensors|bin))")
 
 
 def is_part(name: str, around: Collection[str] = ()) -> bool:
-    """True if a name's digits name a shard or a rank instead of a step. `around` are the names beside it:
-    ``model_1.safetensors`` is Accelerate's second model where ``model.safetensors`` is there too, else a save."""
+    """True if a name's digits are those of a shard or a rank, not a step. `around` are the names beside it.
+
+    ``model_1.safetensors`` is Accelerate's second model if ``model.safetensors`` exists, too; otherwise it is a save.
+    """
     if _PART.search(name) is not None:
         return True
     model = _MODEL.fullmatch(name)
@@ -34,11 +36,11 @@ def is_part(name: str, around: Collection[str] = ()) -> bool:
 
 
 def step_from_name(name: str, around: Collection[str] = ()) -> Step:
-    """The step that a file or folder name states: ``step-500``, ``checkpoint-500``, ``epoch=0-step=2.ckpt``,
-    ``net-500.pth``; None where it states none.
+    """Return the step in a file or folder name: ``step-500``, ``checkpoint-500``, ``epoch=0-step=2.ckpt``,
+    ``net-500.pth``.
 
-    A number that a word calls a step is the step, and so is the last one behind a word that counts. Else, of several
-    numbers, all are, in their order: fairseq's ``checkpoint_1_500.pt`` is (1, 500), update 500 in epoch 1.
+    None if it has none. A number after a word for step is the step, else the last one after a counting word. Otherwise
+    all numbers count, in their order: fairseq's ``checkpoint_1_500.pt`` is (1, 500), update 500 in epoch 1.
     """
     if is_part(name, around):
         return None
@@ -56,20 +58,23 @@ def step_from_name(name: str, around: Collection[str] = ()) -> Step:
 
 
 def counts_steps(name: str) -> bool:
-    """True if a name says by a word what it counts (``step_5``, ``checkpoint-5``, ``epoch_5``), or is a bare number;
-    a number at the end of another word (``lora-8``) may be anything."""
+    """True if a word in the name says what it counts (``step_5``, ``checkpoint-5``, ``epoch_5``), or it is a bare
+    number.
+
+    A number after another word (``lora-8``) may be anything.
+    """
     if is_part(name):
         return False
     return name.isdigit() or counts_by_word(name)
 
 
 def counts_by_word(name: str) -> bool:
-    """True if a name says by a word what it counts."""
+    """True if a word in the name says what it counts."""
     return not is_part(name) and (_STEP.search(name) is not None or _COUNTED.search(name) is not None)
 
 
 def counter_in_name(name: str) -> tuple[str, int] | None:
-    """What a name says by a word that it counts, and the number, if it states one: ``("epoch in its name", 3)``."""
+    """Return what a word in the name says that it counts, and the number: ``("epoch in its name", 3)``."""
     number, stem = single_number(step_from_name(name)), _stem(name)
     what = "step" if _STEP.search(stem) else "epoch" if _EPOCH.search(stem) else None
     return None if number is None or what is None else (f"{what} in its name", number)

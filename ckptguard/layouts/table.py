@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 
 from ckptguard.layouts.checkpoint import Layout
 
-# Layout -> its module. The first row that accepts a folder or file decides, so the more particular come first.
+# Layout -> its module. The first row that accepts a folder or file decides, so the more specific ones come first.
 _MODULES = {
     "ckptguard": "own",
     "hf-trainer": "hf_trainer",
@@ -24,7 +24,7 @@ _MODULES = {
 
 
 class _Layouts(Mapping[str, Layout]):
-    """The rows by name. Each is loaded when it is first asked for: one file alone is a checkpoint of one layout."""
+    """The rows by name. Each is loaded when first needed, because a single file needs only one layout."""
 
     def __getitem__(self, name: str) -> Layout:
         row: Layout = importlib.import_module(f"ckptguard.layouts.{_MODULES[name]}").LAYOUT

@@ -1,4 +1,4 @@
-"""WeNet's flat folder: ``epoch_3.pt`` and ``epoch_3.yaml``, the weights and what a resume needs beside them.
+"""WeNet's flat folder: ``epoch_3.pt`` holds the weights, and ``epoch_3.yaml`` what else a resume needs.
 
 The ``.yaml`` is written last, and twice. With DeepSpeed 0.15.3 and later ``epoch_3.pt`` is a folder.
 Source: wenet/utils/checkpoint.py and train_utils.py at 0154699.
@@ -32,7 +32,7 @@ def _gaps(checkpoint: Checkpoint, structures: Structures) -> list[Gap]:
         gaps.append(Gap("there are no weights", checkpoint.path))
     yaml = _beside(checkpoint.path)
     if yaml not in checkpoint.files:
-        gaps.append(Gap("not there; WeNet writes it last, and a resume needs it", yaml))
+        gaps.append(Gap("missing; WeNet writes it last, and a resume needs it", yaml))
     elif yaml in structures:
         stated = {leaf.name: leaf.value for leaf in structures[yaml].leaves}
         if not any(e.size for e in checkpoint.entries if e.key == yaml):

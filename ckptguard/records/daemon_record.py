@@ -1,4 +1,4 @@
-"""Which daemon guards a run: ``daemon.json``, a hint that its reader must check (host, boot, socket)."""
+"""The daemon that guards a run: ``daemon.json``, a hint that its reader must check (host, boot, socket)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _KEY = "daemon.json"
 
 
 class DaemonRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """Address (a Unix socket's path) of the daemon, and the host and boot on which that path means something."""
+    """The address (a Unix socket's path) of the daemon, and the host and boot for which it is valid."""
 
     format: int = 1
     address: str
@@ -25,16 +25,16 @@ class DaemonRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def write_daemon_record(run: Run, record: DaemonRecord) -> None:
-    """Say that this daemon guards the run, in place of whoever did."""
+    """Record that this daemon guards the run, instead of any other one."""
     for _ in range(5):
         with contextlib.suppress(ObjectMissingError):  # no record was ever written
             run.records.remove(_KEY)
         if write_once(run, _KEY, record):
-            return  # else another daemon starts at the same moment; either may stand
+            return  # otherwise another daemon starts at the same moment; either may stay
 
 
 def read_daemon_record(run: Run) -> DaemonRecord | None:
-    """The record, or None if there is none that can be read."""
+    """Return the record, or None if there is none that can be read."""
     with contextlib.suppress(CouldNotTellError):
         return read_parsed(run, _KEY, DaemonRecord, _KEY)
     return None

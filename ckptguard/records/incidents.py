@@ -1,4 +1,4 @@
-"""Incidents on storage: each change is a new revision, exclusively created; the highest revision counts."""
+"""Incidents on storage: each change is a new revision, exclusively created. The highest revision counts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NAME = re.compile(r"(?P<id>\d{8}T\d{6}-[0-9a-f]{8})\.(?P<revision>\d{4})\.json"
 
 
 class Incident(msgspec.Struct, frozen=True, kw_only=True):
-    """One detected sickness or damage: its evidence and what was done; `details` where more is known."""
+    """One detected sickness or damage: its evidence, and what was done. `details` has more, if known."""
 
     format: int = 1
     id: str
@@ -36,14 +36,14 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
     details: Details | msgspec.UnsetType = msgspec.UNSET
 
     def known_details(self) -> Details:
-        """The details, empty ones where there are none."""
+        """Return the details; empty ones if there are none."""
         return self.details if isinstance(self.details, Details) else Details()
 
 
 def open_incident(
     run: Run, *, step: int | None, cause: str, reason: str, evidence: dict[str, Any], source: str
 ) -> Incident:
-    """Record a new incident. Long texts are cut: a record is read, sent and shown many times."""
+    """Record a new incident. Long texts are cut, because a record is read, sent and shown often."""
     now, micros = utc_moment()
     second = now.replace("-", "").replace(":", "").removesuffix("Z")
     name = f"{second}-{micros:05x}{uuid.uuid4().hex[:3]}"  # lists are sorted by it, also within a second
@@ -63,7 +63,7 @@ def update_incident(
     details: Details | None = None,
     evidence: dict[str, Any] | None = None,
 ) -> Incident:
-    """Record what became of an incident, or more evidence; ours follows a racing update of the same revision."""
+    """Record an action on an incident, or more evidence, after any concurrent update of it."""
     while True:
         incident = msgspec.structs.replace(
             incident,
@@ -83,13 +83,13 @@ def update_incident(
 
 
 def read_incident(run: Run, incident_id: str) -> Incident | None:
-    """The newest revision of an incident."""
+    """Return the newest revision of an incident."""
     revision = _newest_revisions(run).get(incident_id)
     return None if revision is None else _read(run, incident_id, revision)
 
 
 def list_incidents(run: Run, *, most: int = 0) -> list[Incident]:
-    """The newest revision of the newest `most` incidents (0: of all), oldest first; damaged records are left out."""
+    """Return the newest `most` incidents (0: all), oldest first. Damaged records are left out."""
     newest = sorted(_newest_revisions(run).items())[-most:]
     found = (_read(run, incident_id, revision) for incident_id, revision in newest)
     return [incident for incident in found if incident is not None]
@@ -114,21 +114,21 @@ def _read(run: Run, incident_id: str, revision: int) -> Incident | None:
 
 
 def incident_key(incident_id: str, revision: int) -> str:
-    """Where a revision of an incident lies in the records."""
+    """Return the records key of an incident's revision."""
     return f"{FOLDER}/{incident_id}.{revision:04d}.json"
 
 
 def report_key(incident_id: str, suffix: str) -> str:
-    """Where the report for people lies: its text (`txt`) or its page (`html`)."""
+    """Return the records key of the report for people: its text (`txt`) or its page (`html`)."""
     return f"{FOLDER}/{incident_id}.{suffix}"
 
 
 def _write(run: Run, incident: Incident) -> None:
-    # msgspec writes NaN as null; evidence is for reading, so non-finite numbers go out as words.
+    # msgspec writes NaN as null. Evidence is for people, so such numbers are written as words.
     spoken = msgspec.structs.replace(incident, evidence=_spoken(incident.evidence))
     try:
         text = msgspec.json.encode(spoken)
-    except UnicodeEncodeError:  # half of a character in a tensor's name: JSON has its escape, no reader takes that
+    except UnicodeEncodeError:  # half a character in a tensor's name: JSON can write it, but no reader accepts it
         text = msgspec.json.encode(_in_unicode(msgspec.to_builtins(spoken)))
     create_record(run, incident_key(incident.id, incident.revision), text + b"\n")
 

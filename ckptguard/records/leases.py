@@ -1,10 +1,10 @@
-"""Leases: a record says that a process is at something now, until that ends or its owner is surely gone.
+"""Leases: a record that a process is doing something, until that ends or its owner has certainly ended.
 
-The one law: a lease whose owner may still live is never taken over, and one whose owner is surely gone holds nobody up.
-No wall clock decides alone; in doubt the owner lives.
+The one law: a lease whose owner may still live is never taken over, and one whose owner has certainly ended blocks
+nobody. No wall clock decides alone; in doubt the owner lives.
 
-Two kinds are here. A claim is of who writes a checkpoint straight under its final name, where no rename can publish it
-whole. A training record is of who trains into a series.
+There are two kinds. A claim belongs to the writer of a checkpoint at its final path, where no rename can publish it. A
+training record belongs to a process that trains into a series.
 """
 
 from __future__ import annotations
@@ -41,15 +41,17 @@ from ckptguard.records.who_and_when import (
 from ckptguard.values.ids import is_safe_path, series_folder
 
 CLAIMS, TRAININGS = "saving", "trainings"  # their folders
-RENEWED = 60.0  # seconds between the signs of life of a claim's owner
-_TRIES = 5  # to begin a training while others do
-NOBODY = Owner(host="", boot_id="", pid=0)  # of whom nothing can be known
+RENEWED = 60.0  # seconds between the renewals of a claim
+_TRIES = 5  # attempts to begin a training while others do
+NOBODY = Owner(host="", boot_id="", pid=0)  # an owner that cannot be known
 
 
 class Lease(msgspec.Struct, frozen=True, kw_only=True):
-    """What every lease says: whose it is since when, and until when it lasts, if there is an end. `uptime` are seconds
-    from the machine's start to `since`. A kind that is renewed states the `silence` after which an owner elsewhere is
-    taken for dead, by the storage's time of the record."""
+    """What every lease says: its owner, when it began, and when it ends, if ever.
+
+    `uptime` is the seconds from the machine's start to `since`. A renewable kind has a `silence`: after that time by
+    the storage's clock, an owner elsewhere counts as dead.
+    """
 
     silence: ClassVar[float | None] = None  # seconds
 
@@ -62,7 +64,7 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def key(self) -> str:
-        """The record's key. Leases that exclude each other have the same one."""
+        """The record's key. Leases that exclude each other have the same key."""
         raise NotImplementedError
 
 
@@ -70,54 +72,59 @@ _Kind = TypeVar("_Kind", bound=Lease)
 
 
 def new_lease(kind: type[_Kind], *, lasts: datetime.timedelta | None = None, **what: Any) -> _Kind:
-    """A lease of this process, from now on for as long as it `lasts`, of what its kind holds; nothing is written."""
+    """Return a lease of this process from now on, with the fields of its kind. Nothing is written."""
     now = this_moment()
     since = utc_text(now.wall)
-    until = None if lasts is None else utc_text(now.wall + lasts.total_seconds())  # by one look at the clock
+    until = None if lasts is None else utc_text(now.wall + lasts.total_seconds())  # from the same reading of the clock
     token, owner = uuid.uuid4().hex, this_process()
     return kind(token=token, owner=owner, since=since, until=until, uptime=now.uptime, **what)
 
 
 def take(run: Run, lease: Lease) -> bool:
-    """Write a lease that must not be there yet; of several that exclude each other one gets it. StorageError."""
+    """Write a lease that must not exist yet. Of several that exclude each other one succeeds. Raises StorageError."""
     try:
         create_record(run, lease.key, lease)
     except ObjectExistsError:
         with contextlib.suppress(RecordsError):
-            return holds(run, lease)  # the answer to a first try may have been lost on the way
+            return holds(run, lease)  # the answer to a first attempt may have been lost
         return False
     return True
 
 
 def holds(run: Run, lease: Lease) -> bool:
-    """True if it is still there, and not another one in its place. CouldNotTellError."""
+    """True if it still exists, and was not replaced by another one. Raises CouldNotTellError."""
     found = read_parsed(run, lease.key, Lease, "a lease")
     return found is not None and found.token == lease.token
 
 
 def renew(run: Run, lease: Lease) -> None:
-    """A sign of life. StorageError."""
+    """Renew a lease. Raises StorageError."""
     with run.records.upload(lease.key, replace=True) as upload:
         upload.write(as_line(lease))
         upload.commit()
 
 
 def release(run: Run, lease: Lease) -> None:
-    """Give a lease up. One that is gone is no error, and another one in its place stays. CouldNotTellError."""
+    """Give a lease up. A missing one is no error, and another one in its place stays. Raises CouldNotTellError."""
     if holds(run, lease):
         run.records.remove(lease.key)
 
 
 def surely_gone(run: Run, lease: Lease) -> bool:
-    """True if its owner is known to be at it no more: asked for where that can be, else past `until` or long silent."""
+    """True if its owner is certainly no longer working on it.
+
+    On this machine the process is checked. Elsewhere the lease must be past `until`, or silent for long.
+    """
     if is_here(lease.owner):
         return has_ended(lease.owner)
     return is_past(run, lease) or _is_silent(run, lease)
 
 
 def is_past(run: Run, lease: Lease) -> bool:
-    """True if its `until` has come, and it lasted as long by a clock that nobody sets. That is its machine's, or this
-    one's since it saw the lease first. What does not say how long it lasts ends at `until`."""
+    """True if `until` has passed, and also its duration by a clock that nobody can set.
+
+    That is the clock of its machine, or ours since we first saw the lease. Without a known duration it ends at `until`.
+    """
     since, until = seconds_of(lease.since), seconds_of(lease.until or "")
     if until is None or until >= time.time():
         return False
@@ -128,7 +135,7 @@ def is_past(run: Run, lease: Lease) -> bool:
 
 
 def _is_silent(run: Run, lease: Lease) -> bool:
-    """By the storage's own clock: those of two machines cannot be compared."""
+    """True if it was not renewed for long by the storage's own clock: clocks of two machines cannot be compared."""
     if lease.silence is None:
         return False
     try:
@@ -156,7 +163,7 @@ class Claim(Lease, frozen=True, kw_only=True):
 
 
 def claim_path(run: Run, *, path: str, series: str, step: int, generation: int) -> Claim:
-    """Claim a path; of racing writers one gets it, and the others BusyError, which names it."""
+    """Claim a path. Of several writers one succeeds; the others get BusyError, which names it."""
     claim = new_lease(Claim, path=path, series=series, step=step, generation=generation)
     if not take(run, claim):
         other = read_claim(run, path)
@@ -166,12 +173,12 @@ def claim_path(run: Run, *, path: str, series: str, step: int, generation: int) 
 
 
 def read_claim(run: Run, path: str) -> Claim | None:
-    """The claim of a path, or None. RecordsError if it cannot be read."""
+    """Return the claim of a path, or None. Raises RecordsError if it cannot be read."""
     return read_parsed(run, f"{CLAIMS}/{path}.json", Claim, "a claim")
 
 
 def list_claims(run: Run) -> list[Claim]:
-    """Every claim that can be read, of the path that its place says."""
+    """Return every readable claim whose path fits its place."""
     found = []
     for name in list_records(run, CLAIMS):
         path = name.removesuffix(".json")
@@ -185,7 +192,7 @@ def list_claims(run: Run) -> list[Claim]:
 
 
 class TrainingRecord(Lease, frozen=True, kw_only=True):
-    """One guard. `loops`: it trains and saves by itself until it is released; else somebody just saved with it."""
+    """One guard. `loops`: it trains and saves until it is released; otherwise it only made single saves."""
 
     series: str
     loops: bool
@@ -199,9 +206,14 @@ class TrainingRecord(Lease, frozen=True, kw_only=True):
 def begin_training(
     run: Run, series: str, *, loops: bool, before: TrainingRecord | None = None
 ) -> tuple[TrainingRecord, str | None]:
-    """Say that this process trains into a series, in place of whoever did; returns the record, and a sentence about
-    another guard (not `before`) that may still do so. SettingsError if another process of this machine surely does;
-    StorageError or BusyError if nothing can be said."""
+    """Record that this process trains into a series, instead of any other one. Returns the record.
+
+    The sentence, if any, is about another guard (not `before`) that may still train.
+
+    Raises:
+        SettingsError: another process of this machine certainly trains.
+        StorageError, BusyError: nothing could be recorded.
+    """
     mine = new_lease(TrainingRecord, series=series, loops=loops)
     for _ in range(_TRIES):
         other, doubt = None, None
@@ -213,12 +225,12 @@ def begin_training(
             run.records.remove(mine.key)
         if take(run, mine):
             return mine, doubt
-        # else another one begins at the same moment: see who
-    raise BusyError(f"other processes begin to train into {run.url} all the time")
+        # otherwise another one begins at the same moment: see who
+    raise BusyError(f"other processes keep starting to train into {run.url}; start only one training per run")
 
 
 def end_training(run: Run, record: TrainingRecord) -> None:
-    """Remove the record, if nobody took over."""
+    """Remove the record, unless another process took over."""
     with contextlib.suppress(RecordsError):
         release(run, record)
 
@@ -227,15 +239,17 @@ def _doubt(run: Run, other: TrainingRecord, mine: Owner) -> str | None:
     owner = other.owner
     if owner == mine:
         if not other.loops:
-            return None  # it may be garbage long since
-        return f"another guard of this process is still open on {run.url}; this one takes over: close() that one before"
+            return None  # it may be garbage by now
+        return (
+            f"another guard of this process is still open on {run.url}; this one takes over, so close() that one first"
+        )
     if surely_gone(run, other) or (owner.host == mine.host and owner.boot_id != mine.boot_id):
-        return None  # or the machine was started again
+        return None  # or the machine was restarted
     if not is_here(owner):
         return f"a guard of process {owner.pid} on {owner.host} may still train into {run.url} (since {other.since})"
     if not other.loops:
-        return f"process {owner.pid} saved into {run.url} too, and still runs"
+        return f"process {owner.pid} also saved into {run.url}, and is still running"
     raise SettingsError(
-        f"process {owner.pid} trains into {run.url} already, and each would set the other's saves aside",
-        hint="use another run folder, or end that process; ranks of one training call init_process_group before",
+        f"process {owner.pid} is already training into {run.url}, and each would quarantine the other's saves",
+        hint="use another run folder, or end that process; ranks of one training must call init_process_group first",
     )

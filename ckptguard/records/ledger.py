@@ -1,4 +1,4 @@
-"""The ledger: the append-only verdicts of a run. A verdict's name alone tells id, order and outcome."""
+"""The ledger: the append-only verdicts of a run. A verdict's name contains its id, order and outcome."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FOLDER = "ledger"
 
 
 def ledger_names(run: Run) -> dict[str, list[str]]:
-    """Every entry's name by series: one listing of names. Empty entries do not exist."""
+    """Return every entry's name by series, from one listing of names. Empty entries do not count."""
     by_series: dict[str, list[str]] = {}
     for key in list_records(run, FOLDER, recursive=True, with_content=True):
         folder, _, name = key.partition("/")
@@ -26,7 +26,7 @@ def ledger_names(run: Run) -> dict[str, list[str]]:
 
 
 def series_names(run: Run, series: str, *, known: Collection[str] = ()) -> list[str]:
-    """The names of one series' entries. Those that are `known` to have content are not asked for it again."""
+    """Return the names of one series' entries. Entries `known` to have content are not checked again."""
     folder = f"{FOLDER}/{series_folder(series)}"
     if not known:
         return list_records(run, folder, with_content=True)
@@ -35,16 +35,20 @@ def series_names(run: Run, series: str, *, known: Collection[str] = ()) -> list[
 
 
 def is_about(verdict: Verdict, manifest: Manifest | None, *, sealed: bool) -> bool:
-    """True if a verdict is one on what was sealed here, and not a copy of another run's. `sealed`: a manifest is there,
-    if one that cannot be read. A verdict of an older version does not say what it is about."""
+    """True if a verdict is about what was sealed here, and not copied from another run.
+
+    `sealed`: a manifest exists, even if unreadable. A verdict of an older version does not say what it is about.
+    """
     if not verdict.manifest:
         return True
     return sealed if manifest is None else content_digest(manifest.files) == verdict.manifest
 
 
 def read_verdict(run: Run, standing: Standing, fits: Callable[[Verdict], bool]) -> Verdict | None:
-    """The entry behind a standing; None if it is empty, cannot be parsed or does not fit: such an entry does not
-    exist. What `fits` is about what was sealed here."""
+    """Return the entry of a standing. An entry that is empty, unreadable or does not fit counts as missing.
+
+    `fits` decides whether it is about what was sealed here.
+    """
     text = read_record(run, f"{FOLDER}/{series_folder(standing.id.series)}/{verdict_name(standing)}")
     if not text:
         return None
@@ -57,7 +61,7 @@ def read_verdict(run: Run, standing: Standing, fits: Callable[[Verdict], bool]) 
 
 
 def latest_verdict(run: Run, id: CheckpointId, names: Sequence[str], fits: Callable[[Verdict], bool]) -> Verdict | None:
-    """The verdict that counts for one generation, passing over entries that do not exist."""
+    """Return the verdict that counts for one generation, ignoring entries that do not count."""
     left = list(names)
     while (standing := standings(id.series, left).get(id)) is not None:
         verdict = read_verdict(run, standing, fits)
@@ -68,7 +72,8 @@ def latest_verdict(run: Run, id: CheckpointId, names: Sequence[str], fits: Calla
 
 
 def append_verdict(run: Run, verdict: Verdict) -> str:
-    """Add a verdict with the next number; returns the entry's name. Of racers with one number the worst counts."""
+    """Add a verdict with the next number. Returns the entry's name. Of concurrent ones with one number the worst
+    counts."""
     folder = f"{FOLDER}/{series_folder(verdict.series)}"
     own = f"{verdict.id.record_name}."
     names = [name for name in record_names(run, folder) if name.startswith(own)]
@@ -76,6 +81,6 @@ def append_verdict(run: Run, verdict: Verdict) -> str:
     current = standings(verdict.series, written).get(verdict.id)
     number = current.number + 1 if current else 1
     while (name := verdict_name(Standing(id=verdict.id, number=number, outcome=verdict.outcome))) in names:
-        number += 1  # an empty entry has this name: nothing can be written there any more
-    write_once(run, f"{folder}/{name}", encode_checked(verdict))  # or a racer came to the same outcome
+        number += 1  # an empty entry has this name, so nothing can be written there
+    write_once(run, f"{folder}/{name}", encode_checked(verdict))  # or a concurrent process has the same outcome
     return name

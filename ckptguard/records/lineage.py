@@ -1,7 +1,7 @@
-"""Which runs are one and the same training: a run and its replicas hold equal records of it.
+"""Which runs belong to one training: a run and its replicas have equal records of it.
 
-A replica is filled only from a run of its own lineage, and helps no other one. So two trainings never mix, even where
-one was begun anew in the folder of another.
+A replica is filled only from a run of its own lineage, and helps no other one. So two trainings never mix, even if one
+was started in the folder of another.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ KEY = "lineage.json"
 
 
 class Lineage(msgspec.Struct, frozen=True, kw_only=True):
-    """`token` is random; `begun` is the URL of the run that it began with, without user and query, for people."""
+    """`token` is random. `begun` is the URL of the first run, without user and query, for people."""
 
     format: int = 1
     token: str
@@ -27,25 +27,27 @@ class Lineage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_lineage(run: Run) -> Lineage | None:
-    """The run's lineage, or None if it has none. RecordsError if it cannot be read."""
+    """Return the run's lineage, or None. Raises RecordsError if it cannot be read."""
     return read_parsed(run, KEY, Lineage, "the record of the run's lineage")
 
 
 def begin_lineage(run: Run) -> Lineage:
-    """The run's lineage, which begins now if it has none."""
+    """Return the run's lineage. A new one begins if there is none."""
     known = read_lineage(run)
     if known is not None:
         return known
     join_lineage(run, Lineage(token=uuid.uuid4().hex, begun=plain_url(run.url)))
-    found = read_lineage(run)  # a racer's may have come first
+    found = read_lineage(run)  # that of a concurrent process may have come first
     if found is None:
-        raise RecordsError(f"the lineage of {run.url} was written and cannot be read back")
+        raise RecordsError(f"the lineage of {run.url} was written but cannot be read back")
     return found
 
 
 def refuse_another(run: Run, other: Run) -> None:
-    """CouldNotTellError if `other` holds another training than `run`. One without checkpoints on record may yet become
-    any. RecordsError if a record of it cannot be read."""
+    """Raise CouldNotTellError if `other` holds another training than `run`.
+
+    One without recorded checkpoints may still become any. Raises RecordsError if a record cannot be read.
+    """
     ours, theirs = read_lineage(run), read_lineage(other)
     if (ours and ours.token) == (theirs and theirs.token):
         return
@@ -54,15 +56,15 @@ def refuse_another(run: Run, other: Run) -> None:
 
 
 def another_run(other: Run, lineage: Lineage | None) -> CouldNotTellError:
-    """What to raise where a place holds another training."""
+    """Return the error for a place that holds another training."""
     if lineage is None:
-        return CouldNotTellError(f"{other.url} is a run of its own", hint="replicate to another place")
+        return CouldNotTellError(f"{other.url} is another run", hint="replicate to another place")
     return CouldNotTellError(
-        f"{other.url} belongs to another training (begun in {lineage.begun})",
-        hint="replicate each training to a place of its own",
+        f"{other.url} belongs to another training (started in {lineage.begun})",
+        hint="replicate each training to its own place",
     )
 
 
 def join_lineage(run: Run, lineage: Lineage) -> None:
-    """Record that a run is of this lineage, unless it has one."""
+    """Record that a run has this lineage, unless it has one."""
     write_once(run, KEY, lineage)

@@ -1,4 +1,4 @@
-"""Marks of generations whose files were moved or copied into the records: what was meant, and where its files lie."""
+"""Marks of generations whose files were moved or copied into the records: which files, and where they are."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from ckptguard.values.ids import RECORDS_FOLDER, CheckpointId, Step, id_from_rec
 
 
 class PlaceMark(msgspec.Struct, frozen=True, kw_only=True):
-    """One generation, and the place where it lay: `path`."""
+    """One generation, and its `path` in the run."""
 
     top: ClassVar[str]  # the folder in the records
-    format: int = 2  # 1: its files have their own names in the records, on a local disk too
+    format: int = 2  # 1: its files have their own names in the records, also on a local disk
     series: str
     step: Step
     generation: int
@@ -22,41 +22,43 @@ class PlaceMark(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def id(self) -> CheckpointId:
-        """Which checkpoint it is."""
+        """The id of the checkpoint."""
         return CheckpointId(self.series, self.step, self.generation)
 
     @property
     def folder(self) -> str:
-        """The folder of its files in the records."""
+        """The records folder of its files."""
         return mark_folder(self.top, self.id)
 
 
 class Mark(PlaceMark, frozen=True, kw_only=True):
-    """One generation that is moved. The mark is written before the move, so that a crash between the two is seen:
-    `signature` tells the files that were meant from others that are saved under the same names."""
+    """One generation that is moved. The mark is written first, so that a crash before the move is noticed.
+
+    `signature` distinguishes the marked files from later saves under the same names.
+    """
 
     files: tuple[str, ...]
     signature: tuple[tuple[str, int, int | None, int | None, str | None], ...]
 
     def is_of(self, id: CheckpointId) -> bool:
-        """True if it speaks of this generation, and of paths that stay in the run and out of the records."""
+        """True if it is about this generation, and its paths are in the run and outside the records."""
         paths = (*self.files, *(key for key, *_ in self.signature), *(() if self.path == "." else (self.path,)))
         safe = all(is_safe_path(path) and path.split("/")[0] != RECORDS_FOLDER for path in paths)
         return safe and self.id == id
 
 
 def mark_folder(top: str, id: CheckpointId) -> str:
-    """Where a generation's files lie under `top`."""
+    """Return the folder of a generation's files under `top`."""
     return f"{top}/{id.record_path}"
 
 
 def list_marks(run: Run, top: str, suffix: str = ".json") -> list[CheckpointId]:
-    """Every generation with a mark under `top`, sorted by name."""
+    """Return every generation with a mark under `top`, sorted by name."""
     return [id for folder in list_records(run, top) for id in list_series_marks(run, top, folder, suffix)]
 
 
 def list_series_marks(run: Run, top: str, folder: str, suffix: str = ".json") -> list[CheckpointId]:
-    """The same in the folder of one series."""
+    """Return the same for the folder of one series."""
     names = (name for name in list_records(run, f"{top}/{folder}") if name.endswith(suffix))
     ids = (id_from_record(folder, name.removesuffix(suffix)) for name in names)
     return [id for id in ids if id is not None]

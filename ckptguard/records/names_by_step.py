@@ -1,4 +1,4 @@
-"""All names in the records by one listing, in order by series and step: enough to choose among very many."""
+"""All record names from one listing, ordered by series and step: enough to choose among very many."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _STEP = re.compile(r"\d{12}(?:-\d{12})*|-")
 
 
 class StepRecords(msgspec.Struct, frozen=True, kw_only=True):
-    """What the names say of one step of a series: its ledger names, and of which generations there are a manifest, a
-    mark of quarantine and one of a kept copy."""
+    """The records of one step of a series: its ledger names, and the ids with a manifest, quarantine mark or kept
+    copy."""
 
     series: str
     names: tuple[str, ...] = ()
@@ -31,7 +31,7 @@ class StepRecords(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ListedSteps:
-    """One listing, put in order. It is never changed, and may be used by several threads."""
+    """One ordered listing. It never changes, and several threads may use it."""
 
     def __init__(self, keys: Iterable[str]) -> None:
         self._keys: defaultdict[str, defaultdict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
@@ -41,18 +41,20 @@ class ListedSteps:
                 self._keys[parts[1]][parts[2].partition(".")[0]].append(key)
 
     def __len__(self) -> int:
-        """How many names there are."""
+        """Return how many names there are."""
         return sum(len(keys) for steps in self._keys.values() for keys in steps.values())
 
     @property
     def series(self) -> list[str]:
-        """Every series of which there is any record, sorted."""
+        """Every series with any record, sorted."""
         return sorted(map(series_from_folder, self._keys))
 
     def below(self, series: str, before_step: int | None = None) -> Iterator[StepRecords]:
-        """The steps of a series that have verdicts, the newest first. `before_step` is exclusive, and says nothing of
-        names that do not state one number. Empty entries are not told from others: whoever reads one finds that it
-        does not exist."""
+        """Yield the steps of a series that have verdicts, newest first.
+
+        `before_step` is exclusive, and ignores names without a single number. Empty entries are included: reading one
+        shows that it does not count.
+        """
         steps: Mapping[str, list[str]] = self._keys.get(series_folder(series), {})
         limit = None if before_step is None else record_step(before_step)
         for step in sorted(filter(_STEP.fullmatch, steps), reverse=True):
@@ -63,13 +65,13 @@ class ListedSteps:
                 yield found
 
     def of(self, series: str, step: Step) -> StepRecords:
-        """What they say of one step."""
+        """Return the records of one step."""
         steps: Mapping[str, list[str]] = self._keys.get(series_folder(series), {})
         return _of_one_step(series, steps.get(record_step(step), []))
 
 
 def list_steps(run: Run) -> ListedSteps:
-    """All names in the records as they are now, by one listing."""
+    """List all current record names."""
     return ListedSteps(record_names(run, ""))
 
 

@@ -20,7 +20,7 @@ _log = logging.getLogger("ckptguard")
 
 
 class Pin(Lease, frozen=True, kw_only=True):
-    """Why a generation must stay: `IN_USE`, until its owner ends, or `PINNED`. `NOBODY` owns what cannot be read."""
+    """Why a generation must stay: `IN_USE` until its owner ends, or `PINNED`. An unreadable pin belongs to `NOBODY`."""
 
     series: str
     step: Step
@@ -30,7 +30,7 @@ class Pin(Lease, frozen=True, kw_only=True):
 
     @property
     def id(self) -> CheckpointId:
-        """Which checkpoint must stay."""
+        """The id of the checkpoint."""
         return CheckpointId(self.series, self.step, self.generation)
 
     @property
@@ -42,7 +42,8 @@ class Pin(Lease, frozen=True, kw_only=True):
 def pin_checkpoint(
     run: Run, id: CheckpointId, *, reason: str = PINNED, lasts: datetime.timedelta | None = None, note: str = ""
 ) -> Pin:
-    """Pin a generation, whether or not it is there, until the pin is released or has lasted. StorageError."""
+    """Pin a generation, whether it exists or not, until the pin is released or its time is over. Raises
+    StorageError."""
     pin = new_lease(Pin, lasts=lasts, **asdict(id), reason=reason, note=note)
     if not take(run, pin):
         raise BusyError(f"{id} could not be pinned")
@@ -50,42 +51,42 @@ def pin_checkpoint(
 
 
 def release_pin(run: Run, pin: Pin) -> None:
-    """Remove a pin; one that is gone is no error."""
+    """Remove a pin. A missing one is no error."""
     run.records.remove(pin.key)
 
 
 def list_pins(run: Run) -> list[Pin]:
-    """Every pin, whether or not it counts. One that cannot be read holds what its place names."""
+    """Return every pin, whether it counts or not. An unreadable one pins the generation in its key."""
     found = (_read(run, key) for key in list_records(run, FOLDER, recursive=True))
     return [pin for pin in found if pin is not None]
 
 
 def counts(run: Run, pin: Pin) -> bool:
-    """True if a pin holds: its time has not passed, or, if it is in use, its owner may still live."""
+    """True if a pin holds: its time is not over, or, for a use, its owner may still live."""
     return not (surely_gone(run, pin) if pin.reason == IN_USE else is_past(run, pin))
 
 
 def pinned_generations(run: Run) -> set[CheckpointId]:
-    """Every generation that must stay."""
+    """Return every generation that must stay."""
     return {pin.id for pin in list_pins(run) if counts(run, pin)}
 
 
 class InUse:
-    """What a piece of work reads, pinned until it ends. Nothing raises: what cannot be pinned is said, and read."""
+    """Pins what a piece of work reads, until it ends. Never raises: a failure to pin is logged."""
 
     def __init__(self, run: Run, note: str) -> None:
         self._run, self._note = run, note
         self._pins: dict[CheckpointId, Pin | None] = {}
 
     def pin(self, id: CheckpointId) -> None:
-        """Pin a generation, if it is not yet."""
+        """Pin a generation, once."""
         if id in self._pins:
             return
         self._pins[id] = None
         try:
             self._pins[id] = pin_checkpoint(self._run, id, reason=IN_USE, lasts=LONGEST_USE, note=self._note)
         except CkptguardError as error:
-            _log.warning("what is read now could not be pinned, others may remove it: %s", error.message)
+            _log.warning("a checkpoint in use could not be pinned, so other processes may remove it: %s", error.message)
 
     def __enter__(self) -> Self:
         return self
@@ -96,11 +97,11 @@ class InUse:
             try:
                 release_pin(self._run, pin)
             except CkptguardError as trouble:
-                _log.warning("a pin could not be released, it ends with this process: %s", trouble.message)
+                _log.warning("a pin could not be released; it ends with this process: %s", trouble.message)
 
 
 def _read(run: Run, place: str) -> Pin | None:
-    """The pin under a key below the folder; None if it is none, or was released meanwhile."""
+    """Return the pin at a key below the folder; None if it is not a pin, or was released meanwhile."""
     parts = place.split("/")
     id = id_from_record(parts[0], parts[1]) if len(parts) == 3 else None
     if id is None or is_temporary(parts[2]):

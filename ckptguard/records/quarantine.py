@@ -20,12 +20,12 @@ class Quarantined(Mark, frozen=True, kw_only=True):
 
 
 def mark_quarantined(run: Run, mark: Quarantined) -> bool:
-    """Write the mark; False if this generation was marked before."""
+    """Write the mark. False if this generation was already marked."""
     return write_once(run, mark.folder + ".json", mark)
 
 
 def mark_moved(run: Run, mark: Quarantined) -> None:
-    """Say that the move is done: what lies in place later was put there by somebody."""
+    """Record that the move is done: later files at the path are new."""
     write_once(run, mark.folder + ".moved")
 
 
@@ -35,7 +35,7 @@ def was_moved(run: Run, mark: Quarantined) -> bool:
 
 
 def quarantined_generations(run: Run) -> dict[str, set[CheckpointId]]:
-    """All marked generations by series: their content is no longer in place under its name."""
+    """Return all marked generations by series. Their content is no longer in place."""
     found: dict[str, set[CheckpointId]] = {}
     for id in list_marks(run, FOLDER):
         found.setdefault(id.series, set()).add(id)
@@ -43,12 +43,12 @@ def quarantined_generations(run: Run) -> dict[str, set[CheckpointId]]:
 
 
 def quarantined_of_series(run: Run, series: str) -> set[CheckpointId]:
-    """The marked generations of one series."""
+    """Return the marked generations of one series."""
     return set(list_series_marks(run, FOLDER, series_folder(series)))
 
 
 def read_quarantined(run: Run, id: CheckpointId) -> Quarantined | None:
-    """The mark of a generation, if there is one that can be read and speaks of it, in paths that stay in the run."""
+    """Return the mark of a generation, if it is readable, about that generation, and only has paths in the run."""
     key = mark_folder(FOLDER, id) + ".json"
     mark = read_sound(run, key, Quarantined, "the mark of a quarantined checkpoint")
     return mark if mark is not None and mark.is_of(id) else None

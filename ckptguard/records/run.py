@@ -27,22 +27,22 @@ if TYPE_CHECKING:
 
 RECORDS_FORMAT = 2
 FORMAT_KEY = "format.json"
-_WHOSE_KEY = "run.json"  # of records that lie elsewhere
+_WHOSE_KEY = "run.json"  # for records outside the run
 _DEFAULTS = Settings()
 _COUNTED = re.compile(r"checkpoint_\d+")
 _Kind = TypeVar("_Kind")
-_MAX_RECORD = 256 * 1024**2  # a manifest of 100 000 tensors takes some 25 MB
+_MAX_RECORD = 256 * 1024**2  # a manifest of 100 000 tensors takes about 25 MB
 
 
 class Run(msgspec.Struct, frozen=True):
-    """One training run. `storage` holds the trainer's files, `records` ours (in the run unless set elsewhere)."""
+    """One training run. `storage` has the trainer's files, `records` has ours (in the run, unless set elsewhere)."""
 
     url: str
     storage: Storage
     records: Storage
     records_inside: bool
-    patterns: tuple[Pattern, ...] = ()  # the user's own words about names
-    options: StorageOptions = NO_OPTIONS  # what the storages of this run, and those beside it, are opened with
+    patterns: tuple[Pattern, ...] = ()  # the user's own rules for names
+    options: StorageOptions = NO_OPTIONS  # options for the storages of this run, and of those beside it
 
     @property
     def run_id(self) -> str:
@@ -50,15 +50,18 @@ class Run(msgspec.Struct, frozen=True):
         return hashlib.sha256(self.url.encode("utf-8", "surrogateescape")).hexdigest()[:12]
 
     def usable(self, key: str) -> str:
-        """An absolute path or URL for a key of the run, usable as it is."""
+        """Return an absolute path or URL for a key of the run, ready to open."""
         return self.url if key == "." else f"{self.url.rstrip('/')}/{key}"
 
     def usable_record(self, key: str) -> str:
-        """An absolute path or URL for a key of the records."""
+        """Return an absolute path or URL for a key of the records."""
         return self.records.path_of(key)
 
     def shared(self) -> tuple[Storage, str, str]:
-        """One storage that sees the run and the records, and the key prefix of each. SettingsError if none does."""
+        """Return one storage that contains the run and the records, and the key prefix of each.
+
+        Raises SettingsError if there is none.
+        """
         if self.records_inside:
             return self.storage, "", f"{RECORDS_FOLDER}/"
         if self.storage.root is not None and self.records.root is not None:
@@ -72,13 +75,14 @@ class Run(msgspec.Struct, frozen=True):
 def open_run(
     url: str, settings: Settings = _DEFAULTS, *, must_exist: bool = True, retries: Retries | None = None
 ) -> Run:
-    """Open a run as its settings say: where its records lie, what its names mean, and with which storage options.
-    Nothing is written.
+    """Open a run by its settings: the place of its records, its naming rules, and its storage options.
 
-    `retries` are for a remote one. Raises:
-        NotFoundError: it is absent and must exist.
-        RecordsError: its records are of a newer format, or damaged.
-        SettingsError: the records are those of another run.
+    Nothing is written. `retries` are for a remote run.
+
+    Raises:
+        NotFoundError: it does not exist, and must.
+        RecordsError: its records have a newer format, or are damaged.
+        SettingsError: the records belong to another run.
     """
     normal = normalise_url(url)
     opening = functools.partial(open_storage, retries=retries, options=settings.storage)
@@ -96,7 +100,7 @@ def open_run(
 
 
 def begin_run(url: str | os.PathLike[str], settings: Settings = _DEFAULTS) -> Run:
-    """Open a run that need not be there yet, and is afterwards."""
+    """Open a run, and create it if it does not exist."""
     place = normalise_url(url)
     if "://" not in place:
         with translated("", place):
@@ -108,8 +112,10 @@ def begin_run(url: str | os.PathLike[str], settings: Settings = _DEFAULTS) -> Ru
 
 
 def _refuse_anothers_records(run: Run) -> None:
-    """With two runs in one place, the verdict on a checkpoint of one would be taken for that on its namesake in the
-    other. A local run that is no longer where it was has been moved."""
+    """Raise SettingsError if the records belong to another run, whose verdicts would be mixed up with this one's.
+
+    A local run that is no longer at the recorded path has been moved, which is fine.
+    """
     if run.records_inside:
         return
     found = read_parsed(run, _WHOSE_KEY, dict[str, Any], f"{_WHOSE_KEY} of {run.records.url}")
@@ -120,13 +126,14 @@ def _refuse_anothers_records(run: Run) -> None:
     if root is not None and (not os.path.exists(stated) or os.path.realpath(stated) == os.path.realpath(root)):
         return
     raise SettingsError(
-        f"the records in {run.records.url} are those of another run ({escape(stated)})",
-        hint="give each run records of its own",
+        f"the records in {run.records.url} belong to another run ({escape(stated)})",
+        hint="give each run its own records",
     )
 
 
 def _refuse_counted_folder(run: Run) -> None:
-    """Accelerate takes a number out of every name in ``checkpoints/``: ours would be an IndexError there."""
+    """Raise SettingsError in Accelerate's ``checkpoints/``, where it reads a number in every name: ours would be an
+    IndexError."""
     if not run.records_inside or run.url.rstrip("/").rpartition("/")[2] != "checkpoints":
         return
     try:
@@ -135,7 +142,7 @@ def _refuse_counted_folder(run: Run) -> None:
         return
     if RECORDS_FOLDER not in names and any(_COUNTED.fullmatch(name) for name in names):
         raise SettingsError(
-            f"Accelerate counts its checkpoints by every name in {run.url}, so no records can lie there",
+            f"Accelerate reads a number in every name in {run.url}, so records cannot be stored there",
             hint="name the folder above it as the run, or put the records elsewhere (records = URL)",
         )
 
@@ -146,37 +153,38 @@ def has_records(run: Run) -> bool:
 
 
 def read_record(run: Run, key: str) -> bytes | None:
-    """The whole of a record; None if there is none."""
+    """Return a whole record, or None if it does not exist."""
     try:
         with run.records.open(key) as reader:
             if reader.entry.size > _MAX_RECORD:
-                raise RecordsError(f"the record {key} is absurdly large ({reader.entry.size} bytes)")
+                raise RecordsError(f"the record {key} is too large ({reader.entry.size} bytes)")
             return reader.read(0, reader.entry.size)
     except ObjectMissingError:
         return None
 
 
 def read_parsed(run: Run, key: str, kind: type[_Kind], what: str) -> _Kind | None:
-    """The value of a record; None if there is none. RecordsError, naming `what`, if it cannot be parsed."""
+    """Return the parsed value of a record; None if it does not exist. RecordsError names `what` if it is unreadable."""
     text = read_record(run, key)
     return None if text is None else decode_record(text, kind, what)
 
 
 def read_sound(run: Run, key: str, kind: type[_Kind], what: str) -> _Kind | None:
-    """The value of a record; None if there is none that can be parsed."""
+    """Return the parsed value of a record; None if it does not exist or cannot be parsed."""
     with contextlib.suppress(RecordsError):
         return read_parsed(run, key, kind, what)
     return None
 
 
 def create_record(run: Run, key: str, value: object) -> None:
-    """Write a record that must not exist yet, durably: ObjectExistsError if it does. What is no text becomes JSON."""
+    """Write a record that must not exist yet, durably. Raises ObjectExistsError. Values other than bytes become
+    JSON."""
     _ensure_format(run)
     run.records.create(key, value if isinstance(value, bytes) else as_line(value))
 
 
 def write_once(run: Run, key: str, value: object = b"\n") -> bool:
-    """Write a record; False if there is one, such as that of a process that was first."""
+    """Write a record. False if it exists, such as that of a faster process."""
     try:
         create_record(run, key, value)
     except ObjectExistsError:
@@ -185,12 +193,13 @@ def write_once(run: Run, key: str, value: object = b"\n") -> bool:
 
 
 def as_line(value: object) -> bytes:
-    """A value as JSON on one line."""
+    """Return a value as JSON on one line."""
     return msgspec.json.encode(value) + b"\n"
 
 
 def list_records(run: Run, folder: str, *, recursive: bool = False, with_content: bool = False) -> list[str]:
-    """Keys of the records in a folder, relative to it. `with_content` leaves out empty files: broken writes."""
+    """Return the keys of the records in a folder, relative to it. `with_content` leaves out empty files: broken
+    writes."""
     try:
         entries = run.records.list(folder, recursive=recursive)
     except ObjectMissingError:
@@ -200,7 +209,7 @@ def list_records(run: Run, folder: str, *, recursive: bool = False, with_content
 
 
 def record_names(run: Run, folder: str) -> list[str]:
-    """Names of all records below a folder, relative to it, by one listing of names. Some may be empty."""
+    """Return the names of all records below a folder, relative to it, from one listing. Some may be empty."""
     try:
         return [key.removeprefix(folder + "/") for key in run.records.names(folder)]
     except ObjectMissingError:
@@ -208,7 +217,7 @@ def record_names(run: Run, folder: str) -> list[str]:
 
 
 def has_content(run: Run, key: str) -> bool:
-    """True if a record is there and not empty: only a broken write leaves empty ones."""
+    """True if a record exists and is not empty: only a broken write leaves empty ones."""
     entry = find_entry(run.records, key)
     return entry is not None and entry.kind == "file" and entry.size > 0
 
@@ -233,11 +242,11 @@ def _ensure_format(run: Run) -> None:
         _create_format(run)
     elif run.records.root is not None:
         _raise_format(run)
-    _refuse_anothers_records(run)  # another run may have begun them since this one was opened
+    _refuse_anothers_records(run)  # another run may have created them since this one was opened
 
 
 def _raise_format(run: Run) -> None:
-    """Have an older version refuse the records of a local run before a name lies there that it would not find."""
+    """Make older versions refuse a local run's records before a record exists that they would not find."""
     found = read_sound(run, FORMAT_KEY, dict[str, int], FORMAT_KEY)
     if found is not None and found.get("format", RECORDS_FORMAT) < RECORDS_FORMAT:
         with run.records.upload(FORMAT_KEY, replace=True) as upload:
@@ -250,5 +259,5 @@ def _create_format(run: Run) -> None:
     if not run.records_inside:
         first.insert(0, (_WHOSE_KEY, as_line({"format": 1, "run": plain_url(run.url)})))
     for key, value in first:
-        with contextlib.suppress(ObjectExistsError):  # another process was first: equal bytes
+        with contextlib.suppress(ObjectExistsError):  # another process was first, with equal bytes
             run.records.create(key, value)

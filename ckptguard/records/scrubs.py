@@ -1,4 +1,4 @@
-"""When the bytes of a generation were last read again, by place: the name of a record tells all."""
+"""When each place of a generation was last read again. The name of a record contains everything."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ Where = tuple[CheckpointId, str]  # and the place
 
 
 class Scrub(msgspec.Struct, frozen=True, kw_only=True):
-    """One reading: `done` of its `files`, in the manifest's order, were as they were sealed, or all were read and what
-    was found is in the ledger. `began` is in seconds since 1970."""
+    """One reading. `done` of its `files`, in the manifest's order, were as sealed; or all were read, and the ledger has
+    the result. `began` is in seconds since 1970."""
 
     id: CheckpointId
     place: str
@@ -34,12 +34,12 @@ class Scrub(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def where(self) -> Where:
-        """What was read."""
+        """The id and the place."""
         return self.id, self.place
 
     @property
     def is_whole(self) -> bool:
-        """True if nothing is left to be read."""
+        """True if nothing is left to read."""
         return self.done >= self.files
 
     @property
@@ -50,13 +50,14 @@ class Scrub(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_scrubs(run: Run) -> list[Scrub]:
-    """All records, by one listing of names."""
+    """Return all records, from one listing of names."""
     found = (_parsed(key) for key in list_records(run, FOLDER, recursive=True, with_content=True))
     return [scrub for scrub in found if scrub is not None]
 
 
 def newest_scrubs(scrubs: list[Scrub], now: float) -> dict[Where, Scrub]:
-    """Of each place the one that counts: the latest beginning that is not in the future, then the most files."""
+    """Return the record that counts for each place: the latest that is not in the future, then the one with most
+    files."""
     newest: dict[Where, Scrub] = {}
     for scrub in scrubs:
         known = newest.get(scrub.where)
@@ -66,14 +67,14 @@ def newest_scrubs(scrubs: list[Scrub], now: float) -> dict[Where, Scrub]:
 
 
 def record_scrub(run: Run, scrub: Scrub, *, digests: tuple[str, ...], before: list[Scrub]) -> None:
-    """Record a reading in place of those of the same place that are known; killed between, both are there."""
-    write_once(run, scrub.key, {"format": 1, "digests": digests})  # two at once read the same
+    """Record a reading, and remove the known older ones of the same place. After a kill in between both exist."""
+    write_once(run, scrub.key, {"format": 1, "digests": digests})  # two concurrent readings read the same
     forget_scrubs(run, [old for old in before if old.where == scrub.where and old.key != scrub.key])
     before[:] = [old for old in before if old.where != scrub.where] + [scrub]
 
 
 def forget_scrubs(run: Run, scrubs: list[Scrub]) -> None:
-    """Remove records that count no more; what cannot be removed does no harm."""
+    """Remove outdated records. One that cannot be removed does no harm."""
     for scrub in scrubs:
         with contextlib.suppress(CouldNotTellError):
             run.records.remove(scrub.key)

@@ -1,4 +1,4 @@
-"""The trash on storage: what retention removed, until its time of grace is over."""
+"""The trash on storage: what retention removed, until its grace period is over."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ MOVED, MARKED = "moved", "marked"
 
 
 class Trashed(Mark, frozen=True, kw_only=True):
-    """One generation that was removed: "moved", its files lie under ``<folder>/<path>``, or "marked", in place until
-    the time of grace is over. `host`, `boot_id` and `uptime` say when, beside the clock."""
+    """One generation that was removed. "moved": its files are at ``<folder>/<path>``. "marked": they stay in place
+    until the grace period is over. `host`, `boot_id` and `uptime` give the time beside the clock."""
 
     top: ClassVar[str] = FOLDER
     how: str
@@ -28,40 +28,40 @@ class Trashed(Mark, frozen=True, kw_only=True):
 
 
 def trash_folder(id: CheckpointId) -> str:
-    """Where a generation's files lie in the trash."""
+    """Return the folder of a generation's files in the trash."""
     return mark_folder(FOLDER, id)
 
 
 def mark_trashed(run: Run, mark: Trashed) -> bool:
-    """Write the mark; False if this generation has one: another process is removing it."""
+    """Write the mark. False if this generation has one: another process is removing it."""
     return write_once(run, mark.folder + ".json", mark)
 
 
 def mark_taken(run: Run, mark: Trashed) -> None:
-    """Say that its place counts no more: all files were moved to the trash, or those in place are being removed."""
+    """Record that its place no longer counts: all files are in the trash, or those in place are being removed."""
     write_once(run, mark.folder + ".taken")
 
 
 def is_taken(run: Run, mark: Trashed) -> bool:
-    """True if its place counts no more."""
+    """True if its place no longer counts."""
     found = find_entry(run.records, mark.folder + ".taken")
     return found is not None and found.kind == "file"
 
 
 def unmark_taken(run: Run, mark: Trashed) -> None:
-    """Say that its place counts again."""
+    """Record that its place counts again."""
     run.records.remove(mark.folder + ".taken")
 
 
 def forget_trashed(run: Run, mark: Trashed) -> None:
-    """Remove a generation from the trash, its mark first: `remove_unmarked` finishes what is killed in between."""
+    """Remove a generation from the trash, its mark first. After a kill `remove_unmarked` finishes it."""
     run.records.remove(mark.folder + ".json")
     unmark_taken(run, mark)
     run.records.remove(mark.folder)
 
 
 def remove_unmarked(run: Run) -> None:
-    """Remove what lies in the trash without a mark. The caller holds the lock: a mark comes before its files."""
+    """Remove everything in the trash without a mark, which is written before its files. The caller holds the lock."""
     for folder in list_records(run, FOLDER):
         names = set(list_records(run, f"{FOLDER}/{folder}"))
         for name in names:
@@ -71,18 +71,18 @@ def remove_unmarked(run: Run) -> None:
 
 
 def list_trashed(run: Run) -> list[CheckpointId]:
-    """Every generation in the trash, sorted by name."""
+    """Return every generation in the trash, sorted by name."""
     return list_marks(run, FOLDER)
 
 
 def read_trash(run: Run) -> list[Trashed]:
-    """All marks. RecordsError if one cannot be read."""
+    """Return all marks. Raises RecordsError if one cannot be read."""
     found = (read_trashed(run, id) for id in list_trashed(run))
     return [mark for mark in found if mark is not None]
 
 
 def read_trashed(run: Run, id: CheckpointId) -> Trashed | None:
-    """The mark of a generation, or None. RecordsError if it cannot be read, or leads elsewhere."""
+    """Return the mark of a generation, or None. Raises RecordsError if it is unreadable, or has paths elsewhere."""
     what = f"the trash mark of {id} of {id.series}"
     mark = read_parsed(run, trash_folder(id) + ".json", Trashed, what)
     if mark is not None and (mark.how not in (MOVED, MARKED) or mark.path == "." or not mark.is_of(id)):

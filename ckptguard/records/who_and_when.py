@@ -1,6 +1,6 @@
-"""Who did something, when, and for how long that has been so: what can be known of other processes and machines.
+"""Who did something, when, and how long ago: what can be known about other processes and machines.
 
-Times in records are for people. A wall clock may be wrong by years, and jump, and so may a file's time: nothing is
+Times in records are for people. A wall clock may be wrong by years, and jump, and so may a file's time. So nothing is
 decided by either alone.
 """
 
@@ -22,13 +22,13 @@ from ckptguard.errors import CouldNotTellError, StorageError
 from ckptguard.records.run import Run, list_records, read_parsed, write_once
 from ckptguard.storage.protocol import Storage, find_entry
 
-SIGHTINGS = "seen"  # the folder of what this machine saw first, and when
+SIGHTINGS = "seen"  # the folder of what this machine first saw, and when
 _FORM = "%Y-%m-%dT%H:%M:%SZ"
 
 
 class Owner(msgspec.Struct, frozen=True, kw_only=True):
-    """A process. `namespace` is that of its pid (a container has its own) and `started` its start in clock ticks since
-    the machine's; both are "" where the system tells none."""
+    """A process. `namespace` is that of its pid (a container has its own). `started` is its start in clock ticks since
+    the machine's start. Both are "" if the system does not report them."""
 
     host: str
     boot_id: str
@@ -38,7 +38,7 @@ class Owner(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def this_host() -> tuple[str, str]:
-    """(host name, boot id) of this machine; the boot id is "" where the system tells none."""
+    """Return (host name, boot id) of this machine; the boot id is "" if the system has none."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             return socket.gethostname(), file.read().strip()
@@ -47,28 +47,28 @@ def this_host() -> tuple[str, str]:
 
 
 def this_process() -> Owner:
-    """The process that asks."""
+    """Return the current process."""
     host, boot_id = this_host()
     pid = os.getpid()
     return Owner(host=host, boot_id=boot_id, pid=pid, namespace=_namespace(), started=_state(pid)[1])
 
 
 def is_here(owner: Owner) -> bool:
-    """True if it can be told if the process is gone: it is one of this start of this machine, and of this container."""
+    """True if this process can check the owner: same start of this machine, and same container."""
     here = (owner.host, owner.boot_id) == this_host() and owner.namespace == _namespace()
     return here and owner.boot_id != "" and 0 < owner.pid < 2**31
 
 
 def has_ended(owner: Owner) -> bool:
-    """True if the process is known to be gone. False where that cannot be told: it is not `is_here`."""
+    """True if the process has certainly ended. False if that is unknown, because it is not `is_here`."""
     if not is_here(owner):
         return False
     try:
-        os.kill(owner.pid, 0)  # asks, and sends nothing
+        os.kill(owner.pid, 0)  # checks, and sends nothing
     except ProcessLookupError:
         return True
     except OSError:
-        pass  # somebody else's, and there
+        pass  # another user's, and alive
     state, started = _state(owner.pid)
     return state in ("Z", "X") or (started != "" and owner.started not in ("", started))
 
@@ -81,7 +81,7 @@ def _namespace() -> str:
 
 
 def _state(pid: int) -> tuple[str, str]:
-    """(state, start) of a process as the kernel tells them."""
+    """Return (state, start) of a process from the kernel."""
     try:
         with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
             fields = file.read().rpartition(")")[2].split()  # its name, before that, may hold anything
@@ -91,23 +91,23 @@ def _state(pid: int) -> tuple[str, str]:
 
 
 def utc_now() -> str:
-    """The time now, ISO 8601, UTC, to the second."""
+    """Return the current time, ISO 8601, UTC, to the second."""
     return utc_moment()[0]
 
 
 def utc_moment() -> tuple[str, int]:
-    """`utc_now`, and the microseconds that have passed since."""
+    """Return `utc_now`, and the microseconds since then."""
     now = datetime.datetime.now(datetime.UTC)
     return now.strftime(_FORM), now.microsecond
 
 
 def utc_text(seconds: float) -> str:
-    """Seconds since 1970 in the form of `utc_now`."""
+    """Return seconds since 1970 in the form of `utc_now`."""
     return datetime.datetime.fromtimestamp(seconds, datetime.UTC).strftime(_FORM)
 
 
 def seconds_of(text: str) -> float | None:
-    """A time of a record as seconds since 1970; None for what is none."""
+    """Return a time of a record as seconds since 1970, or None if it is not a time."""
     try:
         moment = datetime.datetime.fromisoformat(text)
         return moment.timestamp() if moment.tzinfo is not None else None
@@ -116,7 +116,7 @@ def seconds_of(text: str) -> float | None:
 
 
 def storage_time(storage: Storage) -> int | None:
-    """The time in ns that the storage gives to an object created now, if it gives one. StorageError."""
+    """Return the time in ns that the storage gives to a new object, or None. Raises StorageError."""
     key = f".tmp-now-{uuid.uuid4().hex}"
     storage.create(key, b"")
     try:
@@ -128,7 +128,7 @@ def storage_time(storage: Storage) -> int | None:
 
 
 class Moment(msgspec.Struct, frozen=True, kw_only=True):
-    """A moment by the wall clock (seconds since 1970) and by the machine's own: seconds since its start."""
+    """A moment by the wall clock (seconds since 1970), and in seconds since the machine's start."""
 
     wall: float
     host: str
@@ -137,38 +137,42 @@ class Moment(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def this_moment() -> Moment:
-    """Now, here."""
+    """Return the current moment."""
     host, boot_id = this_host()
     return Moment(wall=time.time(), host=host, boot_id=boot_id, uptime=_uptime())
 
 
 def surely_passed(before: Moment, now: Moment) -> float:
-    """Seconds that have passed at least: on the same start of the same machine by its own clock, which nobody sets.
-    Between two machines, or two starts, none are sure: see `passed_since`. Where starts cannot be told apart it is by
-    the wall clock, and no more than since the last start."""
+    """Return the seconds that have certainly passed, by the machine's own clock, which nobody can set.
+
+    Between two machines, or two starts, that is 0; see `passed_since`. If starts cannot be distinguished, it is by the
+    wall clock, but at most since the last start.
+    """
     if before.boot_id or now.boot_id:
         return max(0.0, now.uptime - before.uptime) if before.boot_id == now.boot_id else 0.0
     return max(0.0, min(now.wall - before.wall, now.uptime)) if before.host == now.host else 0.0
 
 
 def stated_moment(since: str, host: str, boot_id: str, uptime: float) -> Moment:
-    """The moment that a record states. By a wall clock that cannot be read no time has passed."""
+    """Return the moment that a record states. With an unreadable time no time has passed."""
     wall = seconds_of(since)
     return Moment(wall=math.inf if wall is None else wall, host=host, boot_id=boot_id, uptime=uptime)
 
 
 def passed_since(run: Run, key: str, wrote: Moment) -> float:
-    """Seconds that have passed for sure since a record was written, at the moment that it states. They are by the clock
-    of the machine that wrote it, or by this one's since it saw the record first."""
+    """Return the seconds that have certainly passed since a record was written at its stated moment.
+
+    They are by the clock of its machine, or by ours since we first saw the record.
+    """
     return max(surely_passed(wrote, this_moment()), seen_for(run, key) or 0.0)
 
 
 def _uptime() -> float:
-    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))  # it goes on in sleep
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))  # it includes sleep
 
 
 class Sighting(msgspec.Struct, frozen=True, kw_only=True):
-    """When a machine saw `what` (a key) first: by its wall clock, and in seconds from its start."""
+    """When a machine first saw `what` (a key): by its wall clock, and in seconds since its start."""
 
     format: int = 1
     what: str
@@ -185,7 +189,7 @@ class Sighting(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def seen_for(run: Run, what: str, *, note: bool = False) -> float | None:
-    """For how many seconds this machine has known of it for sure; None if it has not noted it; `note` notes it now."""
+    """Return for how many seconds this machine has certainly known of it, or None. `note` records it now."""
     now = this_moment()
     here = Sighting(what=what, host=now.host, boot_id=now.boot_id, uptime=now.uptime, since=utc_text(now.wall))
     before = _sighting(run, here.key)
@@ -198,7 +202,7 @@ def seen_for(run: Run, what: str, *, note: bool = False) -> float | None:
 
 
 def forget_sightings(run: Run, keep: Collection[str]) -> None:
-    """Remove what was noted of anything else, by whatever machine. What cannot be read goes too: it is noted anew."""
+    """Remove sightings of everything else, from all machines. Unreadable ones go, too: they are recorded again."""
     for name in list_records(run, SIGHTINGS):
         key = f"{SIGHTINGS}/{name}"
         found = _sighting(run, key)

@@ -1,1 +1,1 @@
-"""Going back: roll a run back, or restore a checkpoint elsewhere."""
+"""Roll a run back, or restore a checkpoint elsewhere."""

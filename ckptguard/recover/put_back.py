@@ -1,4 +1,4 @@
-"""Put back: files of kept copies, or of another checkpoint, are staged, read back, and then have their names."""
+"""Put files of kept copies or other checkpoints back: stage them, read them back, then give them their names."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from ckptguard.verification.collect_evidence import copy_differs
 
 @contextlib.contextmanager
 def staged(run: Run, source: Candidate, content: Content, path: str, work: Work) -> Iterator[Callable[[], None] | None]:
-    """Have a checkpoint staged and read back, to be published under a path; None where its bytes are not those that
-    were sealed."""
+    """Stage a checkpoint and read it back. Yields the call that publishes it under `path`, or None if its bytes are not
+    the sealed ones."""
     manifest, copy = source.manifest, None if content.in_place else source.copy
     files = [f.path for f in manifest.files]
     with _copied_back(run, manifest.path, files, "" if copy is None else copy.folder + "/", path) as done:
@@ -37,9 +37,11 @@ def staged(run: Run, source: Candidate, content: Content, path: str, work: Work)
 def _copied_back(
     run: Run, path: str, files: Iterable[str], kept: str, name: str
 ) -> Iterator[tuple[str, Callable[[], None]]]:
-    """Copy files to a temporary folder of the run, which is given; the call given has them lie under `name`. They come
-    from the folder `kept` of the records, or from their place in the run. Never a link: what the trainer does to the
-    file must not reach another."""
+    """Copy files to a temporary folder of the run. Yields that folder, and the call that gives the files their `name`.
+
+    They come from the folder `kept` of the records, or from their place in the run. They are never links: what the
+    trainer does to one file must not reach another.
+    """
     storage, run_prefix, records_prefix = run.shared()
     prefix, files = records_prefix + kept if kept else run_prefix, list(files)
     temporary = f"tmp-rollback-{uuid.uuid4().hex[:8]}"
@@ -58,8 +60,10 @@ def _copied_back(
 
 
 def restore_pending_copies(view: RunView, *, series: str) -> list[str]:
-    """Copy kept copies without a verdict back to their places, where those are empty, to be pending there; returns the
-    places. A trainer's rotation may have left nothing else."""
+    """Copy kept copies without a verdict back to their paths if these are empty. Returns the paths.
+
+    A trainer's rotation may have left nothing else. They stay pending there.
+    """
     run = view.run
     try:
         run.shared()

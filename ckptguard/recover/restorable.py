@@ -1,4 +1,4 @@
-"""Restorable: which checkpoints may be restored, and where each of them lies now, in the run and in its replicas."""
+"""Find which checkpoints may be restored, and where each of them is, in the run and in its replicas."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _NONE_HERE = (NoKnownGoodError, NotFoundError, RefusedError, CouldNotTellError)
 
 
 class ReadablePlace(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the files of a manifest may be read: in `storage`, under `prefix` and their paths."""
+    """Where the files of a manifest can be read: in `storage`, at `prefix` plus their paths."""
 
     view: RunView
     id: CheckpointId
@@ -42,13 +42,16 @@ class ReadablePlace(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """The checkpoint, as people are told of it."""
+        """The checkpoint's name in messages."""
         return f"{self.manifest.path}{self.id.nth_save} of {self.view.run.url}"
 
 
 class Restorable:
-    """What may be restored of a run: its known-good checkpoints, or what there is of one step; newest first, the run's
-    own places before replicas, which are opened only when needed. What is offered stays pinned until `held` ends."""
+    """What may be restored of a run: its known-good checkpoints, or one step; newest first.
+
+    The run's own places come before replicas, which are opened only when needed. Checkpoints stay pinned until `held`
+    ends.
+    """
 
     def __init__(self, view: RunView, step: int | None, *, force: bool, work: Work, held: contextlib.ExitStack) -> None:
         self._view, self._step, self._work, self._held = view, step, work, held
@@ -56,7 +59,7 @@ class Restorable:
         self._opened: list[_ReplicaPlaces] | None = None
 
     def best(self, refused: frozenset[CheckpointId]) -> CheckpointId | None:
-        """The newest checkpoint that is not refused."""
+        """Return the newest checkpoint that is not refused."""
         own = self._own.best(refused)
         if own is not None and not refused:
             no_newer = self._step is not None or not self._view.settings.replicas
@@ -66,13 +69,13 @@ class Restorable:
         return max((id for id in found if id is not None), key=lambda id: id.order, default=None)
 
     def places(self, id: CheckpointId) -> Iterator[tuple[Choice, ReadablePlace]]:
-        """Where it lies now."""
+        """Yield its current places."""
         yield from self._own.places(id)
         for replica in self._replicas():
             yield from replica.places(id)
 
     def none_left(self, search: Search) -> CkptguardError:
-        """What to say when nothing could be restored, although all that was offered could be read."""
+        """Return the error for a restore without success, given that all places could be read."""
         failed = self._own.failed
         if isinstance(failed, CouldNotTellError) or not search.refused:
             return failed or none_found(self._view.run, None)
@@ -95,18 +98,18 @@ class Restorable:
 
 
 class _Places:
-    """A run, or a replica, as a place of checkpoints. `failed`: why nothing may be restored from it."""
+    """A run or a replica as a source of checkpoints. `failed` says why nothing may be restored from it."""
 
     def __init__(self, view: RunView, step: int | None, force: bool, work: Work, held: contextlib.ExitStack) -> None:
         self._view, self._step, self._force, self._work = view, step, force, work
         self._in_use = held.enter_context(InUse(view.run, "restore"))
         self._source = ""
-        self._outcomes: dict[CheckpointId, Outcome | None] = {}  # of what was asked for; None: it does not count
+        self._outcomes: dict[CheckpointId, Outcome | None] = {}  # of the ids asked for; None: must not be restored
         self._of_step: dict[CheckpointId, Outcome] | None = None
         self.failed: CkptguardError | None = None
 
     def best(self, refused: frozenset[CheckpointId]) -> CheckpointId | None:
-        """The newest one that may be restored from here."""
+        """Return the newest one that may be restored from here."""
         try:
             return next((id for id in self._ids(refused) if self._outcome(id) is not None), None)
         except _NONE_HERE as error:
@@ -114,13 +117,13 @@ class _Places:
             return None
 
     def places(self, id: CheckpointId) -> Iterator[tuple[Choice, ReadablePlace]]:
-        """Where it lies here."""
+        """Yield its places here."""
         view = self._view
         outcome = self._outcome(id) if self.failed is None else None
         if outcome is None:
             return
         self._in_use.pin(id)
-        view.refresh(id.series)  # what moved it before it was pinned moves it no more
+        view.refresh(id.series)  # the pin stops later moves; see what moved before
         manifest = view.history.manifest(id)
         if manifest is None:
             return
@@ -132,7 +135,7 @@ class _Places:
             yield choice, place
 
     def _ids(self, refused: frozenset[CheckpointId]) -> Iterator[CheckpointId]:
-        """What may be restored, newest first: without a step all that is known-good: the newest may be damaged."""
+        """Yield the ids that may be restored, newest first. Without a step that is everything known-good."""
         if self._step is not None:
             yield from (id for id in self._named() if id not in refused)
             return
@@ -149,14 +152,14 @@ class _Places:
         return self._outcomes[id]
 
     def _named(self) -> dict[CheckpointId, Outcome]:
-        """What may be restored of the one step, best first, with its outcome."""
+        """Return what may be restored of the one step, best first, with its outcome."""
         if self._of_step is None:
             good = known_good_candidates(self._view, Wanted(step=self._step))
             self._of_step = {candidate.id: Outcome.GOOD for candidate in good} or self._not_good()
         return self._of_step
 
     def _not_good(self) -> dict[CheckpointId, Outcome]:
-        """The best of the step that is not known-good; what has no verdict gets one."""
+        """Return the best checkpoint of a step that has no known-good one. Those without a verdict get one."""
         view, step = self._view, self._step
         for checkpoint in view.checkpoints:
             if checkpoint.step == step:
@@ -181,7 +184,7 @@ class _Places:
         raise NotFoundError(f"{view.run.url} has no checkpoint of step {step} that could be restored")
 
     def _lies(self, id: CheckpointId, manifest: Manifest) -> list[tuple[str, Storage, str]]:
-        """Where it lies now: the place's name, its storage, and what precedes the files' paths there."""
+        """Return its current places: the place's name, its storage, and the prefix of the files' paths."""
         run, history = self._view.run, self._view.history
         found: list[tuple[str, Storage, str]] = []
         in_place = history.current_if_readable(id.series, id.step, manifest.path) == id
@@ -194,12 +197,12 @@ class _Places:
             found.append((_QUARANTINED, run.records, f"{QUARANTINE}/{id.record_path}/"))
         if id in list_trashed(run):
             found.append((_TRASHED, run.records, trash_folder(id) + "/"))
-        # With force the damaged bytes themselves may be what is wanted, but a whole copy comes first.
+        # With force you may want the damaged bytes themselves, but a whole copy comes first.
         return sorted(found, key=lambda one: one[0] != KEPT) if self._force else found
 
 
 class _ReplicaPlaces(_Places):
-    """Those of a replica: what is good there, and of which the run itself knows nothing bad."""
+    """The checkpoints that are good in a replica, and not known to be bad in the run."""
 
     def __init__(
         self, replica: RunView, step: int | None, work: Work, held: contextlib.ExitStack, own: RunView
@@ -208,7 +211,7 @@ class _ReplicaPlaces(_Places):
         self._source, self._run = replica.run.url, own
 
     def places(self, id: CheckpointId) -> Iterator[tuple[Choice, ReadablePlace]]:
-        """Where it lies here; nowhere if that cannot be told."""
+        """Yield its places here; none if they cannot be read."""
         try:
             found = list(super().places(id))
         except _NONE_HERE as error:

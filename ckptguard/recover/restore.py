@@ -1,4 +1,4 @@
-"""Restore: copy a checkpoint's files to a destination, verified: complete or nothing."""
+"""Restore: copy a checkpoint's files to a destination, verified, completely or not at all."""
 
 from __future__ import annotations
 
@@ -45,11 +45,12 @@ from ckptguard.verification.collect_evidence import copy_differs
 
 _log = logging.getLogger("ckptguard")
 _BLOCK = 4 << 20  # from a local disk, where one reader is enough
-_FILES_AT_ONCE = 3  # while one is opened or put on the disk, others come
+_FILES_AT_ONCE = 3  # others are read while one is opened or synced
 
 
 class Restored(msgspec.Struct, frozen=True, kw_only=True):
-    """A restored checkpoint. `path` is absolute; `kept`: of the kept copy; `source`: the URL of the run or replica."""
+    """A restored checkpoint. `path` is absolute; `kept`: from the kept copy; `source`: the URL of the run or
+    replica."""
 
     path: str
     id: CheckpointId
@@ -60,17 +61,17 @@ class Restored(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def series(self) -> str:
-        """The series that it belongs to."""
+        """The series of the checkpoint."""
         return self.id.series
 
     @property
     def step(self) -> Step:
-        """Where its name puts it in its series."""
+        """The step that its name states."""
         return self.id.step
 
 
 class Restoring(msgspec.Struct, frozen=True, kw_only=True):
-    """What `restore` is about to make: the checkpoint at `path` of `source` (URL of a run or replica), as `made`."""
+    """The plan of `restore`: the checkpoint at `path` of `source` (URL of a run or replica) becomes `made`."""
 
     path: str
     source: str
@@ -91,22 +92,22 @@ def restore(
     work: Work = PLAIN,
     tell: Tell = lambda _: None,
 ) -> Restored:
-    """Copy the known-good checkpoint (or that of `step`) to ``DEST/<original name>``, and read it back.
+    """Copy the known-good checkpoint, or that of `step`, to ``DEST/<original name>``, and read it back.
 
-    If DEST is named as a checkpoint file is (``back.pt``) and is no folder, it is the file to make. Only a checkpoint
-    of one file can become that. `tell` is called before bytes are copied.
+    If DEST is not a folder, and is named like a checkpoint file (``back.pt``), it is the file to make. Only a
+    checkpoint of one file can become a file. `tell` is called before bytes are copied.
 
-    A checkpoint without a verdict is verified first. The nearest whole copy is taken: in place, kept, then in the
-    settings' replicas. Without `step` an older good one stands in for what turns out damaged or unreadable, and a
-    warning says so. Damage in place is recorded. Whatever fails, DEST is left as it was.
+    A checkpoint without a verdict is verified first. The nearest whole copy is used: in place, kept, then replicas.
+    Without `step`, an older good checkpoint replaces a damaged or unreadable one, with a warning. Damage in place is
+    recorded. After any failure DEST is as it was.
 
     Raises:
-        SettingsError: DEST is neither absent nor empty, lies in the run, or is no name for this checkpoint.
-        RefusedError: it is not GOOD, or its bytes are no longer those that were sealed; never with `force`.
-        StorageFullError: too little space is free. Nothing was written.
-        NoKnownGoodError: there is nothing good.
-        NotFoundError: there is nothing of this step.
-        CouldNotTellError: what was left could not be read.
+        SettingsError: DEST is neither absent nor empty, is inside the run, or is no name for this checkpoint.
+        RefusedError: the checkpoint is not GOOD, or its bytes are not the sealed ones; never with `force`.
+        StorageFullError: there is too little free space. Nothing was written.
+        NoKnownGoodError: nothing is good.
+        NotFoundError: this step does not exist.
+        CouldNotTellError: the remaining places could not be read.
     """
     if "://" in dest:
         raise SettingsError("DEST must be a local file or folder")
@@ -162,7 +163,7 @@ def _goal(dest: str) -> _Goal:
 
 @dataclass
 class _Attempts:
-    """Tries one place after the other. `wait`: for room in DEST."""
+    """Try one place after the other. `wait`: wait for free space in DEST."""
 
     goal: _Goal
     force: bool
@@ -172,7 +173,8 @@ class _Attempts:
     _failed: tuple[str, str] | None = None  # what was tried last, and what was wrong with it
 
     def attempt(self, place: ReadablePlace) -> Restored | CkptguardError | str:
-        """What was restored, or what is wrong with this place. Trouble with DEST is an error, and ends it all."""
+        """Return the restored checkpoint, or what is wrong with this place. A problem with DEST is an error, and ends
+        it all."""
         if self._failed is not None and self._failed[0] != place.name:
             _log.warning("%s could not be restored: %s; trying %s", *self._failed, place.name)
         manifest, run = place.manifest, place.view.run
@@ -206,7 +208,7 @@ class _Attempts:
             return error.message
 
     def _note(self, place: ReadablePlace, wrong: str) -> None:
-        """What lies in place was not what was sealed: it is read once more, and gets its verdict."""
+        """The files in place were not the sealed ones. Read them once more, and record the verdict."""
         self._failed = (place.name, wrong)
         if place.where == IN_PLACE:
             with contextlib.suppress(CouldNotTellError):
@@ -236,7 +238,7 @@ def _refuse_unless_free(goal: _Goal) -> None:
 
 @contextlib.contextmanager
 def _staging(dest: str) -> Iterator[str]:
-    """A temporary folder inside DEST, so that publishing is one rename; on failure DEST is as it was before."""
+    """Make a temporary folder inside DEST, so that publishing is one rename. After a failure DEST is as before."""
     made: list[str] = []
     folder = dest
     while folder and not os.path.isdir(folder):
@@ -288,10 +290,11 @@ def _publish(temporary: str, final: str, manifest: Manifest) -> None:
 
 
 def fetch_files(storage: Storage, files: Sequence[tuple[str, str]], progress: Progress | None = None) -> None:
-    """Copy objects to local paths (key, path) that must not exist yet; their folders are made. All are on the disk
-    afterwards. Where one cannot be fetched the others are given up, and parts of them are left behind. From elsewhere
-    they come in chunks, several at once, each written where it belongs: a bounded number of bytes is in memory.
-    StorageFullError and DeniedError name the local path. `progress` is called by several threads."""
+    """Copy objects to local paths that must not exist yet, and sync them. `files` are (key, path) pairs.
+
+    If one fails, the others are given up, and parts of them stay behind. Remote files are read in parallel chunks, so
+    memory use is bounded. Raises StorageFullError and DeniedError with the local path. Several threads call `progress`.
+    """
     if storage.root is not None:
         chunks = _Chunks(progress)
         for key, target in files:
@@ -330,7 +333,7 @@ class _Chunks:
         pieces = [self._requests.submit(self._piece, reader, descriptor, begin) for begin in begins]
         if wait(pieces, return_when=FIRST_EXCEPTION).not_done:
             self.given_up.set()
-            wait(pieces)  # nobody may read or write on after the files are closed
+            wait(pieces)  # no thread may read or write after the files are closed
         for piece in pieces:
             piece.result()
 
@@ -344,8 +347,8 @@ class _Chunks:
             left, position = left[written:], position + written
             if self._progress is not None:
                 self._progress(written)
-        # Have Linux write these bytes from now on, so that the fsync at the end has little to wait for: to it, pages
-        # that are not needed any more are pages to write. They stay in memory until they are written.
+        # Make Linux write these bytes now, so that the final fsync is short. It writes pages that are no longer needed,
+        # and keeps them in memory until then.
         if hasattr(os, "posix_fadvise"):
             with contextlib.suppress(OSError):  # only a hint
                 os.posix_fadvise(descriptor, begin, len(data), os.POSIX_FADV_DONTNEED)

@@ -1,6 +1,6 @@
-"""Roll back: quarantine what is newer than known-good, and have every name that a resume reads hold known-good content.
+"""Roll back: quarantine what is newer than known-good, and make every name that a resume reads hold known-good content.
 
-A rollback is a plan first. What it puts in place is staged and read back before anything is moved.
+A rollback starts with a plan. Everything to put in place is staged and read back before anything is moved.
 """
 
 from __future__ import annotations
@@ -44,11 +44,16 @@ from ckptguard.verification.seal import as_stored, seal_written
 
 @dataclass(frozen=True, kw_only=True)
 class GoBack:
-    """How far to go back, and with what care: to the newest known-good checkpoint before `before_step`, or to `to_id`
-    alone. With `series` nothing else is looked at or touched: for a caller that resumes from it by itself. Without it,
-    all names of the known-good's training are seen to; it lies in one of `folders`, if given. `dry_run` changes
-    nothing. `check_writing` refuses while training writes, which `force` overrides. Without `read_back` what lies in
-    place is taken at its verdict: for a caller that compares its bytes next."""
+    """How far to roll back, and how carefully: to the newest known-good checkpoint before `before_step`, or to `to_id`.
+
+    - `series`: change nothing else, for a caller that resumes from this series itself. Without it, all names of the
+      training are corrected.
+    - `folders`: the known-good checkpoint is in one of them.
+    - `dry_run`: change nothing.
+    - `check_writing`: refuse while training writes, unless `force` is set.
+    - `read_back`: read the files in place. Without it their verdict is trusted, for a caller that compares the bytes
+      next.
+    """
 
     reason: str
     before_step: int | None = None
@@ -62,12 +67,12 @@ class GoBack:
 
     @property
     def wanted(self) -> Wanted:
-        """Which checkpoints may be gone back to."""
+        """The checkpoints that may be the target."""
         return Wanted(before_step=self.before_step, series=self.series, folders=self.folders, only=self.to_id)
 
 
 class GivenBack(msgspec.Struct, frozen=True, kw_only=True):
-    """A name that holds content again, and the path and id under which that was judged."""
+    """A path that holds content again, and the path and id of its verdict."""
 
     path: str
     source: str
@@ -75,9 +80,11 @@ class GivenBack(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RolledBack(msgspec.Struct, frozen=True, kw_only=True):
-    """What a rollback did, or would do. `known_good` is in place afterwards; `quarantined` are paths in the run.
-    `given` says which other names hold what content now, and `pointed` which pointers name what. `left_bad` are paths
-    of other trainings in the run whose content is BAD."""
+    """What a rollback did, or would do. `known_good` is in place afterwards. `quarantined` are paths in the run.
+
+    `given` lists other names with their new content, `pointed` the rewritten pointers. `left_bad` are paths of other
+    trainings in the run whose content is BAD.
+    """
 
     known_good: KnownGood
     quarantined: tuple[str, ...]
@@ -88,24 +95,25 @@ class RolledBack(msgspec.Struct, frozen=True, kw_only=True):
     pointed: tuple[Pointed, ...] = ()
     left_bad: tuple[str, ...] = ()
     source: CheckpointId  # the same content before it was put back
-    training_step: int | None = None  # as far as the known-good tells
+    training_step: int | None = None  # as far as the checkpoint says
     repeats: tuple[int, int] | None = None  # the first and the last step that training makes again
 
 
 def roll_back(view: RunView, back: GoBack, *, in_use: InUse | None = None, work: Work = PLAIN) -> RolledBack:
-    """Go back to the newest known-good checkpoint, which is read and verified first.
+    """Roll back to the newest known-good checkpoint, which is read and verified first.
 
-    Newer checkpoints without a verdict are verified before that, newest first, until one is GOOD. A checkpoint that
-    fails is recorded BAD, and the next older one is taken. What is newer is quarantined, the GOOD ones as SUSPECT. The
-    known-good is put back from its kept copy, with fresh times, where it is not in place; so are fixed names of its
-    training that held anything newer or nothing good, in any folder, and pointers follow. The known-good is pinned by
-    `in_use`, if given beyond the end of this. The view is fresh afterwards.
+    Newer checkpoints without a verdict are verified before, newest first, until one is GOOD. One that fails is recorded
+    BAD, and the next older one is used. Everything newer is quarantined, GOOD ones as SUSPECT.
+
+    If the known-good checkpoint is not in place, it is put back from its kept copy with fresh times. So are fixed names
+    of its training with newer content or nothing good, in any folder. Pointers are rewritten. `in_use` pins the
+    known-good checkpoint, also after this call if given. The view is fresh afterwards.
 
     Raises:
         BusyError: training is still writing, or another process holds the run.
         NoKnownGoodError: nothing good is left.
-        NotGivenBackError: a name that training may resume from could hold nothing good. Nothing was moved.
-        CouldNotTellError: what was left could not be read, and may be good.
+        NotGivenBackError: nothing good fits a name that training may resume from. Nothing was moved.
+        CouldNotTellError: the remaining checkpoints could not be read, and may be good.
     """
     run = view.run
     with contextlib.ExitStack() as held:
@@ -131,9 +139,11 @@ def roll_back(view: RunView, back: GoBack, *, in_use: InUse | None = None, work:
             if wrong is None:
                 break
             if wrong == chosen.id:
-                raise CouldNotTellError(f"{chosen.manifest.path} could not be put back: it reads otherwise than before")
+                raise CouldNotTellError(
+                    f"{chosen.manifest.path} could not be put back: its bytes changed between two readings"
+                )
             refused |= {wrong}
-        answer = replace(chosen.answer, path=run.usable(chosen.manifest.path))  # where it lies afterwards
+        answer = replace(chosen.answer, path=run.usable(chosen.manifest.path))  # its path afterwards
         if not back.dry_run:
             view.forget()  # files were moved
             point_back(run, plan.pointed, scope.pointers)
@@ -176,7 +186,7 @@ def _left_bad(view: RunView, folders: frozenset[str]) -> tuple[str, ...]:
 
 
 def _wrong_names(view: RunView, back: GoBack, chosen: Candidate, work: Work) -> frozenset[CheckpointId]:
-    """What lies under fixed names of the known-good's training, and is not what its verdict says when it is read."""
+    """Return the contents of the training's fixed names that differ from their verdicts when read."""
     wrong: set[CheckpointId] = set()
     if back.series is not None or back.dry_run or not back.read_back:
         return frozenset()
@@ -197,20 +207,24 @@ def _wrong_names(view: RunView, back: GoBack, chosen: Candidate, work: Work) -> 
 def _not_given_back(view: RunView, plan: RollbackPlan, chosen: Candidate) -> NotGivenBackError:
     names = ", ".join(plan.refused)
     return NotGivenBackError(
-        f"{names} cannot be given back: nothing good is there that it could hold, not newer than"
-        f" {chosen.manifest.path}. Nothing was moved",
-        hint=f"move {plan.refused[0]} away if training needs no such file, or go further back: ckptguard rollback"
-        f" {view.run.url} --step N",
+        (
+            f"{names} cannot be put back: there is no good content for it that is not newer than"
+            f" {chosen.manifest.path}. Nothing was moved"
+        ),
+        hint=(
+            f"move {plan.refused[0]} away if training does not need it, or go further back: ckptguard rollback"
+            f" {view.run.url} --step N"
+        ),
     )
 
 
 def _carry_out(
     view: RunView, back: GoBack, scope: RollbackScope, plan: RollbackPlan, in_use: InUse, work: Work
 ) -> CheckpointId | None:
-    """Do what was planned; or nothing, and the id of what was not as it was sealed when it was read back."""
+    """Carry out the plan. If some content is not as sealed when read back, change nothing and return its id."""
     run = view.run
     with contextlib.ExitStack() as held:
-        # All of it is staged and read back first: if that fails (a full disk), nothing was moved.
+        # Stage and read back everything first. If that fails, for example on a full disk, nothing was moved.
         publish = []
         for given in plan.given:
             source = scope.candidates[given.content.id]
@@ -223,7 +237,7 @@ def _carry_out(
         for content in plan.moved:
             checkpoint = view.checkpoint(content.path)
             if checkpoint is None:
-                continue  # it went meanwhile
+                continue  # it was deleted meanwhile
             if (content.path, content.id) in giving:
                 move_aside(run, checkpoint, content.id)
             else:
@@ -235,20 +249,22 @@ def _carry_out(
 
 
 def known_good_of(view: RunView, path_or_id: str | None, step: int | None) -> CheckpointId:
-    """The known-good checkpoint that a user means by its path in the run, its id, or its step. NoKnownGoodError."""
+    """Return the known-good checkpoint that a user names by path, id or step. Raises NoKnownGoodError."""
     word = None if path_or_id is None else path_or_id.rstrip("/").removeprefix(view.run.url.rstrip("/") + "/")
     for candidate in known_good_candidates(view, Wanted(step=step)):
         if word in (None, candidate.manifest.path, str(candidate.id)):
             return candidate.id
     what = f"checkpoint {word}" if word is not None else f"checkpoint of step {step}"
     raise NoKnownGoodError(
-        f"{view.run.url} has no known-good {what}", hint=f"ckptguard list {view.run.url} says what there is"
+        f"{view.run.url} has no known-good {what}", hint=f"run ckptguard list {view.run.url} to see what there is"
     )
 
 
 def verify_pending(view: RunView, wanted: Wanted = ANY, *, dry_run: bool = False, work: Work = PLAIN) -> list[str]:
-    """Verify checkpoints without a verdict, newer than the known-good one, newest first, until one is GOOD. Returns the
-    paths that still have none (with `dry_run`: all of them). Raises nothing about their bytes."""
+    """Verify checkpoints without a verdict that are newer than the known-good one, newest first, until one is GOOD.
+
+    Returns the paths that still have no verdict; with `dry_run` all of them. Never raises because of their bytes.
+    """
     floors: dict[str, tuple[tuple[int, ...], int]] = {}
     left = []
     found = [c for c in view.checkpoints if wanted.is_of(c.series)]
@@ -278,7 +294,7 @@ def verify_pending(view: RunView, wanted: Wanted = ANY, *, dry_run: bool = False
 
 
 def _choose(view: RunView, back: GoBack, in_use: InUse, work: Work) -> Candidate:
-    """The best candidate whose bytes are right now. Damage found on the way is recorded."""
+    """Return the best candidate whose bytes are right now. Damage found is recorded."""
 
     def attempt(candidate: Candidate) -> Candidate | str:
         if not back.dry_run:
@@ -293,7 +309,7 @@ def _choose(view: RunView, back: GoBack, in_use: InUse, work: Work) -> Candidate
         return candidate if wrong is None else wrong
 
     def verify_older(refused: frozenset[CheckpointId]) -> None:
-        # Older ones were left unverified because of what was refused now.
+        # Older ones were not verified, because the one refused now seemed good.
         if back.to_id is None and not back.dry_run:
             verify_pending(view, replace(back.wanted, exclude=refused), work=work)
 
@@ -307,8 +323,9 @@ def _choose(view: RunView, back: GoBack, in_use: InUse, work: Work) -> Candidate
 
 
 def _bad_partner(view: RunView, id: CheckpointId) -> str | None:
-    """What lies beside a numbered checkpoint, in the training, under the same number of another series, was not found
-    good, and is of a series that was at some time. A resume needs both: parts of one model, weights and their state."""
+    """Return a partner of a numbered checkpoint that was not found good, or None. A partner has the same number in
+    another series of the training that was good at some time. A resume needs both: parts of one model, or weights and
+    their state."""
     if id.number is None:
         return None
     folders, history = training_in(view, folder_of(id.series)), view.history
@@ -325,7 +342,7 @@ def _wrong_in_place(view: RunView, candidate: Candidate, back: GoBack, work: Wor
     path = candidate.manifest.path
     checkpoint = view.look_again(path)
     if checkpoint is None:
-        return f"{path} is not there any more"
+        return f"{path} is no longer there"
     if not back.read_back:
         return None
     checked = verify_checkpoint(view, checkpoint, Verification(md5=False, record=not back.dry_run), work=work)
@@ -335,8 +352,8 @@ def _wrong_in_place(view: RunView, candidate: Candidate, back: GoBack, work: Wor
 
 
 def _suspect_copies(view: RunView, back: GoBack, scope: RollbackScope) -> None:
-    """What is newer and was rotated away has no place to be moved from; its kept copy is as suspect. So is what a
-    replica may hold of what was saved from `before_step` on."""
+    """Mark as suspect the newer kept copies whose originals were deleted, and what replicas hold from `before_step`
+    on."""
     suspects = {c.id for series in scope.series for c in series.good if scope.is_newer(c)}
     if back.before_step is not None:
         own = scope.known_good.id.series
@@ -348,7 +365,7 @@ def _suspect_copies(view: RunView, back: GoBack, scope: RollbackScope) -> None:
 
 
 def _arrived(view: RunView, source: Candidate, path: str, work: Work) -> CheckpointId:
-    """Verify what was put back. Where another generation lay there it is a new one with the old bytes."""
+    """Verify what was put back. If another generation was at this path, it is a new one with the old bytes."""
     checkpoint = view.checkpoint(path)
     if checkpoint is None:
         raise CouldNotTellError(f"{path} vanished after it was put back")
@@ -360,8 +377,8 @@ def _arrived(view: RunView, source: Candidate, path: str, work: Work) -> Checkpo
 
 
 def _seal_again(view: RunView, chosen: Candidate, checkpoint: Checkpoint) -> None:
-    """What was put back in the place of a quarantined checkpoint is a generation of its own. Where only the writer
-    seals, nobody else would ever seal it: it gets the manifest against which its bytes were just held."""
+    """Seal content that was put back in place of a quarantined checkpoint, as a new generation. Only for layouts that
+    their writer seals, because nobody else would. Its bytes were just compared with that manifest."""
     run, manifest, step = view.run, chosen.manifest, chosen.manifest.step
     if not LAYOUTS[manifest.layout].sealed_by_writer or step is None or view.current(checkpoint) is not None:
         return

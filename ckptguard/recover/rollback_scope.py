@@ -1,4 +1,4 @@
-"""What a rollback has to do with: the series of the training that the known-good checkpoint is of."""
+"""Collect what a rollback must consider: the series of the training that owns the known-good checkpoint."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from ckptguard.values.manifest import Manifest
 
 
 def content_of(candidate: Candidate) -> Content:
-    """A known-good checkpoint, as plans see it."""
+    """Describe a known-good checkpoint for a plan."""
     return _content(candidate.manifest, good=True, in_place=candidate.in_place)
 
 
 def content_lying(view: RunView, checkpoint: Checkpoint) -> Content:
-    """What lies in place, good or not: as it was sealed, else as its name and its times tell."""
+    """Describe the content in place, good or not: as it was sealed, else by its name and times."""
     id = view.current_if_readable(checkpoint)
     manifest = view.history.manifest(id) if id is not None else None
     if manifest is not None:
@@ -42,14 +42,16 @@ def content_lying(view: RunView, checkpoint: Checkpoint) -> Content:
 
 
 def training_in(view: RunView, folder: str) -> frozenset[str]:
-    """All folders of the training that saves into one. A name that is empty since a rollback was cut short counts."""
+    """Return all folders of the training that saves into `folder`, also those that an interrupted rollback emptied."""
     lying = {c.series for c in view.checkpoints}
     return folders_of_training(folder, lying | set(view.history.quarantined))
 
 
 class RollbackScope:
-    """The training of a known-good checkpoint, and the `pointers` in its folders. `alone`: its own series is all there
-    is. `refused` ones are good no more. `candidates` are what was found to be good, by id."""
+    """The training of a known-good checkpoint, and the `pointers` in its folders.
+
+    `alone`: it has only its own series. `refused` ones are no longer good. `candidates` are the good ones found, by id.
+    """
 
     def __init__(self, view: RunView, chosen: Candidate, *, alone: bool, refused: frozenset[CheckpointId]) -> None:
         self._view, self._refused = view, refused
@@ -63,7 +65,7 @@ class RollbackScope:
         for checkpoint in view.checkpoints:
             if folder_of(checkpoint.path) in self.folders and (not alone or checkpoint.series == own):
                 self._lying.setdefault(checkpoint.series, []).append(checkpoint)
-        self._following: int | None = None  # only other series ask for it
+        self._following: int | None = None  # only other series use it
         self._missing = {} if alone else dict(self._names_moved_aside())
         first = self._series(own, None)
         self._following = next_save(self.known_good, [first])
@@ -71,7 +73,7 @@ class RollbackScope:
         self.series = (first, *(self._series(name, self._missing.get(name)) for name in others))
 
     def _names_moved_aside(self) -> Iterator[tuple[str, str]]:
-        """Fixed names that hold nothing since their content went to quarantine: a rollback may have been cut short."""
+        """Yield fixed names that are empty because their content was quarantined by an interrupted rollback."""
         history = self._view.history
         for series in history.quarantined:
             if folder_of(series) not in self.folders or series in self._lying:
@@ -89,7 +91,7 @@ class RollbackScope:
         fixed = next((c.path for c in lying if c.step is None), missing)
         if name == self.known_good.id.series and self.known_good.id.step is None:
             fixed = self.known_good.path
-        if len(lying) > 1:  # names that state no step, and are not one: best_0.35.pt, best_0.41.pt
+        if len(lying) > 1:  # names without a step that are not one fixed name: best_0.35.pt, best_0.41.pt
             fixed = None
         sealed = fixed is not None and max(history.sealed(name), key=lambda id: id.order, default=None)
         last = history.manifest(sealed) if sealed else None
@@ -103,7 +105,7 @@ class RollbackScope:
         )
 
     def _counts(self, checkpoint: Checkpoint, good: tuple[Content, ...]) -> bool:
-        """True if it may have to go, or a pointer from it. What has a lower number than what its series goes back to
+        """True if it may have to be moved, or a pointer to it rewritten. A number lower than its series' target
         stays."""
         own = checkpoint.series == self.known_good.id.series
         target = self.known_good if own else next((c for c in good if not self.is_newer(c)), None)
@@ -120,7 +122,7 @@ class RollbackScope:
         return known or content_lying(self._view, checkpoint)
 
     def _good(self, series: str) -> Iterator[Content]:
-        """The known-good ones, newest first, down to the first that is not newer."""
+        """Yield the known-good ones, newest first, down to the first that is not newer."""
         for candidate in known_good_candidates(self._view, Wanted(series=series, exclude=self._refused)):
             content = content_of(candidate)
             self.candidates.setdefault(candidate.id, candidate)
@@ -147,8 +149,8 @@ def _content(manifest: Manifest, *, good: bool, in_place: bool) -> Content:
 
 
 def _shape(manifest: Manifest) -> Hashable:
-    """What two checkpoints have in common of which each can stand under the name of the other: the files below the
-    name, and names, types, shapes and roles of their tensors. None where a file lies beside, or there is no tensor."""
+    """Return what two checkpoints must share so that each can replace the other: file names, and the names, types,
+    shapes and roles of their tensors. None with a file beside it, or without tensors."""
     files = []
     for file in manifest.files:
         if file.path != manifest.path and not file.path.startswith(manifest.path + "/"):

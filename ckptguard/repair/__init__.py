@@ -1,1 +1,1 @@
-"""Finding damage before it is needed (scrub) and mending it from other copies."""
+"""Find damage before it matters (scrub), and repair it from other copies."""

@@ -1,4 +1,4 @@
-"""One place of a checkpoint, under its own name or as its kept copy: record a copy's damage, and put either right."""
+"""Repair one place of a checkpoint, under its own name or as its kept copy, and record a copy's damage."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ _KEPT = "kept"
 _IN_COPY = "in the kept copy: "
 _NO_COPY = "there is no other copy"
 _WHOLE = (Outcome.GOOD, Outcome.SUSPECT)
-Done = list[tuple[Damaged, str]]  # what was put right, and from where
+Done = list[tuple[Damaged, str]]  # what was repaired, and from where
 
 
 class RepairedFile(msgspec.Struct, frozen=True, kw_only=True):
     """One damaged file, in place or in the kept copy. `source` is where its bytes came from, or would come from in a
-    dry run; `reason` why it could not be repaired."""
+    dry run. `reason` says why it could not be repaired."""
 
     path: str
     id: CheckpointId
@@ -58,26 +58,28 @@ class RepairedFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ToRepair(msgspec.Struct, frozen=True):
-    """One place of one checkpoint that is to be put right: under its own name, or its kept copy."""
+    """One place of one checkpoint to repair: its own path, or its kept copy."""
 
     manifest: Manifest
     place: str
 
     @property
     def id(self) -> CheckpointId:
-        """Which checkpoint it is."""
+        """The id of the checkpoint."""
         return self.manifest.id
 
     @property
     def where(self) -> Where:
-        """The same without its files."""
+        """The id and the place."""
         return self.id, self.place
 
 
 @dataclass
 class Repair:
-    """One repair: what it may do, and what it did so far. `hopeless`: what is not tried again, and until when.
-    `staged`: what a killed one had staged already."""
+    """The state of one repair. `hopeless` maps what not to try again to the time until then.
+
+    `staged` holds files that a killed repair had staged.
+    """
 
     view: RunView
     work: Work
@@ -91,18 +93,18 @@ class Repair:
 
     @property
     def run(self) -> Run:
-        """The run that is repaired."""
+        """The run to repair."""
         return self.view.run
 
     def replicas(self) -> list[CopySource]:
-        """The replicas as sources, the farthest ones; opened when nothing else helps."""
+        """Return the replicas as the farthest sources. They are opened only when nothing else helps."""
         if self.opened is None:
             runs = [view.run for view in open_replicas(self.view)]
             self.opened = [CopySource(f"replica {plain_url(run.url)}", run.storage, near=False) for run in runs]
         return self.opened
 
     def note(self, target: ToRepair, damaged: Damaged, source: str | None, *, reason: str = "") -> None:
-        """Note what became of one file: it is repaired from `source`, unless there is a `reason` why not."""
+        """Record one file: it was repaired from `source`, unless there is a `reason` why not."""
         self.files.append(
             RepairedFile(
                 path=target.manifest.path,
@@ -117,18 +119,18 @@ class Repair:
 
 
 def repair_place(repair: Repair, target: ToRepair) -> None:
-    """Put right what is wrong in place, and verify the whole. BusyError while training writes it."""
+    """Repair the files in place, and verify the whole checkpoint. Raises BusyError while training writes it."""
     view, run, manifest, id = repair.view, repair.run, target.manifest, target.id
     checkpoint = view.look_again(manifest.path)
     age = youngest_age(checkpoint) if checkpoint is not None else None
     if age is not None and age < view.settings.settle:
         raise BusyError(
             f"{manifest.path} was written {age:.1f} s ago: training may still be writing it",
-            hint="try again when it is quiet",
+            hint="try again when training has finished writing it",
         )
     damaged = _damaged(run.storage, manifest)
     copy = read_kept(run, id)
-    linked = copy is not None and shares_place(run, copy, copy.files)  # then it is no copy any more
+    linked = copy is not None and shares_place(run, copy, copy.files)  # then it is no independent copy
     if checkpoint is not None and not _is_still(repair, checkpoint, id, damaged=bool(damaged)):
         return
     if not damaged:
@@ -137,7 +139,7 @@ def repair_place(repair: Repair, target: ToRepair) -> None:
     verdict = view.history.verdict(id)
     if verdict is None or sealed_outcome(verdict) not in _WHOLE:
         for one in damaged:
-            repair.note(target, one, None, reason="what was sealed was not good either")
+            repair.note(target, one, None, reason="the sealed bytes were not good either")
         return
     beside = read_kept(run, id) or read_set_aside(run, id)  # its other files may be whole
     sources = [*repair.staged, *([CopySource("kept copy", run.records, beside.folder + "/")] if beside else [])]
@@ -154,7 +156,7 @@ def repair_place(repair: Repair, target: ToRepair) -> None:
 
 
 def repair_kept(repair: Repair, target: ToRepair) -> None:
-    """Put right what is wrong in the kept copy, which counts again once all of it is whole."""
+    """Repair the kept copy, which counts again once all of it is whole."""
     run, manifest = repair.run, target.manifest
     aside, marked = read_set_aside(run, target.id), read_kept(run, target.id)
     copy = aside or marked
@@ -176,21 +178,21 @@ def repair_kept(repair: Repair, target: ToRepair) -> None:
 
 
 def _damaged(storage: Storage, manifest: Manifest, prefix: str = "") -> list[Damaged]:
-    """The files whose bytes are wrong now, as they lie on the disk."""
+    """Return the files whose bytes on the disk are wrong now."""
     keys = [(file, prefix + file.path) for file in manifest.files]
     wrong = [(file, key) for file, key in keys if reread(storage, key, file) is not None]
     return [Damaged(file, storage, key, find_entry(storage, key)) for file, key in wrong]
 
 
 def _is_still(repair: Repair, checkpoint: Checkpoint, wanted: CheckpointId, *, damaged: bool) -> bool:
-    """True if the wanted generation lies in place, and no new save. BusyError while it is being saved again."""
+    """True if the wanted generation is in place, and no newer save. Raises BusyError while it is saved again."""
     checked = _verify(repair, checkpoint, Verification(md5=False, record=not repair.dry_run, resave=Resave.WAIT))
     same = checked.id == wanted
     if damaged and same and checked.outcome is Outcome.BAD:
         return True
     if damaged and same:
         repair.troubles.append(
-            f"{checkpoint.path} was damaged when it was read first, and is not now: look after the disk"
+            f"{checkpoint.path} was damaged when read the first time, and right the second time: check the disk"
         )
     repair.checked.append(checked)
     return same and not damaged
@@ -206,11 +208,13 @@ def _verify(repair: Repair, checkpoint: Checkpoint, how: Verification) -> Checke
 def _put_right(
     repair: Repair, target: ToRepair, damaged: list[Damaged], sources: list[CopySource], *, none: str = _NO_COPY
 ) -> Done:
-    """Stage what has a source, all of it before anything is moved, and exchange it; returns what was put right. In a
-    dry run it is only looked for. `none`: why there may be no source at all beside replicas."""
+    """Stage every file that has a source before any is moved, then exchange them. Returns what was repaired.
+
+    A dry run only searches for sources. `none` says why only replicas can be a source.
+    """
     if not damaged:
         return []
-    # Where copies are to have bytes of their own, a repaired file has them, too.
+    # If the settings want full copies, a repaired file is one, too.
     run, how = repair.run, "copy" if repair.view.settings.keep == "copy" else "clone"
     ready, done = [], []
     with staging(run, damaged[0].storage) as staged:
@@ -249,7 +253,7 @@ def _notes(done: Done, what: str) -> tuple[Finding, ...]:
 
 
 def _record_kept(view: RunView, id: CheckpointId, done: Done) -> None:
-    """The verdict no longer speaks of the copy's damage; where that was all that was wrong, it is what it was."""
+    """Remove the copy's damage from the verdict. If nothing else was wrong, the old outcome returns."""
     view.refresh(id.series)
     before = view.history.verdict(id)
     if before is None:
@@ -272,19 +276,21 @@ def _record_kept(view: RunView, id: CheckpointId, done: Done) -> None:
 
 
 def _close_incidents(run: Run, about: dict[str, str], done: Done) -> None:
-    """Close the incidents about damage with this evidence: it was repaired."""
+    """Close the incidents about this damage: it was repaired."""
     names = ", ".join(sorted({source for _, source in done}))
     for incident in list_incidents(run):
         if incident.state != "closed" and incident.cause == "damage" and about.items() <= incident.evidence.items():
-            update_incident(run, incident, state="closed", action=f"put the right bytes back from the {names}")
+            update_incident(run, incident, state="closed", action=f"restored the right bytes from the {names}")
 
 
 def record_kept_damage(
     view: RunView, copy: KeptCopy, manifest: Manifest, wrong: Sequence[WrongFile], *, source: str
 ) -> tuple[tuple[Finding, ...], Incident | None]:
-    """Set the copy aside, and record what is wrong with it: as warnings where the place still holds the generation,
-    else as errors, for then no whole copy is left. A finding names each tensor that was hit, or the file where none can
-    be named. Returns the findings, and the incident unless there is one."""
+    """Set a damaged copy aside, and record what is wrong with it.
+
+    The findings are warnings if the files in place still hold the generation. Otherwise they are errors, because no
+    whole copy is left. Each names a damaged tensor, or the file. Returns the findings, and the incident if it is new.
+    """
     run = view.run
     with run_lock(run):
         if read_kept(run, copy.id) != copy:
@@ -313,13 +319,13 @@ def record_kept_damage(
                 content=sealed_outcome(before) if alone else before.content,
             )
             view.history.add_verdict(verdict)
-        incident = _incident(run, copy, findings, source)  # before anybody can repair it, who closes it
+        incident = _incident(run, copy, findings, source)  # before a repair can look for it to close it
         put_aside(run, copy)
     return findings, incident
 
 
 def _in_place(view: RunView, manifest: Manifest) -> bool:
-    """True if the place is where this generation lies, as far as records and sizes tell."""
+    """True if this generation is in place, as far as records and sizes show."""
     id, history = manifest.id, view.history
     verdict = history.verdict(id)
     if verdict is None or verdict.place_damaged or history.current_if_readable(id.series, id.step, manifest.path) != id:

@@ -1,4 +1,4 @@
-"""Repair: put the right bytes back from a copy that has them, only where they are wrong."""
+"""Repair: restore the right bytes from a copy that has them, only where they are wrong."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ _AGAIN = 86400.0  # seconds until a daemon tries again what could not be repaire
 
 
 class Repaired(msgspec.Struct, frozen=True, kw_only=True):
-    """What was damaged and what became of it. `checked`: the verdicts that came of it. `could_not_tell` are sentences
-    about what could not be read or written."""
+    """The result of a repair: the damaged files, and the new verdicts. `could_not_tell` says what could not be read or
+    written."""
 
     dry_run: bool
     files: tuple[RepairedFile, ...]
@@ -36,19 +36,21 @@ class Repaired(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def still_bad(self) -> bool:
-        """True if a checkpoint that was looked at is bad all the same."""
+        """True if a checked checkpoint is still bad."""
         return any(one.outcome is Outcome.BAD for one in self.checked)
 
 
 def repair(view: RunView, word: str | None = None, *, dry_run: bool = False, work: Work = PLAIN) -> Repaired:
-    """Repair what is known to be damaged: checkpoints in place and kept copies; or the checkpoint that `word` names (a
-    path, id or step), whose bytes are read first, whatever its verdict.
+    """Repair known damage to checkpoints in place and kept copies, or the checkpoint that `word` names (path, id or
+    step).
 
-    A file's bytes come from where all of them are right, read right before; they are copied, read back and renamed into
-    place, and the damaged ones go to quarantine. The whole checkpoint is verified at the end. What is gone altogether
-    is repaired only if it is named. With `dry_run` nothing is written.
+    A named checkpoint is read first, whatever its verdict. Bytes come only from a file that is completely right, read
+    just before. They are copied, read back and renamed into place. Damaged files go to quarantine. At the end the whole
+    checkpoint is verified. A checkpoint without any file is repaired only by name. With `dry_run` nothing is written.
 
-    BusyError if another process holds the run, or training writes what is to be repaired. NotFoundError.
+    Raises:
+        BusyError: another process holds the run, or training writes the checkpoint.
+        NotFoundError: there is no such checkpoint.
     """
     one = Repair(view, work, dry_run)
     with contextlib.nullcontext() if dry_run else run_lock(view.run):
@@ -61,9 +63,10 @@ def repair(view: RunView, word: str | None = None, *, dry_run: bool = False, wor
 
 
 def mend(view: RunView, hopeless: dict[Where, float], *, work: Work) -> Repaired:
-    """What is repaired without being asked for: kept copies, which are ours; repairs that were cut short; and with
-    ``repair = true`` what is damaged in place. Trouble is told in the answer. What could not be repaired is noted in
-    `hopeless`, and is not read over and over."""
+    """Make the automatic repairs: kept copies, interrupted repairs, and with ``repair = true`` damage in place.
+
+    Problems are part of the result. What could not be repaired is added to `hopeless`, and is not read again for a day.
+    """
     now = time.monotonic()
     for where in [where for where, until in hopeless.items() if now >= until]:
         del hopeless[where]
@@ -83,7 +86,7 @@ def _result(one: Repair) -> Repaired:
 
 
 def _repair_damaged(one: Repair, places: Sequence[ToRepair]) -> None:
-    """Places first: it may turn out on the way that their kept copies are damaged, in other files."""
+    """Repair the files in place first: this may show damage in other files of their kept copies."""
     _repair_all(one, places, named=False)
     if not one.dry_run:
         _finish(one)
@@ -110,8 +113,10 @@ def _repair_all(one: Repair, targets: Sequence[ToRepair], *, named: bool) -> Non
 
 
 def _finish(one: Repair) -> None:
-    """Finish repairs that were cut short: what has no bytes under its name gets them after all. What they had staged
-    is among the sources, and stays until no name is free."""
+    """Finish interrupted repairs, so that no name stays without a file.
+
+    Their staged files are among the sources, and stay until every name has its file.
+    """
     run, history = one.run, one.view.history
     files, folders = cut_short(run)
     if not folders:
@@ -133,21 +138,21 @@ def _paths(manifest: Manifest) -> list[str]:
 
 
 def _current(history: History, wanted: Callable[[Manifest], bool]) -> list[Manifest]:
-    """The wanted manifests of what should lie in place."""
+    """Return the wanted manifests of what should be in place."""
     manifests = (history.manifest(id) for series in history.names for id in history.standings(series))
     found = [one for one in manifests if one is not None and wanted(one)]
     return [one for one in found if history.current_if_readable(one.series, one.step, one.path) == one.id]
 
 
 def _named(view: RunView, word: str) -> list[ToRepair]:
-    """What a user means: in place, or gone, but known."""
+    """Return what a user names: a checkpoint in place, or one that is gone but known."""
     run, history = view.run, view.history
     try:
         checkpoint = select_checkpoint(run, view.checkpoints, word)
         id = view.current(checkpoint)
         manifest = history.manifest(id) if id is not None else None
         if manifest is None:
-            raise NotFoundError(f"{checkpoint.path} was never sealed: there is nothing to hold its bytes against")
+            raise NotFoundError(f"{checkpoint.path} was never sealed, so its right bytes are unknown")
     except NotFoundError:
         name = word.rstrip("/").removeprefix(run.url.rstrip("/") + "/")
         known = _current(history, lambda manifest: name in (manifest.path, str(manifest.id)))
@@ -177,7 +182,7 @@ def _damaged_places(view: RunView) -> list[ToRepair]:
 
 
 def _unreadable_manifests(view: RunView) -> list[str]:
-    """What lies in place and cannot be held against anything: no copy can put that right."""
+    """Return checkpoints whose manifest is unreadable. No copy can repair that."""
     found = []
     for checkpoint in view.checkpoints:
         try:

@@ -1,8 +1,8 @@
-"""Put the right bytes of single files in place of damaged ones: staged, read back, then exchanged by rename.
+"""Replace single damaged files: stage the right bytes, read them back, then exchange the files by rename.
 
-Nothing is ever written over. The damaged file goes to quarantine, and the staged one takes its name, by an exchange of
-the two where the file system can. Elsewhere the name is free for an instant. After a kill in that instant, the next
-repair finds the staged file.
+Nothing is ever overwritten. The damaged file goes to quarantine, and the staged one takes its name. Both happen in one
+step if the file system can exchange files. Elsewhere the name is free for a moment. If the process is killed then,
+the next repair finds the staged file.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ _BLOCK = 4 << 20
 
 
 class CopySource(msgspec.Struct, frozen=True):
-    """Somewhere else where a generation's files lie, under `prefix` and their paths in the run. `storage` is that of
-    the run or of its records, or of another run."""
+    """Another place with a generation's files, under `prefix` plus their paths in the run. `storage` belongs to this
+    run, its records, or another run."""
 
     name: str
     storage: Storage
     prefix: str = ""
-    near: bool = True  # on the file system of what is repaired: equal inodes are one file
+    near: bool = True  # on the same file system as the damaged file: equal inodes are one file
 
     def key(self, file: str) -> str:
-        """Where a file lies there."""
+        """Return the key of a file there."""
         return self.prefix + file
 
 
 class Damaged(msgspec.Struct, frozen=True):
-    """One file that is to be put right: its `key` in `storage`, and what lay there when it was looked at."""
+    """One file to repair: its `key` in `storage`, and its entry when it was checked."""
 
     file: File
     storage: Storage
@@ -53,7 +53,7 @@ class Damaged(msgspec.Struct, frozen=True):
 
 
 def whole_source(damaged: Damaged, sources: Sequence[CopySource]) -> tuple[CopySource | None, str]:
-    """The first source that has the right bytes of a file, read now, from the disk; else why none has."""
+    """Return the first source with the right bytes of a file, read now from the disk; else why none has them."""
     reasons = []
     for source in sources:
         key = source.key(damaged.file.path)
@@ -82,7 +82,7 @@ class Staged:
 
 @contextlib.contextmanager
 def staging(run: Run, storage: Storage) -> Iterator[Staged]:
-    """A place for staged files, in the run or in its records. It goes at the end, unless it is needed still."""
+    """Make a place for staged files, in the run or its records. It is removed at the end, unless it is still needed."""
     folder = (STAGED_INSIDE if storage is run.records else STAGED_BESIDE) + uuid.uuid4().hex[:8]
     staged = Staged(folder + "/")
     try:
@@ -94,17 +94,21 @@ def staging(run: Run, storage: Storage) -> Iterator[Staged]:
 
 
 def stage(run: Run, damaged: Damaged, source: CopySource, prefix: str, *, how: str) -> str | None:
-    """Copy a file from its source to the staging place, and read it back; returns what is wrong with it, if anything.
-    Never a link: what is done to the one must not reach the other. StorageFullError leaves nothing there."""
+    """Copy a file to the staging place, and read it back. Returns what is wrong with it, or None.
+
+    The copy is never a link: changes to one file must not reach the other. StorageFullError leaves nothing there.
+    """
     target = prefix + damaged.file.path
     _copy(run, source, damaged, target, how)
     wrong = reread(damaged.storage, target, damaged.file)
-    return None if wrong is None else f"{damaged.file.path} was not copied right: {wrong.message}"
+    return None if wrong is None else f"{damaged.file.path} was not copied correctly: {wrong.message}"
 
 
 def exchange(run: Run, damaged: Damaged, prefix: str, aside: str) -> None:
-    """Move the damaged file to `aside` (a folder in the records) and the staged one to its name. BusyError, and nothing
-    of anybody else's is lost, if another file came between."""
+    """Move the damaged file to `aside`, a folder in the records, and the staged file to its name.
+
+    Raises BusyError if another process saved a file there meanwhile. That file is not lost.
+    """
     seen, staged, target = damaged.seen, prefix + damaged.file.path, f"{aside}/{damaged.file.path}"
     now = find_entry(damaged.storage, damaged.key)
     if (now and now.signature) != (seen and seen.signature):
@@ -120,8 +124,10 @@ def exchange(run: Run, damaged: Damaged, prefix: str, aside: str) -> None:
 
 
 def cut_short(run: Run) -> tuple[set[str], list[tuple[Storage, str]]]:
-    """What killed repairs left: the files in place that were being repaired, and the folders of their staged files. The
-    caller holds the run's lock; where there is none, only what is old is dead."""
+    """Return what killed repairs left: the files in place under repair, and the folders of their staged files.
+
+    The caller holds the run's lock. Without a lock, only old folders count as abandoned.
+    """
     files: set[str] = set()
     folders: list[tuple[Storage, str]] = []
     for storage, start in ((run.storage, STAGED_BESIDE), (run.records, STAGED_INSIDE)):
@@ -155,8 +161,8 @@ def _copy(run: Run, source: CopySource, damaged: Damaged, target: str, how: str)
 
 
 def _swapped(run: Run, damaged: Damaged, staged: str, target: str) -> bool:
-    """Link the damaged bytes to `target`, then exchange the two files in one step. False, and no change, if it cannot
-    be done."""
+    """Link the damaged file to `target`, then exchange the two files in one step. False, without a change, if that is
+    impossible."""
     root, seen = damaged.storage.root, damaged.seen
     if root is None or seen is None or seen.kind != "file":
         return False
@@ -185,5 +191,5 @@ def _to_records(run: Run, damaged: Damaged, target: str) -> None:
     moved = storage.stat(records_prefix + target)
     assert damaged.seen is not None
     if storage.root is not None and moved.signature != damaged.seen.signature:
-        storage.move(records_prefix + target, begin + damaged.key)  # somebody saved between the look and the move
+        storage.move(records_prefix + target, begin + damaged.key)  # a trainer saved between the check and the move
         raise BusyError(f"{damaged.file.path} was saved again while it was repaired")

@@ -1,4 +1,4 @@
-"""Scrub: read again what has a verdict, so that rot is found while a whole copy still is somewhere."""
+"""Scrub: read verified checkpoints again, to find decay while a whole copy still exists."""
 
 from __future__ import annotations
 
@@ -43,17 +43,18 @@ from ckptguard.values.manifest import Manifest
 from ckptguard.values.verdict import Finding, Outcome
 from ckptguard.verification.checkpoint import Resave, Verification, verify_checkpoint
 
-_GO_ON_WITHIN = 7 * 86400.0  # a reading that was cut short longer ago begins anew, where no other age is asked for
-_SAVE_EVERY = 600.0  # seconds of reading that a kill may cost
-_TWICE = (
-    "was not as it was sealed when it was read first, and is when it was read again: look after the disk and the memory"
-)
+_GO_ON_WITHIN = 7 * 86400.0  # an interrupted reading older than this starts again, if no other age is set
+_SAVE_EVERY = 600.0  # seconds of reading that a kill may lose
+_TWICE = "had wrong bytes when read the first time and right ones the second time: check the disk and the memory"
 _Found = tuple[Outcome, tuple[Finding, ...]]
 
 
 class Due(msgspec.Struct, frozen=True, kw_only=True):
-    """One place of one generation that has a verdict. `last`: when a reading of all of it began, in seconds since
-    1970; None where that is not known. `begun`: a reading that was cut short. `checkpoint` is what lies in place."""
+    """One place of one verified generation. `last` is when its last whole reading began, in seconds since 1970, or
+    None.
+
+    `begun` is an interrupted reading. `checkpoint` is what is in place.
+    """
 
     id: CheckpointId
     place: str
@@ -64,12 +65,12 @@ class Due(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def where(self) -> Where:
-        """What is read."""
+        """The id and the place."""
         return self.id, self.place
 
 
 class Subset(msgspec.Struct, frozen=True):
-    """The `number`-th of `of` parts of all checkpoints; each is always in the same part."""
+    """The `number`-th of `of` parts of all checkpoints. A checkpoint is always in the same part."""
 
     number: int
     of: int
@@ -81,17 +82,20 @@ class Subset(msgspec.Struct, frozen=True):
 
 
 def parse_subset(text: str) -> Subset:
-    """``n/t``. SettingsError."""
+    """Parse ``n/t``. Raises SettingsError."""
     match = re.fullmatch(r"([0-9]{1,6})/([0-9]{1,6})", text)
     number, of = map(int, match.groups()) if match else (0, 0)
     if not 1 <= number <= of:
-        raise SettingsError(f"{text!r} is no subset", hint="say 1/7, 2/7 ... 7/7")
+        raise SettingsError(f"{text!r} is not a subset", hint="use 1/7, 2/7 ... 7/7")
     return Subset(number, of)
 
 
 class ScrubOrder(msgspec.Struct, frozen=True, kw_only=True):
-    """What a scrub reads, and for how long. `max_age`: what was read within so many seconds is left out, and so is
-    what `leave_out` names. `max_duration`: it ends after so many seconds, also in the middle of a checkpoint."""
+    """What a scrub reads, and for how long.
+
+    - `max_age`: skip what was read within this many seconds. `leave_out` is skipped, too.
+    - `max_duration`: stop after this many seconds, even inside a checkpoint.
+    """
 
     max_duration: float | None = None
     max_age: float | None = None
@@ -101,8 +105,8 @@ class ScrubOrder(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Reread(msgspec.Struct, frozen=True):
-    """One place that was read again: "place", or "kept" for the kept copy. `outcome` is that of the checkpoint, or of
-    the copy; PENDING where another look has to tell."""
+    """One place that was read again: "place", or "kept" for the kept copy. `outcome` is that of this place; PENDING
+    means that it needs another check."""
 
     path: str
     id: CheckpointId
@@ -114,9 +118,10 @@ class Reread(msgspec.Struct, frozen=True):
 
 
 class Scrubbed(msgspec.Struct, frozen=True, kw_only=True):
-    """What a scrub read. `left`: places that are due and were not read, because time was up. `next`: what would be
-    read first now; `last`: what was read last, by the records; each with when that was. `could_not_tell` are sentences
-    about what could not be read."""
+    """The result of a scrub. `left` counts places that are due but were not read in time.
+
+    `next` is what would be read first now, `last` what was read last. `could_not_tell` says what could not be read.
+    """
 
     places: tuple[Reread, ...]
     left: int
@@ -128,8 +133,8 @@ class Scrubbed(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass
 class ScrubListener:
-    """Who is told of what a scrub does and finds, as a hook is told. `verify` judges what lies in place and differs
-    from its manifest, and answers None where somebody else will; without it, it is verified, and an incident opened."""
+    """Receives what a scrub does and finds. `verify` judges files in place that differ from their manifest. It may
+    return None if another part will judge them. Without `verify` they are verified here, and an incident is opened."""
 
     verify: Callable[[Checkpoint], Checked | None] | None = None
     tell: Callable[[Event], None] = lambda event: None
@@ -140,7 +145,7 @@ class ScrubListener:
 
 @dataclass
 class _Scrub:
-    """One scrub: what it may do, and what it knows so far."""
+    """The state of one scrub."""
 
     view: RunView
     order: ScrubOrder
@@ -162,15 +167,12 @@ def scrub(
     watcher: ScrubListener | None = None,
     hold: Callable[[], None] = lambda: None,
 ) -> Scrubbed:
-    """Read again what has a verdict, what nobody has read for the longest time first, in place and kept copies.
-
-    The next scrub goes on where this one ended: of a checkpoint it reads the files that are left. `hold` is called
-    before each block: it may wait, and stops the scrub by raising ReadingStopped. What is cut short gets no verdict.
-
-    What differs in place is judged by `watcher.verify`; a damaged kept copy counts no more. Both are incidents.
-    CouldNotTellError if the run cannot be listed; trouble with one place is told in the answer.
-    """
-    if view.settings.digest != "md5":  # which says what is read at first sight; here it was asked for in this call
+    """Read verified checkpoints and kept copies again, those first that were not read for the longest time. The next
+    scrub continues where this one ended, with the remaining files of a checkpoint. `hold` is called before each block.
+    It may wait, or raise ReadingStopped to stop the scrub. An interrupted reading gives no verdict. Files in place that
+    differ are judged by `watcher.verify`; a damaged kept copy no longer counts. Both are incidents. Raises
+    CouldNotTellError if the run cannot be listed. Problems with one place are part of the result."""
+    if view.settings.digest != "md5":  # this setting is about first sight; here the caller asked for a check
         view = RunView(view.run, view.settings.changed(digest="md5"))
     now = time.time()
     plan, known = _plan(view, now)
@@ -235,14 +237,14 @@ def _verify(this: _Scrub, checkpoint: Checkpoint) -> Checked | None:
 
 
 def _read(this: _Scrub, due: Due) -> Reread | None:
-    """One place; None where there is nothing to say of it, or what could not be told is among the troubles."""
+    """Read one place. None if there is nothing to report, or the problem is in the list of troubles."""
     began = time.monotonic()
     try:
         this.view.refresh(due.id.series)  # a scrub takes hours
         manifest = _manifest(this, due)
         found = _read_kept(this, due, manifest) if due.place == KEPT else _read_place(this, due, manifest)
     except ObjectMissingError:
-        return None  # rotated away, or released, under our hands
+        return None  # deleted or released meanwhile
     except (BusyError, CouldNotTellError) as error:
         this.troubles.append(f"{due.path}: {error.message}")
         return None
@@ -253,7 +255,7 @@ def _read(this: _Scrub, due: Due) -> Reread | None:
 
 
 def _manifest(this: _Scrub, due: Due) -> Manifest:
-    """The manifest to hold a place against. It is not remembered: manifests are large, and must not add up."""
+    """Return the manifest to compare a place with. It is not kept in memory, because manifests are large."""
     with contextlib.suppress(RecordsError):
         manifest = read_manifest(this.view.run, due.id)
         if manifest is not None:
@@ -262,7 +264,7 @@ def _manifest(this: _Scrub, due: Due) -> Manifest:
 
 
 def _is_current(view: RunView, due: Due, manifest: Manifest) -> bool:
-    """True if this generation should lie in place. Of the newest one of its step no other manifest is read for it."""
+    """True if this generation should be in place. For the newest of its step this reads no other manifest."""
     history, id = view.history, due.id
     newest = history.generations(id.series, id.step)[-1:] == [id] and not history.is_quarantined(id)
     return (newest and manifest.path == due.path) or history.current(id.series, id.step, due.path) == id
@@ -272,10 +274,10 @@ def _read_place(this: _Scrub, due: Due, manifest: Manifest) -> _Found | None:
     checkpoint, view = due.checkpoint, this.view
     assert checkpoint is not None
     if not _is_current(view, due, manifest):
-        return None  # another generation by now, which has no verdict or was read since
+        return None  # another generation now, which has no verdict or was read since
     age = youngest_age(checkpoint)
     if age is not None and age < view.settings.settle and not LAYOUTS[checkpoint.layout].sealed_by_writer:
-        return None  # it is being written: a verdict of its own is pending
+        return None  # it is being written, and its own verdict is pending
     reading, wrong = _differing(this, due, manifest, "")
     verdict = view.history.verdict(due.id)
     if wrong is None:
@@ -283,10 +285,10 @@ def _read_place(this: _Scrub, due: Due, manifest: Manifest) -> _Found | None:
         return (verdict.outcome if verdict is not None else Outcome.PENDING), ()
     present = view.look_again(due.path)
     if present is None:
-        return None  # all of it is gone, which is no alarm
+        return None  # all of it is gone, which is no damage
     checked = _verify(this, present)
     if checked is None:
-        return Outcome.PENDING, ()  # it is read again, unless a verdict comes of it
+        return Outcome.PENDING, ()  # it is read again, unless a verdict follows
     _record(this, due, reading)
     if checked.id == due.id and checked.outcome is not Outcome.BAD:
         this.troubles.append(f"{wrong.file} {_TWICE}")
@@ -313,8 +315,8 @@ def _read_kept(this: _Scrub, due: Due, manifest: Manifest) -> _Found | None:
 
 
 def _differing(this: _Scrub, due: Due, manifest: Manifest, prefix: str) -> tuple[Scrub, WrongFile | None]:
-    """The first file that is not as it was sealed, after which no more is read, and the reading to be recorded. One
-    that is stopped is recorded so far, and the next one goes on with the file at hand."""
+    """Return the first file that differs from the seal, and the reading to record. It stops at that file. A stopped
+    reading is recorded as far as it got, and the next one continues with the current file."""
     storage = this.view.run.records if prefix else this.view.run.storage
     began, done, count = float(int(time.time())), 0, len(manifest.files)
     keep = this.order.max_age or _GO_ON_WITHIN
@@ -342,13 +344,13 @@ def _record(this: _Scrub, due: Due, reading: Scrub) -> None:
     digests = ("blake3", "md5") if this.order.md5 else ("blake3",)
     try:
         record_scrub(this.view.run, reading, digests=digests, before=this.known)
-    except CouldNotTellError as error:  # a read-only run, a full disk: what was read was read all the same
-        this.troubles.append(f"it could not be recorded that {due.path} was read: {error.message}")
+    except CouldNotTellError as error:  # on a read-only run or a full disk the reading still counts
+        this.troubles.append(f"the reading of {due.path} could not be recorded: {error.message}")
 
 
 def _plan(view: RunView, now: float) -> tuple[list[Due], list[Scrub]]:
-    """All places of generations with a verdict, the one that nobody has read for the longest time first, and the
-    records of readings. Records of what is gone are removed. CouldNotTellError if the run cannot be listed."""
+    """Return all places of verified generations, longest unread first, and the records of readings. Records of what is
+    gone are removed. Raises CouldNotTellError if the run cannot be listed."""
     scrubs = read_scrubs(view.run)
     newest, whole = newest_scrubs(scrubs, now), newest_scrubs([scrub for scrub in scrubs if scrub.is_whole], now)
     places = [*_in_place(view), *_kept(view)]
@@ -368,14 +370,14 @@ def _in_place(view: RunView) -> Iterator[Due]:
             if not history.is_quarantined(id) and (known is None or known.generation < id.generation):
                 newest[series, id.step] = id
     for checkpoint in view.checkpoints:
-        # By names alone: a run of thousands has gigabytes of manifests. Which generation it is, is looked at again.
+        # By names alone, because thousands of manifests are gigabytes. The generation is checked again before reading.
         there = newest.get((checkpoint.series, checkpoint.step))
         if there is not None and there in history.sealed(checkpoint.series):
             yield Due(id=there, place=IN_PLACE, path=checkpoint.path, checkpoint=checkpoint)
 
 
 def _kept(view: RunView) -> Iterator[Due]:
-    """Kept copies with bytes of their own: links are read in place, under their other name."""
+    """Yield the kept copies that are full copies. Links are read in place."""
     for id in list_kept(view.run):
         copy = read_kept(view.run, id)
         if copy is not None and view.history.has_verdict(id) and not shares_place(view.run, copy, copy.files):
@@ -383,7 +385,7 @@ def _kept(view: RunView) -> Iterator[Due]:
 
 
 def _dated(view: RunView, due: Due, newest: Scrub | None, whole: Scrub | None) -> Due:
-    """With what is known of readings: of the newest one, and of the newest whole one."""
+    """Add the times of the newest reading and the newest whole reading."""
     since, standing = due.last, view.history.standings(due.id.series).get(due.id)
     if (whole is None and since is None) or (standing is not None and standing.outcome is not Outcome.GOOD):
         verdict = view.history.verdict(due.id)

@@ -1,1 +1,1 @@
-"""A run's good checkpoints at another URL: sending them there, finding them, starting from them."""
+"""Copies of a run's good checkpoints at another URL: sending them, finding them, and starting from them."""

@@ -1,4 +1,4 @@
-"""Mirror records: what a training needs besides its checkpoints, so that a replica is enough to go on with it."""
+"""Mirror what a training needs besides its checkpoints, so that a replica is enough to continue it."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ from ckptguard.values.record_text import decode_record
 from ckptguard.values.storage_options import StorageOptions
 from ckptguard.values.verdict import Outcome
 
-_DECISIONS = ("settings", "reference", "incidents")  # what was allowed, accepted, and found out, batches to leave out
+_DECISIONS = ("settings", "reference", "incidents")  # permissions, accepted schemas, findings, and batches to skip
 _BESIDE = "training"
 
 
 def join(source: Run, target: RunView) -> None:
-    """Have the target be of the source's lineage. CouldNotTellError if it is of another one, or holds anything."""
+    """Join the target to the source's lineage. Raises CouldNotTellError if it has another one or is not empty."""
     lineage, other = begin_lineage(source), read_lineage(target.run)
     if other is None and _is_empty(target):
         join_lineage(target.run, lineage)
         _read_back(source, target.run)
-    other = read_lineage(target.run)  # of several that begin at once one came first
+    other = read_lineage(target.run)  # of several that start at once one came first
     if other is None or other.token != lineage.token:
         raise another_run(target.run, other)
 
 
 def clear_broken_beginning(url: str, options: StorageOptions) -> None:
-    """Remove the first records of a replica where a store has kept them as something else, and nothing came after."""
+    """Remove a replica's first records if a store has corrupted them, and nothing else was written."""
     storage = open_storage(f"{url}/{RECORDS_FOLDER}", must_exist=False, options=options)
     try:
         if any(entry.key.split("/")[0] in (MANIFESTS, LEDGER) for entry in storage.list("", recursive=True)):
@@ -61,7 +61,7 @@ def clear_broken_beginning(url: str, options: StorageOptions) -> None:
 
 
 def _read_back(source: Run, target: Run) -> None:
-    """What a store has kept of the first records as something else would keep everybody out of the target."""
+    """Check that the store kept the first records as they are. Otherwise nobody could open the target."""
     for key in (FORMAT, LINEAGE):
         if read_record(target, key) != read_record(source, key):
             target.records.remove(key)
@@ -69,29 +69,29 @@ def _read_back(source: Run, target: Run) -> None:
 
 
 def _is_empty(view: RunView) -> bool:
-    """True if there is neither a checkpoint in place nor one on record."""
+    """True if there is no checkpoint in place or on record."""
     if list_records(view.run, LEDGER, recursive=True) or list_records(view.run, MANIFESTS, recursive=True):
         return False
     try:
         return not view.checkpoints
     except ObjectMissingError:
-        return True  # not even the folder
+        return True  # not even the folder exists
 
 
 def mirror_decisions(source: Run, target: Run) -> None:
-    """Copy what was decided and found out in the source. Records never change: what is there already is the same."""
+    """Copy what was decided and found in the source. Records never change, so existing ones are equal."""
     for folder in _DECISIONS:
         names = [name for name in list_records(source, folder, recursive=True) if name.endswith(".json")]
         _copy_unknown(source, target, folder, names)
 
 
 def records_beside(run: Run) -> list[str]:
-    """The names of what training recorded beside its checkpoints, sorted."""
+    """Return the names of what training recorded beside its checkpoints, sorted."""
     return sorted(list_records(run, _BESIDE))
 
 
 def mirror_beside(source: Run, target: Run, manifest: Manifest, names: Sequence[str]) -> None:
-    """Copy what training recorded beside a checkpoint, of all such `names`, before the checkpoint counts."""
+    """Copy what training recorded beside a checkpoint before that checkpoint counts. `names` are all such records."""
     start = f"{series_folder(manifest.path)}.{manifest.generation}."
     later = itertools.islice(names, bisect_left(names, start), None)
     own = itertools.takewhile(lambda name: name.startswith(start), later)
@@ -99,8 +99,10 @@ def mirror_beside(source: Run, target: Run, manifest: Manifest, names: Sequence[
 
 
 def mirror_history(source: RunView, target: RunView, without: Collection[CheckpointId]) -> None:
-    """Manifests and verdicts of all generations but these, and those that the target has set aside, of which it has its
-    own opinion: so no number is ever given twice. The target's records are read again when they are next asked for."""
+    """Copy the manifests and verdicts of all generations except `without` and those that the target has quarantined.
+
+    So no generation number is ever used twice. The target's records are read again when next needed.
+    """
     aside = (id for ids in target.history.quarantined.values() for id in ids)
     left_out = {id.record_path for id in (*without, *aside)}
     judged = {id.record_path for id in _judged_itself(source, target)}
@@ -111,14 +113,14 @@ def mirror_history(source: RunView, target: RunView, without: Collection[Checkpo
 
 
 def _record_path(name: str) -> str:
-    """The generation that a record below its folder is of: ``<series>/<step>.<generation>``."""
+    """Return the generation of a record below its folder: ``<series>/<step>.<generation>``."""
     folder, _, rest = name.rpartition("/")
     return f"{folder}/{'.'.join(rest.split('.')[:2])}"
 
 
 def _judged_itself(source: RunView, target: RunView) -> list[CheckpointId]:
-    """What the target has verdicts on: the source's speak of another place, and would come after its own. But that the
-    content of what is good is not is news to it."""
+    """Return what the target has verdicts on: the source's verdicts are about another place, and would follow its own.
+    Only the news that good content is not good counts there, too."""
     here, there = source.history, target.history
     found = []
     for series in there.names:
@@ -130,8 +132,8 @@ def _judged_itself(source: RunView, target: RunView) -> list[CheckpointId]:
 
 
 def mirror_verdicts(source: RunView, target: RunView) -> None:
-    """Have the target know what became known of its checkpoints since they were sent: that training was sick, or that
-    a user cleared it of that. What the target found out itself about its own place stands."""
+    """Tell the target what became known about its checkpoints since they were sent: training was sick, or a user
+    cleared them. The target's own findings about its files stay."""
     here, there = source.history, target.history
     for series in list(there.names):
         for id, standing in list(there.standings(series).items()):
@@ -154,7 +156,7 @@ def _copy_unknown(source: Run, target: Run, folder: str, names: Iterable[str]) -
 
 
 def _copy_records(source: Run, target: Run, folder: str, names: Iterable[str]) -> None:
-    """Copy records as they are, unless they are there."""
+    """Copy records as they are, unless they exist."""
     for name in names:
         text = read_record(source, f"{folder}/{name}")
         if text:

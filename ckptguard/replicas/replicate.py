@@ -1,5 +1,4 @@
-"""Replicas: have a run's good checkpoints also lie elsewhere, each of them verified there, and find them there for when
-the run's own are not enough."""
+"""Replicas: keep verified copies of a run's good checkpoints elsewhere, and find them when the run's own are lost."""
 
 from __future__ import annotations
 
@@ -57,9 +56,15 @@ _log = logging.getLogger("ckptguard")
 
 
 class Replicated(msgspec.Struct, frozen=True, kw_only=True):
-    """One checkpoint and one replica. `done`: "there", "sent", "would send", "raced" (another process sealed it there
-    first), "gone" (from the run, meanwhile), "damaged" (in the run: it was not sent), or "failed". `verified` says how
-    its bytes were found to be right there, where that was done now; `sent` are bytes that went over."""
+    """One checkpoint and one replica. `done` is one of:
+
+    - "there", "sent", "would send", "failed";
+    - "raced": another process sealed it there first;
+    - "gone": it was removed from the run meanwhile;
+    - "damaged": it is damaged in the run, and was not sent.
+
+    `verified` says how its bytes were verified there, if that was done now. `sent` counts transferred bytes.
+    """
 
     path: str
     id: CheckpointId
@@ -71,8 +76,8 @@ class Replicated(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Replica(msgspec.Struct, frozen=True, kw_only=True):
-    """What one replica holds now. `behind`: how many of the checkpoints that it should hold are not good there;
-    `last_good` is the newest that is. `trouble` says what ended the work early."""
+    """What one replica holds now. `behind`: how many wanted checkpoints are not good there; `last_good`: the newest
+    that is. `trouble` says what ended the work early."""
 
     url: str
     behind: int | None
@@ -90,11 +95,11 @@ def replicate(
     hold: Callable[[], None] | None = None,
     arrived: set[CheckpointId] | None = None,
 ) -> Replica:
-    """Send the good checkpoints of a run to one replica, the newest first, and read each back from there.
+    """Send the good checkpoints of a run to one replica, newest first, and read each back from there.
 
-    Trouble with the replica is told in the answer; what arrived stays, and the next call goes on from there. `hold`
-    waits while something more urgent goes on; `arrived` remembers between calls what is there for good. SettingsError
-    for a place that cannot be a replica of this run.
+    Problems with the replica are part of the result. What arrived stays, and the next call continues from there. `hold`
+    waits while something more urgent runs. `arrived` remembers between calls what is there for good. Raises
+    SettingsError for a place that cannot be a replica of this run.
     """
     run, arrived = view.run, set() if arrived is None else arrived
     candidates, unreadable = _wanted_in_replica(view)
@@ -134,7 +139,7 @@ def replicate(
     behind, last = None, None
     with contextlib.suppress(CouldNotTellError):
         if target is not None:
-            target.refresh()  # others may have sent some, too
+            target.refresh()  # other processes may have sent some, too
             behind, last = _standing(target, wanted)
     return Replica(
         url=target.run.url if target is not None else normalise_url(url),
@@ -146,12 +151,14 @@ def replicate(
 
 
 def pace_of(work: Work, settings: Settings, hold: Callable[[], None] | None = None) -> Pace:
-    """One pace for all files that are on their way together, in both directions: the work's rate, else that of the
-    settings. StoppedError once the work is stopped. `hold` waits while something more urgent goes on."""
+    """Return one pace for all files in transfer, in both directions: the work's rate, else that of the settings.
+
+    It raises StoppedError once the work is stopped. `hold` waits while something more urgent runs.
+    """
 
     def hold_on() -> None:
         if work.is_stopped():
-            raise StoppedError("it was called off", key="")
+            raise StoppedError("it was stopped", key="")
         if hold is not None:
             hold()
 
@@ -159,14 +166,14 @@ def pace_of(work: Work, settings: Settings, hold: Callable[[], None] | None = No
 
 
 def replica_urls(url: str, settings: Settings) -> tuple[str, ...]:
-    """Where the settings want replicas of the run under `url`, local ones first; ``{run}`` stands for its own name."""
+    """Return where the settings want replicas of the run at `url`, local ones first. ``{run}`` is the run's name."""
     name = url.rstrip("/").rpartition("/")[2]
     urls = [normalise_url(place.replace("{run}", name)) for place in settings.replicas]
     return tuple(sorted(dict.fromkeys(urls), key=lambda place: "://" in place))
 
 
 def open_replica(view: RunView, url: str, *, make: bool = False, retries: Retries | None = None) -> RunView:
-    """A replica of a run as a run of its own. SettingsError if it lies in the run, or the run in it."""
+    """Open a replica of a run. Raises SettingsError if one of them is inside the other."""
     place, settings = normalise_url(url), view.settings.of_replica()
     refuse_nested(view.run.url, place, f"{place} cannot be a replica of {view.run.url}")
     if make and "://" not in place:
@@ -184,15 +191,15 @@ def open_replica(view: RunView, url: str, *, make: bool = False, retries: Retrie
 
 
 def refuse_nested(one: str, other: str, sentence: str) -> None:
-    """SettingsError if one place lies in the other, or is the same."""
+    """Raise SettingsError if the places are equal, or one is inside the other."""
     real = [url if "://" in url else os.path.realpath(url) for url in (one, other)]
     first, second = (place.rstrip("/") + "/" for place in real)
     if first.startswith(second) or second.startswith(first):
-        raise SettingsError(f"{sentence}: one lies in the other", hint="name another place")
+        raise SettingsError(f"{sentence}: one is inside the other", hint="name another place")
 
 
 def _wanted_in_replica(view: RunView) -> tuple[list[Candidate], dict[CheckpointId, CouldNotTellError]]:
-    """What a replica should hold: every known-good checkpoint, newest first; and which cannot be read, and why."""
+    """Return every known-good checkpoint, newest first, and the errors of those that cannot be read."""
     candidates: list[Candidate] = []
     unreadable: dict[CheckpointId, CouldNotTellError] = {}
     for id in ranked_candidates(view.history):
@@ -207,21 +214,21 @@ def _wanted_in_replica(view: RunView) -> tuple[list[Candidate], dict[CheckpointI
 
 
 def _standing(target: RunView, wanted: Sequence[Candidate]) -> tuple[int, CheckpointId | None]:
-    """How many of the wanted are not good in a replica, by its ledger, and the newest that is. CouldNotTellError."""
+    """Return how many of the wanted are not good in a replica, and the newest that is. Raises CouldNotTellError."""
     good = [candidate.id for candidate in wanted if target.is_good(candidate.id)]
     return len(wanted) - len(good), good[0] if good else None
 
 
 def _is_there(target: RunView, candidate: Candidate, arrived: set[CheckpointId]) -> bool:
-    """True if nothing is to be sent; what is there for good is noted in `arrived`."""
+    """True if nothing needs sending. What is there for good is noted in `arrived`."""
     if candidate.id not in arrived and has_arrived(target, candidate) and not _is_lost(target, candidate):
         arrived.add(candidate.id)
     return candidate.id in arrived
 
 
 def _is_lost(target: RunView, candidate: Candidate) -> bool:
-    """True if a replica holds a checkpoint by its records only: its files are damaged, gone or not those that were read
-    there, and nobody pruned it."""
+    """True if only a replica's records hold a checkpoint: its files are damaged, missing or changed, and nobody pruned
+    it."""
     run, verdict = target.run, target.history.verdict(candidate.id)
     if verdict is None or verdict.outcome is not Outcome.GOOD:
         return verdict is not None and verdict.place_damaged and verdict.content is Outcome.GOOD
@@ -233,7 +240,7 @@ def _is_lost(target: RunView, candidate: Candidate) -> bool:
 
 
 def _is_gone(view: RunView, candidate: Candidate) -> bool:
-    """True if retention, or the trainer, has removed the whole of a checkpoint since it was looked for."""
+    """True if retention or the trainer has removed the whole checkpoint since it was found."""
     id = candidate.id
     try:
         view.refresh(id.series)
@@ -272,7 +279,7 @@ def _replicated(candidate: Candidate, delivery: Delivery) -> Replicated:
 
 
 def open_replicas(view: RunView) -> Iterator[RunView]:
-    """The replicas that can be read, local ones first. A warning tells of others, and of those of another training."""
+    """Yield the replicas that can be read, local ones first. Others, and those of another training, get a warning."""
     for url in replica_urls(view.run.url, view.settings):
         try:
             replica = _open_own(view, url)
@@ -284,7 +291,7 @@ def open_replicas(view: RunView) -> Iterator[RunView]:
 
 
 def replica_standings(view: RunView) -> tuple[Replica, ...]:
-    """Where each replica stands, as it is now."""
+    """Return the current state of each replica."""
     urls = replica_urls(view.run.url, view.settings)
     wanted = _wanted_in_replica(view)[0] if urls else []
     found = []
@@ -298,7 +305,7 @@ def replica_standings(view: RunView) -> tuple[Replica, ...]:
 
 
 def _open_own(view: RunView, url: str) -> RunView:
-    """The replica; CouldNotTellError if what lies there is no replica of this training."""
+    """Open a replica. Raises CouldNotTellError if it is not a replica of this training."""
     replica = open_replica(view, url, retries=Retries(attempts=2, total=5.0))
     refuse_another(view.run, replica.run)
     return replica
@@ -308,12 +315,12 @@ Choose = Callable[[RunView, Wanted], Candidate | None]  # the best known-good ch
 
 
 def known_bad(history: History, id: CheckpointId) -> bool:
-    """True if a run has a verdict on this content, and not a good one."""
+    """True if a run has a verdict on this content that is not good."""
     return history.has_verdict(id) and not is_good(history, id)
 
 
 def has_newest(history: History, id: CheckpointId, wanted: Wanted = ANY) -> bool:
-    """True if no newer checkpoint than this one is on record as good, among those that may be taken."""
+    """True if no newer wanted checkpoint is on record as good."""
     newest: dict[str, CheckpointId] = {}
     for other in ranked_candidates(history, wanted):
         if other.series not in newest and (other == id or is_good(history, other)):
@@ -325,16 +332,18 @@ def has_newest(history: History, id: CheckpointId, wanted: Wanted = ANY) -> bool
 def newer_in_replica(
     replica: RunView, view: RunView, wanted: Wanted, own: Candidate | None, choose: Choose = newest_candidate
 ) -> Candidate | None:
-    """The best checkpoint of a replica that is not known to be bad, if newer than `own`. CouldNotTellError."""
+    """Return a replica's best checkpoint that is not known to be bad, if newer than `own`. Raises CouldNotTellError."""
     while (best := choose(replica, wanted)) is not None and known_bad(view.history, best.id):
         wanted = msgspec.structs.replace(wanted, exclude=wanted.exclude | {best.id})
     return best if best is not None and (own is None or is_newer(best, own)) else None
 
 
 def find_known_good_anywhere(view: RunView, wanted: Wanted = SURE, choose: Choose = newest_candidate) -> KnownGood:
-    """The newest known-good checkpoint that `choose` can answer with, in its nearest place: in the run, as a kept copy,
-    in a replica. Replicas are asked only if the run has lost what is on record as good. NoKnownGoodError if there is
-    none anywhere."""
+    """Return the newest known-good checkpoint that `choose` finds, at its nearest place: the run, a kept copy, a
+    replica.
+
+    Replicas are read only if the run has lost what is on record as good. Raises NoKnownGoodError.
+    """
     best = choose(view, wanted)
     if best is not None and has_newest(view.history, best.id, wanted):
         return best.answer
@@ -346,7 +355,7 @@ def find_known_good_anywhere(view: RunView, wanted: Wanted = SURE, choose: Choos
             continue
         if found is not None:
             url, answer = replica.run.url, found.answer
-            reason = f"verified {answer.verified_at}; the run has no copy of it, this is the replica {url}"
+            reason = f"verified {answer.verified_at}; the run has no copy of it, so this is the replica {url}"
             best = msgspec.structs.replace(found, answer=msgspec.structs.replace(answer, place=REPLICA, reason=reason))
     if best is None:
         raise none_found(view.run, wanted.before_step)

@@ -1,8 +1,5 @@
-"""Send one good checkpoint to another run of the same lineage: files, then its manifest, then a verdict once every byte
-was read back.
-
-Whatever ends it, doing it again goes on where it ended: a file that is there and whole is not sent again.
-"""
+"""Send one good checkpoint to another run of the same lineage: its files, its manifest, then a verdict after every byte
+was read back. After an interruption a second call continues: whole files are not sent again."""
 
 from __future__ import annotations
 
@@ -48,14 +45,14 @@ from ckptguard.verification.checkpoint import Verification, verify_checkpoint
 from ckptguard.version import __version__
 
 _FILES_AT_ONCE = 3
-_TRIES = 2  # a source that reads whole after all; a store that kept something else than was sent
+_TRIES = 2  # in case a source is readable at the second attempt, or a store corrupted what was sent
 _CHECK = "replica"
-_ARRIVED = "every byte was read back from here and is as it was sealed"
+_ARRIVED = "every byte was read back here and is as it was sealed"
 
 
 class Delivery(msgspec.Struct, frozen=True, kw_only=True):
-    """How it went. `done`: "sent"; "there" (it was, and has its verdict); "raced" (another process sealed it there
-    first); "damaged" (no copy of it in the source is whole any more). `sent`: bytes that went over."""
+    """The result of sending. `sent` counts transferred bytes. `done` is "sent", or "there" if it already was and has
+    its verdict. "raced": another process sealed it first. "damaged": the source has no whole copy."""
 
     done: str
     sent: int = 0
@@ -64,8 +61,7 @@ class Delivery(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass
 class Sending:
-    """One checkpoint on its way to `storage`, where its files lie below `prefix`. `places` are where whole copies of it
-    are, best first; `sent` counts bytes that went over."""
+    """The state of sending one checkpoint to `storage`, below `prefix`. `places` are its whole copies, best first."""
 
     source: RunView
     target: RunView
@@ -76,25 +72,26 @@ class Sending:
     prefix: str
     places: list[tuple[Storage, str]]
     sent: int = 0
-    claimed: dict[str, CheckpointId] | None = None  # the target's files that other checkpoints are made of
-    lock: threading.Lock = field(default_factory=threading.Lock)  # for all above that changes, and for the views
+    claimed: dict[str, CheckpointId] | None = None  # the target's files that belong to other checkpoints
+    lock: threading.Lock = field(default_factory=threading.Lock)  # for the changing fields above, and the views
 
 
 def send_checkpoint(source: RunView, target: RunView, candidate: Candidate, *, work: Work, pace: Pace) -> Delivery:
-    """Have a known-good checkpoint of `source` be one of `target` too, under its own name.
+    """Make a known-good checkpoint of `source` one of `target`, too, under its own name.
 
-    What of it is found damaged in the source gets its verdict there, and is never sent. Where an older generation
-    lies under its name, that one is put aside, after the new one has arrived as a kept copy. Of one that the target has
-    a verdict on, files that are gone or damaged there are sent again. The names of its series' records are read again
-    before the verdict, in both. CouldNotTellError.
+    - Damage found in the source gets its verdict there, and is never sent.
+    - An older generation at this path is quarantined after the new one arrived as a kept copy.
+    - If the target has a verdict on it, missing or damaged files are sent again.
+
+    The record names of its series are read again before the verdict, in both runs. Raises CouldNotTellError.
     """
     id, manifest = candidate.id, candidate.manifest
     there = manifest_there(target, candidate)
     if there is None and id in target.history.sealed(id.series):
-        target.run.records.remove(manifest_key(id))  # what cannot be read seals nothing
+        target.run.records.remove(manifest_key(id))  # an unreadable manifest seals nothing
         target.refresh(id.series)
     lies = target.history.current(id.series, id.step, manifest.path)
-    # The place is that of the generation that lies there, however much older ones of the step miss their files.
+    # The path belongs to the generation that is there, even if older ones of the step miss their files.
     aside = lies not in (None, id) or read_kept(target.run, id) is not None
     places = [(source.run.storage, "")] if candidate.in_place else []
     if candidate.copy is not None:
@@ -123,20 +120,21 @@ def send_checkpoint(source: RunView, target: RunView, candidate: Candidate, *, w
     if there is not None and not sending.sent and standing is not None and standing.outcome is Outcome.GOOD:
         verdict, found = target.history.verdict(id), (find_entry(target.run.storage, f.path) for f in manifest.files)
         if not aside and not looks_as_read([e for e in found if e is not None], there, verdict):
-            _give_verdict(sending, sealed_before=True)  # all of it was read just now
+            _give_verdict(sending, sealed_before=True)  # all of it was just read
         return Delivery(done="there")
     _give_verdict(sending, sealed_before=there is not None and not aside)
     return Delivery(done="sent", sent=sending.sent)
 
 
 def has_arrived(target: RunView, candidate: Candidate) -> bool:
-    """True if the target has a verdict on this very checkpoint. CouldNotTellError if it has another of the same id."""
+    """True if the target has a verdict on this checkpoint. Raises CouldNotTellError if the id means another one
+    there."""
     return manifest_there(target, candidate) is not None and target.history.verdict(candidate.id) is not None
 
 
 def manifest_there(target: RunView, candidate: Candidate) -> Manifest | None:
-    """The target's manifest of this very checkpoint; None if there is none, or a damaged one. CouldNotTellError if it
-    has another one of the same id."""
+    """Return the target's manifest of this checkpoint, or None if it is missing or damaged. Raises CouldNotTellError if
+    the target has another manifest with the same id."""
     id = candidate.id
     if id not in target.history.sealed(id.series):
         return None
@@ -146,14 +144,14 @@ def manifest_there(target: RunView, candidate: Candidate) -> Manifest | None:
     there = decode_manifest(text)
     if there.id != id or identity(there.files) != identity(candidate.manifest.files):
         raise CouldNotTellError(
-            f"{target.run.url} holds another {id} of {id.series}: the two went different ways",
+            f"{target.run.url} holds another {id} of {id.series}: the two runs have diverged",
             hint="replicate to another place",
         )
     return there
 
 
 def _whole_manifest(target: Run, id: CheckpointId) -> bytes | None:
-    """The text of a manifest unless it is damaged. One of a newer format is not."""
+    """Return the text of a manifest unless it is damaged. A newer format is not damage."""
     text = read_record(target, manifest_key(id)) or b""
     with contextlib.suppress(RecordsError):
         decode_checked(text, dict[str, Any], "a manifest")
@@ -162,7 +160,7 @@ def _whole_manifest(target: Run, id: CheckpointId) -> bytes | None:
 
 
 def _need_room(sending: Sending) -> None:
-    """StorageFullError, before the first byte, unless what is not there yet fits."""
+    """Raise StorageFullError before the first byte if the missing files do not fit."""
     if sending.storage.free_space() is None:
         return
     now = ((find_entry(sending.storage, sending.prefix + f.path), f.size) for f in sending.candidate.manifest.files)
@@ -171,7 +169,7 @@ def _need_room(sending: Sending) -> None:
 
 
 def _commit(sending: Sending, *, aside: bool, occupant: CheckpointId | None) -> str | None:
-    """Seal it there; a sentence if another process was first."""
+    """Seal it there. Returns a sentence if another process was first."""
     target, manifest, id = sending.target, sending.candidate.manifest, sending.candidate.id
     files = tuple(_as_described(file, sending.storage, sending.prefix + file.path, aside) for file in manifest.files)
     manifest = msgspec.structs.replace(manifest, files=files, nonce=uuid.uuid4().hex)
@@ -179,7 +177,7 @@ def _commit(sending: Sending, *, aside: bool, occupant: CheckpointId | None) -> 
         _mark_kept(target.run, manifest)
     if occupant is not None and occupant.generation < id.generation:
         with contextlib.suppress(ObjectMissingError):
-            quarantine(target, manifest.path, reason=f"its run has saved {manifest.path} anew", suspect=False)
+            quarantine(target, manifest.path, reason=f"its run has saved {manifest.path} again", suspect=False)
     try:
         write_manifest(target.run, manifest)
     except BusyError as error:
@@ -191,7 +189,7 @@ def _commit(sending: Sending, *, aside: bool, occupant: CheckpointId | None) -> 
 
 
 def _as_described(file: File, storage: Storage, key: str, aside: bool) -> File:
-    """The file as its new place describes it; a kept copy is described by no place in the run."""
+    """Describe the file as its new place reports it. A kept copy has no place in the run."""
     if aside:
         return msgspec.structs.replace(file, mtime_ns=None, inode=None, etag=None)
     entry = storage.stat(key)
@@ -199,7 +197,7 @@ def _as_described(file: File, storage: Storage, key: str, aside: bool) -> File:
 
 
 def _mark_kept(target: Run, manifest: Manifest) -> None:
-    """Have what was sent aside count as the kept copy of what the target's manifest says."""
+    """Make what was sent aside count as the kept copy for the target's manifest."""
     copy = KeptCopy(
         **msgspec.structs.asdict(manifest.id),
         path=manifest.path,
@@ -208,15 +206,15 @@ def _mark_kept(target: Run, manifest: Manifest) -> None:
         sources=tuple((file.size, file.mtime_ns, file.inode, file.etag) for file in manifest.files),
         kept_at=utc_now(),
     )
-    with contextlib.suppress(ObjectExistsError):  # by a killed process, or one that races with this: the same files
+    with contextlib.suppress(ObjectExistsError):  # by a killed process or a concurrent one: the same files
         commit_kept(target, copy)
 
 
 def _give_verdict(sending: Sending, *, sealed_before: bool) -> None:
-    """What the source's verdict now says of the bytes that were sent, and how they arrived."""
+    """Record the source's current verdict on the sent bytes, and how they arrived."""
     id, target = sending.candidate.id, sending.target
     for view in (sending.source, target):
-        view.refresh(id.series)  # it may have become suspect while it was on its way
+        view.refresh(id.series)  # it may have become suspect during the transfer
     before, there = sending.source.history.verdict(id), target.history.verdict(id)
     if there is not None and sealed_outcome(there) is Outcome.SUSPECT:
         return
@@ -231,7 +229,7 @@ def _give_verdict(sending: Sending, *, sealed_before: bool) -> None:
 
 
 def verdict_on_content(before: Verdict, *more: Finding) -> Verdict:
-    """A verdict without what it says of its place alone: of the sealed bytes, wherever they lie."""
+    """Return the verdict on the sealed bytes alone, without findings about their place."""
     findings = [f for f in before.findings if f.check != _CHECK]
     if before.place_damaged:
         findings = [f for f in findings if f.severity is Severity.SICKNESS or is_clearance(f)]
@@ -249,10 +247,8 @@ def verdict_on_content(before: Verdict, *more: Finding) -> Verdict:
 
 
 def send_files(sending: Sending) -> str | None:
-    """Have every file there, read back. Returns what is wrong with the source, if it is damaged.
-
-    What of it is found damaged in the source gets its verdict there. CouldNotTellError if a file could not be sent.
-    """
+    """Send every file and read it back. Returns what is wrong with the source, if it is damaged. Damage found in the
+    source gets its verdict there. Raises CouldNotTellError if a file could not be sent."""
     files = sorted(sending.candidate.manifest.files, key=lambda f: -f.size)
     with ThreadPoolExecutor(min(_FILES_AT_ONCE, len(files) or 1), thread_name_prefix="ckptguard-send") as threads:
         tasks = [threads.submit(_have_file, sending, file) for file in files]
@@ -268,7 +264,7 @@ def send_files(sending: Sending) -> str | None:
 
 
 def _have_file(sending: Sending, file: File) -> str | None:
-    """One file: what is there already counts if it is whole; what is not as it was sent goes, and is sent anew."""
+    """Send one file. An existing file counts if it is whole; a wrong one is replaced."""
     key = sending.prefix + file.path
     wrong = _wrong_there(sending, key, file)
     for _ in range(_TRIES):
@@ -288,7 +284,7 @@ def _have_file(sending: Sending, file: File) -> str | None:
 
 
 def _wrong_there(sending: Sending, key: str, file: File) -> str | None:
-    """None: the file is there and whole; an empty text: it is not there."""
+    """Return None if the file exists and is whole, "" if it does not exist, else what is wrong."""
     try:
         wrong = read_back(sending.storage, key, file, sending.pace)
     except ObjectMissingError:
@@ -297,7 +293,7 @@ def _wrong_there(sending: Sending, key: str, file: File) -> str | None:
 
 
 def _move_aside(sending: Sending, key: str, file: File) -> None:
-    """What lies in the way is damaged, or somebody's: it is kept, but not in place."""
+    """Move a damaged or foreign file out of the way. It is kept, but not in place."""
     if sending.prefix:
         sending.storage.remove(key)
         return
@@ -309,7 +305,7 @@ def _move_aside(sending: Sending, key: str, file: File) -> None:
 
 
 def _refuse_claimed(sending: Sending, path: str) -> None:
-    """Touch nothing that another checkpoint of the target is made of. Its records are read again for that, once."""
+    """Refuse to touch files of the target's other checkpoints. Its records are read again for that, once."""
     target = sending.target
     with sending.lock:
         if sending.claimed is None:
@@ -324,15 +320,15 @@ def _refuse_claimed(sending: Sending, path: str) -> None:
 
 
 def _claimed(history: History, but: CheckpointId) -> dict[str, CheckpointId]:
-    """Each file of a run's checkpoints, without those of one and of what was moved aside."""
+    """Map each file of a run's checkpoints to its owner, except those of one checkpoint and of quarantined ones."""
     ids = (id for series in history.names for id in history.standings(series))
     manifests = (history.manifest(id) for id in ids if id != but and not history.is_quarantined(id))
     return {file.path: one.id for one in manifests if one is not None for file in one.files}
 
 
 def _send_from_any_place(sending: Sending, key: str, file: File) -> str | None:
-    """What is wrong with every copy of the source, if none is whole; None when it was sent."""
-    wrong = f"no copy of {file.path} is there any more"
+    """Send a file from the first whole copy. Returns what is wrong with every copy, or None when it was sent."""
+    wrong = f"no copy of {file.path} is left"
     for storage, prefix in list(sending.places):
         for _ in range(_TRIES):
             try:
@@ -341,7 +337,7 @@ def _send_from_any_place(sending: Sending, key: str, file: File) -> str | None:
                 wrong = error.message
                 break
             except ObjectExistsError:
-                return None  # another process sends the same; what is there is read back like our own
+                return None  # another process sends the same; its file is read back like ours
             if found is None:
                 with sending.lock:
                     sending.sent += file.size
@@ -355,8 +351,12 @@ def _send_from_any_place(sending: Sending, key: str, file: File) -> str | None:
 
 
 def send_file(source: Storage, source_key: str, target: Storage, target_key: str, file: File, pace: Pace) -> str | None:
-    """Put a copy of a sealed file under a free key. Returns what is wrong with the source's bytes, and then nothing was
-    put there; None if they are what was sealed. ObjectExistsError if the key is taken; ChangedWhileReadError."""
+    """Copy a sealed file to a free key. Returns what is wrong with the source's bytes; then nothing was written.
+
+    Raises:
+        ObjectExistsError: the key is taken.
+        ChangedWhileReadError: the source changed.
+    """
     from ckptguard.scan.sealed_stream import SealedStream
 
     stream = SealedStream(file)
@@ -378,7 +378,7 @@ def send_file(source: Storage, source_key: str, target: Storage, target_key: str
 
 
 def _is_damaged(sending: Sending, storage: Storage, prefix: str) -> bool:
-    """Read a whole copy of the source anew: is it not as it was sealed? What lies in place gets its verdict."""
+    """Read a whole copy of the source again: is it damaged? Files in place get their verdict."""
     manifest = sending.candidate.manifest
     with sending.lock:
         if (storage, prefix) not in sending.places:
@@ -392,7 +392,7 @@ def _is_damaged(sending: Sending, storage: Storage, prefix: str) -> bool:
             alone = Work(scanner=sending.work.scanner)
             checked = verify_checkpoint(sending.source, checkpoint, Verification(md5=False), work=alone)
             if checked.id != sending.candidate.id:
-                raise CouldNotTellError(f"{manifest.path} was saved anew meanwhile")
+                raise CouldNotTellError(f"{manifest.path} was saved again meanwhile")
             damaged = checked.outcome is not Outcome.GOOD
         if damaged:
             sending.places.remove((storage, prefix))

@@ -1,6 +1,6 @@
-"""Start a run from a replica: its known-good checkpoint, and all that is on record about the training.
+"""Start a run from a replica: its known-good checkpoint, and all records of the training.
 
-The run is new, or its files are lost. Training goes on from there.
+The run is new, or its files are lost. Training continues from there.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ _log = logging.getLogger("ckptguard")
 
 
 class Started(msgspec.Struct, frozen=True, kw_only=True):
-    """A run that can go on: `path` is its known-good checkpoint, usable as it is; `source` where it came from; `sent`
-    the bytes that came over."""
+    """A run that can continue. `path` is its known-good checkpoint, ready to open; `source` is the replica; `sent`
+    counts transferred bytes."""
 
     run: str
     source: str
@@ -58,18 +58,17 @@ class Started(msgspec.Struct, frozen=True, kw_only=True):
 def start_run(
     replica: RunView, url: str, settings: Settings, *, step: int | None = None, work: Work = PLAIN
 ) -> Started:
-    """Have the run under `url` hold the replica's known-good checkpoint (or that of `step`), in place and verified.
+    """Make the run at `url` hold the replica's known-good checkpoint, or that of `step`, in place and verified.
 
-    With `step` the training goes on from there: what the replica has of later steps is left behind, as by a rollback.
-    Without it an older one stands in for what is found damaged, and a warning says so. What was begun and cut short
-    goes on.
+    With `step` training continues from there: the replica's later steps count as rolled back. Without it an older
+    checkpoint replaces a damaged one, with a warning. An interrupted start continues.
 
     Raises:
-        SettingsError: something lies there, or one place lies in the other.
+        SettingsError: the place is not empty, or one place is inside the other.
         NoKnownGoodError: no good checkpoint of the replica arrived whole.
     """
     place = normalise_url(url)
-    refuse_nested(place, replica.run.url, f"{place} cannot go on from {replica.run.url}")
+    refuse_nested(place, replica.run.url, f"{place} cannot continue {replica.run.url}")
     if "://" not in place:
         with translated("", place):
             os.makedirs(place, exist_ok=True)
@@ -82,8 +81,10 @@ def start_run(
 
 
 def bring_back(replica: RunView, target: RunView, wanted: Wanted, *, work: Work = PLAIN) -> Started:
-    """The same for a run of the replica's lineage, or one without records. Older good ones stand in for one that is
-    found damaged. The target is listed again, and its records are read again, when they are next asked for."""
+    """The same for a run of the replica's lineage, or one without records. Older good ones replace a damaged one.
+
+    The target's files and records are listed again when next needed.
+    """
     known = target.history
     refused = (id for id in ranked_candidates(replica.history, wanted) if known_bad(known, id))
     wanted = msgspec.structs.replace(wanted, exclude=wanted.exclude.union(refused))
@@ -97,7 +98,7 @@ def bring_back(replica: RunView, target: RunView, wanted: Wanted, *, work: Work 
     got = chosen.offered
     if chosen.skipped and chosen.skipped[0].choice.id != got.id:
         better, why = chosen.skipped[0].choice.id, chosen.skipped[0].why
-        _log.warning("%s could not be had from %s: %s; %s is taken", better, replica.run.url, why, got.id)
+        _log.warning("%s could not be copied from %s: %s; using %s instead", better, replica.run.url, why, got.id)
     mirror_history(replica, target, [got.id])
     target.forget()
     return Started(
@@ -111,8 +112,12 @@ def bring_back(replica: RunView, target: RunView, wanted: Wanted, *, work: Work 
 
 
 def _send_first_whole(replica: RunView, target: RunView, wanted: Wanted, work: Work) -> Taken[Candidate, Delivery]:
-    """Send the best checkpoint of the replica that arrives whole. NoKnownGoodError says why none did; StoppedError if
-    the work was stopped before one was there."""
+    """Send the best checkpoint of the replica that arrives whole.
+
+    Raises:
+        NoKnownGoodError: none did, and why.
+        StoppedError: the work was stopped before one arrived.
+    """
     pace, beside = pace_of(work, target.settings), records_beside(replica.run)
     troubles: list[str] = []
 
@@ -137,18 +142,22 @@ def _send_first_whole(replica: RunView, target: RunView, wanted: Wanted, work: W
         except (CouldNotTellError, NoKnownGoodError) as error:
             if not troubles:
                 raise
-            raise NoKnownGoodError(f"nothing good came from {replica.run.url}: {troubles[0]}") from error
+            raise NoKnownGoodError(
+                f"no good checkpoint could be copied from {replica.run.url}: {troubles[0]}"
+            ) from error
 
 
 def _is_good(replica: RunView, id: CheckpointId) -> bool:
-    """True if a generation may be sent, by its name alone where that says so: its records come with it then."""
+    """True if a generation may be sent. Its record's name decides if it can: the records are sent with it."""
     standing = replica.history.standings(id.series).get(id)
     return (standing is not None and standing.outcome is Outcome.GOOD) or replica.is_good(id)
 
 
 def regain(view: RunView, *, series: str | None = None) -> Started | None:
-    """Bring back the newest known-good checkpoint that the run has lost, from the nearest replica that has it whole;
-    None if there is none."""
+    """Bring back the newest known-good checkpoint that the run has lost, from the nearest replica that has it whole.
+
+    None if there is none.
+    """
     if not view.settings.replicas:
         return None
     wanted = Wanted(series=series)
@@ -165,9 +174,11 @@ def regain_before(
     stop: threading.Event | None = None,
     worth: Callable[[RunView], bool] = lambda replica: True,
 ) -> Started | None:
-    """Bring back a known-good checkpoint for a run that has none left of those that are wanted: the newest of the
-    nearest replica that is `worth` it and has one whole. None if none has. StoppedError if `stop` was set before it was
-    there."""
+    """Bring back a known-good checkpoint for a run that has no wanted one left.
+
+    It is the newest whole one of the nearest replica that is `worth` it; None if no replica has one. Raises
+    StoppedError if `stop` was set before it arrived.
+    """
     for replica in open_replicas(view):
         try:
             if worth(replica):
@@ -175,17 +186,17 @@ def regain_before(
         except StoppedError:
             raise
         except CkptguardError as error:
-            _log.warning("nothing could be brought back from %s: %s", replica.run.url, error.message)
+            _log.warning("no checkpoint could be copied from %s: %s", replica.run.url, error.message)
     return None
 
 
 def mark_later_generations(replica: RunView, target: RunView, step: int) -> None:
-    """Mark the replica's generations of later steps in `target` as a rollback to `step` does: each counts as moved
-    aside, and a good one is SUSPECT. What is saved of those steps from now on is another generation.
+    """Mark the replica's later generations in `target` as rolled back to `step`: good ones become SUSPECT.
 
-    The next replication to the replica has it know too. For a run in which nothing later was saved.
+    New saves of those steps are new generations. The next replication tells the replica. Use it only for a run in which
+    nothing later was saved.
     """
-    reason = f"left behind: training was begun again from step {step}"
+    reason = f"left behind: training was restarted from step {step}"
     with run_lock(target.run):
         target.refresh()
         there, here = replica.history, target.history
@@ -210,18 +221,19 @@ def mark_later_generations(replica: RunView, target: RunView, step: int) -> None
 
 
 def _refuse_unless_lost(replica: RunView, target: RunView, step: int | None) -> None:
-    """SettingsError unless it is empty, or was begun from this replica and cut short before a good checkpoint came."""
+    """Raise SettingsError unless the target is empty, or an interrupted start from this replica without a good
+    checkpoint."""
     lineage = read_lineage(target.run)
     if lineage is not None and lineage == read_lineage(replica.run):
         own = newest_candidate(target)
         if own is not None and (step is None or own.manifest.training_step != step):
             raise SettingsError(
-                f"{target.run.url} holds a known-good checkpoint of this training", hint="training can go on from it"
+                f"{target.run.url} holds a known-good checkpoint of this training", hint="resume training from it"
             )
         return
     try:
         entries = {entry.key for entry in target.run.storage.list("")}
     except ObjectMissingError:
         return
-    if entries - {RECORDS_FOLDER}:  # the records of what is no empty run are those of a stranger, and are refused too
+    if entries - {RECORDS_FOLDER}:  # records beside other files belong to a stranger, and are refused, too
         raise SettingsError(f"{target.run.url} is not empty", hint="name an absent or empty folder")

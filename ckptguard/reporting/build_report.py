@@ -54,8 +54,8 @@ def checkpoint_of(incident: Incident) -> CheckpointId | None:
 
 
 def report_of(view: RunView, incident: Incident, *, read: bool = False, work: Work = PLAIN) -> IncidentReport:
-    """The report of an incident. What was concluded when it was closed stays; what is missing is made up for from the
-    records, and with `read` from the bytes of the last good and the first bad checkpoint, where they still are."""
+    """Return the report of an incident. The conclusions of its closing stay. Missing ones come from the records. With
+    `read`, they also come from the bytes of the last good and the first bad checkpoint, if they still exist."""
     details = _bounded(incident.known_details())
     if incident.cause not in NO_SICKNESS:
         history = view.history
@@ -96,8 +96,8 @@ def _bounded(details: Details) -> Details:
 
 
 def _last_good(history: History, incident: Incident, details: Details) -> CheckpointId | None:
-    """The checkpoint that training went back to; else the newest good one from before the onset; of a fixed name that
-    is its last good save before the one that the incident is about."""
+    """Return the checkpoint that training went back to, else the newest good one from before the onset. For a fixed
+    name that is its last good save before the one that the incident is about."""
     named = parse_id("", incident.known_good) if incident.known_good else None
     onset = details.onset if details.onset is not None else incident.step
     known = [pair for series in history.names for pair in history.standings(series).items()]

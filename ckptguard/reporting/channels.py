@@ -194,7 +194,7 @@ class Tried(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def try_out(channel: Channel, event: Event | None) -> Tried:
-    """Hand over an event, once, and say what became of it."""
+    """Send an event once, and return the result."""
     delivered, reason = None, ""
     if event is not None:
         try:

@@ -20,8 +20,10 @@ if TYPE_CHECKING:
 
 
 class IncidentsOfSaves:
-    """Opens incidents, and tells the hooks of the settings of each. What becomes of hooks goes to `log`. At the end of
-    the context they may finish. `run` is the run that has an incident about one of them."""
+    """Opens incidents, and calls the hooks of the settings for each. Results of hooks are logged to `log`.
+
+    The end of the context waits for the hooks. `run` is the run that has an incident about one of the saves.
+    """
 
     def __init__(self, settings: Settings, *, source: str, log: Log) -> None:
         self._settings, self._source, self._log = settings, source, log

@@ -1,7 +1,7 @@
-"""Telling people: what is news, told once, to a command, a webhook and whatever apprise knows.
+"""Notify people of each event once, by a command, a webhook or apprise.
 
-Each channel has a thread of its own, so that nothing here blocks the loop. Records say what reached which channel: at
-its start a daemon tells what is on record and reached nobody, because the process that found it was killed.
+Each channel has its own thread, so that nothing here blocks the loop. Records say which event reached which channel. At
+its start a daemon sends the recorded events that reached nobody, because the process that found them was killed.
 """
 
 from __future__ import annotations
@@ -41,8 +41,10 @@ Log = Callable[..., None]  # log(event, *, level="info", **fields)
 
 
 class Hooks:
-    """Tells each event to every channel of the settings. What became of it goes to `log`, failures too. A command is
-    started within `around_start`, for who holds signals back."""
+    """Sends each event to every channel of the settings. Results and failures are logged to `log`.
+
+    A command is started within `around_start`, for callers that block signals.
+    """
 
     def __init__(self, settings: Settings, log: Log, around_start: Context = contextlib.nullcontext) -> None:
         self._log = log

@@ -47,9 +47,9 @@ _log = logging.getLogger("ckptguard")
 
 
 def record_bad_save(run: Run, checked: Checked, *, source: str) -> Incident | None:
-    """Open an incident about a checkpoint, and leave what the records know of it as a report; where training noticed
-    the same trouble itself, that becomes evidence of its incident instead. None where there is nothing to record: it is
-    not bad, only the user can say whether it is, or there is an incident about this generation already."""
+    """Open an incident about a checkpoint, and write its report from the records. If training noticed the same trouble
+    itself, the checkpoint becomes evidence of that incident instead. None if there is nothing to record: it is not bad,
+    only the user can decide, or this generation has an incident already."""
     with contextlib.ExitStack() as held:
         if checked.outcome in (Outcome.BAD, Outcome.SUSPECT):
             with contextlib.suppress(BusyError):  # two incidents are better than none
@@ -87,11 +87,10 @@ def _record_bad_save(run: Run, checked: Checked, source: str) -> Incident | None
 def close_incident(
     run: Run, incident: Incident, *, action: str, known_good: str | None = None, state: str = "closed"
 ) -> str | None:
-    """Record what was done and leave the report; returns where its text is, None if it could not be made: a report is
-    worth having, and never worth what it reports. `state` is "open" where somebody else has to go on. What a daemon
-    noted about saves of the same trouble is closed with it.
+    """Record what was done, and write the report. Return the path of its text, None if it could not be made.
 
-    Whatever the storage refuses of the record itself is raised.
+    `state` is "open" if somebody else has to go on. A daemon's incidents about saves of the same trouble are closed,
+    too. A report that fails is no error; StorageError if the record itself cannot be written.
     """
     concluded = None
     try:
@@ -146,8 +145,10 @@ def _view(run: Run) -> RunView:
 
 
 def _noticed_by_guard(run: Run, id: CheckpointId) -> Incident | None:
-    """The newest incident from inside of training that explains why a checkpoint's numbers are sick: the save falls
-    between its onset and where it was noticed, and was written before. None if there is none."""
+    """Return the newest incident of the training itself that explains why a checkpoint's numbers are sick, or None.
+
+    The save falls between that incident's onset and the step that noticed it, and was written before the incident.
+    """
     found = [incident for incident in list_incidents(run, most=_MOST) if _explains(run, incident, id)]
     return found[-1] if found else None
 

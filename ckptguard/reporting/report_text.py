@@ -85,8 +85,8 @@ def _mark(step: int, report: IncidentReport) -> str:
 
 
 def _around(report: IncidentReport) -> tuple[tuple[Sample, ...], int]:
-    """The last updates; where the onset lies further back, those around it and the very last ones, and how many come
-    before the gap between them."""
+    """Return the last updates, and how many of them come before a gap. If the onset lies further back, return those
+    around it and the very last ones."""
     samples = report.details.samples
     onset = next((n for n, s in enumerate(samples) if s.step == report.onset), len(samples))
     if onset >= len(samples) - _LAST_SAMPLES:

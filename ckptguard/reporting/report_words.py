@@ -52,7 +52,7 @@ def title(report: IncidentReport) -> str:
 
 
 def outcome(report: IncidentReport) -> str:
-    """What became of it, in one sentence."""
+    """The result of the incident, in one sentence."""
     words = {"open": "nothing has been done about it yet", "handling": "training is going back right now"}
     return report.actions[-1] if report.actions else words.get(report.state, report.state)
 

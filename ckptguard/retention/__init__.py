@@ -1,1 +1,1 @@
-"""Which checkpoints stay and which go, and what happens to those that go."""
+"""Which checkpoints stay and which are removed, and how they are removed."""

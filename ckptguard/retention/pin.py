@@ -1,4 +1,4 @@
-"""Pin: have a checkpoint stay, whatever a policy says, until it is unpinned or a time has come."""
+"""Pin a checkpoint: it stays under any policy until it is unpinned or its time is over."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from ckptguard.values.ids import CheckpointId
 
 
 def pin(view: RunView, checkpoint: Checkpoint, *, note: str = "", lasts: datetime.timedelta | None = None) -> Pin:
-    """Pin what lies in place. RecordsError if it cannot be told which generation that is."""
+    """Pin a checkpoint in place. Raises RecordsError if its generation is unknown."""
     return pin_checkpoint(view.run, _id(view, checkpoint), lasts=lasts, note=note)
 
 
 def unpin(view: RunView, checkpoint: Checkpoint) -> list[Pin]:
-    """Release every pin that somebody asked for; what is in use stays so. NotFoundError if there is none."""
+    """Release every pin that a user set. Checkpoints in use stay in use. Raises NotFoundError if there is none."""
     id = _id(view, checkpoint)
     found = [p for p in list_pins(view.run) if (p.id, p.reason) == (id, PINNED)]
     if not found:

@@ -1,6 +1,6 @@
-"""Prune: remove from a run what its policy does not keep, and empty the trash when its time of grace is over.
+"""Remove from a run what its policy does not keep, and empty the trash after its grace period.
 
-All that decides about what may be removed is read strictly: what cannot be read ends the whole look.
+Everything that decides about a removal is read strictly: an unreadable record ends the whole attempt.
 """
 
 from __future__ import annotations
@@ -28,12 +28,14 @@ from ckptguard.values.ids import CheckpointId
 from ckptguard.values.retention_policy import Policy, parse_span
 from ckptguard.values.verdict import Outcome, Verdict
 
-_NOT_COLLECTED = "what was put aside could not be collected"
+_NOT_COLLECTED = "expired files that were moved aside could not be removed"
 
 
 class Pruned(msgspec.Struct, frozen=True, kw_only=True):
-    """What a policy decided, and what was done about it: `removed` went to the trash, `emptied` went from there for
-    good. With `dry_run` nothing was done. `could_not_tell` are sentences about what went wrong on the way."""
+    """What a policy decided, and what was done. `removed` went to the trash, `emptied` was deleted from the trash.
+
+    With `dry_run` nothing was done. `could_not_tell` are the problems met, as sentences.
+    """
 
     dry_run: bool
     policy: Policy
@@ -47,16 +49,14 @@ class Pruned(msgspec.Struct, frozen=True, kw_only=True):
 def prune(
     view: RunView, policy: Policy, *, grace: float, dry_run: bool = False, remembered: Remembered | None = None
 ) -> Pruned:
-    """Put what the policy does not keep into the trash, and remove for good what lies there for longer than `grace`
-    seconds.
+    """Move what the policy does not keep to the trash, and delete what was there for more than `grace` seconds.
 
-    The decision is taken under the run's lock, right before, by a new look at the run; what is `remembered` of records
-    is not read again. With `dry_run` the view is looked at as it is.
+    The decision is made under the run's lock from a new listing. `remembered` records are not read again. With
+    `dry_run` the view is used as it is. A problem with one checkpoint ends the work, and is part of the result.
 
     Raises:
-        CouldNotTellError: a listing failed, or a record of what is in place cannot be read. Nothing is removed.
+        CouldNotTellError: a listing failed, or a record of a checkpoint in place is unreadable. Nothing is removed.
         BusyError: another process holds the run.
-    Trouble with one checkpoint ends the work and is told in the answer.
     """
     remembered = remembered if remembered is not None else Remembered()
     if dry_run:
@@ -94,8 +94,10 @@ def prune(
 
 
 def prune_by_settings(view: RunView, remembered: Remembered | None = None) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Prune as the settings ask, empty the trash, and remove what was put aside: the paths that were removed, and
-    sentences about what went wrong. Without rules in the settings no checkpoint is removed."""
+    """Prune by the settings, empty the trash, and remove expired files that were moved aside.
+
+    Returns the removed paths and the problems as sentences. Without rules in the settings no checkpoint is removed.
+    """
     policy, grace = view.settings.retention(), parse_span(view.settings.trash_grace)
     try:
         if policy.asks_nothing and not list_trashed(view.run):
@@ -114,9 +116,9 @@ def prune_by_settings(view: RunView, remembered: Remembered | None = None) -> tu
 def _remove(
     run: Run, seen: _Look, decisions: Sequence[RetentionDecision], policy: Policy
 ) -> tuple[list[RetentionDecision], list[str]]:
-    """Put into the trash what is not kept, is still what it was, and came not into use meanwhile; trouble ends it."""
+    """Move to the trash what is not kept, has not changed and was not put to use meanwhile. A problem ends it."""
     removed: list[RetentionDecision] = []
-    # The newest good ones of each series, because of which others may go.
+    # The newest good ones of each series: others are removed only because these exist.
     floor = _newest_good([d.checkpoint for d in decisions if d.checkpoint.id.step is not None], policy.keep_good)
     for decision in decisions:
         chosen = decision.checkpoint
@@ -124,7 +126,7 @@ def _remove(
             if decision.keep or chosen.id in pins_of(run):
                 continue
             if not _still_so(run, [seen.checkpoints[chosen.path]]):
-                continue  # rotated away or saved anew meanwhile: it is decided about at the next look
+                continue  # deleted or saved again meanwhile: the next pass decides about it
             if not _still_so(run, [seen.checkpoints[c.path] for c in floor.get(chosen.id.series, ())]):
                 return removed, [f"{chosen.path} was not removed: newer good ones changed meanwhile"]
             if throw_away(run, seen.checkpoints[chosen.path], chosen.id):
@@ -135,17 +137,17 @@ def _remove(
 
 
 def _still_so(run: Run, checkpoints: Sequence[Checkpoint]) -> bool:
-    """True if files still are what the listing showed: the trainer holds no lock."""
+    """True if the files are still as listed: the trainer holds no lock."""
     now = ((find_entry(run.storage, meant.key), meant) for c in checkpoints for meant in c.entries)
     return all(entry is not None and entry.signature == meant.signature for entry, meant in now)
 
 
 def _empty(view: RunView, policy: Policy, grace: float, remembered: Remembered, emptied: list[Trashed]) -> None:
-    """Remove for good what is due, by a look of its own: what was removed just now counts no more."""
+    """Delete what is due in the trash. This lists the run again, because what was just removed no longer counts."""
     if list_trashed(view.run):
         for mark in _due(view, _look(view, remembered, policy.keep_good), policy, grace):
             if mark.id in pins_of(view.run):
-                continue  # it came into use meanwhile
+                continue  # it was put to use meanwhile
             delete_for_good(view.run, mark)
             emptied.append(mark)
 
@@ -159,8 +161,11 @@ def _telling(troubles: list[str], what: str) -> Iterator[None]:
 
 
 def _due(view: RunView, seen: _Look, policy: Policy, grace: float) -> list[Trashed]:
-    """What may go from the trash for good now. The laws of retention hold here too: what would be one of the newest
-    good ones again, because newer ones turned out bad, stays, as does what is pinned or older than a pending one."""
+    """Return what may be deleted from the trash now. The rules of retention hold here, too.
+
+    So pinned ones stay, and those older than a pending one. One that became one of the newest good ones again stays,
+    too, because newer ones turned out bad.
+    """
     pins = pins_of(view.run)
     laws = Policy(keep_last=policy.keep_good, keep_good=policy.keep_good, drop_failed=True)
     trashed = []
@@ -180,7 +185,7 @@ def _due(view: RunView, seen: _Look, policy: Policy, grace: float) -> list[Trash
 
 @dataclass(frozen=True)
 class _Look:
-    """What is in place, as values to decide by, and the checkpoints by their paths."""
+    """The checkpoints in place, as values to decide by, and by their paths."""
 
     present: list[Present]
     checkpoints: dict[str, Checkpoint]
@@ -189,19 +194,21 @@ class _Look:
 
 @dataclass
 class Remembered:
-    """What earlier looks read of each checkpoint in place, by its path, and from which files and records.
+    """What earlier passes read about each checkpoint in place, by its path, and from which files and records.
 
-    Records never change under their names, so an entry stands while files and names are the same. It only saves work.
-    But they rot: what others may go because of is read again.
+    Records never change under their names, so an entry is valid while files and names are the same. But disks decay:
+    what justifies a removal is read again.
     """
 
     known: dict[str, tuple[object, Present]] = field(default_factory=dict)
 
 
 def _look(view: RunView, remembered: Remembered, keep_good: int) -> _Look:
-    """What is in the trash is not in place, wherever its files lie. Only what is not `remembered` is read, and the
-    newest `keep_good` good ones of each series. CouldNotTellError if any listing fails, or any record of what is in
-    place cannot be read."""
+    """Read the checkpoints in place that are not `remembered`, and the newest `keep_good` good ones of each series.
+
+    A checkpoint in the trash is not in place, wherever its files are. Raises CouldNotTellError if a listing fails, or a
+    record of a checkpoint in place cannot be read.
+    """
     pins, references = pins_of(view.run), references_to(view)
     trash = read_trash(view.run)
     marked = {(mark.id, mark.path): mark.signature for mark in trash if mark.how == MARKED}
@@ -225,7 +232,7 @@ def _look(view: RunView, remembered: Remembered, keep_good: int) -> _Look:
 
 
 def _strict_verdict(view: RunView, id: CheckpointId) -> Verdict | None:
-    """The newest verdict on a generation. RecordsError if it cannot be read: an older one may say something else."""
+    """Return the newest verdict on a generation. Raises RecordsError if it is unreadable: an older one may differ."""
     standing = view.history.standings(id.series).get(id)
     if standing is None:
         return None
@@ -233,13 +240,13 @@ def _strict_verdict(view: RunView, id: CheckpointId) -> Verdict | None:
     if verdict is None:
         raise RecordsError(
             f"the verdict {standing.number} on {id} of {id.series} cannot be read",
-            hint="verify that checkpoint again: a newer verdict takes its place",
+            hint="run ckptguard verify on that checkpoint: a newer verdict replaces it",
         )
     return verdict
 
 
 def _newest_good(found: Iterable[Present], keep_good: int) -> dict[str, list[Present]]:
-    """The newest good ones of each series, the newest first."""
+    """Return the newest good ones of each series, newest first."""
     by_series: dict[str, list[Present]] = {}
     for one in sorted(found, key=lambda one: one.id.order, reverse=True):
         if one.outcome is Outcome.GOOD:
@@ -248,7 +255,8 @@ def _newest_good(found: Iterable[Present], keep_good: int) -> dict[str, list[Pre
 
 
 def _basis(view: RunView, checkpoint: Checkpoint) -> object:
-    """All that `_present` depends on, without reading a record: the files, and the names of the records of its step."""
+    """Return everything that `_present` depends on, without reading a record: the files, and the names of its
+    records."""
     history = view.history
     standings, sealed = history.standings(checkpoint.series), history.sealed(checkpoint.series)
     ids = history.generations(checkpoint.series, checkpoint.step)
@@ -257,7 +265,7 @@ def _basis(view: RunView, checkpoint: Checkpoint) -> object:
 
 
 def _present(view: RunView, checkpoint: Checkpoint) -> Present:
-    """What is in place under a path, without what holds it. What was never sealed may have the verdict INCOMPLETE."""
+    """Return a checkpoint in place without its holds. An unsealed one may have the verdict INCOMPLETE."""
     current = view.current(checkpoint)
     id = current or view.history.next_id(checkpoint.series, checkpoint.step)
     manifest = view.history.manifest(current) if current is not None else None

@@ -1,10 +1,10 @@
-"""Trash: take a checkpoint out of a run so that it can still be restored, until its time of grace is over.
+"""Trash: remove a checkpoint from a run so that it can be restored until its grace period is over.
 
-Locally its files are moved by rename. On an object store, where a move is a copy of all bytes, they stay in place and
-are marked. Every step can be killed. The mark comes first, so what was begun is known. It is finished or undone under
-the run's lock before anything else is removed.
+A local run renames the files. On an object store, where a move copies all bytes, they stay and are marked. Every step
+may be killed: the mark comes first, so an unfinished removal is known. It is finished or undone under the run's lock
+before anything else is removed.
 
-What was put aside goes by the same grace: damaged bytes that are of no use any more, and what came back too late.
+Files moved aside have the same grace period: damaged files without use, and files restored too late.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _REPLACED = re.compile(r"tmp-replaced-[0-9a-f]{8}")
 
 
 def throw_away(run: Run, checkpoint: Checkpoint, id: CheckpointId) -> bool:
-    """Put a checkpoint in place into the trash under an id; False if another process did. The caller holds the lock."""
+    """Move a checkpoint in place to the trash under an id. False if another process did. The caller holds the lock."""
     now = this_moment()
     mark = Trashed(
         **msgspec.structs.asdict(id),
@@ -73,34 +73,34 @@ def throw_away(run: Run, checkpoint: Checkpoint, id: CheckpointId) -> bool:
     if not mark_trashed(run, mark):
         return False
     if mark.how == MOVED:
-        run.records.remove(mark.folder)  # without a mark it was nobody's
+        run.records.remove(mark.folder)  # without a mark it belongs to nobody
         storage, run_prefix, records_prefix = run.shared()
         for top in tops(mark.path, mark.files):
             try:
                 storage.move(run_prefix + top, f"{records_prefix}{mark.folder}/{top}")
             except ObjectMissingError:
-                continue  # rotated away meanwhile
+                continue  # deleted by the trainer meanwhile
         mark_taken(run, mark)
     return True
 
 
 def moves_files(run: Run) -> bool:
-    """True if a checkpoint can be moved to the trash by rename."""
+    """True if a checkpoint can be renamed into the trash."""
     if run.storage.root is None or run.records.root is None:
         return False
     return os.stat(run.storage.root).st_dev == os.stat(run.records.root).st_dev
 
 
 def settle_trash(run: Run) -> None:
-    """Finish or undo what a crash cut short, so that what is in the trash is whole. The caller holds the lock."""
+    """Finish or undo what a crash interrupted, so that the trash is whole. The caller holds the lock."""
     remove_unmarked(run)
     for mark in read_trash(run):
         if is_taken(run, mark) == (mark.how == MOVED):
             continue
         left = list(_left_in_place(run, mark))
-        if mark.how == MARKED:  # killed while it was removed for good
+        if mark.how == MARKED:  # killed while it was deleted
             if len(left) == len(mark.signature):
-                unmark_taken(run, mark)  # nothing was removed yet: it is decided anew
+                unmark_taken(run, mark)  # nothing was deleted yet: decide again
             else:
                 delete_for_good(run, mark)
             continue
@@ -108,13 +108,13 @@ def settle_trash(run: Run) -> None:
         if moved and not left:
             mark_taken(run, mark)
             continue
-        for entry in moved:  # in part: back with it
+        for entry in moved:  # moved in part: move it back
             _put_back(run, mark, entry.key)
         forget_trashed(run, mark)
 
 
 def _left_in_place(run: Run, mark: Trashed) -> Iterator[str]:
-    """The files that were meant and still lie in place: another one of that name is none of ours."""
+    """Yield the marked files that are still in place. Another file under such a name is not ours."""
     for key, *signature in mark.signature:
         entry = find_entry(run.storage, key)
         if entry is not None and entry.signature == tuple(signature):
@@ -122,19 +122,19 @@ def _left_in_place(run: Run, mark: Trashed) -> Iterator[str]:
 
 
 def delete_for_good(run: Run, mark: Trashed) -> None:
-    """Remove a generation's files from the trash, or from their place. Killed, it is done again."""
+    """Delete a generation's files from the trash, or in place. If it is killed, repeat it."""
     if mark.how == MARKED and not _is_saved_anew(run, mark):
         mark_taken(run, mark)
         sealed = {key for key, *_ in mark.signature}
         irregular = (key for key in mark.files if key not in sealed and _is_irregular(run, key))
-        for key in itertools.chain(_left_in_place(run, mark), irregular):  # each is looked at right before
+        for key in itertools.chain(_left_in_place(run, mark), irregular):  # each is checked right before
             run.storage.remove(key)
         _remove_empty(run, mark)
     forget_trashed(run, mark)
 
 
 def _is_saved_anew(run: Run, mark: Trashed) -> bool:
-    """True if other files lie in place under its names: a newer save, which may still be using some of the old ones."""
+    """True if other files are in place under its names: a newer save, which may still use some of the old ones."""
     now = ((tuple(signature), find_entry(run.storage, key)) for key, *signature in mark.signature)
     return any(entry is not None and entry.signature != signature for signature, entry in now)
 
@@ -145,7 +145,7 @@ def _is_irregular(run: Run, key: str) -> bool:
 
 
 def _remove_empty(run: Run, mark: Trashed) -> None:
-    """Remove the folder in place, if nothing is left in it."""
+    """Remove the folder in place if it is empty."""
     if mark.path in mark.files:
         return
     if run.storage.root is None:
@@ -153,12 +153,12 @@ def _remove_empty(run: Run, mark: Trashed) -> None:
             run.storage.remove(mark.path)
         return
     for folder, _, _ in os.walk(os.path.join(run.storage.root, *mark.path.split("/")), topdown=False):
-        with contextlib.suppress(OSError):  # it holds something that is none of ours
+        with contextlib.suppress(OSError):  # it holds something that is not ours
             os.rmdir(folder)
 
 
 def in_trash_for(run: Run, mark: Trashed) -> float:
-    """For how many seconds it has been there for sure, by a clock that nobody sets."""
+    """Return for how many seconds it has certainly been there, by a clock that nobody can set."""
     return passed_since(run, mark.folder, stated_moment(mark.removed_at, mark.host, mark.boot_id, mark.uptime))
 
 
@@ -167,17 +167,16 @@ def _put_back(run: Run, mark: Trashed, key: str) -> None:
     place = key.removeprefix(mark.folder + "/")
     try:
         storage.move(records_prefix + key, run_prefix + place)
-    except ObjectExistsError:  # saved anew meanwhile: what lies there is newer
+    except ObjectExistsError:  # saved again meanwhile: the file in place is newer
         storage.move(records_prefix + key, f"{run_prefix}tmp-replaced-{uuid.uuid4().hex[:8]}/{place}")
 
 
 def expire_aside(view: RunView, grace: float) -> list[str]:
-    """Remove damaged bytes whose checkpoint was good again for `grace` seconds; returns their keys. So what was put
-    back from the trash when its place was taken again. While a checkpoint is not good its damaged bytes
-    stay.
+    """Remove damaged files whose checkpoint has been good again for `grace` seconds. Returns their keys.
 
-    The time is measured by this machine's own clock from when it was first seen so, by a call of this; what it has seen
-    of other machines' marks and pins is noted too. The caller holds the run's lock.
+    The same goes for files that came back from the trash after their path was used again. The damaged files of a
+    checkpoint that is not good stay. This machine's own clock measures the time since this function first saw them so.
+    It also notes other machines' marks and pins. The caller holds the run's lock.
     """
     run = view.run
     damaged = {key for key, id in _damaged(run) if _has_no_use(view, key, id)}
@@ -198,7 +197,7 @@ def expire_aside(view: RunView, grace: float) -> list[str]:
 
 
 def _damaged(run: Run) -> list[tuple[str, CheckpointId]]:
-    """Every folder of damaged bytes: its key, and of which checkpoint they were."""
+    """Return every folder of damaged files: its key, and the checkpoint that they belonged to."""
     found = []
     for folder in list_records(run, QUARANTINE):
         for name in list_records(run, f"{QUARANTINE}/{folder}"):
@@ -210,7 +209,7 @@ def _damaged(run: Run) -> list[tuple[str, CheckpointId]]:
 
 
 def _has_no_use(view: RunView, place: str, id: CheckpointId) -> bool:
-    """True if the checkpoint is good without these bytes, and was seen whole since they were put aside."""
+    """True if the checkpoint is good without these files, and was seen whole since they were moved aside."""
     standing = view.history.standings(id.series).get(id)
     if standing is None or standing.outcome is not Outcome.GOOD or read_set_aside(view.run, id) is not None:
         return False
@@ -222,7 +221,7 @@ def _has_no_use(view: RunView, place: str, id: CheckpointId) -> bool:
 
 
 def _marks_of_others(run: Run) -> set[str]:
-    """What other machines marked, or this one before its last start: by this one's clock its age is not known."""
+    """Return the marks of other machines, or of this one before its last boot. Our clock does not know their age."""
     boot_id = this_host()[1]
     pins = {p.key for p in list_pins(run) if p.until is not None and p.owner.boot_id != boot_id}
     return pins | {mark.folder for mark in read_trash(run) if mark.boot_id != boot_id}

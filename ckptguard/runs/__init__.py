@@ -1,1 +1,1 @@
-"""What is known of one run: its listing, its history, its settings, and the known-good checkpoint."""
+"""Everything known about one run: its listing, its history, its settings, and its known-good checkpoint."""

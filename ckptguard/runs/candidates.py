@@ -1,4 +1,4 @@
-"""The one loop that takes the best checkpoint which is whole now: for restore, rollback, resume and replicas."""
+"""Find the best checkpoint that is whole now. Restore, rollback, resume and replicas share this loop."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class Taken(msgspec.Struct, Generic[C, T], frozen=True, kw_only=True):
-    """What was offered and taken, what the attempt gave, and what was tried in vain before it."""
+    """The checkpoint that succeeded, the attempt's result, and the choices that failed before it."""
 
     offered: C
     result: T
@@ -27,13 +27,13 @@ class Taken(msgspec.Struct, Generic[C, T], frozen=True, kw_only=True):
 
 
 class Offers(Protocol[C_co]):
-    """Where the checkpoints come from that `first_of` tries."""
+    """The source of the checkpoints that `first_of` tries."""
 
     def best(self, refused: frozenset[CheckpointId]) -> CheckpointId | None:
-        """The best checkpoint that is not refused; None if there is none left."""
+        """Return the best checkpoint that is not refused, or None if none is left."""
 
     def places(self, id: CheckpointId) -> Iterable[tuple[Choice, C_co]]:
-        """Where it lies now, in the order in which its places are tried. It is asked again after each that failed."""
+        """Return the current places of a checkpoint, in the order to try them. Called again after each failure."""
 
 
 def first_of(
@@ -44,15 +44,15 @@ def first_of(
     when_refused: Callable[[frozenset[CheckpointId]], None] | None = None,
     otherwise: Callable[[Search], CkptguardError],
 ) -> Taken[C, T]:
-    """Call `attempt` with one place after the other of the best checkpoint, then of the next, until one succeeds.
+    """Call `attempt` with each place of the best checkpoint, then of the next, until one succeeds.
 
-    `attempt` returns its result, or a sentence that says what is wrong, or raises CouldNotTellError, after which the
-    search goes on. After the last place of a checkpoint `when_refused` is called with all ids that count no more.
+    `attempt` returns its result, or a sentence that says what is wrong. The search also continues after it raises
+    CouldNotTellError. After the last place of a checkpoint failed, `when_refused` gets the ids of all refused ones.
 
     Raises:
-        CouldNotTellError: none succeeded, and the last that could not be read may be good.
-        StoppedError: the attempt was called off.
-        CkptguardError: what `otherwise` says, where none succeeded and all could be read.
+        CouldNotTellError: none succeeded, and the last one that could not be read may be good.
+        StoppedError: the attempt was stopped.
+        CkptguardError: the error of `otherwise`, if none succeeded and all could be read.
     """
     search = Search(refused=refused)
     errors: dict[Choice, CouldNotTellError] = {}
@@ -87,8 +87,10 @@ def first_whole(
     when_refused: Callable[[frozenset[CheckpointId]], None] | None = None,
 ) -> Taken[Candidate, T]:
     """Call `attempt` with the known-good checkpoints, best first, until one succeeds; see `first_of`.
-    `candidate.in_place` tells which place to take: one with a kept copy is offered again with it false, then an older
-    one. NoKnownGoodError if none succeeded."""
+
+    `candidate.in_place` says which place to use. If a checkpoint in place fails, its kept copy is offered next.
+    Raises NoKnownGoodError if none succeeded.
+    """
     return first_of(
         _OfView(view, wanted),
         attempt,
@@ -103,7 +105,7 @@ class _OfView:
 
     def __init__(self, view: RunView, wanted: Wanted) -> None:
         self._view, self._wanted = view, wanted
-        self._found: Candidate | None = None  # just now, by `best`
+        self._found: Candidate | None = None  # the latest result of `best`
 
     def best(self, refused: frozenset[CheckpointId]) -> CheckpointId | None:
         wanted = msgspec.structs.replace(self._wanted, exclude=refused)
@@ -112,7 +114,7 @@ class _OfView:
 
     def places(self, id: CheckpointId) -> list[tuple[Choice, Candidate]]:
         found, self._found = self._found, None
-        if found is None:  # it was tried, and what came of that is in the records
+        if found is None:  # an attempt failed and recorded why, so read the records again
             self._view.refresh(id.series)
             found = candidate_of(self._view.history, id)
         if found is None:
@@ -121,7 +123,7 @@ class _OfView:
         return [(choice, self._at(found, choice)) for choice in choices]
 
     def _at(self, found: Candidate, choice: Choice) -> Candidate:
-        """The candidate in one of its places, and what to say of it there."""
+        """Return the candidate at one of its places, with the answer for that place."""
         if choice.in_place == found.in_place or found.copy is None:
             return found
         path, reason = self._view.run.usable_record(found.copy.checkpoint_key), "verified; this is the kept copy"

@@ -1,6 +1,6 @@
-"""File signatures: what storage tells of a checkpoint's files, held against what it told when their bytes were read.
+"""Compare what storage reports about a checkpoint's files now with its report when their bytes were read.
 
-Equal ones prove nothing. Where they differ in anything, nobody may say what the bytes are before they are read again.
+Equal signatures prove nothing. If they differ at all, the bytes are unknown until they are read again.
 """
 
 from __future__ import annotations
@@ -16,8 +16,11 @@ if TYPE_CHECKING:
 
 
 def looks_as_read(entries: Iterable[Entry], sealed: Sealed, verdict: Judged | None = None) -> bool:
-    """True if all that storage tells of the sealed files is as it was when their bytes were read: when they were
-    sealed, or for this verdict. Other files may be beside them. A verdict of damage is about what it saw alone."""
+    """True if storage reports the sealed files as it did when their bytes were read.
+
+    They were read for the seal, or for this verdict. Other files may be beside them. A verdict of damage is compared
+    only with the files that it saw.
+    """
     wanted = {f.path for f in sealed.files}
     there = {e.key: e for e in entries if e.kind == "file" and e.key in wanted}
     seen = verdict.seen if verdict is not None else ()
@@ -27,7 +30,7 @@ def looks_as_read(entries: Iterable[Entry], sealed: Sealed, verdict: Judged | No
 
 
 def signature_seen(entries: Iterable[Entry], sealed: Sealed, *, damaged: bool = False) -> tuple[Seen, ...]:
-    """How storage describes the sealed files, where that is not as in the manifest, or their bytes are not."""
+    """Return how storage describes the sealed files if that or their bytes differ from the manifest, else ()."""
     listed = tuple(entries)
     if not damaged and looks_as_read(listed, sealed):
         return ()
@@ -41,8 +44,8 @@ def _are_as(known: Iterable[Seen], there: dict[str, Entry]) -> bool:
 
 
 def _is_as(size: int, told: Iterable[int | str | None], entry: Entry) -> bool:
-    """True if size, and all else that was known then and is told now, is equal. It must be something, if anything is
-    known or told."""
+    """True if the size and everything else that both reports contain are equal. If only one report has such details,
+    the files count as different."""
     pairs = list(zip(told, (entry.mtime_ns, entry.inode, entry.etag), strict=True))
     both = [pair for pair in pairs if None not in pair]
     told_nothing = all(pair == (None, None) for pair in pairs)
@@ -50,8 +53,10 @@ def _is_as(size: int, told: Iterable[int | str | None], entry: Entry) -> bool:
 
 
 def is_same_file(listed: Entry, opened: Entry, *, local: bool) -> bool:
-    """True if the file that was opened is the listed one, by all that storage tells. A store may state a time otherwise
-    in a listing: there a tag says more."""
+    """True if the opened file is the listed one, as far as storage reports.
+
+    A store may report a different precision of the time in a listing, so an etag decides if both have one.
+    """
     if local:
         return listed.signature == opened.signature
     if None not in (listed.etag, opened.etag):
@@ -61,8 +66,10 @@ def is_same_file(listed: Entry, opened: Entry, *, local: bool) -> bool:
 
 
 def is_new(sealed: File, entry: Entry | None) -> bool:
-    """True if the storage says that a file was written again since it was sealed (or is gone). A copy that kept its
-    time has another inode, but nobody saved it again. What has neither on record cannot be told to be new."""
+    """True if the file is gone, or if storage reports that it was written again since it was sealed.
+
+    A copy that kept its time has another inode, but nobody saved it again. Without time, inode and etag, return False.
+    """
     if entry is None:
         return True
     if sealed.mtime_ns is not None and entry.mtime_ns is not None:
@@ -72,18 +79,18 @@ def is_new(sealed: File, entry: Entry | None) -> bool:
 
 
 def saved_over(before: Iterable[Seen], now: Iterable[Entry]) -> bool:
-    """True if a file was written again through its inode since: by then every hard link to it had changed, too."""
+    """True if a file was overwritten through its inode. Every hard link to it then changed, too."""
     known = {path: (inode, size, mtime_ns) for path, size, mtime_ns, inode, _ in before if inode is not None}
     there = ((known.get(e.key), (e.inode, e.size, e.mtime_ns)) for e in now)
     return any(was is not None and was[0] == is_[0] and was != is_ for was, is_ in there)
 
 
 def seen_when_sealed(manifest: Manifest) -> list[Seen]:
-    """How the storage described the files when they were sealed."""
+    """Return how storage described the files when they were sealed."""
     return [(f.path, f.size, f.mtime_ns, f.inode, f.etag) for f in manifest.files]
 
 
 def all_there(storage: Storage, files: Iterable[File]) -> bool:
-    """True if all of these files are there now, with their sizes."""
+    """True if all of these files exist with their sizes."""
     now = ((find_entry(storage, file.path), file) for file in files)
     return all(entry is not None and entry.size == file.size for entry, file in now)

@@ -1,5 +1,5 @@
-"""Which checkpoint may training go back to? Answered from the records and the presence of files, without reading
-tensor bytes: whoever loads it verifies it."""
+"""Find the checkpoint to go back to, from the records and the presence of files. The caller must verify it on
+loading: this module reads no tensor bytes."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from ckptguard.values.manifest import Manifest
 from ckptguard.values.verdict import Outcome
 
 if TYPE_CHECKING:
-    from ckptguard.runs.run_view import RunView  # it lists, and an answer from the records needs none of that
+    from ckptguard.runs.run_view import RunView  # an answer from the records needs no listing
 
 REPLICA = "replica"
 
 
 class KnownGood(msgspec.Struct, frozen=True, kw_only=True):
-    """A checkpoint to go back to. `path` is usable as it is; `place`: "in place", "kept" or "replica"."""
+    """A checkpoint to go back to. `path` can be opened as it is. `place` is "in place", "kept" or "replica"."""
 
     path: str
     id: CheckpointId
@@ -43,18 +43,21 @@ class KnownGood(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def series(self) -> str:
-        """The series that it belongs to."""
+        """The series of the checkpoint."""
         return self.id.series
 
     @property
     def step(self) -> Step:
-        """Where its name puts it in its series."""
+        """The step that its name states."""
         return self.id.step
 
 
 class Presence(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a known-good checkpoint lies, and what to say of it. `changed`: what lies in place has its sizes, and is
-    not as storage described it when its bytes were read. It is to be read before anybody calls it good."""
+    """The place of a known-good checkpoint, and the answer that describes it.
+
+    `changed`: the files in place have the sealed sizes, but storage describes them differently than when they were
+    read. Read such files again before you call them good.
+    """
 
     answer: KnownGood
     in_place: bool
@@ -63,20 +66,22 @@ class Presence(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def id(self) -> CheckpointId:
-        """Which checkpoint it is."""
+        """The id of the checkpoint."""
         return self.answer.id
 
 
 class Candidate(Presence, frozen=True, kw_only=True):
-    """A known-good checkpoint with what is needed to use it."""
+    """A known-good checkpoint with the manifest that its use needs."""
 
     manifest: Manifest
 
 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True):
-    """Which known-good ones may be taken. `before_step` is exclusive; `only`: one checkpoint and no other; `folders`:
-    where it belongs. A name that does not state one number has the step that a counter inside tells; where none does,
-    it is before no step. `sure`: what changed since its bytes were read counts as gone, for who does not read it."""
+    """Which known-good checkpoints may be taken. `before_step` is exclusive; `only` allows a single checkpoint.
+
+    A name without a single number takes its step from a counter inside. Without one it is before no step. With `sure`,
+    files that changed since they were read count as gone: use it if you do not read them.
+    """
 
     before_step: int | None = None
     series: str | None = None
@@ -87,16 +92,16 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     sure: bool = False
 
     def may_be(self, id: CheckpointId) -> bool:
-        """True if it may be one of them, by its id alone."""
+        """True if this id may be wanted. The manifest decides for names without a number."""
         in_time = self.before_step is None or id.number is None or id.number < self.before_step
         return in_time and self.step in (None, id.number if id.number is not None else self.step)
 
     def is_of(self, series: str) -> bool:
-        """True if it may be one of this series."""
+        """True if checkpoints of this series may be wanted."""
         return self.series in (None, series) and (self.folders is None or folder_of(series) in self.folders)
 
     def includes(self, manifest: Manifest) -> bool:
-        """True if it is one of them, if its id may be."""
+        """True if this checkpoint is wanted, given that its id may be."""
         if manifest.id.number is not None or (self.before_step is None and self.step is None):
             return True
         step = manifest.training_step
@@ -111,19 +116,21 @@ SURE = Wanted(sure=True)
 def find_known_good(
     run: Run, *, before_step: int | None = None, series: str | None = None, listed: ListedSteps | None = None
 ) -> KnownGood:
-    """The newest GOOD checkpoint, not SUSPECT, that is present, and unchanged since its bytes were read. `before_step`
-    is exclusive.
+    """Return the newest GOOD checkpoint that is present and unchanged since its bytes were read.
 
-    Without `series` the newest of each series are compared; see `choose_series`. NoKnownGoodError if there is none.
-    `listed`: the names in the records, if they are known; all else is asked of storage.
+    `before_step` is exclusive. Without `series`, the newest ones of all series are compared by `choose_series`.
+    `listed` are the record names if the caller has them. Raises NoKnownGoodError if there is none.
     """
     wanted = Wanted(before_step=before_step, series=series, sure=True)
     return openable(best_on_record(run, wanted, list_steps(run) if listed is None else listed).answer)
 
 
 def openable(answer: KnownGood) -> KnownGood:
-    """The answer with a path that a loader can open. In the records no file has its trainer's name, so that of a kept
-    copy leads to links with those names, outside the run; where there is no room for them, to the copy as it lies."""
+    """Return the answer with a path that a loader can open.
+
+    Files in the records do not have the trainer's names. A kept copy therefore gets a folder of links with those names,
+    outside the run. If that fails, the path is the copy itself.
+    """
     if answer.place == IN_PLACE or "://" in answer.path:
         return answer
     from ckptguard.storage.local.linked_view import linked_view  # few answers need it
@@ -134,7 +141,7 @@ def openable(answer: KnownGood) -> KnownGood:
 
 
 def best_on_record(run: Run, wanted: Wanted, listed: ListedSteps | None = None) -> Candidate:
-    """The best known-good checkpoint, by as few reads as possible. NoKnownGoodError if there is none."""
+    """Return the best known-good checkpoint with as few reads as possible. Raises NoKnownGoodError."""
     steps, series = list_steps(run) if listed is None else listed, wanted.series
     every = (_in_order(run, steps, one, wanted) for one in ([series] if series is not None else steps.series))
     for found in _best_first(every):
@@ -143,21 +150,21 @@ def best_on_record(run: Run, wanted: Wanted, listed: ListedSteps | None = None) 
 
 
 def _in_order(run: Run, listed: ListedSteps, series: str, wanted: Wanted) -> Iterator[Candidate]:
-    """The candidates of a series, newest first, by as few reads as possible."""
+    """Yield the candidates of a series, newest first, with as few reads as possible."""
     for history in histories_by_step(run, listed, series, before_step=wanted.before_step):
         yield from _of_series(history, series, wanted, False)
 
 
 def none_found(run: Run, before_step: int | None) -> NoKnownGoodError:
-    """What to raise where there is none. The hint says where nothing was ever recorded, and names what retention
-    removed and is still in the trash."""
+    """Return the error to raise if there is none. Its hint says if nothing was ever recorded, or names a good
+    checkpoint in the trash."""
     before = f" before step {before_step}" if before_step is not None else ""
     step = _good_in_trash(run, before_step)
-    hint = f"ckptguard verify {run.url} says what there is"
+    hint = f"run `ckptguard verify {run.url}` to see what there is"
     if step is not None:
-        hint = f"a good one is in the trash: ckptguard restore {run.url} --step {step} --to DEST"
-    elif _has_no_records(run):  # a lone file may have been read as no part of a run, which records nothing
-        hint = f"nothing is on record there: ckptguard-daemon --once {run.url} verifies and records what there is"
+        hint = f"a good one is in the trash; get it with: ckptguard restore {run.url} --step {step} --to DEST"
+    elif _has_no_records(run):  # a lone file may have been verified outside a run, which records nothing
+        hint = f"nothing is on record; verify and record what there is with: ckptguard-daemon --once {run.url}"
     return NoKnownGoodError(f"{run.url} has no known-good checkpoint{before}", hint=hint)
 
 
@@ -169,7 +176,7 @@ def _has_no_records(run: Run) -> bool:
 
 
 def _good_in_trash(run: Run, before_step: int | None) -> int | None:
-    """The newest good step in the trash, if that can be told."""
+    """Return the newest good step in the trash, or None if there is none or it cannot be read."""
     with contextlib.suppress(CouldNotTellError):
         history = load_history(run)
         good = [id.number for id in list_trashed(run) if id.number is not None and is_good(history, id)]
@@ -178,8 +185,10 @@ def _good_in_trash(run: Run, before_step: int | None) -> int | None:
 
 
 def known_good_candidates(view: RunView, wanted: Wanted = ANY) -> Iterator[Candidate]:
-    """Known-good checkpoints, best first: of a series the newest first, of several as `choose_series` says, each looked
-    for when asked for. CouldNotTellError if that of one cannot be told."""
+    """Yield known-good checkpoints, best first; `choose_series` orders those of several series.
+
+    Each one is searched for only when it is asked for. Raises CouldNotTellError if one cannot be read.
+    """
     series = wanted.series if wanted.only is None else wanted.only.series
     names = [one for one in sorted(view.history.names) if wanted.is_of(one)] if series is None else [series]
     return _best_first(_of_series(view.history, one, wanted, True) for one in names)
@@ -191,8 +200,10 @@ def newest_candidate(view: RunView, wanted: Wanted = ANY) -> Candidate | None:
 
 
 def ranked_candidates(history: History, wanted: Wanted = ANY) -> list[CheckpointId]:
-    """The ids that may be known-good by the names of the records. Of each series the newest come first; of several the
-    highest steps do, which says nothing about which is newer. Nothing is read."""
+    """Return the ids that may be known-good, by the names of the records alone.
+
+    The newest of each series come first. Across series the highest steps come first, which does not mean the newest.
+    """
     series = wanted.series if wanted.only is None else wanted.only.series
     names = history.names if series is None else {series: history.names.get(series, {})}
     found = choose_known_good(names, before_step=wanted.before_step, exclude=wanted.exclude)
@@ -201,7 +212,7 @@ def ranked_candidates(history: History, wanted: Wanted = ANY) -> list[Checkpoint
 
 
 def _of_series(history: History, series: str, wanted: Wanted, every_copy: bool) -> Iterator[Candidate]:
-    """The candidates of one series, newest first."""
+    """Yield the candidates of one series, newest first."""
     for id in ranked_candidates(history, msgspec.structs.replace(wanted, series=series)):
         candidate = candidate_of(history, id, every_copy=every_copy, sure=wanted.sure)
         if candidate is not None and wanted.includes(candidate.manifest):
@@ -209,7 +220,7 @@ def _of_series(history: History, series: str, wanted: Wanted, every_copy: bool) 
 
 
 def _best_first(every: Iterable[Iterator[Candidate]]) -> Iterator[Candidate]:
-    """The candidates of several series, each of them newest first."""
+    """Merge the candidates of several series, each newest first, into one order."""
     heads = [(head, series) for series in every if (head := next(series, None)) is not None]
     while heads:
         chosen, why = choose_series([standpoint_of(head.manifest) for head, _ in heads])
@@ -223,14 +234,14 @@ def _best_first(every: Iterable[Iterator[Candidate]]) -> Iterator[Candidate]:
 
 
 def is_newer(one: Candidate, other: Candidate) -> bool:
-    """True if one known-good checkpoint is to be preferred to another."""
+    """True if the first known-good checkpoint is better than the other."""
     if one.id.series == other.id.series:
         return one.id.order > other.id.order
     return choose_series([standpoint_of(one.manifest), standpoint_of(other.manifest)])[0] == 0
 
 
 def standpoint_of(manifest: Manifest) -> Standpoint:
-    """Where a checkpoint stands among those of other series."""
+    """Describe a checkpoint for a comparison with other series."""
     counters = {c.kind: c.value for c in manifest.counters}
     if manifest.id.number is not None:
         counters.setdefault(NUMBER_IN_NAME, manifest.id.number)
@@ -245,7 +256,8 @@ def standpoint_of(manifest: Manifest) -> Standpoint:
 def candidate_of(
     history: History, id: CheckpointId, *, every_copy: bool = True, sure: bool = False
 ) -> Candidate | None:
-    """The checkpoint, if it is good and present. `sure` as for `Wanted`. CouldNotTellError if that cannot be told."""
+    """Return the checkpoint if it is good and present, else None. `sure` is as in `Wanted`. Raises
+    CouldNotTellError."""
     if not is_good(history, id):
         return None
     verdict, manifest = history.verdict(id), history.manifest(id)
@@ -265,10 +277,12 @@ def presence_of(
     sure: bool = False,
     path_of: Callable[[CheckpointId], str | None] | None = None,
 ) -> Presence | None:
-    """Where a checkpoint lies whose sealed bytes are good; None if it is gone. `path_of` as for `History.current`,
-    `sure` as for `Wanted`."""
+    """Return where a checkpoint with good sealed bytes is, or None if it is gone.
+
+    `path_of` is as in `History.current`, and `sure` as in `Wanted`.
+    """
     run = history.run
-    in_place, why = False, "its place is damaged"
+    in_place, why = False, "the file in place is damaged"
     if verdict.outcome is Outcome.GOOD:
         in_place = history.current_if_readable(id.series, id.step, sealed.path, path_of=path_of) == id
         why = "it is no longer in place"
@@ -277,7 +291,7 @@ def presence_of(
     in_place = in_place and [e.size for e in entries] == [f.size for f in sealed.files]
     changed = in_place and not looks_as_read(entries, sealed, verdict)
     if sure and changed:
-        in_place, why = False, "its place has changed since"
+        in_place, why = False, "the file in place has changed since"
     asked = history.may_be_kept(id) and (every_copy or not in_place)
     copy = read_kept(run, id) if asked else None
     if copy is not None and not kept_matches(run, copy, sealed):
@@ -286,7 +300,7 @@ def presence_of(
     if in_place:
         path, reason = run.usable(sealed.path), f"verified {at}, in place"
     elif copy is not None:
-        path, reason = run.usable_record(copy.checkpoint_key), f"verified; {why}, this is the kept copy"
+        path, reason = run.usable_record(copy.checkpoint_key), f"verified; {why}, so this is the kept copy"
     else:
         return None
     place = IN_PLACE if in_place else KEPT

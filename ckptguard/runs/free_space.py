@@ -1,4 +1,4 @@
-"""Room: is there space for what is about to be written? Asked before the first byte."""
+"""Check for free space before the first byte is written."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from ckptguard.errors import StorageError, StorageFullError
 from ckptguard.storage import Storage
 
 _log = logging.getLogger("ckptguard")
-_TICK = 0.5  # seconds between two looks whether the wait was called off
-_LOOKS = 10  # ticks between two questions to the storage
+_TICK = 0.5  # seconds between two checks whether the wait was stopped
+_LOOKS = 10  # ticks between two queries of the free space
 _TOLD = 600.0  # seconds between two warnings
 
 
@@ -25,20 +25,22 @@ def need_room(
     waits: Callable[[bool], None] = lambda _: None,
     pause: Callable[[float], None] = time.sleep,
 ) -> None:
-    """StorageFullError, with the numbers, if fewer bytes are free than `size`; or `wait` until they are, and warn.
-    `check_stop` is called often while it waits, and may raise; `waits` is told when a wait begins and ends. Quotas,
-    what others write, and a storage that does not say what is free, are not seen: writing may still fail."""
+    """Raise StorageFullError if fewer than `size` bytes are free; with `wait`, warn and wait until they are.
+
+    `check_stop` is called often while waiting, and may raise. `waits` is called when a wait begins and ends. Quotas,
+    other writers and storages that do not report free space are not seen, so a write may still fail.
+    """
     told: float | None = None
     try:
         while (free := _free(storage)) is not None and free < size:
             message = f"no space left for {what}: it takes {_words(size)}, and {_words(free)} are free in {storage.url}"
             if not wait:
-                raise StorageFullError(message, key="", hint='free some space; or on_full = "wait"')
+                raise StorageFullError(message, key="", hint='free some space, or set on_full = "wait"')
             if told is None:
                 waits(True)
             if told is None or time.monotonic() - told > _TOLD:
                 told = time.monotonic()
-                _log.warning("%s; waiting for room", message)
+                _log.warning("%s; waiting for free space", message)
             for _ in range(_LOOKS):
                 check_stop()
                 pause(_TICK)
@@ -47,14 +49,14 @@ def need_room(
         if told is not None:
             waits(False)
     if told is not None:
-        _log.warning("there is room now for %s", what)
+        _log.warning("there is enough free space now for %s", what)
 
 
 def _free(storage: Storage) -> int | None:
     try:
         return storage.free_space()
     except StorageError:
-        return None  # whatever is wrong, writing will tell
+        return None  # the write itself reports the error
 
 
 def _words(size: int) -> str:

@@ -1,4 +1,4 @@
-"""What the records say about a run: one look, shared by the operations of a call."""
+"""What the records say about a run, read once for all operations of a call."""
 
 from __future__ import annotations
 
@@ -22,13 +22,15 @@ from ckptguard.values.manifest import Manifest, content_digest
 from ckptguard.values.verdict import VERDICT_FORMAT, Facts, Outcome, Verdict
 
 _ORDER = attrgetter("order")
-_MOST_MANIFESTS = 64  # remembered at once: that of a large checkpoint takes some 25 MB
+_MOST_MANIFESTS = 64  # kept in memory at once: the manifest of a large checkpoint takes about 25 MB
 
 
 class History(msgspec.Struct):
-    """Ledger names, manifests and quarantine marks of a run, as they were when they were read, on demand; `refresh`
-    reads the names of one series again. An answer that is out of date does no harm: records are created exclusively,
-    and who comes second is told so."""
+    """The ledger names, manifests and quarantine marks of a run, each read when first needed.
+
+    `refresh` reads the names of one series again. An outdated history is safe: records are created exclusively, and the
+    second writer gets an error.
+    """
 
     run: Run
     names: dict[str, dict[str, None]]
@@ -44,17 +46,17 @@ class History(msgspec.Struct):
     _kept: dict[str, set[CheckpointId]] | None = None
 
     def standings(self, series: str) -> dict[CheckpointId, Standing]:
-        """The current standing of each generation of a series, by names alone."""
+        """Return the current standing of each generation of a series, by names alone."""
         if series not in self._standings:
             self._standings[series] = standings(series, self.names.get(series, ()))
         return self._standings[series]
 
     def has_verdict(self, id: CheckpointId) -> bool:
-        """True if the ledger holds an entry of this generation."""
+        """True if the ledger has an entry of this generation."""
         return id in self.standings(id.series)
 
     def sealed(self, series: str) -> KeysView[CheckpointId]:
-        """The generations of a series that have a manifest."""
+        """Return the generations of a series that have a manifest."""
         if series not in self._sealed:
             self._sealed[series] = {}
             self._note_manifests(series)
@@ -63,7 +65,7 @@ class History(msgspec.Struct):
     def _note_manifests(self, series: str) -> None:
         names, known = set(manifest_names(self.run, series)), self._manifest_names.get(series, set())
         self._manifest_names[series] = names
-        if not known <= names:  # some are gone, which nobody of ours does: begin anew
+        if not known <= names:  # some were deleted, which ckptguard never does: start again
             self._sealed[series] = {}
             self._ordered.pop(series, None)
             known = set()
@@ -86,11 +88,11 @@ class History(msgspec.Struct):
         return id in self.quarantined.get(id.series, ())
 
     def may_be_kept(self, id: CheckpointId) -> bool:
-        """True if there can be a kept copy, as far as that is known without asking for it."""
+        """True unless it is known that there is no kept copy."""
         return self._kept is None or id in self._kept.get(id.series, ())
 
     def manifest(self, id: CheckpointId) -> Manifest | None:
-        """A manifest, or None; one that cannot be read does not exist."""
+        """Return a manifest, or None if it does not exist or cannot be read."""
         if id in self._manifests:
             return self._manifests[id]
         try:
@@ -106,29 +108,30 @@ class History(msgspec.Struct):
         self._manifests[id] = manifest
 
     def verdict(self, id: CheckpointId) -> Verdict | None:
-        """The verdict that counts for a generation; entries that cannot be read, or are not about it, do not exist."""
+        """Return the verdict that counts for a generation, or None. Entries that cannot be read or that are about other
+        content are ignored."""
         if id not in self._verdicts:
             self._verdicts[id] = latest_verdict(self.run, id, self._entries(id.series).get(id, []), self.fits)
         return self._verdicts[id]
 
     def fits(self, verdict: Verdict) -> bool:
-        """True if a verdict of this ledger is about what was sealed under its id."""
+        """True if a verdict of this ledger is about the content that was sealed under its id."""
         manifest = self.manifest(verdict.id) if verdict.manifest else None
         sealed = bool(verdict.manifest) and manifest is None and verdict.id in self.sealed(verdict.series)
         return is_about(verdict, manifest, sealed=sealed)
 
     def add_verdict(self, verdict: Verdict) -> None:
-        """Append a verdict to the ledger; it names the manifest that it is about."""
+        """Append a verdict to the ledger, with the digest of the manifest that it is about."""
         manifest = self.manifest(verdict.id)
         about = content_digest(manifest.files) if manifest is not None else verdict.manifest
         verdict = msgspec.structs.replace(verdict, format=VERDICT_FORMAT, manifest=about)
         self.note_verdict(verdict.series, append_verdict(self.run, verdict))
 
     def refresh(self, series: str) -> None:
-        """List the names of one series again: its verdicts, manifests and marks of quarantine."""
+        """List the record names of one series again: verdicts, manifests and quarantine marks."""
         known = self.names.setdefault(series, {})
         names = series_names(self.run, series, known=known)
-        if not known.keys() <= set(names):  # entries are gone, which nobody of ours does: begin anew
+        if not known.keys() <= set(names):  # entries were deleted, which ckptguard never does: start again
             self.names[series] = known = {}
             for remembered in (self._standings, self._names_of, self._ever_good, self._ordered):
                 remembered.pop(series, None)
@@ -141,7 +144,7 @@ class History(msgspec.Struct):
         self.quarantined[series] = quarantined_of_series(self.run, series)
 
     def note_verdict(self, series: str, name: str) -> None:
-        """Take over one more ledger name, such as that of a verdict that was just written."""
+        """Add one ledger name, such as that of a verdict just written."""
         entry = parse_verdict_name(series, name)
         names = self.names.setdefault(series, {})
         if name in names or entry is None:
@@ -157,7 +160,7 @@ class History(msgspec.Struct):
         self._note_order(entry.id)
 
     def note_manifest(self, manifest: Manifest) -> None:
-        """Take over one more manifest, such as one that was just written."""
+        """Add one manifest, such as one just written."""
         id = manifest.id
         self._remember(id, manifest)
         if id.series in self._sealed:
@@ -166,19 +169,19 @@ class History(msgspec.Struct):
         self._note_order(id)
 
     def _entries(self, series: str) -> dict[CheckpointId, list[str]]:
-        """The ledger names of a series by generation."""
+        """Return the ledger names of a series by generation."""
         if series not in self._names_of:
             self._names_of[series] = by_generation(series, self.names.get(series, ()))
         return self._names_of[series]
 
     def ordered(self, series: str) -> list[CheckpointId]:
-        """Every generation of a series that has a manifest or a verdict, in the order of training."""
+        """Return every generation of a series that has a manifest or a verdict, in the order of training."""
         if series not in self._ordered:
             self._ordered[series] = sorted({*self.sealed(series), *self.standings(series)}, key=_ORDER)
         return self._ordered[series]
 
     def generations(self, series: str, step: Step) -> list[CheckpointId]:
-        """Every generation of a step that any record knows, ascending."""
+        """Return every generation of a step that any record mentions, ascending."""
         known = self.ordered(series)
         first = bisect_left(known, CheckpointId(series, step, 0).order, key=_ORDER)
         found = set(takewhile(lambda id: id.step == step, islice(known, first, None)))
@@ -187,10 +190,12 @@ class History(msgspec.Struct):
     def current(
         self, series: str, step: Step, path: str, *, path_of: Callable[[CheckpointId], str | None] | None = None
     ) -> CheckpointId | None:
-        """The generation whose content should lie in place under `path`: the newest that was sealed for this path and
-        not quarantined, unless a newer one of this path was quarantined. None at first sight. `path_of` may say for
-        which path a generation was sealed, without its manifest; None stands for one that cannot be read. RecordsError
-        if a manifest that may be the one cannot be read: what lies there is then not taken for new."""
+        """Return the generation whose content should be at `path`, or None if none was sealed there.
+
+        It is the newest that was sealed for this path and not quarantined. None if a newer one of this path was
+        quarantined. `path_of` may give the sealed path of a generation without its manifest, and None for an unreadable
+        one. RecordsError if a manifest that matters cannot be read: the content then must not count as new.
+        """
         for id in reversed(self.generations(series, step)):
             if self.is_quarantined(id):
                 mark = read_quarantined(self.run, id)
@@ -201,7 +206,7 @@ class History(msgspec.Struct):
                 if sealed_for is None:
                     raise RecordsError(
                         f"the manifest of {id} of {series} is damaged: {path} cannot be compared with it",
-                        hint="ckptguard reseal, if what lies there is known to be right",
+                        hint="run ckptguard reseal if you know that the files there are right",
                     )
                 if sealed_for == path:
                     return id
@@ -210,7 +215,7 @@ class History(msgspec.Struct):
     def current_if_readable(
         self, series: str, step: Step, path: str, *, path_of: Callable[[CheckpointId], str | None] | None = None
     ) -> CheckpointId | None:
-        """The same where it only is for showing or choosing: None also if a manifest cannot be read."""
+        """Return the same to show or choose only: None also if a manifest cannot be read."""
         try:
             return self.current(series, step, path, path_of=path_of)
         except RecordsError:
@@ -221,7 +226,7 @@ class History(msgspec.Struct):
         return manifest.path if manifest is not None else None
 
     def next_id(self, series: str, step: Step) -> CheckpointId:
-        """The id of the next content of a step. A generation with verdicts but no manifest is still open."""
+        """Return the id for the next content of a step. A generation with verdicts but no manifest is still open."""
         known = self.generations(series, step)
         if not known:
             return CheckpointId(series, step, 1)
@@ -236,9 +241,12 @@ class History(msgspec.Struct):
         return id in self._ever_good[id.series]
 
     def reference(self, id: CheckpointId) -> tuple[Manifest, Verdict | None] | None:
-        """The manifest that a checkpoint's schema must match: the nearest lower-step GOOD of the series, else the
-        nearest higher; without a step the newest earlier GOOD. An accepted schema counts as GOOD, and needs no
-        reference; what came before it need not match it, nor what came after."""
+        """Return the manifest that a checkpoint's schema must match, and its verdict; None if it needs no reference.
+
+        It is the nearest lower GOOD step of the series, else the nearest higher one. A name without a step uses the
+        newest earlier GOOD one. An accepted schema counts as GOOD and needs no reference. Earlier checkpoints need not
+        match it.
+        """
         accepted = accepted_references(self.run, id.series)
         if id in accepted:
             return None
@@ -255,19 +263,23 @@ class History(msgspec.Struct):
         return None
 
     def _nearest(self, id: CheckpointId) -> Iterator[CheckpointId]:
-        """Earlier ones, the nearest first, then later ones. Of a fixed name only such ones, and the reverse."""
+        """Yield earlier generations, nearest first, then later ones. Earlier ones are of the same kind: a fixed name or
+        not."""
         known = self.ordered(id.series)
         place = bisect_left(known, id.order, key=_ORDER)
         yield from (known[n] for n in range(place - 1, -1, -1) if (known[n].step is None) == (id.step is None))
         yield from (other for other in islice(known, place, None) if other != id)
 
     def previous(self, series: str, step: Step) -> tuple[Manifest, Facts | None] | None:
-        """The nearest lower step of the series that training went on from, and what its verdict knows: BAD ones too,
-        but none that a rollback put aside. None for a fixed name."""
+        """Return the nearest lower step that training continued from, and the facts of its verdict. None for a fixed
+        name.
+
+        BAD checkpoints count, but not those that a rollback moved aside.
+        """
         if step is None:
             return None
         known = self.ordered(series)
-        first = bisect_left(known, ((0,), 0), key=_ORDER)  # behind what an older version could not number
+        first = bisect_left(known, ((0,), 0), key=_ORDER)  # skip records of an older version that have no number
         for place in range(bisect_left(known, CheckpointId(series, step, 0).order, key=_ORDER) - 1, first - 1, -1):
             id = known[place]
             went_on = id in self.sealed(series) and not self.is_quarantined(id)
@@ -278,8 +290,10 @@ class History(msgspec.Struct):
         return None
 
     def following(self, series: str, step: Step, *, read: bool) -> Manifest | None:
-        """The nearest higher step of the series that was sealed, and that no rollback put aside; without `read` only
-        if its manifest was read already. There is none where names rise as they should."""
+        """Return the nearest higher step that was sealed and not moved aside by a rollback.
+
+        Without `read`, only if its manifest is in memory. Steps usually rise, so usually there is none.
+        """
         if step is None:
             return None
         known = self.ordered(series)
@@ -293,14 +307,14 @@ class History(msgspec.Struct):
 def histories_by_step(
     run: Run, listed: ListedSteps, series: str, *, before_step: int | None = None
 ) -> Iterator[History]:
-    """The history of each step of a series that has verdicts by itself, the newest first: for who wants the newest of
-    very many. Nothing is read before it is asked for."""
+    """Yield the history of each step of a series that has verdicts, newest first. Nothing is read before it is
+    needed."""
     for found in listed.below(series, before_step):
         yield _history_of(run, found)
 
 
 def history_of_step(run: Run, series: str, step: Step, listed: ListedSteps) -> History:
-    """The history of one step of a series, of which there need be none."""
+    """Return the history of one step of a series, which may be empty."""
     return _history_of(run, listed.of(series, step))
 
 
@@ -321,6 +335,6 @@ def load_history(run: Run) -> History:
 
 
 def history_of_series(run: Run, series: str) -> History:
-    """The same of one series alone: what it costs does not depend on the others."""
+    """Return the history of one series. Its cost does not depend on the others."""
     names, quarantined = dict.fromkeys(series_names(run, series)), quarantined_of_series(run, series)
     return History(run=run, names={series: names}, quarantined={series: quarantined})

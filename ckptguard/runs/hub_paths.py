@@ -1,4 +1,4 @@
-"""What a path into a Hugging Face hub cache means, and what the cache itself says about a snapshot."""
+"""Find what a path in a Hugging Face hub cache means, and what the cache says about a snapshot."""
 
 from __future__ import annotations
 
@@ -23,14 +23,15 @@ _UNFINISHED = ".incomplete"
 
 
 class HubPlace(msgspec.Struct, frozen=True):
-    """A place in a hub cache: "" is the hub itself, else a key that begins with a repository."""
+    """A place in a hub cache. "" is the hub itself, any other path begins with a repository."""
 
     storage: HubCacheStorage
     path: str
 
 
 def find_hub_place(path: str) -> HubPlace | None:
-    """Where in a hub cache a local path lies, or None. Links into it are followed, those in a snapshot are not."""
+    """Return the place of a local path in a hub cache, or None. Links into the cache are followed, links in a snapshot
+    not."""
     for _ in range(_MOST_HOPS):
         folder, name = os.path.split(path)
         real_folder = os.path.realpath(folder)
@@ -42,7 +43,7 @@ def find_hub_place(path: str) -> HubPlace | None:
 
 
 def hub_checkpoints(place: HubPlace) -> list[Checkpoint]:
-    """The snapshots at or below a place. NotFoundError if there is nothing there."""
+    """Return the snapshots at or below a place. Raises NotFoundError if there are none."""
     storage, parts = place.storage, place.path.split("/")
     if not place.path:
         names = [e.name for e in storage.list() if e.kind == "folder" and REPOSITORY.fullmatch(e.name)]
@@ -60,14 +61,14 @@ def hub_checkpoints(place: HubPlace) -> list[Checkpoint]:
 
 
 def linked_repositories(place: HubPlace) -> list[str]:
-    """Names in a whole hub that look like repositories and are links: they are not followed."""
+    """Return names in a hub that look like repositories but are links. ckptguard does not follow them."""
     if place.path:
         return []
     return [e.name for e in place.storage.list() if e.kind == "link" and REPOSITORY.fullmatch(e.name)]
 
 
 def hub_checkpoint(storage: HubCacheStorage, path: str) -> Checkpoint:
-    """A snapshot, or a folder or file of one, as the storage shows it now. NotFoundError if it is not there."""
+    """Return a snapshot, or one folder or file of it, as storage lists it now. Raises NotFoundError."""
     entry = storage.stat(path)
     entries = storage.list(path, recursive=True) if entry.kind == "folder" else [entry]
     return Checkpoint(
@@ -81,7 +82,7 @@ def hub_checkpoint(storage: HubCacheStorage, path: str) -> Checkpoint:
 
 
 def hub_facts(storage: HubCacheStorage, checkpoint: Checkpoint) -> HubFacts:
-    """What the names of blobs, links and refs say about a snapshot, or about one file of it."""
+    """Return what the names of blobs, links and refs say about a snapshot or one of its files."""
     sums = {}
     for entry in checkpoint.entries:
         own = entry.key if entry.key.split("/")[1:2] == [BLOBS] else ""
@@ -97,7 +98,7 @@ def hub_facts(storage: HubCacheStorage, checkpoint: Checkpoint) -> HubFacts:
     repository = checkpoint.path.partition("/")[0]
     snapshots = {e.name for e in _below(storage, f"{repository}/{SNAPSHOTS}") if e.kind == "folder"}
     refs = dict(_refs(storage, repository))
-    # Nothing says which snapshot a download was for; one that a ref names, or the only one, is the likely one.
+    # Nothing says which snapshot a download was for. The one that a ref names, or the only one, is likely.
     commit = checkpoint.path.split("/")[2] if "/" in checkpoint.path else ""
     concerned = commit in refs.values() or len(snapshots) < 2 or not set(refs.values()) & snapshots
     unfinished = tuple(_unfinished(storage, repository)) if concerned else ()
@@ -120,14 +121,14 @@ def _in_repository(path: str) -> HubPlace | None:
 
 
 def _whole_hub(path: str) -> HubPlace | None:
-    """A folder that holds repositories and nothing that could be a run's."""
+    """Return a folder that holds repositories and nothing that could belong to a run, else None."""
     if not os.path.isdir(path):
         return None
     try:
         if not any(map(REPOSITORY.fullmatch, os.listdir(path))):
-            return None  # at the price of names alone: most folders are no hubs, and some are large
+            return None  # listing names is cheap: most folders are no hubs, and some are large
     except OSError:
-        pass  # the storage has the words for it
+        pass  # the storage raises a better error below
     storage = HubCacheStorage(path)
     entries = [e for e in storage.list() if not e.name.startswith(".") and is_plain(e.name)]
     repositories = [e.name for e in entries if REPOSITORY.fullmatch(e.name)]
@@ -148,12 +149,12 @@ def _of_repository(storage: HubCacheStorage, repository: str) -> list[Checkpoint
     if snapshots:
         return [hub_checkpoint(storage, key) for key in snapshots]
     if not _below(storage, f"{repository}/{BLOBS}"):
-        return []  # somebody asked the hub about it, and downloaded nothing
+        return []  # a program queried the hub for it, and downloaded nothing
     return [Checkpoint(path=repository, layout=LAYOUT.name, series=repository, step=None, entries=())]
 
 
 def _of_blob(storage: HubCacheStorage, blob: str) -> Checkpoint:
-    """A blob under the name that a snapshot gives it, because the name tells the format; else as it is."""
+    """Return a blob under its name in a snapshot, because the name shows the format; else under its own name."""
     snapshots = f"{blob.partition('/')[0]}/{SNAPSHOTS}"
     for entry in _below(storage, snapshots, recursive=True):
         if entry.kind == "file" and blob_of(entry.key, entry.target) == blob:
@@ -162,14 +163,14 @@ def _of_blob(storage: HubCacheStorage, blob: str) -> Checkpoint:
 
 
 def _unfinished(storage: HubCacheStorage, repository: str) -> Iterator[str]:
-    """Downloads that did not end, and whose blob did not come by another one."""
+    """Yield downloads that did not finish, and whose blob no other download completed."""
     blobs = [e for e in _below(storage, f"{repository}/{BLOBS}") if e.kind == "file"]
     whole = {e.name for e in blobs}
     yield from (e.key for e in blobs if e.name.endswith(_UNFINISHED) and e.name.partition(".")[0] not in whole)
 
 
 def _refs(storage: HubCacheStorage, repository: str) -> Iterator[tuple[str, str]]:
-    """(key, the commit that it names) of each ref."""
+    """Yield each ref's key and the commit that it names."""
     refs = [e for e in _below(storage, f"{repository}/{REFS}", recursive=True) if e.kind == "file"]
     for entry in refs[:_MOST_REFS]:
         if entry.size <= _LONGEST_REF and not entry.name.startswith("."):
@@ -178,6 +179,6 @@ def _refs(storage: HubCacheStorage, repository: str) -> Iterator[tuple[str, str]
 
 
 def _below(storage: HubCacheStorage, folder: str, *, recursive: bool = False) -> list[Entry]:
-    """A folder's entries; none where it is absent, or a link."""
+    """List a folder's entries; empty if it is absent or a link."""
     found = find_entry(storage, folder)
     return storage.list(folder, recursive=recursive) if found is not None and found.kind == "folder" else []

@@ -1,7 +1,6 @@
-"""One process at a time moves or removes files of a run. Local runs only: elsewhere records are idempotent.
+"""Let one process at a time move or remove files of a run. Only local runs have this lock.
 
-So they are where a file system has no locks: exclusive names and records keep two processes apart, one of which then
-fails, where a lock would have had it wait.
+Without locks, exclusive names and records still keep two processes apart: one of them fails instead of waiting.
 """
 
 from __future__ import annotations
@@ -19,13 +18,17 @@ from ckptguard.storage.local.writes import NO_LOCKS
 
 _POLL = 0.05
 _log = logging.getLogger("ckptguard")
-_told: set[str] = set()  # roots of records that have no locks, in this process
+_told: set[str] = set()  # records without locks that this process has warned about
 
 
 @contextlib.contextmanager
 def run_lock(run: Run, *, timeout: float = 20.0) -> Iterator[None]:
-    """Hold the kernel's lock on the run, where there are locks: else there is one warning. BusyError if another process
-    holds it for longer than `timeout` seconds, StorageError if the records cannot be reached."""
+    """Hold the kernel's lock on the run. Without lock support there is one warning and no lock.
+
+    Raises:
+        BusyError: another process held it for `timeout` seconds.
+        StorageError: the records cannot be reached.
+    """
     root = run.records.root
     if root is None:
         yield
@@ -43,7 +46,9 @@ def run_lock(run: Run, *, timeout: float = 20.0) -> Iterator[None]:
                 break
             except BlockingIOError:
                 if time.monotonic() > deadline:
-                    raise BusyError(f"another process is moving files of {run.url}") from None
+                    raise BusyError(
+                        f"another process is moving files of {run.url}; try again when it has finished"
+                    ) from None
                 time.sleep(_POLL)
             except OSError as error:
                 if error.errno not in NO_LOCKS:
@@ -52,7 +57,8 @@ def run_lock(run: Run, *, timeout: float = 20.0) -> Iterator[None]:
                 break
         yield
     finally:
-        # Closing alone does not free it: a process that was forked meanwhile (a data loader's worker) has it open too.
+        # Closing the file does not release the lock: a process forked meanwhile (a data loader worker) has it open,
+        # too.
         with contextlib.suppress(OSError):
             fcntl.flock(handle, fcntl.LOCK_UN)
         os.close(handle)
@@ -62,4 +68,4 @@ def _tell_once(run: Run, error: OSError) -> None:
     if run.records.url not in _told:
         _told.add(run.records.url)
         why = (error.strerror or "").lower()
-        _log.warning("there are no locks in %s (%s): have only one process at a time move its files", run.url, why)
+        _log.warning("%s does not support locks (%s); let only one process at a time move its files", run.url, why)

@@ -1,6 +1,7 @@
-"""Pointers beside checkpoints: ``latest``, Megatron's tracker file, links such as ``final.pt``.
+"""Read and rewrite pointers beside checkpoints: ``latest``, Megatron's tracker file, links such as ``final.pt``.
 
-They belong to no checkpoint, but a trainer resumes by them: a wrong one is worth a word, and rollbacks point them back.
+They belong to no checkpoint, but a trainer resumes from what they name. Wrong ones are reported, and a rollback
+rewrites them.
 """
 
 from __future__ import annotations
@@ -30,8 +31,10 @@ _ITERATION = re.compile(r"iter_(\d{1,12})")
 
 
 def pointer_notes(view: RunView, outcomes: Mapping[str, Outcome]) -> list[str]:
-    """A sentence for each pointer outside checkpoints that names nothing, or a checkpoint that is bad or incomplete
-    (`outcomes` by path). A listing or file that cannot be read says nothing."""
+    """Return a sentence for each pointer outside checkpoints that names nothing, or a bad or incomplete checkpoint.
+
+    `outcomes` are by path. Pointers that cannot be read are left out.
+    """
     run = view.run
     try:
         entries, checkpoints = view.entries, view.checkpoints
@@ -62,7 +65,7 @@ def pointer_notes(view: RunView, outcomes: Mapping[str, Outcome]) -> list[str]:
 
 
 def pointed_to(run: Run, entries: Sequence[Entry]) -> dict[str, str]:
-    """The paths that pointers of a listing name, and which pointer does. CouldNotTellError if one is unreadable."""
+    """Map each path that a pointer of a listing names to that pointer's key. Raises CouldNotTellError."""
     found = {}
     for entry in entries:
         if entry.kind == "file" and is_pointer(entry.key, b""):
@@ -73,8 +76,11 @@ def pointed_to(run: Run, entries: Sequence[Entry]) -> dict[str, str]:
 
 
 def pointers_in(view: RunView, folders: frozenset[str]) -> list[Pointer]:
-    """What may name a checkpoint of some folders: pointers, links, and, in them or around them, any other small file of
-    a single line that ends in the name of one (detectron2's ``last_checkpoint``). What cannot be read is none."""
+    """Return everything that may name a checkpoint of some folders, and can be read.
+
+    These are pointers, links and small files of one line that ends in a checkpoint's name, such as detectron2's
+    ``last_checkpoint``. Such a file counts if it is in one of the folders or above it.
+    """
     owned = {key for c in view.checkpoints for key in (*c.files, *(e.key for e in c.irregular))}
     found = []
     for entry in view.entries:
@@ -99,8 +105,7 @@ def pointers_in(view: RunView, folders: frozenset[str]) -> list[Pointer]:
 
 
 def point_back(run: Run, pointed: Iterable[Pointed], pointers: Iterable[Pointer]) -> None:
-    """Have pointers name other checkpoints. Without this, DeepSpeed would start from scratch and say so in a
-    warning."""
+    """Make pointers name other checkpoints. Otherwise DeepSpeed would start from scratch with only a warning."""
     named = {pointer.key: pointer.names for pointer in pointers}
     for pointer in pointed:
         key = pointer.key
@@ -129,22 +134,22 @@ def _read_text(run: Run, key: str) -> str:
 
 
 def _line(run: Run, key: str) -> str | None:
-    """The one line of a text that may be a path; None for anything else."""
+    """Return the one line of a text that may be a path, else None."""
     line = _read_text(run, key).strip()
     return line if line and line.isprintable() and is_safe_path(line.rpartition("/")[2]) else None
 
 
 def _named(view: RunView, key: str, text: str) -> str:
-    """The path that a text names: that of a checkpoint as seen from the pointer, or from anywhere around the run; else
-    its last part beside the pointer."""
+    """Return the path that a text names: a checkpoint relative to the pointer or to a folder around the run. If there
+    is none, return the text's last part beside the pointer."""
     parts = text.split("/")
-    ends = ("/".join(parts[n:]) for n in range(len(parts) - 1))  # of several parts: a name alone is beside it
+    ends = ("/".join(parts[n:]) for n in range(len(parts) - 1))  # of several parts: a single name is beside the pointer
     seen = (path for path in (_beside(key, text), *ends) if view.checkpoint(path) is not None)
     return next(seen, _beside(key, parts[-1]))
 
 
 def _renamed(key: str, text: str, old: str, new: str) -> str:
-    """A text that names a path, to name another one in the same way."""
+    """Return a text that names another path in the same style."""
     if _beside(key, text) == old:
         return _seen_from(key, new)
     last = old if "/" in old and f"/{text}".endswith(f"/{old}") else text.rpartition("/")[2]
@@ -156,7 +161,7 @@ def _seen_from(key: str, path: str) -> str:
 
 
 def _linked_path(run: Run, key: str) -> str | None:
-    """The path in the run that a link leads to; None where it leads elsewhere."""
+    """Return the path in the run that a link points to, or None if it points outside."""
     if run.storage.root is None:
         return None
     place = os.path.join(run.storage.root, *key.split("/"))
@@ -180,7 +185,7 @@ def _dangles(run: Run, entry: Entry) -> bool:
 
 
 def _read_name(run: Run, key: str) -> str | None:
-    """The name that a pointer says; None if that could be none."""
+    """Return the name that a pointer states, or None if that cannot be a name."""
     with run.storage.open(key) as reader:
         name = read_pointer(reader, key).metadata.get("points_to")
     if name is not None and key.rpartition("/")[2] == _TRACKER and name.isdecimal():

@@ -1,4 +1,4 @@
-"""Holds: why a checkpoint must stay, whatever a policy says: pins, and what in the run itself refers to it."""
+"""Find why a checkpoint must stay under any policy: pins, and references from the run itself."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from ckptguard.runs.run_view import RunView
 from ckptguard.storage.protocol import Entry
 from ckptguard.values.ids import CheckpointId, numbers_of
 
-_STATE = "trainer_state.json"  # of Hugging Face's Trainer: it loads the best one at the end
+_STATE = "trainer_state.json"  # of Hugging Face's Trainer, which loads the best one at the end
 _LARGEST_STATE = 64 << 20
 
 Holds = dict[str, list[str]]
 
 
 def pins_of(run: Run) -> dict[CheckpointId, list[str]]:
-    """Why generations are pinned."""
+    """Return why generations are pinned."""
     found: dict[CheckpointId, list[str]] = {}
     for pin in list_pins(run):
         if counts(run, pin):
@@ -32,8 +32,11 @@ def pins_of(run: Run) -> dict[CheckpointId, list[str]]:
 
 
 def references_to(view: RunView) -> Holds:
-    """What of the run refers to which path: links, pointers such as ``latest``, the best model that a Trainer will
-    load, and checkpoints inside of others. CouldNotTellError where that cannot be read."""
+    """Return what in the run refers to each path. Raises CouldNotTellError.
+
+    These are links, pointers such as ``latest``, the best model that a Trainer will load, and checkpoints inside
+    others.
+    """
     run, entries, checkpoints = view.run, view.entries, view.checkpoints
     paths = {c.path for c in checkpoints}
     holds: Holds = {}
@@ -44,12 +47,12 @@ def references_to(view: RunView) -> Holds:
     for path in paths:
         above = _owner(path.rpartition("/")[0], paths)
         if above is not None:
-            holds.setdefault(above, []).append(f"{path} lies in it")
+            holds.setdefault(above, []).append(f"{path} is inside it")
     return holds
 
 
 def _owner(key: str, paths: set[str]) -> str | None:
-    """The checkpoint in which a key lies, the innermost one."""
+    """Return the innermost checkpoint that contains a key."""
     while key:
         if key in paths:
             return key
@@ -70,7 +73,7 @@ def _linked(run: Run, entries: Sequence[Entry]) -> Iterator[tuple[str, str]]:
 
 
 def _best_models(run: Run, checkpoints: Sequence[Checkpoint]) -> Iterator[tuple[str, str]]:
-    """What the newest checkpoint of each folder whose state can be parsed names as the best one so far."""
+    """Yield the best model that the newest readable state of each folder names."""
     folders: dict[str, list[tuple[tuple[int, ...], str]]] = {}
     for checkpoint in checkpoints:
         key = checkpoint.key(_STATE)
@@ -91,4 +94,4 @@ def _parsed(run: Run, key: str) -> dict[str, object] | None:
         with run.storage.open(key) as reader:
             return read_object(reader, _LARGEST_STATE, allow_nan=True)
     except JsonProblem:
-        return None  # damaged: its own checkpoint's verdict says so
+        return None  # damaged: the verdict on its own checkpoint says so

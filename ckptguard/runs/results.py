@@ -1,4 +1,4 @@
-"""What verification answers with."""
+"""The results of verification."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from ckptguard.values.verdict import Finding, Outcome, Severity, limit_findings,
 
 
 class Checked(msgspec.Struct, frozen=True, kw_only=True):
-    """One checkpoint after it was checked; its paths are relative to the target of the call. PENDING: no verdict could
-    be given, the findings say why."""
+    """The result for one checkpoint. Paths are relative to the target of the call. PENDING: there is no verdict, and
+    the findings say why."""
 
     path: str
     series: str
@@ -29,7 +29,7 @@ class Checked(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """What one call verified. `could_not_tell`: something could not be read; `notes` are for people, on stderr."""
+    """The result of one call. `could_not_tell`: something could not be read. `notes` are for people, on stderr."""
 
     target: str
     kind: str  # "file" | "checkpoint" | "run"
@@ -39,7 +39,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def outcome(self) -> Outcome:
-        """The worst over the checkpoints."""
+        """The worst outcome of the checkpoints."""
         return target_outcome(c.outcome for c in self.checkpoints)
 
     @property
@@ -65,7 +65,7 @@ def checked(
     seconds: float | None,
     findings: Sequence[Finding],
 ) -> Checked:
-    """What was found of a checkpoint; `sealed` is the manifest that it has now."""
+    """Build the result for a checkpoint. `sealed` is its current manifest."""
     return Checked(
         path=checkpoint.path,
         series=checkpoint.series,
@@ -81,13 +81,13 @@ def checked(
 
 
 def pending(checkpoint: Checkpoint, why: str) -> Checked:
-    """No verdict could be given, and why."""
+    """Build the result for a checkpoint without a verdict, and say why."""
     finding = Finding(check="reading", severity=Severity.NOTICE, message=why)
     return checked(checkpoint, None, Outcome.PENDING, sealed=None, seconds=None, findings=[finding])
 
 
 def relative_to(checked: Checked, prefix: str) -> Checked:
-    """The same, with paths relative to a folder of the run instead of the run."""
+    """Make the paths of a result relative to a folder of the run."""
 
     def short(path: str) -> str:
         return path.removeprefix(prefix + "/") if path != prefix else path.rpartition("/")[2]

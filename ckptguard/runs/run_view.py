@@ -1,4 +1,4 @@
-"""One run as one call sees it: its listing, its records and its settings, read once and shared by all who need them."""
+"""One run as one call sees it: its listing, records and settings are read once and shared."""
 
 from __future__ import annotations
 
@@ -25,9 +25,11 @@ _KEY = attrgetter("key")
 
 
 class RunView:
-    """One run, for one call, in one thread: files and names of records are listed when first asked for, and remembered.
-    Nothing is read a second time but by `look_again`, `refresh` and `forget`. Safety does not rest on how fresh a view
-    is: records are created exclusively, and who comes second gets BusyError."""
+    """One run, for one call, in one thread. Files and record names are listed when first needed, and remembered.
+
+    Only `look_again`, `refresh` and `forget` read again. An outdated view is safe: records are created exclusively, and
+    the second writer gets BusyError.
+    """
 
     def __init__(self, run: Run, settings: Settings) -> None:
         self.run = run
@@ -37,23 +39,23 @@ class RunView:
 
     @property
     def listing(self) -> Listing:
-        """The run's files; StorageError if they cannot be listed."""
+        """The run's files. Raises StorageError if they cannot be listed."""
         if self._listing is None:
             self._listing = list_run(self.run)
         return self._listing
 
     def take_listed(self, entries: Sequence[Entry]) -> None:
-        """Take a listing of the run that its caller has made a moment ago, in place of one more."""
+        """Use a listing of the run that the caller has just made."""
         self._listing = Listing(self.run, entries)
 
     def list_after(self, before: Listing | None) -> Listing:
-        """List the run now. Where nothing differs from a listing `before`, that one is the answer; StorageError."""
+        """List the run now, and return `before` if nothing differs from it. Raises StorageError."""
         self._listing = list_run(self.run, before)
         return self._listing
 
     @property
     def entries(self) -> tuple[Entry, ...]:
-        """Every entry of the run but records and temporaries, sorted by key."""
+        """Every entry of the run except records and temporaries, sorted by key."""
         return self.listing.entries
 
     @property
@@ -69,37 +71,39 @@ class RunView:
         return self._history
 
     def checkpoint(self, path: str) -> Checkpoint | None:
-        """The checkpoint under exactly this path, from the listing."""
+        """Return the listed checkpoint with exactly this path, or None."""
         return self.listing.checkpoints.get(path)
 
     def look_again(self, path: str) -> Checkpoint | None:
-        """The checkpoint under this path as it is now, or None: only its own entries are listed."""
+        """List only this checkpoint's entries again, and return it as it is now, or None."""
         self._listing = self.listing.again(path)
         return self._listing.checkpoints.get(path)
 
     def refresh(self, series: str | None = None) -> None:
-        """Read the names of the records again: of one series, or of all when they are next asked for."""
+        """Read the record names of one series again, or of all when next needed."""
         if series is None:
             self._history = None
         elif self._history is not None:
             self._history.refresh(series)
 
     def forget(self) -> None:
-        """List files and records again when they are next asked for: after many files were moved."""
+        """List files and records again when next needed. Call it after many files were moved."""
         self._listing = None
         self._history = None
 
     def current(self, checkpoint: Checkpoint) -> CheckpointId | None:
-        """The generation whose content should lie where a checkpoint lies; see `History.current`."""
+        """Return the generation whose content should be at a checkpoint's path; see `History.current`."""
         return self.history.current(checkpoint.series, checkpoint.step, checkpoint.path)
 
     def current_if_readable(self, checkpoint: Checkpoint) -> CheckpointId | None:
-        """The same; None also if a manifest cannot be read."""
+        """Return the same; None also if a manifest cannot be read."""
         return self.history.current_if_readable(checkpoint.series, checkpoint.step, checkpoint.path)
 
     def new_id(self, checkpoint: Checkpoint) -> CheckpointId:
-        """The generation of what lies there and is not sealed yet: that of a kept copy of these files, else the next
-        one. Contents that were saved there before, and wait as whole copies, have ids of their own."""
+        """Return the generation for content that is not sealed yet. A kept copy of these files already has one.
+
+        Earlier contents of this path that wait as whole copies keep their own ids.
+        """
         id = self.history.next_id(checkpoint.series, checkpoint.step)
         for copy in self.waiting_copies(checkpoint.series):
             if (copy.step, copy.path) == (id.step, checkpoint.path) and copy.generation >= id.generation:
@@ -110,31 +114,33 @@ class RunView:
         return id
 
     def content_id(self, checkpoint: Checkpoint) -> CheckpointId:
-        """The generation of what lies there now, whether it is sealed or waits for its verdict."""
+        """Return the generation of the current content, whether it is sealed or waits for its verdict."""
         current = self.current_if_readable(checkpoint)
         copies = self.waiting_copies(checkpoint.series) if current is not None else []
         here = (c.id for c in copies if c.path == checkpoint.path and c.lies_in(checkpoint.entries))
         return next(here, current) or self.new_id(checkpoint)
 
     def waiting_copies(self, series: str) -> list[KeptCopy]:
-        """The kept copies of a series that have no verdict, the newest first."""
+        """Return the kept copies of a series that have no verdict, newest first."""
         ids = [id for id in kept_of_series(self.run, series) if not self.history.has_verdict(id)]
         copies = (read_kept(self.run, id) for id in sorted(ids, key=lambda id: id.order, reverse=True))
         return [copy for copy in copies if copy is not None]
 
     def is_good(self, id: CheckpointId) -> bool:
-        """True if what was sealed under this id is good, wherever a whole copy of it lies."""
+        """True if the content sealed under this id is good, wherever a whole copy of it is."""
         return is_good(self.history, id)
 
 
 def open_view(url: str, settings: Settings, *, must_exist: bool = True) -> RunView:
-    """Open a run, and look at it. Raises what `open_run` raises."""
+    """Open a run and return a view of it. Raises the errors of `open_run`."""
     return RunView(open_run(url, settings, must_exist=must_exist), settings)
 
 
 class Listing:
-    """A run's `entries`, sorted by key, and the `checkpoints` that they make, by path. A folder that was sealed, and
-    that no layout recognises any more (its weights are gone), is one."""
+    """A run's `entries`, sorted by key, and its `checkpoints` by path.
+
+    A sealed folder counts as a checkpoint even if its weights are gone and no layout recognises it.
+    """
 
     def __init__(self, run: Run, entries: Iterable[Entry]) -> None:
         self._run = run
@@ -159,11 +165,11 @@ class Listing:
         return self._sum_lists.get(checkpoint.path.rpartition("/")[0], ())
 
     def is_of(self, run: Run) -> bool:
-        """True if this run was listed."""
+        """True if this is a listing of the run."""
         return self._run == run
 
     def again(self, path: str) -> Listing:
-        """The same with the entries of one checkpoint as they are now, at the cost of that checkpoint alone."""
+        """Return the listing with one checkpoint's entries listed again. Only these are read."""
         before = {entry.key: entry for entry in self._near(path)}
         now = {entry.key: entry for entry in _entries_of(self._run, path)}
         if before == now:
@@ -171,7 +177,7 @@ class Listing:
         return Listing(self._run, (*(e for e in self.entries if e.key not in before), *now.values()))
 
     def _near(self, path: str) -> Iterator[Entry]:
-        """What was listed where `_entries_of` looks."""
+        """Yield the listed entries that `_entries_of` would list again."""
         if path == ".":
             yield from (entry for entry in self.entries if "/" not in entry.key)
             return
@@ -186,7 +192,7 @@ class Listing:
 
 
 def list_run(run: Run, before: Listing | None = None) -> Listing:
-    """List a run; `before` if no entry differs from it. A failed listing raises: it never reads as "nothing here"."""
+    """List a run; return `before` if no entry differs. A failed listing raises: it never looks like an empty run."""
     entries = run.storage.list("", recursive=True, enter=enter)
     if before is not None and before.is_of(run) and before.entries == tuple(sorted(entries, key=_KEY)):
         return before
@@ -194,7 +200,7 @@ def list_run(run: Run, before: Listing | None = None) -> Listing:
 
 
 def select_checkpoint(run: Run, checkpoints: Iterable[Checkpoint], word: str) -> Checkpoint:
-    """The checkpoint in place that a user means by a path, an id or a step; NotFoundError if there is none."""
+    """Return the checkpoint that a path, an id or a step names. Raises NotFoundError."""
     found = list(checkpoints)
     name = word.rstrip("/").removeprefix(run.url.rstrip("/") + "/")
     chosen = [c for c in found if c.path == name]
@@ -204,25 +210,25 @@ def select_checkpoint(run: Run, checkpoints: Iterable[Checkpoint], word: str) ->
         chosen = [c for c in found if step is not None and c.step == step]
     if len(chosen) > 1:
         paths = ", ".join(c.path for c in chosen)
-        raise NotFoundError(f"{word} may mean any of {paths}", hint="name it by its path")
+        raise NotFoundError(f"{word} may mean any of {paths}", hint="name the path of the one that you mean")
     if not chosen:
         raise NotFoundError(f"there is no checkpoint {word} in {run.url}")
     return chosen[0]
 
 
 def _companions(path: str) -> list[str]:
-    """The keys of all files beside a checkpoint that may belong to it, whatever its layout."""
+    """Return the keys of all files beside a checkpoint that any layout may count to it."""
     parent, slash, name = path.rpartition("/")
     beside = {other for row in LAYOUTS.values() for other in row.companions(name, frozenset())} - {name}
     return [parent + slash + other for other in sorted(beside)]
 
 
 def _entries_of(run: Run, path: str) -> list[Entry]:
-    """What lies under a checkpoint's path, and beside it under the names of files that may belong to it."""
+    """List what is under a checkpoint's path, and the files beside it that may belong to it."""
     if path == ".":
         return [e for e in run.storage.list("", recursive=False) if e.kind != "folder"]
     wanted = (path, *_companions(path))
-    if run.storage.root is None:  # a store may state a time otherwise when it is asked for one object alone
+    if run.storage.root is None:  # a store may state another time for a single object than in a listing
         alone = [e for e in run.storage.list(path.rpartition("/")[0], recursive=False) if e.key in wanted]
     else:
         alone = [entry for key in wanted if (entry := find_entry(run.storage, key)) is not None]
@@ -233,7 +239,7 @@ def _entries_of(run: Run, path: str) -> list[Entry]:
 
 
 def _bereft(run: Run, entries: Sequence[Entry], found: Sequence[Checkpoint]) -> list[Checkpoint]:
-    """Sealed folders of which only files remain that make no checkpoint of it."""
+    """Return the sealed folders whose remaining files make no checkpoint."""
     folders: dict[str, list[Entry]] = {}
     for entry in entries:
         parts = entry.key.split("/")[:-1]
@@ -258,7 +264,7 @@ def _bereft(run: Run, entries: Sequence[Entry], found: Sequence[Checkpoint]) -> 
 
 
 def _sealed_layout(run: Run, series: str, step: Step, path: str) -> str | None:
-    """The layout under which a path was sealed, if it was."""
+    """Return the layout under which a path was sealed, or None."""
     for id in sealed_generations(run, series):
         with contextlib.suppress(RecordsError):
             manifest = read_manifest(run, id) if id.step == step else None

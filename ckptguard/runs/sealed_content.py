@@ -1,4 +1,4 @@
-"""Sealed content: is what was sealed under a generation good, and is a kept copy made of it?"""
+"""Decide whether sealed content is good, and whether a kept copy is made of it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Seen = tuple[str, int, int | None, int | None, str | None]  # path, size, mtime,
 
 
 class SealedFile(Protocol):
-    """What storage said of a file when it was sealed."""
+    """What storage said about a file when it was sealed."""
 
     @property
     def path(self) -> str: ...
@@ -30,7 +30,7 @@ class SealedFile(Protocol):
 
 
 class Sealed(Protocol):
-    """A manifest, or as much of one as tells where its files are."""
+    """The part of a manifest that names its files."""
 
     @property
     def path(self) -> str: ...
@@ -39,7 +39,7 @@ class Sealed(Protocol):
 
 
 class Judged(Protocol):
-    """A verdict, or as much of one as tells what it is about."""
+    """The part of a verdict that says what it is about."""
 
     @property
     def outcome(self) -> Outcome: ...
@@ -54,8 +54,10 @@ class Judged(Protocol):
 
 
 def is_good(history: History, id: CheckpointId) -> bool:
-    """True if what was sealed under this generation is good, wherever a whole copy lies. It is GOOD now, or was when
-    last seen whole, and only its place was damaged since."""
+    """True if the content sealed under this generation is good, wherever a whole copy of it is.
+
+    It is GOOD now, or it was GOOD when last seen whole and only the files in place were damaged later.
+    """
     if not history.was_good(id):
         return False
     verdict = history.verdict(id)
@@ -63,13 +65,13 @@ def is_good(history: History, id: CheckpointId) -> bool:
 
 
 def sealed_outcome(verdict: Judged) -> Outcome | None:
-    """What the verdict says of the sealed bytes, wherever they lie: of a damaged place, the outcome before."""
+    """Return the verdict's outcome for the sealed bytes. For damaged files in place that is the outcome before."""
     return verdict.content if verdict.place_damaged else verdict.outcome
 
 
 def made_of_sealed(copy: KeptCopy, manifest: Sealed) -> bool:
-    """True if a kept copy holds what was sealed: it was made of the files that were sealed, or was read and right.
-    A copy of a save that raced with the seal holds something else."""
+    """True if a kept copy holds the sealed content: made of the sealed files, or read and right. A copy that a save
+    raced with holds another content."""
     if len(copy.read_at) == len(copy.files):
         return True
     made_of = dict(zip(copy.files, copy.sources, strict=False))
@@ -81,15 +83,15 @@ def made_of_sealed(copy: KeptCopy, manifest: Sealed) -> bool:
 
 
 def kept_matches(run: Run, copy: KeptCopy, manifest: Sealed) -> bool:
-    """True if a kept copy was made of exactly the files that were sealed, and is there with the sealed sizes (not
-    yet that its bytes are right). A hard link that was written through, or touched, since it was read has another
-    time."""
+    """True if a kept copy was made of exactly the sealed files, and exists with the sealed sizes.
+
+    Its bytes are not read. A hard link that was written or touched since it was read has another time.
+    """
     return made_of_sealed(copy, manifest) and is_untouched(run, copy, {f.path: f.size for f in manifest.files})
 
 
 def is_untouched(run: Run, copy: KeptCopy, sizes: Mapping[str, int]) -> bool:
-    """True if these files of a kept copy are there with these sizes, and the times of hard links, which are those of
-    the trainer's file, are as when they were made or last read."""
+    """True if these files of a kept copy have these sizes, and hard links keep their recorded times."""
     made_of = dict(zip(copy.files, copy.sources, strict=False))
     read_at = dict(zip(copy.files, copy.read_at, strict=False))
     there = {entry.key: entry for entry in run.records.list(copy.folder, recursive=True)}

@@ -1,4 +1,4 @@
-"""Load the settings: flags, else ``CKPTGUARD_*``, else the file, else defaults. The same for every door."""
+"""Load the settings for every door: flags first, then ``CKPTGUARD_*``, then the file, then defaults."""
 
 from __future__ import annotations
 
@@ -33,14 +33,16 @@ GivenSettings = Settings | Mapping[str, Any] | None
 
 
 def load_settings(config: str | None, environ: Mapping[str, str], **flags: object) -> Settings:
-    """The settings; `config` names the file, else ``./ckptguard.toml`` is read if it is there. Flags that are None
-    were not given. SettingsError says which source is wrong, and names a ``CKPTGUARD_*`` that is no setting."""
+    """Return the settings. `config` names the file; without it, ``./ckptguard.toml`` is read if it exists.
+
+    Flags that are None were not given. SettingsError names the wrong source, or a ``CKPTGUARD_*`` that is no setting.
+    """
     refuse_unknown(environ)
     return _loaded(config, environ).changed(**flags)
 
 
 def training_settings() -> Settings:
-    """The settings inside of a training, which nothing that is merely without effect may end. SettingsError."""
+    """Return the settings inside a training. An unknown ``CKPTGUARD_*`` is only a warning. Raises SettingsError."""
     try:
         refuse_unknown(os.environ)
     except SettingsError as error:
@@ -68,8 +70,8 @@ def _loaded(config: str | None, environ: Mapping[str, str]) -> Settings:
 
 
 def _read(config: str | None) -> tuple[str, str | None]:
-    """The path of the settings file, and its text if there is one. SettingsError."""
-    path = config or SETTINGS_FILE  # no Path: loading that takes as long as loading the settings
+    """Return the path of the settings file, and its text if there is one. SettingsError if it cannot be read."""
+    path = config or SETTINGS_FILE  # importing Path takes as long as loading the settings
     try:
         if config is None and not os.path.isfile(path):
             return path, None
@@ -125,5 +127,5 @@ def _without_secrets(name: str, value: Any) -> Any:
 
 
 def with_replicas(settings: Settings, places: str | Sequence[str]) -> Settings:
-    """The settings with these places for replicas, if there are any."""
+    """Return the settings with these places as replicas, if there are any."""
     return settings.changed(replicas=((places,) if isinstance(places, str) else tuple(places)) or None)

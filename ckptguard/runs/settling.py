@@ -1,6 +1,7 @@
-"""Is something still being written? A save is quiet by two equal samples `settle` seconds apart, or older files.
+"""Decide whether something is still being written.
 
-A temporary of ours was left by a process that is gone if nobody holds it, and nobody has written it for long.
+A save is quiet if two samples `settle` seconds apart are equal, or if its files are older than that. A temporary
+of ours is a leftover if no process holds it and it was not written for a long time.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ from ckptguard.records.who_and_when import storage_time
 from ckptguard.storage import Entry, Storage
 from ckptguard.storage.local.writes import is_being_written
 
-OLD = 3600.0  # seconds without a write; a copy of a large checkpoint touches its temporary all the time
+OLD = 3600.0  # seconds without a write; copying a large checkpoint touches its temporary all the time
 
 
 def youngest_age(checkpoint: Checkpoint) -> float | None:
-    """Seconds since the newest file was written, by its mtime; None where no mtime is known or one lies ahead."""
+    """Return the seconds since the newest file was written; None if no time is known or it is in the future."""
     newest = _newest((*checkpoint.entries, *checkpoint.irregular))
     age = -1.0 if newest is None else time.time() - newest
     return age if age >= 0 else None
@@ -26,7 +27,7 @@ def youngest_age(checkpoint: Checkpoint) -> float | None:
 def wait_until_quiet(
     checkpoint: Checkpoint, relist: Callable[[], Checkpoint | None], *, settle: float, limit: float
 ) -> Checkpoint | None:
-    """The checkpoint once it is quiet; None if it goes on changing (or vanishes) for `limit` seconds."""
+    """Return the checkpoint once it is quiet; None if it changes or vanishes for `limit` seconds."""
     deadline = time.monotonic() + limit
     while True:
         age = youngest_age(checkpoint)
@@ -45,9 +46,11 @@ def wait_until_quiet(
 
 
 def was_left(storage: Storage, entry: Entry) -> bool:
-    """True if a temporary is a leftover; in doubt it is none. On a local disk its writer holds it, and is asked for
-    first. Its age counts by our clock and by the storage's own, for either may be wrong."""
-    # An object store tells no time of a folder, only of what lies in it.
+    """True if a temporary is certainly a leftover. On a local disk, first check that no writer holds it.
+
+    Both our clock and the storage's clock must show that it is old, because either may be wrong.
+    """
+    # An object store reports no time for a folder, only for the objects in it.
     below = storage.list(entry.key, recursive=True) if entry.kind == "folder" else []
     if storage.root is not None or entry.kind != "folder":
         below = [entry, *below]
@@ -57,7 +60,7 @@ def was_left(storage: Storage, entry: Entry) -> bool:
 
 
 def is_old(storage: Storage, entries: Sequence[Entry]) -> bool:
-    """True if none of these was written for long, by both clocks."""
+    """True if all of these are old by both clocks."""
     newest = _newest(entries)
     if newest is None or time.time() - newest < OLD:
         return False
@@ -66,6 +69,6 @@ def is_old(storage: Storage, entries: Sequence[Entry]) -> bool:
 
 
 def _newest(entries: Sequence[Entry]) -> float | None:
-    """When the newest was written, in seconds since 1970; None unless that of each is known."""
+    """Return when the newest was written, in seconds since 1970; None if one time is unknown."""
     times = [e.mtime_ns for e in entries if e.mtime_ns is not None]
     return max(times) / 1e9 if times and len(times) == len(entries) else None

@@ -1,4 +1,4 @@
-"""What a user's TARGET is: a file, a checkpoint, or a run (section 9 of the design)."""
+"""Find out what a user's TARGET is: a file, a checkpoint, or a run."""
 
 from __future__ import annotations
 
@@ -22,10 +22,13 @@ from ckptguard.values.settings import Settings
 
 
 class Target(msgspec.Struct, frozen=True):
-    """A resolved TARGET. A stray file or checkpoint has a `storage` rooted at its parent folder and a `checkpoint` with
-    keys relative to that; a run, or a checkpoint inside a run that has records, has `view`. A hub cache, or one
-    repository of it, is of kind "run" without `view` and records. Its snapshots are `snapshots`, `base` is the
-    repository's key, and `unread` names links that look like repositories."""
+    """A resolved TARGET.
+
+    A single file or checkpoint has a `storage` at its parent folder, and a `checkpoint` with keys relative to it. A
+    run, or a checkpoint inside a run with records, has a `view`. A hub cache, or a repository of it, has kind "run"
+    without `view`. Its snapshots are `snapshots`, and `base` is the repository's key. `unread` names links that look
+    like repositories.
+    """
 
     url: str
     kind: str  # "file" | "checkpoint" | "run"
@@ -38,12 +41,12 @@ class Target(msgspec.Struct, frozen=True):
 
     @property
     def prefix(self) -> str:
-        """What reported paths are relative to, as a key of the storage; "" for the storage's root."""
+        """The key that reported paths are relative to; "" for the storage's root."""
         return self.checkpoint.path if self.checkpoint is not None else self.base
 
 
 def resolve_target(target: str, settings: Settings) -> Target:
-    """Find out what a path or URL is. NotFoundError if it is nothing that ckptguard can look at."""
+    """Find out what a path or URL is. Raises NotFoundError if ckptguard cannot check it."""
     url = normalise_url(target)
     if "://" not in url:
         place = find_hub_place(url)
@@ -54,7 +57,7 @@ def resolve_target(target: str, settings: Settings) -> Target:
     if "://" in url and parent.endswith(":/") and name:
         return _whole_run(open_view(url, settings), url, target)
     if not name:
-        raise NotFoundError(f"{target} is the root of a storage, not a run", hint="name a folder below it")
+        raise NotFoundError(f"{target} is the root of a storage, not a run", hint="name a folder inside it")
     storage = open_storage(parent or "/", must_exist=False, options=settings.storage)
     try:
         entry = storage.stat(name)
@@ -88,8 +91,11 @@ def resolve_target(target: str, settings: Settings) -> Target:
 
 
 def open_named_run(url: str, settings: Settings) -> RunView:
-    """The run that a user names. NotFoundError, which names the run, if it is one of a run's checkpoints. What has
-    records or checkpoints in it is a run, as is what holds neither yet, and model files whose name says no step."""
+    """Open the run that a user names.
+
+    A folder with records or with checkpoints in it is a run. So is an empty folder, and model files without a step.
+    Raises NotFoundError with the run's name if it is a checkpoint of a run.
+    """
     view = open_view(url, settings)
     run = view.run
     if has_records(run):
@@ -109,14 +115,18 @@ def open_named_run(url: str, settings: Settings) -> RunView:
 
 
 def several_checkpoints(target: Target, name: str) -> NotFoundError:
-    """The error of what needs one checkpoint, for a target that is a run or a hub cache."""
+    """Return the error for a command that needs one checkpoint, but was given a run or a hub cache."""
     if target.view is None:
-        return NotFoundError(f"{name} holds several downloads", hint=f"ckptguard verify {name} lists them")
-    return NotFoundError(f"{name} is a run, not one checkpoint", hint=f"ckptguard list {name}")
+        return NotFoundError(
+            f"{name} holds several downloads; name one of them", hint=f"ckptguard verify {name} lists them"
+        )
+    return NotFoundError(
+        f"{name} is a run, not one checkpoint; name one of its checkpoints", hint=f"ckptguard list {name}"
+    )
 
 
 def _whole_run(view: RunView, url: str, target: str) -> Target:
-    """What can only be a run. NotFoundError if it is none."""
+    """Return a target that can only be a run. Raises NotFoundError if it is none."""
     if view.checkpoints or has_records(view.run):
         return Target(url=url, kind="run", storage=view.run.storage, view=view)
     raise NotFoundError(f"there is no checkpoint in {target}, at most {MAX_DEPTH} levels down")
@@ -150,7 +160,7 @@ def _has_children(below: Sequence[Entry], patterns: tuple[Pattern, ...]) -> bool
 
 
 def _inside_run(url: str, settings: Settings) -> Target | None:
-    """The run with records that holds this path as one of its checkpoints, at most three levels up."""
+    """Return the run with records that contains this path as a checkpoint, at most three levels up."""
     parts = url.rstrip("/").split("/")
     for up in range(1, MAX_DEPTH + 1):
         root = "/".join(parts[:-up])
@@ -163,7 +173,7 @@ def _inside_run(url: str, settings: Settings) -> Target | None:
         view = open_view(root, settings)
         run = view.run
         path = "/".join(parts[-up:])
-        # A file of a checkpoint stands for all of it: one shard alone is neither good nor bad.
+        # A file of a checkpoint means the whole checkpoint: a single shard is neither good nor bad.
         found = next((c for c in view.checkpoints if path == c.path or path in c.files), None)
         if found is not None:
             url = run.usable(found.path)

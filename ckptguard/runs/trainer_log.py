@@ -1,4 +1,4 @@
-"""What the run's own log says: Hugging Face's ``trainer_state.json`` keeps the updates that were logged."""
+"""Read a run's own log: Hugging Face's ``trainer_state.json`` lists the logged updates."""
 
 from __future__ import annotations
 
@@ -20,18 +20,17 @@ from ckptguard.values.ids import MAX_STEP, CheckpointId
 from ckptguard.values.incident import Number, Sample, worded
 
 _FILE = "trainer_state.json"
-_MOST = 2000  # entries of a log that a report is made of
+_MOST = 2000  # entries of a log that a report shows at most
 
-# A loss scaler overflows and skips now and then; that is how it works. So many in a row are no search for a scale.
+# A loss scaler overflows and skips an update now and then. This many in a row are not normal.
 _IN_A_ROW = 5
 
 
 def sick_since(run: Run, checkpoint: Checkpoint) -> tuple[int, str] | None:
-    """The step since which every gradient norm in the checkpoint's log is not finite, and a sentence; None if the
-    last one is finite, or if there is no such log. Storage errors are raised.
+    """Return the step since which every logged gradient norm is not finite, and a sentence about it.
 
-    A few that are not finite are no sickness where a loss scaler was saved, nor a few infinite ones without NaN
-    elsewhere: a save of the weights alone, and some versions of the Trainer, leave the scaler out.
+    None if the last norm is finite, or without such a log. A few bad norms are normal with a loss scaler. Some versions
+    of the Trainer do not save the scaler, so a few infinite norms without NaN are normal, too. Raises storage errors.
     """
     if checkpoint.layout != "hf-trainer":
         return None
@@ -45,7 +44,7 @@ def sick_since(run: Run, checkpoint: Checkpoint) -> tuple[int, str] | None:
 
 
 def logged_samples(run: Run, id: CheckpointId, path: str) -> tuple[Sample, ...]:
-    """What a checkpoint's log says of the updates up to it, oldest first; nothing where there is no such log."""
+    """Return the logged updates of a checkpoint, oldest first; empty without a readable log."""
     for storage, folder in _places(run, id, path):
         with contextlib.suppress(CkptguardError, JsonProblem):
             logged = _logged(storage, f"{folder}/{_FILE}".removeprefix("./"), _MOST)
@@ -55,7 +54,7 @@ def logged_samples(run: Run, id: CheckpointId, path: str) -> tuple[Sample, ...]:
 
 
 def _gradient_norms(run: Run, checkpoint: Checkpoint) -> list[tuple[int, float]]:
-    """(step, norm), oldest first; nothing of a log that cannot be parsed: that is for the checks."""
+    """Return (step, norm) pairs, oldest first; empty if the log cannot be parsed, which a check reports."""
     with contextlib.suppress(ObjectMissingError, JsonProblem):
         found = ((step, entry.get("grad_norm")) for step, entry in _logged(run.storage, checkpoint.key(_FILE)))
         return [(step, norm) for step, norm in found if isinstance(norm, float)]
@@ -63,7 +62,7 @@ def _gradient_norms(run: Run, checkpoint: Checkpoint) -> list[tuple[int, float]]
 
 
 def _logged(storage: Storage, key: str, most: int = 0) -> list[tuple[int, dict[str, object]]]:
-    """The last `most` (0: all) entries of a log, of those that have a step, with it."""
+    """Return the last `most` entries (0: all) that have a step, with that step."""
     with storage.open(key) as reader:
         history = read_object(reader, MAX_STATE, allow_nan=True).get("log_history")
     entries = history[-most:] if isinstance(history, list) else []
@@ -72,7 +71,7 @@ def _logged(storage: Storage, key: str, most: int = 0) -> list[tuple[int, dict[s
 
 
 def _places(run: Run, id: CheckpointId, path: str) -> Iterator[tuple[Storage, str]]:
-    """Where the checkpoint may lie: moved aside, in place, kept."""
+    """Yield the places of the checkpoint: moved aside, in place, kept."""
     mark, copy = read_quarantined(run, id), read_kept(run, id)
     if mark is not None:
         yield run.records, f"{mark.folder}/{mark.path}"

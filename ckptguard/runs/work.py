@@ -1,4 +1,4 @@
-"""How a piece of work is done, whatever it is: by which scanner, told to whom, at which rate, until when."""
+"""How to do a piece of work: the scanner, the progress callback, the rate, and when to stop."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from ckptguard.scan import Progress, Scanner, scan_files
 
 
 class Work(msgspec.Struct, frozen=True, kw_only=True):
-    """`progress` is told of every byte read, `rate` are bytes a second at most, `stop` ends work once it is set."""
+    """`progress` is called for every byte read, `rate` is the most bytes per second, `stop` ends the work once it is
+    set."""
 
     scanner: Scanner = scan_files
     progress: Progress | None = None
@@ -18,7 +19,7 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
     stop: threading.Event | None = None
 
     def is_stopped(self) -> bool:
-        """Whether to end early."""
+        """True if the work should end early."""
         return self.stop is not None and self.stop.is_set()
 
 

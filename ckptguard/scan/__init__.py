@@ -1,4 +1,4 @@
-"""The one pass over the bytes: digests and numbers. Importing this is light; the first scan loads what it needs."""
+"""The one pass over the bytes: digests and numbers. Importing it is cheap; the first scan loads what it needs."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""numpy, in a command without the threads that it starts for each processor to multiply matrices: no scan does that.
+"""Import numpy in our commands without its threads for matrix products, which no scan computes.
 
-Starting them costs as much processor time as half of a command's start. Where one cannot be started, numpy's library
-interrupts the whole process, as a Ctrl-C does. In a process that is not ours, others may multiply.
+Starting a thread per processor takes half of a command's start. If a thread cannot be started, numpy's library
+interrupts the whole process like a Ctrl-C. In other processes numpy is left alone, because they may multiply matrices.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 _THREADS = "OPENBLAS_NUM_THREADS"
-_COMMANDS = "ckptguard.cli.entry"  # loaded where the process is a command of ours
+_COMMANDS = "ckptguard.cli.entry"  # imported only if the process is a command of ours
 
 
 @contextmanager
@@ -24,7 +24,7 @@ def _without_threads() -> Iterator[None]:
     try:
         yield
     finally:
-        os.environ.pop(_THREADS, None)  # the commands that we start are none of this
+        os.environ.pop(_THREADS, None)  # commands that we start must not inherit it
 
 
 with _without_threads():

@@ -1,4 +1,4 @@
-"""The pass over the bytes of a file or a part of it: spans to BLAKE3 and CRC-32, floats to tallies."""
+"""The pass over the bytes of a file or a part of it: BLAKE3 and CRC-32 of spans, tallies of floats."""
 
 from __future__ import annotations
 
@@ -19,17 +19,19 @@ if TYPE_CHECKING:
 
 HEAD = 16
 _LARGEST_ELEMENT = 8
-_TINY = 64  # bytes of a segment, up to which plain numbers are faster than arrays
-_FEW_BYTES = 8 << 10  # bytes of all segments, up to which they are faster than loading numpy by far
+_TINY = 64  # bytes of a segment up to which plain numbers are faster than arrays
+_FEW_BYTES = 8 << 10  # bytes of all segments up to which they are much faster than loading numpy
 
 
 class BytePass:
-    """Takes the blocks of one part in order; blocks must end where `ends` says, so that no float is ever split.
+    """Takes the blocks of one part in order. Blocks must end where `ends` says, so that no float is split.
 
-    Bytes outside of spans go to `envelope`, where there is one. Afterwards `digests` has the BLAKE3 of each region of
-    the part, `wrong_crcs` the CRC-32 found in those whose stated one is another, and `tallies` what was found in the
-    plan's segments, by number. `pieces` are those of the regions that `elements` says the element size of, and `heads`
-    the first bytes of regions that hold bytes.
+    Bytes outside spans go to `envelope`, if there is one. Afterwards:
+    - `digests` has the BLAKE3 of each region of the part.
+    - `wrong_crcs` has the CRC-32 found in regions that state another one.
+    - `tallies` has the results of the plan's segments, by number.
+    - `pieces` has those of the regions whose element size is in `elements`.
+    - `heads` has the first bytes of regions that hold bytes.
     """
 
     def __init__(
@@ -47,16 +49,17 @@ class BytePass:
         self._pieces: SpanPieces | None = None
         self._hasher = blake3()
         self._crc = 0
-        self._cursors: dict[int, int] = {}  # the next segment of each group of the region at hand
+        self._cursors: dict[int, int] = {}  # the next segment of each group in the current region
         self._position = part.begin
         self._region = part.first_region
         self._next_tally: Callable[[int], Tally] | None = None
 
     def ends(self, block_size: int) -> Iterator[int]:
-        """Where each block ends: at most `block_size` (at least 8) after the one before, and never inside a float.
+        """Yield where each block ends: at most `block_size` (at least 8) after the previous one, and never inside a
+        float.
 
-        Within a region, blocks end at multiples of the block size from its start: BLAKE3 is a tree, and takes whole
-        branches fastest.
+        Within a region, blocks end at multiples of the block size from its start: BLAKE3 is a tree, and is fastest with
+        whole branches.
         """
         position, region = self.part.begin, self.part.first_region
         regions = self._plan.regions
@@ -72,7 +75,7 @@ class BytePass:
             position = end
 
     def add(self, block: memoryview) -> None:
-        """The part's next bytes."""
+        """Take the part's next bytes."""
         start, done = self._position, 0
         stop = start + len(block)
         while done < len(block):
@@ -146,12 +149,12 @@ class BytePass:
 
 
 def problems_of(plan: Plan, structure: Structure, wrong_crcs: list[tuple[int, int]]) -> tuple[Problem, ...]:
-    """What the plan and the bytes turned out to be wrong in."""
+    """Return the problems of the plan and of the bytes."""
     problems = list(plan.problems)
-    names = {t.span: t.name for t in reversed(structure.tensors)} if wrong_crcs else {}  # of each span the first
+    names = {t.span: t.name for t in reversed(structure.tensors)} if wrong_crcs else {}  # the first tensor of each span
     for region, found in wrong_crcs:
         tensor = names.get(region)
-        message = "the stored bytes do not have the CRC-32 that the archive states"
+        message = "the CRC-32 of the stored bytes differs from the one in the archive"
         problems.append(
             Problem(message=message, tensor=tensor, expected=f"{plan.regions[region].crc32:08x}", found=f"{found:08x}")
         )
@@ -159,7 +162,7 @@ def problems_of(plan: Plan, structure: Structure, wrong_crcs: list[tuple[int, in
 
 
 def numbers_of(plan: Plan, tallies: dict[int, Tally]) -> tuple[Numbers | None, ...]:
-    """The numbers of each tensor; tensors of the same elements share one value."""
+    """Return the numbers of each tensor. Tensors of the same elements share one value."""
     merged: dict[tuple[int, ...], Numbers | None] = {}
     result: list[Numbers | None] = []
     for pieces in plan.pieces:
@@ -182,7 +185,7 @@ def _tally_maker(plan: Plan) -> Callable[[int], Tally]:
         kind = (segment.dtype, segment.byte_order)
         if few or segment.end - segment.begin <= _TINY:
             return FewTally(*kind)
-        # numpy is imported only once there are many floats to look at: by then the digest threads have work.
+        # numpy is imported only for many floats: by then the digest threads have work.
         from ckptguard.scan.numbers import ArrayTally, Reading
 
         if kind not in readings:

@@ -1,4 +1,4 @@
-"""Two tensors side by side: how far apart their elements are. Read in blocks, so memory does not grow with size."""
+"""Compare two tensors: how far apart are their elements? Read in blocks, so memory does not grow with their size."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
     from ckptguard.scan.decode import Raw, Values
 
-_BLOCK = 1 << 16  # elements: what is made of them stays in the processor's cache
-_LARGEST_GATHERED = 64 << 20  # bytes of a tensor whose elements must be put in order first, which takes all of it
+_BLOCK = 1 << 16  # elements: the temporaries fit into the processor's cache
+_LARGEST_GATHERED = 64 << 20  # bytes of a tensor that must be reordered in memory first
 _TINY = 1e-280  # squares below this have lost digits
 
 
 class LocatedTensor(NamedTuple):
-    """A tensor's place: `span_offset` is where its span begins in the file that `reader` reads."""
+    """A tensor's place: `span_offset` is where its span begins in the file of `reader`."""
 
     reader: Reader
     span_offset: int
@@ -32,12 +32,14 @@ class LocatedTensor(NamedTuple):
 
 
 class NotComparable(ValueError):
-    """The elements cannot be put side by side; the message says why."""
+    """The elements cannot be compared; the message says why."""
 
 
 def compare(a: LocatedTensor, b: LocatedTensor) -> Difference:
-    """Compare two tensors of one shape element by element. NotComparable where that means nothing or would take all
-    of a large tensor into memory; else raises only what the readers raise."""
+    """Compare two tensors of one shape element by element. It also raises the readers' errors.
+
+    Raises NotComparable if the comparison is meaningless, or would need all of a large tensor in memory.
+    """
     readings = [Decoder(s.place.dtype, s.place.byte_order) if s.place.dtype in DTYPES else None for s in (a, b)]
     x, y = readings
     if x is None or y is None:
@@ -59,7 +61,7 @@ def compare(a: LocatedTensor, b: LocatedTensor) -> Difference:
 
 
 class _Tally:
-    """What is known of the difference so far; blocks are added in order."""
+    """The difference so far; blocks are added in order."""
 
     def __init__(self, x: Decoder, y: Decoder, *, by_value: bool, floats: bool) -> None:
         self._x, self._y, self._by_value, self._floats = x, y, by_value, floats
@@ -74,7 +76,7 @@ class _Tally:
         self.norm = self.change = 0.0
 
     def add(self, left: Raw, right: Raw) -> None:
-        """The next elements of both."""
+        """Add the next elements of both."""
         count = len(left) // self._x.size
         if not self._floats:
             self.differing += self._other_bits(left, right, count)
@@ -99,7 +101,7 @@ class _Tally:
         if not self._same_bits:
             width = self._x.size // self._x.components
             right = np.ascontiguousarray(right.reshape(-1, width)[:, ::-1]).reshape(-1)
-        words = np.dtype(f"u{min(self._x.size, 8)}")  # comparing bytes one by one takes thirty times as long
+        words = np.dtype(f"u{min(self._x.size, 8)}")  # comparing single bytes takes thirty times as long
         other = left.view(words) != right.view(words)
         return int(np.count_nonzero(other if len(other) == count else other.reshape(count, -1).any(axis=1)))
 
@@ -109,7 +111,7 @@ class _Tally:
         with np.errstate(all="ignore"):
             change = after - before
             norms = _norm(before), _norm(change)
-            if not all(map(math.isfinite, norms)):  # else all elements are finite
+            if not all(map(math.isfinite, norms)):  # otherwise all elements are finite
                 before, after = self._only_finite(before, after)
                 change = after - before
                 norms = _norm(before), _norm(change)
@@ -121,7 +123,7 @@ class _Tally:
         self.change = math.hypot(self.change, norms[1])
 
     def _only_finite(self, before: Values, after: Values) -> tuple[Values, Values]:
-        """Both with zeros for each element that is not finite on either side, which are counted here."""
+        """Count elements that are not finite on either side, and return both with zeros in their place."""
         width = self._x.components
         finite = np.isfinite(before) & np.isfinite(after)
         if finite.all():
@@ -144,7 +146,7 @@ class _Tally:
             self.became += int(np.count_nonzero(became))
 
     def result(self, shape: tuple[int, ...], strides: tuple[int, ...]) -> Difference:
-        """The difference of all that was added."""
+        """Return the difference of everything added."""
         if not self._floats:
             return Difference(count=self.count, differing=self.differing)
         ratio = self.change / self.norm if self.norm else (math.inf if self.change else 0.0)
@@ -164,7 +166,7 @@ class _Tally:
 
 
 def _norm(values: Values) -> float:
-    """The Euclidean norm, also where squares would overflow or vanish. Not finite if an element is not."""
+    """Return the Euclidean norm, even if squares overflow or vanish. Not finite if an element is not."""
     with np.errstate(all="ignore"):
         square = _square(values)
         if _TINY < square < math.inf:
@@ -177,12 +179,12 @@ def _norm(values: Values) -> float:
 
 
 def _square(values: Values) -> float:
-    # Not np.dot: its threads wait for each other longer than they work, the more so on a machine that is busy.
+    # Not np.dot: its threads wait for each other longer than they work, mostly on a busy machine.
     return float(np.einsum("i,i->", values, values))
 
 
 def _in_stored_order(a: TensorPlace, b: TensorPlace) -> bool:
-    """True if the stored elements, one after the other, are the same elements in both and all of the tensors."""
+    """True if the stored elements, in order, are the same elements in both and all of the tensors."""
     if a.strides != b.strides or not a.stop - a.start == b.stop - b.start == math.prod(a.shape):
         return False
     reach = 1
@@ -195,7 +197,7 @@ def _in_stored_order(a: TensorPlace, b: TensorPlace) -> bool:
 
 
 def _blocks(stored: LocatedTensor, decoder: Decoder, in_order: bool) -> Iterator[Raw]:
-    """The elements as bytes, block by block: in the stored order, or in that of the indices."""
+    """Yield the elements as bytes, block by block, in stored order or in index order."""
     place = stored.place
     count = math.prod(place.shape)
     if not in_order:
@@ -212,7 +214,7 @@ def _blocks(stored: LocatedTensor, decoder: Decoder, in_order: bool) -> Iterator
 
 
 def _gathered(stored: LocatedTensor, size: int, count: int) -> Raw:
-    """All elements in the order of the indices."""
+    """Return all elements in index order."""
     place = stored.place
     length = place.stop - place.start
     if max(length, count) * size > _LARGEST_GATHERED:
@@ -220,11 +222,11 @@ def _gathered(stored: LocatedTensor, size: int, count: int) -> Raw:
     raw = np.frombuffer(stored.reader.read(stored.span_offset + place.start * size, length * size), np.uint8)
     if not place.strides:
         if length != count:
-            raise NotComparable("it has more or fewer stored elements than its shape says")
+            raise NotComparable("it has more or fewer stored elements than its shape")
         return raw
     last = sum((extent - 1) * step for extent, step in zip(place.shape, place.strides, strict=True))
     if min(place.strides) < 0 or last >= length:
-        raise NotComparable("its strides lead out of its stored elements")
+        raise NotComparable("its strides reach beyond its stored elements")
     elements: NDArray[np.uint8] = np.lib.stride_tricks.as_strided(
         raw, (*place.shape, size), (*(step * size for step in place.strides), 1), writeable=False
     )
@@ -232,7 +234,7 @@ def _gathered(stored: LocatedTensor, size: int, count: int) -> Raw:
 
 
 def _index(offset: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...]:
-    """The index of the element at this place: of the indices' order, or of the stored one, with its strides."""
+    """Return the index of an element, given its place in index order, or with strides in stored order."""
     if not strides:
         found = []
         for extent in reversed(shape):

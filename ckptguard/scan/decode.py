@@ -1,4 +1,4 @@
-"""Stored elements as numbers: every float type as float64, integers as they are."""
+"""Decode stored elements: every float type as float64, integers as they are."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _INTEGERS["bool"] = "u1"
 
 
 class Decoder:
-    """Reads elements of one dtype. `size` is that of an element, `components` how many floats it is (1 for integers).
+    """Reads elements of one dtype. `size` is that of an element, `components` its number of floats (1 for integers).
 
-    `is_float` and `is_integer` are both false for types whose bytes say nothing by themselves (quantised ones).
+    `is_float` and `is_integer` are both false for types whose bytes alone have no value (quantised ones).
     """
 
     def __init__(self, dtype: str, byte_order: str) -> None:
@@ -44,12 +44,12 @@ class Decoder:
             self._table = _table(known.float)
 
     def integers(self, raw: Raw) -> NDArray[Any]:
-        """The elements of an integer type."""
+        """Return the elements of an integer type."""
         assert self._plain is not None
         return np.frombuffer(raw, self._plain)
 
     def values(self, raw: Raw) -> Values:
-        """The elements of a float or integer type as float64, a complex one's components one after the other."""
+        """Return the elements of a float or integer type as float64; a complex one's components follow each other."""
         with np.errstate(all="ignore"):  # a signalling NaN is only another NaN
             if self._plain is not None:
                 return np.frombuffer(raw, self._plain).astype(np.float64)
@@ -60,7 +60,7 @@ class Decoder:
 
 
 def _table(layout: FloatLayout) -> Values:
-    """All 256 values of a one-byte float type."""
+    """Return all 256 values of a one-byte float type."""
     values = np.empty(256, np.float64)
     for bits in range(256):
         magnitude = bits & ~layout.sign

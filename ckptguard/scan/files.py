@@ -1,4 +1,4 @@
-"""One pass over files: every byte is read once, several files side by side."""
+"""One pass over files: every byte is read once, several files in parallel."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 def scan_files(
     storage: Storage, keys: Sequence[str], options: ScanOptions | None = None, progress: Progress | None = None
 ) -> Scan:
-    """Scan files; the result has them in the order given, and is the same with any number of workers.
+    """Scan files. The result has the given order, and is the same with any number of workers.
 
-    Bad bytes are in the result. What is raised says nothing about the bytes: StorageError, or ChangedWhileReadError
-    for a file that was written, replaced or removed meanwhile.
+    Bad bytes are in the result. An error says nothing about the bytes: StorageError, or ChangedWhileReadError for a
+    file that was written, replaced or removed meanwhile.
     """
     started = time.perf_counter()
     options = options or ScanOptions()
@@ -47,7 +47,7 @@ def _side_by_side(
     large_first = _large_first(storage, keys) if workers > 1 and len(keys) > 1 and not options.structure_only else []
     if len(large_first) < 2:
         return tuple(scanner(key) for key in keys)
-    # Not for one file: it takes as long to load as a small one.
+    # Not for one file: importing it takes as long as a small file.
     from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 
     futures: dict[str, Future[ScannedFile]] = {}
@@ -74,8 +74,10 @@ def _error_of(future: Future[ScannedFile]) -> BaseException | None:
 
 
 def _large_first(storage: Storage, keys: Sequence[str]) -> list[str]:
-    """The files that are worth a thread, the largest first, so that none is left for last. Elsewhere than on a local
-    file system, asking for sizes costs as much as opening, and waiting in turn even more: all."""
+    """Return the files that are worth a thread, the largest first, so that none is left for last.
+
+    On remote storage that is all of them, because asking for a size costs as much as opening.
+    """
     if storage.root is None:
         return list(keys)
     sizes = {key: storage.stat(key).size for key in keys}
@@ -83,7 +85,7 @@ def _large_first(storage: Storage, keys: Sequence[str]) -> list[str]:
 
 
 def digest_places(storage: Storage, key: str, places: Sequence[tuple[int, int]]) -> tuple[str | None, ...]:
-    """BLAKE3 of (offset, length) ranges of a file; None for a range that reaches beyond its end."""
+    """Return the BLAKE3 of (offset, length) ranges of a file; None for a range beyond its end."""
     buffer = memoryview(bytearray(BLOCK))
     digests: list[str | None] = []
     with storage.open(key) as reader:

@@ -1,4 +1,4 @@
-"""Files that tensors of bytes hold, such as the pickled state of a layer (`_extra_state`)."""
+"""Files inside tensors of bytes, such as the pickled state of a layer (`_extra_state`)."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ from ckptguard.scan.byte_pass import HEAD
 from ckptguard.storage.protocol import Reader
 
 _LARGEST = 64 << 20
-_OF_A_LAYER = "_extra_state"  # as torch calls what a layer saves in a way of its own
+_OF_A_LAYER = "_extra_state"  # torch's name for what a layer saves in its own way
 
 
 def open_nested(reader: Reader, structure: Structure, heads: dict[int, bytes]) -> Structure:
-    """The structure with the numbers and names in such files. What is none is only bytes, unless a layer saved it;
-    what only looks like one is not read, and said to be so. `heads` are the first bytes of spans, by number."""
+    """Add the numbers and names of nested files to the structure. `heads` are the first bytes of spans, by number.
+
+    Other bytes stay bytes, unless a layer saved them. Bytes that only look like a file are reported as unread.
+    """
     found, room = Found(), ReadingBudget()
     opened: set[str] = set()
     for tensor in structure.tensors:
@@ -40,7 +42,7 @@ def open_nested(reader: Reader, structure: Structure, heads: dict[int, bytes]) -
 
 
 def _bytes_of(reader: Reader, structure: Structure, tensor: TensorPlace, head: bytes) -> bytes | None:
-    """All bytes of a tensor that begins as a file does; None for any other."""
+    """Return all bytes of a tensor that begins like a file, else None."""
     assert tensor.span is not None
     begin, size = structure.spans[tensor.span].offset + tensor.start, tensor.stop - tensor.start
     if tensor.start or len(head) < min(size, HEAD):

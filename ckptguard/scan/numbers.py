@@ -1,9 +1,8 @@
-"""Counting NaN and infinities, and finding the largest magnitude, by integers alone.
+"""Count NaN and infinities, and find the largest magnitude, with integers alone.
 
-A float's bits without the sign, as an integer, order as magnitudes do. So one maximum over a block says whether all of
-it is finite and how large it is. This holds in every float type, also in those that numpy does not know.
-
-Views that leave elements out are read a second time, in part, where what they span is not all finite.
+Without the sign, a float's bits order like magnitudes. So one maximum over a block shows whether it is finite and how
+large it is. This is true for every float type, also for those that numpy does not know. Views with gaps are partly read
+a second time if what they span is not all finite.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _ROOM = 64 << 20  # bytes that may be read again beyond twice the file
 
 
 class ArrayTally(Tally):
-    """A tally of any number of floats, as numpy sees them."""
+    """A tally of any number of floats in numpy arrays."""
 
     __slots__ = ("reading", "squares")
 
@@ -94,7 +93,7 @@ class ArrayTally(Tally):
 
 
 class Reading:
-    """How the floats of a segment are read: as integers of their size and byte order."""
+    """How to read the floats of a segment: as integers of their size and byte order."""
 
     __slots__ = ("decode", "layout", "signed", "unsigned")
 
@@ -110,18 +109,17 @@ class Reading:
 
 def _all_equal(bits: Bits, value: int) -> bool:
     if int(bits[-1]) != value or int(bits[len(bits) // 2]) != value or int(bits[0]) != value:
-        return False  # nearly always the end of it
+        return False  # nearly always decides
     return bool((bits == bits.dtype.type(value)).all())
 
 
 def numbers_of_views(
     reader: Reader, structure: Structure, numbers: Sequence[Numbers | None]
 ) -> tuple[Numbers | None, ...]:
-    """The numbers with those of gapped views made exact, where the elements from their first to their last are not
-    all finite.
+    """Make the numbers of views with gaps exact, if what they span is not all finite.
 
-    They then count the elements that the view reaches, in the stored order. Views whose dimensions overlap in ways
-    that leave gaps, and more views than would be read again, keep the numbers of all that they span.
+    Then they count the elements that the view reaches, in stored order. Overlapping dimensions with gaps, and views
+    beyond the reading budget, keep the numbers of everything that they span.
     """
     exact: dict[tuple[object, ...], Numbers] = {}
     result = list(numbers)
@@ -142,7 +140,7 @@ def numbers_of_views(
 
 
 def _steps(tensor: TensorPlace) -> tuple[tuple[int, int], ...] | None:
-    """(stride, size) from the widest to the narrowest; None where one dimension does not end before the next step."""
+    """Return (stride, size) from widest to narrowest, or None if a dimension does not end before the next step."""
     steps = sorted((step, size) for step, size in zip(tensor.strides, tensor.shape, strict=True) if size > 1 and step)
     reach = 0
     for step, size in steps:
@@ -171,7 +169,7 @@ def _read_view(
 
 
 def _reached(offsets: NDArray[np.int64], steps: tuple[tuple[int, int], ...]) -> NDArray[np.bool_]:
-    """Which offsets some index of the view leads to."""
+    """Return which offsets the view reaches."""
     rest = offsets
     for step, size in steps:
         rest = rest - (rest // step).clip(max=size - 1) * step

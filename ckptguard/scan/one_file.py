@@ -1,4 +1,4 @@
-"""The scan of one file: its structure, then every byte once, by pread, in one pass or in parts side by side."""
+"""The scan of one file: its structure, then every byte once, in one pass or in parallel parts."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 
     from ckptguard.scan.paced_reader import Rate
 
-LEAST_PART = 8 << 20  # less than that is not worth another thread
+LEAST_PART = 8 << 20  # less is not worth another thread
 _PARTS_EACH = 4  # parts for each thread: spans differ in size
-_TICK = 0.1  # seconds after which someone who waits for its turn to read looks whether it is still wanted
+_TICK = 0.1  # seconds between checks for a stop while waiting to read
 
 
 class Stopped(Exception):
@@ -39,9 +39,9 @@ class Stopped(Exception):
 
 
 class FileScanner:
-    """Scans files of one storage; may be called from several threads at once.
+    """Scans files of one storage; several threads may call it at once.
 
-    The first scan that fails makes the others raise Stopped soon, as `stop` does.
+    The first failing scan makes the others raise Stopped soon, as `stop` does.
     """
 
     def __init__(self, storage: Storage, options: ScanOptions, progress: Progress | None, workers: int) -> None:
@@ -61,12 +61,12 @@ class FileScanner:
         self._stopped = False
 
     def __call__(self, key: str) -> ScannedFile:
-        """One file."""
+        """Scan one file."""
         try:
             return self._scan(key)
         except MemoryError as error:
             self._stopped = True
-            raise WorkerError(f"reading {escape(key)} takes more memory than there is") from error
+            raise WorkerError(f"reading {escape(key)} needs more memory than is available") from error
         except BaseException:
             self._stopped = True
             raise
@@ -118,8 +118,8 @@ class FileScanner:
         )
 
     def _parts_of(self, plan: Plan, size: int) -> list[Part]:
-        """What threads may share; nothing where a digest of the whole file has to see its bytes in order anyway, or
-        where waiting for the storage takes longer than looking at what it sends."""
+        """Return the parts that threads may share. None if a digest needs the whole file in order, or the storage is
+        slower."""
         if self._names or self._workers == 1 or size < 2 * LEAST_PART or self._storage.root is None:
             return []
         parts = parts_of(plan.regions, max(size // (self._workers * _PARTS_EACH), LEAST_PART))
@@ -127,11 +127,11 @@ class FileScanner:
 
     @contextmanager
     def _in_order(self, reader: Reader) -> Iterator[Reader]:
-        """The file for one who reads it front to back: from a storage elsewhere it comes in chunks, several at once."""
+        """Open the file for reading front to back. A remote file is read ahead in chunks, several at once."""
         if self._storage.root is not None or self._workers == 1 or reader.entry.size <= REMOTE_BLOCK:
             yield reader
             return
-        # Local files need neither; concurrent.futures alone takes as long to load as a small file to verify.
+        # Local files need neither; importing concurrent.futures takes as long as verifying a small file.
         from concurrent.futures import ThreadPoolExecutor
 
         from ckptguard.storage.read_ahead import IN_FLIGHT, ReadAhead
@@ -147,7 +147,8 @@ class FileScanner:
                 self._read_ahead -= 1
 
     def _ahead(self) -> int:
-        """How many chunks of a file may be on their way. With a rate few: they are asked for before it is."""
+        """Return how many chunks of a file may be in flight. With a rate only one: they are requested before it
+        counts."""
         from ckptguard.storage.read_ahead import IN_FLIGHT
 
         return 1 if self._rate is not None else max(min(2 * IN_FLIGHT // self._read_ahead, IN_FLIGHT), 1)
@@ -188,7 +189,7 @@ class FileScanner:
         finally:
             if len(futures) < len(work) or not all(f.done() and f.exception() is None for f in futures):
                 self._stopped = True
-                wait(futures)  # nobody may read on after the reader is closed
+                wait(futures)  # no thread may read after the reader is closed
         raise_first([f.exception() for f in futures])
 
     def _unless_stopped(self, work: Callable[[], None]) -> None:
@@ -216,7 +217,7 @@ class FileScanner:
         return done
 
     def _pause(self, seconds: float) -> None:
-        """Wait, and hear meanwhile whether the scan is given up, here or by whoever follows its progress."""
+        """Wait, and check meanwhile if the scan is given up, here or by its progress callback."""
         end = time.monotonic() + seconds
         while (left := end - time.monotonic()) > 0:
             time.sleep(min(left, _TICK))
@@ -232,7 +233,7 @@ class FileScanner:
             buffers = ThreadBuffers(BLOCK if self._storage.root else REMOTE_BLOCK, threaded=self._workers > 1)
             self._buffers.append(buffers)
         yield buffers
-        self._idle.append(buffers)  # not after an error: a digest thread may still be at its blocks
+        self._idle.append(buffers)  # not after an error: a digest thread may still use its blocks
 
     def __enter__(self) -> Self:
         return self
@@ -249,9 +250,9 @@ class FileScanner:
 
 
 class Structures:
-    """The structures of a storage's files while they are scanned: those that others refer to are read only once.
+    """The structures of a storage's files during a scan. Files that others refer to are read only once.
 
-    May be asked from several threads at once.
+    Several threads may use it at once.
     """
 
     def __init__(self, storage: Storage) -> None:
@@ -261,25 +262,25 @@ class Structures:
         self._lock = threading.Lock()
 
     def read(self, reader: Reader, key: str) -> Structure:
-        """The structure of an open file."""
-        # Held while it is read, and with it another's that it refers to: nothing that is referred to refers further.
+        """Return the structure of an open file."""
+        # Two locks at most: a file that others refer to refers to none itself.
         with self._lock_of(key):
             known = self._known.get(key)
             if known is not None and known[0] == reader.entry and known[1].chunks:
                 return known[1]
             structure = read_structure(reader, key, lambda name: self._beside(key, name))
-            if structure.chunks:  # what it says of other files, they will ask for
+            if structure.chunks:  # other files will need what it says about them
                 self._known[key] = (reader.entry, structure)
             return structure
 
     def _beside(self, key: str, name: str) -> Structure | None:
-        """The structure of a file in the same folder; what it refers to in turn is not looked at."""
+        """Return the structure of a file in the same folder, without the files that it refers to."""
         other = key.rpartition("/")[0] + "/" + name if "/" in key else name
         with self._lock_of(other):
             if other not in self._known:
                 self._known[other] = None
                 try:
-                    if self._storage.stat(other).kind == "file":  # a link or FIFO has a finding of its own
+                    if self._storage.stat(other).kind == "file":  # a link or FIFO has its own finding
                         with self._storage.open(other) as reader:
                             self._known[other] = (reader.entry, read_structure(reader, other))
                 except ObjectMissingError:
@@ -299,7 +300,7 @@ def _rate_of(per_second: float) -> Rate:
 
 
 def _exact(reader: Reader, structure: Structure, numbers: tuple[Numbers | None, ...]) -> tuple[Numbers | None, ...]:
-    """The numbers with those of views that leave elements out made exact."""
+    """Make the numbers of views with gaps exact."""
     if not any(tensor.strides for tensor in structure.tensors):
         return numbers
     from ckptguard.scan.numbers import numbers_of_views
@@ -308,7 +309,7 @@ def _exact(reader: Reader, structure: Structure, numbers: tuple[Numbers | None, 
 
 
 def _opened(reader: Reader, structure: Structure, heads: dict[int, bytes]) -> Structure:
-    """The structure with what tensors of bytes hold that are files of their own. `heads`: how spans with some begin."""
+    """Add nested files in tensors of bytes to the structure. `heads`: the first bytes of such spans."""
     if not heads:
         return structure
     from ckptguard.scan.nested_files import open_nested
@@ -317,6 +318,6 @@ def _opened(reader: Reader, structure: Structure, heads: dict[int, bytes]) -> St
 
 
 def raise_first(errors: list[BaseException | None]) -> None:
-    """Raise the first error that is a reason and not a consequence, if there is any error."""
+    """Raise the first error that is a cause, not a consequence, if there is any."""
     for error in sorted((e for e in errors if e is not None), key=lambda e: isinstance(e, Stopped)):
         raise error

@@ -1,4 +1,4 @@
-"""What a caller may ask of a scan."""
+"""The options of a scan."""
 
 from __future__ import annotations
 
@@ -10,19 +10,20 @@ import msgspec
 from ckptguard.scan.result import Scan
 from ckptguard.storage.protocol import Storage
 
-_MOST = 8  # more threads wait for each other's Python and want more memory; then training wants its processors too
+_MOST = 8  # more threads wait for each other's Python and need more memory; training needs its processors, too
 
 
 class ScanOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """`md5`: take each file's MD5 too. `sums`: further whole-file digests ("sha256", "git-sha1", ...: `digest_names`).
+    """Options of a scan.
 
-    `spare_cache`: tell the storage as soon as bytes will not be read again, so that a daemon does not push training's
-    files out of the page cache; not for a user who loads the file next. `workers`: how many threads read and hash side
-    by side (0: as many as there are processors), each with one more for each whole-file digest; with 1, everything
-    happens in the caller's thread. `rate`: bytes a second that all of them together read at most.
-
-    `structure_only`: read what the structures need and no more; digests and numbers are then empty. Hostile files are
-    parsed for that too, so it goes through the same scanner.
+    - `md5`: also compute each file's MD5. `sums`: more whole-file digests ("sha256", "git-sha1", ...; see
+      `new_hasher`).
+    - `workers`: threads that read and hash in parallel (0: one per processor), each with one more per whole-file
+      digest. With 1, everything happens in the caller's thread.
+    - `rate`: bytes per second that all of them together read at most.
+    - `spare_cache`: drop read bytes from the page cache, so that a daemon does not evict training's files. Not for a
+      user who loads the file next.
+    - `structure_only`: read only the structures; digests and numbers are empty. Hostile files need the same scanner.
     """
 
     md5: bool = True
@@ -33,17 +34,17 @@ class ScanOptions(msgspec.Struct, frozen=True, kw_only=True):
     structure_only: bool = False
 
 
-Progress = Callable[[int], None]  # bytes done since the last call, may be 0; may be called from other threads
+Progress = Callable[[int], None]  # bytes since the last call, may be 0; other threads may call it
 Scanner = Callable[[Storage, Sequence[str], ScanOptions, Progress | None], Scan]
 
 
 def processors() -> int:
-    """How many processors this process may use."""
+    """Return how many processors this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return max(len(os.sched_getaffinity(0)), 1)
     return os.cpu_count() or 1
 
 
 def workers_of(wanted: int) -> int:
-    """How many threads to work in: as many as wanted; for 0 as many as there are processors, within reason."""
+    """Return how many threads to use: `wanted`, or for 0 one per processor, within limits."""
     return wanted or min(processors(), _MOST)

@@ -1,4 +1,4 @@
-"""A file front to back, once, block by block, at a pace that others set."""
+"""Read a file front to back, once, block by block, at a given pace."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ from ckptguard.scan.options import Progress
 from ckptguard.storage.protocol import Reader
 from ckptguard.storage.read_ahead import IN_FLIGHT, ReadAhead
 
-CATCH_UP = 0.25  # seconds of reading that may be made up for: more would be a burst that training feels
-_TICK = 0.1  # seconds after which someone who waits for its turn looks whether it is still wanted
+CATCH_UP = 0.25  # seconds of reading to catch up at most: more would be a burst that training feels
+_TICK = 0.1  # seconds between checks for a stop while waiting
 
 
 class Rate:
-    """Lets so many bytes a second through. Time that was lost, to a slow disk or a sleep that took longer, is made up
-    for by at most `CATCH_UP`; time in which nobody read is not saved up beyond that. Threads may share one."""
+    """Limits reading to a number of bytes per second. Threads may share it.
+
+    Lost time, from a slow disk or a long sleep, is caught up by at most `CATCH_UP`. Idle time is not saved beyond that.
+    """
 
     def __init__(self, per_second: float, clock: Callable[[], float]) -> None:
         self._per_second = per_second
@@ -26,7 +28,7 @@ class Rate:
         self._free_at = clock()
 
     def take(self, length: int) -> float:
-        """So many bytes were read; how many seconds to wait before reading more."""
+        """Count bytes that were read. Returns how many seconds to wait before reading more."""
         with self._lock:
             now = self._clock()
             self._free_at = max(self._free_at, now - CATCH_UP) + length / self._per_second
@@ -34,8 +36,10 @@ class Rate:
 
 
 class Pace:
-    """How fast bytes are read, by all that share it, and whether at all: `hold` is called before each block and while
-    waiting for the rate; it may wait, and raises to end the reading. `progress` hears of every byte."""
+    """The pace of everything that shares it. `hold` is called before each block and while waiting.
+
+    `hold` may wait, or raise to end the reading. `progress` is called for every byte.
+    """
 
     def __init__(
         self, rate: float | None = None, hold: Callable[[], None] | None = None, progress: Progress | None = None
@@ -55,7 +59,7 @@ class Pace:
             self._hold()
 
     def passed(self, length: int) -> None:
-        """So many bytes were read; returns when the rate lets more be read."""
+        """Count bytes that were read. Returns when the rate allows more."""
         if self._progress is not None:
             self._progress(length)
         if self._rate is None:
@@ -67,8 +71,10 @@ class Pace:
 
 
 def read_through(reader: Reader, take: Callable[[bytes], None], pace: Pace, *, block: int, remote: bool) -> None:
-    """Have `take` see every byte of a file, in order. Of a remote one, the next blocks are asked for meanwhile:
-    `IN_FLIGHT` are in memory at most; with a rate, one and the one at hand."""
+    """Give every byte of a file to `take`, in order. The next blocks of a remote file are requested ahead.
+
+    At most `IN_FLIGHT` blocks are in memory; with a rate, one and the current one.
+    """
     if not remote or reader.entry.size <= block:
         _blocks(reader, take, pace, block)
         return

@@ -1,4 +1,4 @@
-"""Where in a file which numbers lie: spans cut into segments that whole tensors are made of."""
+"""Plan where a file's numbers are: spans cut into segments that form whole tensors."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from ckptguard.formats.dtypes import DTYPES
 from ckptguard.formats.structure import BYTES, Problem, SpanPlace, Structure, holds_bytes
 
 MAX_PIECES = 4_000_000
-_LARGEST_GAP = 64 << 10  # what is not worth a read of its own between two spans
+_LARGEST_GAP = 64 << 10  # a smaller gap between two spans is not worth its own read
 
 
 class Segment(msgspec.Struct, frozen=True, gc=False):
-    """Bytes `begin`..`end` of a file: floats of one type that belong to the same tensors throughout."""
+    """Bytes `begin`..`end` of a file: floats of one type that belong to the same tensors."""
 
     begin: int
     end: int
@@ -24,17 +24,17 @@ class Segment(msgspec.Struct, frozen=True, gc=False):
 
 
 class Region(msgspec.Struct, frozen=True, gc=False):
-    """A span with the segments in it: for each type of floats its own, in order and without overlaps."""
+    """A span with its segments: for each float type in order, without overlaps."""
 
     begin: int
     end: int
     crc32: int | None
     groups: tuple[tuple[int, ...], ...]  # indices in the plan's segments
-    holds_bytes: bool = False  # a tensor of bytes: its first ones tell whether it is a file
+    holds_bytes: bool = False  # a tensor of bytes: its first ones show if it is a file
 
 
 class Part(msgspec.Struct, frozen=True, gc=False):
-    """Bytes `begin`..`end` of a file, and the regions that lie in them whole: `first_region`..`last_region`."""
+    """Bytes `begin`..`end` of a file, with the whole regions `first_region`..`last_region`."""
 
     begin: int
     end: int
@@ -43,7 +43,7 @@ class Part(msgspec.Struct, frozen=True, gc=False):
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """`pieces` aligns with the structure's tensors: the segments each one consists of, None where not to be counted."""
+    """`pieces` aligns with the structure's tensors: the segments of each one, or None if it is not counted."""
 
     regions: list[Region]
     segments: list[Segment]
@@ -52,7 +52,7 @@ class Plan(msgspec.Struct, frozen=True):
 
 
 def plan_of(structure: Structure) -> Plan:
-    """Cut each span at the boundaries of the float tensors in it, so that no byte's numbers are looked at twice."""
+    """Cut each span at the boundaries of its float tensors, so that no byte is counted twice."""
     by_span: dict[int, dict[tuple[str, str], list[int]]] = {}
     of_bytes = {t.span for t in structure.tensors if t.dtype in BYTES and holds_bytes(t)}
     for index, tensor in enumerate(structure.tensors):
@@ -67,15 +67,17 @@ def plan_of(structure: Structure) -> Plan:
         groups = tuple([cuts.cut(span, *kind, tensors) for kind, tensors in by_span.get(number, {}).items()])
         if cuts.room < 0:
             first_name = structure.tensors[next(iter(by_span[number].values()))[0]].name
-            problems.append(Problem(message="its tensors overlap beyond all bounds", tensor=first_name))
+            problems.append(Problem(message="its tensors overlap too often", tensor=first_name))
             cuts.room = 0
         regions.append(Region(span.offset, span.offset + span.length, span.crc32, groups, number in of_bytes))
     return Plan(regions, cuts.segments, cuts.pieces, tuple(problems))
 
 
 def parts_of(regions: Sequence[Region], length: int) -> list[Part]:
-    """Parts of about `length` bytes or more for threads to share, from span to span: none holds part of a span, and
-    what lies between two parts lies outside of all spans."""
+    """Return parts of at least about `length` bytes for threads to share. No part has a piece of a span.
+
+    What is between two parts is outside all spans.
+    """
     parts: list[Part] = []
     first = 0
     for last, region in enumerate(regions, start=1):
@@ -88,7 +90,7 @@ def parts_of(regions: Sequence[Region], length: int) -> list[Part]:
 
 
 class _Cuts:
-    """The segments and pieces of a plan while its spans are cut; `room` is how many more pieces there may be."""
+    """The segments and pieces of a plan while its spans are cut. `room` is how many more pieces are allowed."""
 
     def __init__(self, structure: Structure) -> None:
         self.segments: list[Segment] = []
@@ -97,7 +99,7 @@ class _Cuts:
         self._places = structure.tensors
 
     def cut(self, span: SpanPlace, dtype: str, order: str, tensors: list[int]) -> tuple[int, ...]:
-        """Add the segments that these tensors of one type need; the numbers of those segments."""
+        """Add the segments for these tensors of one type. Returns their numbers."""
         first = len(self.segments)
         ranges = [(self._places[i].start, self._places[i].stop) for i in tensors]
         size = DTYPES[dtype].size
@@ -129,7 +131,7 @@ class _Cuts:
         distinct: Sequence[tuple[int, int]],
         add: Callable[[int, int], int],
     ) -> None:
-        """Cut at every boundary, leave out what no tensor covers, and let each tensor collect its own."""
+        """Cut at every boundary, drop what no tensor covers, and give each tensor its segments."""
         edges = sorted({edge for place in distinct for edge in place})
         opening = dict(distinct)  # sorted, so of equal starts the furthest stop stays
         at: dict[int, int] = {}

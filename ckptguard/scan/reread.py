@@ -1,4 +1,4 @@
-"""Read a sealed file again, from the disk and not from the page cache, at a pace that others set."""
+"""Read a sealed file again, from the disk and not from the page cache, at a given pace."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from ckptguard.storage.protocol import Storage
 from ckptguard.values.manifest import File
 
 _REMOTE_BLOCK = 8 << 20  # each is one request
-_LOOK = 5.0  # seconds between two looks whether the file is still there: an open one keeps its space when removed
+_LOOK = 5.0  # seconds between checks that the file still exists: an open one keeps its space when removed
 
 
 class ReadingStopped(Exception):
-    """Whoever sets the pace wants no more to be read. It says nothing about the bytes."""
+    """The pace's owner ended the reading. It says nothing about the bytes."""
 
 
 class WrongFile(msgspec.Struct, frozen=True, kw_only=True):
-    """What is wrong with one file; `tensors` are names of those whose bytes are not as they were sealed."""
+    """What is wrong with one file. `tensors` are those whose bytes differ from the sealed ones."""
 
     file: str
     message: str
@@ -31,33 +31,35 @@ class WrongFile(msgspec.Struct, frozen=True, kw_only=True):
 def reread(
     storage: Storage, key: str, sealed: File, pace: Pace | None = None, *, md5: bool = False
 ) -> WrongFile | None:
-    """What is wrong with the file under `key`; None if every byte is as it was sealed. BLAKE3 alone, or MD5 too, where
-    one is on record.
+    """Return what is wrong with the file at `key`, or None if every byte is as sealed. Nothing is parsed.
 
-    Raises what says nothing about the bytes: CouldNotTellError and its kinds, ReadingStopped. Nothing is parsed.
+    It compares BLAKE3, and with `md5` a recorded MD5, too. Errors say nothing about the bytes: CouldNotTellError and
+    its kinds, ReadingStopped.
     """
     try:
         entry = storage.stat(key)
     except ObjectMissingError:
-        return WrongFile(file=sealed.path, message="it is not there")
+        return WrongFile(file=sealed.path, message="it is missing")
     if entry.kind != "file":
-        return WrongFile(file=sealed.path, message="it is no regular file")
+        return WrongFile(file=sealed.path, message="it is not a regular file")
     return read_back(storage, key, sealed, pace, md5=md5)
 
 
 def read_back(
     storage: Storage, key: str, sealed: File, pace: Pace | None = None, *, md5: bool = False
 ) -> WrongFile | None:
-    """The same of a file that is there; else ObjectMissingError, and DeniedError for what is no regular file."""
-    # Not above: a daemon that reads nothing again needs none of it.
+    """Do the same for an existing file. Raises ObjectMissingError, or DeniedError for what is not a regular file."""
+    # Imported here, because a daemon that reads nothing again does not need it.
     from ckptguard.scan.sealed_stream import SealedStream
     from ckptguard.scan.thread_buffers import BLOCK
 
     with storage.open(key) as reader:
         size = reader.entry.size
         if size != sealed.size:
-            return WrongFile(file=sealed.path, message=f"it has {size} bytes, and {sealed.size} were sealed")
-        reader.done_with(0, size)  # what is in the page cache says nothing about the disk
+            return WrongFile(
+                file=sealed.path, message=f"it has {size} bytes instead of the {sealed.size} that were sealed"
+            )
+        reader.done_with(0, size)  # the page cache says nothing about the disk
         stream, whole = SealedStream(sealed), hashlib.md5(usedforsecurity=False) if md5 and sealed.md5 else None
         looked = time.monotonic()
 
@@ -76,7 +78,7 @@ def read_back(
     if stream.wrong() is not None:
         hit = set(stream.wrong_spans)
         tensors = tuple(t.name for t in sealed.tensors if t.span in hit)
-        return WrongFile(file=sealed.path, message="its bytes are not those that were sealed", tensors=tensors)
+        return WrongFile(file=sealed.path, message="its bytes differ from the sealed bytes", tensors=tensors)
     if whole is not None and whole.hexdigest() != sealed.md5:
-        raise RecordsError(f"the MD5 on record of {sealed.path} is not that of its bytes, although BLAKE3 agrees")
+        raise RecordsError(f"the recorded MD5 of {sealed.path} is wrong, although BLAKE3 agrees")
     return None

@@ -1,4 +1,4 @@
-"""What one pass over a file yields: digests and numbers."""
+"""The results of a scan: digests and numbers."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from ckptguard.storage.protocol import Entry
 class Numbers(msgspec.Struct, frozen=True, kw_only=True):
     """Numbers of one tensor's stored elements (complex: of its components).
 
-    `first_bad` is the index of the first NaN or infinite element in the stored order, counted from the tensor's
-    first element. `largest` is the largest finite magnitude (0.0 if there is none). `constant`: all elements have
-    the same bits; `zero`: all elements are zero (of either sign); `single_finite`: all finite elements have the
-    same bits. `rms` is the root mean square of the finite elements: of all in up to 64 KiB, of a fixed sample in
-    larger tensors; the same number however the file was scanned. None where no such element is finite. `zeros` is the
-    share of the same elements that have no bit set: zeros, but for negative ones.
+    - `first_bad`: the index of the first NaN or infinite element, in stored order.
+    - `largest`: the largest finite magnitude (0.0 if there is none).
+    - `rms`: the root mean square of the finite elements, None without any. Beyond 64 KiB it is that of a fixed sample,
+      the same for every way to scan the file.
+    - `zeros`: the share of the same elements with no bit set, so without negative zeros.
+    - `constant`: all elements have the same bits. `zero`: all are zero, of either sign. `single_finite`: all finite
+      elements have the same bits.
     """
 
     count: int
@@ -33,10 +34,12 @@ class Numbers(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ScannedFile(msgspec.Struct, frozen=True, kw_only=True):
-    """One file after the pass. `span_digests` (BLAKE3) align with `structure.spans`, `numbers` with
-    `structure.tensors` (None: not a float dtype, no bytes, or opaque). `pieces`, where a file does not check itself,
-    align with `structure.spans`: see `span_pieces`. Problems found in the bytes (a wrong CRC) are already among
-    `structure.problems`, with the tensor's name where a tensor was hit."""
+    """One file after the pass. `span_digests` (BLAKE3) and `pieces` align with `structure.spans`.
+
+    `numbers` align with `structure.tensors` (None: not a float dtype, no bytes, or opaque). Only files that do not
+    check themselves have `pieces`. Problems in the bytes (a wrong CRC) are in `structure.problems`, with the tensor's
+    name.
+    """
 
     entry: Entry
     structure: Structure
@@ -45,7 +48,7 @@ class ScannedFile(msgspec.Struct, frozen=True, kw_only=True):
     numbers: tuple[Numbers | None, ...]
     md5: str | None = None
     pieces: tuple[str, ...] = ()
-    sums: dict[str, str] = {}  # further whole-file digests that the caller asked for: {"sha256": hex}
+    sums: dict[str, str] = {}  # more whole-file digests that the caller asked for: {"sha256": hex}
 
     def digest(self, algorithm: str) -> str | None:
         """A digest of the whole file; None if it was not taken."""
@@ -53,24 +56,23 @@ class ScannedFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Scan(msgspec.Struct, frozen=True, kw_only=True):
-    """One pass over the files of a checkpoint, in the order asked."""
+    """One pass over the files of a checkpoint, in the given order."""
 
     files: tuple[ScannedFile, ...]
     seconds: float
 
     def file(self, key: str) -> ScannedFile | None:
-        """The scanned file under this key."""
+        """Return the scanned file with this key."""
         return next((f for f in self.files if f.entry.key == key), None)
 
 
 class Difference(msgspec.Struct, frozen=True, kw_only=True):
     """How the elements of tensor `b` differ from those of tensor `a`, of the same shape.
 
-    `differing` counts elements of other bits (of other values, where the types differ). Elements that are not finite
-    on either side count in `nan_*`, `inf_*` and `became_nonfinite` alone: distances are those of the others.
-    `relative_l2` is the norm of the change over that of `a` (infinite if `a` is zero), `largest_change` the largest
-    absolute change and `largest_index` where; all None for integers, and where no element is finite on both sides.
-    Indices are those of the tensor.
+    `differing` counts elements with other bits, or other values if the types differ. Elements that are not finite on a
+    side count only in `nan_*`, `inf_*` and `became_nonfinite`. `relative_l2` is the norm of the change divided by that
+    of `a` (infinite if `a` is zero). `largest_change` is the largest absolute change, at `largest_index`. These are
+    None for integers, and if no element is finite on both sides. Indices are those of the tensor.
     """
 
     count: int

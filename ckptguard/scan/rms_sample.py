@@ -1,4 +1,4 @@
-"""The root mean square of a fixed sample: the same number however a file's bytes come along."""
+"""The root mean square of a fixed sample: the same number for every way to read a file."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ if TYPE_CHECKING:
     Bits = NDArray[np.unsignedinteger]
     Values = NDArray[np.float64]
 
-# The sample: the first 64 KiB, and of what follows the first 4 KiB of every 31 * 4 KiB. Not a power of two, so that
-# matrices of the usual widths are not always sampled in the same columns.
+# The sample: the first 64 KiB, then the first 4 KiB of every 31 * 4 KiB. Not a power of two, so that usual matrix
+# widths are not always sampled in the same columns.
 _STRETCH = 4 << 10
 _HEAD = 16 * _STRETCH
 _STEP = 31 * _STRETCH
 
 
 class SquareSum:
-    """Adds up squares of one segment's finite elements, stretch by stretch of its sample, in the order of the file.
+    """Adds up squares of one segment's finite elements, stretch by stretch of its sample, in file order.
 
-    A stretch that comes in pieces waits until it is whole: rounding never depends on where blocks end.
+    A stretch that arrives in pieces waits until it is whole, so rounding never depends on block borders.
     """
 
     __slots__ = ("_begun", "_count", "_decode", "_large", "_position", "_size", "_total", "_zeros")
@@ -38,7 +38,7 @@ class SquareSum:
         self._begun: list[Bits] = []
 
     def add(self, bits: Bits) -> None:
-        """The next elements of the segment."""
+        """Take the next elements of the segment."""
         head = max(_HEAD // self._size - self._position, 0)
         if head:
             self._add_grid(bits[:head], self._position, _STRETCH // self._size)
@@ -48,7 +48,7 @@ class SquareSum:
         self._position += len(bits)
 
     def _add_grid(self, bits: Bits, begin: int, step: int) -> None:
-        """Elements from `begin` on of a row in which a stretch begins at each multiple of `step`."""
+        """Take elements from `begin` on of a row in which a stretch begins at each multiple of `step`."""
         stretch = _STRETCH // self._size
         if 0 < begin % step < stretch:
             self._begun.append(bits[: stretch - begin % step].copy())
@@ -80,7 +80,7 @@ class SquareSum:
                     self._add_with_care(values[number])
 
     def _add_with_care(self, row: Values) -> None:
-        """A stretch that holds what is not finite, or whose squares are huge."""
+        """Take a stretch with elements that are not finite, or whose squares are huge."""
         finite = row[np.isfinite(row)]
         self._count += len(finite)
         total = float(np.einsum("i,i->", finite, finite))
@@ -91,14 +91,15 @@ class SquareSum:
             self._large += float(np.einsum("i,i->", finite, finite))
 
     def sums(self) -> tuple[int, int, float, float]:
-        """How many elements, how many zeros among them, the sum of their squares, and that of the huge ones, scaled."""
+        """Return the number of elements and of zeros among them, the sum of squares, and the scaled sum of huge
+        ones."""
         if self._begun:
             self._finish_stretch()
         return self._count, self._zeros, self._total, self._large
 
 
 class Decode:
-    """Float values of bits that were read as unsigned integers; what is not finite may come out as NaN."""
+    """Decodes floats that were read as unsigned integers. A value that is not finite may become NaN."""
 
     __slots__ = ("_float", "_table", "size")
 
@@ -107,7 +108,7 @@ class Decode:
         self._table: Values | None = None
         self._float: np.dtype[np.floating] | None = None
         if layout.size == 1:
-            without_sign = (b & ~layout.sign for b in range(256))  # only squares are asked for
+            without_sign = (b & ~layout.sign for b in range(256))  # only squares are needed
             self._table = np.array([layout.magnitude(b) if b < layout.bad else math.nan for b in without_sign])
             if layout.negative_zero_is_nan:
                 self._table[layout.sign] = math.nan

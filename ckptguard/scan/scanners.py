@@ -1,4 +1,4 @@
-"""The scanner that the settings ask for."""
+"""The scanner that the settings select."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from ckptguard.values.settings import Settings
 
 @contextmanager
 def scanner_of(settings: Settings) -> Iterator[Scanner]:
-    """A scanner in this thread, in threads, or in limited processes that end with the context; all find the same."""
+    """Yield a scanner in this thread, in threads, or in limited processes that end with the context. All find the
+    same."""
     if settings.executor == "processes":
         from ckptguard.scan.process.process_scanner import ProcessScanner
         from ckptguard.scan.process.worker_process import limits_of

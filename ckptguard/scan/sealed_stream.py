@@ -1,4 +1,4 @@
-"""Bytes on their way, held against the manifest: the digests of a stream, whatever its format means."""
+"""Compare a stream of bytes with the manifest's digests, without knowing its format."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ckptguard.values.manifest import File
 
 
 class SealedStream:
-    """Takes all bytes of one file in order. RecordsError if the manifest's spans cannot be those of a file."""
+    """Takes all bytes of one file in order. Raises RecordsError if the manifest's spans are impossible."""
 
     def __init__(self, file: File) -> None:
         ends = [0, *(span.offset + span.length for span in file.spans)]
@@ -22,7 +22,7 @@ class SealedStream:
         self._wrong: list[int] = []
 
     def add(self, block: bytes | memoryview) -> None:
-        """The next bytes."""
+        """Take the next bytes."""
         left = memoryview(block)
         while left:
             self._close_spans()
@@ -32,7 +32,7 @@ class SealedStream:
             self._at = until
 
     def wrong(self) -> str | None:
-        """After the last byte: what is not as it was sealed; None if every byte is."""
+        """After the last byte, return what differs from the seal, or None."""
         self._close_spans()
         file = self._file
         if self._at != file.size:
@@ -44,11 +44,11 @@ class SealedStream:
 
     @property
     def wrong_spans(self) -> tuple[int, ...]:
-        """Numbers of the spans whose bytes are not those that were sealed, after `wrong`."""
+        """The numbers of the spans whose bytes differ from the sealed ones; call `wrong` first."""
         return tuple(self._wrong)
 
     def _here(self, end: int) -> tuple[blake3, int]:
-        """What takes the bytes here, and up to where, at most `end`."""
+        """Return the hasher for the next bytes, and where it ends, at most `end`."""
         if self._number == len(self._file.spans):
             return self._envelope, end
         span = self._file.spans[self._number]
@@ -57,7 +57,7 @@ class SealedStream:
         return self._span, min(span.offset + span.length, end)
 
     def _close_spans(self) -> None:
-        """Compare the spans that end here; there may be empty ones among them."""
+        """Compare the spans that end here; some may be empty."""
         spans = self._file.spans
         while self._number < len(spans) and self._at == spans[self._number].offset + spans[self._number].length:
             if self._span.hexdigest() != spans[self._number].blake3:

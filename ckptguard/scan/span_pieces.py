@@ -1,6 +1,6 @@
-"""CRC-32s of a few pieces of a span: they tell whether its bytes changed in one place or all over.
+"""CRC-32s of a few pieces of a span, which show whether its bytes changed in one place or everywhere.
 
-Only where nothing else tells of a writer: in files that do not check themselves, with few floats' spans.
+Only for files that do not check themselves, with few spans of floats.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from ckptguard.formats.structure import Structure
 from ckptguard.scan.plan import Plan
 
 PIECES = 32  # of one span, each of whole elements
-_SAMPLE = 8 << 10  # bytes of each that are looked at
-_MOST_SPANS = 32  # with more of them the manifest would grow, and their digests tell enough
+_SAMPLE = 8 << 10  # bytes of each that are read
+_MOST_SPANS = 32  # with more spans the manifest would grow, and their digests are enough
 _CHECKED = ("torch_zip",)
 _WIDTH = 8  # hexadecimal digits
-_FILLED = (b"\0", b"\xff")  # what a page that was lost holds
+_FILLED = (b"\0", b"\xff")  # the content of a lost page
 
 
 def pieces_of(length: int, element: int) -> Iterator[tuple[int, int]]:
-    """(begin, end) of what is looked at in a span of elements of this size."""
+    """Yield (begin, end) of each sampled piece of a span with elements of this size."""
     count = length // element
     pieces = min(count, PIECES)
     for number in range(pieces):
@@ -30,7 +30,7 @@ def pieces_of(length: int, element: int) -> Iterator[tuple[int, int]]:
 
 
 def elements_of(structure: Structure, plan: Plan) -> dict[int, int]:
-    """The size of the elements of each span whose pieces are looked at; nothing where none are."""
+    """Return the element size of each span with pieces; empty if there are none."""
     floats = {n: r.groups[0] for n, r in enumerate(plan.regions) if len(r.groups) == 1}
     if structure.format in _CHECKED or len(floats) > _MOST_SPANS:
         return {}
@@ -48,7 +48,7 @@ class SpanPieces:
         self._found: list[int] = []
 
     def add(self, block: memoryview, begin: int) -> None:
-        """The next bytes, from `begin` on in the span."""
+        """Take the next bytes, which begin at `begin` in the span."""
         while self._at < len(self._bounds):
             first, last = (edge - begin for edge in self._bounds[self._at])
             if first >= len(block):
@@ -60,12 +60,12 @@ class SpanPieces:
             self._at, self._crc = self._at + 1, 0
 
     def text(self) -> str:
-        """The CRC-32s in hexadecimal, one after the other."""
+        """Return the CRC-32s in hexadecimal, without separators."""
         return "".join(f"{crc:0{_WIDTH}x}" for crc in self._found)
 
 
 def differing_pieces(before: str, now: str) -> list[bool]:
-    """Of each piece of a span, whether it differs; nothing where that is not known."""
+    """Return for each piece of a span whether it differs; empty if unknown."""
     count = len(before) // _WIDTH
     if not 0 < count <= PIECES or len(before) != len(now) or count * _WIDTH != len(before):
         return []
@@ -73,7 +73,7 @@ def differing_pieces(before: str, now: str) -> list[bool]:
 
 
 def filled_pieces(length: int, element: int, text: str) -> list[int]:
-    """Of each piece its bytes, where it holds nothing but what is left where a page was lost; else 0."""
+    """Return the size of each piece that holds only the content of a lost page, else 0."""
     sizes = [end - begin for begin, end in pieces_of(length, element)]
     found = [text[n * _WIDTH : (n + 1) * _WIDTH] for n in range(len(sizes))]
     return [

@@ -1,5 +1,7 @@
-"""What is known of a segment's floats, and the numbers of a tensor from that. Few floats are looked at one by one, so
-that a small file needs no numpy: loading it takes longer than all the rest of such a scan."""
+"""The tallies of a segment's floats, and the numbers of a tensor from them.
+
+A few floats are read one by one. So a small file needs no numpy, which takes longer to load than the rest of the scan.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +13,15 @@ from collections.abc import Sequence
 from ckptguard.formats.dtypes import DTYPES, FloatLayout
 from ckptguard.scan.result import Numbers
 
-LARGE = 2.0**900  # sums of squares from here on are kept scaled, so that none is ever infinite
+LARGE = 2.0**900  # sums of squares above this are scaled, so that none becomes infinite
 SCALE = 2.0**-540
-# What the sample of a segment holds: finite elements, zeros among them, their squares' sum, that of huge ones, scaled.
+# A segment's sample: finite elements, zeros among them, the sum of their squares, and the scaled sum of huge ones.
 Sample = tuple[int, int, float, float]
 _CODES = {1: "B", 2: "H", 4: "I", 8: "Q"}
 
 
 class Tally:
-    """What is known of one segment's floats so far; blocks are added in the order of the file."""
+    """What is known about one segment's floats so far; blocks are added in file order."""
 
     __slots__ = (
         "bits_of_finite",
@@ -45,16 +47,16 @@ class Tally:
         self.constant = self.single_finite = True
 
     def add(self, block: memoryview) -> None:
-        """Look at the next floats of the segment; a block holds whole ones."""
+        """Take the next whole floats of the segment."""
         raise NotImplementedError
 
     def finish(self) -> Sample:
-        """After the last block."""
+        """Finish after the last block."""
         raise NotImplementedError
 
 
 class FewTally(Tally):
-    """A tally that keeps its floats, and looks at them when all are there."""
+    """A tally that keeps its floats, and reads them when all have arrived."""
 
     __slots__ = ("_byte_order", "_raw")
 
@@ -94,7 +96,7 @@ class FewTally(Tally):
 
 
 def merge(tallies: Sequence[Tally]) -> Numbers:
-    """The numbers of a tensor from those of its segments, in order."""
+    """Return the numbers of a tensor from its segments, in order."""
     samples = [tally.finish() for tally in tallies]
     one = tallies[0] if len(tallies) == 1 else _as_one(tallies)
     largest = one.layout.magnitude(one.largest)
@@ -114,7 +116,7 @@ def merge(tallies: Sequence[Tally]) -> Numbers:
 
 
 def _as_one(tallies: Sequence[Tally]) -> Tally:
-    """All that one tally of the segments in a row would know, but for the squares."""
+    """Return one tally for all segments in order, without the squares."""
     whole = Tally(tallies[0].layout)
     for tally in tallies:
         if whole.first_bad is None and tally.first_bad is not None:
@@ -132,13 +134,13 @@ def _as_one(tallies: Sequence[Tally]) -> Tally:
 
 
 def _zeros_of(samples: Sequence[Sample]) -> float | None:
-    """Which share of the finite elements has no bit set."""
+    """Return the share of the finite elements that have no bit set."""
     count = sum(sample[0] for sample in samples)
     return sum(sample[1] for sample in samples) / count if count else None
 
 
 def _rms_of(samples: Sequence[Sample]) -> float | None:
-    """The root mean square over several segments; None if no element of the sample is finite."""
+    """Return the root mean square over several segments; None if no element of the sample is finite."""
     count, _, total, large = (sum(column) for column in zip(*samples, strict=True))
     if count == 0:
         return None

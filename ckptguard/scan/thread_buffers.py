@@ -1,4 +1,4 @@
-"""What one thread needs to pass over bytes: a few blocks that are used again and again, and its digest threads."""
+"""What one thread needs for a pass: a few reused blocks, and its digest threads."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from ckptguard.scan.byte_pass import BytePass
 from ckptguard.scan.whole_file_digests import DigestThreads, Hasher
 from ckptguard.storage.protocol import Reader
 
-BLOCK = 512 << 10  # it stays in a core's own cache from reading to the last look at it
+BLOCK = 512 << 10  # small enough for a core's own cache
 REMOTE_BLOCK = 2 << 20  # each is one request
-CHUNK = 2 << 20  # what a digest's thread gets at once: waking it for each block would cost a tenth of the scan
-RING = 2  # chunks: how far reading may be ahead of the slowest whole-file digest; few, so that they stay in cache
+CHUNK = 2 << 20  # a digest thread's portion: waking it for each block would take a tenth of the scan
+RING = 2  # chunks that reading may be ahead of the slowest whole-file digest; few, to stay in cache
 
-Done = Callable[[int, int], None]  # offset and length of what was read and is not needed again
+Done = Callable[[int, int], None]  # offset and length of bytes that are not needed again
 
 
 class ThreadBuffers:
-    """Serves one file, or one part of one, at a time. `threaded`: whole-file digests get threads of their own."""
+    """Serves one file, or one part of one, at a time. `threaded`: each whole-file digest gets a thread."""
 
     def __init__(self, block: int, *, threaded: bool) -> None:
         self._block = block
@@ -28,7 +28,7 @@ class ThreadBuffers:
         self._threads: DigestThreads | None = None
 
     def run(self, reader: Reader, one_pass: BytePass, hashers: Sequence[Hasher], done: Done) -> None:
-        """Read a part once, block by block, into its pass and into whole-file digests."""
+        """Read a part once, block by block, into its pass and the whole-file digests."""
         small = one_pass.part.end - one_pass.part.begin <= self._block
         threads = None if small else self._threads_for(len(hashers))
         length = self._block if threads is None else max(CHUNK, self._block)

@@ -1,4 +1,4 @@
-"""Whole-file digests: by their names, and in threads of their own, fed with blocks that are reused."""
+"""Whole-file digests: by name, and in threads that are fed with reused blocks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ GIT_SHA1 = "git-sha1"
 
 
 class Hasher(Protocol):
-    """What hashlib's objects can do."""
+    """The interface of hashlib's objects."""
 
     def update(self, data: memoryview, /) -> object: ...
 
@@ -24,8 +24,11 @@ class Hasher(Protocol):
 
 
 def new_hasher(name: str, size: int) -> Hasher:
-    """A hasher for a file of `size` bytes. "git-sha1" is the name that git gives a file: SHA-1 over its kind, its
-    size and its bytes; "blake2b-256" is BLAKE2b of so many bits; any other name but "blake3" is hashlib's."""
+    """Return a hasher for a file of `size` bytes.
+
+    "git-sha1" is git's name of a file: SHA-1 over its kind, size and bytes. "blake2b-256" is BLAKE2b with that many
+    bits. Any other name but "blake3" is hashlib's.
+    """
     if name == "blake3":
         return blake3()
     if name.startswith("blake2b-"):
@@ -36,11 +39,11 @@ def new_hasher(name: str, size: int) -> Hasher:
 
 
 class DigestThreads:
-    """`count` threads, each serving one digest of the file at hand.
+    """`count` threads, each computing one digest of the current file.
 
-    A block that was fed may be overwritten once `depth - 1` more blocks were fed: `feed` waits for that. An error in
-    a thread comes out of the next `feed` or `drain`; the thread goes on taking blocks, so that nobody ever waits for it
-    in vain. Leaving the context ends the threads.
+    A block may be overwritten after `depth - 1` more blocks were fed; `feed` waits for that. A thread's error is raised
+    by the next `feed` or `drain`. The thread keeps taking blocks, so that no wait lasts forever. Leaving the context
+    ends them.
     """
 
     def __init__(self, count: int, depth: int) -> None:
@@ -48,7 +51,7 @@ class DigestThreads:
 
         self._depth = depth
         self._queues: list[SimpleQueue[tuple[Hasher, memoryview] | None]] = [SimpleQueue() for _ in range(count)]
-        # A token for each free block: a queue costs less to wait for than a semaphore, which is written in Python.
+        # A token for each free block: waiting for a queue costs less than for a semaphore, which is written in Python.
         self._free: list[SimpleQueue[None]] = [SimpleQueue() for _ in range(count)]
         self._error: BaseException | None = None
         self._threads = [
@@ -60,18 +63,18 @@ class DigestThreads:
             thread.start()
 
     def wait_for_room(self) -> None:
-        """Wait until the block fed `depth` blocks ago is no longer needed, in every thread."""
+        """Wait until no thread needs the block that was fed `depth` blocks ago."""
         for free in self._free:
             free.get()
         self._raise()
 
     def feed(self, hashers: Sequence[Hasher], block: memoryview) -> None:
-        """Give each thread its digest's next block; `wait_for_room` must have come before."""
+        """Give each thread its digest's next block, after `wait_for_room`."""
         for queue, hasher in zip(self._queues, hashers, strict=True):
             queue.put((hasher, block))
 
     def drain(self) -> None:
-        """Wait until everything that was fed is in the digests."""
+        """Wait until everything fed is in the digests."""
         for free in self._free:
             for _ in range(self._depth):
                 free.get()
@@ -98,7 +101,7 @@ class DigestThreads:
 
     def close(self) -> None:
         """End the threads, also in the middle of a file."""
-        self._error = self._error or InterruptedError()  # what is still queued is not worth its time
+        self._error = self._error or InterruptedError()  # queued blocks are not worth their time
         for queue in self._queues:
             queue.put(None)
         for thread in self._threads:

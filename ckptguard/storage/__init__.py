@@ -1,4 +1,4 @@
-"""Bytes under keys: `open_storage` opens a local path or any fsspec URL behind one contract (`protocol.py`)."""
+"""Bytes at keys: `open_storage` opens a local path or any fsspec URL with one contract (`protocol.py`)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*(://|::)")
 
 
 def normalise_url(url: str | os.PathLike[str]) -> str:
-    """One spelling for one place: an absolute path (links are not resolved), or a URL without a trailing slash."""
+    """Return one spelling for each place: an absolute path (links not resolved), or a URL without a trailing slash."""
     text = os.fspath(url)
     scheme, mark, rest = text.partition("://")
     try:
@@ -31,16 +31,16 @@ def normalise_url(url: str | os.PathLike[str]) -> str:
             return _plain(os.path.abspath(rest))
         if not _SCHEME.match(text):
             return _plain(os.path.abspath(os.path.expanduser(text)))
-    except FileNotFoundError as error:  # of a relative path
-        raise NotFoundError("the current folder is gone", hint="change to one that exists") from error
+    except FileNotFoundError as error:  # for a relative path
+        raise NotFoundError("the current folder no longer exists", hint="change to a folder that exists") from error
     refuse_secrets(text)
     if "::" not in text and not traits_of_url(text).hosts:
-        return f"{scheme}://{rest.strip('/')}"  # with one slash more or less it is the same place
+        return f"{scheme}://{rest.strip('/')}"  # one slash more or less means the same place
     return text.rstrip("/")
 
 
 def _plain(path: str) -> str:
-    """A path as keys have it: what lies in the records has its own names again."""
+    """Return a path as keys spell it: names in the records without their disguise."""
     root, below = split_root(path)
     return "/".join((root, *below))
 
@@ -52,11 +52,14 @@ def open_storage(
     retries: Retries | None = None,
     options: StorageOptions = NO_OPTIONS,
 ) -> Storage:
-    """The storage rooted at a local path, a ``file://`` URL or any other fsspec URL; `retries` and `options` (keys,
-    endpoints) are for the latter, and for this storage alone.
+    """Open the storage at a local path, a ``file://`` URL or any other fsspec URL.
 
-    NotFoundError if `must_exist` and there is no folder there; SettingsError for a URL that nothing here can open.
-    Opening reads nothing else and writes nothing.
+    `retries` and `options` (keys, endpoints) are for the latter, and for this storage alone. Opening reads nothing else
+    and writes nothing.
+
+    Raises:
+        NotFoundError: `must_exist` is set and there is no folder.
+        SettingsError: nothing here can open the URL.
     """
     place = normalise_url(url)
     storage = _opened(place, retries, options)
@@ -68,7 +71,7 @@ def open_storage(
                 raise NotFoundError(f"there is nothing at {escape(place)}", hint="check the URL") from error
             raise NotFoundError(f"there is no folder {escape(place)}", hint="check the path") from error
         if found != "folder":
-            raise NotFoundError(f"{escape(place)} is no folder", hint="name the folder that it lies in")
+            raise NotFoundError(f"{escape(place)} is not a folder", hint="name the folder that contains it")
     return storage
 
 

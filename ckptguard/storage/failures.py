@@ -1,4 +1,4 @@
-"""The one place where foreign exceptions become ours."""
+"""The one place that turns foreign exceptions into ours."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ _PASSING = {
     *(errno.EAGAIN, errno.EBUSY, errno.EINTR, errno.ETIMEDOUT, errno.ESTALE, errno.EPIPE),
     *(errno.ECONNRESET, errno.ECONNREFUSED, errno.ECONNABORTED, errno.ENOTCONN),
     *(errno.ENETDOWN, errno.ENETUNREACH, errno.ENETRESET, errno.EHOSTUNREACH, errno.EHOSTDOWN),
-    getattr(errno, "EREMOTEIO", errno.EAGAIN),  # s3fs says so for "internal error"
+    getattr(errno, "EREMOTEIO", errno.EAGAIN),  # s3fs uses it for "internal error"
 }
 _HTTP_MISSING, _HTTP_DENIED, _HTTP_FULL = {404, 410}, {401, 403}, {507}
 _HTTP_PASSING = {408, 425, 429, 500, 502, 503, 504}
 
 _NO_BUCKET = re.compile(r"\b(?:bucket|container)\b.*\b(?:does not exist|not found)", re.IGNORECASE | re.DOTALL)
 
-# Classes of libraries that need not be installed, by name.
+# Classes of libraries that may not be installed, by name.
 _PASSING_NAMES = {
     *("ClientConnectionError", "ClientPayloadError", "ServerTimeoutError"),  # aiohttp
     *("HTTPClientError", "EndpointConnectionError", "ConnectionClosedError"),  # botocore
@@ -51,7 +51,8 @@ _DENIED_NAMES = {
 
 
 def storage_error(error: BaseException, key: str, where: str) -> StorageError:
-    """Our error for a foreign one; `where` is the storage's URL or path, for people. Its text holds no secret."""
+    """Return our error for a foreign one. `where` is the storage's URL or path, for people. The text holds no
+    secret."""
     place = escape(redacted(f"{where}/{key}" if key else where))
     code = error.errno if isinstance(error, OSError) else None
     status = _status(error)
@@ -83,7 +84,7 @@ def storage_error(error: BaseException, key: str, where: str) -> StorageError:
 
 @contextlib.contextmanager
 def translated(key: str, where: str) -> Iterator[None]:
-    """Only StorageError and its kinds (and what is ours already) leave this block."""
+    """Let only StorageError and its kinds, and our own errors, leave this block."""
     try:
         yield
     except CouldNotTellError:
@@ -93,16 +94,16 @@ def translated(key: str, where: str) -> Iterator[None]:
 
 
 def machine_trouble(error: BaseException) -> CouldNotTellError | None:
-    """Our error for what a machine says that is short of something; None for what may be a mistake of ours."""
+    """Return our error if the machine lacks a resource; None if it may be a mistake of ours."""
     if isinstance(error, MemoryError):
-        return CouldNotTellError("there is not enough memory", hint="see ulimit -v, and what else runs here")
+        return CouldNotTellError("there is not enough memory", hint="see ulimit -v, and which other programs run here")
     if isinstance(error, RuntimeError) and "start new thread" in str(error):
         return CouldNotTellError("no more threads can be started", hint="see ulimit -u and ulimit -v")
     if isinstance(error, ImportError):
         first = next((line for line in str(error).splitlines() if line.strip()), "")
         return CouldNotTellError(
             f"a part of this program cannot be loaded ({escape(first.strip()[:200])})",
-            hint="see ulimit -v and ulimit -n, and whether ckptguard is installed whole",
+            hint="see ulimit -v and ulimit -n, and reinstall ckptguard if its installation may be incomplete",
         )
     if isinstance(error, OSError):
         place = f"{escape(os.fsdecode(error.filename))}: " if isinstance(error.filename, str | bytes) else ""
@@ -115,7 +116,7 @@ def _denied(error: BaseException, code: int | None, key: str, place: str) -> Den
         return DeniedError(
             f"{place}: {os.strerror(code).lower()}", key=key, hint="check the owner and the mode of this path"
         )
-    hint = "check the credentials and what they are allowed: [storage] in ckptguard.toml, or fsspec's configuration"
+    hint = "check the credentials and their permissions: [storage] in ckptguard.toml, or fsspec's configuration"
     if "HostKeyNotVerifiable" in {type(each).__name__ for each in _chain(error)}:
         hint = "add the host's key to ~/.ssh/known_hosts"
     reason = _said(error) if str(error) else "no permission"
@@ -123,13 +124,13 @@ def _denied(error: BaseException, code: int | None, key: str, place: str) -> Den
 
 
 def _said(error: BaseException) -> str:
-    """The class and the text of a foreign error, without secrets, on one line."""
+    """Return the class and the text of a foreign error, without secrets, on one line."""
     text = redacted(" ".join(str(error).split()))
     return escape(f"{type(error).__name__}: {text[:500]}" if text else type(error).__name__)
 
 
 def _chain(error: BaseException) -> list[BaseException]:
-    """The error and what it was raised from, a few steps deep."""
+    """Return the error and its causes, a few levels deep."""
     found, current = [error], error.__cause__
     while current is not None and len(found) < 5:
         found.append(current)
@@ -138,7 +139,7 @@ def _chain(error: BaseException) -> list[BaseException]:
 
 
 def _status(error: BaseException) -> int | None:
-    """The HTTP status that a store answered with, as far as its library tells."""
+    """Return the HTTP status of a store's answer, if its library reports it."""
     for each in _chain(error):
         response = getattr(each, "response", None)
         if isinstance(response, dict):  # botocore

@@ -1,4 +1,4 @@
-"""A Hugging Face hub cache as a `Storage`: the links of its snapshots read as the blobs that they name.
+"""A Hugging Face hub cache as a `Storage`: its snapshots' links are read as the blobs that they name.
 
 ::
 
@@ -22,11 +22,11 @@ REPOSITORY = re.compile(r"(?:models|datasets|spaces|kernels)--[^/]+")
 SNAPSHOTS, BLOBS, REFS = "snapshots", "blobs", "refs"
 _BLOB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _SHARED = re.compile(r"\.\./\.\./(blobs/(?P<start>[0-9a-f]{2})/(?P=start)[0-9a-f]{62})")
-_SHARED_MARK = "blobs/.huggingface-shared-blobs"  # without it the folder `blobs` of the hub is anybody's
+_SHARED_MARK = "blobs/.huggingface-shared-blobs"  # without it the hub's folder `blobs` may be anything
 
 
 def blob_of(key: str, target: str | None) -> str | None:
-    """The key of the blob that a snapshot's link leads to by its text; None for a link to anywhere else."""
+    """Return the key of the blob that a snapshot's link names; None for a link to anywhere else."""
     parts = key.split("/")
     if len(parts) < 4 or not REPOSITORY.fullmatch(parts[0]) or parts[1] != SNAPSHOTS or target is None:
         return None
@@ -38,12 +38,11 @@ def blob_of(key: str, target: str | None) -> str | None:
 
 
 class HubCacheStorage(LocalStorage):
-    """The folder that holds ``models--*``. A snapshot's link to a blob of its own repository is a file: listed,
-    described and opened as the regular file there, under the link's own key; `target` still is the link's text.
+    """The folder that holds ``models--*``. A snapshot's link to a blob of its own repository counts as a file.
 
-    All other links stay links and are not followed. Every step is taken by descriptors from the root, so a folder or
-    a blob that is replaced by a link meanwhile leads nowhere. `root` is None: another process that opened the same
-    path would see links.
+    It is listed, described and opened as that regular file, with the link's own key; `target` is the link's text. All
+    other links stay links and are not followed. Every step uses descriptors from the root, so replacing a folder or a
+    blob by a link has no effect. `root` is None, because another process would see links at that path.
     """
 
     def __init__(self, root: str) -> None:
@@ -57,10 +56,10 @@ class HubCacheStorage(LocalStorage):
         return self._seen(super().stat(key))
 
     def copy(self, source: str, target: str, *, how: str = "copy") -> str:
-        return super().copy(source, target, how="clone" if how == "link" else how)  # a link of a link is no copy
+        return super().copy(source, target, how="clone" if how == "link" else how)  # a link to a link is not a copy
 
     def why_unread(self, link: Entry) -> str | None:
-        """Why a listed link is not read as a file; None where its blob simply is not there."""
+        """Return why a listed link is not read as a file; None if only its blob is missing."""
         blob = blob_of(link.key, link.target)
         if blob is None:
             return "a link that does not lead to a blob of its own repository"
@@ -89,7 +88,7 @@ class HubCacheStorage(LocalStorage):
         return descriptor, msgspec.structs.replace(entry, target=link.target)
 
     def _seen(self, entry: Entry) -> Entry:
-        """A link that leads to bytes as a file, anything else as it is."""
+        """Return a link to bytes as a file, and anything else as it is."""
         try:
             place = self._place_of(entry)
             found = super().stat(place) if place is not None else entry
@@ -98,7 +97,7 @@ class HubCacheStorage(LocalStorage):
         return msgspec.structs.replace(found, key=entry.key, target=entry.target) if found.kind == "file" else entry
 
     def _place_of(self, entry: Entry) -> str | None:
-        """The key of the bytes that a link stands for; None for what is no link of a snapshot to a blob."""
+        """Return the key of the bytes that a link means; None if it is not a snapshot's link to a blob."""
         blob = blob_of(entry.key, entry.target) if entry.kind == "link" else None
         if blob is None:
             return None
@@ -106,7 +105,7 @@ class HubCacheStorage(LocalStorage):
         return self._shared(found) if found.kind == "link" else blob
 
     def _shared(self, blob: Entry) -> str | None:
-        """The key of the shared bytes that a blob links to, where the hub has such a store."""
+        """Return the key of the shared bytes that a blob links to, if the hub has such a store."""
         match = _SHARED.fullmatch(blob.target or "")
         try:
             marked = match is not None and super().stat(_SHARED_MARK).kind == "file"

@@ -1,4 +1,4 @@
-"""From a URL to an open file system: which library opens it, with which options."""
+"""Open a URL: choose its library and its options."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from ckptguard.values.storage_options import NO_OPTIONS, StorageOptions
 
 T = TypeVar("T")
 
-_LOGIN_SECONDS = 20  # asyncssh would wait for two minutes for a host that accepts connections and says nothing
-# Cached listings, and instances shared with others, gave wrong answers about existence, in both directions.
+_LOGIN_SECONDS = 20  # asyncssh would wait two minutes for a host that accepts connections and then sends nothing
+# Cached listings and shared instances gave wrong answers about existence, in both directions.
 _ALWAYS: dict[str, Any] = {"use_listings_cache": False, "skip_instance_cache": True}
 
 
@@ -32,7 +32,7 @@ os.register_at_fork(after_in_child=lambda: globals().update(_lock=threading.Lock
 
 
 def open_remote(url: str, retries: Retries | None = None, options: StorageOptions = NO_OPTIONS) -> Storage:
-    """The storage behind an fsspec URL; SettingsError when no installed file system opens it."""
+    """Return the storage for an fsspec URL. Raises SettingsError if no installed file system opens it."""
     if traits_of_url(url).sessions:
         from ckptguard.storage.sftp.sftp_storage import SftpStorage
 
@@ -55,14 +55,14 @@ def _connect(url: str, given: StorageOptions) -> tuple[Any, str]:
 
 
 def _options_for(url: str, given: StorageOptions) -> dict[str, Any]:
-    """The options for a URL; from now on, no message has their secrets."""
+    """Return the options for a URL. From now on, messages never contain their secrets."""
     options = given.for_url(url)
     keep_out(secrets_in(options))
     return options
 
 
 def _tried_once(file_system: Any) -> Any:
-    """Without the library's own five tries, which times botocore's and ours would be minutes."""
+    """Turn off the library's own five attempts, which times botocore's and ours would take minutes."""
     if traits_of(file_system).own_retries:
         file_system.retries = 1
     return file_system
@@ -89,7 +89,7 @@ def _connect_sftp(url: str, given: StorageOptions, fresh: bool = False) -> tuple
 
 
 def _one_of_its_kind(url: str, options: dict[str, Any], make: Callable[[], Any], *, fresh: bool = False) -> Any:
-    """The file system of this host and these options: connecting is slow, and ours cache no listings."""
+    """Return the shared file system of this host and these options: connecting is slow, and ours cache no listings."""
     key = (os.getpid(), _place_in(url), _same(options))
     with _lock:
         if fresh:
@@ -100,8 +100,10 @@ def _one_of_its_kind(url: str, options: dict[str, Any], make: Callable[[], Any],
 
 
 def _same(options: object) -> object:
-    """A key that is equal for equal options only: one user's connection never serves another. What is more than plain
-    data is equal to itself alone, as its text may hide the secret that makes the difference."""
+    """Return a key that is equal only for equal options, so that users never share a connection.
+
+    Objects that are not plain data are equal only to themselves, because their text may hide a secret.
+    """
     if isinstance(options, dict):
         return tuple((name, _same(options[name])) for name in sorted(options, key=str))
     if isinstance(options, list | tuple):
@@ -110,7 +112,7 @@ def _same(options: object) -> object:
 
 
 class _Itself:
-    """Some object, equal to no other; kept, so that no later one takes its place."""
+    """An object that is equal to no other. It is kept, so that its id is not reused."""
 
     def __init__(self, kept: object) -> None:
         self._kept = kept
@@ -132,7 +134,7 @@ def _opened(url: str, make: Callable[[], T]) -> T:
 
 
 def _place_in(url: str) -> str:
-    """Protocol, user, host and port. Not by urlsplit: "#" and "?" are parts of names here."""
+    """Return protocol, user, host and port. Not by urlsplit: "#" and "?" are parts of names here."""
     return "/".join(url.split("/", 3)[:3])
 
 
@@ -142,5 +144,5 @@ def _cannot_open(url: str, error: Exception) -> SettingsError:
         f"cannot open {escape(redacted(url))}: {escape(redacted(str(error)))}",
         hint=f'pip install "ckptguard[{extra}]"'
         if extra and isinstance(error, ImportError)
-        else "use a path or a URL that fsspec knows, with options that its file system takes",
+        else "use a path or a URL that fsspec knows, with options that its file system accepts",
     )

@@ -1,4 +1,4 @@
-"""What remote storages have in common: nothing is cached, and a short answer is never data."""
+"""The common part of remote storages: nothing is cached, and a short answer is never data."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ckptguard.values.ids import escape
 def listed_by_levels(
     prefix: str, level: Callable[[str], list[Entry]], *, recursive: bool, enter: Enter | None
 ) -> list[Entry]:
-    """See `Storage.list`, unsorted, by what `level` finds in one folder after the other."""
+    """List as `Storage.list` does, unsorted, with `level` for one folder after another."""
     found: list[Entry] = []
     pending = [prefix]
     while pending:
@@ -27,14 +27,14 @@ def listed_by_levels(
 
 
 class RangedReader(Reader):
-    """A `Reader` by requests for ranges of one object; `stat_now` tells whether it still is the one that was opened."""
+    """A `Reader` that requests ranges of one object. `stat_now` shows whether it is still the opened object."""
 
     def __init__(self, entry: Entry, where: str, stat_now: Callable[[str], Entry]) -> None:
         self.entry, self._where, self._stat_now = entry, where, stat_now
 
     @abstractmethod
     def _answer(self, offset: int, length: int) -> bytes:
-        """What the storage answers, which may be too short. FileNotFoundError if the object is gone."""
+        """Return the storage's answer, which may be too short. FileNotFoundError if the object is gone."""
 
     def read(self, offset: int, length: int) -> bytes:
         key = self.entry.key
@@ -48,7 +48,7 @@ class RangedReader(Reader):
             except FileNotFoundError as error:
                 raise ChangedWhileReadError(f"{escape(key)} vanished while it was read", key=key) from error
         if len(data) != length:
-            self.check_unchanged()  # else it is the answer that was cut, and not the object
+            self.check_unchanged()  # otherwise the answer was cut, not the object
             raise TransientError(f"{escape(key)}: asked for {length} bytes, got {len(data)}", key=key)
         return bytes(data)
 
@@ -65,7 +65,7 @@ class RangedReader(Reader):
             raise ChangedWhileReadError(f"{escape(key)} changed while it was read", key=key)
 
     def done_with(self, offset: int, length: int) -> None:
-        """Nothing is cached here."""
+        """Do nothing: nothing is cached here."""
 
     def close(self) -> None:
-        """There is no handle."""
+        """Do nothing: there is no handle."""

@@ -1,4 +1,4 @@
-"""Reading front to back where each read is a request: the next chunks are on their way while one is looked at."""
+"""Read front to back with one request per chunk: the next chunks are fetched while one is used."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from concurrent.futures import Executor, Future, wait
 
 from ckptguard.storage.protocol import Reader
 
-CHUNK = 16 << 20  # one request: large enough that its answer takes longer than the way there and back
-IN_FLIGHT = 4  # chunks: enough to keep a store and this process busy at once, in 64 MiB of memory
+CHUNK = 16 << 20  # one request: large enough to outweigh the latency
+IN_FLIGHT = 4  # chunks: enough to keep a store and this process busy, in 64 MiB of memory
 
 
 class ReadAhead(Reader):
-    """A `Reader` for one thread that reads a file in order, behind which `executor` fetches up to `in_flight()` chunks.
+    """A `Reader` for one thread that reads a file in order. `executor` fetches up to `in_flight()` chunks ahead.
 
-    What is read out of order is read as if this were not here. `close` ends the fetching, and leaves the reader open.
+    Reads out of order go to the reader directly. `close` ends the fetching, and leaves the reader open.
     """
 
     def __init__(
@@ -28,8 +28,8 @@ class ReadAhead(Reader):
     ) -> None:
         self.entry, self._reader, self._executor = reader.entry, reader, executor
         self._chunk, self._in_flight = chunk, in_flight
-        self._end = 0  # of what was asked for
-        self._coming: deque[tuple[int, Future[bytes]]] = deque()  # each with where it begins
+        self._end = 0  # of what was requested
+        self._coming: deque[tuple[int, Future[bytes]]] = deque()  # each with its offset
 
     def read(self, offset: int, length: int) -> bytes:
         coming = self._coming_at(offset)
@@ -61,7 +61,7 @@ class ReadAhead(Reader):
         self._coming.clear()
 
     def _coming_at(self, offset: int) -> tuple[int, Future[bytes]] | None:
-        """The chunk that holds this place, if it was asked for; those before it are let go."""
+        """Return the requested chunk that contains this offset, and drop earlier ones."""
         self._fetch()
         while self._coming and self._coming[0][0] + self._chunk <= offset:
             self._coming.popleft()[1].result()

@@ -1,4 +1,4 @@
-"""Secrets in URLs and in other people's messages: refused in the former, blotted out in the latter."""
+"""Secrets in URLs and in foreign messages: refused in the former, replaced in the latter."""
 
 from __future__ import annotations
 
@@ -6,34 +6,34 @@ import re
 
 from ckptguard.errors import SettingsError
 
-# The patterns are compiled when first used: most commands meet neither a URL nor an error.
+# The patterns are compiled when first used, because most commands have neither a URL nor an error.
 _HIDDEN = "***"
 _NAME = (
     r"(?:[\w.-]*(?:secret|passw|passphrase|token|signature|credential|authorization|connection_?string"
     r"|account_?key|access_?key|api_?key)[\w.-]*|sig|key|pwd)"
 )
 _USER = r"(?<=://)[^/?#\s]*:[^/?#\s]*@"
-# A password with a slash or question mark in it, as keys of S3 may have: after a host's colon stands but a port.
+# A password with a slash or question mark, as S3 keys may have: only a port follows a host's colon.
 _LONG_USER = r"(?P<scheme>[\w+.-]+://)(?!arn:|.*::)[^/?#@\[\]]*:(?!\d*/)[^@]*@"
 _BEARER = r"(?i)\b(Bearer|Basic|AWS4-HMAC-SHA256|SharedKey)\s+[^\s'\",;]+"
 _VALUE = r"(?:'[^']*'|\"[^\"]*\"|[^\s&;,'\"<>)\]}]+)"
 _PAIR = rf"(?i)(?P<name>['\"]?\b{_NAME}['\"]?\s*[=:]\s*){_VALUE}"
 _ELEMENT = rf"(?i)<(?P<name>{_NAME})>[^<]*<"
 _SECRET_OPTION = rf"(?i){_NAME}"
-_SHORTEST = 4  # blotting out every "a" of a message because somebody's password is "a" helps nobody
+_SHORTEST = 4  # replacing every "a" of a message because a password is "a" helps nobody
 
 
-# The secrets of all storages that were opened, to be kept out of messages. They open nothing from here.
+# The secrets of all opened storages, to keep them out of messages. They open nothing from here.
 _known: set[str] = set()
 
 
 def keep_out(secrets: frozenset[str]) -> None:
-    """From now on, blot these out of every message of this process, whichever storage it is about."""
+    """From now on, replace these in every message of this process, for every storage."""
     _known.update(secrets)
 
 
 def redacted(text: str) -> str:
-    """The text without what looks like a secret, nor any secret that a storage was opened with."""
+    """Return the text without anything that looks like a secret, and without the secrets of opened storages."""
     for secret in sorted(_known.copy(), key=len, reverse=True):
         text = text.replace(secret, _HIDDEN)
     text = re.sub(_USER, f"{_HIDDEN}@", text)
@@ -43,8 +43,8 @@ def redacted(text: str) -> str:
 
 
 def refuse_secrets(url: str) -> None:
-    """SettingsError for a URL that holds a password or a signed query: it would end up in records and logs."""
-    from urllib.parse import unquote  # a local path has no use for it
+    """Raise SettingsError for a URL with a password or a signed query: it would end up in records and logs."""
+    from urllib.parse import unquote  # a local path does not need it
 
     place, _, query = url.partition("?")
     userinfo = place.partition("://")[2].partition("/")[0].rpartition("@")[0]
@@ -60,7 +60,7 @@ def refuse_secrets(url: str) -> None:
 
 
 def secrets_in(options: object, name: str = "") -> frozenset[str]:
-    """The values among storage options that are secrets, by the names of their options, at any depth."""
+    """Return the secret values in storage options at any depth, by the names of the options."""
     if isinstance(options, dict):
         return frozenset().union(*(secrets_in(value, str(key)) for key, value in options.items()))
     if isinstance(options, list | tuple):
@@ -71,7 +71,7 @@ def secrets_in(options: object, name: str = "") -> frozenset[str]:
 
 
 def plain_url(url: str) -> str:
-    """A URL without user, password and query, as a record can hold it: a path need not be UTF-8."""
+    """Return a URL without user, password and query, in UTF-8 for a record: a path may have other bytes."""
     url = url.encode("utf-8", "backslashreplace").decode()
     scheme, mark, rest = url.partition("://")
     if not mark:

@@ -1,4 +1,4 @@
-"""Trying again what may pass: bounded in number and time, with jitter, and over at once when called off."""
+"""Retry what may pass: limited in number and time, with jitter, and stopped at once on request."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ T = TypeVar("T")
 
 
 class RetryClock:
-    """The time and the chance by which `Retries` waits."""
+    """The time and the randomness that `Retries` uses."""
 
     def now(self) -> float:
-        """Seconds on a clock that is never set."""
+        """Return the seconds of a clock that is never set."""
         return time.monotonic()
 
     def pause(self, seconds: float, stop: threading.Event) -> bool:
-        """Wait so long, or until `stop` is set; whether it is."""
+        """Wait this long, or until `stop` is set. Returns whether it is set."""
         return stop.wait(seconds)
 
     def chance(self) -> float:
-        """A random number from 0 to 1."""
+        """Return a random number from 0 to 1."""
         return random.random()
 
 
 class Retries:
-    """How often and how long to try. Waits grow from `first` to `longest` seconds, each shortened at random by up to
-    half, so that many clients of a store in trouble do not come back together.
+    """How often and how long to retry. Waits grow from `first` to `longest` seconds.
 
-    `stop` calls it off: a wait ends at once, and no further try is begun.
+    Each wait is shortened at random by up to half, so that many clients do not return together. Setting `stop` ends a
+    wait at once, and no further attempt begins.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Retries:
         self._clock = clock if clock is not None else RetryClock()
 
     def run(self, key: str, act: Callable[[], T]) -> T:
-        """What `act` returns. Only a TransientError is worth another try. StoppedError when called off."""
+        """Return the result of `act`. Only a TransientError is retried. Raises StoppedError when stopped."""
         begun = self._clock.now()
         for attempt in range(1, self._attempts + 1):
             try:
@@ -63,12 +63,15 @@ class Retries:
                     times = "once" if attempt == 1 else f"{attempt} times"
                     raise TransientError(f"{error.message} (tried {times})", key=error.key, hint=error.hint) from error
                 if self._clock.pause(wait, self.stop):
-                    raise StoppedError(f"{error.message}; called off while waiting to try again", key=key) from error
+                    raise StoppedError(f"{error.message}; stopped while waiting to try again", key=key) from error
         raise AssertionError("attempts must be at least 1")
 
     def run_exclusive(self, key: str, act: Callable[[], T], is_ours: Callable[[], bool]) -> T | None:
-        """The same for what makes something under a key that must be free. A try whose answer was lost may have
-        succeeded, and the next one then finds the key taken: None, if `is_ours` says that this is what happened."""
+        """Do the same for an action that creates something at a free key. None: an earlier attempt had succeeded.
+
+        An attempt whose answer was lost may have succeeded, and the next one finds the key taken. `is_ours` checks
+        that.
+        """
         unclear = False
 
         def attempt() -> T | None:
@@ -86,9 +89,9 @@ class Retries:
         return self.run(key, attempt)
 
     def once(self, key: str, act: Callable[[], T]) -> T:
-        """What `act` returns, not begun when called off before."""
+        """Return the result of `act`, unless stopped before."""
         if self.stop.is_set():
-            raise StoppedError(f"{key}: called off", key=key)
+            raise StoppedError(f"{key}: stopped before the request", key=key)
         return act()
 
 
@@ -98,10 +101,9 @@ Entries = list[Entry]  # inside the class, `list` is the method
 
 
 class RetryingStorage(Storage):
-    """Another storage, whose transient failures are met by further tries; permanent ones are passed on at once.
+    """Another storage with retries after transient failures. Permanent ones are raised at once.
 
-    An upload's data is gone once it is handed over, so it is not repeated here: the storage below repeats its parts
-    and its commit.
+    An upload is not repeated here, because its data is gone: the inner storage repeats its parts and its commit.
     """
 
     def __init__(self, storage: Storage, retries: Retries) -> None:
@@ -121,21 +123,23 @@ class RetryingStorage(Storage):
         return RetryingReader(self.retries.run(key, lambda: self.inner.open(key)), self.retries)
 
     def create(self, key: str, data: bytes) -> None:
-        """After a lost answer our own bytes under the key count as ours: what must have one winner needs a nonce."""
+        """Create. After a lost answer equal bytes count as ours, so a record that needs one winner must contain a
+        nonce."""
         self.retries.run_exclusive(key, lambda: self.inner.create(key, data), lambda: self._holds(key, data))
 
     def upload(self, key: str, *, replace: bool = False) -> RetryingUpload:
         return RetryingUpload(self.retries.run(key, lambda: self.inner.upload(key, replace=replace)), key, self.retries)
 
     def copy(self, source: str, target: str, *, how: str = "copy") -> str:
-        # What is there then is ours, or somebody's: only bytes that were read and found the same count as the copy.
+        # An existing target may be another's: only bytes that are read and equal count as the copy.
         done = self.retries.run_exclusive(
             source, lambda: self.inner.copy(source, target, how=how), lambda: self._same(source, target)
         )
         return done or "copy"
 
     def move(self, source: str, target: str) -> None:
-        """Tried once: after an unclear end nobody can say what was moved. An object store tries its steps again."""
+        """Move, without a retry: after an unclear end nobody knows what was moved. An object store retries its
+        steps."""
         self.inner.move(source, target)
 
     def remove(self, key: str) -> None:
@@ -152,7 +156,7 @@ class RetryingStorage(Storage):
             with self.inner.open(key) as reader:
                 return reader.entry.size == len(data) and reader.read(0, len(data)) == data
         except ObjectMissingError as error:  # removed again, or not listed yet
-            raise TransientError(f"{key}: cannot tell who created it", key=key) from error
+            raise TransientError(f"{key}: could not find out who created it", key=key) from error
 
     def _same(self, source: str, target: str) -> bool:
         with self.open(source) as one, self.open(target) as other:
@@ -166,7 +170,7 @@ class RetryingStorage(Storage):
 
 
 class RetryingReader(Reader):
-    """A reader whose transient failures are met by further tries."""
+    """A reader with retries after transient failures."""
 
     def __init__(self, reader: Reader, retries: Retries) -> None:
         self.entry, self._reader, self._retries = reader.entry, reader, retries
@@ -188,7 +192,7 @@ class RetryingReader(Reader):
 
 
 class RetryingUpload(Upload):
-    """An upload that ends when it is called off, and that is then never committed."""
+    """An upload that ends when it is stopped, and is then never committed."""
 
     def __init__(self, upload: Upload, key: str, retries: Retries) -> None:
         self._upload, self._key, self._retries = upload, key, retries

@@ -1,4 +1,4 @@
-"""The folder for what means something on this machine alone, and only until it is started again."""
+"""The folder for files that are valid only on this machine, until its next start."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 
 def private_runtime_folder(environ: Mapping[str, str]) -> str:
-    """A folder that is ours alone, made if it is not there; OSError if there is none to be had."""
+    """Return a private folder of this user, and create it if necessary. Raises OSError if that fails."""
     above = environ.get("XDG_RUNTIME_DIR")
     folder = os.path.join(above, "ckptguard") if above and os.path.isabs(above) else None
     if folder is None or not os.path.isdir(os.path.dirname(folder)):
@@ -22,7 +22,7 @@ def private_runtime_folder(environ: Mapping[str, str]) -> str:
 
 
 def require_private(folder: str) -> None:
-    """PermissionError if others than this user may change what lies in this folder, or it is none."""
+    """Raise PermissionError if other users may change files in this folder, or if it is not a folder."""
     found = os.lstat(folder)
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o077:
-        raise PermissionError(f"{folder} is not a folder of this user alone")
+        raise PermissionError(f"{folder} must be a folder that only this user can access")

@@ -1,6 +1,6 @@
-"""What each kind of store does, by its protocols' names. This table alone knows the names; all else asks for traits.
+"""The traits of each kind of store, by its protocols' names. Only this table knows the names.
 
-A protocol that has no row is a file system that nothing is known of: every trait has the careful value.
+A protocol without a row is an unknown file system: every trait has the careful value.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ LOCAL = ("file", "local")  # these are paths of this machine
 
 
 class StoreTraits(msgspec.Struct, frozen=True, kw_only=True):
-    """One kind of store. What only a trial can tell is no trait: see `Storage.capabilities`."""
+    """One kind of store. What only a trial can show is in `Storage.capabilities`."""
 
-    names: tuple[str, ...] = ()  # its protocols; of what a user configures for several of them, the last counts most
-    extra: str | None = None  # of our package, which installs what opens it
-    sessions: bool = False  # it is reached over a connection with state, which `sftp` looks after
-    hosts: bool = True  # a URL's first part is a host or bucket; if not, it is the beginning of the path
-    in_process: bool = False  # it is memory of this process: no answer gets lost, a lock makes puts exclusive
+    names: tuple[str, ...] = ()  # its protocols; if a user configures several of them, the last one wins
+    extra: str | None = None  # the extra of our package that installs its library
+    sessions: bool = False  # it has connections with state, which `sftp` manages
+    hosts: bool = True  # a URL's first part is a host or bucket; if False, it is part of the path
+    in_process: bool = False  # memory of this process: no answer gets lost, and a lock makes puts exclusive
     multipart: Literal["parts", "blocks", "held", "joined", "moved"] = "moved"  # see `remote.multipart`
-    lists_uploads: bool = False  # unfinished uploads stay, cost money, and are told of when asked for
-    flat_listing: bool = False  # one request lists all that lies below a prefix, and says so when it fails
-    etags: bool = False  # entries carry a tag of their content
-    own_retries: bool = False  # its library tries again by itself, beside ours and its own library's
-    mangled_names: str | None = None  # a pattern of names that it, or its library, would silently take for others
+    lists_uploads: bool = False  # unfinished uploads stay, cost money, and can be listed
+    flat_listing: bool = False  # one request lists everything below a prefix, and reports its failure
+    etags: bool = False  # entries have a tag of their content
+    own_retries: bool = False  # its library retries, too, beside ours and its own library's
+    mangled_names: str | None = None  # a pattern of names that it, or its library, would silently change
 
     def holds(self, name: str) -> bool:
-        """True if an object or folder of this name can be stored under it."""
+        """True if the store can hold an object or folder of this name."""
         return self.mangled_names is None or re.search(self.mangled_names, name) is None
 
 
@@ -48,12 +48,12 @@ _BY_NAME = {name: store for store in _STORES for name in store.names}
 
 
 def traits_of_url(url: str) -> StoreTraits:
-    """The traits of what a URL leads to, before it is opened."""
+    """Return the traits of a URL before it is opened."""
     return _BY_NAME.get(url.partition(":")[0], UNKNOWN)
 
 
 def traits_of(file_system: Any) -> StoreTraits:
-    """The traits of an open file system of fsspec, whichever of its names it was opened by."""
+    """Return the traits of an open fsspec file system, whichever of its names was used."""
     protocol = file_system.protocol
     names = (protocol,) if isinstance(protocol, str) else tuple(protocol)
     return next((_BY_NAME[name] for name in names if name in _BY_NAME), UNKNOWN)

@@ -1,1 +1,1 @@
-"""Running any training command, and taking it back when its saves turn sick."""
+"""Run any training command, and roll back when its saves turn sick."""

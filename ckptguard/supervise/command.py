@@ -1,4 +1,4 @@
-"""The command that is supervised: started with our own streams, ended politely, then firmly with all below it."""
+"""The supervised command: started with our streams, stopped politely, then killed with all processes below it."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ from collections.abc import Callable, Mapping, Sequence
 from ckptguard.supervise.process_tree import Process, collect_orphans, descendants, send_signal, started_at
 from ckptguard.values.ids import escape
 
-NOT_FOUND, NOT_EXECUTABLE = 127, 126  # as shells and `env` say it
-# What Python ignores for itself, and a command must not inherit as ignored.
+NOT_FOUND, NOT_EXECUTABLE = 127, 126  # the codes that shells and `env` use
+# Signals that Python ignores itself. A command must not inherit that.
 _RESTORED = tuple(getattr(signal, name) for name in ("SIGPIPE", "SIGXFZ", "SIGXFSZ") if hasattr(signal, name))
-_LONGEST_KILL = 60.0  # seconds; a process in the midst of a dead device or file system cannot even be killed
+_LONGEST_KILL = 60.0  # seconds; a process that waits for a dead device or file system cannot be killed
 _LOOK_AGAIN = 0.05
 
 Wait = Callable[[Callable[[], bool], float | None], None]
 
 
 class SupervisedCommand:
-    """One start of the command, with `environment` beside our own. `ours` says which children are not the command's."""
+    """One start of the command, with `environment` added to ours. `ours` returns our own child processes."""
 
     def __init__(
         self, argv: Sequence[str], environment: Mapping[str, str], mask: set[int], ours: Callable[[], list[int]]
     ) -> None:
         self._argv, self._environment, self._mask, self._ours = list(argv), environment, mask, ours
-        # What was below us before, if we were started by `exec`: an entrypoint's sidecar, a `tee` of our own output.
+        # Processes below us from before, if `exec` started us: a sidecar of an entrypoint, a `tee` of our output.
         self._older = {(p.pid, p.started) for p in descendants(os.getpid())}
         self._pid: int | None = None
         self.status: int | None = None  # its exit code, 128 + n if signal n ended it; None while it runs
         self.trouble: str | None = None  # why it could not be started
         self._started_at = 0.0  # monotonic
-        self.seconds = 0.0  # for which it ran
+        self.seconds = 0.0  # how long it ran
 
     def start(self) -> None:
-        """Start it with our streams, folder and environment; what cannot be started has ended with 126 or 127."""
+        """Start it with our streams, folder and environment. If it cannot be started, its status is 126 or 127."""
         self.status, self._started_at, self.seconds = None, time.monotonic(), 0.0
         try:
             environment = {**os.environ, **self._environment}
@@ -50,11 +50,11 @@ class SupervisedCommand:
 
     @property
     def process(self) -> tuple[int, int] | None:
-        """(pid, started) while it runs."""
+        """(pid, start time) while it runs."""
         return None if self._pid is None else (self._pid, started_at(self._pid))
 
     def has_ended(self) -> bool:
-        """Look whether it runs, and collect what ended below it."""
+        """Check if it has ended, and reap what ended below it."""
         if self._pid is not None:
             with contextlib.suppress(ChildProcessError):
                 pid, status = os.waitpid(self._pid, os.WNOHANG)
@@ -66,13 +66,13 @@ class SupervisedCommand:
         return self._pid is None
 
     def send(self, number: int) -> None:
-        """Pass a signal on to the command itself, while it runs."""
-        if self._pid is not None:  # not collected yet, so the pid is still its own
+        """Forward a signal to the command while it runs."""
+        if self._pid is not None:  # not reaped yet, so the pid is still its own
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(self._pid, number)
 
     def shares_our_terminal(self) -> bool:
-        """True if it is in our process group: then it has what the terminal sent us."""
+        """True if it is in our process group: then it also gets the terminal's signals."""
         with contextlib.suppress(OSError):
             return self._pid is not None and os.getpgid(self._pid) == os.getpgrp()
         return False
@@ -83,8 +83,11 @@ class SupervisedCommand:
             send_signal(process, signal.SIGKILL)
 
     def stop(self, seconds: float, wait: Wait) -> None:
-        """Ask it to end, give it `seconds`, then kill it with everything below it. `wait` waits until a
-        condition holds, or for some seconds. Without a `status` afterwards it survived even that."""
+        """Ask it to end, wait `seconds`, then kill it with everything below it. `wait` waits for a condition or some
+        seconds.
+
+        If `status` is still None afterwards, it survived even that.
+        """
         self.send(signal.SIGTERM)
         wait(self.has_ended, seconds)
         if not self.has_ended():
@@ -92,21 +95,21 @@ class SupervisedCommand:
             wait(self.has_ended, _LONGEST_KILL)
 
     def stop_the_rest(self, seconds: float, wait: Wait) -> bool:
-        """The same for what it left behind, in whatever session; False if something survives."""
+        """Do the same with the processes that it left behind, in any session. False if one survives."""
         return end_all(self._left, seconds, wait)
 
     def _left(self) -> list[Process]:
-        self.has_ended()  # collects what ended
+        self.has_ended()  # reaps what ended
         return self._below()
 
     def _below(self) -> list[Process]:
-        """What the command started, in whatever session."""
+        """Return the processes that the command started, in any session."""
         older = [p.pid for p in descendants(os.getpid()) if (p.pid, p.started) in self._older]
         return descendants(os.getpid(), leave=lambda: [*self._ours(), *older])
 
 
 def end_all(left: Callable[[], list[Process]], seconds: float, wait: Wait) -> bool:
-    """Ask whatever is left to end, give it `seconds`, then kill it; False if something survives."""
+    """Ask all remaining processes to end, wait `seconds`, then kill them. False if one survives."""
     for process in left():
         send_signal(process, signal.SIGTERM)
     until(lambda: not left(), seconds, wait)
@@ -121,7 +124,7 @@ def end_all(left: Callable[[], list[Process]], seconds: float, wait: Wait) -> bo
 
 
 def until(condition: Callable[[], bool], seconds: float, wait: Wait) -> None:
-    """Wait in small steps: the end of a process further down tells us nothing before its parent ends too."""
+    """Wait in small steps: nothing reports the end of a grandchild before its parent ends, too."""
     deadline = time.monotonic() + seconds
     while not condition() and (left := deadline - time.monotonic()) > 0:
         wait(lambda: False, min(left, _LOOK_AGAIN))

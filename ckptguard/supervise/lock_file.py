@@ -1,8 +1,8 @@
-"""Who supervises a run on this machine: a locked note beside the daemon's sockets, and what it says after a kill.
+"""The lock of a run's supervise process on this machine: a note beside the daemon's sockets, and its use after a kill.
 
-The kernel frees the lock when its holder ends, however it ends. The note is removed at an orderly end. So a note that
-is found by the next holder of the lock is from a supervise that was killed. It is not in the records. A folder of ours
-in a run without saves keeps some trainers from starting, and process ids mean nothing elsewhere.
+The kernel frees the lock when its holder ends in any way. An orderly end also removes the note. So a note found by the
+next holder comes from a killed supervise. The note is not in the records, because process ids mean
+nothing on other machines. A folder of ours in a run without saves would also keep some trainers from starting.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _MOST = 1 << 20  # bytes of a note
 
 
 class Note(msgspec.Struct, frozen=True, kw_only=True):
-    """What the next supervise has to know. `command` is (pid, started) of the command that runs, `argv` a digest of its
-    command line. `series` had saves in place, and `targets` says from which steps they went on last."""
+    """What the next supervise must know. `command` is (pid, start time) of the running command, `argv` a digest of its
+    command line. `series` had saves in place. `targets` maps folders to the steps that they last went back to."""
 
     boot_id: str
     pid: int
@@ -52,19 +52,23 @@ class Supervision:
 
     @classmethod
     def begin(cls, url: str, argv: Sequence[str], environ: Mapping[str, str]) -> tuple[Self, Note | None]:
-        """Take the lock; with the note that a killed supervise of this run left, if there is one. BusyError while
-        another supervise looks after the run, OSError where notes cannot be kept."""
+        """Take the lock, and return the note of a killed supervise of this run, if there is one.
+
+        Raises:
+            BusyError: another supervise runs for this run.
+            OSError: notes cannot be kept here.
+        """
         path = _place(url, environ)
         descriptor = _locked(path, url)
         left = _parse(os.pread(descriptor, _MOST, 0))
         command = hashlib.sha256("\0".join(argv).encode("utf-8", "surrogateescape")).hexdigest()
         mine = Note(boot_id=this_host()[1], pid=os.getpid(), mark=uuid.uuid4().hex, argv=command)
         if left is not None and left.argv != command:
-            left = msgspec.structs.replace(left, restarts=0)  # another command line deserves a budget of its own
+            left = msgspec.structs.replace(left, restarts=0)  # another command line has its own budget
         return cls(descriptor, path, mine), left
 
     def note(self, **changes: object) -> None:
-        """Have the note say something else from now on. Never raises: without it a kill is harder to mend."""
+        """Change the note. Never raises: without a note, only recovery after a kill is harder."""
         self._note = msgspec.structs.replace(self._note, **changes)
         text = msgspec.json.encode(self._note) + b"\n"
         with contextlib.suppress(OSError):
@@ -72,9 +76,9 @@ class Supervision:
             os.ftruncate(self._descriptor, len(text))
 
     def end(self) -> None:
-        """An orderly end: nothing is left to mend."""
+        """End in order: nothing is left to recover."""
         with contextlib.suppress(OSError):
-            os.unlink(self._path)  # before the lock is freed: who waits for it looks whether it has the right file
+            os.unlink(self._path)  # before the lock is freed: the next one checks that it has the right file
         os.close(self._descriptor)
 
 
@@ -107,8 +111,8 @@ def _locked(path: str, url: str) -> int:
             holder = _parse(os.pread(descriptor, _MOST, 0))
             who = f" (process {holder.pid})" if holder is not None else ""
             os.close(descriptor)
-            raise BusyError(f"another supervise{who} looks after {url}") from None
-        os.close(descriptor)  # whoever had it before us removed it
+            raise BusyError(f"another supervise{who} is already running for {url}") from None
+        os.close(descriptor)  # the previous holder removed it
 
 
 def _parse(text: bytes) -> Note | None:
@@ -119,8 +123,11 @@ def _parse(text: bytes) -> Note | None:
 
 
 def left_running(note: Note) -> list[Process]:
-    """What a killed supervise left running, in whatever session and whoever's child it is now: the command, all that
-    bears its mark, and what is below those. Never ourselves, nor what started us or was started by us."""
+    """Return what a killed supervise left running, in any session and under any parent.
+
+    That is the command, everything with its mark, and all processes below those. Our own process, our parents and our
+    children are never included.
+    """
     if note.boot_id != this_host()[1]:
         return []
     command = find(*note.command) if note.command is not None else None
@@ -131,7 +138,7 @@ def left_running(note: Note) -> list[Process]:
 
 
 def end_left_running(note: Note, seconds: float, wait: Wait) -> bool:
-    """Ask the command to end, then what it leaves, each within `seconds`; then kill. False if something survives."""
+    """Ask the command to end, then what it leaves, each within `seconds`; then kill them. False if one survives."""
     command = find(*note.command) if note.command is not None else None
     if command is not None and command.pid in [p.pid for p in left_running(note)]:
         send_signal(command, signal.SIGTERM)

@@ -1,7 +1,7 @@
-"""What supervise does about a run's saves while and after the command runs: look, judge, and go back.
+"""What supervise does about a run's saves while and after the command runs: check, judge, and roll back.
 
-Everything here runs in one thread beside the one that looks after the command. No failure here ends the command:
-trouble is told, and the command runs on.
+Everything here runs in one thread, beside the one that manages the command. A failure here is reported, and the
+command keeps running.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ from ckptguard.values.verdict import Outcome
 from ckptguard.verification.collect_evidence import unfinished_because
 
 _SOONEST, _LOCAL, _SHARE = 0.2, 2.0, 20.0
-Tell = Callable[[str], None]  # a sentence for people
+Tell = Callable[[str], None]  # receives a sentence for people
 Folders = frozenset[str]  # of one training
-_OURS = ("supervise", "daemon", "cli")  # who opens incidents from outside the command
+_OURS = ("supervise", "daemon", "cli")  # sources of incidents from outside the command
 
 
 class StateBefore(msgspec.Struct, frozen=True, kw_only=True):
-    """What there was when the command was started: good generations of each series, what lay in place, incidents."""
+    """What existed when the command was started: good generations, signatures of the files, incidents."""
 
     good: frozenset[CheckpointId] = frozenset()
     lying: frozenset[object] = frozenset()
@@ -53,7 +53,7 @@ class StateBefore(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SavesSince(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether anything was `saved` since, finished or not, or is `good`; whether the command's guard `gave_up`."""
+    """What happened since: anything `saved`, anything `good`, and whether the command's guard `gave_up`."""
 
     saved: bool
     good: bool
@@ -61,7 +61,7 @@ class SavesSince(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SupervisedRollback(msgspec.Struct, frozen=True, kw_only=True):
-    """Where each training stands now, and what was moved aside. Without `to` the command starts from its beginning."""
+    """What each training went back to, and what was moved aside. Without `to` the command starts from its beginning."""
 
     to: tuple[str, ...] = ()
     ids: tuple[CheckpointId, ...] = ()
@@ -69,7 +69,7 @@ class SupervisedRollback(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SaveWatch:
-    """Watches the saves of one run. `tell` is given sentences for people, and `event` what hooks are told."""
+    """Watches the saves of one run. `tell` gets sentences for people, `event` gets what hooks receive."""
 
     def __init__(
         self,
@@ -83,22 +83,22 @@ class SaveWatch:
     ) -> None:
         self._url, self._settings, self._scanner = url, settings, scanner
         self.tell, self.event, self._begin_telling = tell, event, begin_telling
-        self._known: Known | None = None  # outcomes that are no news
+        self._known: Known | None = None  # outcomes that were reported before
         self._notes = PassNotes()
         self._told: set[str] = set()
-        self._before: frozenset[object] = frozenset()  # what lay there before all
+        self._before: frozenset[object] = frozenset()  # what existed at the very beginning
         self._left_open: set[str] = set()  # incidents of guards that ended without closing them
-        self._abandoned: set[str] = set()  # incidents of a supervise that was killed
-        self._series: set[str] = set()  # that had saves in place at some time: to go back in them, whatever is left
-        self._targets: dict[str, int] = {}  # folder -> the step that it went back to last, because it was sick
-        self._to_compare: list[Content] = []  # what was gone back to, until the first save after it is seen
-        self._pinned: InUse | None = None  # the same, which must stay until then
-        self._lying: frozenset[object] = frozenset()  # when the command was started
+        self._abandoned: set[str] = set()  # incidents of a killed supervise
+        self._series: set[str] = set()  # ever had saves in place: to go back in them even if nothing is left
+        self._targets: dict[str, int] = {}  # folder -> the step that it last went back to because of sickness
+        self._to_compare: list[Content] = []  # what was gone back to, until the first save after it
+        self._pinned: InUse | None = None  # the pins of the same
+        self._lying: frozenset[object] = frozenset()  # at the start of the command
         self._seen: object = None  # the records and files that `_found` was concluded from
         self._found: list[SickSave] = []
 
     def prepare(self) -> CkptguardError | None:
-        """Note what lies there before all; the error where settings or records forbid to go on."""
+        """Record what exists at the beginning. Returns the error if settings or records make supervision impossible."""
         try:
             self.open()
         except NotFoundError as error:
@@ -109,24 +109,24 @@ class SaveWatch:
         return None
 
     def take_over(self, series: Iterable[str], targets: Mapping[str, int]) -> None:
-        """Go on after a supervise that was killed: these series had saves, and they went on from these steps."""
+        """Continue after a killed supervise: the series that had saves, and the steps that it went back to."""
         self._series |= set(series)
         self._targets.update(targets)
         self._abandoned = {i.id for i in self._incidents() if i.state != "closed" and i.source == "supervise"}
 
     @property
     def to_take_over(self) -> tuple[tuple[str, ...], dict[str, int]]:
-        """What `take_over` has to be given after we were killed. May be called from another thread."""
+        """Return the arguments for `take_over` if we are killed. May be called from another thread."""
         return tuple(sorted(self._series.copy())), self._targets.copy()
 
     def begin(self) -> StateBefore:
-        """The command is about to start: note what is there."""
+        """Record the state before the command starts."""
         self._left_open |= {i.id for i in self._guards_incidents()}
         self._lying = self._signatures()
         return StateBefore(good=self._good(), lying=self._lying, incidents=frozenset(i.id for i in self._incidents()))
 
     def since(self, before: StateBefore) -> SavesSince:
-        """What came since then."""
+        """Return what happened since then."""
         given_up = [i for i in self._incidents() if i.actions and i.actions[-1].startswith(GAVE_UP)]
         return SavesSince(
             saved=not self._signatures() <= before.lying,
@@ -135,7 +135,7 @@ class SaveWatch:
         )
 
     def watch(self, until: threading.Event) -> list[SickSave]:
-        """Make passes until a save is sick that nobody inside the command deals with, or until told otherwise."""
+        """Make passes until a save is sick that no guard in the command deals with, or until `until` is set."""
         while not until.is_set():
             pause = self._settings.scan_interval
             with self._complaining():
@@ -150,14 +150,14 @@ class SaveWatch:
         return []
 
     def last_look(self) -> list[SickSave]:
-        """The command has ended and writes no more: verify what it left, and say what is sick."""
+        """Verify what the ended command left, and return what is sick."""
         done = self._pass(threading.Event(), assume_quiet=True)
         found = self.sick()
         self._tell_of(done, found)
         return found
 
     def sick(self) -> list[SickSave]:
-        """The sick saves, from the records as they are; none if they cannot be read."""
+        """Return the sick saves by the current records; none if they cannot be read."""
         with self._complaining():
             view = self._look()
             seen = (view.history.names, view.history.quarantined, [c.signature for c in view.checkpoints])
@@ -168,7 +168,7 @@ class SaveWatch:
         return []
 
     def _begun_anew(self, view: RunView) -> list[SickSave]:
-        """Saves of a training that began from scratch instead of going on: only the first of each restart tells."""
+        """Return the first save of a training that began from scratch instead of continuing."""
         for known_good in tuple(self._to_compare):
             told, anew = find_begun_anew(view, known_good, self._lying)
             if anew is not None:
@@ -185,9 +185,11 @@ class SaveWatch:
             self._pinned = None
 
     def go_back(self, sick: list[SickSave], reason: str) -> SupervisedRollback:
-        """Quarantine what is newer than known-good, and have that in place, under every name that a resume reads: in
-        the trainings of the sick saves, or after a crash in all. Raises what a rollback raises; NoKnownGoodError only
-        about sick saves, and about names that could hold nothing good."""
+        """Quarantine what is newer than known-good, and make all names that a resume reads hold known-good content.
+
+        This concerns the trainings of the sick saves, or after a crash all trainings. Raises the errors of a rollback,
+        but NoKnownGoodError only about sick saves and about names that nothing good fits.
+        """
         view = self._look()
         done: list[RolledBack] = []
         moved: list[str] = []
@@ -209,8 +211,10 @@ class SaveWatch:
         return SupervisedRollback(to=tuple(to), ids=tuple(ids), quarantined=tuple(dict.fromkeys(moved)))
 
     def _compare_with(self, view: RunView, done: list[RolledBack]) -> None:
-        """Have what was gone back to stay until the next start has saved something beside it, which is then compared
-        with it: in each folder of a training, for nobody knows in which one it saves first."""
+        """Pin what was gone back to until the next start has saved something, to compare the two.
+
+        This is done for each folder of a training, because any of them may get the first save.
+        """
         self._unpin()
         self._pinned = InUse(view.run, "supervise")
         for id in (id for one in done for id in (one.known_good.id, one.source)):
@@ -223,7 +227,7 @@ class SaveWatch:
             self._pinned.pin(content.id)
 
     def close_left_incidents(self, action: str) -> None:
-        """Close what the command's guard left open when it ended, or a supervise that was killed, with what we did."""
+        """Close the open incidents of the command's guard or of a killed supervise, with what we did."""
         abandoned = [i for i in self._incidents() if i.id in self._abandoned and i.state != "closed"]
         for incident in (*abandoned, *self._guards_incidents()):
             with self._complaining():
@@ -240,14 +244,16 @@ class SaveWatch:
                 raise
             except NoKnownGoodError:
                 view.forget()
-            # Of some series nothing is good. What the dead command left half-written would only stop the next start.
+            # Some series have nothing good. Files that the dead command left half-written would only stop the next
+            # start.
             for checkpoint in self._of_no_use(view, training):
                 quarantine(view, checkpoint.path, reason=reason)
                 moved.append(checkpoint.path)
         return done, moved
 
     def _go_back_in(self, view: RunView, training: Folders, sick: list[SickSave], reason: str) -> RolledBack:
-        """A sickness that came again from where it went back to last is not over there: one further, if there is."""
+        """Roll back one training. If the sickness returned from the last target, go one checkpoint further, if there is
+        one."""
 
         def good_before(step: int) -> int | None:
             found = newest_candidate(view, Wanted(before_step=step, folders=self._to_choose_in(view, training, step)))
@@ -264,14 +270,17 @@ class SaveWatch:
         return done
 
     def _roll_back(self, view: RunView, training: Folders, reason: str, before_step: int | None) -> RolledBack:
-        # Nobody is asked whether training writes: we have ended who wrote.
+        # Skip the check for a writing training: we have just stopped it.
         folders = self._to_choose_in(view, training, before_step)
         back = GoBack(reason=reason, folders=folders, before_step=before_step, check_writing=False)
         return roll_back(view, back, work=Work(scanner=self._scanner))
 
     def _to_choose_in(self, view: RunView, training: Folders, before_step: int | None) -> Folders:
-        """In which folders of a training the known-good one is looked for: where the command saves, if as much can be
-        resumed from there. What an earlier stage left in another folder may count higher."""
+        """Return the folders of a training to search for its known-good checkpoint: those where the command saves.
+
+        If another folder allows a better resume, all folders are searched. An earlier stage in another folder may count
+        higher.
+        """
         saved = training & {folder_of(c.path) for c in view.checkpoints if c.signature not in self._before}
         own, best = (newest_candidate(view, Wanted(before_step=before_step, folders=f)) for f in (saved, training))
         if own is None or best is None or content_of(own).has_optimizer < content_of(best).has_optimizer:
@@ -279,8 +288,10 @@ class SaveWatch:
         return saved
 
     def _of_no_use(self, view: RunView, training: Folders) -> list[Checkpoint]:
-        """The new ones of series without anything good that were judged, and not good, or are unfinished. What could
-        not be read may be whole."""
+        """Return new files of series without anything good that are judged not good, or unfinished.
+
+        Unreadable ones may be whole, and stay.
+        """
         found = []
         for checkpoint in view.checkpoints:
             if folder_of(checkpoint.path) not in training or checkpoint.signature in self._before:
@@ -312,7 +323,7 @@ class SaveWatch:
         return None
 
     def _tell_of(self, done: PassResult | None, sick: list[SickSave]) -> None:
-        """Hooks are told of all that turned bad; people here of what is no reason to stop anything."""
+        """Tell hooks of everything that turned bad, and people of what is no reason to stop."""
         if done is None or self._known is None:
             return
         acted_upon = {s.path for s in sick}
@@ -322,27 +333,27 @@ class SaveWatch:
             self.event(verdict_event(self.open(), checked, source="supervise"))
 
     def _pause(self, done: PassResult | None, cost: float) -> float:
-        """Seconds until the next pass: soon on a local disk; but a slow look must not follow itself at once."""
+        """Return the seconds until the next pass: few on a local disk, more if a pass is slow."""
         pause = self._settings.scan_interval
         try:
             if self.open().storage.root is not None:
                 pause = min(pause, max(_LOCAL, _SHARE * cost))
         except CkptguardError:
-            pause = min(pause, _LOCAL)  # it is not there yet
+            pause = min(pause, _LOCAL)  # it does not exist yet
         if done is not None and done.next_in is not None:
             pause = min(pause, max(done.next_in + 0.01, _SOONEST, 2 * cost))
         return pause
 
     def open(self) -> Run:
-        """The run as it is now."""
+        """Open the run again."""
         return open_run(self._url, self._settings)
 
     def _look(self) -> RunView:
-        """The run as it is now, for one piece of work."""
+        """Return a fresh view of the run for one piece of work."""
         return RunView(self.open(), self._settings)
 
     def _good(self) -> frozenset[CheckpointId]:
-        """Every generation whose verdict is GOOD, by the names of the ledger alone."""
+        """Return every generation whose verdict is GOOD, by the names of the ledger alone."""
         with self._complaining():
             history = self._look().history
             standings = [standing for series in history.names for standing in history.standings(series).values()]
@@ -360,7 +371,7 @@ class SaveWatch:
         self._series |= {c.series for c in checkpoints}
 
     def _guards_incidents(self) -> list[Incident]:
-        """What a guard inside the command deals with now."""
+        """Return the incidents that a guard inside the command is dealing with."""
         return [
             i
             for i in self._incidents()
@@ -381,7 +392,7 @@ class SaveWatch:
             self._complain(error)
 
     def _complain(self, error: Exception) -> None:
-        if not isinstance(error, NotFoundError):  # the command may make the folder yet
+        if not isinstance(error, NotFoundError):  # the command may still create the folder
             self._tell_once(error.message if isinstance(error, CkptguardError) else f"{type(error).__name__}: {error}")
 
     def _tell_once(self, sentence: str) -> None:

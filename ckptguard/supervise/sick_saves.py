@@ -1,4 +1,4 @@
-"""Which saves of a run are sick: training is at fault, not storage. From the records; reads no tensor bytes."""
+"""Find the saves of a run that are sick: training is at fault, not storage. Reads records, no tensor bytes."""
 
 from __future__ import annotations
 
@@ -18,13 +18,16 @@ from ckptguard.runs.trainer_log import sick_since
 from ckptguard.values.ids import Step, folder_of, numbers_of
 from ckptguard.values.verdict import Finding, Outcome, Severity, Verdict
 
-_DAMAGE = frozenset(("digests", "structure"))  # with these, a NaN may be what became of good bytes
+_DAMAGE = frozenset(("digests", "structure"))  # with these, a NaN may come from damage to good bytes
 
 
 class SickSave(msgspec.Struct, frozen=True, kw_only=True):
-    """The newest saves of a series are sick; `path` is the newest of them. `since`: the step from which on the run's
-    log says so, where it does (earlier checkpoints only are worth going back to). `stale`: all that is wrong is that
-    nothing changed. `anew`: it is healthy, but training that should have gone on began from scratch."""
+    """The newest saves of a series are sick; `path` is the newest of them.
+
+    - `since`: the step from which the run's log shows it. Only earlier checkpoints are worth going back to.
+    - `stale`: the only problem is that nothing changed.
+    - `anew`: it is healthy, but training began from scratch instead of continuing.
+    """
 
     path: str
     series: str
@@ -36,18 +39,18 @@ class SickSave(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def folder(self) -> str:
-        """Where it was saved."""
+        """The folder of the save."""
         return folder_of(self.path)
 
 
 def sickness_in(verdict: Verdict) -> Finding | None:
-    """Why training, and not storage, is at fault for a verdict; None if it is not, or if that cannot be known."""
+    """Return the finding by which training is at fault for a verdict, or None if storage is or may be."""
     errors = [f for f in verdict.findings if f.severity is Severity.ERROR]
     if verdict.place_damaged or any(f.check in _DAMAGE for f in errors):
         return None
-    # A model of zeros is an error of the same check, but without a count: storage makes such files too.
+    # A model of zeros is an error of the same check without a count: storage makes such files, too.
     numbers = [f for f in errors if f.check == "finite" and f.count]
-    # Of check "incident" is what people or guards marked: they have acted on it already. Others are but questions, and
+    # Check "incident" is a mark of people or guards, who have already acted on it. Questions are no reason, and
     # "structure" is a doubt about how the file was written.
     suspicions = [f for f in verdict.findings if f.severity is Severity.SICKNESS]
     others = [f for f in suspicions if f.check not in ("incident", "structure", *QUESTIONS)]
@@ -55,11 +58,11 @@ def sickness_in(verdict: Verdict) -> Finding | None:
 
 
 def find_sick_saves(view: RunView, *, before: Iterable[object] = ()) -> list[SickSave]:
-    """The series whose newest judged save in place is sick, and that there is reason to go back for.
+    """Return the series whose newest judged save in place is sick, if that is a reason to go back.
 
-    The newest is told by the order of saving; among what lay there `before` (signatures) by its numbers, for copying a
-    run gives new times. There is reason if the series has a known-good checkpoint. If the whole run has none, or if it
-    is of a kind that training resumes from, what was saved since `before` is one too; a dump of activations is none.
+    The save times decide which is newest. Files that existed `before` are ordered by number, because copying a run
+    changes their times. It is a reason if the series has a known-good checkpoint. In a run without any, so is a new
+    save that training may resume from, or any new save. A dump of activations is no reason.
     """
     old = frozenset(before)
     any_good = newest_candidate(view) is not None
@@ -74,8 +77,10 @@ def find_sick_saves(view: RunView, *, before: Iterable[object] = ()) -> list[Sic
 
 
 def find_begun_anew(view: RunView, went_back_to: Content, lying: Collection[object]) -> tuple[bool, SickSave | None]:
-    """Whether anything can be told of the first save after a restart, when other files were `lying` there (signatures);
-    and that save, if training began from scratch instead of going on from what it went back to."""
+    """Find the first save after a restart, when other files were `lying` there. The flag says whether it can be judged.
+
+    The save is returned if training began from scratch instead of continuing from what it went back to.
+    """
     folder = folder_of(went_back_to.path)
     new = [c for c in view.checkpoints if folder_of(c.path) == folder and c.signature not in lying]
     contents = [(content_lying(view, c), c) for c in new]
@@ -83,15 +88,15 @@ def find_begun_anew(view: RunView, went_back_to: Content, lying: Collection[obje
         kind = is_far_before(content.counters, went_back_to.counters)
         if kind is not None:
             here, there = content.counters[kind], went_back_to.counters[kind]
-            reason = f"training began anew: {kind} is {here}, and it should have gone on from {there}"
+            reason = f"training began from scratch: {kind} is {here}, but it should continue from {there}"
             path, series, step = checkpoint.path, checkpoint.series, checkpoint.step
             return True, SickSave(path=path, series=series, step=step, reason=reason, anew=True)
-        return bool(content.counters), None  # without any, nothing is known of it yet
+        return bool(content.counters), None  # without any, nothing is known about it yet
     return False, None
 
 
 def _written(checkpoint: Checkpoint, old: Collection[object]) -> int:
-    """When something new was written, by the storage's clock."""
+    """Return when something new was written, by the storage's clock."""
     times = [e.mtime_ns for e in checkpoint.entries if e.mtime_ns is not None]
     return max(times, default=0) if checkpoint.signature not in old else 0
 
@@ -111,7 +116,7 @@ def _is_reason(view: RunView, checkpoint: Checkpoint, sick: SickSave, *, is_new:
 
 
 def _newest_sick(view: RunView, saves: list[Checkpoint]) -> tuple[Checkpoint, SickSave] | None:
-    """The newest sick one of a series, newest first given, unless a healthy one is newer."""
+    """Return the newest sick save of a series, given newest first, unless a healthy one is newer."""
     for checkpoint in saves:
         id = view.current_if_readable(checkpoint)
         verdict = view.history.verdict(id) if id is not None else None

@@ -1,7 +1,7 @@
-"""Supervise: run a training command, and when its saves turn sick or it dies, go back to known-good and start it again.
+"""Supervise: run a training command. If its saves turn sick or it dies, roll back and start it again.
 
-There are two threads. This one looks after the command and the signals, so that nothing that hangs in storage can hold
-up either. The other one (`SaveWatch`, `Recovery`) looks after the saves, and `SignalWatch` waits for it.
+There are two threads. This one manages the command and the signals, so hanging storage cannot block either. The other
+one (`SaveWatch`, `Recovery`) works on the saves, and `SignalWatch` waits for it.
 """
 
 from __future__ import annotations
@@ -42,8 +42,10 @@ from ckptguard.values.settings import Settings
 
 
 class Supervised(msgspec.Struct, frozen=True, kw_only=True):
-    """How it ended: the command's last exit code (128 + n after signal n), and the error that outweighs it, if any.
-    `sick_end`: the command said 0, but what it saved last was sick. Unless we were told to end, that is quarantined."""
+    """How it ended: the command's last exit code (128 + n after signal n), and an error that outweighs it, if any.
+
+    `sick_end`: the command's code was 0, but its last save was sick. It is quarantined, unless we were asked to end.
+    """
 
     status: int
     error: CkptguardError | None = None
@@ -60,14 +62,16 @@ def supervise(
     stop_seconds: float,
     tell: Tell,
 ) -> Supervised:
-    """Run the command until it needs no further start. `signals` are held back already; `tell` is given sentences.
+    """Run the command until it needs no further start. `signals` are already held; `tell` gets sentences.
 
-    With settings or records that cannot be used the command is not started at all. SettingsError if this is not Linux.
+    The command is not started with unusable settings or records. Raises SettingsError outside Linux.
     """
     if not sys.platform.startswith("linux"):
-        raise SettingsError("supervise needs Linux: elsewhere the processes below a command cannot be found for sure")
+        raise SettingsError(
+            "supervise needs Linux: elsewhere it cannot reliably find the processes that a command starts"
+        )
     if not become_subreaper():
-        tell("the system does not let us find processes that leave their parents: some may survive a stop")
+        tell("the system does not report processes that leave their parents: some may survive a stop")
     return _Supervisor(url, argv, settings, signals, max_rollbacks, stop_seconds, tell).run()
 
 
@@ -88,8 +92,8 @@ class _Supervisor:
             limits_of(settings),
             workers=settings.workers or 2,
             stop=self._ending,
-            spare_cache=True,  # training's files matter more than ours
-            # While the command does not run, nobody is in the way of the scan.
+            spare_cache=True,  # training's files are more important than ours
+            # While the command does not run, the scan disturbs nobody.
             rate=lambda: settings.verify_rate if self._watch.command_runs else None,
         )
         self._hooks = Hooks(settings, self._hook_log, held.released)
@@ -105,28 +109,28 @@ class _Supervisor:
         self._recovery = Recovery(self._saves)
         self._supervision: Supervision | None = None
         self._restarts = 0
-        self._to_mend = False  # what the next supervise of this run has to see to first
+        self._to_mend = False  # the next supervise of this run must recover something first
 
     def run(self) -> Supervised:
-        """All starts of the command, one after the other."""
+        """Run all starts of the command, one after another."""
         done = None
         try:
             done = self._run()
-            if self._watch.asked is None:  # else somebody is in a hurry
+            if self._watch.asked is None:  # otherwise the user is in a hurry
                 self._watch.beside(partial(self._hooks.close, patience=LONGEST_CLOSE), None, only_looks=True)
             return done
         except WaitAbandoned:
             return done or Supervised(status=128 + (self._watch.asked or signal.SIGTERM))
         except Exception as error:
             self._to_mend = True
-            self._tell(f"unexpected {type(error).__name__}: {error}; the command runs on without supervision")
+            self._tell(f"unexpected {type(error).__name__}: {error}; the command keeps running without supervision")
             self._watch.wait(self._command.has_ended)
             return Supervised(status=self._command.status if self._command.status is not None else 1)
         finally:
             self._hooks.close(patience=1.0)
             if self._supervision is not None and not self._to_mend:
                 self._supervision.end()
-            self._ending.set()  # a scanning process ends with us; not waited for, because it may hang
+            self._ending.set()  # a scanning process ends with us; it may hang, so it is not waited for
 
     def _run(self) -> Supervised:
         refused = self._watch.beside(self._saves.prepare, None, only_looks=True)
@@ -137,13 +141,13 @@ class _Supervisor:
         except BusyError as busy:
             return Supervised(status=1, error=busy)
         look = self._saves.last_look if left else self._saves.sick
-        # Weights that rest are told of, but nothing is moved for that alone before the command has its say.
+        # Unchanged weights are reported, but nothing is moved for that alone before the command runs.
         sick = [s for s in self._watch.beside(look, list[SickSave](), only_looks=True) if not s.stale]
         why = "the newest save was sick before the command was started"
         if sick and left and self._restarts >= self._most:
             return self._give_up(sick, why, 1)
         if left or (sick and self._most):
-            why = why if sick else "the supervise before this one was killed"
+            why = why if sick else "the previous supervise was killed"
             error = self._go_back(sick, why, None, costs=bool(sick))
             if error is not None:
                 return Supervised(status=1, error=error)
@@ -157,11 +161,11 @@ class _Supervisor:
             broken_off = bool(found) or (status != 0 and self._watch.asked is None)
             if status is None or (broken_off and not self._command.stop_the_rest(self._stop_seconds, self._watch.wait)):
                 self._to_mend = True
-                message = "the command could not be stopped: some of its processes survive being killed"
+                message = "the command could not be stopped: some of its processes survive SIGKILL"
                 return Supervised(status=status or 1, error=BusyError(message))
             since = SavesSince(saved=True, good=True, gave_up=False)
             sick = found
-            if not self._is_asked or status == 0:  # else somebody is in a hurry, and the status tells enough
+            if not self._is_asked or status == 0:  # otherwise the user is in a hurry, and the status says enough
                 look_back = self._saves.sick if self._is_asked else self._saves.last_look
                 sick = self._watch.beside(look_back, list[SickSave](), only_looks=True) or found
             if not self._is_asked:
@@ -185,22 +189,24 @@ class _Supervisor:
         return Supervised(status=128 + (self._watch.asked or 0))
 
     def _begin(self) -> Note | None:
-        """Be the only supervise of this run. If the one before was killed, end what it left running, and return its
-        note: it may have been killed in the middle of anything. BusyError if that cannot be."""
+        """Become the only supervise of this run. If the previous one was killed, end its processes and return its note.
+
+        It may have been killed at any point. Raises BusyError if another one runs, or processes survive.
+        """
         try:
             self._supervision, left = Supervision.begin(self._url, self._argv, os.environ)
         except OSError as error:
-            self._tell(f"no note can be kept of this, so nobody can go on if we are killed: {error}")
+            self._tell(f"no note can be kept, so nothing can continue this if we are killed: {error}")
             return None
         self._environment[MARK] = self._supervision.mark
         if left is None:
             return None
         self._to_mend = True
-        self._tell("the supervise before this one was killed")
+        self._tell("the previous supervise was killed")
         if running := left_running(left):
-            self._tell(f"ending what it left running: {', '.join(str(p.pid) for p in running)}")
+            self._tell(f"ending what it left running: process {', '.join(str(p.pid) for p in running)}")
             if not end_left_running(left, self._stop_seconds, self._watch.wait):
-                raise BusyError("some processes that a killed supervise left survive being killed")
+                raise BusyError("some processes of a killed supervise survive SIGKILL")
         self._restarts = left.restarts
         self._watch.beside(partial(self._saves.take_over, left.series, left.targets), None)
         self._note()
@@ -212,7 +218,7 @@ class _Supervisor:
             self._supervision.note(command=command, restarts=self._restarts, series=series, targets=targets)
 
     def _attempt(self) -> list[SickSave]:
-        """Start the command, and come back when it has ended; with the sick saves for which it was stopped."""
+        """Start the command and wait for its end. Returns the sick saves for which it was stopped."""
         until = threading.Event()
         self._note()
         self._command.start()
@@ -243,7 +249,7 @@ class _Supervisor:
         return self._watch.asked is not None
 
     def _follow(self, ended: CommandEnd, sick: list[SickSave]) -> Supervised | None:
-        """Do what follows the end of the command; None if it is to be started again."""
+        """Do what follows the command's end. None means: start it again."""
         if anew := [s for s in sick if s.anew]:
             return self._end_what_began_anew(anew, ended.status)
         then, why = decide(ended, restarts=self._restarts, most=self._most)
@@ -255,7 +261,7 @@ class _Supervisor:
             return self._give_up(sick, f"the command {why}", ended.status)
         error = self._go_back(sick, f"the command {why}", ended.status)
         if error is not None and not sick:  # it would have ended like this without us
-            self._tell(f"it is not started again, because going back failed: {error.message}")
+            self._tell(f"it is not started again, because the rollback failed: {error.message}")
             return Supervised(status=ended.status)
         if error is not None:
             return Supervised(status=ended.status, error=error)
@@ -267,12 +273,15 @@ class _Supervisor:
         return None
 
     def _end_what_began_anew(self, anew: list[SickSave], status: int) -> Supervised:
-        """Training that begins from scratch would write over what is good, at every start again."""
+        """A training that begins from scratch would overwrite good saves at every start."""
         why = f"{anew[0].path}: {anew[0].reason}"
         error = self._go_back(anew, "the command began from scratch", status, costs=False)
-        hint = "have the command resume from what ckptguard known-good prints, or from the name that it reads itself"
+        hint = (
+            "make the command resume from the path that ckptguard known-good prints, or from the name that it "
+            "reads itself"
+        )
         if error is not None:
-            self._tell(f"going back failed: {error.message}")
+            self._tell(f"the rollback failed: {error.message}")
         return Supervised(status=status, error=RollbackExhausted(f"{why}; it is not started again", hint=hint))
 
     def _give_up(self, sick: list[SickSave], why: str, status: int) -> Supervised:
@@ -285,7 +294,7 @@ class _Supervisor:
     def _go_back(
         self, sick: list[SickSave], why: str, status: int | None, *, costs: bool = True
     ) -> CkptguardError | None:
-        """Go back, in the other thread; the error if that was not possible. It costs one of the budget."""
+        """Roll back in the other thread. Returns the error if that failed. It costs one of the budget."""
         self._restarts += costs
         self._to_mend = True
         self._note()
@@ -301,26 +310,27 @@ class _Supervisor:
 
 
 class Recovery:
-    """Goes back, and leaves a record of why and of what was done. Nothing raises."""
+    """Rolls back, and records why and what was done. Never raises."""
 
     def __init__(self, saves: SaveWatch) -> None:
         self._saves, self._tell = saves, saves.tell
 
     def go_back(self, sick: list[SickSave], why: str, status: int | None) -> CkptguardError | None:
-        """Go back because of sick saves, or after the command died with `status`; the error if that failed."""
+        """Roll back because of sick saves, or after the command died with `status`. Returns the error if that
+        failed."""
         try:
             for sentence in _sentences(self._go_back(sick, why, status)):
                 self._tell(sentence)
         except NotFoundError:
-            return None  # there is no run yet, so there is nothing to go back from
+            return None  # there is no run yet, so nothing to go back to
         except CkptguardError as error:
             return error
         except Exception as error:
-            return CkptguardError(f"going back failed: {type(error).__name__}: {error}")
+            return CkptguardError(f"the rollback failed: {type(error).__name__}: {error}")
         return None
 
     def give_up(self, sick: list[SickSave], why: str, status: int | None, action: str) -> None:
-        """Nothing more is done, and why."""
+        """Record that nothing more is done, and why."""
         self._close(self._open(sick, why, status), action)
 
     def _go_back(self, sick: list[SickSave], why: str, status: int | None) -> SupervisedRollback:
@@ -328,7 +338,7 @@ class Recovery:
         try:
             went = self._saves.go_back(sick, f"supervise: {why}")
         except CkptguardError as error:
-            self._close(incident, f"could not go back: {error.message}")
+            self._close(incident, f"could not roll back: {error.message}")
             raise
         self._close(incident, "; ".join(_sentences(went)), known_good=str(went.ids[0]) if went.ids else None)
         return went
@@ -337,7 +347,7 @@ class Recovery:
         try:
             run = self._saves.open()
             if not sick and not has_records(run):
-                return None  # a command that never saved anything; a folder of ours may keep it from starting
+                return None  # the command never saved anything; a folder of ours may keep it from starting
             incident = open_incident(
                 run,
                 step=single_number(sick[0].step) if sick else None,
@@ -349,7 +359,7 @@ class Recovery:
             self._saves.event(incident_event(run, incident))
             return incident
         except NotFoundError:
-            return None  # nor that
+            return None  # the same
         except Exception as error:
             self._tell(f"the incident could not be recorded: {error}")
             return None

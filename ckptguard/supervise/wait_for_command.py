@@ -1,5 +1,5 @@
-"""Waiting for a command, or for work in another thread, without being deaf to signals meanwhile. They are held back and
-taken one by one, so that who waits decides what each of them does."""
+"""Wait for a command or for another thread, and still react to signals. They are held and taken one by one, so the
+waiting code decides about each."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ from typing import Any, Self, TypeVar
 from ckptguard.supervise.command import SupervisedCommand
 
 Result = TypeVar("Result")
-# What ends us, and what people tell their trainers by.
+# Signals that end us, and signals that people send to their trainers.
 ENDING = frozenset((signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT))
 _PASSED_ON = frozenset((signal.SIGUSR1, signal.SIGUSR2))
 _AT_ONCE, _KEYS_IN_A_ROW = 1.0, 2.0  # seconds
-_TICK = 1.0  # seconds after which a signal that reached another thread is noticed
+_TICK = 1.0  # seconds until a signal that reached another thread is noticed
 
 
 class HeldSignals:
-    """Holds back the signals that may be sent to us, from entering to leaving; `take` gives them out.
+    """Holds the signals that others may send to us while it is entered; `take` returns them.
 
-    Enter it in the main thread, before other threads start: those inherit what is held back. A signal that was ignored
-    (``nohup``) stays ignored.
+    Enter it in the main thread before other threads start, because they inherit the mask. An ignored signal (``nohup``)
+    stays ignored.
     """
 
     def __init__(self) -> None:
-        self.before: set[int] = set()  # the mask of signals that a command is started with
+        self.before: set[int] = set()  # the signal mask that a command is started with
         self._held: set[int] = set()
         self._handlers: dict[int, object] = {}
         self._caught: deque[int] = deque()
 
     def __enter__(self) -> Self:
         wanted = {n for n in ENDING | _PASSED_ON if signal.getsignal(n) is not signal.SIG_IGN}
-        for number in wanted:  # should a thread that is not ours get it after all
+        for number in wanted:  # for a signal that reaches another thread
             self._handlers[number] = signal.signal(number, lambda caught, _: self._caught.append(caught))
         self._handlers[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         self._held = {*wanted, signal.SIGCHLD}
@@ -53,8 +53,11 @@ class HeldSignals:
         signal.pthread_sigmask(signal.SIG_SETMASK, self.before)
 
     def take(self, seconds: float) -> tuple[int, bool] | None:
-        """The next signal, and whether the terminal sent it (then all of its foreground processes have it); None
-        after `seconds`, or sooner. SIGCHLD is one: something ended, or somebody wants us to look."""
+        """Return the next signal, and whether the terminal sent it to all foreground processes. None after `seconds` at
+        most.
+
+        SIGCHLD is one of them: a process ended, or a thread wakes us.
+        """
         if self._caught:
             return self._caught.popleft(), False
         info = signal.sigtimedwait(self._held, max(0.0, min(seconds, _TICK)))
@@ -62,8 +65,10 @@ class HeldSignals:
 
     @contextlib.contextmanager
     def released(self) -> Iterator[None]:
-        """For the calling thread as it was before, so that what it starts begins like that. What arrives meanwhile is
-        not lost, unless it is SIGCHLD: whoever waits looks again by itself."""
+        """Restore the calling thread's mask, so that what it starts inherits that.
+
+        No signal is lost meanwhile except SIGCHLD, and waiting code checks again anyway.
+        """
         held = signal.pthread_sigmask(signal.SIG_SETMASK, self.before)
         try:
             yield
@@ -72,15 +77,18 @@ class HeldSignals:
 
 
 def means_it(asked: Sequence[float], now: float, from_terminal: bool) -> bool:
-    """True if one more word means that patience is over: of the keys of a terminal the second in a row, because to a
-    debugger Ctrl-C is no end; of others any but what comes with the first (`timeout` tells us, and then our group)."""
+    """True if this signal means that patience is over.
+
+    From a terminal it is the second key in a row, because Ctrl-C does not end a debugger. Other signals count unless
+    they come together with the first: `timeout` signals us, then our process group.
+    """
     if from_terminal:
         return bool(asked) and now - asked[-1] < _KEYS_IN_A_ROW
     return bool(asked) and now - asked[0] > _AT_ONCE
 
 
 class Background:
-    """Does what is submitted, one after the other, in a thread with some `niceness`: the process may end without it."""
+    """Runs submitted calls one after another in a thread with some `niceness`. The process may end without it."""
 
     def __init__(self, name: str, niceness: int) -> None:
         self._work: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = queue.SimpleQueue()
@@ -88,7 +96,7 @@ class Background:
         threading.Thread(target=self._run, name=name, daemon=True).start()
 
     def submit(self, call: Callable[[], Result]) -> Future[Result]:
-        """The future of a call; when it is done, the waiting thread is woken to check its condition."""
+        """Return the future of a call. Its end wakes the waiting thread to check its condition."""
         future: Future[Result] = Future()
         future.add_done_callback(lambda _: os.kill(os.getpid(), signal.SIGCHLD))
         self._work.put((future, call))
@@ -96,7 +104,7 @@ class Background:
 
     def _run(self) -> None:
         try:
-            thread = threading.get_native_id()  # this alone, and what it starts
+            thread = threading.get_native_id()  # only this thread, and what it starts
             os.setpriority(os.PRIO_PROCESS, thread, max(self._niceness, os.getpriority(os.PRIO_PROCESS, thread)))
         except (OSError, AttributeError):
             pass
@@ -109,24 +117,26 @@ class Background:
 
 
 class WaitAbandoned(Exception):
-    """We were told to end while no command runs, and what we do then may be left at once."""
+    """We were asked to end while no command runs, and the current work may be left at once."""
 
 
 class SignalWatch:
-    """Waits, and passes on to the command what is sent to us. Its methods are for the thread that holds the signals
-    back; what may hang is done in the one of `background`, and waited for."""
+    """Waits, and forwards our signals to the command. Call its methods in the thread that holds the signals.
+
+    Calls that may hang run in the `background` thread, and are waited for.
+    """
 
     def __init__(
         self, signals: HeldSignals, command: SupervisedCommand, background: Background, tell: Callable[[str], None]
     ) -> None:
         self._signals, self._command, self._background, self._tell = signals, command, background, tell
-        self.asked: int | None = None  # the first signal by which we were told to end
+        self.asked: int | None = None  # the first signal that asked us to end
         self.command_runs = False  # as far as it was waited for
-        self._asked_at: list[float] = []  # when we were told to end, each time
+        self._asked_at: list[float] = []  # when we were asked to end, each time
         self._only_looking = False
 
     def wait(self, condition: Callable[[], bool], seconds: float | None = None) -> None:
-        """Wait until a condition holds, or for some seconds, and see to signals meanwhile."""
+        """Wait until a condition holds, or for some seconds, and handle signals meanwhile."""
         end = None if seconds is None else time.monotonic() + seconds
         while not condition():
             left = 3600.0 if end is None else end - time.monotonic()
@@ -137,9 +147,11 @@ class SignalWatch:
                 self._pass_on(*taken)
 
     def beside(self, call: Callable[[], Result], otherwise: Result, *, only_looks: bool = False) -> Result:
-        """The result of a call in the other thread; `otherwise` if it fails unexpectedly. WaitAbandoned if we are told
-        to end while no command runs, and whoever does so means it. `only_looks`: it changes nothing and may take as
-        long as reading a checkpoint, so the first word to end is enough."""
+        """Return the result of a call in the other thread, or `otherwise` if it fails unexpectedly.
+
+        Raises WaitAbandoned if we are firmly asked to end while no command runs. `only_looks`: it changes nothing but
+        may take as long as reading a checkpoint, so the first request to end is enough.
+        """
         future = self._background.submit(call)
         self._only_looking = only_looks
         try:
@@ -153,7 +165,7 @@ class SignalWatch:
         return future.result()
 
     def _pass_on(self, number: int, from_terminal: bool) -> None:
-        """The command gets what we get, but not twice what the terminal sends to both; told twice, we end it."""
+        """Forward a signal to the command, unless the terminal sent it to both. After a second request, kill it."""
         if number == signal.SIGCHLD:
             return
         running, is_firm = not self._command.has_ended(), False

@@ -1,7 +1,7 @@
-"""The contract of `Storage`, for whoever brings a store of their own. It needs pytest; nothing of ours imports it.
+"""The contract of `Storage`, for authors of other stores. It needs pytest; nothing of ours imports it.
 
 Inherit `StorageContract` in a test file. A fixture `storage` opens a fresh, empty place. Three methods reach the store
-without the storage, so that the storage itself is what is tested::
+without the storage, so that the storage itself is tested::
 
     import secrets
     import pytest

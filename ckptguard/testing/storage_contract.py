@@ -1,7 +1,7 @@
 """The contract of `Storage`: one class that every implementation inherits, with the laws of its other files.
 
 A new storage supplies the fixture `storage` and three raw helpers that bypass it, so that the storage itself is
-what gets tested.
+tested.
 """
 
 from __future__ import annotations

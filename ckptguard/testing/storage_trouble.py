@@ -1,4 +1,4 @@
-"""Laws of being shared and of trouble: threads, forked and other processes, many and odd names, errors, secrets; and of
+"""The laws of shared use and of failures: threads, forks and other processes, many and odd names, errors, secrets,
 uploads."""
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ODD = (
 )
 
 
-LARGE = 17 << 20  # more than two parts, and no whole number of them
+LARGE = 17 << 20  # more than two parts, and not a whole number of them
 BLOCK = (1 << 20) + 1
 
 
@@ -35,7 +35,8 @@ def keys(entries: list[Entry]) -> list[str]:
 
 
 def winners(bodies: list[bytes], write: Callable[[bytes, Callable[[], int]], None]) -> list[bytes]:
-    """The bodies for which `write`, called for all at once, does not find its key taken. It is given how to wait."""
+    """Return the bodies whose `write` found a free key. All calls run at once; each gets a function to wait for the
+    others."""
     barrier = threading.Barrier(len(bodies))
 
     def race(body: bytes) -> bool:
@@ -116,7 +117,7 @@ class NameLaws(RawAccess):
     many: ClassVar[int] = 1100  # more than one answer of the server holds
 
     def put_many(self, storage: Storage, keys: list[str]) -> None:
-        """Write many small objects, past the storage where that is quicker."""
+        """Write many small objects, without the storage if that is faster."""
         for key in keys:
             self.put_raw(storage, key, b"1")
 
@@ -193,7 +194,7 @@ class HonestyLaws(RawAccess):
     """What holds for errors and for what a storage says about itself."""
 
     def secrets(self) -> frozenset[str]:
-        """What no message may tell: the keys that the storage was opened with."""
+        """Return what no message may contain: the keys that the storage was opened with."""
         return frozenset()
 
     def opened_again(self, storage: Storage) -> Storage:
@@ -201,7 +202,7 @@ class HonestyLaws(RawAccess):
         return open_storage(storage.url, must_exist=True)
 
     def test_capabilities_are_true(self, storage: Storage) -> None:
-        """What a storage says that it can do, it does; finding out leaves nothing behind."""
+        """The storage can do what it reports; finding out leaves nothing behind."""
         said = storage.capabilities()
         self.put_raw(storage, "k", b"1" * 10)
         assert keys(storage.list(recursive=True)) == ["k"]
@@ -219,7 +220,7 @@ class HonestyLaws(RawAccess):
         assert abs((storage.stat("k").mtime_ns or 0) / 1e9 - time.time()) < 86_400
 
     def test_errors_name_the_key_and_no_secret(self, storage: Storage) -> None:
-        """Whatever fails, the text holds the key, and none of the options' secrets."""
+        """Every error names the key, and none of the options' secrets."""
         self.put_raw(storage, "folder/taken", b"1")
         hidden = self.secrets()
         for attempt in (

@@ -1,1 +1,1 @@
-"""The guard inside a training process: `TrainingGuard` and what it is made of."""
+"""The guard inside a training process: `TrainingGuard` and its parts."""

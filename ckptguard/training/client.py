@@ -1,7 +1,7 @@
-"""Asking the run's daemon, with a deadline; and one of our own where none guards the run: started beside training,
-never waited for, ending with it. Nothing here raises, hangs, or has to be believed.
+"""Ask the run's daemon, always with a deadline, or start one beside training if none runs.
 
-An answer is only an id: the caller checks it against the run's own records.
+A daemon of our own ends with training, which never waits for it. Nothing here raises or hangs. An answer is only an
+id: the caller checks it against the run's own records.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from ckptguard.values.ids import CheckpointId, parse_id
 from ckptguard.values.settings import Settings, environment_of
 
 LONGEST_ANSWER = 1 << 20  # bytes
-# What torchrun sets: the daemon is no rank.
+# The variables of torchrun: the daemon is not a rank.
 _RANK = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-_PATIENCE = 10.0  # seconds that a daemon has to stop
+_PATIENCE = 10.0  # seconds in which a daemon must stop
 _log = logging.getLogger("ckptguard")
 
 
@@ -43,8 +43,10 @@ def is_alive(run: Run, *, deadline: float = 2.0) -> bool:
 
 
 def let_daemon_verify(run: Run, *, before_step: int | None, series: str, wait_seconds: float) -> CheckpointId | None:
-    """Give the daemon `wait_seconds` to verify what is pending in this series; returns the id that it then holds for
-    known-good, or None if it does not say. What counts is in the records."""
+    """Give the daemon `wait_seconds` to verify what is pending in this series.
+
+    Returns the id that it then holds for known-good, or None if it does not say. Only the records count.
+    """
     query: dict[str, Any] = {"wait_seconds": f"{wait_seconds:g}", "series": series}
     if before_step is not None:
         query["before_step"] = before_step
@@ -66,7 +68,7 @@ def report_incident(
     source: str = "guard",
     deadline: float = 2.0,
 ) -> str | None:
-    """Have the daemon record an incident and tell people; the id that it gave it, or None."""
+    """Ask the daemon to record an incident and to notify people. Returns the incident's id, or None."""
     spoken = {
         k: v if isinstance(v, str | int | bool) or (isinstance(v, float) and abs(v) < float("inf")) else repr(v)
         for k, v in evidence.items()
@@ -93,13 +95,13 @@ def _ask(
         if body is not None:
             head += "Content-Type: application/json\r\n"
         return _parse(_exchange(address, head.encode() + b"\r\n" + text, end), method)
-    except Exception as error:  # whatever goes wrong here must not reach training
+    except Exception as error:  # no failure here may reach training
         _log.debug("the daemon of %s did not answer: %r", run.url, error)
         return None
 
 
 def _address(run: Run) -> str | None:
-    """The socket of the daemon that the run names, if it means something here and belongs to us."""
+    """Return the socket of the daemon that the run names, if it belongs to this host and user."""
     record = read_daemon_record(run)
     if record is None or (record.host, record.boot_id) != this_host():
         return None
@@ -108,7 +110,7 @@ def _address(run: Run) -> str | None:
 
 
 def _exchange(address: str, request: bytes, end: float) -> bytes:
-    """Send and read all within the time left: a server that drips bytes cannot hold us longer."""
+    """Send and read all within the time left, even if a server sends single bytes."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(_left(end))
         connection.connect(address)
@@ -142,7 +144,7 @@ def _parse(text: bytes, method: str) -> tuple[int, dict[str, Any]]:
 
 
 class ChildDaemon:
-    """The running child; `stop` ends it, and so does the end of this process."""
+    """A running child daemon. `stop` ends it, and so does the end of this process."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._process = process
@@ -154,7 +156,7 @@ class ChildDaemon:
         return self._process.pid
 
     def stop(self) -> None:
-        """Ask it to stop, and wait a little; calling it again does nothing."""
+        """Ask it to stop, and wait a little. A second call does nothing."""
         atexit.unregister(self.stop)
         if self._process.poll() is not None:
             return
@@ -163,18 +165,18 @@ class ChildDaemon:
         try:
             self._process.wait(_PATIENCE)
         except subprocess.TimeoutExpired:
-            self._process.kill()  # it loses nothing: storage is the truth
+            self._process.kill()  # it loses nothing: its state is in the storage
             self._process.wait()
 
 
 def ensure_daemon(run: Run, settings: Settings) -> ChildDaemon | None:
-    """Start a daemon unless one answers already. Any failure is a warning: everything works without one too."""
+    """Start a daemon unless one answers. A failure is only a warning: everything works without a daemon."""
     try:
         if is_alive(run):
             return None
         if importlib.util.find_spec("ckptguard_daemon") is None:
             raise ModuleNotFoundError("the package ckptguard_daemon is not installed")
-        log = os.devnull  # where another user made the folder for it
+        log = os.devnull  # if another user owns the folder
         with contextlib.suppress(OSError):
             log = os.path.join(private_runtime_folder(os.environ), f"{run.run_id}.log")
         command = [sys.executable, "-m", "ckptguard_daemon", run.url, "--parent", str(os.getpid()), "--log-file", log]
@@ -183,7 +185,7 @@ def ensure_daemon(run: Run, settings: Settings) -> ChildDaemon | None:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            start_new_session=True,  # a Ctrl-C is for training; the daemon follows its parent
+            start_new_session=True,  # a Ctrl-C is for training; the daemon ends with its parent
             env=environment_of(settings, {k: v for k, v in os.environ.items() if k not in _RANK}),
         )
     except Exception as error:

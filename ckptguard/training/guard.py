@@ -49,9 +49,9 @@ class TrainingGuard:
     the automatic saves are made; one that fails is logged and recorded as an incident. `deadlines`: how long it waits
     for the daemon, and one rank for the others.
 
-    SettingsError for options that cannot be; StateError for state that could not be saved and put back exactly;
-    CouldNotTellError (StorageError, RecordsError) where the run cannot be used. After the beginning, RanksError
-    from any method that ranks call together, when one of them failed or did not answer in time.
+    SettingsError for impossible options. StateError for state that could not be saved and put back exactly.
+    CouldNotTellError (StorageError, RecordsError) if the run cannot be used. Later, any method that ranks call
+    together may raise RanksError: one of them failed, or did not answer in time.
     """
 
     framework = "plain"  # what reports call the training loop
@@ -125,12 +125,13 @@ class TrainingGuard:
     def steps(self, loader: Any, total: int, save_every: int) -> Iterator[tuple[int, Any]]:
         """Yield (number of the update to make, batch) until `total` updates are done, epoch after epoch.
 
-        Resumes at the newest known-good checkpoint, saves after every `save_every` updates and at the end, and goes
-        back between two iterations when the state is sick. Batches that did harm are left out from then on. After a
-        `break` an update counts as made if it was observed. Several ranks wait here for the last save, because a
-        process group may end after it. The last save has its verdict then, else the log says how to get it.
-        RollbackExhausted when the policy's budget is spent, NoKnownGoodError when there is nothing to go back to,
-        SettingsError when another process of this machine trains into the run already.
+        Resumes at the newest known-good checkpoint. Saves after every `save_every` updates and at the end. When the
+        state is sick, it goes back between two iterations, and leaves out the batches that did harm. After a `break`
+        an update counts as made if it was observed. Several ranks wait here for the last save, because a process group
+        may end after it. The last save then has its verdict, or the log says how to get it.
+
+        RollbackExhausted if the policy's budget is spent. NoKnownGoodError if there is nothing to go back to.
+        SettingsError if another process of this machine trains into the run.
         """
         if save_every < 1 or total < 0:
             raise SettingsError("save_every must be at least 1 and total not negative")
@@ -156,18 +157,18 @@ class TrainingGuard:
         return self._monitor.observe(self._progress.current, loss, grad_norm, skipped=skipped, error=error)
 
     def save(self, step: int | None = None, *, blocking: bool = True, metrics: Mapping[str, Any] | None = None) -> str:
-        """Save now; returns the checkpoint's path. Inside of `steps`, call it after the update: the checkpoint is
-        named by the update that is being made. SickTrainingError instead of saving a poisoned state; whatever
-        else goes wrong (StorageFullError) is raised too. Outside of `steps` say which `step` this is.
+        """Save now, and return the checkpoint's path. Inside `steps`, call it after the update: the checkpoint is named
+        by the update that is being made. Outside `steps`, give the `step`. A poisoned state is not saved:
+        SickTrainingError. Any other failure, such as StorageFullError, is raised, too.
 
-        `blocking=False` returns as soon as the state is copied; looking at the copy, hashing and writing go on in a
-        thread, of one save at a time. What goes wrong there is logged and recorded as an incident at once. The next
-        `save`, `wait_for_save` or `close` raises it and does nothing else. At the end of the interpreter it gets up to
-        a minute. Several ranks call this and `wait_for_save` on all of them, and `close` before they end their process
-        group. Not for a `save=` of your own: it reads the state that training changes.
+        `blocking=False` returns as soon as the state is copied. One thread checks, hashes and writes one save at a
+        time. A failure there is logged and recorded as an incident at once. The next `save`, `wait_for_save` or
+        `close` raises it and does nothing else. At the end of the interpreter the save gets up to a minute. All ranks
+        call this and `wait_for_save`, and `close` before they end their process group. Do not use it with a `save=` of
+        your own, which reads the state while training changes it.
 
-        `metrics` are named numbers (of several ranks, those of rank 0 count) by which `ckptguard prune --keep-best`
-        chooses; NaN is recorded and never the best. SettingsError if one is no number.
+        `metrics` are named numbers by which `ckptguard prune --keep-best` chooses; those of rank 0 count. NaN is
+        recorded, and is never the best. SettingsError if one is not a number.
         """
         given = {}
         if metrics is not None:
@@ -202,13 +203,15 @@ class TrainingGuard:
         return over
 
     def resume(self, probe: Probe | None = None) -> int:
-        """Load the newest known-good checkpoint, verified, if there is one; returns the updates completed. `steps` does
-        this by itself, and puts back the data's position and the RNG when it begins.
+        """Load and verify the newest known-good checkpoint, if there is one. Return the number of completed updates.
+        `steps` does this by itself, and restores the data's position and the RNG when it begins.
 
         `probe` computes the loss of a small batch with the model (``lambda: loss_of(model, batch)``), and leaves no
-        trace: a checkpoint counts only if that loss and its gradients are finite, else the next older one is tried.
-        NoKnownGoodError if there are checkpoints and none can be used, StateError if the names of one do not fit,
-        CouldNotTellError if it cannot be read. What a resume lacks is said by `missing_for_exact_resume`.
+        trace. If that loss or its gradients are not finite, the next older checkpoint is tried.
+        `missing_for_exact_resume` says what a resume lacks.
+
+        NoKnownGoodError if there are checkpoints, but none can be used. StateError if a checkpoint's names do not fit.
+        CouldNotTellError if it cannot be read.
         """
         self._saving.drain(self._deadline)
         loaded = self._rollbacks.resume(self._parts, probe)

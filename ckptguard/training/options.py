@@ -27,10 +27,14 @@ class Guarded(TypedDict, total=False):
 
 @dataclass(frozen=True, kw_only=True)
 class Saving:
-    """How a TrainingGuard saves by itself. `blocking=False`: a save copies the state to host memory, which needs room
-    for it once more, and goes on behind training, at most one at a time. `when_busy`: the next one that is due
-    meanwhile waits ("wait"), or is left out ("skip"), but never the last one. `replicas`: places where copies of good
-    checkpoints lie too."""
+    """How a TrainingGuard saves by itself.
+
+    - `blocking=False`: a save copies the state to host memory, which needs room for one more copy. It is then written
+      while training goes on, at most one at a time.
+    - `when_busy`: the next save that is due meanwhile waits ("wait") or is left out ("skip"). The last save is never
+      left out.
+    - `replicas`: places for more copies of good checkpoints.
+    """
 
     blocking: bool = True
     when_busy: str = "wait"
@@ -43,8 +47,11 @@ class Saving:
 
 @dataclass(frozen=True, kw_only=True)
 class Deadlines:
-    """How many seconds a TrainingGuard waits. `daemon`: for the daemon to verify what is pending, before this process
-    does it; `ranks`: one rank for the others, longer than a checkpoint takes to be verified and loaded."""
+    """How many seconds a TrainingGuard waits.
+
+    - `daemon`: for the daemon to verify what is pending; then this process does it.
+    - `ranks`: one rank for the others. Allow more than verifying and loading a checkpoint takes.
+    """
 
     daemon: float = 30.0
     ranks: float = 600.0

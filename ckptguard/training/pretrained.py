@@ -1,4 +1,4 @@
-"""What training starts from, verified before the first step."""
+"""Verify pretrained files before the first step."""
 
 from __future__ import annotations
 
@@ -26,14 +26,18 @@ def check_pretrained(
     trust_globals: Sequence[str] = (),
     settings: GivenSettings = None,
 ) -> Report:
-    """Read a pretrained file or folder (or a snapshot of the hub's cache) whole; its report, if it is GOOD.
+    """Read a pretrained file, folder or hub snapshot completely. Returns its report if it is GOOD.
 
-    `sums` is a checksum file that came with it; without it those beside it are used. Without any, damage that leaves
-    the file whole and its numbers finite cannot be seen. `reference` is a checkpoint whose names, shapes and dtypes it
-    must have. Nothing is written, and nothing in the file is run. Several ranks should let one check and wait.
+    `sums` is a checksum file that came with it; without it, those beside it are used. Without any, damage that leaves
+    the file whole and its numbers finite cannot be seen. `reference` is a checkpoint with the names, shapes and dtypes
+    that it must have. Nothing is written, and nothing in the file is executed. With several ranks, let one check while
+    the others wait.
 
-    RefusedError (with `outcome`) if it is damaged, incomplete or holds NaN or Inf; CouldNotTellError if it could not
-    be read or is being written; NotFoundError if there is none; SettingsError if `sums` cannot be understood.
+    Raises:
+        RefusedError: it is damaged, incomplete or holds NaN or Inf; see its `outcome`.
+        CouldNotTellError: it could not be read, or is being written.
+        NotFoundError: it does not exist.
+        SettingsError: `sums` cannot be understood.
     """
     chosen = given_settings(settings)
     chosen = chosen.changed(
@@ -51,7 +55,7 @@ def check_pretrained(
         said += f"; and {len(serious) - _SHOWN} more"
     shown = escape(os.fspath(path))
     if report.outcome in (Outcome.PENDING, Outcome.GOOD):
-        raise CouldNotTellError(f"{shown} could not be verified: {said}", hint="do not train from it before it is")
+        raise CouldNotTellError(f"{shown} could not be verified: {said}", hint="verify it before you train from it")
     raise RefusedError(
         f"{shown} is {report.outcome.value}, do not train from it: {said}",
         outcome=report.outcome.value,

@@ -1,8 +1,8 @@
-"""The ranks of one training: what one of them knows, all of them know, over a gloo group of our own.
+"""The ranks of one training share what they know, over a gloo group of our own.
 
-Our own group, because the training's may be busy on a device, and a message of ours must never be taken for one of
-theirs. Everything here is called by all ranks in the same order, from the thread that trains. So whether something is
-called must follow from what all ranks know alike: never from a clock, a file or a number that one rank sees alone.
+The training's own group may be busy on a device, and our messages must not mix with its messages. All ranks call
+everything here in the same order, from the training thread. So a call must depend only on what all ranks know alike,
+never on a clock, a file or a number of one rank.
 """
 
 from __future__ import annotations
@@ -27,28 +27,30 @@ _log = logging.getLogger("ckptguard")
 
 
 class Ranks:
-    """All ranks of a training, of which this process is one; of this class itself: the only one."""
+    """All ranks of a training, including this process. This class itself is a single rank."""
 
     rank = 0
     size = 1
 
     def any(self, mine: bool) -> bool:
-        """True if any rank says so."""
+        """True if it is true on any rank."""
         return mine
 
     def gather(self, mine: Any) -> list[Any]:
-        """What each rank has to say, by rank; JSON values."""
+        """Return the JSON value of each rank, by rank."""
         return [mine]
 
     def tell(self, value: Any) -> Any:
-        """What rank 0 has to say; JSON values."""
+        """Return the JSON value of rank 0."""
         return self.gather(value if self.rank == 0 else None)[0]
 
 
 class GlooRanks(Ranks):
-    """The ranks of torch's default process group. RanksError, which names them, when some do not answer in time. To be
-    made by all ranks; `timeout` in seconds is how long one rank waits for the slowest: longer than a checkpoint takes
-    to be verified and loaded."""
+    """The ranks of torch's default process group. All ranks must create it.
+
+    A rank waits `timeout` seconds for the slowest, so that must be longer than verifying and loading a checkpoint. If
+    some do not answer in time, RanksError names them.
+    """
 
     def __init__(self, timeout: float = _TIMEOUT) -> None:
         import torch.distributed as dist
@@ -56,17 +58,17 @@ class GlooRanks(Ranks):
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self._timeout = timeout
         self.group = dist.new_group(backend="gloo", timeout=datetime.timedelta(seconds=timeout))
-        self.broken = False  # whether a message was lost: what is said from then on may be taken for another
+        self.broken = False  # whether a message was lost: later messages could be mixed up
 
     def again(self) -> GlooRanks:
-        """The same ranks in a group of its own; to be made by all ranks."""
+        """Return the same ranks in a new group. All ranks must call it."""
         try:
             return GlooRanks(self._timeout)
         except RuntimeError as error:
-            raise RanksError(f"rank {self.rank} of {self.size} could not meet the others: {error}") from error
+            raise RanksError(f"rank {self.rank} of {self.size} could not connect to the others: {error}") from error
 
     def leave(self) -> None:
-        """End this rank's part in the group, which is used no more."""
+        """Leave the group, which is no longer used."""
         import torch.distributed as dist
 
         dist.destroy_process_group(self.group)
@@ -101,37 +103,40 @@ class GlooRanks(Ranks):
             self.broken = True
             said = re.sub(r"^\[[^]]*\] *", "", str(error)).partition("\n")[0].partition(". ")[0]
             raise RanksError(
-                f"rank {self.rank} of {self.size} did not hear from the others: {said}",
-                hint="see which rank ended; all must be started again",
+                f"rank {self.rank} of {self.size} got no answer from the others: {said}",
+                hint="find out which rank ended; all must be started again",
             ) from error
 
 
 def ranks_of_training(timeout: float = _TIMEOUT) -> Ranks:
-    """The ranks of torch's default process group, if there is one with several; to be called by all of them."""
+    """Return the ranks of torch's default process group if it has several. All of them must call it."""
     import torch.distributed as dist
 
     if dist.is_available() and dist.is_initialized():
         return GlooRanks(timeout) if dist.get_world_size() > 1 else Ranks()
     if os.environ.get("WORLD_SIZE", "1") not in ("", "1"):
         _log.warning(
-            "WORLD_SIZE is %s, and torch.distributed is not initialised: this process guards its run alone, and must "
-            "not share it with the others; call init_process_group before",
+            "WORLD_SIZE is %s, but torch.distributed is not initialised: this process guards its run alone and must "
+            "not share it with the others; call init_process_group first",
             os.environ["WORLD_SIZE"],
         )
     return Ranks()
 
 
 def together(ranks: Ranks, what: str, work: Callable[[], Any]) -> list[Any]:
-    """Every rank does its part; what each returned (a JSON value), by rank. If any rank failed, all raise. A rank that
-    raised a CkptguardError of its own raises that; the others RanksError, which names the ranks and their reasons."""
+    """Let every rank do its part. Returns each rank's JSON value, by rank. If one fails, all raise.
+
+    A rank whose part raised a CkptguardError raises that. The others raise RanksError, with the ranks and their
+    reasons.
+    """
     own: CkptguardError | None = None
     result: Any = None
     try:
         result = work()
-        json.dumps(result)  # what cannot be told fails here, where the others hear of it
+        json.dumps(result)  # a value that is not JSON fails here, and the others are informed
     except CkptguardError as error:
         own = error
-    except Exception as error:  # it must not leave the others waiting; it is raised as what it is below
+    except Exception as error:  # the others must not wait for it; below it is raised unchanged
         own = RanksError(f"{what}: {type(error).__name__}: {error}")
         own.__cause__ = error
     answers = ranks.gather([None, own.message] if own is not None else [result, None])
@@ -145,8 +150,8 @@ def together(ranks: Ranks, what: str, work: Callable[[], Any]) -> list[Any]:
 
 
 def each(ranks: Ranks, what: str, work: Callable[[], T]) -> T:
-    """Every rank does its part and keeps what it returned. If any failed, all raise as in `together`; where there is
-    one rank only, what it raises is raised as it is."""
+    """Let every rank do its part and keep its own result. If one fails, all raise as in `together`. A single rank
+    raises its error unchanged."""
     if ranks.size == 1:
         return work()
     kept: list[T] = []
@@ -155,7 +160,7 @@ def each(ranks: Ranks, what: str, work: Callable[[], T]) -> T:
 
 
 def agree(ranks: Ranks, own: Diagnosis | None) -> Diagnosis | None:
-    """The sickness of all: None if no rank is sick, else that of the earliest onset, with its rank named."""
+    """Return the sickness of all ranks: None, or the one with the earliest onset, with its rank named."""
     if ranks.size == 1 or not ranks.any(own is not None):
         return own
     reports = ranks.gather(None if own is None else msgspec.to_builtins(own, enc_hook=repr))

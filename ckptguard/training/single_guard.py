@@ -1,4 +1,4 @@
-"""One training a run: a guard says that it trains, and hears of another one that does."""
+"""One training per run: a guard announces that it trains, and finds another one that does."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _log = logging.getLogger("ckptguard")
 
 
 class SingleGuard:
-    """From `begin` to `end`, or to the end of the process, others can see that this guard trains into a series."""
+    """Announces, from `begin` to `end` or the end of the process, that this guard trains into a series."""
 
     def __init__(self, run: Run, series: str, ranks: Ranks) -> None:
         self._run, self._series, self._ranks = run, series, ranks
@@ -21,21 +21,23 @@ class SingleGuard:
         self._begun: bool | None = None
 
     def begin(self, *, loops: bool) -> None:
-        """To be called by all ranks. SettingsError (on ranks other than 0 RanksError) if another process of this
-        machine trains already; a warning if one may."""
+        """Announce the training. All ranks call it. Warns if another process may be training into the run.
+
+        Raises SettingsError if another process of this machine certainly is (RanksError on ranks other than 0).
+        """
         if self._begun is not None and (self._begun or not loops):
             return
-        each(self._ranks, "beginning to train", lambda: self._say(loops))
+        each(self._ranks, "starting to train", lambda: self._say(loops))
         self._begun = loops
 
     def end(self) -> None:
-        """This guard trains no more; never raises."""
+        """Withdraw the announcement. Never raises."""
         record, self._record, self._begun = self._record, None, None
         if record is not None:
             try:
                 end_training(self._run, record)
             except CkptguardError as error:
-                _log.warning("that training ended could not be recorded: %s", error.message)
+                _log.warning("the end of the training could not be recorded: %s", error.message)
 
     def _say(self, loops: bool) -> None:
         if self._ranks.rank != 0:
@@ -45,6 +47,6 @@ class SingleGuard:
         except SettingsError:
             raise
         except CkptguardError as error:
-            doubt = f"whether another guard trains too is not known: {error.message}"
+            doubt = f"could not find out whether another guard is training: {error.message}"
         if doubt is not None:
             _log.warning("%s", doubt)

@@ -1,1 +1,1 @@
-"""The pass that daemons and doors loop over: protect, verify, promote, clean up."""
+"""The pass that the daemon and the guard repeat: protect, verify, promote, clean up."""

@@ -1,7 +1,7 @@
-"""Collect what killed processes left behind: temporaries of ours that nobody writes any more, pins, and parts of saves.
+"""Remove what killed processes left: our abandoned temporaries, expired pins, and parts of saves.
 
-Of saves of our own layout those are temporary folders; on a storage elsewhere claims, objects that were never sealed,
-and unfinished uploads.
+Saves of our own layout leave temporary folders. On an object store they leave claims, objects that were never
+sealed, and unfinished uploads.
 """
 
 from __future__ import annotations
@@ -24,13 +24,15 @@ from ckptguard.storage.remote.remote_storage import end_uploads
 from ckptguard.values.ids import RECORDS_FOLDER
 
 _SAVE = re.compile(r"tmp-step-\d{9}-[0-9a-f]{8}")
-_LONGEST_COPY = 86400.0  # seconds that one file may be on its way between two storages
+_LONGEST_COPY = 86400.0  # the longest time in seconds to copy one file between two storages
 
 
 def collect_leftovers(view: RunView) -> list[str]:
-    """Remove old temporaries of ours, pins that hold nothing any more, and what killed saves left; returns their keys.
-    The caller holds the run's lock, under which rollbacks stage their copies: what is left of one there is dead. A
-    trainer's temporaries are its own business."""
+    """Remove our old temporaries, expired pins, and what killed saves left. Returns their keys.
+
+    The caller holds the run's lock. Rollbacks stage their copies under it, so staged copies found here are abandoned. A
+    trainer's own temporaries stay.
+    """
     run = view.run
     _settle_names(run)
     inside: list[Entry] = []
@@ -48,14 +50,14 @@ def collect_leftovers(view: RunView) -> list[str]:
             removed.append(entry.key)
     for pin in list_pins(run):
         if not counts(run, pin):
-            with contextlib.suppress(CouldNotTellError):  # it does no harm
+            with contextlib.suppress(CouldNotTellError):  # an expired pin does no harm
                 release_pin(run, pin)
                 removed.append(f"{RECORDS_FOLDER}/{pin.key}")
     return removed + collect_saves(run)
 
 
 def _settle_names(run: Run) -> None:
-    """Have what was moved into the records the names that it is to have there, where a kill came between."""
+    """Rename records that a killed process moved in but did not rename."""
     if run.records.root is None:
         return
     with contextlib.suppress(ObjectMissingError):
@@ -65,8 +67,10 @@ def _settle_names(run: Run) -> None:
 
 
 def collect_saves(run: Run) -> list[str]:
-    """Remove what saves left whose writers are known to be gone; returns keys and paths. Elsewhere, what has no claim
-    was not left by us, and stays."""
+    """Remove what saves left whose writers have certainly ended. Returns keys and paths.
+
+    On an object store, files without a claim are not ours, and stay.
+    """
     removed = []
     if run.storage.root is not None:
         for entry in run.storage.list(""):
@@ -85,14 +89,17 @@ def collect_saves(run: Run) -> list[str]:
 
 
 def collect_claim(run: Run, claim: Claim, *, dead: bool = False) -> bool:
-    """Remove a claim, and what its writer left unsealed, if that is `dead` (else it is asked for); whether it was."""
+    """Remove a claim and the unsealed files of its writer, if that has ended. True if they were removed.
+
+    `dead`: the caller knows that the writer has ended.
+    """
     if not dead and not surely_gone(run, claim):
         return False
     history = history_of_series(run, claim.series)
     sealed = history.current(claim.series, claim.step, claim.path) is not None
     if not sealed and history.next_id(claim.series, claim.step).generation <= claim.generation:
         if not holds(run, claim):
-            return False  # somebody else was quicker
+            return False  # another process was faster
         end_uploads(run.storage, claim.path)
         run.storage.remove(claim.path)
     release(run, claim)
@@ -100,7 +107,7 @@ def collect_claim(run: Run, claim: Claim, *, dead: bool = False) -> bool:
 
 
 def _copies_cut_short(run: Run) -> list[str]:
-    """Parts of copies of ours that were begun long ago, where a store keeps them."""
+    """Abort our multipart copies that began long ago."""
 
     def begun_before() -> float | None:
         now = storage_time(run.records)

@@ -1,8 +1,6 @@
-"""Reconcile: one pass over a run. Find finished saves, protect them, verify them, promote or release their copies.
-
-The daemon, ``--once`` and the guard only loop over this. Storage is the truth: nothing here relies on having seen an
-event, and a pass that is killed at any point is simply made again.
-"""
+"""Make one pass over a run: find finished saves, protect them, verify them, promote or release their copies. The
+daemon, ``--once`` and the guard repeat this pass. It relies on the storage, never on having seen an event. A killed
+pass is simply repeated."""
 
 from __future__ import annotations
 
@@ -40,14 +38,14 @@ from ckptguard.verification.checkpoint import Resave, Verification, verify_check
 from ckptguard.verification.collect_evidence import completeness
 from ckptguard.verification.kept_copy import verify_kept
 
-_COLLECT_INTERVAL = 3600.0  # seconds; what is not old yet is at the next look
-_PRUNE_INTERVAL = 600.0  # seconds; the trash is emptied, and pins are lifted, without anything being saved
-_LONGEST_PAUSE = 3600.0  # seconds between two tries to read what cannot be read
-_COUNTED = tuple(f"{folder}/" for folder in (*FOLDERS, TRASH, PINS))  # what a pass looks at, but for what is due
+_COLLECT_INTERVAL = 3600.0  # seconds; files that are not old enough yet are removed next time
+_PRUNE_INTERVAL = 600.0  # seconds; empties the trash and lifts pins even if nothing is saved
+_LONGEST_PAUSE = 3600.0  # seconds between two attempts to read an unreadable checkpoint
+_COUNTED = tuple(f"{folder}/" for folder in (*FOLDERS, TRASH, PINS))  # what a pass reads besides the scrub plan
 
 
 class Waiting(msgspec.Struct, frozen=True, kw_only=True):
-    """A checkpoint without a verdict, and why."""
+    """A checkpoint without a verdict, and why it has none."""
 
     path: str
     series: str
@@ -56,34 +54,34 @@ class Waiting(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PassResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What one pass did. `next_in`: seconds after which a pending checkpoint may be ready. `could_not_tell` are
-    sentences about what could not be read or written; everything concerned stays pending."""
+    """The result of one pass. After `next_in` seconds a pending checkpoint may be ready. `could_not_tell` says what
+    could not be read or written. The checkpoints concerned stay pending."""
 
     checked: tuple[Checked, ...] = ()
     pending: tuple[Waiting, ...] = ()
     gone: tuple[str, ...] = ()
-    lost: str | None = None  # once a run: one was gone before it could be verified, and what to do about it
-    pruned: tuple[str, ...] = ()  # paths that the settings' policy did not keep
+    lost: str | None = None  # once per run: a checkpoint was gone before it could be verified, and what to do
+    pruned: tuple[str, ...] = ()  # paths that the settings' policy removed
     could_not_tell: tuple[str, ...] = ()
     next_in: float | None = None
 
 
 @dataclass(frozen=True)
 class Start:
-    """What a pass begins from. Two that are equal mean: nothing that a pass goes by has changed."""
+    """What a pass starts from. If two are equal, nothing that a pass depends on has changed."""
 
-    listing: Listing  # the same one while no entry differs
+    listing: Listing  # the same object while no entry differs
     names: frozenset[str]
     settings: Settings
 
     @cached_property
     def has_trash(self) -> bool:
-        """True if anything lies in the trash."""
+        """True if the trash is not empty."""
         return any(name.startswith(f"{TRASH}/") for name in self.names)
 
     @cached_property
     def has_unfinished_quarantines(self) -> bool:
-        """True if a checkpoint was marked to be moved aside, and not that it was moved."""
+        """True if a checkpoint was marked to be moved aside, but not yet marked as moved."""
         own = [name for name in self.names if name.startswith(f"{QUARANTINE}/") and name.count("/") == 2]
         moved = {name.removesuffix(".moved") for name in own if name.endswith(".moved")}
         return any(name.removesuffix(".json") not in moved for name in own if name.endswith(".json"))
@@ -91,28 +89,28 @@ class Start:
 
 @dataclass
 class CheckpointSample:
-    """A checkpoint as storage showed it, since when, and what was found out about it since."""
+    """A checkpoint's state in storage, since when it has it, and what was learned about it since."""
 
     signature: tuple[tuple[object, ...], ...]
     since: float  # monotonic: when this signature was first seen
-    unfinished: str | None = None  # why, as of this signature
+    unfinished: str | None = None  # why it is unfinished, at this signature
     looked: bool = False  # `unfinished` was computed
-    whole: bool = False  # so were all of its files: its layout proves it
-    done: bool = False  # a verdict stands for this signature
+    whole: bool = False  # its layout proves that all of its files exist
+    done: bool = False  # there is a verdict for this signature
     retry_at: float = 0.0
     failures: int = 0
 
     @property
     def is_finished(self) -> bool:
-        """True if it was looked at and found to be finished."""
+        """True if it was checked and is finished."""
         return self.looked and self.unfinished is None
 
     def stable_for(self, checkpoint: Checkpoint) -> float:
-        """For how many seconds its files have been as they are."""
+        """Return for how many seconds its files have not changed."""
         return max(time.monotonic() - self.since, youngest_age(checkpoint) or 0.0)
 
     def retry_later(self, settings: Settings) -> float:
-        """Note a failure to read; returns the seconds until the next try, which grow."""
+        """Count a failure to read. Returns the seconds until the next attempt, which grow each time."""
         self.failures += 1
         pause = min(settings.scan_interval * 2.0 ** min(self.failures, 12), _LONGEST_PAUSE)
         self.retry_at = time.monotonic() + pause
@@ -120,7 +118,7 @@ class CheckpointSample:
 
 
 class NotYet(msgspec.Struct, frozen=True, kw_only=True):
-    """Why a checkpoint cannot be verified yet, and the seconds until that may change (None: no time will tell)."""
+    """Why a checkpoint cannot be verified yet, and after how many seconds that may change (None: unknown)."""
 
     why: str
     seconds: float | None
@@ -128,38 +126,38 @@ class NotYet(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass
 class PassNotes:
-    """Notes about one run between passes. They only save work: losing them loses nothing."""
+    """What is remembered about one run between passes, only to save work."""
 
     samples: dict[str, CheckpointSample] = field(default_factory=dict)
-    gone: set[str] = field(default_factory=set)  # places that were seen empty since what lay there was judged
-    collect_at: float = 0.0  # monotonic: when leftovers of killed processes are looked for
-    hopeless: dict[Where, float] = field(default_factory=dict)  # what could not be repaired, and until when to wait
-    prune_at: float = 0.0  # monotonic: when pruning is due although nothing new was verified
+    gone: set[str] = field(default_factory=set)  # paths that were empty at some time since their verdict
+    collect_at: float = 0.0  # monotonic: when to look for leftovers of killed processes
+    hopeless: dict[Where, float] = field(default_factory=dict)  # what could not be repaired, and when to try again
+    prune_at: float = 0.0  # monotonic: when to prune although nothing new was verified
     remembered: Remembered = field(default_factory=Remembered)  # what retention has read
     told_of_lost: bool = False
-    settled: Start | None = None  # what the last pass began from, if it left nothing to be done
+    settled: Start | None = None  # what the last pass started from, if it left nothing to do
 
     def prune_is_due(self) -> bool:
-        """True if it is; the next time is some minutes away."""
+        """True if pruning is due. The next time is then some minutes later."""
         now = time.monotonic()
         due = now >= self.prune_at
         self.prune_at = now + _PRUNE_INTERVAL if due else self.prune_at
         return due
 
     def forget(self, path: str) -> None:
-        """Have a checkpoint read again in the next pass."""
+        """Check a checkpoint again in the next pass."""
         self.samples.pop(path, None)
         self.settled = None
 
     def nothing_to_do(self, start: Start) -> bool:
-        """True if a pass that begins so would do what the last one did: nothing more."""
+        """True if a pass with this start would do nothing, like the last one."""
         return start == self.settled and time.monotonic() < min(self.collect_at, self.prune_at)
 
 
 def reconcile(view: RunView, notes: PassNotes, *, work: Work = PLAIN, assume_quiet: bool = False) -> PassResult:
-    """Make one pass, by a view that is read anew. `assume_quiet` is for a trainer that knows its saves are finished.
-    Where neither files nor records changed since a pass that left nothing to be done, one listing of each is all.
-    StorageError if the run cannot be listed; trouble with one checkpoint is told in the answer."""
+    """Make one pass, and read the view again for it. `assume_quiet`: the trainer knows that its saves are finished. If
+    neither files nor records changed since a pass that left nothing to do, it only makes two listings. Raises
+    StorageError if the run cannot be listed. Problems with one checkpoint are part of the result."""
     start = _start_of(view, notes.settled)
     if notes.nothing_to_do(start):
         return PassResult()
@@ -176,14 +174,14 @@ def reconcile(view: RunView, notes: PassNotes, *, work: Work = PLAIN, assume_qui
     except CouldNotTellError as error:
         if not one.checked:
             raise
-        one.troubles.append(error.message)  # what was judged is told all the same: no later pass would
+        one.troubles.append(error.message)  # report the verdicts given so far: no later pass would
     if not one.pending and not one.troubles:
         notes.settled = start
     return one.result()
 
 
 class _Pass:
-    """One pass, while it is made."""
+    """The state of one pass."""
 
     def __init__(self, view: RunView, notes: PassNotes, work: Work) -> None:
         self.view, self.notes, self.work = view, notes, work
@@ -192,12 +190,12 @@ class _Pass:
         self.troubles: list[str] = []
         self.saved_over = False
         self._gone: tuple[str, ...] = ()
-        self._unjudged: set[str] = set()  # of these, the ones without a verdict
+        self._unjudged: set[str] = set()  # those of `_gone` that have no verdict
         self._pruned: tuple[str, ...] = ()
         self._delays: list[float] = []
 
     def result(self) -> PassResult:
-        """What was done so far."""
+        """Return what was done so far."""
         return PassResult(
             checked=tuple(self.checked),
             pending=tuple(self.pending),
@@ -215,12 +213,12 @@ class _Pass:
             return None
         self.notes.told_of_lost = True
         return (
-            f"{lost} was gone before it could be verified, and so may others be: keep more of them in place "
+            f"{lost} was gone before it could be verified, and others may be, too: keep more checkpoints "
             "(save_total_limit), save less often, or set a smaller settle"
         )
 
     def clean_up(self, start: Start) -> None:
-        """Finish or undo what killed processes began. BusyError if another process holds the run."""
+        """Finish or undo what killed processes began. Raises BusyError if another process holds the run."""
         view, notes = self.view, self.notes
         due = time.monotonic() >= notes.collect_at
         with run_lock(view.run):
@@ -230,18 +228,18 @@ class _Pass:
                 try:
                     settle_trash(view.run)
                 except CouldNotTellError as error:
-                    self.troubles.append(f"the trash could not be looked after: {error.message}")
+                    self.troubles.append(f"the trash could not be checked: {error.message}")
             if due:
                 notes.collect_at = time.monotonic() + _COLLECT_INTERVAL
                 try:
                     collect_leftovers(view)
                 except CouldNotTellError as error:
-                    self.troubles.append(f"what killed processes left could not be collected: {error.message}")
+                    self.troubles.append(f"leftovers of killed processes could not be removed: {error.message}")
         if start.has_unfinished_quarantines or start.has_trash or due:
             view.forget()  # files may have been moved
 
     def look(self, *, assume_quiet: bool) -> list[Checkpoint]:
-        """Find what can be verified now, and protect what is finished and has no verdict."""
+        """Find what can be verified now, and protect finished saves that have no verdict."""
         view, checkpoints = self.view, self.view.checkpoints
         self._gone = tuple(sorted(set(self.notes.samples) - {c.path for c in checkpoints}))
         self._unjudged = {path for path in self._gone if not self.notes.samples.pop(path).done}
@@ -262,7 +260,7 @@ class _Pass:
                 waits = NotYet(why=error.message, seconds=sample.retry_later(view.settings))
                 self.troubles.append(f"{checkpoint.path}: {error.message}")
             if sample.is_finished:
-                # Quiet files are a whole save, but for one that is being saved over, part by part.
+                # Quiet files are a whole save, unless they are being overwritten part by part.
                 finished.append((checkpoint, sample.whole or (waits is None and not known)))
             if waits is None:
                 ready.append(checkpoint)
@@ -292,7 +290,7 @@ class _Pass:
                 self.troubles.append(f"{checkpoint.path}: {result}")
 
     def judge_copies(self) -> None:
-        """Judge kept copies by themselves whose saves were rotated away or saved over, the newest first."""
+        """Verify kept copies whose saves were deleted or overwritten, the newest first."""
         for copy in waiting_alone(self.view):
             if self.work.is_stopped():
                 return
@@ -306,7 +304,7 @@ class _Pass:
                     self._settle_first_good(result)
 
     def _settle_first_good(self, result: Checked) -> None:
-        """Give the only good one of a series bytes of its own before anything else is read: there is no other."""
+        """Make a full copy of the only good checkpoint of a series before anything else is read."""
         standings = self.view.history.standings(result.series).values()
         if result.outcome is Outcome.GOOD and sum(s.outcome is Outcome.GOOD for s in standings) == 1:
             try:
@@ -315,7 +313,7 @@ class _Pass:
                 self.troubles.append(error.message)  # the end of the pass tries again
 
     def mend_and_prune(self) -> None:
-        """Repair what can be repaired unasked, and remove what the settings do not keep."""
+        """Make the automatic repairs, and remove what the settings do not keep."""
         mended = mend(self.view, self.notes.hopeless, work=self.work)
         self.checked += mended.checked
         self._pruned, troubles = prune_by_settings(self.view, self.notes.remembered)
@@ -328,7 +326,7 @@ class _Pass:
 
 
 def _start_of(view: RunView, before: Start | None) -> Start:
-    """Look at a run anew, by one listing of its files and one of its records' names. StorageError."""
+    """List a run's files and the names of its records. Raises StorageError."""
     names = frozenset(name for name in record_names(view.run, "") if name.startswith(_COUNTED))
     view.forget()
     listing = view.list_after(before.listing if before is not None and before.names == names else None)
@@ -346,13 +344,13 @@ def _sample(notes: PassNotes, checkpoint: Checkpoint) -> CheckpointSample:
 def _verify(
     view: RunView, checkpoint: Checkpoint, sample: CheckpointSample, work: Work, *, was_gone: bool
 ) -> Checked | str:
-    """The verdict that was given; or why there is none, and `sample` says when to try again."""
+    """Return the verdict, or why there is none. Then `sample` says when to try again."""
     left = view.settings.unfinished_limit - sample.stable_for(checkpoint)
     how = Verification(resave=Resave.WAIT if left > 0 else Resave.GIVE_UP, was_gone=was_gone)
     try:
         result = verify_checkpoint(view, checkpoint, how, work=work)
     except ResavingError as error:
-        # A new look is due when a file changes (then there is a new sample), or when patience ends.
+        # Try again when a file changes, which makes a new sample, or when `unfinished_limit` is over.
         sample.retry_at = time.monotonic() + left
         return error.message
     except (ChangedWhileReadError, ObjectMissingError) as error:
@@ -366,7 +364,7 @@ def _verify(
 
 
 def _stands(view: RunView, checkpoint: Checkpoint) -> bool:
-    """True if a verdict stands for exactly these files, as far as storage reports: sizes, times and inodes."""
+    """True if there is a verdict on exactly these files, as far as storage reports sizes, times and inodes."""
     id = view.current(checkpoint)
     if id is None or not view.history.has_verdict(id):
         return False
@@ -378,7 +376,7 @@ def _stands(view: RunView, checkpoint: Checkpoint) -> bool:
 def _not_yet(
     view: RunView, checkpoint: Checkpoint, sample: CheckpointSample, work: Work, *, assume_quiet: bool
 ) -> NotYet | None:
-    """Why a checkpoint cannot be verified yet; None when it can. CouldNotTellError if that cannot be told."""
+    """Return why a checkpoint cannot be verified yet, or None if it can. Raises CouldNotTellError."""
     now = time.monotonic()
     if sample.retry_at > now:
         return NotYet(why="it could not be read; trying again", seconds=sample.retry_at - now)

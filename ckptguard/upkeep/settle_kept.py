@@ -1,4 +1,5 @@
-"""Kept copies in a pass: made before a verdict, for the trainer may delete a save at any moment; then settled by it."""
+"""Make kept copies before a verdict, because the trainer may delete a save at any time. Then keep what the verdicts
+ask for."""
 
 from __future__ import annotations
 
@@ -26,21 +27,23 @@ from ckptguard.verification.collect_evidence import copy_differs, unfinished_bec
 
 
 def protect_finished(view: RunView) -> list[str]:
-    """Protect the saves that are finished and have no verdict, for a trainer that knows that one is; returns sentences
-    about what went wrong."""
+    """Protect finished saves that have no verdict, for a trainer that knows that one is finished. Returns problems as
+    sentences."""
     newest = sorted(view.checkpoints, key=lambda c: numbers_of(c.step), reverse=True)[: view.settings.keep_pending]
     troubles = protect(view, [(c, True) for c in newest if unfinished_because(view.run.storage, c) is None])
     try:
         with run_lock(view.run):
             trim_kept(view)
     except (BusyError, CouldNotTellError) as error:
-        troubles.append(f"kept copies could not be looked after: {error.message}")
+        troubles.append(f"kept copies could not be checked: {error.message}")
     return troubles
 
 
 def protect(view: RunView, finished: Iterable[tuple[Checkpoint, bool]]) -> list[str]:
-    """Keep finished saves that have no verdict, and whether each is known to be whole: the newest `keep_pending` of
-    each series. Returns sentences about what went wrong. Older copies stay, to be judged before they are trimmed."""
+    """Keep the newest `keep_pending` finished saves of each series that have no verdict. Returns problems as sentences.
+
+    Each save comes with whether it is known to be whole. Older copies stay until they were verified.
+    """
     if view.settings.keep == "none":
         return []
     troubles: list[str] = []
@@ -51,15 +54,17 @@ def protect(view: RunView, finished: Iterable[tuple[Checkpoint, bool]]) -> list[
         try:
             kept[checkpoint.series] += _protect(view, checkpoint, whole, troubles)
         except (ChangedWhileReadError, ObjectMissingError):
-            continue  # saved over or rotated away under our hands
+            continue  # the trainer overwrote or deleted it meanwhile
         except (BusyError, CouldNotTellError) as error:
             troubles.append(f"{checkpoint.path} could not be kept: {error.message}")
     return troubles
 
 
 def _protect(view: RunView, checkpoint: Checkpoint, whole: bool, troubles: list[str]) -> bool:
-    """Keep one of them; whether it has a copy that waits for its verdict. What was sealed before and changed is kept as
-    a content of its own: it may be damage, and then its copy goes with the verdict on its place."""
+    """Keep one save. True if it now has a copy that waits for its verdict.
+
+    Sealed content that changed is kept as new content. It may be damage: then its copy is removed with the verdict.
+    """
     current, by_writer = view.current_if_readable(checkpoint), LAYOUTS[checkpoint.layout].sealed_by_writer
     if current is not None and not by_writer and _looks_sealed(view, checkpoint, current):
         return False
@@ -69,13 +74,15 @@ def _protect(view: RunView, checkpoint: Checkpoint, whole: bool, troubles: list[
             copy = keep_checkpoint(view, checkpoint, id, whole=whole or by_writer)
         except StorageFullError as error:
             copy = keep_checkpoint(view, checkpoint, id, how="link", whole=whole or by_writer)
-            troubles.append(f"{checkpoint.path} is kept, but not against saving over it: {error.message}")
+            troubles.append(f"{checkpoint.path} is kept, but not against being overwritten: {error.message}")
     return copy is not None and not view.history.has_verdict(id)
 
 
 def waiting_alone(view: RunView) -> list[KeptCopy]:
-    """The kept copies without a verdict that are to be judged by themselves, the newest of each series first: whole
-    ones, of which no save lies in its place any more, not even as a part of what it has become."""
+    """Return the whole kept copies without a verdict whose saves are no longer in place, newest of each series first.
+
+    A save that is now part of a larger checkpoint counts as in place.
+    """
     series = sorted({id.series for id in list_kept(view.run)})
     waiting = [copy for one in series for copy in view.waiting_copies(one) if copy.whole]
     there = ((copy, view.checkpoint(copy.path)) for copy in waiting)
@@ -83,21 +90,23 @@ def waiting_alone(view: RunView) -> list[KeptCopy]:
 
 
 def release_other(view: RunView, checkpoint: Checkpoint, id: CheckpointId | None) -> list[str]:
-    """Release a copy of these files that was kept as a new content, where they turned out to be none. They are what
-    was sealed under `id`, or its damage. Returns a sentence if that failed."""
+    """Release copies of these files under a new id, if they are what was sealed under `id` or its damage. Returns
+    problems as sentences."""
     copies = [c for c in view.waiting_copies(checkpoint.series) if c.path == checkpoint.path and c.id != id]
     wrong = [c.id for c in copies if c.lies_in(checkpoint.entries)]
     try:
         with run_lock(view.run) if wrong else contextlib.nullcontext():
             release_unpinned(view.run, wrong)
     except (BusyError, CouldNotTellError) as error:
-        return [f"kept copies could not be looked after: {error.message}"]
+        return [f"kept copies could not be checked: {error.message}"]
     return []
 
 
 def settle_kept(view: RunView, *, work: Work = PLAIN, saved_over: bool = False) -> list[str]:
-    """Have exactly those kept copies that the verdicts ask for, and bytes of their own where they owe them; returns
-    sentences about what went wrong. `saved_over`: as for `give_own_bytes`."""
+    """Keep exactly the copies that the verdicts ask for, and make full copies where they are due. Returns problems.
+
+    `saved_over` is as for `give_own_bytes`.
+    """
     troubles: list[str] = []
     doubtful: list[tuple[KeptCopy, Manifest]] = []
     with _noted(troubles), run_lock(view.run):
@@ -121,23 +130,25 @@ def settle_kept(view: RunView, *, work: Work = PLAIN, saved_over: bool = False) 
 
 @contextlib.contextmanager
 def _noted(troubles: list[str]) -> Iterator[None]:
-    """Turn trouble with one copy into a sentence, so that it holds up no other copy."""
+    """Add a problem with one copy as a sentence, so that it does not stop the other copies."""
     try:
         yield
     except (BusyError, CouldNotTellError) as error:
-        troubles.append(f"kept copies could not be looked after: {error.message}")
+        troubles.append(f"kept copies could not be checked: {error.message}")
 
 
 def _trim(view: RunView, troubles: list[str]) -> None:
-    """Remove what nothing asks for. Never call it while a copy is in doubt: that copy would count as a good one, and
-    the good one behind it would be removed."""
+    """Remove the copies that no rule keeps. Never call it while a copy is doubtful: it would count as a good one, and
+    the older good one would be removed."""
     with _noted(troubles), run_lock(view.run):
         trim_kept(view)
 
 
 def _release_refuted(view: RunView, troubles: list[str]) -> list[tuple[KeptCopy, Manifest]]:
-    """Release copies whose content is not what a verdict calls good. Returns those that must be read first: their
-    files look otherwise, and a touched file has other times and the same bytes."""
+    """Release copies whose content is not what a verdict calls good. Returns copies that must be read first.
+
+    The files of those look different. A touched file has another time and the same bytes.
+    """
     run, unwanted, doubtful = view.run, list[CheckpointId](), list[tuple[KeptCopy, Manifest]]()
     for id in list_kept(run):
         with _noted(troubles):
@@ -148,9 +159,9 @@ def _release_refuted(view: RunView, troubles: list[str]) -> list[tuple[KeptCopy,
                 if not kept_matches(run, copy, manifest):
                     doubtful.append((copy, manifest))
             elif read_kept(run, id) != copy:
-                continue  # its mark read wrong once, and it may be the last whole copy: the next pass looks again
+                continue  # unreadable once, and maybe the last whole copy: the next pass checks it again
             elif manifest is not None and not made_of_sealed(copy, manifest):
-                release(run, id)  # pinned or not: what is pinned is the content that was sealed
+                release(run, id)  # even if pinned: pins are for sealed content
             else:
                 unwanted.append(id)
     release_unpinned(run, unwanted)
@@ -158,16 +169,15 @@ def _release_refuted(view: RunView, troubles: list[str]) -> list[tuple[KeptCopy,
 
 
 def _settle_doubtful(view: RunView, copy: KeptCopy, manifest: Manifest, work: Work) -> None:
-    """Read a copy whose files look otherwise, or that was made of files that were touched or renamed since they were
-    sealed. If it holds what was sealed the times of its files are noted, so that it is read once; else it is
-    released."""
+    """Read a copy whose files look different, or were touched or renamed between the seal and the copy. If it holds the
+    sealed content, record the times of its files, so that it is read once. Else release it."""
     records = view.run.records
     before = [find_entry(records, copy.key(file)) for file in copy.files]
     wrong = _holds_later_content(view, copy, before) or bool(
         copy_differs(records, copy.folder + "/", manifest, scanner=work.scanner)
     )
     if before != [find_entry(records, copy.key(file)) for file in copy.files]:
-        return  # the next pass looks again
+        return  # the next pass checks it again
     with run_lock(view.run):
         if read_kept(view.run, copy.id) != copy:
             return
@@ -181,7 +191,7 @@ def _settle_doubtful(view: RunView, copy: KeptCopy, manifest: Manifest, work: Wo
 
 
 def _holds_later_content(view: RunView, copy: KeptCopy, entries: Iterable[Entry | None]) -> bool:
-    """True if a file of a copy is one that was read as part of what was saved over it: it needs no second reading."""
+    """True if a file of a copy belongs to the later content of its path. It need not be read again."""
     later = view.history.current_if_readable(copy.series, copy.step, copy.path)
     manifest = view.history.manifest(later) if later not in (None, copy.id) else None
     read = {(f.path, f.size, f.mtime_ns, f.inode) for f in (manifest.files if manifest is not None else ())}
@@ -192,7 +202,7 @@ def _holds_later_content(view: RunView, copy: KeptCopy, entries: Iterable[Entry 
 
 
 def _good_without_copy(view: RunView) -> Iterator[tuple[Checkpoint, CheckpointId]]:
-    """What lies in place, of the newest `keep_good` good checkpoints of each series, and has no copy."""
+    """Yield the checkpoints in place without a copy, among the newest `keep_good` good ones of each series."""
     listed = set(list_kept(view.run))
     in_place: dict[str, dict[Step, list[Checkpoint]]] = {}
     for checkpoint in view.checkpoints:
@@ -209,13 +219,13 @@ def _good_without_copy(view: RunView) -> Iterator[tuple[Checkpoint, CheckpointId
                 continue
             own = (c for c in by_step.get(id.step, ()) if view.current_if_readable(c) == id)
             found = next((c for c in own if looks_as_judged(view, c, id)), None)
-            if found is not None:  # many may be gone: only those that are somewhere count
+            if found is not None:  # many may be gone: only existing ones count
                 left -= 1
                 yield found, id
 
 
 def looks_as_judged(view: RunView, checkpoint: Checkpoint, id: CheckpointId) -> bool:
-    """True if its files look as they did when this generation was judged: another content would be no copy of it."""
+    """True if its files look as they did when this generation was verified. A copy of other content would be wrong."""
     return view.history.verdict(id) is not None and _looks_sealed(view, checkpoint, id)
 
 

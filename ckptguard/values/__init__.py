@@ -1,1 +1,1 @@
-"""What things are: ids, manifests, verdicts, settings, incidents. No I/O, no clock, no decisions."""
+"""The values: ids, manifests, verdicts, settings, incidents. No I/O, no clock, no decisions."""

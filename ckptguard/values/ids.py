@@ -1,4 +1,4 @@
-"""Names and ids: checkpoint ids, series, checked paths, escaping of what comes from files."""
+"""Names and ids: checkpoint ids, series, safe paths, and escaping of text from files."""
 
 from __future__ import annotations
 
@@ -12,49 +12,49 @@ import msgspec
 STEP_DIGITS = 12
 MAX_STEP = 10**STEP_DIGITS - 1
 RECORDS_FOLDER = "_ckptguard"
-_LONGEST_FOLDER = 200  # bytes; file systems end at 255
+_LONGEST_FOLDER = 200  # bytes; file systems allow 255
 
 _ID = re.compile(r"(?P<step>\d{1,12}(?:-\d{1,12})*|-)\.(?P<generation>[1-9]\d{0,8})")
 
-# Where a name puts a checkpoint in its series: a number, several numbers that are compared one after the other
-# (``recovery-1-50``), or None for a fixed name, whose contents come in the order in which they were saved.
+# The place of a checkpoint in its series, from its name: a number, or several numbers compared in order
+# (``recovery-1-50``). None for a fixed name, whose contents are ordered by their saving.
 Step: TypeAlias = int | tuple[int, ...] | None
 
 
 def numbers_of(step: Step) -> tuple[int, ...]:
-    """What sorts the steps of a series. A fixed name has no numbers, and sorts first."""
+    """Return the sort key of a step within its series. A fixed name has no numbers, and sorts first."""
     return () if step is None else (step,) if isinstance(step, int) else step
 
 
 def step_text(step: Step) -> str:
-    """A step as people read it: ``500``, ``1-50``; ``-`` for a fixed name."""
+    """Return a step for people: ``500``, ``1-50``; ``-`` for a fixed name."""
     return "-".join(map(str, numbers_of(step))) or "-"
 
 
 def record_step(step: Step) -> str:
-    """A step as records are named. Of one series these sort as the steps do."""
+    """Return a step for record names. Within one series these sort like the steps."""
     return "-".join(f"{n:0{STEP_DIGITS}d}" for n in numbers_of(step)) or "-"
 
 
 def single_number(step: Step) -> int | None:
-    """The step as one number; None for a fixed name, and for a name with several numbers."""
+    """Return the step as one number; None for a fixed name, and for a name with several numbers."""
     return step if isinstance(step, int) else None
 
 
 class CheckpointId(msgspec.Struct, frozen=True):
-    """One content that was saved under one step of a series. `step` is None under a fixed name (``last.pt``)."""
+    """One content that was saved for one step of a series. `step` is None for a fixed name (``last.pt``)."""
 
     series: str
     step: Step
     generation: int
 
     def __str__(self) -> str:
-        """The id as people read it: ``500.1``, ``1-50.1``; ``-.7`` for the 7th content of a fixed name."""
+        """Return the id for people: ``500.1``, ``1-50.1``; ``-.7`` for the 7th content of a fixed name."""
         return f"{step_text(self.step)}.{self.generation}"
 
     @property
     def order(self) -> tuple[tuple[int, ...], int]:
-        """What sorts the ids of a series in the order of training."""
+        """The sort key of the ids of a series, in the order of training."""
         return numbers_of(self.step), self.generation
 
     @property
@@ -69,17 +69,17 @@ class CheckpointId(msgspec.Struct, frozen=True):
 
     @property
     def record_name(self) -> str:
-        """The id as records are named, so that names sort by step: ``000000000500.1``."""
+        """The id in record names, which sort by step: ``000000000500.1``."""
         return f"{record_step(self.step)}.{self.generation}"
 
     @property
     def record_path(self) -> str:
-        """The folder of its series and its own name, as below every folder of the records."""
+        """The folder of its series and its own name, below every folder of the records."""
         return f"{series_folder(self.series)}/{self.record_name}"
 
 
 def parse_id(series: str, text: str) -> CheckpointId | None:
-    """The id in a series that either form of an id names; None if it is not one."""
+    """Parse either form of an id in a series; None if it is not one."""
     match = _ID.fullmatch(text)
     if match is None:
         return None
@@ -88,19 +88,21 @@ def parse_id(series: str, text: str) -> CheckpointId | None:
 
 
 def step_of_numbers(numbers: tuple[int, ...]) -> Step:
-    """The step that these numbers of a name make."""
+    """Return the step for the numbers in a name."""
     return None if not numbers else numbers[0] if len(numbers) == 1 else numbers
 
 
 def id_from_record(folder: str, name: str) -> CheckpointId | None:
-    """The id behind a series' folder and a record's name in it; None if the name is no id."""
+    """Return the id for a series' folder and a record's name in it; None if the name is not an id."""
     return parse_id(series_from_folder(folder), name)
 
 
 def series_of(path: str) -> str:
-    """The series of a checkpoint path in its run: digit runs of its last part replaced by ``#``. Folders keep their
-    digits: ``seed0/`` and ``seed1/`` of a sweep are not one series. A name too long to be a folder's (of the records)
-    is cut, and ends in a hash of the whole."""
+    """Return the series of a checkpoint path in its run: digits in its last part are replaced by ``#``.
+
+    Folders keep their digits: ``seed0/`` and ``seed1/`` of a sweep are two series. A name too long for a folder of the
+    records is cut, and ends in a hash of the whole.
+    """
     folder, slash, name = path.rpartition("/")
     series = folder + slash + re.sub(r"\d+", "#", name)
     if len(series_folder(series)) <= _LONGEST_FOLDER:
@@ -112,36 +114,39 @@ def series_of(path: str) -> str:
 
 
 def folder_of(path: str) -> str:
-    """The folder where a checkpoint, or a series, belongs."""
+    """Return the folder of a checkpoint or a series."""
     return path.rpartition("/")[0]
 
 
 def series_folder(series: str) -> str:
-    """One folder name for a series: reversible, no separators, no name that a file system or store objects to."""
+    """Return a folder name for a series: reversible, without separators, valid on every file system and store."""
     return re.sub(r"[^A-Za-z0-9._#=-]", lambda m: "".join(f"%{b:02X}" for b in m[0].encode()), series)
 
 
 def series_from_folder(folder: str) -> str:
-    """The inverse of `series_folder`."""
+    """Invert `series_folder`."""
     raw = re.sub(rb"%([0-9A-F]{2})", lambda m: bytes([int(m[1], 16)]), folder.encode())
     return raw.decode("utf-8", "surrogateescape")
 
 
 def is_safe_path(path: str) -> bool:
-    """True if a path read from a file may be joined to a folder: relative, normalised, inside, no URL, no NUL."""
+    """True if a path from a file may be joined to a folder: relative, normalised, inside, no URL, no NUL."""
     if not path or "\0" in path or "://" in path or path.startswith("/"):
         return False
     return all(part not in ("", ".", "..") for part in path.split("/"))
 
 
 def is_temporary(name: str) -> bool:
-    """True if a file or folder name is a writer's temporary, which belongs to no checkpoint. So are the ``._`` files
-    in which macOS keeps attributes of the file that they are named after, and the folder of a file system's repairs."""
+    """True if a file or folder name is a writer's temporary, which belongs to no checkpoint.
+
+    So are ``._`` files, which hold macOS attributes of another file, and the folder of a file system's repairs.
+    """
     return name.startswith((".tmp", "tmp-", "._")) or name.endswith(".tmp") or name == "lost+found"
 
 
 def escape(text: str) -> str:
-    """Text from a file, safe to print: control, format (right-to-left marks) and surrogate characters as escapes."""
+    """Make text from a file safe to print: control, format (right-to-left marks) and surrogate characters are
+    escaped."""
     return "".join(
         f"\\u{ord(c):04x}" if unicodedata.category(c) in ("Cc", "Cf", "Cs", "Co", "Zl", "Zp") else c for c in text
     )

@@ -1,7 +1,7 @@
-"""What the report of an incident consists of: values only.
+"""The parts of an incident's report: values only.
 
-A number that is not finite is a word ("nan", "inf", "-inf").
-All of it is optional: an incident that was seen from outside of training knows less than one that a guard saw.
+A number that is not finite is a word ("nan", "inf", "-inf"). Everything is optional, because an incident that was seen
+from outside training has fewer facts than a guard's.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ WORDS = ("nan", "inf", "-inf")
 
 
 class Sample(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The signals of one update; `scale` is the loss scale after it."""
+    """The signals of one update. `scale` is the loss scale after it."""
 
     step: int
     loss: Number = None
@@ -27,7 +27,9 @@ class Sample(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 class Training(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How training computes. `dtypes`: elements of trained parameters by dtype. `autocast`: a dtype or "off".
-    `loss_scaler`: its class, or "none". `framework`: "plain", "trainer", "lightning", "deepspeed" or "accelerate"."""
+
+    `loss_scaler` is its class, or "none". `framework`: "plain", "trainer", "lightning", "deepspeed" or "accelerate".
+    """
 
     dtypes: dict[str, int] = {}
     autocast: str | None = None
@@ -45,7 +47,7 @@ class Training(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Resumed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What training began from. `anew`: parts of it that were not loaded (optimizer, scheduler, scaler, rng, data)."""
+    """What training began from. `anew`: parts that were not loaded (optimizer, scheduler, scaler, rng, data)."""
 
     step: int
     id: str | None = None
@@ -57,8 +59,10 @@ class Resumed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class SickTensor(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Something that holds numbers that are not finite, or a file that is wrong in another way. `what`: in words.
-    `kind`: weight, buffer, gradient, optimizer, tensor (its role is not known) or file."""
+    """A tensor with numbers that are not finite, or a file that is wrong in another way. `what` describes it.
+
+    `kind`: weight, buffer, gradient, optimizer, tensor (its role is unknown) or file.
+    """
 
     name: str
     kind: str
@@ -78,8 +82,10 @@ class Magnitude(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ChangedTensor(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A tensor of the first bad checkpoint that is not as in the last good one. `change` as `diff` names it;
-    `relative_l2` is the norm of the change over that of the tensor; `largest` the largest magnitude before it."""
+    """A tensor of the first bad checkpoint that differs from the last good one. `change` is a word of `diff`.
+
+    `relative_l2` is the norm of the change divided by that of the tensor. `largest` is the largest magnitude before it.
+    """
 
     name: str
     role: str
@@ -95,8 +101,10 @@ class ChangedTensor(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
 
 class CheckpointFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What is known of a checkpoint that matters here. `largest`: tensors of the model, largest magnitude first;
-    `errors`: checks that found it wrong, with what they said."""
+    """The facts about a checkpoint that matter here. `largest`: tensors of the model, largest magnitude first.
+
+    `errors`: checks that found it wrong, with their messages.
+    """
 
     path: str
     step: int | None
@@ -137,12 +145,12 @@ class Details(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     first_bad: CheckpointFacts | None = None
     changes: tuple[ChangedTensor, ...] = ()
     changes_omitted: int = 0
-    changes_note: str | None = None  # why the two could not be compared, or not wholly
+    changes_note: str | None = None  # why the two could not be compared, or only in part
     causes: tuple[LikelyCause, ...] = ()
 
 
 class IncidentReport(msgspec.Struct, frozen=True, kw_only=True):
-    """An incident with everything that is known about it; the fields of its record, then `details`."""
+    """An incident with everything known about it: the fields of its record, then `details`."""
 
     run: str
     id: str
@@ -159,7 +167,7 @@ class IncidentReport(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def onset(self) -> int | None:
-        """The first update under suspicion; the step itself where no other is known."""
+        """The first suspect update, or the incident's step if no other is known."""
         return self.details.onset if self.details.onset is not None else self.step
 
     @property
@@ -170,14 +178,14 @@ class IncidentReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def worded(value: float | None) -> Number:
-    """A number as records hold it."""
+    """Return a number in the form for records."""
     if value is None or math.isfinite(value):
         return value
     return "nan" if value != value else "inf" if value > 0 else "-inf"
 
 
 def number(value: Number) -> float | None:
-    """The number that a record holds; None for what is none."""
+    """Return the number that a record holds, or None if it is not a number."""
     if isinstance(value, str):
         return float(value) if value in WORDS else None
     return None if value is None else float(value)

@@ -1,7 +1,7 @@
-"""The manifest: what a checkpoint consists of, byte by byte. Written last; writing it is the commit.
+"""The manifest: the content of a checkpoint, byte by byte. It is written last, and writing it is the commit.
 
-Spans and tensors travel as JSON arrays, so that a checkpoint with 100 000 tensors stays readable and small.
-Digests are lower-case hexadecimal. `docs/reference/records.md` specifies the text.
+Spans and tensors are JSON arrays, so that a checkpoint with 100 000 tensors stays readable and small. Digests are
+lower-case hexadecimal. `docs/reference/records.md` specifies the text.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ckptguard.values.ids import RECORDS_FOLDER, CheckpointId, Step, is_safe_pat
 from ckptguard.values.record_text import decode_checked
 
 MANIFEST_FORMAT = 2  # 1: a step is one number or none, and there are no counters
-_LARGEST = 2**64 - 1  # an inode may be
+_LARGEST = 2**64 - 1  # an inode may be this large
 
 
 class Span(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -29,10 +29,12 @@ class Span(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Tensor(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One named tensor; `span` is the index in its file's spans (None: it has no bytes of its own). `largest` is the
-    largest finite magnitude and `rms` the root mean square (of a sample, in large tensors), as the scan found them, in
-    six digits, and `zeros` the share of zeros; None for other than floats, and where the writer sealed without
-    looking."""
+    """One named tensor. `span` is the index in its file's spans (None: no bytes in the file).
+
+    `largest` is the largest finite magnitude, `rms` the root mean square (of a sample in large tensors), and `zeros`
+    the share of zeros. They have six digits. They are None for types other than floats, and if the writer sealed
+    without a scan.
+    """
 
     name: str
     dtype: str
@@ -45,8 +47,10 @@ class Tensor(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Counter(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What a checkpoint itself says of its place in the training: `kind` (``global_step``, ``epoch``, ...), and the
-    file and key that state it."""
+    """A checkpoint's own statement of its place in the training: `kind` (``global_step``, ``epoch``, ...) and `value`.
+
+    `source` is the file and key that state it.
+    """
 
     kind: str
     value: int
@@ -54,9 +58,11 @@ class Counter(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class File(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One stored file (shard) of a checkpoint; `path` is relative to the run. `envelope` is the BLAKE3 of all bytes
-    outside spans, in file order. `mtime_ns`, `inode` and `etag` are what the storage said when the manifest was
-    written; they only ever serve to tell a re-save from damage, never identity."""
+    """One stored file (shard) of a checkpoint. `path` is relative to the run.
+
+    `envelope` is the BLAKE3 of all bytes outside spans, in file order. `mtime_ns`, `inode` and `etag` are the storage's
+    report when the manifest was written. They only help to distinguish a re-save from damage, and never prove identity.
+    """
 
     path: str
     size: int
@@ -70,8 +76,8 @@ class File(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     tensors: tuple[Tensor, ...] = ()
     globals: tuple[str, ...] = ()
     aliases: tuple[str, ...] = ()  # tied names that the file states without storing them again
-    checksums: str = ""  # a digest of what a torch archive states of its own records
-    pieces: tuple[str, ...] = ()  # CRC-32s of some pieces of each span, where a file does not check itself
+    checksums: str = ""  # a digest of what a torch archive states about its own records
+    pieces: tuple[str, ...] = ()  # CRC-32s of some pieces of each span, if the file does not check itself
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -88,25 +94,25 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     version: str
     nonce: str
     files: tuple[File, ...]
-    metrics: dict[str, float] = {}  # the finite numbers that were given when it was saved
-    nonfinite_metrics: dict[str, str] = {}  # the others, in words: "nan", "inf", "-inf"
+    metrics: dict[str, float] = {}  # the finite numbers that were given with the save
+    nonfinite_metrics: dict[str, str] = {}  # the others, as words: "nan", "inf", "-inf"
     counters: tuple[Counter, ...] = ()  # the finest first
 
     @property
     def id(self) -> CheckpointId:
-        """Which checkpoint it describes."""
+        """The id of the checkpoint."""
         return CheckpointId(self.series, self.step, self.generation)
 
     @property
     def training_step(self) -> int | None:
-        """How many updates training had made: the number in its name, or what a counter inside says. An epoch is
-        none. None if nothing tells."""
+        """How many updates training had made: the number in its name, or a counter inside other than an epoch; else
+        None."""
         if isinstance(self.step, int):
             return self.step
         return next((c.value for c in self.counters if not c.kind.startswith("epoch")), None)
 
     def given_metrics(self) -> dict[str, float]:
-        """All numbers that were given when it was saved."""
+        """Return all numbers that were given with the save."""
         return {**self.metrics, **{name: float(word) for name, word in self.nonfinite_metrics.items()}}
 
     @property
@@ -115,30 +121,30 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return sum(f.size for f in self.files)
 
     def file(self, path: str) -> File | None:
-        """The file under this path, if the manifest names it."""
+        """Return the file with this path, or None."""
         return next((f for f in self.files if f.path == path), None)
 
 
 def split_metrics(given: Mapping[str, float]) -> tuple[dict[str, float], dict[str, str]]:
-    """Named numbers as a manifest has them: the finite ones, and the others in words, for JSON has none for them."""
+    """Split named numbers for a manifest: the finite ones, and the others as words, which JSON lacks."""
     finite = {name: float(value) for name, value in given.items() if math.isfinite(value)}
     return finite, {name: str(float(value)) for name, value in given.items() if name not in finite}
 
 
 def identity(files: tuple[File, ...]) -> tuple[tuple[object, ...], ...]:
-    """What makes two contents the same: paths, sizes and BLAKE3 digests; never times or MD5."""
+    """Return what makes two contents equal: paths, sizes and BLAKE3 digests, never times or MD5."""
     return tuple(
         sorted((f.path, f.size, f.envelope, tuple((s.offset, s.length, s.blake3) for s in f.spans)) for f in files)
     )
 
 
 def content_digest(files: tuple[File, ...]) -> str:
-    """What tells a content from all others, in 32 hexadecimal digits: a verdict names what it judges by it."""
+    """Return the digest of a content in 32 hexadecimal digits, by which a verdict names it."""
     return hashlib.blake2b(msgspec.json.encode(identity(files)), digest_size=16).hexdigest()
 
 
 def decode_manifest(text: bytes) -> Manifest:
-    """Parse and check a manifest; RecordsError if it is damaged, from a newer format, or names unsafe paths."""
+    """Parse and check a manifest. Raises RecordsError if it is damaged, has a newer format, or names unsafe paths."""
     manifest = decode_checked(text, Manifest, "a manifest")
     if manifest.format > MANIFEST_FORMAT:
         raise RecordsError(
@@ -150,12 +156,12 @@ def decode_manifest(text: bytes) -> Manifest:
         if not is_safe_path(path) or path.split("/")[0] == RECORDS_FOLDER:
             raise RecordsError(f"a manifest names an unsafe path: {path!r}")
     if not {"nan", "inf", "-inf"}.issuperset(manifest.nonfinite_metrics.values()):
-        raise RecordsError("a manifest states a metric that is no number")
+        raise RecordsError("a manifest states a metric that is not a number")
     if any(n < 0 for f in manifest.files for n in (f.size, *(n for s in f.spans for n in (s.offset, s.length)))):
-        raise RecordsError("a manifest states a negative size or place")
+        raise RecordsError("a manifest states a negative size or offset")
     stated = (n for f in manifest.files for n in (f.size, f.mtime_ns or 0, f.inode or 0))
     if any(not -_LARGEST // 2 <= n <= _LARGEST for n in (*stated, *(c.value for c in manifest.counters))):
         raise RecordsError("a manifest states a number that is too large")
     if any(t.span is not None and not 0 <= t.span < len(f.spans) for f in manifest.files for t in f.tensors):
-        raise RecordsError("a manifest's tensor refers to a span that is not there")
+        raise RecordsError("a manifest's tensor refers to a span that does not exist")
     return manifest

@@ -1,4 +1,4 @@
-"""Which tensors may hold -Inf on purpose: masks. What is learnt or counted never does, whatever else it holds."""
+"""Which tensors may hold -Inf on purpose: masks. Learnt tensors and statistics never do."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Sequence
 
-# A name that says mask says it last: mask_token and masked_spec_embed are learnt. A vector that ends in bias is, too.
+# The word mask comes last in a mask's name: mask_token and masked_spec_embed are learnt. So is a vector named bias.
 _MASK = re.compile(
     r"(?:\w*_)?(?:\w*mask|\w*Mask|masks|causal|triu|tril)(?:_(?:buffer|buf|matrix|cached?|bias|\d+))?|masked_bias"
 )
@@ -16,14 +16,14 @@ _NEVER = re.compile(
     r"|lora_(?:A|B|embedding_A|embedding_B|magnitude_vector)|\w*embed(?:s|ding|dings)?|\w+_(?:emb|table|tokens?)"
     r"|running_\w+|amax_history|(?:max_)?exp_avg\w*|exp_inf|momentum_buffer|square_avg|grad_avg|acc_delta|\w*moments?\d*"
 )
-_SMALLEST = 4  # rows of a triangle that is no coincidence
+_SMALLEST = 4  # rows of a triangle that cannot be a coincidence
 
 
 def may_be_mask(name: str, shape: Sequence[int], infinite: int, first: int | None) -> bool:
-    """True if a tensor of a model, one finite value beside `infinite` times -Inf from index `first` on, is a mask.
+    """True if a tensor of a model with one finite value and `infinite` times -Inf, first at index `first`, is a mask.
 
-    Its name says so (``h.0.attn.causal_mask``), or it is a causal mask by its very form: matrices of which exactly the
-    half beyond the diagonal is infinite, under a name that is not one of a weight, a statistic or a moment.
+    Its name says so (``h.0.attn.causal_mask``), or it has the form of a causal mask: in each matrix exactly the half
+    beyond the diagonal is infinite. Then its name must not be that of a weight, a statistic or a moment.
     """
     last = next((part for part in reversed(name.split(".")) if not part.isdecimal()), "")
     if _NEVER.fullmatch(last):

@@ -1,4 +1,4 @@
-"""What a user says about names: which paths of a run are checkpoints, and where their step stands."""
+"""The user's own rules for names: which paths of a run are checkpoints, and where their step is."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ from ckptguard.values.ids import MAX_STEP
 
 
 class Pattern(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`path` is a shell pattern (fnmatch; ``*`` also matches ``/``) for paths relative to the run. What matches is a
-    checkpoint; with `ignore` it never is, nor is what lies below it. `step` is a regular expression with one group of
-    digits, searched in the path. Patterns are the user's own text, never taken from a run."""
+    """`path` is a shell pattern (fnmatch; ``*`` also matches ``/``) for paths relative to the run.
+
+    A matching path is a checkpoint; with `ignore` neither it nor anything inside it is. `step` is a regular expression
+    with one group of digits, searched in the path. Patterns come from the user, never from a run.
+    """
 
     path: str
     step: str | None = None
@@ -25,12 +27,14 @@ class Pattern(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         try:
             groups = re.compile(self.step).groups if self.step is not None else 1
         except re.error as error:
-            raise SettingsError(f"the step of pattern {self.path} is no regular expression{_place(error)}") from error
+            raise SettingsError(
+                f"the step of pattern {self.path} is not a regular expression{_place(error)}"
+            ) from error
         if not self.path or groups != 1:
-            raise SettingsError(f"a pattern needs a path, and its step exactly one group: {self.path}")
+            raise SettingsError(f"a pattern needs a path, and its step needs exactly one group: {self.path}")
 
     def step_of(self, path: str) -> int | None:
-        """The step that `step` finds in a path; None if it finds none."""
+        """Return the step that `step` finds in a path, or None."""
         match = re.search(self.step, path) if self.step is not None else None
         digits = match[1] if match else None
         if digits is None or not digits.isascii() or not digits.isdigit():
@@ -44,12 +48,12 @@ def _place(error: re.error) -> str:
 
 
 def choose(patterns: Sequence[Pattern], path: str) -> Pattern | None:
-    """The first pattern that makes this path a checkpoint."""
+    """Return the first pattern that makes this path a checkpoint."""
     return next((p for p in patterns if not p.ignore and fnmatchcase(path, p.path)), None)
 
 
 def is_ignored(patterns: Sequence[Pattern], key: str) -> bool:
-    """True if a pattern takes this file, or a folder that it lies in, out of the run."""
+    """True if a pattern excludes this file, or a folder that contains it, from the run."""
     parts = key.split("/")
     above = ["/".join(parts[: n + 1]) for n in range(len(parts))]
     return any(p.ignore and any(fnmatchcase(a, p.path) for a in above) for p in patterns)

@@ -1,4 +1,4 @@
-"""The text of records: JSON that is checked when it is read, whatever became of it on storage."""
+"""The text of records: JSON that is checked when it is read, because storage may damage it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MARK = b"crc32 "
 
 
 def decode_record(text: bytes, kind: type[_Kind], what: str) -> _Kind:
-    """The value of a record's JSON; RecordsError, naming `what`, for whatever else the bytes may be."""
+    """Return the value of a record's JSON. For any other bytes, RecordsError names `what`."""
     try:
         return msgspec.json.decode(text, type=kind)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
@@ -23,25 +23,25 @@ def decode_record(text: bytes, kind: type[_Kind], what: str) -> _Kind:
 
 
 def what_is_wrong(error: Exception) -> str:
-    """What text is wrong with that was meant to be a record, or a question of that form, in words of ours."""
+    """Describe what is wrong with a text that should be a record, or a request of that form."""
     if not isinstance(error, msgspec.ValidationError):
-        return "it is no JSON"
+        return "it is not JSON"
     missing = re.search(r"missing required field `(\w+)`", str(error))
     place = re.search(r"at `\$\.?(.+)`$", str(error))
     if missing:
         return f"`{missing[1]}` is missing"
-    return f"`{place[1]}` is not what belongs there" if place else "it is not what belongs there"
+    return f"`{place[1]}` has the wrong type" if place else "it has the wrong type"
 
 
 def encode_checked(value: Any) -> bytes:
-    """JSON on one line, then its CRC-32: a flipped bit in a record must not read as another record."""
+    """Return JSON on one line, then its CRC-32: a flipped bit must not turn a record into another one."""
     line = msgspec.json.encode(value, order="deterministic") + b"\n"
     return line + _MARK + f"{zlib.crc32(line):08x}\n".encode()
 
 
 def decode_checked(text: bytes, kind: type[_Kind], what: str) -> _Kind:
-    """The inverse of `encode_checked`; RecordsError if the check fails or is missing."""
+    """Invert `encode_checked`. Raises RecordsError if the check fails or is missing."""
     line, found, check = text.rpartition(_MARK)
     if not found or check != f"{zlib.crc32(line):08x}\n".encode():
-        raise RecordsError(f"{what} is damaged: its own checksum does not fit")
+        raise RecordsError(f"{what} is damaged: its own checksum does not match")
     return decode_record(line, kind, what)

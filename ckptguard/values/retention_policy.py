@@ -1,4 +1,4 @@
-"""What the user asked retention to keep: rules as values, read from words such as ``2d`` and ``eval_loss:min:3``."""
+"""What retention must keep: rules as values, parsed from words such as ``2d`` and ``eval_loss:min:3``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _BEST = re.compile(r"(?P<metric>.+?):(?P<way>min|max)(?::(?P<count>[1-9][0-9]{0,
 
 
 class Best(msgspec.Struct, frozen=True):
-    """The `count` best by one metric; `way` is "min" or "max"."""
+    """The `count` best by one metric. `way` is "min" or "max"."""
 
     metric: str
     way: str
@@ -27,8 +27,11 @@ class Best(msgspec.Struct, frozen=True):
 
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True):
-    """Rules of one series; a checkpoint stays if any of them keeps it. Without a `keep_` rule nothing good is removed.
-    The newest `keep_good` GOOD ones stay whatever the rules say. SettingsError for a rule that makes no sense."""
+    """The rules for one series: a checkpoint stays if any of them keeps it. Without a `keep_` rule nothing good is
+    removed.
+
+    The newest `keep_good` GOOD ones always stay. Raises SettingsError for an impossible rule.
+    """
 
     keep_last: int | None = None  # the newest n
     keep_every: int | None = None  # the first of every n steps
@@ -47,17 +50,18 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def has_rules(self) -> bool:
-        """True if any rule says which GOOD checkpoints stay, so that the others may go."""
+        """True if any rule says which GOOD checkpoints stay, so that others may be removed."""
         return bool(self.keep_last or self.keep_every or self.keep_within or self.keep_best)
 
     @property
     def asks_nothing(self) -> bool:
-        """True if nothing at all may be removed."""
+        """True if nothing may be removed."""
         return not self.has_rules and not self.drop_failed
 
 
 def parse_span(text: float | str) -> float:
-    """Seconds of a span of time: a number, or ``2d``, ``12h``, ``1d12h``, ``30m``, ``1w``. SettingsError."""
+    """Return the seconds of a time span: a number, or ``2d``, ``12h``, ``1d12h``, ``30m``, ``1w``. Raises
+    SettingsError."""
     if isinstance(text, str):
         if _SPAN.fullmatch(text):
             return float(sum(float(amount) * _SECONDS[unit] for amount, unit in _AMOUNT.findall(text)))
@@ -65,23 +69,23 @@ def parse_span(text: float | str) -> float:
             text = float(text)
         except ValueError:
             raise SettingsError(
-                f"{text!r} is no span of time", hint="say 2d, 12h, 30m or a number of seconds"
+                f"{text!r} is not a time span", hint="use 2d, 12h, 30m or a number of seconds"
             ) from None
     if not math.isfinite(text) or text < 0:
-        raise SettingsError(f"{text} is no span of time", hint="say 2d, 12h, 30m or a number of seconds")
+        raise SettingsError(f"{text} is not a time span", hint="use 2d, 12h, 30m or a number of seconds")
     return float(text)
 
 
 def parse_best(text: str) -> Best:
-    """``METRIC:min|max[:N]`` as a rule. SettingsError."""
+    """Parse ``METRIC:min|max[:N]``. Raises SettingsError."""
     match = _BEST.fullmatch(text)
     if match is None:
-        raise SettingsError(f"{text!r} is no METRIC:min|max[:N]", hint="for example eval_loss:min, or accuracy:max:3")
+        raise SettingsError(f"{text!r} is not METRIC:min|max[:N]", hint="for example eval_loss:min, or accuracy:max:3")
     return Best(match["metric"], match["way"], int(match["count"] or 1))
 
 
 def span_text(seconds: float) -> str:
-    """A span of time as `parse_span` reads it, in its largest whole unit."""
+    """Return a time span as text for `parse_span`, in its largest whole unit."""
     for unit, length in _SECONDS.items():
         if seconds >= length and seconds % length == 0:
             return f"{seconds / length:.0f}{unit}"

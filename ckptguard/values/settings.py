@@ -1,6 +1,6 @@
-"""Settings: frozen, from TOML and environment, refusing nonsense with a sentence.
+"""Settings: frozen values from TOML and environment. An impossible value gets a clear sentence.
 
-Only doors read files and the environment; they pass the text or mapping in.
+Only doors read files and the environment. They pass the text or mapping in.
 """
 
 from __future__ import annotations
@@ -19,53 +19,53 @@ from ckptguard.values.storage_options import NO_OPTIONS, StorageOptions
 _WEEK = 7 * 86400.0
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://\S.*", re.DOTALL)
 ENVIRONMENT_PREFIX = "CKPTGUARD_"
-# Variables with that prefix that are no settings: of the commands, and of those who develop ckptguard.
+# Variables with that prefix that are not settings: of the commands, and of ckptguard's own tests.
 _NO_SETTINGS = ("DEBUG", "SUPERVISED", "CAMPAIGN", "MUTANTS", "TRAINERS", "TORCH", "TEST_DEVICE", "AZURITE")
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Every limit has its unit in the comment; seconds unless said."""
+    """Every limit has its unit in the comment; seconds unless stated."""
 
     settle: float = 5.0  # two equal samples this far apart make a save quiet
-    scan_interval: float = 30.0  # the timed rescan of the daemon
-    unfinished_limit: float = 900.0  # a save that does not finish for so long is INCOMPLETE
+    scan_interval: float = 30.0  # the daemon's timed rescan
+    unfinished_limit: float = 900.0  # a save that is unfinished for this long is INCOMPLETE
     keep_good: int = 2  # newest GOOD checkpoints of a series that keep a protected copy
     keep_pending: int = 2  # finished saves of a series that are protected before their verdict
-    keep: str = "auto"  # "auto": a link at once, bytes of its own once GOOD; "link": never; "copy": at once; "none"
-    copy_limit: int = 8 * 1024**3  # bytes; larger ones get bytes of their own at most every `copy_every`
-    copy_every: float = 3600.0  # of saves; where reflinks cost nothing, neither counts
-    on_full: str = "error"  # what a save or restore does where there is no room for it: "error", or "wait" for room
+    keep: str = "auto"  # "auto": a link, a full copy once GOOD; "link": only links; "copy": full at once; "none"
+    copy_limit: int = 8 * 1024**3  # bytes; larger ones get a full copy at most every `copy_every`
+    copy_every: float = 3600.0  # between saves; if reflinks are free, neither counts
+    on_full: str = "error"  # a save or restore without free space: "error", or "wait" for space
     records: str | None = None  # another place for our records than <run>/_ckptguard
     allow_nonfinite: tuple[str, ...] = ()  # patterns (fnmatch) of tensors that may hold NaN or Inf
     trust_globals: tuple[str, ...] = ()  # pickle globals accepted in stray files
-    patterns: tuple[Pattern, ...] = ()  # the user's own words about names: what is a checkpoint, and its step
-    on_incident: tuple[str, ...] = ()  # command (argv) told of incidents
-    webhook: str | None = None  # http(s) URL told of incidents
+    patterns: tuple[Pattern, ...] = ()  # the user's own rules for names: what is a checkpoint, and its step
+    on_incident: tuple[str, ...] = ()  # command (argv) to run for an incident
+    webhook: str | None = None  # http(s) URL to call for an incident
     notify: tuple[str, ...] = ()  # addresses of Slack, Discord, e-mail and others, as apprise writes them
-    digest: str = "md5"  # "md5": each pass takes whole files' MD5 too; "blake3": not where it is on record already
+    digest: str = "md5"  # "md5": each pass computes MD5 of whole files, too; "blake3": only if none is recorded
     executor: str = "threads"  # where the command line scans: "inline", "threads" or "processes"; a daemon: a process
-    workers: int = 0  # how many threads or processes scan side by side; 0: as many as there are processors
+    workers: int = 0  # threads or processes that scan in parallel; 0: one per processor
     worker_memory: int = 4 * 1024**3  # bytes of address space of a scanning process
     worker_seconds: float = 3600.0  # a scan that takes longer is "could not tell"
-    niceness: int = 10  # how far what verifies beside training stands back from it; 0: not at all
-    verify_rate: float | None = None  # bytes a second that are read at most to verify beside training
-    scrub_every: float | str = "auto"  # a daemon reads each checkpoint again so often: seconds, "7d"; 0: never
-    scrub_rate: float | None = 50e6  # bytes a second that are read for that at most
-    repair: bool = False  # a daemon puts damaged files in place right by itself, from a copy that has their bytes
-    # Which good checkpoints `prune` leaves in place, and the daemon, once any of these is set; the others go.
+    niceness: int = 10  # how much lower the priority of verifying is than training's; 0: equal
+    verify_rate: float | None = None  # bytes a second that verifying beside training may read
+    scrub_every: float | str = "auto"  # how often a daemon reads each checkpoint again: seconds, "7d"; 0: never
+    scrub_rate: float | None = 50e6  # bytes a second that this may read
+    repair: bool = False  # a daemon repairs damaged files in place by itself, from a copy that has their bytes
+    # Which good checkpoints `prune` and the daemon keep, once any of these is set. The others are removed.
     keep_last: int | None = None  # the newest n of a series
     keep_every: int | None = None  # the first of every n steps
-    keep_within: float | str | None = None  # those sealed so long before the newest: seconds, or "2d"
+    keep_within: float | str | None = None  # those sealed less than this before the newest: seconds, or "2d"
     keep_best: tuple[str, ...] = ()  # METRIC:min or METRIC:max, and :N for more than one
-    prune_failed: bool = False  # bad, incomplete and suspect ones go too, once `keep_good` newer ones are good
-    trash_grace: float | str = 86400.0  # so long what was pruned can be restored: seconds, or "1d"
-    replicas: tuple[str, ...] = ()  # where good checkpoints are to lie too; {run} stands for the run's own name
-    replica_rate: float | None = None  # bytes a second that are read and sent at most to replicate
-    # What fsspec's file systems are told besides a URL, by protocol or by the beginning of a URL; shows no secrets.
+    prune_failed: bool = False  # also remove bad, incomplete and suspect ones, once `keep_good` newer ones are good
+    trash_grace: float | str = 86400.0  # how long pruned checkpoints can be restored: seconds, or "1d"
+    replicas: tuple[str, ...] = ()  # where to keep copies of good checkpoints; {run} is the run's own name
+    replica_rate: float | None = None  # bytes a second that replicating may read and send
+    # Options for fsspec's file systems, by protocol or by the beginning of a URL; never shows secrets.
     storage: StorageOptions = NO_OPTIONS
 
     def __post_init__(self) -> None:
-        if not isinstance(self.storage, StorageOptions):  # a plain table will do
+        if not isinstance(self.storage, StorageOptions):  # a plain table is accepted
             msgspec.structs.force_setattr(self, "storage", StorageOptions(self.storage))
         for name in ("settle", "scan_interval", "unfinished_limit", "worker_seconds", "copy_every"):
             value = getattr(self, name)
@@ -74,7 +74,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         if self.scan_interval <= 0 or self.worker_seconds <= 0:
             raise SettingsError("scan_interval and worker_seconds must be more than 0 seconds")
         if self.keep_good < 1:
-            raise SettingsError("keep_good must be at least 1: there is always a good one")
+            raise SettingsError("keep_good must be at least 1, so that there is always a good checkpoint")
         if self.keep_pending < 1:
             raise SettingsError("keep_pending must be at least 1")
         if self.keep not in ("auto", "link", "copy", "none"):
@@ -110,11 +110,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         self._span("trash_grace")
         for place in (*self.replicas, self.records or ""):
             if place.startswith("["):
-                raise SettingsError(f"{place!r} is no path or URL", hint="write ./[... for a folder of such a name")
+                raise SettingsError(
+                    f"{place!r} is not a path or URL", hint="write ./[... for a folder with such a name"
+                )
         for place in self.replicas:
             if not place.strip() or set("{}") & set(place.replace("{run}", "")):
                 raise SettingsError(
-                    f'replicas: "{place}" is no path or URL', hint="{run} stands for the run's own name, and no other"
+                    f'replicas: "{place}" is not a path or URL',
+                    hint="only {run} may be in braces; it is replaced by the run's own name",
                 )
 
     def __repr__(self) -> str:
@@ -125,8 +128,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return text
 
     def scrub_seconds(self, *, local: bool) -> float | None:
-        """Seconds after which a daemon reads a checkpoint again; None for never. "auto": weekly on a local disk, never
-        elsewhere, where reading may cost money and stores look after their bytes themselves. SettingsError."""
+        """Return the seconds after which a daemon reads a checkpoint again, or None for never. Raises SettingsError.
+
+        "auto" is weekly on a local disk. Elsewhere it is never, because reading may cost money and stores check their
+        bytes.
+        """
         if self.scrub_every == "auto":
             return _WEEK if local else None
         return self._span("scrub_every") or None
@@ -139,7 +145,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             raise SettingsError(f"{name}: {error.message}", hint=error.hint) from error
 
     def retention(self) -> Policy:
-        """The rules by which checkpoints stay in the run. SettingsError."""
+        """Return the rules for checkpoints that stay in the run. Raises SettingsError."""
         keep_within = self._span("keep_within")
         try:
             return Policy(
@@ -154,28 +160,28 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             raise SettingsError(f"retention: {error.message}", hint=error.hint) from error
 
     def of_replica(self) -> Settings:
-        """The same settings for a replica: its records always lie in it."""
+        """Return the settings for a replica: its records are always inside it."""
         return msgspec.structs.replace(self, records=None)
 
     def changed(self, **overrides: Any) -> Settings:
-        """The same settings with some replaced; values of None leave what was."""
+        """Return the settings with some replaced. A value of None changes nothing."""
         return msgspec.structs.replace(self, **{k: v for k, v in overrides.items() if v is not None})
 
 
 def parse_settings(text: str, source: str) -> Settings:
-    """Settings from TOML; SettingsError names `source` and what is wrong."""
-    import tomllib  # most commands find no file of settings
+    """Parse settings from TOML. SettingsError names `source` and what is wrong."""
+    import tomllib  # most commands find no settings file
 
     try:
         table = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         place = re.search(r"\(at (line \d+, column \d+)\)$", str(error))
-        raise SettingsError(f"{source} is no valid TOML{f': see {place[1]}' if place else ''}") from error
+        raise SettingsError(f"{source} is not valid TOML{f': see {place[1]}' if place else ''}") from error
     return with_table(Settings(), table, source)
 
 
 def with_table(settings: Settings, table: Mapping[str, Any], source: str) -> Settings:
-    """Settings with some replaced, by their names; SettingsError names `source` and what is wrong."""
+    """Return settings with some replaced by name. SettingsError names `source` and the problem."""
     unknown = [name for name in table if name not in _FIELDS]
     if unknown:
         hint = _did_you_mean(str(unknown[0]), _FIELDS)
@@ -195,8 +201,11 @@ def names_in(text: str) -> frozenset[str]:
 
 
 def with_environment(settings: Settings, environ: Mapping[str, str]) -> Settings:
-    """Settings overridden by ``CKPTGUARD_<NAME>``; lists are JSON or separated by commas, ``CKPTGUARD_STORAGE`` is
-    JSON. Empty variables and those that name no setting (see `refuse_unknown`) are ignored."""
+    """Return settings overridden by ``CKPTGUARD_<NAME>``.
+
+    Lists are JSON or separated by commas, ``CKPTGUARD_STORAGE`` is JSON. Empty variables and unknown ones (see
+    `refuse_unknown`) are ignored.
+    """
     overrides = {}
     for name in _FIELDS:
         variable = ENVIRONMENT_PREFIX + name.upper()
@@ -210,19 +219,19 @@ def with_environment(settings: Settings, environ: Mapping[str, str]) -> Settings
 
 
 def refuse_unknown(environ: Mapping[str, str]) -> None:
-    """SettingsError for a variable that looks like a setting and is none: a mistyped one would be without effect."""
+    """Raise SettingsError for an unknown variable with our prefix: a mistyped one would have no effect."""
     known = {ENVIRONMENT_PREFIX + name.upper() for name in _FIELDS}
     for variable in sorted(environ):
         name = variable.removeprefix(ENVIRONMENT_PREFIX)
         if name != variable and name not in _NO_SETTINGS and variable not in known and environ[variable]:
             raise SettingsError(
-                f"the environment has {variable}, and there is no such setting",
+                f"the environment has {variable}, but there is no such setting",
                 hint=_did_you_mean(variable, known) or "unset it",
             )
 
 
 def environment_of(settings: Settings, environ: Mapping[str, str]) -> dict[str, str]:
-    """An environment from which another process reads these settings, and nothing that it would refuse."""
+    """Return an environment that gives another process these settings, without anything that it would refuse."""
     found = {name: text for name, text in environ.items() if not name.startswith(ENVIRONMENT_PREFIX)}
     found |= {
         variable: environ[variable] for name in _NO_SETTINGS if (variable := ENVIRONMENT_PREFIX + name) in environ
@@ -248,12 +257,12 @@ _WORDS = {
     str: "a text",
     str | None: "a text",
     tuple[str, ...]: "a list of texts",
-    tuple[Pattern, ...]: "a list of tables that have a path, and may have a step (a text) and ignore (true or false)",
+    tuple[Pattern, ...]: "a list of tables with a path, and optionally a step (a text) and ignore (true or false)",
 }
 
 
 def _converted(name: str, value: Any, called: str) -> Any:
-    """The value of one setting; SettingsError says what it must be. Nothing of a table or list is quoted."""
+    """Convert the value of one setting. SettingsError says what it must be, and never quotes a table or list."""
     if name == "storage":
         return StorageOptions(value)
     if name == "notify" and isinstance(value, str):
@@ -274,13 +283,13 @@ def _json(variable: str, text: str, what: str) -> Any:
     try:
         return msgspec.json.decode(text, type=kind)
     except (msgspec.DecodeError, UnicodeError, RecursionError):
-        # Not what was wrong with it: that could quote a secret.
+        # Do not say what was wrong: that could quote a secret.
         example = '\'["a", "b"]\', or a,b' if what == "list" else '\'{"s3": {"profile": "training"}}\''
-        raise SettingsError(f"{variable} is no JSON {what}", hint=f"write {variable}={example}") from None
+        raise SettingsError(f"{variable} is not a JSON {what}", hint=f"write {variable}={example}") from None
 
 
 def _did_you_mean(name: str, known: Iterable[str]) -> str | None:
-    import difflib  # only for who mistyped
+    import difflib  # only after a mistyped name
 
     close = difflib.get_close_matches(name, known, n=1)
     return f"did you mean {close[0]}?" if close else None

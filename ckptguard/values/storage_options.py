@@ -1,4 +1,4 @@
-"""What file systems are told besides a URL: endpoints, keys, timeouts. A value that shows no secret."""
+"""Options for file systems besides a URL: endpoints, keys, timeouts. The value never shows its secrets."""
 
 from __future__ import annotations
 
@@ -9,15 +9,14 @@ from ckptguard.errors import SettingsError
 
 
 class StorageOptions:
-    """Options for URLs: by protocol (``s3``) or by the beginning of a URL (``s3://bucket``). Immutable.
+    """Options for URLs, by protocol (``s3``) or by the beginning of a URL (``s3://bucket``). Immutable.
 
-    They come from ``[storage]`` in ``ckptguard.toml``. Below them fsspec's own configuration stays in force, and so
-    do each library's own files and variables.
+    They come from ``[storage]`` in ``ckptguard.toml``. fsspec's own configuration stays valid below them, and so do
+    each library's files and variables. They belong to one owner and not to the process, so several users' keys can
+    coexist.
 
-    They belong to whoever was given them, not to the process, so that several users' keys stand side by side. Neither
-    `repr` nor pickle has their values. A copy that went through pickle knows the names alone, and refuses to be used
-    for a URL that one of them fits: without its key, somebody else's might be taken. `revealed()` is the one way to
-    pass the values on.
+    Neither `repr` nor pickle contains their values. An unpickled copy knows only the names, and refuses a URL that one
+    of them fits: otherwise another user's key might be used. Only `revealed()` passes the values on.
     """
 
     __slots__ = ("_by_name", "_withheld")
@@ -28,19 +27,21 @@ class StorageOptions:
     def __init__(self, options: Mapping[str, Mapping[str, Any]] | StorageOptions | None = None) -> None:
         given: Any = options.revealed() if isinstance(options, StorageOptions) else {} if options is None else options
         if not isinstance(given, Mapping) or not all(isinstance(values, Mapping) for values in given.values()):
-            # Not what was wrong with it: that could quote a secret.
+            # Do not say what was wrong: that could quote a secret.
             raise SettingsError("storage must be a table of tables, by protocol or by the beginning of a URL")
         object.__setattr__(self, "_by_name", {str(name).rstrip("/"): _copied(given[name]) for name in given})
         object.__setattr__(self, "_withheld", False)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The protocols and beginnings of URLs that there are options for."""
+        """The protocols and URL beginnings with options."""
         return tuple(sorted(self._by_name))
 
     def for_url(self, url: str) -> dict[str, Any]:
-        """The options for a URL: its protocol's, then those of every beginning of it, the longer ones winning.
-        SettingsError if pickle took their values away."""
+        """Return the options for a URL: its protocol's, then those of its beginnings, longer ones last.
+
+        Raises SettingsError after pickling, which removes the values.
+        """
         found: dict[str, Any] = {}
         for name in sorted(self._by_name, key=lambda name: ("://" in name, len(name))):
             if name == url.partition(":")[0] or ("://" in name and (url == name or url.startswith(f"{name}/"))):
@@ -49,16 +50,18 @@ class StorageOptions:
         return found
 
     def revealed(self) -> dict[str, dict[str, Any]]:
-        """All options with their secrets: for handing them on, never for showing them. SettingsError if pickle took
-        their values away."""
+        """Return all options with their secrets, to pass them on, never to show them.
+
+        Raises SettingsError after pickling, which removes the values.
+        """
         self._must_have_values()
         return {name: _copied(values) for name, values in self._by_name.items()}
 
     def _must_have_values(self) -> None:
         if self._withheld:
             raise SettingsError(
-                f"the storage options for {', '.join(self.names)} were left behind when these settings were pickled",
-                hint="load the settings again where they are used, or pass the options on as revealed()",
+                f"the storage options for {', '.join(self.names)} were removed when these settings were pickled",
+                hint="load the settings again in that process, or pass the options on with revealed()",
             )
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -88,14 +91,14 @@ class StorageOptions:
 
 
 def _without_values(names: tuple[str, ...]) -> StorageOptions:
-    """What comes out of pickle."""
+    """Return what unpickling produces."""
     options = StorageOptions({name: {} for name in names})
     object.__setattr__(options, "_withheld", bool(names))
     return options
 
 
 def _copied(value: Any) -> Any:
-    """Tables and lists anew, what is in them as it is: a user's credentials object need not be copyable."""
+    """Copy tables and lists, but not what is in them: a credentials object may not be copyable."""
     if isinstance(value, Mapping):
         return {name: _copied(below) for name, below in value.items()}
     return [_copied(below) for below in value] if isinstance(value, list) else value

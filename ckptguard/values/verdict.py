@@ -13,13 +13,13 @@ from ckptguard.values.record_text import decode_checked
 
 VERDICT_FORMAT = 3  # 2: it does not name its manifest; 1: a step is one number or none
 MAX_FINDINGS_PER_CHECK = 50
-MOST_CONSTANT = 1000  # names in `Facts.constant`: if there are as many, others may be missing
+MOST_CONSTANT = 1000  # names in `Facts.constant`: with that many, others may be missing
 _CLEARED = "cleared: "
 
 
 class Outcome(enum.StrEnum):
-    """What a verdict says: ``outcome == "good"`` works too. PENDING is the absence of a verdict and is never written to
-    the ledger."""
+    """The result of a verdict; ``outcome == "good"`` works, too. PENDING means that there is none, and is never written
+    to the ledger."""
 
     GOOD = "good"
     SUSPECT = "suspect"
@@ -29,7 +29,7 @@ class Outcome(enum.StrEnum):
 
 
 class Severity(enum.StrEnum):
-    """How much one finding weighs, the heaviest first."""
+    """The weight of one finding, the heaviest first."""
 
     ERROR = "error"
     SICKNESS = "sickness"
@@ -62,13 +62,13 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     largest_tensor: str | None = None
     constant: tuple[str, ...] = ()
     resumable: tuple[str, ...] = ()  # roles present: model, optimizer, scheduler, scaler, rng, data
-    stale: bool = False  # weights and optimizer moments were those of the step before
-    skipped_steps: int | None = None  # updates that DeepSpeed left out so far
-    world_size: int | None = None  # ranks, where the checkpoint itself states them
+    stale: bool = False  # weights and optimizer moments equal those of the step before
+    skipped_steps: int | None = None  # updates that DeepSpeed skipped so far
+    world_size: int | None = None  # ranks, if the checkpoint itself states them
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Outcome and findings of one generation of a checkpoint, and when and by which version they were found."""
+    """Outcome and findings of one generation of a checkpoint, with their time and version."""
 
     format: int = VERDICT_FORMAT
     series: str
@@ -78,38 +78,40 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     findings: tuple[Finding, ...] = ()
     checked_at: str
     version: str
-    digests: tuple[str, ...] = ()  # which digests this pass computed: ("blake3", "md5")
+    digests: tuple[str, ...] = ()  # the digests that this pass computed: ("blake3", "md5")
     seconds: float | None = None
     facts: Facts = Facts()
-    place_damaged: bool = False  # the bytes in place are not those that were sealed; a whole copy may be elsewhere
-    # How the storage described the files that were read, where that is not as in the manifest (put back, a copied run)
-    # or their bytes are not what was sealed: path, size, mtime, inode, etag of each.
+    place_damaged: bool = False  # the bytes in place differ from the sealed ones; a whole copy may be elsewhere
+    # How the storage described the files that were read: path, size, mtime, inode, etag of each. Only if that differs
+    # from the manifest (restored, a copied run), or if their bytes differ from the sealed ones.
     seen: tuple[tuple[str, int, int | None, int | None, str | None], ...] = ()
-    # "bytes": for this verdict every byte was read from where the checkpoint lies. "checksum", by an older version, of
-    # a replica: of some files the store's own checksum was compared instead.
+    # "bytes": every byte was read at the checkpoint's own place. "checksum", from an older version, about a replica:
+    # for some files the store's own checksum was compared instead.
     read_back: str = ""
     content: Outcome | None = None  # with place_damaged: the outcome of the sealed bytes, when last seen whole
-    manifest: str = ""  # `content_digest` of the manifest that it is about; "" where nothing is sealed
+    manifest: str = ""  # `content_digest` of the manifest that it is about; "" if nothing is sealed
 
     @property
     def id(self) -> CheckpointId:
-        """Which checkpoint it judges."""
+        """The id of the checkpoint."""
         return CheckpointId(self.series, self.step, self.generation)
 
 
 def worst(outcomes: Iterable[Outcome]) -> Outcome:
-    """The worst of some written outcomes: bad > incomplete > suspect > good."""
+    """Return the worst of some written outcomes: bad > incomplete > suspect > good."""
     return min(outcomes, key=_WORST_FIRST.index)
 
 
 def target_outcome(outcomes: Iterable[Outcome]) -> Outcome:
-    """The outcome of a run over its checkpoints; a run without checkpoints is pending."""
+    """Return the outcome of a run from its checkpoints. A run without checkpoints is pending."""
     return min(outcomes, key=_WORST_FIRST.index, default=Outcome.PENDING)
 
 
 def judge(findings: Iterable[Finding], *, sealed: bool) -> Outcome:
-    """Findings to outcome. An error is BAD; but a checkpoint that was never sealed and whose only errors are of
-    completeness is INCOMPLETE. A sickness is SUSPECT. Warnings and notices leave GOOD."""
+    """Turn findings into an outcome. An error is BAD, a sickness is SUSPECT; warnings and notices leave GOOD.
+
+    An unsealed checkpoint whose only errors are about completeness is INCOMPLETE.
+    """
     errors = [f for f in findings if f.severity is Severity.ERROR]
     if errors:
         only_incomplete = not sealed and all(f.check == "completeness" for f in errors)
@@ -118,7 +120,7 @@ def judge(findings: Iterable[Finding], *, sealed: bool) -> Outcome:
 
 
 def clearance(reason: str) -> Finding:
-    """The finding by which a user lifts SUSPECT from a generation."""
+    """Return the finding with which a user lifts SUSPECT from a generation."""
     return Finding("incident", Severity.NOTICE, _CLEARED + reason)
 
 
@@ -128,7 +130,7 @@ def is_clearance(finding: Finding) -> bool:
 
 
 def limit_findings(findings: Sequence[Finding], limit: int = MAX_FINDINGS_PER_CHECK) -> tuple[Finding, ...]:
-    """At most `limit` findings of each check, heaviest first, then one that says how many were left out."""
+    """Return at most `limit` findings of each check, heaviest first, then one with the number left out."""
     heaviest_first = list(Severity)
     kept: list[Finding] = []
     for check in dict.fromkeys(f.check for f in findings):
@@ -141,7 +143,7 @@ def limit_findings(findings: Sequence[Finding], limit: int = MAX_FINDINGS_PER_CH
 
 
 def decode_verdict(text: bytes) -> Verdict:
-    """Parse a ledger entry; RecordsError if it is damaged or from a newer format."""
+    """Parse a ledger entry. Raises RecordsError if it is damaged or has a newer format."""
     verdict = decode_checked(text, Verdict, "a ledger entry")
     if verdict.format > VERDICT_FORMAT:
         raise RecordsError(f"a ledger entry has format {verdict.format}", hint="upgrade ckptguard")

@@ -1,1 +1,1 @@
-"""Giving a checkpoint its verdict: scan, compare with what was sealed, judge, record."""
+"""Give a checkpoint its verdict: scan, compare with the seal, judge, record."""

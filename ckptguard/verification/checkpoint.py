@@ -53,18 +53,23 @@ from ckptguard.version import __version__
 
 
 class Resave(enum.Enum):
-    """What to do about a sealed checkpoint of which some files were saved anew and others were not."""
+    """What to do about a sealed checkpoint of which some files were saved again and others were not."""
 
-    JUDGE = "judge"  # what lies there now is no whole checkpoint: BAD
-    WAIT = "wait"  # raise ResavingError: it may still complete
-    GIVE_UP = "give up"  # INCOMPLETE, until it completes after all
+    JUDGE = "judge"  # it is not a whole checkpoint: BAD
+    WAIT = "wait"  # raise ResavingError: it may still be completed
+    GIVE_UP = "give up"  # INCOMPLETE, unless it is completed later
 
 
 class Verification(msgspec.Struct, frozen=True, kw_only=True):
-    """How a checkpoint is verified. `record`: the verdict goes into the ledger. `md5`: MD5 is taken too, unless the
-    settings leave it out where it is on record. `resealed`: what lies there is a new generation, whatever the manifest
-    says; `was_gone`: its place was seen empty since it was judged. `reference`: the schema to match, in place of the
-    run's own. `notes` go into the verdict."""
+    """How a checkpoint is verified.
+
+    - `record`: write the verdict to the ledger.
+    - `md5`: compute MD5, too, unless the settings omit it where it is recorded.
+    - `resealed`: treat the files as a new generation, whatever the manifest says.
+    - `was_gone`: its path was empty at some time since the last verdict.
+    - `reference`: the schema to match, instead of the run's own.
+    - `notes`: findings to add to the verdict.
+    """
 
     record: bool = True
     md5: bool = True
@@ -78,23 +83,21 @@ class Verification(msgspec.Struct, frozen=True, kw_only=True):
 FULLY = Verification()
 NEW_GENERATION = (Change.RESAVED, Change.UNCLEAR)
 _UNCLEAR = (
-    "it is not what was verified before, and too little of it differs to tell a new save from damage."
-    " Was it saved again? ckptguard clear RUN CHECKPOINT"
+    "it differs from what was verified before, and too little of it differs to distinguish a new save from damage."
+    " If it was saved again, run: ckptguard clear RUN CHECKPOINT"
 )
-_RACES = 4  # other processes may seal the same checkpoint meanwhile; then look again
+_RACES = 4  # other processes may seal the same checkpoint meanwhile; then try again
 _OTHERS = 20  # neighbours by step whose content a file may be a stale copy of
 
 
 def verify_checkpoint(
     view: RunView, checkpoint: Checkpoint, how: Verification = FULLY, *, work: Work = PLAIN
 ) -> Checked:
-    """Verify a checkpoint in place, now, and record the verdict.
+    """Verify a checkpoint in place now, and record the verdict. The caller has waited until its files are quiet.
 
-    The caller has seen to it that the files are quiet. The checkpoint's own files are listed again after they were
-    read, and the names of its series' records before the verdict; nothing else of the run is read again.
-
-    Raises CouldNotTellError and its kinds when there can be no verdict: a file changed or vanished while it was read,
-    storage failed, the scanning process died.
+    After reading, only its own files are listed again, and its series' record names. Raises CouldNotTellError and its
+    kinds if there can be no verdict: a file changed or vanished meanwhile, storage failed, or the scanning process
+    died.
     """
     may_spare_md5 = how.md5 and view.settings.digest == "blake3" and not how.resealed
     if may_spare_md5 and _md5_is_recorded(view, checkpoint):
@@ -116,33 +119,35 @@ def verify_checkpoint(
 def judge_in_run(
     view: RunView, what: Selection, reference: Manifest | None, notes: list[str], work: Work
 ) -> Callable[[Checkpoint], Checked]:
-    """What verifies one checkpoint after the other through a run's view. `notes` gain what could not be recorded."""
+    """Return a function that verifies checkpoints through a run's view. It adds to `notes` what could not be
+    recorded."""
     how = Verification(record=what.record, reference=reference)
     if how.record and view.settings.allow_nonfinite:
         try:
             allow_nonfinite(view.run, view.settings.allow_nonfinite)
         except CouldNotTellError as error:
-            notes.append(f"the pattern could not be kept in the run's settings: {error.message}")
+            notes.append(f"the pattern could not be saved in the run's settings: {error.message}")
 
     def judge(checkpoint: Checkpoint) -> Checked:
         nonlocal how
         try:
             return verify_checkpoint(view, checkpoint, how, work=work)
         except (DeniedError, StorageFullError) as error:
-            # Reading works and recording does not: a read-only run, or one on a full disk, still gets its answer.
+            # Reading works but recording does not: a read-only run, or one on a full disk, still gets its result.
             unrecorded = msgspec.structs.replace(how, record=False)
             found = verify_checkpoint(view, checkpoint, unrecorded, work=work)
             notes.append(f"verdicts could not be recorded: {error.message}")
-            how = unrecorded  # the next one could not be recorded either
+            how = unrecorded  # the next one could not be recorded, either
             return found
 
     return judge
 
 
 def _md5_is_recorded(view: RunView, checkpoint: Checkpoint) -> bool:
-    """True if an earlier pass took the MD5 of every file that is there now, by all that the storage reports of them. A
-    manifest that its writer sealed has no MD5 of its own: there the verdict of an earlier pass says that it was taken.
-    Files that came later do not count."""
+    """True if an earlier pass computed the MD5 of every current file, as far as storage reports.
+
+    A manifest from its writer has no MD5: there the verdict of an earlier pass says so. Later files do not count.
+    """
     id = view.current(checkpoint)
     sealed = view.history.manifest(id) if id is not None else None
     if id is None or sealed is None:
@@ -162,7 +167,7 @@ class Read(msgspec.Struct, frozen=True):
 
 
 class Content(msgspec.Struct, frozen=True):
-    """What was read: its generation, the manifest of that if it is sealed already, and how the files differ."""
+    """What was read: its generation, its manifest if it is sealed, and how the files differ from it."""
 
     id: CheckpointId
     sealed: Manifest | None = None
@@ -190,7 +195,7 @@ def _judge_and_record(view: RunView, checkpoint: Checkpoint, read: Read, how: Ve
 
 
 def _check_sums_are_of_this_save(read: Read) -> None:
-    """CouldNotTellError if a list of checksums was written before a new save, and states those of another one."""
+    """CouldNotTellError if a list of checksums is older than a new save, and states those of another one."""
     for one in read.sums.stated:
         if one.earlier and one.differs(read.scan):
             raise CouldNotTellError(
@@ -199,14 +204,15 @@ def _check_sums_are_of_this_save(read: Read) -> None:
 
 
 def record_verdict(view: RunView, checkpoint: Checkpoint, read: Read, how: Verification, content: Content) -> Checked:
-    """Judge what was read, seal it if it is new, and record the verdict. BusyError if another process sealed it."""
+    """Judge what was read, seal it if it is new, and record the verdict. Raises BusyError if another process sealed
+    it."""
     run, history, layout = view.run, view.history, LAYOUTS[checkpoint.layout]
     id, sealed, change, scan = content.id, content.sealed, content.change, read.scan
     known = read.sums.added_to_known(_known(view, id, sealed, how.reference))
     evidence = collect_evidence(run.storage, checkpoint, scan, known)
     findings = run_checks(evidence)
     if layout.sealed_by_writer and sealed is None:
-        message = "its writer never sealed it: the save did not finish"
+        message = "its writer never sealed it, so the save did not finish"
         findings.append(Finding("completeness", Severity.ERROR, message))
     before = history.verdict(id)
     if change is Change.UNCLEAR:
@@ -241,7 +247,7 @@ def record_verdict(view: RunView, checkpoint: Checkpoint, read: Read, how: Verif
 
 
 def change_of(view: RunView, checkpoint: Checkpoint, scan: Scan, sealed: Manifest, *, was_gone: bool = False) -> Change:
-    """How what was read differs from what was sealed."""
+    """Return how what was read differs from what was sealed."""
     history, layout = view.history, LAYOUTS[checkpoint.layout]
     verdict = history.verdict(sealed.id)
     past = KnownBefore(
@@ -263,7 +269,7 @@ def change_of(view: RunView, checkpoint: Checkpoint, scan: Scan, sealed: Manifes
 
 
 def _was_thrown_away(view: RunView, id: CheckpointId) -> bool:
-    """True if the sealed files were moved to the trash: what lies in their place came later."""
+    """True if the sealed files were moved to the trash, so the files in their place are newer."""
     try:
         mark = read_trashed(view.run, id)
     except RecordsError:
@@ -272,7 +278,7 @@ def _was_thrown_away(view: RunView, id: CheckpointId) -> bool:
 
 
 def _known(view: RunView, id: CheckpointId, sealed: Manifest | None, reference: Manifest | None) -> KnownFacts:
-    """What the run's records and settings say of a checkpoint."""
+    """Return what the run's records and settings say about a checkpoint."""
     history, settings = view.history, view.settings
     manifest, verdict = (reference, None) if reference is not None else history.reference(id) or (None, None)
     previous, previous_facts = history.previous(id.series, id.step) or (None, None)
@@ -290,7 +296,7 @@ def _known(view: RunView, id: CheckpointId, sealed: Manifest | None, reference: 
 
 
 def _other_contents(history: History, id: CheckpointId) -> Sequence[Manifest]:
-    """The manifests of the nearest other steps."""
+    """Return the manifests of the nearest other steps."""
     known = history.ordered(id.series)
     place = bisect_left(known, id.order, key=lambda other: other.order)
     near = known[max(0, place - _OTHERS) : place + _OTHERS]
@@ -300,8 +306,10 @@ def _other_contents(history: History, id: CheckpointId) -> Sequence[Manifest]:
 
 
 def _with_suspicion(findings: list[Finding], *before: Verdict | None) -> list[Finding]:
-    """SUSPECT belongs to a generation: re-verifying keeps it, and only `clear` lifts it, for good. A question about the
-    schema is asked anew each time: `accept` answers it."""
+    """Keep SUSPECT for a generation when it is verified again: only `clear` lifts it, permanently.
+
+    A question about the schema is asked again each time, until `accept` answers it.
+    """
     sickness: list[Finding] = []
     cleared: list[Finding] = []
     for verdict in before:
@@ -319,8 +327,10 @@ def _with_suspicion(findings: list[Finding], *before: Verdict | None) -> list[Fi
 
 
 def _verdicts_of_the_same_bytes(history: History, evidence: Evidence, id: CheckpointId) -> Iterator[Verdict | None]:
-    """SUSPECT follows the bytes: of a checkpoint that was moved back from quarantine, or resealed without having been
-    saved again. A save of its own (other times and inodes) is not suspect, even with equal bytes."""
+    """Yield verdicts on the same bytes, so that SUSPECT follows a checkpoint moved back from quarantine, or resealed.
+
+    A separate save (other times and inodes) is not suspect, even with equal bytes.
+    """
     checkpoint = evidence.checkpoint
     present = {e.key: e.signature for e in checkpoint.entries}
     for earlier in history.generations(checkpoint.series, checkpoint.step):
@@ -333,7 +343,7 @@ def _verdicts_of_the_same_bytes(history: History, evidence: Evidence, id: Checkp
 
 
 def _says_nothing_new(history: History, verdict: Verdict, before: Verdict | None) -> bool:
-    """True if the ledger says all of this already: outcome, what weighs, and how the storage describes the files."""
+    """True if the ledger already says all this: the outcome, the heavy findings, and the file signatures."""
     standing = history.standings(verdict.series).get(verdict.id)
     if before is None or before.outcome is not verdict.outcome:
         return False
@@ -347,8 +357,7 @@ def _weighty(verdict: Verdict) -> set[tuple[object, ...]]:
 
 
 def _confirm_kept(view: RunView, manifest: Manifest, work: Work) -> None:
-    """The bytes in place were damaged: the kept copy counts only if its own bytes are right (a hard link shares the
-    damage, a copy does not)."""
+    """After damage in place, check the kept copy's bytes: a hard link shares the damage, a copy does not."""
     copy = read_kept(view.run, manifest.id)
     if copy and copy_differs(view.run.records, copy.folder + "/", manifest, scanner=work.scanner):
         put_aside(view.run, copy)

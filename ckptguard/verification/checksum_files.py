@@ -107,8 +107,8 @@ def sums_for(
 ) -> dict[str, tuple[str, str]]:
     """The stated sums as keys of the storage, for the target `prefix` with these files.
 
-    Paths are relative to the list's own folder, to the target, or to the folder around it (``md5sum model/*``),
-    whichever fits most files; every stated file inside the target counts, there or not, and others do not. For a
+    Paths are relative to the list's own folder, to the target, or to the folder around it (``md5sum model/*``):
+    whichever fits most files. Every stated file inside the target counts, also a missing one; others do not. For a
     target that is one file its bare name is enough. `root` is the storage's local path and `folder` the list's, where
     known. SettingsError if the list says nothing about the target, or two things about one file.
     """

@@ -1,4 +1,4 @@
-"""One pass over a checkpoint's bytes, and the evidence from it: what verification of any kind begins with."""
+"""One pass over a checkpoint's bytes, and the evidence from it: the first step of every verification."""
 
 from __future__ import annotations
 
@@ -24,18 +24,20 @@ from ckptguard.values.manifest import File, Manifest, Span, Tensor
 NOTHING_KNOWN = KnownFacts()
 # Small files whose content a layout's gaps depend on.
 _READ_AHEAD = (".index.json", "config.json", "trainer_state.json", "latest", ".yaml", ".metadata", ".distcp")
-_ARCHIVES = ("torch_zip", "safetensors")  # of these a part is seen to be one
+_ARCHIVES = ("torch_zip", "safetensors")  # formats that show if a part is missing
 
 
 def unfinished_because(storage: Storage, checkpoint: Checkpoint, *, scanner: Scanner = scan_files) -> str | None:
-    """Why a checkpoint is not finished; None if it is."""
+    """Return why a checkpoint is not finished, or None if it is."""
     return completeness(storage, checkpoint, scanner=scanner)[0]
 
 
 def completeness(storage: Storage, checkpoint: Checkpoint, *, scanner: Scanner = scan_files) -> tuple[str | None, bool]:
-    """Why a checkpoint is not finished, from names and file structures alone, or None if it is; and whether its layout
-    proves that nothing more will come. Problems that time will not mend (a wrong CRC) do not count as unfinished: the
-    scan will judge them."""
+    """Return why a checkpoint is not finished, or None; and whether its layout proves that nothing more will come.
+
+    Only names and file structures are used. Problems that time cannot fix (a wrong CRC) do not count: the scan judges
+    them.
+    """
     names = [e for e in checkpoint.entries if tensor_suffix(e.key) or e.name.endswith(_READ_AHEAD)]
     try:
         scan = scanner(storage, [e.key for e in names], ScanOptions(structure_only=True), None)
@@ -44,7 +46,7 @@ def completeness(storage: Storage, checkpoint: Checkpoint, *, scanner: Scanner =
     structures = {f.entry.key: f.structure for f in scan.files}
     for key, structure in structures.items():
         if structure.truncated:
-            return f"{checkpoint.inside(key)} is not whole yet", False
+            return f"{checkpoint.inside(key)} is not complete yet", False
     layout = LAYOUTS[checkpoint.layout]
     gaps = [g for g in layout.gaps(checkpoint, structures) if g.fatal]
     if gaps:
@@ -58,8 +60,10 @@ def completeness(storage: Storage, checkpoint: Checkpoint, *, scanner: Scanner =
 
 
 def scan_checkpoint(storage: Storage, checkpoint: Checkpoint, options: ScanOptions, work: Work = PLAIN) -> Scan:
-    """Scan all regular files of a checkpoint. Raises what the scanner raises, and ChangedWhileReadError where it opened
-    others than those that were listed: a verdict on those would be one on what does not lie there."""
+    """Scan all regular files of a checkpoint. It also raises the scanner's errors.
+
+    Raises ChangedWhileReadError if it opened other files than the listed ones, because their verdict would be wrong.
+    """
     scan = work.scanner(storage, checkpoint.files, options, work.progress)
     for listed, found in zip(checkpoint.entries, scan.files, strict=True):
         if not is_same_file(listed, found.entry, local=storage.root is not None):
@@ -70,21 +74,23 @@ def scan_checkpoint(storage: Storage, checkpoint: Checkpoint, options: ScanOptio
 def copy_differs(
     storage: Storage, prefix: str, manifest: Manifest, *, scanner: Scanner, progress: Progress | None = None
 ) -> str | None:
-    """What is wrong with the copy whose files lie under `prefix` + their path in the run; None if every byte is as
-    it was sealed. Raises only what says nothing about the bytes."""
+    """Return what is wrong with the copy of a checkpoint below `prefix`; None if every byte is as sealed.
+
+    Its errors say nothing about the bytes.
+    """
     keys = [prefix + f.path for f in manifest.files]
     try:
         scan = scanner(storage, keys, ScanOptions(md5=False), progress)
     except ObjectMissingError as error:
-        return f"{error.key.removeprefix(prefix)} is not there"
+        return f"{error.key.removeprefix(prefix)} is missing"
     for sealed, found in zip(manifest.files, scan.files, strict=True):
         if not same_content(sealed, found):
-            return f"{sealed.path} is not what was sealed"
+            return f"{sealed.path} differs from the sealed file"
     return None
 
 
 def roles_of(files: Sequence[ScannedFile]) -> dict[str, tuple[str, ...]]:
-    """The role of every tensor, by file."""
+    """Return the role of every tensor, by file."""
     return {
         f.entry.key: tuple(assign_roles(f.entry.key, f.structure.tensors, containers=f.structure.containers))
         for f in files
@@ -92,14 +98,16 @@ def roles_of(files: Sequence[ScannedFile]) -> dict[str, tuple[str, ...]]:
 
 
 def gaps_of(checkpoint: Checkpoint, scan: Scan) -> tuple[Gap, ...]:
-    """What the layout implies and the scan did not find."""
+    """Return what the layout implies and the scan did not find."""
     structures = {f.entry.key: f.structure for f in scan.files}
     return tuple(LAYOUTS[checkpoint.layout].gaps(checkpoint, structures))
 
 
 def misplaced_digests(storage: Storage, sealed: Manifest | None, scan: Scan) -> dict[str, tuple[str | None, ...]]:
-    """Digests of the sealed spans' places, for files whose own structure no longer has these spans. A second, partial
-    read that happens only for files that are already known to differ: it names the tensors hit."""
+    """Return digests of the sealed spans' places, for files whose structure no longer has these spans.
+
+    This second, partial read names the damaged tensors. It is made only for files that are known to differ.
+    """
     found = {f.entry.key: f.structure.spans for f in scan.files}
     placed = {}
     for file in sealed.files if sealed else ():
@@ -112,7 +120,7 @@ def misplaced_digests(storage: Storage, sealed: Manifest | None, scan: Scan) -> 
 def collect_evidence(
     storage: Storage, checkpoint: Checkpoint, scan: Scan, known: KnownFacts = NOTHING_KNOWN
 ) -> Evidence:
-    """Everything the checks need, gathered once."""
+    """Gather everything that the checks need, once."""
     return Evidence(
         **msgspec.structs.asdict(known),
         checkpoint=checkpoint,
@@ -124,12 +132,12 @@ def collect_evidence(
 
 
 def manifest_files(evidence: Evidence) -> tuple[File, ...]:
-    """The files of a manifest, as they were scanned."""
+    """Return the files of a manifest, as they were scanned."""
     return tuple(manifest_file(f, evidence.roles[f.entry.key]) for f in evidence.scan.files)
 
 
 def manifest_file(file: ScannedFile, roles: tuple[str, ...]) -> File:
-    """A file of a manifest, with the roles of its tensors."""
+    """Return a file of a manifest, with the roles of its tensors."""
     places = zip(file.structure.spans, file.span_digests, strict=True)
     tensors = zip(file.structure.tensors, roles, file.numbers, strict=True)
     held = {t.name for t in file.structure.tensors} if file.structure.metadata else set()

@@ -1,4 +1,4 @@
-"""Damage or re-save? A sealed path holds other bytes than its manifest says. Pure; in doubt it is damage."""
+"""Damage or re-save? Decide when a sealed path has other bytes than its manifest. Pure; in doubt it is damage."""
 
 from __future__ import annotations
 
@@ -16,18 +16,20 @@ from ckptguard.scan.span_pieces import differing_pieces, filled_pieces
 from ckptguard.values.manifest import Counter, File, Manifest, Span
 from ckptguard.values.verdict import Facts
 
-_STATE = 64  # bytes of floats from which a file's content is no coincidence
-_WIPED = 16  # elements; a shorter tensor may well come to hold one value
-_ONE_SAVE = 60 * 10**9  # nanoseconds between the files of one save, beyond what it took before
-_GROWTH = 1e4  # beyond this factor over the largest weight before, numbers are no weights
-_GROWTH_OF_ONE = 1e2  # the same of one tensor, over the largest number in it before
-_WRITTEN = 16  # pieces or elements that differ, from which on nothing but a writer changed all of them
+_STATE = 64  # bytes of floats from which a file's content cannot be a coincidence
+_WIPED = 16  # elements; a shorter tensor may well get a single value
+_ONE_SAVE = 60 * 10**9  # nanoseconds between the files of one save, beyond the time that it took before
+_GROWTH = 1e4  # numbers above this factor times the largest weight before are not weights
+_GROWTH_OF_ONE = 1e2  # the same for one tensor and its own largest number
+_WRITTEN = 16  # with this many different pieces or elements, only a writer can have changed all of them
 _LOST = 64  # bytes in a row of zeros, or of ones, that no update makes
 
 
 class KnownBefore(msgspec.Struct, frozen=True, kw_only=True):
-    """What was known of a generation before its files differed: whether it was ever GOOD, and the facts of its verdict.
-    Only when they are asked for are read: the manifests of other steps, and whether its place was empty meanwhile."""
+    """What was known about a generation before its files differed: whether it was ever GOOD, and its verdict's facts.
+
+    The manifests of other steps, and whether its path was empty meanwhile, are read only when needed.
+    """
 
     ever_good: bool
     facts: Facts = Facts()
@@ -36,13 +38,13 @@ class KnownBefore(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Change(enum.Enum):
-    """How the content found differs from the content sealed."""
+    """How the content found differs from the sealed content."""
 
     SAME = "same"
     DAMAGED = "damaged"
     RESAVED = "resaved"  # a new generation
-    RESAVING = "resaving"  # some files were written anew, others not yet
-    UNCLEAR = "unclear"  # a new generation, or damage: nothing tells
+    RESAVING = "resaving"  # some files were written again, others not yet
+    UNCLEAR = "unclear"  # a new generation or damage: nothing can decide
 
 
 def classify_change(
@@ -58,24 +60,22 @@ def classify_change(
     """Compare the files found (by key), and the `counters` in them, with the manifest.
 
     It is a re-save if all of these hold:
-    - Every file with tensors and the layout's last-written file are there and new, and the structure is `whole`.
+    - Every file with tensors and the layout's last-written file exist and are new, and the structure is `whole`.
     - No file has the content of another step of the `past`: a stale copy is damage.
-    - No file has its old content still, for a run that was copied has new times everywhere. Excepted are contents that
-      other steps have too, and files that were written along with the others (frozen weights).
-    - Something vouches for a writer. Either an archive with checksums of its own, all of them right, holds anything
-      else: rot would have broken one. Or a counter inside rose, and a float tensor differs. Or three and at least half
-      of the float tensors differ, in 16 elements or more. Or each float tensor that differs does so all over, in 16
-      pieces or more together, and every file with floats is among those; rot changes one place. But for the first case
-      none of them may look wiped or scrambled: all one value where the facts of the `past` say otherwise, or grown
-      beyond any update.
+    - No file still has its old content, because a copied run has new times everywhere. Exceptions are contents that
+      other steps have, too, and files that were written along with the others (frozen weights).
+    - Something proves a writer. An archive whose own checksums are right has other content, which decay would have
+      broken. Or a counter inside rose, and a float tensor differs. Or at least three and half of the float tensors
+      differ, in 16 or more elements. Or each differing float tensor differs all over, together in 16 or more pieces,
+      and every file with floats has one. Decay changes one place. Except for archives, none of them may look wiped or
+      scrambled. Signs are a single value, unlike in the facts of the `past`, and growth beyond any update.
 
-    Of fewer pieces, all of which differ, nothing tells whether they were saved or harmed: a tensor of a few elements.
-    The same is true of a tensor of which parts here and there are as before, and of most tensors where an end of them
-    is as before. All that is UNCLEAR. What differs in one place beside others that do not is damage, even where a user
-    changed it: a bit, a byte, a row, a torn end.
+    It is UNCLEAR if fewer pieces differ, but all of them: a tensor of a few elements. So is a tensor with unchanged
+    parts here and there, and most tensors with an unchanged end. A difference in one place is damage, even if a user
+    made it: a bit, a byte, a row, a torn end.
 
-    A generation that never was GOOD has nothing to lose: there new files and a whole structure suffice. So they do
-    where its place was empty meanwhile, unless they are a stale copy. Our own layout never writes over a name, so there
+    A generation that was never GOOD has nothing to lose: new files and a whole structure are enough. The same is true
+    if its path was empty meanwhile, unless the files are a stale copy. Our own layout never overwrites a name, so there
     every change is damage.
     """
     if all(f.path in found and same_content(f, found[f.path]) for f in sealed.files):
@@ -85,7 +85,7 @@ def classify_change(
     must_be_new = [f for f in sealed.files if f.tensors or (f.path == last_written)] or list(sealed.files)
     new = [f for f in must_be_new if _is_written(f, found.get(f.path))]
     if not any(f.path in found for f in new):
-        return Change.DAMAGED  # files are gone, and nothing is being written
+        return Change.DAMAGED  # files are missing, and nothing is being written
     if len(new) < len(must_be_new) or not whole:
         return _being_rewritten(new, found)
     if not past.ever_good:
@@ -94,7 +94,7 @@ def classify_change(
     elsewhere = {_digests(f) for f in others if _has_floats(f)}
     changed = [f for f in sealed.files if f.path in found and not same_content(f, found[f.path])]
     if any(_digests(f) != found[f.path].span_digests in elsewhere for f in changed):
-        return Change.DAMAGED  # a file with exactly the float tensors of another step: no training gives that
+        return Change.DAMAGED  # a file with exactly the float tensors of another step: no training does that
     if past.was_gone():
         return Change.RESAVED
     if any(f.spans and f.path not in found for f in sealed.files):
@@ -104,8 +104,8 @@ def classify_change(
     if _vouched(changed, found, {f.checksums for f in (*others, *sealed.files)}):
         return Change.RESAVED
     differing, total = _differing(sealed.files, found)
-    # One harmed range wipes what lies inside it and cuts into two tensors at most: three or more are needed, and more
-    # elements than a torn write of a few words harms.
+    # One damaged range wipes what is inside it and cuts into two tensors at most. So three or more are needed, and more
+    # elements than a torn write of a few words damages.
     many = len(differing) > 2 and len(differing) * 2 >= total and sum(differing) >= _WRITTEN
     # One flipped bit may make a counter larger, but then no tensor differs.
     plausible = many or (differing != [] and _counted_on(sealed.counters, counters()))
@@ -121,7 +121,7 @@ def classify_change(
 
 
 def _is_written(sealed: File, file: ScannedFile | None) -> bool:
-    """True if a file is new by its times (or gone). Where its own checksums are right another inode or etag will do."""
+    """True if a file is new by its times, or gone. With right checksums of its own, another inode or etag is enough."""
     if file is None or is_new(sealed, file.entry):
         return True
     pairs = ((sealed.inode, file.entry.inode), (sealed.etag, file.entry.etag))
@@ -137,7 +137,7 @@ def _counted_on(before: Iterable[Counter], now: Iterable[Counter]) -> bool:
 
 
 def _being_rewritten(new: Sequence[File], found: Mapping[str, ScannedFile]) -> Change:
-    """Whether all new files look like a writer's work, finished or not, instead of damage to the old bytes."""
+    """Return RESAVING if all new files look like a writer's work, finished or not; otherwise DAMAGED."""
     for sealed in new:
         file = found.get(sealed.path)
         if file is None or file.structure.truncated or not sealed.tensors:
@@ -148,14 +148,16 @@ def _being_rewritten(new: Sequence[File], found: Mapping[str, ScannedFile]) -> C
 
 
 def _most_tensors_differ(sealed: Sequence[File], found: Mapping[str, ScannedFile]) -> bool:
-    """More than one tensor, and at least half of all float tensors of more than one element."""
+    """True if more than one, and at least half, of the float tensors with several elements differ."""
     differing, total = _differing(sealed, found)
     return len(differing) > 1 and len(differing) * 2 >= total
 
 
 def _vouched(changed: Sequence[File], found: Mapping[str, ScannedFile], known: set[str]) -> bool:
-    """True if a whole archive that checks its own content holds another one than any that is `known`. Where a manifest
-    of an older version does not say what it stated, another tensor tells."""
+    """True if a whole archive that checks its own content has content that is not `known`.
+
+    A manifest of an older version lacks the archive's checksums: then a different tensor shows it.
+    """
     archives = [f for f in changed if found[f.path].structure.format == f.format == "torch_zip"]
     return any(
         found[f.path].structure.checksums not in known if f.checksums else _differing([f], found)[0] != []
@@ -166,17 +168,17 @@ def _vouched(changed: Sequence[File], found: Mapping[str, ScannedFile], known: s
 def _looks_harmed(
     sealed: Sequence[File], changed: Sequence[File], found: Mapping[str, ScannedFile], facts: Facts
 ) -> bool:
-    """True if a float tensor that changed is all one value now or holds a piece of what a lost page leaves, or holds
-    numbers that no update makes (scrambled bytes)."""
+    """True if a changed float tensor is now a single value, holds the content of a lost page, or has impossible
+    numbers."""
     most = max(facts.largest_magnitude or 0.0, 1.0) * _GROWTH
     before = {s.blake3 for f in sealed for s in f.spans}
     for file in found.values():
         for tensor, numbers in zip(file.structure.tensors, file.numbers, strict=True):
             if numbers is None or tensor.span is None or file.span_digests[tensor.span] in before:
                 continue
-            one_value = numbers.constant and numbers.nan < numbers.count  # NaN all over is sick, not wiped
+            one_value = numbers.constant and numbers.nan < numbers.count  # NaN everywhere is sick, not wiped
             wiped = one_value and numbers.count >= _WIPED and tensor.name not in facts.constant
-            if wiped or (numbers.largest > most and numbers.count > 1):  # one number may well be a counter
+            if wiped or (numbers.largest > most and numbers.count > 1):  # a single number may be a counter
                 return True
     return any(
         _lost_bytes(file, number, found[file.path], differ) or _grew(file, number, found[file.path])
@@ -187,7 +189,7 @@ def _looks_harmed(
 
 
 def _by_pieces(changed: Sequence[File], found: Mapping[str, ScannedFile], known: set[str]) -> Change:
-    """What few tensors tell, or a minority: does each that differs do so all over, and is none of them `known`?"""
+    """Judge a few tensors, or a minority: each must differ all over, and none may be `known`."""
     every: list[Sequence[bool]] = []
     for file in filter(_float_spans, changed):
         spans = _differing_by_span(file, found[file.path])
@@ -206,7 +208,7 @@ def _by_pieces(changed: Sequence[File], found: Mapping[str, ScannedFile], known:
 
 
 def _differing_by_span(sealed: File, now: ScannedFile) -> list[list[bool]]:
-    """Of each span which pieces differ, none where it has none; nothing where the file is not laid out as it was."""
+    """Return for each span which pieces differ, if it has pieces; empty if the file's layout changed."""
     tensors = [(t.name, t.dtype, t.shape, t.span) for t in sealed.tensors]
     places = [(s.offset, s.length) for s in sealed.spans]
     known = len(sealed.pieces) == len(now.pieces) == len(sealed.spans)
@@ -220,19 +222,19 @@ def _differing_by_span(sealed: File, now: ScannedFile) -> list[list[bool]]:
 
 
 def _is_one_place(spans: Sequence[Sequence[bool]]) -> bool:
-    """True if all that differs lies in a row, and that begins or ends amid a tensor."""
+    """True if all differences are in a row that begins or ends inside a tensor."""
     runs = sum(differs for differs, _ in itertools.groupby(itertools.chain.from_iterable(spans)))
     return runs == 1 and any(any(differ) and not all(differ) for differ in spans)
 
 
 def _is_all_over(differ: Sequence[bool]) -> bool:
-    """True if all pieces of a span differ, or half of them and in three places."""
+    """True if all pieces of a span differ, or half of them in at least three places."""
     places = sum(differs for differs, _ in itertools.groupby(differ))
     return all(differ) or (places >= 3 and sum(differ) * 2 >= len(differ))
 
 
 def _lost_bytes(sealed: File, number: int, now: ScannedFile, differ: Sequence[bool]) -> bool:
-    """True if what differs in a span is what is left where a page was lost: in most pieces, or in many bytes."""
+    """True if the differences in a span are the content of a lost page: in most pieces, or in many bytes."""
     dtype = next((t.dtype for t in sealed.tensors if t.span == number), None)
     filled = filled_pieces(sealed.spans[number].length, DTYPES[dtype].size, now.pieces[number]) if dtype else []
     lost = [size if differs else 0 for size, differs in zip(filled, differ, strict=False)]
@@ -241,7 +243,7 @@ def _lost_bytes(sealed: File, number: int, now: ScannedFile, differ: Sequence[bo
 
 
 def _grew(sealed: File, number: int, now: ScannedFile) -> bool:
-    """True if a tensor of a span holds numbers that are no update of those before. One number may be a counter."""
+    """True if a tensor of a span has numbers that no update gives. A single number may be a counter."""
     largest = {t.name: t.largest or 0.0 for t in sealed.tensors if t.span == number}
     return any(
         numbers is not None and numbers.count > 1 and numbers.largest > max(largest[tensor.name], 1.0) * _GROWTH_OF_ONE
@@ -251,15 +253,17 @@ def _grew(sealed: File, number: int, now: ScannedFile) -> bool:
 
 
 def _differing(sealed: Sequence[File], found: Mapping[str, ScannedFile]) -> tuple[list[int], int]:
-    """(The elements of each float tensor of more than one that differs, how many such tensors there are)."""
+    """Return the sizes of the float tensors of several elements that differ, and how many such tensors there are."""
     held = {digest for file in found.values() for digest in file.span_digests}
     spans = [(span, size) for file in sealed for span, size in _float_spans(file) if span.length > 8]
     return [span.length // size for span, size in spans if span.blake3 not in held], len(spans)
 
 
 def _holds_old_file(sealed: Sequence[File], found: Mapping[str, ScannedFile], elsewhere: set[tuple[str, ...]]) -> bool:
-    """True if a file has its old float tensors, which no other step has, and was not written together with those that
-    changed. Frozen weights that are saved again are written when the others are, and in the same order as before."""
+    """True if a file has its old float tensors, which no other step has, and was not written with the changed ones.
+
+    Frozen weights are saved again together with the others, in the same order as before.
+    """
     present = [f for f in sealed if f.path in found]
     kept = [f for f in present if _has_floats(f) and _digests(f) == found[f.path].span_digests]
     old = [f for f in kept if _digests(f) not in elsewhere]
@@ -268,7 +272,7 @@ def _holds_old_file(sealed: Sequence[File], found: Mapping[str, ScannedFile], el
 
 
 def _written_together(old: File, changed: File, found: Mapping[str, ScannedFile]) -> bool:
-    """True if the times of two files fit one save by the writer of the sealed ones; unknown times do not."""
+    """True if the times of two files fit one save by the writer of the sealed ones. Unknown times do not."""
     times = (old.mtime_ns, changed.mtime_ns, found[old.path].entry.mtime_ns, found[changed.path].entry.mtime_ns)
     if any(time is None for time in times):
         return False
@@ -278,7 +282,7 @@ def _written_together(old: File, changed: File, found: Mapping[str, ScannedFile]
 
 
 def _float_spans(file: File) -> list[tuple[Span, int]]:
-    """Where each float tensor of a file lies, and the bytes of one element."""
+    """Return where each float tensor of a file is, and the size of one element."""
     floats = ("float", "bfloat", "complex")
     return [
         (file.spans[t.span], DTYPES[t.dtype].size)

@@ -1,4 +1,4 @@
-"""Judge a kept copy by itself: the save that it was made of was rotated away, or saved over, before its verdict."""
+"""Verify a kept copy by itself, if its save was deleted or overwritten before its verdict."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from ckptguard.verification.checkpoint import FULLY, NEW_GENERATION, Content, Re
 from ckptguard.verification.damage_or_resave import Change
 from ckptguard.verification.found_sums import find_sums
 
-_RACES = 4  # other processes may seal the same checkpoint meanwhile; then look again
+_RACES = 4  # other processes may seal the same checkpoint meanwhile; then try again
 
 
 def verify_kept(view: RunView, copy: KeptCopy, *, work: Work = PLAIN) -> Checked | None:
-    """Read a kept copy that has no verdict, and record one for its generation, as if its files lay in their place.
+    """Read a kept copy that has no verdict, and record one for its generation, as if its files were in place.
 
-    None if it tells nothing: it was written through, it holds what an earlier generation holds, or what may be damage
-    of one. Then it is released. CouldNotTellError and its kinds where it cannot be read.
+    None if it has nothing to say: it was overwritten, equals an earlier generation, or may be damage of one. Then it is
+    released. Raises CouldNotTellError and its kinds if it cannot be read.
     """
     checkpoint = _as_it_was(view, copy)
     read = _read(view, copy, checkpoint, work) if checkpoint is not None else None
@@ -52,7 +52,7 @@ def verify_kept(view: RunView, copy: KeptCopy, *, work: Work = PLAIN) -> Checked
 
 
 def _as_it_was(view: RunView, copy: KeptCopy) -> Checkpoint | None:
-    """The checkpoint that was copied, as it was listed then."""
+    """Return the copied checkpoint, as it was listed then."""
     described = zip(copy.files, copy.sources, strict=True)
     entries = [
         Entry(key=file, kind="file", size=size, mtime_ns=mtime_ns, inode=inode, etag=etag)
@@ -63,7 +63,7 @@ def _as_it_was(view: RunView, copy: KeptCopy) -> Checkpoint | None:
 
 
 def _read(view: RunView, copy: KeptCopy, checkpoint: Checkpoint, work: Work) -> Read | None:
-    """What its bytes are, under the names and times of the files that were copied; None if they are not those."""
+    """Read its bytes, under the names and times of the copied files. None if they are not those."""
     run = view.run
     sizes = {file: size for file, (size, *_) in zip(copy.files, copy.sources, strict=True)}
     before = run.records.list(copy.folder, recursive=True)
@@ -83,7 +83,7 @@ def _read(view: RunView, copy: KeptCopy, checkpoint: Checkpoint, work: Work) -> 
 
 
 def _sealed_before(view: RunView, copy: KeptCopy) -> Manifest | None:
-    """The newest generation that was sealed under this path up to it, unless that was quarantined."""
+    """Return the newest generation sealed for this path up to it, unless that was quarantined."""
     history = view.history
     for id in reversed(history.generations(copy.series, copy.step)):
         if id.generation <= copy.generation and history.is_quarantined(id):

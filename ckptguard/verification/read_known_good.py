@@ -1,4 +1,4 @@
-"""The known-good checkpoint for who must be sure: what changed since it was read is read again before the answer."""
+"""The known-good checkpoint for callers that must be sure: what changed is read again before the answer."""
 
 from __future__ import annotations
 
@@ -22,9 +22,11 @@ _JUDGED = Verification(resave=Resave.WAIT)
 
 
 def read_known_good(view: RunView, wanted: Wanted, work: Work, *, everything: bool = False) -> Candidate | None:
-    """The best known-good checkpoint; None if there is none. What changed is verified, and its verdict recorded where
-    that can be. A kept copy is read before it is answered: who opened it last by its path may have written through it.
-    With `everything` all bytes of what is answered are read. CouldNotTellError if only such are left."""
+    """Return the best known-good checkpoint, or None. Changed files are verified, and the verdict recorded if possible.
+
+    A kept copy is always read first, because a user of its path may have written to it. With `everything` all bytes of
+    the answer are read. Raises CouldNotTellError if only unreadable ones are left.
+    """
     read: set[CheckpointId] = set()  # just now, and right
 
     def attempt(candidate: Candidate) -> Candidate | str:
@@ -35,7 +37,7 @@ def read_known_good(view: RunView, wanted: Wanted, work: Work, *, everything: bo
         else:
             wrong = None
         if wrong is not None:
-            _log.warning("%s: looking for another", wrong)
+            _log.warning("%s: trying another checkpoint", wrong)
         return candidate if wrong is None else wrong
 
     while True:
@@ -48,14 +50,16 @@ def read_known_good(view: RunView, wanted: Wanted, work: Work, *, everything: bo
         except CouldNotTellError:
             if len(read) == known:
                 raise
-        # What was saved again under a name, and is good, is a generation that this search did not know yet.
+        # A name that was saved again, and is good, is a generation that this search did not know.
         if len(read) == known or (found is not None and found.id in read):
             return found
 
 
 def _wrong_in_place(view: RunView, candidate: Candidate, work: Work, read: set[CheckpointId]) -> str | None:
-    """What is wrong with what lies there; None if it is what was sealed. `read` gains the generation that was found
-    there and is good. It is not judged while it is written: ChangedWhileReadError."""
+    """Return what is wrong with the files in place, or None. `read` gains the good generation found there.
+
+    Files are not judged while they are written: ChangedWhileReadError.
+    """
     path, settle = candidate.manifest.path, view.settings.settle
     checkpoint = view.look_again(path)
     if checkpoint is not None and not LAYOUTS[checkpoint.layout].sealed_by_writer:
@@ -76,7 +80,7 @@ def _wrong_in_place(view: RunView, candidate: Candidate, work: Work, read: set[C
 
 
 def wrong_in_copy(view: RunView, candidate: Candidate, work: Work, *, record: bool = True) -> str | None:
-    """What is wrong with the kept copy of a candidate, which then counts no more; None if every byte is right."""
+    """Return what is wrong with a candidate's kept copy, which then no longer counts; None if every byte is right."""
     copy = candidate.copy
     assert copy is not None
     wrong = copy_differs(view.run.records, copy.folder + "/", candidate.manifest, scanner=work.scanner)

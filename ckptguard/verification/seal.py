@@ -1,4 +1,4 @@
-"""Seal: write the manifest. It is the commit; there is no other mark of a finished checkpoint."""
+"""Seal: write the manifest. That is the commit; nothing else marks a finished checkpoint."""
 
 from __future__ import annotations
 
@@ -23,8 +23,10 @@ _LOGGED = "log_history.-1."  # of trainer_state.json
 
 
 def seal_observed(run: Run, evidence: Evidence, id: CheckpointId) -> Manifest:
-    """Seal a checkpoint from what was read back from storage, with the metrics that were given when it was saved, or
-    else that a Trainer logged last. BusyError if another process sealed it first."""
+    """Seal a checkpoint from what was read from storage. Raises BusyError if another process sealed it first.
+
+    Its metrics are those given with the save, else those that a Trainer logged last.
+    """
     checkpoint, metrics = evidence.checkpoint, read_metrics(run, id)
     metrics = logged_metrics(evidence) if metrics is None else metrics
     files = manifest_files(evidence)
@@ -34,8 +36,10 @@ def seal_observed(run: Run, evidence: Evidence, id: CheckpointId) -> Manifest:
 def seal_written(
     run: Run, *, path: str, layout: str, step: Step, files: tuple[File, ...], metrics: Mapping[str, float] | None = None
 ) -> Manifest:
-    """Seal a checkpoint that our own writer hashed from memory while saving. It still has no verdict. BusyError if
-    another writer sealed the same generation of this step."""
+    """Seal a checkpoint that our own writer hashed while saving. It has no verdict yet.
+
+    Raises BusyError if another writer sealed the same generation.
+    """
     series = series_of(path)
     id = history_of_series(run, series).next_id(series, step)
     return _seal(run, id, path, layout, files, metrics or {})
@@ -69,13 +73,13 @@ def _seal(
 
 
 def as_stored(run: Run, file: File) -> File:
-    """The file with what the storage says of it under its final path."""
+    """Return the file with the storage's report of it at its final path."""
     entry = run.storage.stat(file.path)
     return msgspec.structs.replace(file, mtime_ns=entry.mtime_ns, inode=entry.inode, etag=entry.etag)
 
 
 def logged_metrics(evidence: Evidence) -> dict[str, float]:
-    """The numbers of the last entry of a Trainer's log: those of the evaluation, if one came before the save."""
+    """Return the numbers of the last entry of a Trainer's log: an evaluation, if one came before the save."""
     named = (leaf for leaf in evidence.leaves() if leaf.name.startswith(_LOGGED))
     found = ((leaf.name.removeprefix(_LOGGED), leaf.value) for leaf in named)
     return {name: float(value) for name, value in islice(found, MOST_METRICS) if is_metric_name(name)}

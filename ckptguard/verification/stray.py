@@ -1,4 +1,4 @@
-"""Verify what has no records: a stray file or checkpoint, a hub cache, anything held against a checksum file."""
+"""Verify what has no records: a single file or checkpoint, a hub cache, anything with a checksum file."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ class Blob(NamedTuple):
     signature: tuple[object, ...]
 
 
-_EXPLAINED_BESIDE = {row.name for row in FORMATS if row.explained_beside}  # not by their own bytes alone
+_EXPLAINED_BESIDE = {row.name for row in FORMATS if row.explained_beside}  # their own bytes alone do not explain them
 
 
 def relist(target: Target, checkpoint: Checkpoint) -> Checkpoint | None:
-    """The checkpoint as storage shows it now; None if it is gone."""
+    """Return the checkpoint as storage lists it now, or None if it is gone."""
     try:
         if isinstance(target.storage, HubCacheStorage):
             return hub_checkpoint(target.storage, checkpoint.path)
@@ -63,8 +63,10 @@ def relist(target: Target, checkpoint: Checkpoint) -> Checkpoint | None:
 
 @dataclass(frozen=True)
 class StrayJudge:
-    """Judges checkpoints of a target at first sight, and records nothing. They are held against stated checksums and
-    the schema of another one, if there are any."""
+    """Judges checkpoints of a target at first sight, and records nothing.
+
+    It compares them with stated checksums and another checkpoint's schema, if there are any.
+    """
 
     _target: Target
     _settings: Settings
@@ -74,7 +76,7 @@ class StrayJudge:
     _blobs: dict[Blob, ScannedFile] = field(default_factory=dict)
 
     def judge(self, checkpoint: Checkpoint) -> Checked:
-        """The outcome and findings of a quiet checkpoint. Raises what the scanner raises."""
+        """Return the outcome and findings of a quiet checkpoint. It raises the scanner's errors."""
         started = time.monotonic()
         target, settings = self._target, self._settings
         facts: HubFacts | None = None
@@ -88,8 +90,8 @@ class StrayJudge:
             options = sums.added_to(ScanOptions(md5=settings.digest == "md5"))
             scan = scan_checkpoint(target.storage, checkpoint, options, self._work)
             if target.kind == "file" and not sums.stated and scan.files[0].structure.format == OPAQUE:
-                raise CouldNotTellError("nothing is known of its format, and no checksum is stated for it")
-        # The manifest with which a run's own records say that this place must agree.
+                raise CouldNotTellError("its format is unknown, and no checksum is stated for it")
+        # The manifest in a run's own records must also agree.
         id = target.view.current(checkpoint) if target.view is not None else None
         known = KnownFacts(
             sealed=target.view.history.manifest(id) if target.view is not None and id is not None else None,
@@ -119,8 +121,10 @@ class StrayJudge:
         return find_sums(storage, checkpoint, [e for e in beside if e.kind != "folder"], hub_record=not hub)
 
     def _scan_by_digest(self, checkpoint: Checkpoint, options: ScanOptions, facts: HubFacts) -> Scan:
-        """One pass over the files of a snapshot, each with the digest that its own blob is named by. Those that another
-        snapshot has under the same name, and that were not touched since, were read for that one."""
+        """Scan the files of a snapshot, each with the digest in its blob's name.
+
+        Files that another snapshot has under the same name, unchanged since, are not read again.
+        """
         groups: dict[tuple[str, ...], list[str]] = {}
         repository = checkpoint.path.partition("/")[0]
         for place in [p for p in self._blobs if p.repository != repository]:
@@ -149,14 +153,16 @@ def _blob(checkpoint: Checkpoint, entry: Entry) -> Blob:
 
 
 def _hub_findings(scan: Scan, facts: HubFacts) -> Iterator[Finding]:
-    """Errors for bytes that are not those of the blob's name, and for links that lead elsewhere. So for blobs that are
-    not there, and downloads that did not end. A ref without its snapshot is a warning, files without a digest are a
-    notice."""
+    """Report what the hub cache itself shows about a snapshot.
+
+    Errors: bytes that differ from the blob's name, links elsewhere, missing blobs, unfinished downloads. A ref without
+    its snapshot is a warning, and files without a digest are a notice.
+    """
     for file in scan.files:
         algorithm, expected = facts.sums.get(file.entry.key, ("", None))
         found = file.sums.get(algorithm)
         if expected is not None and found != expected:
-            message = f"{algorithm} is not the one that its blob is named by"
+            message = f"{algorithm} differs from the name of its blob"
             yield Finding("digests", Severity.ERROR, message, file.entry.key, expected=expected, found=found)
     without = [f.entry.key for f in scan.files if f.entry.key not in facts.sums]
     if without:
@@ -165,9 +171,11 @@ def _hub_findings(scan: Scan, facts: HubFacts) -> Iterator[Finding]:
     for key, why in sorted(facts.refused.items()):
         yield Finding("structure", Severity.ERROR, f"{why}: it was not read", key)
     for key in facts.missing:
-        yield Finding("completeness", Severity.ERROR, "its blob is not there: it was not downloaded, or removed", key)
+        yield Finding(
+            "completeness", Severity.ERROR, "its blob is missing: it was not downloaded, or it was removed", key
+        )
     for key in facts.unfinished:
-        yield Finding("completeness", Severity.ERROR, "a download into this repository did not end", key)
+        yield Finding("completeness", Severity.ERROR, "a download into this repository did not finish", key)
     for ref, commit in sorted(facts.lost_refs.items()):
-        message = f"it names the commit {escape(commit)}, of which there is no snapshot"
+        message = f"it names the commit {escape(commit)}, but there is no snapshot of it"
         yield Finding("completeness", Severity.WARNING, message, ref)

@@ -1,4 +1,4 @@
-"""Verify what a user points at: a stray file, a checkpoint, or all checkpoints of a run."""
+"""Verify what a user names: a single file, a checkpoint, or all checkpoints of a run."""
 
 from __future__ import annotations
 
@@ -29,20 +29,23 @@ Judged = Callable[[Run, Checked], str | None]
 def verify_target(
     target: str, settings: Settings, what: Selection = ALL, *, judged: Judged | None = None, work: Work = PLAIN
 ) -> Report:
-    """Verify a file, a checkpoint or a run. A run's verdicts are recorded; a stray target writes nothing. NotFoundError
-    if there is nothing to verify. What cannot be read is PENDING in the report, never BAD.
+    """Verify a file, a checkpoint or a run. A run's verdicts are recorded; any other target writes nothing.
 
-    `judged` hears of each verdict that is recorded, and answers with a note for the report, or None.
+    `judged` is called with each recorded verdict, and returns a note for the report, or None. NotFoundError if there is
+    nothing to verify. What cannot be read is PENDING in the report, never BAD.
     """
     resolved = resolve_target(target, settings)
     sums = read_check_sums(what.check_sums, settings.storage) if what.check_sums else None
     reference = read_reference(what.reference, settings, work) if what.reference else None
     chosen = _chosen(resolved, what, target)
-    notes = [f"{name} is a link out of the cache and was not followed: name it itself" for name in resolved.unread]
+    notes = [
+        f"{name} is a link out of the cache and was not followed; to verify it, name its target"
+        for name in resolved.unread
+    ]
     run = resolved.view if sums is None else None
     if run is not None:
         from ckptguard.verification.checkpoint import (
-            judge_in_run,  # records, copies and pins: a stray file needs none of them
+            judge_in_run,  # records, copies and pins: only a run needs them
         )
 
         judge = judge_in_run(run, what, reference, notes, work)
@@ -53,7 +56,7 @@ def verify_target(
     results, unsure = [], bool(resolved.unread)
     for checkpoint in chosen:
         quiet: Checkpoint | None = checkpoint
-        if run is None or not LAYOUTS[checkpoint.layout].sealed_by_writer:  # such are finished by a seal, not by time
+        if run is None or not LAYOUTS[checkpoint.layout].sealed_by_writer:  # these are finished by a seal, not by time
             look = functools.partial(relist, resolved, checkpoint)
             quiet = wait_until_quiet(checkpoint, look, settle=settings.settle, limit=what.wait)
         try:
@@ -65,7 +68,7 @@ def verify_target(
             found = pending(quiet or checkpoint, error.message)
         results.append(relative_to(found, resolved.prefix))
     if run is not None and resolved.checkpoint is None:
-        run.forget()  # pointers are held against what is there at the end
+        run.forget()  # pointers are compared with the final state
         notes += pointer_notes(run, {c.path: c.outcome for c in results})
     return Report(
         target=resolved.url,
@@ -77,14 +80,14 @@ def verify_target(
 
 
 def read_reference(url: str, settings: Settings, work: Work = PLAIN) -> Manifest:
-    """The schema of another checkpoint, as a manifest that is never written."""
+    """Return the schema of another checkpoint, as a manifest that is never written."""
     target = resolve_target(url, settings)
     if target.checkpoint is None:
         raise SettingsError(f"the reference {url} is a run", hint="name one of its checkpoints")
     scan = scan_checkpoint(target.storage, target.checkpoint, ScanOptions(md5=False), Work(scanner=work.scanner))
     evidence = collect_evidence(target.storage, target.checkpoint, scan)
     if any(f.structure.problems for f in scan.files):
-        raise SettingsError(f"the reference {url} is damaged itself", hint=f"ckptguard verify {url}")
+        raise SettingsError(f"the reference {url} is itself damaged", hint=f"ckptguard verify {url}")
     return Manifest(
         series=target.checkpoint.series,
         path=target.checkpoint.path,

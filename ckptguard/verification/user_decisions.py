@@ -1,4 +1,4 @@
-"""What a user decides about a checkpoint: clear a suspicion, accept other tensors, take a re-save as new."""
+"""User decisions about a checkpoint: clear a suspicion, accept other tensors, accept a re-save as new."""
 
 from __future__ import annotations
 
@@ -21,8 +21,10 @@ from ckptguard.version import __version__
 
 
 def accept(view: RunView, word: str, *, work: Work = PLAIN) -> Checked:
-    """Take the schema of a checkpoint (its path, id or step) as it should be, from now on, and verify the checkpoint
-    again. RefusedError if the checkpoint could not even be sealed (INCOMPLETE)."""
+    """Accept the schema of a checkpoint (its path, id or step) from now on, and verify it again.
+
+    Raises RefusedError if it could not even be sealed (INCOMPLETE).
+    """
     checkpoint = select_checkpoint(view.run, view.checkpoints, word)
     first = verify_checkpoint(view, checkpoint, work=work)
     id = view.current(checkpoint)
@@ -33,23 +35,30 @@ def accept(view: RunView, word: str, *, work: Work = PLAIN) -> Checked:
 
 
 def reseal(view: RunView, word: str, *, work: Work = PLAIN) -> Checked:
-    """Take what lies under a path, id or step as a new generation, and verify it as if seen for the first time: it was
-    saved anew where ckptguard, in doubt, called it damaged. Its digests are taken as they are; everything that can be
-    known without them is still checked. SettingsError for our own layout: it is complete by its writer's manifest
-    alone, which would count no more."""
+    """Treat the files at a path, id or step as a new generation, and verify them as if seen for the first time.
+
+    Use it if they were saved again, but ckptguard called them damaged in doubt. Their digests are accepted as they are;
+    everything else is still checked. Raises SettingsError for our own layout, which only its writer's manifest
+    completes.
+    """
     checkpoint = select_checkpoint(view.run, view.checkpoints, word)
     if LAYOUTS[checkpoint.layout].sealed_by_writer:
         raise SettingsError(
             f"{escape(checkpoint.path)} can only be sealed by the training that writes it",
-            hint="ckptguard verify says what it is; ckptguard repair puts damaged files right",
+            hint="ckptguard verify says what is wrong; ckptguard repair restores damaged files",
         )
     return verify_checkpoint(view, checkpoint, Verification(resealed=True), work=work)
 
 
 def clear(view: RunView, word: str, *, reason: str) -> Verdict:
-    """Make the SUSPECT generation that `word` (path, id or step) names GOOD again; the new verdict keeps the reason.
-    Nothing else ever lifts SUSPECT. NotFoundError if no generation is meant, RefusedError if it is not SUSPECT: damage
-    cannot be talked away."""
+    """Make the SUSPECT generation that `word` (path, id or step) names GOOD again. The new verdict keeps the reason.
+
+    Nothing else lifts SUSPECT.
+
+    Raises:
+        NotFoundError: no generation has this name.
+        RefusedError: it is not SUSPECT; damage cannot be cleared.
+    """
     run, history = view.run, view.history
     standing = _chosen(run, history, word)
     id = standing.id
@@ -93,8 +102,10 @@ def _chosen(run: Run, history: History, word: str) -> Standing:
                 found.append(standing)
     chosen = [s for s in found if s.outcome is Outcome.SUSPECT] or found
     if not chosen:
-        raise NotFoundError(f"the records of {run.url} know no checkpoint {word}")
+        raise NotFoundError(f"the records of {run.url} have no checkpoint {word}")
     if len({s.id.series for s in chosen}) > 1:
         names = ", ".join(sorted(s.id.series for s in chosen))
-        raise NotFoundError(f"{word} may mean a checkpoint of any of {names}", hint="name it by its path")
+        raise NotFoundError(
+            f"{word} may mean a checkpoint of any of {names}", hint="name the path of the one that you mean"
+        )
     return max(chosen, key=lambda s: s.id.generation)

@@ -1,1 +1,1 @@
-"""The daemon: watches runs, verifies every new save in a process of its own, and answers on a Unix socket."""
+"""The daemon: watches runs, verifies every new save in a separate process, and answers on a Unix socket."""

@@ -86,14 +86,14 @@ def command(runs: tuple[str, ...], **options: Any) -> None:
         _start_logging(options["log_file"], options["log_format"])
     except CkptguardError as error:
         _end(error)
-    # Imported after the settings are known to be sound: a mistake in them is answered at once.
+    # Imported after the settings were checked, so that a mistake in them is reported at once.
     from ckptguard_daemon.service import run_once, serve
 
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
 
-    gc.freeze()  # what was imported stays; the idle daemon need not look at it again
+    gc.freeze()  # imported modules stay; the idle daemon need not scan them again
     try:
         if options["once"]:
             code = run_once(urls, settings, stop)
@@ -116,7 +116,8 @@ def command(runs: tuple[str, ...], **options: Any) -> None:
 
 
 def distinct_urls(runs: Sequence[str], settings: Settings) -> tuple[str, ...]:
-    """The normalised URLs of the runs, each once; SettingsError if they would share one place for records."""
+    """Return the normalised URLs of the runs, each once. Raises SettingsError if they would share a place for
+    records."""
     urls = tuple(dict.fromkeys(normalise_url(run) for run in runs))
     if settings.records is not None and len(urls) > 1:
         raise SettingsError(

@@ -1,4 +1,4 @@
-"""The HTTP answers: DESIGN's routes, each one call of an operation. Bad questions get a sentence and a status.
+"""The HTTP routes, each one call of an operation. A bad request gets a sentence and a status.
 
 `docs/reference/http.md` shows one example of each document.
 """
@@ -52,7 +52,7 @@ LARGEST_BODY = 64 * 1024
 LONGEST_WAIT = 600.0
 _BODY_SECONDS = 10.0
 _DEEPEST = 32  # levels of tables and lists in a body
-_LOOK_AGAIN = 30.0  # another daemon may give the verdict that somebody waits for
+_LOOK_AGAIN = 30.0  # another daemon may give the verdict that a client waits for
 _HOSTS = {"", "localhost", "ckptguard"}
 
 _STATUS: dict[int, tuple[type[CkptguardError], ...]] = {
@@ -67,7 +67,7 @@ _Body = TypeVar("_Body", bound=msgspec.Struct)
 
 
 class IncidentBody(msgspec.Struct, frozen=True, kw_only=True):
-    """What is posted to report an incident."""
+    """The body that reports an incident."""
 
     reason: str
     cause: str = "numeric"
@@ -77,7 +77,7 @@ class IncidentBody(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class VerifyBody(msgspec.Struct, frozen=True, kw_only=True):
-    """What may be posted to ask for a pass; `path` has that checkpoint read again."""
+    """The body that asks for a pass; `path` makes it read that checkpoint again."""
 
     path: str | None = None
 
@@ -99,7 +99,7 @@ class Answers:
         self._presence, self._alive = presence, alive
 
     def application(self) -> ASGIApp:
-        """The ASGI application."""
+        """Return the ASGI application."""
         run = "/v1/runs/{run}"
         routes = [
             Route("/healthz", self._healthz),
@@ -177,8 +177,11 @@ class Answers:
     def _best_and_pending(
         self, guarded: WatchedRun, before: int | None, series: str | None, certain: bool
     ) -> tuple[KnownGood | NoKnownGoodError, list[str]]:
-        """The answer as of now, and the newer checkpoints without a verdict, or changed since it, that could change the
-        answer: as of now too if that must be `certain`, else as of the last pass if nothing hinted at a change."""
+        """Return the current answer, and the newer checkpoints that could change it: without a verdict, or changed
+        since.
+
+        With `certain` these are listed now. Otherwise they are as of the last pass, if nothing hinted at a change.
+        """
 
         def best() -> KnownGood | NoKnownGoodError:
             try:
@@ -202,14 +205,14 @@ class Answers:
             view.forget()
             found = [c for c in view.checkpoints if could_change(c.series, c.step)]
             pending = undecided(view, list_steps(view.run), found)
-            answer = best()  # again: it may have got its verdict between the two
+            answer = best()  # again: it may have got its verdict in between
         return answer, [w.path for w in pending if could_change(w.series, w.step)]
 
     def _guarded(self, request: Request) -> WatchedRun:
         guarded = self._runs.get(request.path_params["run"])
         if guarded is None:
             raise NotFoundError(
-                f"this daemon guards no run {request.path_params['run'][:40]}", hint="GET /v1/runs lists them"
+                f"this daemon does not guard a run {request.path_params['run'][:40]}", hint="GET /v1/runs lists them"
             )
         return guarded
 
@@ -232,7 +235,7 @@ def _number(request: Request, name: str, kind: Callable[[str], Any], most: float
 
 
 async def _body(request: Request, kind: type[_Body], empty: _Body | None) -> _Body:
-    """The request's JSON body, of bounded size and in bounded time."""
+    """Read the request's JSON body, with limited size and time."""
     data = b""
     try:
         async with asyncio.timeout(_BODY_SECONDS):
@@ -253,12 +256,12 @@ async def _body(request: Request, kind: type[_Body], empty: _Body | None) -> _Bo
     except RecursionError:
         raise SettingsError(f"the body is nested deeper than {_DEEPEST} levels") from None
     except (msgspec.DecodeError, UnicodeError) as error:
-        raise SettingsError(f"the body is not what is expected here: {what_is_wrong(error)}") from error
+        raise SettingsError(f"the body does not have the expected form: {what_is_wrong(error)}") from error
     return body
 
 
 def _is_deep(value: Any) -> bool:
-    """True if tables and lists are nested so deep that not every reader of JSON can follow."""
+    """True if tables and lists are nested too deep for some JSON readers."""
     level = [value]
     for _ in range(_DEEPEST + 1):
         inner = (v.values() if isinstance(v, dict) else v if isinstance(v, list) else () for v in level)
@@ -302,7 +305,7 @@ class _OnlyLocalCallers:
             headers = {name.lower(): value for name, value in scope["headers"]}
             host = headers.get(b"host", b"").decode("latin-1").partition(":")[0]
             if host.lower() not in _HOSTS or b"origin" in headers:
-                refusal = _refusal("forbidden", "only programs on this machine are answered", 403)
+                refusal = _refusal("forbidden", "only programs on this machine may send requests", 403)
                 await refusal(scope, receive, send)
                 return
         await self._application(scope, receive, send)

@@ -1,4 +1,4 @@
-"""Connections that cannot hold the daemon up: a head must arrive in time, and one process can have only so many."""
+"""Connections that cannot block the daemon: a head must arrive in time, and each process has a limit of connections."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Any
 import msgspec
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-HEAD_SECONDS = 10.0  # from the connection, or from the answer before
+HEAD_SECONDS = 10.0  # from the connection, or from the previous answer
 MOST = 256  # connections at a time
 MOST_OF_ONE = 128  # of them, those of one process
-_PEER = struct.Struct("3i")  # what the kernel says of it: pid, uid, gid
+_PEER = struct.Struct("3i")  # from the kernel: pid, uid, gid
 
 
 class BoundedConnection(H11Protocol):
-    """One connection. What is wrong with it is said in one sentence, and then it is closed."""
+    """One connection. A problem is answered in one sentence, and then it is closed."""
 
     peer: int | None = None
     _deadline: asyncio.TimerHandle | None = None
@@ -33,19 +33,19 @@ class BoundedConnection(H11Protocol):
             self._end(503, "busy", "too many connections at a time")
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The caller is gone."""
+        """Handle the end of the connection."""
         if self._deadline is not None:
             self._deadline.cancel()
         super().connection_lost(exc)
 
     def on_response_complete(self) -> None:
-        """Wait for the next question."""
+        """Wait for the next request."""
         super().on_response_complete()
         self._await_head()
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse what is no HTTP."""
-        self._end(400, "request", "this is no HTTP request that can be understood")
+        """Refuse what is not HTTP."""
+        self._end(400, "request", "this is not a valid HTTP request")
 
     def _await_head(self) -> None:
         if self._deadline is not None:
@@ -54,7 +54,7 @@ class BoundedConnection(H11Protocol):
 
     def _look(self) -> None:
         if self.cycle is None:
-            self._end(408, "timeout", "the question did not arrive in time")
+            self._end(408, "timeout", "the request did not arrive in time")
         elif self.cycle.response_complete:
             self.transport.close()
 
@@ -69,7 +69,7 @@ class BoundedConnection(H11Protocol):
 
 
 def _process_of(connection: socket.socket | None) -> int | None:
-    """The id of the process at the other end; None where the system does not say, as for one and the same peer."""
+    """Return the id of the process at the other end, or None if the system does not report it."""
     if connection is None or not hasattr(socket, "SO_PEERCRED"):
         return None
     try:

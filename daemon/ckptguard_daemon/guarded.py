@@ -1,4 +1,4 @@
-"""One run under guard: what the daemon knows about it between passes, all of it rebuilt after a restart."""
+"""One guarded run: what the daemon knows about it between passes. A restart rebuilds all of it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _REMEMBERED = 1000
 
 
 class PlaceAt(msgspec.Struct, frozen=True, kw_only=True):
-    """A place of a generation, and when it was read, or is to be read; `at` is in seconds since 1970."""
+    """A place of a generation, and when it was read or will be read; `at` is in seconds since 1970."""
 
     path: str
     id: CheckpointId
@@ -44,7 +44,7 @@ class PlaceAt(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ScrubState(msgspec.Struct, frozen=True, kw_only=True):
-    """What is read now, what was read last and when, and what is due next and when."""
+    """What is being read, what was read last, and what is due next."""
 
     every: float
     rate: float | None
@@ -54,7 +54,7 @@ class ScrubState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WatchedRun:
-    """Makes passes over one run. Only the loop's thread calls `step`; others read its attributes, and open it."""
+    """Makes passes over one run. Only the loop's thread calls `step`; others may read its attributes, and open it."""
 
     def __init__(self, url: str, run_id: str, settings: Settings, hooks: Hooks, presence: DaemonRecord | None) -> None:
         self.url, self.run_id = url, run_id
@@ -66,7 +66,7 @@ class WatchedRun:
         self.passes = 0
         self.due = 0.0  # monotonic
         self.scrub: ScrubState | None = None  # None: it is not scrubbed
-        self.replicas: tuple[Replica, ...] = ()  # as they were when they were last brought up to date
+        self.replicas: tuple[Replica, ...] = ()  # as of their last update
         self.verdicts = 0  # given since the start
         self.states = StateMemo()
         self._settings, self._hooks, self._presence = settings, hooks, presence
@@ -78,24 +78,24 @@ class WatchedRun:
         self._logged: dict[str, None] = {}
 
     def open(self) -> Run:
-        """The run as it is now, opened anew: a removed folder is noticed (NotFoundError), not made by our records."""
+        """Open the run again, so that a removed folder is noticed (NotFoundError) and not created by our records."""
         return open_run(self.url, self._settings)
 
     def look(self) -> RunView:
-        """The run as it is now, for one call in one thread. NotFoundError where there is none."""
+        """Return the run as it is now, for one call in one thread. Raises NotFoundError."""
         return RunView(self.open(), self._settings)
 
     def ask(self, path: str) -> None:
-        """Have a checkpoint read again in the next pass, whatever the records say. Safe from any thread."""
+        """Read a checkpoint again in the next pass, whatever the records say. Any thread may call it."""
         with self._asked_lock:
             self._asked.add(path)
 
     def mend_soon(self) -> None:
-        """Have the next pass repair what it may. Safe from any thread."""
+        """Make the next pass do its automatic repairs. Any thread may call it."""
         self._notes.prune_at = 0.0
 
     def step(self, scanner: Scanner, stop: threading.Event) -> PassResult | None:
-        """Make one pass; None if it failed, which is logged and never raised. Sets when the next one is due."""
+        """Make one pass, and set when the next one is due. None if it failed, which is logged and never raised."""
         began = time.monotonic()
         try:
             done = self._pass(scanner, stop)
@@ -125,14 +125,14 @@ class WatchedRun:
         now = time.monotonic()
         pause = self._settings.scan_interval
         if done.next_in is not None:
-            # A slow listing must not follow itself at once: training has the first call on storage.
+            # A slow listing must not repeat at once: training has priority on the storage.
             cost = 0.0 if done.checked else now - began
             pause = min(pause, max(done.next_in + 0.01, _SOONEST, 2 * cost))
         self.due = now + pause
         return done
 
     def leave(self) -> None:
-        """Say that this daemon no longer guards the run."""
+        """Record that this daemon no longer guards the run."""
         if self.run is not None and self._presence is not None:
             try:
                 clear_daemon_record(self.run, self._presence)

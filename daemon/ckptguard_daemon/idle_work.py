@@ -1,5 +1,5 @@
-"""What the daemon does while the loop does nothing: replicas are brought up to date, and what was verified long ago is
-read again. Each has a thread of its own."""
+"""What the daemon does while the loop is idle: update replicas, and read old checkpoints again. Each has its own
+thread."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ from ckptguard_daemon.log import log
 
 _LOWEST = 19
 _TICK = 0.5  # seconds
-_LATEST_COPY = 600.0  # seconds until a look without a new verdict: others write records, too
-_LONGEST_PAUSE = 3600.0  # seconds until a replica in trouble is tried again
-_SOONEST_SCRUB, _LATEST_SCRUB = 60.0, 3600.0  # seconds between two looks at what is due
-_AGAIN = 86400.0  # seconds until what could not be told is read again
+_LATEST_COPY = 600.0  # seconds until a check without a new verdict: other processes write records, too
+_LONGEST_PAUSE = 3600.0  # seconds until a failing replica is tried again
+_SOONEST_SCRUB, _LATEST_SCRUB = 60.0, 3600.0  # seconds between two checks for what is due
+_AGAIN = 86400.0  # seconds until an unreadable place is read again
 
 
 class IdleWork:
-    """One thread of the lowest priority that works for the runs in turn, while `idle` says that the loop does not."""
+    """One thread of the lowest priority that works for the runs in turn, while `idle` says that the loop is idle."""
 
     name: ClassVar[str]
     failed: ClassVar[str]  # the event of a log's line
@@ -59,10 +59,10 @@ class IdleWork:
         self._prepare()
 
     def _prepare(self) -> None:
-        """Leave out the runs for which there is nothing to do, ever, and begin notes."""
+        """Drop the runs that never need this work, and begin notes."""
 
     def start(self) -> threading.Thread | None:
-        """Begin, if there is a run to work for."""
+        """Start, if there is a run to work for."""
         if not self._runs:
             return None
         thread = threading.Thread(target=self._run, name=self.name, daemon=True)
@@ -70,7 +70,7 @@ class IdleWork:
         return thread
 
     def once(self) -> None:
-        """Do what is due for each run, now."""
+        """Do what is due for each run now."""
         for run in self._runs:
             if run.state == "guarded" and run.passes and not self._stop.is_set():
                 try:
@@ -93,7 +93,7 @@ class IdleWork:
         raise NotImplementedError
 
     def _may_go_on(self) -> bool:
-        """Wait while the loop works; False when it is to stop meanwhile."""
+        """Wait while the loop works. False if it must stop meanwhile."""
         while self._idle is not None and not self._idle.wait(_TICK):
             if self._stop.is_set():
                 return False
@@ -101,17 +101,19 @@ class IdleWork:
 
 
 class _Place(msgspec.Struct, kw_only=True):
-    """Notes about one replica. They only save work."""
+    """What is remembered about one replica, only to save work."""
 
     due: float = 0.0  # monotonic
-    verdicts: int = -1  # of the run, when it was last brought up to date
+    verdicts: int = -1  # of the run, at the last update
     failures: int = 0
     arrived: set[CheckpointId] = msgspec.field(default_factory=set)
 
 
 class Replicating(IdleWork):
-    """Brings the replicas of the runs up to date; a block is sent only while the loop does nothing. A replica in
-    trouble is told of once, and tried again after pauses that grow; nothing waits for it."""
+    """Updates the replicas of the runs. A block is sent only while the loop is idle.
+
+    A failing replica is reported once, and tried again after growing pauses. Nothing waits for it.
+    """
 
     name, failed = "replicate", "not_replicated"
 
@@ -127,7 +129,7 @@ class Replicating(IdleWork):
             news = place.verdicts != verdicts and not place.failures
             if (now < place.due and not news) or self._stop.is_set():
                 continue
-            view = guarded.look()  # anew for each replica: one may take hours
+            view = guarded.look()  # again for each replica: one may take hours
             place.due = time.monotonic() + _LATEST_COPY  # also if it raises
             done = self._replicate(view, url, place)
             if self._stop.is_set():
@@ -156,7 +158,7 @@ class Replicating(IdleWork):
                 level = "info" if one.done in ("sent", "raced", "gone") else "warning"
                 log("replicated", level=level, run=guarded.url, replica=url, **fields(one))
             if one.done == "damaged":
-                guarded.ask(one.path)  # the loop tells of what is bad
+                guarded.ask(one.path)  # the loop reports bad ones
                 self._wake(guarded.run_id)
         if done.trouble is None:
             if place.failures:
@@ -172,11 +174,11 @@ class Replicating(IdleWork):
 
     def _hold(self) -> None:
         if not self._may_go_on():
-            raise StoppedError("replication was called off", key="")
+            raise StoppedError("replication was stopped", key="")
 
 
 class Scrubbing(IdleWork):
-    """Scrubs the runs; a block is read only while the loop does nothing. The loop verifies what differs in place."""
+    """Scrubs the runs. A block is read only while the loop is idle. The loop verifies what differs in place."""
 
     name, failed = "scrub", "not_scrubbed"
 
@@ -203,7 +205,7 @@ class Scrubbing(IdleWork):
             self._due[run.run_id] = time.monotonic() + pause
 
     def _scrub(self, run: WatchedRun) -> float:
-        """Read what is due; returns the seconds until the next look."""
+        """Read what is due. Returns the seconds until the next check."""
         left_out = self._left_out.setdefault(run.run_id, {})
         for where in [where for where, until in left_out.items() if time.monotonic() >= until]:
             del left_out[where]
@@ -211,7 +213,7 @@ class Scrubbing(IdleWork):
         state = run.scrub or ScrubState(every=every, rate=self._settings.scrub_rate)
 
         def begin(due: Due) -> None:
-            # Until it is told what became of it: what cannot be read is not read over and over.
+            # Until the result is known, so that an unreadable place is not read over and over.
             left_out[due.where] = time.monotonic() + min(_AGAIN, every)
             run.scrub = msgspec.structs.replace(state, reading=_place_of(due, None))
 

@@ -1,4 +1,4 @@
-"""Structured logs: one JSON object a line, with the keys time, level, event and what the event is about. On a terminal
+"""Structured logs: one JSON object per line, with the keys time, level, event and the event's own fields. On a terminal
 each is a sentence instead.
 """
 
@@ -34,7 +34,7 @@ class _Lines(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         fields = getattr(record, _FIELDS, None)
         line: dict[str, object] = {"time": utc_now(), "level": record.levelname.lower()}
-        if fields is None:  # said by a library
+        if fields is None:  # from a library
             line |= {"event": "library", "logger": record.name, "message": record.getMessage()}
         else:
             line |= {"event": record.getMessage(), **fields}
@@ -48,8 +48,8 @@ class _Lines(logging.Formatter):
 
 
 def start_logging(log_file: str | None = None, form: str = "auto") -> None:
-    """Send logs to stderr, or append them to a file (which may be rotated away). `form` is "text", "json", or "auto":
-    text on a terminal."""
+    """Send logs to stderr, or append them to a file, which may be rotated. `form` is "text", "json", or "auto": text on
+    a terminal."""
     out: logging.Handler = logging.StreamHandler(sys.stderr)
     if log_file is not None:
         out = logging.handlers.WatchedFileHandler(log_file, encoding="utf-8")
@@ -59,7 +59,7 @@ def start_logging(log_file: str | None = None, form: str = "auto") -> None:
     root.handlers[:] = [out]
     root.setLevel(logging.WARNING)
     _LOG.setLevel(logging.INFO)
-    # watchdog says so whenever a folder is made while it looks at the one above; nothing is lost.
+    # watchdog warns whenever a folder is created while it scans the one above; nothing is lost.
     warnings.filterwarnings("ignore", message="Callback with id", category=RuntimeWarning)
     logging.captureWarnings(True)  # libraries warn; a warning must not break the log's lines
     threading.excepthook = _thread_failed
@@ -68,7 +68,7 @@ def start_logging(log_file: str | None = None, form: str = "auto") -> None:
 
 
 def _thread_failed(failed: threading.ExceptHookArgs) -> None:
-    """One line for a thread of ours or of a library's that ends by an exception."""
+    """Log one line for a thread that ends by an exception."""
     if failed.exc_value is None or isinstance(failed.exc_value, SystemExit):
         return
     reason = _reason(failed.exc_value)
@@ -76,7 +76,7 @@ def _thread_failed(failed: threading.ExceptHookArgs) -> None:
 
 
 def _unraisable(failed: sys.UnraisableHookArgs) -> None:
-    """One line for an exception that nobody can be told of, as of a library that cleans up."""
+    """Log one line for an exception that cannot be raised, such as in a library's cleanup."""
     what = failed.err_msg or "an exception was ignored"
     log("library", level="warning", message=what, reason=_reason(failed.exc_value))
 
@@ -87,7 +87,7 @@ def _reason(error: BaseException | None) -> str:
 
 
 def log(event: str, /, *, level: str = "info", trace: bool = False, **fields: object) -> None:
-    """One line. Text in `fields` may come from files: it is escaped. `trace` adds the current exception."""
+    """Log one line. Text in `fields` may come from files, so it is escaped. `trace` adds the current exception."""
     number = logging.getLevelNamesMapping()[level.upper()]
     _LOG.log(number, event, extra={_FIELDS: fields}, exc_info=trace)
 

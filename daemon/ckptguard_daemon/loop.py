@@ -1,4 +1,4 @@
-"""The loop: one thread that makes passes over all runs, when something hints at a change and on a timer.
+"""The loop: one thread that makes passes over all runs, after hints of a change and on a timer.
 
 Requests wait for its next pass.
 """
@@ -17,26 +17,26 @@ from collections.abc import Callable, Iterator, Sequence
 from ckptguard.scan import Scanner
 from ckptguard_daemon.guarded import WatchedRun
 
-_GAP = 0.5  # seconds between two passes over a run that is being written to all the time
+_GAP = 0.5  # seconds between two passes over a run that is written to all the time
 _LONGEST_SLEEP = 60.0
 _MUCH_MEMORY = 64 * 1024**2
 
 
 class Loop:
-    """Makes passes until it is stopped. `wake` may be called from any thread, as often as it likes."""
+    """Makes passes until it is stopped. Any thread may call `wake`, at any rate."""
 
     def __init__(
         self, runs: Sequence[WatchedRun], scanner: Scanner, stop: threading.Event, after_pass: Callable[[], None]
     ) -> None:
         self._runs, self._scanner, self._stop, self._after_pass = runs, scanner, stop, after_pass
-        self.idle = threading.Event()  # nothing is verified now
+        self.idle = threading.Event()  # nothing is being verified
         self._changed = threading.Condition()
         self._woken: set[str] = set()
         self._under_way: str | None = None
         self._last: dict[str, float] = {}
 
     def wake(self, run_id: str | None = None) -> None:
-        """Have a pass over one run, or over all, soon."""
+        """Make a pass over one run, or over all, soon."""
         with self._changed:
             self._woken.update([run_id] if run_id is not None else [run.run_id for run in self._runs])
             self._changed.notify()
@@ -47,7 +47,7 @@ class Loop:
             return run_id not in self._woken and run_id != self._under_way
 
     def run(self) -> None:
-        """Loop until `stop` is set (and `wake` is called, to be quick about it)."""
+        """Loop until `stop` is set. Call `wake` after that to end it quickly."""
         while not self._stop.is_set():
             due = self._next()
             if due is None:
@@ -62,7 +62,7 @@ class Loop:
             self._after_pass()
 
     def _next(self) -> WatchedRun | None:
-        """The run whose pass is due, or None after sleeping until something may be."""
+        """Return the run whose pass is due, or None after sleeping until one may be."""
         with self._changed:
             now = time.monotonic()
             waits = {run.run_id: self._wait(run, now) for run in self._runs}
@@ -88,16 +88,16 @@ class Passes:
         self._waiting: set[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = set()
 
     def done(self) -> None:
-        """A pass is done. Called by the loop's thread."""
+        """Signal that a pass is done. The loop's thread calls it."""
         with self._lock:
             waiting, self._waiting = self._waiting, set()
         for loop, event in waiting:
-            with contextlib.suppress(RuntimeError):  # that event loop is closed: nobody waits any more
+            with contextlib.suppress(RuntimeError):  # that event loop is closed, so nobody waits
                 loop.call_soon_threadsafe(event.set)
 
     @contextlib.contextmanager
     def next(self) -> Iterator[asyncio.Event]:
-        """What to `wait` for later: a pass in between is not missed."""
+        """Yield an event to `wait` for later. A pass in between is not missed."""
         entry = (asyncio.get_running_loop(), asyncio.Event())
         with self._lock:
             self._waiting.add(entry)
@@ -115,7 +115,7 @@ class Passes:
 
 
 def _give_memory_back() -> None:
-    """Large manifests come and go; the C library would keep what they took. Training can use it."""
+    """Return freed memory to the system. The C library would keep it after large manifests, and training can use it."""
     try:
         with open("/proc/self/statm", encoding="ascii") as file:
             resident = int(file.read().split()[1]) * resource.getpagesize()

@@ -1,4 +1,4 @@
-"""The Unix socket: bound by us, readable by its owner alone, in a folder that nobody else can touch."""
+"""The Unix socket: bound by us, readable only by its owner, in a folder that nobody else can change."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from dataclasses import dataclass, replace
 from ckptguard.errors import BusyError, SettingsError
 from ckptguard.storage.runtime_folder import private_runtime_folder
 
-LONGEST_PATH = 107  # what a socket's address can hold
+LONGEST_PATH = 107  # the most that a socket's address can hold
 
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """A listening socket and where it can be found."""
+    """A listening socket and its path."""
 
     socket: socket.socket
     path: str
-    identity: tuple[int, int]  # inode and time: inode numbers are used again
-    made: str | None = None  # a folder for it alone
+    identity: tuple[int, int]  # inode and time: inode numbers are reused
+    made: str | None = None  # a folder made for it
 
     def close(self) -> None:
         """Stop listening, and remove the path if it is still ours."""
@@ -41,8 +41,11 @@ class Rendezvous:
 def listen(path: str | None, urls: Sequence[str], environ: Mapping[str, str]) -> Rendezvous:
     """Bind and listen, at `path` or at a path of our own that follows from the runs.
 
-    The socket of a daemon that died is replaced. BusyError if another daemon answers at the `path` asked for;
-    SettingsError if the path is too long or its folder is open to others.
+    The socket of a dead daemon is replaced.
+
+    Raises:
+        BusyError: another daemon answers at the given `path`.
+        SettingsError: the path is too long, or its folder is open to others.
     """
     if path is not None:
         place = os.path.abspath(path)
@@ -52,7 +55,7 @@ def listen(path: str | None, urls: Sequence[str], environ: Mapping[str, str]) ->
     name = hashlib.sha256("\n".join(sorted(urls)).encode("utf-8", "surrogateescape")).hexdigest()[:12]
     try:
         folder = private_runtime_folder(environ)
-    except OSError:  # another user was first; the address stands in the records
+    except OSError:  # another user was first; the address is in the records
         return _listen_aside(name)
     with _alone(folder):
         try:
@@ -67,7 +70,7 @@ def _listen_aside(name: str) -> Rendezvous:
         folder = tempfile.mkdtemp(prefix="ckptguard-")
     except OSError as error:
         raise SettingsError(
-            f"no folder for the socket can be made: {error.strerror}", hint="name one with --socket"
+            f"a folder for the socket cannot be created: {error.strerror}", hint="choose a path with --socket"
         ) from error
     return replace(_bind(os.path.join(folder, f"{name}.sock")), made=folder)
 
@@ -79,13 +82,14 @@ def _check_folder(folder: str) -> None:
         raise SettingsError(f"the folder {folder} of the socket cannot be used: {error.strerror}") from error
     if found.st_uid not in (os.getuid(), 0) or stat.S_IMODE(found.st_mode) & 0o022:
         raise SettingsError(
-            f"others may write to {folder}, so they could replace a socket in it", hint="use a folder with mode 0700"
+            f"other users may write to {folder}, so they could replace a socket in it",
+            hint="use a folder with mode 0700",
         )
 
 
 @contextlib.contextmanager
 def _alone(folder: str) -> Iterator[None]:
-    """One daemon at a time looks for a dead socket and replaces it, where there are locks. SettingsError."""
+    """Let one daemon at a time replace a dead socket, if there are locks. Raises SettingsError."""
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
@@ -101,8 +105,8 @@ def _alone(folder: str) -> Iterator[None]:
 def _bind(path: str) -> Rendezvous:
     if len(os.fsencode(path)) > LONGEST_PATH:
         raise SettingsError(
-            f"the socket's path has {len(os.fsencode(path))} bytes, and {LONGEST_PATH} are possible: {path}",
-            hint="name a shorter one with --socket",
+            f"the socket's path has {len(os.fsencode(path))} bytes, but only {LONGEST_PATH} are possible: {path}",
+            hint="choose a shorter path with --socket",
         )
     _remove_dead(path)
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -130,7 +134,7 @@ def _remove_dead(path: str) -> None:
     except FileNotFoundError:
         return
     if not is_socket:
-        raise SettingsError(f"{path} exists and is no socket")
+        raise SettingsError(f"{path} exists and is not a socket")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
         asking.settimeout(2.0)
         try:

@@ -1,4 +1,4 @@
-"""The daemon as a whole: everything started in order, and stopped in order."""
+"""The whole daemon: everything is started in order, and stopped in order."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _LONGEST_SETTLING = 60.0
 
 
 def run_id_of(url: str) -> str:
-    """The id of a run, known before the run is there."""
+    """Return the id of a run, known before the run exists."""
     return hashlib.sha256(url.encode("utf-8", "surrogateescape")).hexdigest()[:12]
 
 
@@ -54,8 +54,10 @@ def serve(
     socket_path: str | None = None,
     still_wanted: Callable[[], bool] = lambda: True,
 ) -> int:
-    """Guard the runs until `stop` is set or nobody wants it; returns the exit code. SettingsError or BusyError if the
-    socket cannot be had; nothing ends it afterwards."""
+    """Guard the runs until `stop` is set or the parent is gone. Returns the exit code.
+
+    Raises SettingsError or BusyError if the socket is unavailable. Later errors do not end it.
+    """
     rendezvous = listen(socket_path, urls, environ)
     host, boot_id = this_host()
     presence = DaemonRecord(address=rendezvous.path, host=host, boot_id=boot_id, pid=os.getpid(), started_at=utc_now())
@@ -85,7 +87,7 @@ def serve(
     try:
         if not server.start():
             return FAILED
-        for watcher in watchers:  # before the first pass, so that nothing falls in between
+        for watcher in watchers:  # before the first pass, so that no change is missed
             watcher.keep_watching()
         thread.start()
         aside += [begun for begun in (scrubbing.start(), replicating.start()) if begun is not None]
@@ -116,8 +118,10 @@ def serve(
 
 
 def run_once(urls: Sequence[str], settings: Settings, stop: threading.Event) -> int:
-    """One full pass over each run, waiting for saves that are settling but not for unfinished ones. NotFoundError if
-    a run is not there. Returns the exit code of what stands in the runs afterwards."""
+    """Make one full pass over each run, and wait for saves that are settling, but not for unfinished ones.
+
+    Returns the exit code for the final state. Raises NotFoundError if a run does not exist.
+    """
     for url in urls:
         open_run(url, settings)
     hooks = Hooks(settings, log)
@@ -144,7 +148,8 @@ def run_once(urls: Sequence[str], settings: Settings, stop: threading.Event) -> 
 
 
 def exit_code(outcomes: Iterable[Outcome], *, all_read: bool) -> int:
-    """First that applies: something is bad, could not tell, something (or everything) is undecided, all good."""
+    """Return the first code that applies: something is bad, could not tell, something (or everything) undecided, all
+    good."""
     found = set(outcomes)
     if Outcome.BAD in found:
         return BAD
@@ -154,13 +159,13 @@ def exit_code(outcomes: Iterable[Outcome], *, all_read: bool) -> int:
 
 
 def _scanner(settings: Settings, stop: threading.Event) -> ProcessScanner:
-    # Training's files matter more than ours: what was read here is dropped from the page cache.
+    # Training's files are more important than ours: drop what was read from the page cache.
     limits, workers = limits_of(settings), settings.workers or 2
     return ProcessScanner(limits, workers=workers, stop=stop, spare_cache=True, rate=lambda: settings.verify_rate)
 
 
 def _settled_pass(run: WatchedRun, settings: Settings, scanner: ProcessScanner, stop: threading.Event) -> bool:
-    """Passes until nothing is merely settling; whether everything could be read."""
+    """Make passes until nothing is merely settling. Returns whether everything could be read."""
     patience = _LONGEST_SETTLING + 10 * settings.settle
     while True:
         done = run.step(scanner, stop)
@@ -176,7 +181,7 @@ def _settled_pass(run: WatchedRun, settings: Settings, scanner: ProcessScanner, 
 
 
 class HttpServer:
-    """uvicorn in a thread of its own, on a socket that is already bound, until `close`."""
+    """uvicorn in its own thread, on a socket that is already bound, until `close`."""
 
     def __init__(self, application: ASGIApp, listening: socket.socket) -> None:
         config = uvicorn.Config(
@@ -198,12 +203,12 @@ class HttpServer:
         self._thread = threading.Thread(target=self._serve, name="http", daemon=True)
 
     def start(self) -> bool:
-        """Begin to serve; whether that worked."""
+        """Start to serve. Returns whether that worked."""
         self._thread.start()
         return self._started.wait(_HTTP_START_SECONDS) and self._thread.is_alive()
 
     def close(self) -> None:
-        """Stop serving; requests that still wait get a second."""
+        """Stop serving. Waiting requests get a second."""
         self._server.should_exit = True
         if self._thread.ident is not None:
             self._thread.join(timeout=_HTTP_STOP_SECONDS)

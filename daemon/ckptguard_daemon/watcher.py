@@ -1,5 +1,5 @@
-"""Hints that something changed. Losing every one of them costs delay, never correctness: the loop also looks
-on a timer, and only what it finds on storage counts."""
+"""Hints that something changed. Missing hints only cause delay: the loop also checks on a timer, and only the storage
+counts."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from watchdog.observers.api import BaseObserver
 from ckptguard.values.ids import RECORDS_FOLDER
 from ckptguard_daemon.log import log
 
-# Opening and closing without writing is what we do ourselves while we verify.
+# We ourselves open and close files without writing while we verify.
 _CHANGES = frozenset({"created", "modified", "moved", "deleted", "closed"})
 
 
 class Watcher(FileSystemEventHandler):
-    """Calls `wake` when something changes in one local folder, our own records apart."""
+    """Calls `wake` when something changes in one local folder, except our own records."""
 
     def __init__(self, root: str, wake: Callable[[], None]) -> None:
         self._root, self._wake = root, wake
@@ -28,7 +28,7 @@ class Watcher(FileSystemEventHandler):
         self._complained = False
 
     def keep_watching(self) -> None:
-        """Start watching if the folder is there and not watched, or is another folder than before. Never raises."""
+        """Start watching if the folder exists and is not watched, or was replaced. Never raises."""
         try:
             inode = os.stat(self._root).st_ino
         except OSError:
@@ -42,7 +42,7 @@ class Watcher(FileSystemEventHandler):
             observer.schedule(self, self._root, recursive=True)
             observer.daemon = True
             observer.start()
-        except Exception as error:  # out of inotify watches, an exotic file system, ...
+        except Exception as error:  # out of inotify watches, an unusual file system, ...
             if not self._complained:
                 log("watching_by_timer_only", level="warning", folder=self._root, reason=str(error))
             self._complained = True
@@ -50,7 +50,7 @@ class Watcher(FileSystemEventHandler):
         self._observer, self._inode, self._complained = observer, inode, False
 
     def _is_alive(self) -> bool:
-        # A thread of the observer that died would hint at nothing any more.
+        # A dead thread of the observer would give no hints.
         observer = self._observer
         return observer is not None and observer.is_alive() and all(e.is_alive() for e in observer.emitters)
 
@@ -72,6 +72,6 @@ class Watcher(FileSystemEventHandler):
             return False
         inside = os.path.relpath(os.fsdecode(path), self._root).split(os.sep)
         if inside[0] == RECORDS_FOLDER:
-            # Our records change because of us, but a new manifest may be a trainer's seal on its save.
+            # We change our records ourselves, but a new manifest may be a trainer's seal on its save.
             return len(inside) > 2 and inside[1] == "manifests" and inside[-1].endswith(".json")
         return inside[0] != "."  # the folder itself is "modified" when our records are

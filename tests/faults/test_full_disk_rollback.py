@@ -66,7 +66,7 @@ def test_it_is_made_up_for_once_there_is_space(train, tmp_path, caplog):
     """The save within the row of NaN losses is put aside as suspect, and the incident is recorded with its report."""
     made = train(space_at=12, until=18)
     assert made == [*range(1, 23), *range(11, 19)]
-    assert "could resume from what lies unmarked beside it: step-000000020" in caplog.text
+    assert "could resume from these unmarked checkpoints: step-000000020" in caplog.text
     assert states(tmp_path / "run")["20.1"] == (True, Outcome.SUSPECT)
     run = open_run(str(tmp_path / "run"))
     [incident] = list_incidents(run)

@@ -62,7 +62,7 @@ def test_nothing_but_damage_is_an_error_and_not_a_new_training(tmp_path):
     for _ in range(2):
         with pytest.raises(NoKnownGoodError, match="none of them is good") as caught:
             next(guard_of(run, model).steps([1, 2], total=9, save_every=2))
-        assert "to begin anew" in caught.value.hint
+        assert "to start from scratch" in caught.value.hint
     assert sorted(p.name for p in run.glob("step-*")) == before
 
 
@@ -95,7 +95,7 @@ def test_a_damaged_record_beside_a_save_costs_the_place_in_the_data_only(tmp_pat
     assert damaged != record.read_text()
     record.write_text(damaged)
     assert train(run, model, total=6, **own_files(model)) == [10, 11]
-    assert "the data starts its epoch anew" in caplog.text
+    assert "the data epoch starts again" in caplog.text
 
 
 def test_a_record_without_a_check_is_still_read(tmp_path):

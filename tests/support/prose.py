@@ -10,7 +10,7 @@ PRIVATE_WORDS = {
     r"so manieth": "every Nth",
     r"in question": "name the thing: the suspect batches, this file",
     r"the other way (?:about|round)": "the reverse",
-    r"own bytes": "a copy that is not a hard link",
+    r"bytes of (?:its|their) own": "a full copy",
     r"comes? by": "gets, receives, costs",
     r"(?:what )?became of": "the result of",
     r"what becomes of": "the result of",
@@ -38,12 +38,15 @@ PRIVATE_WORDS = {
 _PRIVATE = [(re.compile(rf"\b(?:{word})\b", re.IGNORECASE), instead) for word, instead in PRIVATE_WORDS.items()]
 _CODE = re.compile(r"``[^`]*``|`[^`\n]*`")
 _ABBREVIATION = re.compile(r"\b(?:e\.g|i\.e|etc|vs|cf|approx|No)\.", re.IGNORECASE)
-# A sentence ends at a full stop, a question mark, an exclamation mark or a colon before a list, and at an empty line.
-_END = re.compile(r"(?<=[.!?])[\"')\]]*\s+|\n\s*\n|\n\s*(?=[-*] |\d\. )|:\s*\n")
+_LISTED = re.compile(r"\x08\n(?:.+\n?)+")  # click keeps these lines apart
+# A sentence ends at a full stop, a question mark, an exclamation mark or a colon before a list, at an empty line, and
+# before each row of a table.
+_END = re.compile(r"(?<=[.!?])[\"')\]]*\s+|\n\s*\n|\n\s*(?=[-*] |\d\. )|\n(?= +\S[^\n]*\S {2,}\S)|:\s*\n")
 
 
 def sentences(text: str) -> list[str]:
     """The sentences of a text. A piece of code counts as one word, and an item of a list starts a sentence."""
+    text = _LISTED.sub(lambda block: block[0].replace("\n", "\n\n"), text)
     plain = _ABBREVIATION.sub("abbr", _CODE.sub("code", text))
     return [one for one in (" ".join(part.split()) for part in _END.split(plain)) if one]
 

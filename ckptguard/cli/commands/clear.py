@@ -90,7 +90,7 @@ def accept_command(run: str, checkpoint: str | None, step: int | None, shared: S
 
 
 def _tell(command: str, run: Run, checked: Checked, shared: Shared, *, did: str) -> ExitCode:
-    """Say what became of a checkpoint; returns the exit code."""
+    """Print the new verdict of a checkpoint. Return the exit code."""
     from ckptguard.reporting.open_and_close import close_incidents_about
 
     is_good = checked.outcome.value == "good"

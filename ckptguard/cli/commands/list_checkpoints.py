@@ -37,7 +37,7 @@ def command(run: str, watch: bool, shared: Shared) -> None:
     settings = shared.settings()
     if watch:
         if shared.as_json:
-            raise click.UsageError("--watch goes on for ever, and --json prints one document: give one of them")
+            raise click.UsageError("--watch never ends, and --json prints one document: give only one of them")
         _watch(run, settings)
     view = open_named_run(run, settings)
     states = survey(view)

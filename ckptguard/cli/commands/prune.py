@@ -35,8 +35,8 @@ def command(run: str, failed: bool, dry_run: bool, shared: Shared, **rules: obje
     """Keep the good checkpoints of RUN that any rule asks for, and move the others to the trash. Without a rule nothing
     is removed.
 
-    Rules count verified good checkpoints only, in each series. These stay whatever the rules say: the newest good ones
-    (keep_good), pinned ones, those in use, and all that are older than one without a verdict.
+    Rules count verified good checkpoints only, in each series. The newest good ones (keep_good), pinned ones and those
+    in use always stay. So do all that are older than one without a verdict.
 
     `ckptguard restore RUN --step N` finds what is in the trash until trash_grace is over.
     """

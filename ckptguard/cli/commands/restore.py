@@ -35,8 +35,8 @@ def command(run: str, step: int | None, dest: str | None, as_run: str | None, fo
     The copy is complete and verified, or there is none. The nearest whole copy is taken: in place, kept, then in the
     settings' replicas.
 
-    With --as-run, RUN is a replica. The new run gets the checkpoint and all that is on record about the training, which
-    can then go on there. With --step it leaves later checkpoints behind, as a rollback does.
+    With --as-run, RUN is a replica. The new run gets the checkpoint and all records of the
+    training, which goes on from there. With --step, later checkpoints stay behind, as in a rollback.
     """
     from ckptguard.recover.restore import restore
     from ckptguard.replicas.start_run import start_run

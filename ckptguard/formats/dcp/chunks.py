@@ -1,4 +1,4 @@
-"""Pieces of tensors: their names, and whether they make up the whole."""
+"""Pieces of tensors: their names, and whether they form the whole."""
 
 from __future__ import annotations
 
@@ -15,23 +15,25 @@ Box = tuple[tuple[int, ...], tuple[int, ...]]  # offsets, sizes
 
 
 def part_name(name: str, offsets: Sequence[int], shape: Sequence[int]) -> str:
-    """The name of a piece: ``model.w[0:4, 8:16]``."""
+    """Return the name of a piece: ``model.w[0:4, 8:16]``."""
     return f"{name}[{', '.join(f'{at}:{at + size}' for at, size in zip(offsets, shape, strict=True))}]"
 
 
 def chunk_name(chunk: ChunkPlace) -> str:
-    """The name that a stored range goes by: that of the tensor (or object) where it is all of it."""
+    """Return the name of a stored range: that of the tensor (or object) if it is all of it."""
     return chunk.name if chunk.whole else part_name(chunk.name, chunk.offsets, chunk.shape)
 
 
 def flaw_in_cover(size: tuple[int, ...], boxes: Sequence[Box]) -> str | None:
-    """Why pieces do not make up a tensor of this size, each element once; None if they do. How many pieces are compared
-    with each other is bounded: overlaps in a large grid may stay unseen."""
+    """Return why pieces do not form a tensor of this size, each element once; None if they do.
+
+    The number of comparisons is limited, so overlaps in a large grid may be missed.
+    """
     for offsets, shape in boxes:
         if len(offsets) != len(size) or len(shape) != len(size):
             return "a piece of it has another number of dimensions"
         if any(at + extent > whole for at, extent, whole in zip(offsets, shape, size, strict=True)):
-            return f"its piece {part_name('', offsets, shape)} reaches out of {list(size)}"
+            return f"its piece {part_name('', offsets, shape)} reaches beyond {list(size)}"
     filled = [box for box in boxes if 0 not in box[1]]
     volume, stored = math.prod(size), sum(math.prod(shape) for _, shape in filled)
     if volume != stored:
@@ -40,7 +42,7 @@ def flaw_in_cover(size: tuple[int, ...], boxes: Sequence[Box]) -> str | None:
 
 
 def _overlap(size: tuple[int, ...], boxes: Sequence[Box]) -> str | None:
-    """Two pieces that share elements: sorted along the dimension that is cut the most, only near ones can."""
+    """Find two pieces that share elements. Sorted along the dimension with most cuts, only near ones can."""
     along = max(range(len(size)), key=lambda d: len({offsets[d] for offsets, _ in boxes}))
     ordered = sorted(boxes, key=lambda box: box[0][along])
     room = _COMPARISONS * len(boxes) + 256
@@ -59,8 +61,8 @@ def _overlap(size: tuple[int, ...], boxes: Sequence[Box]) -> str | None:
 
 
 def offsets_in(structure: Structure) -> dict[str, tuple[int, ...]]:
-    """Where the tensors of a safetensors file lie in those they are pieces of, as its header says; {} if it does not
-    say it in a way that can be understood."""
+    """Return where the tensors of a safetensors file belong in their whole tensors, from its header; {} if it is
+    unclear."""
     try:
         stated = parse_object(structure.metadata.get(_OFFSETS, "{}").encode("utf-8", "replace"))
     except JsonProblem:

@@ -1,10 +1,10 @@
-"""``.distcp`` of torch.distributed.checkpoint: a row of torch archives, one for each tensor's piece and each object.
+"""``.distcp`` of torch.distributed.checkpoint: a row of torch archives, one per tensor piece or object.
 
-Only the ``.metadata`` beside it says where each one lies and what it is. Names of tensors are those of the state
-dict, with a piece's place behind it: ``model.w[0:4, 8:16]``.
+Only the ``.metadata`` beside it says where each one is and what it is. Tensor names are those of the state dict, with
+the piece's place: ``model.w[0:4, 8:16]``.
 
-There may be a hundred thousand small archives, of a dozen shapes, that differ in nothing but their tensors' bytes. Of
-these, only the first is read in full.
+There may be a hundred thousand small archives of a dozen shapes, which differ only in their tensors' bytes. Only the
+first of each shape is read in full.
 """
 
 from __future__ import annotations
@@ -30,30 +30,33 @@ from ckptguard.storage.protocol import Entry, Reader
 
 NAME = "distcp"
 _RANK = re.compile(r"__(\d{1,9})_\d+\.distcp")
-_ROOM_EACH = 1 << 14  # of a pickle's budget: about five times what a plain tensor's takes
+_ROOM_EACH = 1 << 14  # of a pickle's budget: about five times the cost of a plain tensor's pickle
 _WRAPPERS = ("torch._utils._rebuild_wrapper_subclass", "torch._tensor._rebuild_from_type_v2")
-_KEY = 256  # bytes: nearly always they hold the pickle, which says what tensors there are
-_MOST = 1024  # kinds of archives, each of at most _LARGEST bytes beside tensors
+_KEY = 256  # bytes: nearly always they contain the pickle, which lists the tensors
+_MOST = 1024  # kinds of archives, each with at most _LARGEST bytes beside tensors
 _LARGEST = 1 << 14
-_SERIAL_NAME = "/.data/serialization_id"  # follows from the tensors' bytes, and nobody looks at it
+_SERIAL_NAME = "/.data/serialization_id"  # follows from the tensors' bytes, and no reader uses it
 _SERIAL = -1
 _AHEAD = 1 << 18
 _EDGE = 1 << 13
 
 
 def read(reader: Reader, path: str, beside: Beside) -> Structure:
-    """The tensors and numbers in the ranges that ``.metadata`` states for this file. What disagrees with ``.metadata``
-    is a problem that names the tensor; so are bytes behind the last range. Bytes between ranges are not."""
+    """Return the tensors and numbers in the ranges that ``.metadata`` states for this file.
+
+    A disagreement with ``.metadata`` is a problem that names the tensor. So are bytes after the last range, but not
+    bytes between ranges.
+    """
     name = path.rpartition("/")[2]
     rank = _RANK.fullmatch(name)
     metadata = beside(".metadata") or (beside(f"__{rank[1]}.metadata") if rank else None)
     if metadata is None:
-        return Structure(format=NAME, truncated=True)  # it is written last: the save is not finished
+        return Structure(format=NAME, truncated=True)  # it is written last, so the save is not finished
     chunks = metadata.chunks.get(name, ())
     if not chunks:
         if not reader.entry.size and not metadata.problems:
-            return Structure(format=NAME)  # a rank or thread that had nothing to write
-        return broken(NAME, "the .metadata beside it does not say that it holds anything")
+            return Structure(format=NAME)  # a rank or thread with nothing to write
+        return broken(NAME, "the .metadata beside it does not list any content of this file")
     reading = _Reading(len(chunks))
     reading.take(reader, chunks)
     reading.found.containers = metadata.containers
@@ -74,7 +77,7 @@ class _Reading:
             name = chunk_name(chunk)
             if chunk.offset + chunk.length > size:
                 self.found.truncated = True
-                expected, message = str(chunks[-1].offset + chunks[-1].length), "the file ends before it does"
+                expected, message = str(chunks[-1].offset + chunks[-1].length), "the file ends before this tensor does"
                 self.found.add(Problem(message, tensor=name, expected=expected, found=str(size)))
                 return
             if chunk.packed:
@@ -86,7 +89,7 @@ class _Reading:
             self.found.add(Problem(f"{rest} bytes follow the last range that .metadata states"))
 
     def packed(self, chunk: ChunkPlace, name: str) -> None:
-        """Bytes that only some compressor could read: their digest is all there is to know."""
+        """Note compressed bytes: only their digest can be known."""
         if chunk.dtype:
             self.found.tensors.append(TensorPlace(name, f"packed {chunk.dtype}", chunk.shape, len(self.found.spans)))
         self.found.spans.append(SpanPlace(chunk.offset, chunk.length))
@@ -104,7 +107,7 @@ class _Reading:
             if len(self.found.leaves) < (MAX_LEAVES // 2 if math.isfinite(leaf.value) else MAX_LEAVES):
                 self.found.leaves.append(structs.replace(leaf, name=below(name, leaf.name)))
             elif not math.isfinite(leaf.value):
-                self.found.add(Problem("more numbers that are not finite than we would list", tensor=name))
+                self.found.add(Problem("more numbers that are not finite than ckptguard lists", tensor=name))
         self.found.names.update(blob.globals)
         for inner in blob.unread:
             self.add_unread(below(name, inner))
@@ -112,11 +115,11 @@ class _Reading:
             self.compare(chunk, name, blob)
 
     def compare(self, chunk: ChunkPlace, name: str, blob: Structure) -> None:
-        """A piece of a tensor is one tensor, of the type and shape that ``.metadata`` states."""
+        """Check that a tensor's piece is one tensor, with the type and shape in ``.metadata``."""
         if len(blob.tensors) == 1 and blob.tensors[0].name == "value":
             found = blob.tensors[0]
             if (found.dtype, found.shape) != (chunk.dtype, chunk.shape):
-                message = "it is not what .metadata states: one of the two files is stale or foreign"
+                message = "it differs from .metadata: one of the two files is old or foreign"
                 expected, shown = (f"{kind.dtype} {list(kind.shape)}" for kind in (chunk, found))
                 self.found.add(Problem(message, tensor=name, expected=expected, found=shown))
         elif not any(wrapper in blob.globals for wrapper in _WRAPPERS):  # one made of several tensors
@@ -128,7 +131,7 @@ class _Reading:
 
 
 class Subranges:
-    """Hands out windows in the order of the file; small neighbours are fetched together."""
+    """Hands out windows in file order. Small neighbours are read together."""
 
     def __init__(self, reader: Reader) -> None:
         self.reader = reader
@@ -136,7 +139,7 @@ class Subranges:
         self.block = b""
 
     def window(self, offset: int, length: int) -> Subrange:
-        """The range as a reader; it must lie inside the file."""
+        """Return the range as a reader. It must be inside the file."""
         if length > _AHEAD:
             head = self.reader.read(offset, _EDGE)
             return Subrange(self.reader, offset, length, head, self.reader.read(offset + length - _EDGE, _EDGE))
@@ -148,7 +151,7 @@ class Subranges:
 
 
 class Subrange(msgspec.Struct):
-    """A `Source` of `length` bytes from `offset`; its first and last bytes are in memory already."""
+    """A `Source` of `length` bytes from `offset`. Its first and last bytes are already in memory."""
 
     reader: Reader
     offset: int
@@ -168,7 +171,7 @@ class Subrange(msgspec.Struct):
         return self.head if len(self.head) == self.length else None
 
     def read(self, offset: int, length: int) -> bytes:
-        """Exactly `length` bytes of the window."""
+        """Return exactly `length` bytes of the window."""
         if offset + length <= len(self.head):
             return self.head[offset : offset + length]
         begin = offset + len(self.tail) - self.length
@@ -180,9 +183,9 @@ class Subrange(msgspec.Struct):
 class _Kind(NamedTuple):
     """What archives of one kind have in common.
 
-    `layout` takes an archive apart into `common` pieces and, between them, those that differ. Of these, `sums` are
-    where the CRC-32 of each span is stated, once and again; `serial` is likewise for the serialization id, after the
-    id itself. `cost` and `nodes` are what reading one takes of the room.
+    `layout` splits an archive into `common` pieces and the varying ones between them. Of the latter, `sums` are the two
+    places that state each span's CRC-32. `serial` is the same for the serialization id, after the id itself. `cost` and
+    `nodes` are what reading one takes from the budget.
     """
 
     layout: struct.Struct
@@ -195,7 +198,7 @@ class _Kind(NamedTuple):
 
 
 class IdenticalHeaders:
-    """Reads archives one after the other, within one room."""
+    """Reads archives one after another, within one budget."""
 
     def __init__(self, room: ReadingBudget) -> None:
         self._room = room
@@ -203,7 +206,7 @@ class IdenticalHeaders:
         self._crc32 = crc32_function()
 
     def read(self, window: Subrange) -> Structure:
-        """What `torch_zip.read_within` finds in the archive, in all cases."""
+        """Return the same as `torch_zip.read_within`, in all cases."""
         raw = window.whole
         if raw is None or not switch.BY_HEART:
             return zip_file.read_within(window, self._room)
@@ -222,7 +225,7 @@ class IdenticalHeaders:
         return structure
 
     def _like(self, kind: _Kind, raw: bytes) -> Structure | None:
-        """The structure if it is one of this kind, whole and within the room."""
+        """Return the structure if it is one of this kind, whole and within the budget."""
         room = self._room
         pieces = kind.layout.unpack(raw)
         if pieces[::2] != kind.common or room.budget <= kind.cost or room.nodes <= kind.nodes:
@@ -245,7 +248,7 @@ class IdenticalHeaders:
 
 
 def _kind_of(window: Subrange, raw: bytes, structure: Structure, cost: int, nodes: int) -> _Kind | None:
-    """The kind of an archive that was read without any problem; None where too much of it is no tensor."""
+    """Return the kind of an archive that was read without problems; None if too much of it is not tensors."""
     tail = find_tail(window)
     spans = {span.offset: number for number, span in enumerate(structure.spans)}
     holes: list[tuple[int, int, int]] = []  # begin, end, number of the span (_SERIAL: none)

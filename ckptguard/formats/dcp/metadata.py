@@ -29,11 +29,13 @@ _Stored = dict[tuple[str, tuple[int, ...] | None], StoredRange]
 
 
 def read(reader: Reader, path: str) -> Structure:
-    """All tensors with their full shapes, without spans; `chunks` say what lies where in the files beside it. Ranges
-    that could be in no file, that overlap, or that belong to nothing are problems and left out."""
+    """Return all tensors with their full shapes, without spans. `chunks` say what is where in the files beside it.
+
+    Impossible or overlapping ranges, and ranges that belong to nothing, are problems and left out.
+    """
     size = reader.entry.size
     if size > MAX_METADATA:
-        return broken(NAME, f"it has {size} bytes, which is more than we would read")
+        return broken(NAME, f"it has {size} bytes, more than ckptguard reads")
     data = reader.read(0, size)
     try:
         pickled = read_metadata_pickle(data)
@@ -51,7 +53,7 @@ def read(reader: Reader, path: str) -> Structure:
 
 
 class _Reading:
-    """What has been found. `alone`: one rank's own file, in which other ranks' pieces are not listed."""
+    """What has been found. `alone`: one rank's own file, which does not list other ranks' pieces."""
 
     def __init__(self, *, alone: bool) -> None:
         self.alone = alone
@@ -66,7 +68,7 @@ class _Reading:
         stored = self.stored_ranges(storage)
         for fqn, value in zip(entries.flat[::2], entries.flat[1::2], strict=False):
             if type(fqn) is not str:
-                self.problem("a name is no text")
+                self.problem("a name is not text")
                 continue
             entry = fold(value)
             if type(entry) is TensorEntry:
@@ -77,7 +79,7 @@ class _Reading:
                 self.problem("its description cannot be understood", fqn)
         for fqn, offsets in stored:
             what = "an object" if offsets is None else f"a piece at {list(offsets)}"
-            self.problem(f"a place is stated for {what} that it does not list", fqn)
+            self.problem(f"a place is stated for {what} that is not in its list", fqn)
         paths = fields.get("planner_data")
         if type(paths) is Mapping:
             nested = [p for p in paths.flat[1::2] if type(p) is tuple and len(p) > 1 and type(p[0]) is str]
@@ -88,11 +90,13 @@ class _Reading:
         for key, value in zip(storage.flat[::2], storage.flat[1::2], strict=False):
             item, place = fold(key), fold(value)
             if type(item) is not StoredItem:
-                self.problem("what one of the stored ranges holds cannot be understood")
+                self.problem("the description of one of the stored ranges cannot be understood")
             elif type(place) is not StoredRange:
                 self.problem("where it is stored cannot be understood", item.name)
             elif "/" in place.path or not is_safe_path(place.path) or not place.path.endswith(DISTCP_SUFFIX):
-                self.problem(f"its file {printable(place.path)!r} is no {DISTCP_SUFFIX} file in this folder", item.name)
+                self.problem(
+                    f"its file {printable(place.path)!r} is not a {DISTCP_SUFFIX} file in this folder", item.name
+                )
             else:
                 stored[item] = place
         return stored
@@ -114,13 +118,13 @@ class _Reading:
     def add(self, fqn: str, place: StoredRange | None, chunk: ChunkPlace) -> None:
         if place is None:
             what = "it" if chunk.whole else f"its piece {part_name('', chunk.offsets, chunk.shape)}"
-            self.problem(f"where {what} is stored is not stated", fqn)
+            self.problem(f"the file does not state where {what} is stored", fqn)
             return
         placed = structs.replace(chunk, offset=place.offset, length=place.length, packed=place.packed)
         self.chunks.setdefault(place.path, []).append(placed)
 
     def sorted_chunks(self) -> dict[str, tuple[ChunkPlace, ...]]:
-        """By file and offset, without those that overlap the one before."""
+        """Return chunks by file and offset, without those that overlap the one before."""
         result = {}
         for path in sorted(self.chunks):
             end = 0

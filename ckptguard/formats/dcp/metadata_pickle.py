@@ -1,10 +1,10 @@
-"""The objects that a ``.metadata`` pickle is made of, kept small: there may be a million of them.
+"""The objects in a ``.metadata`` pickle, kept small, because there may be a million of them.
 
-As soon as an object's state is set, it is folded to a plain tuple, and the memo keeps only what is fetched again.
-Objects are told by the names of their attributes, because subclasses of them are in use.
+As soon as an object's state is set, it becomes a plain tuple, and the memo keeps only what is fetched again. Objects
+are recognised by the names of their attributes, because subclasses are in use.
 
-Many tensors are described with the same bytes. The first time, such bytes are also read alone. That shows that they
-need and change nothing but the value that they leave behind. Where the same bytes come again, that value is put there.
+Many tensors are described with the same bytes. Such bytes are also read alone the first time. That proves that they
+need and change nothing except the value that they leave. When the same bytes come again, that value is used.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ckptguard.formats.pickle.inert_values import Call, Global, Mapping, Sequenc
 from ckptguard.formats.pickle.machine import COSTS, Machine, Pickled, read_pickle, run_machine
 
 BUDGET = 768 << 20
-# Each is less than the cheapest of what is folded costs.
+# Each is less than the cheapest folded object costs.
 _OBJECT_REFUND = 500
 _SIZE_REFUND = 150
 _COSTS = tuple(4 if code == ord("\x94") else cost for code, cost in enumerate(COSTS))  # few are kept
@@ -31,21 +31,21 @@ _MAX_DIMENSIONS = 64
 _LIMIT = 2**63
 _MEMOIZE = 0x94
 _ROOM_ALONE = 1 << 20
-KEY = 64  # bytes that descriptions are told apart by at first: nearly always the tensor's shape is among them
+KEY = 64  # bytes that distinguish descriptions at first: nearly always the tensor's shape is among them
 LONGEST = 1 << 12
 MOST = 4096  # descriptions that are kept
 MAX_HITS = 1_000_000
 
 
 class Piece(NamedTuple):
-    """Where a stored piece lies in its tensor."""
+    """Where a stored piece belongs in its tensor."""
 
     offsets: tuple[int, ...]
     sizes: tuple[int, ...]
 
 
 class TensorEntry(NamedTuple):
-    """A tensor's full shape, its dtype and its pieces (None in place of one that makes no sense)."""
+    """A tensor's full shape, its dtype and its pieces (None for an impossible one)."""
 
     dtype: str
     size: tuple[int, ...]
@@ -53,14 +53,14 @@ class TensorEntry(NamedTuple):
 
 
 class StoredItem(NamedTuple):
-    """What a stored range holds: a tensor's piece that begins at `offsets`, or (None) an object."""
+    """The content of a stored range: a tensor's piece that begins at `offsets`, or (None) an object."""
 
     name: str
     offsets: tuple[int, ...] | None
 
 
 class StoredRange(NamedTuple):
-    """Where it is stored. `packed`: it went through a compressor or the like."""
+    """Where it is stored. `packed`: it was compressed or otherwise transformed."""
 
     path: str
     offset: int
@@ -69,15 +69,17 @@ class StoredRange(NamedTuple):
 
 
 class Repeat(NamedTuple):
-    """Bytes of the pickle and the value that they make. `memos` are the values put into the memo meanwhile, in order;
-    UNRESOLVED for those that something may still change."""
+    """Bytes of the pickle and the value that they make. `memos` are the values put into the memo meanwhile, in order.
+
+    UNRESOLVED replaces those that something may still change.
+    """
 
     raw: bytes
     value: object
     memos: tuple[object, ...]
 
 
-UNRESOLVED = object()  # stands for what came before and may still change: whatever looks into it finds nothing
+UNRESOLVED = object()  # replaces earlier values that may still change: code that looks into it finds nothing
 
 
 class EarlierMemo(dict[int, object]):
@@ -89,12 +91,12 @@ class EarlierMemo(dict[int, object]):
         self._end = end
 
     def __missing__(self, index: int) -> object:
-        # Their own values come under other numbers the next time, and those under these numbers are then others' own.
+        # Memo numbers differ each time, and these numbers then belong to other values.
         return immutable(self._memo[index]) if index < self._end else UNRESOLVED
 
 
 def immutable(value: object) -> object:
-    """The value if nothing can change it any more."""
+    """Return the value if nothing can change it any longer, else UNRESOLVED."""
     kind = type(value)
     if kind is str or kind is int or kind is Global or value is None:
         return value
@@ -104,7 +106,7 @@ def immutable(value: object) -> object:
 
 
 def read_metadata_pickle(data: bytes) -> Pickled:
-    """The pickle with its objects folded; PickleProblem like `read_pickle`."""
+    """Return the pickle with its objects folded. Raises PickleProblem like `read_pickle`."""
     try:
         return run_machine(_FoldingMachine(data), 0, BUDGET)
     except _OtherProtocolError:
@@ -112,7 +114,7 @@ def read_metadata_pickle(data: bytes) -> Pickled:
 
 
 def fold(value: object) -> object:
-    """The plain tuple for an object of a kind that is known and makes sense; else the value itself."""
+    """Return the plain tuple for a known and valid object; else the value itself."""
     if type(value) is not Call:
         return value
     fields = attributes(value)
@@ -121,7 +123,7 @@ def fold(value: object) -> object:
 
 
 def attributes(value: object) -> dict[str, object]:
-    """What is set on an object."""
+    """Return the attributes that are set on an object."""
     state = value.state if type(value) is Call else None
     if type(state) is not Mapping:
         return {}
@@ -183,24 +185,24 @@ _KINDS: dict[str, Callable[[dict[str, object]], object]] = {
 
 
 def _fetched(data: bytes) -> set[int]:
-    """All that may be fetched from the memo: what some four bytes behind a ``j`` mean, and the small ones."""
+    """Return all memo numbers that may be fetched: those in four bytes after a ``j``, and all small ones."""
     if data.count(b"j") > _MAX_FETCHES:
-        raise PickleProblem("the pickle refers back to values more often than we would read")
+        raise PickleProblem("the pickle refers back to values more often than ckptguard allows")
     found, most = set(range(256)), data.count(b"\x94")
     for begin in range(0, len(data), _BLOCK):
         places = re.findall(rb"j(?=(....))", data[begin : begin + _BLOCK + 4], re.DOTALL)
         found.update(n for n in struct.unpack(f"<{len(places)}I", b"".join(places)) if n < most)
         if len(found) > _MAX_MEMO:
-            raise PickleProblem("the pickle refers back to more values than we would read")
+            raise PickleProblem("the pickle refers back to more values than ckptguard allows")
     return found
 
 
 class _OtherProtocolError(PickleProblem):
-    """The memo is not numbered in order, as all writers of the format do it."""
+    """The memo is not numbered in order, as all writers of the format do."""
 
 
 class _FoldingMachine(Machine):
-    """Folds objects as they are finished. What may be fetched again is known before the start (`_fetched`)."""
+    """Folds objects as they are finished. `_fetched` finds before the start what may be fetched again."""
 
     __slots__ = ("begun", "framed", "hits", "memoized", "repeats", "shared", "wanted")
 
@@ -213,7 +215,7 @@ class _FoldingMachine(Machine):
         self.framed = 0  # where the last frame that began ends
         self.repeats: dict[bytes, Repeat] = {}
         self.hits = 0
-        self.begun = (0, 0, 0, 0)  # behind the last name: position, values and marks on the stack, memoized
+        self.begun = (0, 0, 0, 0)  # after the last name: position, values and marks on the stack, memoized
         for name in ("binput", "long_binput", "text_put", "text_get"):
             step: Callable[[int], int] = getattr(self, name)
             self.steps = [self.other_protocol if s == step else s for s in self.steps]
@@ -234,7 +236,7 @@ class _FoldingMachine(Machine):
     def keep(self, index: int, value: object) -> None:
         self.memo[index] = value
         if len(self.memo) > _MAX_MEMO:
-            raise PickleProblem("the pickle refers back to more values than we would read")
+            raise PickleProblem("the pickle refers back to more values than ckptguard allows")
 
     def short_unicode(self, p: int) -> int:
         p = super().short_unicode(p)
@@ -248,8 +250,8 @@ class _FoldingMachine(Machine):
         return p
 
     def repeat(self, known: Repeat, end: int) -> bool:
-        """Put what these bytes make on the stack; not if they reach out of the frame, or if what they make on the
-        way is fetched again."""
+        """Push what these bytes make. False if they reach beyond the frame, or if a value made on the way is fetched
+        again."""
         if end > self.framed:
             return False
         own = range(self.memoized, self.memoized + len(known.memos))
@@ -260,13 +262,13 @@ class _FoldingMachine(Machine):
             self.keep(index, known.memos[index - self.memoized])
         self.hits += 1
         if self.hits > MAX_HITS:
-            raise PickleProblem("the pickle holds more tensors than we would read")
+            raise PickleProblem("the pickle holds more tensors than ckptguard reads")
         self.memoized = own.stop
         self.stack.append(known.value)
         return True
 
     def learn(self, value: object, end: int) -> None:
-        """Note the bytes from the last name on, if they alone make this value."""
+        """Remember the bytes since the last name, if they alone make this value."""
         start, depth, marks, memoized = self.begun
         place = (len(self.stack) - 1, len(self.marks))
         full = len(self.repeats) >= MOST or not switch.BY_HEART
@@ -302,7 +304,7 @@ class _FoldingMachine(Machine):
 
 
 class _AloneMachine(_FoldingMachine):
-    """Reads a part of a pickle on an empty stack; of the memo it can fetch only what came before and cannot change."""
+    """Reads a part of a pickle on an empty stack. From the memo it gets only earlier values that cannot change."""
 
     __slots__ = ("values",)
 

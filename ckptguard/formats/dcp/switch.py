@@ -1,7 +1,7 @@
-"""The one switch of what reads a distributed checkpoint's repetitions by heart."""
+"""The switch for the fast reading of a distributed checkpoint's repetitions."""
 
 from __future__ import annotations
 
-# Off, every description and every archive is read in full, which takes many times as long and finds the same: there is
-# no setting for it, but a test reads everything both ways, and who doubts an answer can too.
+# If it is off, every description and archive is read in full, which is much slower and finds the same. There is no
+# setting for it. A test reads everything both ways, and you can do the same.
 BY_HEART = True

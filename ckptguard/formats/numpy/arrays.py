@@ -1,7 +1,7 @@
 """numpy's files: ``.npy`` (one array, a short header and then its elements) and ``.npz`` (an archive of such arrays).
 
-Elements are floats that lie in spans, floats that do not, or pickled objects. Archives are stored (``numpy.savez``) or
-deflated (``numpy.savez_compressed``).
+Elements are floats in spans, other floats, or pickled objects. Archives are stored (``numpy.savez``) or deflated
+(``numpy.savez_compressed``).
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ _BLOCK = 1 << 20
 _TENSOR = "value"
 _FIRST_READ = 512
 _MAX_ITEM = 1 << 20
-# What deflated records may become: this much, and so many times the file. Weights hardly shrink at all.
+# The limit for unpacked records: this much, and this many times the file. Weights hardly shrink at all.
 _ROOM, _ROOM_TIMES = 256 << 20, 20
 _READ = 1 << 16
 
 
 class UnpackProblem(ValueError):
-    """The record is not what the archive says; the message says why."""
+    """The record differs from the archive's statement; the message says how."""
 
 
 def read_npy(reader: Reader, path: str) -> Structure:
-    """The structure of a lone array, which is called "value"."""
+    """Return the structure of a single array, named "value"."""
     size = reader.entry.size
     try:
         header = _header_at(reader, 0, size)
@@ -55,10 +55,10 @@ def read_npy(reader: Reader, path: str) -> Structure:
 
 
 def read_npz(reader: Reader, path: str) -> Structure:
-    """The structure of an archive of arrays; tensors are called by the archive's keys.
+    """Return the structure of an archive of arrays, named by the archive's keys.
 
-    The elements of stored arrays are spans. Deflated ones are unpacked here, once: their spans are the compressed
-    bytes, and one element of each that is not finite is among the leaves.
+    The elements of stored arrays are spans. Deflated ones are unpacked here once: their spans are the compressed bytes,
+    and one element of each that is not finite is in `leaves`.
     """
     archive = read_archive(reader, of_numpy=True)
     found = Found(problems=list(archive.problems), truncated=archive.truncated)
@@ -90,7 +90,7 @@ def read_npz(reader: Reader, path: str) -> Structure:
 
 
 def _array(reader: Reader, name: str, header: Header, offset: int, length: int, crc32: int | None = None) -> Structure:
-    """The array whose header stands at `offset`, and whose data has this length and, if known, this CRC-32."""
+    """Return the array whose header is at `offset`, and whose data has this length and, if known, this CRC-32."""
     begin, plain = offset + header.length, _is_plain(header)
     inside = _look_inside(name, header, () if plain else _blocks_of(reader, begin, length))
     if header.pickled:
@@ -100,7 +100,7 @@ def _array(reader: Reader, name: str, header: Header, offset: int, length: int, 
 
 
 def _stored(reader: Reader, record: Record, name: str) -> Structure:
-    """An array whose elements the scan can look at where they lie, unless they are mixed or pickled."""
+    """Return an array whose elements the scan can read in place, unless they are mixed or pickled."""
     if not record.name.endswith(".npy") and reader.read(record.offset, min(record.size, len(MAGIC))) != MAGIC:
         return Structure(format="npy", problems=wrong_sum(reader, record, name, name))
     header = _header_at(reader, record.offset, record.size)
@@ -112,7 +112,7 @@ def _stored(reader: Reader, record: Record, name: str) -> Structure:
     if not length:
         tensor, problems = _place_of(name, header, 0, as_stored=True), wrong_sum(reader, record, name, name)
         return Structure(format="npy", tensors=(tensor,), problems=problems)
-    # The archive's sum is of header and elements together; that of the elements alone follows from it.
+    # The archive's sum covers header and elements together; that of the elements alone follows from it.
     first = crc32_function()(reader.read(record.offset, header.length), 0)
     return _array(reader, name, header, record.offset, length, crc32_of_rest(record.crc32, first, length))
 
@@ -135,10 +135,10 @@ def _deflated(reader: Reader, record: Record, name: str) -> Structure:
 
 
 def _not_unpacked(reader: Reader, record: Record, name: str) -> Structure:
-    """More than we would unpack: floats may stay unread, but not what a pickle would call."""
+    """Handle an array too large to unpack. Floats may stay unread, but not the calls of a pickle."""
     head = _head_of(_unpacked(reader, record))
     if _is_array(record, head) and read_header(head).pickled:
-        raise UnpackProblem("it is a pickle, and larger than we would unpack")
+        raise UnpackProblem("it is a pickle, and larger than ckptguard unpacks")
     return Structure(format="npy", unread=(name,))
 
 
@@ -152,18 +152,20 @@ def _head_of(blocks: Iterable[bytes]) -> bytes:
 
 
 def _is_array(record: Record, head: bytes) -> bool:
-    """numpy goes by the first bytes, whatever the record is called."""
+    """True if it is an array: numpy decides by the first bytes, whatever the record's name."""
     return record.name.endswith(".npy") or head.startswith(MAGIC)
 
 
 def _check_size(header: Header, length: int) -> None:
     if header.data_size != length:
-        raise HeaderProblem(f"its shape needs {header.data_size} bytes, the archive has {length}")
+        raise HeaderProblem(f"its shape needs {header.data_size} bytes, but the archive has {length}")
 
 
 def _unpacked(reader: Reader, record: Record) -> Iterator[bytes]:
-    """The record's contents, piece by piece, in bounded memory, never more than `record.size` bytes. Whoever takes them
-    all knows that size and CRC-32 are as stated: else UnpackProblem, at the latest at the end."""
+    """Yield the record's content piece by piece, in bounded memory, never more than `record.size` bytes.
+
+    After the last piece, size and CRC-32 are known to be as stated; otherwise UnpackProblem is raised.
+    """
     crc32 = crc32_function()
     check = size = 0
     stream = zlib.decompressobj(-zlib.MAX_WBITS)
@@ -180,18 +182,18 @@ def _unpacked(reader: Reader, record: Record) -> Iterator[bytes]:
         waiting = stream.unconsumed_tail
         size += len(block)
         if size > record.size:
-            raise UnpackProblem("it unpacks to more than the archive says")
+            raise UnpackProblem("it unpacks to more than the archive states")
         check = crc32(block, check)
         if block:
             yield block
         elif not waiting and position == end and not stream.eof:
             raise UnpackProblem("its compressed bytes end early")
     if stream.unused_data or waiting or position != end:
-        raise UnpackProblem("bytes follow its compressed ones")
+        raise UnpackProblem("bytes follow its compressed bytes")
     if size != record.size:
-        raise UnpackProblem("it unpacks to less than the archive says")
+        raise UnpackProblem("it unpacks to less than the archive states")
     if check != record.crc32:
-        raise UnpackProblem(f"it has CRC-32 {check:08x}, where the archive says {record.crc32:08x}")
+        raise UnpackProblem(f"it has CRC-32 {check:08x}, but the archive states {record.crc32:08x}")
 
 
 def _header_at(reader: Reader, offset: int, size: int) -> Header:
@@ -210,12 +212,12 @@ def _blocks_of(reader: Reader, offset: int, length: int) -> Iterator[bytes]:
 
 
 def _is_plain(header: Header) -> bool:
-    """True if the scan can look at the stored data by itself."""
+    """True if the scan can read the stored data directly."""
     return len(header.fields) == 1 and not header.fields[0].name and not header.pickled
 
 
 def _place_of(name: str, header: Header, length: int, *, as_stored: bool) -> TensorPlace:
-    """The array as a tensor; its elements are stated only where they are `as_stored`, in a span of this length."""
+    """Return the array as a tensor. Its elements are given only if they are `as_stored`, in a span of this length."""
     span = 0 if length else None
     if not _is_plain(header):
         return TensorPlace(name, "record", header.shape, span)
@@ -226,15 +228,15 @@ def _place_of(name: str, header: Header, length: int, *, as_stored: bool) -> Ten
 
 
 def _strides(header: Header) -> tuple[int, ...]:
-    """By columns: the first index moves fastest. () where that is the usual order too."""
+    """Return the strides of column order, where the first index moves fastest. () if that equals row order."""
     if not header.by_columns or sum(n > 1 for n in header.shape) < 2:
         return ()
     return tuple(math.prod(header.shape[:i]) for i in range(len(header.shape)))
 
 
 def _look_inside(name: str, header: Header, blocks: Iterable[bytes]) -> Structure:
-    """One number of each field that is not finite, if there is one; of objects what their pickle holds. All blocks are
-    taken, also those that there is nothing to see in."""
+    """Return one number of each field that is not finite, and of objects what their pickle holds. All blocks are
+    read."""
     if header.pickled:
         return _unpickled(name, blocks)
     floats = [f for f in header.fields if f.dtype in SIZES]
@@ -258,7 +260,7 @@ def _path(name: str, field: Field) -> str:
 
 
 def _whole_items(blocks: Iterable[bytes], size: int) -> Iterator[bytes]:
-    """The same bytes in blocks of whole items."""
+    """Yield the same bytes in blocks of whole items."""
     rest = b""
     for block in blocks:
         if not 0 < size <= _MAX_ITEM:
@@ -271,7 +273,7 @@ def _whole_items(blocks: Iterable[bytes], size: int) -> Iterator[bytes]:
 
 
 def _column(block: bytes, item: int, field: Field) -> bytes | bytearray:
-    """The bytes of one field in all items."""
+    """Return the bytes of one field in all items."""
     width = field.size * field.times
     if width == item:
         return block
@@ -292,8 +294,8 @@ def _unpickled(name: str, blocks: Iterable[bytes]) -> Structure:
         if size <= MAX_STREAM:
             parts.append(block)
     if size > MAX_STREAM:
-        # What loading it would call cannot be told, and that must not pass.
-        message = f"{name!r} is a pickle of {size} bytes, which is more than we would read"
+        # The calls of loading it are unknown, and that must not pass.
+        message = f"{name!r} is a pickle of {size} bytes, which is more than ckptguard reads"
         return Structure(format="npy", problems=(Problem(message, tensor=name),))
     data = b"".join(parts)
     parts.clear()
@@ -304,7 +306,7 @@ def _unpickled(name: str, blocks: Iterable[bytes]) -> Structure:
         return Structure(format="npy", problems=(problem,), globals=tuple(sorted(error.globals)))
     found = Found()
     if take(pickled, ReadingBudget(), found):
-        found.problems.append(Problem(f"{name!r} refers to a storage outside", tensor=name))
+        found.problems.append(Problem(f"{name!r} refers to a storage outside it", tensor=name))
     if pickled.end != len(data):
         found.problems.append(Problem(f"{len(data) - pickled.end} bytes follow the pickle of {name!r}", tensor=name))
     found.leaves = [structs.replace(leaf, name=below(name, leaf.name)) for leaf in found.leaves]

@@ -1,4 +1,4 @@
-"""The header of a ``.npy`` file: a Python literal in a box, read without Python's own parser."""
+"""The header of a ``.npy`` file: a Python literal with a length, read without Python's own parser."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ class HeaderProblem(ReadProblem):
 
 
 class Field(NamedTuple):
-    """Elements of one type within an item: at byte `offset`, `times` of them. `name` is "" for a plain array.
+    """Elements of one type within an item: `times` of them, at byte `offset`. `name` is "" for a plain array.
 
-    `dtype` is torch's name, or numpy's own word for what torch lacks. `unread`: it may hold floats of a kind that we
-    do not read.
+    `dtype` is torch's name, or numpy's own word for a type that torch lacks. `unread`: it may hold floats of a kind
+    that ckptguard does not read.
     """
 
     name: str
@@ -46,7 +46,8 @@ class Field(NamedTuple):
 
 
 class Header(NamedTuple):
-    """What an array's header says. `length` is how many bytes come before the data; `pickled`: the data is a pickle."""
+    """The content of an array's header. `length` is the number of bytes before the data. `pickled`: the data is a
+    pickle."""
 
     length: int
     fields: tuple[Field, ...]
@@ -57,14 +58,14 @@ class Header(NamedTuple):
 
     @property
     def data_size(self) -> int:
-        """Bytes that the elements take."""
+        """The bytes that the elements take."""
         return math.prod(self.shape) * self.item_size
 
 
 def read_header(head: bytes) -> Header:
-    """The header at the start of these bytes; HeaderProblem if they hold none. Bytes behind it are not looked at."""
+    """Return the header at the start of these bytes. HeaderProblem if there is none. Bytes after it are ignored."""
     if head[:6] != MAGIC[: len(head)]:
-        raise HeaderProblem("it does not begin as numpy's files do")
+        raise HeaderProblem("it does not begin like numpy's files")
     if len(head) < 10:
         raise HeaderProblem("the file ends in its header", ends_early=True)
     major, minor = head[6:8]
@@ -73,7 +74,7 @@ def read_header(head: bytes) -> Header:
     begin = 12 if major > 1 else 10
     length = int.from_bytes(head[8:begin], "little")
     if begin <= len(head) and length > MAX_HEADER:
-        raise HeaderProblem(f"a header of {length} bytes is more than we would read")
+        raise HeaderProblem(f"a header of {length} bytes is more than ckptguard reads")
     if begin + length > len(head):
         raise HeaderProblem("the file ends in its header", ends_early=True)
     try:
@@ -94,7 +95,7 @@ def _header(value: object, length: int) -> Header:
     fields: list[Field] = []
     size = _flatten("", value["descr"], 0, fields, 0)
     if not is_countable(shape, size):
-        raise HeaderProblem("its shape cannot be")
+        raise HeaderProblem("its shape is impossible")
     pickled = any(f.dtype == "object" for f in fields)
     return Header(length, tuple(fields), size, shape, by_columns, pickled)
 
@@ -104,11 +105,11 @@ def _is_shape(value: object) -> TypeGuard[tuple[int, ...]]:
 
 
 def _flatten(name: str, descr: object, offset: int, fields: list[Field], depth: int, count: int = 1) -> int:
-    """Add the fields of one type, `count` times; returns its size."""
+    """Add the fields of one type, `count` times. Returns its size."""
     if isinstance(descr, str):
         fields.append(_plain(name, descr, offset, count))
         if len(fields) > MAX_FIELDS:
-            raise HeaderProblem("it has more fields than we would read")
+            raise HeaderProblem("it has more fields than ckptguard reads")
         return fields[-1].size * count
     if not isinstance(descr, list) or depth >= _MAX_NESTING:
         raise HeaderProblem("its type cannot be read")
@@ -128,7 +129,7 @@ def _flatten(name: str, descr: object, offset: int, fields: list[Field], depth: 
             continue
         path = f"{name}.{label}" if name else label
         if isinstance(inner, list) and repeated != 1:
-            # Fields within a repeated field would need strides of their own; whether they hold floats is what counts.
+            # Fields in a repeated field would need their own strides. What counts is whether they hold floats.
             nested: list[Field] = []
             size = _flatten(path, inner, 0, nested, depth + 1) * repeated
             floats = any(f.unread or f.dtype in _FLOAT_NAMES for f in nested)
@@ -175,14 +176,16 @@ _FLOAT_NAMES = frozenset((*_FLOATS.values(), "bfloat16"))
 
 
 def _literal(text: str) -> object:
-    """A Python literal of dicts, lists, tuples, texts without escapes, integers, True, False and None.
-    `ast.literal_eval` would compile what the file says, and of a key that is there twice it would take one."""
+    """Parse a Python literal of dicts, lists, tuples, texts without escapes, integers, True, False and None.
+
+    `ast.literal_eval` would compile the file's text, and silently accept a duplicate key.
+    """
     tokens: list[str] = []
     text, position = text.rstrip(" \n\t"), 0
     while position < len(text):
         found = _TOKEN.match(text, position)
         if found is None:
-            raise HeaderProblem("its header is no plain literal")
+            raise HeaderProblem("its header is not a plain literal")
         tokens.append(found[1])
         position = found.end()
     tokens = [_END, *reversed(tokens)]
@@ -193,7 +196,7 @@ def _literal(text: str) -> object:
 
 
 def _take_value(tokens: list[str], depth: int) -> object:
-    """The value whose tokens are the last ones, which are taken off."""
+    """Return the value whose tokens are last, and remove them."""
     token = tokens.pop()
     if token in _WORDS:
         return _WORDS[token]
@@ -202,17 +205,17 @@ def _take_value(tokens: list[str], depth: int) -> object:
     if token[0] in "-0123456789":
         return int(token.removesuffix("L"))
     if token not in _CLOSING or depth > _MAX_NESTING + 5:
-        raise HeaderProblem("its header is no plain literal")
+        raise HeaderProblem("its header is not a plain literal")
     items: list[object] = []
     keys: list[str] = []
     comma = True
     while tokens[-1] != _CLOSING[token]:
         if not comma:
-            raise HeaderProblem("its header is no plain literal")
+            raise HeaderProblem("its header is not a plain literal")
         item = _take_value(tokens, depth + 1)
         if token == "{":
             if not isinstance(item, str) or item in keys or len(keys) > 8 or tokens[-1] != ":":
-                raise HeaderProblem("its header is no plain literal")
+                raise HeaderProblem("its header is not a plain literal")
             keys.append(item)
             tokens.pop()
             item = _take_value(tokens, depth + 1)

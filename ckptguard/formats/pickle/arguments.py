@@ -1,4 +1,4 @@
-"""What the arguments of a known call may be. Each function says whether a value, which nothing has made yet, is one."""
+"""The possible arguments of a known call. Each function checks if a value, which nothing has made yet, is one."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ Part = Callable[[object], bool]
 
 
 class Row(NamedTuple):
-    """What comes of a call, which arguments it takes (None: any), and how many of them it needs. `made`: by a class,
-    which NEWOBJ may name too, and must where more arguments are needed than could be told. `further` finds a doubt
-    about right arguments together; `state` says what may be set on it."""
+    """The result of a call, the arguments it takes (None: any), and how many it needs.
+
+    `made`: by a class, which NEWOBJ may name, too, and must if more arguments are needed than could be seen. `further`
+    returns a doubt about arguments that are right individually. `state` checks what may be set on the result.
+    """
 
     kind: Kind
     parts: tuple[Part | None, ...] = ()
@@ -46,8 +48,8 @@ _OF_TENSORS_ALONE = frozenset(_OF_TENSORS.split())
 
 
 def look_at_keys(keys: Iterable[object], room: int) -> int | None:
-    """What is left of the room when each part of these keys was looked at, as Python hashes each. None if one of them
-    can be no key."""
+    """Check the parts of these keys as Python hashes them, and return what is left of the room. None for an impossible
+    key."""
     waiting = [key for key in keys if type(key) is not str]
     while waiting and room >= 0:
         value = waiting.pop()
@@ -64,7 +66,7 @@ def look_at_keys(keys: Iterable[object], room: int) -> int | None:
 
 
 def size_of(args: object) -> int:
-    """About how much there is to look at in the arguments of a call."""
+    """Return about how much there is to check in the arguments of a call."""
     size = 0
     for part in args if type(args) is tuple else ():
         if type(part) is Sequence or type(part) is SetOf:
@@ -79,7 +81,7 @@ def size_of(args: object) -> int:
 
 
 def keys_of(call: Call) -> list[object]:
-    """What a call that makes a dict or set puts into it first."""
+    """Return what a call that makes a dict or set puts into it first."""
     keys: list[object] = []
     if call.kind in (Kind.MAPPING, Kind.SET) or call.calls("builtins.frozenset"):
         for part in cast("tuple[object, ...]", call.args):
@@ -94,35 +96,35 @@ def _items(pair: object) -> Any:
 
 
 def of_type(*kinds: type) -> Part:
-    """Something of one of these types."""
+    """Accept a value of one of these types."""
     return lambda part: type(part) in kinds
 
 
 def call_of(*kinds: Kind) -> Part:
-    """What comes of a call, of one of these kinds."""
+    """Accept the result of a call of one of these kinds."""
     return lambda part: type(part) is Call and part.kind in kinds
 
 
 def sizes(part: object) -> bool:
-    """A shape, or strides."""
+    """Accept a shape, or strides."""
     if type(part) is Call:
         return part.calls("torch.Size")
     return type(part) is tuple and len(part) <= _MAX_DIMENSIONS and all(type(n) is int for n in part)
 
 
 def integers(part: object) -> bool:
-    """A tuple or list of integers."""
+    """Accept a tuple or list of integers."""
     items = part.items if type(part) is Sequence else part
     return isinstance(items, list | tuple) and all(type(n) is int for n in items)
 
 
 def octets(part: object) -> bool:
-    """Integers that are bytes."""
+    """Accept integers that are bytes."""
     return integers(part) and all(0 <= n < 256 for n in cast("list[int]", getattr(part, "items", part)))
 
 
 def hooks(part: object) -> bool:
-    """None, or an OrderedDict that nothing was put into, nor will be."""
+    """Accept None, or an OrderedDict that is and stays empty."""
     if part is None:
         return True
     if type(part) is not Call or part.kind is not Kind.MAPPING or part.flat or part.state is not None:
@@ -134,7 +136,7 @@ def hooks(part: object) -> bool:
 
 
 def marks(part: object) -> bool:
-    """The conjugate and negative bits of a tensor."""
+    """Accept the conjugate and negative bits of a tensor."""
     if part is None:
         return True
     if type(part) is not Mapping or len(part.flat) > _MOST_MARKS:
@@ -144,7 +146,7 @@ def marks(part: object) -> bool:
 
 
 def pairs(part: object) -> bool:
-    """What a dict can be made of."""
+    """Accept what a dict can be made of."""
     if type(part) is Mapping:
         return True
     if type(part) is Call:
@@ -156,12 +158,12 @@ def pairs(part: object) -> bool:
 
 
 def items(part: object) -> bool:
-    """What a list can be made of."""
+    """Accept what a list can be made of."""
     return type(part) in (Sequence, SetOf, tuple) or (type(part) is Call and part.kind in (Kind.LIST, Kind.SET))
 
 
 def elements(part: object) -> bool:
-    """What a set can be made of."""
+    """Accept what a set can be made of."""
     items = part.items if type(part) in (Sequence, SetOf) else part  # type: ignore[attr-defined]
     return isinstance(items, list | tuple)
 
@@ -177,17 +179,17 @@ def is_device(part: object) -> bool:
 
 
 def layout_name(part: object) -> bool:
-    """The name of one of torch's layouts."""
+    """Accept the name of one of torch's layouts."""
     return type(part) is str and part.removeprefix("torch.") in LAYOUTS and part.startswith("torch.")
 
 
 def layout(part: object) -> bool:
-    """One of torch's layouts."""
+    """Accept one of torch's layouts."""
     return type(part) is Call and part.calls("torch.serialization._get_layout")
 
 
 def sparse_parts(part: object) -> bool:
-    """Indices and values, the whole shape, and perhaps whether each index is there once."""
+    """Accept indices and values, the whole shape, and optionally whether each index is unique."""
     if type(part) is not tuple or not 3 <= len(part) <= 4:
         return False
     own, whole = (part[:2], part[2]) if len(part) == 3 or not tensor(part[2]) else (part[:3], part[3])
@@ -207,7 +209,7 @@ def sparse_parts(part: object) -> bool:
 
 
 def _is_index(part: object) -> bool:
-    """True if a plain tensor is of the kinds of whole numbers that torch writes indices in."""
+    """True if a plain tensor has one of torch's integer types for indices."""
     stored = part.args[0] if type(part) is Call and type(part.args) is tuple and part.args else None
     parts = stored.value if type(stored) is PersistentId else None
     kind = parts[1] if type(parts) is tuple and len(parts) > 1 else None
@@ -215,7 +217,7 @@ def _is_index(part: object) -> bool:
 
 
 def shape_of(part: object) -> tuple[int, ...] | None:
-    """The shape of a plain tensor."""
+    """Return the shape of a plain tensor, or None."""
     if type(part) is not Call or part.kind is not Kind.TENSOR or type(part.args) is not tuple or not part.args:
         return None
     if part.calls("torch._utils._rebuild_parameter"):
@@ -226,14 +228,14 @@ def shape_of(part: object) -> tuple[int, ...] | None:
 
 
 def sizes_of(part: object) -> tuple[int, ...]:
-    """The numbers of what `sizes` takes."""
+    """Return the numbers of a value that `sizes` accepts."""
     stated = part.args[0] if type(part) is Call and type(part.args) is tuple and part.args else part
     numbers = stated.items if type(stated) is Sequence else stated
     return tuple(numbers) if isinstance(numbers, list | tuple) else ()
 
 
 def quantiser(part: object) -> bool:
-    """Scheme, scale and zero point; or scheme, scales, zero points and axis."""
+    """Accept scheme, scale and zero point; or scheme, scales, zero points and axis."""
     if type(part) is not tuple or not part or type(part[0]) is not Global or part[0].module != "torch":
         return False
     scheme, rest = part[0].name, part[1:]
@@ -244,17 +246,17 @@ def quantiser(part: object) -> bool:
 
 
 def size_arguments(part: object) -> bool:
-    """What a torch.Size can be made of."""
+    """Accept what a torch.Size can be made of."""
     return (integers(part) or sizes(part)) and all(type(n) is int and -(2**63) <= n < 2**63 for n in sizes_of(part))
 
 
 def codec(part: object) -> bool:
-    """The one encoding that stands for bytes as they are."""
+    """Accept the only encoding that keeps bytes as they are."""
     return type(part) is str and part in ("latin1", "latin-1")
 
 
 def latin(part: object) -> bool:
-    """A text that stands for bytes."""
+    """Accept a text that represents bytes."""
     try:
         return type(part) is str and (part.isascii() or bool(part.encode("latin-1")))
     except UnicodeEncodeError:
@@ -262,17 +264,17 @@ def latin(part: object) -> bool:
 
 
 def array_class(part: object) -> bool:
-    """numpy's arrays, or a kind of them."""
+    """Accept numpy's arrays, or a kind of them."""
     return type(part) is Global and part.module == "numpy" and part.name in ("ndarray", "matrix", "recarray", "memmap")
 
 
 def nowhere(part: object) -> bool:
-    """The shape that numpy writes for an array whose elements follow."""
+    """Accept the shape that numpy writes for an array whose elements follow."""
     return part == (0,)
 
 
 def attributes(part: object) -> bool:
-    """What may be set on a tensor: not what it is made of, or what nobody can set."""
+    """Accept what may be set on a tensor: not what it is made of, or what cannot be set."""
     if part is None:
         return True
     if type(part) is tuple:
@@ -284,39 +286,39 @@ def attributes(part: object) -> bool:
 
 
 def bytes_like(part: object) -> bool:
-    """Bytes, in any protocol's spelling."""
+    """Accept bytes, in any protocol's form."""
     return type(part) is bytes or (type(part) is Call and part.kind in (Kind.BYTES, Kind.FIXED))
 
 
 def torch_dtype(part: object) -> bool:
-    """A name in torch."""
+    """Accept a name in torch."""
     return type(part) is Global and part.module == "torch"
 
 
 def factory(part: object) -> bool:
-    """What makes the missing values of a defaultdict."""
+    """Accept what makes the missing values of a defaultdict."""
     if type(part) is Global:
         return type(part.row) is Row or part.module.partition(".")[0] != "torch"
     return part is None or (type(part) is Call and part.kind is Kind.OBJECT)
 
 
 def size_or_none(part: object) -> bool:
-    """How many elements there may be."""
+    """Accept a number of elements, or None."""
     return part is None or (type(part) is int and 0 <= part < 2**63)
 
 
 def number(part: object) -> bool:
-    """What a float can be made of."""
+    """Accept what a float can be made of."""
     return type(part) is float or (type(part) is int and abs(part) < _TOO_GREAT)
 
 
 def owner(part: object) -> bool:
-    """What an attribute may be taken of."""
+    """Accept an object with attributes."""
     return type(part) is Global or (type(part) is Call and part.kind is Kind.OBJECT)
 
 
 def attributes_alone(part: object) -> bool:
-    """The attributes of a plain object; with slots, two dicts of them."""
+    """Accept the attributes of a plain object; with slots, two dicts of them."""
     if type(part) is tuple:
         return len(part) == 2 and all(one is None or type(one) is Mapping for one in part)
     return type(part) is Mapping
@@ -326,5 +328,5 @@ text, flag, integer, a_tuple = of_type(str), of_type(bool), of_type(int), of_typ
 a_global, storage = of_type(Global), of_type(PersistentId)
 tensor, array, dtype = call_of(Kind.TENSOR), call_of(Kind.ARRAY), call_of(Kind.DTYPE)
 
-# Nothing else will do where these are wanted.
+# No other value is possible for these.
 SURE = (storage, integer, sizes, flag, a_tuple, tensor, pairs, size_arguments)

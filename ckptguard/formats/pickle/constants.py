@@ -1,4 +1,4 @@
-"""The pickle opcodes that push one thing that depends on nothing before it: numbers, texts, bytes, empty containers."""
+"""The pickle opcodes that push one value without using earlier ones: numbers, texts, bytes, empty containers."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ UINT64 = struct.Struct("<Q").unpack_from
 
 
 class PickleProblem(ReadProblem):
-    """The stream is no pickle that we would read. `globals` are the names that it mentions up to the trouble, because
-    damage must not hide what is armed."""
+    """The stream is not a pickle that ckptguard reads. `globals` are the names mentioned before the problem.
+
+    Damage must not hide dangerous names.
+    """
 
     globals: frozenset[str] = frozenset()
 
@@ -27,7 +29,7 @@ Opcode = Callable[["Constants", int], int]
 
 
 def _constant(value: object) -> Opcode:
-    """What pushes always the same."""
+    """Return an opcode that always pushes the same value."""
 
     def step(self: Constants, p: int) -> int:
         self.stack.append(value)
@@ -55,7 +57,7 @@ def _number(form: str) -> Opcode:
 
 
 def _sized(width: int, value_of: Callable[[bytes], object] = bytes) -> Opcode:
-    """What pushes the value of as many bytes as their length, of `width` bytes, says."""
+    """Return an opcode that pushes the value of a byte string, whose length comes first in `width` bytes."""
 
     def step(self: Constants, p: int) -> int:
         length = int.from_bytes(self.take(p, width), "little")
@@ -66,7 +68,7 @@ def _sized(width: int, value_of: Callable[[bytes], object] = bytes) -> Opcode:
 
 
 def _line_of(value_of: Callable[[bytes], object], what: str = "an integer") -> Opcode:
-    """What pushes the value of the text up to the end of the line."""
+    """Return an opcode that pushes the value of the text up to the end of the line."""
 
     def step(self: Constants, p: int) -> int:
         text, p = self.line(p)
@@ -90,16 +92,16 @@ def _latin1(raw: bytes) -> str:
 
 
 def _bytearray(raw: bytes) -> Call:
-    """As every other protocol spells it."""
+    """Return a bytearray in the form of every other protocol."""
     return Call(Global("builtins", "bytearray"), (raw,), kind=Kind.BYTES)
 
 
 def parse_int(text: bytes) -> int:
-    """A decimal integer of bearable length."""
+    """Parse a decimal integer of limited length."""
     if len(text) > 1000:
-        raise PickleProblem("an integer is absurdly long")
+        raise PickleProblem("an integer is too long")
     if text.strip().lstrip(b"+-")[:1] == b"0" and text.strip(b"+-0 "):
-        raise PickleProblem("an integer begins with a nought")  # it would be octal to some
+        raise PickleProblem("an integer begins with a zero")  # some readers would take it as octal
     try:
         return int(text)
     except ValueError as error:
@@ -124,11 +126,11 @@ def _string(text: bytes) -> str:
     text = text.strip()
     if len(text) < 2 or text[:1] != text[-1:] or text[:1] not in (b'"', b"'"):
         raise PickleProblem("a string is not quoted")
-    return _latin1(text[1:-1])  # escapes are left as they are: such strings name nothing that we look at
+    return _latin1(text[1:-1])  # escapes stay as they are: such strings name nothing that matters here
 
 
 class Constants:
-    """The stack and the stream. Each opcode is a method that gets the position behind its byte and returns the next."""
+    """The stack and the stream. Each opcode is a method that gets the position after its byte and returns the next."""
 
     __slots__ = ("data", "protocol", "stack", "wide")
 
@@ -167,7 +169,7 @@ class Constants:
         return p + 1
 
     def frame(self, p: int) -> int:
-        self.take(p, 8)  # the machine itself minds where it ends
+        self.take(p, 8)  # the machine itself checks where it ends
         return p + 8
 
     def binint1(self, p: int) -> int:
@@ -202,8 +204,8 @@ class Constants:
             except UnicodeDecodeError as error:
                 raise PickleProblem("a text is not UTF-8") from error
         if end - start > _SHORT_TEXT and not raw.isascii():
-            # One rare letter makes a text take several times the bytes that it has in the file.
+            # One rare letter makes a text take several times its bytes in the file.
             self.wide += max(0, self.stack[-1].__sizeof__() - len(raw))
             if self.wide > MAX_WIDE_TEXT:
-                raise PickleProblem("its texts are more than we would read")
+                raise PickleProblem("its texts are longer than ckptguard reads")
         return end

@@ -1,6 +1,6 @@
-"""The pickle opcodes that make containers and put values into them, and those of the memo.
+"""The pickle opcodes that make containers and fill them, and those of the memo.
 
-Each is carried out only on what Python would do it to. On all else loading fails, or what it does is in doubt.
+Each is executed only if Python would do it, too. On anything else loading fails, or its effect is in doubt.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from ckptguard.formats.pickle.constants import UINT32, Constants, PickleProblem,
 from ckptguard.formats.pickle.inert_values import Call, Kind, Mapping, PersistentId, Sequence, SetOf
 
 _MAX_DOUBTS = 100
-_MAX_LOOKED_AT = 1 << 23  # parts of keys and of arguments, as often as they are referred to
+_MAX_LOOKED_AT = 1 << 23  # parts of keys and of arguments, counted as often as they are used
 _MADE = frozenset((Call, Mapping, PersistentId, Sequence, SetOf, tuple))
 _TAKE_ITEMS = (Kind.OBJECT, Kind.MAPPING, Kind.TENSOR, Kind.ARRAY, Kind.HOOKS)
 
 
 class Containers(Constants):
-    """Marks and memo; see `Constants` for how opcodes are methods."""
+    """Marks and memo. `Constants` explains how opcodes are methods."""
 
     __slots__ = ("doubts", "dropped", "marks", "memo", "room")
 
@@ -48,13 +48,13 @@ class Containers(Constants):
     def check_keys(self, keys: Iterable[object]) -> None:
         left = look_at_keys(keys, self.room) if self.room >= 0 else self.room
         if left is None:
-            raise PickleProblem("a key of a dict, or an element of a set, is of a kind that can be none")
+            raise PickleProblem("a key of a dict, or an element of a set, has a type that cannot be one")
         self.take_room(self.room - left)
 
     def take_room(self, size: int) -> bool:
         self.room -= size
         if self.room < 0:
-            self.doubt("it refers to the same values so often that loading it may take for ever")
+            self.doubt("it refers to the same values so often that loading it may take forever")
         return self.room >= 0
 
     def mark(self, p: int) -> int:
@@ -113,7 +113,7 @@ class Containers(Constants):
         elif type(target) is Call and target.kind in (Kind.OBJECT, Kind.LIST):
             self.put_in(target, values)
         else:
-            raise PickleProblem("something is appended to what is no list")
+            raise PickleProblem("something is appended to a value that is not a list")
 
     def put_in(self, target: Call, values: list[object]) -> None:
         if target.items is None:
@@ -131,7 +131,7 @@ class Containers(Constants):
                 self.check_keys(values)
             self.put_in(target, values)
         else:
-            raise PickleProblem("something is added to what is no set")
+            raise PickleProblem("something is added to a value that is not a set")
         return p
 
     def set_item(self, p: int) -> int:
@@ -161,7 +161,7 @@ class Containers(Constants):
             self.doubt("it sets elements of a list")
             target.items += flat
         else:
-            raise PickleProblem("something is set in what is no dict")
+            raise PickleProblem("something is set in a value that is not a dict")
 
     def pop(self, p: int) -> int:
         if self.stack:
@@ -224,5 +224,5 @@ class Containers(Constants):
 def _memo_index(text: bytes) -> int:
     index = parse_int(text)
     if not 0 <= index < 2**32:
-        raise PickleProblem(f"memo index {index} cannot be")
+        raise PickleProblem(f"memo index {index} is impossible")
     return index

@@ -1,7 +1,7 @@
-"""What the pickle reader yields: inert values. None of them can do anything.
+"""The values of the pickle reader. They are inert: none of them can do anything.
 
-Besides these, a value is None, a bool, int, float, str, bytes, or a tuple of values. Mappings and sets are kept as
-plain lists of what was put in, so that nothing from a file is ever hashed or compared.
+Besides these, a value is None, a bool, int, float, str, bytes, or a tuple of values. Mappings and sets are plain lists
+of what was put in, so that nothing from a file is ever hashed or compared.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import msgspec
 
 
 class Kind(enum.Enum):
-    """What comes of a call, and so what may be done to it."""
+    """The result of a call, and so what may be done to it."""
 
-    OBJECT = "an object of a class that nobody here knows"
+    OBJECT = "an object of an unknown class"
     TENSOR = "a tensor"
     MAPPING = "a dict"
     LIST = "a list"
@@ -28,7 +28,7 @@ class Kind(enum.Enum):
 
 
 class _Inert(msgspec.Struct, eq=False):
-    __repr__ = object.__repr__  # values from a file may be nested without end, and in themselves
+    __repr__ = object.__repr__  # values from a file may be nested without end, and contain themselves
 
 
 class Global(_Inert, eq=False):
@@ -37,7 +37,7 @@ class Global(_Inert, eq=False):
     module: str
     name: str
     dotted: str = ""
-    row: object = None  # what is known of calls of it
+    row: object = None  # what is known about calls of it
 
     def __post_init__(self) -> None:
         self.dotted = f"{self.module}.{self.name}"
@@ -69,7 +69,7 @@ class PersistentId(_Inert, eq=False):
 
 
 class Call(_Inert, eq=False):
-    """What loading would have called; `flat` and `items` are what it would have put in, `state` what it would set."""
+    """A call that loading would make. It would put `flat` and `items` in, and set `state`."""
 
     func: object
     args: object
@@ -80,5 +80,5 @@ class Call(_Inert, eq=False):
     kind: Kind = Kind.OBJECT
 
     def calls(self, *dotted: str) -> bool:
-        """True if the thing called is one of these globals."""
+        """True if the function called is one of these globals."""
         return type(self.func) is Global and self.func.dotted in dotted

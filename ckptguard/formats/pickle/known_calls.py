@@ -1,7 +1,7 @@
-"""What the pickles of checkpoints name and call, with which arguments, and what comes of it: one table.
+"""The calls in checkpoints' pickles, with their arguments and results: one table.
 
-What is not in it, of modules that it lists, was written by no version of torch, numpy or Python that we know. Loading
-that may fail, or yield other numbers than those that the file shows: the pickle is in doubt.
+For the modules in the table, no known version of torch, numpy or Python writes anything else. Loading other calls may
+fail, or give other numbers than the file shows: the pickle is in doubt.
 """
 
 from __future__ import annotations
@@ -23,34 +23,38 @@ _ATOMS = frozenset((str, bytes, int, float, bool, type(None), Global))
 
 
 def what_comes(call: Call, *, new: bool = False) -> str | None:
-    """Set what comes of a call; the doubt about it, if there is one. `new`: by NEWOBJ. PickleProblem where it cannot
-    but fail."""
+    """Set the result of a call, and return the doubt about it, if any. `new`: by NEWOBJ.
+
+    Raises PickleProblem if the call must fail.
+    """
     func, args = call.func, call.args
     if type(func) is not Global:
         if type(func) is PersistentId and type(func.value) is tuple and func.value[:1] == ("module",):
             return None  # a module's class, as old files refer to it
         if type(func) is not Call or func.kind is not Kind.OBJECT:
             raise PickleProblem("the pickle calls what cannot be called")
-        return None if func.calls(*_TAKEN) else "it calls what came of a call"
+        return None if func.calls(*_TAKEN) else "it calls the result of another call"
     row = func.row
     if type(row) is not Row:
         if func.module == "torch" and func.name in _TORCH_VALUES:
             raise PickleProblem(f"the pickle calls {func.dotted}, which cannot be called")
         if not _may_be_called(func, args, new=new):
-            return f"it calls {func.dotted}: what comes of that is not known"
+            return f"it calls {func.dotted}, whose result is not known"
         return _of_text(func, args)
     call.kind = row.kind
     if new:
         if not row.made:
-            raise PickleProblem(f"the pickle makes an object of {func.dotted}, which is no class")
+            raise PickleProblem(f"the pickle makes an object of {func.dotted}, which is not a class")
         if row.kind in (Kind.MAPPING, Kind.LIST, Kind.SET) or (args == () and not row.parts):
-            return None  # only the class's `__new__` sees the arguments, and ignores them
+            return None  # only the class's `__new__` gets the arguments, and ignores them
     return None if args == () and not row.least else _arguments(func.dotted, row, args)
 
 
 def _may_be_called(func: Global, args: object, *, new: bool) -> bool:
-    """True if what the table lacks may be called. Of other libraries anything may; of torch the classes of modules
-    that the table does not list, as their objects and the members of enumerations are written."""
+    """True if a call that the table lacks is allowed. From other libraries any call is.
+
+    From torch they are the classes of unlisted modules, in the form for their objects and the members of enumerations.
+    """
     library = func.module.partition(".")[0]
     if library != "torch" or func.module in _CALLED_BY_NAME:
         return library not in _LIBRARIES
@@ -65,17 +69,17 @@ def _arguments(dotted: str, row: Row, args: object) -> str | None:
     if len(args) < row.least:
         raise PickleProblem(f"the pickle calls {dotted} with {len(args)} of at least {row.least} arguments")
     if len(args) > len(row.parts):
-        return f"it calls {dotted} with {len(args)} arguments: what comes of that is not known"
+        return f"it calls {dotted} with {len(args)} arguments, which has no known result"
     for part, is_right in zip(args[row.free :], row.parts[row.free :], strict=False):
         if is_right is not None and not is_right(part):
             if type(part) in _ATOMS and part and is_right in may_be.SURE:
-                raise PickleProblem(f"the pickle calls {dotted} with what it cannot take")
+                raise PickleProblem(f"the pickle calls {dotted} with an argument that it cannot take")
             return f"it calls {dotted} with arguments that are not known"
     return None if row.further is None else row.further(args)
 
 
 def what_is_set(call: Call, state: object) -> str | None:
-    """The doubt about a state that is set on what this call makes."""
+    """Return the doubt about a state that is set on this call's result, or None."""
     kind, args = call.kind, call.args
     row = call.func.row if type(call.func) is Global else None
     if type(row) is Row and row.state is not None:
@@ -107,7 +111,7 @@ def _of_buffer(args: tuple[Any, ...]) -> str | None:
 
 
 def _of_inner(args: tuple[Any, ...]) -> str | None:
-    """The doubt about the call that a tensor subclass wraps."""
+    """Return the doubt about the call that a tensor subclass wraps, or None."""
     inner: Global = args[0]
     if type(inner.row) is not Row or (inner.name == _WRAPPER and len(args[2]) == len(inner.row.parts)):
         return None
@@ -122,21 +126,21 @@ def _of_device(args: tuple[Any, ...]) -> str | None:
 
 
 def _of_shell(args: tuple[Any, ...]) -> str:
-    return "it makes a tensor of other tensors, but not those"
+    return "it makes a tensor of other tensors, but not of these"
 
 
 def _of_conversion(args: tuple[Any, ...]) -> str | None:
-    """The doubt about numbers that are converted to another type as they are loaded."""
+    """Return the doubt about numbers that are converted to another type while loaded, or None."""
     data, dtype, _, gradient = args
     stated = _storage_kind(data)
     is_whole = dtype.name.startswith(("int", "uint", "bool"))
     if dtype.name in _WIDE or STORAGE_DTYPES.get(stated) == dtype.name or (is_whole and not gradient):
         return None
-    return f"it converts numbers to {dtype.dotted}: whether they stay finite is not known"
+    return f"it converts numbers to {dtype.dotted}, and they may not stay finite"
 
 
 def _storage_kind(tensor: object) -> str:
-    """The class of the storage of a plain tensor; "" if it is none."""
+    """Return the class of the storage of a plain tensor, or ""."""
     first = tensor.args[0] if type(tensor) is Call and type(tensor.args) is tuple and tensor.args else None
     parts = first.value if type(first) is PersistentId else None
     return parts[1].name if type(parts) is tuple and len(parts) > 1 and type(parts[1]) is Global else ""
@@ -147,7 +151,7 @@ def _is_array_state(_: object, shape: object, dtype: object, fortran: object, da
 
 
 def _fills(shape: object, dtype: object, data: object) -> bool:
-    """True if so many bytes, or objects, make an array of this shape."""
+    """True if the number of bytes, or objects, fits an array of this shape."""
     shape = tuple(shape.items) if type(shape) is Sequence else shape
     stated = dtype.args[0] if type(dtype) is Call and type(dtype.args) is tuple and dtype.args else None
     if not may_be.dtype(dtype) or type(stated) is not str or not may_be.integers(shape):
@@ -163,7 +167,7 @@ def _fills(shape: object, dtype: object, data: object) -> bool:
 
 
 def _of_text(func: Global, args: object) -> str | None:
-    """Whether a number that is not finite could come of a text."""
+    """Return the doubt about a text that could become a number that is not finite, or None."""
     for part in args if type(args) is tuple else ():
         if type(part) is str and len(part) < 100:
             try:
@@ -176,7 +180,7 @@ def _of_text(func: Global, args: object) -> str | None:
 
 
 def doubtful_name(module: str, name: str, protocol: int) -> str | None:
-    """The doubt about what a pickle names, if there is one."""
+    """Return the doubt about a name in a pickle, or None."""
     if module in _PYTHON_2 and protocol >= 3:
         return f"it names {module}.{name}, which is known to Python 2 only"
     known = _NAMES.get(module)
@@ -186,12 +190,12 @@ def doubtful_name(module: str, name: str, protocol: int) -> str | None:
 
 
 def row_of(module: str, name: str) -> Row | None:
-    """The row of what is named so."""
+    """Return the row for a name, or None."""
     return _ROWS.get(f"{_PYTHON_2.get(module, module)}.{name}")
 
 
 def _inner(part: object) -> bool:
-    """What a tensor subclass is made by: a function that makes tensors, or one of a library's own."""
+    """Accept a function that makes tensors, or a library's own, inside a tensor subclass."""
     if type(part) is not Global:
         return False
     return part.row.kind is Kind.TENSOR if type(part.row) is Row else part.module not in _CALLED_BY_NAME
@@ -203,7 +207,7 @@ _ALIASES = ("double", "half", "float", "long", "short", "int", "cfloat", "cdoubl
 _NUMBERS = ("Double", "Float", "Half", "BFloat16", "Byte", "Char", "Short", "Int", "Long", "Bool")
 _TORCH_VALUES = frozenset((*DTYPES, *may_be.LAYOUTS, *(f"per_{s}" for s in _SCHEMES), *_FORMATS, *_ALIASES))
 _STORAGES = frozenset((*STORAGE_DTYPES, "TypedStorage"))
-_WIDE = ("float32", "float64", "bfloat16", "complex64", "complex128")  # that the usual numbers all fit into
+_WIDE = ("float32", "float64", "bfloat16", "complex64", "complex128")  # all usual numbers fit into these
 _TENSOR_CLASSES = frozenset(f"{kind}Tensor" for kind in ("", *_NUMBERS))
 _TORCH_CLASSES = ("Size", "device", "dtype", "layout", "memory_format", "qscheme", "Generator", "finfo", "iinfo")
 _PYTHON_2 = {"__builtin__": "builtins", "copy_reg": "copyreg"}
@@ -211,7 +215,7 @@ _MULTIARRAY = ("numpy.core.multiarray", "numpy._core.multiarray")
 _NUMERIC = ("numpy.core.numeric", "numpy._core.numeric")
 
 _WRAPPER = "_rebuild_wrapper_subclass"
-_NOT_FILLED = "a number or array of numpy has not the bytes that it needs"
+_NOT_FILLED = "a number or array of numpy does not have the bytes that it needs"
 _FROM_TYPE = ("torch._tensor._rebuild_from_type_v2", "torch._tensor._rebuild_from_type")
 _OLD_VIEW = (may_be.storage, may_be.integer, may_be.sizes, may_be.sizes)
 _VIEW = (None,) * 4  # these are compared with the storage when the tensor is placed
@@ -303,7 +307,7 @@ _TAKEN = ("builtins.getattr", "__builtin__.getattr")
 _MOST_DEVICES = 100
 _WITH_ATTRIBUTES = ("collections.OrderedDict", "collections.Counter")
 _LIBRARIES = sys.stdlib_module_names | {*_PYTHON_2, "numpy", "torch"}
-# Of these modules a file calls what is in the table, or nothing that we would know.
+# From these modules a file calls only what is in the table, or nothing known.
 _CALLED_BY_NAME = frozenset(
     ("torch", "torch._utils", "torch._tensor", "torch.storage", "torch.serialization", "numpy", *_MULTIARRAY, *_NUMERIC)
 ) | {"torch.nn.parameter", *(name.rpartition(".")[0] for name in LIBRARY_CALLS)}

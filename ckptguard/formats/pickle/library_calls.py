@@ -1,6 +1,6 @@
-"""What the pickles of checkpoints call of Python's own library, of numpy's generators and of torch's checkpoint index.
+"""The calls of Python's own library, numpy's generators and torch's checkpoint index in checkpoints' pickles.
 
-Of Python's own library nothing else is known to load; see `known_calls`.
+Nothing else of Python's own library is known to load; see `known_calls`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from ckptguard.formats.pickle.arguments import Row
 from ckptguard.formats.pickle.inert_values import Call, Global, Kind, Mapping
 from ckptguard.formats.pickle.numpy_values import raw_bytes
 
-_NOT_BYTES = "it makes bytes of a text that has no encoding"
+_NOT_BYTES = "it makes bytes from a text without an encoding"
 _DECIMAL = re.compile(r"[+-]?\d{1,1000}(?:\.\d{1,1000})?(?:E[+-]?\d{1,6})?")
 _FRACTION = re.compile(r"-?\d{1,1000}(?:/[1-9]\d{0,1000})?")
 _GENERATORS = ("MT19937", "PCG64", "PCG64DXSM", "Philox", "SFC64")
@@ -35,19 +35,21 @@ def _of_range(args: tuple[Any, ...]) -> str | None:
 
 
 def _of_class(args: tuple[Any, ...]) -> str | None:
-    """The doubt about a plain object as the first protocols wrote it."""
+    """Return the doubt about a plain object in the form of the first protocols, or None."""
     made, base, state = args
     row = made.row
     plain = base.name == "object" and state is None and (row is None or (type(row) is Row and row.made))
     own = row is None and made.module.partition(".")[0] not in ("builtins", "__builtin__")
     known = plain or (own and base.name in ("dict", "list", "set", "tuple", "str", "int", "float"))
     return (
-        None if known and base.module in ("builtins", "__builtin__") else "it makes an object of what may be no class"
+        None
+        if known and base.module in ("builtins", "__builtin__")
+        else "it makes an object of something that may not be a class"
     )
 
 
 def _bytes_of(length: int, at: int, least: int, below: int) -> may_be.Part:
-    """So many bytes, and what one of them may be."""
+    """Accept this many bytes, with a range for one of them."""
 
     def is_right(part: object) -> bool:
         raw = raw_bytes(part)
@@ -63,7 +65,7 @@ def _zone(part: object) -> bool:
 
 
 def _offset(part: object) -> bool:
-    """Less than a day."""
+    """Accept less than a day."""
     if type(part) is not Call or not part.calls("datetime.timedelta") or type(part.args) is not tuple:
         return False
     days, seconds, *_ = (*part.args, 0, 0)
@@ -83,7 +85,7 @@ def _matches(form: re.Pattern[str]) -> may_be.Part:
 
 
 def _part_of_fraction(part: object) -> bool:
-    """The whole as a text, as older versions write it; or one of its two numbers."""
+    """Accept the whole as a text, as older versions write it, or one of its two numbers."""
     return type(part) is int or _matches(_FRACTION)(part)
 
 
@@ -96,7 +98,7 @@ def _path(part: object) -> bool:
 
 
 def _unique(state: object) -> bool:
-    """The number of a UUID, as it is set."""
+    """Accept the number of a UUID, as it is set."""
     if type(state) is not Mapping:
         return False
     keys, values = state.flat[::2], state.flat[1::2]
@@ -104,7 +106,7 @@ def _unique(state: object) -> bool:
 
 
 def _properties(state: object) -> bool:
-    """As torch's index states how a tensor is kept."""
+    """Accept torch's index of how a tensor is kept."""
     kept = state[3] if type(state) is tuple and len(state) == 5 else None
     return type(kept) is Call and kept.calls(f"{_INDEX}._MEM_FORMAT_ENCODING")
 
@@ -116,7 +118,7 @@ def _generator(part: object) -> bool:
 
 
 def _of_memory_file(state: object) -> bool:
-    """The bytes of a file in memory, where it stands, and its attributes."""
+    """Accept the bytes of a file in memory, its position, and its attributes."""
     if type(state) is not tuple or len(state) != 3 or type(state[1]) is not int:
         return False
     return raw_bytes(state[0]) is not None and 0 <= state[1] < 2**63 and (state[2] is None or type(state[2]) is Mapping)

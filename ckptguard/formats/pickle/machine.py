@@ -1,7 +1,7 @@
-"""Our own pickle machine. It moves inert values about and never imports, calls or looks up anything that a file names.
+"""Our own pickle machine. It moves inert values, and never imports, calls or looks up a file's names.
 
-Limits come first: what they refuse is a problem of the file. Deep nesting costs no recursion, because the machine
-has none and its values (`inert_values`) are never hashed, compared or printed.
+Limits come first: exceeding one is a problem of the file. Deep nesting needs no recursion, because the machine has
+none, and its values (`inert_values`) are never hashed, compared or printed.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from ckptguard.formats.pickle.inert_values import Call, Global, Kind, Persistent
 from ckptguard.formats.pickle.known_calls import PLAIN_TENSOR, doubtful_name, row_of, what_comes, what_is_set
 
 MAX_STREAM = 256 << 20  # constants are copied out of it, so it counts twice
-BUDGET = 384 << 20  # about the bytes that opcodes leave behind; each also costs time
+BUDGET = 384 << 20  # about the bytes that opcodes leave; each also costs time
 _FRAME_COST = 32
 _NO_FRAME = 1 << 64
 _STOP = 0x2E
 _FRAME = 0x95
 
-# Which method each opcode is; the other bytes are none.
+# The method of each opcode; other bytes are invalid.
 # 82 to 84 are EXT1, EXT2 and EXT4; 97 and 98 NEXT_BUFFER and READONLY_BUFFER.
 _TABLE = """
     ( mark           0 pop            1 drop_mark      2 duplicate      F text_float     I text_int
@@ -44,7 +44,7 @@ _OPCODES: dict[int, str] = {
     int(code, 16) if len(code) == 2 else ord(code): name for code, name in zip(_WORDS[::2], _WORDS[1::2], strict=True)
 }
 
-# About how many bytes each leaves behind, at least what its time is worth.
+# About how many bytes each leaves, at least the worth of its time.
 _DEAR = {
     "]}\x8fl\x91d": 176,  # a list and what wraps it
     "pqr\x94": 128,  # an entry of the memo
@@ -53,7 +53,7 @@ _DEAR = {
     "bcXVUTBCSL\x8a\x8b\x8c\x8d\x8e\x96\x93": 80,  # texts, bytes, states
     "GFJMI": 48,  # numbers
 }
-# Only STOP and FRAME cost nothing: the machine tells by this that it must look up.
+# Only STOP and FRAME cost nothing, by which the machine recognises them.
 COSTS: tuple[int, ...] = tuple(
     0 if code in (_STOP, _FRAME) else next((cost for codes, cost in _DEAR.items() if chr(code) in codes), 32)
     for code in range(256)
@@ -61,9 +61,11 @@ COSTS: tuple[int, ...] = tuple(
 
 
 class Pickled(NamedTuple):
-    """One pickle: its value, the dotted names and persistent ids it mentions, and where the next byte is. `cost` is
-    what it took of the budget. `doubts`: why loading it may fail, or yield other numbers than these. `dropped`: what
-    was made and left out of the value, or is another part of it."""
+    """One pickle: its value, the dotted names and persistent ids in it, and where the next byte is.
+
+    `cost` is its use of the budget. `doubts`: why loading it may fail, or give other numbers. `dropped`: values that
+    were made but are not in the result, or are another part of it.
+    """
 
     value: object
     globals: frozenset[str]
@@ -75,12 +77,12 @@ class Pickled(NamedTuple):
 
 
 def read_pickle(data: bytes, start: int = 0, *, budget: int = BUDGET) -> Pickled:
-    """The pickle that begins at `start`; PickleProblem for anything that is not one."""
+    """Return the pickle that begins at `start`. PickleProblem for anything else."""
     return run_machine(Machine(data, start), start, budget)
 
 
 def run_machine(machine: Machine, start: int, budget: int) -> Pickled:
-    """Like `read_pickle`, with a machine of one's own."""
+    """Do the same with another machine."""
     data = machine.data
     if len(data) > MAX_STREAM:
         raise PickleProblem(f"the pickle is larger than {MAX_STREAM} bytes")
@@ -102,7 +104,7 @@ def run_machine(machine: Machine, start: int, budget: int) -> Pickled:
 
 
 class Machine(Containers):
-    """Names and calls; see `Constants` for how opcodes are methods."""
+    """Names and calls. `Constants` explains how opcodes are methods."""
 
     __slots__ = ("costs", "known", "names", "persistents", "position", "returned", "steps", "value")
 
@@ -119,9 +121,9 @@ class Machine(Containers):
         self.position = start
 
     def run(self, position: int, budget: int) -> tuple[int, int]:
-        """Execute until STOP; the position behind it, and what it cost."""
+        """Execute until STOP. Returns the position after it, and the cost."""
         data, steps, costs, room = self.data, self.steps, self.costs, budget
-        frame = _NO_FRAME  # where the frame that we are in ends
+        frame = _NO_FRAME  # where the current frame ends
         try:
             while room > 0 or self.returned:
                 room, self.returned = room + self.returned, 0
@@ -142,13 +144,14 @@ class Machine(Containers):
                     room -= cost
                     position = steps[code](position + 1)
                     if position >= frame:
-                        # Python's readers disagree about where such a value goes on, and so about all that follows.
+                        # Python's readers disagree about where such a value continues, and so about everything after
+                        # it.
                         if position > frame:
-                            raise PickleProblem("a value reaches over the end of its frame")
+                            raise PickleProblem("a value reaches beyond the end of its frame")
                         frame = _NO_FRAME
         finally:
             self.position = position
-        raise PickleProblem("the pickle holds more values than we would read")
+        raise PickleProblem("the pickle holds more values than ckptguard reads")
 
     def frame_end(self, p: int) -> int:
         end: int = p + 8 + UINT64(self.data, p)[0]
@@ -157,10 +160,12 @@ class Machine(Containers):
         return end
 
     def unknown(self, p: int) -> int:
-        raise PickleProblem(f"byte {p - 1} is no opcode (0x{self.data[p - 1]:02x})")
+        raise PickleProblem(f"byte {p - 1} is not an opcode (0x{self.data[p - 1]:02x})")
 
     def refused(self, p: int) -> int:
-        raise PickleProblem("the pickle uses the extension registry or out-of-band buffers, which are never followed")
+        raise PickleProblem(
+            "the pickle uses the extension registry or out-of-band buffers, which ckptguard never follows"
+        )
 
     # -- names and what would be called
 
@@ -172,7 +177,7 @@ class Machine(Containers):
     def stack_global(self, p: int) -> int:
         name, module = self.stack.pop(), self.stack.pop()
         if type(name) is not str or type(module) is not str:
-            raise PickleProblem("a global's name is computed: it cannot be told what would be called")
+            raise PickleProblem("a global's name is computed, so the call is unknown")
         self.stack.append(self.known_global(module, name))
         return p
 
@@ -188,7 +193,7 @@ class Machine(Containers):
         found = self.known.get((module, name))
         if found is None:
             if len(module) + len(name) > 1000:
-                raise PickleProblem("a global's name is absurdly long")
+                raise PickleProblem("a global's name is too long")
             found = self.known[module, name] = Global(module, name)
             self.names.add(found.dotted.encode("utf-8", "backslashreplace").decode("utf-8"))
             found.row = row_of(module, name)
@@ -236,7 +241,7 @@ class Machine(Containers):
         elif type(target) is Global:
             self.doubt(f"it changes {target.dotted} itself")
         else:
-            raise PickleProblem("state is set on what is no object")
+            raise PickleProblem("state is set on a value that is not an object")
         return p
 
     def text_instance(self, p: int) -> int:

@@ -1,4 +1,4 @@
-"""numpy's scalars and arrays inside pickles: only their numbers matter, and only those that are not finite."""
+"""numpy's scalars and arrays in pickles: only their numbers matter, and only those that are not finite."""
 
 from __future__ import annotations
 
@@ -19,13 +19,15 @@ _INTEGERS = {"i8": "q", "i4": "i", "i2": "h", "i1": "b", "u8": "Q", "u4": "I", "
 _BYTES = ("_codecs.encode", "builtins.bytearray", "__builtin__.bytearray", "torch.storage._load_from_bytes")
 _MOST_WRAPPERS = 4
 _TYPE = re.compile(r"[<>|=]?(?:b1|[iu][1248]|f(?:2|4|8|12|16)|c(?:8|16|24|32)|O[48]?|[SUVa]\d{1,9}|[mM]8)")
-_FLAGS = {"O": 63, "U": 8}  # of a type without fields: what numpy has to do with its elements
+_FLAGS = {"O": 63, "U": 8}  # of a type without fields: what numpy must do with its elements
 _WITHOUT_FLOATS = ("S", "U", "a", "M", "m", "i", "u", "b", "?")
 
 
 class NumpyContent(NamedTuple):
-    """What is in an array or scalar: `numbers` to look at, `items` that are values of their own. `unread`: it may hold
-    floats, in a form that we do not read. `raw`: bytes, which may be a file."""
+    """The content of an array or scalar: `numbers` to check, and `items` that are values themselves.
+
+    `unread`: it may hold floats in a form that ckptguard does not read. `raw`: bytes, which may be a file.
+    """
 
     numbers: Iterable[float | int] = ()
     items: tuple[object, ...] = ()
@@ -44,7 +46,7 @@ def is_numpy(call: Call) -> bool:
 
 
 def numpy_content(call: Call) -> NumpyContent:
-    """The number of a scalar; of a float array one element that is not finite, if there is one."""
+    """Return the number of a scalar; of a float array one element that is not finite, if any."""
     args = call.args if type(call.args) is tuple else ()
     assert type(call.func) is Global
     if call.func.name == "scalar" and len(args) >= 2:
@@ -63,7 +65,7 @@ def numpy_content(call: Call) -> NumpyContent:
 
 
 def is_type(name: object) -> bool:
-    """True if it is how a pickle calls a numpy type."""
+    """True if it is a numpy type's name in pickles."""
     return type(name) is str and _TYPE.fullmatch(name) is not None
 
 
@@ -73,7 +75,7 @@ def is_placeholder(part: object) -> bool:
 
 
 def is_type_state(args: object, state: object) -> bool:
-    """True if numpy sets this state on the type that is made of these arguments."""
+    """True if numpy sets this state on the type made from these arguments."""
     name = args[0] if type(args) is tuple and args else None
     if type(state) is not tuple or len(state) < 8 or type(name) is not str or not is_type(name):
         return False
@@ -96,7 +98,7 @@ def is_type_state(args: object, state: object) -> bool:
 
 
 def hides_floats(parts: object) -> bool:
-    """True if these parts of an object nobody knows are a numpy type of floats beside raw bytes."""
+    """True if these parts of an unknown object are a numpy float type beside raw bytes."""
     if type(parts) is not tuple:
         return False
     dtypes = [p for p in parts if type(p) is Call and p.calls(_DTYPE)]
@@ -108,12 +110,12 @@ def _without_floats(dtype: object) -> bool:
     plain = type(state) is tuple and len(state) > 4 and state[2] is None and state[4] is None
     if state is not None and not plain:
         return False
-    # A void type without fields is bytes that nobody calls numbers.
+    # A void type without fields is bytes that nobody uses as numbers.
     return _element(dtype)[0].startswith((*_WITHOUT_FLOATS, "V") if plain else _WITHOUT_FLOATS)
 
 
 def _other(dtype: object, data: object) -> NumpyContent:
-    """Content of a type that is no plain float."""
+    """Return the content of a type that is not a plain float."""
     if _element(dtype)[0].startswith("O"):
         return NumpyContent(items=tuple(data.items) if type(data) is Sequence else (data,))
     if _without_floats(dtype) or _is_empty(data):
@@ -133,7 +135,7 @@ def _bad_element(dtype: object, data: object) -> NumpyContent:
 
 
 def _element(dtype: object) -> tuple[str, str]:
-    """(kind such as "f8", byte order "<" or ">") of a pickled numpy dtype; an empty kind where it cannot be told."""
+    """Return (kind such as "f8", byte order "<" or ">") of a pickled numpy dtype; an empty kind if unknown."""
     if type(dtype) is not Call or not dtype.calls(_DTYPE):
         return "", "<"
     args, state = dtype.args, dtype.state
@@ -147,7 +149,7 @@ def _element(dtype: object) -> tuple[str, str]:
 
 
 def _is_empty(data: object) -> bool:
-    """No bytes, in any protocol's spelling."""
+    """True for no bytes, in any protocol's form."""
     if type(data) is Call and data.calls("_codecs.encode", "builtins.bytes", "__builtin__.bytes"):
         return data.args == () or (type(data.args) is tuple and data.args[0] == "")
     return data == b""
@@ -158,7 +160,7 @@ def _raw(value: object) -> bytes:
 
 
 def raw_bytes(value: object) -> bytes | None:
-    """Bytes as they are, or as pickle protocol 2 spells them: a latin-1 text to be encoded. None for anything else."""
+    """Return bytes as they are, or in pickle protocol 2's form, a latin-1 text to encode. None for anything else."""
     for _ in range(_MOST_WRAPPERS):
         if type(value) is not Call or type(value.args) is not tuple or not value.args or not value.calls(*_BYTES):
             break

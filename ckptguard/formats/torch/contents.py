@@ -1,7 +1,7 @@
-"""What pickles hold, noted within one budget, and what the files hold that they have as bytes.
+"""The content of pickles, read within one budget, and of files that they hold as bytes.
 
 Layers pickle their own state into bytes or a tensor of bytes (`_extra_state`), and plain pickles hold each tensor as a
-file. No span of the outer file shows such numbers to the scan: they are looked at here.
+file. No span of the outer file shows such numbers to the scan, so they are checked here.
 """
 
 from __future__ import annotations
@@ -25,14 +25,16 @@ from ckptguard.formats.zip.crc import crc32_function
 from ckptguard.storage.protocol import Entry
 
 LOADS_BYTES = "torch.storage._load_from_bytes"
-_DEEPEST = 16  # files in files
-_MOST_LEAVES = 1000  # of one file in a file
+_DEEPEST = 16  # files inside files
+_MOST_LEAVES = 1000  # of one file inside a file
 _LARGEST_UNMARKED = 16 << 20
 
 
 class ReadingBudget(msgspec.Struct):
-    """What reading pickles may still cost, over all archives that are read with it; `each` more for each storage that
-    is really there, because tensors of their own storages take about as much. `depth`: in how many files it lies."""
+    """What reading pickles may still cost, for all archives that share it. `depth`: how many files contain it.
+
+    Each existing storage adds `each`, because tensors with their own storages take about as much.
+    """
 
     budget: int = BUDGET
     each: int = 0
@@ -48,15 +50,15 @@ class InMemory:
         self.entry = Entry(key="", kind="file", size=len(raw))
 
     def read(self, offset: int, length: int) -> bytes:
-        """These bytes; fewer where they end."""
+        """Return these bytes; fewer at the end."""
         return self.raw[offset : offset + length]
 
 
 def take(
     pickled: Pickled, room: ReadingBudget, found: Found, prefix: str = "", loads: Iterable[Call] = ()
 ) -> list[tuple[str, Described]]:
-    """Note what a pickle holds, but for the tensors, which are returned. `loads` are its calls of torch's loader for
-    bytes: where all of these are read, loading them is nothing that the pickle does besides."""
+    """Record the content of a pickle except the tensors, which are returned. `loads` are its calls of torch's loader
+    for bytes: if all of these are read, loading them does nothing else."""
     tree = walk(pickled, room.nodes)
     room.budget -= pickled.cost
     room.nodes -= tree.visited
@@ -84,12 +86,14 @@ def _take_value(found: Found, prefix: str, file: FileValue, room: ReadingBudget)
 
 
 def take_file(found: Found, name: str, raw: bytes, room: ReadingBudget, dtype: str = "") -> bool:
-    """Note what bytes hold that are a file: numbers that are not finite, names, what is not read. Whether they are one
-    that was read whole. What only looks like one is not read, and no problem of the file around it. `dtype`: what it
-    is a storage of, if it does not say so itself."""
+    """Record the content of bytes that are a file: numbers that are not finite, names, unread parts.
+
+    Returns whether it is a file that was read completely. Bytes that only look like one are not read, and are no
+    problem of the outer file. `dtype`: the type of its storage, if it does not state it.
+    """
     room.depth += 1
     try:
-        inner = _structure_of(raw, room) if room.depth <= _DEEPEST else broken("", "it lies in too many files")
+        inner = _structure_of(raw, room) if room.depth <= _DEEPEST else broken("", "it is nested in too many files")
         if inner is None:
             return False
         found.names.update(inner.globals)
@@ -110,8 +114,8 @@ def take_file(found: Found, name: str, raw: bytes, room: ReadingBudget, dtype: s
 
 
 def _structure_of(raw: bytes, room: ReadingBudget) -> Structure | None:
-    """The structure of bytes that begin and end as a file does; None if they are none."""
-    from ckptguard.formats import safetensors  # these read their own files with what is here
+    """Return the structure of bytes that begin and end like a file; None if they are not one."""
+    from ckptguard.formats import safetensors  # these use this module for nested files
     from ckptguard.formats.torch import pickle_files, zip_file
 
     source = InMemory(raw)
@@ -126,11 +130,11 @@ def _structure_of(raw: bytes, room: ReadingBudget) -> Structure | None:
         if not structure.problems:
             return structure
     marked = is_marked_pickle(raw)
-    text = raw.rstrip(b"\0") if marked else raw  # a tensor of bytes may be filled up
+    text = raw.rstrip(b"\0") if marked else raw  # a tensor of bytes may be padded
     if not text.endswith(b".") or (not marked and len(raw) > _LARGEST_UNMARKED):
         return None
     if room.budget <= 0:
-        return broken("pickle", "there is more of this than we would read")
+        return broken("pickle", "it is more than ckptguard reads")
     structure = pickle_files.read_within(InMemory(text), room)
     return structure if marked or not structure.problems else None
 
@@ -146,7 +150,7 @@ def _sums_are_right(inner: Structure, raw: bytes) -> bool:
 
 
 def _take_tensors(found: Found, name: str, inner: Structure, raw: bytes, room: ReadingBudget) -> set[str]:
-    """One number that is not finite of each tensor that holds some; the names of tensors that hold files."""
+    """Record one number that is not finite of each tensor with some. Returns the names of tensors that hold files."""
     seen, opened = set(), set()
     for tensor in inner.tensors:
         place = (tensor.span, tensor.start, tensor.stop, tensor.dtype)

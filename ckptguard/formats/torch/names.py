@@ -1,4 +1,4 @@
-"""What the parts of a container are called within it."""
+"""The names of a container's parts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def pairs_of(prefix: str, pairs: list[object]) -> Iterator[tuple[str, object]]:
 
 
 def of_state(name: str, prefix: str, state: object) -> Iterator[tuple[str, object]]:
-    """What is set on a tensor: attributes by name, and the elements of a distributed one under its own."""
+    """Yield what is set on a tensor: attributes by name, and a distributed one's elements under its own name."""
     for part in state if type(state) is tuple else (state,):
         if type(part) is not Mapping:
             yield prefix + "state", part
@@ -38,14 +38,14 @@ def of_state(name: str, prefix: str, state: object) -> Iterator[tuple[str, objec
 
 
 def attributes(name: str, prefix: str, state: Mapping) -> Iterator[tuple[str, object]]:
-    """An object's attributes; a torch module's own tables are left out of the names of what they hold."""
+    """Yield an object's attributes. A torch module's own tables are left out of the names."""
     flat = iter(state.flat)
     for index, (key, value) in enumerate(zip(flat, flat, strict=False)):
         yield (name if key in _MODULE_PARTS else prefix + _key_text(key, index)), value
 
 
 def _is_plain_key(key: object) -> bool:
-    """True if a key, which may be a tuple, holds nothing that must be looked at."""
+    """True if a key, which may be a tuple, holds nothing that must be checked."""
     if type(key) is tuple:
         return len(key) <= _MAX_PARTS and all(type(k) is not tuple and _is_plain_key(k) for k in key)
     return math.isfinite(key) if type(key) is float else type(key) in WITHOUT_FLOATS
@@ -66,7 +66,7 @@ def _key_text(key: object, index: int) -> str:
 
 
 def ordered_pairs(call: Call) -> list[object] | None:
-    """Keys and values of ``OrderedDict([[key, value], ...])``, the way that Python 2 wrote it."""
+    """Return keys and values of ``OrderedDict([[key, value], ...])``, the form of Python 2."""
     args = call.args
     if not call.calls("collections.OrderedDict", "builtins.dict") or type(args) is not tuple or len(args) != 1:
         return None

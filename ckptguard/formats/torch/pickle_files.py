@@ -1,6 +1,6 @@
 """Pickles without an archive around them: scheduler and RNG states, pickled dicts, and torch's legacy format.
 
-That is what torch.save wrote before its zip format: pickles, then the storages one after another.
+The legacy format is from before torch.save's zip format: pickles, then the storages one after another.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _PARTS = 6  # of a reference to a storage
 
 
 class _LoadingMachine(Machine):
-    """A machine that remembers which bytes torch's own loader would be called with."""
+    """A machine that remembers the bytes for calls of torch's own loader."""
 
     __slots__ = ("loads",)
 
@@ -57,15 +57,15 @@ class _LoadingMachine(Machine):
 
 
 def read(reader: Reader, path: str) -> Structure:
-    """The numbers and names in a file of one or more pickles."""
+    """Return the numbers and names in a file of one or more pickles."""
     return read_within(reader, ReadingBudget())
 
 
 def read_within(reader: Source, room: ReadingBudget) -> Structure:
-    """Like `read`, for one of several files."""
+    """Do the same for one of several files."""
     size = reader.entry.size
     if size > MAX_STREAM:
-        return broken(NAME, f"a pickle of {size} bytes is more than we would read")
+        return broken(NAME, f"a pickle of {size} bytes is more than ckptguard reads")
     data = reader.read(0, size)
     found = Found()
     position = count = 0
@@ -81,7 +81,7 @@ def read_within(reader: Source, room: ReadingBudget) -> Structure:
             found.truncated = error.ends_early
             break
         tensors = take(pickled, room, found, f"{count}." if count else "", machine.loads)
-        if len(found.leaves) > MAX_LEAVES:  # of so many only those that are not finite say anything
+        if len(found.leaves) > MAX_LEAVES:  # of this many only those that are not finite matter
             found.leaves = [leaf for leaf in found.leaves if not math.isfinite(leaf.value)]
         for name, _ in tensors[:100]:
             found.problems.append(Problem(f"tensor {name!r} refers to a storage outside the pickle", tensor=name))
@@ -91,21 +91,21 @@ def read_within(reader: Source, room: ReadingBudget) -> Structure:
     if position < size and not found.problems:
         found.problems.append(Problem(f"there are more than {_MAX_PICKLES} pickles"))
     if len(found.leaves) > MAX_LEAVES:
-        found.problems.append(Problem("more numbers that are not finite than we would list"))
+        found.problems.append(Problem("more numbers that are not finite than ckptguard lists"))
     del found.leaves[MAX_LEAVES:], found.unread[MAX_UNREAD:]
     return found.structure(NAME)
 
 
 def read_legacy(reader: Reader, path: str) -> Structure:
-    """The structure of a legacy file; storages are spans, without a CRC, for the format has none."""
+    """Return the structure of a legacy file. Storages are spans without a CRC, which the format lacks."""
     return read_legacy_within(reader, ReadingBudget())
 
 
 def read_legacy_within(reader: Source, room: ReadingBudget) -> Structure:
-    """Like `read_legacy`, for one of several files."""
+    """Do the same for one of several files."""
     length = _FIRST_READ
     while True:
-        # The pickles come first and are small beside the storages, but how long they are nobody says.
+        # The pickles come first and are small beside the storages, but nothing states their length.
         length = min(length, reader.entry.size, MAX_STREAM)
         pickles = _pickles(reader.read(0, length), room.budget)
         more = isinstance(pickles, PickleProblem) and pickles.ends_early
@@ -117,12 +117,12 @@ def read_legacy_within(reader: Source, room: ReadingBudget) -> Structure:
     magic, protocol, system, state, keys = pickles
     found = Found()
     if magic.value != _MAGIC or protocol.value != _PROTOCOL or type(system.value) is not Mapping:
-        found.problems.append(Problem("it does not begin as torch's legacy files do"))
+        found.problems.append(Problem("it does not begin like torch's legacy files"))
     doubts = (doubt for p in pickles if p is not state for doubt in p.doubts)
     found.problems += (Problem(doubt, doubt=True) for doubt in dict.fromkeys(doubts))
     tensors = take(state, room, found)
     stored = _storages(reader, state, keys, found)
-    # Whatever byte order the system record states: storages were always written in little-endian order.
+    # Whatever byte order the system record states, storages were always written in little-endian order.
     found.tensors = place_tensors(tensors, state.persistent, stored, "little", found.problems)
     del found.problems[MAX_PROBLEMS:]
     found.names.update(*(p.globals for p in pickles))
@@ -130,7 +130,7 @@ def read_legacy_within(reader: Source, room: ReadingBudget) -> Structure:
 
 
 def _pickles(data: bytes, budget: int) -> list[Pickled] | PickleProblem:
-    """Magic number, protocol version, system, state and the storages' keys; or why they cannot be read."""
+    """Return magic number, protocol version, system, state and the storages' keys, or why they cannot be read."""
     pickles: list[Pickled] = []
     try:
         for _ in range(5):
@@ -142,8 +142,8 @@ def _pickles(data: bytes, budget: int) -> list[Pickled] | PickleProblem:
 
 
 def _storages(reader: Source, state: Pickled, keys: Pickled, found: Found) -> dict[str, StorageSpan]:
-    """The storages by their keys."""
-    items: dict[str, tuple[int, int]] = {}  # key -> (bytes of one element, bytes in all)
+    """Return the storages by their keys."""
+    items: dict[str, tuple[int, int]] = {}  # key -> (bytes of one element, total bytes)
     for reference in state.persistent:
         if type(reference.value) is tuple and reference.value[:1] == ("module",):
             continue  # a module's class, with its source
@@ -152,19 +152,19 @@ def _storages(reader: Source, state: Pickled, keys: Pickled, found: Found) -> di
             wrong = (
                 None
                 if type(reference.value) is tuple and len(reference.value) == _PARTS
-                else "it is not described as one"
+                else "it is not described as a storage"
             )
         except TensorProblem as error:
             wrong = str(error)
         if wrong is not None:
             found.problems.append(Problem(f"a storage: {wrong}"))
             continue
-        items.setdefault(storage.key, (DTYPES[dtype].size, storage.length))  # the first one makes it
+        items.setdefault(storage.key, (DTYPES[dtype].size, storage.length))  # the first one creates it
     stored: dict[str, StorageSpan] = {}
     position, size = keys.end, reader.entry.size
     for key in keys.value.items if type(keys.value) is Sequence else []:
         if type(key) is not str or key not in items or key in stored:
-            found.problems.append(Problem("the list of storages does not fit the pickle"))
+            found.problems.append(Problem("the list of storages does not match the pickle"))
             return stored
         element, length = items[key]
         count = int.from_bytes(reader.read(position, 8), "little") if position + 8 <= size else None
@@ -173,7 +173,7 @@ def _storages(reader: Source, state: Pickled, keys: Pickled, found: Found) -> di
             found.truncated = True
             return stored
         if count * element != length:
-            found.problems.append(Problem("a storage has another size than the pickle says"))
+            found.problems.append(Problem("a storage has another size than in the pickle"))
             return stored
         stored[key] = StorageSpan(len(found.spans) if length else None, length)
         if length:

@@ -1,4 +1,4 @@
-"""Where the tensors that a pickle describes lie in the storages that the file holds."""
+"""Find the tensors of a pickle in the storages of the file."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ckptguard.formats.torch.rebuild_calls import Described, StorageRef, TensorP
 
 
 class StorageSpan(NamedTuple):
-    """A storage that the file holds: its span (None: it is empty) and its length in bytes."""
+    """A storage in the file: its span (None: it is empty) and its length in bytes."""
 
     span: int | None
     length: int
@@ -26,8 +26,10 @@ def place_tensors(
     byte_order: str,
     problems: list[Problem],
 ) -> list[TensorPlace]:
-    """The tensors whose elements are where they should be; for each of the others a problem that names it. So too for
-    `references` to storages that no tensor needs, because loading makes all of them."""
+    """Return the tensors whose elements are in the right place. Each of the others is a problem that names it.
+
+    The same goes for `references` to storages that no tensor needs, because loading creates all of them.
+    """
     placed, looked_at = [], set[str]()
     for name, call in found:
         try:
@@ -51,7 +53,7 @@ def place_tensors(
 def _of_references(
     references: Iterable[PersistentId], stored: Mapping[str, StorageSpan], looked_at: set[str]
 ) -> Iterator[Problem]:
-    """What is wrong with the references themselves. torch makes each storage as the first one says."""
+    """Yield what is wrong with the references themselves. torch creates each storage from the first one."""
     first: dict[object, tuple[object, object]] = {}
     devices: set[object] = set()
     for reference in references:
@@ -61,14 +63,14 @@ def _of_references(
                 if type(parts) is tuple and parts[:1] == ("module",):
                     continue  # of an old file: a module's class, with its source
                 as_storage(reference)
-                raise TensorProblem("it refers to no storage")
+                raise TensorProblem("it does not refer to a storage")
             _, kind, key, device, count, *_ = parts
             if first.setdefault(key, (kind.name, count)) != (kind.name, count):
-                yield Problem(f"storage {printable(key, 200)!r} is said to be of two kinds", doubt=True)
+                yield Problem(f"storage {printable(key, 200)!r} is described as two kinds", doubt=True)
             if device not in devices:
                 devices.add(device)
                 if not is_device(device) or device == "meta":
-                    yield Problem("a storage lies on a device that is not known to hold numbers", doubt=True)
+                    yield Problem("a storage is on a device that is not known to hold numbers", doubt=True)
             if key not in looked_at:
                 looked_at.add(key)
                 _span_of(as_storage(reference)[0], stored)
@@ -81,7 +83,7 @@ def _span_of(storage: StorageRef, stored: Mapping[str, StorageSpan]) -> int | No
     if found is None:
         raise TensorProblem("its storage is not in the file")
     if found.length != storage.length:
-        problem = TensorProblem("its storage has another size than the pickle says")
+        problem = TensorProblem("its storage has another size than in the pickle")
         problem.sizes = (str(storage.length), str(found.length))
         raise problem
     return found.span

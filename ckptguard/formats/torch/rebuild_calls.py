@@ -39,12 +39,14 @@ _MAX_DIMENSIONS = 64
 _LIMIT = 2**63
 
 
-Described = Call | PersistentId  # what a pickle has in place of a tensor
+Described = Call | PersistentId  # a pickle's substitute for a tensor
 
 
 class StorageRef(NamedTuple):
-    """A storage that a pickle refers to: its key and how many bytes it should have. Files of the oldest torch refer to
-    `room` bytes of it from `first` on; else that is all of it."""
+    """A storage that a pickle refers to: its key and its expected size in bytes.
+
+    Files of the oldest torch refer to `room` bytes of it from `first` on; otherwise that is all of it.
+    """
 
     key: str
     length: int
@@ -53,8 +55,10 @@ class StorageRef(NamedTuple):
 
 
 class TensorRef(NamedTuple):
-    """A tensor as its pickle describes it: elements `start`..`stop` of a storage (None: no stored bytes). `strides` are
-    stated only where its elements do not lie in row-major order without gaps."""
+    """A tensor as its pickle describes it: elements `start`..`stop` of a storage (None: no stored bytes).
+
+    `strides` are set only if its elements are not in row-major order without gaps.
+    """
 
     dtype: str
     shape: tuple[int, ...]
@@ -65,7 +69,7 @@ class TensorRef(NamedTuple):
 
 
 class TensorProblem(ValueError):
-    """A description that cannot be true; the message says why. `sizes`: expected and found, where these are at odds."""
+    """An impossible description; the message says why. `sizes`: expected and found, if they differ."""
 
     sizes: tuple[str | None, str | None] = (None, None)
 
@@ -78,7 +82,7 @@ class Composite(NamedTuple):
 
 
 def is_tensor(value: Described) -> bool:
-    """True if loading this would make a tensor of stored elements, or a bare storage of them."""
+    """True if loading this would make a tensor of stored elements, or a bare storage."""
     if type(value) is PersistentId:
         return type(value.value) is tuple and len(value.value) >= 5 and value.value[0] == "storage"
     func = _unwrap(value).func if type(value) is Call else None
@@ -86,7 +90,7 @@ def is_tensor(value: Described) -> bool:
 
 
 def is_untyped(value: Described) -> bool:
-    """True if it is a bare storage that does not say what its bytes are."""
+    """True if it is a bare storage that does not state its element type."""
     if type(value) is not PersistentId or not is_tensor(value):
         return False
     kind = value.value[1]  # type: ignore[index]
@@ -94,13 +98,15 @@ def is_untyped(value: Described) -> bool:
 
 
 def is_plain(call: Call) -> bool:
-    """True if it is a tensor of stored elements and nothing besides: what nearly all of them are."""
+    """True if it is only a tensor of stored elements, as nearly all of them are."""
     return call.state is None and type(call.func) is Global and call.func.dotted in _NEVER_QUANTISED
 
 
 def packed_storage(value: Described) -> tuple[Call, str] | None:
-    """The file in memory that a plain pickle has in place of a tensor's storage, if it has; and the dtype, where the
-    storage itself states none."""
+    """Return the file in memory that a plain pickle has instead of a tensor's storage, or None.
+
+    The dtype comes with it if the storage itself states none.
+    """
     call = _unwrap(value) if type(value) is Call else None
     args = call.args if call is not None else None
     first = args[0] if type(args) is tuple and args else None
@@ -111,7 +117,7 @@ def packed_storage(value: Described) -> tuple[Call, str] | None:
 
 
 def is_whole_tensor(value: object) -> bool:
-    """True if it is a tensor of whole numbers, and nothing besides."""
+    """True if it is only a tensor of whole numbers."""
     if type(value) is not Call or not is_plain(value) or value.flat:
         return False
     try:
@@ -121,7 +127,7 @@ def is_whole_tensor(value: object) -> bool:
 
 
 def tensor_attributes(call: Call) -> list[object]:
-    """What is set on a tensor besides its elements: the states of its wrappers."""
+    """Return what is set on a tensor besides its elements: the states of its wrappers."""
     if call.state is None and type(call.func) is Global and call.func.dotted in _TENSORS_THEMSELVES:
         return []
     states: list[object] = []
@@ -135,7 +141,7 @@ def tensor_attributes(call: Call) -> list[object]:
 
 
 def as_tensor(value: Described) -> TensorRef:
-    """The description; TensorProblem where it contradicts itself or reaches out of its storage."""
+    """Return the description. TensorProblem if it contradicts itself or reaches beyond its storage."""
     if type(value) is PersistentId:
         whole, kind = as_storage(value)
         size = DTYPES[kind].size
@@ -163,7 +169,7 @@ def _viewed(call: Call) -> TensorRef:
     if type(args) is not tuple or type(call.func) is not Global:
         raise TensorProblem("it has no arguments")
     if call.func.dotted in _PARAMETERS:
-        raise TensorProblem("it is a parameter of nothing")
+        raise TensorProblem("it is a parameter without a tensor")
     if call.func.dotted == _META:
         if len(args) < 2:
             raise TensorProblem("it has too few arguments")
@@ -178,20 +184,20 @@ def _viewed(call: Call) -> TensorRef:
     if call.func.dotted == _QUANTISED and not dtype.startswith("q"):
         raise TensorProblem("it is quantised, but its storage is not")
     if call.func.dotted == _QUANTISED and not _is_scaled(args[4:5], _sizes(args[2])):
-        raise TensorProblem("its scales do not fit its shape")
+        raise TensorProblem("its scales do not match its shape")
     return _view(dtype, storage, args[1], _sizes(args[2]), _sizes(args[3]))
 
 
 def as_storage(value: object) -> tuple[StorageRef, str]:
-    """The storage behind a persistent id, and the dtype that its class states."""
+    """Return the storage of a persistent id, and the dtype that its class states."""
     parts = value.value if type(value) is PersistentId else None
     if type(parts) is not tuple or len(parts) < 5 or parts[0] != "storage":
-        raise TensorProblem("it refers to no storage")
+        raise TensorProblem("it does not refer to a storage")
     _, kind, key, _, count = parts[:5]
     known = type(kind) is Global and (kind.module == "torch" or kind.module.startswith("torch."))
     dtype = STORAGE_DTYPES.get(kind.name) if known else None
     if dtype is None or type(key) is not str:
-        raise TensorProblem("its storage is of no known kind")
+        raise TensorProblem("its storage has an unknown type")
     if type(count) is not int or not 0 <= count < _LIMIT:
         raise TensorProblem("its storage has an impossible size")
     size = DTYPES[dtype].size
@@ -199,15 +205,15 @@ def as_storage(value: object) -> tuple[StorageRef, str]:
     if len(parts) > 5 and parts[5] is not None:
         view = parts[5]
         if type(view) is not tuple or len(view) != 3 or not all(type(n) is int for n in view[1:]):
-            raise TensorProblem("its view of a storage cannot be told")
+            raise TensorProblem("its view of a storage cannot be read")
         first, room = view[1:]
         if first < 0 or room < 0 or first + room > count:
-            raise TensorProblem("its view reaches out of its storage")
+            raise TensorProblem("its view reaches beyond its storage")
     return StorageRef(key, count * size, first * size, room * size), dtype
 
 
 def quantiser(value: Call) -> tuple[object, object] | None:
-    """(scale, zero point) of a quantised tensor, or (scales, zero points) as tensors."""
+    """Return (scale, zero point) of a quantised tensor, or (scales, zero points) as tensors; None for others."""
     if type(value.func) is Global and value.func.dotted in _NEVER_QUANTISED:
         return None
     call = _unwrap(value)
@@ -218,7 +224,7 @@ def quantiser(value: Call) -> tuple[object, object] | None:
 
 
 def _unwrap(call: Call) -> Call:
-    """The call that views a storage, out of parameters and tensor subclasses."""
+    """Return the call that views a storage, without parameters and tensor subclasses around it."""
     if type(call.func) is Global and call.func.dotted in _TENSORS_THEMSELVES:
         return call
     *_, innermost = _layers(call)
@@ -226,7 +232,7 @@ def _unwrap(call: Call) -> Call:
 
 
 def _layers(call: Call) -> Iterator[Call]:
-    """The call, and those that parameters and tensor subclasses wrap in each other."""
+    """Yield the call, and those that parameters and tensor subclasses wrap in each other."""
     yield call
     for _ in range(_MAX_WRAPPERS):
         inner = _inside(call)
@@ -237,7 +243,7 @@ def _layers(call: Call) -> Iterator[Call]:
 
 
 def _inside(call: Call) -> Call | None:
-    """The call that a parameter or a tensor subclass wraps."""
+    """Return the call that a parameter or a tensor subclass wraps, or None."""
     func, args = call.func, call.args
     if type(func) is not Global or type(args) is not tuple or not args:
         return None
@@ -290,7 +296,7 @@ def _check_count(shape: tuple[int, ...]) -> None:
 
 
 def _is_row_major(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
-    """True if the elements lie one after the other in the order of their indices."""
+    """True if the elements follow each other in the order of their indices."""
     expected = 1
     for size, step in zip(reversed(shape), reversed(stride), strict=True):
         if size > 1:
@@ -302,7 +308,7 @@ def _is_row_major(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
 
 def _dtype_of(value: object) -> str:
     if type(value) is not Global or value.module != "torch":
-        raise TensorProblem("its dtype cannot be told")
+        raise TensorProblem("its dtype cannot be read")
     return value.name
 
 
@@ -310,7 +316,7 @@ def _sizes(value: object) -> tuple[int, ...]:
     if type(value) is Call and value.calls("torch.Size") and type(value.args) is tuple and len(value.args) == 1:
         value = value.args[0]
     if type(value) is not tuple or len(value) > _MAX_DIMENSIONS:
-        raise TensorProblem("its shape or strides cannot be told")
+        raise TensorProblem("its shape or strides cannot be read")
     for number in value:
         if type(number) is not int or not 0 <= number < _LIMIT:
             raise TensorProblem("its shape or strides are impossible")
@@ -318,7 +324,7 @@ def _sizes(value: object) -> tuple[int, ...]:
 
 
 def as_composite(call: Call) -> Composite | None:
-    """What the tensor that this call would make consists of; None if it would make none, or a plain one."""
+    """Return the parts of the tensor that this call would make; None if it makes none, or a plain one."""
     func, args = call.func, call.args
     if type(func) is not Global or type(args) is not tuple or is_tensor(call):
         return None
@@ -328,7 +334,7 @@ def as_composite(call: Call) -> Composite | None:
         func, args = args[0], args[2]
         if type(func) is not Global or type(args) is not tuple:
             return None
-        if func.dotted == _WRAPPER:  # it only makes the shell that the state goes into
+        if func.dotted == _WRAPPER:  # it only makes the shell for the state
             return Composite((), states)
         return Composite(_parts(func.dotted, args) or (("", args),), states)
     if func.dotted == _PARAMETERS[1]:

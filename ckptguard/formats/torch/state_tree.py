@@ -1,7 +1,7 @@
-"""Walking what a pickle holds: named tensors, and the numbers beside them.
+"""Walk the content of a pickle: named tensors, and the numbers beside them.
 
-Names are dotted paths of keys. The walk has no recursion; it is safe from cycles and from values that share parts
-so often that they would unfold without end.
+Names are dotted paths of keys. The walk has no recursion. It is safe from cycles, and from shared parts that would
+unfold without end.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ MAX_NODES = 3_000_000
 MAX_LEAVES = 20_000
 MAX_TENSORS = 1_000_000
 MAX_UNREAD = 100
-_MAX_FINITE_LEAVES = 10_000  # the rest of the room is for those that are not finite
-_MAX_ALIKE = 1000  # not finite, of one kind, in one subtree, under one key: more of them say nothing new
-_LONG_SERIES = 64  # a longer list of plain numbers is data, of which only what is not finite matters
-_SHORTEST = 2  # bytes that a float can have, but for those of a single byte
-_MAX_SILENT = 1_000_000  # parts of what holds no numbers
+_MAX_FINITE_LEAVES = 10_000  # the rest of the limit is for those that are not finite
+_MAX_ALIKE = 1000  # not finite, of one kind, in one subtree, under one key: more of them add nothing
+_LONG_SERIES = 64  # a longer list of plain numbers is data, of which only numbers that are not finite matter
+_SHORTEST = 2  # bytes that a float can have, except those of a single byte
+_MAX_SILENT = 1_000_000  # parts of something without numbers
 _MAX_VISITS = 8
-_MAX_FLAT_VISITS = 1000  # of what holds nothing that could unfold further
-_HEAD = 16  # bytes of a file, which tell what it is
+_MAX_FLAT_VISITS = 1000  # of something that cannot unfold further
+_HEAD = 16  # bytes of a file, which show its format
 _WITHOUT_NUMBERS = (
     "torch.Size",
     "torch.device",
@@ -53,8 +53,8 @@ _WITHOUT_NUMBERS = (
 
 
 class FileValue(NamedTuple):
-    """Bytes that may be a file, as the value that stands for them. `dtype`: of what its one storage holds, where only
-    its tensor states that."""
+    """Bytes that may be a file, as the value that holds them. `dtype`: of its one storage, if only its tensor states
+    it."""
 
     name: str
     value: object
@@ -62,8 +62,11 @@ class FileValue(NamedTuple):
 
 
 class TreeContents(NamedTuple):
-    """What a tree holds: tensors as what rebuilds them, in the order of the file. `containers` and `unread` are those
-    of a Structure; `visited` is how many values were looked at. `files` are bytes that may be files of their own."""
+    """The content of a tree: tensors as the calls that rebuild them, in file order.
+
+    `containers` and `unread` are those of a Structure. `visited` counts the values read. `files` are bytes that may be
+    files.
+    """
 
     tensors: list[tuple[str, Described]]
     leaves: tuple[Leaf, ...]
@@ -75,17 +78,17 @@ class TreeContents(NamedTuple):
 
 
 def walk(pickled: Pickled, room: int = MAX_NODES) -> TreeContents:
-    """Everything that a pickle's value holds, by name. A value that stands alone is called "value"."""
+    """Return everything that a pickle's value holds, by name. A single value is named "value"."""
     walking = _Walk()
     found = walking.run(pickled.value, room)
     doubts = dict.fromkeys(pickled.doubts)
     if pickled.dropped and not walking.saw(pickled.dropped):
-        doubts["it makes a value and leaves it out"] = None
+        doubts["it makes a value and does not use it"] = None
     return found._replace(problems=(*found.problems, *(Problem(message, doubt=True) for message in doubts)))
 
 
 def below(name: str, inner: str) -> str:
-    """The full name of what is called `inner` within the value of this name."""
+    """Return the full name of `inner` within the value of this name."""
     return name if inner == "value" else f"{name}.{inner}"
 
 
@@ -99,15 +102,14 @@ class _Walk:
         self.problems: dict[str, Problem] = {}
         self.alike: dict[tuple[str, str, bool, bool], int] = {}
         self.visits: dict[int, int] = {}
-        self.plain: set[int] = set()  # what was looked into and holds nothing that matters under another name, too
-        self.met = 0  # how many things that do
+        self.plain: set[int] = set()  # walked, and without anything that matters under another name
+        self.met = 0  # how many things that matter
         self.unread: dict[str, None] = {}
         self.files: dict[int, FileValue] = {}
-        self.silent: set[int] = set()  # that `is_silent` has looked at
+        self.silent: set[int] = set()  # that `is_silent` has checked
 
     def run(self, root: object, most: int) -> TreeContents:
-        # Containers, each with its children that are still to be looked at, and what was met before it; the innermost
-        # is the last.
+        # Containers, each with its remaining children, and what was met before it; the innermost is the last.
         waiting: list[_Entered] = [(None, iter((("", root),)), 0)]
         room = most
         while waiting and room and len(self.tensors) <= MAX_TENSORS:
@@ -130,7 +132,7 @@ class _Walk:
             elif kind in CONTAINERS and self.enter(name, value, waiting):
                 waiting.append((value, self.children(name, value), self.met))
         if waiting:
-            self.problem("it holds more values than we would read")
+            self.problem("it holds more values than ckptguard reads")
         leaves, problems = tuple(self.leaves), tuple(self.problems.values())
         unread, files = tuple(self.unread), tuple(self.files.values())
         return TreeContents(self.tensors, leaves, problems, _containers(root), unread, most - room, files)
@@ -141,7 +143,7 @@ class _Walk:
         return all(value == () or id(value) in self.visits or id(value) in tensors for value in values)
 
     def tensor(self, name: str, value: Described) -> list[tuple[str, object]]:
-        """Note a tensor; what is set on it besides its elements."""
+        """Record a tensor. Returns what is set on it besides its elements."""
         self.met += 1
         packed = packed_storage(value)
         if packed is not None:
@@ -155,7 +157,7 @@ class _Walk:
         if is_plain(value):
             return []
         parts = [pair for state in tensor_attributes(value) for pair in of_state(name, f"{name}.", state)]
-        # What a quantised tensor's integers are multiplied with: numbers here, or tensors.
+        # The factors of a quantised tensor's integers: numbers here, or tensors.
         for part, of_all in zip(("scale", "zero_point"), quantiser(value) or (), strict=False):
             if type(of_all) is float and not math.isfinite(of_all):
                 self.number(f"{name}.{part}", of_all, of_array=True)
@@ -164,10 +166,10 @@ class _Walk:
         return parts
 
     def enter(self, name: str, value: object, waiting: list[_Entered]) -> bool:
-        """Whether to look into a container: not into itself, not for ever deeper, not again and again."""
+        """True if a container should be entered: not inside itself, not forever deeper, not again and again."""
         visits = self.visits[id(value)] = self.visits.get(id(value), 0) + 1
         if visits > _MAX_VISITS and (visits > _MAX_FLAT_VISITS or not _is_flat(value)):
-            if id(value) not in self.plain:  # else it is a part that many share, such as a module's activation
+            if id(value) not in self.plain:  # otherwise it is a part that many share, such as a module's activation
                 self.not_read(name)
             return False
         if len(waiting) > MAX_DEPTH:
@@ -175,7 +177,7 @@ class _Walk:
             return False
         if visits == 1 or all(value is not above for above, *_ in waiting):
             return True
-        self.met += 1  # whoever refers to what is around it holds all of that
+        self.met += 1  # whatever refers to a value around it holds all of that
         return False
 
     def children(self, name: str, value: object) -> Iterator[tuple[str, object]]:
@@ -237,7 +239,7 @@ class _Walk:
                 yield from attributes(name, prefix, state)
 
     def is_silent(self, value: object) -> bool:
-        """True if there are only texts and whole numbers in it, however deep."""
+        """True if there are only texts and whole numbers in it, at any depth."""
         waiting, seen = [value], set[int]()
         for _ in range(_MAX_SILENT):
             if not waiting:
@@ -263,7 +265,7 @@ class _Walk:
         return False
 
     def series(self, prefix: str, items: list[object] | tuple[object, ...]) -> Iterator[tuple[str, object]]:
-        """Children by index; of a long list of plain values only what is not finite."""
+        """Yield children by index; of a long list of plain values only numbers that are not finite."""
         if len(items) > _LONG_SERIES and _HOLDERS.isdisjoint(map(type, items)):
             for index, item in enumerate(items):
                 if type(item) is float and not math.isfinite(item):
@@ -287,7 +289,7 @@ class _Walk:
         known = self.alike.get(kind, 0)
         if len(self.leaves) >= MAX_LEAVES:
             if known < _MAX_ALIKE:
-                self.problem("more numbers that are not finite than we would list")
+                self.problem("more numbers that are not finite than ckptguard lists")
         elif known < _MAX_ALIKE:
             self.alike[kind] = known + 1
             self.leaves.append(Leaf(name or "value", value, of_array))
@@ -316,7 +318,7 @@ _END: tuple[str, object] = ("", object())
 
 
 def _containers(root: object) -> tuple[str, ...]:
-    """The keys of a mapping whose values hold values of their own; tensors and numpy's arrays do not."""
+    """Return the keys of a mapping whose values hold values; tensors and numpy's arrays do not."""
     pairs: list[object] | None = None
     if type(root) is Mapping:
         pairs = root.flat
@@ -334,7 +336,7 @@ def _is_one_tensor(call: Call) -> bool:
 
 
 def _is_flat(value: object) -> bool:
-    """A series or mapping of values that hold nothing further."""
+    """True for a series or mapping of values that hold nothing further."""
     if type(value) is Mapping:
         return not any(type(v) in CONTAINERS for v in value.flat)
     items = value.items if type(value) is Sequence or type(value) is SetOf else value
@@ -342,7 +344,7 @@ def _is_flat(value: object) -> bool:
 
 
 def _is_packed(call: Call) -> bool:
-    """True if it would make floats out of bytes in a way of its own."""
+    """True if it would make floats from bytes in its own way."""
     args, func = call.args if type(call.args) is tuple else (), call.func
     if type(func) is not Global or func.row is not None or func.module == "datetime":
         return False
@@ -354,5 +356,5 @@ def _is_packed(call: Call) -> bool:
 
 
 def _takes_storage(call: Call) -> bool:
-    """True if nobody knows what it would make of a storage."""
+    """True if it is unknown what it would make of a storage."""
     return type(call.args) is tuple and any(type(part) is PersistentId for part in call.args)

@@ -1,4 +1,4 @@
-"""What torch.save and torch.jit.save write: a zip archive of a pickle and the storages that it refers to."""
+"""The files of torch.save and torch.jit.save: a zip archive of a pickle and the storages that it refers to."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ _PARTS = 5  # of a reference to a storage
 _Tensors = tuple[list[tuple[str, Described]], tuple[PersistentId, ...]]
 _MOST_ROOM = 500_000
 _SHORT = 1000  # bytes
-# What torch parses before it looks at the pickle. Of formats it knows ten, and overlooks what follows the number.
+# What torch parses before the pickle. It knows ten formats, and ignores text after the number.
 _STATED = {"version": rb"(?s:\s*\+?0*(?:[1-9]|10)(?!\d).*)", ".storage_alignment": rb"\s*[-+]?\d+\s*"}
 _TEXT = ".data/serialization_id"
 
 
 def read(reader: Reader, path: str) -> Structure:
-    """The structure of a torch archive; each storage is a span, with the CRC-32 that the archive states."""
+    """Return the structure of a torch archive. Each storage is a span, with the archive's CRC-32."""
     archive = read_archive(reader)
     stated = sorted((name, record.size, record.crc32) for name, record in archive.records.items())
     checksums = blake3(msgspec.json.encode(stated)).hexdigest(16)
@@ -40,17 +40,17 @@ def read(reader: Reader, path: str) -> Structure:
 
 
 def read_within(reader: Source, room: ReadingBudget) -> Structure:
-    """Like `read`, for one of many archives."""
+    """Do the same for one of many archives."""
     return _read(reader, read_archive(reader), room)
 
 
 def _read(reader: Source, archive: Archive, room: ReadingBudget) -> Structure:
     found = Found(problems=list(archive.problems), truncated=archive.truncated)
-    # torch.jit.save writes a second pickle, whose storages lie in a folder of their own.
+    # torch.jit.save writes a second pickle, whose storages are in their own folder.
     folders = {_DATA: "data.pkl"} | ({_CONSTANTS: "constants.pkl"} if "constants.pkl" in archive.records else {})
     stored: dict[str, dict[str, StorageSpan]] = {folder: {} for folder in folders}
     others: list[Record] = []
-    for name, record in archive.records.items():  # in the order of the file
+    for name, record in archive.records.items():  # in file order
         folder, slash, key = name.partition("/")
         own = stored.get(folder + slash)
         if own is not None:
@@ -61,26 +61,26 @@ def _read(reader: Source, archive: Archive, room: ReadingBudget) -> Structure:
             others.append(record)
     room.budget += room.each * min(len(found.spans), _MOST_ROOM)
     found.problems += _unfit_records(reader, archive)
-    # Records beside the storages are checked here; the storages' bytes are checked as they are scanned.
+    # Records beside the storages are checked here; the storages' bytes are checked during the scan.
     found.problems += [problem for record in others for problem in wrong_sum(reader, record, record.name)]
     byte_order = _byte_order(reader, archive, found.problems)
     for folder, pickle in folders.items():
         tensors, references = _read_state(reader, archive, pickle, room, found)
         if any(type(r.value) is not tuple or len(r.value) != _PARTS for r in references):
-            found.problems.append(Problem("a reference is none to a storage of an archive"))
+            found.problems.append(Problem("a reference does not lead to a storage of an archive"))
         found.tensors += place_tensors(tensors, references, stored[folder], byte_order, found.problems)
     return found.structure(NAME, MAX_PROBLEMS)
 
 
 def _read_state(reader: Source, archive: Archive, name: str, room: ReadingBudget, found: Found) -> _Tensors:
-    """Note what a pickle of the archive holds, but for the tensors and the references, which are returned."""
+    """Record the content of a pickle in the archive. Returns its tensors and references."""
     record = archive.records.get(name)
     if record is None:
         if archive.records or not archive.problems:
-            found.problems.append(Problem(f"the archive holds no {name}: it is no torch archive"))
+            found.problems.append(Problem(f"the archive holds no {name}, so it is not a torch archive"))
         return [], ()
     if record.size > MAX_STREAM:
-        found.problems.append(Problem(f"{name} has {record.size} bytes, which is more than we would read"))
+        found.problems.append(Problem(f"{name} has {record.size} bytes, which is more than ckptguard reads"))
         return [], ()
     data = reader.read(record.offset, record.size)
     try:
@@ -108,9 +108,9 @@ def _byte_order(reader: Source, archive: Archive, problems: list[Problem]) -> st
 
 
 def _unfit_records(reader: Source, archive: Archive) -> Iterator[Problem]:
-    """What keeps torch from opening the archive, whatever the pickle says."""
+    """Yield what keeps torch from opening the archive, whatever the pickle says."""
     if "data.pkl" in archive.records and not {"version", ".data/version"} & archive.records.keys():
-        yield Problem("the archive holds no version: torch does not open it")
+        yield Problem("the archive holds no version, so torch does not open it")
     for name in (*_STATED, _TEXT):
         record = archive.records.get(name)
         if record is None:
@@ -118,7 +118,7 @@ def _unfit_records(reader: Source, archive: Archive) -> Iterator[Problem]:
         text = reader.read(record.offset, min(record.size, _SHORT))
         fits = _is_utf8(text) if name == _TEXT else re.fullmatch(_STATED[name], text)
         if not fits or record.size > _SHORT:
-            yield Problem(f"{name} of the archive is nothing that torch reads")
+            yield Problem(f"torch cannot read {name} of the archive")
 
 
 def _is_utf8(text: bytes) -> bool:

@@ -1,6 +1,6 @@
-"""Strict reading of zip archives: one reading that every reader must agree with.
+"""Strict reading of zip archives, in the one way that every reader agrees with.
 
-The usual readers disagree about duplicates, bytes before and behind the archive, and local headers that contradict the
+Usual readers disagree about duplicates, bytes before and after the archive, and local headers that contradict the
 directory. Here each of these is a problem. Nothing is unpacked.
 """
 
@@ -34,7 +34,7 @@ _BLOCK, _NEAR = 1 << 16, 1 << 12
 
 
 class Record(NamedTuple):
-    """One record: where its `packed` bytes lie, and the size and CRC-32 that they should have, unpacked."""
+    """One record: where its `packed` bytes are, and their size and CRC-32 after unpacking."""
 
     name: str
     offset: int
@@ -45,7 +45,7 @@ class Record(NamedTuple):
 
 
 class Archive(NamedTuple):
-    """`records` by name within the one root folder, if any. Records in `records` lie in bounds, without overlaps."""
+    """`records` by name within the one root folder, if any. They are in bounds and do not overlap."""
 
     root: str
     records: dict[str, Record]
@@ -54,8 +54,11 @@ class Archive(NamedTuple):
 
 
 def read_archive(reader: Source, *, of_numpy: bool = False) -> Archive:
-    """The archive's records; whatever is wrong is among the problems, and such records are left out. torch's archives
-    have one root folder, and compress nothing but code; numpy's (`of_numpy`) have no root and may be deflated."""
+    """Return the archive's records. Everything wrong is in the problems, and such records are left out.
+
+    torch's archives have one root folder, and compress only code. numpy's (`of_numpy`) have no root and may be
+    deflated.
+    """
     tail = find_tail(reader)
     if tail.problem is not None:
         return Archive("", {}, (Problem(tail.problem),), tail.truncated)
@@ -80,7 +83,7 @@ def _wrong(name: str, what: str) -> Problem:
 
 
 def _one_root(entries: list[DirectoryEntry], problems: list[Problem]) -> str:
-    """The root folder of the first record; all records should lie in it, each under a name of its own."""
+    """Return the root folder of the first record. All records should be in it, each under its own name."""
     root = entries[0].name.partition("/")[0] if entries else ""
     seen: dict[str, str] = {}
     for entry in entries:
@@ -96,7 +99,7 @@ def _one_root(entries: list[DirectoryEntry], problems: list[Problem]) -> str:
 
 
 def _place_records(reader: Source, tail: Tail, entries: list[DirectoryEntry], problems: list[Problem]) -> list[Record]:
-    """Records in the order of the file, checked to fill it from its first byte to the directory without a gap."""
+    """Return records in file order, checked to fill the file from its first byte to the directory without a gap."""
     records: dict[str, Record] = {}
     ahead = _ReadAhead(reader, tail.directory_offset)
     end, descriptor = 0, b""  # where the previous record's data ends, and the descriptor that should follow
@@ -117,7 +120,7 @@ def _place_records(reader: Source, tail: Tail, entries: list[DirectoryEntry], pr
         placed = _read_local(reader, tail, entry, raw)
         if isinstance(placed, str):
             problems.append(Problem(f"record {printable(entry.name)!r}: {placed}"))
-            # Where its data ends is not known, so the next record cannot be held against it.
+            # The end of its data is unknown, so the next record cannot be compared with it.
             end, descriptor = start, b""
             continue
         offset, descriptor = placed
@@ -131,7 +134,7 @@ def _place_records(reader: Source, tail: Tail, entries: list[DirectoryEntry], pr
 
 
 def wrong_sum(reader: Source, record: Record, name: str, tensor: str | None = None) -> tuple[Problem, ...]:
-    """That the record's bytes have another CRC-32 than the archive states, if so."""
+    """Return a problem if the record's bytes have another CRC-32 than the archive states."""
     found = _inflated_crc32(reader, record) if record.deflated else crc32_of(reader, record.offset, record.packed)
     if found is None:
         return (Problem(f"record {name!r} cannot be unpacked", tensor=tensor),)
@@ -142,7 +145,7 @@ def wrong_sum(reader: Source, record: Record, name: str, tensor: str | None = No
 
 
 def _inflated_crc32(reader: Source, record: Record) -> int | None:
-    """The CRC-32 of what a record becomes; None if it does not become what the archive says, or is too large."""
+    """Return the CRC-32 of the unpacked record; None if that differs from the archive's statement, or is too large."""
     if max(record.packed, record.size) > _LARGEST_DEFLATED:
         return None
     unpacking = zlib.decompressobj(-zlib.MAX_WBITS)
@@ -155,7 +158,7 @@ def _inflated_crc32(reader: Source, record: Record) -> int | None:
 
 
 class _ReadAhead:
-    """Reads small records together with those that follow them; up to `end`, where the directory begins."""
+    """Reads small records together with those after them, up to `end`, where the directory begins."""
 
     def __init__(self, reader: Source, end: int) -> None:
         self._reader = reader
@@ -164,11 +167,11 @@ class _ReadAhead:
         self._block = b""
 
     def read(self, offset: int, length: int) -> bytes:
-        """These bytes, or those of them that come before the end."""
+        """Return these bytes, or those of them before the end."""
         begin, length = offset - self._start, min(length, self._end - offset)
         known = len(self._block) - begin
         if begin < 0 or known < length:
-            # Only where the last block reached near here do small records seem to follow one another.
+            # Small records seem to follow each other only if the last block reached near here.
             near = begin >= 0 and known > -_NEAR
             self._start, begin = offset, 0
             self._block = self._reader.read(offset, min(max(length, _BLOCK if near else 0), self._end - offset))
@@ -177,17 +180,17 @@ class _ReadAhead:
 
 def _note_gap(end: int, start: int, descriptor: bytes, problems: list[Problem]) -> None:
     if len(problems) <= _MAX_PROBLEMS:
-        what = "the data descriptor is not as the directory says" if descriptor else "bytes belong to no record"
+        what = "the data descriptor differs from the directory" if descriptor else "bytes belong to no record"
         problems.append(Problem(f"between byte {end} and {start}: {what}"))
 
 
 def _read_local(reader: Source, tail: Tail, entry: DirectoryEntry, raw: bytes) -> tuple[int, bytes] | str:
-    """(offset of the data, data descriptor that must follow) or what is wrong with the local header."""
+    """Return (offset of the data, data descriptor that must follow), or what is wrong with the local header."""
     if len(raw) < _LOCAL.size:
         return "its local header is out of bounds"
     signature, _, flags, method, _, _, crc, packed, size, name_length, extra_length = _LOCAL.unpack_from(raw)
     if signature != _LOCAL_SIGNATURE:
-        return "there is no local header where the directory says"
+        return "there is no local header where the directory states it"
     begin = _LOCAL.size + name_length
     whole = begin + extra_length
     if whole > len(raw):
@@ -205,7 +208,7 @@ def _read_local(reader: Source, tail: Tail, entry: DirectoryEntry, raw: bytes) -
     if offset + entry.packed > tail.directory_offset:
         return "its data is out of bounds"
     if flags & HAS_DESCRIPTOR:
-        # Sizes come behind the data, so the header holds zeros or the same values.
+        # Sizes come after the data, so the header holds zeros or the same values.
         if crc not in (0, entry.crc32) or size not in (0, 0xFFFFFFFF, entry.size):
             return "its local header contradicts the directory"
         form = "<4sIQQ" if ZIP64 in fields else "<4sIII"

@@ -1,4 +1,4 @@
-"""CRC-32 at the best speed that is installed."""
+"""CRC-32 with the fastest installed library."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Crc32 = Callable[[bytes | bytearray | memoryview, int], int]
 
 @functools.cache
 def crc32_function() -> Crc32:
-    """`crc32(data, start_value)`: isal's (about 28 GB/s) where it is installed, else zlib's."""
+    """Return `crc32(data, start_value)`: isal's (about 28 GB/s) if it is installed, else zlib's."""
     try:
         from isal.isal_zlib import crc32
     except ImportError:
@@ -24,7 +24,7 @@ def crc32_function() -> Crc32:
 
 
 def crc32_of(reader: Source, offset: int, length: int) -> int:
-    """The CRC-32 of a range, in bounded memory."""
+    """Return the CRC-32 of a range, in bounded memory."""
     crc32 = crc32_function()
     value = 0
     for begin in range(offset, offset + length, _BLOCK):
@@ -33,7 +33,7 @@ def crc32_of(reader: Source, offset: int, length: int) -> int:
 
 
 def crc32_of_rest(whole: int, first: int, rest: int) -> int:
-    """The CRC-32 of the last `rest` bytes of something, from that of all of it and that of what comes before them."""
+    """Return the CRC-32 of the last `rest` bytes, from that of the whole and that of the part before."""
     return whole ^ _product(_power_of_x(8 * rest), first)
 
 
@@ -41,7 +41,7 @@ _POLYNOMIAL = 0xEDB88320
 
 
 def _product(a: int, b: int) -> int:
-    """Of two polynomials over GF(2), modulo the CRC's own; the highest bit is the coefficient of 1."""
+    """Multiply two polynomials over GF(2), modulo the CRC's own; the highest bit is the coefficient of 1."""
     result, bit = 0, 1 << 31
     while bit:
         if a & bit:

@@ -19,18 +19,18 @@ _LOCATOR = struct.Struct("<4sIQI")
 _ENTRY = struct.Struct("<IHHHHHHIIIHHHHHII")
 _ENTRY_SIGNATURE = 0x02014B50
 _UTF8 = 0x0800
-_NEWEST_VERSION = 63  # what Python's own reader knows
+_NEWEST_VERSION = 63  # the version that Python's own reader knows
 STORED, DEFLATED = 0, 8
 ZIP64 = 1  # of extra fields
 HAS_DESCRIPTOR = 0x0008
-CRC_IN_ENTRY, CRC_IN_HEADER = 16, 14  # where it stands in an entry of the directory, and in a local header
+CRC_IN_ENTRY, CRC_IN_HEADER = 16, 14  # its place in an entry of the directory, and in a local header
 _KNOWN_FLAGS = 0x0808  # data descriptor, UTF-8 names
 _FULL16, _FULL32 = 0xFFFF, 0xFFFFFFFF
 _USUAL_NAME = re.compile(r"\w[\w-]*(?:\.[\w-]+)*(?:/\w[\w-]*(?:\.[\w-]+)*)*", re.ASCII)
 
 
 class Tail(NamedTuple):
-    """What the end records say, or the `problem` why they say nothing."""
+    """The content of the end records, or the `problem` with them."""
 
     directory_offset: int = 0
     directory_size: int = 0
@@ -40,7 +40,7 @@ class Tail(NamedTuple):
 
 
 class DirectoryEntry(NamedTuple):
-    """One record as the central directory states it; `packed` bytes of the file become `size` bytes."""
+    """One record as the central directory states it. `packed` bytes of the file become `size` bytes."""
 
     name: str
     raw_name: bytes
@@ -54,7 +54,7 @@ class DirectoryEntry(NamedTuple):
 
 
 def find_tail(reader: Source) -> Tail:
-    """The end records; they must stand at the very end, and the directory directly before them."""
+    """Return the end records. They must be at the very end, directly after the directory."""
     size = reader.entry.size
     if size < _END.size:
         return Tail(problem="the file ends before the archive does", truncated=True)
@@ -63,7 +63,7 @@ def find_tail(reader: Source) -> Tail:
         return _without_end(reader, size)
     _, disk, first_disk, here, entries, length, offset, comment = _END.unpack(raw)
     if disk or first_disk or here != entries or comment:
-        return Tail(problem="the archive's end record is not as it should be")
+        return Tail(problem="the archive's end record is invalid")
     end = size - _END.size
     if end >= _LOCATOR.size + _END64.size:
         locator = reader.read(end - _LOCATOR.size, _LOCATOR.size)
@@ -82,7 +82,7 @@ def _zip64_tail(reader: Source, end: int, locator: bytes, short: tuple[int, int,
     raw = reader.read(start, _END64.size)
     signature, length64, _, _, disk, first_disk, here, entries, length, offset = _END64.unpack(raw)
     if signature != b"PK\x06\x06" or length64 != _END64.size - 12 or disk or first_disk or here != entries:
-        return Tail(problem="the archive's zip64 end record is not as it should be")
+        return Tail(problem="the archive's zip64 end record is invalid")
     full = (_FULL16, _FULL32, _FULL32)
     if any(s not in (whole, f) for s, whole, f in zip(short, (entries, length, offset), full, strict=True)):
         return Tail(problem="the archive's two end records contradict each other")
@@ -91,31 +91,34 @@ def _zip64_tail(reader: Source, end: int, locator: bytes, short: tuple[int, int,
 
 def _bounded(tail: Tail, end: int) -> Tail:
     if tail.directory_offset + tail.directory_size != end:
-        return Tail(problem="the archive's directory does not stand directly before its end record")
+        return Tail(problem="the archive's directory is not directly before its end record")
     if tail.entries > MAX_ENTRIES or tail.directory_size > MAX_DIRECTORY:
-        return Tail(problem=f"the archive has {tail.entries} records, which is more than we would read")
+        return Tail(problem=f"the archive has {tail.entries} records, which is more than ckptguard reads")
     if tail.entries == 0:
         return Tail(problem="the archive is empty")
     return tail
 
 
 def _without_end(reader: Source, size: int) -> Tail:
-    """No end record at the end: bytes were appended, or the file is not complete."""
+    """Say why there is no end record at the end: bytes were appended, or the file is not complete."""
     length = min(size, _END.size + 65_536)
     block = reader.read(size - length, length)
     position = block.rfind(b"PK\x05\x06")
     if position >= 0 and position + _END.size <= length:
         *_, directory_size, offset, _ = _END.unpack_from(block, position)
         at = size - length + position
-        # The directory, or behind it the zip64 records, ends exactly where this record begins.
+        # The directory, or the zip64 records after it, end exactly where this record begins.
         if offset + directory_size in (at, at - _END64.size - _LOCATOR.size) or offset == _FULL32:
             return Tail(problem=f"{length - position - _END.size} bytes follow the archive")
     return Tail(problem="the archive has no end record: the file is not complete", truncated=True)
 
 
 def read_directory(reader: Source, tail: Tail, problems: list[Problem], *, of_numpy: bool) -> list[DirectoryEntry]:
-    """The directory's entries that make sense; the others are problems. `of_numpy`: records may be deflated, and names
-    are keys of a dict, of which only equal ones make trouble. torch.jit.save deflates nothing but code."""
+    """Return the directory's valid entries; the others are problems.
+
+    `of_numpy`: records may be deflated, and names are keys of a dict, where only equal ones are wrong. torch.jit.save
+    deflates only code.
+    """
     raw = reader.read(tail.directory_offset, tail.directory_size)
     entries: list[DirectoryEntry] = []
     position = 0
@@ -145,28 +148,28 @@ def read_directory(reader: Source, tail: Tail, problems: list[Problem], *, of_nu
 
 
 def _entry(fields: tuple[int, ...], raw_name: bytes, extra: bytes, place: int, of_numpy: bool) -> DirectoryEntry | str:
-    """One entry, or why it is refused."""
+    """Return one entry, or why it is refused."""
     _, _, version, flags, method, _, _, crc, packed, size, _, _, comment, disk, _, attributes, offset = fields
     if version & 0xFF > _NEWEST_VERSION:
         return f"it needs version {version & 0xFF} of the format"
     if flags & ~_KNOWN_FLAGS:
         return f"flags 0x{flags:04x} are refused"
     if method not in (STORED, DEFLATED) or (method == DEFLATED and not of_numpy and b"/code/" not in raw_name):
-        return "it is compressed in a way that is not read"
+        return "its compression is not supported"
     sizes = _with_zip64((size, packed, offset), extra)
     if sizes is None:
         return "its zip64 sizes are missing or damaged"
     size, packed, offset = sizes
     if (packed != size and method == STORED) or disk or comment:
-        return "its sizes, disk or comment are not as they should be"
+        return "its sizes, disk or comment are invalid"
     if stat.S_IFMT(attributes >> 16) not in (0, stat.S_IFREG) or attributes & 0x10:
-        return "it is a link, a folder or something else that is no file"
+        return "it is a link, a folder or something else that is not a file"
     try:
         name = raw_name.decode("utf-8")
     except UnicodeDecodeError:
         return "its name is not UTF-8"
     if not flags & _UTF8 and not name.isascii():
-        return "its name is not ASCII, and not said to be UTF-8"
+        return "its name is not ASCII, and not marked as UTF-8"
     if not 0 < len(name) <= 4096 or "\0" in name or not (of_numpy or _is_plain(name)):
         return "its name is unsafe"
     return DirectoryEntry(name, raw_name, flags, method, crc, size, packed, offset, place)
@@ -182,7 +185,7 @@ def _is_plain(name: str) -> bool:
 
 
 def extra_fields(extra: bytes) -> dict[int, bytes] | None:
-    """The values of extra fields by their kinds; None if they are damaged."""
+    """Return the values of extra fields by their kinds; None if they are damaged."""
     fields, position = {}, 0
     while position + 4 <= len(extra):
         kind, length = struct.unpack_from("<HH", extra, position)
@@ -192,7 +195,7 @@ def extra_fields(extra: bytes) -> dict[int, bytes] | None:
 
 
 def _with_zip64(stated: tuple[int, int, int], extra: bytes) -> tuple[int, int, int] | None:
-    """Size, packed size and offset with the zip64 extra field's values in place of the full ones."""
+    """Return size, packed size and offset, with the zip64 extra field's values for the full ones."""
     if not extra and _FULL32 not in stated:
         return stated
     fields = extra_fields(extra)

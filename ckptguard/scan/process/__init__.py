@@ -1,1 +1,1 @@
-"""Scanning in processes of their own."""
+"""Scanning in separate processes."""

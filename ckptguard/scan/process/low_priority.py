@@ -1,4 +1,4 @@
-"""Stand back from training: last in line for processors and disks."""
+"""Lower our priority for processors and disks, so that training comes first."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import platform
 import sys
 
 _IOPRIO_SET = {"x86_64": 251, "aarch64": 30}
-_IO_LOWEST = 2 << 13 | 7  # best effort, last in line
+_IO_LOWEST = 2 << 13 | 7  # best effort, lowest priority
 
 
 def lower_priority(niceness: int) -> None:
-    """Have the calling thread, and what it starts, stand back by so much."""
-    # Not os.nice: the thread that started us may stand back already.
+    """Lower the priority of the calling thread, and of what it starts, to this niceness."""
+    # Not os.nice: the starting thread may have a lower priority already.
     with contextlib.suppress(OSError):  # a sandbox may refuse even this
         os.setpriority(os.PRIO_PROCESS, 0, max(niceness, os.getpriority(os.PRIO_PROCESS, 0)))
     with contextlib.suppress(OSError, AttributeError):

@@ -1,4 +1,4 @@
-"""What a process and its scanning processes say to each other: length-prefixed MessagePack on two pipes."""
+"""The messages between a process and its scanning processes: length-prefixed MessagePack on two pipes."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from ckptguard.scan.options import ScanOptions
 from ckptguard.scan.result import Scan
 
 PREFIX = struct.Struct(">Q")
-# A checkpoint of 100 000 tensors answers with some 25 MB.
+# The answer for a checkpoint of 100 000 tensors has about 25 MB.
 LARGEST_ANSWER = 256 * 1024**2
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
-    """Scan these files of a local storage, using at most `cpu_seconds`."""
+    """Scan these files of a local storage, with at most `cpu_seconds`."""
 
     url: str
     keys: tuple[str, ...]
@@ -24,7 +24,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """The scan, or why there is none: an error's `kind`, `message` and the `key` concerned."""
+    """The scan, or why there is none: an error's `kind`, `message` and `key`."""
 
     scan: Scan | None = None
     kind: str = ""
@@ -33,6 +33,6 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def frame(value: Request | Answer) -> bytes:
-    """The bytes to send."""
+    """Return the bytes to send."""
     body = msgspec.msgpack.encode(value)
     return PREFIX.pack(len(body)) + body

@@ -1,4 +1,4 @@
-"""A scanner whose work is done by processes of their own: limited, without secrets, and replaceable when they die."""
+"""A scanner that works in separate processes: limited, without secrets, and replaceable when they die."""
 
 from __future__ import annotations
 
@@ -21,17 +21,15 @@ from ckptguard.storage.protocol import Storage
 
 
 class ProcessScanner:
-    """A `Scanner` that reads local files in up to `processes` processes, each within `limits`, which share `workers`
-    threads.
+    """A `Scanner` that reads local files in up to `processes` processes, each within `limits`.
 
-    They read at most as many bytes a second as `rate` says, together; a scan may take longer by as much as that holds
-    it up, and begins anew when `rate` says something else. The processes are used again, and end when they were idle
-    for a while. When one dies, hangs, or answers nonsense, the scan raises WorkerError: it could not be
-    told. Setting `stop` ends a scan at once. Storages that are not local are scanned in this process, because one
-    without secrets could not open them.
+    They share `workers` threads and the `rate` in bytes per second. A rate extends the time limit of a scan, and a
+    change of it restarts the scan. Idle processes end after a while. If one dies, hangs or sends nonsense, the scan
+    raises WorkerError, which is no verdict. Setting `stop` ends a scan at once. Remote storages are scanned in this
+    process, because one without secrets could not open them.
 
-    Call it from a thread that lives as long as the scanner: the system ends the processes with the thread that
-    started them.
+    Call it from a thread that lives as long as the scanner: the system ends the processes with the thread that started
+    them.
     """
 
     def __init__(
@@ -122,18 +120,18 @@ class ProcessScanner:
                 ended = wait(futures, return_when=FIRST_EXCEPTION).done
                 first = next((error for error in (f.exception() for f in futures if f in ended) if error), None)
             finally:
-                failed.set()  # whoever is still at it need not go on
+                failed.set()  # the others need not continue
         if first is not None:
             raise first
         return [future.result() for future in futures]
 
     @property
     def pids(self) -> list[int]:
-        """The scanning processes that there are."""
+        """The ids of the existing scanning processes."""
         return [pid for pid in (process.pid for process in self._processes) if pid is not None]
 
     def close(self) -> None:
-        """End the processes. Called after `stop` was set, it does not wait for a scan."""
+        """End the processes. After `stop` was set it does not wait for a scan."""
         with self._lock:
             for process in self._processes:
                 process.end()
@@ -148,7 +146,7 @@ class ProcessScanner:
 
 
 def _until(is_over: Callable[[], bool], progress: Progress | None) -> Progress:
-    """Progress that gives a scan in this process up when it is over."""
+    """Return a progress callback that ends a scan in this process when it is over."""
 
     def report(done: int) -> None:
         if is_over():
@@ -160,7 +158,7 @@ def _until(is_over: Callable[[], bool], progress: Progress | None) -> Progress:
 
 
 def _shares(storage: Storage, keys: Sequence[str], most: int) -> list[tuple[str, ...]]:
-    """The files for each process: about as many bytes for each, no more processes than files."""
+    """Split the files for the processes, with about equal bytes, and no more processes than files."""
     if most == 1 or len(keys) < 2:
         return [tuple(keys)]
     sizes = {key: storage.stat(key).size for key in keys}

@@ -1,7 +1,7 @@
 """The scanning process: ``python -m ckptguard.scan.process.worker MEMORY IDLE PARENT NICENESS``.
 
-It parses files that may be hostile, so it holds no secrets and is limited in memory and time. It yields to training,
-and dies with the process that started it. It serves one request at a time and ends after being idle for a while.
+It parses files that may be hostile, so it has no secrets, and limited memory and time. It has low priority, and dies
+with its parent. It serves one request at a time, and ends after being idle for a while.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _OPEN_FILES = 256
 
 
 def main() -> None:
-    """Serve requests from stdin until it closes or nothing comes for the idle time."""
+    """Serve requests from stdin until it closes, or none comes for the idle time."""
     memory, idle, parent, niceness = int(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
     answers = os.dup(1)
-    os.dup2(2, 1)  # whatever a library prints must not end up between the answers
+    os.dup2(2, 1)  # a library's prints must not mix with the answers
     _die_with(parent)
     _limit(memory)
     if niceness:
@@ -53,7 +53,7 @@ def _answer(request: Request) -> Answer:
     except CouldNotTellError as error:
         return Answer(kind=error.kind, message=error.message, key=str(getattr(error, "key", "")))
     except MemoryError:
-        return Answer(kind="worker", message="the scanning process ran out of its memory")
+        return Answer(kind="worker", message="the scanning process ran out of memory")
     except Exception as error:
         return Answer(kind="worker", message=f"the scanning process failed: {type(error).__name__}: {error}")
 
@@ -69,7 +69,7 @@ def _frame_of(answer: Answer) -> bytes:
 
 
 def _without_huge_numbers(scan: Scan) -> Scan:
-    """MessagePack ends at 64 bits; a pickle's integers do not. What checks look at is far below."""
+    """Remove numbers beyond 64 bits, which a pickle can hold and MessagePack cannot. Checks need only small ones."""
     files = []
     for file in scan.files:
         leaves = tuple(leaf for leaf in file.structure.leaves if -(2**63) <= leaf.value < 2**63 or leaf.value % 1)
@@ -79,13 +79,13 @@ def _without_huge_numbers(scan: Scan) -> Scan:
 
 def _limit(memory: int) -> None:
     for what, most in ((resource.RLIMIT_AS, memory), (resource.RLIMIT_CORE, 0), (resource.RLIMIT_NOFILE, _OPEN_FILES)):
-        hard = resource.getrlimit(what)[1]  # what was set for us may be less, and cannot be raised
+        hard = resource.getrlimit(what)[1]  # an existing lower limit cannot be raised
         most = most if hard == resource.RLIM_INFINITY else min(most, hard)
         resource.setrlimit(what, (most, most))
 
 
 def _die_with(parent: int) -> None:
-    with contextlib.suppress(OSError, AttributeError):  # elsewhere, a closed stdin ends us between two scans
+    with contextlib.suppress(OSError, AttributeError):  # otherwise a closed stdin ends us between two scans
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:  # it was killed before that line
         sys.exit(0)

@@ -1,4 +1,4 @@
-"""One scanning process, from the outside: start it, ask it, and end it when it takes too much."""
+"""Control one scanning process: start it, send requests, and end it when it exceeds its limits."""
 
 from __future__ import annotations
 
@@ -26,8 +26,10 @@ _PASSED_ON = ("PATH", "LANG", "LANGUAGE", "TMPDIR", "VIRTUAL_ENV", "LD_LIBRARY_P
 
 
 class WorkerLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """What one scanning process may take: `memory` bytes of address space, `seconds` for a scan. It ends after `idle`
-    seconds without one. With a `niceness` it also stands back from others that compute and that read."""
+    """The limits of one scanning process: `memory` bytes of address space, and `seconds` for a scan.
+
+    It ends after `idle` seconds without a request. `niceness` lowers its priority for processors and disks.
+    """
 
     memory: int
     seconds: float
@@ -36,7 +38,7 @@ class WorkerLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def limits_of(settings: Settings) -> WorkerLimits:
-    """The limits that the settings state."""
+    """Return the limits from the settings."""
     return WorkerLimits(memory=settings.worker_memory, seconds=settings.worker_seconds, niceness=settings.niceness)
 
 
@@ -54,13 +56,13 @@ class WorkerProcess:
 
     @property
     def pid(self) -> int | None:
-        """The process, while there is one; also one that is being started now."""
+        """The id of the process while it exists, also while it starts."""
         with self._starting:
             process = self._process
         return None if process is None or process.poll() is not None else process.pid
 
     def start(self) -> None:
-        """Start the process if there is none; WorkerError if it cannot be started."""
+        """Start the process if there is none. Raises WorkerError if that fails."""
         if self._process is not None and self._process.poll() is None:
             return
         self.end()  # it had been idle
@@ -78,14 +80,16 @@ class WorkerProcess:
                     close_fds=True,
                     cwd="/",
                     env=scrubbed(os.environ),
-                    process_group=0,  # a Ctrl-C in our terminal is our business
+                    process_group=0,  # a Ctrl-C in our terminal is for us alone
                 )
         except OSError as error:
             raise WorkerError(f"the scanning process cannot be started: {error.strerror}") from error
 
     def scan(self, request: Request, seconds: float, stopped: Callable[[], bool]) -> Scan:
-        """What the started process finds. WorkerError when it died, hung, answered nonsense or took longer than
-        `seconds`, or when `stopped` says so; then it is gone. Other errors are those that the scan itself raised."""
+        """Return what the started process finds. It also raises the errors of the scan itself.
+
+        Raises WorkerError if it died, hung, sent nonsense, took more than `seconds`, or was `stopped`. Then it is gone.
+        """
         try:
             answer = self._exchange(frame(request), seconds, stopped)
         except WorkerError:
@@ -102,11 +106,11 @@ class WorkerProcess:
             self._process.wait()
             if self._process.returncode:
                 raise WorkerError(f"the scanning process died ({self._last_words(self._process)})") from None
-        self.start()  # it ended, idle, at the very moment it was asked
+        self.start()  # it was idle and ended just when it was asked
         try:
             return self._converse(request, seconds, deadline, stopped)
         except _Silent as silent:
-            raise WorkerError("the scanning process ends without an answer") from silent
+            raise WorkerError("the scanning process ended without an answer") from silent
 
     def _converse(self, request: bytes, seconds: float, deadline: float, stopped: Callable[[], bool]) -> Answer:
         assert self._process is not None
@@ -118,7 +122,7 @@ class WorkerProcess:
             if stopped():
                 raise WorkerError("the scan was stopped")
             if time.monotonic() > deadline:
-                raise WorkerError(f"the scan took longer than {seconds:g} seconds")
+                raise WorkerError(f"the scan took longer than {seconds:g} seconds (setting worker_seconds)")
             ready = select.select([reading], [writing] if unsent else [], [], _TICK)
             try:
                 if ready[1]:
@@ -133,11 +137,11 @@ class WorkerProcess:
             if expected < 0 and len(answer) >= PREFIX.size:
                 expected = PREFIX.size + int(PREFIX.unpack_from(answer)[0])
                 if expected > LARGEST_ANSWER:
-                    raise WorkerError("the scanning process answers with too much")
+                    raise WorkerError("the scanning process sent an answer that is too large")
         try:
             return msgspec.msgpack.decode(memoryview(answer)[PREFIX.size : expected], type=Answer)
         except msgspec.DecodeError as error:
-            raise WorkerError("the scanning process answers with nonsense") from error
+            raise WorkerError("the scanning process sent an answer that cannot be understood") from error
 
     def end(self) -> None:
         """Kill the process, if there is one."""
@@ -165,10 +169,10 @@ class WorkerProcess:
 
 
 def scrubbed(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment of a scanning process: what Python needs to start and to find us, and nothing secret."""
+    """Return the environment of a scanning process: what Python needs, and nothing secret."""
     kept = {name: value for name, value in environ.items() if name in _PASSED_ON or name.startswith("LC_")}
     paths = os.pathsep.join(os.path.abspath(path) for path in sys.path if path)
-    # Thread pools and arenas that nobody uses here would eat the limited address space.
+    # Unused thread pools and arenas would fill the limited address space.
     return {**kept, "PYTHONPATH": paths, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2"}
 
 

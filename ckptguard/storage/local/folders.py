@@ -1,4 +1,4 @@
-"""Walking local folders by descriptors, so that no link is ever followed below the root."""
+"""Walk local folders by descriptors, so that no link below the root is ever followed."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from ckptguard.storage.local.syncs import sync
 from ckptguard.storage.protocol import Enter, Entry, is_encodable, join
 from ckptguard.values.ids import escape
 
-# O_PATH needs only search permission on the folders on the way.
+# O_PATH needs only search permission on the folders in between.
 _ENTER = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC
 LIST = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
 _KINDS = {stat.S_IFREG: "file", stat.S_IFDIR: "folder", stat.S_IFLNK: "link"}
 
 
 def entry_of(key: str, info: os.stat_result, target: str | None = None) -> Entry:
-    """The entry for what lstat or fstat said."""
+    """Return the entry for a result of lstat or fstat."""
     kind = _KINDS.get(stat.S_IFMT(info.st_mode), "other")
     size = info.st_size if kind == "file" else 0
     return Entry(key=key, kind=kind, size=size, mtime_ns=info.st_mtime_ns, inode=info.st_ino, target=target)
 
 
 def open_root(root: str, *, make: bool = False) -> int:
-    """The root's descriptor. The user named the root, so the root itself may be a link."""
+    """Return the root's descriptor. The user named the root, so it may be a link."""
     try:
         return os.open(root, _ENTER)
     except FileNotFoundError:
@@ -49,13 +49,13 @@ def _enter(folder: int, name: str) -> int:
         return os.open(name, _ENTER | os.O_NOFOLLOW, dir_fd=folder)
     except NotADirectoryError:
         if stat.S_ISLNK(os.lstat(name, dir_fd=folder).st_mode):
-            raise OSError(errno.ELOOP, "a link leads there, and links are not followed") from None
+            raise OSError(errno.ELOOP, "a folder on this path is a link, and links are not followed") from None
         raise
 
 
 @contextlib.contextmanager
 def folder_of(root: str, parts: Sequence[str], *, make: bool = False) -> Iterator[int]:
-    """The descriptor of the folder under `parts`; with `make`, absent folders are made durably."""
+    """Yield the descriptor of the folder at `parts`. With `make`, missing folders are created durably."""
     root, above = split_root(root)
     parts = [*above, *parts]
     current = open_root(root, make=make)
@@ -80,7 +80,7 @@ def folder_of(root: str, parts: Sequence[str], *, make: bool = False) -> Iterato
 
 @contextlib.contextmanager
 def place_of(root: str, parts: Sequence[str], *, make: bool = False) -> Iterator[tuple[int, str]]:
-    """The descriptor of the folder of what `parts` name, and how its last part lies there."""
+    """Yield the descriptor of the folder that contains `parts`, and the stored name of the last part."""
     *above, name = parts
     with folder_of(root, above, make=make) as folder:
         yield folder, lying_as(folder, name, held=is_holding(root, above))
@@ -99,17 +99,17 @@ def sync_folder(folder: int) -> None:
 
 
 def entry_at(folder: int, name: str, key: str) -> Entry:
-    """The entry of one name in a folder; a link is described, not followed."""
+    """Return the entry of one name in a folder. A link is described, not followed."""
     info = os.lstat(name, dir_fd=folder)
     target = escape(os.readlink(name, dir_fd=folder)) if stat.S_ISLNK(info.st_mode) else None
     return entry_of(key, info, target)
 
 
-_Listed = tuple[str, Entry]  # the name as it lies, and what it is
+_Listed = tuple[str, Entry]  # the stored name, and its entry
 
 
 def _entries(folder: int, key: str, bare: bool, held: bool) -> list[_Listed]:
-    """What is in a folder; `bare`: without a question for each of them, only names, and which are folders."""
+    """Return the entries of a folder; with `bare`, only names and which are folders, without a call for each."""
     found = []
     with os.scandir(folder) as names:
         for item in names:
@@ -126,8 +126,10 @@ def _entries(folder: int, key: str, bare: bool, held: bool) -> list[_Listed]:
 
 
 def walk(folder: int, key: str, where: str, *, recursive: bool, enter: Enter | None, bare: bool = False) -> list[Entry]:
-    """All entries below an open folder, unsorted; `bare`: of files no more than their names. A folder that vanishes
-    meanwhile is left out. One that cannot be read is an error: a failed listing must never read as "nothing here"."""
+    """Return all entries below an open folder, unsorted; with `bare`, only the names of files.
+
+    A folder that vanishes meanwhile is left out. An unreadable one is an error: a failed listing must never look empty.
+    """
     found: list[Entry] = []
     stack: list[tuple[int, list[_Listed]]] = []
 
@@ -170,7 +172,7 @@ def walk(folder: int, key: str, where: str, *, recursive: bool, enter: Enter | N
 
 
 def remove_tree(parent: int, name: str) -> None:
-    """Remove a file or a whole folder, never through links; what vanishes meanwhile is no error."""
+    """Remove a file or a whole folder, never through links. Files that vanish meanwhile are no error."""
     stack: list[tuple[int, str]] = []  # open folders, each with its name in the one before
     try:
         _unlink_or_open(parent, name, stack)
@@ -206,7 +208,7 @@ def _unlink_or_open(folder: int, name: str, stack: list[tuple[int, str]]) -> Non
 
 
 def _hoist(folder: int, name: str, top: int) -> bool:
-    """Move a folder that lies too deep to the top, so that descriptors and time stay bounded."""
+    """Move a folder that is too deep to the top, so that descriptors and time stay bounded."""
     if not stat.S_ISDIR(os.lstat(name, dir_fd=folder).st_mode):
         return False
     os.rename(name, f".tmp-{os.urandom(8).hex()}", src_dir_fd=folder, dst_dir_fd=top)

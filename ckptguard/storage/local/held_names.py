@@ -1,8 +1,8 @@
-"""How names lie below `_ckptguard` on a local disk: no trainer that looks for its checkpoints finds one there.
+"""How names are stored below `_ckptguard` on a local disk, so that no trainer's search finds a checkpoint there.
 
-What a checkpoint brings there (its series, its folders and files) lies as ``held.<name>.held``. So neither
-``rglob("step-*/*.pth")`` nor a suffix matches. Keys have the names themselves, and so has everything above this folder.
-What an older version left lies under the names themselves: each part of a key is looked up in both ways.
+The names of a checkpoint (its series, folders and files) are stored as ``held.<name>.held``. So neither
+``rglob("step-*/*.pth")`` nor a suffix matches. Keys and all folders above contain the plain names. Older versions
+stored plain names, so each part of a key is looked up in both ways.
 """
 
 from __future__ import annotations
@@ -17,30 +17,30 @@ from ckptguard.storage.local.syncs import sync
 from ckptguard.values.ids import RECORDS_FOLDER
 
 _HELD = re.compile(r"held\.(.+)\.held", re.DOTALL)
-_LONGEST = 255  # bytes; a name that would be longer lies as it is
+_LONGEST = 255  # bytes; a name that would be longer is stored plainly
 _MOVED = frozenset({"kept", "quarantine", "trash"})  # <series>/<id>/<path>
 _NAMED = _MOVED | {"manifests", "ledger", "scrubs", "metrics", "pins", "reference", "training", "trainings", "saving"}
 _LIST = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 # Deeper folders are listed as "other" and not entered: nobody saves there, and every level holds a descriptor.
 DEEPEST = 64
-_STAGED = ".tmp-repair-"  # its rest is random; below it lies <path>
+_STAGED = ".tmp-repair-"  # a random rest follows, and below it <path>
 
 
 def held_name(name: str) -> str:
-    """The name as it lies in the records."""
+    """Return the stored form of a name in the records."""
     held = f"held.{name}.held"
     return held if len(os.fsencode(held)) <= _LONGEST else name
 
 
 def own_name(name: str) -> str:
-    """The name itself, however it lies."""
+    """Return the plain name for any stored form."""
     match = _HELD.fullmatch(name)
     return match[1] if match else name
 
 
 @functools.lru_cache(64)
 def split_root(root: str) -> tuple[str, tuple[str, ...]]:
-    """A local path up to its records folder, and the names below that, as in keys; the whole path if it has none."""
+    """Split a local path into its records folder and the plain names below it. Without one, return the whole path."""
     parts = root.split("/")
     if RECORDS_FOLDER not in parts:
         return root, ()
@@ -65,7 +65,7 @@ def is_holding(root: str, parts: Sequence[str]) -> bool:
 
 
 def lying_as(folder: int, name: str, *, held: bool) -> str:
-    """How a name lies in an open folder, or would lie; `held` as `is_holding` says of the folder."""
+    """Return the stored form of a name in an open folder. `held` is the answer of `is_holding` for that folder."""
     if not held:
         return name
     spelled = held_name(name)
@@ -73,12 +73,12 @@ def lying_as(folder: int, name: str, *, held: bool) -> str:
 
 
 def _may_lie_bare(name: str) -> bool:
-    """True if a file that lies under this very name may be that of this name; else it is another one's, held."""
+    """True if a file stored under this plain name can be the one meant, and not another one's stored form."""
     return own_name(name) == name or held_name(name) == name
 
 
 def lying_path(root: str, parts: Sequence[str]) -> str:
-    """The path at which a key's parts lie, or would lie."""
+    """Return the stored path of a key's parts."""
     root, above = split_root(root)
     parts, place = [*above, *parts], root
     for depth, name in enumerate(parts):
@@ -90,8 +90,10 @@ def lying_path(root: str, parts: Sequence[str]) -> str:
 
 
 def hold_names(folder: int, root: str, parts: Sequence[str]) -> None:
-    """Have all names below the open folder `parts` lie as they are to lie there. Killed in between, all are found; done
-    again, it goes on. What cannot be renamed stays as it lies."""
+    """Rename everything below the open folder `parts` to its stored form.
+
+    After a kill in between, every name is still found, and a second call continues. What cannot be renamed stays.
+    """
     held = is_holding(root, parts)
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
         found = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
@@ -112,7 +114,7 @@ def hold_names(folder: int, root: str, parts: Sequence[str]) -> None:
 
 
 def is_there(folder: int, name: str) -> bool:
-    """Whether anything, also a dangling link, has this name in an open folder."""
+    """True if anything has this name in an open folder, also a dangling link."""
     try:
         os.lstat(name, dir_fd=folder)
     except FileNotFoundError:

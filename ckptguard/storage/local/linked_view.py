@@ -1,4 +1,4 @@
-"""A checkpoint that lies in the records, under its own names: links outside the run, for who opens it by a path."""
+"""Show a checkpoint from the records under its own names: links outside the run, for loaders that open a path."""
 
 from __future__ import annotations
 
@@ -13,12 +13,15 @@ from ckptguard.storage.local.held_names import own_name
 from ckptguard.storage.runtime_folder import private_runtime_folder, require_private
 from ckptguard.values.ids import RECORDS_FOLDER
 
-_ORIGIN = ".origin"  # leads to what is shown, and nowhere once that is gone
+_ORIGIN = ".origin"  # a link to what is shown; it dangles once that is gone
 
 
 def linked_view(path: str, environ: Mapping[str, str]) -> str:
-    """A path under which a loader finds a checkpoint with the names that its trainer gave it; `path` itself if it does
-    not lie in the records. OSError if no folder for the links is to be had."""
+    """Return a path where a loader finds a checkpoint under its trainer's names. A path outside the records stays as it
+    is.
+
+    Raises OSError if no folder for the links can be made.
+    """
     if RECORDS_FOLDER not in path.split("/"):
         return path
     files = {"": path} if os.path.isfile(path) else dict(_below(path))
@@ -47,7 +50,7 @@ def _linked(above: str, said: str, path: str, files: Mapping[str, str]) -> str:
     place = os.path.join(above, "view-" + hashlib.sha256(os.fsencode(said)).hexdigest()[:16])
     name = own_name(path.rpartition("/")[2])
     links = {os.path.join(name, inside) if inside else name: file for inside, file in files.items()} | {_ORIGIN: path}
-    if _links_in(place) != links:  # none yet, or who opened it wrote, added or removed something there
+    if _links_in(place) != links:  # none yet, or a user of it wrote, added or removed something there
         new = tempfile.mkdtemp(dir=above, prefix="new-")
         for inside, file in links.items():
             link = os.path.join(new, inside)
@@ -62,7 +65,7 @@ def _linked(above: str, said: str, path: str, files: Mapping[str, str]) -> str:
 
 
 def _links_in(place: str) -> dict[str, str | None]:
-    """All that lies below a folder, and where each link leads; a file is none."""
+    """Map every link below a folder to its target; files map to None."""
     found: dict[str, str | None] = {}
     for folder, folders, names in os.walk(place):
         for entry in (os.path.join(folder, name) for name in (*folders, *names)):

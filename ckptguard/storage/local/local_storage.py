@@ -30,7 +30,7 @@ Entries = list[Entry]  # inside the class, `list` is the method
 
 
 class LocalStorage(Storage):
-    """Bytes under a local folder. Links below the root are entries, never ways; every write is durable on return."""
+    """Bytes in a local folder. Links below the root are listed, never followed. Every write is durable on return."""
 
     def __init__(self, root: str) -> None:
         self.url = self.root = root
@@ -84,7 +84,7 @@ class LocalStorage(Storage):
     def free_space(self) -> int | None:
         with translated("", self.url):
             place = self.url
-            while not os.path.lexists(place):  # a root that the first write will make
+            while not os.path.lexists(place):  # a root that the first write will create
                 place = os.path.dirname(place)
             found = os.statvfs(place)
             return found.f_bavail * found.f_frsize
@@ -144,11 +144,11 @@ class LocalStorage(Storage):
             pass
 
     def _place(self, key: str, *, make: bool = False) -> contextlib.AbstractContextManager[tuple[int, str]]:
-        """The folder's descriptor, and how the last part of a key lies there."""
+        """Return the folder's descriptor, and the stored form of the last part of a key."""
         return folders.place_of(self.url, parts_below(self.url, key), make=make)
 
     def _open_file(self, folder: int, name: str, key: str) -> tuple[int, Entry]:
-        # Opening a device can have effects, so the kind is looked at before and, against races, after.
+        # Opening a device can have effects, so the kind is checked before and, against races, after.
         if not stat.S_ISREG(os.lstat(name, dir_fd=folder).st_mode):
             raise DeniedError(f"{escape(key)} is not a regular file", key=key)
         descriptor = os.open(name, _OPEN, dir_fd=folder)
@@ -159,7 +159,7 @@ class LocalStorage(Storage):
         return descriptor, entry
 
     def _copy_file(self, source: int, entry: Entry, folder: int, name: str, how: str) -> str | None:
-        """Copy or reflink one file; None when only a link is left to try."""
+        """Copy or reflink one file. None if only a link is left to try."""
         with temporary(folder, 0o600) as (descriptor, temporary_name):
             done = "reflink" if how != "copy" and clone_into(source, descriptor) else None
             if done is None:
@@ -175,7 +175,7 @@ class LocalStorage(Storage):
 
 
 def _copy_blocks(source: int, target: int, entry: Entry) -> None:
-    # Not copy_file_range: it may share blocks, and an independent copy is meant to survive a rotten block.
+    # Not copy_file_range: it may share blocks, and an independent copy must survive a damaged block.
     offset = 0
     while block := os.pread(source, _BLOCK, offset):
         write_all(target, block, offset)
@@ -192,7 +192,7 @@ def _link(source_folder: int, source: str, descriptor: int, folder: int, name: s
             raise
         return False
     linked, opened = os.lstat(name, dir_fd=folder), os.fstat(descriptor)
-    if (linked.st_dev, linked.st_ino) != (opened.st_dev, opened.st_ino):  # the name was replaced under us
+    if (linked.st_dev, linked.st_ino) != (opened.st_dev, opened.st_ino):  # the name was replaced meanwhile
         os.unlink(name, dir_fd=folder)
         raise ChangedWhileReadError(f"{escape(source)} changed while it was linked", key=source)
     sync(descriptor)  # trainers do not sync their saves; a protected one should survive a power cut
@@ -222,7 +222,7 @@ class LocalUpload(Upload):
             with translated(self._key, self._root):
                 self._refuse_taken()
                 if self._replace:
-                    with contextlib.suppress(FileNotFoundError):  # whoever could not read it still cannot
+                    with contextlib.suppress(FileNotFoundError):  # a user who could not read the old file still cannot
                         mode = os.lstat(self._name, dir_fd=self._folder).st_mode
                         os.fchmod(self._descriptor, stat.S_IMODE(mode) & 0o777)
                     os.fsync(self._descriptor)
@@ -247,17 +247,17 @@ class LocalUpload(Upload):
 
 
 class LocalReader(Reader):
-    """A `Reader` over pread: no memory maps, because a writer that truncates a mapped file kills the reader."""
+    """A `Reader` with pread. No memory maps, because a writer that truncates a mapped file kills the reader."""
 
     def __init__(self, descriptor: int, entry: Entry, where: str, stat_now: Callable[[str], Entry]) -> None:
         self.entry, self._descriptor, self._where, self._stat_now = entry, descriptor, where, stat_now
 
     def read(self, offset: int, length: int) -> bytes:
-        # Not a buffer of the asked length first: a hostile header must not make us allocate what the file cannot hold.
+        # Do not allocate the requested length first: a hostile header could ask for more than the file holds.
         if offset + length > self.entry.size:
             raise self._changed("ends earlier than expected")
         with translated(self.entry.key, self._where):
-            found = os.pread(self._descriptor, length, offset)  # one allocation: it may be large
+            found = os.pread(self._descriptor, length, offset)  # one allocation, because it may be large
         if len(found) == length:
             return found
         buffer = bytearray(length)

@@ -1,4 +1,4 @@
-"""Making names and links durable: each at once, or many together, which a journal writes in one go."""
+"""Make names and links durable: each at once, or many together, which a journal writes in one go."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from contextvars import ContextVar
 from ckptguard.storage.failures import translated
 
 _UNABLE = (errno.EINVAL, errno.EBADF, errno.ENOTSUP)  # a file system that cannot sync a folder
-_MOST = 64  # descriptors that are held open until the end, if so many and more may be open
+_MOST = 64  # descriptors that stay open until the end, if the limit allows that many
 _Pending = dict[tuple[int, int], int]
 _pending: ContextVar[_Pending | None] = ContextVar("pending", default=None)
 
@@ -33,8 +33,10 @@ def sync(descriptor: int) -> None:
 
 @contextlib.contextmanager
 def synced_together(where: str) -> Iterator[None]:
-    """Have everything that this thread makes durable by `sync` in this block be so at its end, not before. For files
-    that count only once something that is written afterwards says so. StorageError, naming `where`."""
+    """Delay this thread's calls of `sync` to the end of the block. StorageError names `where`.
+
+    Use it for files that count only after something else is written.
+    """
     pending: _Pending = {}
     token = _pending.set(pending)
     try:

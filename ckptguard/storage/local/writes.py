@@ -1,6 +1,6 @@
 """Local files that appear whole under their final name or not at all, and never replace anything.
 
-Only `swap_files` changes what lies under a name: two files change places, so that neither name is ever free.
+Only `swap_files` changes what a name holds: it exchanges two files, so that neither name is ever free.
 """
 
 from __future__ import annotations
@@ -18,22 +18,23 @@ from ckptguard.storage.protocol import parts_of
 
 _RENAME_NOREPLACE, _RENAME_EXCHANGE = 1, 2
 _FICLONE = 0x40049409  # _IOW(0x94, 9, int)
-# What Linux's own calls answer where the kernel or the file system does not offer them.
+# Linux's error codes if the kernel or the file system does not support a call.
 UNSUPPORTED = frozenset({errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTTY, errno.ENOTSUP})
-# Lustre, NFS and FUSE can be without locks, and the kernel can be out of them.
+# Lustre, NFS and FUSE may lack locks, and the kernel may run out of them.
 NO_LOCKS = UNSUPPORTED | {errno.ENOLCK}
-# Hard links are refused on FAT and some network file systems, and by the kernel for other people's files.
+# Hard links are refused on FAT and some network file systems, and by the kernel for other users' files.
 NO_LINKS = UNSUPPORTED | {errno.EPERM, errno.EMLINK, errno.EXDEV, errno.EACCES}
 
 
 @contextlib.contextmanager
 def temporary(folder: int, mode: int = 0o666) -> Iterator[tuple[int, str]]:
-    """A new temporary file (descriptor, name) in a folder, locked while we live; its name is gone afterwards."""
+    """Yield a new temporary file (descriptor, name) in a folder. It is locked while we live, and its name is
+    removed."""
     name = f".tmp-{os.urandom(8).hex()}"
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     descriptor = os.open(name, flags, mode, dir_fd=folder)
     try:
-        with contextlib.suppress(OSError):  # where there are no locks, its age alone must tell
+        with contextlib.suppress(OSError):  # without locks, only its age can show it
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         yield descriptor, name
     finally:
@@ -46,9 +47,9 @@ def temporary(folder: int, mode: int = 0o666) -> Iterator[tuple[int, str]]:
 
 @contextlib.contextmanager
 def shown_as_written(folder: str) -> Iterator[None]:
-    """Have `is_being_written` say so of a folder meanwhile, whatever name it gets; it ends with this process."""
+    """Make `is_being_written` true for a folder meanwhile, also after a rename. It ends with this process."""
     descriptor = None
-    with contextlib.suppress(OSError):  # where there are no locks, its age alone must tell
+    with contextlib.suppress(OSError):  # without locks, only its age can show it
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     try:
@@ -56,12 +57,12 @@ def shown_as_written(folder: str) -> Iterator[None]:
     finally:
         if descriptor is not None:
             with contextlib.suppress(OSError):
-                fcntl.flock(descriptor, fcntl.LOCK_UN)  # a data loader's worker may have it open too
+                fcntl.flock(descriptor, fcntl.LOCK_UN)  # a data loader's worker may have it open, too
             os.close(descriptor)
 
 
 def has_locks(path: str) -> bool:
-    """True if the kernel can lock this file, which nobody else has."""
+    """True if the kernel can lock this file, which nobody else has open."""
     with translated("", path), open(path, "rb+") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -73,7 +74,7 @@ def has_locks(path: str) -> bool:
 
 
 def is_being_written(path: str) -> bool:
-    """True if a process of this machine still writes a temporary file or folder; False where that cannot be told."""
+    """True if a process of this machine still writes a temporary file or folder. False if that is unknown."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
@@ -88,7 +89,7 @@ def is_being_written(path: str) -> bool:
 
 
 def publish(folder: int, descriptor: int, temporary_name: str, name: str) -> None:
-    """Give a finished temporary file its final name, durably; FileExistsError if the name is taken."""
+    """Give a finished temporary file its final name, durably. FileExistsError if the name is taken."""
     os.fsync(descriptor)
     try:
         os.link(temporary_name, name, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
@@ -104,7 +105,7 @@ def publish(folder: int, descriptor: int, temporary_name: str, name: str) -> Non
 
 
 def move_exclusively(source_folder: int, source: str, target_folder: int, target: str, *, is_folder: bool) -> None:
-    """One rename that replaces nothing; FileExistsError if the target exists."""
+    """Rename without replacing anything. FileExistsError if the target exists."""
     try:
         rename_exclusively(source_folder, source, target_folder, target)
         return
@@ -115,8 +116,8 @@ def move_exclusively(source_folder: int, source: str, target_folder: int, target
         # rename() replaces an empty folder and nothing else, and mkdir is exclusive: reserve the name, then rename.
         os.mkdir(target, dir_fd=target_folder)
     else:
-        # The last resort: reserve the name exclusively, then rename over it. For an instant a reader may see an
-        # empty file, which every reader of records takes for absent.
+        # The last resort: reserve the name exclusively, then rename over it. For a moment a reader may see an empty
+        # file, which every reader of records treats as absent.
         os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=target_folder))
     try:
         os.rename(source, target, src_dir_fd=source_folder, dst_dir_fd=target_folder)
@@ -135,7 +136,7 @@ def write_all(descriptor: int, data: bytes | memoryview, offset: int) -> None:
 
 
 def swap_files(root: str, one: str, other: str) -> bool:
-    """Exchange two files below a local root in one step, durably. False, and nothing was done, where that cannot be."""
+    """Exchange two files below a local root in one step, durably. False, without a change, if that is impossible."""
     with translated(other, root):
         try:
             with place_of(root, parts_of(one)) as (folder, name), place_of(root, parts_of(other)) as found:
@@ -150,7 +151,7 @@ def swap_files(root: str, one: str, other: str) -> bool:
     return True
 
 
-# The few Linux calls that Python has no names for. Where one is absent they raise OSError with ENOSYS.
+# The few Linux calls that Python does not offer. They raise OSError with ENOSYS if they do not exist.
 
 
 @functools.cache
@@ -161,7 +162,8 @@ def _renameat2() -> Callable[[int, bytes, int, bytes, int], int] | None:
 
 
 def rename_exclusively(source_folder: int, source: str, target_folder: int, target: str) -> None:
-    """One rename that never replaces; FileExistsError if the target exists, an UNSUPPORTED errno if not offered."""
+    """Rename without replacing. FileExistsError if the target exists, an UNSUPPORTED errno if the call does not
+    exist."""
     _rename(source_folder, source, target_folder, target, _RENAME_NOREPLACE)
 
 
@@ -177,7 +179,7 @@ def _rename(source_folder: int, source: str, target_folder: int, target: str, fl
 
 
 def clone_into(source: int, target: int) -> bool:
-    """Make the open file `target` share the blocks of `source` (copy on write); False where that is not offered."""
+    """Make the open file `target` share the blocks of `source` (copy on write). False if that is not supported."""
     try:
         fcntl.ioctl(target, _FICLONE, source)
     except OSError as error:

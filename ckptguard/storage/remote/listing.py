@@ -1,5 +1,4 @@
-"""The root of a remote storage, and what lies below it: found without trust in folders, caches or fsspec's own
-recursion."""
+"""The root of a remote storage and its listing, without trust in folders, caches or fsspec's own recursion."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ _ETAGS = ("ETag", "etag", "generation", "version", "md5Hash", "content_md5")
 class RemoteRoot:
     """A prefix of an fsspec file system.
 
-    `connect` opens the file system, and does so again in a forked process, where the old connections are not ours.
+    `connect` opens the file system. A forked process calls it again, because it must not use the parent's connections.
     """
 
     def __init__(self, url: str, connect: Callable[[], tuple[Any, str]]) -> None:
@@ -35,7 +34,7 @@ class RemoteRoot:
 
     @property
     def fs(self) -> Any:
-        """The file system, as this process may use it."""
+        """The file system for this process."""
         if self._process != os.getpid():
             self._left_alone = self._file_system  # closing it here would close the parent's connections
             self._file_system, _ = self._connect()
@@ -43,26 +42,26 @@ class RemoteRoot:
         return self._file_system
 
     def path(self, key: str) -> str:
-        """The path of a key; DeniedError where the store would silently take it for another one."""
+        """Return the path of a key. DeniedError if the store would silently mean another one."""
         parts = parts_of(key)
         if not all(map(self.traits.holds, parts)):
             raise DeniedError(f"{escape(self.url)} cannot hold the name {escape(key)}", key=key)
         return "/".join([self._base, *parts]) if parts else self._base
 
     def object_path(self, key: str) -> str:
-        """The same for an object that is to be written, of which the library must not cut the name."""
+        """Return the same for an object to write, if the library does not cut its name."""
         path = self.path(key)
         if self.cut_above(path) is not None:
             raise DeniedError(f"{escape(self.url)} cannot hold an object named {escape(key)}", key=key)
         return path
 
     def cut_above(self, path: str) -> str | None:
-        """The folder around a path that adlfs would cut short (it drops a "#" at the end); None for all others."""
+        """Return the folder of a path that adlfs would cut (it drops a "#" at the end), else None."""
         left = self.fs._strip_protocol(path).rstrip("/")
         return left.rpartition("/")[0] if left != path and path.startswith(left) else None
 
     def under(self, prefix: str, *, recursive: bool, enter: Enter | None) -> list[Entry]:
-        """See `Storage.list`, unsorted."""
+        """List as `Storage.list` does, unsorted."""
         if recursive and self.traits.flat_listing:
             return self._everything(prefix, enter)
 
@@ -76,7 +75,7 @@ class RemoteRoot:
         return listed_by_levels(prefix, level, recursive=recursive, enter=enter)
 
     def at_or_below(self, key: str) -> list[Entry]:
-        """Every object at or below a key."""
+        """Return every object at or below a key."""
         if self.cut_above(self.path(key)) is not None:
             return self._everything(key, None)
         try:
@@ -86,7 +85,7 @@ class RemoteRoot:
         return self.under(key, recursive=True, enter=None) if entry.kind == "folder" else [entry]
 
     def is_present(self, key: str) -> bool:
-        """True if anything is there, be it only a prefix of objects."""
+        """True if anything exists there, even if only as a prefix of objects."""
         if self.cut_above(self.path(key)) is not None:
             return bool(self._everything(key, None))
         try:
@@ -96,7 +95,7 @@ class RemoteRoot:
         return True
 
     def _everything(self, prefix: str, enter: Enter | None) -> list[Entry]:
-        """All below a prefix by one flat listing."""
+        """Return everything below a prefix from one flat listing."""
         path = self.path(prefix)
         listed = self.fs.find(self.cut_above(path) or path, detail=True)
         entered = {prefix: True}
@@ -111,7 +110,7 @@ class RemoteRoot:
         for name, info in listed.items():
             below = name.removeprefix(path + "/")
             if below == name or info.get("type") != "file" or name.endswith("/"):
-                continue  # the object under the prefix itself; a folder's marker
+                continue  # the object at the prefix itself; a folder's marker
             *folders, last = below.split("/")
             folder = join(prefix, "/".join(map(_part, folders))) if folders else prefix
             if not wanted(folder):
@@ -125,7 +124,7 @@ class RemoteRoot:
         return found
 
     def _level(self, folder: str) -> list[Entry] | None:
-        """One level, or None where there is nothing (a store cannot tell an empty folder from an absent one)."""
+        """List one level; None if there is nothing (a store cannot distinguish an empty folder from an absent one)."""
         fs, path = self.fs, self.path(folder)
         if self.cut_above(path) is not None:
             return _one_level(folder, self._everything(folder, None)) or None
@@ -154,25 +153,25 @@ class RemoteRoot:
 
 
 def _part(name: str) -> str:
-    """A listed name as a part of a key, escaped where it cannot be one."""
+    """Return a listed name as a part of a key, escaped if it cannot be one."""
     return name if is_plain(name) else escape(name) or "%"
 
 
 def entry_of(key: str, info: dict[str, Any]) -> Entry:
-    """The entry for one of fsspec's info dictionaries."""
+    """Return the entry for one of fsspec's info dictionaries."""
     kind = "link" if info.get("islink") else _KINDS.get(info.get("type", ""), "other")
     if kind != "file":
         return Entry(key=key, kind=kind)
     etag = next((str(info[name]) for name in _ETAGS if info.get(name)), None)
     time = _nanoseconds(next((info[name] for name in _TIMES if info.get(name)), None))
     if "LastModified" in info and time is not None:
-        # S3 tells the time of one object in whole seconds, and in listings finer where the server pleases.
+        # S3 reports the time of one object in whole seconds, and in listings sometimes finer.
         time -= time % 10**9
     return Entry(key=key, kind=kind, size=int(info.get("size") or 0), mtime_ns=time, etag=etag)
 
 
 def _one_level(folder: str, below: list[Entry]) -> list[Entry]:
-    """The entries right under a folder, from all files that lie below it."""
+    """Return the entries directly in a folder, from all files below it."""
     found: dict[str, Entry] = {}
     for entry in below:
         first, deeper, _ = entry.key.removeprefix(folder + "/").partition("/")

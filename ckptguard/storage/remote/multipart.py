@@ -1,6 +1,6 @@
-"""How an object that is too large for one request is put together, store by store.
+"""How each kind of store assembles an object that is too large for one request.
 
-`parts_for` picks the way. Every way keeps the object invisible until `finish`, and `abandon` leaves nothing behind.
+`parts_for` chooses the way. Every way keeps the object invisible until `finish`, and `abandon` leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ckptguard.storage.traits import StoreTraits
 
 
 class MultipartUpload(Protocol):
-    """One object on its way. `put` may be called from several threads where `parallel` is more than 1."""
+    """One object in transfer. Several threads may call `put` if `parallel` is more than 1."""
 
     parallel: int
 
@@ -25,14 +25,14 @@ class MultipartUpload(Protocol):
         """Store part `number`, counted from 0."""
 
     def finish(self, *, exclusive: bool) -> None:
-        """Join the parts; with `exclusive`, FileExistsError where the store can tell that the key is taken."""
+        """Join the parts. With `exclusive`, FileExistsError if the store can report that the key is taken."""
 
     def abandon(self) -> None:
-        """Forget the parts."""
+        """Discard the parts."""
 
 
 def parts_for(traits: StoreTraits, file_system: Any, path: str, *, exclusive: bool) -> MultipartUpload:
-    """The way for this kind of store; `exclusive`: the object must be new."""
+    """Return the way for this kind of store. `exclusive`: the object must be new."""
     if traits.multipart == "held":
         return HeldParts(file_system, path, exclusive=exclusive)
     ways: dict[str, Callable[[Any, str], MultipartUpload]]
@@ -41,7 +41,7 @@ def parts_for(traits: StoreTraits, file_system: Any, path: str, *, exclusive: bo
 
 
 class JoinedParts:
-    """For stores that are memory themselves: all parts in one put."""
+    """For stores in memory: all parts in one put."""
 
     parallel = 1
 
@@ -59,7 +59,7 @@ class JoinedParts:
 
 
 class HeldParts:
-    """For file systems whose files can be held back until they are committed (fsspec's transactions)."""
+    """For file systems that hide files until they are committed (fsspec's transactions)."""
 
     parallel = 1
 
@@ -71,7 +71,7 @@ class HeldParts:
         self._file.write(data)
 
     def finish(self, *, exclusive: bool) -> None:
-        self._file.close()  # what is `exclusive` was opened so
+        self._file.close()  # with `exclusive` it was opened exclusively
         self._file.commit()
 
     def abandon(self) -> None:
@@ -80,7 +80,7 @@ class HeldParts:
 
 
 class MovedParts:
-    """For all others: a temporary object that is moved to its name, as atomic as the file system's own move."""
+    """For all others: a temporary object that is moved to its name, as atomically as the file system can."""
 
     parallel = 1
 
@@ -106,7 +106,7 @@ class MovedParts:
 
 
 class S3Parts:
-    """S3's multipart upload. Until it is completed nothing shows under the key; aborted, its parts are freed."""
+    """S3's multipart upload. Nothing appears at the key before it is completed. Aborting frees its parts."""
 
     parallel = 4
 
@@ -118,7 +118,7 @@ class S3Parts:
         self._tags: dict[int, str] = {}
 
     def put(self, number: int, data: bytes) -> None:
-        # botocore rewinds what it sends again; s3fs does not, and would send nothing.
+        # botocore rewinds the body for a repetition; s3fs does not, and would send nothing.
         body = _Body(data) if self._fs.retries == 1 else data
         done = self._fs.call_s3("upload_part", **self._upload, PartNumber=number + 1, Body=body)
         self._tags[number + 1] = done["ETag"]
@@ -129,7 +129,7 @@ class S3Parts:
         try:
             self._fs.call_s3("complete_multipart_upload", **self._upload, MultipartUpload={"Parts": parts}, **condition)
         except Exception:
-            # The answer to a request that succeeded can get lost, and its repetition then fails.
+            # The answer to a successful request can get lost, and its repetition then fails.
             if not self._is_there():
                 raise
 
@@ -138,7 +138,7 @@ class S3Parts:
             self._fs.call_s3("abort_multipart_upload", **self._upload)
 
     def _is_there(self) -> bool:
-        """True if the object under the key was joined from these very parts."""
+        """True if the object at the key was joined from these parts."""
         try:
             tag = self._fs.call_s3("head_object", **self._place)["ETag"].strip('"')
             sums = b"".join(bytes.fromhex(tag.strip('"')) for _, tag in sorted(self._tags.items()))
@@ -159,14 +159,14 @@ class _Body(io.BytesIO):
 
 
 class AzureParts:
-    """Azure's blocks, staged and then committed as one list. Staged blocks show nowhere and expire by themselves."""
+    """Azure's blocks, staged and then committed as one list. Staged blocks are invisible and expire."""
 
     parallel = 4
 
     def __init__(self, file_system: Any, path: str) -> None:
         self._fs = file_system
         self._container, self._blob, _ = file_system.split_path(path)
-        self._token = secrets.token_hex(8)  # all uploads of a key have one heap of blocks
+        self._token = secrets.token_hex(8)  # all uploads of a key share one set of blocks
         self._ids: dict[int, str] = {}
 
     def put(self, number: int, data: bytes) -> None:
@@ -186,13 +186,13 @@ class AzureParts:
         except ResourceExistsError as error:
             raise FileExistsError(self._blob) from error
         except HttpResponseError as error:
-            # The commit of another upload of this key throws away the blocks of all.
+            # The commit of another upload of this key discards the blocks of all.
             if exclusive and getattr(error, "error_code", None) == "InvalidBlockList":
                 raise FileExistsError(self._blob) from error
             raise
 
     def abandon(self) -> None:
-        """Staged blocks cannot be removed: the store forgets them after a week."""
+        """Do nothing: staged blocks cannot be removed, and expire after a week."""
 
     def _call(self, method: str, **arguments: Any) -> Any:
         import fsspec.asyn

@@ -1,8 +1,8 @@
-"""Any fsspec file system as a `Storage`: object stores, ``memory://``, and whatever else has a plug-in.
+"""Any fsspec file system as a `Storage`: object stores, ``memory://``, and everything else with a plug-in.
 
-Nothing here relies on renames, folders, modification times or cached listings, which an object store does not offer or
-gets wrong. The one guarantee that must come from the store is the conditional put. A probe finds a store that ignores
-the condition; then only one writer at a time is safe.
+Nothing here relies on renames, folders, modification times or cached listings, which an object store lacks or gets
+wrong. Only the conditional put must be right. A probe finds a store that ignores its condition; then only one writer at
+a time is safe.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from ckptguard.storage.retries import Retries, RetryingStorage
 from ckptguard.storage.traits import StoreTraits
 from ckptguard.values.ids import escape
 
-# fsspec's memory file system checks and then writes; its one store is global to the process, and so is this lock.
+# fsspec's memory file system checks and then writes. Its one store is global to the process, and so is this lock.
 _MEMORY_LOCK = threading.RLock()
 _MOST_PAGES = 1000
 
 
 class RemoteStorage(Storage):
-    """Bytes under a prefix of an fsspec file system, which `connect` opens. A folder is there while objects are."""
+    """Bytes at a prefix of an fsspec file system, which `connect` opens. A folder exists while it has objects."""
 
     def __init__(self, url: str, connect: Callable[[], tuple[Any, str]], retries: Retries | None = None) -> None:
         self.url = url
@@ -62,8 +62,11 @@ class RemoteStorage(Storage):
         return RemoteReader(lambda: self._fs, self._root.path(key), entry, self.url, self.stat)
 
     def create(self, key: str, data: bytes) -> None:
-        """See `Storage.create`. An answer can get lost between a store and us, so where the store reports a conflict
-        the object is read back, and the same bytes count as ours: what must have one winner needs a nonce in it."""
+        """Create as `Storage.create` does. After a conflict the object is read back, because an answer may have been
+        lost.
+
+        Equal bytes count as ours, so a record that needs one winner must contain a nonce.
+        """
         with translated(key, self.url), self._exclusive():
             path = self._root.object_path(key)
             if not self._conditional.of_objects() and self._fs.exists(path):
@@ -110,7 +113,7 @@ class RemoteStorage(Storage):
             )
 
     def copy(self, source: str, target: str, *, how: str = "copy") -> str:
-        # However: a store has no links, and its own copy is independent.
+        # For every `how`: a store has no links, and its own copy is independent.
         with translated(source, self.url), self._exclusive():
             entry = entry_of(source, self._fs.info(self._root.path(source)))
             if entry.kind != "file":
@@ -129,7 +132,9 @@ class RemoteStorage(Storage):
                 raise ObjectExistsError(f"{escape(self.url)}/{escape(target)}: exists already", key=target)
             for entry in moved:
                 self._copy_step(entry, target + entry.key.removeprefix(source))
-            self._retries.run(source, lambda: self.remove(source))  # last: killed before this line, nothing is lost
+            self._retries.run(
+                source, lambda: self.remove(source)
+            )  # last, so that a kill before this line loses nothing
 
     def remove(self, key: str) -> None:
         parts_below(self.url, key)
@@ -141,20 +146,20 @@ class RemoteStorage(Storage):
                 parts = entry.key.split("/")
                 folders.update("/".join(parts[:n]) for n in range(key.count("/") + 1, len(parts)))
             for folder in sorted(folders, reverse=True):
-                with contextlib.suppress(Exception):  # only file systems that have real folders leave any behind
+                with contextlib.suppress(Exception):  # only file systems with real folders leave any behind
                     self._fs.rmdir(self._root.path(folder))
 
     def place(self, key: str) -> tuple[Any, str]:
-        """The file system and the path of a key in it, for what only one kind of store can do."""
+        """Return the file system and the path of a key in it, for what only one kind of store can do."""
         return self._fs, self._root.path(key)
 
     @property
     def traits(self) -> StoreTraits:
-        """Which kind of store this is."""
+        """The kind of store."""
         return self._root.traits
 
     def _copy_step(self, entry: Entry, target: str) -> None:
-        """One copy of a move, tried again by itself: a move as a whole cannot be, once some of it is done."""
+        """Copy one object of a move, with its own retries: a half-done move cannot be repeated."""
 
         def attempt() -> None:
             with translated(target, self.url):
@@ -182,7 +187,7 @@ class RemoteStorage(Storage):
 
 
 class RemoteReader(RangedReader):
-    """A `Reader` by ranged reads; there is no handle, so a replaced object shows only in `check_unchanged`."""
+    """A `Reader` with ranged reads. There is no handle, so only `check_unchanged` notices a replaced object."""
 
     def __init__(
         self, file_system: Callable[[], Any], path: str, entry: Entry, where: str, stat_now: Callable[[str], Entry]
@@ -196,7 +201,7 @@ class RemoteReader(RangedReader):
 
 
 class ConditionalPuts:
-    """What a store was found to do, each tried once with an object of our own; an error of the store is no answer."""
+    """What a store can do, each tried once with an object of our own. An error of the store is no answer."""
 
     def __init__(self, root: RemoteRoot) -> None:
         self._root = root
@@ -210,7 +215,7 @@ class ConditionalPuts:
         return self._of_objects
 
     def of_parts(self) -> bool:
-        """The same for objects that are put together from parts."""
+        """The same for objects that are assembled from parts."""
         if self._of_parts is None:
             self._of_parts = self._first_wins("overwrite", self._put_parts)
         return self._of_parts
@@ -243,11 +248,12 @@ class ConditionalPuts:
 
 
 def end_uploads(storage: Storage, folder: str, begun_before: Callable[[], float | None] | None = None) -> list[str]:
-    """Abort the uploads in parts that were begun below a folder, and before the Unix time that is asked for if there
-    are any; returns their keys. No listing shows them, and a store keeps and bills them.
+    """Abort unfinished multipart uploads below a folder, and return their keys. Raises StorageError.
 
-    Only where a store lists them: Azure and Google drop such parts after a week by themselves, and elsewhere they are
-    files that a listing shows. The caller knows that nobody writes there. StorageError. `folder` is not the root.
+    `begun_before` returns the latest Unix time of their start; it is called only if there are any. No listing shows
+    such uploads, and a store keeps and bills them. This works only for stores that list them: Azure and Google drop
+    such parts after a week, and elsewhere they are visible files. The caller knows that nobody writes there. `folder`
+    is not the root.
     """
     while isinstance(storage, RetryingStorage):
         storage = storage.inner

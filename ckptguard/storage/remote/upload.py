@@ -1,4 +1,4 @@
-"""Writing an object of any length to a file system of fsspec, in parts, in bounded memory."""
+"""Write an object of any length to an fsspec file system, in parts, with bounded memory."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from ckptguard.storage.retries import Retries
 T = TypeVar("T")
 
 SMALLEST_PART = 8 << 20  # S3 refuses parts below 5 MiB
-_PARTS_OF_A_SIZE = 1000  # stores end at 10 000 parts: every thousand, parts get twice as large
+_PARTS_OF_A_SIZE = 1000  # stores allow 10 000 parts at most, so parts double in size every thousand
 
 
 def part_size(number: int) -> int:
-    """How many bytes the part of this number has, counted from 0; the last one may be shorter."""
+    """Return the size of the part with this number, counted from 0. The last one may be shorter."""
     return SMALLEST_PART << (number // _PARTS_OF_A_SIZE)
 
 
 class RemoteUpload(Upload):
-    """An `Upload`: one put for what fits into one part, else parts that are joined at the commit."""
+    """An `Upload`: one put for what fits into one part, otherwise parts that are joined at the commit."""
 
     def __init__(
         self,
@@ -49,9 +49,9 @@ class RemoteUpload(Upload):
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         if self._over:
-            raise StorageError(f"{self._key}: this upload is over", key=self._key)
+            raise StorageError(f"{self._key}: this upload has already ended", key=self._key)
         if isinstance(data, bytes) and not self._buffer and len(data) == part_size(self._count):
-            self._send(data)  # a part as it is: nobody changes it, so it need not be copied
+            self._send(data)  # send the part itself: nobody changes it, so no copy is needed
             return
         left = memoryview(data).cast("B")
         while left:
@@ -88,7 +88,7 @@ class RemoteUpload(Upload):
             self._threads.shutdown(wait=True, cancel_futures=True)
         parts, self._parts = self._parts, None
         if parts is not None:
-            # What led here is the error to tell; parts that stay behind show nowhere.
+            # The caller has the error that led here. Parts left behind are invisible.
             with contextlib.suppress(Exception):
                 parts.abandon()
 
@@ -111,11 +111,11 @@ class RemoteUpload(Upload):
                 self._wait()
             try:
                 self._under_way.add(self._threads.submit(self._put, self._parts, number, data))
-            except RuntimeError:  # the interpreter is ending: executors take no more work, but a save may be under way
+            except RuntimeError:  # the interpreter is ending: executors take no more work, but a save may be running
                 self._put(self._parts, number, data)
 
     def _put(self, parts: MultipartUpload, number: int, data: bytes) -> None:
-        # A file that is held open takes its bytes once; a part under a number may be put again.
+        # A file that is held open takes its bytes once. A numbered part may be put again.
         if parts.parallel == 1:
             parts.put(number, data)
         else:

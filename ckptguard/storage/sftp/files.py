@@ -1,4 +1,4 @@
-"""A connection to an SFTP server that survives forks and lost connections, and reading and writing one file over it."""
+"""A connection to an SFTP server that survives forks and lost connections, and access to one file over it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ckptguard.values.ids import escape
 
 T = TypeVar("T")
 _UNSUPPORTED = errno.EOPNOTSUPP
-# SFTP's answers by the names of asyncssh's classes; a server of version 3 has few words, and says "failure" else.
+# SFTP's answers by the names of asyncssh's classes. A version 3 server has few codes, and otherwise says "failure".
 _ERRNOS = {
     "SFTPNoSuchFile": errno.ENOENT,
     "SFTPNoSuchPath": errno.ENOENT,
@@ -40,7 +40,8 @@ _LOST = {errno.ECONNRESET, errno.ENOTCONN, errno.EPIPE}
 
 
 class SftpSession:
-    """Runs coroutines with an SFTP client. Handles are dead once `generation` changes: it tells connections apart."""
+    """Runs coroutines with an SFTP client. A new `generation` is a new connection, for which old handles are
+    invalid."""
 
     def __init__(self, connect: Callable[..., tuple[Any, str]]) -> None:
         self._connect = connect
@@ -51,7 +52,7 @@ class SftpSession:
         self._lost: Any = None
 
     def run(self, act: Callable[[Any], Awaitable[T]]) -> T:
-        """What the coroutine `act(client)` returns; only OSErrors (and what is ours) come out."""
+        """Return the result of the coroutine `act(client)`. It raises only OSErrors and our own errors."""
         import fsspec.asyn
 
         file_system = self._connected()
@@ -78,14 +79,14 @@ class SftpSession:
             self.generation += 1
         if self._file_system is None:
             found, _ = self._connect()
-            if found is self._lost:  # others who share this connection may not have noticed yet
+            if found is self._lost:  # other users of this connection may not have noticed yet
                 found, _ = self._connect(fresh=True)
             self._file_system = found
         return self._file_system
 
 
 class SftpReader(RangedReader):
-    """A `Reader` over one handle, opened again after a lost connection or a fork (if the file is still the same)."""
+    """A `Reader` with one handle. After a lost connection or a fork it is reopened, if the file is still the same."""
 
     def __init__(
         self, session: SftpSession, path: str, entry: Entry, where: str, stat_now: Callable[[str], Entry]
@@ -168,7 +169,7 @@ class SftpUpload(Upload):
                 raise
         stored = self._session.run(lambda _: self._handle.stat()).size
         if stored != self._length:
-            raise OSError(errno.EIO, f"wrote {self._length} bytes, the server has {stored}")
+            raise OSError(errno.EIO, f"wrote {self._length} bytes, but the server has {stored}")
 
     def _refuse_taken(self) -> None:
         found = attributes_of(self._session, self._path)
@@ -176,7 +177,7 @@ class SftpUpload(Upload):
             raise ObjectExistsError(f"{escape(self._key)}: exists already", key=self._key)
 
     def _full_disk(self, wanted: int) -> OSError | None:
-        """Version 3 of SFTP cannot say that the disk is full, but how much room there is."""
+        """Version 3 of SFTP cannot report a full disk, but it can report the free space."""
         with contextlib.suppress(OSError):
             found = self._session.run(lambda client: client.statvfs(self._temporary))
             if found.bavail * found.frsize < wanted:
@@ -185,7 +186,7 @@ class SftpUpload(Upload):
 
 
 def attributes_of(session: SftpSession, path: str) -> Any:
-    """What is at a path, links not followed; None if nothing is."""
+    """Return what is at a path, without following links, or None."""
     try:
         return session.run(lambda client: client.lstat(path))
     except OSError as error:
@@ -195,14 +196,14 @@ def attributes_of(session: SftpSession, path: str) -> Any:
 
 
 def publish(session: SftpSession, temporary: str, path: str) -> None:
-    """Give a finished temporary file its name, exclusively: FileExistsError if it is taken."""
+    """Give a finished temporary file its name, exclusively. FileExistsError if it is taken."""
     try:
         try:
             session.run(lambda client: client.link(temporary, path))
         except OSError as error:
             if error.errno != _UNSUPPORTED:
                 raise
-            # Version 3 knows no rename that replaces, but whether two racers can both win is up to the server.
+            # In version 3 no rename replaces, but the server decides whether two concurrent ones can both win.
             session.run(lambda client: client.rename(temporary, path))
     except OSError as error:
         if error.errno == errno.EIO and attributes_of(session, path) is not None:

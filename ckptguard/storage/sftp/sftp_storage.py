@@ -1,4 +1,4 @@
-"""A folder of an SFTP server as a `Storage`: real folders, real renames, hard links where the server offers them."""
+"""A folder of an SFTP server as a `Storage`: real folders, real renames, hard links if the server supports them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Names = list[tuple[str, Any]]
 
 
 class SftpStorage(Storage):
-    """Bytes under a remote folder. Links below the root are entries, never ways."""
+    """Bytes in a remote folder. Links below the root are listed, never followed."""
 
     def __init__(self, url: str, connect: Callable[[], tuple[Any, str]]) -> None:
         self.url = url
@@ -145,14 +145,14 @@ class SftpStorage(Storage):
         return "/".join([self._base.rstrip("/"), *parts_of(key)]) or "/"
 
     def _made(self, key: str) -> str:
-        """The path of a key whose folders are made where they are absent."""
+        """Return the path of a key, and create its missing folders."""
         parts_below(self.url, key)
         path = self._path(key)
         folder = path.rpartition("/")[0] or "/"
         try:
             self._session.run(lambda client: client.makedirs(folder, exist_ok=True))
         except OSError as error:
-            # "Failure" is all that version 3 says of a file in the way.
+            # For a file in the way, version 3 only says "failure".
             if error.errno == errno.EIO:
                 raise NotADirectoryError(folder) from error
             raise
@@ -163,7 +163,9 @@ class SftpStorage(Storage):
         path = self._path(key)
         if not key:
             try:
-                return self._session.run(lambda client: client.stat(path))  # the user named the root: it may be a link
+                return self._session.run(
+                    lambda client: client.stat(path)
+                )  # the user named the root, so it may be a link
             except FileNotFoundError:
                 return None
         found = attributes_of(self._session, path)
@@ -182,7 +184,9 @@ class SftpStorage(Storage):
             raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
 
     def _names(self, folder: str) -> Names:
-        path = f"{self._base.rstrip('/')}/{folder}".rstrip("/") or "/"  # by the listed name, which need be no key
+        path = (
+            f"{self._base.rstrip('/')}/{folder}".rstrip("/") or "/"
+        )  # by the listed name, which need not be a valid key
 
         async def read(client: Any) -> Names:
             return [(name.filename, name.attrs) async for name in client.scandir(path)]
@@ -215,7 +219,7 @@ class SftpStorage(Storage):
         )
 
     def _gone(self, how: str, key: str) -> None:
-        # By the listed name: a removal also takes what cannot be a key.
+        # By the listed name: a removal also takes names that cannot be keys.
         with contextlib.suppress(FileNotFoundError):
             self._session.run(lambda client: getattr(client, how)(f"{self._base.rstrip('/')}/{key}"))
 
@@ -224,7 +228,7 @@ class SftpStorage(Storage):
             self._session.run(lambda client: client.remove(path))
 
     def _can_link(self) -> bool:
-        """True if the server makes hard links, and refuses to replace by one: found out once with a file of ours."""
+        """True if the server makes hard links and never replaces a file by one. Tried once with a file of ours."""
         if self._links is None:
             probe = self._made(f".tmp-{secrets.token_hex(8)}")
             try:
@@ -245,7 +249,7 @@ class SftpStorage(Storage):
         return self._links
 
     def _copied_there(self, entry: Entry, path: str) -> bool:
-        """Copy on the server; False where it offers no such thing."""
+        """Copy on the server. False if it does not support that."""
         temporary = f"{path.rpartition('/')[0]}/.tmp-{secrets.token_hex(8)}"
         try:
             self._session.run(lambda client: client.remote_copy(self._path(entry.key), temporary))

@@ -1,1 +1,1 @@
-"""What a save holds, as bytes: state dicts, JSON, tensors."""
+"""The content of a save as bytes: state dicts, JSON, tensors."""

@@ -1,4 +1,4 @@
-"""A copy of training's tensors in host memory that is used again for the next one."""
+"""A copy of training's tensors in host memory, which the next copy reuses."""
 
 from __future__ import annotations
 
@@ -21,16 +21,22 @@ _PIECE = 32 * 1024**2  # bytes that one thread copies at a time
 
 
 class HostCopy:
-    """Holds one copy at a time: taking the next one overwrites the last. Memory is pinned where a device is there.
-    Processes forked later neither share this memory nor pay for its pages."""
+    """Holds one copy at a time: the next one overwrites the last. With a device, its memory is pinned.
+
+    Forked processes do not share this memory, and do not pay for it.
+    """
 
     def __init__(self) -> None:
-        self._memory: Any = None  # bytes as a tensor
+        self._memory: Any = None  # a byte tensor
         self._owner = os.getpid()
 
     def take(self, captured: Captured) -> Captured:
-        """The same state, independent of what training does from now on: when this returns, everything is copied.
-        StateError names a tensor that cannot be stored; MemoryError if there is no room for a copy."""
+        """Return a copy of the state that later training does not change. Everything is copied on return.
+
+        Raises:
+            StateError: a tensor cannot be stored.
+            MemoryError: there is no memory for a copy.
+        """
         parts = {"model": captured.model, "others": captured.others}
         tensors = {(part, name): tensor for part, named in parts.items() for name, tensor in named.items()}
         for (_, name), tensor in tensors.items():
@@ -40,8 +46,8 @@ class HostCopy:
         return Captured(model=model, others=others, sections=captured.sections)
 
     def take_tensors(self, tensors: Mapping[Name, Any]) -> dict[Name, Any]:
-        """The same for strided tensors by name. Each copy has a storage of exactly its size; tensors that are one and
-        the same memory have one copy."""
+        """Do the same for strided tensors by name. Each copy has a storage of exactly its size. Tensors that share all
+        their memory share one copy."""
         import torch
 
         distinct = {_place(tensor): tensor for tensor in tensors.values()}
@@ -58,10 +64,10 @@ class HostCopy:
 
     def _room_for(self, size: int, *, pinned: bool) -> Any:
         if self._owner != os.getpid():
-            self._memory, self._owner = None, os.getpid()  # forked: what the parent holds is not here
+            self._memory, self._owner = None, os.getpid()  # forked: the parent's memory is not here
         memory = self._memory
         if memory is None or memory.numel() < size or (pinned and not memory.is_pinned()):
-            self._memory = memory = None  # first, so that there are never two
+            self._memory = memory = None  # first free the old one, so that there are never two
             self._memory = memory = _allocated(max(size, 1), pinned=pinned)
         return memory
 
@@ -73,29 +79,29 @@ def _allocated(size: int, *, pinned: bool) -> Any:
         try:
             return torch.empty(size, dtype=torch.uint8, pin_memory=True)
         except RuntimeError:
-            pass  # no device that needs it, or more than may be locked
+            pass  # no device that needs it, or more memory than may be locked
     try:
         memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError as error:
         raise MemoryError(f"no room for a copy of the state ({size} bytes)") from error
     for advice in ("MADV_HUGEPAGE", "MADV_DONTFORK"):
-        with contextlib.suppress(OSError, AttributeError):  # only quicker with it
+        with contextlib.suppress(OSError, AttributeError):  # only faster with it
             memory.madvise(getattr(mmap, advice))
     return torch.frombuffer(memory, dtype=torch.uint8)
 
 
 def _place(tensor: Any) -> tuple[object, ...]:
-    """Equal for tensors that are one and the same memory, read alike."""
+    """Return a key that is equal for tensors with the same memory and the same reading of it."""
     own = id(tensor) if not byte_size(tensor) else tensor.data_ptr()
     return (tensor.device, own, tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.is_conj(), tensor.is_neg())
 
 
 def _copy_all(pairs: Iterable[tuple[Any, Any]]) -> None:
-    """Copy each second tensor into the first; complete on return."""
+    """Copy each second tensor into the first. Complete on return."""
     import torch
 
     pieces: list[tuple[int, int, int]] = []
-    can_wait = hasattr(torch, "accelerator")  # else each copy waits for its device by itself
+    can_wait = hasattr(torch, "accelerator")  # otherwise each copy waits for its device itself
     devices = set()
     for target, source in pairs:
         if is_writable_in_place(source):

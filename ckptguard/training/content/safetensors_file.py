@@ -1,8 +1,8 @@
-"""safetensors files of torch tensors: hashed from memory while they are written, verified while they are loaded.
+"""safetensors files of torch tensors: hashed from memory while written, verified while loaded.
 
-Names lie in a fixed order: largest elements first, so that all are aligned. A tensor that has several names is stored
-once. The header's metadata states its other names (alias -> stored name). `FileStream` is the local file that they, or
-any other bytes, are written to: past the page cache, while the caller prepares the next block.
+The order of names is fixed: the largest elements first, so that all are aligned. A tensor with several names is stored
+once. The header's metadata maps its other names to the stored one. `FileStream` writes these and other local files past
+the page cache, while the caller prepares the next block.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ from ckptguard.training.content.tensor_bytes import (
 from ckptguard.values.manifest import File, Span, Tensor
 
 BLOCK = 1024**2  # bytes that stay in a processor's cache between two uses
-_WRITTEN = 4 * 1024**2  # bytes that are written at once
+_WRITTEN = 4 * 1024**2  # bytes per write
 _BLOCKS = 3  # one is filled, one is written, one waits
 _NOT_ALIASES = ("format", "unread")
 
 
 class NotAsSealed(StateError):
-    """The bytes of a checkpoint are not those that were sealed, or hold what they must not."""
+    """The bytes of a checkpoint differ from the sealed ones, or hold forbidden NaN or infinity."""
 
 
 class FilePlan(NamedTuple):
-    """Which names are stored, in file order, and the header that says so."""
+    """The stored names in file order, and the header for them."""
 
     names: tuple[str, ...]
     aliases: dict[str, str]
@@ -53,7 +53,7 @@ class FilePlan(NamedTuple):
 
 
 def plan_file(tensors: Mapping[str, Any]) -> FilePlan:
-    """Lay out a file; StateError names a tensor that cannot be stored. Reads no elements."""
+    """Lay out a file without reading elements. Raises StateError for a tensor that cannot be stored."""
     words = {name: dtype_word(tensor, name) for name, tensor in tensors.items()}
     kept: dict[tuple[object, ...], str] = {}
     aliases: dict[str, str] = {}
@@ -77,10 +77,10 @@ def plan_file(tensors: Mapping[str, Any]) -> FilePlan:
 
 
 class Stream(Protocol):
-    """Takes a file's bytes in order."""
+    """Receives a file's bytes in order."""
 
     def write(self, data: memoryview) -> None:
-        """Add bytes to the end; they may change afterwards."""
+        """Append bytes. They may change afterwards."""
 
 
 def write_tensors(
@@ -92,9 +92,11 @@ def write_tensors(
     check_stop: Callable[[], None] = lambda: None,
     sick: Callable[[str, Any], bool] = lambda *_: False,
 ) -> File:
-    """Write a file into a stream and hash it on the way; its final key in the run will be `key`. `check_stop` is called
-    between blocks; what it raises ends the writing. `sick(name, tensor)` is asked about each tensor that holds NaN or
-    infinity: if it is, SickTrainingError ends the writing."""
+    """Write a file into a stream and hash it. Its final key in the run will be `key`.
+
+    `check_stop` is called between blocks; an exception from it ends the writing. `sick(name, tensor)` is called for
+    each tensor with NaN or infinity. If it returns True, SickTrainingError ends the writing.
+    """
     from blake3 import blake3
 
     plan = plan_file(tensors)
@@ -141,11 +143,15 @@ def read_file(
     sick: Callable[[str, Any], bool] = lambda *_: False,
     threads: int | None = None,
 ) -> dict[str, Any]:
-    """Load a file, hashing every byte that is loaded and looking for NaN and infinity in every float; returns all
-    tensors by name, aliases too. With one of `threads` it is read in the order of the file. Tensors named in `into`
-    must fit (StateError) and get their elements in place; others are made anew on the CPU. `sick(name, tensor)` is
-    asked about each that holds NaN or infinity: whether that is wrong. NotAsSealed says what is wrong; then tensors may
-    be half loaded: load another checkpoint over them."""
+    """Load a file and return all tensors by name, aliases too. Every loaded byte is hashed, every float checked.
+
+    With one of `threads`, the file is read in order. Tensors named in `into` must fit, and are filled in place. Others
+    are created on the CPU. `sick(name, tensor)` decides about each tensor with NaN or infinity.
+
+    Raises:
+        StateError: a tensor in `into` does not fit.
+        NotAsSealed: the bytes are wrong. Tensors may be half loaded: load another checkpoint over them.
+    """
     from blake3 import blake3
 
     size = reader.entry.size
@@ -179,7 +185,7 @@ def read_file(
 
 
 def _load(reader: Reader, sealed: File, tensor: Tensor, target: Any) -> tuple[Any, bool]:
-    """The tensor, and whether its numbers are finite."""
+    """Return the tensor, and whether its numbers are finite."""
     import torch
     from blake3 import blake3
 
@@ -205,8 +211,10 @@ def _load(reader: Reader, sealed: File, tensor: Tensor, target: Any) -> tuple[An
 
 
 def fitting(sealed: File, into: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of `into` that can take what the file holds under their names: of its type and shape, without gaps, and
-    sharing no memory with each other."""
+    """Return those of `into` that can take the file's tensor of their name.
+
+    They have its type and shape and no gaps, and share no memory with each other.
+    """
     shared = Counter(tensor.data_ptr() for tensor in into.values())
     found = {}
     for tensor in sealed.tensors:
@@ -239,16 +247,18 @@ def _aliases(header: bytes) -> dict[str, str]:
 
 
 class FileStream:
-    """Appends bytes to an empty file that the caller opened for writing. `close` must be called, also after a failure.
-    Where the file system allows it the page cache is left alone: what is written to be durable would only push out what
-    training reads, and be copied once more. StorageFullError and its kinds come out of `write` and `finish`."""
+    """Appends bytes to an empty file that the caller opened for writing. Always call `close`, also after a failure.
+
+    Where possible it bypasses the page cache: durable writes would only evict what training reads. `write` and `finish`
+    raise StorageFullError and the other storage errors.
+    """
 
     def __init__(self, descriptor: int, *, key: str, where: str) -> None:
         self._descriptor, self._key, self._where = descriptor, key, where
         self._direct = _set_direct(descriptor, wanted=True)
         self._free: SimpleQueue[mmap.mmap] = SimpleQueue()
         for _ in range(_BLOCKS):
-            self._free.put(mmap.mmap(-1, _WRITTEN))  # aligned to pages, as direct writes need it
+            self._free.put(mmap.mmap(-1, _WRITTEN))  # aligned to pages, as direct writes require
         self._full: SimpleQueue[tuple[mmap.mmap, int] | None] = SimpleQueue()
         self._block, self._filled = self._free.get(), 0
         self._failure: BaseException | None = None
@@ -257,7 +267,7 @@ class FileStream:
         self._thread.start()
 
     def write(self, data: memoryview) -> None:
-        """Copy bytes to the end; they may change afterwards."""
+        """Append bytes. They may change afterwards."""
         while len(data):
             count = min(len(data), _WRITTEN - self._filled)
             copy_bytes(memoryview(self._block)[self._filled : self._filled + count], data[:count])
@@ -309,7 +319,7 @@ class FileStream:
             try:
                 left = left[os.write(self._descriptor, left) :]
             except OSError as error:
-                # A file system may want other alignments, or take a part of a block: go on through the page cache.
+                # A file system may need another alignment, or write a part of a block: continue through the page cache.
                 if error.errno != errno.EINVAL or not self._direct:
                     raise
                 self._direct = False
@@ -317,7 +327,7 @@ class FileStream:
 
 
 def _set_direct(descriptor: int, *, wanted: bool) -> bool:
-    """Switch direct writing; returns whether that was done."""
+    """Switch direct writing on or off. Returns whether that was done."""
     flag = getattr(os, "O_DIRECT", 0)
     if flag:
         import fcntl

@@ -1,8 +1,8 @@
-"""Training state as tagged JSON: no pickle, nothing lost. `decode_state(encode_state(x)) == x`, types included.
+"""Training state as tagged JSON: no pickle, no loss. `decode_state(encode_state(x)) == x`, types included.
 
-Plain JSON values stand for themselves; everything else is an object with one key that begins with ``$``. Torch
-tensors inside a tree are handed out under a name and stored elsewhere. What cannot be encoded raises StateError with
-its path: it is never dropped or turned into text.
+Plain JSON values stay as they are. Everything else is an object with one key that begins with ``$``. Torch tensors
+inside are stored elsewhere under a name. A value that cannot be encoded raises StateError with its path. It is never
+dropped or turned into text.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ _SMALL = 2**63
 _FLOATS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 TakeTensor = Callable[[str, Any], str]
-"""Takes a tensor and the path where it was found; returns the name under which it is stored."""
+"""Takes a path and the tensor found there. Returns the name under which it is stored."""
 
 
 def encode_state(value: Any, *, path: str, take_tensor: TakeTensor | None = None) -> Any:
-    """A tree of plain JSON values. StateError names the path of what cannot be saved."""
+    """Return a tree of plain JSON values. StateError names the path of a value that cannot be saved."""
     return _Encoder(take_tensor).encode(value, path, 0)
 
 
 def decode_state(value: Any, tensors: Mapping[str, Any] | None = None) -> Any:
-    """The inverse of `encode_state`; StateError if the text is none of ours or a tensor is not there."""
+    """Invert `encode_state`. Raises StateError if the text is not ours or a tensor is missing."""
     try:
         return _decode(value, tensors or {})
     except (KeyError, TypeError, ValueError, IndexError, AttributeError, RecursionError) as error:
@@ -41,16 +41,16 @@ def decode_state(value: Any, tensors: Mapping[str, Any] | None = None) -> Any:
 
 
 def to_text(value: Any) -> bytes:
-    """Encoded state as JSON text in ASCII."""
+    """Return encoded state as JSON text in ASCII."""
     return json.dumps(value, allow_nan=False, separators=(",", ":")).encode("ascii") + b"\n"
 
 
 def from_text(text: bytes) -> Any:
-    """The inverse of `to_text`."""
+    """Invert `to_text`."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise StateError(f"the saved state is no JSON: {error}") from error
+        raise StateError(f"the saved state is not JSON: {error}") from error
 
 
 class _Encoder:
@@ -59,7 +59,7 @@ class _Encoder:
 
     def encode(self, value: Any, path: str, depth: int) -> Any:
         if depth > MAX_DEPTH:
-            raise StateError(f"{path} is nested deeper than {MAX_DEPTH} levels, or holds itself")
+            raise StateError(f"{path} is nested deeper than {MAX_DEPTH} levels, or contains itself")
         kind = type(value)
         if value is None or kind is bool or kind is str:
             return value
@@ -147,7 +147,7 @@ def _decode(value: Any, tensors: Mapping[str, Any]) -> Any:
 def _untag(tag: str, content: Any, tensors: Mapping[str, Any]) -> Any:
     if tag == "$tensor":
         if content not in tensors:
-            raise StateError(f"the tensor {content} of the saved state is not there")
+            raise StateError(f"the tensor {content} of the saved state is missing")
         return tensors[content]
     if tag in _SCALARS:
         return _SCALARS[tag](content)

@@ -1,4 +1,4 @@
-"""The bytes of torch tensors in memory, and how safetensors calls their types."""
+"""The bytes of torch tensors in memory, and the safetensors names of their types."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from ckptguard.formats.dtypes import DTYPES, SAFETENSORS_DTYPES
 
 _WORDS = {name: word for word, (name, bits) in SAFETENSORS_DTYPES.items() if bits % 8 == 0}
 
-_SMALL = 64 * 1024  # bytes, below which a plain copy is quicker
-_THREADS = 8  # more of them are not quicker at reading and writing memory
+_SMALL = 64 * 1024  # bytes, below which a plain copy is faster
+_THREADS = 8  # more threads do not read and write memory faster
 
 
 def threads_for_memory() -> int:
-    """How many threads to use for work that only moves bytes through memory."""
+    """Return how many threads to use for work that only moves bytes through memory."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min(_THREADS, cores)
 
 
 def dtype_word(tensor: Any, path: str) -> str:
-    """The safetensors word for a tensor's type; StateError names the path of one that cannot be stored."""
+    """Return the safetensors word for a tensor's type. StateError names the path of a tensor that cannot be stored."""
     import torch
 
     plain = type(tensor) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
@@ -37,18 +37,18 @@ def dtype_word(tensor: Any, path: str) -> str:
 
 
 def byte_size(tensor: Any) -> int:
-    """Bytes that a tensor's elements take, stored without gaps."""
+    """Return the bytes of a tensor's elements, stored without gaps."""
     return int(tensor.numel() * tensor.element_size())
 
 
 def stored_size(tensors: Mapping[str, Any]) -> int:
-    """Bytes of some tensors in a file that holds each once, whatever the number of its names."""
+    """Return the bytes of some tensors in a file that stores each once, whatever its number of names."""
     places = {(tensor.data_ptr(), tensor.dtype, tuple(tensor.shape)): tensor for tensor in tensors.values()}
     return sum(map(byte_size, places.values()))
 
 
 def in_memory(tensor: Any) -> Any:
-    """The same elements on the CPU, without gaps: the tensor itself where it is so already."""
+    """Return the same elements on the CPU, without gaps; if possible the tensor itself."""
     return tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
 
 
@@ -58,14 +58,14 @@ def is_writable_in_place(tensor: Any) -> bool:
 
 
 def is_finite(block: memoryview, dtype: str) -> bool:
-    """True if whole elements of a type (as torch calls it) hold neither NaN nor infinity. Exact; True for types that
-    can hold neither."""
+    """True if whole elements of a torch type hold neither NaN nor infinity. Exact; True for types without them."""
     import numpy
 
     layout = DTYPES[dtype].float
     if layout is None or not len(block):
         return True
-    # Bits without the sign order as magnitudes do. Two extremes need no temporary, and a block in cache twice is cheap.
+    # Without the sign, bits order like magnitudes. Two extremes need no temporary, and a cached block is read twice
+    # cheaply.
     bits = numpy.frombuffer(block, f"<u{layout.size}")
     highest = int(bits.max())
     if not layout.signed:
@@ -78,7 +78,7 @@ def is_finite(block: memoryview, dtype: str) -> bool:
 
 
 def copy_bytes(target: memoryview, source: memoryview) -> None:
-    """Copy between two buffers of the same length, without holding up other threads."""
+    """Copy between two buffers of the same length, without blocking other threads."""
     if len(source) < _SMALL:
         target[:] = source
         return
@@ -90,7 +90,7 @@ def copy_bytes(target: memoryview, source: memoryview) -> None:
 
 
 def view_of(tensor: Any) -> memoryview:
-    """The bytes of a contiguous CPU tensor, writable, not copied; the caller keeps the tensor alive."""
+    """Return the bytes of a contiguous CPU tensor, writable and not copied. The caller keeps the tensor alive."""
     size = byte_size(tensor)
     if not size:
         return memoryview(bytearray())

@@ -1,4 +1,4 @@
-"""What is saved and put back: model, optimizer, scheduler and scaler, as trees of values and named tensors."""
+"""What is saved and restored: model, optimizer, scheduler and scaler, as trees of values and named tensors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _log = logging.getLogger("ckptguard")
 
 @dataclass(frozen=True)
 class Captured:
-    """One moment of training. The tensors are the live ones: write them before training goes on."""
+    """The state of training at one moment. The tensors are the live ones: write them before training continues."""
 
     model: dict[str, Any]
     others: dict[str, Any]
@@ -26,7 +26,7 @@ class Captured:
 
 @dataclass(frozen=True, kw_only=True)
 class NameMismatch:
-    """Names of the model's state that were `missing` in what was loaded, and that it held and the model does not."""
+    """Names of the model's state that were `missing` in the checkpoint, and `unexpected` ones that only it has."""
 
     missing: tuple[str, ...] = ()
     unexpected: tuple[str, ...] = ()
@@ -34,9 +34,11 @@ class NameMismatch:
 
 @dataclass(kw_only=True)
 class TrainingParts:
-    """The objects that training consists of; each offers ``state_dict`` and ``load_state_dict``. Not `strict`: what
-    does not match between a checkpoint and them is a warning, and the rest is loaded; `fit` says what the last one
-    that was loaded did not have in common with the model. `framework` is what they belong to, where that is known."""
+    """The objects of a training. Each has ``state_dict`` and ``load_state_dict``.
+
+    Without `strict`, a mismatch between a checkpoint and them is a warning, and the rest is loaded. `fit` has the names
+    in which the last loaded checkpoint and the model differ. `framework` is what they belong to, if known.
+    """
 
     model: Any
     optimizer: Any = None
@@ -47,7 +49,7 @@ class TrainingParts:
     fit: NameMismatch = field(default_factory=NameMismatch)
 
     def capture(self) -> Captured:
-        """The state now; StateError if a part of it cannot be saved exactly."""
+        """Return the current state. Raises StateError if a part cannot be saved exactly."""
         import torch
 
         others: dict[str, Any] = {}
@@ -68,21 +70,24 @@ class TrainingParts:
         return Captured(model=model, others=others, sections=sections)
 
     def check(self) -> None:
-        """Refuse now what could not be saved later: StateError names it."""
+        """Refuse now what could not be saved later. StateError names it."""
         for name, part in [("model", self.model), *self._others()]:
             if not (callable(getattr(part, "state_dict", None)) and callable(getattr(part, "load_state_dict", None))):
                 raise StateError(
                     f"the {name} is a {type(part).__name__}, which has no state_dict() and load_state_dict()",
-                    hint="several of them go into one object that has both",
+                    hint="put several of them into one object that has both methods",
                 )
         captured = self.capture()
         for tensor_name in (*captured.model, *captured.others):
             if any("\ud800" <= character <= "\udfff" for character in tensor_name):
-                raise StateError(f"a tensor cannot be stored under the name {tensor_name!a}: it is no Unicode text")
+                raise StateError(f"a tensor cannot be stored under the name {tensor_name!a}: it is not Unicode text")
         for tensor_name, tensor in captured.model.items():
             if any(step == 0 and size > 1 for step, size in zip(tensor.stride(), tensor.shape, strict=True)):
                 raise StateError(
-                    f"{tensor_name} is expanded: several of its elements are one, so nothing can be loaded into it",
+                    (
+                        f"{tensor_name} is expanded: several of its elements share memory, so nothing can be loaded "
+                        "into it"
+                    ),
                     hint="register it as tensor.expand(...).contiguous()",
                 )
         plan_file(captured.model)
@@ -90,18 +95,18 @@ class TrainingParts:
         to_text(captured.sections)
 
     def model_tensors(self) -> dict[str, Any]:
-        """The model's tensors by the names under which they are saved, to be loaded in place."""
+        """Return the model's tensors by their saved names, to be loaded in place."""
         import torch
 
         return {n: v for n, v in self.model.state_dict().items() if isinstance(v, torch.Tensor)}
 
     def other_tensors(self) -> dict[str, Any]:
-        """The other tensors there are now, by the names under which they are saved."""
+        """Return the other current tensors by their saved names."""
         return {name: tensor.detach() for name, tensor in self.capture().others.items()}
 
     def restore(self, sections: Mapping[str, Any], model: dict[str, Any], others: Mapping[str, Any]) -> None:
-        """Put everything back, the model first. Names that do not match are a StateError, if `strict`, and so is what
-        the objects themselves refuse."""
+        """Restore everything, the model first. Raises StateError if an object refuses its state, or with `strict` if
+        names differ."""
         try:
             own = set(self.model_tensors())
             self.compare(missing=own - set(model), unexpected=set(model) - own)
@@ -121,8 +126,8 @@ class TrainingParts:
             raise StateError(f"the saved state does not fit: {type(error).__name__}: {error}") from error
 
     def compare(self, *, missing: Collection[str], unexpected: Collection[str]) -> None:
-        """Take down which of the model's names a checkpoint lacks, and which of its names the model does not have;
-        StateError if there are any and `strict`."""
+        """Record which of the model's names a checkpoint lacks, and which it has in addition. With `strict` they are a
+        StateError."""
         first, second = sorted(missing), sorted(unexpected)
         self.fit = NameMismatch(missing=tuple(first), unexpected=tuple(second))
         if first or second:
@@ -131,14 +136,14 @@ class TrainingParts:
             self._refuse(f"the checkpoint does not fit the model: {what} {counts}{_about_prefix(first, second)}")
 
     def drop_gradients(self) -> None:
-        """Forget gradients that were not used yet: they belong to the state that was just replaced, and may be NaN."""
+        """Drop unused gradients: they belong to the replaced state, and may be NaN."""
         for parameter in self.model.parameters() if hasattr(self.model, "parameters") else ():
             parameter.grad = None
 
     def _refuse(self, why: str) -> None:
         if self.strict:
             raise StateError(why, hint="strict=False loads what fits")
-        _log.warning("%s; what fits is loaded", why)
+        _log.warning("%s; everything that fits is loaded", why)
 
     def _others(self) -> list[tuple[str, Any]]:
         named = (("optimizer", self.optimizer), ("scheduler", self.scheduler), ("scaler", self.scaler))
@@ -146,24 +151,24 @@ class TrainingParts:
 
 
 def _about_prefix(missing: Collection[str], unexpected: Collection[str]) -> str:
-    """What to say of names that differ only by what a wrapper puts before them; "" where they differ otherwise."""
+    """Explain names that differ only by a wrapper's prefix; "" if they differ otherwise."""
     for prefix, wrapper in _WRAPPERS.items():
         for names, others, which in ((unexpected, missing, "the saved"), (missing, unexpected, "the present")):
             # torch.compile of a part of the model puts it in the middle
             if names and {name.replace(prefix, "") for name in names} == set(others):
                 return (
-                    f'; only {which} names have "{prefix}", which {wrapper} adds: give the guard what it was given then'
+                    f'; only {which} names have "{prefix}", which {wrapper} adds: give the guard the same kind of model'
                 )
     return ""
 
 
 def put_dtypes_back(optimizer: Any, saved: Mapping[str, Any]) -> None:
-    """``load_state_dict`` casts float state to its parameter's dtype (fp32 moments of a bf16 weight lose half their
-    digits); give the optimizer the saved tensors instead."""
+    """Give the optimizer the saved tensors. ``load_state_dict`` would cast them to the parameter's dtype, and fp32
+    moments of a bf16 weight would lose half their digits."""
     import torch
 
     if "state" not in saved or "param_groups" not in saved:
-        return  # an optimizer of its own kind
+        return  # another kind of optimizer
     numbers = [number for group in saved["param_groups"] for number in group["params"]]
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     for number, parameter in zip(numbers, parameters, strict=True):
@@ -174,12 +179,12 @@ def put_dtypes_back(optimizer: Any, saved: Mapping[str, Any]) -> None:
 
 
 def scale_learning_rate(optimizer: Any, scheduler: Any, factor: float) -> None:
-    """Multiply every learning rate, also those from which the scheduler computes the next ones."""
+    """Multiply every learning rate, including those that the scheduler starts from."""
     if factor == 1.0:
         return
     groups = getattr(optimizer, "param_groups", None)
     if optimizer is not None and groups is None:
-        _log.warning("the learning rate stays as it is: the %s has no param_groups", type(optimizer).__name__)
+        _log.warning("the learning rate does not change: the %s has no param_groups", type(optimizer).__name__)
     for group in groups or ():
         for key in ("lr", "initial_lr", "max_lr", "min_lr"):
             if key in group:

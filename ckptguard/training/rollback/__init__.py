@@ -1,1 +1,1 @@
-"""Going back inside a training process, and resuming."""
+"""Rolling back inside a training process, and resuming."""

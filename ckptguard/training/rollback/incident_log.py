@@ -1,6 +1,6 @@
-"""Incidents of a guarded training: recorded once, told to the daemon, and left as a report that people can read.
+"""Incidents of a guarded training: recorded once, sent to the daemon, and reported in a file.
 
-Nothing here raises: an incident is worth a record, and never the training.
+Nothing here raises: a failure to record an incident must not end training.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ckptguard.values.incident import Details
 _log = logging.getLogger("ckptguard")
 _NUMBER = re.compile(r"[0-9a-f]{8}|\d+")
 _MOST_NAMED = 100
-_named: dict[str, set[tuple[str, str, str]]] = {}  # by run: what was said and is not recorded
+_named: dict[str, set[tuple[str, str, str]]] = {}  # by run: problems that were logged but not recorded
 
 
 def begin_incident(
@@ -30,9 +30,11 @@ def begin_incident(
     details: Details | None = None,
     source: str = "guard",
 ) -> Incident | None:
-    """Record an incident, through the daemon if one answers (it tells people), else directly. With `details` it is
-    noted that a guard deals with it. None if it cannot be recorded, which must not stop a rollback; the log says so, of
-    the same trouble once until something is recorded again."""
+    """Record an incident, through the daemon if one answers, which notifies people, else directly.
+
+    With `details` it is recorded as handled by a guard. None if it cannot be recorded, which must not stop a rollback.
+    The log says so once for each problem, until something is recorded again.
+    """
     try:
         named = report_incident(run, step=step, cause=cause, reason=reason, evidence=evidence, source=source)
         incident = read_incident(run, named) if named is not None else None
@@ -40,7 +42,7 @@ def begin_incident(
             incident = open_incident(run, step=step, cause=cause, reason=reason, evidence=dict(evidence), source=source)
     except Exception as error:
         known = _named.setdefault(run.url, set())
-        # On a full disk every save fails alike, for its own path.
+        # On a full disk every save fails alike, with its own path.
         trouble = (type(error).__name__, cause, _NUMBER.sub("#", reason))
         if trouble not in known and len(known) < _MOST_NAMED:
             known.add(trouble)
@@ -50,7 +52,7 @@ def begin_incident(
     if details is None:
         return incident
     try:
-        # A callback stops training, and somebody else has to go back.
+        # A callback stops training, and someone else must go back.
         return update_incident(run, incident, state="open" if source == "callback" else "handling", details=details)
     except Exception as error:
         _log.warning("the details of incident %s could not be recorded: %s", incident.id, error)
@@ -60,12 +62,14 @@ def begin_incident(
 def end_incident(
     run: Run, incident: Incident | None, *, action: str, known_good: CheckpointId | None = None, state: str = "closed"
 ) -> str | None:
-    """Say what was done, and leave the report; returns the path of its text. `state` is "open" where somebody else
-    has to go back."""
+    """Record what was done, and write the report. Returns the path of its text.
+
+    `state` is "open" if someone else must go back.
+    """
     if incident is None:
         return None
     try:
-        from ckptguard.reporting.open_and_close import close_incident  # the report is loaded when one is written
+        from ckptguard.reporting.open_and_close import close_incident  # the report code is loaded only when needed
 
         named = str(known_good) if known_good is not None else None
         return close_incident(run, incident, action=action, known_good=named, state=state)

@@ -1,4 +1,4 @@
-"""The last save of a training, the one that people ship: it has its verdict when training ends."""
+"""The last save of a training gets its verdict when training ends, because people ship it."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ _log = logging.getLogger("ckptguard")
 def judge_last_save(
     run: Run, settings: Settings, series: str, *, daemon: float | None, seconds: float | None = None
 ) -> None:
-    """Have the newest save of a series judged: by the daemon, if it does it within so many seconds (None: it is not
-    asked), else here, within `seconds` (None: as long as it takes). If it is not good, or has no verdict, the log says
-    so. Never raises."""
+    """Verify the newest save of a series: by the daemon within `daemon` seconds (None: not asked), else here.
+
+    Here it may take `seconds` (None: unlimited). The log says if it is not good, or has no verdict. Never raises.
+    """
     try:
         view = RunView(run, settings)
         newest = _unjudged(view, series)
@@ -37,13 +38,13 @@ def judge_last_save(
             checked = verify_checkpoint(view, newest, work=_within(seconds))
             if checked.outcome is not Outcome.GOOD:
                 path = run.usable(newest.path)
-                _log.error("the last save is %s; this says why: ckptguard show %s", checked.outcome.value, path)
-    except Exception as error:  # training is over, and well: nothing of ours may end it on one rank alone
-        _log.warning("the last save has no verdict (%s); this gives it one: ckptguard verify %s", error, run.url)
+                _log.error("the last save is %s; see why with: ckptguard show %s", checked.outcome.value, path)
+    except Exception as error:  # training ended well: an error of ours must not fail a single rank
+        _log.warning("the last save has no verdict (%s); run ckptguard verify %s", error, run.url)
 
 
 def _unjudged(view: RunView, series: str) -> Checkpoint | None:
-    """The newest save in place, unless a verdict stands for what lies there."""
+    """Return the newest save in place, unless it already has a verdict."""
     own = [c for c in view.checkpoints if c.series == series]
     newest = max(own, key=lambda c: (numbers_of(c.step), c.path), default=None)
     id = view.current_if_readable(newest) if newest is not None else None
@@ -51,7 +52,7 @@ def _unjudged(view: RunView, series: str) -> Checkpoint | None:
 
 
 def _within(seconds: float | None) -> Work:
-    """Work that is given up after so many seconds: other ranks wait for it."""
+    """Return work that is given up after this many seconds, because other ranks wait for it."""
     if seconds is None:
         return PLAIN
     end = time.monotonic() + seconds

@@ -1,4 +1,4 @@
-"""Rank 0 decides and looks for the checkpoint; the other ranks load what it loads and hear how it ended."""
+"""Rank 0 decides and finds the checkpoint. The other ranks load what it loads, and get its result."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _KINDS = {kind.kind: kind for kind in (NoKnownGoodError, RollbackExhausted)}
 
 @dataclass(frozen=True, kw_only=True)
 class Loaded:
-    """A checkpoint that is loaded now. `extra` is what was saved beside it (empty: unknown)."""
+    """A checkpoint that is now loaded. `extra` is what was saved beside it (empty: unknown)."""
 
     step: int
     id: CheckpointId
@@ -43,8 +43,10 @@ class Rollback:
 
 
 def lead_or_follow(ranks: Ranks, store: Store, work: Callable[[], Done], kind: Any) -> Done:
-    """Rank 0 does the work, which loads through the store; every rank returns what that gave, with its own extra. It is
-    of a `kind`: Loaded, Rollback, or None."""
+    """Rank 0 does the work, which loads through the store. Every rank returns its result, with its own extra.
+
+    `kind` is the result's type: Loaded, Rollback, or None.
+    """
     if ranks.size == 1:
         return work()
     led = cast("LedStore", store)
@@ -58,10 +60,10 @@ def lead_or_follow(ranks: Ranks, store: Store, work: Callable[[], Done], kind: A
         done = work()
     except Exception as error:
         message = error.message if isinstance(error, CkptguardError) else repr(error)
-        with contextlib.suppress(RanksError):  # a rank that is gone: the reason is what rank 0 raises
+        with contextlib.suppress(RanksError):  # if a rank is gone, rank 0 still raises the reason
             led.finish({"failed": getattr(error, "kind", "error"), "message": message})
         raise
-    # Each rank has its own extra, and that of rank 0 holds values that JSON does not know.
+    # Each rank has its own extra, and that of rank 0 holds values that are not JSON.
     led.finish({"done": msgspec.to_builtins(_with_extra(done, {}))})
     return done
 

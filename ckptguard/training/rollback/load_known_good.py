@@ -1,7 +1,7 @@
-"""Going back, and resuming: which checkpoint, verified, loaded. Damage found on the way is recorded, and the next older
-one taken; so is one that a resume's probe refuses.
+"""Roll back or resume: choose a checkpoint, verify it, load it.
 
-What is loaded is pinned until every rank has it: a store's `read` returns only then.
+Damage found is recorded, and the next older checkpoint is used. The same happens if a resume's probe refuses one. A
+loaded checkpoint stays pinned until every rank has it: a store's `read` returns only then.
 """
 
 from __future__ import annotations
@@ -57,11 +57,15 @@ _READ_ONLY = Verification(md5=False, record=False)
 
 
 def load_newest_good(view: RunView, store: Store, *, refused: Iterable[CheckpointId] = ()) -> Loaded | None:
-    """Load the newest known-good checkpoint for a resume; None if there is nothing that training finished after its
-    beginning. Checkpoints without a verdict are verified first, newest first; where none can be written (a full disk),
-    what is GOOD as it is read now is taken. Newer ones that are not good stay where they are. Ids in `refused` do not
-    count. NoKnownGoodError if there are checkpoints and none could be loaded, CouldNotTellError if one that may be good
-    could not be read."""
+    """Load the newest known-good checkpoint for a resume. None if training finished nothing after its beginning.
+
+    Checkpoints without a verdict are verified first, newest first. If no verdict can be written (full disk), one that
+    reads as GOOD now is used. Newer ones that are not good stay in place. Ids in `refused` do not count.
+
+    Raises:
+        NoKnownGoodError: there are checkpoints, but none could be loaded.
+        CouldNotTellError: one that may be good could not be read.
+    """
     wanted = Wanted(series=store.series, exclude=frozenset(refused))
     failed = wanted.exclude
     with InUse(view.run, "a resume") as in_use:
@@ -88,14 +92,13 @@ def load_newest_good(view: RunView, store: Store, *, refused: Iterable[Checkpoin
 
 def _none_is_good(view: RunView, why: str) -> NoKnownGoodError:
     return NoKnownGoodError(
-        f"{view.run.url} holds checkpoints, and none of them is good{why}",
-        hint=f"see: ckptguard verify {view.run.url}; to begin anew, move them away or use another run",
+        f"{view.run.url} holds checkpoints, but none of them is good{why}",
+        hint=f"run ckptguard verify {view.run.url}; to start from scratch, move them away or use another run",
     )
 
 
 def go_back(view: RunView, store: Store, *, before_step: int, reason: str) -> Loaded:
-    """Roll the run back and load the known-good: newer checkpoints are quarantined. NoKnownGoodError if nothing good
-    is left."""
+    """Roll the run back and load the known-good checkpoint. Newer ones are quarantined. Raises NoKnownGoodError."""
     read_back = not store.hashes_on_load
     with InUse(view.run, "a rollback") as in_use:
         while True:
@@ -108,11 +111,11 @@ def go_back(view: RunView, store: Store, *, before_step: int, reason: str) -> Lo
                 return loaded
             if read_back:
                 before_step = rolled.known_good.id.number or 0
-            read_back = True  # it is not what its verdict says: a copy of it that is may still be there
+            read_back = True  # it differs from its verdict, but a whole copy may exist
 
 
 def newest_good_step(view: RunView, store: Store, *, before_step: int) -> int | None:
-    """The step of the newest known-good before a step, after what is pending was verified."""
+    """Return the step of the newest known-good checkpoint before a step, after pending ones were verified."""
     wanted = Wanted(before_step=before_step, series=store.series)
     verify_pending(view, wanted)
     found = newest_candidate(view, wanted)
@@ -120,8 +123,10 @@ def newest_good_step(view: RunView, store: Store, *, before_step: int) -> int | 
 
 
 def load_unrecorded(view: RunView, store: Store, *, before_step: int) -> Loaded | None:
-    """Load the newest checkpoint before a step that is GOOD as it is read now, for where no verdict can be written (a
-    full disk). Newer ones stay where they are. None if there is none."""
+    """Load the newest checkpoint before a step that reads as GOOD now, for a full disk. None if there is none.
+
+    Newer ones stay in place.
+    """
     own = ((single_number(c.step), c) for c in view.checkpoints if c.series == store.series)
     found = [(step, c) for step, c in own if step is not None and step < before_step]
     for _, checkpoint in sorted(found, key=lambda pair: -pair[0]):
@@ -140,7 +145,7 @@ def load_unrecorded(view: RunView, store: Store, *, before_step: int) -> Loaded 
 
 
 def _holds_finished(view: RunView, series: str) -> bool:
-    """True if there are checkpoints beyond the beginning, other than ones whose writing did not end."""
+    """True if there are finished checkpoints after the beginning."""
     view.forget()
     ids = (view.current_if_readable(c) for c in view.checkpoints if c.series == series and c.step)
     verdicts = (view.history.verdict(id) for id in ids if id is not None)
@@ -148,7 +153,7 @@ def _holds_finished(view: RunView, series: str) -> bool:
 
 
 def _use(view: RunView, store: Store, candidate: Candidate, in_use: InUse) -> Loaded | str:
-    """Verify and load one candidate; one that lies only in a kept copy is put back first."""
+    """Verify and load one candidate. A kept copy is put back first."""
     id, path = candidate.id, candidate.manifest.path
     in_use.pin(id)
     try:
@@ -186,7 +191,7 @@ def _read(view: RunView, store: Store, id: CheckpointId, in_use: InUse) -> Loade
 
 
 def _load(view: RunView, store: Store, manifest: Manifest, in_use: InUse) -> Loaded | str:
-    """Load a checkpoint, or say what is wrong with it: then it was verified anew."""
+    """Load a checkpoint, or return what is wrong with it. Then it was verified again."""
     in_use.pin(manifest.id)
     try:
         extra = store.read(manifest)
@@ -194,7 +199,7 @@ def _load(view: RunView, store: Store, manifest: Manifest, in_use: InUse) -> Loa
         if why is None:
             step, path = manifest.training_step or 0, view.run.usable(manifest.path)
             return Loaded(step=step, id=manifest.id, path=path, extra=extra)
-        wrong = f"what was saved beside {manifest.path} cannot be put back: {why}"
+        wrong = f"what was saved beside {manifest.path} cannot be restored: {why}"
     except NotAsSealed as error:
         wrong = error.message
     _log.warning("%s; looking for an older checkpoint", wrong)
@@ -205,7 +210,7 @@ def _load(view: RunView, store: Store, manifest: Manifest, in_use: InUse) -> Loa
 
 
 def _unsealed(view: RunView, checkpoint: Checkpoint) -> Manifest:
-    """What stands for the manifest of the user's own files where none can be written: it names the next generation."""
+    """Stand in for the manifest of user files if none can be written. It names the next generation."""
     id = view.history.next_id(checkpoint.series, checkpoint.step)
     return Manifest(
         series=id.series,
@@ -222,9 +227,11 @@ def _unsealed(view: RunView, checkpoint: Checkpoint) -> Manifest:
 
 
 def load_checked(view: RunView, store: Store, parts: TrainingParts, ranks: Ranks, probe: Probe | None) -> Loaded | None:
-    """Load the newest known-good checkpoint with which the probe is finite on every rank; None if there is none. What
-    the probe refused is sick, for it was finite with an older one: it is quarantined. NoKnownGoodError if it refused
-    all; then nothing is moved, for the probe itself may be at fault."""
+    """Load the newest known-good checkpoint with which the probe is finite on every rank. None if there is none.
+
+    A refused checkpoint is sick, because an older one passed: it is quarantined. If the probe refuses all, it may be at
+    fault itself: nothing is moved, and NoKnownGoodError is raised.
+    """
     refused: dict[CheckpointId, tuple[Loaded, str]] = {}
     while True:
         try:
@@ -235,19 +242,19 @@ def load_checked(view: RunView, store: Store, parts: TrainingParts, ranks: Ranks
             reasons = "; ".join(f"{found.path}: {why}" for found, why in refused.values())
             raise NoKnownGoodError(
                 f"no checkpoint of {view.run.url} passes the probe ({reasons})",
-                hint="if this cannot be, look at the probe's own batch and precision",
+                hint="if this seems wrong, check the probe's own batch and precision",
             ) from error
         if loaded is None or probe is None:
             return loaded
         model = getattr(parts.model, "module", parts.model)
         if ranks.size == 1:
-            answers = [sick_because(model, probe)]  # what it raises is the caller's own
+            answers = [sick_because(model, probe)]  # its own exceptions are the caller's
         else:
             answers = together(ranks, "the probe", functools.partial(sick_because, model, probe))
         sick = [f"rank {rank}: {why}" if ranks.size > 1 else why for rank, why in enumerate(answers) if why]
         if not sick:
             break
-        _log.warning("%s is not resumed from: %s", loaded.path, sick[0])
+        _log.warning("%s is not used for the resume: %s", loaded.path, sick[0])
         refused[loaded.id] = (loaded, sick[0])
     if ranks.rank == 0:
         for found, why in refused.values():
@@ -256,15 +263,15 @@ def load_checked(view: RunView, store: Store, parts: TrainingParts, ranks: Ranks
 
 
 def _newest(view: RunView, store: Store, refused: Collection[CheckpointId]) -> Loaded | None:
-    """Load the newest of the run; what it has lost is brought back from a replica."""
+    """Load the newest checkpoint of the run. A lost one is copied back from a replica."""
     view.forget()  # a probe may have taken long
     if view.settings.replicas and not refused:
-        from ckptguard.replicas.start_run import regain  # only those with replicas pay for it
+        from ckptguard.replicas.start_run import regain  # only runs with replicas need it
 
         verify_pending(view, Wanted(series=store.series))
         back = regain(view, series=store.series)
         if back is not None:
-            lost = "%s had lost its newest good checkpoint; %s came back from %s"
+            lost = "%s had lost its newest good checkpoint; %s was copied back from %s"
             _log.warning(lost, view.run.url, back.path, back.source)
             view.forget()
     return load_newest_good(view, store, refused=refused)
@@ -274,20 +281,25 @@ def _put_aside(view: RunView, found: Loaded, why: str) -> None:
     reason = f"a checked resume refused it: {why}"
     evidence: dict[str, object] = {"checkpoint": str(found.id)}
     incident = begin_incident(view.run, step=found.step, cause="probe", reason=reason, evidence=evidence)
-    action = "quarantined; an older checkpoint with which the same batch is finite was taken"
+    action = "quarantined; using an older checkpoint with which the same batch is finite"
     try:
         quarantine(view, found.path.removeprefix(view.run.url.rstrip("/") + "/"), reason=reason)
     except CkptguardError as error:
-        action = f"an older one was taken; it could not be quarantined: {error.message}"
+        action = f"using an older checkpoint; this one could not be quarantined: {error.message}"
         _log.warning("%s could not be quarantined: %s", found.path, error.message)
     end_incident(view.run, incident, action=action)
 
 
 def sick_because(model: Any, probe: Probe) -> str | None:
-    """Run `probe`, which computes a loss of a small batch and may go backward by itself: what is not finite, or None.
-    The model was just loaded. Gradients, buffers, training mode and random numbers are afterwards what they were.
-    SettingsError if it gives neither a loss nor gradients, StateError if it changed a parameter: then the model must be
-    loaded again. An exception of the probe's own that speaks of no sickness is raised."""
+    """Run `probe`, which computes the loss of a small batch and may call backward. Returns what is not finite, or None.
+
+    The model was just loaded. Gradients, buffers, training mode and random numbers are restored afterwards. Exceptions
+    of the probe that do not report a sickness are raised.
+
+    Raises:
+        SettingsError: it gives neither a loss nor gradients.
+        StateError: it changed a parameter. The model must be loaded again.
+    """
     parameters = dict(model.named_parameters()) if hasattr(model, "named_parameters") else {}
     before = {name: parameter._version for name, parameter in parameters.items()}
     with _undone(model, parameters):

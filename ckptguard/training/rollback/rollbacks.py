@@ -1,4 +1,4 @@
-"""The rollbacks of one guard: each an incident, a decision, and a verified checkpoint that is loaded."""
+"""The rollbacks of one guard: each has an incident, a decision, and a verified checkpoint that is loaded."""
 
 from __future__ import annotations
 
@@ -32,22 +32,26 @@ if TYPE_CHECKING:
     from ckptguard.training.rollback.load_known_good import Probe
     from ckptguard.training.saving.stores import Store
 
-_MOST_PAUSE = 64  # calls between two tries to record what is owed
+_MOST_PAUSE = 64  # calls between two attempts to record an unrecorded rollback
 _log = logging.getLogger("ckptguard")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Waits:
-    """How many seconds a rollback waits. `daemon`: for the daemon to verify what is pending (None: it is not asked);
-    `replica`: for a checkpoint that comes from a replica, while other ranks wait (None: as long as it takes)."""
+    """How many seconds a rollback waits. `daemon`: for the daemon to verify what is pending (None: it is not asked).
+
+    `replica`: for a checkpoint from a replica, while other ranks wait (None: unlimited).
+    """
 
     daemon: float | None
     replica: float | None = None
 
 
 class Rollbacks:
-    """Goes back and remembers it. `evidence(diagnosis)` is what can be said for the incident's report; it must not
-    raise. All ranks call the methods that take training somewhere, in the same order."""
+    """Rolls back, and remembers past rollbacks. `evidence(diagnosis)` gives the incident's details, and must not raise.
+
+    All ranks call the methods that load something, in the same order.
+    """
 
     def __init__(
         self,
@@ -65,42 +69,45 @@ class Rollbacks:
         self.evidence: Callable[[Diagnosis], Details] | None = None
         self._past: list[PastRollback] = []
         self._owed = Unrecorded(run, settings, store.series)
-        self._unmarked = False  # whether the last one left newer checkpoints as they were
+        self._unmarked = False  # whether the last rollback left newer checkpoints unmarked
 
     def settle(self, *, now: bool = False) -> None:
-        """Make up for what could not be written before, if there is space; see `Unrecorded.settle`."""
+        """Write what could not be written before, if there is space now; see `Unrecorded.settle`."""
         self._owed.settle(now=now)
 
     def resume(self, parts: TrainingParts, probe: Probe | None) -> Loaded | None:
         """Load the newest known-good checkpoint; see `load_checked`."""
-        from ckptguard.training.rollback.load_known_good import load_checked  # verifying is loaded when it is needed
+        from ckptguard.training.rollback.load_known_good import load_checked  # loaded only when needed
 
         return load_checked(RunView(self._run, self._settings), self._store, parts, self._ranks, probe)
 
     def let_daemon_verify(self, *, before_step: int | None = None) -> None:
-        """Give the daemon the time that it has to verify the last save, or what is before a step. What counts is in the
-        records."""
+        """Give the daemon its time to verify the last save, or what is before a step. Only the records count."""
         series, seconds = self._store.series, self._waits.daemon
         if seconds is not None:
             let_daemon_verify(self._run, before_step=before_step, series=series, wait_seconds=seconds)
 
     def judge_last_save(self, *, seconds: float | None = None) -> None:
-        """Have the newest save judged, by the daemon or here; see `last_save.judge_last_save`. Rank 0 does it."""
+        """Verify the newest save, by the daemon or here; see `last_save.judge_last_save`. Rank 0 does it."""
         if self._ranks.rank == 0:
-            from ckptguard.training.rollback.last_save import judge_last_save  # verifying is loaded when it is needed
+            from ckptguard.training.rollback.last_save import judge_last_save  # loaded only when needed
 
             daemon, series = self._waits.daemon, self._store.series
             judge_last_save(self._run, self._settings, series, daemon=daemon, seconds=seconds)
 
     def tell(self, step: int, cause: str, reason: str, evidence: dict[str, object]) -> None:
-        """Record what people should know although training goes on."""
+        """Record an incident that does not stop training."""
         if self._ranks.rank == 0:
             incident = begin_incident(self._run, step=step, cause=cause, reason=reason, evidence=evidence)
-            end_incident(self._run, incident, action="training goes on without this checkpoint")
+            end_incident(self._run, incident, action="training continues without this checkpoint")
 
     def go_back(self, diagnosis: Diagnosis, *, save_every: int) -> Rollback:
-        """Load the checkpoint that the policy asks for. RollbackExhausted when the budget is spent,
-        NoKnownGoodError when there is nothing to go back to."""
+        """Load the checkpoint that the policy asks for.
+
+        Raises:
+            RollbackExhausted: the budget is spent.
+            NoKnownGoodError: there is nothing to go back to.
+        """
         work = functools.partial(self._go_back, diagnosis, save_every=save_every)
         return lead_or_follow(self._ranks, self._store, work, Rollback)
 
@@ -129,9 +136,9 @@ class Rollbacks:
         try:
             loaded = self._find_or_read(decision, onset, reason)
         except CkptguardError as error:
-            end_incident(self._run, incident, action=f"could not go back: {error.message}")
+            end_incident(self._run, incident, action=f"could not roll back: {error.message}")
             raise
-        if cause != "asked":  # what the caller asks for is no sign of sickness
+        if cause != "asked":  # a rollback that the caller asks for is no sign of sickness
             self._past.append(PastRollback(onset_step=surely_by, target_step=loaded.step))
         action = f"went back from step {step} to step {loaded.step}; {decision.reason}"
         _log.warning("%s", action)
@@ -141,7 +148,7 @@ class Rollbacks:
         return Rollback(loaded=loaded, decision=decision, onset=onset, last=last)
 
     def _find_or_read(self, decision: RollbackDecision, onset: int, reason: str) -> Loaded:
-        # What a rollback needs is loaded when there is one.
+        # Imported here: only a rollback needs it.
         from ckptguard.training.rollback.load_known_good import go_back, load_unrecorded
 
         self._unmarked = False
@@ -151,18 +158,18 @@ class Rollbacks:
             if self._settings.replicas and self._fetch(onset):
                 with contextlib.suppress(NoKnownGoodError, CouldNotTellError):
                     return go_back(self._view(), self._store, before_step=onset, reason=reason)
-            # Where nothing can be written no verdict can be on record; what is on storage may be good all the same.
+            # If nothing can be written, no verdict can be recorded, but files on the storage may be good.
             loaded = load_unrecorded(self._view(), self._store, before_step=onset)
             if loaded is None:
                 raise
             self._unmarked = True
-            unmarked = "the rollback could not be recorded, and newer checkpoints stay where they are for now: %s"
+            unmarked = "the rollback could not be recorded, so newer checkpoints stay in place for now: %s"
             _log.error(unmarked, error.message)
             return loaded
 
     def _fetch(self, onset: int) -> bool:
-        """True if a good checkpoint from before the onset came from a replica, in time: other ranks wait for it."""
-        from ckptguard.replicas.start_run import regain_before  # only those with replicas pay for it
+        """True if a good checkpoint from before the onset came from a replica in time. Other ranks wait for it."""
+        from ckptguard.replicas.start_run import regain_before  # only runs with replicas need it
 
         stop = threading.Event()
         timer = threading.Timer(self._waits.replica or 0.0, stop.set)
@@ -172,12 +179,12 @@ class Rollbacks:
         try:
             back = regain_before(self._view(), Wanted(before_step=onset, series=self._store.series), stop=stop)
         except CkptguardError as error:
-            _log.error("no checkpoint came from a replica: %s", error.message)
+            _log.error("no checkpoint could be copied from a replica: %s", error.message)
             return False
         finally:
             timer.cancel()
         if back is not None:
-            _log.warning("%s has no good checkpoint left; %s came from %s", self._run.url, back.path, back.source)
+            _log.warning("%s has no good checkpoint left; %s was copied from %s", self._run.url, back.path, back.source)
         return back is not None
 
     def _find_and_load(self, decision: RollbackDecision, onset: int, reason: str) -> Loaded:
@@ -194,7 +201,7 @@ class Rollbacks:
                 if target is not None:
                     return go_back(self._view(), self._store, before_step=target + 1, reason=reason)
             except NoKnownGoodError:
-                before = onset  # what is that far back cannot be used: a newer one it is
+                before = onset  # nothing that old can be used, so use a newer one
         return go_back(self._view(), self._store, before_step=before, reason=reason)
 
     def _view(self) -> RunView:
@@ -203,8 +210,8 @@ class Rollbacks:
 
 @dataclass
 class _Debt:
-    """One rollback. `newer`: paths and signatures of what it should have put aside; `incident`: how it would have been
-    recorded, None once it is."""
+    """One unrecorded rollback. `newer`: paths and signatures of what it should have moved aside. `incident`: the
+    arguments of its incident, or None once that is recorded."""
 
     reason: str
     newer: list[tuple[str, Any]]
@@ -214,10 +221,11 @@ class _Debt:
 
 
 class Unrecorded:
-    """What the rollbacks of one guard could not write, for want of space; it is made up for as soon as there is some.
-    Nothing here raises. Until then the checkpoints that are newer than the one it went back to lie where they are,
-    unmarked. Training replaces them as it comes to their steps again; a restart before that could resume from one,
-    which is why the log names them."""
+    """What the rollbacks of one guard could not write, for lack of space. It is written once there is space.
+
+    Nothing here raises. Until then the checkpoints newer than the target stay in place, unmarked. Training replaces
+    them when it reaches their steps again. An earlier restart could resume from one, so the log names them.
+    """
 
     def __init__(self, run: Run, settings: Settings, series: str) -> None:
         self._run, self._settings, self._series = run, settings, series
@@ -227,8 +235,8 @@ class Unrecorded:
     def note(
         self, loaded: Loaded, *, reason: str, incident: dict[str, Any] | None, action: str, unmarked: bool
     ) -> None:
-        """A rollback to `loaded` was not recorded (`incident`: the arguments of `begin_incident`; None: it was), and
-        `unmarked`: what is newer was not put aside."""
+        """Note a rollback to `loaded` that was not recorded. `incident` has the arguments of `begin_incident`, or None
+        if only the newer checkpoints are `unmarked`."""
         newer = []
         if unmarked:
             try:
@@ -236,17 +244,19 @@ class Unrecorded:
                 own = [c for c in found if c.series == self._series]
                 newer = [(c.path, c.signature) for c in own if (single_number(c.step) or 0) > loaded.step]
             except CkptguardError as error:
-                _log.warning("what is newer than %s cannot be listed: %s", loaded.path, error.message)
+                _log.warning("the checkpoints newer than %s cannot be listed: %s", loaded.path, error.message)
         if newer:
             paths = ", ".join(path for path, _ in newer)
-            _log.error("until there is space a restart could resume from what lies unmarked beside it: %s", paths)
+            _log.error("until there is space, a restart could resume from these unmarked checkpoints: %s", paths)
         if newer or incident is not None:
             self._debts.append(_Debt(reason, newer, incident, action, loaded.id))
             self._calls = 0
 
     def settle(self, *, now: bool = False) -> None:
-        """Try to put aside and to record what is owed. It is called after each update: what fails is tried again at
-        the calls 2, 4, 8 and so on, then at every 64th, and whenever it is said to be `now`."""
+        """Try to move aside and record what is missing. Called after each update.
+
+        After a failure it tries again at the calls 2, 4, 8 and so on, then at every 64th, and always with `now`.
+        """
         if not self._debts:
             return
         self._calls += 1
@@ -261,7 +271,7 @@ class Unrecorded:
             del self._debts[0]
 
     def _pay(self, debt: _Debt) -> None:
-        from ckptguard.keep.quarantine import quarantine  # loaded when something is owed
+        from ckptguard.keep.quarantine import quarantine  # loaded only when needed
 
         view = RunView(self._run, self._settings)
         while debt.newer:
@@ -269,7 +279,7 @@ class Unrecorded:
             checkpoint = view.look_again(path)
             if checkpoint is not None and checkpoint.signature == signature:
                 quarantine(view, path, reason=debt.reason)
-                _log.warning("%s was put aside, for which there was no space before: %s", path, debt.reason)
+                _log.warning("%s was moved aside, now that there is space: %s", path, debt.reason)
             del debt.newer[0]
         if debt.incident is not None:
             incident = begin_incident(self._run, **debt.incident)

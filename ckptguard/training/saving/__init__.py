@@ -1,1 +1,1 @@
-"""Saving: ckptguard's own layout or the user's files, in front of training or behind it."""
+"""Saving: ckptguard's own layout or the user's files, while training waits or in the background."""

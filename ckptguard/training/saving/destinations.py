@@ -1,8 +1,7 @@
-"""Where a save of our own layout is written: a local folder that gets its name when whole, or a storage elsewhere.
+"""Where a save of our own layout is written: a local folder that is renamed when whole, or a remote storage.
 
-Elsewhere the objects are streamed under their final names, with no copy here and no rename there, by whoever holds
-the claim of the path. All of them are sent first and made visible together. Either way nothing counts before the
-manifest is there.
+Remote objects are streamed under their final names by the holder of the path's claim, without local copies or renames.
+All are sent first and made visible together. Nothing counts before the manifest exists.
 """
 
 from __future__ import annotations
@@ -38,12 +37,15 @@ _gates: dict[str, Gate] = {}  # of the claims that this process holds, by token
 
 
 class SaveAbandoned(Exception):
-    """Raised inside of a save that was given up."""
+    """Raised inside a save that was given up."""
 
 
 class Gate:
-    """Between a save and whoever may abandon it: both cannot have their way. `abandoned`: nobody waits for the save any
-    more; `waits_for_room`: it has not begun to write, because the storage is full."""
+    """Decides between finishing a save and abandoning it: only one of them happens.
+
+    `abandoned`: nobody waits for the save any longer. `waits_for_room`: it has not begun to write, because the storage
+    is full.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -52,46 +54,48 @@ class Gate:
         self.waits_for_room = False
 
     def check_stop(self) -> None:
-        """SaveAbandoned, if nobody waits for this save any more."""
+        """Raise SaveAbandoned if nobody waits for this save any longer."""
         if self.abandoned:
             raise SaveAbandoned
 
     def tell_whether_it_waits(self, waits: bool) -> None:
-        """The save begins to wait for room, or has it."""
+        """Note that the save begins or ends to wait for free space."""
         self.waits_for_room = waits
 
     def abandon(self) -> bool:
-        """Nobody waits for the save any more; False if it is sealed already and counts."""
+        """Abandon the save. False if it is already sealed and counts."""
         with self._lock:
             self.abandoned = not self._over
             return self.abandoned
 
     def end(self) -> bool:
-        """The save is sealed; False if it had been abandoned before that, and must not be trusted."""
+        """Mark the save as sealed. False if it was abandoned before, and must not be trusted."""
         with self._lock:
             self._over = not self.abandoned
             return self._over
 
 
 class Destination:
-    """One checkpoint while it is written, entered by the one who writes it. Left without a commit, however that
-    happens, nothing is left of it under its final name, and no temporary folder either."""
+    """One checkpoint while it is written; its writer enters it. Without a commit nothing remains under its final name,
+    and no temporary folder either."""
 
     def __init__(self, view: RunView, step: int, gate: Gate) -> None:
         self._view, self._step, self._gate = view, step, gate
         self._name = folder_name(step)
 
     def check_stop(self) -> None:
-        """To be called often: SaveAbandoned, once nobody waits for this save any more."""
+        """Raise SaveAbandoned once nobody waits for this save any longer. Call it often."""
         self._gate.check_stop()
 
     def file(self, name: str) -> contextlib.AbstractContextManager[Stream]:
-        """A new file of the checkpoint. Left without an error, all its bytes are there to stay."""
+        """Open a new file of the checkpoint. After an exit without error all its bytes are durable."""
         raise NotImplementedError
 
     def commit(self, files: Sequence[File], metrics: Mapping[str, float] | None) -> Manifest:
-        """Have the checkpoint appear under its name, and seal it with its files, and with its metrics. What lies there
-        already is moved aside first. SaveAbandoned if nobody waits for it any more; `settle` must come after it."""
+        """Publish the checkpoint under its name and seal it. An existing one there is moved aside first.
+
+        SaveAbandoned if nobody waits for it any longer. Call `settle` afterwards.
+        """
         raise NotImplementedError
 
     def _seal(self, files: Sequence[File], metrics: Mapping[str, float] | None) -> Manifest:
@@ -103,8 +107,11 @@ class Destination:
 
 @contextlib.contextmanager
 def destination(view: RunView, step: int, gate: Gate) -> Iterator[Destination]:
-    """Where the checkpoint of a step goes. BusyError if another writer is at it; killed, a save that goes elsewhere
-    leaves its claim of the path, by which the next look at the run finds what else it left."""
+    """Open the destination for the checkpoint of a step. Raises BusyError if another writer is using it.
+
+    If a remote save is killed, it leaves its claim of the path. The next pass over the run uses it to find what else is
+    left.
+    """
     if view.run.storage.root is not None:
         with contextlib.closing(LocalFolder(view, step, gate)) as place:
             place.open()
@@ -116,7 +123,7 @@ def destination(view: RunView, step: int, gate: Gate) -> Iterator[Destination]:
         gate.check_stop()
         make_room(view, folder_name(step))
         try:
-            with contextlib.ExitStack() as uploads:  # what was not committed is discarded
+            with contextlib.ExitStack() as uploads:  # discards what was not committed
                 yield RemoteObjects(view, step, gate, claim, uploads)
         except Exception:
             # Without its manifest it would never be good: leave nothing that looks like a checkpoint.
@@ -124,13 +131,15 @@ def destination(view: RunView, step: int, gate: Gate) -> Iterator[Destination]:
             raise
     finally:
         del _gates[claim.token]
-        with contextlib.suppress(StorageError):  # else it is collected once this process has ended
+        with contextlib.suppress(StorageError):  # otherwise it is collected once this process has ended
             release(view.run, claim)
 
 
 class LocalFolder(Destination):
-    """A temporary folder beside its final name. Several ranks may write into one `temporary` folder; only the one that
-    `leads` commits it, and removes what is left of it."""
+    """A temporary folder beside its final name. Several ranks may write into one `temporary` folder.
+
+    Only the rank with `leads` commits it, and removes what is left of it.
+    """
 
     def __init__(
         self, view: RunView, step: int, gate: Gate, *, temporary: str | None = None, leads: bool = True
@@ -142,7 +151,7 @@ class LocalFolder(Destination):
         self._shown = contextlib.ExitStack()
 
     def open(self) -> None:
-        """Make the folder, and let others know that it is being written."""
+        """Make the folder, and mark it as being written."""
         with translated(self._temporary, self._root):
             os.makedirs(self.folder, exist_ok=True)
         self._shown.enter_context(shown_as_written(self.folder))
@@ -155,7 +164,7 @@ class LocalFolder(Destination):
 
     @contextlib.contextmanager
     def file(self, name: str) -> Iterator[Stream]:
-        """StorageFullError and its kinds when the disk refuses."""
+        """Open a file. Raises StorageFullError and the other storage errors."""
         key = f"{self._name}/{name}"
         with translated(key, self.folder):
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
@@ -179,7 +188,7 @@ class LocalFolder(Destination):
             return self._seal(files, metrics)
         except Exception:
             # Without its manifest it would never be good: leave nothing that looks like a checkpoint. But if this save
-            # was abandoned, a later one may lie there by now.
+            # was abandoned, a later one may be there now.
             with contextlib.suppress(OSError):
                 if os.stat(os.path.join(self._root, name)).st_ino == own:
                     run.storage.remove(name)
@@ -187,7 +196,7 @@ class LocalFolder(Destination):
 
 
 class RemoteObjects(Destination):
-    """Objects under their final names, written by whoever holds the claim of the path."""
+    """Objects under their final names, written by the holder of the path's claim."""
 
     def __init__(self, view: RunView, step: int, gate: Gate, claim: Claim, uploads: contextlib.ExitStack) -> None:
         super().__init__(view, step, gate)
@@ -196,7 +205,7 @@ class RemoteObjects(Destination):
         self._uploads: dict[str, Upload] = {}
 
     def check_stop(self) -> None:
-        """Now and then it tells others that the writer lives."""
+        """Also renew the claim from time to time."""
         super().check_stop()
         now = time.monotonic()
         if now >= self._sign_due:
@@ -204,11 +213,11 @@ class RemoteObjects(Destination):
             try:
                 renew(self._view.run, self._claim)
             except StorageError as error:
-                _log.debug("no sign of life could be given: %s", error)
+                _log.debug("the claim could not be renewed: %s", error)
 
     @contextlib.contextmanager
     def file(self, name: str) -> Iterator[Stream]:
-        """Everything is sent, and appears with the commit."""
+        """Send everything; it appears with the commit."""
         upload = self._open.enter_context(self._view.run.storage.upload(f"{self._name}/{name}"))
         self._uploads[name] = upload
         yield upload
@@ -223,22 +232,22 @@ class RemoteObjects(Destination):
 
 
 def temporary_name(step: int) -> str:
-    """A new name for a folder in which the checkpoint of a step is written."""
+    """Return a new name for a folder in which the checkpoint of a step is written."""
     return f"tmp-{folder_name(step)}-{uuid.uuid4().hex[:8]}"
 
 
 def local_root(run: Run) -> str:
-    """The run's local folder; SettingsError for a run on another storage."""
+    """Return the run's local folder. Raises SettingsError for a run on another storage."""
     if run.storage.root is None:
         raise SettingsError(
-            f"several ranks save their own shards into a local folder, and {run.url} is none",
+            f"several ranks save their own shards into a local folder, but {run.url} is not local",
             hint="name a folder that all ranks share, or pass your own save= and load=",
         )
     return run.storage.root
 
 
 def make_room(view: RunView, path: str) -> None:
-    """Move aside whatever lies under a name that is about to be written: an older generation of the same step."""
+    """Move aside what is at a path that is about to be written: an older generation of the same step."""
     storage = view.run.storage
     try:
         storage.stat(path)
@@ -247,12 +256,12 @@ def make_room(view: RunView, path: str) -> None:
     if view.look_again(path) is not None:
         quarantine(view, path, reason="the step is saved again", suspect=False)
     else:
-        # An empty folder, or a file where a folder belongs: no checkpoint, but somebody's: it is never removed.
+        # An empty folder, or a file instead of a folder: not a checkpoint, but not ours, so it is never removed.
         storage.move(path, f"tmp-aside-{uuid.uuid4().hex[:8]}")
 
 
 def sync_folder(folder: str) -> None:
-    """Have the names in a folder on the disk."""
+    """Make the names in a folder durable."""
     with translated("", folder):
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
@@ -262,8 +271,10 @@ def sync_folder(folder: str) -> None:
 
 
 def settle(view: RunView, manifest: Manifest, gate: Gate) -> None:
-    """A save is sealed. If it had been abandoned before, training went back before it: it must never be chosen. Then it
-    is quarantined as SUSPECT, and SaveAbandoned is raised."""
+    """Settle a sealed save. If it was abandoned before, training went back before it, and it must never be used.
+
+    Then it is quarantined as SUSPECT, and SaveAbandoned is raised.
+    """
     if gate.end():
         return
     reason = "the save was abandoned before it was sealed"
@@ -292,10 +303,10 @@ def _claim(run: Run, name: str, step: int) -> Claim:
 
 
 def _remove_own(run: Run, claim: Claim) -> None:
-    """Remove what this save wrote, unless it was given up for another one that writes there by now."""
+    """Remove what this save wrote, unless it was given up for another save that writes there now."""
     try:
         if holds(run, claim):
             for file in _FILES:
                 run.storage.remove(f"{claim.path}/{file}")
     except CkptguardError as error:
-        _log.warning("what is left of %s could not be removed: %s", claim.path, error)
+        _log.warning("the rest of %s could not be removed: %s", claim.path, error)

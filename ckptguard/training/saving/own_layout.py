@@ -1,4 +1,4 @@
-"""Our own layout: written whole and hashed meanwhile, held against those digests when it is loaded."""
+"""Our own layout: hashed while it is written whole, compared with those digests when it is loaded."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshot:
-    """Everything of one step that is saved: its tensors, the `text` of what lies beside them, and its metrics."""
+    """Everything saved for one step: its tensors, the `text` of its other state, and its metrics."""
 
     step: int
     captured: Captured
@@ -41,21 +41,24 @@ class Snapshot:
 
 
 def snapshot_of(step: int, captured: Captured, extra: Mapping[str, Any]) -> Snapshot:
-    """What is to be saved, with `extra` beside it as it is now; StateError if a part cannot be saved exactly."""
+    """Return what to save now, with `extra`. Raises StateError if a part cannot be saved exactly."""
     state = {"ckptguard_state": STATE_FORMAT, "step": step, **captured.sections}
     text = to_text(state | {key: encode_state(value, path=key) for key, value in extra.items()})
     return Snapshot(step=step, captured=captured, text=text, metrics=extra.get("metrics"))
 
 
 def write_checkpoint(view: RunView, snapshot: Snapshot, gate: Gate | None = None) -> Manifest:
-    """Write and seal a checkpoint; returns its manifest. Where too little space is free it is StorageFullError before
-    anything is written, or it waits, as the settings say.
+    """Write and seal a checkpoint. Returns its manifest.
 
-    A name is never overwritten: what lies there is moved to quarantine first. To a storage elsewhere it is streamed,
-    and BusyError says that another writer is at it. On any failure (StorageFullError: the disk is full) nothing is
-    left under the final name, and no temporary folder either. NaN and infinity are not saved (SickTrainingError),
-    except in masks and in tensors that the settings allow. Once it is abandoned at the gate it raises SaveAbandoned;
-    where that comes too late the checkpoint is quarantined as SUSPECT.
+    With too little free space it raises StorageFullError before it writes, or waits, depending on the settings. A name
+    is never overwritten: existing files are quarantined first. NaN and infinity are not saved, except in masks and in
+    tensors that the settings allow. After any failure nothing is left under the final name, and no temporary folder.
+
+    Raises:
+        BusyError: another writer is using the path on a remote storage.
+        StorageFullError: the disk is full.
+        SickTrainingError: a tensor holds NaN or infinity.
+        SaveAbandoned: it was abandoned at the gate. If that came too late, the checkpoint is quarantined as SUSPECT.
     """
     gate = gate if gate is not None else Gate()
     captured, settings = snapshot.captured, view.settings
@@ -74,7 +77,7 @@ def write_checkpoint(view: RunView, snapshot: Snapshot, gate: Gate | None = None
 
 
 def _write_files(place: Destination, snapshot: Snapshot, allow: Sequence[str]) -> list[File]:
-    """All files, written at the same time: where it takes long to make one durable, all wait at once."""
+    """Write all files at the same time, so that slow syncs overlap."""
     name, captured = folder_name(snapshot.step), snapshot.captured
     parts = [(MODEL_FILE, captured.model, "model"), (OPTIMIZER_FILE, captured.others, "optimizer")]
     stop = threading.Event()
@@ -97,11 +100,11 @@ def _write_files(place: Destination, snapshot: Snapshot, allow: Sequence[str]) -
     try:
         return at_once([*works, functools.partial(write_state, place, name, snapshot.text)])
     finally:
-        stop.set()  # an interrupted caller waits for nobody
+        stop.set()  # an interrupted caller waits for none
 
 
 def write_state(place: Destination, name: str, text: bytes) -> File:
-    """Write and hash the state of a checkpoint that will have this name."""
+    """Write and hash the state of a checkpoint with this future name."""
     from blake3 import blake3
 
     with place.file(STATE_FILE) as stream:
@@ -111,9 +114,11 @@ def write_state(place: Destination, name: str, text: bytes) -> File:
 
 
 def at_once(works: Sequence[Callable[[], T]]) -> list[T]:
-    """The results of pieces of work, each in a thread of its own, in order, once all are over. Of several failures one
-    that says more than SaveAbandoned is raised. Plain threads: an executor takes no more work once the interpreter is
-    ending, and a save may be under way then."""
+    """Run each piece of work in its own thread. Returns their results in order, once all have ended.
+
+    Of several failures, one other than SaveAbandoned is raised first. Plain threads, because an executor takes no work
+    once the interpreter is ending, and a save may run then.
+    """
     results: dict[int, T] = {}
     failures: list[BaseException] = []
 
@@ -135,10 +140,15 @@ def at_once(works: Sequence[Callable[[], T]]) -> list[T]:
 
 
 def read_checkpoint(run: Run, manifest: Manifest, parts: TrainingParts, *, allow: Sequence[str] = ()) -> dict[str, Any]:
-    """Load a sealed checkpoint that lies in place into `parts`; every byte is hashed on the way. Returns what else was
-    saved (rng, data, ...). NotAsSealed says what is wrong with the bytes: then model and optimizer may be half loaded.
-    NaN and infinity are wrong too, except in masks and in tensors that `allow` matches. StateError if the checkpoint
-    does not fit."""
+    """Load a sealed checkpoint in place into `parts`, and hash every byte. Returns what else was saved (rng, data,
+    ...).
+
+    NaN and infinity are wrong, except in masks and in tensors that `allow` matches.
+
+    Raises:
+        NotAsSealed: the bytes are wrong. Model and optimizer may be half loaded.
+        StateError: the checkpoint does not fit.
+    """
     state = read_state(run, manifest)
     model = _read_tensors(run, manifest, MODEL_FILE, parts.model_tensors(), sick=is_sick("", allow))
     others: dict[str, Any] = {}
@@ -150,7 +160,7 @@ def read_checkpoint(run: Run, manifest: Manifest, parts: TrainingParts, *, allow
 
 
 def read_state(run: Run, manifest: Manifest) -> dict[str, Any]:
-    """The state of a sealed checkpoint, held against its digest; NotAsSealed if it is another."""
+    """Return the state of a sealed checkpoint. Raises NotAsSealed if it differs from its digest."""
     from blake3 import blake3
 
     with _opened(run, manifest, STATE_FILE) as (sealed, reader):
@@ -164,10 +174,10 @@ def read_state(run: Run, manifest: Manifest) -> dict[str, Any]:
 
 
 def is_sick(prefix: str, allow: Sequence[str]) -> Callable[[str, Any], bool]:
-    """What a guard would say of a tensor that holds NaN or infinity, as soon as it looks at it."""
+    """Return the guard's judgement of a tensor with NaN or infinity."""
 
     def sick(name: str, tensor: Any) -> bool:
-        # Beside the optimizer's tensors, under names without its own, lie a few of which infinity may be right.
+        # Beside the optimizer's tensors are a few in which infinity may be right.
         if prefix and name.partition(".")[0] in ("model", "scheduler", "scaler"):
             return False
         return first_of([(prefix + name, tensor)], allow) is not None
@@ -184,7 +194,7 @@ def _read_tensors(
     sick: Callable[[str, Any], bool],
     strict: bool = True,
 ) -> dict[str, Any]:
-    """Not `strict`: a tensor that is there and does not fit is no error, it is made anew."""
+    """Read tensors. Without `strict`, an existing tensor that does not fit is replaced by a new one."""
     with _opened(run, manifest, file) as (sealed, reader):
         wanted = into if strict else fitting(sealed, into)
         if run.storage.root is not None:
@@ -202,4 +212,4 @@ def _opened(run: Run, manifest: Manifest, name: str) -> Iterator[tuple[File, Rea
         with run.storage.open(sealed.path) as reader:
             yield sealed, reader
     except ObjectMissingError as error:
-        raise NotAsSealed(f"{sealed.path} is not there") from error
+        raise NotAsSealed(f"{sealed.path} is missing") from error

@@ -1,6 +1,6 @@
-"""When a guard's checkpoints are written, and what becomes of those that fail.
+"""When a guard writes checkpoints, and what happens to failed ones.
 
-A save behind training's back is sealed, or fails, or is abandoned and then never counts.
+A background save is sealed, or fails, or is abandoned and then never counts.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _in_flight: set[BackgroundSave] = set()
 
 
 class BackgroundSave:
-    """Runs `write(gate)` in a thread. When something goes wrong `failed(error)` is called there, before it is over;
-    then it is the `error`."""
+    """Runs `write(gate)` in a thread. After an error it calls `failed(error)` there, before it is over, and keeps
+    `error`."""
 
     def __init__(self, step: int, write: Callable[[Gate], object], *, failed: Callable[[Exception], None]) -> None:
         self.step = step
@@ -34,23 +34,23 @@ class BackgroundSave:
         self._write, self._failed = write, failed
         self._owner = os.getpid()
         self._over = threading.Event()
-        # A daemon thread: the interpreter would wait for any other without end. `_wait_at_exit` does, within bounds.
+        # A daemon thread: the interpreter would wait for any other forever. `_wait_at_exit` waits with a limit.
         thread = threading.Thread(target=self._run, name=f"ckptguard-save-{step}", daemon=True)
         _in_flight.add(self)
         try:
             thread.start()
-        except RuntimeError as error:  # no more threads: other ranks count on this one's part all the same
+        except RuntimeError as error:  # no more threads: other ranks rely on this one's part
             _log.warning("step %s is saved while training waits: %s", step, error)
             self._run()
 
     def wait(self, seconds: float | None = None) -> bool:
-        """True if the save is over, after it had `seconds` for that (None: as long as it takes)."""
+        """True if the save ended within `seconds` (None: unlimited)."""
         if self._owner != os.getpid():
-            return True  # forked: the thread lives on in the parent only
+            return True  # forked: the thread exists only in the parent
         return self._over.wait(seconds)
 
     def abandon(self) -> bool:
-        """Wait for it no longer, and never let it count; False if it is sealed already."""
+        """Stop waiting for it, and never let it count. False if it is already sealed."""
         _in_flight.discard(self)
         return self.gate.abandon()
 
@@ -60,7 +60,7 @@ class BackgroundSave:
         except SaveAbandoned:
             pass
         except Exception as error:
-            if not self.gate.abandoned:  # its end was told when it was abandoned
+            if not self.gate.abandoned:  # its end was reported when it was abandoned
                 self.error = error
                 self._failed(error)
         finally:
@@ -69,7 +69,8 @@ class BackgroundSave:
 
 
 def _wait_at_exit() -> None:
-    """What is in flight when the interpreter ends gets a minute. Then it stays unsealed, which is never good."""
+    """Give saves in flight a minute when the interpreter ends. An unfinished one stays unsealed, which is never
+    good."""
     end = time.monotonic() + EXIT_SECONDS
     for save in list(_in_flight):
         if not save.wait(max(0.0, end - time.monotonic())) and save.abandon():
@@ -80,25 +81,26 @@ atexit.register(_wait_at_exit)
 
 
 class Saves:
-    """The saves of one guard, one after the other. `last` is the step that was saved or loaded last. `tell(step,
-    error)` is called when a save behind training's back fails, in the thread where that happens. Of several ranks all
-    call the same, in the same order, except for `close`; what became of a save is known to all at once, when they
-    ask."""
+    """The saves of one guard, one after another. `last` is the step that was saved or loaded last.
+
+    `tell(step, error)` is called in the background thread when a background save fails. All ranks call the same methods
+    in the same order, except for `close`. They learn the result of a save together, when they ask.
+    """
 
     def __init__(self, store: Store, tell: Callable[[int, Exception], None], ranks: Ranks | None = None) -> None:
         self._store, self._tell, self._ranks = store, tell, ranks if ranks is not None else Ranks()
         self._in_flight: BackgroundSave | None = None
-        self._asked = False  # whether the user asked for what is in flight
+        self._asked = False  # whether the user asked for the save in flight
         self._before: int | None = None  # `last`, if that fails
         self._unheard: list[Exception] = []
         self.last: int | None = None
-        self.found_sick = False  # a copy turned out to hold NaN: training should be looked at
+        self.found_sick = False  # a copy held NaN: training should be checked
 
     def must_copy(self) -> CopyingStore:
-        """The store, if it can save behind training's back; else SettingsError."""
+        """Return the store if it can save in the background, else raise SettingsError."""
         if not isinstance(self._store, CopyingStore):
             raise SettingsError(
-                "a save= of your own cannot go on behind training: it reads the state that training changes",
+                "a save= of your own cannot run in the background: it reads the state that training changes",
                 hint="leave out blocking=False",
             )
         return self._store
@@ -109,14 +111,18 @@ class Saves:
         return not self.wait(0)
 
     def begin(self, step: int, extra: Mapping[str, Any], *, blocking: bool = True, asked: bool = False) -> str:
-        """Save, once no other save is in flight; returns the checkpoint's path in the run. Whatever goes wrong is
-        raised. Not `blocking`: it returns as soon as everything is copied, and what goes wrong later is told. If the
-        user `asked` for this save it is also kept for `raise_unheard`. One before it that found no room yet gives way:
-        training never waits for room behind its back."""
+        """Save once no other save is in flight. Returns the checkpoint's path in the run. Errors are raised.
+
+        Without `blocking` it returns after the copy, and later errors go to `tell`. If the user `asked` for this save,
+        they are also kept for `raise_unheard`. An earlier save that still waits for free space is dropped: training
+        never waits for space in the background.
+        """
         current = self._in_flight
         if current is not None and self._ranks.size == 1 and current.gate.waits_for_room and current.abandon():
             self._in_flight = None
-            self._tell_abandoned(current, StorageFullError("there was no room for it until the next was due", key=""))
+            self._tell_abandoned(
+                current, StorageFullError("there was no space for it until the next save was due", key="")
+            )
         self.drain()
         path = None if blocking else self._begin_behind(step, extra, asked=asked)
         if path is None:
@@ -125,7 +131,7 @@ class Saves:
         return path
 
     def wait(self, seconds: float | None = None) -> bool:
-        """True if no save is in flight any more, after it had `seconds` to end (None: as long as it takes)."""
+        """True if no save is in flight, after waiting up to `seconds` (None: unlimited)."""
         current = self._in_flight
         if current is None:
             return True
@@ -133,13 +139,15 @@ class Saves:
             return False
         self._in_flight = None
         answers = self._ranks.gather(None if current.error is None else str(current.error))
-        if answers[0] is not None:  # rank 0 seals: what it says holds for all
+        if answers[0] is not None:  # rank 0 seals: its result holds for all
             self._failed(current, current.error or RanksError(f"rank 0: {answers[0]}"))
         return True
 
     def drain(self, seconds: float | None = None) -> None:
-        """Return once no save is in flight; one that takes longer than `seconds` is abandoned: it will never count.
-        RanksError if a rank is gone."""
+        """Return once no save is in flight. One that takes longer than `seconds` is abandoned and will never count.
+
+        Raises RanksError if a rank is gone.
+        """
         current = self._in_flight
         if current is not None and not self.wait(seconds):
             self._in_flight = None
@@ -147,7 +155,7 @@ class Saves:
                 self._tell_abandoned(current, _too_long(seconds))
 
     def close(self, seconds: float) -> None:
-        """The same on this rank alone, whatever the others do; never raises."""
+        """Do the same on this rank alone, whatever the others do. Never raises."""
         current, self._in_flight = self._in_flight, None
         if current is not None and current.wait(seconds):
             if current.error is not None:
@@ -156,7 +164,7 @@ class Saves:
             self._tell_abandoned(current, _too_long(seconds))
 
     def raise_unheard(self) -> None:
-        """Raise the failure of a save that the user asked for and that has not been raised yet."""
+        """Raise the error of a save that the user asked for, if it was not raised yet."""
         self.wait(0)
         if self._unheard:
             raise self._unheard.pop(0)
@@ -193,4 +201,4 @@ class Saves:
 
 
 def _too_long(seconds: float | None) -> CouldNotTellError:
-    return CouldNotTellError(f"it took longer than {seconds:g} s more and was abandoned unsealed")
+    return CouldNotTellError(f"it took more than {seconds:g} s longer and was abandoned unsealed")

@@ -1,4 +1,4 @@
-"""Where a guard's checkpoints go: our own layout, or the user's own files through `save` and `load`."""
+"""Where a guard's checkpoints are stored: our own layout, or the user's own files through `save` and `load`."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ Extra = dict[str, Any]
 
 
 class Store(Protocol):
-    """One kind of checkpoint in a run. `hashes_on_load`: `read` itself holds every byte against the manifest."""
+    """One kind of checkpoint in a run. `hashes_on_load`: `read` compares every byte with the manifest."""
 
     hashes_on_load: bool
 
@@ -55,18 +55,19 @@ class Store(Protocol):
         """The series of the checkpoints."""
 
     def write(self, step: int, extra: Mapping[str, Any]) -> str:
-        """Save everything for a step, with `extra` beside it, and its ``metrics`` in the manifest too; returns the
-        path in the run."""
+        """Save everything for a step, with `extra` beside it, and its ``metrics`` in the manifest. Returns the path in
+        the run."""
 
     def read(self, manifest: Manifest) -> Extra:
-        """Load a checkpoint that was just verified; returns what was saved beside it (empty: unknown). NotAsSealed says
-        what is wrong with its bytes, if loading found that."""
+        """Load a checkpoint that was just verified. Returns what was saved beside it (empty: unknown).
+
+        Raises NotAsSealed if loading finds wrong bytes.
+        """
 
 
 @dataclass(frozen=True, kw_only=True)
 class Copied:
-    """A copy of everything that belongs to one step, not written yet. `write` seals it under `path` in the run; any
-    thread may call it, once."""
+    """A copy of everything of one step, not written yet. `write` seals it at `path`; any thread may call it once."""
 
     path: str
     write: Callable[[Gate], object]
@@ -74,38 +75,40 @@ class Copied:
 
 @runtime_checkable
 class CopyingStore(Store, Protocol):
-    """A store that can take a copy now and write it later."""
+    """A store that can make a copy now and write it later."""
 
     def copy(self, step: int, extra: Mapping[str, Any]) -> Copied:
-        """Copy everything that a save of this step needs. The copy before it must have been written or given up: its
-        memory is used again. MemoryError if there is no room."""
+        """Copy everything that a save of this step needs. Raises MemoryError without memory for it.
+
+        The previous copy must have been written or given up, because its memory is reused.
+        """
 
 
 class LedStore(Store, Protocol):
-    """A store of several ranks: `write` is called by all of them; `read` by rank 0 alone, while the others `follow`."""
+    """A store of several ranks. All call `write`. Rank 0 alone calls `read`, while the others call `follow`."""
 
     def finish(self, answer: object) -> None:
-        """Rank 0: end what the other ranks follow, with this answer (a JSON value)."""
+        """Rank 0: end `follow` on the other ranks, with this JSON value."""
 
     def follow(self) -> tuple[Any, Extra]:
-        """The other ranks: load whatever rank 0 loads, until it is done; its answer, and this rank's part of what was
-        saved beside the checkpoint that was loaded last."""
+        """Other ranks: load what rank 0 loads until it is done. Returns its answer, and this rank's part of the extra
+        state."""
 
 
 def part_of_rank(ranks: Ranks, saved: list[Any]) -> Extra:
-    """This rank's part of what each rank saved beside a checkpoint; of other numbers of ranks only what all share."""
+    """Return this rank's part of the extra state. With another number of ranks, only the shared part."""
     if len(saved) == ranks.size:
         return dict(decode_state(saved[ranks.rank]))
     if saved:
-        why = "saved by %d ranks, loaded by %d: the data starts its epoch anew, with new random numbers"
+        why = "saved by %d ranks, loaded by %d: the data epoch starts again, with new random numbers"
         _log.warning(why, len(saved), ranks.size)
     first = decode_state(saved[0]) if saved else {}
     return {"guard": first["guard"]} if "guard" in first else {}
 
 
 class OwnStore:
-    """Our own layout: hashed while it is written and while it is loaded. NaN and infinity are not loaded, except in
-    masks and in tensors that the settings allow."""
+    """Our own layout: hashed while written and while loaded. NaN and infinity are not loaded, except in masks and in
+    tensors that the settings allow."""
 
     hashes_on_load = True
 
@@ -141,31 +144,33 @@ class UserFiles:
     name: str
 
     def check(self) -> str:
-        """Their series; SettingsError for a name that says no step, or a step of another series each time."""
+        """Return their series. Raises SettingsError for a name without a step, or with a new series for each step."""
         name = self.name
         try:
             first, second = name.format(step=1), name.format(step=123456789)
         except (KeyError, IndexError, ValueError) as error:
-            raise SettingsError(f"the name {name!r} cannot be filled in: it may hold {{step}} only") from error
+            raise SettingsError(f"the name {name!r} cannot be filled in: it may only hold {{step}}") from error
         last = first.rpartition("/")[2]
         if first == second or not is_safe_path(first) or is_temporary(last) or step_from_name(last) != 1:
             raise SettingsError(
                 f"the name {name!r} must hold {{step}}, as in step-{{step}}.pt, and stay inside the run"
             )
         if FOLDER.fullmatch(second.rpartition("/")[2]):
-            raise SettingsError(f"the name {name!r} is that of our own layout", hint="add a suffix, such as .pt")
+            raise SettingsError(f"the name {name!r} is reserved for our own layout", hint="add a suffix, such as .pt")
         if step_from_name(second.rpartition("/")[2]) != 123456789:
             raise SettingsError(
-                f"the step cannot be told from the names that {name!r} gives: put it last, as in step-{{step}}.pt"
+                f"the step cannot be read from the names that {name!r} gives: put it last, as in step-{{step}}.pt"
             )
         if series_of(first) != series_of(second):
-            raise SettingsError(f"the name {name!r} gives every step a series of its own")
+            raise SettingsError(f"the name {name!r} gives every step its own series")
         return series_of(first)
 
 
 class UserStore:
-    """The user's own files. What we save beside them lies in the records, never among the trainer's files. A save is
-    taken to need as much room as the one before."""
+    """The user's own files. What we save beside them is in the records, never among the trainer's files.
+
+    A save is assumed to need as much space as the one before.
+    """
 
     hashes_on_load = False
 
@@ -206,7 +211,7 @@ class UserStore:
             )
         self._size = found.bytes
         for number in range(1, 1000):
-            # What exists is of an earlier save of this generation, of which nothing else is left.
+            # An existing record belongs to an earlier save of this generation, of which nothing else is left.
             with contextlib.suppress(ObjectExistsError):
                 create_record(self._run, f"{_beside(path, id)}{number:04d}.json", text)
                 break
@@ -219,22 +224,22 @@ class UserStore:
         names = sorted(n for n in list_records(self._run, folder) if n.startswith(start) and n.endswith(".json"))
         text = read_record(self._run, f"{folder}/{names[-1]}") if names else None
         if text is None:
-            _log.warning("nothing is recorded beside %s: the data starts its epoch anew", manifest.path)
+            _log.warning("nothing is recorded beside %s: the data epoch starts again", manifest.path)
             return {}
         try:
             state = from_text(text)
             extra = decode_state(state["extra"])
             if not isinstance(extra, dict) or state.get("check", "") not in ("", _check(state["extra"])):
-                raise StateError("it is not what was recorded")
+                raise StateError("it differs from what was recorded")
         except (StateError, KeyError, TypeError, AttributeError) as error:
-            why = "what is recorded beside %s cannot be used, the data starts its epoch anew: %s"
+            why = "what is recorded beside %s cannot be used, so the data epoch starts again: %s"
             _log.warning(why, manifest.path, error)
             return {}
         return extra
 
     def _need_room(self, view: RunView, path: str) -> None:
         if self._run.storage.root is None:
-            return  # nothing tells what is free there
+            return  # nothing reports the free space there
         if self._size is None:
             with contextlib.suppress(CouldNotTellError):
                 own = [c for c in view.checkpoints if c.series == self.series]
@@ -244,7 +249,7 @@ class UserStore:
             need_room(self._run.storage, self._size, what, wait=self._settings.on_full == "wait")
 
     def _remove_half(self, path: str, place: str) -> None:
-        """A save that raised leaves half a file under its final name; the name was free before."""
+        """Remove the half-written file of a save that raised. Its final name was free before."""
         with contextlib.suppress(OSError, StorageError):
             if self._run.storage.root is None:
                 self._run.storage.remove(path)
@@ -255,19 +260,20 @@ class UserStore:
 
 
 class CollectiveStore(UserStore):
-    """The user's own files where several ranks train: all call `save` and `load`, with the same path. So do the
-    frameworks' own functions want it; one that writes on one rank only returns at once on the others. See `LedStore`;
-    to be made by all ranks. What belongs to a rank (random numbers, position in the data) is recorded for each. It
-    cannot go on behind training: the functions read the live state, and talk over the groups over which training
-    talks."""
+    """The user's own files with several ranks: all call `save` and `load` with the same path. See `LedStore`.
+
+    The frameworks' own functions need that; one that writes on one rank returns at once on the others. All ranks must
+    create it. Random numbers and the data position are recorded for each rank. It cannot save in the background: the
+    functions read the live state, and use the groups that training uses.
+    """
 
     def __init__(self, run: Run, files: UserFiles, settings: Settings, ranks: Ranks) -> None:
         on_all = UserFiles(save=self._save_on_all, load=self._load_on_all, name=files.name)
-        super().__init__(run, on_all, settings.changed(on_full="error"))  # the other ranks wait for what rank 0 does
+        super().__init__(run, on_all, settings.changed(on_full="error"))  # the other ranks wait for rank 0
         self._ranks, self._here = ranks, files
 
     def write(self, step: int, extra: Mapping[str, Any]) -> str:
-        """RanksError names the ranks that could not do their part."""
+        """Raise RanksError with the ranks that could not do their part."""
         reports = together(self._ranks, f"saving step {step}", lambda: encode_state(dict(extra), path="extra"))
         if self._ranks.rank == 0:
             try:
@@ -286,7 +292,7 @@ class CollectiveStore(UserStore):
             self._take_part(f"saving step {step}", functools.partial(self._here.save, said, step))
 
     def read(self, manifest: Manifest) -> Extra:
-        """RanksError if a rank could not load it."""
+        """Raise RanksError if a rank could not load it."""
         saved = super().read(manifest).get("ranks", [])
         self._ranks.tell(["extra", saved])
         return part_of_rank(self._ranks, saved)
@@ -317,14 +323,14 @@ class CollectiveStore(UserStore):
         try:
             each(self._ranks, what, work)
         except CkptguardError as error:
-            _log.warning("%s", error.message)  # rank 0 has it too, and says how it ends
+            _log.warning("%s", error.message)  # rank 0 has it, too, and decides
 
 
 def _beside(path: str, id: CheckpointId) -> str:
-    """How the records of what is saved beside a checkpoint begin."""
+    """Return the common prefix of the records beside a checkpoint."""
     return f"training/{series_folder(path)}.{id.generation}."
 
 
 def _check(encoded: Any) -> str:
-    """A record has no checksum of its own, and what it holds has no other copy."""
+    """Return a checksum: the record has none, and there is no other copy of its content."""
     return f"{zlib.crc32(to_text(encoded)):08x}"

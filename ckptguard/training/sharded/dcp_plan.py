@@ -1,5 +1,5 @@
-"""What each rank writes of a state that lies on several: torch's own plan, carried out step by step by torch's own
-writer, with a digest of every byte taken while it is written."""
+"""What each rank writes of a distributed state: torch's own plan, executed by torch's own writer, with a digest of
+every byte written."""
 
 from __future__ import annotations
 
@@ -29,17 +29,19 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 @dataclass
 class LastPlan:
-    """The plan of the last save. It is that of the next one too if no rank's state has another form by then; to make
-    one takes longer than to copy a small state."""
+    """The plan of the last save. It is reused if no rank's state has changed its form: planning takes longer than
+    copying a small state."""
 
     form: object = None
     plan: SavePlan | None = None
-    metadata: Metadata | None = None  # rank 0 has it
+    metadata: Metadata | None = None  # only on rank 0
 
 
 class Planned:
-    """What this rank is to write: the steps of torch's own `save`, one by one, so that time may pass between them.
-    Made by all ranks at once; torch raises on all what went wrong on any."""
+    """What this rank must write: the steps of torch's own `save`, one by one, so that time may pass between them.
+
+    All ranks create it at once. If one fails, torch raises on all.
+    """
 
     def __init__(self, live: dict[str, Any], writer: FileSystemWriter, ranks: GlooRanks, last: LastPlan) -> None:
         self._writer = writer
@@ -63,44 +65,45 @@ class Planned:
 
     @property
     def bytes(self) -> int:
-        """About how many this rank is to write."""
+        """About how many bytes this rank writes."""
         return sum(item.tensor_storage_size() or 0 for item in self._plan.items)
 
     def copy_into(self, host: HostCopy) -> None:
-        """Write copies of the tensors as they are now. MemoryError if there is no room."""
+        """Use copies of the current tensors from now on. Raises MemoryError."""
         plain, others = {}, {}
         for item in self._plan.items:
             value = self._planner.resolve_data(item)
             if not isinstance(value, torch.Tensor):
                 others[item.index] = value
             elif type(value) in _PLAIN and value.layout is torch.strided and not value.is_quantized:
-                plain[item.index] = value  # its elements lie in memory one by one
+                plain[item.index] = value  # its elements are in memory one by one
             else:
                 others[item.index] = value.detach().clone().cpu()
         self._planner.copies = {**others, **host.take_tensors(plain)}
         self._planner.state_dict = {}
-        self._writer.per_thread_copy_ahead = 0  # or the thread that writes would take hold of the first device
+        self._writer.per_thread_copy_ahead = 0  # otherwise the writing thread would use the first device
 
     def copied_floats(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """The copied tensors that can hold NaN, except settings of the optimizer, by the names that all ranks share."""
+        """Yield the copied tensors that can hold NaN, except settings of the optimizer, by the names that all ranks
+        share."""
         for index, value in self._planner.copies.items():
             is_float = isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())
             if is_float and value.numel() and not index.fqn.startswith("optimizer.param_groups."):
                 yield index.fqn, value
 
     def write(self, check_stop: Callable[[], None]) -> list[WriteResult]:
-        """Write this rank's file. `check_stop` is called before each tensor; what it raises ends the writing."""
+        """Write this rank's file. `check_stop` is called before each tensor; an exception from it ends the writing."""
         self._planner.check_stop = check_stop
         return self._writer.write_data(self._writer.prepare_local_plan(self._plan), self._planner).value()
 
     def finish(self, results: list[list[WriteResult]]) -> None:
-        """Rank 0, once all have written: write what says where everything lies."""
+        """Rank 0, after all have written: write the index of all files."""
         assert self._metadata is not None
         self._writer.finish(dataclasses.replace(self._metadata), results)
 
 
 class _Planner(DefaultSavePlanner):
-    """Hands out the copies of what it would hand out live."""
+    """Returns copies instead of live values."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -115,7 +118,7 @@ class _Planner(DefaultSavePlanner):
 
 
 class HashingWriter(FileSystemWriter):
-    """Writes one file for this rank. Afterwards `digests` has the BLAKE3 of each file this rank wrote, by name."""
+    """Writes one file for this rank. Then `digests` has the BLAKE3 of each written file, by name."""
 
     def __init__(self, path: str) -> None:
         super().__init__(path, sync_files=True, overwrite=False)
@@ -143,7 +146,7 @@ class _HashingFileSystem(FileSystem):
 
 
 class _HashingStream:
-    """A file that is only ever written to its end. Seeking is refused: the digest would be that of other bytes."""
+    """A file that is only appended to. Seeking is refused, because the digest would be wrong."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
@@ -171,20 +174,20 @@ class _HashingStream:
 
 
 def in_words(result: WriteResult) -> list[Any]:
-    """Where a tensor was written, as JSON values."""
+    """Return where a tensor was written, as JSON values."""
     index, place = result.index, result.storage_data
     offset = None if index.offset is None else list(index.offset)
     return [index.fqn, offset, index.index, result.size_in_bytes, place.relative_path, place.offset, place.length]
 
 
 def from_words(words: Sequence[Any]) -> WriteResult:
-    """What another rank put `in_words`."""
+    """Invert `in_words` for another rank's result."""
     name, offset, index, size, *place = words
     return WriteResult(MetadataIndex(name, offset, index), size, _StorageInfo(*place))
 
 
 def _form(value: Any) -> object:
-    """What a plan depends on: equal for states that are planned alike."""
+    """Return what a plan depends on: equal for states with the same plan."""
     if isinstance(value, Mapping):
         return {key: _form(entry) for key, entry in value.items()}
     if isinstance(value, (list, tuple)):
@@ -196,4 +199,4 @@ def _form(value: Any) -> object:
         return form
     if type(value) is DTensor:
         return (*form, value.to_local().shape, value.placements, value.device_mesh)
-    return object()  # of another kind: equal to nothing
+    return object()  # another kind: equal to nothing

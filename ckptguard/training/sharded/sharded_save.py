@@ -1,5 +1,7 @@
-"""One save of several ranks: planned by all, written and hashed by each, sealed by rank 0 once all have; and model and
-optimizer as torch.distributed.checkpoint sees them, under names that all ranks share."""
+"""One save of several ranks: planned by all, written and hashed by each, sealed by rank 0 once all have written.
+
+It also holds model and optimizer as torch.distributed.checkpoint sees them, under names that all ranks share.
+"""
 
 from __future__ import annotations
 
@@ -32,9 +34,10 @@ _log = logging.getLogger("ckptguard")
 
 
 class ShardedSave:
-    """Made by all ranks at once, which agree on what each of them writes: a tensor that several hold is written by one.
-    RanksError names the ranks that could not do their part. Then, and after any other failure, nothing is left of
-    it."""
+    """All ranks create it at once and agree on what each writes: one rank writes a tensor that several hold.
+
+    RanksError names the ranks that failed. After any failure nothing of it is left.
+    """
 
     def __init__(
         self, view: RunView, parts: TrainingParts, ranks: GlooRanks, last: LastPlan, step: int, extra: Mapping[str, Any]
@@ -46,26 +49,31 @@ class ShardedSave:
         self._leads = ranks.rank == 0
         self._sealed = False
         self._metrics = extra.get("metrics")
-        self._sick: Sequence[str] | None = None  # patterns of what may hold NaN, if that is to be looked at
+        self._sick: Sequence[str] | None = None  # patterns of tensors that may hold NaN, if they are to be checked
         self._extra, self._state = each(
             ranks, self._what, lambda: (encode_state(dict(extra), path="extra"), self._sections(parts, ranks))
         )
         self._writer = HashingWriter(self._place(Gate()).folder)
-        # Without a state torch would make one by stepping the optimizer, and not the one of an uninterrupted training.
+        # Without a state torch would make one by stepping the optimizer, which differs from an uninterrupted training.
         has_stepped = ranks.any(parts.optimizer is not None and bool(parts.optimizer.state))
         live = live_of_all(parts, ranks, self._what, with_optimizer=has_stepped)
         with torch_failures(f"step {step} could not be saved"):
             self._planned = Planned(live, self._writer, ranks, last)
 
     def copy_into(self, host: HostCopy, allow: Sequence[str]) -> None:
-        """Take a copy of what this rank is to write. NaN and infinity in it are not saved, except in masks and in
-        tensors that `allow` matches. MemoryError if there is no room."""
+        """Copy what this rank writes. NaN and infinity are not saved, except in masks and in tensors that `allow`
+        matches.
+
+        Raises MemoryError.
+        """
         self._planned.copy_into(host)
         self._sick = allow
 
     def write(self, ranks: Ranks, gate: Gate) -> None:
-        """Write and seal, over `ranks` that nobody else talks over meanwhile. See `write_checkpoint` for `gate`, which
-        counts on rank 0; what is given up on another rank fails."""
+        """Write and seal, over `ranks` that nothing else uses meanwhile. For `gate` see `write_checkpoint`.
+
+        The gate counts on rank 0. A save abandoned on another rank fails.
+        """
         place = self._place(gate)
         try:
             size = sum(together(ranks, self._what, lambda: self._planned.bytes))
@@ -76,23 +84,23 @@ class ShardedSave:
             if sick:
                 raise SickTrainingError(f"not saved: {sick[0]} holds NaN or infinity", known_good=None)
             together(ranks, self._what, lambda: self._index(reports))
-            # Only now: what is in a file can be told by that index alone.
+            # Only now: reading a file needs the index.
             found = together(ranks, self._what, self._read_back)
             try:
                 together(ranks, f"sealing step {self._step}", lambda: self._seal(place, gate, reports, found))
             except RanksError:
                 if not self._sealed:
                     raise
-                _log.warning("step %s is sealed, but not every rank heard of it", self._step)
+                _log.warning("step %s is sealed, but not every rank was informed", self._step)
         finally:
             place.close()
 
     def _place(self, gate: Gate) -> LocalFolder:
-        """The folder that all ranks write into."""
+        """Return the folder that all ranks write into."""
         return LocalFolder(self._view, self._step, gate, temporary=self._temporary, leads=self._leads)
 
     def _sections(self, parts: TrainingParts, ranks: Ranks) -> dict[str, Any]:
-        """What all ranks share besides tensors, from rank 0."""
+        """Return what all ranks share besides tensors, from rank 0."""
         if not self._leads:
             return {}
         state: dict[str, Any] = {"ckptguard_state": STATE_FORMAT, "step": self._step, "world_size": ranks.size}
@@ -104,7 +112,7 @@ class ShardedSave:
         return state
 
     def _write_own(self, place: LocalFolder) -> dict[str, Any]:
-        """Write this rank's file; what rank 0 must know of it, in JSON values."""
+        """Write this rank's file. Returns what rank 0 must know about it, as JSON values."""
         sick = self._sick_tensor(self._sick) if self._sick is not None else None
         if sick is not None:
             return {"sick": sick}
@@ -117,17 +125,17 @@ class ShardedSave:
             self._planned.finish([[from_words(words) for words in answer["results"]] for answer in reports])
 
     def _sick_tensor(self, allow: Sequence[str]) -> str | None:
-        """The first copied tensor that holds what must not be saved, by the name that a model gives it."""
+        """Return the first copied tensor that must not be saved, by its name in the model."""
         named = []
         for name, tensor in self._planned.copied_floats():
             own = name.removeprefix("model.")
-            known_as = (name, own, f"module.{own}")  # in the checkpoint, in the model, and in what wraps it
+            known_as = (name, own, f"module.{own}")  # in the checkpoint, in the model, and in its wrapper
             if not any(fnmatchcase(known, pattern) for known in known_as for pattern in allow):
                 named.append((own, tensor))
         return first_of(named)
 
     def _read_back(self) -> list[Any]:
-        """This rank's files: what the storage has must be what was hashed while it was written."""
+        """Read this rank's files: the storage must have exactly what was hashed."""
         digests = self._writer.digests
         keys = [f"{self._temporary}/{file}" for file in sorted(digests)]
         scan = scan_files(self._view.run.storage, keys, ScanOptions(md5=False, sums=("blake3",), workers=1))
@@ -153,7 +161,7 @@ class ShardedSave:
 
 
 def live_of_all(parts: TrainingParts, ranks: Ranks, what: str, *, with_optimizer: bool) -> dict[str, Any]:
-    """The tensors that lie on this rank, once every rank has its own: none may wait in torch for one that has not."""
+    """Return this rank's tensors, once every rank has its own: no rank may wait in torch for one without them."""
     from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict
 
     def live() -> dict[str, Any]:
@@ -166,7 +174,7 @@ def live_of_all(parts: TrainingParts, ranks: Ranks, what: str, *, with_optimizer
 
 
 def put_back(parts: TrainingParts, state: Mapping[str, Any], live: Mapping[str, Any]) -> None:
-    """Give everything its loaded state: tensors that were loaded into `live_of_all`, and a checkpoint's other state."""
+    """Load the state: tensors that were loaded into `live_of_all`, and a checkpoint's other state."""
     from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict, set_optimizer_state_dict
 
     model, optimizer = parts.model, parts.optimizer
@@ -184,14 +192,14 @@ def put_back(parts: TrainingParts, state: Mapping[str, Any], live: Mapping[str, 
 
 @contextmanager
 def torch_failures(what: str) -> Iterator[None]:
-    """RanksError for whatever torch raises: what it says, with the ranks it names, without their stacks."""
+    """Turn any error of torch into RanksError, with its message and ranks, without its stacks."""
     from torch.distributed.checkpoint.api import CheckpointException
 
     try:
         yield
     except CkptguardError:
         raise
-    except (Exception, CheckpointException) as error:  # torch's own is none of the former
+    except (Exception, CheckpointException) as error:  # torch's own is not an Exception
         failures = getattr(error, "failures", None)
         if isinstance(failures, dict) and failures:
             said = "; ".join(f"rank {rank}: {trouble[0]!r}" for rank, trouble in failures.items())

@@ -1,8 +1,7 @@
-"""Checkpoints of several ranks: every rank writes and hashes its shards, rank 0 seals once all have.
+"""Checkpoints of several ranks: each writes and hashes its shards, rank 0 seals once all have.
 
-Our own layout's folder, with the files of torch.distributed.checkpoint in it.
-
-They hold DDP, FSDP2 and whatever else its state-dict functions know, and load onto any number of ranks.
+The folder has our own layout, with torch.distributed.checkpoint's files in it. They hold DDP, FSDP2 and whatever else
+its state-dict functions know, and load onto any number of ranks.
 """
 
 from __future__ import annotations
@@ -40,18 +39,20 @@ _log = logging.getLogger("ckptguard")
 
 @dataclass
 class _Channel:
-    """The ranks of saves behind training: their threads must never talk where the threads that train talk, nor two
-    saves at once."""
+    """The ranks of background saves. Their threads must not use the group of the training threads, nor share one
+    between two saves."""
 
     ranks: GlooRanks
     busy: bool = False
 
 
 class ShardedStore:
-    """See `LedStore` and `CopyingStore`; to be made by all ranks. Copies that hold NaN or infinity are not saved,
-    except in masks and in tensors that the settings allow."""
+    """See `LedStore` and `CopyingStore`. All ranks must create it.
 
-    hashes_on_load = False  # rank 0 has it verified, and every rank then loads through torch
+    Copies with NaN or infinity are not saved, except in masks and in tensors that the settings allow.
+    """
+
+    hashes_on_load = False  # rank 0 verifies it first, and every rank then loads through torch
 
     def __init__(self, run: Run, parts: TrainingParts, ranks: GlooRanks, settings: Settings) -> None:
         self._run, self._parts, self._ranks, self._settings = run, parts, ranks, settings
@@ -64,13 +65,13 @@ class ShardedStore:
             collect_saves(run)
 
     def write(self, step: int, extra: Mapping[str, Any]) -> str:
-        """RanksError names the ranks that could not do their part; then nothing is left of it."""
+        """Raise RanksError with the ranks that failed. Then nothing of it is left."""
         save = self._begun(step, extra)
         save.write(self._ranks, Gate())
         return save.path
 
     def copy(self, step: int, extra: Mapping[str, Any]) -> Copied:
-        """All ranks have their copy, or none. RanksError as for `write`."""
+        """Copy on all ranks or on none. RanksError as for `write`."""
         channel = self._free_channel()
         save = self._begun(step, extra)
         short = together(self._ranks, f"copying step {step}", lambda: self._no_room_for(save))
@@ -87,7 +88,7 @@ class ShardedStore:
         return Copied(path=save.path, write=write)
 
     def read(self, manifest: Manifest) -> Extra:
-        """RanksError or StateError if a rank could not load it."""
+        """Raise RanksError or StateError if a rank could not load it."""
         self._ranks.tell(["load", manifest.step, manifest.generation])
         return self._load(manifest)
 
@@ -110,20 +111,20 @@ class ShardedStore:
             try:
                 extra = self._load(manifest)
             except CkptguardError as error:
-                _log.warning("%s", error.message)  # rank 0 has it too, and decides
+                _log.warning("%s", error.message)  # rank 0 has it, too, and decides
 
     def _begun(self, step: int, extra: Mapping[str, Any]) -> ShardedSave:
         view = RunView(self._run, self._settings)
         return ShardedSave(view, self._parts, self._ranks, self._last, step, extra)
 
     def _load(self, manifest: Manifest) -> Extra:
-        """Load a checkpoint that was verified, on all ranks at once."""
+        """Load a verified checkpoint on all ranks at once."""
         what = f"loading {manifest.path}"
 
         def read() -> dict[str, Any]:
             try:
                 return read_state(self._run, manifest)
-            except NotAsSealed as error:  # rank 0 had it verified: no rank may take another one
+            except NotAsSealed as error:  # rank 0 verified it: no rank may use another one
                 raise StateError(error.message) from error
 
         state = each(self._ranks, what, read)
@@ -144,7 +145,7 @@ class ShardedStore:
             load(live, storage_reader=reader, planner=planner, process_group=self._ranks.group)
 
     def _compare_names(self, path: str, model: Mapping[str, Any]) -> None:
-        """StateError unless the names fit, if that is asked: torch passes over what the model does not have."""
+        """Raise StateError if `strict` and the names differ: torch ignores what the model does not have."""
         from torch.distributed.checkpoint.filesystem import FileSystemReader
 
         with torch_failures(f"{path} could not be read"):
@@ -157,12 +158,12 @@ class ShardedStore:
         try:
             save.copy_into(self._host, self._settings.allow_nonfinite)
         except MemoryError as error:
-            return str(error) or "no memory for a copy"
+            return str(error) or "not enough memory for a copy"
         return None
 
     def _free_channel(self) -> _Channel:
-        """A group over which only the next save behind training talks. One that an abandoned save may still be talking
-        over, or that lost a message, is used no more."""
+        """Return a group for the next background save only. A group that an abandoned save may still use, or that lost
+        a message, is replaced."""
         old = self._channel
         if self._ranks.any(old is None or old.busy or old.ranks.broken):
             if old is not None and not old.busy:
@@ -172,7 +173,7 @@ class ShardedStore:
         return self._channel
 
     def _check_visible(self) -> None:
-        """SettingsError on every rank unless all see the folder that rank 0 sees."""
+        """Raise SettingsError on every rank unless all see the folder that rank 0 sees."""
         name = str(self._ranks.tell(f"tmp-visible-{uuid.uuid4().hex}"))
         place = os.path.join(self._root, name)
         try:
@@ -183,13 +184,13 @@ class ShardedStore:
                 os.unlink(place)
         if blind:
             raise SettingsError(
-                f"the run {self._run.url} of rank 0 is not that of ranks {blind}",
-                hint="it must lie on storage that all ranks share",
+                f"the run {self._run.url} of rank 0 is not the run of ranks {blind}",
+                hint="use storage that all ranks share",
             )
 
 
 def _beginnings(name: str) -> list[str]:
-    """A name and what it begins with: torch saves a value that is no tensor in parts, under longer names."""
+    """Return a name and its prefixes: torch saves a value that is not a tensor in parts, under longer names."""
     return [*(name[: dot.start()] for dot in re.finditer(r"\.", name)), name]
 
 

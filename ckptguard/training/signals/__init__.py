@@ -1,1 +1,1 @@
-"""How training is seen to be sick: losses, gradients, weights, the scaler."""
+"""The signals that show a sick training: losses, gradients, weights, the scaler."""

@@ -1,8 +1,8 @@
-"""Numbers that lie on a device, read later without making training wait for it; and the loss scale, often one of them.
+"""Read numbers from a device without making training wait for them; also the loss scale, which is often one of them.
 
-Every update's numbers are copied into a block on the device (one asynchronous copy each). A full block is copied to
-pinned host memory behind training's back, and read once the device has got there. So a sickness is seen some updates
-late, and still told with the step at which it began. Before a save, `flush` waits for what is under way.
+Every update's numbers are copied into a block on the device, with one asynchronous copy each. A full block is copied
+to pinned host memory in the background, and read once it has arrived. So a sickness is seen some updates late, but with
+the step at which it began. Before a save, `flush` waits for everything in flight.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ckptguard.decisions.health import Signal
 
 _log = logging.getLogger("ckptguard")
 _NUMBERS = 3  # loss, gradient norm, loss scale
-_MOST_BLOCKS = 8  # a device that is further behind than this is waited for: training cannot be ahead for ever
+_MOST_BLOCKS = 8  # a device that is further behind is waited for: training cannot be ahead forever
 
 
 def on_device(value: Any) -> bool:
@@ -25,8 +25,8 @@ def on_device(value: Any) -> bool:
 
 
 def loss_scale(scaler: Any) -> Any:
-    """The scale of a scaler with torch's interface: a float, or a tensor where it lies on a device. None without a
-    scaler that is enabled."""
+    """Return the scale of a scaler with torch's interface: a float, or a tensor on a device. None without an enabled
+    one."""
     if scaler is None or not getattr(scaler, "is_enabled", lambda: True)():
         return None
     # get_scale() reads the device, and training would wait for it at every update.
@@ -35,26 +35,26 @@ def loss_scale(scaler: Any) -> Any:
 
 
 def raise_loss_scale(scaler: Any, lowest: float) -> None:
-    """Bring a scale that collapsed back to `lowest`, with the scaler's own state; a higher one stays as it is."""
+    """Raise a collapsed scale to `lowest`, through the scaler's own state. A higher one stays as it is."""
     if loss_scale(scaler) is None or scaler.get_scale() >= lowest:
         return
     state = scaler.state_dict()
-    if "scale" in state:  # else a scaler of its own kind
-        _log.warning("the loss scale is raised from %s to %s", state["scale"], lowest)
+    if "scale" in state:  # otherwise another kind of scaler
+        _log.warning("raising the loss scale from %s to %s", state["scale"], lowest)
         scaler.load_state_dict({**state, "scale": lowest})
 
 
 def record_event(device: Any) -> Any:
-    """Mark this moment in the device's work; the mark can be asked without waiting (`query`) or waited for."""
+    """Mark this moment in the device's work. The mark can be queried without waiting (`query`), or waited for."""
     import torch
 
     event = torch.Event(device)
-    event.record(torch.accelerator.current_stream(device))  # else that of the current device, not of this one
+    event.record(torch.accelerator.current_stream(device))  # otherwise it would be the current device's stream
     return event
 
 
 def host_memory(count: int, dtype: Any) -> Any:
-    """Memory into which a device copies by itself, if there is such memory."""
+    """Return memory into which a device can copy in the background, if there is such memory."""
     import torch
 
     return torch.empty(count, dtype=dtype, pin_memory=torch.accelerator.is_available())
@@ -71,11 +71,11 @@ class DeviceSignals:
 
     @property
     def waiting(self) -> bool:
-        """True if there are signals that were not read yet."""
+        """True if there are unread signals."""
         return self._filling is not None or bool(self._sent)
 
     def put(self, step: int, numbers: tuple[Any, Any, Any], skipped: bool | None) -> None:
-        """Take in (loss, gradient norm, loss scale) of an update: floats, tensors on a device, or None."""
+        """Take the (loss, gradient norm, loss scale) of an update: floats, tensors on a device, or None."""
         block = self._filling
         if block is None:
             block = self._filling = self._free.pop() if self._free else _Block(self._every)
@@ -84,7 +84,7 @@ class DeviceSignals:
             self._send()
 
     def ready(self, *, wait: bool = False) -> list[Signal]:
-        """What has arrived by now; with `wait` all that was sent, else it waits only for a device that is many blocks
+        """Return what has arrived. With `wait` return everything sent; else wait only for a device that is many blocks
         behind."""
         found: list[Signal] = []
         while self._sent and (wait or self._sent[0].arrived() or len(self._sent) > _MOST_BLOCKS):
@@ -94,13 +94,13 @@ class DeviceSignals:
         return found
 
     def flush(self) -> list[Signal]:
-        """Everything up to now; waits for the device."""
+        """Return everything so far, and wait for the device."""
         if self._filling is not None:
             self._send()
         return self.ready(wait=True)
 
     def forget(self) -> None:
-        """Drop whatever is under way."""
+        """Drop everything in flight."""
         self._filling = None
         self._sent.clear()
 
@@ -112,7 +112,7 @@ class DeviceSignals:
 
 
 class _Block:
-    """Some updates' numbers. The memory on device and host is made once and used again."""
+    """The numbers of some updates. Its memory on device and host is allocated once and reused."""
 
     def __init__(self, rows: int) -> None:
         self._size = rows * _NUMBERS

@@ -1,6 +1,6 @@
-"""What a guard can say for an incident's report: the last updates, how training computes, what is not finite.
+"""What a guard knows for an incident's report: the last updates, how training computes, what is not finite.
 
-Nothing here raises, and nothing initialises a device.
+Nothing here raises or initialises a device.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MOST = 50  # tensors in a report
 _NEAR = 256  # the last updates one by one
 _STRIDE = 16  # of older updates, every 16th
 _FAR = 256
-_CHUNK = 1 << 22  # elements that are counted at once: the count's temporary stays small
+_CHUNK = 1 << 22  # elements counted at once, so that the temporary stays small
 _GRADIENTS_FIRST = ("grad_norm", "loss_scale")
 _VERSIONS = ("torch", "transformers", "accelerate", "deepspeed", "lightning", "peft")
 _NOTHING: tuple[tuple[SickTensor, ...], int] = ((), 0)
@@ -32,8 +32,10 @@ _log = logging.getLogger("ckptguard")
 
 
 class IncidentEvidence:
-    """Gathers what is known, when it is asked. `recent` are the last updates, `resumed` is what training began from;
-    `allow` are patterns of tensors that may be infinite."""
+    """Gathers what is known at the moment. `recent` has the last updates, `resumed` what training began from.
+
+    `allow` has patterns of tensors that may be infinite.
+    """
 
     def __init__(self, parts: TrainingParts, recent: SampleBuffer, *, allow: Iterable[str] = ()) -> None:
         self._parts, self._allow = parts, tuple(allow)
@@ -42,13 +44,15 @@ class IncidentEvidence:
         self._autocast: AutocastProbe | None = None
 
     def begin(self) -> None:
-        """Training begins. Not before does anything hang on the model: ``torch.jit.script`` takes no such hook."""
+        """Begin training. The model gets its hook only now: ``torch.jit.script`` does not accept one."""
         if self._autocast is None:
             self._autocast = _tried(lambda: AutocastProbe(self._parts.model), None)
 
     def gather(self, onset: int | None, cause: str, *, through: int | None = None) -> Details:
-        """Everything that is known now, before anything is put back; what cannot be told is left out. `through`: see
-        `Diagnosis.onset_through`."""
+        """Return everything known now, before anything is restored. Unknown facts are left out.
+
+        For `through` see `Diagnosis.onset_through`.
+        """
         parts = self._parts
         autocast = self._autocast.seen if self._autocast is not None else None
         sick, omitted = _tried(
@@ -66,22 +70,22 @@ class IncidentEvidence:
         )
 
     def close(self) -> None:
-        """Leave the model as it was."""
+        """Remove the hook from the model."""
         if self._autocast is not None:
             self._autocast.remove()
 
 
 class SampleBuffer:
-    """The last 256 updates, and every 16th of the 4096 before them. All that is put in must be plain numbers; adding to
-    it costs well under a microsecond."""
+    """The last 256 updates, and every 16th of the 4096 before them. Takes plain numbers, at well under a microsecond
+    each."""
 
     def __init__(self, optimizer: Any = None) -> None:
-        self.optimizer = optimizer  # from which learning rates are taken
+        self.optimizer = optimizer  # learning rates come from it
         self._near: deque[tuple[Any, ...]] = deque(maxlen=_NEAR)
         self._far: deque[tuple[Any, ...]] = deque(maxlen=_FAR)
 
     def append(self, signal: Signal) -> None:
-        """Remember an update, with the learning rate as it is now. What says nothing is not remembered."""
+        """Remember an update with the current learning rate, unless it has no numbers."""
         if signal.loss is None and signal.grad_norm is None and signal.scale is None:
             return
         near = self._near
@@ -90,21 +94,23 @@ class SampleBuffer:
         near.append((signal.step, signal.loss, signal.grad_norm, signal.scale, learning_rate(self.optimizer)))
 
     def restart(self, step: int) -> None:
-        """Training is after update `step` again: what came later did not happen."""
+        """Go back to update `step`: forget later updates."""
         for rows in (self._near, self._far):
             while rows and rows[-1][0] > step:
                 rows.pop()
 
     def samples(self) -> tuple[Sample, ...]:
-        """What is remembered, oldest first."""
+        """Return what is remembered, oldest first."""
         return tuple(Sample(step, *map(worded, values)) for step, *values in (*self._far, *self._near))
 
 
 class AutocastProbe:
-    """A hook that sees once, inside of the model's first forward pass, in which dtype autocast computes. `seen` is a
-    dtype's name, "off", or None as long as nothing was seen. Afterwards nothing is left of it. It sits on the first
-    layer, not on the model: a trainer may switch autocast on inside of the model's own forward. A compiled model is
-    left alone: a hook that comes and goes would have it compiled again."""
+    """A hook that reads once, inside the model's first forward pass, in which dtype autocast computes.
+
+    `seen` is a dtype's name, "off", or None so far. Then the hook removes itself. It is on the first layer, because a
+    trainer may enable autocast inside the model's own forward. A compiled model gets no hook, because it would be
+    compiled again.
+    """
 
     def __init__(self, model: Any) -> None:
         self.seen: str | None = None
@@ -116,7 +122,7 @@ class AutocastProbe:
             self._handle = layer.register_forward_pre_hook(self)
 
     def __call__(self, module: Any, arguments: Any) -> None:
-        """Look, and go."""
+        """Read the dtype, and remove the hook."""
         import torch
 
         if torch.compiler.is_compiling():
@@ -132,7 +138,7 @@ class AutocastProbe:
                 pass  # a device that autocast does not know
 
     def remove(self) -> None:
-        """Leave the model as it was."""
+        """Remove the hook from the model."""
         handle, self._handle = self._handle, None
         if handle is not None:
             handle.remove()
@@ -141,8 +147,11 @@ class AutocastProbe:
 def sick_tensors(
     model: Any, optimizer: Any, *, cause: str = "", allow: Iterable[str] = (), seconds: float = 0.1
 ) -> tuple[tuple[SickTensor, ...], int]:
-    """(Which tensors in memory are not finite, how many more): gradients first where they made the trouble, else
-    weights, buffers, gradients and optimizer state, each in its own order. After `seconds` it looks no further."""
+    """Return the tensors in memory that are not finite, and how many more there are.
+
+    Gradients come first if they caused it, then weights, buffers, gradients and optimizer state, each in its own order.
+    It stops after `seconds`.
+    """
     deadline, patterns = time.monotonic() + seconds, tuple(allow)
     sick: list[tuple[str, str, Any]] = []
     for kind, named in _kinds(model, optimizer, cause):
@@ -156,7 +165,7 @@ def sick_tensors(
 
 
 def describe_training(parts: TrainingParts, *, autocast: str | None = None) -> Training:
-    """How training computes, by its own objects; what cannot be told is None."""
+    """Describe how training computes, from its own objects. Unknown facts are None."""
     unknown: dict[str, Any] = {}
     inner = getattr(parts.optimizer, "optimizer", None)  # inside a framework's wrapper
     optimizer: Any = inner if hasattr(inner, "param_groups") else parts.optimizer
@@ -179,7 +188,8 @@ def describe_training(parts: TrainingParts, *, autocast: str | None = None) -> T
 
 
 def learning_rate(optimizer: Any) -> float | None:
-    """The learning rate of the first group; None where it is no plain number (reading a tensor would wait)."""
+    """Return the learning rate of the first group, or None if it is not a plain number (reading a tensor would
+    wait)."""
     try:
         rate = optimizer.param_groups[0]["lr"]
     except (AttributeError, IndexError, KeyError, TypeError):
@@ -190,7 +200,7 @@ def learning_rate(optimizer: Any) -> float | None:
 def _tried(ask: Callable[[], _T], otherwise: _T) -> _T:
     try:
         return ask()
-    except Exception as error:  # evidence is worth having, and never worth the training
+    except Exception as error:  # a failure here must not affect training
         _log.debug("evidence could not be gathered: %r", error)
         return otherwise
 
@@ -209,7 +219,7 @@ def _kinds(model: Any, optimizer: Any, cause: str) -> list[tuple[str, Named]]:
 
 
 def _by_parameter(parameters: dict[str, Any] | None, optimizer: Any) -> Named:
-    """The optimizer's tensors, named by the parameters that they belong to, where that can be told."""
+    """Return the optimizer's tensors, named by their parameters where possible."""
     state = getattr(optimizer, "state", None)
     numbered = state_tensors(optimizer)
     if not isinstance(state, dict) or parameters is None:
@@ -258,7 +268,7 @@ def _device(model: Any) -> str:
 
 
 def _hardware_bf16() -> bool | None:
-    """Whether the device computes in bf16 by itself; None without one, or where nothing used it yet."""
+    """Return whether the device computes bf16 in hardware; None without one, or before it is used."""
     import torch
 
     used = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]

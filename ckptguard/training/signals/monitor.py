@@ -1,4 +1,4 @@
-"""What a guard sees of training: signals and looks at the tensors, remembered as a state of health."""
+"""What a guard observes: signals and reads of the tensors, remembered as a state of health."""
 
 from __future__ import annotations
 
@@ -20,17 +20,18 @@ _log = logging.getLogger("ckptguard")
 
 
 class TrainingMonitor:
-    """Takes in what is known about each update. `sick` is the first sickness since `restart`, or None; `health` is what
-    is remembered, `recent` are the last signals, `evidence` is for the report of an incident. Nothing here raises
-    because of what it is given, and nothing but a look waits for a device. `allow` are patterns of tensors that may be
-    infinite. `share`, if it is given, has the name of a tensor that is not finite on this rank, or None, become that of
-    all ranks; then all ranks look at the same moments."""
+    """Takes what is known about each update. `sick` is the first sickness since `restart`, or None.
+
+    `health` is the memory, `recent` the last signals, `evidence` is for an incident's report. Bad input never raises,
+    and only a read of the tensors waits for a device. `allow` has patterns of tensors that may be infinite. `share`
+    turns this rank's bad tensor (or None) into that of all ranks. Then all ranks must read at the same moments.
+    """
 
     def __init__(self, parts: TrainingParts, policy: RollbackPolicy, *, allow: Sequence[str] = ()) -> None:
         self._parts, self.allow = parts, allow
         self._limits = Limits(nan_losses=policy.nan_losses, scale_skips=policy.scale_skips, spikes=policy.spikes)
         self._check_every, self._most_unsaved = policy.check_every, policy.unsaved
-        self._unsaved_since: int | None = -1  # the last save before what people were told of
+        self._unsaved_since: int | None = -1  # the last save before the one that was reported
         self._last_look = 0
         self._delayed = DeviceSignals()
         self._looking: tuple[int, PendingLook] | None = None
@@ -42,7 +43,7 @@ class TrainingMonitor:
         self.evidence = IncidentEvidence(parts, self.recent, allow=allow)
 
     def follow(self, parts: TrainingParts, step: int) -> None:
-        """Training goes on after update `step` with these objects, and with what was normal before."""
+        """Continue after update `step` with these objects, and with the known baselines."""
         self.close()
         self._parts = parts
         self.recent.optimizer = parts.optimizer
@@ -52,11 +53,11 @@ class TrainingMonitor:
         self.evidence.resumed = Resumed(step=step) if step else None
 
     def close(self) -> None:
-        """Leave the model as it was."""
+        """Remove the hook from the model."""
         self.evidence.close()
 
     def details_of(self, sick: Diagnosis) -> Details:
-        """Everything that can be said of a sickness now, before anything is put back."""
+        """Return everything known about a sickness now, before anything is restored."""
         return self.evidence.gather(sick.onset_step, sick.cause or "", through=sick.onset_through)
 
     def observe(
@@ -68,8 +69,10 @@ class TrainingMonitor:
         skipped: bool | None = None,
         error: BaseException | None = None,
     ) -> Diagnosis:
-        """Take in the signals of an update. What lies on a device is judged some updates later, under its own step;
-        the answer is what is known by now."""
+        """Take the signals of an update. Numbers on a device are judged some updates later, under their own step.
+
+        Returns what is known so far.
+        """
         numbers = self._number(loss), self._number(grad_norm), loss_scale(self._parts.scaler)
         if error is None and (self._delayed.waiting or any(map(on_device, numbers))):
             self._delayed.put(step, numbers, skipped)
@@ -83,21 +86,23 @@ class TrainingMonitor:
         return self._take_in((signal,)) or Diagnosis(step=step)
 
     def flush(self) -> None:
-        """Take in what is still on its way from a device."""
+        """Take the signals that are still on their way from a device."""
         if self._delayed.waiting:
             self._take_in(self._delayed.flush())
         self._finish_look(wait=True)
 
     def look(self, step: int) -> Diagnosis:
-        """Read weights, buffers and optimizer state as they are after an update, and all signals up to it."""
+        """Read weights, buffers and optimizer state after an update, and all signals up to it."""
         self.flush()
         self._last_look = step
         looks = self._parts.model is not None
         return self.take_in(Signal(step=step, looked=looks, bad_tensor=self._bad_tensor() if looks else None))
 
     def after_step(self, step: int, *, must_know: bool = False) -> None:
-        """An update is complete: look every `check_every` without waiting for a device, or, if this state is to be
-        saved (`must_know`), at once."""
+        """Handle a complete update: every `check_every` read the tensors without waiting for a device.
+
+        With `must_know` this state will be saved, so read them at once.
+        """
         if must_know:
             self.look(step)
             return
@@ -112,7 +117,7 @@ class TrainingMonitor:
             self._looking = (step, PendingLook(tensors))
 
     def unsaved(self, step: int, last_saved: int | None, save_every: int) -> str | None:
-        """What to tell people when no state was saved for too long; once for each last save."""
+        """Return a sentence if no state was saved for too long, once for each last save."""
         reason = overdue(step, last_saved, save_every=save_every, most=self._most_unsaved)
         if reason is None or self._unsaved_since == last_saved:
             return None
@@ -120,7 +125,7 @@ class TrainingMonitor:
         return reason
 
     def restart(self, step: int) -> None:
-        """Forget everything: a state that was verified good was loaded, that after update `step`."""
+        """Forget everything: a verified good state of update `step` was loaded."""
         self._last_look = step
         self.health = self.health.restarted(step)
         self._delayed.forget()
@@ -129,7 +134,7 @@ class TrainingMonitor:
         self.sick = None
 
     def take_in(self, signal: Signal) -> Diagnosis:
-        """Judge one signal as it is, without a look of its own."""
+        """Judge one signal as it is, without reading tensors."""
         self.recent.append(signal)
         self.health, diagnosis = self.health.after(signal, self._limits)
         if diagnosis.sick and self.sick is None:
@@ -137,11 +142,11 @@ class TrainingMonitor:
         return diagnosis
 
     def _take_in(self, signals: Sequence[Signal]) -> Diagnosis | None:
-        """The last diagnosis; None without signals."""
+        """Return the last diagnosis; None without signals."""
         diagnosis, bad_tensor, looked = None, None, False
         for signal in signals:
             if self.sick is None and self.health.wants_look(signal):
-                # One look for all that arrived together: what is finite now was so then.
+                # One read for all that arrived together: what is finite now was finite then.
                 bad_tensor = bad_tensor if looked else self._bad_tensor()
                 looked = True
                 signal = msgspec.structs.replace(signal, looked=True, bad_tensor=bad_tensor)
@@ -151,7 +156,7 @@ class TrainingMonitor:
     def _finish_look(self, *, wait: bool) -> None:
         if self._looking is not None and (wait or self._looking[1].arrived()):
             (step, look), self._looking = self._looking, None
-            # Where there is something to see, it is still there: what is not finite does not heal.
+            # If something was not finite, it still is: NaN does not go away.
             bad_tensor = None if look.all_finite() else self._bad_tensor()
             self.take_in(Signal(step=step, looked=True, bad_tensor=bad_tensor))
 
@@ -162,7 +167,7 @@ class TrainingMonitor:
         return self.share(first_of(self._tensors(), self.allow))
 
     def _number(self, value: Any) -> Any:
-        """A float, or a tensor of one number on a device; None for what is no number."""
+        """Return a float, or a tensor of one number on a device; None if it is not a number."""
         if value is None or type(value) is float:
             return value
         try:
@@ -170,14 +175,14 @@ class TrainingMonitor:
                 return float(value)
             value = value.detach()
             if hasattr(value, "to_local"):
-                value = value.to_local()  # no message to other ranks from here
+                value = value.to_local()  # send no message to other ranks from here
             if value.is_complex() or not value.numel():
                 raise TypeError("a tensor of real numbers is expected")
             if value.dim():
                 value = value.float().mean() if value.numel() != 1 else value.reshape(())
             return value if on_device(value) else float(value)
-        except Exception as error:  # whatever it is, it is no number
+        except Exception as error:  # whatever it is, it is not a number
             if not self._warned:
                 self._warned = True
-                _log.warning("observe() was given a %s, which is no number: %s", type(value).__name__, error)
+                _log.warning("observe() was given a %s, which is not a number: %s", type(value).__name__, error)
             return None

@@ -1,4 +1,4 @@
-"""Are all weights, buffers and moments finite? Exact, one pass, one answer from each device."""
+"""Check that all weights, buffers and moments are finite: exact, one pass, one answer per device."""
 
 from __future__ import annotations
 
@@ -13,18 +13,21 @@ Named = Sequence[tuple[str, Any]]
 
 
 def first_non_finite(model: Any, allow: Iterable[str] = ()) -> str | None:
-    """The name of the first parameter or buffer that holds NaN or Inf, or None. A mask is no sickness (no NaN, no +Inf,
-    -Inf beside one single finite value, in what has the name or form of one), nor is a name that `allow` matches."""
+    """Return the name of the first parameter or buffer with NaN or Inf, or None. Names that `allow` matches are
+    ignored.
+
+    So is a mask: it has the name or form of one, no NaN, no +Inf, and -Inf beside one single finite value.
+    """
     return first_of(model_tensors(model), allow)
 
 
 def first_non_finite_state(optimizer: Any, allow: Iterable[str] = ()) -> str | None:
-    """The same for the tensors of an optimizer's state (moments, momenta); None without an optimizer."""
+    """Return the same for an optimizer's state (moments, momenta); None without an optimizer."""
     return first_of(state_tensors(optimizer), allow)
 
 
 def first_of(named: Named, allow: Iterable[str] = ()) -> str | None:
-    """The same for tensors by name."""
+    """Return the same for tensors by name."""
     import torch
 
     named = list(_floats(named))
@@ -43,7 +46,7 @@ def first_of(named: Named, allow: Iterable[str] = ()) -> str | None:
 
 
 class PendingLook:
-    """A look at tensors whose answer is on its way from the devices."""
+    """A read of tensors whose answer is on its way from the devices."""
 
     def __init__(self, named: Named, *, mark: Callable[[Any], Any] = record_event) -> None:
         import torch
@@ -56,11 +59,11 @@ class PendingLook:
                 self._answers.append((answer, mark(flags.device) if on_device(flags) else None))
 
     def arrived(self) -> bool:
-        """True if the answer can be had without waiting."""
+        """True if the answer is available without waiting."""
         return all(event is None or event.query() for _, event in self._answers)
 
     def all_finite(self) -> bool:
-        """True if there is nothing to see. If not, look again exactly: masks are allowed to be infinite."""
+        """True if everything is finite. If not, check again exactly, because masks may be infinite."""
         for _, event in self._answers:
             if event is not None:
                 event.synchronize()
@@ -68,7 +71,7 @@ class PendingLook:
 
 
 def model_tensors(model: Any) -> list[tuple[str, Any]]:
-    """The float parameters and buffers of a model, or the float tensors of anything with a ``state_dict``."""
+    """Return the float parameters and buffers of a model, or the float tensors of anything with a ``state_dict``."""
     import torch
 
     if isinstance(model, torch.nn.Module):
@@ -77,8 +80,10 @@ def model_tensors(model: Any) -> list[tuple[str, Any]]:
 
 
 def state_tensors(optimizer: Any) -> list[tuple[str, Any]]:
-    """The float tensors of an optimizer's state (moments, momenta), however deep it nests them; none without an
-    optimizer. Of one without a ``state``, such as two in one object, all tensors of its ``state_dict``."""
+    """Return the float tensors of an optimizer's state, at any depth; none without an optimizer.
+
+    Without a ``state``, such as two optimizers in one object, use all tensors of its ``state_dict``.
+    """
     import torch
 
     state = getattr(optimizer, "state", None)
@@ -90,7 +95,7 @@ def state_tensors(optimizer: Any) -> list[tuple[str, Any]]:
 
 
 def _nested(path: str, value: Any, deepest: int = 20) -> Iterator[tuple[str, Any]]:
-    """The values in mappings, lists and tuples, by the keys that lead to them."""
+    """Yield the values in mappings, lists and tuples, named by their keys."""
     if isinstance(value, Mapping):
         inner: Iterable[tuple[Any, Any]] = value.items()
     elif isinstance(value, list | tuple):
@@ -109,20 +114,20 @@ def _floats(named: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
     for name, tensor in named:
         if not isinstance(tensor, torch.Tensor) or not (tensor.is_floating_point() or tensor.is_complex()):
             continue
-        # A rank looks at its own shard of a distributed tensor: what others hold, they look at.
+        # A rank reads its own shard of a distributed tensor. Other ranks read theirs.
         local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
         if not local.numel() and hasattr(tensor, "ds_tensor"):
             local = _part_under_zero_3(tensor)
         local = _elements(local.detach())
         if tensor.requires_grad and not local.is_inference():
-            local.requires_grad_()  # what is learnt is told from what is not
-        # Of 4-bit floats none is NaN or infinite.
+            local.requires_grad_()  # distinguishes trained tensors from others
+        # 4-bit floats have no NaN and no infinity.
         if local.numel() and not local.is_meta and not str(local.dtype).startswith("torch.float4"):
             yield name, local
 
 
 def _elements(tensor: Any) -> Any:
-    """What a tensor of any layout holds, as one that can be read like others."""
+    """Return the elements of a tensor of any layout as a plain tensor."""
     import torch
 
     if tensor.layout is torch.sparse_coo:
@@ -133,7 +138,7 @@ def _elements(tensor: Any) -> Any:
 
 
 def _part_under_zero_3(parameter: Any) -> Any:
-    """What DeepSpeed leaves of a parameter on this rank; the last part is padded with what happened to be there."""
+    """Return what DeepSpeed leaves of a parameter on this rank. The last part has padding of unknown content."""
     import torch.distributed as dist
 
     part = parameter.ds_tensor
@@ -142,7 +147,7 @@ def _part_under_zero_3(parameter: Any) -> Any:
 
 
 def _flags(named: Named) -> Iterator[tuple[list[tuple[str, Any]], Any]]:
-    """Tensors of one device and dtype, with one tensor that says of each whether it is finite."""
+    """Yield tensors of one device and dtype, with one tensor of flags that say whether each is finite."""
     import torch
 
     groups: dict[Any, tuple[list[tuple[str, Any]], list[Any]]] = {}
@@ -150,16 +155,16 @@ def _flags(named: Named) -> Iterator[tuple[list[tuple[str, Any]], Any]]:
         value = _readable(tensor)
         place = tensor.device, value.dtype
         if not on_device(value):
-            # Extremes instead of isfinite().all(): 25 times as fast on a CPU, no temporary, and NaN carries through.
+            # Extremes instead of isfinite().all(): 25 times as fast on a CPU, no temporary, and NaN propagates.
             value = torch.aminmax(value)
         elif value is not tensor:
-            value = value.abs().amax()  # a widened copy: keep no more than one at a time
+            value = value.abs().amax()  # a widened copy: keep only one at a time
         found, values = groups.setdefault(place, ([], []))
         found.append((name, tensor))
         values.append(value)
     for found, values in groups.values():
         if on_device(found[0][1]):
-            # One launch for many tensors, where a launch is what costs.
+            # One launch for many tensors, because launches are the cost.
             yield found, torch.stack(torch._foreach_norm(values, float("inf"))).isfinite()
         else:
             lows, highs = zip(*values, strict=True)
@@ -167,7 +172,7 @@ def _flags(named: Named) -> Iterator[tuple[list[tuple[str, Any]], Any]]:
 
 
 def _readable(tensor: Any) -> Any:
-    """The tensor in a type that can be compared: complex as pairs, 8-bit floats widened."""
+    """Return the tensor in a comparable type: complex as pairs, 8-bit floats widened."""
     import torch
 
     if tensor.is_complex():
@@ -177,9 +182,9 @@ def _readable(tensor: Any) -> Any:
 
 def _is_mask(name: str, tensor: Any) -> bool:
     if tensor.requires_grad or name.startswith("optimizer."):
-        return False  # a bias of zeros of which one is -Inf now
+        return False  # for example a bias of zeros with one -Inf
     values = _readable(tensor)
-    highest = values.amax()  # NaN carries through. Not unique(): it sorts, which takes seconds for a large tensor
+    highest = values.amax()  # NaN propagates. Not unique(): it sorts, which takes seconds for a large tensor
     infinite = values == float("-inf")
     if not (highest.isfinite() and ((values == highest) | infinite).all()):
         return False

@@ -1,9 +1,9 @@
-"""Where training is in its data, so that it can be put back there: for a DataLoader or anything re-iterable.
+"""The position of training in its data, and how to return to it, for a DataLoader or anything re-iterable.
 
-A draw is what one ``next`` of the loader's iterator gives. The position is the epoch and the number of draws taken in
-it. To come back, the generators are set as they were when the epoch began, and the iterator is made anew. The draws
-that were taken are drawn again and dropped. A loader that keeps its own state (torchdata's StatefulDataLoader) is set
-to it instead, and draws nothing again. Draws in `skipped` are dropped whenever they come up.
+A draw is one ``next`` of the loader's iterator. The position is the epoch and the number of its draws. To return, the
+generators are set as they were when the epoch began, and a new iterator is made. The earlier draws are drawn again and
+dropped. A loader with its own state (torchdata's StatefulDataLoader) is set to it instead, and draws nothing again.
+Draws in `skipped` are always dropped.
 """
 
 from __future__ import annotations
@@ -24,8 +24,10 @@ _TENSOR = "ckptguard_tensor"
 
 
 class DataPosition:
-    """Draws batches from a loader and knows which. `epoch` counts from 0, `taken` within the epoch. `inexact`: why the
-    last `restore` may not have come back to the very same batches."""
+    """Draws batches from a loader and knows which. `epoch` counts from 0, `taken` within the epoch.
+
+    `inexact` says why the last `restore` may give other batches.
+    """
 
     def __init__(self, loader: Any) -> None:
         # Not by iter(loader): for a DataLoader that draws a seed and starts workers.
@@ -42,11 +44,11 @@ class DataPosition:
         self.skipped: set[Draw] = set()
         self.inexact: str | None = None
         self._iterator: Iterator[Any] | None = None
-        self._before: Iterator[Any] | None = None  # the one that a rollback left
+        self._before: Iterator[Any] | None = None  # the iterator before a rollback
         self._epoch_start: dict[str, Any] = {}
 
     def draw(self) -> tuple[Any, Draw]:
-        """The next batch that is not skipped, and which draw it is. Epochs follow each other without end."""
+        """Return the next batch that is not skipped, and its draw. Epochs follow each other without end."""
         while True:
             if self._iterator is None:
                 self._begin_epoch()
@@ -55,7 +57,7 @@ class DataPosition:
                 batch = next(self._iterator)
             except StopIteration:
                 if not self.taken:
-                    hint = "iter(loader) must begin anew each time" if self.epoch else None
+                    hint = "iter(loader) must start from the beginning each time" if self.epoch else None
                     raise SettingsError("the loader yields no batches", hint=hint) from None
                 self.epoch, self.taken, self._iterator = self.epoch + 1, 0, None
                 continue
@@ -65,7 +67,7 @@ class DataPosition:
                 return batch, draw
 
     def state(self) -> dict[str, Any]:
-        """Everything needed to come back here, as plain values."""
+        """Return everything needed to come back here, as plain values."""
         return {
             "epoch": self.epoch,
             "taken": self.taken,
@@ -77,8 +79,10 @@ class DataPosition:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Come back to a position. The generators are left wherever drawing left them: restore the RNG after this.
-        Draws that are skipped by now stay so."""
+        """Return to a position. Restore the random number generators after this, because drawing changes them.
+
+        Draws that are skipped now stay skipped.
+        """
         self._shut_down()
         was = self.epoch, self.taken
         self.epoch, self.taken = state["epoch"], 0
@@ -99,7 +103,7 @@ class DataPosition:
         if not state["begun"]:
             return
         if state.get("loader") is not None:
-            self.loader.load_state_dict(_live(state["loader"]))  # the next iter(loader) goes on from there
+            self.loader.load_state_dict(_live(state["loader"]))  # the next iter(loader) continues from there
             self._epoch_start, self.taken = state["epoch_start"], state["taken"]
             self._tell_epoch()
             self._iterator = iter(self.loader)
@@ -109,19 +113,19 @@ class DataPosition:
         assert self._iterator is not None
         keeps_workers = getattr(self.loader, "persistent_workers", False)
         if self._iterator is self._before and not keeps_workers:
-            self._say("iter(loader) gives the same iterator every time: it goes on where it was")
+            self._say("iter(loader) returns the same iterator every time: it continues where it was")
             self.epoch, self.taken = was
             return
         if keeps_workers:
-            self._say("the loader keeps its workers (persistent_workers): what they draw at random is not put back")
+            self._say("the loader keeps its workers (persistent_workers): their random numbers are not restored")
         before = capture_rng()
         for _ in itertools.islice(self._iterator, state["taken"]):
             self.taken += 1
         if _is_stream(self.loader) and not same_rng(before, capture_rng()):
-            self._say("the loader draws from the generators that training uses, too: its order depends on both")
+            self._say("the loader uses the same generators as training: its order depends on both")
 
     def restart_epoch(self) -> None:
-        """Begin the epoch anew, where nothing better is known."""
+        """Start the epoch again, if nothing better is known."""
         self._shut_down()
         _forget_loader_state(self.loader)
         self.taken = 0
@@ -142,23 +146,23 @@ class DataPosition:
 
     def _say(self, why: str) -> None:
         self.inexact = why
-        _log.warning("training may go on with other data: %s", why)
+        _log.warning("training may continue with other data: %s", why)
 
     def _shut_down(self) -> None:
-        # Held until the next one is made, so that the two can be told apart; but not what has processes of its own.
+        # Kept until the next one is made, to compare the two; but not if it has processes of its own.
         self._before = None if hasattr(self.loader, "num_workers") else self._iterator
         self._iterator = None
 
 
 def _is_stream(loader: Any) -> bool:
-    """True if what comes next may depend on what was drawn before."""
+    """True if the next draws may depend on earlier draws."""
     from torch.utils.data import IterableDataset
 
     return not hasattr(loader, "dataset") or isinstance(loader.dataset, IterableDataset)
 
 
 def _samplers(loader: Any) -> list[Any]:
-    """The loader and all its samplers, also those inside samplers that deal out shards to ranks; each once."""
+    """Return the loader and all its samplers, also those inside samplers that shard for ranks; each once."""
     found: dict[int, Any] = {}
     waiting = [loader]
     while waiting:
@@ -170,7 +174,7 @@ def _samplers(loader: Any) -> list[Any]:
 
 
 def _generators(loader: Any) -> list[Any]:
-    """The torch generators that the loader and its samplers own, each once."""
+    """Return the torch generators that the loader and its samplers own, each once."""
     import torch
 
     found = [getattr(owner, "generator", None) for owner in _samplers(loader)]
@@ -185,8 +189,10 @@ def _length(loader: Any) -> int | None:
 
 
 def _loader_state(loader: Any) -> Any:
-    """What brings the loader's iterator back to where it is; None where it has no such state, or none that is exact:
-    then the batches that were taken are drawn again and dropped."""
+    """Return the state that brings the loader's iterator back to its place, or None if it has no exact one.
+
+    Without it, earlier batches are drawn again and dropped.
+    """
     if not _keeps_state(loader) or not _knows_its_samples(loader):
         return None
     try:
@@ -199,19 +205,19 @@ def _loader_state(loader: Any) -> Any:
 
 
 def _forget_loader_state(loader: Any) -> None:
-    """The next ``iter(loader)`` begins at the beginning."""
+    """Make the next ``iter(loader)`` start at the beginning."""
     if _keeps_state(loader):
         loader.load_state_dict({})
 
 
 def _keeps_state(loader: Any) -> bool:
-    """True if it is torchdata's loader itself: one that another framework wraps fetches batches ahead."""
+    """True if it is torchdata's loader itself. Wrapped by another framework, it fetches batches ahead."""
     kind = getattr(sys.modules.get("torchdata.stateful_dataloader"), "StatefulDataLoader", None)
     return kind is not None and isinstance(loader, kind) and not hasattr(loader, "base_dataloader")
 
 
 def _knows_its_samples(loader: Any) -> bool:
-    """True if the order of its samples is part of its state, or always the same; else it would be shuffled anew."""
+    """True if the order of its samples is in its state, or always the same. Otherwise it would be shuffled again."""
     from torch.utils.data import BatchSampler, IterableDataset, SequentialSampler
 
     if isinstance(loader.dataset, IterableDataset):

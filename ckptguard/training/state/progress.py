@@ -1,6 +1,7 @@
-"""Where training is: updates made, the position in the data, the learning rate's factor; saved and put back.
+"""The progress of training: updates, data position and learning rate factor, saved and restored.
 
-And whether a resumed training is the one that was interrupted: what was saved is held against what is there now."""
+After a resume it also compares what was saved with what exists now.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +24,11 @@ _MOST_NAMES = 100  # of the same, in a record
 
 @dataclass(frozen=True, kw_only=True)
 class ResumeGaps:
-    """What a resume lacks. `anew`: parts that begin anew; `missing` and `unexpected`: names of the model's state that
-    only one side has; `world_size`: of the save, if it is known; `sentences` say everything for people, and are empty
-    if training goes on as if nothing had happened."""
+    """What a resume lacks. `anew`: parts that start again. `missing` and `unexpected`: names that only one side has.
+
+    `world_size` is that of the save, if known. `sentences` say everything for people. They are empty if training
+    continues as if it had never stopped.
+    """
 
     anew: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
@@ -34,7 +37,7 @@ class ResumeGaps:
     sentences: tuple[str, ...] = ()
 
     def resumed(self, step: int, *, id: str, path: str) -> Resumed:
-        """What training goes on from, for the report of an incident that comes later."""
+        """Describe what training continues from, for the report of a later incident."""
         return Resumed(
             step=step,
             id=id,
@@ -47,8 +50,10 @@ class ResumeGaps:
 
 
 class Progress:
-    """`step`: updates completed. `now`: the update that the caller is making. `observed`: the last one it told of.
-    `gap`: what the last load lacks for going on exactly."""
+    """`step`: completed updates. `now`: the update in progress. `observed`: the last one reported by the caller.
+
+    `gap`: what the last load lacks for an exact resume.
+    """
 
     def __init__(self, parts: TrainingParts, world_size: int = 1) -> None:
         self._parts, self._world_size = parts, world_size
@@ -63,12 +68,12 @@ class Progress:
 
     @property
     def current(self) -> int:
-        """The update that is being made, else the last one made."""
+        """The update in progress, else the last completed one."""
         return self.now if self.now is not None else self.step
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """Why training goes on differently than without the interruption."""
+        """Why training continues differently than without the interruption."""
         inexact = self.position.inexact if self.position is not None else None
         return self.gap.sentences + ((inexact,) if inexact is not None else ())
 
@@ -78,7 +83,7 @@ class Progress:
             self.position = DataPosition(loader)
 
     def begin(self) -> None:
-        """Put the data's position back, if it was loaded before the loader was known."""
+        """Restore the data position, if it was loaded before the loader was known."""
         if self._waiting is not None and self.position is not None:
             self._put_back(self.position, self._waiting)
 
@@ -93,25 +98,25 @@ class Progress:
         return batch
 
     def made(self) -> int:
-        """The update is complete; returns its number."""
+        """Complete the update. Returns its number."""
         assert self.now is not None
         self.step, self.now = self.now, None
         return self.step
 
     def leave(self) -> None:
-        """The loop ended. An update that was under way counts if it was observed."""
+        """End the loop. An update in progress counts if it was observed."""
         if self.now is not None and self.observed == self.now:
             self.step = self.now
         self.now = None
 
     def skip(self, first: int, last: int) -> None:
-        """Leave out the draws of some updates from now on."""
+        """Skip the draws of some updates from now on."""
         if self.position is not None:
             harmful = (self._draws.get(step) for step in range(first, last + 1))
             self.position.skipped |= {draw for draw in harmful if draw is not None}
 
     def extra(self) -> dict[str, Any]:
-        """What is saved beside model and optimizer."""
+        """Return what is saved beside model and optimizer."""
         return {
             "rng": capture_rng(),
             "data": self.position.state() if self.position is not None else None,
@@ -122,11 +127,13 @@ class Progress:
     def arrive(
         self, step: int, extra: dict[str, Any], *, lr_factor: float | None = None, lowest_scale: float | None = None
     ) -> None:
-        """Take over what was loaded: rates, data, and the RNG last. `lr_factor`: instead of the one saved;
-        `lowest_scale`: a loss scale that was saved collapsed is raised to it. StateError for what no guard saved."""
+        """Take over what was loaded: rates, data, and the random numbers last. `lr_factor` replaces the saved one.
+
+        A collapsed loss scale is raised to `lowest_scale`. Raises StateError for anything that no guard saved.
+        """
         why = wrong_with(extra)
         if why is not None:
-            raise StateError(f"what was saved beside step {step} cannot be put back: {why}")
+            raise StateError(f"what was saved beside step {step} cannot be restored: {why}")
         self.step = step
         self._parts.drop_gradients()
         self.gap = _gap(self._parts, extra, self._world_size)
@@ -152,7 +159,7 @@ class Progress:
 
 
 def _gap(parts: TrainingParts, extra: dict[str, Any], world_size: int) -> ResumeGaps:
-    """What a resume from a save with this `extra` lacks. What an older save does not say is not held against it."""
+    """Return what a resume from a save with this `extra` lacks. Facts that an older save does not have are ignored."""
     about = extra.get("saved")
     about = about if isinstance(about, dict) else {}
     given, saved, size = _names(parts), about.get("parts"), about.get("world_size")
@@ -166,16 +173,16 @@ def _gap(parts: TrainingParts, extra: dict[str, Any], world_size: int) -> Resume
     if isinstance(saved, list):
         anew += [name for name in given if name not in saved]
         sentences += [f"the checkpoint holds no state of the {name}" for name in anew]
-        sentences += [f"the checkpoint holds a {n}, and the guard was given none" for n in saved if n not in given]
+        sentences += [f"the checkpoint holds a {n}, but the guard was given none" for n in saved if n not in given]
     if "rng" not in extra:
         anew.append("rng")
-        sentences.append("the states of the random number generators are not in it")
+        sentences.append("the checkpoint does not hold the states of the random number generators")
     if extra.get("data") is None:
         anew.append("data")
-        sentences.append("the position in the data is not in it")
+        sentences.append("the checkpoint does not hold the position in the data")
     size = size if isinstance(size, int) else None
     if size not in (None, world_size):
-        sentences.append(f"it was saved by {size} ranks, and there are {world_size} now")
+        sentences.append(f"it was saved by {size} ranks, but there are {world_size} now")
     return ResumeGaps(
         anew=tuple(anew),
         missing=fit.missing,
@@ -190,8 +197,8 @@ def _names(parts: TrainingParts) -> list[str]:
 
 
 def wrong_with(extra: Any) -> str | None:
-    """Why what was saved beside model and optimizer cannot be put back; None if it can. That its bytes are right does
-    not say so. What an older version did not save is not missed."""
+    """Return why what was saved beside model and optimizer cannot be restored, or None. Right bytes may still be wrong
+    state. What an older version did not save is not required."""
     if not isinstance(extra, dict):
         return f"it is a {type(extra).__name__}"
     for name, ask in (("rng", _wrong_rng), ("guard", _wrong_guard), ("data", _wrong_data)):
@@ -203,7 +210,7 @@ def wrong_with(extra: Any) -> str | None:
 
 
 def _wrong_rng(state: Any) -> str | None:
-    """Tried on generators that nobody uses."""
+    """Try it on generators that nothing else uses."""
     import torch
 
     try:
@@ -214,10 +221,10 @@ def _wrong_rng(state: Any) -> str | None:
 
             numpy.random.RandomState().set_state(state["numpy"])
     except Exception as error:
-        return f"is no state of the generators ({type(error).__name__}: {error})"
+        return f"is not a state of the generators ({type(error).__name__}: {error})"
     cuda = state.get("cuda", [])
     if not isinstance(cuda, list) or not all(isinstance(text, bytes) for text in cuda):
-        return "is no state of the generators (cuda)"
+        return "is not a state of the generators (cuda)"
     return None
 
 
@@ -233,10 +240,10 @@ def _wrong_data(state: Any) -> str | None:
         return f"is a {type(state).__name__}"
     counts = (state.get("epoch"), state.get("taken"))
     if not all(type(count) is int and count >= 0 for count in counts) or type(state.get("begun")) is not bool:
-        return "is no position"
+        return "is not a position"
     skipped = state.get("skipped")
     if not isinstance(skipped, list) or not all(_is_draw(draw) for draw in skipped):
-        return "does not say which batches were left out"
+        return "does not say which batches were skipped"
     start = state.get("epoch_start")
     start = start if isinstance(start, dict) else {}
     generators = start.get("generators")

@@ -1,4 +1,4 @@
-"""The random number generators that training uses: Python, NumPy (if it is in use), torch on CPU and CUDA."""
+"""The random number generators that training uses: Python, NumPy (if imported), torch on CPU and CUDA."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def capture_rng() -> dict[str, Any]:
-    """The states, as plain values; `restore_rng` puts them back exactly."""
+    """Return the states as plain values, which `restore_rng` restores exactly."""
     import torch
 
     state: dict[str, Any] = {"python": random.getstate(), "torch": generator_bytes(torch.get_rng_state())}
@@ -21,7 +21,7 @@ def capture_rng() -> dict[str, Any]:
 
 
 def restore_rng(state: dict[str, Any]) -> None:
-    """Put back what was captured. Generators that were not in use then are left as they are."""
+    """Restore what was captured. Generators that were not in use then stay as they are."""
     import torch
 
     random.setstate(state["python"])
@@ -43,12 +43,12 @@ def same_rng(first: dict[str, Any], second: dict[str, Any]) -> bool:
 
 
 def generator_bytes(state: Any) -> bytes:
-    """A torch generator's state (a byte tensor) as bytes."""
+    """Return a torch generator's state (a byte tensor) as bytes."""
     return bytes(state.tolist())
 
 
 def generator_tensor(text: bytes) -> Any:
-    """The inverse of `generator_bytes`."""
+    """Invert `generator_bytes`."""
     import torch
 
     return torch.tensor(list(text), dtype=torch.uint8)

@@ -25,7 +25,7 @@ def test_files_that_only_a_manifest_binds() -> None:
     [notice] = found_by("completeness", evidence(two))
     assert notice.severity is Severity.NOTICE
     assert "2 files" in notice.message
-    assert "unknown" in notice.message
+    assert "different saves" in notice.message
     assert found_by("completeness", evidence(two, sealed=manifest(two, step=2))) == []
     assert found_by("completeness", evidence({"model.safetensors": [W], "rng.pt": [T("r", role="rng")]})) == []
 
@@ -34,7 +34,7 @@ def test_no_metadata_file_binds_its_pieces() -> None:
     """DCP says where each piece lies, and no piece says of which save it is: one of another fits as well."""
     dcp = {".metadata": [T("w", None)], "__0_0.distcp": [T("w[0:8]")], "__1_0.distcp": [T("w[8:16]")]}
     [notice] = found_by("completeness", evidence(dcp))
-    assert (notice.severity, "unknown" in notice.message) == (Severity.NOTICE, True)
+    assert (notice.severity, "different saves" in notice.message) == (Severity.NOTICE, True)
     assert found_by("completeness", evidence(dcp, sealed=manifest(dcp, step=2))) == []
 
 
@@ -63,7 +63,7 @@ def test_fewer_rng_files_than_the_reference() -> None:
     fewer = {k: v for k, v in ranks.items() if "3" not in k}
     found = found_by("completeness", evidence({"m.pt": [W], **fewer}, reference=manifest({"m.pt": [W], **ranks})))
     assert [f.severity for f in found] == [Severity.WARNING]
-    assert "has 4 files rng_state_#.pth; here are 3" in found[0].message
+    assert "has 4 files rng_state_#.pth; this checkpoint has 3" in found[0].message
     assert found_by("completeness", evidence({"m.pt": [W], **ranks}, reference=manifest({"m.pt": [W], **fewer}))) == []
 
 

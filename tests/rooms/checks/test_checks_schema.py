@@ -104,4 +104,4 @@ def test_a_prefix_change_is_one_finding() -> None:
     before = {f"rank_{r}.pt": [T("a"), T("b")] for r in range(2)}
     now = {f"rank_{r}.pt": [T("module.a"), T("module.b")] for r in range(2)}
     [finding] = schema(before, now)
-    assert '"module." was put before every tensor name' in finding.message
+    assert '"module." was added to the start of every tensor name' in finding.message

@@ -71,7 +71,7 @@ def test_a_current_folder_that_is_gone_is_a_sentence(process, root, monkeypatch)
     command = f"rmdir {gone} && {sys.executable} -m ckptguard list ."
     done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=250, check=False)
     assert (done.returncode, done.stdout) == (10, "")
-    assert done.stderr.startswith("error: the current folder is gone")
+    assert done.stderr.startswith("error: the current folder no longer exists")
 
 
 def test_settings_without_an_end_are_refused(process, three):
@@ -85,7 +85,7 @@ def test_a_file_is_no_run(invoke, three):
     """What needs a run says so of a file."""
     result = invoke("list", three / "net-100.pt")
     assert result.exit_code == 10
-    assert "is no folder" in result.stderr
+    assert "is not a folder" in result.stderr
 
 
 def test_an_interruption_ends_with_130(invoke, verified, monkeypatch):

@@ -133,7 +133,7 @@ def test_a_missing_blob_is_incomplete(document, invoke, hub, snapshot):
     assert (code, found["outcome"]) == (4, "incomplete")
     assert {check for check, _ in heavy(found)} == {"completeness"}
     assert {file for _, file in heavy(found)} == {SHARD}
-    assert "blob is not there" in invoke("verify", snapshot).stdout
+    assert "blob is missing" in invoke("verify", snapshot).stdout
     assert document("verify", snapshot / SHARD)[1]["outcome"] == "incomplete"
     (snapshot / SHARD).unlink()
     assert document("verify", hub.repository())[1]["outcome"] == "incomplete"

@@ -21,7 +21,19 @@ _COMMAND = re.compile(r"(?<![\w./-])ckptguard ([a-z][a-z-]*)")
 _OPTION = re.compile(r"(?<![\w-])--([a-z][a-z-]*\d?)")
 _QUOTED = re.compile(r"(?<!`)`([^`]+)`(?!`)")
 _END = re.compile(r"[`;:]|\.\s")
-PROSE = {"can", "cannot", "is"}  # words that follow the name of the project in a sentence
+# Words that follow the name of the project in a sentence.
+PROSE = {
+    "allows",
+    "can",
+    "cannot",
+    "does",
+    "if",
+    "is",
+    "lists",
+    "never",
+    "reads",
+    "unpacks",
+}  # words that follow the name of the project in a sentence
 # What is quoted and is none of our settings or commands: other programs, arguments in Python, parameters of requests.
 OTHERS = {"md5sum -c", "sha512sum --tag", "b2sum --tag", "ckptguard.toml", "name", "seconds", "step", "path"}
 

@@ -244,7 +244,7 @@ def test_pieces_cover_a_tensor() -> None:
     assert flaw_in_cover((0, 5), [((0, 0), (0, 3)), ((0, 3), (0, 2))]) is None
     assert "18 of 24" in str(flaw_in_cover((4, 6), grid[:3]))
     assert "overlap" in str(flaw_in_cover((4, 6), [*grid[:3], grid[0]]))
-    assert "reaches out" in str(flaw_in_cover((4, 5), grid))
+    assert "reaches beyond" in str(flaw_in_cover((4, 5), grid))
 
 
 def test_pieces_are_named_by_their_place(folder: Path) -> None:

@@ -97,7 +97,7 @@ def test_reads_no_more_than_the_room_allows():
     cost = BUDGET - alone.budget
     found = read_alike(raw, [raw] * 4, ReadingBudget(3 * cost + cost // 2))
     assert [bool(s.problems) for s in found] == [False, False, True, True]
-    assert "more values than we would read" in found[-1].problems[0].message
+    assert "more values than ckptguard reads" in found[-1].problems[0].message
 
 
 def test_other_shapes_are_others():

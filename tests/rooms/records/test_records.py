@@ -66,7 +66,7 @@ def test_records_elsewhere_are_those_of_one_run(root, tmp_path):
     records = str(tmp_path / "records")
     one = open_run(str(places["one"]), Settings(records=records))
     reconcile(look(one), PassNotes())
-    with pytest.raises(SettingsError, match="those of another run"):
+    with pytest.raises(SettingsError, match="belong to another run"):
         open_run(str(places["other"]), Settings(records=records))
     (tmp_path / "link").symlink_to(places["one"])
     assert str(find_known_good(open_run(str(tmp_path / "link"), Settings(records=records))).id) == "300.1"
@@ -86,7 +86,7 @@ def test_of_two_runs_that_begin_records_at_once_one_has_them(tmp_path):
     one, other = (open_run(str(place), Settings(records=records)) for place in places)
     create_record(one, "ledger/a.json", b"{}")
     for _ in range(2):
-        with pytest.raises(SettingsError, match="those of another run"):
+        with pytest.raises(SettingsError, match="belong to another run"):
             create_record(other, "ledger/b.json", b"{}")
     assert list_records(one, "ledger") == ["a.json"]
     create_record(open_run(str(places[1]), Settings(records=str(tmp_path / "of its own"))), "ledger/b.json", b"{}")

@@ -111,7 +111,7 @@ def test_accelerates_own_folder_is_no_run(root):
     """A folder of ours in checkpoints/ would end Accelerate's next automatic save."""
     (root / "checkpoints" / "checkpoint_0").mkdir(parents=True)
     torch.save(state_dict(1), root / "checkpoints" / "checkpoint_0" / "model.pt")
-    with pytest.raises(SettingsError, match="counts its checkpoints"):
+    with pytest.raises(SettingsError, match="reads a number in every name"):
         verify_target(str(root / "checkpoints"), QUICK, Selection(wait=0))
     assert open_run(str(root / "checkpoints"), QUICK.changed(records=str(root / "records"))).url.endswith("checkpoints")
     assert verify_target(str(root), QUICK, Selection(wait=0)).kind == "run"

@@ -121,7 +121,7 @@ def test_where_a_name_can_hold_nothing_good_nothing_is_moved(root, run):
     torch.save(state, root / "last.pt")
     reconcile(look(run, plain), PassNotes())
     before = files(root)
-    with pytest.raises(NotGivenBackError, match=r"last\.pt cannot be given back.*Nothing was moved"):
+    with pytest.raises(NotGivenBackError, match=r"last\.pt cannot be put back.*Nothing was moved"):
         roll_back(look(run, plain), BACK)
     assert files(root) == before
     (root / "last.pt").unlink()
@@ -195,7 +195,7 @@ def test_a_pointer_that_could_name_nothing_good_refuses_the_rollback(root, run, 
     reconcile(look(run, COPIES), PassNotes())
     before = files(root)
     if bare:
-        with pytest.raises(NotGivenBackError, match="weights/latest cannot be given back"):
+        with pytest.raises(NotGivenBackError, match="weights/latest cannot be put back"):
             roll_back(look(run, COPIES), BACK)
         assert files(root) == before
     else:

@@ -75,7 +75,7 @@ def test_only_what_was_damaged_is_replaced(root, kind):
     assert outcomes(run) == ["good", "bad", "good"]
     assert [f.file for f in load_history(run).verdict(ID_200).findings if f.check == "repair"] == [hit.file]
     [incident] = list_incidents(run)
-    assert (incident.state, incident.actions) == ("closed", ("put the right bytes back from the kept copy",))
+    assert (incident.state, incident.actions) == ("closed", ("restored the right bytes from the kept copy",))
     known = find_known_good(run)
     assert (str(known.id), known.kept) == ("200.1", False)
     assert leftovers(root) == []
@@ -147,7 +147,7 @@ def test_what_has_no_source_stays_and_is_told(root):
     found = {(f.place, f.file): (f.repaired, f.source, f.reason) for f in done.files}
     assert found["place", THIRD] == (True, "kept copy", "")
     assert found["place", SECOND][:2] == (False, None)
-    assert "in the kept copy its bytes are not" in found["place", SECOND][2]
+    assert "in the kept copy its bytes differ" in found["place", SECOND][2]
     assert found["kept", SECOND][:2] == (False, None)
     assert contents(root)[THIRD] == whole[THIRD]
     assert contents(root)[SECOND] != whole[SECOND]
@@ -209,7 +209,7 @@ def test_what_never_was_good_is_not_repaired(root):
     rot(root / SECOND)
     harmed = contents(root)
     done = repair(look(run), "200.1")
-    assert [(f.repaired, f.reason) for f in done.files] == [(False, "what was sealed was not good either")]
+    assert [(f.repaired, f.reason) for f in done.files] == [(False, "the sealed bytes were not good either")]
     assert contents(root) == harmed
 
 
@@ -260,7 +260,7 @@ def test_a_source_that_rots_while_it_is_copied_is_none(root, monkeypatch):
     monkeypatch.setattr(replace_files, "_copy", rotten)
     [file] = repair(look(run)).files
     assert not file.repaired
-    assert "was not copied right" in file.reason
+    assert "was not copied correctly" in file.reason
     assert contents(root) == harmed
     assert leftovers(root) == []
 

@@ -72,14 +72,14 @@ def test_without_a_step_nothing_is_left_behind(replica, tmp_path, caplog):
     shutil.rmtree(tmp_path / "elsewhere" / "_ckptguard" / "kept", ignore_errors=True)
     new = str(tmp_path / "new")
     assert str(start_run(look(replica), new, QUICK).id) == "200.1"
-    assert "300.1 could not be had" in caplog.text
+    assert "300.1 could not be copied" in caplog.text
     assert load_history(open_run(new)).quarantined == {}
 
 
 @pytest.mark.parametrize("inside", ["sub", "a/b"])
 def test_no_run_begins_in_its_own_replica(replica, inside):
     """Nor around it."""
-    with pytest.raises(SettingsError, match="lies in the other"):
+    with pytest.raises(SettingsError, match="is inside the other"):
         start_run(look(replica), f"{replica.url}/{inside}", QUICK)
-    with pytest.raises(SettingsError, match="lies in the other"):
+    with pytest.raises(SettingsError, match="is inside the other"):
         start_run(look(replica), os.path.dirname(replica.url), QUICK)

@@ -159,7 +159,7 @@ def test_another_run_is_no_replica(root, three, tmp_path, place):
     other_run = open_run(str(other))
     reconcile(look(other_run), PassNotes())
     reconcile(look(three), PassNotes())
-    assert "a run of its own" in replicate(look(three), str(other)).trouble
+    assert "is another run" in replicate(look(three), str(other)).trouble
     replicate(look(other_run), place)
     assert "belongs to another training" in replicate(look(three), place).trouble
     assert set(files_of(open_run(place))) == {"net-900.pt"}
@@ -242,7 +242,7 @@ def test_somebodys_files_are_never_written_over(three, tmp_path):
     reconcile(look(three), PassNotes())
     write_torch(tmp_path / "theirs", 300, seed=77)
     before = (tmp_path / "theirs" / "net-300.pt").read_bytes()
-    assert "run of its own" in replicate(look(three), str(tmp_path / "theirs")).trouble
+    assert "another run" in replicate(look(three), str(tmp_path / "theirs")).trouble
     assert (tmp_path / "theirs" / "net-300.pt").read_bytes() == before
 
 

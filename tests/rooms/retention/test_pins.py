@@ -185,7 +185,7 @@ def test_what_cannot_be_pinned_is_said_and_used(three, tmp_path, monkeypatch, ca
 
     monkeypatch.setattr(type(three.records), "create", create)
     assert restore(look(three), str(tmp_path / "out")).step == 300
-    assert "could not be pinned, others may remove it: no space left for a pin" in caplog.text
+    assert "could not be pinned, so other processes may remove it: no space left for a pin" in caplog.text
 
 
 def test_what_is_in_use_here_is_held_whatever_the_clock_says(three):

@@ -62,10 +62,10 @@ def test_it_waits_until_there_is_room_and_says_so_once(tmp_path, free, caplog):
         need_room(open_storage(tmp_path), 1000, "step-5", wait=True, pause=pauses.append, waits=waiting.append)
     assert max(pauses) <= 0.5
     assert waiting == [True, False]
-    assert [r.getMessage() for r in caplog.records if "waiting for room" in r.getMessage()] == [
-        f"no space left for step-5: it takes 1000 bytes, and 10 bytes are free in {tmp_path}; waiting for room"
+    assert [r.getMessage() for r in caplog.records if "waiting for free space" in r.getMessage()] == [
+        f"no space left for step-5: it takes 1000 bytes, and 10 bytes are free in {tmp_path}; waiting for free space"
     ]
-    assert "there is room now for step-5" in caplog.text
+    assert "there is enough free space now for step-5" in caplog.text
 
 
 def test_waiting_can_be_called_off(tmp_path, free):

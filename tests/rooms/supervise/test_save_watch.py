@@ -73,7 +73,7 @@ def test_training_that_begins_anew_is_seen_by_its_first_save_and_undone(watch, t
     train(run, 1)
     anew = watch.last_look()
     assert [s.anew for s in anew] == [True], "it is healthy, and yet"
-    assert "training began anew" in anew[0].reason
+    assert "training began from scratch" in anew[0].reason
     watch.go_back(anew, "the command began from scratch")
     assert update_of(load(run / resume)) == 30
     assert {update_of(load(path)) for path in run.glob("*.p*")} <= {10, 20, 30}

@@ -250,9 +250,9 @@ def test_an_exception_in_the_training_loop_does_not_lose_the_save(tmp_path, monk
 def test_the_users_own_files_cannot_be_saved_behind_training(tmp_path):
     """Their save reads the live state; that is said at construction or at the call."""
     options = {"save": lambda path, step: torch.save({}, path), "load": lambda path: None}
-    with pytest.raises(SettingsError, match="behind"):
+    with pytest.raises(SettingsError, match="in the background"):
         guard_of(tmp_path / "run", saving=BEHIND, **options)
-    with pytest.raises(SettingsError, match="behind"):
+    with pytest.raises(SettingsError, match="in the background"):
         guard_of(tmp_path / "run", **options).save(step=1, blocking=False)
     with pytest.raises(SettingsError, match="when_busy"):
         ckptguard.Saving(when_busy="maybe")

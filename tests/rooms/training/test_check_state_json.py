@@ -78,7 +78,7 @@ def test_every_forgery_is_told(path: tuple[str, ...], value: object) -> None:
     assert f"its {path[0]} " in (wrong_with(forged) or "")
     progress = Progress(TrainingParts(model=torch.nn.Linear(2, 2)))
     state = torch.get_rng_state()
-    with pytest.raises(StateError, match="cannot be put back"):
+    with pytest.raises(StateError, match="cannot be restored"):
         progress.arrive(1, forged)
     assert torch.equal(torch.get_rng_state(), state)
 
@@ -95,7 +95,7 @@ def test_the_next_older_checkpoint_is_taken(tmp_path: Path, monkeypatch, caplog,
     guard.save(step=2)
     again = ckptguard.TrainingGuard(tmp_path, model=model, daemon=None, settings=QUICK)
     assert again.resume() == 1
-    assert [m for m in caplog.messages if "step-000000002 cannot be put back" in m]
+    assert [m for m in caplog.messages if "step-000000002 cannot be restored" in m]
 
 
 def test_state_that_the_objects_refuse_is_one_sentence(tmp_path: Path) -> None:

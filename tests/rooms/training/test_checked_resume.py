@@ -165,11 +165,11 @@ def test_what_is_missing_for_an_exact_resume(tmp_path):
         assert guard.missing_for_exact_resume == ()
     with guarded(tmp_path / "run", Training(), scheduler=None) as guard:
         guard.resume()
-        assert guard.missing_for_exact_resume == ("the checkpoint holds a scheduler, and the guard was given none",)
+        assert guard.missing_for_exact_resume == ("the checkpoint holds a scheduler, but the guard was given none",)
     with guarded(tmp_path / "other", Training()) as guard:
         guard.save(step=9)
         guard.resume()
-        assert guard.missing_for_exact_resume == ("the position in the data is not in it",)
+        assert guard.missing_for_exact_resume == ("the checkpoint does not hold the position in the data",)
 
 
 def test_names_that_do_not_fit(tmp_path):

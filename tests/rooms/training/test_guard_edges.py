@@ -90,7 +90,7 @@ def test_a_rollback_that_cannot_be_made_closes_its_incident(tmp_path, monkeypatc
         train()
     [incident] = list_incidents(open_run(str(tmp_path / "run")))
     assert incident.state == "closed"
-    assert "could not go back" in incident.actions[-1]
+    assert "could not roll back" in incident.actions[-1]
 
 
 def test_asked_rollbacks_are_no_sickness(tmp_path):

@@ -131,7 +131,7 @@ def test_without_a_verdict_one_sentence_says_the_command(tmp_path, monkeypatch, 
     judge(tmp_path, seconds=-1.0)
     [record] = caplog.records
     assert record.levelno == logging.WARNING
-    assert record.getMessage().endswith(f"this gives it one: ckptguard verify {tmp_path}")
+    assert record.getMessage().endswith(f"run ckptguard verify {tmp_path}")
     assert outcomes(tmp_path) == {"net-1.pt": None}
 
 

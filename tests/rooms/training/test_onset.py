@@ -37,7 +37,7 @@ def test_finite_losses_do_not_vouch_for_what_they_do_not_depend_on():
     found = diagnose(*losses[:4], (4, LOOK), *losses[4:], (10, BAD))
     assert (found.onset_step, found.onset_through, found.surely_by, found.step) == (5, 10, 10, 10)
     assert found.evidence["looked_through"] == 4
-    assert "everything was after step 4" in found.reason
+    assert "every tensor was finite after step 4" in found.reason
 
 
 def test_a_loss_that_shows_it_needs_no_range():
@@ -133,7 +133,7 @@ def train(run, hot, *, total=24, **options):
 
 
 def test_a_hidden_poison_is_left_behind_on_the_second_try(tmp_path):
-    """At first only the batch at which it was seen is skipped; when it comes back, all since the last clean look."""
+    """At first only the batch at which it was seen is skipped; on its return, all since the last clean read."""
     model, seen = train(tmp_path, hot=14, policy=ckptguard.RollbackPolicy(check_every=6))
     assert torch.isfinite(model.seen).all()
     assert 14 not in seen.values()

@@ -70,7 +70,7 @@ def test_a_rank_that_was_killed_is_an_error_and_no_hang():
     (code, answer, err), (killed, _, _) = run_ranks(lose_a_rank)
     assert killed == -signal.SIGKILL
     assert code == 0, err
-    assert answer.startswith("rank 0 of 2 did not hear from the others: ")
+    assert answer.startswith("rank 0 of 2 got no answer from the others: ")
 
 
 def test_one_process_needs_no_group():

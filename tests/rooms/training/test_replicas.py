@@ -141,7 +141,7 @@ def test_a_rollback_finds_the_replica_when_nothing_good_is_left(tmp_path, own, t
         *range(13, 21),
     ]
     assert_same(healthy, training)
-    assert "came from" in caplog.text
+    assert "was copied from" in caplog.text
 
 
 def test_what_a_replica_gave_back_need_not_be_recorded(tmp_path, monkeypatch):

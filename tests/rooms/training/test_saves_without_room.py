@@ -96,7 +96,7 @@ def test_the_next_save_takes_the_place_of_one_that_still_waits(tmp_path, monkeyp
     names = sorted(p.name for p in (tmp_path / "run").iterdir() if p.name.startswith("step"))
     assert names == ["step-000000001", "step-000000004"]
     told = [incident.reason for incident in list_incidents(open_run(str(tmp_path / "run")))]
-    assert len([reason for reason in told if "no room" in reason]) == 2
+    assert len([reason for reason in told if "no space" in reason]) == 2
 
 
 def saves_of_its_own(run, settings):

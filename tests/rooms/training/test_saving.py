@@ -243,7 +243,7 @@ def test_without_our_record_the_epoch_begins_anew(tmp_path, caplog):
     ):
         taken = list(guard.steps("abcd", total=8, save_every=10))
     assert taken == [(7, "a"), (8, "b")]
-    assert "starts its epoch anew" in caplog.text
+    assert "epoch starts again" in caplog.text
 
 
 @pytest.mark.parametrize("name", ["last.pt", "../step-{step}.pt", "step-{n}.pt", "step-{step:09d}", "tmp-{step}.pt"])

@@ -82,7 +82,7 @@ def test_a_full_disk_leaves_the_link_and_says_so(root, run, monkeypatch):
     if how_kept(run) == {"2.1": "reflink"}:
         pytest.skip("this file system has reflinks")
     assert how_kept(run) == {"2.1": "link"}
-    assert ["not against saving over it" in one for one in done.could_not_tell] == [True]
+    assert ["not against being overwritten" in one for one in done.could_not_tell] == [True]
     reconcile(look(run), PassNotes())
     assert how_kept(run) == {"2.1": "copy"}
 
@@ -281,14 +281,14 @@ def test_status_says_what_saving_over_would_cost(root, run):
     reconcile(look(run, rare), notes)
     found = status(look(run, rare))
     assert found.protected
-    assert found.explanation == "yes: 2.1 is known good and has a copy with bytes of its own (copy)"
+    assert found.explanation == "yes: epoch_2.pt is known good and has an independent copy (copy)"
     assert found.kept_bytes >= (root / "epoch_2.pt").stat().st_size
     save(root / "epoch_3.pt", 3)
     reconcile(look(run, rare), notes)
     found = status(look(run, rare))
     assert (found.protected, found.explanation) == (
         True,
-        "yes: saving over 3.1 would cost 1 save: 2.1 has bytes of its own",
+        "yes: saving over epoch_3.pt would lose 1 save; epoch_2.pt has an independent copy",
     )
 
 

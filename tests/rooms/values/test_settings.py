@@ -134,9 +134,9 @@ def test_a_list_is_json_or_commas():
     for text in ("[/a,/b]", '["/a", "/b"', '["/a", 5]', "[" * 5000, '["[/a"]'):
         with pytest.raises(SettingsError) as caught:
             read(text)
-        assert "CKPTGUARD_REPLICAS" in caught.value.message or "no path or URL" in caught.value.message
+        assert "CKPTGUARD_REPLICAS" in caught.value.message or "not a path or URL" in caught.value.message
     for wrong in ({"records": "[/a]"}, {"replicas": ("[x",)}):
-        with pytest.raises(SettingsError, match="no path or URL"):
+        with pytest.raises(SettingsError, match="not a path or URL"):
             Settings(**wrong)
 
 
@@ -148,7 +148,7 @@ PATTERNS = ({}, {"path": "a", "step": "("}, {"path": 5}, {"paths": "x"})
 values = st.one_of(
     st.booleans(),
     st.integers(-5, 5),
-    st.text(max_size=5),
+    st.text(st.characters(exclude_characters="`$"), max_size=5),  # a message quotes the value
     st.lists(st.integers(), max_size=2),
     st.sampled_from([[pattern] for pattern in PATTERNS]),
     st.just({"a": 1}),

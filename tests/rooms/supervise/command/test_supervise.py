@@ -379,7 +379,7 @@ signal.pause()
 """
     )
     assert (done.code, len(starts(run))) == (12, 2), done.stderr
-    assert "training began anew" in done.stderr
+    assert "training began from scratch" in done.stderr
     assert newest(run) == 4
     assert [i.cause for i in list_incidents(open_run(str(run)))] == ["numeric", "anew"]
     assert all(i.state == "closed" for i in list_incidents(open_run(str(run))))

@@ -18,7 +18,7 @@ from ckptguard.replicas.replicate import Replica, replica_standings
 from ckptguard.runs.find_known_good import KnownGood, openable, presence_of, ranked_candidates
 from ckptguard.runs.run_view import RunView
 from ckptguard.runs.sealed_content import sealed_outcome
-from ckptguard.values.ids import CheckpointId
+from ckptguard.values.ids import CheckpointId, escape
 from ckptguard.values.verdict import Outcome
 
 
@@ -129,7 +129,7 @@ def _unwatched(run: str, waiting: int) -> str | None:
 def _explain(known_good: KnownGood | None, good: Sequence[CheckpointState], keep: str) -> str:
     if known_good is None:
         return "no: there is no known-good checkpoint to go back to"
-    own, name = _own(good), _name(good[0].path, known_good.id) if good else known_good.path
+    own, name = _own(good), _name(good[0].path, known_good.id) if good else escape(known_good.path)
     if own is not None and own.id == known_good.id:
         return f"yes: {name} is known good and has an independent copy ({own.kept_how})"
     if own is not None:
@@ -143,7 +143,7 @@ def _explain(known_good: KnownGood | None, good: Sequence[CheckpointState], keep
 
 
 def _name(path: str, id: CheckpointId | None) -> str:
-    return f"{path}{id.nth_save if id else ''}"
+    return f"{escape(path)}{id.nth_save if id else ''}"
 
 
 def _age(known_good: KnownGood | None) -> float | None:

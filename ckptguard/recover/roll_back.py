@@ -318,14 +318,12 @@ def _choose(view: RunView, back: GoBack, in_use: InUse, work: Work) -> Candidate
     except NoKnownGoodError as error:
         if back.to_id is None:
             raise
-        message = f"{view.run.url} has no known-good checkpoint {back.to_id} to go back to"
-        raise NoKnownGoodError(message) from error
+        raise NoKnownGoodError(f"{view.run.url} has no known-good checkpoint {back.to_id} to go back to") from error
 
 
 def _bad_partner(view: RunView, id: CheckpointId) -> str | None:
-    """Return a partner of a numbered checkpoint that was not found good, or None. A partner has the same number in
-    another series of the training that was good at some time. A resume needs both: parts of one model, or weights and
-    their state."""
+    """Return a partner that was not found good, or None. It has the same number in another series that was good once.
+    A resume needs both: parts of one model, or weights and their state."""
     if id.number is None:
         return None
     folders, history = training_in(view, folder_of(id.series)), view.history
@@ -352,8 +350,7 @@ def _wrong_in_place(view: RunView, candidate: Candidate, back: GoBack, work: Wor
 
 
 def _suspect_copies(view: RunView, back: GoBack, scope: RollbackScope) -> None:
-    """Mark as suspect the newer kept copies whose originals were deleted, and what replicas hold from `before_step`
-    on."""
+    """Mark as suspect the newer kept copies whose originals were deleted, and what is newer in replicas."""
     suspects = {c.id for series in scope.series for c in series.good if scope.is_newer(c)}
     if back.before_step is not None:
         own = scope.known_good.id.series

@@ -1,7 +1,6 @@
 """What supervise does about a run's saves while and after the command runs: check, judge, and roll back.
 
-Everything here runs in one thread, beside the one that manages the command. A failure here is reported, and the
-command keeps running.
+All of it runs in one thread beside the command's own. A failure here is reported, and the command keeps running.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import msgspec
 
 from ckptguard.errors import NotFoundError, ObjectMissingError, StorageError
-from ckptguard.layouts import Checkpoint, enter, find_checkpoints, folder_as_checkpoint, single_file
+from ckptguard.layouts import Checkpoint, enter, find_checkpoints, folder_as_checkpoint, plain_folder, single_file
 from ckptguard.layouts.discovery import MAX_DEPTH
 from ckptguard.layouts.plain_folder import is_loose
 from ckptguard.layouts.step_names import step_from_name
@@ -77,7 +77,10 @@ def resolve_target(target: str, settings: Settings) -> Target:
         return inside
     named = [msgspec.structs.replace(e, key=f"{name}/{e.key}") for e in below]
     found = find_checkpoints(named, settings.patterns)
-    alone = len(found) == 1 and found[0].path == name and found[0].step is not None  # whatever lies in it is part of it
+    # A trainer's own checkpoint has its parts in it. A run may have a number in its name, and files of any kind.
+    alone = (
+        [c.path for c in found] == [name] and found[0].step is not None and found[0].layout != plain_folder.LAYOUT.name
+    )
     if with_records or (not alone and _has_children(below, settings.patterns)):
         view = open_view(url, settings)
         view.take_listed(below)

@@ -103,7 +103,7 @@ def machine_trouble(error: BaseException) -> CouldNotTellError | None:
         first = next((line for line in str(error).splitlines() if line.strip()), "")
         return CouldNotTellError(
             f"a part of this program cannot be loaded ({escape(first.strip()[:200])})",
-            hint="see ulimit -v and ulimit -n, and reinstall ckptguard if its installation may be incomplete",
+            hint="see ulimit -v and ulimit -n, or reinstall ckptguard, if a part of it is missing",
         )
     if isinstance(error, OSError):
         place = f"{escape(os.fsdecode(error.filename))}: " if isinstance(error.filename, str | bytes) else ""

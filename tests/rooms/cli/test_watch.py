@@ -34,7 +34,7 @@ def test_a_change_is_shown(watching, invoke, three):
     assert result.stdout.count("PATH") == 3
     assert result.stdout.count("net-400.pt") == 2
     last = result.stdout.rpartition("PATH")[2].splitlines()
-    assert [line.split()[2] for line in last[1:]] == ["good"] * 4
+    assert [line.split()[1] for line in last[1:]] == ["good"] * 4
 
 
 def invoke_alone(run):

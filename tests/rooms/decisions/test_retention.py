@@ -249,7 +249,7 @@ def test_spans_of_time_are_written_as_they_are_read(seconds):
 @pytest.mark.parametrize("text", ["", "2x", "d", "-1", "nan", "inf", "1d-2h", "\u0661d"])
 def test_what_is_no_span_of_time_is_refused(text):
     """Anything else is one clear sentence."""
-    with pytest.raises(SettingsError, match="span of time"):
+    with pytest.raises(SettingsError, match="time span"):
         parse_span(text)
 
 

@@ -174,7 +174,7 @@ def test_a_living_training_is_never_followed(place):
         owner = msgspec.structs.replace(HERE, pid=process.pid, started=who_and_when._state(process.pid)[1])
         lease = msgspec.structs.replace(lease_of("training"), owner=owner)
         assert take(run, lease)
-        with pytest.raises(SettingsError, match=f"process {process.pid} trains"):
+        with pytest.raises(SettingsError, match=f"process {process.pid} is already training"):
             begin_training(run, "step-#", loops=True)
         assert holds(run, lease)
         process.kill()

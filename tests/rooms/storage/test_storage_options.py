@@ -190,7 +190,7 @@ def test_pickled_options_are_never_replaced_by_somebody_elses() -> None:
         again.storage.revealed,
         lambda: with_environment(again, {"CKPTGUARD_SETTLE": "1"}).storage.revealed(),
     ):
-        with pytest.raises(SettingsError, match="left behind"):
+        with pytest.raises(SettingsError, match="were removed when these settings were pickled"):
             attempt()
     assert open_storage(f"memory://free-{secrets.token_hex(4)}", must_exist=False, options=again.storage)
     assert pickle.loads(pickle.dumps(QUICK)) == QUICK

@@ -58,7 +58,7 @@ def test_training_beside_another_process_is_refused_until_that_ends(tmp_path: Pa
     with pytest.raises(SettingsError, match=f"process {owner.pid} trains") as refused:
         train(tmp_path)
     assert "init_process_group" in (refused.value.hint or "")
-    with pytest.raises(SettingsError, match=f"process {owner.pid} trains"):
+    with pytest.raises(SettingsError, match=f"process {owner.pid} is already training"):
         guard_of(tmp_path).save(1)
     assert not list(tmp_path.glob("step-*"))
     process.kill()
@@ -73,7 +73,7 @@ def test_somebody_who_only_saved_is_a_warning(tmp_path: Path, other, caplog) -> 
     """A notebook that saved once and stays open may never save again."""
     written(tmp_path, other[0], loops=False)
     assert train(tmp_path) == 1
-    assert [m for m in caplog.messages if f"process {other[0].pid} saved" in m]
+    assert [m for m in caplog.messages if f"process {other[0].pid} also saved" in m]
 
 
 def test_a_second_guard_of_one_process_takes_over(tmp_path: Path, caplog) -> None:

@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import shutil
+import sys
 from pathlib import Path
 
 import torch
@@ -104,3 +105,7 @@ def train_into_nan(run: Path) -> None:
 def copy(source: Path, target: Path) -> None:
     """The same again, for one page."""
     shutil.copytree(source, target, dirs_exist_ok=True)
+
+
+if __name__ == "__main__":
+    fill(Path(sys.argv[1]))

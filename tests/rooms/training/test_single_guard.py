@@ -55,7 +55,7 @@ def test_training_beside_another_process_is_refused_until_that_ends(tmp_path: Pa
     """By its number and with a way out. When it is gone, however that came, training begins."""
     owner, process = other
     written(tmp_path, owner)
-    with pytest.raises(SettingsError, match=f"process {owner.pid} trains") as refused:
+    with pytest.raises(SettingsError, match=f"process {owner.pid} is already training") as refused:
         train(tmp_path)
     assert "init_process_group" in (refused.value.hint or "")
     with pytest.raises(SettingsError, match=f"process {owner.pid} is already training"):

@@ -53,9 +53,12 @@ class StoreModel:
     half: set[int]
 
     def known_good(self, history: Any) -> Key | None:
-        """By the model: the newest GOOD generation that is in place with its size, or has a kept copy."""
+        """By the model: the newest GOOD generation that is in place with its size, and not saved over since, or has a
+        kept copy."""
+        changed = {key_of(c.id) for c in candidates(history.run) if c.in_place and c.changed}
         for key in sorted((k for k, o in self.outcomes.items() if o in (Outcome.GOOD, Outcome.BAD)), reverse=True):
-            if self.outcomes[key] is Outcome.GOOD and self.current(key[0], history) == key and self.has_sizes(key):
+            in_place = self.current(key[0], history) == key and self.has_sizes(key) and key not in changed
+            if self.outcomes[key] is Outcome.GOOD and in_place:
                 return key
             copy = read_kept(history.run, CheckpointId(SERIES, *key))
             if copy is not None and any(key_of(c.id) == key for c in candidates(history.run)):

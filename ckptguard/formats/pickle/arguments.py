@@ -325,6 +325,7 @@ def attributes_alone(part: object) -> bool:
 
 
 text, flag, integer, a_tuple = of_type(str), of_type(bool), of_type(int), of_type(tuple)
+no: Part = lambda part: part is False  # noqa: E731
 a_global, storage = of_type(Global), of_type(PersistentId)
 tensor, array, dtype = call_of(Kind.TENSOR), call_of(Kind.ARRAY), call_of(Kind.DTYPE)
 

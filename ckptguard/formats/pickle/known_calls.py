@@ -224,8 +224,9 @@ PLAIN_TENSOR = Row(Kind.TENSOR, (*_VIEW, *_FLAG_AND_HOOKS, may_be.marks), 6, fre
 _UNDER_TORCH: dict[str, Row] = {
     "torch._utils._rebuild_tensor": Row(Kind.TENSOR, _VIEW, 4),
     "torch._utils._rebuild_tensor_v2": PLAIN_TENSOR,
+    # With a gradient it cannot be made: torch sets the elements of what is a leaf already.
     "torch._utils._rebuild_tensor_v3": Row(
-        Kind.TENSOR, (*_VIEW, *_FLAG_AND_HOOKS, may_be.torch_dtype, may_be.marks), 7
+        Kind.TENSOR, (*_VIEW, may_be.no, may_be.hooks, may_be.torch_dtype, may_be.marks), 7
     ),
     "torch._utils._rebuild_qtensor": Row(Kind.TENSOR, (*_VIEW, may_be.quantiser, *_FLAG_AND_HOOKS), 7),
     "torch._utils._rebuild_parameter": Row(Kind.TENSOR, (may_be.tensor, *_FLAG_AND_HOOKS), 3),

@@ -309,3 +309,13 @@ def test_distributed_tensors(tmp_path: Path, name: str, mesh: DeviceMesh) -> Non
     assert [t.name for t in file.structure.tensors] == list(state)
     assert bad_numbers(file) == {"w": (1, 0, 8)}
     assert (file.structure.unread, file.structure.leaves, file.structure.containers) == ((), (), ())
+
+
+def test_a_float8_tensor_with_a_gradient_loads_nowhere(tmp_path: Path) -> None:
+    """torch writes it, and cannot set the elements of what it made a leaf."""
+    data = torch_bytes({"w": torch.zeros(3).to(torch.float8_e4m3fn).requires_grad_()})
+    with pytest.raises(RuntimeError, match="leaf"):
+        torch.load(io.BytesIO(data), weights_only=True)
+    assert structure_of(tmp_path, "w.pt", data).problems
+    fine = torch_bytes({"w": torch.zeros(3).to(torch.float8_e4m3fn)})
+    assert not structure_of(tmp_path, "v.pt", fine).problems

@@ -1,8 +1,6 @@
 """A sandbox for the examples of the documents."""
 
 import os
-import subprocess
-import sys
 
 import pytest
 import sandbox
@@ -12,8 +10,7 @@ import sandbox
 def filled(tmp_path_factory):
     """A sandbox that nobody works in: pages get copies."""
     folder = tmp_path_factory.mktemp("filled")
-    # In a process of its own: an incident notes the versions of all that other tests have imported by now.
-    subprocess.run([sys.executable, sandbox.__file__, folder], check=True, capture_output=True)
+    sandbox.in_a_process("fill", folder)
     return folder
 
 

@@ -163,7 +163,7 @@ def refreshed(page: Path, filled: Path) -> str:
         folder = Path(temporary).resolve()
         sandbox.copy(filled, folder)
         if "runs/nan" in text:
-            sandbox.train_into_nan(folder / "runs/nan")
+            sandbox.in_a_process("train_into_nan", folder / "runs/nan")
         return sessions(text, folder)
 
 

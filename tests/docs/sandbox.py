@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -107,5 +108,10 @@ def copy(source: Path, target: Path) -> None:
     shutil.copytree(source, target, dirs_exist_ok=True)
 
 
+def in_a_process(work: str, place: Path) -> None:
+    """Do it in a process of its own: an incident notes the versions of everything that is imported."""
+    subprocess.run([sys.executable, __file__, work, place], check=True, capture_output=True)
+
+
 if __name__ == "__main__":
-    fill(Path(sys.argv[1]))
+    {"fill": fill, "train_into_nan": train_into_nan}[sys.argv[1]](Path(sys.argv[2]))

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 _PLACES = {"kept": " (a kept copy)", "replica": " (in a replica)"}
 _COPIES = {"copy": "full copies", "link": "hard links", "reflink": "reflinks"}
+_LOOK_AT = "look at the pattern, and quote it"
 CODES = (ExitCode.NOT_FOUND, ExitCode.NO_KNOWN_GOOD)
 
 
@@ -75,30 +76,33 @@ def _each(runs: Sequence[str], settings: Settings) -> Iterator[tuple[str, Status
     """The name and the status of every run; one that cannot be looked at ends none of the others."""
     for said in runs:
         try:
-            views = _matching(said, settings) if _is_pattern(said) else [(said, _view(said, settings))]
+            places = _folders(said, settings) if _is_pattern(said) else [said]
         except CkptguardError as error:
             yield said, Unseen(said, error)
             continue
-        for name, view in views:
+        found = 0
+        for place in places:
             try:
-                yield name, _status(view)
+                view = _view(place, settings)
+                if _is_pattern(said) and not _is_run(view):
+                    continue
+                one: Status | Unseen = _status(view)
             except CkptguardError as error:
-                yield name, Unseen(view.run.url, error)
+                one = Unseen(place, error)
+            found += 1
+            yield place, one
+        if not found:
+            yield said, Unseen(said, NotFoundError(f"no folder {said} holds a run", hint=_LOOK_AT))
 
 
 def _is_pattern(run: str) -> bool:
     return any(c in run for c in "*?[") and not os.path.lexists(run)
 
 
-def _matching(pattern: str, settings: Settings) -> list[tuple[str, RunView]]:
-    """The runs, by name, among the folders that a pattern stands for. NotFoundError if there are none."""
+def _is_run(view: RunView) -> bool:
     from ckptguard.records.run import has_records
 
-    views = [(place, _view(place, settings)) for place in _folders(pattern, settings)]
-    runs = [(place, view) for place, view in views if view.checkpoints or has_records(view.run)]
-    if not runs:
-        raise NotFoundError(f"no folder {pattern} holds a run", hint="look at the pattern, and quote it")
-    return runs
+    return bool(view.checkpoints) or has_records(view.run)
 
 
 def _folders(pattern: str, settings: Settings) -> list[str]:

@@ -156,3 +156,14 @@ def test_quiet_names_what_is_not_protected(runs, guarded, invoke):
     shown = invoke("status", "-q", guarded, runs / "b").stdout
     assert str(runs / "b") in shown
     assert f"{guarded} " not in shown
+
+
+def test_a_run_that_cannot_be_read_hides_no_other_of_a_pattern(runs, invoke):
+    """Its own line says that it is unknown, and the others have theirs."""
+    (runs / "a" / "_ckptguard" / "format.json").write_text("{")
+    result = invoke("status", f"{runs}/*")
+    assert [line.split()[:2] for line in result.stdout.splitlines()[1:]] == [
+        [str(runs / "a"), "unknown"],
+        [str(runs / "b"), "no"],
+    ]
+    assert (result.exit_code, "format.json" in result.stderr) == (13, True)

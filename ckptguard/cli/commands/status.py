@@ -11,7 +11,7 @@ import click
 from ckptguard.cli.command import Command, Place, Shared, quiet_option, shared_options
 from ckptguard.cli.exit_codes import ExitCode, of_error
 from ckptguard.cli.failures import error_fields
-from ckptguard.cli.output import emit, is_quiet, report_error
+from ckptguard.cli.output import emit, is_quiet, report_error, trouble
 from ckptguard.cli.render import age, facts, say_text, size, some, table
 from ckptguard.errors import CkptguardError, NotFoundError
 
@@ -47,7 +47,7 @@ def command(runs: tuple[str, ...], shared: Shared) -> None:
     found = _status(_view(runs[0], settings))
     if shared.as_json:
         emit("status", found)
-    elif not (found.protected and is_quiet()):
+    elif not (is_quiet() and _is_well(found)):
         _show(found)
     raise click.exceptions.Exit(_code([found]))
 
@@ -137,9 +137,18 @@ def _as_document(one: Status | Unseen) -> object:
     return {"target": one.run, "error": error_fields(one.error)} if isinstance(one, Unseen) else fields(one)
 
 
+def _is_well(one: Status | Unseen) -> bool:
+    """Whether -q has nothing to say of it."""
+    if isinstance(one, Unseen) or not one.explanation.startswith("yes"):
+        return False
+    return not any(replica.trouble for replica in one.replicas)
+
+
 def _show_all(every: Sequence[tuple[str, Status | Unseen]]) -> None:
     rows: list[tuple[object, ...]] = []
     for name, one in every:
+        if is_quiet() and _is_well(one):
+            continue
         if isinstance(one, Unseen):
             report_error(one.error)
             rows.append((name, "unknown", None, None, None, None))
@@ -153,9 +162,11 @@ def _show_all(every: Sequence[tuple[str, Status | Unseen]]) -> None:
         incident = one.last_incident
         last = incident and f"{incident.cause} ({incident.state})"
         rows.append((name, one.explanation.partition(":")[0], *row, last))
-    wanted = rows if not is_quiet() else [row for row in rows if row[1] != "yes"]
-    if wanted:
-        table(("run", "protected", "known-good", "verified ago", "waiting", "last incident"), wanted)
+        for replica in one.replicas:
+            if replica.trouble:
+                trouble(f"warning: {replica.url}: {replica.trouble}")
+    if rows:
+        table(("run", "protected", "known-good", "verified ago", "waiting", "last incident"), rows)
 
 
 def _show(found: Status) -> None:

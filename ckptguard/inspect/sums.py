@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+
 import msgspec
 
 from ckptguard.checks.digests import same_content
@@ -75,7 +77,7 @@ def _recorded(source: TensorSource, sealed: Manifest, work: Work) -> dict[str, s
             raise RefusedError(
                 f"{file.path} differs from the sealed file, and its MD5 was not recorded",
                 outcome="bad",
-                hint=f"ckptguard verify {source.url}",
+                hint=f"ckptguard verify {shlex.quote(source.url)}",
             )
         digests[file.path] = found.md5
     return digests

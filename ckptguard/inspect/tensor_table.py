@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -139,7 +140,7 @@ def read_contents(source: TensorSource, *, work: Work) -> Contents:
     damage = tuple(Damage(checkpoint.inside(f.entry.key), p.message) for f in files for p in f.structure.problems)
     if not tensors and damage:
         said = f"{source.url} cannot be read: {damage[0].file}: {damage[0].message}"
-        raise RefusedError(said, outcome="bad", hint=f"ckptguard verify {source.url}")
+        raise RefusedError(said, outcome="bad", hint=f"ckptguard verify {shlex.quote(source.url)}")
     if not tensors:
         raise CouldNotTellError(f"{source.url} holds no tensors that ckptguard can read")
     return Contents(source, tensors, damage, "read" if unread else "recorded")

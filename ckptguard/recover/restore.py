@@ -36,6 +36,7 @@ from ckptguard.runs.work import PLAIN, Work
 from ckptguard.scan import Progress
 from ckptguard.storage import Reader, Storage, open_storage
 from ckptguard.storage.failures import FULL
+from ckptguard.storage.local.writes import move_exclusively
 from ckptguard.storage.read_ahead import CHUNK, IN_FLIGHT
 from ckptguard.values.ids import CheckpointId, Step
 from ckptguard.values.manifest import Manifest
@@ -272,21 +273,38 @@ def _publish(temporary: str, final: str, manifest: Manifest) -> None:
     dest = os.path.dirname(final)
     if os.path.lexists(final):
         raise SettingsError(f"{final} appeared meanwhile")
-    if manifest.path == ".":
-        os.makedirs(final)
-        for name in os.listdir(temporary):
-            os.rename(os.path.join(temporary, name), os.path.join(final, name))
-    else:
-        first, *beside = tops(manifest.path, [f.path for f in manifest.files])
-        for key in beside:
-            os.rename(os.path.join(temporary, *key.split("/")), os.path.join(dest, key.rpartition("/")[2]))
-        own = final if first == manifest.path else os.path.join(dest, first.rpartition("/")[2])
-        os.rename(os.path.join(temporary, *first.split("/")), own)
     handle = os.open(dest, os.O_RDONLY)
     try:
+        if manifest.path == ".":
+            os.makedirs(final)
+            for name in os.listdir(temporary):
+                os.rename(os.path.join(temporary, name), os.path.join(final, name))
+        else:
+            first, *beside = tops(manifest.path, [f.path for f in manifest.files])
+            own = final if first == manifest.path else os.path.join(dest, first.rpartition("/")[2])
+            goals = [(key, os.path.join(dest, key.rpartition("/")[2])) for key in beside]
+            moves = [(os.path.join(temporary, *key.split("/")), goal) for key, goal in (*goals, (first, own))]
+            _move_all(handle, moves)
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def _move_all(folder: int, moves: Sequence[tuple[str, str]]) -> None:
+    """Move everything, or nothing. What appeared meanwhile under one of the names is not replaced."""
+    moved: list[tuple[str, str]] = []
+    try:
+        for source, goal in moves:
+            try:
+                move_exclusively(folder, source, folder, goal, is_folder=os.path.isdir(source))
+            except FileExistsError as error:
+                raise SettingsError(f"{goal} appeared meanwhile") from error
+            moved.append((source, goal))
+    except BaseException:
+        for source, goal in moved:
+            with contextlib.suppress(OSError):
+                os.rename(goal, source)
+        raise
 
 
 def fetch_files(storage: Storage, files: Sequence[tuple[str, str]], progress: Progress | None = None) -> None:

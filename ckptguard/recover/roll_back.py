@@ -6,6 +6,7 @@ A rollback starts with a plan. Everything to put in place is staged and read bac
 from __future__ import annotations
 
 import contextlib
+import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -255,9 +256,8 @@ def known_good_of(view: RunView, path_or_id: str | None, step: int | None) -> Ch
         if word in (None, candidate.manifest.path, str(candidate.id)):
             return candidate.id
     what = f"checkpoint {word}" if word is not None else f"checkpoint of step {step}"
-    raise NoKnownGoodError(
-        f"{view.run.url} has no known-good {what}", hint=f"run ckptguard list {view.run.url} to see what there is"
-    )
+    hint = f"run ckptguard list {shlex.quote(view.run.url)} to see what there is"
+    raise NoKnownGoodError(f"{view.run.url} has no known-good {what}", hint=hint)
 
 
 def verify_pending(view: RunView, wanted: Wanted = ANY, *, dry_run: bool = False, work: Work = PLAIN) -> list[str]:

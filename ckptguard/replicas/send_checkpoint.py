@@ -4,6 +4,7 @@ was read back. After an interruption a second call continues: whole files are no
 from __future__ import annotations
 
 import contextlib
+import shlex
 import threading
 import uuid
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
@@ -315,7 +316,7 @@ def _refuse_claimed(sending: Sending, path: str) -> None:
     if owner is not None:
         raise CouldNotTellError(
             f"{path} in {target.run.url} belongs to {owner} of {owner.series}, and differs",
-            hint=f"ckptguard verify {target.run.url}",
+            hint=f"ckptguard verify {shlex.quote(target.run.url)}",
         )
 
 

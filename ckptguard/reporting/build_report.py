@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 
 import msgspec
@@ -41,9 +42,13 @@ def choose_incident(run: Run, incident_id: str | None) -> Incident:
     if incident_id is not None and len(found) > 1:
         raise NotFoundError(f"{incident_id} begins {len(found)} incidents of {run.url}")
     if not every and not found:
-        raise NotFoundError(f"{run.url} has no incidents", hint=f"`ckptguard verify {run.url}` looks for damage now")
+        raise NotFoundError(
+            f"{run.url} has no incidents", hint=f"`ckptguard verify {shlex.quote(run.url)}` looks for damage now"
+        )
     if not found:
-        raise NotFoundError(f"{run.url} has no incident {incident_id}", hint=f"ckptguard incidents {run.url}")
+        raise NotFoundError(
+            f"{run.url} has no incident {incident_id}", hint=f"ckptguard incidents {shlex.quote(run.url)}"
+        )
     return found[-1]
 
 

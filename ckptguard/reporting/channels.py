@@ -237,7 +237,8 @@ def _without_secrets(address: str) -> str:
 def _told(reason: str, address: str) -> str:
     """Another's words without any part of the address, in its length and on one line."""
     rest = address.partition("://")[2]
-    parts = {part for text in (rest, unquote(rest)) for part in (text, *re.split(r"[/:@?&=#,]", text))}
+    texts = (rest, unquote(rest), repr(rest)[1:-1])  # the last: as errors quote control characters
+    parts = {part for text in texts for part in (text, *re.split(r"[/:@?&=#,]", text))}
     for part in sorted(parts, key=len, reverse=True):
         if len(part) >= _SHORTEST_SECRET:
             reason = reason.replace(part, "***")

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
@@ -160,11 +161,12 @@ def none_found(run: Run, before_step: int | None) -> NoKnownGoodError:
     checkpoint in the trash."""
     before = f" before step {before_step}" if before_step is not None else ""
     step = _good_in_trash(run, before_step)
-    hint = f"run `ckptguard verify {run.url}` to see what there is"
+    place = shlex.quote(run.url)
+    hint = f"run `ckptguard verify {place}` to see what there is"
     if step is not None:
-        hint = f"a good one is in the trash; get it with: ckptguard restore {run.url} --step {step} --to DEST"
+        hint = f"a good one is in the trash; get it with: ckptguard restore {place} --step {step} --to DEST"
     elif _has_no_records(run):  # a lone file may have been verified outside a run, which records nothing
-        hint = f"nothing is on record; verify and record what there is with: ckptguard-daemon --once {run.url}"
+        hint = f"nothing is on record; verify and record what there is with: ckptguard-daemon --once {place}"
     return NoKnownGoodError(f"{run.url} has no known-good checkpoint{before}", hint=hint)
 
 

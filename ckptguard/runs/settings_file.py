@@ -122,8 +122,8 @@ def _without_secrets(name: str, value: Any) -> Any:
         return [_without_secrets(name, one) for one in value]
     if not isinstance(value, str):
         return msgspec.to_builtins(value)
-    scheme, mark, _ = value.partition("://")
-    return f"{scheme}://{_HIDDEN}" if mark and name not in _PLACES else redacted(value)
+    before, mark, _ = value.partition("://")  # in an argument of a command more than a scheme
+    return f"{redacted(before)}://{_HIDDEN}" if mark and name not in _PLACES else redacted(value)
 
 
 def with_replicas(settings: Settings, places: str | Sequence[str]) -> Settings:

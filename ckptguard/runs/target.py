@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Sequence
 
 import msgspec
@@ -121,10 +122,10 @@ def several_checkpoints(target: Target, name: str) -> NotFoundError:
     """Return the error for a command that needs one checkpoint, but was given a run or a hub cache."""
     if target.view is None:
         return NotFoundError(
-            f"{name} holds several downloads; name one of them", hint=f"ckptguard verify {name} lists them"
+            f"{name} holds several downloads; name one of them", hint=f"ckptguard verify {shlex.quote(name)} lists them"
         )
     return NotFoundError(
-        f"{name} is a run, not one checkpoint; name one of its checkpoints", hint=f"ckptguard list {name}"
+        f"{name} is a run, not one checkpoint; name one of its checkpoints", hint=f"ckptguard list {shlex.quote(name)}"
     )
 
 

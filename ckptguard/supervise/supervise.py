@@ -7,6 +7,7 @@ one (`SaveWatch`, `Recovery`) works on the saves, and `SignalWatch` waits for it
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import sys
 import threading
@@ -287,7 +288,7 @@ class _Supervisor:
     def _give_up(self, sick: list[SickSave], why: str, status: int) -> Supervised:
         action = f"not started again: the budget of {self._most} rollbacks is spent"
         self._watch.beside(partial(self._recovery.give_up, sick, why, status, action), None)
-        hint = f"ckptguard rollback {self._url}" if sick else None
+        hint = f"ckptguard rollback {shlex.quote(self._url)}" if sick else None
         self._to_mend = False
         return Supervised(status=status, error=RollbackExhausted(f"{why}; {action}", hint=hint))
 

@@ -123,7 +123,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def __repr__(self) -> str:
         """As of any value, without the addresses of people: a token stands in them."""
         text = super().__repr__()
-        for address in (*self.notify, self.webhook or ""):
+        in_command = (argument for argument in self.on_incident if "://" in argument)
+        for address in (*self.notify, self.webhook or "", *in_command):
             text = text.replace(repr(address), "'***'") if address else text
         return text
 

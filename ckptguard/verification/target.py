@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import shlex
 from collections.abc import Callable
 
 from ckptguard.errors import ChangedWhileReadError, CouldNotTellError, NotFoundError, SettingsError
@@ -87,7 +88,7 @@ def read_reference(url: str, settings: Settings, work: Work = PLAIN) -> Manifest
     scan = scan_checkpoint(target.storage, target.checkpoint, ScanOptions(md5=False), Work(scanner=work.scanner))
     evidence = collect_evidence(target.storage, target.checkpoint, scan)
     if any(f.structure.problems for f in scan.files):
-        raise SettingsError(f"the reference {url} is itself damaged", hint=f"ckptguard verify {url}")
+        raise SettingsError(f"the reference {url} is itself damaged", hint=f"ckptguard verify {shlex.quote(url)}")
     return Manifest(
         series=target.checkpoint.series,
         path=target.checkpoint.path,

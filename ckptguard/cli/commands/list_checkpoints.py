@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 import click
 
 from ckptguard.cli.command import Command, Place, Shared, quiet_option, shared_options
 from ckptguard.cli.exit_codes import ExitCode
-from ckptguard.cli.output import emit, escape, is_quiet, say, say_well, trouble
+from ckptguard.cli.output import emit, escape, has_reader, is_quiet, say, say_well, trouble
 from ckptguard.cli.render import size, table
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ def command(run: str, watch: bool, shared: Shared) -> None:
         if shared.as_json:
             raise click.UsageError("--watch never ends, and --json prints one document: give only one of them")
         _watch(run, settings)
+        return
     view = open_named_run(run, settings)
     states = survey(view)
     if shared.as_json:
@@ -49,8 +50,8 @@ def command(run: str, watch: bool, shared: Shared) -> None:
         trouble("there are no checkpoints yet")
 
 
-def _watch(run: str, settings: Settings) -> NoReturn:
-    """Show the list again whenever it has changed."""
+def _watch(run: str, settings: Settings) -> None:
+    """Show the list again whenever it has changed, while anybody reads it."""
     from ckptguard.inspect.list_states import survey
     from ckptguard.records.who_and_when import utc_now
     from ckptguard.runs.target import open_named_run
@@ -58,7 +59,7 @@ def _watch(run: str, settings: Settings) -> NoReturn:
     # A look at a store costs money and time there; a local one costs neither.
     pause = settings.scan_interval if "://" in run else min(settings.scan_interval, _LOCAL_PAUSE)
     shown = None
-    while True:
+    while has_reader():
         view = open_named_run(run, settings)
         states = survey(view)
         if states != shown:

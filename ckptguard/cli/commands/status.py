@@ -11,7 +11,7 @@ import click
 from ckptguard.cli.command import Command, Place, Shared, quiet_option, shared_options
 from ckptguard.cli.exit_codes import ExitCode, of_error
 from ckptguard.cli.failures import error_fields
-from ckptguard.cli.output import emit, is_quiet, report_error
+from ckptguard.cli.output import emit, is_quiet, report_error, trouble
 from ckptguard.cli.render import age, facts, say_text, size, some, table
 from ckptguard.errors import CkptguardError, NotFoundError
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 _PLACES = {"kept": " (a kept copy)", "replica": " (in a replica)"}
 _COPIES = {"copy": "full copies", "link": "hard links", "reflink": "reflinks"}
+_LOOK_AT = "look at the pattern, and quote it"
 CODES = (ExitCode.NOT_FOUND, ExitCode.NO_KNOWN_GOOD)
 
 
@@ -46,7 +47,7 @@ def command(runs: tuple[str, ...], shared: Shared) -> None:
     found = _status(_view(runs[0], settings))
     if shared.as_json:
         emit("status", found)
-    elif not (found.protected and is_quiet()):
+    elif not (is_quiet() and _is_well(found)):
         _show(found)
     raise click.exceptions.Exit(_code([found]))
 
@@ -75,30 +76,33 @@ def _each(runs: Sequence[str], settings: Settings) -> Iterator[tuple[str, Status
     """The name and the status of every run; one that cannot be looked at ends none of the others."""
     for said in runs:
         try:
-            views = _matching(said, settings) if _is_pattern(said) else [(said, _view(said, settings))]
+            places = _folders(said, settings) if _is_pattern(said) else [said]
         except CkptguardError as error:
             yield said, Unseen(said, error)
             continue
-        for name, view in views:
+        found = 0
+        for place in places:
             try:
-                yield name, _status(view)
+                view = _view(place, settings)
+                if _is_pattern(said) and not _is_run(view):
+                    continue
+                one: Status | Unseen = _status(view)
             except CkptguardError as error:
-                yield name, Unseen(view.run.url, error)
+                one = Unseen(place, error)
+            found += 1
+            yield place, one
+        if not found:
+            yield said, Unseen(said, NotFoundError(f"no folder {said} holds a run", hint=_LOOK_AT))
 
 
 def _is_pattern(run: str) -> bool:
     return any(c in run for c in "*?[") and not os.path.lexists(run)
 
 
-def _matching(pattern: str, settings: Settings) -> list[tuple[str, RunView]]:
-    """The runs, by name, among the folders that a pattern stands for. NotFoundError if there are none."""
+def _is_run(view: RunView) -> bool:
     from ckptguard.records.run import has_records
 
-    views = [(place, _view(place, settings)) for place in _folders(pattern, settings)]
-    runs = [(place, view) for place, view in views if view.checkpoints or has_records(view.run)]
-    if not runs:
-        raise NotFoundError(f"no folder {pattern} holds a run", hint="look at the pattern, and quote it")
-    return runs
+    return bool(view.checkpoints) or has_records(view.run)
 
 
 def _folders(pattern: str, settings: Settings) -> list[str]:
@@ -133,9 +137,18 @@ def _as_document(one: Status | Unseen) -> object:
     return {"target": one.run, "error": error_fields(one.error)} if isinstance(one, Unseen) else fields(one)
 
 
+def _is_well(one: Status | Unseen) -> bool:
+    """Whether -q has nothing to say of it."""
+    if isinstance(one, Unseen) or not one.explanation.startswith("yes"):
+        return False
+    return not any(replica.trouble for replica in one.replicas)
+
+
 def _show_all(every: Sequence[tuple[str, Status | Unseen]]) -> None:
     rows: list[tuple[object, ...]] = []
     for name, one in every:
+        if is_quiet() and _is_well(one):
+            continue
         if isinstance(one, Unseen):
             report_error(one.error)
             rows.append((name, "unknown", None, None, None, None))
@@ -149,9 +162,11 @@ def _show_all(every: Sequence[tuple[str, Status | Unseen]]) -> None:
         incident = one.last_incident
         last = incident and f"{incident.cause} ({incident.state})"
         rows.append((name, one.explanation.partition(":")[0], *row, last))
-    wanted = rows if not is_quiet() else [row for row in rows if row[1] != "yes"]
-    if wanted:
-        table(("run", "protected", "known-good", "verified ago", "waiting", "last incident"), wanted)
+        for replica in one.replicas:
+            if replica.trouble:
+                trouble(f"warning: {replica.url}: {replica.trouble}")
+    if rows:
+        table(("run", "protected", "known-good", "verified ago", "waiting", "last incident"), rows)
 
 
 def _show(found: Status) -> None:

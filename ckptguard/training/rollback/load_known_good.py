@@ -10,6 +10,7 @@ import contextlib
 import functools
 import logging
 import math
+import shlex
 from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
@@ -91,9 +92,10 @@ def load_newest_good(view: RunView, store: Store, *, refused: Iterable[Checkpoin
 
 
 def _none_is_good(view: RunView, why: str) -> NoKnownGoodError:
+    place = shlex.quote(view.run.url)
     return NoKnownGoodError(
         f"{view.run.url} holds checkpoints, but none of them is good{why}",
-        hint=f"run ckptguard verify {view.run.url}; to start from scratch, move them away or use another run",
+        hint=f"run ckptguard verify {place}; to start from scratch, move them away or use another run",
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import shlex
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -130,7 +131,7 @@ class Rollbacks:
             raise RollbackExhausted(
                 f"training is sick again ({reason}) and {decision.reason}",
                 report=report,
-                hint=f"ckptguard status {self._run.url}",
+                hint=f"ckptguard status {shlex.quote(self._run.url)}",
             )
         self.let_daemon_verify(before_step=onset)
         try:

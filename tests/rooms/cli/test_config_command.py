@@ -60,7 +60,8 @@ def test_no_secret_is_shown(root, tmp_path, invoke):
     """Neither in text nor in the document: of hooks, of stores, and of the file that has them."""
     (tmp_path / "ckptguard.toml").write_text(
         f'webhook = "https://hooks.example.com/services/{SECRET}"\n'
-        f'on_incident = ["notify", "--token={SECRET}", "slack://{SECRET}/x"]\n'
+        f'on_incident = ["notify", "--token={SECRET}", "slack://{SECRET}/x",'
+        f" \"curl -H 'Authorization: Bearer {SECRET}' https://hooks.example.com\"]\n"
         f'[storage.s3]\nkey = "{SECRET}"\nendpoint_url = "http://{SECRET}"\n'
     )
     for words in ((), ("--json",)):
@@ -69,6 +70,12 @@ def test_no_secret_is_shown(root, tmp_path, invoke):
         assert SECRET not in result.output
         assert "***" in result.stdout
         assert "endpoint_url" in result.stdout
+
+
+def test_settings_as_text_hide_the_addresses_of_a_command():
+    """A log may have them."""
+    address = f"https://hooks.example.com/{SECRET}"
+    assert SECRET not in repr(Settings(on_incident=("curl", address, f"-d {address}")))
 
 
 def test_what_is_set_comes_first(root, invoke):

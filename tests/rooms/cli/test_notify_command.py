@@ -62,3 +62,12 @@ def test_a_missing_package_is_one_sentence(invoke, monkeypatch):
     answer = invoke("notify", "--test")
     assert (answer.exit_code, len(answer.stderr.splitlines())) == (2, 2)
     assert 'pip install "ckptguard[notify]"' in answer.stderr
+
+
+def test_an_address_that_an_error_quotes_stays_hidden(invoke, monkeypatch):
+    """An error writes a control character as an escape."""
+    monkeypatch.setenv("CKPTGUARD_WEBHOOK", "https://127.0.0.1/s3c\tr3t")
+    answer = invoke("notify", "--test")
+    assert answer.exit_code == 1
+    assert "control characters" in answer.output
+    assert "r3t" not in answer.output

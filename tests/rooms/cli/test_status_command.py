@@ -156,3 +156,28 @@ def test_quiet_names_what_is_not_protected(runs, guarded, invoke):
     shown = invoke("status", "-q", guarded, runs / "b").stdout
     assert str(runs / "b") in shown
     assert f"{guarded} " not in shown
+
+
+def test_a_run_that_cannot_be_read_hides_no_other_of_a_pattern(runs, invoke):
+    """Its own line says that it is unknown, and the others have theirs."""
+    (runs / "a" / "_ckptguard" / "format.json").write_text("{")
+    result = invoke("status", f"{runs}/*")
+    assert [line.split()[:2] for line in result.stdout.splitlines()[1:]] == [
+        [str(runs / "a"), "unknown"],
+        [str(runs / "b"), "no"],
+    ]
+    assert (result.exit_code, "format.json" in result.stderr) == (13, True)
+
+
+def test_quiet_names_a_replica_in_trouble(guarded, invoke, monkeypatch, tmp_path):
+    """A copy that nobody can look at is wrong, also of a run that is protected here."""
+    copy = tmp_path / "copy"
+    (copy / "_ckptguard").mkdir(parents=True)
+    (copy / "_ckptguard" / "format.json").write_text("{")
+    monkeypatch.setenv("CKPTGUARD_REPLICAS", str(copy))
+    alone = invoke("status", "-q", guarded).stdout
+    assert alone.startswith("protected? yes")
+    assert str(copy) in alone
+    result = invoke("status", "-q", guarded, guarded)
+    assert str(guarded) in result.stdout
+    assert str(copy) in result.stderr

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 from support.runs import write_torch
 
@@ -62,3 +65,19 @@ def test_a_watch_prints_no_document(invoke, three):
     result = invoke("list", "--watch", "--json", three)
     assert result.exit_code == 2
     assert "--watch" in result.stderr
+
+
+def test_a_watch_ends_with_its_reader(verified, monkeypatch):
+    """Nobody would see a change, also where none comes."""
+    monkeypatch.setenv("CKPTGUARD_SCAN_INTERVAL", "0.1")
+    words = [sys.executable, "-m", "ckptguard", "list", "--watch", str(verified)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as watch:
+        assert watch.stdout is not None
+        watch.stdout.read(1)
+        watch.stdout.close()
+        try:
+            assert watch.wait(timeout=60) == 0
+            assert watch.stderr is not None
+            assert watch.stderr.read() == b""
+        finally:
+            watch.kill()

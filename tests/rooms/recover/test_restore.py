@@ -74,6 +74,34 @@ def test_a_file_is_never_written_over(three, tmp_path):
     assert (tmp_path / "back.pt").read_text() == "mine"
 
 
+def test_what_appears_while_it_is_copied_is_not_written_over(three, tmp_path, monkeypatch):
+    """Even at the last moment: it stays, and nothing of the checkpoint does."""
+    reconcile(look(three), PassNotes())
+    move = module.move_exclusively
+
+    def late(folder, source, folder_too, goal, **how):
+        (tmp_path / "out" / "back.pt").write_text("mine")
+        move(folder, source, folder_too, goal, **how)
+
+    monkeypatch.setattr(module, "move_exclusively", late)
+    (tmp_path / "out").mkdir()
+    with pytest.raises(SettingsError, match="appeared meanwhile"):
+        restore(look(three), str(tmp_path / "out" / "back.pt"))
+    assert (tmp_path / "out" / "back.pt").read_text() == "mine"
+    assert os.listdir(tmp_path / "out") == ["back.pt"]
+
+
+def test_files_that_have_a_name_already_move_none(tmp_path):
+    """Those that had moved go back."""
+    for name in ("a", "b", "goal-b"):
+        (tmp_path / name).write_text(name)
+    handle = os.open(tmp_path, os.O_RDONLY)
+    with pytest.raises(SettingsError, match="goal-b appeared meanwhile"):
+        module._move_all(handle, [(f"{tmp_path}/{name}", f"{tmp_path}/goal-{name}") for name in "ab"])
+    os.close(handle)
+    assert {p.name: p.read_text() for p in tmp_path.iterdir()} == {"a": "a", "b": "b", "goal-b": "goal-b"}
+
+
 def test_a_file_name_that_cannot_be_is_refused(root, run, three, tmp_path):
     """A folder of shards is no file, and a file does not change its kind by its name. Nothing is left behind."""
     reconcile(look(three), PassNotes())

@@ -47,7 +47,8 @@ def device_of(map_location: Any) -> Any:
             f"torch {torch.__version__} can be made to run code by a file that it loads", hint="install torch 2.6"
         )
     try:
-        return torch.device(map_location)
+        device = torch.device(map_location)
+        return torch.device("cpu") if device.type == "cpu" else device  # torch.load does not know cpu:0
     except (RuntimeError, TypeError) as error:
         raise SettingsError(
             f'map_location must be a device such as "cpu" or "cuda:0", not {map_location!r:.80}'
@@ -80,17 +81,21 @@ def _parts(files: dict[str, HeldFile], device: Any) -> Iterator[tuple[str, Any]]
 
 def _merged(files: dict[str, HeldFile], device: Any) -> Iterator[tuple[str, Any]]:
     """(file, content) of all that holds state; shards are one dict, under the name of their index."""
-    for name in sorted(files):
-        shards = files[name].scanned.structure.weight_map if name in files else None
-        if shards:
-            folder = name.rpartition("/")[0]
-            whole: dict[str, Any] = {}
-            for shard in sorted(set(shards.values())):
-                inside = f"{folder}/{shard}" if folder else shard
-                if inside in files:
-                    whole |= _content(inside, files.pop(inside), device)
-            files.pop(name)
-            yield name.removesuffix(".index.json"), whole
+    indexed = {name: shards for name in sorted(files) if (shards := _shards(name, files[name]))}
+    for name, shards in indexed.items():
+        del files[name]
+        if any(shards == other for before, other in indexed.items() if before < name):  # the same shards once more
+            continue
+        whole: dict[str, Any] = {}
+        for shard in filter(files.__contains__, shards):
+            wanted_again = any(shard in other for later, other in indexed.items() if later > name)
+            content = _content(shard, files[shard] if wanted_again else files.pop(shard), device)
+            if not isinstance(content, dict):
+                raise StateError(f"{escape(shard)} cannot be put together with other shards: it holds no dict")
+            whole |= content
+        yield name.removesuffix(".index.json"), whole
+    for shard in {shard for shards in indexed.values() for shard in shards}:
+        files.pop(shard, None)
     for name in sorted(files):
         structure = files[name].scanned.structure
         if structure.format == "dcp_metadata":
@@ -108,6 +113,12 @@ def _merged(files: dict[str, HeldFile], device: Any) -> Iterator[tuple[str, Any]
             yield name, _content(name, files.pop(name), device)
         elif structure.format == "pickle":
             _log.warning("%s is a pickle of its own, which can run code: it was not loaded", escape(name))
+
+
+def _shards(index: str, held: HeldFile) -> list[str]:
+    """The files that an index names, by their names inside the checkpoint."""
+    folder, slash, _ = index.rpartition("/")
+    return [folder + slash + shard for shard in sorted(set((held.scanned.structure.weight_map or {}).values()))]
 
 
 def _stem(file: str) -> str:
@@ -154,7 +165,12 @@ def _numpy(held: HeldFile, device: Any) -> Any:
     import numpy
 
     found = numpy.load(io.BytesIO(held.data), allow_pickle=False)
-    return dict(found) if isinstance(found, numpy.lib.npyio.NpzFile) else found
+    if not isinstance(found, numpy.lib.npyio.NpzFile):
+        return found
+    names = set(found.zip.namelist() if found.zip is not None else ())
+    if any(name.endswith(".npy") and name.removesuffix(".npy") in names for name in names):
+        raise StateError("it holds two records that numpy takes for one array")
+    return dict(found)
 
 
 def _unpickled(data: memoryview, device: Any) -> Any:
@@ -226,11 +242,12 @@ def _distributed(metadata: str, files: Mapping[str, HeldFile], device: Any) -> d
     nested: dict[str, Any] = {}
     for name, value in state.items():
         first, _, rest = name.partition(".")
-        on_device = value.to(device) if isinstance(value, torch.Tensor) else value
-        if rest and first in structure.containers:
-            nested.setdefault(first, {})[rest] = on_device
-        else:
-            nested[name] = on_device
+        with _in_our_words(name):
+            on_device = value.to(device) if isinstance(value, torch.Tensor) else value
+            if rest and first in structure.containers:
+                nested.setdefault(first, {})[rest] = on_device
+            else:
+                nested[name] = on_device
     return nested
 
 
@@ -256,6 +273,8 @@ def _own(files: dict[str, HeldFile], device: Any) -> dict[str, Any]:
     others = _content(OPTIMIZER_FILE, files[OPTIMIZER_FILE], device) if OPTIMIZER_FILE in files else {}
     for key, value in state.items():
         decoded = decode_state(value, others)
+        if key == "model" and not isinstance(decoded, dict):
+            raise StateError(f"{STATE_FILE}: what it says of the model is no dict")
         found[key] = {**model, **decoded} if key == "model" else decoded
     return found
 

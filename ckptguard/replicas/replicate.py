@@ -192,7 +192,7 @@ def open_replica(view: RunView, url: str, *, make: bool = False, retries: Retrie
 
 def refuse_nested(one: str, other: str, sentence: str) -> None:
     """Raise SettingsError if the places are equal, or one is inside the other."""
-    real = [url if "://" in url else os.path.realpath(url) for url in (one, other)]
+    real = [url if "://" in url else os.path.realpath(url) for url in map(normalise_url, (one, other))]
     first, second = (place.rstrip("/") + "/" for place in real)
     if first.startswith(second) or second.startswith(first):
         raise SettingsError(f"{sentence}: one is inside the other", hint="name another place")

@@ -6,7 +6,7 @@ import os
 import re
 from typing import TYPE_CHECKING
 
-from ckptguard.errors import NotFoundError, ObjectMissingError
+from ckptguard.errors import NotFoundError, ObjectMissingError, SettingsError
 from ckptguard.storage.local.held_names import split_root
 from ckptguard.storage.protocol import Capabilities, Entry, Reader, Storage, Upload
 from ckptguard.storage.redaction import refuse_secrets
@@ -25,6 +25,8 @@ _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*(://|::)")
 def normalise_url(url: str | os.PathLike[str]) -> str:
     """Return one spelling for each place: an absolute path (links not resolved), or a URL without a trailing slash."""
     text = os.fspath(url)
+    if "\0" in text:
+        raise SettingsError(f"{escape(text[:80])} is no path or URL: it holds a NUL")
     scheme, mark, rest = text.partition("://")
     try:
         if mark and scheme in LOCAL:

@@ -22,6 +22,7 @@ from ckptguard.values.storage_options import NO_OPTIONS, StorageOptions
 Sums = Mapping[str, tuple[str, str]]
 
 LONGEST = 16 << 20
+_MOST_ODD = 10_000  # a list has headings and remarks, but not as many: what has more is something else
 _HEX = r"(?P<digest>[0-9a-fA-F]{32,128})"
 _GNU = re.compile(rf"{_HEX}(?: [ *]| (?![ *]))(?P<path>.+)", re.DOTALL)
 _BSD = re.compile(rf"(?P<algorithm>[A-Za-z0-9/-]+) ?\((?P<path>.+)\) ?= ?{_HEX}", re.DOTALL)
@@ -78,8 +79,8 @@ def read_check_sums(path: str, options: StorageOptions = NO_OPTIONS) -> CheckSum
 
 def parse_check_sums(text: bytes | str, source: str, odd: list[str] | None = None) -> dict[str, tuple[str, str]]:
     """Path -> (algorithm, lower-case hex digest). SettingsError names the line that is in none of the styles, that
-    may be of several algorithms, or that contradicts another one. With `odd` only the last is an error: that list gets
-    a sentence for each line that was not understood."""
+    may be of several algorithms, or that contradicts another one. With `odd` only the last is an error, and very
+    many lines: that list gets a sentence for each line that was not understood."""
     sums: dict[str, tuple[str, str]] = {}
     for number, line in enumerate(_lines(text, source), 1):
         if not line.strip() or line.startswith(("#", ";")):
@@ -90,6 +91,8 @@ def parse_check_sums(text: bytes | str, source: str, odd: list[str] | None = Non
         except SettingsError as error:
             if odd is None:
                 raise
+            if len(odd) == _MOST_ODD:
+                raise SettingsError(f"{where}: {_MOST_ODD:,} lines before were not understood either") from error
             odd.append(error.message)
             continue
         known, former = sums.get(path, (_STRENGTH[-1], digest))

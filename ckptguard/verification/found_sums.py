@@ -155,6 +155,11 @@ def _hub_record(storage: Storage, checkpoint: Checkpoint) -> Iterator[StatedSum]
                 text = reader.read(0, min(reader.entry.size, _LONGEST_RECORD)).decode("utf-8", "replace")
         except ObjectMissingError:  # most folders have none
             continue
+        except (NotFoundError, StorageError) as error:
+            what = escape(f"{folder}/{inside}.metadata")
+            raise CouldNotTellError(
+                f"the checksum file {what} cannot be read: {error.message}", key=entry.key
+            ) from error
         _, tag, when, *_ = (*text.split("\n"), "", "", "")
         stated = stated_by_name(tag.strip())
         if stated is not None:

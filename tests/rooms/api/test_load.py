@@ -131,6 +131,18 @@ def test_shards_of_a_download_are_one_model(root: Path) -> None:
     assert same(ordered(ckptguard.load(root.parent / "download")["model"]), ordered(state_dict(4)))
 
 
+def test_shards_that_two_indexes_name_are_one_model(root: Path) -> None:
+    """A copy of the index under another name adds no part; an index of some of the shards has a part of its own."""
+    folder = root / write_sharded(root, 1, seed=4)
+    index = folder / "model.safetensors.index.json"
+    shutil.copy(index, folder / "model.fp16.safetensors.index.json")
+    shutil.move(folder, root.parent / "download")
+    state = ckptguard.load(root.parent / "download")
+    models = [part for name, part in state.items() if name.startswith("model")]
+    assert len(models) == 1
+    assert same(ordered(models[0]), ordered(state_dict(4)))
+
+
 def test_names_with_dots_in_a_distributed_checkpoint_stay_whole(root: Path) -> None:
     """A flat state dict of names with dots, without a container around it."""
     state = dict(weights(3))
@@ -163,3 +175,4 @@ def test_tensors_are_put_on_the_device_that_is_named(root: Path) -> None:
     assert all(t.device.type == "meta" for t in ckptguard.load(folder, map_location="meta")["model"].values())
     path = root / write_torch(root, 2, seed=1)
     assert all(t.device.type == "meta" for t in ckptguard.load(path, map_location=torch.device("meta")).values())
+    assert same(ckptguard.load(path, map_location="cpu:0"), ckptguard.load(path))

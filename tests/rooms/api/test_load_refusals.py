@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import io
+import json
 import os
 import pickle
 import random
 import shutil
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from loaded_states import by_torch, same
@@ -186,7 +190,7 @@ def test_a_run_without_a_verdict_says_what_to_do(three: Path) -> None:
 def test_a_sparse_file_of_any_size_takes_no_memory(root: Path) -> None:
     """A file that is larger than the machine's memory is refused before it is read."""
     with open(root / "huge.pt", "wb") as file:
-        file.truncate(1 << 50)
+        file.truncate(1 << 43)  # ext4 holds no larger one
     with pytest.raises(CouldNotTellError, match="memory"):
         ckptguard.load(root / "huge.pt")
 
@@ -222,3 +226,52 @@ def test_a_target_that_turns_into_another_thing_is_not_an_empty_state(root: Path
     monkeypatch.setattr(load, "verify_target", sealed_meanwhile)
     with pytest.raises(CouldNotTellError):
         ckptguard.load(path)
+
+
+def npy(array: np.ndarray) -> bytes:
+    """One of numpy's files."""
+    file = io.BytesIO()
+    np.save(file, array)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("hidden", ["w", "w.npy.npy"])
+def test_an_array_behind_another_record_of_its_name_is_an_error(root: Path, hidden: str) -> None:
+    """numpy would give the one record under the name of the other, and the array that was judged would be lost."""
+    with zipfile.ZipFile(root / "model.npz", "w") as archive:
+        archive.writestr("w.npy", npy(np.arange(3.0)))
+        archive.writestr(hidden, npy(np.ones(3)))
+    with pytest.raises(StateError, match="two records"):
+        ckptguard.load(root / "model.npz")
+
+
+def test_a_shard_that_is_a_list_is_an_error_of_the_tree(root: Path) -> None:
+    """Its tensors have names of numbers, which an index may state."""
+    folder, shard = root / "download", "pytorch_model-00001-of-00001.bin"
+    folder.mkdir()
+    torch.save([torch.zeros(3)], folder / shard)
+    (folder / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": {"0": shard}}))
+    with pytest.raises(StateError, match=shard):
+        ckptguard.load(folder)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is such a device")
+def test_a_device_that_is_not_there_is_an_error_of_the_tree(root: Path) -> None:
+    """Also for the tensors of a distributed checkpoint, which are put there when they are whole."""
+    sharded(root / "step-1", {"model": weights(3)})
+    with pytest.raises(StateError, match="torch does not load it"):
+        ckptguard.load(root / "step-1", map_location="cuda")
+
+
+def test_a_guards_state_whose_model_is_no_dict_is_an_error_of_the_tree(root: Path) -> None:
+    """Its file is JSON in the right format, and the weights are beside it."""
+    layer = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(layer.parameters())
+    with ckptguard.TrainingGuard(root, model=layer, optimizer=optimizer, daemon="off") as guard:
+        guard.save(1)
+    folder = root.parent / "elsewhere" / "step-000000001"
+    shutil.copytree(root / folder.name, folder)
+    state = json.loads((folder / "state.json").read_text())
+    (folder / "state.json").write_text(json.dumps({**state, "model": [1]}))
+    with pytest.raises(CkptguardError, match="no dict"):
+        ckptguard.load(folder)

@@ -203,6 +203,10 @@ WRONG: dict[str, Callable[[Path], object]] = {
     "no reference": lambda run: ckptguard.verify(run, reference=run / "nothing.pt"),
     "no sums": lambda run: ckptguard.verify(run / "net-100.pt", sums=run / "nothing"),
     "a checkpoint for a run": lambda run: ckptguard.checkpoints(run / "net-100.pt"),
+    "a NUL in a path": lambda run: ckptguard.verify("net\0-100.pt"),
+    "a NUL in the name of sums": lambda run: ckptguard.verify(run / "net-100.pt", sums="\0"),
+    "a NUL in what training starts from": lambda run: ckptguard.check_pretrained("net\0-100.pt"),
+    "a NUL in a replica": lambda run: ckptguard.known_good(run / "nothing", settings={"replicas": ["\0"]}),
     "no such run": lambda run: ckptguard.incidents(run / "nothing"),
     "no checkpoint to compare": lambda run: ckptguard.diff(run, run / "net-100.pt"),
 }

@@ -32,7 +32,7 @@ def open_closed_streams() -> None:
 
 _has_emitted = False  # a document was printed
 _is_quiet = False  # -q was given
-_reader_has_gone = False  # whoever read our output closed it
+_reader_has_gone = False  # the other end of our output is closed
 
 
 def prepare_streams() -> None:

@@ -281,6 +281,7 @@ def test_nothing_is_written_where_nobody_is_told(root, run, tmp_path):
     assert list((tmp_path / "empty").iterdir()) == []
 
 
+@needs_apprise
 def test_records_hold_no_address(root, run):
     """What is noted is a digest, and not even that of a password."""
     write_torch(root, 100, seed=1)

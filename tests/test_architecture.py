@@ -28,6 +28,8 @@ FLOORS = (
     ("reporting",),
     ("repair",),
     ("upkeep",),
+    ("catalogue", "fleet"),
+    ("bulk",),
     ("documents",),
     ("supervise", "training", "daemon"),
     ("integrations", "cli", "api"),

@@ -19,7 +19,12 @@ from ckptguard.values.ids import CheckpointId
 from ckptguard.values.manifest import File, Manifest, Tensor
 from ckptguard.values.settings import Settings
 from ckptguard.values.verdict import Outcome, Verdict
-from ckptguard.verification.collect_evidence import collect_evidence, manifest_files, scan_checkpoint
+from ckptguard.verification.collect_evidence import (
+    collect_evidence,
+    manifest_files,
+    manifest_without_seal,
+    scan_checkpoint,
+)
 
 _BITS = dict(SAFETENSORS_DTYPES.values())  # of one element, by our names
 
@@ -90,19 +95,7 @@ def _as_it_lies(resolved: Target, checkpoint: Checkpoint, work: Work) -> Shown:
     """Describe a checkpoint without records, by reading all of it."""
     scan = scan_checkpoint(resolved.storage, checkpoint, ScanOptions(md5=False), work)
     evidence = collect_evidence(resolved.storage, checkpoint, scan)
-    manifest = Manifest(
-        series=checkpoint.series,
-        path=checkpoint.path,
-        layout=checkpoint.layout,
-        step=checkpoint.step,
-        generation=1,
-        digest_origin="observer",
-        sealed_at="",
-        version="",
-        nonce="",
-        files=manifest_files(evidence),
-        counters=counters_of(evidence.checkpoint, evidence.scan),
-    )
+    manifest = manifest_without_seal(evidence, counters_of(evidence.checkpoint, evidence.scan))
     return Shown(
         target=resolved.url,
         id=None,

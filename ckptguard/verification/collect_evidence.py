@@ -19,7 +19,7 @@ from ckptguard.scan import Progress, Scanner, ScanOptions, digest_places, scan_f
 from ckptguard.scan.result import Scan, ScannedFile
 from ckptguard.storage import Storage
 from ckptguard.values.ids import escape
-from ckptguard.values.manifest import File, Manifest, Span, Tensor
+from ckptguard.values.manifest import Counter, File, Manifest, Span, Tensor
 
 NOTHING_KNOWN = KnownFacts()
 # Small files whose content a layout's gaps depend on.
@@ -134,6 +134,24 @@ def collect_evidence(
 def manifest_files(evidence: Evidence) -> tuple[File, ...]:
     """Return the files of a manifest, as they were scanned."""
     return tuple(manifest_file(f, evidence.roles[f.entry.key]) for f in evidence.scan.files)
+
+
+def manifest_without_seal(evidence: Evidence, counters: tuple[Counter, ...] = ()) -> Manifest:
+    """Describe a checkpoint that has no records, as it was scanned. Nothing writes this manifest."""
+    checkpoint = evidence.checkpoint
+    return Manifest(
+        series=checkpoint.series,
+        path=checkpoint.path,
+        layout=checkpoint.layout,
+        step=checkpoint.step,
+        generation=1,
+        digest_origin="observer",
+        sealed_at="",
+        version="",
+        nonce="",
+        files=manifest_files(evidence),
+        counters=counters,
+    )
 
 
 def manifest_file(file: ScannedFile, roles: tuple[str, ...]) -> File:

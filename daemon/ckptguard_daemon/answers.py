@@ -47,6 +47,7 @@ from ckptguard.version import __version__
 from ckptguard_daemon.guarded import WatchedRun
 from ckptguard_daemon.log import log
 from ckptguard_daemon.loop import Loop, Passes
+from ckptguard_daemon.roster import Roster
 
 LARGEST_BODY = 64 * 1024
 LONGEST_WAIT = 600.0
@@ -87,14 +88,14 @@ class Answers:
 
     def __init__(
         self,
-        runs: Sequence[WatchedRun],
+        runs: Roster,
         loop: Loop,
         passes: Passes,
         hooks: Hooks,
         presence: DaemonRecord,
         alive: Callable[[], bool],
     ) -> None:
-        self._runs = {run.run_id: run for run in runs}
+        self._runs = runs
         self._loop, self._passes, self._hooks = loop, passes, hooks
         self._presence, self._alive = presence, alive
 
@@ -119,7 +120,7 @@ class Answers:
         return _json(answer, status=200 if alive else 503)
 
     async def _list_runs(self, request: Request) -> Response:
-        return _json(document("runs", runs=[fields(run) for run in self._runs.values()]))
+        return _json(document("runs", runs=[fields(run) for run in self._runs]))
 
     async def _checkpoints(self, request: Request) -> Response:
         guarded = self._guarded(request)

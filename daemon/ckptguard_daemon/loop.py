@@ -12,10 +12,11 @@ import gc
 import resource
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 from ckptguard.scan import Scanner
 from ckptguard_daemon.guarded import WatchedRun
+from ckptguard_daemon.roster import Roster
 
 _GAP = 0.5  # seconds between two passes over a run that is written to all the time
 _LONGEST_SLEEP = 60.0
@@ -25,9 +26,7 @@ _MUCH_MEMORY = 64 * 1024**2
 class Loop:
     """Makes passes until it is stopped. Any thread may call `wake`, at any rate."""
 
-    def __init__(
-        self, runs: Sequence[WatchedRun], scanner: Scanner, stop: threading.Event, after_pass: Callable[[], None]
-    ) -> None:
+    def __init__(self, runs: Roster, scanner: Scanner, stop: threading.Event, after_pass: Callable[[], None]) -> None:
         self._runs, self._scanner, self._stop, self._after_pass = runs, scanner, stop, after_pass
         self.idle = threading.Event()  # nothing is being verified
         self._changed = threading.Condition()
@@ -65,10 +64,10 @@ class Loop:
         """Return the run whose pass is due, or None after sleeping until one may be."""
         with self._changed:
             now = time.monotonic()
-            waits = {run.run_id: self._wait(run, now) for run in self._runs}
-            first = min(self._runs, key=lambda run: waits[run.run_id])
-            if waits[first.run_id] > 0 and not self._stop.is_set():
-                self._changed.wait(min(waits[first.run_id], _LONGEST_SLEEP))
+            waits = [(self._wait(run, now), run) for run in self._runs]
+            wait, first = min(waits, key=lambda one: one[0], default=(_LONGEST_SLEEP, None))
+            if first is None or (wait > 0 and not self._stop.is_set()):
+                self._changed.wait(min(wait, _LONGEST_SLEEP))
                 return None
             self._woken.discard(first.run_id)
             self._under_way = first.run_id

@@ -31,6 +31,7 @@ from ckptguard_daemon.idle_work import Replicating, Scrubbing
 from ckptguard_daemon.log import log
 from ckptguard_daemon.loop import Loop, Passes
 from ckptguard_daemon.rendezvous import listen
+from ckptguard_daemon.roster import Roster
 from ckptguard_daemon.watcher import Watcher
 
 GOOD, FAILED, BAD, UNDECIDED = 0, 1, 3, 4  # the command line's exit codes, for --once
@@ -63,7 +64,7 @@ def serve(
     presence = DaemonRecord(address=rendezvous.path, host=host, boot_id=boot_id, pid=os.getpid(), started_at=utc_now())
     hooks = Hooks(settings, log)
     scanner = _scanner(settings, stop)
-    runs = [WatchedRun(url, run_id_of(url), settings, hooks, presence) for url in urls]
+    runs = Roster(WatchedRun(url, run_id_of(url), settings, hooks, presence) for url in urls)
     passes = Passes()
     watchers: list[Watcher] = []
 
@@ -74,13 +75,13 @@ def serve(
 
     loop = Loop(runs, scanner, stop, after_pass)
     watchers += [
-        Watcher(url, lambda run_id=run.run_id: loop.wake(run_id))  # type: ignore[misc]  # a default binds the id
-        for url, run in zip(urls, runs, strict=True)
-        if os.path.isabs(url)
+        Watcher(run.url, lambda run_id=run.run_id: loop.wake(run_id))  # type: ignore[misc]  # a default binds the id
+        for run in runs
+        if os.path.isabs(run.url)
     ]
     thread = threading.Thread(target=loop.run, name="loop", daemon=True)
-    scrubbing = Scrubbing(runs, settings, hooks, loop.idle, loop.wake, stop)
-    replicating = Replicating(runs, settings, hooks, loop.idle, loop.wake, stop)
+    scrubbing = Scrubbing(tuple(runs), settings, hooks, loop.idle, loop.wake, stop)
+    replicating = Replicating(tuple(runs), settings, hooks, loop.idle, loop.wake, stop)
     aside: list[threading.Thread] = []
     answers = Answers(runs, loop, passes, hooks, presence, thread.is_alive)
     server = HttpServer(answers.application(), rendezvous.socket)

@@ -19,6 +19,7 @@ from ckptguard_daemon.answers import Answers
 from ckptguard_daemon.guarded import WatchedRun
 from ckptguard_daemon.log import log
 from ckptguard_daemon.loop import Loop, Passes
+from ckptguard_daemon.roster import Roster
 from ckptguard_daemon.service import run_id_of
 from starlette.types import ASGIApp
 from support.daemon_process import PATIENCE, Starter, save
@@ -70,10 +71,12 @@ class Guarded:
     def __init__(self, folder: Path) -> None:
         settings = Settings(settle=0.0, keep="none")
         self.run = WatchedRun(str(folder), run_id_of(str(folder)), settings, Hooks(settings, log), None)
-        self.loop = Loop([self.run], scan_files, threading.Event(), lambda: None)
+        self.loop = Loop(Roster([self.run]), scan_files, threading.Event(), lambda: None)
         presence = DaemonRecord(address="", host="", boot_id="", pid=0, started_at="")
         passes, hooks = Passes(), cast(Hooks, None)
-        self.application = Answers([self.run], self.loop, passes, hooks, presence, lambda: self.alive).application()
+        self.application = Answers(
+            Roster([self.run]), self.loop, passes, hooks, presence, lambda: self.alive
+        ).application()
         self.alive = True
 
     def make_pass(self) -> None:
@@ -213,7 +216,7 @@ def test_the_loop_says_what_it_has_not_seen() -> None:
 
     one: Any = SimpleNamespace(run_id="one", due=0.0, step=step)
     stop, after = threading.Event(), threading.Semaphore(0)
-    loop = Loop([one], scan_files, stop, after.release)
+    loop = Loop(Roster([one]), scan_files, stop, after.release)
     thread = threading.Thread(target=loop.run)
     assert loop.has_seen_all("one")
     thread.start()

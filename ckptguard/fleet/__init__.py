@@ -1,0 +1,1 @@
+"""Find the runs of a fleet, and the settings of each."""

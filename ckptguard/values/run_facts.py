@@ -1,0 +1,32 @@
+"""What a fleet's views say about one run: the row of a table, the values of its metrics."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """One run as of one moment. Times are in seconds since 1970. None: there is none, or nobody knows."""
+
+    url: str
+    name: str  # the last part of the URL, or what the fleet's file calls it
+    state: str = "guarded"  # "waiting" (no such folder yet) | "guarded" | "failing"
+    training: bool = False  # a save arrived within the last three save intervals
+    known_good_step: int | None = None
+    known_good_at: float | None = None  # when the known-good checkpoint was sealed
+    safe_at: float | None = None  # the same of the newest good one that has bytes of its own or a replica
+    newest_at: float | None = None  # when the newest save was sealed
+    newest_outcome: str | None = None
+    save_interval: float | None = None  # seconds: the median between the last saves
+    world_size: int = 1
+    checkpoints: dict[str, int] = {}  # how many, by outcome
+    bytes: dict[str, int] = {}  # by outcome
+    backlog: int = 0  # saves that wait for their verdict
+    backlog_bytes: int = 0
+    waiting_since: float | None = None  # when the oldest of them was seen
+    replicas: int = 0  # how many are configured
+    replicas_behind: int = 0  # good checkpoints that some replica does not have yet
+    scrubbed_at: float | None = None  # when the place that waits longest was last read
+    incidents: dict[str, int] = {}  # by cause
+    rollbacks: dict[str, int] = {}  # by cause
+    steps_saved: int = 0  # updates that rollbacks did not have to repeat from the start

@@ -14,7 +14,7 @@ class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
     training: bool = False  # a save arrived within the last three save intervals
     known_good_step: int | None = None
     known_good_at: float | None = None  # when the known-good checkpoint was sealed
-    safe_at: float | None = None  # the same of the newest good one that has bytes of its own or a replica
+    safe_at: float | None = None  # the same of the newest good one with a full copy or a replica
     newest_at: float | None = None  # when the newest save was sealed
     newest_outcome: str | None = None
     save_interval: float | None = None  # seconds: the median between the last saves

@@ -115,7 +115,7 @@ class Answers:
 
     async def _healthz(self, request: Request) -> Response:
         alive = self._alive()
-        status, presence = "ok" if alive else "the loop has ended", fields(self._presence, "healthz")
+        status, presence = "ok" if alive else "the loop has ended, or hangs", fields(self._presence, "healthz")
         answer = document("healthz", status=status, version=__version__, **presence, runs=len(self._runs))
         return _json(answer, status=200 if alive else 503)
 

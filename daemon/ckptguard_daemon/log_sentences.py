@@ -23,6 +23,8 @@ _SENTENCES = {
     "incident": "incident: {reason}",
     "incident_not_recorded": "the incident of {path} could not be recorded: {reason}",
     "library": "{message}",
+    "limit": "the limit of {limit} is over: what has no verdict yet stays pending",
+    "limit_forced": "the storage does not answer: ended all the same, and what has no verdict yet stays pending",
     "lost": "{reason}",
     "no_such_checkpoint": "there is no checkpoint {path}",
     "parent_gone": "the process that started this daemon has ended",

@@ -28,6 +28,7 @@ from ckptguard_daemon.answers import Answers
 from ckptguard_daemon.connections import BoundedConnection
 from ckptguard_daemon.guarded import WatchedRun
 from ckptguard_daemon.idle_work import Replicating, Scrubbing
+from ckptguard_daemon.liveness import ServiceManager, WorkStop
 from ckptguard_daemon.log import log
 from ckptguard_daemon.loop import Loop, Passes
 from ckptguard_daemon.rendezvous import listen
@@ -59,11 +60,12 @@ def serve(
 
     Raises SettingsError or BusyError if the socket is unavailable. Later errors do not end it.
     """
+    manager, work_stop = ServiceManager(), WorkStop()
     rendezvous = listen(socket_path, urls, environ)
     host, boot_id = this_host()
     presence = DaemonRecord(address=rendezvous.path, host=host, boot_id=boot_id, pid=os.getpid(), started_at=utc_now())
     hooks = Hooks(settings, log)
-    scanner = _scanner(settings, stop)
+    scanner = _scanner(settings, work_stop)
     runs = Roster(WatchedRun(url, run_id_of(url), settings, hooks, presence) for url in urls)
     passes = Passes()
     watchers: list[Watcher] = []
@@ -73,7 +75,7 @@ def serve(
         for watcher in watchers:
             watcher.keep_watching()
 
-    loop = Loop(runs, scanner, stop, after_pass)
+    loop = Loop(runs, scanner, work_stop, after_pass)
     watchers += [
         Watcher(run.url, lambda run_id=run.run_id: loop.wake(run_id))  # type: ignore[misc]  # a default binds the id
         for run in runs
@@ -83,7 +85,7 @@ def serve(
     scrubbing = Scrubbing(tuple(runs), settings, hooks, loop.idle, loop.wake, stop)
     replicating = Replicating(tuple(runs), settings, hooks, loop.idle, loop.wake, stop)
     aside: list[threading.Thread] = []
-    answers = Answers(runs, loop, passes, hooks, presence, thread.is_alive)
+    answers = Answers(runs, loop, passes, hooks, presence, lambda: thread.is_alive() and work_stop.is_fresh())
     server = HttpServer(answers.application(), rendezvous.socket)
     try:
         if not server.start():
@@ -93,12 +95,16 @@ def serve(
         thread.start()
         aside += [begun for begun in (scrubbing.start(), replicating.start()) if begun is not None]
         log("started", version=__version__, pid=presence.pid, socket=rendezvous.path, runs=list(urls))
+        manager.is_ready()
         while not stop.wait(1.0):
+            manager.tell_progress(work_stop, runs)
             if not still_wanted():
                 log("parent_gone")
                 stop.set()
     finally:
+        manager.is_stopping()
         stop.set()
+        work_stop.set()
         loop.wake()
         server.close()
         for watcher in watchers:

@@ -1,4 +1,4 @@
-"""The files that the daemon prints to be edited: a systemd unit, a container file, settings."""
+"""The files that the daemon prints to be edited: systemd units, a container file, settings."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from ckptguard_daemon.__main__ import command
+from ckptguard_daemon.liveness import LONGEST_SILENCE
 from click.testing import CliRunner
 
 from ckptguard.runs.settings_file import load_settings
@@ -29,6 +30,14 @@ def printed(name: str) -> str:
     return answer.output
 
 
+def read_unit(name: str) -> configparser.ConfigParser:
+    """A printed unit; where a name stands twice the last counts."""
+    unit = configparser.ConfigParser(interpolation=None, strict=False)
+    unit.optionxform = str  # type: ignore[assignment,method-assign]
+    unit.read_string(printed(name))
+    return unit
+
+
 def test_the_settings_can_be_used_as_they_are(tmp_path: Path) -> None:
     """What is printed is a settings file that the daemon takes."""
     path = tmp_path / "ckptguard.toml"
@@ -39,9 +48,7 @@ def test_the_settings_can_be_used_as_they_are(tmp_path: Path) -> None:
 def test_the_unit_starts_the_daemon() -> None:
     """Its command line is one that the daemon takes, it names no file that need not be there, and wrong settings do
     not have it started again and again."""
-    unit = configparser.ConfigParser(interpolation=None, strict=True)
-    unit.optionxform = str  # type: ignore[assignment,method-assign]
-    unit.read_string(printed("service"))
+    unit = read_unit("service")
     program, *arguments = shlex.split(unit["Service"]["ExecStart"])
     assert Path(program).name == "ckptguard-daemon"
     parsed = command.make_context("ckptguard-daemon", arguments).params
@@ -61,14 +68,33 @@ def test_the_unit_names_the_program_that_printed_it(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd here")
-def test_systemd_takes_the_unit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """systemd's own check finds nothing."""
+@pytest.mark.parametrize("name", ["service", "template"])
+def test_systemd_takes_the_unit(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """systemd's own check finds nothing. An instance is named after its user."""
     (tmp_path / "ckptguard-daemon").symlink_to(sys.executable)
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
-    unit = tmp_path / "ckptguard-daemon.service"
-    unit.write_text(printed("service"), encoding="utf-8")
+    unit = tmp_path / ("ckptguard-daemon.service" if name == "service" else "ckptguard-daemon@daemon.service")
+    unit.write_text(printed(name), encoding="utf-8")
     done = subprocess.run(["systemd-analyze", "verify", str(unit)], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd here")
+def test_the_unit_for_the_machine_is_exposed_little(tmp_path: Path) -> None:
+    """systemd's rating of what the service may do is 4.0 or less, of at most 10."""
+    unit = tmp_path / "ckptguard-daemon@daemon.service"
+    unit.write_text(printed("template"), encoding="utf-8")
+    rating = ["systemd-analyze", "security", "--offline=true", "--threshold=40", "--no-pager", str(unit)]
+    done = subprocess.run(rating, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr
+
+
+def test_the_units_wait_as_long_as_the_daemon_may_be_silent() -> None:
+    """What the watchdog takes for a hang is what the probes take for one."""
+    for name in ("service", "template"):
+        unit = read_unit(name)
+        assert unit["Service"]["Type"] == "notify"
+        assert unit["Service"]["WatchdogSec"] == f"{LONGEST_SILENCE / 60:g}min"
 
 
 def test_the_container_file_is_sound() -> None:

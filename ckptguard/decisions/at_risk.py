@@ -12,18 +12,13 @@ WEEK = 7 * 86400.0
 
 
 class AtRisk(msgspec.Struct, frozen=True, kw_only=True):
-    """GPU-seconds that would have to be computed again. `since`: when the checkpoint was sealed that would remain, or
+    """GPU-seconds that would have to be computed again. `since`: when the checkpoint was saved that would remain, or
     the first save on record if none would. Without a known `world_size` one GPU is assumed."""
 
     gpu_seconds: float
     since: float
     world_size: int | None
     remains: bool  # False: no good checkpoint is safe
-
-
-def is_protected(facts: RunFacts) -> bool:
-    """True if a good checkpoint surely has a full copy or a replica. A run that cannot be looked at is not."""
-    return facts.safe_at is not None and facts.known_good_at is not None and facts.state != "failing"
 
 
 def is_stale(facts: RunFacts, now: float) -> bool:
@@ -49,7 +44,7 @@ def at_risk(facts: RunFacts, now: float) -> AtRisk | None:
 def most_at_risk(saves: Iterable[tuple[float, bool]], interval: float, world_size: int | None, now: float) -> float:
     """Return the most GPU-seconds that were at risk at any moment of the week before `now`.
 
-    `saves`: when each was sealed, the oldest first, and whether it was good and safe. Training counts as paused from
+    `saves`: when each was made, the oldest first, and whether it was good and safe. Training counts as paused from
     three intervals after a save until the next one.
     """
     most, lost, before = 0.0, 0.0, None

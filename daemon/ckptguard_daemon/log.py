@@ -67,6 +67,11 @@ def start_logging(log_file: str | None = None, form: str = "auto") -> None:
     logging.raiseExceptions = False  # a full disk under the log must not end the guard
 
 
+def also_to(listener: logging.Handler) -> None:
+    """Give every line to a listener too, from now on."""
+    _LOG.addHandler(listener)
+
+
 def _thread_failed(failed: threading.ExceptHookArgs) -> None:
     """Log one line for a thread that ends by an exception."""
     if failed.exc_value is None or isinstance(failed.exc_value, SystemExit):

@@ -10,17 +10,19 @@ import functools
 import hashlib
 import logging
 import re
+import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
 
-from ckptguard.decisions.at_risk import at_risk, is_protected, is_stale
+from ckptguard.decisions.at_risk import at_risk, is_stale
 from ckptguard.values.ids import escape
 from ckptguard.values.run_facts import RunFacts
 from ckptguard.version import __version__
-from ckptguard_daemon.log import FIELDS
+from ckptguard_daemon.log import FIELDS, also_to
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 MOST_RUNS = 1000  # as labels; of more there are only sums
@@ -43,6 +45,8 @@ _SIZES = (
     (float("inf"), "larger"),
 )
 _SECONDS = (0.1, 1.0, 10.0, 60.0, 600.0, 3600.0, float("inf"))
+
+_FRESH = 1.0  # seconds for which the same text serves several who ask
 
 Value = float | None
 Labelled = tuple[str, Value]  # the text between the braces
@@ -121,13 +125,15 @@ class _Family(NamedTuple):
 
 
 _FAMILIES = (
-    _Family("protected", "Whether a good checkpoint has a full copy or a replica.", lambda r, _: _protected(r)),
+    _Family(
+        "protected", "Whether there is a known-good checkpoint with an independent copy.", lambda r, _: _protected(r)
+    ),
     _Family("failing", "Whether the run cannot be looked at.", lambda r, _: r.state == "failing"),
     _Family("training", "Whether saves arrive.", lambda r, _: r.training),
     _Family("known_good_step", "The step of the known-good checkpoint.", lambda r, _: r.known_good_step, None),
     _Family(
         "known_good_timestamp_seconds",
-        "When the known-good checkpoint was sealed. Of several runs: the oldest.",
+        "When the known-good checkpoint was saved. Of several runs: the oldest.",
         lambda r, _: r.known_good_at,
         min,
     ),
@@ -161,6 +167,26 @@ _FAMILIES = (
 )
 
 
+class Metrics:
+    """The metrics of one daemon, for any number of threads that ask."""
+
+    def __init__(self, facts: Callable[[], Sequence[RunFacts]], loop_at: Callable[[], float]) -> None:
+        self._facts, self._loop_at = facts, loop_at
+        self._counts = Counts()
+        self._lock = threading.Lock()
+        self._text, self._made_at = b"", -_FRESH
+        also_to(self._counts)
+
+    def text(self) -> bytes:
+        """Return all metrics as of now, or as of a moment ago."""
+        with self._lock:
+            if time.monotonic() - self._made_at >= _FRESH:
+                daemon = DaemonFacts(loop_at=self._loop_at(), counted=self._counts.take())
+                self._text = exposition(self._facts(), daemon, time.time())
+                self._made_at = time.monotonic()
+            return self._text
+
+
 def exposition(facts: Sequence[RunFacts], daemon: DaemonFacts | None, now: float) -> bytes:
     """Return all metrics in Prometheus' text format. Without `daemon`, those of the runs only.
 
@@ -188,8 +214,9 @@ def _lines(facts: Sequence[RunFacts], daemon: DaemonFacts | None, now: float) ->
             samples = _by_label(found, labels, family.label, causes)
         yield from _family(family.name, kind, family.help, samples)
     if labels is None:
-        stale = sum(is_stale(run, now) for run in facts)
+        stale, bare = sum(is_stale(run, now) for run in facts), sum(_protected(run) is False for run in facts)
         yield from _family("known_good_stale", "gauge", "Training runs whose known-good is old.", [("", stale)])
+        yield from _family("unprotected", "gauge", "Runs that are not protected.", [("", bare)])
     if daemon is not None:
         yield from _of_daemon(daemon)
 
@@ -252,8 +279,9 @@ def _family(name: str, kind: str, told: str, samples: Iterable[Labelled]) -> Ite
 
 
 def _protected(run: RunFacts) -> bool | None:
-    # A run that never was there has nothing to protect.
-    return None if run.state == "waiting" and not run.checkpoints else is_protected(run)
+    # A run that never was there has nothing to protect. Of one that cannot be looked at nobody can tell.
+    never_seen = run.state == "waiting" and not run.checkpoints
+    return None if never_seen else run.protected and run.state != "failing"
 
 
 def _at_risk(run: RunFacts, now: float) -> float | None:

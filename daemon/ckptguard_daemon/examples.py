@@ -17,6 +17,8 @@ EXAMPLES = {
     "template": "ckptguard-daemon@.service",
     "container": "Containerfile",
     "settings": "ckptguard.toml",
+    "rules": "ckptguard-rules.yml",
+    "grafana": "ckptguard-grafana.json",
     "slurm-epilog": "slurm/epilog.sh",
     "slurm-prolog": "slurm/prolog.sh",
     "slurm-job": "slurm/job.sh",

@@ -32,13 +32,17 @@ class WorkStop(threading.Event):
         self.asked_at = time.monotonic()
         return super().is_set()
 
+    def last_progress(self) -> float:
+        """Return when some work asked last, in seconds since 1970."""
+        return time.time() - (time.monotonic() - self.asked_at)
+
     def is_fresh(self) -> bool:
         """True if some work asked not long ago."""
         return time.monotonic() - self.asked_at < LONGEST_SILENCE
 
 
-class ServiceManager:
-    """systemd, if it started us as a service of Type=notify. Otherwise nothing is told. It never raises."""
+class Systemd:
+    """The service manager, if it started us as a service of Type=notify. Otherwise nothing is told. It never raises."""
 
     def __init__(self) -> None:
         # Taken out of the environment: a hook's command must not speak for us.

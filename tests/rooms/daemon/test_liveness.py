@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from ckptguard_daemon import liveness
 from ckptguard_daemon.__main__ import command
-from ckptguard_daemon.liveness import ServiceManager, WorkStop
+from ckptguard_daemon.liveness import Systemd, WorkStop
 from ckptguard_daemon.loop import Loop
 from ckptguard_daemon.roster import Roster
 from click.testing import CliRunner
@@ -91,7 +91,7 @@ def test_systemd_hears_of_runs_in_trouble(manager: Manager, run: Path, start: St
 def test_nobody_to_tell(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a manager, or with one that is gone, nothing is told and nothing fails. Hooks do not inherit it."""
     monkeypatch.setenv("NOTIFY_SOCKET", address)
-    manager = ServiceManager()
+    manager = Systemd()
     manager.is_ready()
     manager.tell_progress(WorkStop(), [])
     manager.is_stopping()
@@ -111,7 +111,7 @@ def test_the_watchdog_starves_when_nothing_makes_progress(short_folder: Path, mo
     """A pass that hangs feeds nothing, however often systemd could be told. Asking over HTTP is no progress either."""
     systemd = Manager(str(short_folder / "notify"))
     monkeypatch.setenv("NOTIFY_SOCKET", systemd.address)
-    manager, stop = ServiceManager(), WorkStop()
+    manager, stop = Systemd(), WorkStop()
     stuck: Any = _Run(run_id="a", due=0.0, state="guarded", trouble=None)
     stuck.began, stuck.go_on = threading.Event(), threading.Event()
     passed = threading.Event()

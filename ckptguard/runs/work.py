@@ -18,7 +18,8 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
     - `progress` is called for every byte read.
     - `rate` is the most bytes per second. Pieces of work may share a `Rate`.
     - `stop` ends the work once it is set.
-    - `may_begin` says whether this number of bytes may be read next. If not, the work ends early, and the caller repeats it.
+    - `may_begin` says whether this number of bytes may be read next. If not, the work ends early, and the caller
+      repeats it.
     - `found` is called with each verdict of a pass at once.
     - `patience`: seconds for which a scan may yield to everything else; see `ScanOptions`.
     """

@@ -240,17 +240,16 @@ class Scrubbing(IdleWork):
 
     def _turn(self, run_id: str, turn: Turn) -> float | None:
         run = self._runs.get(run_id)
-        if run is None or run.scrub is None:
+        state = None if run is None else run.scrub
+        if run is None or state is None:
             self._left_out.pop(run_id, None)
             return None
         if run.state != "guarded":
             return _SOONEST_SCRUB
-        return self._guarded(run, lambda: self._scrub(run, turn))
+        return self._guarded(run, lambda: self._scrub(run, state, turn))
 
-    def _scrub(self, run: WatchedRun, turn: Turn) -> float:
+    def _scrub(self, run: WatchedRun, state: ScrubState, turn: Turn) -> float:
         """Read what is due. Returns the seconds until the next check."""
-        state = run.scrub
-        assert state is not None
         left_out, every = self._left_out[run.run_id], state.every
         for where in [where for where, until in left_out.items() if time.monotonic() >= until]:
             del left_out[where]

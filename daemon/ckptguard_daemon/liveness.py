@@ -17,28 +17,35 @@ _PATIENCE = 5.0  # seconds for an answer to a probe
 
 
 class WorkStop(threading.Event):
-    """Ends the loop's work, and knows when that last asked whether it must end.
+    """The loop's `stop` as its work sees it. It knows when the work last asked whether it must end.
 
     Whatever takes long asks again and again: each block of a read or a copy, each wait. So a thread that asks makes
-    progress, also within a scan of hours. One that hangs in dead storage does not ask, but the other threads do.
+    progress, also within a scan of hours. One that hangs in dead storage does not ask, but those of other runs do.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, stop: threading.Event) -> None:
         super().__init__()
-        self.asked_at = time.monotonic()
+        self._stop = stop
+        self.asked_at = 0.0  # seconds since 1970
 
     def is_set(self) -> bool:
         """True if the work must end."""
-        self.asked_at = time.monotonic()
-        return super().is_set()
+        self.asked_at = time.time()
+        return self._stop.is_set()
 
-    def last_progress(self) -> float:
-        """Return when some work asked last, in seconds since 1970."""
-        return time.time() - (time.monotonic() - self.asked_at)
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until the work must end. Returns whether it must."""
+        self.asked_at = time.time()
+        return self._stop.wait(timeout)
 
-    def is_fresh(self) -> bool:
-        """True if some work asked not long ago."""
-        return time.monotonic() - self.asked_at < LONGEST_SILENCE
+    def set(self) -> None:
+        """End the work, and everything else that has this `stop`."""
+        self._stop.set()
+
+
+def is_fresh(progress: float) -> bool:
+    """True if progress was made at this time, and that is not long ago."""
+    return time.time() - progress < LONGEST_SILENCE
 
 
 class Systemd:
@@ -48,17 +55,17 @@ class Systemd:
         # Taken out of the environment: a hook's command must not speak for us.
         place = os.fsencode(os.environ.pop("NOTIFY_SOCKET", ""))
         self._place = b"\0" + place[1:] if place[:1] == b"@" else place
-        self._asked_at: float | None = None
+        self._progress = 0.0
         self._status = ""
 
     def is_ready(self) -> None:
         """Tell that the daemon listens and works."""
         self._tell("READY=1")
 
-    def tell_progress(self, work: WorkStop, runs: Iterable[WatchedRun]) -> None:
-        """Feed the watchdog if the work has asked since the last call, and tell what changed in the runs."""
-        if work.asked_at != self._asked_at:
-            self._asked_at = work.asked_at
+    def tell_progress(self, progress: float, runs: Iterable[WatchedRun]) -> None:
+        """Feed the watchdog if there was progress since the last call, and tell what changed in the runs."""
+        if progress != self._progress:
+            self._progress = progress
             self._tell("WATCHDOG=1")
         if self._status != (status := _sentence(runs)):
             self._status = status

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
+import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +21,8 @@ from ckptguard_daemon.roster import Roster
 from click.testing import CliRunner
 from support.daemon_process import PATIENCE, Starter, save, until
 
-from ckptguard.scan import scan_files
+from ckptguard.runs.work import Work
+from ckptguard.values.settings import Settings
 
 
 class Manager:
@@ -93,63 +95,83 @@ def test_nobody_to_tell(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NOTIFY_SOCKET", address)
     manager = Systemd()
     manager.is_ready()
-    manager.tell_progress(WorkStop(), [])
+    manager.tell_progress(1.0, [])
     manager.is_stopping()
     assert "NOTIFY_SOCKET" not in os.environ
 
 
 class _Run(SimpleNamespace):
-    """A run whose passes hang, as in dead storage, until they are let go."""
+    """A run whose first pass hangs, as in dead storage, until it is let go. It then asks whether it must end."""
 
-    def step(self, *_: Any) -> None:
+    def step(self, work: Work) -> None:
         self.began.set()
         self.go_on.wait()
-        self.due = float("inf")
+        work.is_stopped()
+        self.due = time.monotonic() + 1000.0
 
 
-def test_the_watchdog_starves_when_nothing_makes_progress(short_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A pass that hangs feeds nothing, however often systemd could be told. Asking over HTTP is no progress either."""
+def _run(name: str) -> Any:
+    """One for a loop."""
+    began, go_on = threading.Event(), threading.Event()
+    values = {"run_id": name, "storage": name, "settings": Settings(), "state": "guarded", "trouble": None}
+    return _Run(**values, began=began, go_on=go_on)
+
+
+def test_the_watchdog_starves_only_when_nothing_makes_progress(
+    short_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pass that hangs feeds nothing, however often systemd could be told. Another run's pass does, and so does a loop
+    that has nothing to do."""
     systemd = Manager(str(short_folder / "notify"))
     monkeypatch.setenv("NOTIFY_SOCKET", systemd.address)
-    manager, stop = Systemd(), WorkStop()
-    stuck: Any = _Run(run_id="a", due=0.0, state="guarded", trouble=None)
-    stuck.began, stuck.go_on = threading.Event(), threading.Event()
-    passed = threading.Event()
-    loop = Loop(Roster([stuck]), scan_files, stop, passed.set)
+    manager, stop, stuck, other = Systemd(), threading.Event(), _run("a"), _run("b")
+    roster = Roster([stuck])
+    loop = Loop(roster, stop, lambda run: None)
     thread = threading.Thread(target=loop.run)
     thread.start()
-    stuck.began.wait()
-    manager.tell_progress(stop, [stuck])
-    assert systemd.waiting() == ["WATCHDOG=1", "STATUS=watching 1 run"]
+
+    def is_fed() -> bool:
+        manager.tell_progress(loop.last_progress(), [])
+        return "WATCHDOG=1" in systemd.waiting()
+
+    assert stuck.began.wait(PATIENCE)
+    is_fed()  # for what was before
     for _ in range(3):
-        manager.tell_progress(stop, [stuck])
-    assert systemd.waiting() == []
+        loop.wake("a")  # what feeds it is the work, not who wakes it
+        assert not is_fed()
+    roster.add(other)
+    loop.wake("b")
+    assert other.began.wait(PATIENCE)
+    assert is_fed()
+    assert not is_fed()
+    other.go_on.set()
+    until(is_fed, "food from another run")
     stuck.go_on.set()
-    passed.wait()
-    loop.wake()  # it looks for what is due next
-
-    def fed() -> bool:
-        manager.tell_progress(stop, [stuck])
-        return systemd.waiting() == ["WATCHDOG=1"]
-
-    until(fed, "food for the watchdog")
-    stop.set()
+    until(lambda: loop.lanes.turn_of("a") is None, "the end of the pass")
+    is_fed()
     loop.wake()
+    until(is_fed, "food from a loop without work")
+    stop.set()
+    loop.lanes.wake(())
     thread.join()
     systemd.socket.close()
 
 
-def test_work_that_is_silent_for_too_long_is_not_fresh(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each question is a sign of progress, whichever thread asks."""
-    stop, now = WorkStop(), 1e6
-    monkeypatch.setattr(liveness.time, "monotonic", lambda: now)
-    assert not stop.is_set()
+def test_progress_that_was_long_ago_is_not_fresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each question of the work is a sign of progress, whichever thread asks, and it ends with everything else."""
+    stop = threading.Event()
+    work_stop, now = WorkStop(stop), 1e9
+    monkeypatch.setattr(liveness.time, "time", lambda: now)
+    assert not liveness.is_fresh(work_stop.asked_at)
+    assert not work_stop.is_set()
     now += liveness.LONGEST_SILENCE - 1
-    assert stop.is_fresh()
+    assert liveness.is_fresh(work_stop.asked_at)
     now += 2
-    assert not stop.is_fresh()
-    stop.is_set()
-    assert stop.is_fresh()
+    assert not liveness.is_fresh(work_stop.asked_at)
+    work_stop.wait(0)
+    assert liveness.is_fresh(work_stop.asked_at)
+    stop.set()
+    assert work_stop.is_set()
 
 
 def asked(*arguments: object) -> tuple[int, str]:

@@ -11,6 +11,8 @@ BIN=/opt/ckptguard/bin
 # The node gets its next job when this is over. What has no verdict by then stays pending.
 LIMIT=10m
 LOG=/var/log/ckptguard-epilog.log
+# For Prometheus: a folder that one node exporter reads (textfile collector), and in which users may write (mode 1777).
+METRICS=
 
 export PATH=/usr/sbin:/usr/bin:/sbin:/bin:$PATH
 exec </dev/null >/dev/null 2>&1
@@ -25,6 +27,8 @@ done
 first=$(scontrol show hostnames "$SLURM_NODELIST" 2>/dev/null | head -n 1)
 [ "${first:-$SLURMD_NODENAME}" = "$SLURMD_NODENAME" ] || exit 0
 
+printf '%(%F %T)T  job %s of %s on %s saved into:%s\n' -1 "$SLURM_JOB_ID" "$SLURM_JOB_USER" "$SLURMD_NODENAME" \
+    "$(printf ' %q' "${runs[@]}")"
 as_user=()
 if [ "$(id -u)" != "$SLURM_JOB_UID" ]; then
     as_user=(setpriv --reuid "$SLURM_JOB_UID" --regid "$SLURM_JOB_GID" --init-groups --no-new-privs)
@@ -32,9 +36,13 @@ fi
 HOME=$(getent passwd "$SLURM_JOB_UID" | cut -d: -f6)
 export HOME
 for run in "${runs[@]}"; do
+    metrics=()
+    if [ -n "$METRICS" ]; then
+        metrics=(--metrics-file "$METRICS/ckptguard-$(printf %s "$run" | sha256sum | cut -c 1-12).prom")
+    fi
     # shellcheck disable=SC2016 # the inner shell is to see these
     "${as_user[@]}" /bin/sh -c 'cd "$0" 2>/dev/null || cd /; exec "$@"' "$SLURM_JOB_WORK_DIR" \
-        "$BIN/ckptguard-daemon" --once --limit "$LIMIT" --log-format text -- "$run" &
+        "$BIN/ckptguard-daemon" --once --limit "$LIMIT" --log-format text "${metrics[@]}" -- "$run" &
 done
 wait
 exit 0

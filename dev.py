@@ -50,6 +50,7 @@ PROGRAMS = {
     "sshd": ("openssh-server",),
     "radosgw": ("ceph-mon", "ceph-osd", "radosgw"),
     "strace": ("strace",),
+    "bwrap": ("bubblewrap",),
     "slurmctld": ("slurmctld", "slurmd", "slurm-client"),
     "systemd-analyze": ("systemd",),
 }

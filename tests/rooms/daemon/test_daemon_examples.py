@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import configparser
+import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import tomllib
@@ -13,8 +15,10 @@ from pathlib import Path
 
 import pytest
 from ckptguard_daemon.__main__ import command
-from ckptguard_daemon.liveness import LONGEST_SILENCE
+from ckptguard_daemon.liveness import LONGEST_SILENCE, probe
+from ckptguard_daemon.service import run_id_of
 from click.testing import CliRunner
+from support.daemon_process import PATIENCE, request, save, until
 
 from ckptguard.runs.settings_file import load_settings
 
@@ -101,8 +105,10 @@ def test_the_container_file_is_sound() -> None:
     """It installs the wheel that lies beside it, with extras that there are, and runs a command that there is."""
     lines = [line for line in printed("container").splitlines() if line and not line.startswith("#")]
     words = {line.split()[0] for line in lines}
-    assert words == {"FROM", "ARG", "COPY", "RUN", "ENV", "ENTRYPOINT"}
-    assert re.fullmatch(r"FROM \S+/python:3\.1[123]-slim", lines[0])
+    assert words == {"FROM", "ARG", "COPY", "RUN", "ENV", "USER", "ENTRYPOINT"}
+    assert re.fullmatch(r"ARG BASE=\S+/python:3\.1[123]-slim", lines[0])
+    assert lines[1] == "FROM ${BASE}"
+    assert "USER 1000:1000" in lines
     assert lines[-1] == 'ENTRYPOINT ["ckptguard-daemon"]'
     assert "ckptguard-daemon" in SCRIPTS
     shown = re.search(r"EXTRAS=\[([a-z,0-9]+)\]", printed("container"))
@@ -117,3 +123,30 @@ def test_hadolint_finds_nothing(tmp_path: Path) -> None:
     path.write_text(printed("container"), encoding="utf-8")
     done = subprocess.run(["hadolint", str(path)], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "")
+
+
+def test_a_root_that_cannot_be_written_is_enough(run: Path, short_folder: Path) -> None:
+    """As in the container: all but the run, /tmp and the socket's folder is read-only. A save gets its verdict, a probe
+    its answer, and the end is clean. The socket's folder is made."""
+    box = ["bwrap", "--unshare-user", "--uid", "1000", "--gid", "1000", "--ro-bind", "/", "/", "--dev", "/dev"]
+    box += ["--proc", "/proc", "--tmpfs", "/tmp", "--tmpfs", "/run"]
+    for path in {str(ROOT), sys.prefix, sys.base_prefix, *filter(os.path.isdir, sys.path)}:
+        box += ["--ro-bind", path, path]
+    box += ["--bind", str(run), str(run), "--bind", str(short_folder), "/run/user", "--remount-ro", "/run", "--"]
+    if shutil.which("bwrap") is None or subprocess.run([*box, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("no bubblewrap here, or it may not make namespaces")
+    save(run, 100)
+    daemon = [sys.executable, "-m", "ckptguard_daemon", "--socket", "/run/user/ckptguard/daemon.sock", str(run)]
+    address = str(short_folder / "ckptguard" / "daemon.sock")
+    paths = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "HOME": "/"}
+    with subprocess.Popen([*box, *daemon], stderr=subprocess.PIPE, text=True, env=paths) as process:
+        try:
+            until(lambda: process.poll() is not None or probe(address, "/healthz") is None, "an answer")
+            pid = request(address, "GET", "/healthz")[1]["pid"]
+            question = f"/v1/runs/{run_id_of(str(run))}/known-good?wait_seconds=60"
+            assert request(address, "GET", question)[1]["step"] == 100
+            os.kill(pid, signal.SIGTERM)
+            assert process.wait(PATIENCE) == 0
+        finally:
+            process.kill()
+            print(process.communicate()[1])  # shown when the test failed

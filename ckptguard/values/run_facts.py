@@ -11,22 +11,25 @@ class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
     url: str
     name: str  # the last part of the URL, or what the fleet's file calls it
     state: str = "guarded"  # "waiting" (no such folder yet) | "guarded" | "failing"
+    protected: bool = False  # as `status` says: a known-good checkpoint, with an independent copy of it or an older one
     training: bool = False  # a save arrived within the last three save intervals
     known_good_step: int | None = None
-    known_good_at: float | None = None  # when the known-good checkpoint was sealed
+    known_good_at: float | None = None  # when the known-good checkpoint was saved
     safe_at: float | None = None  # the same of the newest good one with a full copy or a replica
-    newest_at: float | None = None  # when the newest save was sealed
+    newest_at: float | None = None  # when the newest save was made
     newest_outcome: str | None = None
     save_interval: float | None = None  # seconds: the median between the last saves
-    world_size: int = 1
-    checkpoints: dict[str, int] = {}  # how many, by outcome
-    bytes: dict[str, int] = {}  # by outcome
+    world_size: int | None = None  # GPUs that train it
+    began_at: float | None = None  # when its first save on record was made
+    checkpoints: dict[str, int] = {}  # how many are in place, by outcome
+    bytes: dict[str, int] = {}  # of those, by outcome
     backlog: int = 0  # saves that wait for their verdict
     backlog_bytes: int = 0
     waiting_since: float | None = None  # when the oldest of them was seen
     replicas: int = 0  # how many are configured
     replicas_behind: int = 0  # good checkpoints that some replica does not have yet
     scrubbed_at: float | None = None  # when the place that waits longest was last read
+    scrub_interval: float | None = None  # seconds after which a place is read again
     incidents: dict[str, int] = {}  # by cause
     rollbacks: dict[str, int] = {}  # by cause
     steps_saved: int = 0  # updates that rollbacks did not have to repeat from the start

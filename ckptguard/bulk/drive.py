@@ -14,6 +14,7 @@ from ckptguard.bulk.engine import Engine, compare
 from ckptguard.bulk.messages import Answer, Table, Task
 from ckptguard.decisions.bulk_order import Job, Waiting
 from ckptguard.values.ids import escape
+from ckptguard.values.record_text import decodable
 
 _EACH = 4  # tasks in flight for each worker, so that none waits for the coordinator
 _TICK = 1.0  # seconds between looks at the engine
@@ -106,7 +107,7 @@ class Drive:
     def _take(self, future: Future[Table], waiting: Waiting) -> None:
         call, executor = self._flying.pop(future)
         try:
-            answer = msgspec.convert(future.result(), Answer)
+            answer = msgspec.convert(future.result(), decodable(Answer))
         except Exception as error:  # no task raises: it is its worker, or the engine
             if isinstance(error, BrokenExecutor):
                 self.engine.renew(executor)

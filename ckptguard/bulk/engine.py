@@ -31,12 +31,15 @@ class Engine:
     """An executor that can be replaced when it breaks, and how many tasks it does at once.
 
     `make` returns the executor, and `count` how many tasks it does at once. It raises WorkerError if the engine is
-    lost.
+    lost. `stop` ends the tasks of workers on this machine.
     """
 
-    def __init__(self, make: Callable[[], Executor], count: Callable[[], int]) -> None:
+    def __init__(
+        self, make: Callable[[], Executor], count: Callable[[], int], stop: Callable[[], None] | None = None
+    ) -> None:
         self._make = make
         self._count = count
+        self._stop = stop
         self.workers = max(count(), 1)
         self._executor = make()
         self._probe()
@@ -50,7 +53,7 @@ class Engine:
         for _ in range(2):
             executor = self._executor
             try:
-                return executor, executor.submit(perform, task)
+                return executor, executor.submit(perform, {**task, "software": SOFTWARE})
             except BrokenExecutor:
                 self.renew(executor)
             except RuntimeError as error:
@@ -78,8 +81,10 @@ class Engine:
             raise WorkerError(f"the engine's workers cannot work: {reason}") from error
 
     def close(self) -> None:
-        """Take back what was not begun. Returns at once."""
-        self._executor.shutdown(wait=False, cancel_futures=True)
+        """End what is under way on this machine, and take back what was not begun."""
+        if self._stop is not None:
+            self._stop()
+        self._executor.shutdown(wait=self._stop is not None, cancel_futures=True)
 
 
 def compare(said: Table) -> None:
@@ -108,11 +113,10 @@ def open_engine(name: str, workers: int, held: Held) -> Iterator[Engine]:
     with contextlib.ExitStack() as stack:
         if name == "threads":
             stop = threading.Event()
-            stack.callback(stop.set)
             begin(stop, held)
-            engine = Engine(lambda: ThreadPoolExecutor(workers, "ckptguard-bulk"), lambda: workers)
+            engine = Engine(lambda: ThreadPoolExecutor(workers, "ckptguard-bulk"), lambda: workers, stop.set)
         elif name == "processes":
-            engine = _of_processes(workers, held, stack)
+            engine = _of_processes(workers, held)
         elif name.startswith("dask://"):
             engine = _of_dask(name.removeprefix("dask://"), stack)
         else:
@@ -121,12 +125,13 @@ def open_engine(name: str, workers: int, held: Held) -> Iterator[Engine]:
         yield engine
 
 
-def _of_processes(workers: int, held: Held, stack: contextlib.ExitStack) -> Engine:
+def _of_processes(workers: int, held: Held) -> Engine:
     context = multiprocessing.get_context("spawn")  # a fork of a process with threads may hang
     stop = context.Event()
-    stack.callback(stop.set)
     start: tuple[Stop, Held, int] = (stop, held, os.getpid())
-    return Engine(lambda: ProcessPoolExecutor(workers, context, initializer=begin, initargs=start), lambda: workers)
+    return Engine(
+        lambda: ProcessPoolExecutor(workers, context, initializer=begin, initargs=start), lambda: workers, stop.set
+    )
 
 
 def _factory(name: str) -> Callable[[], Executor]:

@@ -194,6 +194,19 @@ def carry_out(
     )
 
 
+def not_done(plan: BulkPlan) -> BulkDone:
+    """Return the result of a plan that is not carried out."""
+    return BulkDone(
+        outcomes=plan.settled,
+        done=0,
+        left=len(plan.jobs),
+        bytes=0,
+        seconds=0.0,
+        wrong=plan.known,
+        could_not_tell=plan.could_not_tell,
+    )
+
+
 def _nothing() -> dict[str, Any]:
     return {"settled": {}, "known": (), "could_not_tell": ()}
 

@@ -80,7 +80,6 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     planned: Planned | None = None
     files: tuple[str, ...] = ()
     scans: tuple[Scan, ...] = ()
-    software: dict[str, str] = SOFTWARE
 
 
 class Item(msgspec.Struct, frozen=True, kw_only=True):

@@ -18,6 +18,7 @@ from ckptguard.runs.settings_file import load_settings
 from ckptguard.runs.work import Work
 from ckptguard.scan.process.worker import die_with
 from ckptguard.scan.scanners import scanner_of
+from ckptguard.values.record_text import decodable
 from ckptguard.values.settings import Settings, with_table
 from ckptguard.values.storage_options import StorageOptions
 
@@ -75,9 +76,9 @@ def perform(table: Table) -> Table:
 
 
 def _answer(table: Table) -> Answer:
-    if table["software"] != SOFTWARE:
+    if table.get("software") != SOFTWARE:
         return Answer(differs=SOFTWARE)
-    task = msgspec.convert(table, Task)
+    task = msgspec.convert(table, decodable(Task))
     settings = _settings_of(task)
     with scanner_of(settings, rate=task.rate) as scanner:
         work = Work(scanner=scanner, progress=_check_stop, rate=task.rate)

@@ -139,7 +139,7 @@ class WorkerProcess:
                 if expected > LARGEST_ANSWER:
                     raise WorkerError("the scanning process sent an answer that is too large")
         try:
-            return msgspec.msgpack.decode(memoryview(answer)[PREFIX.size : expected], type=Answer)
+            return msgspec.msgpack.decode(memoryview(answer)[PREFIX.size : expected], type=decodable(Answer))
         except msgspec.DecodeError as error:
             raise WorkerError("the scanning process sent an answer that cannot be understood") from error
 

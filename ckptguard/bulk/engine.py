@@ -20,7 +20,7 @@ from ckptguard.errors import SettingsError, WorkerError
 from ckptguard.values.ids import escape
 
 _PATIENCE = 60.0  # seconds for the first worker to answer
-_CONNECT = 10.0
+_CONNECT = 5.0
 _ANSWER = 5.0  # for the scheduler to answer
 _ALONE = 60.0  # seconds without any worker of a Dask cluster, after which its work is given up
 
@@ -64,7 +64,7 @@ class Engine:
         """Replace an executor that is broken as a whole, as a pool of processes is when one of them dies."""
         if broken is not self._executor:
             return
-        broken.shutdown(wait=False, cancel_futures=True)
+        broken.shutdown(wait=False)
         self._executor = self._make()
         self._probe()
 
@@ -81,10 +81,10 @@ class Engine:
             raise WorkerError(f"the engine's workers cannot work: {reason}") from error
 
     def close(self) -> None:
-        """End what is under way on this machine, and take back what was not begun."""
+        """End what is under way on this machine. Elsewhere a task that has begun is done, which does no harm."""
         if self._stop is not None:
             self._stop()
-        self._executor.shutdown(wait=self._stop is not None, cancel_futures=True)
+        self._executor.shutdown(wait=self._stop is not None)
 
 
 def compare(said: Table) -> None:

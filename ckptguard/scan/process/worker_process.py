@@ -19,6 +19,7 @@ from ckptguard.errors import ChangedWhileReadError, CouldNotTellError, StorageEr
 from ckptguard.scan.process.messages import LARGEST_ANSWER, PREFIX, Answer, Request, frame
 from ckptguard.scan.result import Scan
 from ckptguard.values.ids import escape
+from ckptguard.values.record_text import decodable
 from ckptguard.values.settings import Settings
 
 _TICK = 0.1  # how soon a stop is noticed

@@ -164,7 +164,8 @@ def _of_dask(place: str, stack: contextlib.ExitStack) -> Engine:
         import distributed
     except ImportError as error:
         raise SettingsError("this engine needs Dask", hint='pip install "ckptguard[dask]"') from error
-    logging.getLogger("distributed").setLevel(logging.CRITICAL)  # a lost scheduler is one sentence, and ours
+    for called in [name for name in logging.root.manager.loggerDict if name.partition(".")[0] == "distributed"]:
+        logging.getLogger(called).setLevel(logging.CRITICAL)  # what it logs of a lost scheduler is ours to say
     secure = bool(dask.config.get("distributed.comm.tls.client.cert", None))
     if not secure and not _is_here(place):
         raise SettingsError(

@@ -24,6 +24,8 @@ _CONNECT = 5.0
 _ANSWER = 5.0  # for the scheduler to answer
 _ALONE = 60.0  # seconds without any worker of a Dask cluster, after which its work is given up
 
+_TALKATIVE = ("asyncio", "distributed", "tornado")
+
 Held = Mapping[str, Mapping[str, Table]]
 
 
@@ -164,8 +166,9 @@ def _of_dask(place: str, stack: contextlib.ExitStack) -> Engine:
         import distributed
     except ImportError as error:
         raise SettingsError("this engine needs Dask", hint='pip install "ckptguard[dask]"') from error
-    for called in [name for name in logging.root.manager.loggerDict if name.partition(".")[0] == "distributed"]:
-        logging.getLogger(called).setLevel(logging.CRITICAL)  # what it logs of a lost scheduler is ours to say
+    # What these log of a lost scheduler, at length, is said in one sentence by us.
+    for called in [name for name in logging.root.manager.loggerDict if name.partition(".")[0] in _TALKATIVE]:
+        logging.getLogger(called).setLevel(logging.CRITICAL)
     secure = bool(dask.config.get("distributed.comm.tls.client.cert", None))
     if not secure and not _is_here(place):
         raise SettingsError(

@@ -20,6 +20,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "See how a run stands": ("status", "list", "incidents", "incident"),
     "Go back": ("known-good", "rollback", "restore", "gate", "supervise"),
     "Keep copies, and choose what stays": ("replicate", "repair", "prune", "pin", "unpin"),
+    "Look after many runs": ("fleet",),
     "Decide what ckptguard cannot know": ("clear", "reseal", "accept"),
     "Set up": ("doctor", "config", "notify", "completion"),
 }

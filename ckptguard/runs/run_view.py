@@ -49,6 +49,16 @@ class RunView:
         """Use a listing of the run that the caller has just made."""
         self._listing = Listing(self.run, entries)
 
+    def list_near(self, path: str) -> None:
+        """List only what one checkpoint consists of and what lies beside it: enough to verify it."""
+        if path == ".":
+            self.take_listed(_entries_of(self.run, path))
+            return
+        beside = self.run.storage.list(path.rpartition("/")[0], recursive=False)
+        below = next((e for e in beside if e.key == path and e.kind == "folder"), None)
+        own = self.run.storage.list(path, recursive=True, enter=enter) if below is not None else ()
+        self.take_listed([*(e for e in beside if e.kind != "folder"), *own])
+
     def list_after(self, before: Listing | None) -> Listing:
         """List the run now, and return `before` if nothing differs from it. Raises StorageError."""
         self._listing = list_run(self.run, before)

@@ -33,7 +33,7 @@ def main() -> None:
     memory, idle, parent, niceness = int(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
     answers = os.dup(1)
     os.dup2(2, 1)  # a library's prints must not mix with the answers
-    _die_with(parent)
+    die_with(parent)
     _limit(memory)
     if niceness:
         lower_session(niceness)
@@ -88,7 +88,8 @@ def _limit(memory: int) -> None:
         resource.setrlimit(what, (most, most))
 
 
-def _die_with(parent: int) -> None:
+def die_with(parent: int) -> None:
+    """Have the system end this process with the one that started it."""
     with contextlib.suppress(OSError, AttributeError):  # otherwise a closed stdin ends us between two scans
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:  # it was killed before that line

@@ -11,16 +11,17 @@ class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
     url: str
     name: str  # the last part of the URL, or what the fleet's file calls it
     state: str = "guarded"  # "waiting" (no such folder yet) | "guarded" | "failing"
+    protected: bool = False  # as `status` says: a known-good checkpoint, with an independent copy of it or an older one
     training: bool = False  # a save arrived within the last three save intervals
     known_good_step: int | None = None
-    known_good_at: float | None = None  # when the known-good checkpoint was sealed
+    known_good_at: float | None = None  # when the known-good checkpoint was saved
     safe_at: float | None = None  # the same of the newest good one with a full copy or a replica
-    newest_at: float | None = None  # when the newest save was sealed
+    newest_at: float | None = None  # when the newest save was made
     newest_outcome: str | None = None
     save_interval: float | None = None  # seconds: the median between the last saves
     world_size: int = 1
-    checkpoints: dict[str, int] = {}  # how many, by outcome
-    bytes: dict[str, int] = {}  # by outcome
+    checkpoints: dict[str, int] = {}  # how many are in place, by outcome
+    bytes: dict[str, int] = {}  # of those, by outcome
     backlog: int = 0  # saves that wait for their verdict
     backlog_bytes: int = 0
     waiting_since: float | None = None  # when the oldest of them was seen

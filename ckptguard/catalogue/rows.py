@@ -57,7 +57,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     kind: str
     at: float | None
     about: str = ""  # the checkpoint's id, the incident's, or the replica
-    path: str | None = None
+    series: str | None = None
     step: int | None = None
     cause: str = ""
     text: str = ""

@@ -7,6 +7,7 @@ import os
 import re
 import sqlite3
 import time
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,6 @@ import msgspec
 from ckptguard.catalogue.rows import Event, Generation, IncidentRow
 from ckptguard.storage.runtime_folder import require_private
 
-VERSION = 1  # a file with another one is made anew
 BUSY_SECONDS = 1.0
 _NETWORKS = re.compile(r"nfs|cifs|smb|lustre|gpfs|beegfs|ceph|gluster|afs|9p|fuse|wekafs|pvfs|orangefs|ncpfs|sshfs")
 _TYPES = {"str": "TEXT", "int": "INTEGER", "bool": "INTEGER", "float": "REAL"}
@@ -49,6 +49,7 @@ CREATE TABLE event (number INTEGER PRIMARY KEY AUTOINCREMENT, run INTEGER NOT NU
 CREATE UNIQUE INDEX event_key ON event (run, key);
 CREATE TABLE counter (outcome TEXT PRIMARY KEY, checkpoints INTEGER NOT NULL, bytes INTEGER NOT NULL) WITHOUT ROWID;
 """
+VERSION = zlib.crc32(_TABLES.encode()) >> 1  # a file with other tables is made anew
 
 
 def open_for_writing(path: str) -> sqlite3.Connection:
@@ -75,8 +76,8 @@ def open_for_writing(path: str) -> sqlite3.Connection:
 
 
 def _opened(path: str) -> sqlite3.Connection:
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    os.close(descriptor)
+    with contextlib.suppress(FileExistsError):  # opening one that exists would drop the locks of this process on it
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
     connection = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
     try:
         connection.execute("PRAGMA journal_mode = WAL")

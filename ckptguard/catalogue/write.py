@@ -60,9 +60,9 @@ def forget_run(db: sqlite3.Connection, id: str) -> None:
                 db.execute(f"DELETE FROM {table} WHERE run = ?", (row[0],))
 
 
-def run_ids(db: sqlite3.Connection) -> list[str]:
-    """Return the ids of all runs."""
-    return [id for (id,) in db.execute("SELECT id FROM run")]
+def run_digests(db: sqlite3.Connection) -> dict[str, bytes]:
+    """Return the digest of each run's rows by the run's id."""
+    return dict(db.execute("SELECT id, digest FROM run"))
 
 
 @contextlib.contextmanager
@@ -102,7 +102,7 @@ def _moved(before: Generation, after: Generation | None, now: float) -> Event | 
         kind=kind,
         at=now,
         about=before.id,
-        path=before.path,
+        series=before.series,
         step=before.step,
         cause=before.outcome,
     )

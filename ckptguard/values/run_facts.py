@@ -19,7 +19,8 @@ class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
     newest_at: float | None = None  # when the newest save was made
     newest_outcome: str | None = None
     save_interval: float | None = None  # seconds: the median between the last saves
-    world_size: int = 1
+    world_size: int | None = None  # GPUs that train it
+    began_at: float | None = None  # when its first save on record was made
     checkpoints: dict[str, int] = {}  # how many are in place, by outcome
     bytes: dict[str, int] = {}  # of those, by outcome
     backlog: int = 0  # saves that wait for their verdict
@@ -28,6 +29,7 @@ class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
     replicas: int = 0  # how many are configured
     replicas_behind: int = 0  # good checkpoints that some replica does not have yet
     scrubbed_at: float | None = None  # when the place that waits longest was last read
+    scrub_interval: float | None = None  # seconds after which a place is read again
     incidents: dict[str, int] = {}  # by cause
     rollbacks: dict[str, int] = {}  # by cause
     steps_saved: int = 0  # updates that rollbacks did not have to repeat from the start

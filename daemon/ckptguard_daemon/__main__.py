@@ -32,7 +32,13 @@ Exit codes:
   10 with --once: no such run
   11 another daemon has the socket
 """
-_EXAMPLES = {"service": "ckptguard-daemon.service", "container": "Containerfile", "settings": "ckptguard.toml"}
+_EXAMPLES = {
+    "service": "ckptguard-daemon.service",
+    "container": "Containerfile",
+    "settings": "ckptguard.toml",
+    "rules": "ckptguard-rules.yml",
+    "grafana": "ckptguard-grafana.json",
+}
 
 
 def _print_example(context: click.Context, _: click.Parameter, name: str | None) -> None:
@@ -63,6 +69,9 @@ def _print_example(context: click.Context, _: click.Parameter, name: str | None)
     "--settle", type=float, metavar="SECONDS", help="Take a save for finished when it is unchanged for so long."
 )
 @click.option("--interval", type=float, metavar="SECONDS", help="Look this often, also without a sign of change.")
+@click.option("--metrics", metavar="HOST:PORT", help="Answer Prometheus here, too: GET /metrics.")
+@click.option("--metrics-token", metavar="FILE", help="Tell the metrics only to those who know this file's secret.")
+@click.option("--metrics-file", metavar="PATH", help="Keep the metrics in this file, for a node's textfile collector.")
 @click.option("--records", metavar="URL", help="Keep the records here, not in RUN/_ckptguard.")
 @click.option(
     "--example",
@@ -71,7 +80,7 @@ def _print_example(context: click.Context, _: click.Parameter, name: str | None)
     is_eager=True,
     expose_value=False,
     callback=_print_example,
-    help="Print an example to edit, and end: service, container or settings.",
+    help=f"Print an example to edit, and end: {', '.join(list(_EXAMPLES)[:-1])} or {list(_EXAMPLES)[-1]}.",
 )
 @click.version_option(__version__, package_name="ckptguard", message="%(prog)s %(version)s")
 def command(runs: tuple[str, ...], **options: Any) -> None:
@@ -87,8 +96,12 @@ def command(runs: tuple[str, ...], **options: Any) -> None:
     except CkptguardError as error:
         _end(error)
     # Imported after the settings were checked, so that a mistake in them is reported at once.
+    from ckptguard_daemon.publish import MetricsOptions
     from ckptguard_daemon.service import run_once, serve
 
+    metrics = MetricsOptions(
+        address=options["metrics"], token_file=options["metrics_token"], file=options["metrics_file"]
+    )
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
@@ -100,9 +113,9 @@ def command(runs: tuple[str, ...], **options: Any) -> None:
             if stop.is_set():
                 code = 130
         else:
-            parent, socket_path = options["parent"], options["socket_path"]
+            parent, path = options["parent"], options["socket_path"]
             wanted = (lambda: True) if parent is None else (lambda: os.getppid() == parent)
-            code = serve(urls, settings, os.environ, stop, socket_path=socket_path, still_wanted=wanted)
+            code = serve(urls, settings, os.environ, stop, socket_path=path, still_wanted=wanted, metrics=metrics)
     except CkptguardError as error:
         _end(error)
     except Exception as error:

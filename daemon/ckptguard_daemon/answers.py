@@ -47,6 +47,7 @@ from ckptguard.version import __version__
 from ckptguard_daemon.guarded import WatchedRun
 from ckptguard_daemon.log import log
 from ckptguard_daemon.loop import Loop, Passes
+from ckptguard_daemon.metrics import CONTENT_TYPE, Metrics
 from ckptguard_daemon.roster import Roster
 
 LARGEST_BODY = 64 * 1024
@@ -94,8 +95,9 @@ class Answers:
         hooks: Hooks,
         presence: DaemonRecord,
         alive: Callable[[], bool],
+        metrics: Metrics,
     ) -> None:
-        self._runs = runs
+        self._runs, self._metrics = runs, metrics
         self._loop, self._passes, self._hooks = loop, passes, hooks
         self._presence, self._alive = presence, alive
 
@@ -104,6 +106,7 @@ class Answers:
         run = "/v1/runs/{run}"
         routes = [
             Route("/healthz", self._healthz),
+            Route("/metrics", self._show_metrics),
             Route("/v1/runs", self._list_runs),
             Route(f"{run}/checkpoints", self._checkpoints),
             Route(f"{run}/known-good", self._known_good),
@@ -118,6 +121,9 @@ class Answers:
         status, presence = "ok" if alive else "the loop has ended", fields(self._presence, "healthz")
         answer = document("healthz", status=status, version=__version__, **presence, runs=len(self._runs))
         return _json(answer, status=200 if alive else 503)
+
+    async def _show_metrics(self, request: Request) -> Response:
+        return Response(await run_in_threadpool(self._metrics.text), media_type=CONTENT_TYPE)
 
     async def _list_runs(self, request: Request) -> Response:
         return _json(document("runs", runs=[fields(run) for run in self._runs]))

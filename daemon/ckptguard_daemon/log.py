@@ -21,7 +21,7 @@ from ckptguard.values.ids import escape
 from ckptguard_daemon.log_sentences import sentence
 
 _LOG = logging.getLogger("ckptguard_daemon")
-_FIELDS = "ckptguard_fields"
+FIELDS = "ckptguard_fields"
 
 
 class _Lines(logging.Formatter):
@@ -32,7 +32,7 @@ class _Lines(logging.Formatter):
         self._for_people = for_people
 
     def format(self, record: logging.LogRecord) -> str:
-        fields = getattr(record, _FIELDS, None)
+        fields = getattr(record, FIELDS, None)
         line: dict[str, object] = {"time": utc_now(), "level": record.levelname.lower()}
         if fields is None:  # from a library
             line |= {"event": "library", "logger": record.name, "message": record.getMessage()}
@@ -67,6 +67,11 @@ def start_logging(log_file: str | None = None, form: str = "auto") -> None:
     logging.raiseExceptions = False  # a full disk under the log must not end the guard
 
 
+def also_to(listener: logging.Handler) -> None:
+    """Give every line to a listener too, from now on."""
+    _LOG.addHandler(listener)
+
+
 def _thread_failed(failed: threading.ExceptHookArgs) -> None:
     """Log one line for a thread that ends by an exception."""
     if failed.exc_value is None or isinstance(failed.exc_value, SystemExit):
@@ -89,7 +94,7 @@ def _reason(error: BaseException | None) -> str:
 def log(event: str, /, *, level: str = "info", trace: bool = False, **fields: object) -> None:
     """Log one line. Text in `fields` may come from files, so it is escaped. `trace` adds the current exception."""
     number = logging.getLevelNamesMapping()[level.upper()]
-    _LOG.log(number, event, extra={_FIELDS: fields}, exc_info=trace)
+    _LOG.log(number, event, extra={FIELDS: fields}, exc_info=trace)
 
 
 def _printable(value: Any) -> Any:

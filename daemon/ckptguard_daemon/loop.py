@@ -33,6 +33,7 @@ class Loop:
         self._woken: set[str] = set()
         self._under_way: str | None = None
         self._last: dict[str, float] = {}
+        self.alive_at = time.time()  # when it last made progress
 
     def wake(self, run_id: str | None = None) -> None:
         """Make a pass over one run, or over all, soon."""
@@ -48,6 +49,7 @@ class Loop:
     def run(self) -> None:
         """Loop until `stop` is set. Call `wake` after that to end it quickly."""
         while not self._stop.is_set():
+            self.alive_at = time.time()
             due = self._next()
             if due is None:
                 continue

@@ -21,6 +21,7 @@ from ckptguard.reporting.notify import LONGEST_CLOSE, Hooks
 from ckptguard.runs.run_view import open_view
 from ckptguard.scan.process.process_scanner import ProcessScanner
 from ckptguard.scan.process.worker_process import limits_of
+from ckptguard.values.run_facts import RunFacts
 from ckptguard.values.settings import Settings
 from ckptguard.values.verdict import Outcome
 from ckptguard.version import __version__
@@ -30,6 +31,8 @@ from ckptguard_daemon.guarded import WatchedRun
 from ckptguard_daemon.idle_work import Replicating, Scrubbing
 from ckptguard_daemon.log import log
 from ckptguard_daemon.loop import Loop, Passes
+from ckptguard_daemon.metrics import Metrics
+from ckptguard_daemon.publish import MetricsFile, MetricsOptions, ScrapeAnswers, listen_for_scrapers
 from ckptguard_daemon.rendezvous import listen
 from ckptguard_daemon.roster import Roster
 from ckptguard_daemon.watcher import Watcher
@@ -54,11 +57,14 @@ def serve(
     *,
     socket_path: str | None = None,
     still_wanted: Callable[[], bool] = lambda: True,
+    metrics: MetricsOptions = MetricsOptions(),
 ) -> int:
     """Guard the runs until `stop` is set or the parent is gone. Returns the exit code.
 
     Raises SettingsError or BusyError if the socket is unavailable. Later errors do not end it.
     """
+    scrapers = listen_for_scrapers(metrics)
+    file = MetricsFile(metrics.file) if metrics.file is not None else None
     rendezvous = listen(socket_path, urls, environ)
     host, boot_id = this_host()
     presence = DaemonRecord(address=rendezvous.path, host=host, boot_id=boot_id, pid=os.getpid(), started_at=utc_now())
@@ -66,10 +72,12 @@ def serve(
     scanner = _scanner(settings, stop)
     runs = Roster(WatchedRun(url, run_id_of(url), settings, hooks, presence) for url in urls)
     passes = Passes()
+    passed = threading.Event()
     watchers: list[Watcher] = []
 
     def after_pass() -> None:
         passes.done()
+        passed.set()
         for watcher in watchers:
             watcher.keep_watching()
 
@@ -83,11 +91,20 @@ def serve(
     scrubbing = Scrubbing(tuple(runs), settings, hooks, loop.idle, loop.wake, stop)
     replicating = Replicating(tuple(runs), settings, hooks, loop.idle, loop.wake, stop)
     aside: list[threading.Thread] = []
-    answers = Answers(runs, loop, passes, hooks, presence, thread.is_alive)
-    server = HttpServer(answers.application(), rendezvous.socket)
+    told = Metrics(
+        lambda: [RunFacts(url=run.url, name=run.url, state=run.state) for run in runs], lambda: loop.alive_at
+    )
+    answers = Answers(runs, loop, passes, hooks, presence, thread.is_alive, told)
+    servers = [HttpServer(answers.application(), rendezvous.socket)]
+    if scrapers is not None:
+        servers.append(HttpServer(ScrapeAnswers(told.text, metrics.token_file), scrapers))
+        log("metrics", address="{}:{}".format(*scrapers.getsockname()))
     try:
-        if not server.start():
+        if not all(server.start() for server in servers):
             return FAILED
+        if file is not None:
+            aside.append(threading.Thread(target=file.keep_written, args=(told.text, passed, stop), daemon=True))
+            aside[0].start()
         for watcher in watchers:  # before the first pass, so that no change is missed
             watcher.keep_watching()
         thread.start()
@@ -100,7 +117,9 @@ def serve(
     finally:
         stop.set()
         loop.wake()
-        server.close()
+        passed.set()
+        for server in servers:
+            server.close()
         for watcher in watchers:
             watcher.close()
         if thread.ident is not None:

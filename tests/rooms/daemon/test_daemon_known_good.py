@@ -19,6 +19,7 @@ from ckptguard_daemon.answers import Answers
 from ckptguard_daemon.guarded import WatchedRun
 from ckptguard_daemon.log import log
 from ckptguard_daemon.loop import Loop, Passes
+from ckptguard_daemon.metrics import Metrics
 from ckptguard_daemon.roster import Roster
 from ckptguard_daemon.service import run_id_of
 from starlette.types import ASGIApp
@@ -75,7 +76,7 @@ class Guarded:
         presence = DaemonRecord(address="", host="", boot_id="", pid=0, started_at="")
         passes, hooks = Passes(), cast(Hooks, None)
         self.application = Answers(
-            Roster([self.run]), self.loop, passes, hooks, presence, lambda: self.alive
+            Roster([self.run]), self.loop, passes, hooks, presence, lambda: self.alive, cast(Metrics, None)
         ).application()
         self.alive = True
 

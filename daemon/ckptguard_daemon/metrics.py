@@ -1,0 +1,313 @@
+"""What Prometheus is told about the runs and the daemon. `docs/guides/metrics.md` explains each metric.
+
+The text format is written here: it has three rules, and a client library takes four times as long for a thousand runs.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import hashlib
+import logging
+import re
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from ckptguard.decisions.at_risk import at_risk, is_stale
+from ckptguard.values.ids import escape
+from ckptguard.values.run_facts import RunFacts
+from ckptguard.version import __version__
+from ckptguard_daemon.log import FIELDS, also_to
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+MOST_RUNS = 1000  # as labels; of more there are only sums
+_MOST_CAUSES = 20
+_CAUSE = re.compile(r"[a-z_]{1,30}")
+_HOOKS = ("on_incident", "webhook", "notify")
+# What counts as a message that did not arrive, and from which level on.
+_FAILED_AT = {
+    "hook_failed": logging.ERROR,  # below that it is tried again
+    "hook_event_dropped": logging.ERROR,
+    "hook_missing": logging.ERROR,
+    "hook_ran": logging.WARNING,  # the command ended with an error
+}
+_WHY = ("verify", "scrub", "replicate")
+_SIZES = (
+    (1e8, "up to 100 MB"),
+    (1e9, "up to 1 GB"),
+    (1e10, "up to 10 GB"),
+    (1e11, "up to 100 GB"),
+    (float("inf"), "larger"),
+)
+_SECONDS = (0.1, 1.0, 10.0, 60.0, 600.0, 3600.0, float("inf"))
+
+_FRESH = 1.0  # seconds for which the same text serves several who ask
+
+Value = float | None
+Labelled = tuple[str, Value]  # the text between the braces
+
+
+class Counted(msgspec.Struct, frozen=True, kw_only=True):
+    """What happened since the daemon started."""
+
+    verdicts: dict[str, dict[str, int]] = {}  # by run and outcome
+    seconds: dict[str, dict[float, int]] = {}  # verdicts by size, and by the limit that their time stayed below
+    seconds_sum: dict[str, float] = {}
+    read_bytes: dict[str, int] = {}  # by why
+    hook_failures: dict[str, int] = {}  # by the setting that names the hook
+
+
+class DaemonFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What a daemon says about itself. `loop_at`: when its loop last made progress, in seconds since 1970."""
+
+    loop_at: float
+    counted: Counted = Counted()
+
+
+class Counts(logging.Handler):
+    """Counts what the daemon's log says, so that nothing else has to count. Any thread may log."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.INFO)
+        self._now = Counted()
+
+    def take(self) -> Counted:
+        """Return the counts as of now."""
+        self.acquire()
+        try:
+            return copy.deepcopy(self._now)
+        finally:
+            self.release()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Count one line. The base class lets one thread at a time do it."""
+        fields: Mapping[str, Any] = getattr(record, FIELDS, None) or {}
+        event = record.getMessage()
+        if event == "verified":
+            self._verified(fields)
+        elif event == "scrubbed":
+            _add(self._now.read_bytes, "scrub", fields["bytes"])
+        elif event == "replicated":
+            _add(self._now.read_bytes, "replicate", fields["sent"])
+        elif record.levelno >= _FAILED_AT.get(event, logging.CRITICAL):
+            _add(self._now.hook_failures, fields["hook"], 1)
+
+    def _verified(self, fields: Mapping[str, Any]) -> None:
+        _add(self._now.verdicts.setdefault(fields["run"], {}), fields["outcome"], 1)
+        seconds = fields["seconds"]
+        if seconds is None:
+            return  # nothing was read
+        _add(self._now.read_bytes, "verify", fields["bytes"])
+        size = next(name for most, name in _SIZES if fields["bytes"] <= most)
+        limit = next(limit for limit in _SECONDS if seconds <= limit)
+        _add(self._now.seconds.setdefault(size, {}), limit, 1)
+        _add(self._now.seconds_sum, size, seconds)
+
+
+def _add(sums: dict[Any, Any], key: object, value: float) -> None:
+    sums[key] = sums.get(key, 0) + value
+
+
+class _Family(NamedTuple):
+    """One metric of each run. `of` gives its value, or its values by `label`. `total` makes one of those of all runs;
+    None: there is none for all."""
+
+    name: str
+    help: str
+    of: Callable[[RunFacts, float], Any]
+    total: Callable[[Iterable[float]], float] | None = sum
+    label: str | None = None
+
+
+_FAMILIES = (
+    _Family(
+        "protected", "Whether there is a known-good checkpoint with an independent copy.", lambda r, _: _protected(r)
+    ),
+    _Family("failing", "Whether the run cannot be looked at.", lambda r, _: r.state == "failing"),
+    _Family("training", "Whether saves arrive.", lambda r, _: r.training),
+    _Family("known_good_step", "The step of the known-good checkpoint.", lambda r, _: r.known_good_step, None),
+    _Family(
+        "known_good_timestamp_seconds",
+        "When the known-good checkpoint was saved. Of several runs: the oldest.",
+        lambda r, _: r.known_good_at,
+        min,
+    ),
+    _Family("save_interval_seconds", "The usual time between saves.", lambda r, _: r.save_interval, None),
+    _Family("world_size", "How many GPUs train, if a record says so.", lambda r, _: r.world_size),
+    _Family("at_risk_gpu_seconds", "Computing time that would be lost now.", lambda r, now: _at_risk(r, now)),
+    _Family("newest_bad", "Whether the newest save is bad.", lambda r, _: r.newest_outcome == "bad"),
+    _Family("checkpoints", "Checkpoints on record.", lambda r, _: r.checkpoints, sum, "outcome"),
+    _Family("checkpoint_bytes", "Bytes of the checkpoints on record.", lambda r, _: r.bytes, sum, "outcome"),
+    _Family("backlog_checkpoints", "Saves that wait for a verdict.", lambda r, _: r.backlog),
+    _Family("backlog_bytes", "Bytes of the saves that wait for a verdict.", lambda r, _: r.backlog_bytes),
+    _Family(
+        "replica_behind",
+        "Good checkpoints that a replica lacks.",
+        lambda r, _: r.replicas_behind if r.replicas else None,
+    ),
+    _Family(
+        "scrub_oldest_timestamp_seconds",
+        "When the bytes that were not read for longest were last read. Of several runs: the oldest.",
+        lambda r, _: r.scrubbed_at,
+        min,
+    ),
+    _Family("scrub_interval_seconds", "How often bytes should be read again.", lambda r, _: r.scrub_interval, min),
+    _Family("incidents_total", "Incidents on record.", lambda r, _: r.incidents, sum, "cause"),
+    _Family("rollbacks_total", "Rollbacks on record.", lambda r, _: r.rollbacks, sum, "cause"),
+    _Family(
+        "rollback_steps_saved_total",
+        "Steps that rollbacks did not repeat, because training went back to a checkpoint and not to the start.",
+        lambda r, _: r.steps_saved,
+    ),
+)
+
+
+class Metrics:
+    """The metrics of one daemon, for any number of threads that ask."""
+
+    def __init__(self, facts: Callable[[], Sequence[RunFacts]], loop_at: Callable[[], float]) -> None:
+        self._facts, self._loop_at = facts, loop_at
+        self._counts = Counts()
+        self._lock = threading.Lock()
+        self._text, self._made_at = b"", -_FRESH
+        also_to(self._counts)
+
+    def text(self) -> bytes:
+        """Return all metrics as of now, or as of a moment ago."""
+        with self._lock:
+            if time.monotonic() - self._made_at >= _FRESH:
+                daemon = DaemonFacts(loop_at=self._loop_at(), counted=self._counts.take())
+                self._text = exposition(self._facts(), daemon, time.time())
+                self._made_at = time.monotonic()
+            return self._text
+
+
+def exposition(facts: Sequence[RunFacts], daemon: DaemonFacts | None, now: float) -> bytes:
+    """Return all metrics in Prometheus' text format. Without `daemon`, those of the runs only.
+
+    No two series have equal labels, whatever the runs are called.
+    """
+    return "".join(_lines(list({run.url: run for run in facts}.values()), daemon, now)).encode()
+
+
+def _lines(facts: Sequence[RunFacts], daemon: DaemonFacts | None, now: float) -> Iterator[str]:
+    states = Counter({"guarded": 0, "waiting": 0, "failing": 0})
+    states.update(run.state for run in facts)
+    causes = _shown_causes(facts)
+    families: tuple[_Family, ...] = _FAMILIES
+    if daemon is not None:
+        states_of = [(f'state="{_quoted(state)}"', count) for state, count in sorted(states.items())]
+        yield from _family("runs", "gauge", "Runs by state.", states_of)
+        families = (*_FAMILIES, _verdicts(daemon.counted))
+    labels = None if len(facts) > MOST_RUNS else _run_labels(facts)
+    for family in families:
+        found = [(place, family.of(run, now)) for place, run in enumerate(facts)]
+        kind = "counter" if family.name.endswith("_total") else "gauge"
+        if family.label is None:
+            samples = _plain(found, labels, family.total)
+        else:
+            samples = _by_label(found, labels, family.label, causes)
+        yield from _family(family.name, kind, family.help, samples)
+    if labels is None:
+        stale, bare = sum(is_stale(run, now) for run in facts), sum(_protected(run) is False for run in facts)
+        yield from _family("known_good_stale", "gauge", "Training runs whose known-good is old.", [("", stale)])
+        yield from _family("unprotected", "gauge", "Runs that are not protected.", [("", bare)])
+    if daemon is not None:
+        yield from _of_daemon(daemon)
+
+
+def _plain(
+    found: Sequence[tuple[int, Value]], labels: Sequence[str] | None, total: Callable[[Iterable[float]], float] | None
+) -> Iterable[Labelled]:
+    if labels is not None:
+        return [(labels[place], value) for place, value in found]
+    values = [value for _, value in found if value is not None]
+    return [("", total(values))] if total is not None and values else []
+
+
+def _by_label(
+    found: Sequence[tuple[int, Mapping[str, float]]], labels: Sequence[str] | None, label: str, causes: set[str]
+) -> Iterable[Labelled]:
+    sums: dict[str, float] = {}
+    for place, values in found:
+        run = "" if labels is None else f"{labels[place]},"
+        for name, value in values.items():
+            shown = name if label != "cause" or name in causes else "other"
+            labels_of = f'{run}{label}="{_quoted(shown)}"'
+            _add(sums, labels_of, value)
+    return sums.items()
+
+
+def _verdicts(counted: Counted) -> _Family:
+    told = "Verdicts since the daemon started."
+    return _Family("verdicts_total", told, lambda r, _: counted.verdicts.get(r.url, {}), sum, "outcome")
+
+
+def _of_daemon(daemon: DaemonFacts) -> Iterator[str]:
+    counted = daemon.counted
+    yield from _family("verify_seconds", "histogram", "How long verdicts took, by the checkpoint's size.", ())
+    for _, size in _SIZES:
+        times, so_far = counted.seconds.get(size, {}), 0
+        for limit in _SECONDS:
+            so_far += times.get(limit, 0)
+            yield f'ckptguard_verify_seconds_bucket{{size="{size}",le="{limit:g}"}} {so_far}\n'.replace(
+                '"inf"', '"+Inf"'
+            )
+        yield f'ckptguard_verify_seconds_sum{{size="{size}"}} {counted.seconds_sum.get(size, 0.0)!r}\n'
+        yield f'ckptguard_verify_seconds_count{{size="{size}"}} {so_far}\n'
+    read = [(f'why="{why}"', count) for why, count in {**dict.fromkeys(_WHY, 0), **counted.read_bytes}.items()]
+    yield from _family("read_bytes_total", "counter", "Bytes of checkpoints that were read.", read)
+    failures = {**dict.fromkeys(_HOOKS, 0), **counted.hook_failures}
+    failed = [(f'hook="{_quoted(hook)}"', count) for hook, count in failures.items()]
+    yield from _family("hook_failures_total", "counter", "Messages that did not arrive.", failed)
+    yield from _family("loop_timestamp_seconds", "gauge", "When the daemon last made progress.", [("", daemon.loop_at)])
+    yield from _family("build_info", "gauge", "The daemon's version.", [(f'version="{_quoted(__version__)}"', 1)])
+
+
+def _family(name: str, kind: str, told: str, samples: Iterable[Labelled]) -> Iterator[str]:
+    yield f"# HELP ckptguard_{name} {told}\n# TYPE ckptguard_{name} {kind}\n"
+    for labels, value in samples:
+        if value is not None:
+            yield (
+                f"ckptguard_{name}{{{labels}}} {float(value)!r}\n" if labels else f"ckptguard_{name} {float(value)!r}\n"
+            )
+
+
+def _protected(run: RunFacts) -> bool | None:
+    # A run that never was there has nothing to protect. Of one that cannot be looked at nobody can tell.
+    never_seen = run.state == "waiting" and not run.checkpoints
+    return None if never_seen else run.protected and run.state != "failing"
+
+
+def _at_risk(run: RunFacts, now: float) -> float | None:
+    found = at_risk(run, now)
+    return found.gpu_seconds if found is not None else None if run.training else 0.0
+
+
+def _run_labels(facts: Sequence[RunFacts]) -> list[str]:
+    shown = [_quoted(run.url) for run in facts]
+    often = Counter(shown)
+    for place, run in enumerate(facts):
+        if often[shown[place]] > 1:  # names that look the same once they are escaped
+            digest = hashlib.sha256(run.url.encode("utf-8", "surrogateescape")).hexdigest()[:12]
+            shown[place] = f"{shown[place]} ({digest})"
+    return [f'run="{label}"' for label in shown]
+
+
+def _shown_causes(facts: Sequence[RunFacts]) -> set[str]:
+    """Anybody who reports an incident names its cause, so only the most frequent ones become labels."""
+    counts: Counter[str] = Counter()
+    for run in facts:
+        for causes in (run.incidents, run.rollbacks):
+            counts.update({cause: count for cause, count in causes.items() if _CAUSE.fullmatch(cause)})
+    return {cause for cause, _ in counts.most_common(_MOST_CAUSES)}
+
+
+@functools.lru_cache(4 * MOST_RUNS)
+def _quoted(text: str) -> str:
+    return escape(text).replace("\\", r"\\").replace('"', r"\"")

@@ -15,10 +15,11 @@ from collections.abc import Callable, Collection
 from functools import partial
 from typing import Concatenate, ParamSpec, TypeVar
 
+import msgspec
+
 from ckptguard.catalogue.rows import Event, RunSeen
 from ckptguard.catalogue.schema import UnusableError, delete, open_for_reading, open_for_writing
-from ckptguard.catalogue.write import forget_run, run_digests, write_event, write_run, write_state
-from ckptguard.values.run_facts import RunFacts
+from ckptguard.catalogue.write import forget_run, run_digests, write_event, write_run
 
 _CHECK = 5.0  # seconds between two looks whether the file is still there
 _LONGEST_PAUSE = 60.0  # seconds until a catalogue that cannot be written is tried again
@@ -68,13 +69,9 @@ class Catalogue:
 
         self._put(("run", seen.id), write)
 
-    def state(self, run_id: str, facts: RunFacts) -> None:
-        """Record only the state of a run that cannot be looked at."""
-        self._put(("state", run_id), partial(write_state, facts=facts, id=run_id))
-
     def happened(self, run_id: str, event: Event) -> None:
         """Add an event that leaves no record."""
-        self._put(("event", run_id, event.key), partial(write_event, id=run_id, event=event))
+        self._put(("event", run_id, str(event.key)), partial(write_event, id=run_id, event=event))
 
     def forget(self, run_id: str) -> None:
         """Remove a run."""
@@ -169,7 +166,7 @@ class Catalogue:
         """Do one step. If it fails, the catalogue is closed, and opened again later."""
         try:
             step()
-        except (sqlite3.Error, UnusableError, OSError, ValueError) as error:
+        except Exception as error:
             self._shut()
             if _is_damage(error):
                 with contextlib.suppress(UnusableError):
@@ -215,7 +212,8 @@ def _is_damage(error: Exception) -> bool:
     """True if only a new catalogue helps."""
     if isinstance(error, sqlite3.OperationalError):
         return "no such" in str(error)
-    return isinstance(error, (sqlite3.DatabaseError, ValueError))
+    # A value that cannot be stored is no damage of what is stored.
+    return type(error) is sqlite3.DatabaseError or isinstance(error, (sqlite3.IntegrityError, msgspec.MsgspecError))
 
 
 def _inodes(path: str) -> tuple[int | None, ...]:

@@ -12,6 +12,7 @@ from ckptguard.values.ids import CheckpointId, escape
 from ckptguard.values.run_facts import RunFacts
 from ckptguard.values.verdict import Outcome
 
+_LARGEST = 2**53  # bytes of a checkpoint: a sparse file states any size, and sums must stay storable
 _OWN = ("copy", "reflink")  # copies that share no bytes with the trainer's files
 
 
@@ -45,6 +46,7 @@ def facts_of(
         newest_outcome=newest_outcome,
         save_interval=_interval(look, rows),
         world_size=_world_size(found),
+        began_at=min((at for at, _ in saves), default=None),
         checkpoints=checkpoints,
         bytes=size,
         backlog=len(look.waiting),
@@ -53,6 +55,7 @@ def facts_of(
         replicas=look.replicas,
         replicas_behind=look.behind,
         scrubbed_at=min((row.scrubbed_at for row in found if row.scrubbed_at is not None), default=None),
+        scrub_interval=look.scrub_interval,
         incidents=_by_cause(known),
         rollbacks=_by_cause(back),
         steps_saved=sum(row.went_back_to or 0 for row in back),
@@ -75,9 +78,9 @@ def _interval(look: RunLook, rows: Mapping[CheckpointId, Generation]) -> float |
     return min((one for times in saved.values() if (one := save_interval(times)) is not None), default=None)
 
 
-def _world_size(rows: Iterable[Generation]) -> int:
+def _world_size(rows: Iterable[Generation]) -> int | None:
     stated = [(row.saved_at or 0.0, row.world_size) for row in rows if row.world_size is not None]
-    return max(stated, default=(0.0, 1))[1]
+    return max(stated)[1] if stated else None
 
 
 def _in_place(look: RunLook, rows: Mapping[CheckpointId, Generation]) -> tuple[dict[str, int], dict[str, int]]:
@@ -86,7 +89,7 @@ def _in_place(look: RunLook, rows: Mapping[CheckpointId, Generation]) -> tuple[d
     states = [(rows[id].outcome if id in rows else Outcome.PENDING.value, own) for id, own in look.places.items()]
     for outcome, own in [*states, *((Outcome.PENDING.value, save.bytes) for save in look.waiting)]:
         checkpoints[outcome] += 1
-        size[outcome] += own
+        size[outcome] += min(own, _LARGEST)
     return dict(sorted(checkpoints.items())), dict(sorted(size.items()))
 
 

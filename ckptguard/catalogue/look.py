@@ -41,6 +41,7 @@ class RunLook(msgspec.Struct, frozen=True, kw_only=True):
     replicas: int = 0
     behind: int = 0
     replicated: Mapping[CheckpointId, int] = {}
+    scrub_interval: float | None = None
 
 
 def digest_of(look: RunLook) -> bytes:
@@ -50,8 +51,8 @@ def digest_of(look: RunLook) -> bytes:
         look.url,
         sorted((id.record_path, size) for id, size in look.places.items()),
         sorted((id.record_path, count) for id, count in look.replicated.items()),
-        look.waiting,
-        (look.replicas, look.behind),
+        [(save.series, save.bytes, save.written_at) for save in look.waiting],
+        (look.replicas, look.behind, look.scrub_interval),
     )
     digest.update(repr(state).encode("utf-8", "backslashreplace"))
     for name in sorted(filter(counts, look.names)):

@@ -11,7 +11,7 @@ import msgspec
 
 from ckptguard.catalogue.facts import facts_of
 from ckptguard.catalogue.look import BY_GENERATION, RunLook, below, counts, digest_of
-from ckptguard.catalogue.rows import Event, Generation, IncidentRow, RunSeen
+from ckptguard.catalogue.rows import Event, Generation, IncidentRow, RunSeen, event_key
 from ckptguard.decisions.known_good import parse_verdict_name, standings, verdict_name
 from ckptguard.errors import NoKnownGoodError
 from ckptguard.records.incidents import FOLDER as INCIDENTS
@@ -120,9 +120,14 @@ def _standing(id: CheckpointId, names: Iterable[str]) -> str:
     return "" if standing is None else verdict_name(standing)
 
 
+def _short(id: CheckpointId, name: str) -> str:
+    """Return the part of a verdict's name that differs among those of one generation."""
+    return name.removeprefix(f"{id.record_name}.").removesuffix(".json")
+
+
 def _is_current(row: Generation, id: CheckpointId, records: _Records) -> bool:
     """True if no record of it is new since its row was made."""
-    return row.verdict == _standing(id, records.verdicts) and (row.path is not None or not records.sealed)
+    return row.verdict == _short(id, _standing(id, records.verdicts)) and (row.path is not None or not records.sealed)
 
 
 def _named(id: CheckpointId, records: _Records) -> Generation:
@@ -130,11 +135,7 @@ def _named(id: CheckpointId, records: _Records) -> Generation:
     entry = parse_verdict_name(id.series, _standing(id, records.verdicts))
     # Only the record itself says that a good one is about these bytes.
     outcome = entry.outcome if entry is not None and entry.outcome is not Outcome.GOOD else Outcome.PENDING
-    return _row(id, outcome=outcome)
-
-
-def _row(id: CheckpointId, *, outcome: Outcome) -> Generation:
-    return Generation(name=id.record_path, series=escape(id.series), id=str(id), step=id.number, outcome=outcome.value)
+    return Generation(name=id.record_path, outcome=outcome.value)
 
 
 def _described(run: Run, listed: ListedSteps, id: CheckpointId, records: _Records) -> tuple[Generation, list[Event]]:
@@ -150,23 +151,23 @@ def _described(run: Run, listed: ListedSteps, id: CheckpointId, records: _Record
     name = _standing(id, verdicts)
     standing = verdicts.get(name)
     path = None if manifest is None else escape(manifest.path)
-    row = msgspec.structs.replace(
-        _row(id, outcome=Outcome.PENDING if standing is None else standing.outcome),
+    row = Generation(
+        name=id.record_path,
+        outcome=(Outcome.PENDING if standing is None else standing.outcome).value,
         path=path,
-        verdict=name,
+        verdict=_short(id, name),
         good=standing is not None and sealed_outcome(standing) is Outcome.GOOD,
-        bytes=None if manifest is None else min(manifest.bytes, _LARGEST),
+        bytes=None if manifest is None else _stored(manifest.bytes),
         saved_at=None if manifest is None else saved_at(manifest),
         judged_at=None if standing is None else seconds_of(standing.checked_at),
-        world_size=None if standing is None else standing.facts.world_size,
+        world_size=None if standing is None else _stored(standing.facts.world_size),
     )
     events = [
         Event(
-            key=f"{LEDGER}/{id.record_path}/{name}",
+            key=event_key("verdict", id.record_path, name),
             kind="verdict",
             at=seconds_of(verdict.checked_at),
-            about=str(id),
-            series=escape(id.series),
+            about=id.record_path,
             step=id.number,
             cause=verdict.outcome.value,
             text=reason_of(verdict)[:_LONGEST],
@@ -231,7 +232,7 @@ def _incident_row(name: str, revision: int, incident: Incident | None) -> Incide
         name=name,
         revision=revision,
         cause=_text(incident.cause),
-        step=incident.step,
+        step=_stored(incident.step),
         went_back=None if went_back is None else _text(went_back),
         went_back_to=None if id is None else id.number,
     )
@@ -240,7 +241,7 @@ def _incident_row(name: str, revision: int, incident: Incident | None) -> Incide
 def _incident_events(row: IncidentRow, incident: Incident) -> list[Event]:
     at, cause = seconds_of(incident.opened_at), row.cause or ""
     opened = Event(
-        key=f"{INCIDENTS}/{row.name}",
+        key=event_key("incident", row.name),
         kind="incident",
         at=at,
         about=row.name,
@@ -251,15 +252,19 @@ def _incident_events(row: IncidentRow, incident: Incident) -> list[Event]:
     if row.went_back is None:
         return [opened]
     back = Event(
-        key=f"rollback/{row.name}",
+        key=event_key("rollback", row.name),
         kind="rollback",
         at=at,
-        about=escape(incident.known_good or ""),
+        about=row.name,
         step=row.went_back_to,
         cause=cause,
         text=_text(incident.reason),
     )
     return [opened, back]
+
+
+def _stored(number: int | None) -> int | None:
+    return None if number is None else max(-_LARGEST, min(number, _LARGEST))
 
 
 def _text(text: str) -> str:

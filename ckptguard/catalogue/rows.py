@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
+import hashlib
+
 import msgspec
 
+from ckptguard.values.ids import CheckpointId, id_from_record
 from ckptguard.values.run_facts import RunFacts
 
 
 class Generation(msgspec.Struct, frozen=True, kw_only=True):
     """One content of one checkpoint that the records name. None: there is none, or its records were not read yet.
 
-    - `name`: its name in the records, which no other generation of the run has.
-    - `outcome`, `verdict`: those of the verdict that counts, and that verdict's name. "pending": there is none.
+    - `name`: its series and its id, as in the names of the records.
+    - `outcome`, `verdict`: those of the verdict that counts. "pending": there is none.
     - `good`: its sealed bytes are good, wherever a whole copy of them is.
     - `kept`: how its kept copy was made: link, reflink or copy. `aside`: quarantine or trash.
     - `scrubbed_at`: when the place of it that waits longest was last read.
     """
 
     name: str
-    series: str
-    id: str
-    step: int | None
     path: str | None = None
     outcome: str = "pending"
     verdict: str = ""
@@ -34,6 +34,14 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
     aside: str = ""
     replicated: int = 0
     scrubbed_at: float | None = None
+
+    @property
+    def id(self) -> CheckpointId:
+        """The id of the checkpoint."""
+        folder, _, name = self.name.partition("/")
+        id = id_from_record(folder, name)
+        assert id is not None
+        return id
 
 
 class IncidentRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,17 +58,23 @@ class IncidentRow(msgspec.Struct, frozen=True, kw_only=True):
 class Event(msgspec.Struct, frozen=True, kw_only=True):
     """One thing that happened. `key` is the same whenever the same event is noted again.
 
-    `kind` is verdict, incident, rollback, quarantine, prune, gone or replica. `cause` is the outcome or the cause.
+    - `kind`: verdict, incident, rollback, quarantine, prune, gone or replica. `cause`: the outcome or the cause.
+    - `about`: the generation's name, the incident's, or the replica.
     """
 
-    key: str
+    key: int
     kind: str
     at: float | None
-    about: str = ""  # the checkpoint's id, the incident's, or the replica
-    series: str | None = None
+    about: str
     step: int | None = None
     cause: str = ""
     text: str = ""
+
+
+def event_key(*parts: str) -> int:
+    """Return the key of an event."""
+    digest = hashlib.blake2b("\0".join(parts).encode("utf-8", "surrogateescape"), digest_size=8)
+    return int.from_bytes(digest.digest()) >> 1
 
 
 class NumberedEvent(msgspec.Struct, frozen=True, kw_only=True):

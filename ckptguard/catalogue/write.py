@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 import msgspec
 
 from ckptguard.catalogue.questions import known_rows
-from ckptguard.catalogue.rows import Event, Generation, RunSeen
+from ckptguard.catalogue.rows import Event, Generation, RunSeen, event_key
 from ckptguard.catalogue.schema import insert
 from ckptguard.values.run_facts import RunFacts
 
@@ -31,15 +31,6 @@ def write_run(db: sqlite3.Connection, seen: RunSeen, *, now: float) -> None:
         moved = [_moved(row, new.get(row.name), now) for row in generations.values() if row.in_place]
         insert(db, "event", run, [*seen.events, *filter(None, moved)], otherwise="IGNORE")
         _write_facts(db, run, seen.facts, digest=seen.digest)
-
-
-def write_state(db: sqlite3.Connection, facts: RunFacts, id: str) -> None:
-    """Record that a run cannot be looked at: its state and nothing else changes. An unknown run is added."""
-    with _transaction(db):
-        run = _run_of(db, id)
-        text, digest = db.execute("SELECT facts, digest FROM run WHERE run = ?", (run,)).fetchone()
-        known = _FACTS.decode(text) if text else facts
-        _write_facts(db, run, msgspec.structs.replace(known, state=facts.state), digest=digest)
 
 
 def write_event(db: sqlite3.Connection, id: str, event: Event) -> None:
@@ -97,15 +88,8 @@ def _moved(before: Generation, after: Generation | None, now: float) -> Event | 
     if after is not None and after.in_place:
         return None
     kind = {"quarantine": "quarantine", "trash": "prune"}.get("" if after is None else after.aside, "gone")
-    return Event(
-        key=f"{kind}/{before.name}/{now:.6f}",
-        kind=kind,
-        at=now,
-        about=before.id,
-        series=before.series,
-        step=before.step,
-        cause=before.outcome,
-    )
+    key = event_key(kind, before.name, repr(now))
+    return Event(key=key, kind=kind, at=now, about=before.name, step=before.id.number, cause=before.outcome)
 
 
 def _write_facts(db: sqlite3.Connection, run: int, facts: RunFacts, *, digest: bytes) -> None:

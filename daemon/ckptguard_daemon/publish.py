@@ -35,6 +35,9 @@ class MetricsOptions(msgspec.Struct, frozen=True, kw_only=True):
     file: str | None = None
 
 
+NOWHERE = MetricsOptions()
+
+
 def listen_for_scrapers(options: MetricsOptions) -> socket.socket | None:
     """Bind and listen at the address. None without one. Raises SettingsError, also for an address that other machines
     can reach if there is no token."""

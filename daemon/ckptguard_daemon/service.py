@@ -32,7 +32,7 @@ from ckptguard_daemon.idle_work import Replicating, Scrubbing
 from ckptguard_daemon.log import log
 from ckptguard_daemon.loop import Loop, Passes
 from ckptguard_daemon.metrics import Metrics
-from ckptguard_daemon.publish import MetricsFile, MetricsOptions, ScrapeAnswers, listen_for_scrapers
+from ckptguard_daemon.publish import NOWHERE, MetricsFile, MetricsOptions, ScrapeAnswers, listen_for_scrapers
 from ckptguard_daemon.rendezvous import listen
 from ckptguard_daemon.roster import Roster
 from ckptguard_daemon.watcher import Watcher
@@ -57,7 +57,7 @@ def serve(
     *,
     socket_path: str | None = None,
     still_wanted: Callable[[], bool] = lambda: True,
-    metrics: MetricsOptions = MetricsOptions(),
+    metrics: MetricsOptions = NOWHERE,
 ) -> int:
     """Guard the runs until `stop` is set or the parent is gone. Returns the exit code.
 

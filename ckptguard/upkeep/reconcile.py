@@ -7,7 +7,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from functools import cached_property
 
 import msgspec
 
@@ -15,10 +14,11 @@ from ckptguard.errors import BusyError, ChangedWhileReadError, CouldNotTellError
 from ckptguard.keep.copies import is_saved_over
 from ckptguard.keep.quarantine import finish_quarantines
 from ckptguard.layouts import LAYOUTS, Checkpoint
+from ckptguard.records.incidents import FOLDER as INCIDENTS
 from ckptguard.records.names_by_step import FOLDERS
 from ckptguard.records.pins import FOLDER as PINS
-from ckptguard.records.quarantine import FOLDER as QUARANTINE
 from ckptguard.records.run import record_names
+from ckptguard.records.scrubs import FOLDER as SCRUBS
 from ckptguard.records.scrubs import Where
 from ckptguard.records.trash import FOLDER as TRASH
 from ckptguard.repair.repair import mend
@@ -26,13 +26,12 @@ from ckptguard.retention.prune import Remembered, prune_by_settings
 from ckptguard.retention.trash import settle_trash
 from ckptguard.runs.lock import run_lock
 from ckptguard.runs.results import Checked
-from ckptguard.runs.run_view import Listing, RunView
-from ckptguard.runs.settling import youngest_age
+from ckptguard.runs.run_view import RunView
 from ckptguard.runs.work import PLAIN, Work
 from ckptguard.upkeep.leftovers import collect_leftovers
+from ckptguard.upkeep.samples import CheckpointSample, NotYet, Start
 from ckptguard.upkeep.settle_kept import looks_as_judged, protect, release_other, settle_kept, waiting_alone
-from ckptguard.values.ids import Step, numbers_of
-from ckptguard.values.settings import Settings
+from ckptguard.values.ids import CheckpointId, Step, numbers_of
 from ckptguard.values.verdict import Outcome
 from ckptguard.verification.checkpoint import Resave, Verification, verify_checkpoint
 from ckptguard.verification.collect_evidence import completeness
@@ -40,8 +39,9 @@ from ckptguard.verification.kept_copy import verify_kept
 
 _COLLECT_INTERVAL = 3600.0  # seconds; files that are not old enough yet are removed next time
 _PRUNE_INTERVAL = 600.0  # seconds; empties the trash and lifts pins even if nothing is saved
-_LONGEST_PAUSE = 3600.0  # seconds between two attempts to read an unreadable checkpoint
 _COUNTED = tuple(f"{folder}/" for folder in (*FOLDERS, TRASH, PINS))  # what a pass reads besides the scrub plan
+
+_BESIDE = (f"{INCIDENTS}/", f"{SCRUBS}/")
 
 
 class Waiting(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,64 +66,6 @@ class PassResult(msgspec.Struct, frozen=True, kw_only=True):
     next_in: float | None = None
 
 
-@dataclass(frozen=True)
-class Start:
-    """What a pass starts from. If two are equal, nothing that a pass depends on has changed."""
-
-    listing: Listing  # the same object while no entry differs
-    names: frozenset[str]
-    settings: Settings
-
-    @cached_property
-    def has_trash(self) -> bool:
-        """True if the trash is not empty."""
-        return any(name.startswith(f"{TRASH}/") for name in self.names)
-
-    @cached_property
-    def has_unfinished_quarantines(self) -> bool:
-        """True if a checkpoint was marked to be moved aside, but not yet marked as moved."""
-        own = [name for name in self.names if name.startswith(f"{QUARANTINE}/") and name.count("/") == 2]
-        moved = {name.removesuffix(".moved") for name in own if name.endswith(".moved")}
-        return any(name.removesuffix(".json") not in moved for name in own if name.endswith(".json"))
-
-
-@dataclass
-class CheckpointSample:
-    """A checkpoint's state in storage, since when it has it, and what was learned about it since."""
-
-    signature: tuple[tuple[object, ...], ...]
-    since: float  # monotonic: when this signature was first seen
-    unfinished: str | None = None  # why it is unfinished, at this signature
-    looked: bool = False  # `unfinished` was computed
-    whole: bool = False  # its layout proves that all of its files exist
-    done: bool = False  # there is a verdict for this signature
-    retry_at: float = 0.0
-    failures: int = 0
-
-    @property
-    def is_finished(self) -> bool:
-        """True if it was checked and is finished."""
-        return self.looked and self.unfinished is None
-
-    def stable_for(self, checkpoint: Checkpoint) -> float:
-        """Return for how many seconds its files have not changed."""
-        return max(time.monotonic() - self.since, youngest_age(checkpoint) or 0.0)
-
-    def retry_later(self, settings: Settings) -> float:
-        """Count a failure to read. Returns the seconds until the next attempt, which grow each time."""
-        self.failures += 1
-        pause = min(settings.scan_interval * 2.0 ** min(self.failures, 12), _LONGEST_PAUSE)
-        self.retry_at = time.monotonic() + pause
-        return pause
-
-
-class NotYet(msgspec.Struct, frozen=True, kw_only=True):
-    """Why a checkpoint cannot be verified yet, and after how many seconds that may change (None: unknown)."""
-
-    why: str
-    seconds: float | None
-
-
 @dataclass
 class PassNotes:
     """What is remembered about one run between passes, only to save work."""
@@ -136,6 +78,7 @@ class PassNotes:
     remembered: Remembered = field(default_factory=Remembered)  # what retention has read
     told_of_lost: bool = False
     settled: Start | None = None  # what the last pass started from, if it left nothing to do
+    start: Start | None = None  # what the last pass started from
 
     def prune_is_due(self) -> bool:
         """True if pruning is due. The next time is then some minutes later."""
@@ -159,7 +102,9 @@ def reconcile(view: RunView, notes: PassNotes, *, work: Work = PLAIN, assume_qui
     neither files nor records changed since a pass that left nothing to do, it only makes two listings. Raises
     StorageError if the run cannot be listed. Problems with one checkpoint are part of the result."""
     start = _start_of(view, notes.settled)
+    notes.start = start
     if notes.nothing_to_do(start):
+        notes.settled = start
         return PassResult()
     notes.settled = None
     one = _Pass(view, notes, work)
@@ -250,8 +195,10 @@ class _Pass:
         for checkpoint in in_order:
             sample, known = _sample(self.notes, checkpoint), False
             try:
-                if sample.done or _stands(view, checkpoint):
-                    sample.done = True
+                if not sample.done:
+                    sample.id = _standing(view, checkpoint)
+                    sample.done = sample.id is not None
+                if sample.done:
                     continue
                 known = view.current_if_readable(checkpoint) is not None
                 self.saved_over = self.saved_over or (known and is_saved_over(view, checkpoint))
@@ -327,10 +274,12 @@ class _Pass:
 
 def _start_of(view: RunView, before: Start | None) -> Start:
     """List a run's files and the names of its records. Raises StorageError."""
-    names = frozenset(name for name in record_names(view.run, "") if name.startswith(_COUNTED))
+    listed = record_names(view.run, "")
+    names = frozenset(name for name in listed if name.startswith(_COUNTED))
     view.forget()
     listing = view.list_after(before.listing if before is not None and before.names == names else None)
-    return Start(listing=listing, names=names, settings=view.settings)
+    beside = frozenset(name for name in listed if name.startswith(_BESIDE))
+    return Start(listing=listing, names=names, settings=view.settings, beside=beside)
 
 
 def _sample(notes: PassNotes, checkpoint: Checkpoint) -> CheckpointSample:
@@ -359,18 +308,19 @@ def _verify(
     except CouldNotTellError as error:
         sample.retry_later(view.settings)
         return error.message
-    sample.done = True
+    sample.done, sample.id = True, result.id
     return result
 
 
-def _stands(view: RunView, checkpoint: Checkpoint) -> bool:
-    """True if there is a verdict on exactly these files, as far as storage reports sizes, times and inodes."""
+def _standing(view: RunView, checkpoint: Checkpoint) -> CheckpointId | None:
+    """Return the generation with a verdict on exactly these files, as far as storage reports sizes, times and
+    inodes."""
     id = view.current(checkpoint)
     if id is None or not view.history.has_verdict(id):
-        return False
+        return None
     manifest = view.history.manifest(id)
     same_files = manifest is not None and set(checkpoint.files) == {f.path for f in manifest.files}
-    return same_files and looks_as_judged(view, checkpoint, id)
+    return id if same_files and looks_as_judged(view, checkpoint, id) else None
 
 
 def _not_yet(

@@ -27,6 +27,7 @@ from ckptguard.values.ids import CheckpointId
 from ckptguard.values.settings import Settings
 from ckptguard.values.verdict import Outcome
 from ckptguard.verification.checkpoint import verify_checkpoint
+from ckptguard_daemon.catalogue_feed import CatalogueFeed, Passed
 from ckptguard_daemon.log import log
 
 _SOONEST = 0.2
@@ -56,7 +57,15 @@ class ScrubState(msgspec.Struct, frozen=True, kw_only=True):
 class WatchedRun:
     """Makes passes over one run. Only the loop's thread calls `step`; others may read its attributes, and open it."""
 
-    def __init__(self, url: str, run_id: str, settings: Settings, hooks: Hooks, presence: DaemonRecord | None) -> None:
+    def __init__(
+        self,
+        url: str,
+        run_id: str,
+        settings: Settings,
+        hooks: Hooks,
+        presence: DaemonRecord | None,
+        feed: CatalogueFeed | None = None,
+    ) -> None:
         self.url, self.run_id = url, run_id
         self.run: Run | None = None
         self.state = "waiting"  # "waiting" (no such folder yet) | "guarded" | "failing"
@@ -71,6 +80,7 @@ class WatchedRun:
         self.states = StateMemo()
         self._settings, self._hooks, self._presence = settings, hooks, presence
         self._notes = PassNotes()
+        self._feed = feed
         self._known: Known | None = None
         self._asked: set[str] = set()
         self._asked_lock = threading.Lock()
@@ -159,6 +169,17 @@ class WatchedRun:
         touched = {c.path for c in done.checked} | {w.path for w in done.pending}
         for path in sorted(asked - touched):
             self._read_again(view, path, scanner)
+        if self._feed is not None:
+            self._feed.note(
+                view,
+                Passed(
+                    notes=self._notes,
+                    replicas=self.replicas,
+                    scrub_interval=self.scrub.every if self.scrub is not None else None,
+                    wrote=bool(done.checked or done.pruned or asked),
+                    troubled=bool(done.could_not_tell),
+                ),
+            )
         return done
 
     def _read_again(self, view: RunView, path: str, scanner: Scanner) -> None:

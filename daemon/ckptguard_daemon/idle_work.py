@@ -152,7 +152,9 @@ class Replicating(IdleWork):
     def _tell(self, guarded: WatchedRun, view: RunView, place: _Place, done: Replica) -> None:
         url = done.url
         known = {replica.url: replica for replica in (*guarded.replicas, done)}
-        guarded.replicas = tuple(known[u] for u in self._urls(guarded) if u in known)
+        before, guarded.replicas = guarded.replicas, tuple(known[u] for u in self._urls(guarded) if u in known)
+        if before != guarded.replicas:
+            self._wake(guarded.run_id)  # its next pass notes them in the catalogue
         for one in done.checkpoints:
             if one.done != "there":
                 level = "info" if one.done in ("sent", "raced", "gone") else "warning"

@@ -21,11 +21,11 @@ from ckptguard.reporting.notify import LONGEST_CLOSE, Hooks
 from ckptguard.runs.run_view import open_view
 from ckptguard.scan.process.process_scanner import ProcessScanner
 from ckptguard.scan.process.worker_process import limits_of
-from ckptguard.values.run_facts import RunFacts
 from ckptguard.values.settings import Settings
 from ckptguard.values.verdict import Outcome
 from ckptguard.version import __version__
 from ckptguard_daemon.answers import Answers
+from ckptguard_daemon.catalogue_feed import CatalogueFeed, open_catalogue
 from ckptguard_daemon.connections import BoundedConnection
 from ckptguard_daemon.guarded import WatchedRun
 from ckptguard_daemon.idle_work import Replicating, Scrubbing
@@ -70,7 +70,9 @@ def serve(
     presence = DaemonRecord(address=rendezvous.path, host=host, boot_id=boot_id, pid=os.getpid(), started_at=utc_now())
     hooks = Hooks(settings, log)
     scanner = _scanner(settings, stop)
-    runs = Roster(WatchedRun(url, run_id_of(url), settings, hooks, presence) for url in urls)
+    feed = CatalogueFeed(open_catalogue(rendezvous.path, environ))
+    runs = Roster(WatchedRun(url, run_id_of(url), settings, hooks, presence, feed) for url in urls)
+    feed.keep_only(run.run_id for run in runs)
     passes = Passes()
     passed = threading.Event()
     watchers: list[Watcher] = []
@@ -91,9 +93,7 @@ def serve(
     scrubbing = Scrubbing(tuple(runs), settings, hooks, loop.idle, loop.wake, stop)
     replicating = Replicating(tuple(runs), settings, hooks, loop.idle, loop.wake, stop)
     aside: list[threading.Thread] = []
-    told = Metrics(
-        lambda: [RunFacts(url=run.url, name=run.url, state=run.state) for run in runs], lambda: loop.alive_at
-    )
+    told = Metrics(lambda: [feed.facts(run.run_id, run.url, run.state) for run in runs], lambda: loop.alive_at)
     answers = Answers(runs, loop, passes, hooks, presence, thread.is_alive, told)
     servers = [HttpServer(answers.application(), rendezvous.socket)]
     if scrapers is not None:
@@ -130,6 +130,7 @@ def serve(
             scanner.close()
         for run in runs:
             run.leave()
+        feed.close()
         rendezvous.close()
         # Whose parent is gone is waited for by nobody: what training came to is told first.
         hooks.close(patience=_HOOK_STOP_SECONDS if still_wanted() else LONGEST_CLOSE)

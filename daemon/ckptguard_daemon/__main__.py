@@ -92,8 +92,6 @@ def command(runs: tuple[str, ...], **options: Any) -> None:
         flags = {"settle": options["settle"], "scan_interval": options["interval"], "records": options["records"]}
         settings = load_settings(options["config"], os.environ, **flags)
         urls = distinct_urls(runs, settings)
-        if options["once"] and options["metrics"] is not None:
-            raise SettingsError("`--once` ends before anybody can ask for metrics", hint="use --metrics-file PATH")
         _start_logging(options["log_file"], options["log_format"])
     except CkptguardError as error:
         _end(error)
@@ -111,7 +109,7 @@ def command(runs: tuple[str, ...], **options: Any) -> None:
     gc.freeze()  # imported modules stay; the idle daemon need not scan them again
     try:
         if options["once"]:
-            code = run_once(urls, settings, stop)
+            code = run_once(urls, settings, stop, metrics=metrics)
             if stop.is_set():
                 code = 130
         else:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from ckptguard_daemon.__main__ import command
-from ckptguard_daemon.metrics import DaemonFacts, exposition
+from ckptguard_daemon.metrics import Counted, DaemonFacts, exposition
 from click.testing import CliRunner
 
 from ckptguard.values.run_facts import RunFacts
@@ -139,6 +139,46 @@ def test_every_alert_fires_where_it_should_and_nowhere_else(promtool: str, rules
             )
     path = tmp_path / "tests.yml"
     path.write_text(json.dumps({"rule_files": [str(rules)], "evaluation_interval": "1m", "tests": tests}))
+    succeeds(promtool, "test", "rules", str(path))
+
+
+def test_every_panel_shows_something(promtool: str, tmp_path: Path) -> None:
+    """In two hours of a run of which everything is known, and of which something is wrong."""
+    run = RunFacts(
+        url="/r",
+        name="r",
+        protected=True,
+        training=True,
+        known_good_at=0.0,
+        save_interval=600.0,
+        began_at=0.0,
+        checkpoints={"good": 1},
+        bytes={"good": 1},
+        backlog_bytes=1,
+        replicas=1,
+        replicas_behind=1,
+        scrubbed_at=0.0,
+        incidents={"numeric": 1},
+        rollbacks={"numeric": 1},
+        steps_saved=1,
+    )
+    counted = Counted(verdicts={"/r": {"good": 1}}, seconds={"up to 1 GB": {1.0: 1}}, seconds_sum={"up to 1 GB": 0.5})
+    text = exposition([run], DaemonFacts(loop_at=0.0, counted=counted), 60.0).decode()
+    series = [line.rpartition(" ") for line in text.splitlines() if not line.startswith("#")]
+    grows = re.compile(r"_total|_bucket|_count|_sum")
+    tests = {
+        "interval": "1m",
+        "input_series": [{"series": n, "values": f"{v}+{int(bool(grows.search(n)))}x120"} for n, _, v in series],
+        "promql_expr_test": [
+            {"expr": f"count({asked}) > bool 0", "eval_time": "2h", "exp_samples": [{"labels": "{}", "value": 1}]}
+            for panel in json.loads(printed("grafana"))["panels"]
+            for target in panel["targets"]
+            for asked in [target["expr"].replace("$run", ".*").replace("$__rate_interval", "5m")]
+        ],
+    }
+    assert len(tests["promql_expr_test"]) > 15
+    path = tmp_path / "tests.yml"
+    path.write_text(json.dumps({"rule_files": [], "evaluation_interval": "1m", "tests": [tests]}))
     succeeds(promtool, "test", "rules", str(path))
 
 

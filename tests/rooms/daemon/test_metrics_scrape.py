@@ -12,10 +12,13 @@ from pathlib import Path
 
 import pytest
 from ckptguard_daemon.__main__ import command
+from ckptguard_daemon.publish import MetricsFile, MetricsOptions, listen_for_scrapers
 from click.testing import CliRunner
 from servers.processes import free_port
 from servers.prometheus import prometheus
 from support.daemon_process import PATIENCE, DaemonProcess, Starter, save, until
+
+from ckptguard.errors import SettingsError
 
 TOKEN = "correct-horse-battery-staple"
 
@@ -102,43 +105,54 @@ def test_a_token_is_needed_where_there_is_one(start: Starter, run: Path, token: 
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("options", "said"),
     [
-        (("--metrics", "0.0.0.0:0"), "other machines could read the metrics at 0.0.0.0:0"),
-        (("--metrics", ":9469"), "is not HOST:PORT"),
-        (("--metrics", "127.0.0.1"), "is not HOST:PORT"),
-        (("--metrics", "127.0.0.1:99999"), "is not HOST:PORT"),
-        (("--metrics", "127.0.0.1:\u0661"), "is not HOST:PORT"),
-        (("--metrics", "no such host:1"), "there is no address"),
-        (("--metrics", f"{'a' * 300}:1"), "there is no address"),
-        (("--metrics", "192.0.2.1:1", "--metrics-token", "TOKEN"), "cannot listen at 192.0.2.1:1"),
-        (("--metrics", "127.0.0.1:0", "--metrics-token", "/none"), "the token in /none cannot be read"),
-        (("--metrics", "127.0.0.1:0", "--metrics-token", "/dev/null"), "every user can read"),
-        (("--metrics", "127.0.0.1:0", "--metrics-token", "EMPTY"), "holds no token"),
-        (("--metrics-token", "TOKEN"), "is only for `--metrics`"),
-        (("--metrics-file", "metrics.txt"), "names that end in .prom"),
-        (("--metrics-file", "/none/metrics.prom"), "there is no folder /none"),
-        (("--metrics-file", "metrics\0.prom"), "holds a NUL"),
-        (("--once", "--metrics", "127.0.0.1:0"), "use --metrics-file"),
-        (("--once", "--metrics-file", "metrics.txt"), "names that end in .prom"),
+        ({"address": "0.0.0.0:0"}, "other machines could read the metrics at 0.0.0.0:0"),
+        ({"address": "[::]:0"}, "other machines could read the metrics"),
+        ({"address": ":9469"}, "is not HOST:PORT"),
+        ({"address": "127.0.0.1"}, "is not HOST:PORT"),
+        ({"address": "127.0.0.1:99999"}, "is not HOST:PORT"),
+        ({"address": "127.0.0.1:\u0661"}, "is not HOST:PORT"),
+        ({"address": "no such host:1"}, "there is no address"),
+        ({"address": f"{'a' * 300}:1"}, "there is no address"),
+        ({"address": "192.0.2.1:1", "token_file": "TOKEN"}, "cannot listen at 192.0.2.1:1"),
+        ({"address": "127.0.0.1:0", "token_file": "/none"}, "the token in /none cannot be read"),
+        ({"address": "127.0.0.1:0", "token_file": "/dev/null"}, "every user can read"),
+        ({"address": "127.0.0.1:0", "token_file": "EMPTY"}, "holds no token"),
+        ({"token_file": "TOKEN"}, "is only for `--metrics`"),
     ],
 )
-def test_a_mistake_is_one_sentence(run: Path, token: Path, arguments: tuple[str, ...], said: str) -> None:
-    """And exit code 2, before anything is watched."""
+def test_a_wrong_address_is_one_sentence(token: Path, options: dict[str, str], said: str) -> None:
+    """Before anything is watched."""
     empty = token.with_name("empty")
     empty.touch(mode=0o600)
     places = {"TOKEN": str(token), "EMPTY": str(empty)}
-    done = CliRunner().invoke(command, [str(run), *(places.get(a, a) for a in arguments)])
-    assert (done.exit_code, said in done.output) == (2, True), done.output
-    assert "Traceback" not in done.output
+    with pytest.raises(SettingsError) as caught:
+        listen_for_scrapers(MetricsOptions(**{name: places.get(a, a) for name, a in options.items()}))
+    assert said in caught.value.message
 
 
-def test_a_port_that_is_taken_is_one_sentence(run: Path) -> None:
+def test_a_port_that_is_taken_is_one_sentence() -> None:
     """Another program's."""
-    with socket.create_server(("127.0.0.1", 0)) as other:
-        port = other.getsockname()[1]
-        done = CliRunner().invoke(command, [str(run), "--metrics", f"127.0.0.1:{port}"])
-    assert (done.exit_code, f"cannot listen at 127.0.0.1:{port}" in done.output) == (2, True)
+    with socket.create_server(("127.0.0.1", 0)) as other, pytest.raises(SettingsError) as caught:
+        listen_for_scrapers(MetricsOptions(address=f"127.0.0.1:{other.getsockname()[1]}"))
+    assert "cannot listen at 127.0.0.1" in caught.value.message
+
+
+@pytest.mark.parametrize(("path", "said"), [("m.txt", "names that end in .prom"), ("/none/m.prom", "no folder /none")])
+def test_a_file_that_no_collector_reads_is_one_sentence(path: str, said: str) -> None:
+    """It would be written, and nobody would notice that nothing arrives."""
+    with pytest.raises(SettingsError) as caught:
+        MetricsFile(path)
+    assert said in caught.value.message
+
+
+def test_a_mistake_is_exit_code_2(run: Path) -> None:
+    """Said by the command, for `--once` too, which has no time to be asked."""
+    for arguments in (["--metrics", "0.0.0.0:0"], ["--once", "--metrics", "127.0.0.1:0"], ["--metrics-file", "m.txt"]):
+        done = CliRunner().invoke(command, [str(run), *arguments])
+        assert (done.exit_code, "Traceback" in done.output) == (2, False), done.output
+        assert done.output.startswith("error: ")
 
 
 def test_the_file_is_always_whole_and_readable_by_all(start: Starter, run: Path, tmp_path: Path) -> None:
@@ -214,12 +228,11 @@ def test_a_real_prometheus_scrapes_and_alerts(
         assert fired["annotations"]["summary"] == f"the newest save of {run} is bad"
         assert [r for g in server.ask("rules")["groups"] for r in g["rules"] if r["health"] != "ok"] == []
         dashboard = json.loads(CliRunner().invoke(command, ["--example", "grafana"]).output)
-        empty = []
         for panel in dashboard["panels"]:
             for asked in panel["targets"]:
                 expression = asked["expr"].replace("$run", ".*").replace("$__rate_interval", "1m")
-                if not server.ask("query", query=expression)["result"]:
-                    empty.append(asked["expr"])
-        assert [e for e in empty if not re.search(r"> 0$|training|rate|replica|rollback|scrub", e)] == []
-        assert len(dashboard["panels"]) > len(empty) > 0
+                found = server.ask("query", query=expression)["result"]
+                # It was watched for a moment, and nothing is wrong but the save; nothing trains.
+                may_be_empty = re.search(r"> 0\)?$|\[|training == 1", expression)
+                assert found or may_be_empty, expression
     assert daemon.stop() == 0

@@ -109,7 +109,7 @@ def command(runs: tuple[str, ...], **options: Any) -> None:
     gc.freeze()  # imported modules stay; the idle daemon need not scan them again
     try:
         if options["once"]:
-            code = run_once(urls, settings, stop)
+            code = run_once(urls, settings, stop, metrics=metrics)
             if stop.is_set():
                 code = 130
         else:

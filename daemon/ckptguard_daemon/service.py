@@ -7,12 +7,13 @@ import hashlib
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import uvicorn
 from starlette.types import ASGIApp
 
-from ckptguard.errors import CkptguardError
+from ckptguard.errors import CkptguardError, SettingsError
 from ckptguard.inspect.list_states import survey
 from ckptguard.records.daemon_record import DaemonRecord
 from ckptguard.records.run import open_run
@@ -21,6 +22,7 @@ from ckptguard.reporting.notify import LONGEST_CLOSE, Hooks
 from ckptguard.runs.run_view import open_view
 from ckptguard.scan.process.process_scanner import ProcessScanner
 from ckptguard.scan.process.worker_process import limits_of
+from ckptguard.values.run_facts import RunFacts
 from ckptguard.values.settings import Settings
 from ckptguard.values.verdict import Outcome
 from ckptguard.version import __version__
@@ -31,8 +33,15 @@ from ckptguard_daemon.guarded import WatchedRun
 from ckptguard_daemon.idle_work import Replicating, Scrubbing
 from ckptguard_daemon.log import log
 from ckptguard_daemon.loop import Loop, Passes
-from ckptguard_daemon.metrics import Metrics
-from ckptguard_daemon.publish import MetricsFile, MetricsOptions, ScrapeAnswers, listen_for_scrapers
+from ckptguard_daemon.metrics import Metrics, exposition
+from ckptguard_daemon.publish import (
+    NOWHERE,
+    MetricsFile,
+    MetricsOptions,
+    ScrapeAnswers,
+    address_of,
+    listen_for_scrapers,
+)
 from ckptguard_daemon.rendezvous import listen
 from ckptguard_daemon.roster import Roster
 from ckptguard_daemon.watcher import Watcher
@@ -57,7 +66,7 @@ def serve(
     *,
     socket_path: str | None = None,
     still_wanted: Callable[[], bool] = lambda: True,
-    metrics: MetricsOptions = MetricsOptions(),
+    metrics: MetricsOptions = NOWHERE,
 ) -> int:
     """Guard the runs until `stop` is set or the parent is gone. Returns the exit code.
 
@@ -93,18 +102,19 @@ def serve(
     scrubbing = Scrubbing(tuple(runs), settings, hooks, loop.idle, loop.wake, stop)
     replicating = Replicating(tuple(runs), settings, hooks, loop.idle, loop.wake, stop)
     aside: list[threading.Thread] = []
-    told = Metrics(lambda: [feed.facts(run.run_id, run.url, run.state) for run in runs], lambda: loop.alive_at)
+    told = Metrics(lambda: _facts_of(runs, feed), lambda: loop.alive_at)
     answers = Answers(runs, loop, passes, hooks, presence, thread.is_alive, told)
     servers = [HttpServer(answers.application(), rendezvous.socket)]
     if scrapers is not None:
         servers.append(HttpServer(ScrapeAnswers(told.text, metrics.token_file), scrapers))
-        log("metrics", address="{}:{}".format(*scrapers.getsockname()))
+        log("metrics", address=address_of(scrapers))
     try:
         if not all(server.start() for server in servers):
             return FAILED
         if file is not None:
-            aside.append(threading.Thread(target=file.keep_written, args=(told.text, passed, stop), daemon=True))
-            aside[0].start()
+            writing = threading.Thread(target=file.keep_written, args=(told.text, passed, stop), daemon=True)
+            writing.start()
+            aside.append(writing)
         for watcher in watchers:  # before the first pass, so that no change is missed
             watcher.keep_watching()
         thread.start()
@@ -138,23 +148,32 @@ def serve(
     return GOOD
 
 
-def run_once(urls: Sequence[str], settings: Settings, stop: threading.Event) -> int:
+def run_once(
+    urls: Sequence[str], settings: Settings, stop: threading.Event, *, metrics: MetricsOptions = NOWHERE
+) -> int:
     """Make one full pass over each run, and wait for saves that are settling, but not for unfinished ones.
 
     Returns the exit code for the final state. Raises NotFoundError if a run does not exist.
     """
+    if metrics.address is not None or metrics.token_file is not None:
+        raise SettingsError("`--once` ends before anybody can ask for metrics", hint="use --metrics-file PATH")
+    file = MetricsFile(metrics.file) if metrics.file is not None else None
     for url in urls:
         open_run(url, settings)
     hooks = Hooks(settings, log)
     scanner = _scanner(settings, stop)
+    runs, feed = Roster(), CatalogueFeed(None)
     all_read = True
     try:
         for url in urls:
-            run = WatchedRun(url, run_id_of(url), settings, hooks, None)
+            run = WatchedRun(url, run_id_of(url), settings, hooks, None, feed)
+            runs.add(run)
             all_read = _settled_pass(run, settings, scanner, stop) and all_read
             Replicating([run], settings, hooks, None, lambda run_id: None, stop).once()
     finally:
         scanner.close()
+        if file is not None:
+            file.write(exposition(_facts_of(runs, feed), None, time.time()))
         hooks.close(patience=0.0 if stop.is_set() else LONGEST_CLOSE)
     outcomes: list[Outcome] = []
     for url in urls:
@@ -166,6 +185,10 @@ def run_once(urls: Sequence[str], settings: Settings, stop: threading.Event) -> 
             continue
         outcomes += [Outcome.PENDING if state.changed else state.outcome for state in states if state.in_place]
     return exit_code(outcomes, all_read=all_read)
+
+
+def _facts_of(runs: Roster, feed: CatalogueFeed) -> list[RunFacts]:
+    return [feed.facts(run.run_id, run.url, run.state) for run in runs]
 
 
 def exit_code(outcomes: Iterable[Outcome], *, all_read: bool) -> int:

@@ -48,6 +48,7 @@ MISLEADING = (*LAUNCHER, "PYTHONHOME", "PYTHONPATH", "PIP_TARGET", "PIP_PREFIX",
 # Servers and tools that tests start: what pip does not have. Programs, and the Debian packages that hold them.
 PROGRAMS = {
     "sshd": ("openssh-server",),
+    "promtool": ("prometheus",),
     "radosgw": ("ceph-mon", "ceph-osd", "radosgw"),
     "strace": ("strace",),
     "bwrap": ("bubblewrap",),

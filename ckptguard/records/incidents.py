@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import uuid
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -84,32 +85,38 @@ def update_incident(
 
 def read_incident(run: Run, incident_id: str) -> Incident | None:
     """Return the newest revision of an incident."""
-    revision = _newest_revisions(run).get(incident_id)
-    return None if revision is None else _read(run, incident_id, revision)
+    revision = _revisions_of(run).get(incident_id)
+    return None if revision is None else read_revision(run, incident_id, revision)
 
 
 def list_incidents(run: Run, *, most: int = 0) -> list[Incident]:
     """Return the newest `most` incidents (0: all), oldest first. Damaged records are left out."""
-    newest = sorted(_newest_revisions(run).items())[-most:]
-    found = (_read(run, incident_id, revision) for incident_id, revision in newest)
+    newest = sorted(_revisions_of(run).items())[-most:]
+    found = (read_revision(run, incident_id, revision) for incident_id, revision in newest)
     return [incident for incident in found if incident is not None]
 
 
 def incident_ids(run: Run) -> list[str]:
     """The ids of all incidents, oldest first; none of them is read."""
-    return sorted(_newest_revisions(run))
+    return sorted(_revisions_of(run))
 
 
-def _newest_revisions(run: Run) -> dict[str, int]:
+def _revisions_of(run: Run) -> dict[str, int]:
+    return newest_revisions(list_records(run, FOLDER))
+
+
+def newest_revisions(names: Iterable[str]) -> dict[str, int]:
+    """Return the newest revision of each incident that these record names are about."""
     newest: dict[str, int] = {}
-    for name in list_records(run, FOLDER):
+    for name in names:
         match = _NAME.fullmatch(name)
         if match:
             newest[match["id"]] = max(newest.get(match["id"], 0), int(match["revision"]))
     return newest
 
 
-def _read(run: Run, incident_id: str, revision: int) -> Incident | None:
+def read_revision(run: Run, incident_id: str, revision: int) -> Incident | None:
+    """Return one revision of an incident, or None if it does not exist or cannot be parsed."""
     return read_sound(run, incident_key(incident_id, revision), Incident, "an incident")
 
 

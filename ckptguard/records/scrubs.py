@@ -51,7 +51,7 @@ class Scrub(msgspec.Struct, frozen=True, kw_only=True):
 
 def read_scrubs(run: Run) -> list[Scrub]:
     """Return all records, from one listing of names."""
-    found = (_parsed(key) for key in list_records(run, FOLDER, recursive=True, with_content=True))
+    found = (parse_scrub(key) for key in list_records(run, FOLDER, recursive=True, with_content=True))
     return [scrub for scrub in found if scrub is not None]
 
 
@@ -80,7 +80,8 @@ def forget_scrubs(run: Run, scrubs: list[Scrub]) -> None:
             run.records.remove(scrub.key)
 
 
-def _parsed(key: str) -> Scrub | None:
+def parse_scrub(key: str) -> Scrub | None:
+    """Return the reading that a key below the folder is about, or None."""
     folder, _, name = key.partition("/")
     match = _NAME.fullmatch(name)
     id = id_from_record(folder, match["id"]) if match else None

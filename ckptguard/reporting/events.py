@@ -21,7 +21,7 @@ from ckptguard.reporting.channels import Event
 from ckptguard.runs.results import Checked
 from ckptguard.runs.run_view import RunView
 from ckptguard.values.ids import Step, escape, series_folder, step_text
-from ckptguard.values.verdict import Outcome, Severity
+from ckptguard.values.verdict import Outcome, Severity, Verdict
 
 _LONGEST_TEXT = 700  # characters of a reason in a message
 _TOLD = (Outcome.BAD, Outcome.SUSPECT, Outcome.INCOMPLETE)
@@ -200,7 +200,7 @@ def _key(*parts: str) -> str:
     return hashlib.blake2b("\0".join(parts).encode(errors="surrogateescape"), digest_size=16).hexdigest()
 
 
-def reason_of(checked: Checked) -> str:
+def reason_of(checked: Checked | Verdict) -> str:
     """The heaviest finding in one line; "" where nothing weighs."""
     for severity in (Severity.ERROR, Severity.SICKNESS, Severity.WARNING):
         for finding in checked.findings:

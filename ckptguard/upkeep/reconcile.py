@@ -15,10 +15,12 @@ from ckptguard.errors import BusyError, ChangedWhileReadError, CouldNotTellError
 from ckptguard.keep.copies import is_saved_over
 from ckptguard.keep.quarantine import finish_quarantines
 from ckptguard.layouts import LAYOUTS, Checkpoint
+from ckptguard.records.incidents import FOLDER as INCIDENTS
 from ckptguard.records.kept import KeptCopy
 from ckptguard.records.names_by_step import FOLDERS
 from ckptguard.records.pins import FOLDER as PINS
 from ckptguard.records.run import record_names
+from ckptguard.records.scrubs import FOLDER as SCRUBS
 from ckptguard.records.scrubs import Where
 from ckptguard.records.trash import FOLDER as TRASH
 from ckptguard.repair.repair import mend
@@ -31,7 +33,7 @@ from ckptguard.runs.work import PLAIN, Work
 from ckptguard.upkeep.leftovers import collect_leftovers
 from ckptguard.upkeep.samples import CheckpointSample, NotYet, Start
 from ckptguard.upkeep.settle_kept import looks_as_judged, protect, release_other, settle_kept, waiting_alone
-from ckptguard.values.ids import Step, numbers_of
+from ckptguard.values.ids import CheckpointId, Step, numbers_of
 from ckptguard.values.verdict import Outcome
 from ckptguard.verification.checkpoint import Resave, Verification, verify_checkpoint
 from ckptguard.verification.collect_evidence import completeness
@@ -40,6 +42,8 @@ from ckptguard.verification.kept_copy import verify_kept
 _COLLECT_INTERVAL = 3600.0  # seconds; files that are not old enough yet are removed next time
 _PRUNE_INTERVAL = 600.0  # seconds; empties the trash and lifts pins even if nothing is saved
 _COUNTED = tuple(f"{folder}/" for folder in (*FOLDERS, TRASH, PINS))  # what a pass reads besides the scrub plan
+
+_BESIDE = (f"{INCIDENTS}/", f"{SCRUBS}/")
 
 
 class Waiting(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,6 +81,7 @@ class PassNotes:
     remembered: Remembered = field(default_factory=Remembered)  # what retention has read
     told_of_lost: bool = False
     settled: Start | None = None  # what the last pass started from, if it left nothing to do
+    start: Start | None = None  # what the last pass started from
 
     def prune_is_due(self) -> bool:
         """True if pruning is due. The next time is then some minutes later."""
@@ -100,7 +105,9 @@ def reconcile(view: RunView, notes: PassNotes, *, work: Work = PLAIN, assume_qui
     neither files nor records changed since a pass that left nothing to do, it only makes two listings. Raises
     StorageError if the run cannot be listed. Problems with one checkpoint are part of the result."""
     start = _start_of(view, notes.settled)
+    notes.start = start
     if notes.nothing_to_do(start):
+        notes.settled = start
         return PassResult()
     notes.settled = None
     one = _Pass(view, notes, work)
@@ -193,8 +200,10 @@ class _Pass:
         for checkpoint in in_order:
             sample, known = _sample(self.notes, checkpoint), False
             try:
-                if sample.done or _stands(view, checkpoint):
-                    sample.done = True
+                if not sample.done:
+                    sample.id = _standing(view, checkpoint)
+                    sample.done = sample.id is not None
+                if sample.done:
                     continue
                 known = view.current_if_readable(checkpoint) is not None
                 self.saved_over = self.saved_over or (known and is_saved_over(view, checkpoint))
@@ -289,10 +298,12 @@ class _Pass:
 
 def _start_of(view: RunView, before: Start | None) -> Start:
     """List a run's files and the names of its records. Raises StorageError."""
-    names = frozenset(name for name in record_names(view.run, "") if name.startswith(_COUNTED))
+    listed = record_names(view.run, "")
+    names = frozenset(name for name in listed if name.startswith(_COUNTED))
     view.forget()
     listing = view.list_after(before.listing if before is not None and before.names == names else None)
-    return Start(listing=listing, names=names, settings=view.settings)
+    beside = frozenset(name for name in listed if name.startswith(_BESIDE))
+    return Start(listing=listing, names=names, settings=view.settings, beside=beside)
 
 
 def _sample(notes: PassNotes, checkpoint: Checkpoint) -> CheckpointSample:
@@ -321,18 +332,19 @@ def _verify(
     except CouldNotTellError as error:
         sample.retry_later(view.settings)
         return error.message
-    sample.done = True
+    sample.done, sample.id = True, result.id
     return result
 
 
-def _stands(view: RunView, checkpoint: Checkpoint) -> bool:
-    """True if there is a verdict on exactly these files, as far as storage reports sizes, times and inodes."""
+def _standing(view: RunView, checkpoint: Checkpoint) -> CheckpointId | None:
+    """Return the generation with a verdict on exactly these files, as far as storage reports sizes, times and
+    inodes."""
     id = view.current(checkpoint)
     if id is None or not view.history.has_verdict(id):
-        return False
+        return None
     manifest = view.history.manifest(id)
     same_files = manifest is not None and set(checkpoint.files) == {f.path for f in manifest.files}
-    return same_files and looks_as_judged(view, checkpoint, id)
+    return id if same_files and looks_as_judged(view, checkpoint, id) else None
 
 
 def _not_yet(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import msgspec
@@ -13,6 +13,7 @@ from ckptguard.records.quarantine import FOLDER as QUARANTINE
 from ckptguard.records.trash import FOLDER as TRASH
 from ckptguard.runs.run_view import Listing
 from ckptguard.runs.settling import youngest_age
+from ckptguard.values.ids import CheckpointId
 from ckptguard.values.settings import Settings
 
 _LONGEST_PAUSE = 3600.0  # seconds between two attempts to read an unreadable checkpoint
@@ -25,6 +26,7 @@ class Start:
     listing: Listing  # the same object while no entry differs
     names: frozenset[str]
     settings: Settings
+    beside: frozenset[str] = field(default=frozenset(), compare=False)  # other records, on which no pass depends
 
     @cached_property
     def has_trash(self) -> bool:
@@ -49,6 +51,7 @@ class CheckpointSample:
     looked: bool = False  # `unfinished` was computed
     whole: bool = False  # its layout proves that all of its files exist
     done: bool = False  # there is a verdict for this signature
+    id: CheckpointId | None = None  # the generation that this verdict is about
     retry_at: float = 0.0
     failures: int = 0
 

@@ -124,7 +124,7 @@ def command(runs: tuple[str, ...], **options: Any) -> None:
     try:
         if options["once"]:
             timed = None if limit is None else TimeLimit(limit, stop)
-            code = run_once(urls, settings, stop)
+            code = run_once(urls, settings, stop, metrics=metrics)
             if timed is not None and timed.is_over:
                 code = timed.code_of(code)
             elif stop.is_set():

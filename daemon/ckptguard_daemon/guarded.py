@@ -29,6 +29,7 @@ from ckptguard.values.ids import CheckpointId
 from ckptguard.values.settings import Settings
 from ckptguard.values.verdict import Outcome
 from ckptguard.verification.checkpoint import verify_checkpoint
+from ckptguard_daemon.catalogue_feed import CatalogueFeed, Passed
 from ckptguard_daemon.log import log
 
 _SOONEST = 0.2
@@ -67,7 +68,15 @@ class WatchedRun:
     """Makes passes over one run. Only one thread at a time calls `step`; others may read its attributes, and open
     it."""
 
-    def __init__(self, url: str, run_id: str, settings: Settings, hooks: Hooks, presence: DaemonRecord | None) -> None:
+    def __init__(
+        self,
+        url: str,
+        run_id: str,
+        settings: Settings,
+        hooks: Hooks,
+        presence: DaemonRecord | None,
+        feed: CatalogueFeed | None = None,
+    ) -> None:
         self.url, self.run_id, self.settings = url, run_id, settings
         self.storage = storage_of(url)  # equal for runs that may be slow together
         self.run: Run | None = None
@@ -85,6 +94,7 @@ class WatchedRun:
         self.states = StateMemo()
         self._hooks, self._presence = hooks, presence
         self._notes = PassNotes()
+        self._feed = feed
         self._known: Known | None = None
         self._asked: set[str] = set()
         self._asked_lock = threading.Lock()
@@ -189,6 +199,17 @@ class WatchedRun:
             if not self._read_again(view, path, work):
                 self.ask(path)
                 done = msgspec.structs.replace(done, made_way=True)
+        if self._feed is not None:
+            self._feed.note(
+                view,
+                Passed(
+                    notes=self._notes,
+                    replicas=self.replicas,
+                    scrub_interval=self.scrub.every if self.scrub is not None else None,
+                    wrote=bool(done.checked or done.pruned or asked),
+                    troubled=bool(done.could_not_tell),
+                ),
+            )
         return done
 
     def _read_again(self, view: RunView, path: str, work: Work) -> bool:

@@ -183,8 +183,10 @@ class Replicating(IdleWork):
         """Report what was done. Returns the seconds until the next update."""
         url = done.url
         with self._telling:
-            known = {replica.url: replica for replica in (*run.replicas, done)}
+            before, known = run.replicas, {replica.url: replica for replica in (*run.replicas, done)}
             run.replicas = tuple(known[u] for u in replica_urls(run.url, run.settings) if u in known)
+            if before != run.replicas:
+                self._wake(run.run_id)  # its next pass notes them in the catalogue
         for one in done.checkpoints:
             if one.done != "there":
                 level = "info" if one.done in ("sent", "raced", "gone") else "warning"

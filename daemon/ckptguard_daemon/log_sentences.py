@@ -11,6 +11,7 @@ from ckptguard.values.plain_numbers import size
 # What is said of an event, by its fields. Other events name their fields, and so do those that lack one.
 _SENTENCES = {
     "answer_failed": "a request could not be answered: {reason}",
+    "catalogue": "{reason}",
     "could_not_tell": "could not tell: {reason}",
     "gone": "{path} is gone",
     "guarding": "watching {run}",
@@ -30,6 +31,7 @@ _SENTENCES = {
     "metrics_not_written": "the metrics cannot be written to {file}: {reason}",
     "metrics_refused": "nobody gets the metrics: {reason}",
     "no_such_checkpoint": "there is no checkpoint {path}",
+    "not_catalogued": "{run} could not be noted in the catalogue: {reason}",
     "parent_gone": "the process that started this daemon has ended",
     "pending": "{path} has no verdict yet: {reason}",
     "pruned": "{path} was moved to the trash: no rule keeps it",

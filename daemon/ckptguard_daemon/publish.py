@@ -6,6 +6,7 @@ import contextlib
 import hmac
 import ipaddress
 import os
+import re
 import socket
 import stat
 import tempfile
@@ -49,7 +50,7 @@ def listen_for_scrapers(options: MetricsOptions) -> socket.socket | None:
             )
         return None
     host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal() or int(port) > 65535:
+    if not host or not re.fullmatch("[0-9]{1,5}", port) or int(port) > 65535:
         raise SettingsError(f"`--metrics {address}` is not HOST:PORT", hint="for example --metrics 127.0.0.1:9469")
     try:
         family, _, _, _, place = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)[0]
@@ -66,6 +67,12 @@ def listen_for_scrapers(options: MetricsOptions) -> socket.socket | None:
         raise SettingsError(f"cannot listen at {address}: {error.strerror}") from error
     listening.setblocking(False)
     return listening
+
+
+def address_of(listening: socket.socket) -> str:
+    """Return the HOST:PORT of a socket."""
+    host, port = listening.getsockname()[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def read_token(path: str) -> bytes:

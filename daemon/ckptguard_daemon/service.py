@@ -15,7 +15,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from ckptguard.decisions.turns import LANES
-from ckptguard.errors import CkptguardError
+from ckptguard.errors import CkptguardError, SettingsError
 from ckptguard.inspect.list_states import survey
 from ckptguard.records.daemon_record import DaemonRecord
 from ckptguard.records.run import open_run
@@ -28,14 +28,22 @@ from ckptguard.values.settings import Settings
 from ckptguard.values.verdict import Outcome
 from ckptguard.version import __version__
 from ckptguard_daemon.answers import Answers
+from ckptguard_daemon.catalogue_feed import CatalogueFeed, open_catalogue
 from ckptguard_daemon.connections import BoundedConnection
 from ckptguard_daemon.guarded import WatchedRun
 from ckptguard_daemon.idle_work import Replicating, Scrubbing
 from ckptguard_daemon.liveness import Systemd, is_fresh
 from ckptguard_daemon.log import log
 from ckptguard_daemon.loop import LaneScanner, Loop, Passes
-from ckptguard_daemon.metrics import Metrics
-from ckptguard_daemon.publish import NOWHERE, MetricsFile, MetricsOptions, ScrapeAnswers, listen_for_scrapers
+from ckptguard_daemon.metrics import Metrics, exposition
+from ckptguard_daemon.publish import (
+    NOWHERE,
+    MetricsFile,
+    MetricsOptions,
+    ScrapeAnswers,
+    address_of,
+    listen_for_scrapers,
+)
 from ckptguard_daemon.rendezvous import listen
 from ckptguard_daemon.roster import Roster
 from ckptguard_daemon.watcher import Watcher
@@ -73,7 +81,9 @@ def serve(
     host, boot_id = this_host()
     presence = DaemonRecord(address=rendezvous.path, host=host, boot_id=boot_id, pid=os.getpid(), started_at=utc_now())
     hooks = Hooks(settings, log)
-    runs = Roster(WatchedRun(url, run_id_of(url), settings, hooks, presence) for url in urls)
+    feed = CatalogueFeed(open_catalogue(rendezvous.path, environ))
+    runs = Roster(WatchedRun(url, run_id_of(url), settings, hooks, presence, feed) for url in urls)
+    feed.keep_only(run.run_id for run in runs)
     passes = Passes()
     passed = threading.Event()
     watchers: list[Watcher] = []
@@ -101,7 +111,7 @@ def serve(
     ]
     thread = threading.Thread(target=loop.run, name="loop", daemon=True)
     aside = [threading.Thread(target=work.lanes.run, name=work.name, daemon=True) for work in behind]
-    told = Metrics(lambda: [RunFacts(url=run.url, name=run.url, state=run.state) for run in runs], loop.last_progress)
+    told = Metrics(lambda: _facts_of(runs, feed), loop.last_progress)
 
     def alive() -> bool:
         return thread.is_alive() and is_fresh(loop.last_progress())
@@ -110,7 +120,7 @@ def serve(
     servers = [HttpServer(answers.application(), rendezvous.socket)]
     if scrapers is not None:
         servers.append(HttpServer(ScrapeAnswers(told.text, metrics.token_file), scrapers))
-        log("metrics", address="{}:{}".format(*scrapers.getsockname()))
+        log("metrics", address=address_of(scrapers))
     try:
         if not all(server.start() for server in servers):
             return FAILED
@@ -143,6 +153,7 @@ def serve(
             lanes.wait_for_end(deadline - time.monotonic())
         for run in runs:
             run.leave()
+        feed.close()
         rendezvous.close()
         # Whose parent is gone is waited for by nobody: what training came to is told first.
         hooks.close(patience=_HOOK_STOP_SECONDS if still_wanted() else LONGEST_CLOSE)
@@ -150,15 +161,22 @@ def serve(
     return GOOD
 
 
-def run_once(urls: Sequence[str], settings: Settings, stop: threading.Event) -> int:
+def run_once(
+    urls: Sequence[str], settings: Settings, stop: threading.Event, *, metrics: MetricsOptions = NOWHERE
+) -> int:
     """Make one full pass over each run, and wait for saves that are settling, but not for unfinished ones.
 
     Returns the exit code for the final state. Raises NotFoundError if a run does not exist.
     """
+    if metrics.address is not None or metrics.token_file is not None:
+        raise SettingsError("`--once` ends before anybody can ask for metrics", hint="use --metrics-file PATH")
+    file = MetricsFile(metrics.file) if metrics.file is not None else None
     for url in urls:
         open_run(url, settings)
     hooks = Hooks(settings, log)
-    runs = Roster(WatchedRun(url, run_id_of(url), settings, hooks, None) for url in urls)
+    runs, feed = Roster(), CatalogueFeed(None)
+    for url in urls:
+        runs.add(WatchedRun(url, run_id_of(url), settings, hooks, None, feed))
     replicating = Replicating(runs, hooks, lambda run_id: False, lambda run_id: None, stop, niceness=settings.niceness)
 
     def settle(run: WatchedRun) -> bool:
@@ -174,6 +192,8 @@ def run_once(urls: Sequence[str], settings: Settings, stop: threading.Event) -> 
         with ThreadPoolExecutor(LANES, "pass") as lanes:
             all_read = all(list(lanes.map(settle, runs)))
     finally:
+        if file is not None:
+            file.write(exposition(_facts_of(runs, feed), None, time.time()))
         hooks.close(patience=0.0 if stop.is_set() else LONGEST_CLOSE)
     outcomes: list[Outcome] = []
     for url in urls:
@@ -185,6 +205,10 @@ def run_once(urls: Sequence[str], settings: Settings, stop: threading.Event) -> 
             continue
         outcomes += [Outcome.PENDING if state.changed else state.outcome for state in states if state.in_place]
     return exit_code(outcomes, all_read=all_read)
+
+
+def _facts_of(runs: Roster, feed: CatalogueFeed) -> list[RunFacts]:
+    return [feed.facts(run.run_id, run.url, run.state) for run in runs]
 
 
 def exit_code(outcomes: Iterable[Outcome], *, all_read: bool) -> int:

@@ -9,13 +9,14 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 import pytest
 from servers.azurite import AzureServer, azurite
 from servers.fake_gcs import GcsServer, fake_gcs
 from servers.moto_server import moto_server
 from servers.processes import NotInstalledError
+from servers.prometheus import promtool as find_promtool
 from servers.radosgw import radosgw
 from servers.s3 import S3Server
 from servers.slurm import Slurm
@@ -48,13 +49,27 @@ def _started(start: Callable[[Path], AbstractContextManager[T]], folder: Path) -
         running = start(folder)
         server = running.__enter__()
     except NotInstalledError as error:
-        if os.environ.get("CI") and error.required:
-            pytest.fail(str(error))
-        pytest.skip(str(error))
+        skip_or_fail(error)
     try:
         yield server
     finally:
         running.__exit__(None, None, None)
+
+
+def skip_or_fail(error: NotInstalledError) -> NoReturn:
+    """Skip the test of a program that is not here; in CI it must be."""
+    if os.environ.get("CI") and error.required:
+        pytest.fail(str(error))
+    pytest.skip(str(error))
+
+
+@pytest.fixture(scope="session")
+def promtool() -> str:
+    """The path of promtool, beside which Prometheus is."""
+    try:
+        return find_promtool()
+    except NotInstalledError as error:
+        skip_or_fail(error)
 
 
 @pytest.fixture(scope="session")

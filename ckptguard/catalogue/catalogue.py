@@ -1,0 +1,227 @@
+"""The catalogue in use: one thread writes, any thread asks. It is a cache, and may be deleted at any time.
+
+Nothing here raises or waits for the disk, except `ask`, which waits for a second at most. What could not be written is
+dropped: `digest` then says that the run must be noted again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Collection
+from functools import partial
+from typing import Concatenate, ParamSpec, TypeVar
+
+import msgspec
+
+from ckptguard.catalogue.rows import Event, RunSeen
+from ckptguard.catalogue.schema import UnusableError, delete, open_for_reading, open_for_writing
+from ckptguard.catalogue.write import forget_run, run_digests, write_event, write_run
+
+_CHECK = 5.0  # seconds between two looks whether the file is still there
+_LONGEST_PAUSE = 60.0  # seconds until a catalogue that cannot be written is tried again
+_MOST_WAITING = 10_000
+_KEPT = ("forget", "keep only")  # what must also be done if it cannot be done now
+_OPEN_SECONDS = _CLOSE_SECONDS = 2.0
+_Asked = ParamSpec("_Asked")
+_Answer = TypeVar("_Answer")
+_Write = Callable[[sqlite3.Connection], None]
+
+
+class Catalogue:
+    """The catalogue at a path. `tell` gets a sentence when it cannot be used, and when it can be used again."""
+
+    def __init__(self, path: str, tell: Callable[[str], None]) -> None:
+        self._path, self._tell = path, tell
+        self._changed = threading.Condition()
+        self._waiting: dict[tuple[str, ...], _Write] = {}
+        self._digests: dict[str, bytes] = {}
+        self._db: sqlite3.Connection | None = None
+        self._files: tuple[int | None, ...] = ()
+        self._doubtful = self._damaged = self._closing = self._busy = False
+        self._tried = threading.Event()
+        self._failures, self._told = 0, ""
+        self._thread = threading.Thread(target=self._run, name="catalogue", daemon=True)
+
+    def start(self) -> None:
+        """Open the catalogue, and write what comes, in a thread of its own."""
+        self._thread.start()
+        self._tried.wait(_OPEN_SECONDS)
+
+    @property
+    def is_usable(self) -> bool:
+        """True if it is open. Until then there is no use in noting anything."""
+        return self._db is not None
+
+    def digest(self, run_id: str) -> bytes:
+        """Return the digest of what was last written for a run; empty if it must be noted."""
+        return self._digests.get(run_id, b"")
+
+    def see(self, seen: RunSeen) -> None:
+        """Replace what is known of a run."""
+
+        def write(db: sqlite3.Connection) -> None:
+            write_run(db, seen, now=time.time())
+            self._digests[seen.id] = seen.digest
+
+        self._put(("run", seen.id), write)
+
+    def happened(self, run_id: str, event: Event) -> None:
+        """Add an event that leaves no record."""
+        self._put(("event", run_id, str(event.key)), partial(write_event, id=run_id, event=event))
+
+    def forget(self, run_id: str) -> None:
+        """Remove a run."""
+
+        def write(db: sqlite3.Connection) -> None:
+            forget_run(db, run_id)
+            self._digests.pop(run_id, None)
+
+        self._put(("forget", run_id), write)
+
+    def keep_only(self, run_ids: Collection[str]) -> None:
+        """Remove all other runs."""
+
+        def write(db: sqlite3.Connection) -> None:
+            for run_id in [id for id in self._digests if id not in run_ids]:
+                forget_run(db, run_id)
+                self._digests.pop(run_id, None)
+
+        self._put(("keep only",), write)
+
+    def ask(
+        self,
+        question: Callable[Concatenate[sqlite3.Connection, _Asked], _Answer],
+        *args: _Asked.args,
+        **named: _Asked.kwargs,
+    ) -> _Answer | None:
+        """Return the answer to a question of `questions`, or None if there is no catalogue now."""
+        if self._db is None:
+            return None
+        try:
+            with contextlib.closing(open_for_reading(self._path)) as db:
+                return question(db, *args, **named)
+        except (sqlite3.Error, ValueError) as error:  # it was deleted or damaged: the writer looks
+            with self._changed:
+                self._doubtful, self._damaged = True, self._damaged or _is_damage(error)
+                self._changed.notify_all()
+            return None
+
+    def settle(self, seconds: float) -> bool:
+        """Wait until everything is written. False if that takes longer."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._waiting and not self._busy, seconds)
+
+    def close(self) -> None:
+        """Write what waits, and end."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        if self._thread.ident is not None:
+            self._thread.join(_CLOSE_SECONDS)
+
+    def _put(self, key: tuple[str, ...], write: _Write) -> None:
+        with self._changed:
+            if self._failures and key[0] not in _KEPT:
+                return
+            self._waiting.pop(key, None)  # the later one counts, and comes after what came before it
+            while len(self._waiting) >= _MOST_WAITING:
+                del self._waiting[next(iter(self._waiting))]
+            self._waiting[key] = write
+            self._changed.notify_all()
+
+    def _run(self) -> None:
+        while True:
+            self._attempt(self._open_if_gone)
+            self._tried.set()
+            with self._changed:
+                pause = _CHECK if not self._failures else min(2.0**self._failures, _LONGEST_PAUSE)
+                self._changed.wait_for(self._has_work, pause)
+                if self._closing and (self._db is None or not self._waiting):
+                    break
+                waiting, self._waiting = self._waiting, {}
+                self._busy = True
+            while waiting and self._attempt(partial(self._write, waiting[next(iter(waiting))])):
+                del waiting[next(iter(waiting))]
+            with self._changed:
+                self._waiting = {key: waiting[key] for key in waiting if key[0] in _KEPT} | self._waiting
+                self._busy = False
+                self._changed.notify_all()
+        if self._db is not None:
+            with contextlib.suppress(sqlite3.Error):
+                self._db.close()
+
+    def _has_work(self) -> bool:
+        return self._closing or (self._db is not None and (bool(self._waiting) or self._doubtful))
+
+    def _write(self, write: _Write) -> None:
+        self._open_if_gone()
+        if self._db is not None:
+            write(self._db)
+
+    def _attempt(self, step: Callable[[], None]) -> bool:
+        """Do one step. If it fails, the catalogue is closed, and opened again later."""
+        try:
+            step()
+        except Exception as error:
+            self._shut()
+            if _is_damage(error):
+                with contextlib.suppress(UnusableError):
+                    delete(self._path)
+            self._failures += 1
+            reason = f"the catalogue {self._path} cannot be used: {error}"
+            if self._told != reason:
+                self._told = reason
+                self._tell(reason)
+            return False
+        if self._failures:
+            self._failures, self._told = 0, ""
+            self._tell(f"the catalogue {self._path} can be used again")
+        return True
+
+    def _open_if_gone(self) -> None:
+        if self._db is not None and not self._doubtful and self._files == _inodes(self._path):
+            return
+        lost = self._db is not None and self._files != _inodes(self._path)
+        damaged, self._doubtful, self._damaged = self._damaged, False, False
+        self._shut()
+        if damaged:
+            raise sqlite3.DatabaseError("it is damaged")
+        if lost:
+            delete(self._path)  # what is left of it belongs to no whole catalogue
+        db = open_for_writing(self._path)
+        try:
+            self._digests = run_digests(db)
+            self._files = _inodes(self._path)
+        except BaseException:
+            db.close()
+            raise
+        self._db = db
+
+    def _shut(self) -> None:
+        db, self._db, self._digests = self._db, None, {}
+        if db is not None:
+            with contextlib.suppress(sqlite3.Error):
+                db.close()
+
+
+def _is_damage(error: Exception) -> bool:
+    """True if only a new catalogue helps."""
+    if isinstance(error, sqlite3.OperationalError):
+        return "no such" in str(error)
+    # A value that cannot be stored is no damage of what is stored.
+    return type(error) is sqlite3.DatabaseError or isinstance(error, (sqlite3.IntegrityError, msgspec.MsgspecError))
+
+
+def _inodes(path: str) -> tuple[int | None, ...]:
+    """Return what identifies the catalogue's files. Deleting or replacing one of them changes it."""
+    found: list[int | None] = []
+    for suffix in ("", "-wal"):
+        try:
+            found.append(os.stat(path + suffix).st_ino)
+        except OSError:
+            found.append(None)
+    return tuple(found)

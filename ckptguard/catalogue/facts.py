@@ -1,0 +1,97 @@
+"""What the rows of one run say about it as a whole. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+from ckptguard.catalogue.look import RunLook
+from ckptguard.catalogue.rows import Generation, IncidentRow
+from ckptguard.decisions.fleet_health import save_interval
+from ckptguard.values.ids import CheckpointId, escape
+from ckptguard.values.run_facts import RunFacts
+from ckptguard.values.verdict import Outcome
+
+_LARGEST = 2**53  # bytes of a checkpoint: a sparse file states any size, and sums must stay storable
+_OWN = ("copy", "reflink")  # copies that share no bytes with the trainer's files
+
+
+def facts_of(
+    look: RunLook,
+    rows: Mapping[CheckpointId, Generation],
+    incidents: Iterable[IncidentRow],
+    known_good: CheckpointId | None,
+) -> RunFacts:
+    """Return the facts about a run."""
+    found, good = rows.values(), rows.get(known_good) if known_good is not None else None
+    ever_good = {id: row for id, row in rows.items() if row.good}
+    saves = [(row.saved_at, row.outcome) for row in found if row.saved_at is not None]
+    saves += [(save.written_at, Outcome.PENDING.value) for save in look.waiting if save.written_at is not None]
+    newest_at, newest_outcome = max(saves, default=(None, None))
+    checkpoints, size = _in_place(look, rows)
+    known = [row for row in incidents if row.cause is not None]
+    back = {row.went_back: row for row in known if row.went_back is not None}.values()
+    return RunFacts(
+        url=escape(look.url),
+        name=escape(look.url.rstrip("/").rpartition("/")[2]),
+        protected=known_good is not None
+        and any(
+            row.kept in _OWN and id.series == known_good.series and id.order <= known_good.order
+            for id, row in ever_good.items()
+        ),
+        known_good_step=None if known_good is None else known_good.number,
+        known_good_at=None if good is None else good.saved_at,
+        safe_at=_newest(row.saved_at for row in ever_good.values() if row.kept in _OWN or row.replicated),
+        newest_at=newest_at,
+        newest_outcome=newest_outcome,
+        save_interval=_interval(look, rows),
+        world_size=_world_size(found),
+        began_at=min((at for at, _ in saves), default=None),
+        checkpoints=checkpoints,
+        bytes=size,
+        backlog=len(look.waiting),
+        backlog_bytes=sum(save.bytes for save in look.waiting),
+        waiting_since=min((save.since for save in look.waiting), default=None),
+        replicas=look.replicas,
+        replicas_behind=look.behind,
+        scrubbed_at=min((row.scrubbed_at for row in found if row.scrubbed_at is not None), default=None),
+        scrub_interval=look.scrub_interval,
+        incidents=_by_cause(known),
+        rollbacks=_by_cause(back),
+        steps_saved=sum(row.went_back_to or 0 for row in back),
+    )
+
+
+def _newest(times: Iterable[float | None]) -> float | None:
+    return max((time for time in times if time is not None), default=None)
+
+
+def _interval(look: RunLook, rows: Mapping[CheckpointId, Generation]) -> float | None:
+    """Return the interval of the series that saves most often: another one may hold only the best."""
+    saved: dict[str, list[float]] = {}
+    for id, row in rows.items():
+        if row.saved_at is not None:
+            saved.setdefault(id.series, []).append(row.saved_at)
+    for save in look.waiting:
+        if save.written_at is not None:
+            saved.setdefault(save.series, []).append(save.written_at)
+    return min((one for times in saved.values() if (one := save_interval(times)) is not None), default=None)
+
+
+def _world_size(rows: Iterable[Generation]) -> int | None:
+    stated = [(row.saved_at or 0.0, row.world_size) for row in rows if row.world_size is not None]
+    return max(stated)[1] if stated else None
+
+
+def _in_place(look: RunLook, rows: Mapping[CheckpointId, Generation]) -> tuple[dict[str, int], dict[str, int]]:
+    """Count the checkpoints in place and their bytes by outcome."""
+    checkpoints, size = Counter[str](), Counter[str]()
+    states = [(rows[id].outcome if id in rows else Outcome.PENDING.value, own) for id, own in look.places.items()]
+    for outcome, own in [*states, *((Outcome.PENDING.value, save.bytes) for save in look.waiting)]:
+        checkpoints[outcome] += 1
+        size[outcome] += min(own, _LARGEST)
+    return dict(sorted(checkpoints.items())), dict(sorted(size.items()))
+
+
+def _by_cause(incidents: Iterable[IncidentRow]) -> dict[str, int]:
+    return dict(sorted(Counter(row.cause or "" for row in incidents).items()))

@@ -1,0 +1,73 @@
+"""What a pass over a run gives to the catalogue: plain data that the pass has anyway."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from ckptguard.records.incidents import FOLDER as INCIDENTS
+from ckptguard.records.kept import FOLDER as KEPT
+from ckptguard.records.ledger import FOLDER as LEDGER
+from ckptguard.records.manifests import FOLDER as MANIFESTS
+from ckptguard.records.quarantine import FOLDER as QUARANTINE
+from ckptguard.records.scrubs import FOLDER as SCRUBS
+from ckptguard.records.trash import FOLDER as TRASH
+from ckptguard.values.ids import CheckpointId
+
+BY_GENERATION = (LEDGER, MANIFESTS, QUARANTINE, KEPT, TRASH)
+
+
+class WaitingSave(msgspec.Struct, frozen=True):
+    """A save in place that has no verdict. `since` is when it was first seen so, in seconds since 1970."""
+
+    series: str
+    bytes: int
+    written_at: float | None
+    since: float
+
+
+class RunLook(msgspec.Struct, frozen=True, kw_only=True):
+    """What a pass over a run has seen. `places` are the judged checkpoints in place, and their sizes.
+
+    `names` are the keys of all records. `replicated` says how many replicas hold a generation.
+    """
+
+    url: str
+    names: frozenset[str]
+    places: Mapping[CheckpointId, int] = {}
+    waiting: tuple[WaitingSave, ...] = ()
+    replicas: int = 0
+    behind: int = 0
+    replicated: Mapping[CheckpointId, int] = {}
+    scrub_interval: float | None = None
+
+
+def digest_of(look: RunLook) -> bytes:
+    """Return what is equal only if the rows of two looks are."""
+    digest = hashlib.blake2b(digest_size=16)
+    state = (
+        look.url,
+        sorted((id.record_path, size) for id, size in look.places.items()),
+        sorted((id.record_path, count) for id, count in look.replicated.items()),
+        [(save.series, save.bytes, save.written_at) for save in look.waiting],
+        (look.replicas, look.behind, look.scrub_interval),
+    )
+    digest.update(repr(state).encode("utf-8", "backslashreplace"))
+    for name in sorted(filter(counts, look.names)):
+        digest.update(name.encode("utf-8", "surrogateescape") + b"\0")
+    return digest.digest()
+
+
+def counts(key: str) -> bool:
+    """True if a record's name changes rows. The files of kept copies and of the trash do not."""
+    top, _, rest = key.partition("/")
+    depth = rest.count("/")
+    return rest.endswith(".json") and (
+        (top in BY_GENERATION and depth == 1) or (top == SCRUBS and depth == 1) or (top == INCIDENTS and depth == 0)
+    )
+
+
+def below(folder: str, names: Iterable[str]) -> list[str]:
+    return [name.removeprefix(f"{folder}/") for name in names if name.startswith(f"{folder}/") and counts(name)]

@@ -1,0 +1,271 @@
+"""See a run: what the names of its records and its listing say, and the few records that are new.
+
+The same names give the same rows, whatever the catalogue held before. Only reading less depends on that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from ckptguard.catalogue.facts import facts_of
+from ckptguard.catalogue.look import BY_GENERATION, RunLook, below, counts, digest_of
+from ckptguard.catalogue.rows import Event, Generation, IncidentRow, RunSeen, event_key
+from ckptguard.decisions.known_good import parse_verdict_name, standings, verdict_name
+from ckptguard.errors import NoKnownGoodError
+from ckptguard.records.incidents import FOLDER as INCIDENTS
+from ckptguard.records.incidents import Incident, newest_revisions, read_revision
+from ckptguard.records.kept import FOLDER as KEPT
+from ckptguard.records.kept import read_kept
+from ckptguard.records.ledger import FOLDER as LEDGER
+from ckptguard.records.ledger import read_verdict
+from ckptguard.records.manifests import FOLDER as MANIFESTS
+from ckptguard.records.names_by_step import ListedSteps
+from ckptguard.records.quarantine import FOLDER as QUARANTINE
+from ckptguard.records.run import Run
+from ckptguard.records.scrubs import FOLDER as SCRUBS
+from ckptguard.records.scrubs import IN_PLACE, Scrub, Where, newest_scrubs, parse_scrub
+from ckptguard.records.scrubs import KEPT as KEPT_PLACE
+from ckptguard.records.trash import FOLDER as TRASH
+from ckptguard.records.who_and_when import seconds_of
+from ckptguard.reporting.events import reason_of
+from ckptguard.runs.find_known_good import Wanted, best_on_record
+from ckptguard.runs.history import history_of_step
+from ckptguard.runs.sealed_content import sealed_outcome
+from ckptguard.values.ids import CheckpointId, escape, id_from_record, parse_id, series_from_folder
+from ckptguard.values.manifest import Manifest
+from ckptguard.values.verdict import Outcome, Verdict
+
+_MOST_READ = 200  # generations whose records are read in one pass; the next pass goes on
+_LARGEST = 2**63 - 1  # that SQLite stores
+_LONGEST = 500  # characters of a text from a record
+
+
+class _Records(msgspec.Struct):
+    """The names of the records of one generation."""
+
+    verdicts: list[str] = []
+    sealed: bool = False
+    kept: bool = False
+    aside: str = ""
+
+
+def observe(
+    run: Run,
+    look: RunLook,
+    *,
+    now: float,
+    known: Mapping[str, Generation] = {},
+    known_incidents: Mapping[str, IncidentRow] = {},
+) -> RunSeen:
+    """Return the rows of a run. What `known` rows say is not read again. Raises CouldNotTellError."""
+    records, listed = _by_generation(look.names), ListedSteps(look.names)
+    scrubs = [scrub for key in below(SCRUBS, look.names) if (scrub := parse_scrub(key)) is not None]
+    read = newest_scrubs([scrub for scrub in scrubs if scrub.is_whole], now)
+    rows: dict[CheckpointId, Generation] = {}
+    events: list[Event] = []
+    left = _MOST_READ
+    for id in sorted(records, key=lambda id: (id.order, id.series), reverse=True):
+        row = known.get(id.record_path)
+        if row is None or not _is_current(row, id, records[id]):
+            row = _named(id, records[id])
+            if left > 0:
+                row, news = _described(run, listed, id, records[id])
+                events += reversed(news)
+            left -= 1
+        rows[id] = _placed(run, row, id, look, records[id], read)
+    incidents, told = _incidents(run, look.names, known_incidents)
+    return RunSeen(
+        id=run.run_id,
+        digest=digest_of(look) if left >= 0 else b"",
+        facts=facts_of(look, rows, incidents, known_good_of(run, listed)),
+        generations=tuple(rows.values()),
+        incidents=tuple(incidents),
+        events=(*reversed(events), *told),
+    )
+
+
+def known_good_of(run: Run, listed: ListedSteps) -> CheckpointId | None:
+    """Return what known-good is now, or None if nothing is. Raises CouldNotTellError."""
+    try:
+        return best_on_record(run, Wanted(sure=True), listed).id
+    except NoKnownGoodError:
+        return None
+
+
+def _by_generation(names: Iterable[str]) -> dict[CheckpointId, _Records]:
+    """Return the records of every generation that has a manifest or a verdict."""
+    found: dict[CheckpointId, _Records] = {}
+    for key in filter(counts, names):
+        top, _, rest = key.partition("/")
+        folder, _, name = rest.partition("/")
+        if top == LEDGER:
+            entry = parse_verdict_name(series_from_folder(folder), name)
+            if entry is not None:
+                found.setdefault(entry.id, _Records()).verdicts.append(name)
+            continue
+        id = id_from_record(folder, name.removesuffix(".json")) if top in BY_GENERATION else None
+        if id is None:
+            continue
+        records = found.setdefault(id, _Records())
+        records.sealed = records.sealed or top == MANIFESTS
+        records.kept = records.kept or top == KEPT
+        records.aside = top if top in (QUARANTINE, TRASH) else records.aside
+    return {id: one for id, one in found.items() if one.verdicts or one.sealed}
+
+
+def _standing(id: CheckpointId, names: Iterable[str]) -> str:
+    standing = standings(id.series, names).get(id)
+    return "" if standing is None else verdict_name(standing)
+
+
+def _short(id: CheckpointId, name: str) -> str:
+    """Return the part of a verdict's name that differs among those of one generation."""
+    return name.removeprefix(f"{id.record_name}.").removesuffix(".json")
+
+
+def _is_current(row: Generation, id: CheckpointId, records: _Records) -> bool:
+    """True if no record of it is new since its row was made."""
+    return row.verdict == _short(id, _standing(id, records.verdicts)) and (row.path is not None or not records.sealed)
+
+
+def _named(id: CheckpointId, records: _Records) -> Generation:
+    """Return the row of a generation whose records are not read yet."""
+    entry = parse_verdict_name(id.series, _standing(id, records.verdicts))
+    # Only the record itself says that a good one is about these bytes.
+    outcome = entry.outcome if entry is not None and entry.outcome is not Outcome.GOOD else Outcome.PENDING
+    return Generation(name=id.record_path, outcome=outcome.value)
+
+
+def _described(run: Run, listed: ListedSteps, id: CheckpointId, records: _Records) -> tuple[Generation, list[Event]]:
+    """Read the records of a generation. Returns its row, and the events of its verdicts."""
+    history = history_of_step(run, id.series, id.step, listed)
+    manifest = history.manifest(id) if records.sealed else None
+    verdicts: dict[str, Verdict] = {}
+    for name in sorted(records.verdicts):
+        entry = parse_verdict_name(id.series, name)
+        verdict = read_verdict(run, entry, history.fits) if entry is not None else None
+        if verdict is not None:
+            verdicts[name] = verdict
+    name = _standing(id, verdicts)
+    standing = verdicts.get(name)
+    path = None if manifest is None else escape(manifest.path)
+    row = Generation(
+        name=id.record_path,
+        outcome=(Outcome.PENDING if standing is None else standing.outcome).value,
+        path=path,
+        verdict=_short(id, name),
+        good=standing is not None and sealed_outcome(standing) is Outcome.GOOD,
+        bytes=None if manifest is None else _stored(manifest.bytes),
+        saved_at=None if manifest is None else saved_at(manifest),
+        judged_at=None if standing is None else seconds_of(standing.checked_at),
+        world_size=None if standing is None else _stored(standing.facts.world_size),
+    )
+    events = [
+        Event(
+            key=event_key("verdict", id.record_path, name),
+            kind="verdict",
+            at=seconds_of(verdict.checked_at),
+            about=id.record_path,
+            step=id.number,
+            cause=verdict.outcome.value,
+            text=reason_of(verdict)[:_LONGEST],
+        )
+        for name, verdict in verdicts.items()
+    ]
+    return row, events
+
+
+def saved_at(manifest: Manifest) -> float | None:
+    """Return when a checkpoint was saved. Its writer knows; an observer has only the times of its files."""
+    times = [file.mtime_ns for file in manifest.files if file.mtime_ns is not None]
+    if manifest.digest_origin == "writer" or not times:
+        return seconds_of(manifest.sealed_at)
+    return max(times) / 1e9
+
+
+def _placed(
+    run: Run, row: Generation, id: CheckpointId, look: RunLook, records: _Records, read: Mapping[Where, Scrub]
+) -> Generation:
+    """Add where a generation is, and when its places were last read."""
+    copy = read_kept(run, id) if records.kept else None
+    places = [IN_PLACE] * (id in look.places) + [KEPT_PLACE] * (copy is not None and copy.how != "link")
+    whole = [scrub.began if (scrub := read.get((id, place))) is not None else None for place in places]
+    times = [row.judged_at if began is None else began for began in whole]
+    return msgspec.structs.replace(
+        row,
+        in_place=id in look.places,
+        kept="" if copy is None else copy.how,
+        aside=records.aside,
+        replicated=look.replicated.get(id, 0),
+        scrubbed_at=min((time for time in times if time is not None), default=None),
+    )
+
+
+def _incidents(
+    run: Run, names: Iterable[str], known: Mapping[str, IncidentRow]
+) -> tuple[list[IncidentRow], list[Event]]:
+    """Return the incidents of a run, and the events of those that are new."""
+    rows, events = [], list[Event]()
+    for name, revision in sorted(newest_revisions(below(INCIDENTS, names)).items()):
+        row = known.get(name)
+        if row is None or row.revision != revision:
+            incident = read_revision(run, name, revision)
+            row = _incident_row(name, revision, incident)
+            events += _incident_events(row, incident) if incident is not None else []
+        rows.append(row)
+    return rows, events
+
+
+def _incident_row(name: str, revision: int, incident: Incident | None) -> IncidentRow:
+    if incident is None:
+        return IncidentRow(name=name, revision=revision)
+    action = incident.actions[-1] if incident.actions else ""
+    went_back = incident.known_good if incident.state == "closed" else None
+    if went_back is not None and action.startswith("the same trouble as incident "):
+        went_back = None
+    id = parse_id("", went_back or "")
+    if went_back is not None and "checkpoint" not in incident.evidence:
+        went_back = f"{went_back} {name}"  # one rollback closes all incidents about its saves, but one of a training
+    return IncidentRow(
+        name=name,
+        revision=revision,
+        cause=_text(incident.cause),
+        step=_stored(incident.step),
+        went_back=None if went_back is None else _text(went_back),
+        went_back_to=None if id is None else id.number,
+    )
+
+
+def _incident_events(row: IncidentRow, incident: Incident) -> list[Event]:
+    at, cause = seconds_of(incident.opened_at), row.cause or ""
+    opened = Event(
+        key=event_key("incident", row.name),
+        kind="incident",
+        at=at,
+        about=row.name,
+        step=row.step,
+        cause=cause,
+        text=_text(incident.reason),
+    )
+    if row.went_back is None:
+        return [opened]
+    back = Event(
+        key=event_key("rollback", row.name),
+        kind="rollback",
+        at=at,
+        about=row.name,
+        step=row.went_back_to,
+        cause=cause,
+        text=_text(incident.reason),
+    )
+    return [opened, back]
+
+
+def _stored(number: int | None) -> int | None:
+    return None if number is None else max(-_LARGEST, min(number, _LARGEST))
+
+
+def _text(text: str) -> str:
+    return escape(text[:_LONGEST])

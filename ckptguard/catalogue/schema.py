@@ -1,0 +1,147 @@
+"""The catalogue's file: how it is made, opened and refused."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import sqlite3
+import time
+import zlib
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ckptguard.catalogue.rows import Event, Generation, IncidentRow
+from ckptguard.storage.runtime_folder import require_private
+
+BUSY_SECONDS = 1.0
+_NETWORKS = re.compile(r"nfs|cifs|smb|lustre|gpfs|beegfs|ceph|gluster|afs|9p|fuse|wekafs|pvfs|orangefs|ncpfs|sshfs")
+_TYPES = {"str": "TEXT", "int": "INTEGER", "bool": "INTEGER", "float": "REAL"}
+
+
+class UnusableError(Exception):
+    """There can be no catalogue at this path. The text says why."""
+
+
+def columns(kind: type[msgspec.Struct]) -> list[str]:
+    """Return the columns of a kind of rows."""
+    return [field.name for field in msgspec.structs.fields(kind)]
+
+
+def _declared(kind: type[msgspec.Struct]) -> str:
+    stated = kind.__annotations__
+    return ", ".join(f"{name} {_TYPES[str(stated[name]).split(' ')[0]]}" for name in columns(kind))
+
+
+# `run` is short for the run's id: its rowid, so that a million rows stay small.
+_TABLES = f"""
+CREATE TABLE run (
+    run INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, digest BLOB NOT NULL, facts BLOB NOT NULL,
+    protected INTEGER NOT NULL, scrubbed_at REAL);
+CREATE INDEX run_unprotected ON run (run) WHERE NOT protected;
+CREATE INDEX run_scrubbed ON run (scrubbed_at) WHERE scrubbed_at IS NOT NULL;
+CREATE TABLE generation (run INTEGER NOT NULL, {_declared(Generation)}, PRIMARY KEY (run, name)) WITHOUT ROWID;
+CREATE INDEX generation_bad ON generation (judged_at) WHERE outcome = 'bad';
+CREATE TABLE incident (run INTEGER NOT NULL, {_declared(IncidentRow)}, PRIMARY KEY (run, name)) WITHOUT ROWID;
+CREATE TABLE event (number INTEGER PRIMARY KEY AUTOINCREMENT, run INTEGER NOT NULL, {_declared(Event)});
+CREATE UNIQUE INDEX event_key ON event (run, key);
+CREATE TABLE counter (outcome TEXT PRIMARY KEY, checkpoints INTEGER NOT NULL, bytes INTEGER NOT NULL) WITHOUT ROWID;
+"""
+VERSION = zlib.crc32(_TABLES.encode()) >> 1  # a file with other tables is made anew
+
+
+def open_for_writing(path: str) -> sqlite3.Connection:
+    """Open the catalogue, and make it if there is none. One that is damaged or of another version is made anew.
+
+    Raises UnusableError, or sqlite3.Error if it is locked.
+    """
+    try:
+        require_private(os.path.dirname(path))
+    except OSError as error:
+        raise UnusableError(f"its folder cannot be used: {error.strerror or error}") from error
+    network = _network_of(path)
+    if network is not None:
+        raise UnusableError(f"{path} is on a network file system ({network}), where its locks cannot be trusted")
+    try:
+        return _opened(path)
+    except sqlite3.OperationalError as error:
+        if "locked" in str(error) or "readonly" in str(error) or "unable to open" in str(error):
+            raise
+    except sqlite3.DatabaseError:
+        pass
+    delete(path)
+    return _opened(path)
+
+
+def _opened(path: str) -> sqlite3.Connection:
+    with contextlib.suppress(FileExistsError):  # opening one that exists would drop the locks of this process on it
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+    connection = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
+    try:
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = NORMAL")  # a cache: the last commits may be lost with the machine
+        connection.execute("PRAGMA trusted_schema = OFF")
+        (version,) = connection.execute("PRAGMA user_version").fetchone()
+        if version != VERSION or connection.execute("PRAGMA quick_check(1)").fetchone() != ("ok",):
+            if connection.execute("SELECT count(*) FROM sqlite_schema").fetchone() != (0,):
+                raise sqlite3.DatabaseError("another version")
+            _make(connection)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _make(connection: sqlite3.Connection) -> None:
+    # Numbers go on above those of a deleted catalogue, so that no reader takes new events for old ones.
+    first = int(time.time() * 1e6)
+    connection.execute("BEGIN IMMEDIATE")
+    for statement in _TABLES.strip().split(";\n"):
+        connection.execute(statement.removesuffix(";"))
+    connection.execute("INSERT INTO sqlite_sequence (name, seq) VALUES ('event', ?)", (first,))
+    connection.execute(f"PRAGMA user_version = {VERSION}")
+    connection.execute("COMMIT")
+
+
+def open_for_reading(path: str) -> sqlite3.Connection:
+    """Open the catalogue for questions. Raises sqlite3.Error if there is none."""
+    place = Path(path).absolute().as_uri()
+    connection = sqlite3.connect(
+        f"{place}?mode=ro", uri=True, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
+    )
+    connection.execute("PRAGMA query_only = ON")
+    return connection
+
+
+def delete(path: str) -> None:
+    """Delete the catalogue. Raises UnusableError."""
+    for suffix in ("", "-wal", "-shm"):
+        try:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path + suffix)
+        except OSError as error:
+            raise UnusableError(f"{path} is damaged and cannot be deleted: {error.strerror}") from error
+
+
+def insert(connection: sqlite3.Connection, table: str, run: int, rows: Any, *, otherwise: str = "REPLACE") -> None:
+    """Insert rows of one kind for a run."""
+    rows = list(rows)
+    if rows:
+        named = ["run", *columns(type(rows[0]))]
+        marks = ", ".join("?" * len(named))
+        text = f"INSERT OR {otherwise} INTO {table} ({', '.join(named)}) VALUES ({marks})"
+        connection.executemany(text, [(run, *msgspec.structs.astuple(row)) for row in rows])
+
+
+def _network_of(path: str) -> str | None:
+    """Return the type of a network file system at this path, or None."""
+    place, best, found = os.path.realpath(os.path.dirname(path)) + "/", "", None
+    with contextlib.suppress(OSError, ValueError, IndexError), open("/proc/self/mountinfo", encoding="utf-8") as mounts:
+        for line in mounts:
+            left, _, right = line.partition(" - ")
+            mount = left.split(" ")[4].encode().decode("unicode_escape").rstrip("/") + "/"
+            if place.startswith(mount) and len(mount) >= len(best):
+                best, found = mount, right.split(" ")[0]
+    return found if found is not None and _NETWORKS.match(found) else None

@@ -1,0 +1,118 @@
+"""How the catalogue changes: all rows of one run in one transaction. After a kill it holds the rows before or after."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from collections import Counter
+from collections.abc import Iterator, Mapping
+
+import msgspec
+
+from ckptguard.catalogue.questions import known_rows
+from ckptguard.catalogue.rows import Event, Generation, RunSeen, event_key
+from ckptguard.catalogue.schema import insert
+from ckptguard.values.run_facts import RunFacts
+
+_FACTS = msgspec.json.Decoder(RunFacts)
+
+
+def write_run(db: sqlite3.Connection, seen: RunSeen, *, now: float) -> None:
+    """Replace what is known of a run, and add its new events."""
+    with _transaction(db):
+        run = _run_of(db, seen.id)
+        _, generations, incidents = known_rows(db, seen.id)
+        new = {row.name: row for row in seen.generations}
+        for table, old, rows in (
+            ("generation", generations, new),
+            ("incident", incidents, {i.name: i for i in seen.incidents}),
+        ):
+            _replace_rows(db, table, run, old, rows)
+        moved = [_moved(row, new.get(row.name), now) for row in generations.values() if row.in_place]
+        insert(db, "event", run, [*seen.events, *filter(None, moved)], otherwise="IGNORE")
+        _write_facts(db, run, seen.facts, digest=seen.digest)
+
+
+def write_event(db: sqlite3.Connection, id: str, event: Event) -> None:
+    """Add an event of a known run that leaves no record."""
+    with _transaction(db):
+        row = db.execute("SELECT run FROM run WHERE id = ?", (id,)).fetchone()
+        if row is not None:
+            insert(db, "event", row[0], [event], otherwise="IGNORE")
+
+
+def forget_run(db: sqlite3.Connection, id: str) -> None:
+    """Remove a run and its rows."""
+    with _transaction(db):
+        row = db.execute("SELECT run, facts FROM run WHERE id = ?", (id,)).fetchone()
+        if row is not None:
+            _count(db, _FACTS.decode(row[1]), None)
+            for table in ("generation", "incident", "event", "run"):
+                db.execute(f"DELETE FROM {table} WHERE run = ?", (row[0],))
+
+
+def run_digests(db: sqlite3.Connection) -> dict[str, bytes]:
+    """Return the digest of each run's rows by the run's id."""
+    return dict(db.execute("SELECT id, digest FROM run"))
+
+
+@contextlib.contextmanager
+def _transaction(db: sqlite3.Connection) -> Iterator[None]:
+    db.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        db.execute("COMMIT")
+    except BaseException:
+        with contextlib.suppress(sqlite3.Error):
+            db.execute("ROLLBACK")
+        raise
+
+
+def _run_of(db: sqlite3.Connection, id: str) -> int:
+    """Return the number of a run. An unknown one is added."""
+    db.execute("INSERT OR IGNORE INTO run (id, digest, facts, protected) VALUES (?, x'', x'', 0)", (id,))
+    (run,) = db.execute("SELECT run FROM run WHERE id = ?", (id,)).fetchone()
+    return int(run)
+
+
+def _replace_rows(
+    db: sqlite3.Connection, table: str, run: int, old: Mapping[str, msgspec.Struct], new: Mapping[str, msgspec.Struct]
+) -> None:
+    gone = [(run, name) for name in old if name not in new]
+    db.executemany(f"DELETE FROM {table} WHERE run = ? AND name = ?", gone)
+    insert(db, table, run, [row for name, row in new.items() if old.get(name) != row])
+
+
+def _moved(before: Generation, after: Generation | None, now: float) -> Event | None:
+    """Return the event of a checkpoint that is no longer in place."""
+    if after is not None and after.in_place:
+        return None
+    kind = {"quarantine": "quarantine", "trash": "prune"}.get("" if after is None else after.aside, "gone")
+    key = event_key(kind, before.name, repr(now))
+    return Event(key=key, kind=kind, at=now, about=before.name, step=before.id.number, cause=before.outcome)
+
+
+def _write_facts(db: sqlite3.Connection, run: int, facts: RunFacts, *, digest: bytes) -> None:
+    (before,) = db.execute("SELECT facts FROM run WHERE run = ?", (run,)).fetchone()
+    _count(db, _FACTS.decode(before) if before else None, facts)
+    db.execute(
+        "UPDATE run SET digest = ?, facts = ?, protected = ?, scrubbed_at = ? WHERE run = ?",
+        (digest, msgspec.json.encode(facts), facts.protected, facts.scrubbed_at, run),
+    )
+
+
+def _count(db: sqlite3.Connection, before: RunFacts | None, after: RunFacts | None) -> None:
+    """Bring the totals of all runs up to date."""
+    checkpoints, size = Counter[str](), Counter[str]()
+    for facts, sign in ((before, -1), (after, 1)):
+        for outcome, number in (facts.checkpoints if facts is not None else {}).items():
+            checkpoints[outcome] += sign * number
+        for outcome, number in (facts.bytes if facts is not None else {}).items():
+            size[outcome] += sign * number
+    for outcome in {*checkpoints, *size}:
+        if checkpoints[outcome] or size[outcome]:
+            db.execute(
+                "INSERT INTO counter VALUES (?, ?, ?) ON CONFLICT (outcome) DO UPDATE"
+                " SET checkpoints = checkpoints + excluded.checkpoints, bytes = bytes + excluded.bytes",
+                (outcome, checkpoints[outcome], size[outcome]),
+            )

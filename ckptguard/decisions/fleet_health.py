@@ -1,0 +1,21 @@
+"""How a run of a fleet is doing: how often it saves, and whether it trains. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import pairwise
+from statistics import median
+
+_INTERVALS = 8  # the newest ones count: a run may change how often it saves
+_QUIET = 3.0  # save intervals without a save, after which nobody trains
+
+
+def save_interval(saved_at: Iterable[float]) -> float | None:
+    """Return the median time between the newest saves of a series, or None if there are fewer than two."""
+    newest = sorted(set(saved_at))[-_INTERVALS - 1 :]
+    return median(later - earlier for earlier, later in pairwise(newest)) if len(newest) > 1 else None
+
+
+def is_training(now: float, newest_at: float | None, interval: float | None) -> bool:
+    """True if a save arrived within the last three save intervals."""
+    return newest_at is not None and interval is not None and now - newest_at <= _QUIET * interval

@@ -1,0 +1,203 @@
+"""What each pass tells the catalogue. It asks no storage about an unchanged run, and never fails."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+
+from ckptguard.catalogue.catalogue import Catalogue
+from ckptguard.catalogue.look import RunLook, WaitingSave, digest_of
+from ckptguard.catalogue.observe import observe
+from ckptguard.catalogue.questions import known_rows, runs
+from ckptguard.catalogue.rows import Event, RunSeen, event_key
+from ckptguard.decisions.fleet_health import is_training
+from ckptguard.errors import CkptguardError
+from ckptguard.records.run import record_names
+from ckptguard.replicas.replicate import Replica
+from ckptguard.runs.run_view import RunView
+from ckptguard.storage.runtime_folder import private_runtime_folder
+from ckptguard.upkeep.reconcile import PassNotes
+from ckptguard.upkeep.samples import Start
+from ckptguard.values.ids import CheckpointId, escape
+from ckptguard.values.run_facts import RunFacts
+from ckptguard_daemon.log import log
+
+_THERE = ("there", "sent", "raced")  # what a replica holds
+
+
+class Passed(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run's pass knows. `wrote`: it may have written records since it began. `troubled`: it could not do
+    everything."""
+
+    notes: PassNotes
+    replicas: tuple[Replica, ...] = ()
+    scrub_interval: float | None = None
+    wrote: bool = False
+    troubled: bool = False
+
+
+class _Before(msgspec.Struct, frozen=True):
+    start: Start
+    replicas: tuple[Replica, ...]
+    troubled: bool
+    digest: bytes
+
+
+def open_catalogue(socket_path: str, environ: Mapping[str, str]) -> Catalogue | None:
+    """Open the catalogue of the daemon at this socket, in this user's private folder. None if there is no such
+    folder."""
+    name = hashlib.sha256(socket_path.encode("utf-8", "surrogateescape")).hexdigest()[:12]
+    try:
+        folder = private_runtime_folder(environ)
+    except OSError as error:
+        log("catalogue", level="warning", reason=f"there is no folder for the catalogue: {error}")
+        return None
+    path = os.path.join(folder, f"{name}.catalogue")
+    catalogue = Catalogue(path, lambda reason: log("catalogue", level="warning", reason=reason))
+    catalogue.start()
+    return catalogue
+
+
+class CatalogueFeed:
+    """Notes runs in a catalogue, if there is one, and remembers the facts of each. Any thread may call it."""
+
+    def __init__(self, catalogue: Catalogue | None) -> None:
+        self._catalogue = catalogue
+        self._before: dict[str, _Before] = {}
+        self._rows: dict[str, RunSeen] = {}  # of the runs that no catalogue holds
+        self._failed: set[str] = set()
+        self._lock = threading.Lock()
+        known = catalogue.ask(runs, now=time.time(), most=-1) if catalogue is not None else None
+        self._facts = {run.id: run.facts for run in known or ()}
+
+    def note(self, view: RunView, passed: Passed) -> None:
+        """Note what a pass over a run has seen. Never raises."""
+        run_id = view.run.run_id
+        try:
+            self._note(view, passed)
+            self._failed.discard(run_id)
+        except Exception as error:
+            self._before.pop(run_id, None)  # the next pass tries again
+            if run_id not in self._failed:
+                self._failed.add(run_id)
+                told = isinstance(error, CkptguardError)
+                reason = error.message if isinstance(error, CkptguardError) else type(error).__name__
+                log("not_catalogued", level="warning", trace=not told, run=view.run.url, reason=reason)
+
+    def close(self) -> None:
+        """Write what waits, and end."""
+        if self._catalogue is not None:
+            self._catalogue.close()
+
+    def forget(self, run_id: str) -> None:
+        """Forget a run that is no longer guarded."""
+        with self._lock:
+            for known in (self._before, self._rows, self._facts):
+                known.pop(run_id, None)
+        if self._catalogue is not None:
+            self._catalogue.forget(run_id)
+
+    def keep_only(self, run_ids: Iterable[str]) -> None:
+        """Forget all other runs."""
+        wanted = frozenset(run_ids)
+        with self._lock:
+            self._facts = {id: facts for id, facts in self._facts.items() if id in wanted}
+        if self._catalogue is not None:
+            self._catalogue.keep_only(wanted)
+
+    def facts(self, run_id: str, url: str, state: str) -> RunFacts:
+        """Return the facts of a guarded run as of now."""
+        known = self._facts.get(run_id)
+        if known is None:
+            return RunFacts(url=url, name=url.rstrip("/").rpartition("/")[2], state=state)
+        training = is_training(time.time(), known.newest_at, known.save_interval)
+        return msgspec.structs.replace(known, url=url, state=state, training=training)
+
+    def _note(self, view: RunView, passed: Passed) -> None:
+        run, start = view.run, passed.notes.start
+        if start is None:
+            return
+        before, held = self._before.get(run.run_id), self._digest(run.run_id)
+        anew = passed.wrote or (before is not None and before.troubled != passed.troubled)
+        same = before is not None and (before.start, before.start.beside, before.replicas, before.digest) == (
+            start,
+            start.beside,
+            passed.replicas,
+            held,
+        )
+        if same and held and not anew:
+            return
+        names = frozenset(record_names(run, "")) if passed.wrote else start.names | start.beside
+        look = _look_of(view, passed, start, names)
+        digest = digest_of(look)
+        if anew or digest != held:
+            seen = self._see(view, look)
+            digest = seen.digest
+        if before is not None:
+            self._tell_of_replicas(run.run_id, before.replicas, passed.replicas)
+        self._before[run.run_id] = _Before(start, passed.replicas, passed.troubled, digest)
+
+    def _digest(self, run_id: str) -> bytes:
+        if self._catalogue is not None and self._catalogue.is_usable:
+            return self._catalogue.digest(run_id)
+        seen = self._rows.get(run_id)
+        return b"" if seen is None else seen.digest
+
+    def _see(self, view: RunView, look: RunLook) -> RunSeen:
+        run_id = view.run.run_id
+        known = self._catalogue.ask(known_rows, run_id) if self._catalogue is not None else None
+        if known is None or not known[0]:
+            rows = self._rows.get(run_id)
+            known = known or (b"", {}, {})
+            if rows is not None:
+                known = (b"", {g.name: g for g in rows.generations}, {i.name: i for i in rows.incidents})
+        seen = observe(view.run, look, now=time.time(), known=known[1], known_incidents=known[2])
+        self._facts[run_id] = seen.facts
+        if self._catalogue is not None and self._catalogue.is_usable:
+            self._rows.pop(run_id, None)
+            self._catalogue.see(seen)
+        else:
+            self._rows[run_id] = msgspec.structs.replace(seen, events=())
+        return seen
+
+    def _tell_of_replicas(self, run_id: str, before: Sequence[Replica], after: Sequence[Replica]) -> None:
+        if self._catalogue is None:
+            return
+        troubles, now = {replica.url: replica.trouble for replica in before}, time.time()
+        for replica in after:
+            if troubles.get(replica.url) != replica.trouble and (replica.url in troubles or replica.trouble):
+                cause, text = ("trouble", escape(replica.trouble)) if replica.trouble else ("recovered", "")
+                key = event_key("replica", replica.url, repr(now))
+                event = Event(key=key, kind="replica", at=now, about=escape(replica.url), cause=cause, text=text)
+                self._catalogue.happened(run_id, event)
+
+
+def _look_of(view: RunView, passed: Passed, start: Start, names: frozenset[str]) -> RunLook:
+    places: dict[CheckpointId, int] = {}
+    waiting: list[WaitingSave] = []
+    for path, checkpoint in start.listing.checkpoints.items():
+        sample = passed.notes.samples.get(path)
+        if sample is None or (sample.done and sample.id is None):
+            continue
+        if sample.id is not None:
+            places[sample.id] = checkpoint.bytes
+            continue
+        since, written = time.time() - (time.monotonic() - sample.since), checkpoint.written_at
+        waiting.append(WaitingSave(checkpoint.series, checkpoint.bytes, written / 1e9 if written else None, since))
+    held = Counter(one.id for replica in passed.replicas for one in replica.checkpoints if one.done in _THERE)
+    return RunLook(
+        url=view.run.url,
+        names=names,
+        places=places,
+        waiting=tuple(waiting),
+        replicas=len(view.settings.replicas),
+        behind=max((replica.behind or 0 for replica in passed.replicas), default=0),
+        replicated=dict(held),
+        scrub_interval=passed.scrub_interval,
+    )

@@ -1,0 +1,211 @@
+"""The metrics as text: what a scraper reads of some runs."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from ckptguard_daemon import metrics as module
+from ckptguard_daemon.log import also_to, log
+from ckptguard_daemon.metrics import MOST_RUNS, Counted, Counts, DaemonFacts, Metrics, exposition
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client.parser import text_string_to_metric_families
+
+from ckptguard.values.run_facts import RunFacts
+
+NOW = 1_000_000.0
+DAEMON = DaemonFacts(loop_at=NOW - 5)
+Series = dict[tuple[str, frozenset[tuple[str, str]]], float]
+
+
+def facts(url: str = "/runs/exp1", **known: Any) -> RunFacts:
+    """A run."""
+    return RunFacts(url=url, name=url.rpartition("/")[2], **known)
+
+
+def read(text: bytes) -> Series:
+    """What Prometheus' own parser finds; it refuses two series of the same name and labels."""
+    found: Series = {}
+    for family in text_string_to_metric_families(text.decode()):
+        for sample in family.samples:
+            key = (sample.name, frozenset(sample.labels.items()))
+            assert key not in found
+            found[key] = sample.value
+    return found
+
+
+def of(series: Series, name: str, **labels: str) -> float | None:
+    """The value of one series, None if there is none."""
+    return series.get((f"ckptguard_{name}", frozenset(labels.items())))
+
+
+def test_what_is_not_known_is_absent() -> None:
+    """A timestamp of 0 would be an age of fifty years."""
+    shown = {name for name, _ in read(exposition([facts()], DAEMON, NOW))}
+    unknown = {"known_good_step", "known_good_timestamp_seconds", "save_interval_seconds", "replica_behind"}
+    unknown |= {"scrub_oldest_timestamp_seconds", "scrub_interval_seconds", "world_size"}
+    assert not shown & {f"ckptguard_{name}" for name in unknown}
+
+
+def test_each_run_has_its_values() -> None:
+    """The numbers of the facts, under the label of the run."""
+    one = facts(
+        protected=True,
+        training=True,
+        known_good_step=500,
+        known_good_at=NOW - 100,
+        safe_at=NOW - 300,
+        world_size=8,
+        newest_outcome="bad",
+        checkpoints={"good": 3, "bad": 1},
+        replicas=2,
+        replicas_behind=4,
+        rollbacks={"numeric": 2},
+    )
+    found = read(exposition([one, facts("/runs/exp2")], DAEMON, NOW))
+    run = {"run": "/runs/exp1"}
+    assert of(found, "protected", **run) == 1
+    assert of(found, "known_good_step", **run) == 500
+    assert of(found, "known_good_timestamp_seconds", **run) == NOW - 100
+    assert of(found, "at_risk_gpu_seconds", **run) == 8 * 300
+    assert of(found, "newest_bad", **run) == 1
+    assert of(found, "checkpoints", outcome="good", **run) == 3
+    assert of(found, "replica_behind", **run) == 4
+    assert of(found, "rollbacks_total", cause="numeric", **run) == 2
+    assert of(found, "protected", run="/runs/exp2") == 0
+    assert of(found, "runs", state="guarded") == 2
+
+
+def test_what_could_not_be_looked_at_is_not_called_protected() -> None:
+    """The records of yesterday do not say what is there now."""
+    found = read(exposition([facts(state="failing", protected=True)], DAEMON, NOW))
+    assert of(found, "protected", run="/runs/exp1") == 0
+    assert of(found, "failing", run="/runs/exp1") == 1
+
+
+def test_a_run_that_never_was_there_is_not_called_unprotected() -> None:
+    """The daemon may be told of it long before its first save. One whose folder went away is unprotected."""
+    found = read(
+        exposition([facts(state="waiting"), facts("/b", state="waiting", checkpoints={"good": 1})], DAEMON, NOW)
+    )
+    assert of(found, "protected", run="/runs/exp1") is None
+    assert of(found, "protected", run="/b") == 0
+
+
+def test_nothing_is_said_to_be_at_risk_only_where_nothing_trains() -> None:
+    """Of a training without a record of its begin nobody knows how much it is."""
+    found = read(exposition([facts(), facts("/b", training=True)], DAEMON, NOW))
+    assert of(found, "at_risk_gpu_seconds", run="/runs/exp1") == 0
+    assert of(found, "at_risk_gpu_seconds", run="/b") is None
+
+
+@given(st.lists(st.text(st.characters(codec=None), max_size=6), max_size=8), st.text(max_size=6))
+def test_any_names_give_one_series_each(names: list[str], cause: str) -> None:
+    """Quotes, backslashes, line feeds, NUL, lone surrogates, names that are escaped alike."""
+    runs = [facts(f"/r/{name}", training=True, incidents={cause: 1}, rollbacks={name: 1}) for name in names]
+    found = read(exposition(runs, DAEMON, NOW))
+    assert sum(name == "ckptguard_training" for name, _ in found) == len(set(names))
+
+
+def test_names_that_look_alike_are_told_apart() -> None:
+    """A line feed, and a backslash with the same digits."""
+    found = read(exposition([facts("/r/\n"), facts("/r/\\u000a")], DAEMON, NOW))
+    assert len([labels for name, labels in found if name == "ckptguard_protected"]) == 2
+
+
+def test_causes_do_not_become_labels_without_limit() -> None:
+    """Whoever reports an incident names its cause. What was reported remains in the sum."""
+    causes = {f"made_up_{chr(97 + n)}_{chr(97 + m)}": 1 for n in range(20) for m in range(20)} | {
+        "numeric": 5,
+        "A b": 3,
+    }
+    found = read(exposition([facts(incidents=causes)], DAEMON, NOW))
+    shown = {dict(labels)["cause"]: value for (name, labels), value in found.items() if "incidents" in name}
+    assert len(shown) == 21
+    assert shown["numeric"] == 5
+    assert sum(shown.values()) == 400 + 5 + 3
+
+
+def test_of_very_many_runs_there_are_sums_only() -> None:
+    """The same names without the label of a run; the oldest of all times; nothing that has no sum."""
+    runs = [
+        facts(f"/r/{n}", backlog_bytes=n, known_good_at=NOW - n, known_good_step=n, checkpoints={"good": 2})
+        for n in range(MOST_RUNS + 1)
+    ]
+    assert any("run" in dict(labels) for _, labels in read(exposition(runs[1:], DAEMON, NOW)))
+    found = read(exposition(runs, DAEMON, NOW))
+    assert not any("run" in dict(labels) for _, labels in found)
+    assert of(found, "backlog_bytes") == MOST_RUNS * (MOST_RUNS + 1) / 2
+    assert of(found, "known_good_timestamp_seconds") == NOW - MOST_RUNS
+    assert of(found, "checkpoints", outcome="good") == 2 * (MOST_RUNS + 1)
+    assert of(found, "unprotected") == MOST_RUNS + 1
+    assert of(found, "known_good_step") is None
+
+
+def test_without_a_daemon_there_are_only_runs() -> None:
+    """So the files of several jobs on one node do not contradict each other."""
+    found = read(exposition([facts(known_good_step=1)], None, NOW))
+    assert found
+    assert all("run" in dict(labels) for _, labels in found)
+
+
+@pytest.fixture
+def counts() -> Iterator[Counts]:
+    """Counts of what this test logs."""
+    ours, one = logging.getLogger("ckptguard_daemon"), Counts()
+    level = ours.level
+    ours.setLevel(logging.INFO)
+    also_to(one)
+    yield one
+    ours.removeHandler(one)
+    ours.setLevel(level)
+
+
+def test_what_is_logged_is_counted(counts: Counts) -> None:
+    """Verdicts by run and outcome, bytes by why they were read, times by size."""
+    log("verified", run="/a", outcome="good", bytes=50, seconds=2.0)
+    log("verified", run="/a", outcome="good", bytes=2_000_000_000, seconds=5000.0)
+    log("verified", run="/a", outcome="bad", bytes=7, seconds=None)
+    log("scrubbed", bytes=11)
+    log("replicated", sent=13)
+    daemon = DaemonFacts(loop_at=NOW, counted=counts.take())
+    found = read(exposition([facts("/a")], daemon, NOW))
+    assert of(found, "verdicts_total", run="/a", outcome="good") == 2
+    assert of(found, "verdicts_total", run="/a", outcome="bad") == 1
+    assert of(found, "read_bytes_total", why="verify") == 2_000_000_050
+    assert of(found, "read_bytes_total", why="scrub") == 11
+    assert of(found, "read_bytes_total", why="replicate") == 13
+    assert of(found, "verify_seconds_bucket", size="up to 100 MB", le="1") == 0
+    assert of(found, "verify_seconds_bucket", size="up to 100 MB", le="10") == 1
+    assert of(found, "verify_seconds_bucket", size="up to 10 GB", le="+Inf") == 1
+    assert of(found, "verify_seconds_sum", size="up to 10 GB") == 5000
+
+
+def test_a_message_that_did_not_arrive_is_counted_once(counts: Counts) -> None:
+    """A try that is repeated is none yet. All counters are there from the start: `increase` misses a first value."""
+    log("hook_failed", level="warning", hook="webhook", again_in_seconds=1.0)
+    log("hook_ran", hook="webhook")
+    assert counts.take() == Counted()
+    log("hook_failed", level="error", hook="webhook")
+    log("hook_ran", level="warning", hook="on_incident", exit_code=1)
+    found = read(exposition([], DaemonFacts(loop_at=NOW, counted=counts.take()), NOW))
+    assert [of(found, "hook_failures_total", hook=hook) for hook in ("webhook", "on_incident", "notify")] == [1, 1, 0]
+
+
+def test_many_who_ask_at_once_cost_one_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same text serves all who ask while it is fresh."""
+    looks: list[int] = []
+
+    def look() -> list[RunFacts]:
+        looks.append(1)
+        return []
+
+    monkeypatch.setattr(module, "_FRESH", 1e9)
+    metrics = Metrics(look, lambda: NOW)
+    assert len({metrics.text() for _ in range(3)}) == len(looks) == 1
+    monkeypatch.setattr(module, "_FRESH", 0.0)
+    metrics.text()
+    assert len(looks) == 2

@@ -1,0 +1,215 @@
+"""The alert rules and the dashboard that the daemon prints: promtool runs the rules on made-up series."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ckptguard_daemon.__main__ import command
+from ckptguard_daemon.metrics import Counted, DaemonFacts, exposition
+from click.testing import CliRunner
+
+from ckptguard.values.run_facts import RunFacts
+
+RUN = 'run="/r",instance="n1"'
+LOOP = 'loop_timestamp_seconds{instance="n1"}'
+
+
+def stale_when(known_good: str, interval: str, training: str) -> dict[str, str]:
+    """The series that one alert compares."""
+    values = {"known_good_timestamp_seconds": known_good, "save_interval_seconds": interval, "training": training}
+    return {f"{name}{{{RUN}}}": value for name, value in values.items()}
+
+
+def scrubbed_every(seconds: int) -> dict[str, str]:
+    """The series of a run that was last read at 0."""
+    values = {"scrub_oldest_timestamp_seconds": 0, "scrub_interval_seconds": seconds}
+    return {f"{name}{{{RUN}}}": f"{value}x200" for name, value in values.items()}
+
+
+# Of each alert: the series by which it fires and those by which it does not, and when. Time begins at 0.
+# "a+bxn": a first value, and n more, each b larger; "_xn": n times nothing.
+CASES: dict[str, tuple[tuple[str, dict[str, str], bool], ...]] = {
+    "Unprotected": (
+        ("20m", {f"protected{{{RUN}}}": "0x60"}, True),
+        ("10m", {f"protected{{{RUN}}}": "0x60"}, False),  # a new run gets time for its first verdict
+        ("60m", {f"protected{{{RUN}}}": "0x20 1x40"}, False),
+        ("20m", {"unprotected": "2x60"}, True),
+        ("20m", {"unprotected": "0x60", "protected": "1200x60"}, False),
+    ),
+    "KnownGoodStale": (
+        ("90m", stale_when(known_good="0x99", interval="1200x99", training="1x99"), True),
+        ("90m", stale_when(known_good="0x99", interval="1200x99", training="0x99"), False),
+        ("90m", stale_when(known_good="0x99", interval="1900x99", training="1x99"), False),
+        ("90m", stale_when(known_good="_x99", interval="1200x99", training="1x99"), False),
+        ("90m", stale_when(known_good="0+60x99", interval="60x99", training="1x99"), False),
+        ("20m", {"known_good_stale": "1x99"}, True),
+    ),
+    "Bad": (
+        ("1m", {f"newest_bad{{{RUN}}}": "1x9"}, True),
+        ("1m", {"newest_bad": "3x9"}, True),
+        ("5m", {f"newest_bad{{{RUN}}}": "1x2 0x9", f'checkpoints{{{RUN},outcome="bad"}}': "7x20"}, False),
+    ),
+    "BacklogGrows": (
+        ("120m", {f"backlog_bytes{{{RUN}}}": "0+1000x150"}, True),
+        ("120m", {f"backlog_bytes{{{RUN}}}": " ".join(["0+1000x9"] * 15)}, False),  # each save gets its verdict
+        ("120m", {f"backlog_bytes{{{RUN}}}": "1000000-1000x150"}, False),  # an old run is read for the first time
+    ),
+    "ReplicaBehind": (
+        ("80m", {f"replica_behind{{{RUN}}}": "2x90", f"training{{{RUN}}}": "1x90"}, True),
+        ("80m", {f"replica_behind{{{RUN}}}": "1x90", f"training{{{RUN}}}": "1x90"}, False),  # one is under way
+        ("80m", {f"replica_behind{{{RUN}}}": "1x90", f"training{{{RUN}}}": "0x90"}, True),
+        ("80m", {f"replica_behind{{{RUN}}}": "5x30 0 5x60", f"training{{{RUN}}}": "1x90"}, False),
+    ),
+    "ScrubOverdue": (
+        ("180m", scrubbed_every(3000), True),
+        ("150m", scrubbed_every(3000), False),
+        ("180m", {f"scrub_oldest_timestamp_seconds{{{RUN}}}": "0x200"}, False),  # nothing is scrubbed here
+    ),
+    "HooksFail": (
+        ("20m", {'hook_failures_total{hook="webhook"}': "0x10 1x20"}, True),
+        ("50m", {'hook_failures_total{hook="webhook"}': "0x10 1x60"}, False),
+        ("20m", {'hook_failures_total{hook="webhook"}': "7x60"}, False),
+    ),
+    "Gone": (
+        ("15m", {LOOP: "0+60x2 _x60"}, True),
+        ("15m", {LOOP: "0x60"}, True),
+        ("15m", {LOOP: "0+60x60"}, False),
+        ("15m", {LOOP: "0+60x60", 'up{job="ckptguard",instance="n2"}': "0x60"}, True),
+        ("15m", {LOOP: "0+60x60", 'up{job="ckptguard",instance="n2"}': "1x60"}, False),
+        ("15m", {LOOP: "0+60x60", 'up{job="other"}': "0x60"}, False),
+    ),
+}
+
+
+def printed(name: str) -> str:
+    """What `--example` prints."""
+    answer = CliRunner().invoke(command, ["--example", name])
+    assert answer.exit_code == 0
+    return answer.output
+
+
+@pytest.fixture
+def rules(tmp_path: Path) -> Path:
+    """The rules in a file."""
+    path = tmp_path / "rules.yml"
+    path.write_text(printed("rules"), encoding="utf-8")
+    return path
+
+
+def succeeds(*argv: str, **given: Any) -> None:
+    """The command ends well; what it printed otherwise."""
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=250, **given)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_promtool_takes_the_rules(promtool: str, rules: Path) -> None:
+    """Their syntax, and the templates of their sentences."""
+    succeeds(promtool, "check", "rules", str(rules))
+
+
+def test_every_alert_has_cases_of_both_kinds(rules: Path) -> None:
+    """An alert that never fires, or always does, is none."""
+    names = re.findall(r"alert: Ckptguard(\w+)", rules.read_text())
+    assert sorted(names) == sorted(CASES)
+    assert all({fires for _, _, fires in cases} == {True, False} for cases in CASES.values())
+
+
+def test_every_alert_fires_where_it_should_and_nowhere_else(promtool: str, rules: Path, tmp_path: Path) -> None:
+    """On each case of each alert."""
+    tests = []
+    for alert, cases in CASES.items():
+        for at, series, fires in cases:
+            named = {n if n.startswith("up{") else f"ckptguard_{n}": v for n, v in series.items()}
+            alerts = f'count(ALERTS{{alertname="Ckptguard{alert}",alertstate="firing"}}) or vector(0)'
+            tests.append(
+                {
+                    "name": f"{alert} {series}",
+                    "interval": "1m",
+                    "input_series": [{"series": n, "values": v} for n, v in named.items()],
+                    "promql_expr_test": [
+                        {"expr": alerts, "eval_time": at, "exp_samples": [{"labels": "{}", "value": int(fires)}]}
+                    ],
+                }
+            )
+    path = tmp_path / "tests.yml"
+    path.write_text(json.dumps({"rule_files": [str(rules)], "evaluation_interval": "1m", "tests": tests}))
+    succeeds(promtool, "test", "rules", str(path))
+
+
+def test_every_panel_shows_something(promtool: str, tmp_path: Path) -> None:
+    """In two hours of a run of which everything is known, and of which something is wrong."""
+    run = RunFacts(
+        url="/r",
+        name="r",
+        protected=True,
+        training=True,
+        known_good_at=0.0,
+        save_interval=600.0,
+        began_at=0.0,
+        checkpoints={"good": 1},
+        bytes={"good": 1},
+        backlog_bytes=1,
+        replicas=1,
+        replicas_behind=1,
+        scrubbed_at=0.0,
+        incidents={"numeric": 1},
+        rollbacks={"numeric": 1},
+        steps_saved=1,
+    )
+    counted = Counted(verdicts={"/r": {"good": 1}}, seconds={"up to 1 GB": {1.0: 1}}, seconds_sum={"up to 1 GB": 0.5})
+    text = exposition([run], DaemonFacts(loop_at=0.0, counted=counted), 60.0).decode()
+    series = [line.rpartition(" ") for line in text.splitlines() if not line.startswith("#")]
+    grows = re.compile(r"_total|_bucket|_count|_sum")
+    tests = {
+        "interval": "1m",
+        "input_series": [{"series": n, "values": f"{v}+{int(bool(grows.search(n)))}x120"} for n, _, v in series],
+        "promql_expr_test": [
+            {"expr": f"count({asked}) > bool 0", "eval_time": "2h", "exp_samples": [{"labels": "{}", "value": 1}]}
+            for panel in json.loads(printed("grafana"))["panels"]
+            for target in panel["targets"]
+            for asked in [target["expr"].replace("$run", ".*").replace("$__rate_interval", "5m")]
+        ],
+    }
+    assert len(tests["promql_expr_test"]) > 15
+    path = tmp_path / "tests.yml"
+    path.write_text(json.dumps({"rule_files": [], "evaluation_interval": "1m", "tests": [tests]}))
+    succeeds(promtool, "test", "rules", str(path))
+
+
+def test_promtool_has_no_remark_about_the_metrics(promtool: str) -> None:
+    """Names, units and help texts, of one run and of very many."""
+    now = time.time()
+    known: dict[str, Any] = {"known_good_at": now, "known_good_step": 1, "save_interval": 1.0, "scrubbed_at": now}
+    known |= {
+        "replicas": 1,
+        "world_size": 2,
+        "scrub_interval": 1.0,
+        "incidents": {"numeric": 1},
+        "checkpoints": {"good": 1},
+    }
+    runs = [RunFacts(url=f"/r/{n} \"'\n\\", name="r", rollbacks={"numeric": 1}, **known) for n in range(1001)]
+    for shown in (runs[:1], runs):
+        text = exposition(shown, DaemonFacts(loop_at=now), now)
+        succeeds(promtool, "check", "metrics", input=text.decode())
+
+
+def test_the_rules_and_the_dashboard_ask_for_metrics_that_there_are(rules: Path) -> None:
+    """A misspelled name would be an alert that never fires."""
+    now = time.time()
+    known: dict[str, Any] = {"known_good_at": now, "known_good_step": 1, "save_interval": 1.0, "scrubbed_at": now}
+    run = RunFacts(url="/r", name="r", replicas=1, world_size=1, scrub_interval=1.0, **known)
+    many = [RunFacts(url=f"/r/{n}", name="r") for n in range(1001)]
+    text = exposition([run], DaemonFacts(loop_at=now), now) + exposition(many, DaemonFacts(loop_at=now), now)
+    there = set(re.findall(r"# TYPE (\w+)", text.decode())) | {"ckptguard_verify_seconds_bucket"}
+    dashboard = json.loads(printed("grafana"))
+    asked = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+    asked += re.findall(r"ckptguard_\w+", rules.read_text())
+    names = {name for expression in asked for name in re.findall(r"ckptguard_\w+", expression)}
+    assert names <= there
+    assert len(names) > 15

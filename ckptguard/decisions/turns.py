@@ -9,14 +9,14 @@ from collections.abc import Collection, Hashable, Iterable
 
 import msgspec
 
-LARGE = 64 * 1024**2  # bytes; reading more than this at a time is limited to a few lanes
+LARGE = 64 * 1024**2  # bytes; reading more than this at a time yields to training, in a few lanes
 LANES = 4  # lanes that start at once, and the most that may read a large checkpoint at a time
 MOST_LANES = 32
 _SPARE_LANES = 4  # the last lanes; no run that was slow gets them
 SLOW = 2.0  # seconds; a longer turn is slow
 HELD_UP = 0.5  # seconds; a lane that is busy for longer may be waiting for storage, so another one may start
 _LONGEST_TURN = 1.0  # seconds until a run makes way for a waiting one, between two checkpoints
-_USUAL_INTERVAL = 40.0  # seconds between two saves, if nothing is known about them
+_USUAL_INTERVAL = 20.0  # seconds between two saves, if nothing is known about them
 _REMEMBERED = 9  # the newest saves that tell the interval
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 
+from ckptguard.cli.usage import restated
 from ckptguard.errors import BusyError, CkptguardError, NotFoundError, SettingsError
 from ckptguard.runs.settings_file import load_settings
 from ckptguard.storage import normalise_url
@@ -44,7 +45,20 @@ def _probe(context: click.Context, option: click.Parameter, address: str | None)
         context.exit(1 if wrong else 0)
 
 
-@click.command(epilog=_EPILOG, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+class _Command(click.Command):
+    """Tells wrong usage in the words of `ckptguard`."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.UsageError as error:
+            error.ctx = error.ctx or ctx
+            raise restated(error) from error
+
+
+@click.command(
+    cls=_Command, epilog=_EPILOG, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
+)
 @click.argument("runs", nargs=-1, required=True, metavar="RUN...")
 @click.option("--once", is_flag=True, help="Verify what is there, and end: for cron or a job's epilog.")
 @click.option("--limit", metavar="SPAN", help="With --once: end after SPAN (10m). What has no verdict stays pending.")

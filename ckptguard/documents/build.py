@@ -92,6 +92,12 @@ def _moment(seconds: float | None) -> object:
     return None if seconds is None else utc_text(seconds)
 
 
+def _all(counts: Mapping[str, int]) -> object:
+    from ckptguard.values.verdict import Outcome
+
+    return {outcome.value: counts.get(outcome.value, 0) for outcome in Outcome}
+
+
 def _stored_bytes(tensor: Any) -> object:
     from ckptguard.inspect.show import stored_bytes
 
@@ -189,6 +195,21 @@ FORMS: dict[str, Form] = {
     "scrub.Scrubbed": Form("stopped left places next could_not_tell"),
     "scrub.Due": Form("path id place last_read_at", {"last_read_at": lambda due: _moment(due.last)}),
     "repair.Repaired": Form("dry_run files checkpoints=checked could_not_tell"),
+    # fleet
+    "job.BulkDone": Form(
+        "outcomes done left bytes seconds wrong rows could_not_tell",
+        {"outcomes": lambda done: _all(done.outcomes)},
+    ),
+    "messages.Item": Form("run path id place outcome bytes seconds done message findings"),
+    "messages.RunRow": Form(
+        "*",
+        {
+            "known_good_at": lambda row: _moment(row.known_good_at),
+            "oldest_read_at": lambda row: _moment(row.oldest_read_at),
+            "outcomes": lambda row: _all(row.outcomes),
+            "bytes": lambda row: _all(row.bytes),
+        },
+    ),
     # the daemon
     "healthz": Form("host boot_id pid started_at"),
     "guarded.WatchedRun": Form(

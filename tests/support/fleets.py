@@ -45,6 +45,12 @@ def ledger_of(root: Path) -> list[str]:
     return sorted(f"{path.relative_to(root).parts[0]}/{path.parent.name}/{path.name}" for path in paths)
 
 
+def counts(document: dict[str, object]) -> dict[str, int]:
+    """The outcomes in a document of `ckptguard fleet` that occur."""
+    outcomes: dict[str, int] = document["outcomes"]  # type: ignore[assignment]
+    return {outcome: count for outcome, count in outcomes.items() if count}
+
+
 def bad_in(text: str) -> set[tuple[str, str]]:
     """The (run, checkpoint) that a JSON document of `ckptguard fleet` calls bad."""
     wrong = json.loads(text)["wrong"]

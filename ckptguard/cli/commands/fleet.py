@@ -32,11 +32,11 @@ _LINE_EVERY = 10.0  # seconds between lines of progress where there is no termin
     "--engine",
     default="threads",
     metavar="ENGINE",
-    help="Work in threads, processes, on dask://HOST:PORT, or by MODULE:FACTORY. [default: threads]",
+    help="Work in threads, processes, on dask://HOST:PORT, or by MODULE:FACTORY (without it in threads).",
 )
 @click.option("--workers", type=click.IntRange(1, 4096), metavar="N", help="Do N tasks at once. Dask counts its own.")
 @click.option("--rate", metavar="RATE", help="Read at most this many bytes a second, all workers together: 1GB.")
-@click.option("--max-age", default="7d", metavar="SPAN", help="scrub: skip what was read within SPAN. [default: 7d]")
+@click.option("--max-age", default="7d", metavar="SPAN", help="scrub: skip what was read within SPAN (without it 7d).")
 @click.option("--dry-run", is_flag=True, help="Say what there is to do and what it costs, and stop.")
 @quiet_option
 @json_option

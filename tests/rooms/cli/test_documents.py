@@ -90,6 +90,20 @@ def test_documents_of_replicas_are_as_shown(document, eventful, tmp_path, monkey
     assert found["path"] == str(tmp_path / "new" / "net-300.pt")
 
 
+def test_documents_of_a_fleet_are_as_shown(document, eventful, tmp_path):
+    """Each verb prints what json.md shows; only a report has rows."""
+    (tmp_path / "fleet").mkdir()
+    eventful.rename(tmp_path / "fleet/run")
+    example = EXAMPLES["fleet"]
+    for verb, code in (("verify", 3), ("report", 3)):
+        found, done = document("fleet", verb, tmp_path / "fleet")
+        assert found == code
+        assert set(done) == set(example)
+        part = "rows" if verb == "report" else "wrong"
+        assert ordered(shape(done[part])) == ordered(shape(example[part]))
+        assert ordered(shape({**done, "wrong": [], "rows": []})) == ordered(shape({**example, "wrong": [], "rows": []}))
+
+
 def test_documents_of_retention_are_as_shown(document, invoke, eventful):
     """prune, pin and unpin print what json.md shows."""
     (eventful / "net-400.pt").unlink()

@@ -1,0 +1,79 @@
+"""``ckptguard fleet``: what people see, and its exit codes."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+from support.fleets import make_fleet, step_of
+from support.tiny_run import name_of
+
+from ckptguard.bulk import worker
+
+
+@pytest.fixture
+def fleet(tmp_path, root, monkeypatch):
+    """Two runs of two saves each, one of which holds a NaN."""
+    monkeypatch.setattr(worker, "_stop", None)
+    monkeypatch.setattr(worker, "_held", {})
+    return make_fleet(tmp_path / "fleet", 2, 2, sick=[(1, 1)])
+
+
+def test_it_says_the_cost_first_then_what_is_wrong(invoke, fleet):
+    """The cost on stderr, the result on stdout."""
+    done = invoke("fleet", "verify", fleet, "--workers", 2)
+    assert done.exit_code == 3
+    assert done.stderr.startswith("4 to do in 2 runs: ")
+    assert "with 2 workers at 50 MB a second for each" in done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith(f"bad        {fleet}/run1/{name_of(step_of(1))}")
+    assert "[finite]" in lines[1]
+    assert lines[-1].startswith("verify: 3 good, 1 bad (4 done now, ")
+    again = invoke("fleet", "verify", fleet)
+    assert (again.exit_code, again.stdout.splitlines()[0]) == (3, lines[0])
+    assert "(0 done now, " in again.stdout
+
+
+def test_a_dry_run_does_nothing(invoke, fleet):
+    """It says the cost at the rate that is asked for."""
+    done = invoke("fleet", "verify", fleet, "--dry-run", "--rate", "100MB")
+    assert (done.exit_code, done.stdout) == (0, "")
+    assert "at 95.4 MiB a second" in done.stderr
+    assert not (fleet / "run0/_ckptguard").exists()
+
+
+def test_the_report_is_a_table(invoke, fleet):
+    """With -q only the runs that need somebody."""
+    invoke("fleet", "verify", fleet)
+    done = invoke("fleet", "report", fleet)
+    assert done.exit_code == 3
+    head, *rows = done.stdout.splitlines()
+    assert head.split()[:4] == ["RUN", "PROTECTED", "KNOWN", "GOOD"]
+    assert [row.split()[:3] for row in rows] == [
+        ["run0", "partly", name_of(step_of(1))],
+        ["run1", "partly", name_of(step_of(0))],
+    ]
+
+
+def test_all_good_is_quiet(invoke, fleet):
+    """-q prints nothing where nothing is wrong."""
+    shutil.rmtree(fleet / "run1")
+    done = invoke("fleet", "verify", fleet, "-q")
+    assert (done.exit_code, done.stdout, done.stderr) == (0, "", "")
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "sentence"),
+    [
+        (("verify", "nowhere"), 10, "there is no folder"),
+        (("verify", "fleet", "--engine", "celery"), 2, "there is no engine 'celery'"),
+        (("report", "fleet", "--rate", "1MB"), 2, "--rate is not for report"),
+        (("prune", "fleet"), 2, "prune"),
+        (("scrub", "fleet", "--max-age", "soon"), 2, "soon"),
+        (("replicate", "fleet"), 1, "name no replica"),
+    ],
+)
+def test_what_cannot_be_done_is_a_sentence(invoke, fleet, words, code, sentence):
+    """And an exit code."""
+    done = invoke("fleet", *words)
+    assert (done.exit_code, sentence in done.stderr) == (code, True), done.stderr

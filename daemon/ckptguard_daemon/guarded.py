@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 
@@ -57,7 +58,8 @@ class WatchedRun:
     """Makes passes over one run. Only the loop's thread calls `step`; others may read its attributes, and open it."""
 
     def __init__(self, url: str, run_id: str, settings: Settings, hooks: Hooks, presence: DaemonRecord | None) -> None:
-        self.url, self.run_id = url, run_id
+        self.url, self.run_id, self.settings = url, run_id, settings
+        self.name = url.rstrip("/").rpartition("/")[2]  # a fleet may have another name for it
         self.run: Run | None = None
         self.state = "waiting"  # "waiting" (no such folder yet) | "guarded" | "failing"
         self.trouble: CkptguardError | None = None
@@ -65,11 +67,13 @@ class WatchedRun:
         self.last_pass_at: str | None = None
         self.passes = 0
         self.due = 0.0  # monotonic
-        self.scrub: ScrubState | None = None  # None: it is not scrubbed
+        every = settings.scrub_seconds(local=os.path.isabs(url))
+        # None: it is not scrubbed
+        self.scrub = None if every is None else ScrubState(every=every, rate=settings.scrub_rate)
         self.replicas: tuple[Replica, ...] = ()  # as of their last update
         self.verdicts = 0  # given since the start
         self.states = StateMemo()
-        self._settings, self._hooks, self._presence = settings, hooks, presence
+        self.hooks, self._presence = hooks, presence
         self._notes = PassNotes()
         self._known: Known | None = None
         self._asked: set[str] = set()
@@ -79,11 +83,11 @@ class WatchedRun:
 
     def open(self) -> Run:
         """Open the run again, so that a removed folder is noticed (NotFoundError) and not created by our records."""
-        return open_run(self.url, self._settings)
+        return open_run(self.url, self.settings)
 
     def look(self) -> RunView:
         """Return the run as it is now, for one call in one thread. Raises NotFoundError."""
-        return RunView(self.open(), self._settings)
+        return RunView(self.open(), self.settings)
 
     def ask(self, path: str) -> None:
         """Read a checkpoint again in the next pass, whatever the records say. Any thread may call it."""
@@ -100,7 +104,7 @@ class WatchedRun:
         try:
             done = self._pass(scanner, stop)
         except NotFoundError as error:
-            self._failed("waiting", error, pause=min(self._settings.scan_interval, 1.0))
+            self._failed("waiting", error, pause=min(self.settings.scan_interval, 1.0))
             return None
         except CkptguardError as error:
             self._failed("failing", error, pause=self._backoff())
@@ -123,7 +127,7 @@ class WatchedRun:
         self.last_pass, self.last_pass_at = done, utc_now()
         self.passes += 1
         now = time.monotonic()
-        pause = self._settings.scan_interval
+        pause = self.settings.scan_interval
         if done.next_in is not None:
             # A slow listing must not repeat at once: training has priority on the storage.
             cost = 0.0 if done.checked else now - began
@@ -151,7 +155,7 @@ class WatchedRun:
             if current is None or (self.passes == 0 and current != self._presence):
                 write_daemon_record(run, self._presence)
         if begins:
-            self._hooks.begin(view)
+            self.hooks.begin(view)
         with self._asked_lock:
             asked, self._asked = self._asked, set()
         done = reconcile(view, self._notes, work=Work(scanner=scanner, stop=stop))
@@ -205,7 +209,7 @@ class WatchedRun:
             )
         assert self._known is not None
         for one in news_in(checked, self._known):
-            self._hooks.tell(verdict_event(run, one, source="daemon"))
+            self.hooks.tell(verdict_event(run, one, source="daemon"))
             try:
                 record_bad_save(run, one, source="daemon")
             except CkptguardError as error:
@@ -225,7 +229,7 @@ class WatchedRun:
 
     def _backoff(self) -> float:
         self._failures += 1
-        return float(min(self._settings.scan_interval * 2 ** (self._failures - 1), _LONGEST_BACKOFF))
+        return float(min(self.settings.scan_interval * 2 ** (self._failures - 1), _LONGEST_BACKOFF))
 
     def _log_once(self, event: str, *, level: str = "info", **fields: object) -> None:
         key = f"{event} {sorted(fields.items())}"

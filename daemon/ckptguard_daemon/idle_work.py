@@ -8,7 +8,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from typing import ClassVar
 
 import msgspec
@@ -47,7 +47,7 @@ class IdleWork:
 
     def __init__(
         self,
-        runs: Sequence[WatchedRun],
+        runs: Iterable[WatchedRun],
         settings: Settings,
         hooks: Hooks,
         idle: threading.Event | None,
@@ -59,12 +59,10 @@ class IdleWork:
         self._prepare()
 
     def _prepare(self) -> None:
-        """Drop the runs that never need this work, and begin notes."""
+        """Begin notes."""
 
-    def start(self) -> threading.Thread | None:
-        """Start, if there is a run to work for."""
-        if not self._runs:
-            return None
+    def start(self) -> threading.Thread:
+        """Start."""
         thread = threading.Thread(target=self._run, name=self.name, daemon=True)
         thread.start()
         return thread
@@ -119,8 +117,6 @@ class Replicating(IdleWork):
 
     def _prepare(self) -> None:
         self._places: dict[tuple[str, str], _Place] = {}
-        if not self._settings.replicas:
-            self._runs = []
 
     def _work(self, guarded: WatchedRun) -> None:
         verdicts, now = guarded.verdicts, time.monotonic()
@@ -138,10 +134,10 @@ class Replicating(IdleWork):
             self._tell(guarded, view, place, done)
 
     def _urls(self, guarded: WatchedRun) -> tuple[str, ...]:
-        return replica_urls(guarded.url, self._settings)
+        return replica_urls(guarded.url, guarded.settings)
 
     def _replicate(self, view: RunView, url: str, place: _Place) -> Replica:
-        work = Work(rate=self._settings.replica_rate, stop=self._stop)
+        work = Work(rate=view.settings.replica_rate, stop=self._stop)
         try:
             done = replicate(view, url, work=work, hold=self._hold, arrived=place.arrived)
         except CkptguardError as error:
@@ -166,11 +162,11 @@ class Replicating(IdleWork):
             place.failures = 0
             return
         place.failures += 1
-        pause = min(self._settings.scan_interval * 2.0 ** min(place.failures, 12), _LONGEST_PAUSE)
+        pause = min(guarded.settings.scan_interval * 2.0 ** min(place.failures, 12), _LONGEST_PAUSE)
         place.due = time.monotonic() + pause
         if place.failures == 1:
             log("replica_in_trouble", level="warning", run=guarded.url, replica=url, reason=done.trouble)
-            self._hooks.tell(replica_event(view.run, url, done.trouble, source="daemon"))
+            guarded.hooks.tell(replica_event(view.run, url, done.trouble, source="daemon"))
 
     def _hold(self) -> None:
         if not self._may_go_on():
@@ -183,17 +179,16 @@ class Scrubbing(IdleWork):
     name, failed = "scrub", "not_scrubbed"
 
     def _prepare(self) -> None:
-        seconds = self._settings.scrub_seconds
-        self._runs = [run for run in self._runs if seconds(local=os.path.isabs(run.url)) is not None]
         self._due: dict[str, float] = {}  # monotonic
         self._left_out: dict[str, dict[Where, float]] = {}
-        for run in self._runs:
-            run.scrub = ScrubState(every=self._every(run), rate=self._settings.scrub_rate)
 
     def _every(self, run: WatchedRun) -> float:
-        return self._settings.scrub_seconds(local=os.path.isabs(run.url)) or 0.0
+        return run.settings.scrub_seconds(local=os.path.isabs(run.url)) or 0.0
 
     def _work(self, run: WatchedRun) -> None:
+        if not self._every(run):
+            run.scrub = None
+            return
         if time.monotonic() < self._due.get(run.run_id, 0.0):
             return
         pause = _LATEST_SCRUB
@@ -210,7 +205,7 @@ class Scrubbing(IdleWork):
         for where in [where for where, until in left_out.items() if time.monotonic() >= until]:
             del left_out[where]
         every = self._every(run)
-        state = run.scrub or ScrubState(every=every, rate=self._settings.scrub_rate)
+        state = run.scrub or ScrubState(every=every, rate=run.settings.scrub_rate)
 
         def begin(due: Due) -> None:
             # Until the result is known, so that an unreadable place is not read over and over.
@@ -231,8 +226,8 @@ class Scrubbing(IdleWork):
             run.look(),
             ScrubOrder(max_age=every, leave_out=dict(left_out)),
             hold=self._hold,
-            watcher=ScrubListener(verify=verify, tell=self._hooks.tell, begin=begin, end=end, source="daemon"),
-            work=Work(rate=self._settings.scrub_rate),
+            watcher=ScrubListener(verify=verify, tell=run.hooks.tell, begin=begin, end=end, source="daemon"),
+            work=Work(rate=run.settings.scrub_rate),
         )
         for sentence in done.could_not_tell:
             log("could_not_tell", level="warning", run=run.url, reason=sentence)

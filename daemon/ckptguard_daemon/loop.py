@@ -26,7 +26,9 @@ _MUCH_MEMORY = 64 * 1024**2
 class Loop:
     """Makes passes until it is stopped. Any thread may call `wake`, at any rate."""
 
-    def __init__(self, runs: Roster, scanner: Scanner, stop: threading.Event, after_pass: Callable[[], None]) -> None:
+    def __init__(
+        self, runs: Roster, scanner: Scanner, stop: threading.Event, after_pass: Callable[[WatchedRun], None]
+    ) -> None:
         self._runs, self._scanner, self._stop, self._after_pass = runs, scanner, stop, after_pass
         self.idle = threading.Event()  # nothing is being verified
         self._changed = threading.Condition()
@@ -58,7 +60,7 @@ class Loop:
                 self._under_way = None
             _give_memory_back()
             self._last[due.run_id] = time.monotonic()
-            self._after_pass()
+            self._after_pass(due)
 
     def _next(self) -> WatchedRun | None:
         """Return the run whose pass is due, or None after sleeping until one may be."""

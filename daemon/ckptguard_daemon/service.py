@@ -7,12 +7,14 @@ import hashlib
 import os
 import socket
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping
 
 import uvicorn
 from starlette.types import ASGIApp
 
 from ckptguard.errors import CkptguardError
+from ckptguard.fleet import FleetRun
 from ckptguard.inspect.list_states import survey
 from ckptguard.records.daemon_record import DaemonRecord
 from ckptguard.records.run import open_run
@@ -26,10 +28,12 @@ from ckptguard.values.verdict import Outcome
 from ckptguard.version import __version__
 from ckptguard_daemon.answers import Answers
 from ckptguard_daemon.connections import BoundedConnection
+from ckptguard_daemon.following import Following
 from ckptguard_daemon.guarded import WatchedRun
 from ckptguard_daemon.idle_work import Replicating, Scrubbing
 from ckptguard_daemon.log import log
 from ckptguard_daemon.loop import Loop, Passes
+from ckptguard_daemon.plan import Again, Plan
 from ckptguard_daemon.rendezvous import listen
 from ckptguard_daemon.roster import Roster
 from ckptguard_daemon.watcher import Watcher
@@ -39,6 +43,7 @@ _LOOP_STOP_SECONDS = 2.0
 _HTTP_START_SECONDS, _HTTP_STOP_SECONDS = 10.0, 2.0
 _HOOK_STOP_SECONDS = 3.0
 _LONGEST_SETTLING = 60.0
+_FLEET = "fleet"  # the watcher's key of the folders in which new runs would be seen
 
 
 def run_id_of(url: str) -> str:
@@ -47,62 +52,84 @@ def run_id_of(url: str) -> str:
 
 
 def serve(
-    urls: Sequence[str],
-    settings: Settings,
+    plan: Plan,
     environ: Mapping[str, str],
     stop: threading.Event,
     *,
     socket_path: str | None = None,
     still_wanted: Callable[[], bool] = lambda: True,
+    again: Again | None = None,
 ) -> int:
     """Guard the runs until `stop` is set or the parent is gone. Returns the exit code.
 
     Raises SettingsError or BusyError if the socket is unavailable. Later errors do not end it.
     """
-    rendezvous = listen(socket_path, urls, environ)
+    settings = plan.settings
+    rendezvous = listen(socket_path, plan.places, environ)
     host, boot_id = this_host()
     presence = DaemonRecord(address=rendezvous.path, host=host, boot_id=boot_id, pid=os.getpid(), started_at=utc_now())
-    hooks = Hooks(settings, log)
+    hooks = HookSets()
     scanner = _scanner(settings, stop)
-    runs = Roster(WatchedRun(url, run_id_of(url), settings, hooks, presence) for url in urls)
-    passes = Passes()
-    watchers: list[Watcher] = []
+    runs, passes = Roster(), Passes()
 
-    def after_pass() -> None:
+    def notice(key: str) -> None:
+        following.wake() if key == _FLEET else loop.wake(key)
+
+    watcher = Watcher(notice)
+
+    def after_pass(run: WatchedRun) -> None:
         passes.done()
-        for watcher in watchers:
-            watcher.keep_watching()
+        _watch(watcher, run)
+
+    def arrived(run: WatchedRun) -> None:
+        _watch(watcher, run)  # before the first pass, so that no change is missed
+        loop.wake(run.run_id)
+
+    def left(run: WatchedRun) -> None:
+        watcher.forget(run.run_id)
+        run.leave()
+
+    def looked() -> None:
+        watcher.keep(_FLEET, following.folders)
 
     loop = Loop(runs, scanner, stop, after_pass)
-    watchers += [
-        Watcher(run.url, lambda run_id=run.run_id: loop.wake(run_id))  # type: ignore[misc]  # a default binds the id
-        for run in runs
-        if os.path.isabs(run.url)
-    ]
+    following = Following(
+        plan,
+        runs,
+        lambda run: WatchedRun(run.url, run_id_of(run.url), run.settings, hooks.of(run.settings), presence),
+        lambda run, found: _change(run, found, hooks),
+        arrived=arrived,
+        left=left,
+        looked=looked,
+    )
     thread = threading.Thread(target=loop.run, name="loop", daemon=True)
-    scrubbing = Scrubbing(tuple(runs), settings, hooks, loop.idle, loop.wake, stop)
-    replicating = Replicating(tuple(runs), settings, hooks, loop.idle, loop.wake, stop)
+    searching = threading.Thread(target=following.run, args=(stop, again), name="fleet", daemon=True)
+    scrubbing = Scrubbing(runs, settings, hooks.of(settings), loop.idle, loop.wake, stop)
+    replicating = Replicating(runs, settings, hooks.of(settings), loop.idle, loop.wake, stop)
     aside: list[threading.Thread] = []
-    answers = Answers(runs, loop, passes, hooks, presence, thread.is_alive)
+    answers = Answers(runs, loop, passes, presence, thread.is_alive, lambda: following.has_looked)
     server = HttpServer(answers.application(), rendezvous.socket)
     try:
         if not server.start():
             return FAILED
-        for watcher in watchers:  # before the first pass, so that no change is missed
-            watcher.keep_watching()
         thread.start()
-        aside += [begun for begun in (scrubbing.start(), replicating.start()) if begun is not None]
-        log("started", version=__version__, pid=presence.pid, socket=rendezvous.path, runs=list(urls))
+        searching.start()
+        aside += [scrubbing.start(), replicating.start()]
+        log("started", version=__version__, pid=presence.pid, socket=rendezvous.path, runs=list(plan.urls))
+        if plan.fleet is not None:
+            log("searching", folders=list(plan.fleet.file.folders))
         while not stop.wait(1.0):
+            if again is not None and again.asked.is_set():
+                following.wake()
             if not still_wanted():
                 log("parent_gone")
                 stop.set()
     finally:
         stop.set()
         loop.wake()
+        following.wake()
         server.close()
-        for watcher in watchers:
-            watcher.close()
+        watcher.close()
         if thread.ident is not None:
             thread.join(timeout=_LOOP_STOP_SECONDS)
         for begun in aside:
@@ -118,34 +145,74 @@ def serve(
     return GOOD
 
 
-def run_once(urls: Sequence[str], settings: Settings, stop: threading.Event) -> int:
+def run_once(plan: Plan, stop: threading.Event) -> int:
     """Make one full pass over each run, and wait for saves that are settling, but not for unfinished ones.
 
-    Returns the exit code for the final state. Raises NotFoundError if a run does not exist.
+    Returns the exit code for the final state. Raises NotFoundError if a named run does not exist.
     """
-    for url in urls:
-        open_run(url, settings)
-    hooks = Hooks(settings, log)
-    scanner = _scanner(settings, stop)
-    all_read = True
+    for url in plan.urls:
+        open_run(url, plan.settings)
+    hooks, runs = HookSets(), Roster()
+    scanner = _scanner(plan.settings, stop)
+    following = Following(
+        plan,
+        runs,
+        lambda run: WatchedRun(run.url, run_id_of(run.url), run.settings, hooks.of(run.settings), None),
+        lambda run, found: _change(run, found, hooks),
+    )
+    following.look()
+    all_read = following.has_looked and not following.troubles
     try:
-        for url in urls:
-            run = WatchedRun(url, run_id_of(url), settings, hooks, None)
-            all_read = _settled_pass(run, settings, scanner, stop) and all_read
-            Replicating([run], settings, hooks, None, lambda run_id: None, stop).once()
+        for run in runs:
+            all_read = _settled_pass(run, run.settings, scanner, stop) and all_read
+            Replicating([run], run.settings, run.hooks, None, lambda run_id: None, stop).once()
     finally:
         scanner.close()
         hooks.close(patience=0.0 if stop.is_set() else LONGEST_CLOSE)
     outcomes: list[Outcome] = []
-    for url in urls:
+    for run in runs:
         try:
-            states = survey(open_view(url, settings))
+            states = survey(open_view(run.url, run.settings))
         except CkptguardError as error:
-            log("could_not_tell", level="error", run=url, reason=error.message)
+            log("could_not_tell", level="error", run=run.url, reason=error.message)
             all_read = False
             continue
         outcomes += [Outcome.PENDING if state.changed else state.outcome for state in states if state.in_place]
     return exit_code(outcomes, all_read=all_read)
+
+
+def _watch(watcher: Watcher, run: WatchedRun) -> None:
+    if os.path.isabs(run.url):
+        watcher.watch(run.url, run.run_id)
+
+
+def _change(run: WatchedRun, found: FleetRun, hooks: HookSets) -> None:
+    """Give a run its name and settings. The next pass works by them."""
+    run.name = found.name
+    if run.settings != found.settings:
+        run.settings, run.hooks = found.settings, hooks.of(found.settings)
+
+
+class HookSets:
+    """The hooks of many runs: one set for each way of being told."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._sets: dict[object, Hooks] = {}
+
+    def of(self, settings: Settings) -> Hooks:
+        """Return the hooks that these settings ask for."""
+        key = (settings.on_incident, settings.webhook, settings.notify)
+        with self._lock:
+            if key not in self._sets:
+                self._sets[key] = Hooks(settings, log)
+            return self._sets[key]
+
+    def close(self, *, patience: float) -> None:
+        """Close all, at most `patience` seconds in all."""
+        deadline = time.monotonic() + patience
+        for hooks in self._sets.values():
+            hooks.close(patience=max(0.0, deadline - time.monotonic()))
 
 
 def exit_code(outcomes: Iterable[Outcome], *, all_read: bool) -> int:

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 import pytest
@@ -71,12 +71,9 @@ class Guarded:
     def __init__(self, folder: Path) -> None:
         settings = Settings(settle=0.0, keep="none")
         self.run = WatchedRun(str(folder), run_id_of(str(folder)), settings, Hooks(settings, log), None)
-        self.loop = Loop(Roster([self.run]), scan_files, threading.Event(), lambda: None)
+        self.loop = Loop(Roster([self.run]), scan_files, threading.Event(), lambda run: None)
         presence = DaemonRecord(address="", host="", boot_id="", pid=0, started_at="")
-        passes, hooks = Passes(), cast(Hooks, None)
-        self.application = Answers(
-            Roster([self.run]), self.loop, passes, hooks, presence, lambda: self.alive
-        ).application()
+        self.application = Answers(Roster([self.run]), self.loop, Passes(), presence, lambda: self.alive).application()
         self.alive = True
 
     def make_pass(self) -> None:
@@ -216,7 +213,7 @@ def test_the_loop_says_what_it_has_not_seen() -> None:
 
     one: Any = SimpleNamespace(run_id="one", due=0.0, step=step)
     stop, after = threading.Event(), threading.Semaphore(0)
-    loop = Loop(Roster([one]), scan_files, stop, after.release)
+    loop = Loop(Roster([one]), scan_files, stop, lambda run: after.release())
     thread = threading.Thread(target=loop.run)
     assert loop.has_seen_all("one")
     thread.start()

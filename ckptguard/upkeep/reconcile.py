@@ -7,17 +7,17 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from functools import cached_property
 
 import msgspec
 
+from ckptguard.decisions.turns import patience, save_interval
 from ckptguard.errors import BusyError, ChangedWhileReadError, CouldNotTellError, ObjectMissingError, ResavingError
 from ckptguard.keep.copies import is_saved_over
 from ckptguard.keep.quarantine import finish_quarantines
 from ckptguard.layouts import LAYOUTS, Checkpoint
+from ckptguard.records.kept import KeptCopy
 from ckptguard.records.names_by_step import FOLDERS
 from ckptguard.records.pins import FOLDER as PINS
-from ckptguard.records.quarantine import FOLDER as QUARANTINE
 from ckptguard.records.run import record_names
 from ckptguard.records.scrubs import Where
 from ckptguard.records.trash import FOLDER as TRASH
@@ -26,10 +26,10 @@ from ckptguard.retention.prune import Remembered, prune_by_settings
 from ckptguard.retention.trash import settle_trash
 from ckptguard.runs.lock import run_lock
 from ckptguard.runs.results import Checked
-from ckptguard.runs.run_view import Listing, RunView
-from ckptguard.runs.settling import youngest_age
+from ckptguard.runs.run_view import RunView
 from ckptguard.runs.work import PLAIN, Work
 from ckptguard.upkeep.leftovers import collect_leftovers
+from ckptguard.upkeep.samples import CheckpointSample, NotYet, Start
 from ckptguard.upkeep.settle_kept import looks_as_judged, protect, release_other, settle_kept, waiting_alone
 from ckptguard.values.ids import Step, numbers_of
 from ckptguard.values.settings import Settings
@@ -40,7 +40,6 @@ from ckptguard.verification.kept_copy import verify_kept
 
 _COLLECT_INTERVAL = 3600.0  # seconds; files that are not old enough yet are removed next time
 _PRUNE_INTERVAL = 600.0  # seconds; empties the trash and lifts pins even if nothing is saved
-_LONGEST_PAUSE = 3600.0  # seconds between two attempts to read an unreadable checkpoint
 _COUNTED = tuple(f"{folder}/" for folder in (*FOLDERS, TRASH, PINS))  # what a pass reads besides the scrub plan
 
 
@@ -64,64 +63,7 @@ class PassResult(msgspec.Struct, frozen=True, kw_only=True):
     pruned: tuple[str, ...] = ()  # paths that the settings' policy removed
     could_not_tell: tuple[str, ...] = ()
     next_in: float | None = None
-
-
-@dataclass(frozen=True)
-class Start:
-    """What a pass starts from. If two are equal, nothing that a pass depends on has changed."""
-
-    listing: Listing  # the same object while no entry differs
-    names: frozenset[str]
-    settings: Settings
-
-    @cached_property
-    def has_trash(self) -> bool:
-        """True if the trash is not empty."""
-        return any(name.startswith(f"{TRASH}/") for name in self.names)
-
-    @cached_property
-    def has_unfinished_quarantines(self) -> bool:
-        """True if a checkpoint was marked to be moved aside, but not yet marked as moved."""
-        own = [name for name in self.names if name.startswith(f"{QUARANTINE}/") and name.count("/") == 2]
-        moved = {name.removesuffix(".moved") for name in own if name.endswith(".moved")}
-        return any(name.removesuffix(".json") not in moved for name in own if name.endswith(".json"))
-
-
-@dataclass
-class CheckpointSample:
-    """A checkpoint's state in storage, since when it has it, and what was learned about it since."""
-
-    signature: tuple[tuple[object, ...], ...]
-    since: float  # monotonic: when this signature was first seen
-    unfinished: str | None = None  # why it is unfinished, at this signature
-    looked: bool = False  # `unfinished` was computed
-    whole: bool = False  # its layout proves that all of its files exist
-    done: bool = False  # there is a verdict for this signature
-    retry_at: float = 0.0
-    failures: int = 0
-
-    @property
-    def is_finished(self) -> bool:
-        """True if it was checked and is finished."""
-        return self.looked and self.unfinished is None
-
-    def stable_for(self, checkpoint: Checkpoint) -> float:
-        """Return for how many seconds its files have not changed."""
-        return max(time.monotonic() - self.since, youngest_age(checkpoint) or 0.0)
-
-    def retry_later(self, settings: Settings) -> float:
-        """Count a failure to read. Returns the seconds until the next attempt, which grow each time."""
-        self.failures += 1
-        pause = min(settings.scan_interval * 2.0 ** min(self.failures, 12), _LONGEST_PAUSE)
-        self.retry_at = time.monotonic() + pause
-        return pause
-
-
-class NotYet(msgspec.Struct, frozen=True, kw_only=True):
-    """Why a checkpoint cannot be verified yet, and after how many seconds that may change (None: unknown)."""
-
-    why: str
-    seconds: float | None
+    made_way: bool = False  # `work.may_begin` ended it early, so the next pass should follow
 
 
 @dataclass
@@ -151,7 +93,12 @@ class PassNotes:
 
     def nothing_to_do(self, start: Start) -> bool:
         """True if a pass with this start would do nothing, like the last one."""
-        return start == self.settled and time.monotonic() < min(self.collect_at, self.prune_at)
+        return start == self.settled and self.has_nothing_due(start.settings)
+
+    def has_nothing_due(self, settings: Settings) -> bool:
+        """True if a pass with these settings would do nothing, unless files or records changed since the last one."""
+        settled = self.settled is not None and self.settled.settings == settings
+        return settled and time.monotonic() < min(self.collect_at, self.prune_at)
 
 
 def reconcile(view: RunView, notes: PassNotes, *, work: Work = PLAIN, assume_quiet: bool = False) -> PassResult:
@@ -189,6 +136,7 @@ class _Pass:
         self.pending: list[Waiting] = []
         self.troubles: list[str] = []
         self.saved_over = False
+        self._made_way = False
         self._gone: tuple[str, ...] = ()
         self._unjudged: set[str] = set()  # those of `_gone` that have no verdict
         self._pruned: tuple[str, ...] = ()
@@ -204,6 +152,7 @@ class _Pass:
             pruned=self._pruned,
             could_not_tell=tuple(dict.fromkeys(self.troubles)),
             next_in=min(self._delays, default=None),
+            made_way=self._made_way,
         )
 
     def _lost(self) -> str | None:
@@ -270,17 +219,21 @@ class _Pass:
         return ready
 
     def verify(self, ready: Iterable[Checkpoint]) -> None:
-        """Verify what is ready, oldest first, until the work is stopped."""
+        """Verify what is ready, oldest first, until the work is stopped or makes way for other runs."""
         for checkpoint in ready:
             if self.work.is_stopped():
                 self._wait(checkpoint, NotYet(why="the daemon is stopping", seconds=None))
                 continue
+            if self._makes_way(checkpoint.bytes):
+                self._wait(checkpoint, NotYet(why="other runs go first", seconds=0.0))
+                continue
             sample = self.notes.samples[checkpoint.path]
             was_gone = checkpoint.path in self.notes.gone
-            result = _verify(self.view, checkpoint, sample, self.work, was_gone=was_gone)
+            work = self._patient(checkpoint, time.monotonic() - sample.since)
+            result = _verify(self.view, checkpoint, sample, work, was_gone=was_gone)
             if isinstance(result, Checked):
                 self.notes.gone.discard(checkpoint.path)
-                self.checked.append(result)
+                self._found(result)
                 self.troubles += release_other(self.view, checkpoint, result.id)
                 self._settle_first_good(result)
                 continue
@@ -292,16 +245,30 @@ class _Pass:
     def judge_copies(self) -> None:
         """Verify kept copies whose saves were deleted or overwritten, the newest first."""
         for copy in waiting_alone(self.view):
-            if self.work.is_stopped():
+            if self.work.is_stopped() or self._makes_way(sum(size for size, *_ in copy.sources)):
                 return
             try:
-                result = verify_kept(self.view, copy, work=self.work)
+                result = verify_kept(self.view, copy, work=self._patient(copy, 0.0))
             except (BusyError, CouldNotTellError) as error:
                 self.troubles.append(f"the kept copy of {copy.path}: {error.message}")
             else:
                 if result is not None:
-                    self.checked.append(result)
+                    self._found(result)
                     self._settle_first_good(result)
+
+    def _found(self, result: Checked) -> None:
+        self.checked.append(result)
+        self.work.found(result)
+
+    def _makes_way(self, size: int) -> bool:
+        """True once the pass must not begin to read this number of bytes. It then begins nothing smaller, either."""
+        self._made_way = self._made_way or not self.work.may_begin(size)
+        return self._made_way
+
+    def _patient(self, one: Checkpoint | KeptCopy, waited: float) -> Work:
+        """Return the work for one verdict: it yields to training until the verdict is late."""
+        times = [c.written_at / 1e9 for c in self.view.checkpoints if c.series == one.series and c.written_at]
+        return msgspec.structs.replace(self.work, patience=patience(waited, save_interval(times)))
 
     def _settle_first_good(self, result: Checked) -> None:
         """Make a full copy of the only good checkpoint of a series before anything else is read."""
@@ -315,7 +282,8 @@ class _Pass:
     def mend_and_prune(self) -> None:
         """Make the automatic repairs, and remove what the settings do not keep."""
         mended = mend(self.view, self.notes.hopeless, work=self.work)
-        self.checked += mended.checked
+        for result in mended.checked:
+            self._found(result)
         self._pruned, troubles = prune_by_settings(self.view, self.notes.remembered)
         self.troubles += [*mended.could_not_tell, *troubles]
 

@@ -146,7 +146,7 @@ class Answers:
         deadline = time.monotonic() + patience
         waited = False
         while True:
-            with self._passes.next() as passed:
+            with self._passes.next(guarded.run_id) as passed:
                 answer, pending = await run_in_threadpool(self._best_and_pending, guarded, before, series, patience > 0)
                 left = deadline - time.monotonic()
                 if not pending or left <= 0:

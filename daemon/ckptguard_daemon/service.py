@@ -9,10 +9,12 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 
 import uvicorn
 from starlette.types import ASGIApp
 
+from ckptguard.decisions.turns import LANES
 from ckptguard.errors import CkptguardError
 from ckptguard.fleet import FleetRun
 from ckptguard.inspect.list_states import survey
@@ -21,8 +23,7 @@ from ckptguard.records.run import open_run
 from ckptguard.records.who_and_when import this_host, utc_now
 from ckptguard.reporting.notify import LONGEST_CLOSE, Hooks
 from ckptguard.runs.run_view import open_view
-from ckptguard.scan.process.process_scanner import ProcessScanner
-from ckptguard.scan.process.worker_process import limits_of
+from ckptguard.runs.work import Work
 from ckptguard.values.settings import Settings
 from ckptguard.values.verdict import Outcome
 from ckptguard.version import __version__
@@ -32,14 +33,14 @@ from ckptguard_daemon.following import Following
 from ckptguard_daemon.guarded import WatchedRun
 from ckptguard_daemon.idle_work import Replicating, Scrubbing
 from ckptguard_daemon.log import log
-from ckptguard_daemon.loop import Loop, Passes
+from ckptguard_daemon.loop import LaneScanner, Loop, Passes
 from ckptguard_daemon.plan import Again, Plan
 from ckptguard_daemon.rendezvous import listen
 from ckptguard_daemon.roster import Roster
 from ckptguard_daemon.watcher import Watcher
 
 GOOD, FAILED, BAD, UNDECIDED = 0, 1, 3, 4  # the command line's exit codes, for --once
-_LOOP_STOP_SECONDS = 2.0
+_LANES_STOP_SECONDS = 2.0
 _HTTP_START_SECONDS, _HTTP_STOP_SECONDS = 10.0, 2.0
 _HOOK_STOP_SECONDS = 3.0
 _LONGEST_SETTLING = 60.0
@@ -64,57 +65,67 @@ def serve(
 
     Raises SettingsError or BusyError if the socket is unavailable. Later errors do not end it.
     """
-    settings = plan.settings
+    niceness = plan.settings.niceness
     rendezvous = listen(socket_path, plan.places, environ)
     host, boot_id = this_host()
     presence = DaemonRecord(address=rendezvous.path, host=host, boot_id=boot_id, pid=os.getpid(), started_at=utc_now())
-    hooks = HookSets()
-    scanner = _scanner(settings, stop)
-    runs, passes = Roster(), Passes()
+    hooks, runs, passes = HookSets(), Roster(), Passes()
 
     def notice(key: str) -> None:
         following.wake() if key == _FLEET else loop.wake(key)
 
     watcher = Watcher(notice)
 
-    def after_pass(run: WatchedRun) -> None:
-        passes.done()
-        _watch(watcher, run)
+    def make(found: FleetRun) -> WatchedRun:
+        run = WatchedRun(found.url, run_id_of(found.url), found.settings, hooks.of(found.settings), presence)
+        if os.path.isabs(run.url):
+            run.silence = watcher
+        return run
+
+    def watch(run: WatchedRun) -> None:
+        if os.path.isabs(run.url):
+            watcher.watch(run.url, run.run_id)
 
     def arrived(run: WatchedRun) -> None:
-        _watch(watcher, run)  # before the first pass, so that no change is missed
+        watch(run)  # before the first pass, so that no change is missed
         loop.wake(run.run_id)
 
     def left(run: WatchedRun) -> None:
         watcher.forget(run.run_id)
         run.leave()
 
-    def looked() -> None:
-        watcher.keep(_FLEET, following.folders)
+    def after_pass(run: WatchedRun) -> None:
+        passes.done(run.run_id)
+        watch(run)
+        for work in behind:
+            work.after_pass(run)
 
-    loop = Loop(runs, scanner, stop, after_pass)
+    def replicas_first(run_id: str) -> bool:
+        return loop.verdicts_first(run_id) or replicating.is_busy(run_id)
+
+    loop = Loop(runs, stop, after_pass, lambda run: replicating.after_pass(run))
+    replicating = Replicating(runs, loop.verdicts_first, loop.wake, stop, niceness=niceness)
+    scrubbing = Scrubbing(runs, replicas_first, loop.wake, stop, niceness=niceness)
+    behind = (replicating, scrubbing)
     following = Following(
         plan,
         runs,
-        lambda run: WatchedRun(run.url, run_id_of(run.url), run.settings, hooks.of(run.settings), presence),
-        lambda run, found: _change(run, found, hooks),
+        make,
+        lambda run, found: run.take(found.name, found.settings, hooks.of(found.settings)),
         arrived=arrived,
         left=left,
-        looked=looked,
+        looked=lambda: watcher.keep(_FLEET, following.folders),
     )
     thread = threading.Thread(target=loop.run, name="loop", daemon=True)
-    searching = threading.Thread(target=following.run, args=(stop, again), name="fleet", daemon=True)
-    scrubbing = Scrubbing(runs, settings, hooks.of(settings), loop.idle, loop.wake, stop)
-    replicating = Replicating(runs, settings, hooks.of(settings), loop.idle, loop.wake, stop)
-    aside: list[threading.Thread] = []
+    aside = [threading.Thread(target=work.lanes.run, name=work.name, daemon=True) for work in behind]
+    aside.append(threading.Thread(target=following.run, args=(stop, again), name="fleet", daemon=True))
     answers = Answers(runs, loop, passes, presence, thread.is_alive, lambda: following.has_looked)
     server = HttpServer(answers.application(), rendezvous.socket)
     try:
         if not server.start():
             return FAILED
-        thread.start()
-        searching.start()
-        aside += [scrubbing.start(), replicating.start()]
+        for begun in (thread, *aside):
+            begun.start()
         log("started", version=__version__, pid=presence.pid, socket=rendezvous.path, runs=list(plan.urls))
         if plan.fleet is not None:
             log("searching", folders=list(plan.fleet.file.folders))
@@ -126,16 +137,15 @@ def serve(
                 stop.set()
     finally:
         stop.set()
-        loop.wake()
         following.wake()
+        everywhere = (loop.lanes, replicating.lanes, scrubbing.lanes)
+        for lanes in everywhere:
+            lanes.wake(())
         server.close()
         watcher.close()
-        if thread.ident is not None:
-            thread.join(timeout=_LOOP_STOP_SECONDS)
-        for begun in aside:
-            begun.join(timeout=_LOOP_STOP_SECONDS)
-        if not thread.is_alive():
-            scanner.close()
+        deadline = time.monotonic() + _LANES_STOP_SECONDS
+        for lanes in everywhere:
+            lanes.wait_for_end(deadline - time.monotonic())
         for run in runs:
             run.leave()
         rendezvous.close()
@@ -153,22 +163,31 @@ def run_once(plan: Plan, stop: threading.Event) -> int:
     for url in plan.urls:
         open_run(url, plan.settings)
     hooks, runs = HookSets(), Roster()
-    scanner = _scanner(plan.settings, stop)
     following = Following(
         plan,
         runs,
-        lambda run: WatchedRun(run.url, run_id_of(run.url), run.settings, hooks.of(run.settings), None),
-        lambda run, found: _change(run, found, hooks),
+        lambda found: WatchedRun(found.url, run_id_of(found.url), found.settings, hooks.of(found.settings), None),
+        lambda run, found: run.take(found.name, found.settings, hooks.of(found.settings)),
     )
     following.look()
-    all_read = following.has_looked and not following.troubles
+    niceness = plan.settings.niceness
+    replicating = Replicating(runs, lambda run_id: False, lambda run_id: None, stop, niceness=niceness)
+
+    def settle(run: WatchedRun) -> bool:
+        scanner = LaneScanner(stop)
+        try:
+            all_read = _settled_pass(run, Work(scanner=scanner.by(run.settings), stop=stop))
+        finally:
+            scanner.close()
+        replicating.once(run)
+        return all_read
+
     try:
-        for run in runs:
-            all_read = _settled_pass(run, run.settings, scanner, stop) and all_read
-            Replicating([run], run.settings, run.hooks, None, lambda run_id: None, stop).once()
+        with ThreadPoolExecutor(LANES, "pass") as lanes:
+            all_read = all(list(lanes.map(settle, runs)))
     finally:
-        scanner.close()
         hooks.close(patience=0.0 if stop.is_set() else LONGEST_CLOSE)
+    all_read = all_read and following.has_looked and not following.troubles
     outcomes: list[Outcome] = []
     for run in runs:
         try:
@@ -179,18 +198,6 @@ def run_once(plan: Plan, stop: threading.Event) -> int:
             continue
         outcomes += [Outcome.PENDING if state.changed else state.outcome for state in states if state.in_place]
     return exit_code(outcomes, all_read=all_read)
-
-
-def _watch(watcher: Watcher, run: WatchedRun) -> None:
-    if os.path.isabs(run.url):
-        watcher.watch(run.url, run.run_id)
-
-
-def _change(run: WatchedRun, found: FleetRun, hooks: HookSets) -> None:
-    """Give a run its name and settings. The next pass works by them."""
-    run.name = found.name
-    if run.settings != found.settings:
-        run.settings, run.hooks = found.settings, hooks.of(found.settings)
 
 
 class HookSets:
@@ -226,25 +233,20 @@ def exit_code(outcomes: Iterable[Outcome], *, all_read: bool) -> int:
     return GOOD if found == {Outcome.GOOD} else UNDECIDED
 
 
-def _scanner(settings: Settings, stop: threading.Event) -> ProcessScanner:
-    # Training's files are more important than ours: drop what was read from the page cache.
-    limits, workers = limits_of(settings), settings.workers or 2
-    return ProcessScanner(limits, workers=workers, stop=stop, spare_cache=True, rate=lambda: settings.verify_rate)
-
-
-def _settled_pass(run: WatchedRun, settings: Settings, scanner: ProcessScanner, stop: threading.Event) -> bool:
+def _settled_pass(run: WatchedRun, work: Work) -> bool:
     """Make passes until nothing is merely settling. Returns whether everything could be read."""
-    patience = _LONGEST_SETTLING + 10 * settings.settle
+    settle = run.settings.settle
+    patience = _LONGEST_SETTLING + 10 * settle
     while True:
-        done = run.step(scanner, stop)
+        done = run.step(work)
         if done is None:
             return False
-        settling = done.next_in is not None and done.next_in <= settings.settle
-        if not settling or patience <= 0 or stop.is_set():
+        settling = done.next_in is not None and done.next_in <= settle
+        if not settling or patience <= 0 or work.is_stopped():
             return not done.could_not_tell
         pause = max(done.next_in or 0.0, 0.05)
         patience -= pause
-        if stop.wait(pause):
+        if work.stop is not None and work.stop.wait(pause):
             return False
 
 

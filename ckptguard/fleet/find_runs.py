@@ -78,7 +78,11 @@ def read_fleet(
         if not os.path.isdir(place):
             file = parse_fleet(_text_of(place), place)
     rules = FleetRules(file=file, base=settings, environ=environ or {}, flags=flags or {})
-    rules.settings_of("", "")  # a conflict of the file with what stands above it is told now
+    if rules.settings.records is not None:  # a conflict of the file with what stands above it is told here, too
+        raise SettingsError(
+            "`records` names one place, but a fleet has several runs",
+            hint='set it for one run, in the table [runs."NAME"] of a fleet file',
+        )
     return rules
 
 
@@ -96,6 +100,11 @@ class Discovery:
         self.rules = rules
         self._searches: dict[str, Search] = {}
         self._settings: dict[tuple[str, str], Settings | str] = {}
+
+    @property
+    def folders(self) -> list[str]:
+        """The local folders in which a new run would be seen, as of the last `find`."""
+        return [folder for search in self._searches.values() for folder in search.folders]
 
     def find(self) -> Fleet:
         """Return the runs that are there now."""
@@ -140,6 +149,10 @@ class Discovery:
             found = self.rules.settings_of(name, url)
         except SettingsError as error:
             return f"{escape(url)} is left out: {error.message}"
+        if found.records is not None and any(
+            isinstance(one, Settings) and one.records == found.records for one in self._settings.values()
+        ):
+            return f"{escape(url)} is left out: its `records` are those of another run"
         return next((one for one in self._settings.values() if one == found), found)
 
 

@@ -52,6 +52,11 @@ class Search:
         self._seen: set[str] = set()
         self.troubles: list[str] = []
 
+    @property
+    def folders(self) -> list[str]:
+        """The local folders in which a new run would be seen, after `find`."""
+        return [] if self._storage.root is None else [self._storage.path_of(key) for key in self._folders]
+
     def find(self) -> list[str]:
         """Return the keys of the runs, sorted; "" is the root itself. `troubles` says what could not be listed.
 

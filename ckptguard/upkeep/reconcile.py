@@ -34,6 +34,7 @@ from ckptguard.upkeep.leftovers import collect_leftovers
 from ckptguard.upkeep.samples import CheckpointSample, NotYet, Start
 from ckptguard.upkeep.settle_kept import looks_as_judged, protect, release_other, settle_kept, waiting_alone
 from ckptguard.values.ids import CheckpointId, Step, numbers_of
+from ckptguard.values.settings import Settings
 from ckptguard.values.verdict import Outcome
 from ckptguard.verification.checkpoint import Resave, Verification, verify_checkpoint
 from ckptguard.verification.collect_evidence import completeness
@@ -97,7 +98,12 @@ class PassNotes:
 
     def nothing_to_do(self, start: Start) -> bool:
         """True if a pass with this start would do nothing, like the last one."""
-        return start == self.settled and time.monotonic() < min(self.collect_at, self.prune_at)
+        return start == self.settled and self.has_nothing_due(start.settings)
+
+    def has_nothing_due(self, settings: Settings) -> bool:
+        """True if a pass with these settings would do nothing, unless files or records changed since the last one."""
+        settled = self.settled is not None and self.settled.settings == settings
+        return settled and time.monotonic() < min(self.collect_at, self.prune_at)
 
 
 def reconcile(view: RunView, notes: PassNotes, *, work: Work = PLAIN, assume_quiet: bool = False) -> PassResult:

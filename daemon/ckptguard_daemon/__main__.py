@@ -7,22 +7,19 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Sequence
 from typing import Any
 
 import click
 
 from ckptguard.cli.usage import restated
 from ckptguard.errors import BusyError, CkptguardError, NotFoundError, SettingsError
-from ckptguard.runs.settings_file import load_settings
-from ckptguard.storage import normalise_url
 from ckptguard.storage.failures import machine_trouble
 from ckptguard.values.ids import escape
 from ckptguard.values.retention_policy import parse_span
-from ckptguard.values.settings import Settings
 from ckptguard.version import __version__
-from ckptguard_daemon.examples import EXAMPLES, print_example
+from ckptguard_daemon.deploy import EXAMPLES, print_example
 from ckptguard_daemon.log import start_logging
+from ckptguard_daemon.plan import Again, Plan, read_plan
 
 _EPILOG = """\b
 Exit codes:
@@ -59,7 +56,10 @@ class _Command(click.Command):
 @click.command(
     cls=_Command, epilog=_EPILOG, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
 )
-@click.argument("runs", nargs=-1, required=True, metavar="RUN...")
+@click.argument("runs", nargs=-1, metavar="[RUN...]")
+@click.option(
+    "--fleet", metavar="FLEET", help="Find the runs in a folder, at a URL, or by a fleet file, and new ones later."
+)
 @click.option("--once", is_flag=True, help="Verify what is there, and end: for cron or a job's epilog.")
 @click.option("--limit", metavar="SPAN", help="With --once: end after SPAN (10m). What has no verdict stays pending.")
 @click.option("--config", metavar="FILE", help="Use this settings file, not ./ckptguard.toml.")
@@ -112,10 +112,13 @@ def command(runs: tuple[str, ...], **options: Any) -> None:
 
     RUN is the folder or URL into which a training saves. It need not exist yet.
     """
-    try:
+
+    def read() -> Plan:
         flags = {"settle": options["settle"], "scan_interval": options["interval"], "records": options["records"]}
-        settings = load_settings(options["config"], os.environ, **flags)
-        urls = distinct_urls(runs, settings)
+        return read_plan(runs, options["fleet"], options["config"], os.environ, flags)
+
+    try:
+        plan = read()
         limit = None if options["limit"] is None else parse_span(options["limit"])
         if limit is not None and not options["once"]:
             raise SettingsError("--limit is the time limit of --once", hint="name both, or neither")
@@ -123,9 +126,9 @@ def command(runs: tuple[str, ...], **options: Any) -> None:
     except CkptguardError as error:
         _end(error)
     # Imported after the settings were checked, so that a mistake in them is reported at once.
+    from ckptguard_daemon.liveness import TimeLimit
     from ckptguard_daemon.publish import MetricsOptions
     from ckptguard_daemon.service import run_once, serve
-    from ckptguard_daemon.time_limit import TimeLimit
 
     metrics = MetricsOptions(
         address=options["metrics"], token_file=options["metrics_token"], file=options["metrics_file"]
@@ -134,11 +137,15 @@ def command(runs: tuple[str, ...], **options: Any) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
 
+    hang_up = threading.Event()
+    if plan.fleet is not None:  # otherwise the terminal's end is the daemon's
+        signal.signal(signal.SIGHUP, lambda *_: hang_up.set())
+
     gc.freeze()  # imported modules stay; the idle daemon need not scan them again
     try:
         if options["once"]:
             timed = None if limit is None else TimeLimit(limit, stop)
-            code = run_once(urls, settings, stop, metrics=metrics)
+            code = run_once(plan, stop, metrics=metrics)
             if timed is not None and timed.is_over:
                 code = timed.code_of(code)
             elif stop.is_set():
@@ -146,7 +153,8 @@ def command(runs: tuple[str, ...], **options: Any) -> None:
         else:
             parent, path = options["parent"], options["socket_path"]
             wanted = (lambda: True) if parent is None else (lambda: os.getppid() == parent)
-            code = serve(urls, settings, os.environ, stop, socket_path=path, still_wanted=wanted, metrics=metrics)
+            again = Again(asked=hang_up, read=read)
+            code = serve(plan, os.environ, stop, socket_path=path, still_wanted=wanted, again=again, metrics=metrics)
     except CkptguardError as error:
         _end(error)
     except Exception as error:
@@ -157,17 +165,6 @@ def command(runs: tuple[str, ...], **options: Any) -> None:
     sys.stderr.flush()
     # Not sys.exit: a thread that hangs in a dead network file system must not keep the daemon from stopping.
     os._exit(code)
-
-
-def distinct_urls(runs: Sequence[str], settings: Settings) -> tuple[str, ...]:
-    """Return the normalised URLs of the runs, each once. Raises SettingsError if they would share a place for
-    records."""
-    urls = tuple(dict.fromkeys(normalise_url(run) for run in runs))
-    if settings.records is not None and len(urls) > 1:
-        raise SettingsError(
-            "`records` names one place, but there are several runs", hint="start one daemon for each run"
-        )
-    return urls
 
 
 def _start_logging(log_file: str | None, form: str) -> None:

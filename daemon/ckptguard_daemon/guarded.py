@@ -6,6 +6,7 @@ import contextlib
 import os
 import threading
 import time
+from typing import Protocol
 from urllib.parse import urlsplit
 
 import msgspec
@@ -64,6 +65,21 @@ class ScrubState(msgspec.Struct, frozen=True, kw_only=True):
     next: PlaceAt | None = None
 
 
+def _scrub_state(url: str, settings: Settings) -> ScrubState | None:
+    every = settings.scrub_seconds(local=os.path.isabs(url))
+    return None if every is None else ScrubState(every=every, rate=settings.scrub_rate)
+
+
+class Silence(Protocol):
+    """Who knows whether anything changed in a run; see `Watcher`."""
+
+    def settle(self, key: str) -> None:
+        """Count what changes from now on."""
+
+    def rests(self, key: str) -> bool:
+        """True if for certain nothing changed since `settle`."""
+
+
 class WatchedRun:
     """Makes passes over one run. Only one thread at a time calls `step`; others may read its attributes, and open
     it."""
@@ -78,6 +94,7 @@ class WatchedRun:
         feed: CatalogueFeed | None = None,
     ) -> None:
         self.url, self.run_id, self.settings = url, run_id, settings
+        self.name = url.rstrip("/").rpartition("/")[2]  # a fleet may have another name for it
         self.storage = storage_of(url)  # equal for runs that may be slow together
         self.run: Run | None = None
         self.state = "waiting"  # "waiting" (no such folder yet) | "guarded" | "failing"
@@ -86,20 +103,25 @@ class WatchedRun:
         self.last_pass_at: str | None = None
         self.passes = 0
         self.due = 0.0  # monotonic
-        every = settings.scrub_seconds(local=os.path.isabs(url))
-        # None: it is not scrubbed
-        self.scrub = None if every is None else ScrubState(every=every, rate=settings.scrub_rate)
+        self.scrub = _scrub_state(url, settings)  # None: it is not scrubbed
         self.replicas: tuple[Replica, ...] = ()  # as of their last update
         self.verdicts = 0  # given since the start
         self.states = StateMemo()
-        self._hooks, self._presence = hooks, presence
+        self.hooks, self._presence = hooks, presence
         self._notes = PassNotes()
         self._feed = feed
+        self.silence: Silence | None = None  # None: nothing watches it
         self._known: Known | None = None
         self._asked: set[str] = set()
         self._asked_lock = threading.Lock()
         self._failures = 0
         self._logged: dict[str, None] = {}
+
+    def take(self, name: str, settings: Settings, hooks: Hooks) -> None:
+        """Give it a name and settings. The next pass works by them."""
+        self.name = name
+        if settings != self.settings:
+            self.settings, self.hooks, self.scrub = settings, hooks, _scrub_state(self.url, settings)
 
     def open(self) -> Run:
         """Open the run again, so that a removed folder is noticed (NotFoundError) and not created by our records."""
@@ -122,7 +144,7 @@ class WatchedRun:
         """Make one pass, and set when the next one is due. None if it failed, which is logged and never raised."""
         began = time.monotonic()
         try:
-            done = self._pass(work)
+            done = self.last_pass if self._rests() else self._pass(work)
         except NotFoundError as error:
             self._failed("waiting", error, pause=min(self.settings.scan_interval, 1.0))
             return None
@@ -155,6 +177,17 @@ class WatchedRun:
         self.due = now if done.made_way else now + pause
         return done
 
+    def _rests(self) -> bool:
+        """True if the last pass left nothing to do, and nothing has changed since for certain. Otherwise, what changes
+        from now on is counted."""
+        if self.silence is None:
+            return False
+        idle = self.state == "guarded" and self.passes and not self._asked and not self.last_pass.pending
+        if idle and self._notes.has_nothing_due(self.settings) and self.silence.rests(self.run_id):
+            return True
+        self.silence.settle(self.run_id)
+        return False
+
     def leave(self) -> None:
         """Record that this daemon no longer guards the run."""
         if self.run is not None and self._presence is not None:
@@ -178,7 +211,7 @@ class WatchedRun:
             if current is None or (self.passes == 0 and current != self._presence):
                 write_daemon_record(run, self._presence)
         if begins:
-            self._hooks.begin(view)
+            self.hooks.begin(view)
         with self._asked_lock:
             asked, self._asked = self._asked, set()
 
@@ -261,7 +294,7 @@ class WatchedRun:
         )
         assert self._known is not None
         for news in news_in((one,), self._known):
-            self._hooks.tell(verdict_event(run, news, source="daemon"))
+            self.hooks.tell(verdict_event(run, news, source="daemon"))
             try:
                 record_bad_save(run, news, source="daemon")
             except CkptguardError as error:

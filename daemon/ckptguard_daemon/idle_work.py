@@ -18,7 +18,6 @@ from ckptguard.records.scrubs import Where
 from ckptguard.repair.scrub import Due, Reread, Scrubbed, ScrubListener, ScrubOrder, scrub
 from ckptguard.replicas.replicate import Replica, replica_urls, replicate
 from ckptguard.reporting.events import replica_event
-from ckptguard.reporting.notify import Hooks
 from ckptguard.runs.run_view import RunView
 from ckptguard.runs.work import Work
 from ckptguard.scan.paced_reader import Rate
@@ -67,14 +66,13 @@ class IdleWork:
     def __init__(
         self,
         runs: Roster,
-        hooks: Hooks,
         urgent: Callable[[str], bool],
         wake: Callable[[str], None],
         stop: threading.Event,
         *,
         niceness: int,
     ) -> None:
-        self._runs, self._hooks, self._urgent, self._wake, self._stop = runs, hooks, urgent, wake, stop
+        self._runs, self._urgent, self._wake, self._stop = runs, urgent, wake, stop
         self._niceness = niceness
         self._rates = Rates()
         self.lanes = Lanes(self.name, self._turn, stop, storage_of=self._storage_of, begin_lane=self._stand_back)
@@ -202,7 +200,7 @@ class Replicating(IdleWork):
         place.failures += 1
         if place.failures == 1:
             log("replica_in_trouble", level="warning", run=run.url, replica=url, reason=done.trouble)
-            self._hooks.tell(replica_event(view.run, url, done.trouble, source="daemon"))
+            run.hooks.tell(replica_event(view.run, url, done.trouble, source="daemon"))
         return float(min(run.settings.scan_interval * 2.0 ** min(place.failures, 12), _LONGEST_PAUSE))
 
     def _hold(self, run_id: str) -> Callable[[], None]:
@@ -289,7 +287,7 @@ class Scrubbing(IdleWork):
             run.look(),
             ScrubOrder(max_age=every, leave_out=dict(left_out)),
             hold=hold,
-            watcher=ScrubListener(verify=verify, tell=self._hooks.tell, begin=begin, end=end, source="daemon"),
+            watcher=ScrubListener(verify=verify, tell=run.hooks.tell, begin=begin, end=end, source="daemon"),
             work=Work(rate=self._rates.of(run.storage, run.settings.scrub_rate)),
         )
         for sentence in done.could_not_tell:

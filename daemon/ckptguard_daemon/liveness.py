@@ -1,4 +1,6 @@
-"""Whether the daemon makes progress, and who is told: systemd, and the probes of a container."""
+"""Whether the daemon makes progress, and who is told: systemd, and the probes of a container. And the time limit of
+``--once``.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +12,13 @@ import threading
 import time
 from collections.abc import Iterable
 
+from ckptguard.values.retention_policy import span_text
 from ckptguard_daemon.guarded import WatchedRun
+from ckptguard_daemon.log import log
 
 LONGEST_SILENCE = 600.0  # seconds without any progress; WatchdogSec of the systemd units is the same
+_GOOD, _BAD, _UNDECIDED = 0, 3, 4  # the command line's exit codes
+_GRACE = 10.0  # seconds in which work that storage does not hold up ends
 _PATIENCE = 5.0  # seconds for an answer to a probe
 
 
@@ -104,3 +110,30 @@ def probe(address: str, path: str) -> str | None:
     finally:
         connection.close()
     return None if status == 200 else f"the daemon at {address} answers {path} with status {status}"
+
+
+class TimeLimit:
+    """Ends the work after some seconds by setting `stop`. What has no verdict then stays pending.
+
+    Work that hangs in dead storage cannot be stopped: the process then ends all the same.
+    """
+
+    def __init__(self, seconds: float, stop: threading.Event) -> None:
+        self._seconds, self._stop = seconds, stop
+        self.is_over = False
+        threading.Thread(target=self._wait, name="limit", daemon=True).start()
+
+    @staticmethod
+    def code_of(code: int) -> int:
+        """Return the exit code of work that was cut off: what it could not tell is undecided, not a failure."""
+        return code if code in (_GOOD, _BAD) else _UNDECIDED
+
+    def _wait(self) -> None:
+        never = threading.Event()
+        never.wait(self._seconds)
+        self.is_over = True
+        log("limit", level="warning", limit=span_text(self._seconds))
+        self._stop.set()
+        never.wait(_GRACE)
+        log("limit_forced", level="error")
+        os._exit(_UNDECIDED)

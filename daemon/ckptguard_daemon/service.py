@@ -8,7 +8,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 import uvicorn
@@ -16,6 +16,7 @@ from starlette.types import ASGIApp
 
 from ckptguard.decisions.turns import LANES
 from ckptguard.errors import CkptguardError, SettingsError
+from ckptguard.fleet import FleetRun
 from ckptguard.inspect.list_states import survey
 from ckptguard.records.daemon_record import DaemonRecord
 from ckptguard.records.run import open_run
@@ -30,12 +31,14 @@ from ckptguard.version import __version__
 from ckptguard_daemon.answers import Answers
 from ckptguard_daemon.catalogue_feed import CatalogueFeed, open_catalogue
 from ckptguard_daemon.connections import BoundedConnection
+from ckptguard_daemon.following import Following
 from ckptguard_daemon.guarded import WatchedRun
 from ckptguard_daemon.idle_work import Replicating, Scrubbing
 from ckptguard_daemon.liveness import Systemd, is_fresh
 from ckptguard_daemon.log import log
 from ckptguard_daemon.loop import LaneScanner, Loop, Passes
 from ckptguard_daemon.metrics import Metrics, exposition
+from ckptguard_daemon.plan import Again, Plan
 from ckptguard_daemon.publish import (
     NOWHERE,
     MetricsFile,
@@ -53,6 +56,7 @@ _LANES_STOP_SECONDS = 2.0
 _HTTP_START_SECONDS, _HTTP_STOP_SECONDS = 10.0, 2.0
 _HOOK_STOP_SECONDS = 3.0
 _LONGEST_SETTLING = 60.0
+_FLEET = "fleet"  # the watcher's key of the folders in which new runs would be seen
 
 
 def run_id_of(url: str) -> str:
@@ -61,13 +65,13 @@ def run_id_of(url: str) -> str:
 
 
 def serve(
-    urls: Sequence[str],
-    settings: Settings,
+    plan: Plan,
     environ: Mapping[str, str],
     stop: threading.Event,
     *,
     socket_path: str | None = None,
     still_wanted: Callable[[], bool] = lambda: True,
+    again: Again | None = None,
     metrics: MetricsOptions = NOWHERE,
 ) -> int:
     """Guard the runs until `stop` is set or the parent is gone. Returns the exit code.
@@ -77,22 +81,44 @@ def serve(
     manager = Systemd()
     scrapers = listen_for_scrapers(metrics)
     file = MetricsFile(metrics.file) if metrics.file is not None else None
-    rendezvous = listen(socket_path, urls, environ)
+    niceness = plan.settings.niceness
+    rendezvous = listen(socket_path, plan.places, environ)
     host, boot_id = this_host()
     presence = DaemonRecord(address=rendezvous.path, host=host, boot_id=boot_id, pid=os.getpid(), started_at=utc_now())
-    hooks = Hooks(settings, log)
+    hooks, runs, passes, passed = HookSets(), Roster(), Passes(), threading.Event()
     feed = CatalogueFeed(open_catalogue(rendezvous.path, environ))
-    runs = Roster(WatchedRun(url, run_id_of(url), settings, hooks, presence, feed) for url in urls)
-    feed.keep_only(run.run_id for run in runs)
-    passes = Passes()
-    passed = threading.Event()
-    watchers: list[Watcher] = []
+
+    def notice(key: str) -> None:
+        following.wake() if key == _FLEET else loop.wake(key)
+
+    watcher = Watcher(notice)
+
+    def make(found: FleetRun) -> WatchedRun:
+        run = WatchedRun(found.url, run_id_of(found.url), found.settings, hooks.of(found.settings), presence, feed)
+        if os.path.isabs(run.url):
+            run.silence = watcher
+        return run
+
+    def watch(run: WatchedRun) -> None:
+        if os.path.isabs(run.url):
+            watcher.watch(run.url, run.run_id)
+
+    def arrived(run: WatchedRun) -> None:
+        watch(run)  # before the first pass, so that no change is missed
+        loop.wake(run.run_id)
+
+    def left(run: WatchedRun) -> None:
+        watcher.forget(run.run_id)
+        run.leave()
+
+    def looked() -> None:
+        watcher.keep(_FLEET, following.folders)
+        feed.keep_only(run.run_id for run in runs)
 
     def after_pass(run: WatchedRun) -> None:
         passes.done(run.run_id)
         passed.set()
-        for watcher in watchers:
-            watcher.keep_watching()
+        watch(run)
         for work in behind:
             work.after_pass(run)
 
@@ -100,23 +126,27 @@ def serve(
         return loop.verdicts_first(run_id) or replicating.is_busy(run_id)
 
     loop = Loop(runs, stop, after_pass, lambda run: replicating.after_pass(run))
-    niceness = settings.niceness
-    replicating = Replicating(runs, hooks, loop.verdicts_first, loop.wake, stop, niceness=niceness)
-    scrubbing = Scrubbing(runs, hooks, replicas_first, loop.wake, stop, niceness=niceness)
+    replicating = Replicating(runs, loop.verdicts_first, loop.wake, stop, niceness=niceness)
+    scrubbing = Scrubbing(runs, replicas_first, loop.wake, stop, niceness=niceness)
     behind = (replicating, scrubbing)
-    watchers += [
-        Watcher(run.url, lambda run_id=run.run_id: loop.wake(run_id))  # type: ignore[misc]  # a default binds the id
-        for run in runs
-        if os.path.isabs(run.url)
-    ]
+    following = Following(
+        plan,
+        runs,
+        make,
+        lambda run, found: run.take(found.name, found.settings, hooks.of(found.settings)),
+        arrived=arrived,
+        left=left,
+        looked=looked,
+    )
     thread = threading.Thread(target=loop.run, name="loop", daemon=True)
     aside = [threading.Thread(target=work.lanes.run, name=work.name, daemon=True) for work in behind]
+    aside.append(threading.Thread(target=following.run, args=(stop, again), name="fleet", daemon=True))
     told = Metrics(lambda: _facts_of(runs, feed), loop.last_progress)
 
     def alive() -> bool:
         return thread.is_alive() and is_fresh(loop.last_progress())
 
-    answers = Answers(runs, loop, passes, hooks, presence, alive, told)
+    answers = Answers(runs, loop, passes, presence, alive, told, lambda: following.has_looked)
     servers = [HttpServer(answers.application(), rendezvous.socket)]
     if scrapers is not None:
         servers.append(HttpServer(ScrapeAnswers(told.text, metrics.token_file), scrapers))
@@ -126,28 +156,30 @@ def serve(
             return FAILED
         if file is not None:
             aside.append(threading.Thread(target=file.keep_written, args=(told.text, passed, stop), daemon=True))
-        for watcher in watchers:  # before the first pass, so that no change is missed
-            watcher.keep_watching()
         for begun in (thread, *aside):
             begun.start()
-        log("started", version=__version__, pid=presence.pid, socket=rendezvous.path, runs=list(urls))
+        log("started", version=__version__, pid=presence.pid, socket=rendezvous.path, runs=list(plan.urls))
+        if plan.fleet is not None:
+            log("searching", folders=list(plan.fleet.file.folders))
         manager.is_ready()
         while not stop.wait(1.0):
             manager.tell_progress(loop.last_progress(), runs)
+            if again is not None and again.asked.is_set():
+                following.wake()
             if not still_wanted():
                 log("parent_gone")
                 stop.set()
     finally:
         manager.is_stopping()
         stop.set()
+        following.wake()
         everywhere = (loop.lanes, replicating.lanes, scrubbing.lanes)
         for lanes in everywhere:
             lanes.wake(())
         passed.set()
         for server in servers:
             server.close()
-        for watcher in watchers:
-            watcher.close()
+        watcher.close()
         deadline = time.monotonic() + _LANES_STOP_SECONDS
         for lanes in everywhere:
             lanes.wait_for_end(deadline - time.monotonic())
@@ -161,23 +193,26 @@ def serve(
     return GOOD
 
 
-def run_once(
-    urls: Sequence[str], settings: Settings, stop: threading.Event, *, metrics: MetricsOptions = NOWHERE
-) -> int:
+def run_once(plan: Plan, stop: threading.Event, *, metrics: MetricsOptions = NOWHERE) -> int:
     """Make one full pass over each run, and wait for saves that are settling, but not for unfinished ones.
 
-    Returns the exit code for the final state. Raises NotFoundError if a run does not exist.
+    Returns the exit code for the final state. Raises NotFoundError if a named run does not exist.
     """
     if metrics.address is not None or metrics.token_file is not None:
         raise SettingsError("`--once` ends before anybody can ask for metrics", hint="use --metrics-file PATH")
     file = MetricsFile(metrics.file) if metrics.file is not None else None
-    for url in urls:
-        open_run(url, settings)
-    hooks = Hooks(settings, log)
-    runs, feed = Roster(), CatalogueFeed(None)
-    for url in urls:
-        runs.add(WatchedRun(url, run_id_of(url), settings, hooks, None, feed))
-    replicating = Replicating(runs, hooks, lambda run_id: False, lambda run_id: None, stop, niceness=settings.niceness)
+    for url in plan.urls:
+        open_run(url, plan.settings)
+    hooks, runs, feed = HookSets(), Roster(), CatalogueFeed(None)
+    following = Following(
+        plan,
+        runs,
+        lambda found: WatchedRun(found.url, run_id_of(found.url), found.settings, hooks.of(found.settings), None, feed),
+        lambda run, found: run.take(found.name, found.settings, hooks.of(found.settings)),
+    )
+    following.look()
+    niceness = plan.settings.niceness
+    replicating = Replicating(runs, lambda run_id: False, lambda run_id: None, stop, niceness=niceness)
 
     def settle(run: WatchedRun) -> bool:
         scanner = LaneScanner(stop)
@@ -195,12 +230,13 @@ def run_once(
         if file is not None:
             file.write(exposition(_facts_of(runs, feed), None, time.time()))
         hooks.close(patience=0.0 if stop.is_set() else LONGEST_CLOSE)
+    all_read = all_read and following.has_looked and not following.troubles
     outcomes: list[Outcome] = []
-    for url in urls:
+    for run in runs:
         try:
-            states = survey(open_view(url, settings))
+            states = survey(open_view(run.url, run.settings))
         except CkptguardError as error:
-            log("could_not_tell", level="error", run=url, reason=error.message)
+            log("could_not_tell", level="error", run=run.url, reason=error.message)
             all_read = False
             continue
         outcomes += [Outcome.PENDING if state.changed else state.outcome for state in states if state.in_place]
@@ -209,6 +245,28 @@ def run_once(
 
 def _facts_of(runs: Roster, feed: CatalogueFeed) -> list[RunFacts]:
     return [feed.facts(run.run_id, run.url, run.state) for run in runs]
+
+
+class HookSets:
+    """The hooks of many runs: one set for each way of being told."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._sets: dict[object, Hooks] = {}
+
+    def of(self, settings: Settings) -> Hooks:
+        """Return the hooks that these settings ask for."""
+        key = (settings.on_incident, settings.webhook, settings.notify)
+        with self._lock:
+            if key not in self._sets:
+                self._sets[key] = Hooks(settings, log)
+            return self._sets[key]
+
+    def close(self, *, patience: float) -> None:
+        """Close all, at most `patience` seconds in all."""
+        deadline = time.monotonic() + patience
+        for hooks in self._sets.values():
+            hooks.close(patience=max(0.0, deadline - time.monotonic()))
 
 
 def exit_code(outcomes: Iterable[Outcome], *, all_read: bool) -> int:

@@ -61,8 +61,9 @@ def close(space):
 
 
 @pytest.mark.parametrize("page", pages_with("sh"), ids=called)
-def test_shell_lines_are_commands_that_exist(page):
+def test_shell_lines_are_commands_that_exist(page, tmp_path, monkeypatch):
     """bash can read every block, and every command of ours in it has the options and arguments that it is given."""
+    monkeypatch.chdir(tmp_path)  # `--example kubernetes` writes a folder
     for block in blocks(page.read_text(encoding="utf-8")):
         if block.language == "sh":
             subprocess.run(["bash", "-n"], input=block.text, text=True, check=True)

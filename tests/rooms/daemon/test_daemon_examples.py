@@ -62,6 +62,19 @@ def test_the_unit_starts_the_daemon() -> None:
     assert unit["Install"]["WantedBy"] == "default.target"
 
 
+def test_the_unit_for_the_machine_names_its_user_everywhere() -> None:
+    """Its command line is one that the daemon takes. What it watches may be written, the settings are a credential, the
+    socket lies in the folder that systemd makes, and a reload is what the daemon takes for one."""
+    service = read_unit("template")["Service"]
+    parsed = command.make_context("ckptguard-daemon", shlex.split(service["ExecStart"])[1:]).params
+    assert parsed["fleet"] == service["ReadWritePaths"] == "/srv/runs/%i"
+    name, _, place = service["LoadCredential"].partition(":")
+    assert (parsed["config"], place) == (f"%d/{name}", "/etc/ckptguard/%i.toml")
+    assert parsed["socket_path"] == f"%t/{service['RuntimeDirectory']}/daemon.sock"
+    assert (service["User"], service["RestartPreventExitStatus"]) == ("%i", "2")
+    assert service["ExecReload"] == "/bin/kill -HUP $MAINPID"
+
+
 def test_the_unit_names_the_program_that_printed_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """In a virtual environment, whatever its path: systemd would read a bare % and split at a space."""
     place = tmp_path / "my env 100%"

@@ -74,9 +74,8 @@ class Guarded:
         self.run = WatchedRun(str(folder), run_id_of(str(folder)), settings, Hooks(settings, log), None)
         self.loop = Loop(Roster([self.run]), threading.Event(), lambda run: None)
         presence = DaemonRecord(address="", host="", boot_id="", pid=0, started_at="")
-        passes, hooks = Passes(), cast(Hooks, None)
         self.application = Answers(
-            Roster([self.run]), self.loop, passes, hooks, presence, lambda: self.alive, cast(Metrics, None)
+            Roster([self.run]), self.loop, Passes(), presence, lambda: self.alive, cast(Metrics, None)
         ).application()
         self.alive = True
 

@@ -181,9 +181,11 @@ def asked(*arguments: object) -> tuple[int, str]:
 
 
 def test_probes_ask_the_socket(run: Path, start: Starter, short_folder: Path) -> None:
-    """A daemon that works is alive; where none answers the probe fails with a sentence."""
+    """A daemon that works is alive, and ready once it has looked at its runs. Where none answers, the probe fails with
+    a sentence."""
     daemon = start(run)
     assert asked("--alive", daemon.address) == (0, "")
+    until(lambda: asked("--ready", daemon.address) == (0, ""), "readiness")
     daemon.stop()
     code, words = asked("--alive", daemon.address)
     assert (code, words.startswith(f"no daemon answers at {daemon.address}: ")) == (1, True)

@@ -9,13 +9,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from ckptguard_daemon.time_limit import TimeLimit
+from ckptguard_daemon.liveness import TimeLimit
 from support.daemon_process import PATIENCE, save
 
 _HANGS = """
 import threading
-from ckptguard_daemon import __main__, service, time_limit
-time_limit._GRACE = 0.1
+from ckptguard_daemon import __main__, liveness, service
+liveness._GRACE = 0.1
 service.run_once = lambda *_: threading.Event().wait()
 __main__.main()
 """

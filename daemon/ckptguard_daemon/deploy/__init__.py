@@ -1,4 +1,4 @@
-"""The files of `deploy`, which ``--example`` prints."""
+"""The files of this folder, which ``--example`` prints."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import click
 
-_DEPLOY = Path(__file__).with_name("deploy")
+_DEPLOY = Path(__file__).parent
 EXAMPLES = {
     "service": "ckptguard-daemon.service",
     "template": "ckptguard-daemon@.service",

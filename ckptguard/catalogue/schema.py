@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import re
 import sqlite3
@@ -25,9 +26,10 @@ class UnusableError(Exception):
     """There can be no catalogue at this path. The text says why."""
 
 
-def columns(kind: type[msgspec.Struct]) -> list[str]:
+@functools.cache
+def columns(kind: type[msgspec.Struct]) -> tuple[str, ...]:
     """Return the columns of a kind of rows."""
-    return [field.name for field in msgspec.structs.fields(kind)]
+    return tuple(field.name for field in msgspec.structs.fields(kind))
 
 
 def _declared(kind: type[msgspec.Struct]) -> str:
@@ -129,7 +131,8 @@ def insert(connection: sqlite3.Connection, table: str, run: int, rows: Any, *, o
     """Insert rows of one kind for a run."""
     rows = list(rows)
     if rows:
-        named = ["run", *columns(type(rows[0]))]
+        kind: type[msgspec.Struct] = type(rows[0])
+        named = ["run", *columns(kind)]
         marks = ", ".join("?" * len(named))
         text = f"INSERT OR {otherwise} INTO {table} ({', '.join(named)}) VALUES ({marks})"
         connection.executemany(text, [(run, *msgspec.structs.astuple(row)) for row in rows])

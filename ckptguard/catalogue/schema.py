@@ -38,20 +38,19 @@ def _declared(kind: type[msgspec.Struct]) -> str:
 
 
 # `run` is short for the run's id: its rowid, so that a million rows stay small.
-_TABLES = f"""
-CREATE TABLE run (
-    run INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, digest BLOB NOT NULL, facts BLOB NOT NULL,
-    protected INTEGER NOT NULL, scrubbed_at REAL);
-CREATE INDEX run_unprotected ON run (run) WHERE NOT protected;
-CREATE INDEX run_scrubbed ON run (scrubbed_at) WHERE scrubbed_at IS NOT NULL;
-CREATE TABLE generation (run INTEGER NOT NULL, {_declared(Generation)}, PRIMARY KEY (run, name)) WITHOUT ROWID;
-CREATE INDEX generation_bad ON generation (judged_at) WHERE outcome = 'bad';
-CREATE TABLE incident (run INTEGER NOT NULL, {_declared(IncidentRow)}, PRIMARY KEY (run, name)) WITHOUT ROWID;
-CREATE TABLE event (number INTEGER PRIMARY KEY AUTOINCREMENT, run INTEGER NOT NULL, {_declared(Event)});
-CREATE UNIQUE INDEX event_key ON event (run, key);
-CREATE TABLE counter (outcome TEXT PRIMARY KEY, checkpoints INTEGER NOT NULL, bytes INTEGER NOT NULL) WITHOUT ROWID;
-"""
-VERSION = zlib.crc32(_TABLES.encode()) >> 1  # a file with other tables is made anew
+_TABLES = (
+    "CREATE TABLE run (run INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE,"
+    " digest BLOB, facts BLOB, protected INTEGER, scrubbed_at REAL)",
+    "CREATE INDEX run_unprotected ON run (run) WHERE NOT protected",
+    "CREATE INDEX run_scrubbed ON run (scrubbed_at) WHERE scrubbed_at IS NOT NULL",
+    f"CREATE TABLE generation (run INTEGER NOT NULL, {_declared(Generation)}, PRIMARY KEY (run, name)) WITHOUT ROWID",
+    "CREATE INDEX generation_bad ON generation (judged_at) WHERE outcome = 'bad'",
+    f"CREATE TABLE incident (run INTEGER NOT NULL, {_declared(IncidentRow)}, PRIMARY KEY (run, name)) WITHOUT ROWID",
+    f"CREATE TABLE event (number INTEGER PRIMARY KEY AUTOINCREMENT, run INTEGER NOT NULL, {_declared(Event)})",
+    "CREATE UNIQUE INDEX event_key ON event (run, key)",
+    "CREATE TABLE counter (outcome TEXT PRIMARY KEY, checkpoints INTEGER, bytes INTEGER) WITHOUT ROWID",
+)
+VERSION = zlib.crc32("".join(_TABLES).encode()) >> 1  # a file with other tables is made anew
 
 
 def open_for_writing(path: str) -> sqlite3.Connection:
@@ -100,8 +99,8 @@ def _make(connection: sqlite3.Connection) -> None:
     # Numbers go on above those of a deleted catalogue, so that no reader takes new events for old ones.
     first = int(time.time() * 1e6)
     connection.execute("BEGIN IMMEDIATE")
-    for statement in _TABLES.strip().split(";\n"):
-        connection.execute(statement.removesuffix(";"))
+    for statement in _TABLES:
+        connection.execute(statement)
     connection.execute("INSERT INTO sqlite_sequence (name, seq) VALUES ('event', ?)", (first,))
     connection.execute(f"PRAGMA user_version = {VERSION}")
     connection.execute("COMMIT")

@@ -155,6 +155,12 @@ def test_every_folder_stands_on_a_known_floor() -> None:
     assert folders == FLOOR.keys() - {"top", "daemon"}
 
 
+def test_only_the_daemon_asks_the_catalogue() -> None:
+    """The catalogue is a cache of the daemon: known-good, the guard and the commands never ask it."""
+    rooms = {room_of(module) for _, _, module, name in our_imports() if room_of(name) == "catalogue"}
+    assert rooms <= {"catalogue", "daemon"}
+
+
 def test_folders_of_a_room_form_no_circle() -> None:
     """The folders inside one room never import each other in a circle."""
     arrows: dict[str, set[str]] = {}

@@ -1,0 +1,121 @@
+"""A catalogue is a cache: however it came about, with whatever kills, it holds what a new one would."""
+
+import shutil
+
+from ckptguard_daemon.catalogue_feed import CatalogueFeed, Passed
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from support.catalogues import Killed, PromptCatalogue
+from support.records_on_disk import at
+from support.tiny_run import TINY, WEIGHTS, delete, inline, name_of, poison, rot, save
+from support.views import look
+
+from ckptguard.errors import CkptguardError
+from ckptguard.records.incidents import list_incidents, open_incident, update_incident
+from ckptguard.records.run import open_run
+from ckptguard.recover.roll_back import GoBack, roll_back
+from ckptguard.repair.scrub import scrub
+from ckptguard.replicas.replicate import Replica, Replicated
+from ckptguard.runs.work import Work
+from ckptguard.upkeep.reconcile import PassNotes, reconcile
+
+SOME = settings(max_examples=40, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+SETTINGS = TINY.changed(keep="auto", keep_last=3, prune_failed=True, trash_grace=0.0)
+STEPS = st.integers(1, 6)
+ACTIONS = st.one_of(
+    st.tuples(st.sampled_from(["save", "save again", "poison", "rot", "delete", "replicate", "roll back"]), STEPS),
+    st.tuples(st.sampled_from(["scrub", "incident", "close", "restart", "prune"]), st.just(0)),
+)
+WORK = Work(scanner=inline)
+
+
+class Watched:
+    """A run and what its daemon knows of it."""
+
+    def __init__(self, folder):
+        self.url = str(folder / "run")
+        (folder / "run").mkdir()
+        self.catalogue = PromptCatalogue(str(folder / "catalogue"))
+        self.replicas = ()
+        self.restart()
+
+    def restart(self):
+        """A new process remembers nothing."""
+        self.notes, self.feed = PassNotes(), CatalogueFeed(self.catalogue)
+
+    def act(self, action, step):
+        """Do one thing that happens to runs."""
+        run = open_run(self.url)
+        place = at(self.url, f"{name_of(step)}/{WEIGHTS}")
+        if action in ("save", "save again"):
+            save(self.url, step, step + 10 * (action != "save"))
+        elif action == "poison" and place.exists():
+            poison(place)
+        elif action == "rot" and place.exists():
+            rot(self.url, f"{name_of(step)}/{WEIGHTS}")
+        elif action == "delete":
+            delete(self.url, step)
+        elif action == "replicate":
+            self.replicas = replicas_of(look(run), step)
+        elif action == "roll back":
+            roll_back(look(run, SETTINGS), GoBack(reason="loss", before_step=step, check_writing=False), work=WORK)
+        elif action == "scrub":
+            scrub(look(run, SETTINGS), work=WORK)
+        elif action == "incident":
+            open_incident(run, step=3, cause="numeric", reason="the loss is NaN", evidence={}, source="guard")
+        elif action == "close":
+            for incident in list_incidents(run)[:1]:
+                update_incident(run, incident, state="closed", action="went back", known_good="2.1")
+        elif action == "prune":
+            self.notes.prune_at = 0.0
+        elif action == "restart":
+            self.restart()
+
+    def make_pass(self, *, die_at=None):
+        """One pass, whose catalogue may be killed before a statement. The next process goes on."""
+        if die_at is not None:
+            self.catalogue.db.left = die_at
+        try:
+            view = look(open_run(self.url), SETTINGS)
+            done = reconcile(view, self.notes, work=WORK, assume_quiet=True)
+            self.feed.note(
+                view, Passed(notes=self.notes, replicas=self.replicas, wrote=bool(done.checked or done.pruned))
+            )
+        except Killed:
+            self.catalogue.kill()
+            self.restart()
+        self.catalogue.db.left = float("inf")
+
+
+def replicas_of(view, step):
+    """One replica that has what is good up to a step."""
+    ids = [id for series in view.history.names for id in view.history.standings(series) if id.number <= step]
+    there = tuple(Replicated(path="", id=id, bytes=1, done="there") for id in ids)
+    return (Replica(url="memory://other", behind=1, last_good=None, checkpoints=there),)
+
+
+@SOME
+@given(actions=st.lists(st.tuples(ACTIONS, st.none() | st.integers(0, 30)), min_size=1, max_size=12))
+def test_rebuilt_is_incremental(actions, tmp_path_factory):
+    """After any saves, damages, verdicts, prunes, rollbacks, replicas, scrubs, incidents and kills between any two
+    statements, a catalogue that is made anew has the same rows."""
+    folder = tmp_path_factory.mktemp("law")
+    watched = Watched(folder)
+    for (action, step), die_at in actions:
+        try:
+            watched.act(action, step)
+        except CkptguardError:
+            continue  # there is nothing good to go back to
+        watched.make_pass(die_at=die_at)
+    for _ in range(2):  # the second finds what the first one wrote
+        watched.make_pass()
+    grown = watched.catalogue.rows()
+    assert not watched.feed._failed
+    anew = PromptCatalogue(str(folder / "anew"))
+    watched.catalogue, before = anew, watched.catalogue
+    watched.restart()
+    watched.make_pass()
+    assert anew.rows() == grown
+    for catalogue in (before, anew):
+        catalogue.close()
+    shutil.rmtree(folder)

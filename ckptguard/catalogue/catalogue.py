@@ -21,7 +21,7 @@ from ckptguard.catalogue.rows import Event, RunSeen
 from ckptguard.catalogue.schema import UnusableError, delete, open_for_reading, open_for_writing
 from ckptguard.catalogue.write import forget_run, run_digests, write_event, write_run
 
-_CHECK = 5.0  # seconds between two looks whether the file is still there
+_CHECK = 5.0  # seconds between two checks that the file is still there
 _LONGEST_PAUSE = 60.0  # seconds until a catalogue that cannot be written is tried again
 _MOST_WAITING = 10_000
 _KEPT = ("forget", "keep only")  # what must also be done if it cannot be done now

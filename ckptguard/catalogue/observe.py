@@ -12,6 +12,7 @@ import msgspec
 from ckptguard.catalogue.facts import facts_of
 from ckptguard.catalogue.look import BY_GENERATION, RunLook, below, counts, digest_of
 from ckptguard.catalogue.rows import Event, Generation, IncidentRow, RunSeen, event_key
+from ckptguard.decisions.at_risk import ranks_named
 from ckptguard.decisions.known_good import parse_verdict_name, standings, verdict_name
 from ckptguard.errors import NoKnownGoodError
 from ckptguard.records.incidents import FOLDER as INCIDENTS
@@ -160,7 +161,7 @@ def _described(run: Run, listed: ListedSteps, id: CheckpointId, records: _Record
         bytes=None if manifest is None else _stored(manifest.bytes),
         saved_at=None if manifest is None else saved_at(manifest),
         judged_at=None if standing is None else seconds_of(standing.checked_at),
-        world_size=None if standing is None else _stored(standing.facts.world_size),
+        world_size=_world_size(manifest, standing),
     )
     events = [
         Event(
@@ -175,6 +176,11 @@ def _described(run: Run, listed: ListedSteps, id: CheckpointId, records: _Record
         for name, verdict in verdicts.items()
     ]
     return row, events
+
+
+def _world_size(manifest: Manifest | None, standing: Verdict | None) -> int | None:
+    stated = None if standing is None else standing.facts.world_size
+    return _stored(stated or (None if manifest is None else ranks_named(file.path for file in manifest.files)))
 
 
 def saved_at(manifest: Manifest) -> float | None:

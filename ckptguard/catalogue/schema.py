@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import re
 import sqlite3
@@ -25,9 +26,10 @@ class UnusableError(Exception):
     """There can be no catalogue at this path. The text says why."""
 
 
-def columns(kind: type[msgspec.Struct]) -> list[str]:
+@functools.cache
+def columns(kind: type[msgspec.Struct]) -> tuple[str, ...]:
     """Return the columns of a kind of rows."""
-    return [field.name for field in msgspec.structs.fields(kind)]
+    return tuple(field.name for field in msgspec.structs.fields(kind))
 
 
 def _declared(kind: type[msgspec.Struct]) -> str:
@@ -36,20 +38,19 @@ def _declared(kind: type[msgspec.Struct]) -> str:
 
 
 # `run` is short for the run's id: its rowid, so that a million rows stay small.
-_TABLES = f"""
-CREATE TABLE run (
-    run INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, digest BLOB NOT NULL, facts BLOB NOT NULL,
-    protected INTEGER NOT NULL, scrubbed_at REAL);
-CREATE INDEX run_unprotected ON run (run) WHERE NOT protected;
-CREATE INDEX run_scrubbed ON run (scrubbed_at) WHERE scrubbed_at IS NOT NULL;
-CREATE TABLE generation (run INTEGER NOT NULL, {_declared(Generation)}, PRIMARY KEY (run, name)) WITHOUT ROWID;
-CREATE INDEX generation_bad ON generation (judged_at) WHERE outcome = 'bad';
-CREATE TABLE incident (run INTEGER NOT NULL, {_declared(IncidentRow)}, PRIMARY KEY (run, name)) WITHOUT ROWID;
-CREATE TABLE event (number INTEGER PRIMARY KEY AUTOINCREMENT, run INTEGER NOT NULL, {_declared(Event)});
-CREATE UNIQUE INDEX event_key ON event (run, key);
-CREATE TABLE counter (outcome TEXT PRIMARY KEY, checkpoints INTEGER NOT NULL, bytes INTEGER NOT NULL) WITHOUT ROWID;
-"""
-VERSION = zlib.crc32(_TABLES.encode()) >> 1  # a file with other tables is made anew
+_TABLES = (
+    "CREATE TABLE run (run INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE,"
+    " digest BLOB, facts BLOB, protected INTEGER, scrubbed_at REAL)",
+    "CREATE INDEX run_unprotected ON run (run) WHERE NOT protected",
+    "CREATE INDEX run_scrubbed ON run (scrubbed_at) WHERE scrubbed_at IS NOT NULL",
+    f"CREATE TABLE generation (run INTEGER NOT NULL, {_declared(Generation)}, PRIMARY KEY (run, name)) WITHOUT ROWID",
+    "CREATE INDEX generation_bad ON generation (judged_at) WHERE outcome = 'bad'",
+    f"CREATE TABLE incident (run INTEGER NOT NULL, {_declared(IncidentRow)}, PRIMARY KEY (run, name)) WITHOUT ROWID",
+    f"CREATE TABLE event (number INTEGER PRIMARY KEY AUTOINCREMENT, run INTEGER NOT NULL, {_declared(Event)})",
+    "CREATE UNIQUE INDEX event_key ON event (run, key)",
+    "CREATE TABLE counter (outcome TEXT PRIMARY KEY, checkpoints INTEGER, bytes INTEGER) WITHOUT ROWID",
+)
+VERSION = zlib.crc32("".join(_TABLES).encode()) >> 1  # a file with other tables is made anew
 
 
 def open_for_writing(path: str) -> sqlite3.Connection:
@@ -98,8 +99,8 @@ def _make(connection: sqlite3.Connection) -> None:
     # Numbers go on above those of a deleted catalogue, so that no reader takes new events for old ones.
     first = int(time.time() * 1e6)
     connection.execute("BEGIN IMMEDIATE")
-    for statement in _TABLES.strip().split(";\n"):
-        connection.execute(statement.removesuffix(";"))
+    for statement in _TABLES:
+        connection.execute(statement)
     connection.execute("INSERT INTO sqlite_sequence (name, seq) VALUES ('event', ?)", (first,))
     connection.execute(f"PRAGMA user_version = {VERSION}")
     connection.execute("COMMIT")
@@ -129,7 +130,8 @@ def insert(connection: sqlite3.Connection, table: str, run: int, rows: Any, *, o
     """Insert rows of one kind for a run."""
     rows = list(rows)
     if rows:
-        named = ["run", *columns(type(rows[0]))]
+        kind: type[msgspec.Struct] = type(rows[0])
+        named = ["run", *columns(kind)]
         marks = ", ".join("?" * len(named))
         text = f"INSERT OR {otherwise} INTO {table} ({', '.join(named)}) VALUES ({marks})"
         connection.executemany(text, [(run, *msgspec.structs.astuple(row)) for row in rows])

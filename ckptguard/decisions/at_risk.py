@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 import msgspec
 
 from ckptguard.values.run_facts import RunFacts
 
-WEEK = 7 * 86400.0
+# A file of each rank: torch.distributed.checkpoint's, the random states of the Trainer and Accelerate, and ZeRO's.
+_OF_RANK = (
+    re.compile(r"__(\d{1,6})(?:_\d+\.distcp|\.metadata)"),
+    re.compile(r"(?:rng_state|random_states)_(\d{1,6})\.(?:pth|pkl)"),
+    re.compile(r"\w*?zero_pp_rank_(\d{1,6})_mp_rank_(\d{1,6})_optim_states\.pt"),
+)
 
 
 class AtRisk(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,18 +47,8 @@ def at_risk(facts: RunFacts, now: float) -> AtRisk | None:
     )
 
 
-def most_at_risk(saves: Iterable[tuple[float, bool]], interval: float, world_size: int | None, now: float) -> float:
-    """Return the most GPU-seconds that were at risk at any moment of the week before `now`.
-
-    `saves`: when each was made, the oldest first, and whether it was good and safe. Training counts as paused from
-    three intervals after a save until the next one.
-    """
-    most, lost, before = 0.0, 0.0, None
-    for at, safe in (*saves, (now, False)):
-        if at > now:
-            continue  # a clock was wrong
-        if before is not None:
-            lost += min(max(at - before, 0.0), 3 * interval)
-            most = max(most, lost) if at > now - WEEK else most
-        lost, before = 0.0 if safe else lost, at
-    return (world_size or 1) * most
+def ranks_named(paths: Iterable[str]) -> int | None:
+    """Return how many ranks have files of their own among the files of a checkpoint. None if no name tells."""
+    names = [path.rpartition("/")[2] for path in paths]
+    found = [{match.groups() for name in names if (match := form.fullmatch(name))} for form in _OF_RANK]
+    return max(map(len, found)) or None

@@ -135,7 +135,7 @@ FORMS: dict[str, Form] = {
     "known-good of the daemon": Form("path series step id kept verified_at reason place"),
     "status.Status": Form(
         "target=run protected explanation watched known_good known_good_age_seconds pending changed outcomes"
-        " last_incident>incident daemon kept_kinds kept_bytes replicas>standing"
+        " last_incident>incident daemon kept_kinds kept_bytes replicas>standing at_risk"
     ),
     "standing": Form("url behind last_good trouble"),
     "restore.Restored": Form("path series step id outcome bytes kept source"),

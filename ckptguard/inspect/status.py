@@ -8,6 +8,8 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
+from ckptguard.decisions.at_risk import AtRisk, at_risk, ranks_named
+from ckptguard.decisions.fleet_health import is_training, save_interval
 from ckptguard.decisions.known_good import Standpoint, choose_series
 from ckptguard.inspect.list_states import CheckpointState, states_by_glance
 from ckptguard.inspect.state_memo import Glance, StateMemo, remembered
@@ -19,6 +21,7 @@ from ckptguard.runs.find_known_good import KnownGood, openable, presence_of, ran
 from ckptguard.runs.run_view import RunView
 from ckptguard.runs.sealed_content import sealed_outcome
 from ckptguard.values.ids import CheckpointId, escape
+from ckptguard.values.run_facts import RunFacts
 from ckptguard.values.verdict import Outcome
 
 
@@ -29,6 +32,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
       series. If saves wait for a verdict, the run must also be `watched`.
     - `kept_bytes`: the known size of all copies.
     - `changed`: paths that changed since they were read; `outcomes` counts the others.
+    - `at_risk`: what would be lost if training died now; None if it does not train.
     - `daemon`: the record of who guards the run. On another machine it does not prove that the daemon lives.
     """
 
@@ -46,6 +50,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     kept_kinds: tuple[str, ...]
     kept_bytes: int
     replicas: tuple[Replica, ...] = ()
+    at_risk: AtRisk | None = None
 
 
 def status(view: RunView, memo: StateMemo | None = None, *, supervised: bool = False) -> Status:
@@ -62,6 +67,7 @@ def status(view: RunView, memo: StateMemo | None = None, *, supervised: bool = F
     newest = list_incidents(view.run, most=1) or list_incidents(view.run)  # the newest may be damaged
     good = _good_until(known_good, states)
     daemon = read_daemon_record(view.run)
+    replicas = replica_standings(view)
     watched = supervised or (daemon is not None and not surely_ended(daemon))
     waiting = 0 if watched else sum(s.changed or s.outcome is Outcome.PENDING for s in present)
     return Status(
@@ -78,7 +84,37 @@ def status(view: RunView, memo: StateMemo | None = None, *, supervised: bool = F
         daemon=daemon,
         kept_kinds=tuple(sorted({s.kept_how for s in states if s.kept_how})),
         kept_bytes=sum(s.kept_bytes or 0 for s in states),
-        replicas=replica_standings(view),
+        replicas=replicas,
+        at_risk=at_risk(_facts(view, glance, states, replicas), time.time()),
+    )
+
+
+def _facts(view: RunView, glance: Glance, states: Sequence[CheckpointState], replicas: Sequence[Replica]) -> RunFacts:
+    """Return what of a run says how much is at risk. The time of a save is that of its files."""
+    saved: dict[str, list[float]] = {}
+    safe: list[tuple[float, CheckpointId]] = []
+    replicated = {replica.last_good for replica in replicas}
+    for state in states:
+        checkpoint = view.checkpoint(state.path) if state.in_place else None
+        written = checkpoint.written_at / 1e9 if checkpoint is not None else None
+        at = written or seconds_of(state.verified_at or "")
+        if at is None:
+            continue
+        saved.setdefault(state.series, []).append(at)
+        own = state.kept and state.kept_how != "link"
+        if state.id is not None and state.outcome is Outcome.GOOD and (own or state.id in replicated):
+            safe.append((at, state.id))
+    times = [at for series in saved.values() for at in series]
+    interval = min((one for series in saved.values() if (one := save_interval(series)) is not None), default=None)
+    last = max(safe, key=lambda one: one[0], default=None)
+    sealed = glance.sealed(last[1], files=True) if last is not None else None
+    return RunFacts(
+        url=view.run.url,
+        name=view.run.url,
+        training=is_training(time.time(), max(times, default=None), interval),
+        safe_at=None if last is None else last[0],
+        began_at=min(times, default=None),
+        world_size=None if sealed is None else ranks_named(file.path for file in sealed.files),
     )
 
 

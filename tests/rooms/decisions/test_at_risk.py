@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ckptguard.decisions.at_risk import WEEK, at_risk, is_stale, most_at_risk
+from ckptguard.decisions.at_risk import at_risk, is_stale, ranks_named
 from ckptguard.values.run_facts import RunFacts
 
 
@@ -55,21 +55,18 @@ def test_stale_is_older_than_three_own_intervals_while_it_trains(known: dict[str
     assert is_stale(facts(**known), now=300.0) is stale
 
 
-def test_the_most_of_a_week_is_the_longest_way_between_two_safe_saves() -> None:
-    """Saves that are not safe add to it, and a pause does not."""
-    now = 10 * WEEK
-    saves = [(now - 900.0, True), (now - 800.0, False), (now - 700.0, False), (now - 600.0, True), (now - 50.0, True)]
-    assert most_at_risk(saves, 100.0, 4, now) == 4 * 300.0  # the pause before the last save is three intervals, too
-    assert most_at_risk(saves[3:], 100.0, None, now) == 300.0
-
-
-def test_what_was_at_risk_before_the_week_is_over() -> None:
-    """Only moments of the last seven days count."""
-    saves = [(0.0, True), (1000.0, False), (2000.0, True), (WEEK + 5000.0, True), (WEEK + 5010.0, True)]
-    assert most_at_risk(saves, 10.0, 1, WEEK + 5010.0) == 30.0
-
-
-def test_a_week_without_saves_had_nothing_at_risk() -> None:
-    """And a save from the future is left out."""
-    assert most_at_risk([], 10.0, 8, 100.0) == 0.0
-    assert most_at_risk([(200.0, False)], 10.0, 8, 100.0) == 0.0
+@pytest.mark.parametrize(
+    ("names", "ranks"),
+    [
+        (["c/__0_0.distcp", "c/__0_1.distcp", "c/__1_0.distcp", "c/.metadata"], 2),
+        (["c/model.safetensors", "c/rng_state_0.pth", "c/rng_state_1.pth", "c/rng_state_2.pth"], 3),
+        (["c/random_states_0.pkl"], 1),
+        ([f"c/bf16_zero_pp_rank_{d}_mp_rank_0{m}_optim_states.pt" for d in range(4) for m in range(2)], 8),
+        (["c/__999999_0.distcp"], 1),  # a name alone does not make a million GPUs
+        (["c/model.safetensors", "c/rng_state.pth"], None),
+        ([], None),
+    ],
+)
+def test_files_of_ranks_tell_how_many_gpus_there_are(names: list[str], ranks: int | None) -> None:
+    """Those that each rank writes for itself, whatever else is there."""
+    assert ranks_named(names) == ranks

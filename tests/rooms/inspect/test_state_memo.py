@@ -66,7 +66,7 @@ def opened(call):
 def told(run, memo):
     """All that `list` and `status` say, but for what depends on the time."""
     found = status(look(run), memo)
-    return survey(look(run), memo), msgspec.structs.replace(found, known_good_age_seconds=None)
+    return survey(look(run), memo), msgspec.structs.replace(found, known_good_age_seconds=None, at_risk=None)
 
 
 @pytest.fixture(scope="module")

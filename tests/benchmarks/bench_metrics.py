@@ -1,0 +1,101 @@
+"""One scrape of a thousand runs: from their facts, and from a catalogue's feed.
+
+    python tests/benchmarks/bench_metrics.py [--runs 1000] [--times 20]
+
+Prints the median time of each, the size of the text, and for comparison the time that Prometheus' own Python client
+takes for as many series, if it is installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+
+from ckptguard_daemon.catalogue_feed import CatalogueFeed
+from ckptguard_daemon.metrics import Counted, DaemonFacts, exposition
+
+from ckptguard.values.run_facts import RunFacts
+
+
+def facts(number: int) -> RunFacts:
+    """A run of which everything is known."""
+    now = time.time()
+    return RunFacts(
+        url=f"/data/runs/experiment-{number}",
+        name=f"experiment-{number}",
+        protected=True,
+        training=True,
+        known_good_step=5000,
+        known_good_at=now - 600,
+        safe_at=now - 600,
+        newest_at=now - 60,
+        newest_outcome="good",
+        save_interval=600.0,
+        world_size=8,
+        began_at=now - 86400,
+        checkpoints={"good": 90, "bad": 2, "pending": 1},
+        bytes={"good": 90 << 30, "bad": 2 << 30, "pending": 1 << 30},
+        backlog=1,
+        backlog_bytes=1 << 30,
+        replicas=1,
+        scrubbed_at=now - 86400,
+        scrub_interval=604800.0,
+        incidents={"numeric": 2},
+        rollbacks={"numeric": 1},
+    )
+
+
+def median(times: int, act: Callable[[], object]) -> str:
+    """The time as a text: by the clock, and of the processor."""
+    taken, busy = [], []
+    for _ in range(times):
+        begun, worked = time.perf_counter(), time.process_time()
+        act()
+        taken.append((time.perf_counter() - begun) * 1e3)
+        busy.append((time.process_time() - worked) * 1e3)
+    return f"median {statistics.median(taken):.0f} ms, {statistics.median(busy):.0f} ms of processor time"
+
+
+def with_the_client(text: bytes, times: int) -> str | None:
+    """The time that the client library takes to write the same series."""
+    try:
+        from prometheus_client import generate_latest
+        from prometheus_client.parser import text_string_to_metric_families
+    except ImportError:
+        return None
+    families = list(text_string_to_metric_families(text.decode()))
+
+    class Families:
+        def collect(self) -> object:
+            return families
+
+    return median(times, lambda: generate_latest(Families()))  # type: ignore[arg-type]
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=1000)
+    parser.add_argument("--times", type=int, default=20)
+    options = parser.parse_args()
+    runs = [facts(number) for number in range(options.runs)]
+    counted = Counted(verdicts={run.url: {"good": 90, "bad": 2} for run in runs})
+    daemon = DaemonFacts(loop_at=time.time(), counted=counted)
+    feed = CatalogueFeed(None)
+    feed._facts = {run.url: run for run in runs}
+
+    def scrape() -> bytes:
+        return exposition([feed.facts(run.url, run.url, "guarded") for run in runs], daemon, time.time())
+
+    text = scrape()
+    print(f"{len(runs)} runs: {text.count(b'ckptguard_')} lines, {len(text) / 1e6:.1f} MB")
+    print(f"a scrape: {median(options.times, scrape)}")
+    client = with_the_client(text, options.times)
+    if client is not None:
+        print(f"the client library, for the text alone: {client}")
+
+
+if __name__ == "__main__":
+    main()

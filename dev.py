@@ -45,12 +45,15 @@ INSTALL = (
 # What a launcher sets would make torch believe that it is one rank of many; the others would mislead the venv's Python.
 LAUNCHER = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 MISLEADING = (*LAUNCHER, "PYTHONHOME", "PYTHONPATH", "PIP_TARGET", "PIP_PREFIX", "PIP_USER")
-# Servers that tests of storages start: what pip does not have. Programs, and the Debian packages that hold them.
+# Servers and tools that tests start: what pip does not have. Programs, and the Debian packages that hold them.
 PROGRAMS = {
     "sshd": ("openssh-server",),
     "promtool": ("prometheus",),
     "radosgw": ("ceph-mon", "ceph-osd", "radosgw"),
     "strace": ("strace",),
+    "bwrap": ("bubblewrap",),
+    "slurmctld": ("slurmctld", "slurmd", "slurm-client"),
+    "systemd-analyze": ("systemd",),
 }
 SYSTEM_PATH = os.pathsep.join((os.environ.get("PATH", os.defpath), "/usr/sbin", "/usr/local/sbin"))
 AZURITE = HOME / "azurite"

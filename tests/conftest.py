@@ -15,7 +15,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch is imported, he
 
 pytest.register_assert_rewrite("support")  # what its assertions compare is to be told in full
 
-from servers.fixtures import azure, ceph, gcs, moto, promtool, sftp  # noqa: E402, F401 - fixtures for all
+from servers.fixtures import azure, ceph, gcs, moto, promtool, sftp, slurm  # noqa: E402, F401 - fixtures for all
 
 # How long an example takes says how busy the machine is.
 hypothesis.settings.register_profile(

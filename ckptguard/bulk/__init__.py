@@ -1,1 +1,1 @@
-"""Work on all checkpoints of many runs, on an executor that may span machines."""
+"""Bulk work on a fleet of runs, on any engine with the interface of `concurrent.futures.Executor`."""

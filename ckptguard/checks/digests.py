@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import partial
+from itertools import groupby
+from operator import attrgetter
 
-from ckptguard.checks.evidence import Evidence
+from ckptguard.checks.evidence import Evidence, StatedSum
 from ckptguard.formats import UNSUMMED, tensor_suffix
 from ckptguard.scan.result import ScannedFile
 from ckptguard.values.manifest import File
@@ -13,6 +15,7 @@ from ckptguard.values.verdict import Finding, Severity
 
 UNSEEN_FLIPS = "a flipped bit inside a tensor cannot be seen"
 _COMMON = ("safetensors", "dcp_metadata")
+_FILE_AND_SOURCE = attrgetter("file", "source")
 _error = partial(Finding, "digests", Severity.ERROR)
 
 
@@ -96,6 +99,23 @@ def _no_sums(evidence: Evidence) -> Iterator[Finding]:
         yield Finding("digests", Severity.NOTICE, message, unknown[0], count=len(unknown))
 
 
+def _differing(one: StatedSum, found: str | None, right: StatedSum | None) -> Finding:
+    """What a stated sum says that is not the file's. If a stronger one of the same list is, the line is wrong."""
+    severity, message = Severity.ERROR, f"{one.algorithm} is not the one that {one.source} states"
+    if right is not None and _strength(right) < _strength(one):
+        severity = Severity.WARNING
+        message += f", but {right.algorithm} is: {one.source} contradicts itself"
+    elif one.doubtful:
+        severity = Severity.SICKNESS
+        message += ": it was written since, by you or by damage"
+    return Finding("digests", severity, message, one.file, expected=one.digest, found=found)
+
+
+def _strength(one: StatedSum) -> int:
+    """Sort the stronger algorithm first: the one with more digits."""
+    return -len(one.digest)
+
+
 def _is_state(file: ScannedFile) -> bool:
     return bool(file.structure.spans) or tensor_suffix(file.entry.key)
 
@@ -115,19 +135,18 @@ def _stated_sums(evidence: Evidence) -> Iterator[Finding]:
             message = f"{lists} {'does' if len(evidence.sum_lists) == 1 else 'do'} not name it"
             yield Finding("digests", Severity.WARNING, message, scanned.entry.key)
     vouching: dict[tuple[str, str], list[str]] = {}
-    for one in sorted(evidence.expected_sums):
-        file = evidence.scan.file(one.file)
+    groups = groupby(sorted(evidence.expected_sums, key=_FILE_AND_SOURCE), key=_FILE_AND_SOURCE)
+    for (key, source), several in groups:
+        file, stated = evidence.scan.file(key), sorted(several, key=_strength)
         if file is None:
-            yield _error(f"{one.source} lists it, but it is not there", one.file)
-        elif not one.differs(evidence.scan):
-            vouching.setdefault((one.source, one.algorithm), []).append(one.file)
-        else:
-            found, sickness = file.digest(one.algorithm), one.doubtful
-            message = f"{one.algorithm} is not the one that {one.source} states"
-            if sickness:
-                message += ": it was written since, by you or by damage"
-            severity = Severity.SICKNESS if sickness else Severity.ERROR
-            yield Finding("digests", severity, message, one.file, expected=one.digest, found=found)
+            yield _error(f"{source} lists it, but it is not there", key)
+            continue
+        right = next((one for one in stated if not one.differs(evidence.scan)), None)
+        if right is not None:
+            vouching.setdefault((source, right.algorithm), []).append(key)
+        for one in stated:
+            if one.differs(evidence.scan):
+                yield _differing(one, file.digest(one.algorithm), right)
     for (source, algorithm), files in vouching.items():
         what = evidence.checkpoint.inside(files[0]) if len(files) == 1 else f"{len(files)} files"
         if len(files) == 1 and files[0] == evidence.checkpoint.path:

@@ -53,6 +53,23 @@ class Command(click.Command):
             formatter.write_dl([(str(int(code)), code.meaning) for code in self.codes])
 
 
+class RunsAnother(Command):
+    """A command that runs COMMAND, with ``--`` before it: else options of COMMAND that are ours too, such as --config,
+    would silently be ours."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        is_marked, count = "--" in args, len(args)  # they are used up
+        try:
+            left = super().parse_args(ctx, args)
+        except click.UsageError as error:
+            if not is_marked and count > 1:
+                raise click.UsageError("write -- before COMMAND", ctx) from error
+            raise
+        if not is_marked and ctx.params.get("argv") and not ctx.resilient_parsing:
+            raise click.UsageError("write -- before COMMAND", ctx)
+        return left
+
+
 class Place(click.Path):
     """A path or URL. An empty one is refused: it is an unset variable of a script, and would mean this folder. What
     cannot be read is no wrong usage: the command says so, with its own exit code."""

@@ -18,8 +18,9 @@ from ckptguard.version import __version__
 GROUPS: dict[str, tuple[str, ...]] = {
     "Check your checkpoints": ("verify", "scrub", "show", "diff", "bisect", "sums"),
     "See how a run stands": ("status", "list", "incidents", "incident"),
-    "Go back": ("known-good", "rollback", "restore", "supervise"),
+    "Go back": ("known-good", "rollback", "restore", "gate", "supervise"),
     "Keep copies, and choose what stays": ("replicate", "repair", "prune", "pin", "unpin"),
+    "Look after many runs": ("fleet",),
     "Decide what ckptguard cannot know": ("clear", "reseal", "accept"),
     "Set up": ("doctor", "config", "notify", "completion"),
 }

@@ -1,13 +1,14 @@
-"""Decide whether a supervised command is restarted after it ended. Pure."""
+"""Decide from which checkpoint a training starts, and whether a supervised command is started again. Pure."""
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
 from ckptguard.decisions.known_good import COUNTERS, NAMED, OPTIMIZER_STEP
+from ckptguard.values.ids import CheckpointId
 
 FIRST_MOMENTS = 10.0  # seconds within which a command fails if it can never work
 GAVE_UP = "gave up"  # the last action on an incident starts with this when a guard's own budget is spent
@@ -83,3 +84,52 @@ def is_far_before(saved: Mapping[str, int], went_back_to: Mapping[str, int]) -> 
 def describe(status: int) -> str:
     """Say how a command ended."""
     return f"was killed by signal {status - 128}" if status > 128 else f"ended with exit code {status}"
+
+
+class StartPoint(msgspec.Struct, frozen=True, kw_only=True):
+    """A checkpoint that a training may start from, or did.
+
+    `newer` is how many saves of its series after it had ever been good by then. `content` is a digest of its bytes.
+    """
+
+    id: CheckpointId
+    newer: int
+    training_step: int | None = None
+    content: str = ""
+
+    def is_same(self, other: StartPoint) -> bool:
+        """True if a training that starts from either continues from the same place: a name may be saved again, and a
+        step under two names."""
+        same_step = self.training_step is not None and self.training_step == other.training_step
+        return self.id == other.id or same_step or (self.content != "" and self.content == other.content)
+
+
+class StartChoice(msgspec.Struct, frozen=True, kw_only=True):
+    """The checkpoint to start from, None if none is left, and how many starts from it count. `spent` were passed over:
+    from each of them training was started too often."""
+
+    point: StartPoint | None
+    before: int = 0
+    spent: tuple[StartPoint, ...] = ()
+
+
+def choose_start(
+    points: Iterable[StartPoint], starts: Sequence[StartPoint], newer: Mapping[CheckpointId, int], *, most: float
+) -> StartChoice:
+    """Return the first of the good checkpoints, best first, that training was started from fewer than `most` times.
+
+    A start counts until a newer good save of its series follows. `newer` has the number of those now, for each start.
+    """
+    counted = [start for start in starts if counts_still(start, newer)]
+    spent: list[StartPoint] = []
+    for point in points:
+        before = sum(point.is_same(start) for start in counted)
+        if before < most:
+            return StartChoice(point=point, before=before, spent=tuple(spent))
+        spent.append(point)
+    return StartChoice(point=None, spent=tuple(spent))
+
+
+def counts_still(start: StartPoint, newer: Mapping[CheckpointId, int]) -> bool:
+    """True if no newer good save followed a start."""
+    return newer.get(start.id, 0) <= start.newer

@@ -168,6 +168,19 @@ def plan_rollback(known_good: Content, every: Sequence[SeriesNow], pointers: Ite
     return RollbackPlan(moved=tuple(moved), given=tuple(given), pointed=tuple(pointed), refused=tuple(refused))
 
 
+def is_needed(
+    plan: RollbackPlan,
+    every: Iterable[SeriesNow],
+    pointers: Iterable[Pointer],
+    unfit: Collection[CheckpointId],
+) -> bool:
+    """True if a name that the plan changes or refuses holds something that is not good, or is `unfit`."""
+    sound = {c.path for series in every for c in series.lying if c.good and c.id not in unfit}
+    names_of = {pointer.key: pointer.names for pointer in pointers}
+    changed = [*(c.path for c in plan.moved), *(g.path for g in plan.given), *(p.key for p in plan.pointed)]
+    return any(names_of.get(path, path) not in sound for path in (*changed, *plan.refused))
+
+
 def next_save(known_good: Content, every: Iterable[SeriesNow]) -> int | None:
     """Return when the first save after the known-good one of its series was made, or None if unknown."""
     own = (c for s in every if s.name == known_good.id.series for c in (*s.lying, *s.good))

@@ -140,6 +140,7 @@ FORMS: dict[str, Form] = {
         "dry_run known_good quarantined put_back given pointed repeats left_bad unverified",
         {"unverified": lambda done: done.unverified if done.dry_run else ()},
     ),
+    "gate.Gated": Form("known_good attempt attempts joined spent rollback"),
     # diff, bisect, doctor, sums
     "diff.Diff": Form("a b same counts prefixes changes omitted damaged", {"omitted": lambda _: 0}),
     "bisect.Bisection": Form("target series stages last_good first_bad findings culprits diff notes"),

@@ -19,7 +19,8 @@ from ckptguard.decisions.rollback import RollbackPolicy, policy_of
 from ckptguard.errors import CkptguardError, NoKnownGoodError, SettingsError, StateError
 from ckptguard.records.run import Run, open_run
 from ckptguard.recover.put_back import restore_pending_copies
-from ckptguard.recover.roll_back import GoBack, roll_back, verify_pending
+from ckptguard.recover.roll_back import GoBack, roll_back
+from ckptguard.recover.verify_pending import verify_pending
 from ckptguard.runs.find_known_good import Wanted, newest_candidate
 from ckptguard.runs.run_view import RunView
 from ckptguard.runs.settings_file import GivenSettings, given_settings

@@ -18,7 +18,7 @@ from lightning.fabric.plugins import TorchCheckpointIO
 
 from ckptguard.errors import ChangedWhileReadError, CkptguardError, NoKnownGoodError
 from ckptguard.records.run import Run, open_run
-from ckptguard.recover.roll_back import verify_pending
+from ckptguard.recover.verify_pending import verify_pending
 from ckptguard.runs.find_known_good import find_known_good
 from ckptguard.runs.run_view import RunView
 from ckptguard.runs.settings_file import GivenSettings, given_settings

@@ -18,7 +18,7 @@ from ckptguard.decisions.health import Diagnosis, Signal
 from ckptguard.decisions.rollback import RollbackPolicy, policy_of
 from ckptguard.errors import CkptguardError, NoKnownGoodError, SettingsError, SickTrainingError
 from ckptguard.integrations.guarded_run import GuardedRun, Guarding, checked_guarding, open_guarded
-from ckptguard.recover.roll_back import verify_pending
+from ckptguard.recover.verify_pending import verify_pending
 from ckptguard.runs.find_known_good import KnownGood, Wanted, find_known_good
 from ckptguard.runs.settings_file import given_settings
 from ckptguard.training.client import let_daemon_verify

@@ -32,7 +32,7 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
     opened_at: str
     state: str = "open"  # "open" | "handling" | "closed"
     actions: tuple[str, ...] = ()
-    source: str  # who noticed: "guard", "daemon", "callback", "cli", "supervise"
+    source: str  # who noticed: "guard", "daemon", "callback", "cli", "supervise", "gate"
     known_good: str | None = None
     details: Details | msgspec.UnsetType = msgspec.UNSET
 

@@ -14,28 +14,22 @@ import msgspec
 from msgspec.structs import replace
 
 from ckptguard.decisions.known_good import choose_known_good
-from ckptguard.decisions.rollback_plan import Pointed, RollbackPlan, plan_rollback
+from ckptguard.decisions.rollback_plan import Pointed, RollbackPlan, is_needed, plan_rollback
 from ckptguard.errors import BusyError, CouldNotTellError, NoKnownGoodError, NotGivenBackError
 from ckptguard.keep.quarantine import mark_suspect, move_aside, quarantine_checkpoint
 from ckptguard.layouts import LAYOUTS, Checkpoint
 from ckptguard.records.pins import InUse
 from ckptguard.recover.put_back import staged
 from ckptguard.recover.rollback_scope import RollbackScope, training_in
-from ckptguard.runs.candidates import first_whole
-from ckptguard.runs.find_known_good import (
-    ANY,
-    Candidate,
-    KnownGood,
-    Wanted,
-    known_good_candidates,
-    newest_candidate,
-)
+from ckptguard.recover.verify_pending import verify_pending
+from ckptguard.runs.candidates import Taken, first_whole
+from ckptguard.runs.find_known_good import Candidate, KnownGood, Wanted, known_good_candidates
 from ckptguard.runs.lock import run_lock
 from ckptguard.runs.pointers import point_back
 from ckptguard.runs.run_view import RunView
 from ckptguard.runs.settling import youngest_age
 from ckptguard.runs.work import PLAIN, Work
-from ckptguard.values.ids import CheckpointId, folder_of, numbers_of, single_number
+from ckptguard.values.ids import CheckpointId, folder_of
 from ckptguard.values.verdict import Outcome
 from ckptguard.verification.checkpoint import Verification, verify_checkpoint
 from ckptguard.verification.collect_evidence import unfinished_because
@@ -54,6 +48,7 @@ class GoBack:
     - `check_writing`: refuse while training writes, unless `force` is set.
     - `read_back`: read the files in place. Without it their verdict is trusted, for a caller that compares the bytes
       next.
+    - `exclude`: never go back to these. `if_needed`: move nothing while everything that would be moved is good.
     """
 
     reason: str
@@ -65,11 +60,19 @@ class GoBack:
     force: bool = False
     check_writing: bool = True
     read_back: bool = True
+    exclude: frozenset[CheckpointId] = frozenset()
+    if_needed: bool = False
 
     @property
     def wanted(self) -> Wanted:
         """The checkpoints that may be the target."""
-        return Wanted(before_step=self.before_step, series=self.series, folders=self.folders, only=self.to_id)
+        return Wanted(
+            before_step=self.before_step,
+            series=self.series,
+            folders=self.folders,
+            only=self.to_id,
+            exclude=self.exclude,
+        )
 
 
 class GivenBack(msgspec.Struct, frozen=True, kw_only=True):
@@ -126,12 +129,15 @@ def roll_back(view: RunView, back: GoBack, *, in_use: InUse | None = None, work:
             _refuse_while_writing(view)
         before = replace(back.wanted, only=None)
         unverified = verify_pending(view, before, dry_run=back.dry_run or back.to_id is not None, work=work)
-        chosen = _choose(view, back, in_use, work)
+        taken = _choose(view, back, in_use, work)
+        chosen, unfit = taken.offered, back.exclude.union(s.choice.id for s in taken.skipped)
         view.forget()  # reading took long, and saves in flight may have ended meanwhile
         refused = _wrong_names(view, back, chosen, work)
         while True:
             scope = RollbackScope(view, chosen, alone=back.series is not None, refused=refused)
             plan = plan_rollback(scope.known_good, scope.series, scope.pointers)
+            if back.if_needed and not is_needed(plan, scope.series, scope.pointers, unfit):
+                plan = RollbackPlan()
             if plan.refused:
                 raise _not_given_back(view, plan, chosen)
             if back.dry_run:
@@ -260,41 +266,8 @@ def known_good_of(view: RunView, path_or_id: str | None, step: int | None) -> Ch
     raise NoKnownGoodError(f"{view.run.url} has no known-good {what}", hint=hint)
 
 
-def verify_pending(view: RunView, wanted: Wanted = ANY, *, dry_run: bool = False, work: Work = PLAIN) -> list[str]:
-    """Verify checkpoints without a verdict that are newer than the known-good one, newest first, until one is GOOD.
-
-    Returns the paths that still have no verdict; with `dry_run` all of them. Never raises because of their bytes.
-    """
-    floors: dict[str, tuple[tuple[int, ...], int]] = {}
-    left = []
-    found = [c for c in view.checkpoints if wanted.is_of(c.series)]
-    found.sort(key=lambda c: (c.written_at, c.path))  # several of one step are sealed in the order of saving
-    for checkpoint in sorted(found, key=lambda c: numbers_of(c.step), reverse=True):
-        series, number = checkpoint.series, single_number(checkpoint.step)
-        if series not in floors:
-            known = newest_candidate(view, msgspec.structs.replace(wanted, series=series))
-            floors[series] = known.id.order if known else ((), 0)
-        if numbers_of(checkpoint.step) < floors[series][0]:
-            continue
-        id = view.current_if_readable(checkpoint) or view.history.next_id(series, checkpoint.step)
-        too_late = wanted.before_step is not None and number is not None and number >= wanted.before_step
-        if id.order <= floors[series] or too_late or view.history.has_verdict(id):
-            continue
-        left.append(checkpoint.path)
-        try:
-            if dry_run or unfinished_because(view.run.storage, checkpoint, scanner=work.scanner) is not None:
-                continue
-            checked = verify_checkpoint(view, checkpoint, work=work)
-            if checked.outcome is Outcome.GOOD and checked.id is not None:
-                floors[series] = checked.id.order
-            left.pop()
-        except CouldNotTellError:
-            continue
-    return left
-
-
-def _choose(view: RunView, back: GoBack, in_use: InUse, work: Work) -> Candidate:
-    """Return the best candidate whose bytes are right now. Damage found is recorded."""
+def _choose(view: RunView, back: GoBack, in_use: InUse, work: Work) -> Taken[Candidate, Candidate]:
+    """Take the best candidate whose bytes are right now. Damage found is recorded."""
 
     def attempt(candidate: Candidate) -> Candidate | str:
         if not back.dry_run:
@@ -314,7 +287,7 @@ def _choose(view: RunView, back: GoBack, in_use: InUse, work: Work) -> Candidate
             verify_pending(view, replace(back.wanted, exclude=refused), work=work)
 
     try:
-        return first_whole(view, attempt, back.wanted, when_refused=verify_older).offered
+        return first_whole(view, attempt, back.wanted, when_refused=verify_older)
     except NoKnownGoodError as error:
         if back.to_id is None:
             raise

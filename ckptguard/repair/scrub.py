@@ -50,11 +50,8 @@ _Found = tuple[Outcome, tuple[Finding, ...]]
 
 
 class Due(msgspec.Struct, frozen=True, kw_only=True):
-    """One place of one verified generation. `last` is when its last whole reading began, in seconds since 1970, or
-    None.
-
-    `begun` is an interrupted reading. `checkpoint` is what is in place.
-    """
+    """One place of one verified generation. `last`: when its last whole reading began, in seconds since 1970, or None.
+    `begun` is an interrupted reading. `checkpoint` is what is in place."""
 
     id: CheckpointId
     place: str
@@ -95,6 +92,7 @@ class ScrubOrder(msgspec.Struct, frozen=True, kw_only=True):
 
     - `max_age`: skip what was read within this many seconds. `leave_out` is skipped, too.
     - `max_duration`: stop after this many seconds, even inside a checkpoint.
+    - `only`: this place alone.
     """
 
     max_duration: float | None = None
@@ -102,6 +100,7 @@ class ScrubOrder(msgspec.Struct, frozen=True, kw_only=True):
     subset: Subset | None = None
     leave_out: Container[Where] = frozenset()
     md5: bool = False
+    only: Where | None = None
 
 
 class Reread(msgspec.Struct, frozen=True):
@@ -168,14 +167,13 @@ def scrub(
     hold: Callable[[], None] = lambda: None,
 ) -> Scrubbed:
     """Read verified checkpoints and kept copies again, those first that were not read for the longest time. The next
-    scrub continues where this one ended, with the remaining files of a checkpoint. `hold` is called before each block.
-    It may wait, or raise ReadingStopped to stop the scrub. An interrupted reading gives no verdict. Files in place that
-    differ are judged by `watcher.verify`; a damaged kept copy no longer counts. Both are incidents. Raises
-    CouldNotTellError if the run cannot be listed. Problems with one place are part of the result."""
+    scrub continues where this one ended. `hold` is called before each block: it may wait, or raise ReadingStopped to
+    stop the scrub, which gives no verdict. Files in place that differ are judged by `watcher.verify`; a damaged kept
+    copy no longer counts. Raises CouldNotTellError if the run cannot be listed; other problems are in the result."""
     if view.settings.digest != "md5":  # this setting is about first sight; here the caller asked for a check
         view = RunView(view.run, view.settings.changed(digest="md5"))
     now = time.time()
-    plan, known = _plan(view, now)
+    plan, known = _plan(view, now, order.only)
     due = [one for one in plan if _is_due(one, order, now)]
     deadline = math.inf if order.max_duration is None else time.monotonic() + order.max_duration
 
@@ -211,6 +209,12 @@ def scrub(
         last=read_now[-1] if read_now else newest,
         could_not_tell=tuple(this.troubles),
     )
+
+
+def due_places(view: RunView, order: ScrubOrder = ALL) -> list[Due]:
+    """Return what a scrub would read now, longest unread first. Raises CouldNotTellError."""
+    now = time.time()
+    return [one for one in _plan(view, now)[0] if _is_due(one, order, now)]
 
 
 def _is_due(one: Due, order: ScrubOrder, now: float) -> bool:
@@ -348,7 +352,7 @@ def _record(this: _Scrub, due: Due, reading: Scrub) -> None:
         this.troubles.append(f"the reading of {due.path} could not be recorded: {error.message}")
 
 
-def _plan(view: RunView, now: float) -> tuple[list[Due], list[Scrub]]:
+def _plan(view: RunView, now: float, only: Where | None = None) -> tuple[list[Due], list[Scrub]]:
     """Return all places of verified generations, longest unread first, and the records of readings. Records of what is
     gone are removed. Raises CouldNotTellError if the run cannot be listed."""
     scrubs = read_scrubs(view.run)
@@ -356,6 +360,7 @@ def _plan(view: RunView, now: float) -> tuple[list[Due], list[Scrub]]:
     places = [*_in_place(view), *_kept(view)]
     here = {due.where for due in places}
     forget_scrubs(view.run, [scrub for scrub in scrubs if scrub.where not in here])
+    places = [due for due in places if only in (None, due.where)]
     found = [_dated(view, due, newest.get(due.where), whole.get(due.where)) for due in places]
     found.sort(key=lambda due: (due.last is not None, due.last or 0.0, due.id.series, due.id.order, due.place))
     return found, [scrub for scrub in scrubs if scrub.where in here]
@@ -370,7 +375,7 @@ def _in_place(view: RunView) -> Iterator[Due]:
             if not history.is_quarantined(id) and (known is None or known.generation < id.generation):
                 newest[series, id.step] = id
     for checkpoint in view.checkpoints:
-        # By names alone, because thousands of manifests are gigabytes. The generation is checked again before reading.
+        # By names alone: thousands of manifests are gigabytes. The generation is checked again before reading.
         there = newest.get((checkpoint.series, checkpoint.step))
         if there is not None and there in history.sealed(checkpoint.series):
             yield Due(id=there, place=IN_PLACE, path=checkpoint.path, checkpoint=checkpoint)

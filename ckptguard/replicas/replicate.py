@@ -77,13 +77,15 @@ class Replicated(msgspec.Struct, frozen=True, kw_only=True):
 
 class Replica(msgspec.Struct, frozen=True, kw_only=True):
     """What one replica holds now. `behind`: how many wanted checkpoints are not good there; `last_good`: the newest
-    that is. `trouble` says what ended the work early."""
+    that is. `trouble` says what ended the work early. `made_way`: `work.may_begin` ended it, so the next call should
+    follow."""
 
     url: str
     behind: int | None
     last_good: CheckpointId | None
     checkpoints: tuple[Replicated, ...] = ()
     trouble: str | None = None
+    made_way: bool = False
 
 
 def replicate(
@@ -94,12 +96,13 @@ def replicate(
     work: Work = PLAIN,
     hold: Callable[[], None] | None = None,
     arrived: set[CheckpointId] | None = None,
+    only: CheckpointId | None = None,
 ) -> Replica:
     """Send the good checkpoints of a run to one replica, newest first, and read each back from there.
 
     Problems with the replica are part of the result. What arrived stays, and the next call continues from there. `hold`
-    waits while something more urgent runs. `arrived` remembers between calls what is there for good. Raises
-    SettingsError for a place that cannot be a replica of this run.
+    waits while something more urgent runs. `arrived` remembers between calls what is there for good. `only` sends no
+    other checkpoint. Raises SettingsError for a place that cannot be a replica of this run.
     """
     run, arrived = view.run, set() if arrived is None else arrived
     candidates, unreadable = _wanted_in_replica(view)
@@ -107,6 +110,7 @@ def replicate(
     done: list[Replicated] = []
     trouble: str | None = None
     target: RunView | None = None
+    made_way = False
     try:
         target = open_replica(view, url, make=not dry_run, retries=Retries(stop=work.stop))
         if not dry_run:
@@ -116,11 +120,16 @@ def replicate(
         pace, beside = pace_of(work, view.settings, hold), records_beside(run)
         with InUse(run, "replication") as in_use:
             for candidate in candidates:
+                if only is not None and candidate.id != only:
+                    continue
                 try:
                     if _is_there(target, candidate, arrived):
                         delivery = Delivery(done="there")
                     elif dry_run:
                         delivery = Delivery(done="would send")
+                    elif not work.may_begin(candidate.manifest.bytes):
+                        made_way = True
+                        break
                     else:
                         in_use.pin(candidate.id)
                         mirror_beside(run, target.run, candidate.manifest, beside)
@@ -147,6 +156,7 @@ def replicate(
         last_good=last,
         checkpoints=tuple(done),
         trouble=trouble,
+        made_way=made_way,
     )
 
 

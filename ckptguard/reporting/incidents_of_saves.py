@@ -1,4 +1,5 @@
-"""An incident about each bad or suspect save that somebody verified. Where all is good, none of it is loaded."""
+"""An incident about each bad or suspect save that somebody verified, until it is good. Where all is good, none of it is
+loaded."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from ckptguard.errors import CkptguardError
-from ckptguard.records.run import Run
+from ckptguard.records.run import Run, list_records
 from ckptguard.runs.results import Checked
 from ckptguard.values.settings import Settings
 from ckptguard.values.verdict import Outcome
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
 
 
 class IncidentsOfSaves:
-    """Opens incidents, and calls the hooks of the settings for each. Results of hooks are logged to `log`.
+    """Opens incidents, and calls the hooks of the settings for each. Results of hooks are logged to `log`. Incidents
+    about saves that are good now are closed.
 
     The end of the context waits for the hooks. `run` is the run that has an incident about one of the saves.
     """
@@ -30,6 +32,7 @@ class IncidentsOfSaves:
         self._held = contextlib.ExitStack()
         self._tell: Callable[[Event], None] | None = None
         self.run: str | None = None
+        self._known: dict[str, bool] = {}  # by the URL of a run: whether it has incidents
 
     def __enter__(self) -> Self:
         return self
@@ -41,6 +44,8 @@ class IncidentsOfSaves:
 
     def judged(self, run: Run, checked: Checked) -> str | None:
         """Take in a verdict that is on record. Returns a sentence if its incident could not be recorded."""
+        if checked.outcome is Outcome.GOOD:
+            self._close_about(run, checked)
         if checked.outcome not in (Outcome.BAD, Outcome.SUSPECT):
             return None
         from ckptguard.reporting.events import verdict_event
@@ -61,3 +66,13 @@ class IncidentsOfSaves:
                 self._tell = hooks.tell
             self._tell(verdict_event(run, checked, source=self._source))
         return None
+
+    def _close_about(self, run: Run, checked: Checked) -> None:
+        if run.url not in self._known:
+            self._known[run.url] = False
+            with contextlib.suppress(CkptguardError):
+                self._known[run.url] = bool(list_records(run, "incidents"))
+        if self._known[run.url] and checked.id is not None:
+            from ckptguard.reporting.open_and_close import close_incidents_about
+
+            close_incidents_about(run, id=checked.id, action=f"{checked.path} was verified again, and is good")

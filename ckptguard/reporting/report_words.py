@@ -32,6 +32,7 @@ _NOTICED_BY = {
     "callback": "the callback in the Trainer",
     "daemon": "the daemon",
     "supervise": "ckptguard supervise",
+    "gate": "ckptguard gate",
     "cli": "the command line",
 }
 

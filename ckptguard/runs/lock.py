@@ -22,8 +22,9 @@ _told: set[str] = set()  # records without locks that this process has warned ab
 
 
 @contextlib.contextmanager
-def run_lock(run: Run, *, timeout: float = 20.0) -> Iterator[None]:
-    """Hold the kernel's lock on the run. Without lock support there is one warning and no lock.
+def run_lock(run: Run, *, timeout: float = 20.0, name: str = "lock") -> Iterator[None]:
+    """Hold the kernel's lock on the run, or its lock of this `name`. Without lock support there is one warning and no
+    lock.
 
     Raises:
         BusyError: another process held it for `timeout` seconds.
@@ -37,7 +38,7 @@ def run_lock(run: Run, *, timeout: float = 20.0) -> Iterator[None]:
 
     with translated("lock", root):
         os.makedirs(root, exist_ok=True)
-        handle = os.open(os.path.join(root, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+        handle = os.open(os.path.join(root, name), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
     try:
         deadline = time.monotonic() + timeout
         while True:

@@ -14,15 +14,15 @@ from ckptguard.values.settings import Settings
 
 
 @contextmanager
-def scanner_of(settings: Settings) -> Iterator[Scanner]:
+def scanner_of(settings: Settings, *, rate: float | None = None) -> Iterator[Scanner]:
     """Yield a scanner in this thread, in threads, or in limited processes that end with the context. All find the
-    same."""
+    same. `rate`: the most bytes a second."""
     if settings.executor == "processes":
         from ckptguard.scan.process.process_scanner import ProcessScanner
         from ckptguard.scan.process.worker_process import limits_of
 
         workers = workers_of(settings.workers)
-        with ProcessScanner(limits_of(settings), processes=workers, workers=workers) as scanner:
+        with ProcessScanner(limits_of(settings), processes=workers, workers=workers, rate=lambda: rate) as scanner:
             yield scanner
         return
     workers = 1 if settings.executor == "inline" else settings.workers
@@ -32,7 +32,7 @@ def scanner_of(settings: Settings) -> Iterator[Scanner]:
     ) -> Scan:
         from ckptguard.scan.files import scan_files
 
-        options = msgspec.structs.replace(options or ScanOptions(), workers=workers)
+        options = msgspec.structs.replace(options or ScanOptions(), workers=workers, rate=rate)
         return scan_files(storage, keys, options, progress)
 
     yield scan

@@ -7,7 +7,9 @@ import os
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import NoReturn
 
+from ckptguard.errors import SettingsError
 from ckptguard.supervise.process_tree import Process, collect_orphans, descendants, send_signal, started_at
 from ckptguard.values.ids import escape
 
@@ -16,6 +18,21 @@ NOT_FOUND, NOT_EXECUTABLE = 127, 126  # the codes that shells and `env` use
 _RESTORED = tuple(getattr(signal, name) for name in ("SIGPIPE", "SIGXFZ", "SIGXFSZ") if hasattr(signal, name))
 _LONGEST_KILL = 60.0  # seconds; a process that waits for a dead device or file system cannot be killed
 _LOOK_AGAIN = 0.05
+
+
+def become(argv: Sequence[str]) -> NoReturn:
+    """Replace this process by a command: its signals and its exit code are the command's from now on.
+
+    Raises SettingsError if it cannot be started.
+    """
+    for number in _RESTORED:
+        signal.signal(number, signal.SIG_DFL)
+    try:
+        os.execvp(argv[0], list(argv))
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise SettingsError(f"{escape(argv[0])} cannot be started: {why}") from error
+
 
 Wait = Callable[[Callable[[], bool], float | None], None]
 

@@ -40,7 +40,7 @@ from ckptguard.verification.collect_evidence import unfinished_because
 _SOONEST, _LOCAL, _SHARE = 0.2, 2.0, 20.0
 Tell = Callable[[str], None]  # receives a sentence for people
 Folders = frozenset[str]  # of one training
-_OURS = ("supervise", "daemon", "cli")  # sources of incidents from outside the command
+_OURS = ("supervise", "daemon", "cli", "gate")  # sources of incidents from outside the command
 
 
 class StateBefore(msgspec.Struct, frozen=True, kw_only=True):

@@ -143,6 +143,13 @@ def content_digest(files: tuple[File, ...]) -> str:
     return hashlib.blake2b(msgspec.json.encode(identity(files)), digest_size=16).hexdigest()
 
 
+def bytes_digest(files: tuple[File, ...]) -> str:
+    """Return a digest of the bytes alone: equal for a content under another name."""
+    return hashlib.blake2b(
+        msgspec.json.encode(sorted(part[1:] for part in identity(files))), digest_size=16
+    ).hexdigest()
+
+
 def decode_manifest(text: bytes) -> Manifest:
     """Parse and check a manifest. Raises RecordsError if it is damaged, has a newer format, or names unsafe paths."""
     manifest = decode_checked(text, Manifest, "a manifest")

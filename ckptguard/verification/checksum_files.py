@@ -9,7 +9,7 @@ import codecs
 import os
 import posixpath
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -18,8 +18,8 @@ from ckptguard.storage import normalise_url, open_storage
 from ckptguard.values.ids import escape
 from ckptguard.values.storage_options import NO_OPTIONS, StorageOptions
 
-# Path as stated ("": the list names no file) -> (algorithm, lower-case hex digest).
-Sums = Mapping[str, tuple[str, str]]
+Stated = Mapping[str, str]  # algorithm -> lower-case hex digest
+Sums = Mapping[str, Stated]  # by the path as stated ("": the list names no file)
 
 LONGEST = 16 << 20
 _MOST_ODD = 10_000  # a list has headings and remarks, but not as many: what has more is something else
@@ -42,8 +42,6 @@ _ALGORITHMS = {
     "sha512": (128, "sha-?512"),
     "blake2b": (128, "b2|blake2"),
 }
-# The stronger first: of several sums of one file this one is compared.
-_STRENGTH = ("blake3", "blake2b", "sha512", "sha384", "sha256", "blake2b-384", "blake2b-256", "sha224", "sha1", "md5")
 _UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 
@@ -55,7 +53,7 @@ class CheckSums(msgspec.Struct, frozen=True):
     folder: str
     name: str
 
-    def of(self, prefix: str, files: Sequence[str], root: str) -> dict[str, tuple[str, str]]:
+    def of(self, prefix: str, files: Sequence[str], root: str) -> dict[str, Stated]:
         """`sums_for` these files below a storage's root."""
         return sums_for(self.stated, prefix, files, root=root, folder=self.folder)
 
@@ -77,11 +75,11 @@ def read_check_sums(path: str, options: StorageOptions = NO_OPTIONS) -> CheckSum
     return CheckSums(stated=parse_check_sums(text, path), folder=around, name=os.path.basename(place))
 
 
-def parse_check_sums(text: bytes | str, source: str, odd: list[str] | None = None) -> dict[str, tuple[str, str]]:
-    """Path -> (algorithm, lower-case hex digest). SettingsError names the line that is in none of the styles, that
+def parse_check_sums(text: bytes | str, source: str, odd: list[str] | None = None) -> dict[str, Stated]:
+    """Return all sums of each path. SettingsError names the line that is in none of the styles, that
     may be of several algorithms, or that contradicts another one. With `odd` only the last is an error, and very
     many lines: that list gets a sentence for each line that was not understood."""
-    sums: dict[str, tuple[str, str]] = {}
+    sums: dict[str, dict[str, str]] = {}
     for number, line in enumerate(_lines(text, source), 1):
         if not line.strip() or line.startswith(("#", ";")):
             continue
@@ -95,19 +93,14 @@ def parse_check_sums(text: bytes | str, source: str, odd: list[str] | None = Non
                 raise SettingsError(f"{where}: {_MOST_ODD:,} lines before were not understood either") from error
             odd.append(error.message)
             continue
-        known, former = sums.get(path, (_STRENGTH[-1], digest))
-        if known == algorithm and former != digest:
+        if sums.setdefault(path, {}).setdefault(algorithm, digest) != digest:
             raise SettingsError(f"{where}: another {algorithm} for {escape(path[:80])} than in a line before")
-        if path not in sums or _STRENGTH.index(algorithm) < _STRENGTH.index(known):
-            sums[path] = (algorithm, digest)
     if not sums and odd is None:
         raise SettingsError(f"{escape(source)} states no checksums")
-    return sums
+    return dict(sums)
 
 
-def sums_for(
-    sums: Sums, prefix: str, files: Sequence[str], *, root: str = "", folder: str = ""
-) -> dict[str, tuple[str, str]]:
+def sums_for(sums: Sums, prefix: str, files: Sequence[str], *, root: str = "", folder: str = "") -> dict[str, Stated]:
     """The stated sums as keys of the storage, for the target `prefix` with these files.
 
     Paths are relative to the list's own folder, to the target, or to the folder around it (``md5sum model/*``):
@@ -124,36 +117,45 @@ def sums_for(
     return fitting
 
 
-def fitting_sums(
-    sums: Sums, prefix: str, files: Sequence[str], *, root: str, folder: str
-) -> dict[str, tuple[str, str]]:
+def fitting_sums(sums: Sums, prefix: str, files: Sequence[str], *, root: str, folder: str) -> dict[str, Stated]:
     """The same for a folder; nothing where the list says nothing about it."""
     present, most = set(files), 0
-    fitting: set[tuple[str, tuple[str, str]]] = set()
+    fitting: dict[str, list[Stated]] = {}
     for base in _bases(prefix, root, folder):
-        keys = {(_key(base, path, root), stated) for path, stated in sums.items()}
-        inside = {(k, s) for k, s in keys if k in present or (k.startswith(prefix + "/") if prefix else k)}
-        fits = sum(key in present for key, _ in inside)
+        inside: dict[str, list[Stated]] = {}
+        for path, stated in sums.items():
+            key = _key(base, path, root)
+            if key in present or (key.startswith(prefix + "/") if prefix else key):
+                inside.setdefault(key, []).append(stated)
+        fits = len(present & inside.keys())
         if fits > most:
             fitting, most = inside, fits
-    if len(fitting) > len(dict(fitting)):
-        raise SettingsError("the checksum file names one file by several paths, with different sums")
-    return dict(fitting)
+    return {key: _together(stated, key) for key, stated in fitting.items()}
 
 
-def _for_one_file(sums: Sums, key: str, root: str, folder: str) -> tuple[str, str]:
+def _together(several: Iterable[Stated], key: str) -> Stated:
+    """All sums of a file that a list names by several paths. SettingsError if two of one algorithm differ."""
+    found: dict[str, str] = {}
+    for stated in several:
+        for algorithm, digest in stated.items():
+            if found.setdefault(algorithm, digest) != digest:
+                raise SettingsError(f"the checksum file states two different {algorithm} for {escape(key)}")
+    return found
+
+
+def _for_one_file(sums: Sums, key: str, root: str, folder: str) -> Stated:
     for base in _bases(key, root, folder):
-        exact = {stated for path, stated in sums.items() if path and _key(base, path, root) == key}
-        if len(exact) == 1:
-            return exact.pop()
+        exact = [stated for path, stated in sums.items() if path and _key(base, path, root) == key]
+        if exact:
+            return _together(exact, key)
     name = key.rpartition("/")[2]
-    named = {stated for path, stated in sums.items() if path.rpartition("/")[2] == name}
+    named = [stated for path, stated in sums.items() if path.rpartition("/")[2] == name]
     if not named and set(sums) == {""}:
         return sums[""]
-    if len(named) != 1:
-        what = "no sum" if not named else f"{len(named)} different sums"
-        raise SettingsError(f"the checksum file states {what} for {escape(name)}")
-    return named.pop()
+    if any(stated != named[0] for stated in named) or not named:
+        what = "sums of several files of the name" if named else "no sum for"
+        raise SettingsError(f"the checksum file states {what} {escape(name)}")
+    return named[0]
 
 
 def _bases(prefix: str, root: str, folder: str) -> list[str]:

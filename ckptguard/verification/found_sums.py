@@ -20,7 +20,7 @@ from ckptguard.scan import ScanOptions
 from ckptguard.storage import Entry, Storage
 from ckptguard.values.ids import escape
 from ckptguard.values.verdict import Finding, Severity
-from ckptguard.verification.checksum_files import LONGEST, CheckSums, Sums, fitting_sums, parse_check_sums
+from ckptguard.verification.checksum_files import LONGEST, CheckSums, Stated, Sums, fitting_sums, parse_check_sums
 
 _MOST_LISTS = 10_000
 _HUB_RECORDS = ".cache/huggingface/download"  # `hf download --local-dir` notes there what the hub stated
@@ -54,7 +54,7 @@ def given_sums(sums: CheckSums, storage: Storage, checkpoint: Checkpoint) -> Fou
     """What the checksum file that the user named states about a checkpoint; SettingsError if it is nothing."""
     stated = sums.of(checkpoint.path, checkpoint.files, storage.url)
     name = escape(sums.name)
-    return FoundSums(tuple(StatedSum(file, *one, name) for file, one in stated.items()), (name,))
+    return FoundSums(tuple(StatedSum(file, *sum, name) for file, all in stated.items() for sum in all.items()), (name,))
 
 
 def find_sums(
@@ -83,14 +83,14 @@ def find_sums(
         remarks += _remarks(odd, name, entry, says_nothing=not sums)
         if sums:
             names.append(name)
-        for file, one in about.items():
+        for file, stated in about.items():
             written = times.get(file)
             if file not in times and not tensor_suffix(file):
                 message = f"{name} lists it, but it is not there"
                 remarks.append(Finding("digests", Severity.WARNING, message, file))
                 continue
             earlier = entry.mtime_ns is not None and written is not None and entry.mtime_ns < written
-            found.append(StatedSum(file, *one, name, earlier))
+            found += [StatedSum(file, *sum, name, earlier) for sum in stated.items()]
     if hub_record:
         found += _hub_record(storage, checkpoint)
     return FoundSums(tuple(found), tuple(names), tuple(remarks))
@@ -115,7 +115,7 @@ def _read(storage: Storage, entry: Entry, name: str, key: Callable[[str], str]) 
         raise CouldNotTellError(f"the checksum file {name} cannot be read: {error.message}", key=entry.key) from error
 
 
-def _about(sums: Sums, entry: Entry, checkpoint: Checkpoint, storage: Storage) -> dict[str, tuple[str, str]] | None:
+def _about(sums: Sums, entry: Entry, checkpoint: Checkpoint, storage: Storage) -> dict[str, Stated] | None:
     """What a list states about files of the checkpoint, there or not; None for the sum of one other file."""
     folder, file = entry.key.rpartition("/")[0], summed_file(entry.name)
     if file is not None and len(sums) == 1:

@@ -8,7 +8,6 @@ import signal
 import sys
 import threading
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import click
@@ -18,8 +17,10 @@ from ckptguard.runs.settings_file import load_settings
 from ckptguard.storage import normalise_url
 from ckptguard.storage.failures import machine_trouble
 from ckptguard.values.ids import escape
+from ckptguard.values.retention_policy import parse_span
 from ckptguard.values.settings import Settings
 from ckptguard.version import __version__
+from ckptguard_daemon.examples import EXAMPLES, print_example
 from ckptguard_daemon.log import start_logging
 
 _EPILOG = """\b
@@ -32,28 +33,21 @@ Exit codes:
   10 with --once: no such run
   11 another daemon has the socket
 """
-_EXAMPLES = {
-    "service": "ckptguard-daemon.service",
-    "container": "Containerfile",
-    "settings": "ckptguard.toml",
-    "rules": "ckptguard-rules.yml",
-    "grafana": "ckptguard-grafana.json",
-}
 
 
-def _print_example(context: click.Context, _: click.Parameter, name: str | None) -> None:
-    if name is not None:
-        text = Path(__file__).with_name("deploy").joinpath(_EXAMPLES[name]).read_text(encoding="utf-8")
-        program = Path(sys.executable).with_name("ckptguard-daemon")
-        if program.is_file():  # systemd knows no PATH of ours, and takes a % for the start of a specifier
-            text = text.replace("%h/.local/bin/ckptguard-daemon", f'"{program}"'.replace("%", "%%"))
-        click.echo(text, nl=False)
-        context.exit()
+def _probe(context: click.Context, option: click.Parameter, address: str | None) -> None:
+    if address is not None:
+        from ckptguard_daemon.liveness import probe
+
+        wrong = probe(address, "/healthz" if option.name == "alive" else "/readyz")
+        click.echo(wrong, err=True) if wrong else None
+        context.exit(1 if wrong else 0)
 
 
 @click.command(epilog=_EPILOG, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.argument("runs", nargs=-1, required=True, metavar="RUN...")
 @click.option("--once", is_flag=True, help="Verify what is there, and end: for cron or a job's epilog.")
+@click.option("--limit", metavar="SPAN", help="With --once: end after SPAN (10m). What has no verdict stays pending.")
 @click.option("--config", metavar="FILE", help="Use this settings file, not ./ckptguard.toml.")
 @click.option("--socket", "socket_path", metavar="PATH", help="Listen here, not in the runtime folder.")
 @click.option("--parent", type=int, metavar="PID", help="Stop when this parent process is gone.")
@@ -75,12 +69,28 @@ def _print_example(context: click.Context, _: click.Parameter, name: str | None)
 @click.option("--records", metavar="URL", help="Keep the records here, not in RUN/_ckptguard.")
 @click.option(
     "--example",
-    type=click.Choice(list(_EXAMPLES)),
+    type=click.Choice(list(EXAMPLES)),
     metavar="WHAT",
     is_eager=True,
     expose_value=False,
-    callback=_print_example,
-    help=f"Print an example to edit, and end: {', '.join(list(_EXAMPLES)[:-1])} or {list(_EXAMPLES)[-1]}.",
+    callback=print_example,
+    help=f"Print an example to edit, and end: {', '.join(EXAMPLES)} (a folder).",
+)
+@click.option(
+    "--alive",
+    metavar="SOCKET",
+    is_eager=True,
+    expose_value=False,
+    callback=_probe,
+    help="Ask the daemon there whether it works, and end: for a liveness probe.",
+)
+@click.option(
+    "--ready",
+    metavar="SOCKET",
+    is_eager=True,
+    expose_value=False,
+    callback=_probe,
+    help="The same: whether it knows its runs, for a readiness probe.",
 )
 @click.version_option(__version__, package_name="ckptguard", message="%(prog)s %(version)s")
 def command(runs: tuple[str, ...], **options: Any) -> None:
@@ -92,12 +102,16 @@ def command(runs: tuple[str, ...], **options: Any) -> None:
         flags = {"settle": options["settle"], "scan_interval": options["interval"], "records": options["records"]}
         settings = load_settings(options["config"], os.environ, **flags)
         urls = distinct_urls(runs, settings)
+        limit = None if options["limit"] is None else parse_span(options["limit"])
+        if limit is not None and not options["once"]:
+            raise SettingsError("--limit is the time limit of --once", hint="name both, or neither")
         _start_logging(options["log_file"], options["log_format"])
     except CkptguardError as error:
         _end(error)
     # Imported after the settings were checked, so that a mistake in them is reported at once.
     from ckptguard_daemon.publish import MetricsOptions
     from ckptguard_daemon.service import run_once, serve
+    from ckptguard_daemon.time_limit import TimeLimit
 
     metrics = MetricsOptions(
         address=options["metrics"], token_file=options["metrics_token"], file=options["metrics_file"]
@@ -109,8 +123,11 @@ def command(runs: tuple[str, ...], **options: Any) -> None:
     gc.freeze()  # imported modules stay; the idle daemon need not scan them again
     try:
         if options["once"]:
+            timed = None if limit is None else TimeLimit(limit, stop)
             code = run_once(urls, settings, stop, metrics=metrics)
-            if stop.is_set():
+            if timed is not None and timed.is_over:
+                code = timed.code_of(code)
+            elif stop.is_set():
                 code = 130
         else:
             parent, path = options["parent"], options["socket_path"]

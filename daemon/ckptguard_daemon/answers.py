@@ -118,7 +118,7 @@ class Answers:
 
     async def _healthz(self, request: Request) -> Response:
         alive = self._alive()
-        status, presence = "ok" if alive else "the loop has ended", fields(self._presence, "healthz")
+        status, presence = "ok" if alive else "the loop has ended, or hangs", fields(self._presence, "healthz")
         answer = document("healthz", status=status, version=__version__, **presence, runs=len(self._runs))
         return _json(answer, status=200 if alive else 503)
 
@@ -141,7 +141,7 @@ class Answers:
         deadline = time.monotonic() + patience
         waited = False
         while True:
-            with self._passes.next() as passed:
+            with self._passes.next(guarded.run_id) as passed:
                 answer, pending = await run_in_threadpool(self._best_and_pending, guarded, before, series, patience > 0)
                 left = deadline - time.monotonic()
                 if not pending or left <= 0:

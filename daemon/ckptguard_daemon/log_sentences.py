@@ -24,6 +24,8 @@ _SENTENCES = {
     "incident": "incident: {reason}",
     "incident_not_recorded": "the incident of {path} could not be recorded: {reason}",
     "library": "{message}",
+    "limit": "the limit of {limit} is over: what has no verdict yet stays pending",
+    "limit_forced": "the storage does not answer: ended all the same, and what has no verdict yet stays pending",
     "lost": "{reason}",
     "metrics": "Prometheus finds the metrics at {address}",
     "metrics_not_written": "the metrics cannot be written to {file}: {reason}",

@@ -39,7 +39,7 @@ class Rendezvous:
 
 
 def listen(path: str | None, urls: Sequence[str], environ: Mapping[str, str]) -> Rendezvous:
-    """Bind and listen, at `path` or at a path of our own that follows from the runs.
+    """Bind and listen, at `path` or at a path of our own that follows from the runs. The path's folder is made.
 
     The socket of a dead daemon is replaced.
 
@@ -49,6 +49,8 @@ def listen(path: str | None, urls: Sequence[str], environ: Mapping[str, str]) ->
     """
     if path is not None:
         place = os.path.abspath(path)
+        with contextlib.suppress(OSError):  # it is there, or the check says what is wrong
+            os.mkdir(os.path.dirname(place), 0o700)
         _check_folder(os.path.dirname(place))
         with _alone(os.path.dirname(place)):
             return _bind(place)

@@ -9,10 +9,12 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import uvicorn
 from starlette.types import ASGIApp
 
+from ckptguard.decisions.turns import LANES
 from ckptguard.errors import CkptguardError, SettingsError
 from ckptguard.inspect.list_states import survey
 from ckptguard.records.daemon_record import DaemonRecord
@@ -20,8 +22,7 @@ from ckptguard.records.run import open_run
 from ckptguard.records.who_and_when import this_host, utc_now
 from ckptguard.reporting.notify import LONGEST_CLOSE, Hooks
 from ckptguard.runs.run_view import open_view
-from ckptguard.scan.process.process_scanner import ProcessScanner
-from ckptguard.scan.process.worker_process import limits_of
+from ckptguard.runs.work import Work
 from ckptguard.values.run_facts import RunFacts
 from ckptguard.values.settings import Settings
 from ckptguard.values.verdict import Outcome
@@ -31,8 +32,9 @@ from ckptguard_daemon.catalogue_feed import CatalogueFeed, open_catalogue
 from ckptguard_daemon.connections import BoundedConnection
 from ckptguard_daemon.guarded import WatchedRun
 from ckptguard_daemon.idle_work import Replicating, Scrubbing
+from ckptguard_daemon.liveness import Systemd, is_fresh
 from ckptguard_daemon.log import log
-from ckptguard_daemon.loop import Loop, Passes
+from ckptguard_daemon.loop import LaneScanner, Loop, Passes
 from ckptguard_daemon.metrics import Metrics, exposition
 from ckptguard_daemon.publish import (
     NOWHERE,
@@ -47,7 +49,7 @@ from ckptguard_daemon.roster import Roster
 from ckptguard_daemon.watcher import Watcher
 
 GOOD, FAILED, BAD, UNDECIDED = 0, 1, 3, 4  # the command line's exit codes, for --once
-_LOOP_STOP_SECONDS = 2.0
+_LANES_STOP_SECONDS = 2.0
 _HTTP_START_SECONDS, _HTTP_STOP_SECONDS = 10.0, 2.0
 _HOOK_STOP_SECONDS = 3.0
 _LONGEST_SETTLING = 60.0
@@ -72,13 +74,13 @@ def serve(
 
     Raises SettingsError or BusyError if the socket is unavailable. Later errors do not end it.
     """
+    manager = Systemd()
     scrapers = listen_for_scrapers(metrics)
     file = MetricsFile(metrics.file) if metrics.file is not None else None
     rendezvous = listen(socket_path, urls, environ)
     host, boot_id = this_host()
     presence = DaemonRecord(address=rendezvous.path, host=host, boot_id=boot_id, pid=os.getpid(), started_at=utc_now())
     hooks = Hooks(settings, log)
-    scanner = _scanner(settings, stop)
     feed = CatalogueFeed(open_catalogue(rendezvous.path, environ))
     runs = Roster(WatchedRun(url, run_id_of(url), settings, hooks, presence, feed) for url in urls)
     feed.keep_only(run.run_id for run in runs)
@@ -86,24 +88,35 @@ def serve(
     passed = threading.Event()
     watchers: list[Watcher] = []
 
-    def after_pass() -> None:
-        passes.done()
+    def after_pass(run: WatchedRun) -> None:
+        passes.done(run.run_id)
         passed.set()
         for watcher in watchers:
             watcher.keep_watching()
+        for work in behind:
+            work.after_pass(run)
 
-    loop = Loop(runs, scanner, stop, after_pass)
+    def replicas_first(run_id: str) -> bool:
+        return loop.verdicts_first(run_id) or replicating.is_busy(run_id)
+
+    loop = Loop(runs, stop, after_pass, lambda run: replicating.after_pass(run))
+    niceness = settings.niceness
+    replicating = Replicating(runs, hooks, loop.verdicts_first, loop.wake, stop, niceness=niceness)
+    scrubbing = Scrubbing(runs, hooks, replicas_first, loop.wake, stop, niceness=niceness)
+    behind = (replicating, scrubbing)
     watchers += [
         Watcher(run.url, lambda run_id=run.run_id: loop.wake(run_id))  # type: ignore[misc]  # a default binds the id
         for run in runs
         if os.path.isabs(run.url)
     ]
     thread = threading.Thread(target=loop.run, name="loop", daemon=True)
-    scrubbing = Scrubbing(tuple(runs), settings, hooks, loop.idle, loop.wake, stop)
-    replicating = Replicating(tuple(runs), settings, hooks, loop.idle, loop.wake, stop)
-    aside: list[threading.Thread] = []
-    told = Metrics(lambda: _facts_of(runs, feed), lambda: loop.alive_at)
-    answers = Answers(runs, loop, passes, hooks, presence, thread.is_alive, told)
+    aside = [threading.Thread(target=work.lanes.run, name=work.name, daemon=True) for work in behind]
+    told = Metrics(lambda: _facts_of(runs, feed), loop.last_progress)
+
+    def alive() -> bool:
+        return thread.is_alive() and is_fresh(loop.last_progress())
+
+    answers = Answers(runs, loop, passes, hooks, presence, alive, told)
     servers = [HttpServer(answers.application(), rendezvous.socket)]
     if scrapers is not None:
         servers.append(HttpServer(ScrapeAnswers(told.text, metrics.token_file), scrapers))
@@ -112,32 +125,32 @@ def serve(
         if not all(server.start() for server in servers):
             return FAILED
         if file is not None:
-            writing = threading.Thread(target=file.keep_written, args=(told.text, passed, stop), daemon=True)
-            writing.start()
-            aside.append(writing)
+            aside.append(threading.Thread(target=file.keep_written, args=(told.text, passed, stop), daemon=True))
         for watcher in watchers:  # before the first pass, so that no change is missed
             watcher.keep_watching()
-        thread.start()
-        aside += [begun for begun in (scrubbing.start(), replicating.start()) if begun is not None]
+        for begun in (thread, *aside):
+            begun.start()
         log("started", version=__version__, pid=presence.pid, socket=rendezvous.path, runs=list(urls))
+        manager.is_ready()
         while not stop.wait(1.0):
+            manager.tell_progress(loop.last_progress(), runs)
             if not still_wanted():
                 log("parent_gone")
                 stop.set()
     finally:
+        manager.is_stopping()
         stop.set()
-        loop.wake()
+        everywhere = (loop.lanes, replicating.lanes, scrubbing.lanes)
+        for lanes in everywhere:
+            lanes.wake(())
         passed.set()
         for server in servers:
             server.close()
         for watcher in watchers:
             watcher.close()
-        if thread.ident is not None:
-            thread.join(timeout=_LOOP_STOP_SECONDS)
-        for begun in aside:
-            begun.join(timeout=_LOOP_STOP_SECONDS)
-        if not thread.is_alive():
-            scanner.close()
+        deadline = time.monotonic() + _LANES_STOP_SECONDS
+        for lanes in everywhere:
+            lanes.wait_for_end(deadline - time.monotonic())
         for run in runs:
             run.leave()
         feed.close()
@@ -161,17 +174,24 @@ def run_once(
     for url in urls:
         open_run(url, settings)
     hooks = Hooks(settings, log)
-    scanner = _scanner(settings, stop)
     runs, feed = Roster(), CatalogueFeed(None)
-    all_read = True
+    for url in urls:
+        runs.add(WatchedRun(url, run_id_of(url), settings, hooks, None, feed))
+    replicating = Replicating(runs, hooks, lambda run_id: False, lambda run_id: None, stop, niceness=settings.niceness)
+
+    def settle(run: WatchedRun) -> bool:
+        scanner = LaneScanner(stop)
+        try:
+            all_read = _settled_pass(run, Work(scanner=scanner.by(run.settings), stop=stop))
+        finally:
+            scanner.close()
+        replicating.once(run)
+        return all_read
+
     try:
-        for url in urls:
-            run = WatchedRun(url, run_id_of(url), settings, hooks, None, feed)
-            runs.add(run)
-            all_read = _settled_pass(run, settings, scanner, stop) and all_read
-            Replicating([run], settings, hooks, None, lambda run_id: None, stop).once()
+        with ThreadPoolExecutor(LANES, "pass") as lanes:
+            all_read = all(list(lanes.map(settle, runs)))
     finally:
-        scanner.close()
         if file is not None:
             file.write(exposition(_facts_of(runs, feed), None, time.time()))
         hooks.close(patience=0.0 if stop.is_set() else LONGEST_CLOSE)
@@ -202,25 +222,20 @@ def exit_code(outcomes: Iterable[Outcome], *, all_read: bool) -> int:
     return GOOD if found == {Outcome.GOOD} else UNDECIDED
 
 
-def _scanner(settings: Settings, stop: threading.Event) -> ProcessScanner:
-    # Training's files are more important than ours: drop what was read from the page cache.
-    limits, workers = limits_of(settings), settings.workers or 2
-    return ProcessScanner(limits, workers=workers, stop=stop, spare_cache=True, rate=lambda: settings.verify_rate)
-
-
-def _settled_pass(run: WatchedRun, settings: Settings, scanner: ProcessScanner, stop: threading.Event) -> bool:
+def _settled_pass(run: WatchedRun, work: Work) -> bool:
     """Make passes until nothing is merely settling. Returns whether everything could be read."""
-    patience = _LONGEST_SETTLING + 10 * settings.settle
+    settle = run.settings.settle
+    patience = _LONGEST_SETTLING + 10 * settle
     while True:
-        done = run.step(scanner, stop)
+        done = run.step(work)
         if done is None:
             return False
-        settling = done.next_in is not None and done.next_in <= settings.settle
-        if not settling or patience <= 0 or stop.is_set():
+        settling = done.next_in is not None and done.next_in <= settle
+        if not settling or patience <= 0 or work.is_stopped():
             return not done.could_not_tell
         pause = max(done.next_in or 0.0, 0.05)
         patience -= pause
-        if stop.wait(pause):
+        if work.stop is not None and work.stop.wait(pause):
             return False
 
 

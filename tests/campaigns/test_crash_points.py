@@ -25,7 +25,7 @@ from ckptguard.values.verdict import Outcome
 FULL = os.environ.get("CKPTGUARD_CAMPAIGN") == "full"
 TIMES = 20 if FULL else 1
 NAMES = ("seal", "keep", "own bytes", "judge a copy", "prune", "prune for good", "replicate", "repair")
-NAMES += ("scrub", "put back", "restore")
+NAMES += ("scrub", "put back", "restore", "gate")
 
 # Does one operation in a child for each request on stdin: its name, the n-th step, whether the child is killed before
 # or after that, a run, a replica and a place to restore to. A step is a call that changes something on storage: those

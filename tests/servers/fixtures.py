@@ -19,6 +19,8 @@ from servers.processes import NotInstalledError
 from servers.prometheus import promtool as find_promtool
 from servers.radosgw import radosgw
 from servers.s3 import S3Server
+from servers.slurm import Slurm
+from servers.slurm import slurm as slurm_cluster
 from servers.sshd import SftpServer, sshd
 
 from ckptguard.values.settings import Settings
@@ -108,6 +110,12 @@ def gcs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GcsServer]:
         server.call("POST", "/storage/v1/b?project=test", b'{"name": "%s"}' % GCS_BUCKET.encode())
         serving(f"gs://{GCS_BUCKET}", server.options)
         yield server
+
+
+@pytest.fixture(scope="session")
+def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
+    """Slurm with one node."""
+    yield from _started(slurm_cluster, tmp_path_factory.mktemp("slurm"))
 
 
 def _with_bucket(server: S3Server, bucket: str) -> S3Server:

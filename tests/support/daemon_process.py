@@ -46,13 +46,13 @@ def was_asked(worker: int) -> bool:
     return int.from_bytes(waiting, sys.byteorder) > 0
 
 
-def save(run: Path, step: int, *, nan: bool = False, age: float = 60.0) -> Path:
+def save(run: Path, step: int, *, nan: bool = False, age: float = 60.0, numbers: int = 1000) -> Path:
     """A small finished save, old enough to count as quiet unless told otherwise; written under another name first, as
     safetensors does."""
-    weights = np.random.default_rng(step).standard_normal(1000).astype("<f4")
+    weights = np.random.default_rng(step).standard_normal(numbers).astype("<f4")
     if nan:
         weights[17] = np.nan
-    tensors = {"model.w": {"dtype": "F32", "shape": [1000], "data_offsets": [0, weights.nbytes]}}
+    tensors = {"model.w": {"dtype": "F32", "shape": [numbers], "data_offsets": [0, weights.nbytes]}}
     header = json.dumps(tensors).encode()
     header += b" " * (-len(header) % 8)
     path = run / f"net-{step}.safetensors"

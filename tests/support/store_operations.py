@@ -17,6 +17,7 @@ from ckptguard.retention.pin import pin
 from ckptguard.retention.prune import prune
 from ckptguard.runs.run_view import select_checkpoint
 from ckptguard.runs.work import Work
+from ckptguard.supervise.gate import gate
 from ckptguard.upkeep.reconcile import PassNotes, reconcile
 from ckptguard.upkeep.settle_kept import protect_finished
 from ckptguard.values.ids import CheckpointId
@@ -92,6 +93,11 @@ def _put_back(run: Run, stage: Stage) -> None:
     roll_back(look(run, TINY), GoBack(reason="loss", before_step=301, check_writing=False), work=Work(scanner=inline))
 
 
+def _gate(run: Run, stage: Stage) -> None:
+    for _ in range(2):  # the second start goes one further back
+        gate(look(run, TINY), attempts=1, work=Work(scanner=inline))
+
+
 def _own_bytes(run: Run, stage: Stage) -> None:
     auto = TINY.changed(keep="auto")
     reconcile(look(run, auto), PassNotes(), work=Work(scanner=inline))
@@ -144,6 +150,7 @@ OPERATIONS = {
     "prune for good": Operation(lambda run, stage: prune(look(run), LAST, grace=-1.0), removes=(400,)),
     "restore": Operation(_restore),
     "roll back": Operation(_roll_back, known=(600, 500, 400, 300, 100)),
+    "gate": Operation(_gate, known=(600, 500, 400, 300, 100)),
     "scrub": Operation(_scrub),
     "repair": Operation(lambda run, stage: repair(look(run, TINY), work=Work(scanner=inline))),
     "replicate": Operation(lambda run, stage: replicate(look(run, TINY), stage.replica, work=Work(scanner=inline))),

@@ -10,7 +10,7 @@ from ckptguard.cli.command import Command, Place, Shared, shared_options
 from ckptguard.cli.commands.diff import diff_fields, print_diff
 from ckptguard.cli.exit_codes import ExitCode, of_outcomes
 from ckptguard.cli.output import emit, say, trouble, working
-from ckptguard.cli.render import cell, table, word
+from ckptguard.cli.render import cell, say_lines, say_text, table
 
 if TYPE_CHECKING:
     from ckptguard.inspect.bad_tensors import Culprit
@@ -60,24 +60,26 @@ def code_of(found: Bisection) -> ExitCode:
 
 def print_bisection(found: Bisection, top: int) -> None:
     """The series step by step, what is wrong, and what else changed."""
+    from ckptguard.documents.report_lines import Line
+
     bad = found.first_bad
     for stage in found.stages:
         mark = " <- last good" if stage == found.last_good else " <- first bad" if stage == bad else ""
-        name = stage.id.nth_save if stage.id else ""
-        say(f"{word(stage.outcome.value, 10)} {cell(stage.path)}{name}{mark}")
+        name, outcome = stage.id.nth_save if stage.id else "", stage.outcome.value
+        say_lines([Line("", outcome, f"{'':{10 - len(outcome)}} {cell(stage.path)}{name}{mark}")])
     say("")
     if bad is None:
         outcomes = {stage.outcome.value for stage in found.stages}
         say("all are good" if outcomes == {"good"} else "none is bad, but not all are good")
         return
-    worst = f"{cell(bad.path)}{bad.id.nth_save if bad.id else ''}"
+    worst = f"{bad.path}{bad.id.nth_save if bad.id else ''}"
     good = found.last_good
-    before = f"{cell(good.path)}{good.id.nth_save if good.id else ''}" if good else ""
-    say(f"It turned bad between {before} and {worst}." if good else f"It is bad from {worst} on.")
+    before = f"{good.path}{good.id.nth_save if good.id else ''}" if good else ""
+    say_text(f"It turned bad between {before} and {worst}." if good else f"It is bad from {worst} on.")
     if found.culprits:
         say("")
         many = len({c.file for c in found.culprits}) > 1
-        say(f"What is wrong in {cell(bad.path)}, in the order of the file:")
+        say_text(f"What is wrong in {bad.path}, in the order of the file:")
         say("")
         table(("check", "tensor", "what"), [_row(c, many) for c in found.culprits[:top]])
         if len(found.culprits) > top:

@@ -9,7 +9,7 @@ import click
 from ckptguard.cli.command import Command, Place, Shared, shared_options
 from ckptguard.cli.exit_codes import ExitCode
 from ckptguard.cli.output import emit, say, trouble, working
-from ckptguard.cli.render import cell, table
+from ckptguard.cli.render import say_text, table
 
 if TYPE_CHECKING:
     from ckptguard.documents.build import Document
@@ -59,12 +59,10 @@ def print_diff(diff: Diff, *, top: int | None) -> None:
     from ckptguard.inspect.diff import shown
 
     for name, side in (("a", diff.a), ("b", diff.b)):
-        say(f"{name}  {cell(side.path)}{side.id.nth_save if side.id else ''}  ({_side(side)})")
+        say_text(f"{name}  {side.path}{side.id.nth_save if side.id else ''}  ({_side(side)})")
     for prefix in diff.prefixes:
-        say(
-            f"names: {_quoted(prefix.a)} in a is {_quoted(prefix.b)} in b"
-            f" ({prefix.tensors} tensors, role {cell(prefix.role)})"
-        )
+        where = f"({prefix.tensors} tensors, role {prefix.role})"
+        say_text(f"names: {_quoted(prefix.a)} in a is {_quoted(prefix.b)} in b {where}")
     for damaged in diff.damaged:
         side = diff.a if damaged.side == "a" else diff.b
         trouble(f"warning: {side.path} is damaged, so this is not all: {damaged.file}: {damaged.message}")
@@ -77,10 +75,11 @@ def print_diff(diff: Diff, *, top: int | None) -> None:
     counts = diff.counts
     left = {kind: n - most for kind, n in counts.items() if n > most}
     if left:
-        say("... and " + ", ".join(f"{n} more {kind}" for kind, n in left.items()) + f" (--top {max(counts.values())})")
+        more = ", ".join(f"{n} more {kind}" for kind, n in left.items())
+        say_text(f"... and {more} (--top {max(counts.values())})")
     say("")
     parts = [f"{n} {kind}" for kind, n in counts.items() if n]
-    say(", ".join([f"{diff.same} the same", *parts]))
+    say_text(", ".join([f"{diff.same} the same", *parts]))
 
 
 def _side(side: DiffedCheckpoint) -> str:
@@ -90,7 +89,7 @@ def _side(side: DiffedCheckpoint) -> str:
 
 
 def _quoted(prefix: str) -> str:
-    return f'"{cell(prefix)}"' if prefix else "nothing"
+    return f'"{prefix}"' if prefix else "nothing"
 
 
 def _row(change: TensorChange, with_file: bool) -> tuple[object, ...]:

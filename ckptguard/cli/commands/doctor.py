@@ -10,8 +10,8 @@ import click
 
 from ckptguard.cli.command import Command, Place, Shared, shared_options
 from ckptguard.cli.exit_codes import ExitCode
-from ckptguard.cli.output import emit, say, trouble
-from ckptguard.cli.render import table
+from ckptguard.cli.output import emit, trouble
+from ckptguard.cli.render import say_text, table
 from ckptguard.errors import ObjectMissingError
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def command(url: str, seconds: float | None, shared: Shared) -> None:
     if shared.as_json:
         emit("doctor", found)
     else:
-        say(words(found))
+        say_text(words(found))
         _show(found)
     codes = {"bad": ExitCode.BAD, "unknown": ExitCode.FAILED, "limited": ExitCode.UNDECIDED}
     raise click.exceptions.Exit(codes.get(found.outcome, ExitCode.GOOD))

@@ -7,28 +7,11 @@ import sys
 
 import click
 
-from ckptguard.cli.command import Command, Place, Shared, config_option, records_option
+from ckptguard.cli.command import Place, RunsAnother, Shared, config_option, records_option
 from ckptguard.cli.exit_codes import ExitCode, of_error
 from ckptguard.cli.output import report_error, trouble
 
 CODES = (ExitCode.BAD, ExitCode.BUSY, ExitCode.EXHAUSTED, ExitCode.NO_KNOWN_GOOD)
-
-
-class _Command(Command):
-    """Its arguments are only right with ``--`` before COMMAND: else options of COMMAND that are ours too, such as
-    --config, would silently be ours."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        is_marked, count = "--" in args, len(args)  # they are used up
-        try:
-            left = super().parse_args(ctx, args)
-        except click.UsageError as error:
-            if not is_marked and count > 1:
-                raise click.UsageError("write -- before COMMAND", ctx) from error
-            raise
-        if not is_marked and not ctx.resilient_parsing:
-            raise click.UsageError("write -- before COMMAND", ctx)
-        return left
 
 
 def _no_nan(ctx: click.Context, param: click.Parameter, value: float) -> float:
@@ -37,7 +20,9 @@ def _no_nan(ctx: click.Context, param: click.Parameter, value: float) -> float:
     return value
 
 
-@click.command("supervise", cls=_Command, short_help="Run a training; go back when its saves turn sick.", codes=CODES)
+@click.command(
+    "supervise", cls=RunsAnother, short_help="Run a training; go back when its saves turn sick.", codes=CODES
+)
 @click.argument("run", type=Place())
 @click.argument("argv", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND...")
 @click.option(

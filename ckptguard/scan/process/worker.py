@@ -19,7 +19,7 @@ import msgspec
 
 from ckptguard.errors import CouldNotTellError
 from ckptguard.scan.files import scan_files
-from ckptguard.scan.process.low_priority import lower_priority
+from ckptguard.scan.process.low_priority import lower_priority, lower_session, yield_to_all
 from ckptguard.scan.process.messages import PREFIX, Answer, Request, frame
 from ckptguard.scan.result import Scan
 from ckptguard.storage import open_storage
@@ -33,15 +33,19 @@ def main() -> None:
     memory, idle, parent, niceness = int(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
     answers = os.dup(1)
     os.dup2(2, 1)  # a library's prints must not mix with the answers
-    _die_with(parent)
+    die_with(parent)
     _limit(memory)
     if niceness:
+        lower_session(niceness)
         lower_priority(niceness)
     while select.select([0], [], [], idle)[0]:
         body = _read_request()
         if body is None:
             return
-        _write(answers, _frame_of(_answer(msgspec.msgpack.decode(body, type=Request))))
+        request = msgspec.msgpack.decode(body, type=Request)
+        if request.yields:
+            yield_to_all()
+        _write(answers, _frame_of(_answer(request)))
 
 
 def _answer(request: Request) -> Answer:
@@ -84,7 +88,8 @@ def _limit(memory: int) -> None:
         resource.setrlimit(what, (most, most))
 
 
-def _die_with(parent: int) -> None:
+def die_with(parent: int) -> None:
+    """Have the system end this process with the one that started it."""
     with contextlib.suppress(OSError, AttributeError):  # otherwise a closed stdin ends us between two scans
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:  # it was killed before that line

@@ -31,7 +31,8 @@ from ckptguard.layouts import Checkpoint
 from ckptguard.records.manifests import read_manifest
 from ckptguard.records.pins import InUse
 from ckptguard.records.who_and_when import utc_now
-from ckptguard.recover.roll_back import GoBack, RolledBack, roll_back, verify_pending
+from ckptguard.recover.roll_back import GoBack, RolledBack, roll_back
+from ckptguard.recover.verify_pending import verify_pending
 from ckptguard.runs.candidates import first_whole
 from ckptguard.runs.find_known_good import Candidate, Wanted, newest_candidate
 from ckptguard.runs.run_view import RunView

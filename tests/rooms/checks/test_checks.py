@@ -193,7 +193,7 @@ def test_checksum_files_are_read_strictly():
 
     md5, sha = "d41d8cd98f00b204e9800998ecf8427e", "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
     text = f"# made by hand\n{md5}  ./a b.bin\n{sha} *c/d.bin\nMD5 (e) = {md5.upper()}\n"
-    assert parse_check_sums(text, "SUMS") == {"a b.bin": ("md5", md5), "c/d.bin": ("sha256", sha), "e": ("md5", md5)}
+    assert parse_check_sums(text, "SUMS") == {"a b.bin": {"md5": md5}, "c/d.bin": {"sha256": sha}, "e": {"md5": md5}}
     for bad in (f"{md5}  x\nhello", "hello", ""):
         with pytest.raises(SettingsError):
             parse_check_sums(bad, "SUMS")
@@ -218,7 +218,7 @@ def test_where_stated_sums_apply():
     from ckptguard.errors import SettingsError
     from ckptguard.verification.checksum_files import sums_for
 
-    a, b = ("md5", "a" * 32), ("md5", "b" * 32)
+    a, b = {"md5": "a" * 32}, {"md5": "b" * 32}
     assert sums_for({"deep/x.pt": a}, "x.pt", ["x.pt"]) == {"x.pt": a}
     assert sums_for({"x.bin": a, "gone.bin": b}, "m", ["m/x.bin"]) == {"m/x.bin": a, "m/gone.bin": b}
     assert sums_for({"m/x.bin": a}, "m", ["m/x.bin"]) == {"m/x.bin": a}

@@ -46,6 +46,7 @@ def test_every_command_has_its_example():
         ("config",),
         ("doctor",),
         ("rollback", "--dry-run"),
+        ("gate",),
         ("restore", "--to", "out"),
         ("replicate", "--to", "elsewhere"),
         ("accept", "--step", "200"),
@@ -54,7 +55,7 @@ def test_every_command_has_its_example():
 )
 def test_documents_are_as_shown(document, invoke, eventful, arguments):
     """A real document has the example's keys, in the example's order, all the way down."""
-    if arguments[0] == "rollback":
+    if arguments[0] in ("rollback", "gate"):
         (eventful / "last.pt").write_bytes((eventful / "net-400.pt").read_bytes())
         (eventful / "latest").write_text("net-400.pt")
         invoke("verify", eventful)

@@ -146,3 +146,15 @@ def test_no_incident_leads_in_a_circle(verified, invoke):
     torch.save(state, verified / "net-400.pt")
     invoke("verify", verified)
     assert f"ckptguard incidents {verified}" in invoke("incident", verified, "no-such-one").stderr
+
+
+def test_a_save_that_is_good_now_has_no_open_incident(poisoned, invoke, flip):
+    """Whatever made it good: its incident is closed, and says so. Those about others stay open."""
+    flip(poisoned / "net-200.pt")
+    invoke("verify", poisoned)
+    assert invoke("verify", poisoned, "--allow-nonfinite", "embed.weight").exit_code == 3
+    assert incidents(poisoned) == [(200, "damage", "open", "cli"), (400, "numeric", "closed", "cli")]
+    assert list_incidents(open_run(str(poisoned)))[1].actions == ("net-400.pt was verified again, and is good",)
+    flip(poisoned / "net-200.pt")  # the bit is right again
+    assert invoke("verify", poisoned).exit_code == 0
+    assert [state for _, _, state, _ in incidents(poisoned)] == ["closed", "closed"]

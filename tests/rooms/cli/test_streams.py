@@ -167,3 +167,15 @@ def test_many_names_are_counted():
     """A run of a thousand pending saves does not fill the screen."""
     assert some(["a", "b"]) == "a, b"
     assert some([str(n) for n in range(12)]) == "0, 1, 2, 3, 4, 5, 6, 7, 8, 9 and 2 more"
+
+
+@pytest.mark.parametrize("words", [("bisect", "."), ("diff", "net-100.pt", "net-400.pt"), ("doctor", ".")])
+def test_no_line_is_wider_than_the_terminal(verified, monkeypatch, words):
+    """Whatever a command says: sentences and stages fold like tables."""
+    (verified / "net-400.pt").write_bytes((verified / "net-300.pt").read_bytes()[:-3000])
+    monkeypatch.chdir(verified)
+    _, _, shown = on_a_terminal(words, stdout=True, columns=38)
+    lines = [re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", line) for line in re.split(r"[\r\n]+", shown)]
+    told = [line for line in lines if not line.startswith(("warning: ", "error: ", "hint: "))]
+    assert [line for line in told if len(line) > 38] == []
+    assert len(told) > 3

@@ -116,4 +116,4 @@ def on_a_terminal(*arguments):
 def test_lists_can_be_read_back():
     """Our own reader of checksum files takes a plain line."""
     digest = "d" * 32
-    assert parse_check_sums(check_line(digest, "a/b.bin") + "\n", "list") == {"a/b.bin": ("md5", digest)}
+    assert parse_check_sums(check_line(digest, "a/b.bin") + "\n", "list") == {"a/b.bin": {"md5": digest}}

@@ -52,7 +52,7 @@ def test_what_coreutils_write_is_read(tmp_path, command, algorithm):
     for name in NAMES:
         hasher = new_hasher(algorithm, len(name.encode()))
         hasher.update(memoryview(name.encode()))
-        expected[name] = (algorithm, hasher.hexdigest())
+        expected[name] = {algorithm: hasher.hexdigest()}
     assert parse_check_sums(text, "SUMS") == expected
 
 
@@ -81,7 +81,7 @@ def test_what_other_tools_write_is_read(line, stated, ending, encoding):
     """shasum, openssl, b3sum, BSD; line ends and byte order marks of Windows; upper case."""
     path, algorithm, digest = stated
     text = f"# a comment{ending or chr(10)}{line}{ending}".encode(encoding)
-    assert parse_check_sums(text, "list") == {path: (algorithm, digest)}
+    assert parse_check_sums(text, "list") == {path: {algorithm: digest}}
 
 
 def test_the_lists_name_says_what_its_lines_do_not():
@@ -95,7 +95,7 @@ def test_the_lists_name_says_what_its_lines_do_not():
         ("SUMS", SHA256, "sha256"),
         ("MD5SUMS", SHA256, "sha256"),
     ):
-        assert parse_check_sums(f"{digest}  x\n", source) == {"x": (algorithm, digest)}
+        assert parse_check_sums(f"{digest}  x\n", source) == {"x": {algorithm: digest}}
 
 
 @pytest.mark.parametrize(
@@ -127,13 +127,13 @@ def test_what_is_ambiguous_or_no_list_is_one_sentence(text, says):
 
 
 def test_the_same_sum_twice_and_two_kinds_of_sums():
-    """Repeated lines are no trouble; of several kinds the strongest is compared."""
-    assert parse_check_sums(f"{MD5}  x\n{MD5}  ./x\n", "s") == {"x": ("md5", MD5)}
+    """Repeated lines are no trouble, and every kind counts."""
+    assert parse_check_sums(f"{MD5}  x\n{MD5}  ./x\n", "s") == {"x": {"md5": MD5}}
     for text in (f"{MD5}  x\n{SHA256}  x\n", f"{SHA256}  x\n{MD5}  x\n"):
-        assert parse_check_sums(text, "s") == {"x": ("sha256", SHA256)}
+        assert parse_check_sums(text, "s") == {"x": {"md5": MD5, "sha256": SHA256}}
 
 
-A, B = ("md5", "a" * 32), ("md5", "b" * 32)
+A, B, C = {"md5": "a" * 32}, {"md5": "b" * 32}, {"sha256": "c" * 64}
 FILES = ["models/m/x.bin", "models/m/sub/y.bin"]
 
 
@@ -186,5 +186,8 @@ def test_two_paths_to_one_file_must_agree():
     """However they are written."""
     files = ["m/x", "m/y"]
     assert sums_for({"x": A, "sub/../x": A}, "m", files) == {"m/x": A}
-    with pytest.raises(SettingsError):
-        sums_for({"x": A, "sub/../x": B}, "m", files)
+    assert sums_for({"x": A, "sub/../x": C}, "m", files) == {"m/x": A | C}
+    assert sums_for({"x": A, "sub/../x": C}, "m/x", files, root="/r", folder="/r/m") == {"m/x": A | C}
+    for target in ("m", "m/x"):
+        with pytest.raises(SettingsError, match="two different md5 for m/x"):
+            sums_for({"x": A, "sub/../x": B}, target, files, root="/r", folder="/r/m")

@@ -171,6 +171,20 @@ def test_several_lists_are_all_compared(model):
     assert errors(verify_target(str(model), QUICK)) == [f"{FIRST}: md5 is not the one that MD5SUMS states"]
 
 
+def test_one_list_that_contradicts_itself_is_told(model):
+    """The stronger sum decides about the file. A weaker one that is wrong beside it is a wrong line."""
+    right = write_sums(model).read_text()
+    (model / "SHA256SUMS").write_text(f"{right}{'0' * 32}  {FIRST}\n")
+    report = verify_target(str(model), QUICK)
+    assert report.outcome is Outcome.GOOD
+    assert said(report, Severity.WARNING) == [
+        f"{FIRST}: md5 is not the one that SHA256SUMS states, but sha256 is: SHA256SUMS contradicts itself"
+    ]
+    md5 = hashlib.md5((model / FIRST).read_bytes()).hexdigest()
+    (model / "SHA256SUMS").write_text(f"{'0' * 64}  {FIRST}\n{md5}  {FIRST}\n")
+    assert errors(verify_target(str(model), QUICK)) == [f"{FIRST}: sha256 is not the one that SHA256SUMS states"]
+
+
 def test_lists_in_inner_folders_speak_of_those(tmp_path):
     """Not of files of the same name around them."""
     inner = tmp_path / write_sharded(tmp_path, 1, seed=1) / "extra"

@@ -1,0 +1,137 @@
+"""Find out what there is to do in one run: a task too, so that a coordinator lists no run itself.
+
+What is done is on record, so the plan of a job that was interrupted has only the rest.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import msgspec
+
+from ckptguard.bulk.messages import OF_REPLICA, Answer, Item, Planned, Task
+from ckptguard.layouts import Checkpoint
+from ckptguard.records.kept import list_kept, list_set_aside, read_kept
+from ckptguard.records.scrubs import IN_PLACE
+from ckptguard.repair.scrub import Due, ScrubOrder, due_places
+from ckptguard.replicas.replicate import replica_urls, replicate
+from ckptguard.runs.file_signatures import looks_as_read
+from ckptguard.runs.run_view import RunView, open_view
+from ckptguard.runs.work import Work
+from ckptguard.values.ids import numbers_of
+from ckptguard.values.settings import Settings
+from ckptguard.values.verdict import Outcome
+
+
+def plan(task: Task, settings: Settings, work: Work) -> Answer:
+    """Return what the verb `task.about` has to do in a run, in its order, and what is settled."""
+    view = open_view(task.url, settings)
+    plans = {"verify": _to_verify, "scrub": _to_scrub, "replicate": _to_replicate, "repair": _to_repair}
+    return plans[task.about](task, view)
+
+
+def _to_verify(task: Task, view: RunView) -> Answer:
+    """What has no verdict on its present files, in the order of training: checks compare a save with earlier ones."""
+    planned: list[Planned] = []
+    known: list[Item] = []
+    for one in sorted(view.checkpoints, key=lambda c: (c.step is None, numbers_of(c.step), c.written_at, c.path)):
+        item = _known(view, one)
+        if item is not None:
+            known.append(item)
+            continue
+        files = tuple((e.key, e.size) for e in one.entries) if one.bytes >= task.large else ()
+        planned.append(Planned(path=one.path, layout=one.layout, chain=one.series, bytes=one.bytes, files=files))
+    return _plan_of(view, planned, known)
+
+
+def _to_scrub(task: Task, view: RunView) -> Answer:
+    """What nobody has read for `max_age` seconds."""
+    due = due_places(view, ScrubOrder(max_age=task.max_age))
+    planned = [
+        Planned(
+            path=one.path,
+            id=one.id,
+            place=one.place,
+            chain=f"{one.id.series}/{one.id}/{one.place}",
+            bytes=_bytes_of(view, one),
+            last=one.last or 0.0,
+        )
+        for one in due
+    ]
+    paths = {one.path for one in due if one.place == IN_PLACE}
+    rest = (_known(view, one) for one in view.checkpoints if one.path not in paths)
+    return _plan_of(view, planned, [one for one in rest if one is not None])
+
+
+def _to_replicate(task: Task, view: RunView) -> Answer:
+    """What a replica does not have yet, the newest first. One replica of a run gets one checkpoint at a time."""
+    planned: list[Planned] = []
+    known: list[Item] = []
+    troubles: list[str] = []
+    for place in replica_urls(view.run.url, view.settings):
+        replica = replicate(view, place, dry_run=True)
+        troubles += [] if replica.trouble is None else [f"{place}: {replica.trouble}"]
+        for one in replica.checkpoints:
+            if one.done == "would send":
+                planned.append(Planned(path=one.path, id=one.id, place=place, chain=place, bytes=one.bytes))
+            elif one.done in OF_REPLICA or one.done == "failed":
+                outcome, message = OF_REPLICA.get(one.done, Outcome.PENDING), one.message or ""
+                item = Item(run=view.run.url, path=one.path, id=one.id, place=place, outcome=outcome, message=message)
+                known.append(msgspec.structs.replace(item, bytes=one.bytes, done=one.done))
+    if not view.settings.replicas:
+        troubles.append("its settings name no replica")
+    return _plan_of(view, planned, known, "; ".join(troubles))
+
+
+def _to_repair(task: Task, view: RunView) -> Answer:
+    """The whole run, if it has known damage: a repair holds the run's lock."""
+    known = [one for one in (_known(view, c) for c in view.checkpoints) if one is not None]
+    bad = [one for one in known if one.outcome is Outcome.BAD]
+    if not bad and not list_set_aside(view.run):
+        return _plan_of(view, [], known)
+    whole = Planned(path="", chain="", bytes=sum(one.bytes for one in bad))
+    return _plan_of(view, [whole], [one for one in known if one.outcome is not Outcome.BAD])
+
+
+def _known(view: RunView, checkpoint: Checkpoint) -> Item | None:
+    """Return what is on record of the files in place; None if that is nothing, or they may be others."""
+    history = view.history
+    id = view.current_if_readable(checkpoint)
+    verdict = history.verdict(id) if id is not None else None
+    sealed = history.manifest(id) if id is not None else None
+    if verdict is None or sealed is None or not looks_as_read(checkpoint.entries, sealed, verdict):
+        return None  # also what was unfinished when it was read: it may be complete now
+    return Item(
+        run=view.run.url,
+        path=checkpoint.path,
+        id=id,
+        outcome=verdict.outcome,
+        bytes=checkpoint.bytes,
+        findings=verdict.findings,
+    )
+
+
+def _plan_of(view: RunView, planned: list[Planned], known: list[Item], trouble: str = "") -> Answer:
+    return Answer(
+        planned=tuple(planned),
+        settled=dict(Counter(one.outcome.value for one in known)),
+        items=tuple(one for one in known if one.outcome is not Outcome.GOOD),
+        protection=_protection(view),
+        trouble=trouble,
+    )
+
+
+def _protection(view: RunView) -> int:
+    """Return how well a run is protected, by the names of its records: 0 without anything good, 1 without a copy."""
+    history = view.history
+    standings = (one for series in history.names for one in history.standings(series).values())
+    if not any(one.outcome is Outcome.GOOD for one in standings):
+        return 0
+    return 2 if view.settings.replicas or list_kept(view.run) else 1
+
+
+def _bytes_of(view: RunView, due: Due) -> int:
+    if due.checkpoint is not None:
+        return due.checkpoint.bytes
+    copy = read_kept(view.run, due.id)
+    return 0 if copy is None else sum(source[0] for source in copy.sources)

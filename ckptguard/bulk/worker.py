@@ -1,0 +1,110 @@
+"""What an engine's workers call: functions of plain data that return plain data, and never raise."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+import msgspec
+
+from ckptguard.bulk import planning, tasks
+from ckptguard.bulk.messages import SOFTWARE, Answer, Portable, Table, Task
+from ckptguard.bulk.report import report_run
+from ckptguard.errors import CkptguardError, SettingsError, StoppedError
+from ckptguard.runs.settings_file import load_settings
+from ckptguard.runs.work import Work
+from ckptguard.scan.process.worker import die_with
+from ckptguard.scan.scanners import scanner_of
+from ckptguard.values.record_text import decodable
+from ckptguard.values.settings import Settings, with_table
+from ckptguard.values.storage_options import StorageOptions
+
+VERBS: dict[str, Callable[[Task, Settings, Work], Answer]] = {
+    "plan": planning.plan,
+    "scan": tasks.scan_part,
+    "verify": tasks.verify_one,
+    "scrub": tasks.scrub_one,
+    "replicate": tasks.replicate_one,
+    "repair": tasks.repair_run,
+    "report": report_run,
+}
+_THREADS = 2  # of one task, if the settings do not say: an engine runs several side by side
+
+
+class Stop(Protocol):
+    """A `threading.Event`, or one of multiprocessing."""
+
+    def is_set(self) -> bool:
+        """True once work is to end early."""
+
+
+_stop: Stop | None = None
+_held: dict[str, StorageOptions] = {}  # by the URL of a run
+
+
+def begin(stop: Stop, held: Mapping[str, Mapping[str, Table]], parent: int | None = None) -> None:
+    """Prepare a worker on the coordinator's own machine: when to stop, and the storage options of each run. `parent` is
+    the process that it must not outlive."""
+    global _stop, _held
+    _stop = stop
+    _held = {url: StorageOptions(options) for url, options in held.items()}
+    if parent is not None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is for the coordinator, which says when to stop
+        die_with(parent)
+
+
+def identify() -> Table:
+    """Say what software this worker has, and where it is."""
+    return {"host": f"{socket.gethostname()}:{os.getpid()}", "software": SOFTWARE}
+
+
+def perform(table: Table) -> Table:
+    """Do one task."""
+    answer: Answer
+    try:
+        answer = _answer(table)
+    except CkptguardError as error:
+        answer = Answer(trouble=error.message + (f" ({error.hint})" if error.hint else ""))
+    except Exception as error:
+        answer = Answer(trouble=f"{type(error).__name__}: {error}")
+    found = msgspec.to_builtins(msgspec.structs.replace(answer, host=identify()["host"]))
+    assert isinstance(found, dict)
+    return found
+
+
+def _answer(table: Table) -> Answer:
+    if table.get("software") != SOFTWARE:
+        return Answer(differs=SOFTWARE)
+    task = msgspec.convert(table, decodable(Task))
+    settings = _settings_of(task)
+    with scanner_of(settings, rate=task.rate) as scanner:
+        work = Work(scanner=scanner, progress=_check_stop, rate=task.rate)
+        return VERBS[task.verb](task, settings, work)
+
+
+def _check_stop(_: int) -> None:
+    if _stop is not None and _stop.is_set():
+        raise StoppedError("it was stopped", key="")
+
+
+def _settings_of(task: Task) -> Settings:
+    """Return the settings of a task's run, with the secrets that this worker holds."""
+    settings = with_table(Settings(), task.settings.table, "a task")
+    options = _options_for(task.url, task.settings)
+    return settings.changed(storage=options, workers=settings.workers or _THREADS)
+
+
+def _options_for(url: str, given: Portable) -> StorageOptions:
+    if url in _held or not given.storage:
+        return _held.get(url, StorageOptions())
+    own = load_settings(None, os.environ).storage.revealed()
+    missing = [name for name in given.storage if name not in own]
+    if missing:
+        raise SettingsError(
+            f"the worker {identify()['host']} has no storage options for {', '.join(missing)}",
+            hint="set CKPTGUARD_STORAGE where the worker starts, or put ckptguard.toml there",
+        )
+    return StorageOptions({name: own[name] for name in given.storage})

@@ -1,0 +1,189 @@
+"""``ckptguard fleet``: the same for all runs of a fleet, by the workers of an engine."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ckptguard.cli.command import Command, Place, Shared, config_option, json_option, parse_rate, quiet_option
+from ckptguard.cli.exit_codes import ExitCode, of_outcomes
+from ckptguard.cli.output import emit, escape, is_quiet, log_trouble, progress_bar, say, say_well, trouble
+from ckptguard.cli.render import age, cell, print_findings, size, table, word
+
+if TYPE_CHECKING:
+    from ckptguard.bulk.job import BulkDone, Cost, Progress
+    from ckptguard.bulk.messages import RunRow
+    from ckptguard.fleet.find_runs import FleetRun
+
+CODES = (ExitCode.BAD, ExitCode.UNDECIDED, ExitCode.NOT_FOUND)
+_ORDER = ("good", "bad", "incomplete", "suspect", "pending")
+_LINE_EVERY = 10.0  # seconds between lines of progress where there is no terminal
+
+
+@click.command("fleet", cls=Command, codes=CODES, short_help="Do the same for many runs, on many machines.")
+@click.argument("verb", type=click.Choice(["verify", "scrub", "replicate", "repair", "report"]), metavar="VERB")
+@click.argument("fleet", type=Place())
+@click.option(
+    "--engine",
+    default="threads",
+    metavar="ENGINE",
+    help="Work in threads, processes, on dask://HOST:PORT, or by MODULE:FACTORY. [default: threads]",
+)
+@click.option("--workers", type=click.IntRange(1, 4096), metavar="N", help="Do N tasks at once. Dask counts its own.")
+@click.option("--rate", metavar="RATE", help="Read at most this many bytes a second, all workers together: 1GB.")
+@click.option("--max-age", default="7d", metavar="SPAN", help="scrub: skip what was read within SPAN. [default: 7d]")
+@click.option("--dry-run", is_flag=True, help="Say what there is to do and what it costs, and stop.")
+@quiet_option
+@json_option
+@config_option
+def command(
+    verb: str, fleet: str, engine: str, workers: int | None, as_json: bool, config: str | None, **how: Any
+) -> None:
+    """Do VERB for all runs of FLEET: verify, scrub, replicate, repair or report.
+
+    FLEET is a folder or URL above the runs, or a fleet file. Only what is not on record is done, so after an
+    interruption the same command does the rest: verify reads what has no verdict, replicate sends what is missing.
+    Runs without protection come first. A worker that dies costs no verdict: what it read is pending, never bad.
+    """
+    from msgspec.structs import replace
+
+    from ckptguard.bulk.engine import open_engine
+    from ckptguard.bulk.job import BulkOrder, carry_out, held_by, not_done, plan_bulk
+    from ckptguard.fleet.find_runs import find_runs
+    from ckptguard.scan.options import workers_of
+    from ckptguard.values.retention_policy import parse_span
+
+    rate = None if how["rate"] is None else parse_rate(how["rate"])
+    if rate is not None and verb in ("repair", "report"):
+        raise click.UsageError(f"--rate is not for {verb}")
+    found = find_runs(fleet, Shared(as_json, config).settings(), environ=os.environ)
+    order = BulkOrder(verb=verb, runs=found.runs, rate=rate, max_age=parse_span(how["max_age"]))
+    with open_engine(engine, workers or workers_of(0), held_by(found.runs)) as opened:
+        plan = plan_bulk(opened, order)
+        if verb != "report" and not is_quiet():
+            trouble(_cost_text(plan.cost, opened.workers, rate))
+        if how["dry_run"]:
+            done = not_done(plan)
+        else:
+            with _hooks() as tell, _progress(verb, plan.cost) as advanced:
+                done = carry_out(opened, order, plan, advanced=advanced, tell=tell)
+    done = replace(done, could_not_tell=(*found.troubles, *done.could_not_tell))
+    if as_json:
+        emit("fleet", done, target=fleet, verb=verb, dry_run=how["dry_run"], cost=plan.cost)
+    elif verb == "report":
+        _show_rows(done.rows)
+    elif not how["dry_run"]:
+        _show(verb, done)
+    for sentence in done.could_not_tell:
+        trouble(f"error: {sentence}")
+    raise click.exceptions.Exit(_code(done, dry_run=how["dry_run"]))
+
+
+def _code(done: BulkDone, *, dry_run: bool) -> ExitCode:
+    from ckptguard.values.verdict import Outcome
+
+    outcomes = [Outcome(outcome) for outcome, count in done.outcomes.items() if count]
+    if not done.could_not_tell and (dry_run or not (outcomes or done.left)):
+        return ExitCode.GOOD  # there is nothing to do, or nothing was to be done
+    return of_outcomes([] if dry_run else outcomes, could_not_tell=bool(done.could_not_tell))
+
+
+def _cost_text(cost: Cost, workers: int, rate: float | None) -> str:
+    speed = f"{size(round(rate))} a second" if rate is not None else "50 MB a second for each"
+    return (
+        f"{cost.checkpoints} to do in {cost.runs} runs: {size(cost.bytes)},"
+        f" about {age(cost.seconds)} with {workers} workers at {speed}"
+    )
+
+
+@contextlib.contextmanager
+def _hooks() -> Iterator[Callable[[FleetRun, dict[str, Any]], None]]:
+    """Yield what tells people of an event, by the hooks of the run's own settings."""
+    with contextlib.ExitStack() as held:
+        opened: dict[int, Any] = {}
+
+        def tell(run: FleetRun, event: dict[str, Any]) -> None:
+            from ckptguard.errors import CkptguardError
+            from ckptguard.records.run import open_run
+            from ckptguard.reporting.notify import LONGEST_CLOSE, Hooks
+
+            hooks = opened.get(id(run.settings))
+            if hooks is None:
+                hooks = opened[id(run.settings)] = Hooks(run.settings, log_trouble)
+                held.callback(hooks.close, patience=LONGEST_CLOSE)
+            with contextlib.suppress(CkptguardError):  # then it may be told again
+                hooks.note(open_run(run.url, run.settings))
+            hooks.tell(event)
+
+        yield tell
+
+
+@contextlib.contextmanager
+def _progress(verb: str, cost: Cost) -> Iterator[Callable[[Progress], None]]:
+    """Yield what shows how far the job is: a bar on a terminal, else a line now and then."""
+    began = told = time.monotonic()
+    shown = 0
+    with progress_bar(verb, cost.bytes) as bar:
+
+        def advanced(progress: Progress) -> None:
+            nonlocal told, shown
+            if bar is not None:
+                bar(progress.bytes - shown)
+                shown = progress.bytes
+            elif not is_quiet() and time.monotonic() - told >= _LINE_EVERY:
+                told = time.monotonic()
+                trouble(_progress_text(verb, progress, cost, told - began))
+
+        yield advanced
+
+
+def _progress_text(verb: str, progress: Progress, cost: Cost, seconds: float) -> str:
+    speed = progress.bytes / seconds
+    left = f", {age((cost.bytes - progress.bytes) / speed)} left" if speed else ""
+    return (
+        f"{verb}: {progress.checkpoints} of {cost.checkpoints} done,"
+        f" {size(progress.bytes)} of {size(cost.bytes)}, {size(round(speed))} a second{left}"
+    )
+
+
+def _show(verb: str, done: BulkDone) -> None:
+    for one in done.wrong:
+        place = f" ({escape(one.place)})" if one.place not in ("", "place") else ""
+        say(f"{word(one.outcome.value, 10)} {cell(one.run)}/{cell(one.path)}{place}  {size(one.bytes)}")
+        print_findings((f for f in one.findings if f.severity.value in ("error", "sickness")), one.path)
+        if one.message:
+            say(f"  {escape(one.message)}")
+    counts = ", ".join(f"{done.outcomes[o]} {o}" for o in _ORDER if done.outcomes.get(o)) or "nothing to do"
+    left = f"; {done.left} left: run the same command again" if done.left else ""
+    tell = say if done.left or done.wrong else say_well
+    tell(f"{verb}: {counts} ({done.done} done now, {size(done.bytes)} in {age(done.seconds)}){left}")
+
+
+def _show_rows(rows: Sequence[RunRow]) -> None:
+    now = time.time()
+    shown = [row for row in rows if not is_quiet() or row.protected != "yes" or row.bad]
+    if not shown:
+        say_well("no runs")
+        return
+    titles = ("run", "protected", "known good", "verified", *_ORDER, "size", "oldest read")
+    table(
+        titles,
+        [
+            (
+                row.name,
+                row.protected,
+                row.known_good_path and row.known_good_path.removeprefix(f"{row.url}/"),
+                None if row.known_good_at is None else f"{age(now - row.known_good_at)} ago",
+                *(row.outcomes.get(outcome, 0) for outcome in _ORDER),
+                size(sum(row.bytes.values())),
+                None if row.oldest_read_at is None else f"{age(now - row.oldest_read_at)} ago",
+            )
+            for row in shown
+        ],
+        right=range(4, 4 + len(_ORDER) + 1),
+    )

@@ -1,0 +1,83 @@
+"""``ckptguard gate``: let a training start only from a checkpoint that is good now."""
+
+from __future__ import annotations
+
+import shutil
+from typing import TYPE_CHECKING
+
+import click
+
+from ckptguard.cli.command import Place, RunsAnother, Shared, quiet_option, shared_options
+from ckptguard.cli.exit_codes import ExitCode
+from ckptguard.cli.output import emit, escape, is_quiet, say, trouble, working
+from ckptguard.errors import SettingsError
+
+if TYPE_CHECKING:
+    from ckptguard.supervise.gate import Gated
+
+CODES = (ExitCode.NOT_FOUND, ExitCode.BUSY, ExitCode.EXHAUSTED, ExitCode.NO_KNOWN_GOOD)
+
+
+@click.command("gate", cls=RunsAnother, short_help="Start a training from what is good now.", codes=CODES)
+@click.argument("run", type=Place())
+@click.argument("argv", nargs=-1, type=click.UNPROCESSED, metavar="[-- COMMAND...]")
+@click.option(
+    "--attempts",
+    type=click.IntRange(1, 1000),
+    default=3,
+    show_default=True,
+    metavar="N",
+    help="Start at most N times from one checkpoint without a new good save, then from the one before.",
+)
+@click.option("--require", is_flag=True, help="Fail where nothing was saved yet, too.")
+@click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing.")
+@quiet_option
+@shared_options
+def command(run: str, argv: tuple[str, ...], attempts: int, require: bool, dry_run: bool, shared: Shared) -> None:
+    """Let a training start only from a good checkpoint of RUN, whose bytes are read first. Then become COMMAND.
+
+    If the newest checkpoint is not good now, the next one is taken, or a replica's. What is newer is moved to
+    quarantine, so that the training's own resume finds the good one. If everything is good, nothing is moved.
+
+    Each call counts as a start. After N starts without a new good save, the checkpoint is passed over. Gates of several
+    ranks that run at the same time count as one start, and agree.
+
+    Without COMMAND, the path of the checkpoint is printed. Where nothing was saved yet, nothing is printed.
+    """
+    from ckptguard.runs.run_view import open_view
+    from ckptguard.scan.scanners import scanner_of
+    from ckptguard.supervise.command import become
+    from ckptguard.supervise.gate import gate
+
+    if argv and (shared.as_json or dry_run):
+        raise click.UsageError("--json and --dry-run are not for a COMMAND")
+    if argv and shutil.which(argv[0]) is None:  # it must not count as a start
+        raise SettingsError(f"there is no command {argv[0]}", hint="check its name, and that it can be executed")
+    settings = shared.settings()
+    view = open_view(run, settings, must_exist=require and not settings.replicas)
+    with scanner_of(settings) as scanner, working("reading", scanner=scanner) as work:
+        done = gate(view, attempts=attempts, require=require, dry_run=dry_run, work=work)
+    if shared.as_json:
+        emit("gate", done, target=view.run.url)
+        return
+    if not is_quiet():
+        _tell(done, view.run.url)
+    if argv:
+        become(argv)
+    if done.known_good is not None:
+        say(escape(done.known_good.path))
+
+
+def _tell(done: Gated, url: str) -> None:
+    """What was decided, on stderr: stdout is COMMAND's, or the path's."""
+    if done.known_good is None:
+        trouble(f"nothing was saved into {url} yet: training starts from the beginning")
+        return
+    moved = done.rollback.quarantined if done.rollback is not None else ()
+    is_plan = done.rollback is not None and done.rollback.dry_run
+    for path in done.spent:
+        trouble(f"{path} had its {done.attempts} starts without a new good save")
+    for path in moved:
+        trouble(f"{'would quarantine' if is_plan else 'quarantined'} {path}")
+    again = f" (start {done.attempt} of {done.attempts} without a new good save)" if done.attempt > 1 else ""
+    trouble(f"training {'would start' if is_plan else 'starts'} from {done.known_good.path}{again}")

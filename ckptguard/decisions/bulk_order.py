@@ -1,0 +1,73 @@
+"""In which order bulk work is done: the least protected first, then what waits longest, then the largest."""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Iterable
+
+import msgspec
+
+SLOWEST = 50e6  # bytes a second that one worker reads from common storage: what an estimate assumes without a rate
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """One piece of bulk work. Jobs of one `chain` are done one after another, in the given order.
+
+    `protection`: how well its run is protected now, 0 is not at all. `last`: when its bytes were last read, in seconds
+    since 1970; 0 is never.
+    """
+
+    number: int
+    chain: str
+    protection: int = 0
+    last: float = 0.0
+    bytes: int = 0
+
+
+class Waiting:
+    """The jobs that nobody has begun. `take` the best one, and say `free` when it is done."""
+
+    def __init__(self, jobs: Iterable[Job]) -> None:
+        self._chains: dict[str, deque[Job]] = {}
+        self._left: dict[str, int] = {}
+        for job in jobs:
+            self._chains.setdefault(job.chain, deque()).append(job)
+            self._left[job.chain] = self._left.get(job.chain, 0) + job.bytes
+        self._ready: list[tuple[int, float, int, int, Job]] = []
+        for chain in self._chains:
+            self._offer(chain)
+
+    def take(self) -> Job | None:
+        """Return the job to begin now; None if each chain that is not done has one under way."""
+        return heapq.heappop(self._ready)[-1] if self._ready else None
+
+    def free(self, job: Job) -> None:
+        """A job is done: its chain may go on."""
+        self._left[job.chain] -= job.bytes
+        self._offer(job.chain)
+
+    def __len__(self) -> int:
+        """Return how many jobs nobody has begun."""
+        return len(self._ready) + sum(map(len, self._chains.values()))
+
+    def _offer(self, chain: str) -> None:
+        if not self._chains[chain]:
+            return
+        job = self._chains[chain].popleft()
+        # A chain counts as a whole: its end cannot come before all of it was read.
+        heapq.heappush(self._ready, (job.protection, job.last, -self._left[chain], job.number, job))
+
+
+def parts_of(files: Iterable[tuple[str, int]], small: int) -> list[tuple[str, ...]]:
+    """Split the files of a large checkpoint, given with their sizes, into parts for one task each, the largest first.
+    Files of less than `small` bytes are one part together."""
+    ordered = sorted(files, key=lambda file: -file[1])
+    parts: list[tuple[str, ...]] = [(name,) for name, size in ordered if size >= small]
+    together = tuple(name for name, size in ordered if size < small)
+    return [*parts, together] if together else parts
+
+
+def seconds_for(bytes: int, *, workers: int, rate: float | None) -> float:
+    """Estimate how long it takes to read so many bytes: at the rate, else at what workers commonly reach."""
+    return bytes / (SLOWEST * workers if rate is None else min(rate, SLOWEST * workers))

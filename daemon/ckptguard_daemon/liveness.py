@@ -1,0 +1,106 @@
+"""Whether the daemon makes progress, and who is told: systemd, and the probes of a container."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterable
+
+from ckptguard_daemon.guarded import WatchedRun
+
+LONGEST_SILENCE = 600.0  # seconds without any progress; WatchdogSec of the systemd units is the same
+_PATIENCE = 5.0  # seconds for an answer to a probe
+
+
+class WorkStop(threading.Event):
+    """The loop's `stop` as its work sees it. It knows when the work last asked whether it must end.
+
+    Whatever takes long asks again and again: each block of a read or a copy, each wait. So a thread that asks makes
+    progress, also within a scan of hours. One that hangs in dead storage does not ask, but those of other runs do.
+    """
+
+    def __init__(self, stop: threading.Event) -> None:
+        super().__init__()
+        self._stop = stop
+        self.asked_at = 0.0  # seconds since 1970
+
+    def is_set(self) -> bool:
+        """True if the work must end."""
+        self.asked_at = time.time()
+        return self._stop.is_set()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until the work must end. Returns whether it must."""
+        self.asked_at = time.time()
+        return self._stop.wait(timeout)
+
+    def set(self) -> None:
+        """End the work, and everything else that has this `stop`."""
+        self._stop.set()
+
+
+def is_fresh(progress: float) -> bool:
+    """True if progress was made at this time, and that is not long ago."""
+    return time.time() - progress < LONGEST_SILENCE
+
+
+class Systemd:
+    """The service manager, if it started us as a service of Type=notify. Otherwise nothing is told. It never raises."""
+
+    def __init__(self) -> None:
+        # Taken out of the environment: a hook's command must not speak for us.
+        place = os.fsencode(os.environ.pop("NOTIFY_SOCKET", ""))
+        self._place = b"\0" + place[1:] if place[:1] == b"@" else place
+        self._progress = 0.0
+        self._status = ""
+
+    def is_ready(self) -> None:
+        """Tell that the daemon listens and works."""
+        self._tell("READY=1")
+
+    def tell_progress(self, progress: float, runs: Iterable[WatchedRun]) -> None:
+        """Feed the watchdog if there was progress since the last call, and tell what changed in the runs."""
+        if progress != self._progress:
+            self._progress = progress
+            self._tell("WATCHDOG=1")
+        if self._status != (status := _sentence(runs)):
+            self._status = status
+            self._tell(f"STATUS={status}")
+
+    def is_stopping(self) -> None:
+        """Tell that the daemon ends."""
+        self._tell("STOPPING=1\nSTATUS=stopping")
+
+    def _tell(self, message: str) -> None:
+        if self._place[:1] not in (b"/", b"\0"):
+            return
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+            manager.settimeout(1.0)
+            manager.sendto(message.encode(), self._place)
+
+
+def _sentence(runs: Iterable[WatchedRun]) -> str:
+    states = [run.state if run.trouble else "guarded" for run in runs]  # one that nobody looked at yet "waits", too
+    told = {"waiting": "not there yet", "failing": "cannot be read"}
+    counts = [f"{states.count(state)} {words}" for state, words in told.items() if state in states]
+    return ", ".join([f"watching {len(states)} run{'' if len(states) == 1 else 's'}", *counts])
+
+
+def probe(address: str, path: str) -> str | None:
+    """Ask the daemon at a socket. Returns what is wrong, or None if it answers that all is well."""
+    connection = http.client.HTTPConnection("localhost", timeout=_PATIENCE)
+    try:
+        connection.sock = socket.socket(socket.AF_UNIX)
+        connection.sock.settimeout(_PATIENCE)
+        connection.sock.connect(address)
+        connection.request("GET", path)
+        status = connection.getresponse().status
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        return f"no daemon answers at {address}: {getattr(error, 'strerror', None) or error}"
+    finally:
+        connection.close()
+    return None if status == 200 else f"the daemon at {address} answers {path} with status {status}"

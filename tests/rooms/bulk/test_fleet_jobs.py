@@ -1,0 +1,241 @@
+"""Whole jobs on real runs: what is found, what is recorded, and what a second call does."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+from support.fleets import QUICK, bad_in, ledger_of, make_fleet, order_for, step_of
+from support.tiny_run import name_of, rot
+
+from ckptguard.bulk import worker
+from ckptguard.bulk.engine import open_engine
+from ckptguard.bulk.job import carry_out, plan_bulk
+from ckptguard.bulk.messages import portable
+from ckptguard.errors import CkptguardError
+from ckptguard.values.settings import Settings
+from ckptguard.values.storage_options import StorageOptions
+
+TESTS = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(autouse=True)
+def _own_worker(monkeypatch):
+    """What an engine of threads leaves in this process ends with the test."""
+    monkeypatch.setattr(worker, "_stop", None)
+    monkeypatch.setattr(worker, "_held", {})
+
+
+@pytest.fixture
+def work():
+    """Do an order in two threads: the plan and the result."""
+
+    def run(order):
+        with open_engine("threads", 2, {}) as engine:
+            plan = plan_bulk(engine, order)
+            return plan, carry_out(engine, order, plan)
+
+    return run
+
+
+@pytest.fixture
+def command(tmp_path):
+    """The command in a process of its own, as users have it: returns its exit code and its document."""
+
+    def run(*arguments, **environment):
+        notes = tmp_path / "notes"
+        notes.mkdir(exist_ok=True)
+        found = {k: v for k, v in os.environ.items() if not k.startswith("CKPTGUARD_")}
+        path = os.pathsep.join((str(TESTS), os.environ.get("PYTHONPATH", "")))
+        settings = {"CKPTGUARD_SETTLE": "0", "DYING_NOTES": str(notes), "PYTHONPATH": path}
+        done = subprocess.run(
+            [sys.executable, "-m", "ckptguard", "fleet", *map(str, arguments), "--json"],
+            env={**found, **settings, **environment},
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=250,
+            check=False,
+        )
+        assert "Traceback" not in done.stderr
+        return done.returncode, done.stdout
+
+    return run
+
+
+def test_every_checkpoint_is_verified_once_and_damage_is_found(tmp_path, work):
+    """The second call reads nothing, and still says what is bad."""
+    root = make_fleet(tmp_path / "fleet", 3, 4, sick=[(1, 2)])
+    plan, done = work(order_for(root))
+    assert (plan.cost.runs, plan.cost.checkpoints, done.done, done.left) == (3, 12, 12, 0)
+    assert done.outcomes == {"good": 11, "bad": 1}
+    assert [(Path(one.run).name, one.path) for one in done.wrong] == [("run1", name_of(step_of(2)))]
+    entries = ledger_of(root)
+    assert len(entries) == 12
+    assert len(list((root / "run1" / "_ckptguard/incidents").glob("*.json"))) == 1
+    plan, again = work(order_for(root))
+    assert (plan.jobs, again.outcomes, again.wrong[0].outcome) == ((), done.outcomes, "bad")
+    assert ledger_of(root) == entries
+
+
+def test_what_changed_is_read_again(tmp_path, work):
+    """Files that were saved again have no verdict."""
+    root = make_fleet(tmp_path / "fleet", 1, 3)
+    work(order_for(root))
+    os.utime(root / "run0" / name_of(step_of(1)) / "config.json")
+    plan, _ = work(order_for(root))
+    assert [task.planned.path for task in plan.tasks] == [name_of(step_of(1))]
+
+
+def test_a_large_checkpoint_is_scanned_in_parts_and_sealed_once(tmp_path, work, monkeypatch):
+    """Each file by a task of its own, and no byte is read twice."""
+    root = make_fleet(tmp_path / "fleet", 1, 2)
+    scanned = []
+    scan = worker.VERBS["scan"]
+    monkeypatch.setitem(worker.VERBS, "scan", lambda task, *rest: scanned.append(task.files) or scan(task, *rest))
+    plan, done = work(order_for(root, large=64))
+    folder = name_of(step_of(0))
+    assert scanned[:2] == [(f"{folder}/model.safetensors",), (f"{folder}/config.json",)]
+    assert len(scanned) == 4
+    assert (len(plan.jobs), done.outcomes, len(ledger_of(root))) == (2, {"good": 2}, 2)
+    whole = make_fleet(tmp_path / "whole", 1, 2)
+    work(order_for(whole))
+    assert manifests(root) == manifests(whole)
+
+
+def manifests(root):
+    """What was sealed, without what differs between two copies of a run."""
+    found = []
+    for path in sorted(root.rglob("_ckptguard/manifests/*/*.json")):
+        manifest = json.loads(path.read_text().partition("\ncrc32")[0])
+        found.append([{k: v for k, v in f.items() if k not in ("mtime_ns", "inode")} for f in manifest["files"]])
+    return found
+
+
+def test_a_scrub_reads_what_nobody_read_for_long(tmp_path, work):
+    """It finds rot, and a second call does not read the same again."""
+    root = make_fleet(tmp_path / "fleet", 2, 2)
+    work(order_for(root))
+    rot(str(root / "run1"), f"{name_of(step_of(0))}/model.safetensors")
+    plan, _ = work(order_for(root, "scrub", max_age=3600.0))
+    assert plan.jobs == ()  # the verdict is younger
+    plan, done = work(order_for(root, "scrub", max_age=0.0))
+    assert (len(plan.jobs), done.outcomes) == (4, {"good": 3, "bad": 1})
+    plan, done = work(order_for(root, "scrub", max_age=3600.0))
+    assert (plan.jobs, done.outcomes) == ((), {"good": 3, "bad": 1})
+
+
+def test_replicas_get_what_they_lack_and_repair_uses_them(tmp_path, work):
+    """Of each run, once; then the damaged file is as it was sealed."""
+    root = make_fleet(tmp_path / "fleet", 2, 2)
+    settings = QUICK.changed(replicas=(str(tmp_path / "copies/{run}"),))
+    work(order_for(root, settings=settings))
+    plan, done = work(order_for(root, "replicate", settings))
+    assert (len(plan.jobs), done.outcomes, done.could_not_tell) == (4, {"good": 4}, ())
+    plan, done = work(order_for(root, "replicate", settings))
+    assert (plan.jobs, done.outcomes) == ((), {"good": 4})
+    key = f"{name_of(step_of(0))}/model.safetensors"
+    right = (root / "run1" / key).read_bytes()
+    rot(str(root / "run1"), key)
+    work(order_for(root, "scrub", settings, max_age=0.0))
+    plan, done = work(order_for(root, "repair", settings))
+    assert (len(plan.jobs), done.outcomes) == (1, {"good": 4})
+    assert (root / "run1" / key).read_bytes() == right
+
+
+def test_the_report_has_a_row_for_each_run(tmp_path, work):
+    """Also for one that was never verified."""
+    root = make_fleet(tmp_path / "fleet", 2, 2, sick=[(0, 1)])
+    _, done = work(order_for(root, "report"))
+    assert [row.outcomes for row in done.rows] == [{"pending": 2}] * 2
+    work(order_for(root))
+    _, done = work(order_for(root, "report"))
+    assert [(row.name, row.outcomes, row.bad) for row in done.rows] == [
+        ("run0", {"good": 1, "bad": 1}, (name_of(step_of(1)),)),
+        ("run1", {"good": 2}, ()),
+    ]
+    assert done.rows[0].known_good_path == str(root / "run0" / name_of(step_of(0)))
+    assert done.rows[0].protected == "partly"
+
+
+def test_a_run_that_cannot_be_read_is_told_and_the_others_are_done(tmp_path, work):
+    """It is neither good nor bad."""
+    root = make_fleet(tmp_path / "fleet", 2, 1)
+    order = order_for(root)
+    (root / "run0/_ckptguard").mkdir()
+    (root / "run0/_ckptguard/format.json").write_text('{"format": 99}\n')
+    _, done = work(order)
+    assert done.outcomes == {"good": 1}
+    assert len(done.could_not_tell) == 1
+    assert "have format 99" in done.could_not_tell[0]
+
+
+def test_a_task_has_no_secret(tmp_path):
+    """Only the names of storage options travel, and no address of people."""
+    settings = Settings(
+        storage=StorageOptions({"s3": {"secret": "hush"}}),
+        webhook="https://chat/hush",
+        notify=("slack://hush",),
+        on_incident=("tell", "hush"),
+        keep_good=5,
+    )
+    travels = portable(settings)
+    assert "hush" not in repr(msgspec.to_builtins(travels))
+    assert (travels.storage, travels.table) == (("s3",), {"keep_good": 5})
+
+
+def test_a_worker_uses_the_secrets_that_it_holds(monkeypatch):
+    """By their names; one that lacks them says so, and touches nothing."""
+    given = portable(Settings(storage=StorageOptions({"memory": {"skip_instance_cache": True}})))
+    monkeypatch.setenv("CKPTGUARD_STORAGE", '{"memory": {"x": 1}, "s3": {"secret": "hush"}}')
+    assert worker._options_for("memory://run", given).revealed() == {"memory": {"x": 1}}
+    monkeypatch.delenv("CKPTGUARD_STORAGE")
+    with pytest.raises(CkptguardError, match="has no storage options for memory"):
+        worker._options_for("memory://run", given)
+    monkeypatch.setattr(worker, "_held", {"memory://run": StorageOptions({"memory": {"y": 2}})})
+    assert worker._options_for("memory://run", given).revealed() == {"memory": {"y": 2}}
+
+
+@pytest.mark.parametrize("engine", ["processes", "support.dying_workers:pool"])
+def test_processes_find_the_same(tmp_path, command, engine):
+    """Also those of a factory."""
+    root = make_fleet(tmp_path / "fleet", 2, 3, sick=[(0, 0)])
+    code, text = command("verify", root, "--engine", engine, "--workers", "2")
+    assert code == 3
+    assert bad_in(text) == {("run0", name_of(step_of(0)))}
+    assert (len(ledger_of(root)), json.loads(text)["done"]) == (6, 6)
+
+
+def test_a_process_that_dies_takes_down_only_its_task(tmp_path, command):
+    """One dies each time it reads one checkpoint, another once, after its verdict: all else is recorded once."""
+    root = make_fleet(tmp_path / "fleet", 5, 3)
+    poison, once = f"run2/{name_of(step_of(1))}", f"run4/{name_of(step_of(0))}"
+    deaths = {"DYING_ALWAYS": poison, "DYING_ONCE": once}
+    code, text = command("verify", root, "--engine", "support.dying_workers:pool", "--workers", "2", **deaths)
+    done = json.loads(text)
+    assert (code, done["outcomes"]) == (1, {"good": 14, "pending": 1})
+    assert [f"{Path(one['run']).name}/{one['path']}" for one in done["wrong"]] == [poison]
+    assert len(ledger_of(root)) == 14
+    assert (tmp_path / "notes/once").exists()
+    assert len(list((tmp_path / "notes").glob("died-*"))) >= 2
+    code, text = command("verify", root)
+    assert (code, json.loads(text)["done"], len(ledger_of(root))) == (0, 1, 15)
+
+
+@pytest.mark.parametrize(
+    ("engine", "code"), [("nowhere", 2), ("no.such:thing", 2), ("dask://192.0.2.7:8786", 2), ("builtins:dict", 2)]
+)
+def test_an_engine_that_is_none_is_one_sentence(tmp_path, command, engine, code):
+    """And nothing was done."""
+    root = make_fleet(tmp_path / "fleet", 1, 1)
+    if engine.startswith("dask"):
+        pytest.importorskip("distributed")
+    found, text = command("verify", root, "--engine", engine)
+    assert found == code
+    assert json.loads(text)["error"]["message"]
+    assert ledger_of(root) == []

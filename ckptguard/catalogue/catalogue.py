@@ -24,7 +24,7 @@ from ckptguard.catalogue.write import forget_run, run_digests, write_event, writ
 _CHECK = 5.0  # seconds between two checks that the file is still there
 _LONGEST_PAUSE = 60.0  # seconds until a catalogue that cannot be written is tried again
 _MOST_WAITING = 10_000
-_KEPT = ("forget", "keep only")  # what must also be done if it cannot be done now
+_KEEP_ONLY = ("keep only",)  # must also be done if it cannot be done now
 _OPEN_SECONDS = _CLOSE_SECONDS = 2.0
 _Asked = ParamSpec("_Asked")
 _Answer = TypeVar("_Answer")
@@ -73,15 +73,6 @@ class Catalogue:
         """Add an event that leaves no record."""
         self._put(("event", run_id, str(event.key)), partial(write_event, id=run_id, event=event))
 
-    def forget(self, run_id: str) -> None:
-        """Remove a run."""
-
-        def write(db: sqlite3.Connection) -> None:
-            forget_run(db, run_id)
-            self._digests.pop(run_id, None)
-
-        self._put(("forget", run_id), write)
-
     def keep_only(self, run_ids: Collection[str]) -> None:
         """Remove all other runs."""
 
@@ -90,7 +81,7 @@ class Catalogue:
                 forget_run(db, run_id)
                 self._digests.pop(run_id, None)
 
-        self._put(("keep only",), write)
+        self._put(_KEEP_ONLY, write)
 
     def ask(
         self,
@@ -125,7 +116,7 @@ class Catalogue:
 
     def _put(self, key: tuple[str, ...], write: _Write) -> None:
         with self._changed:
-            if self._failures and key[0] not in _KEPT:
+            if self._failures and key != _KEEP_ONLY:
                 return
             self._waiting.pop(key, None)  # the later one counts, and comes after what came before it
             while len(self._waiting) >= _MOST_WAITING:
@@ -147,7 +138,7 @@ class Catalogue:
             while waiting and self._attempt(partial(self._write, waiting[next(iter(waiting))])):
                 del waiting[next(iter(waiting))]
             with self._changed:
-                self._waiting = {key: waiting[key] for key in waiting if key[0] in _KEPT} | self._waiting
+                self._waiting = {key: waiting[key] for key in waiting if key == _KEEP_ONLY} | self._waiting
                 self._busy = False
                 self._changed.notify_all()
         if self._db is not None:

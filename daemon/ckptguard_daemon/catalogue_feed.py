@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -72,7 +71,7 @@ class CatalogueFeed:
         self._before: dict[str, _Before] = {}
         self._rows: dict[str, RunSeen] = {}  # of the runs that no catalogue holds
         self._failed: set[str] = set()
-        self._lock = threading.Lock()
+        self._wanted: frozenset[str] | None = None
         known = catalogue.ask(runs, now=time.time(), most=-1) if catalogue is not None else None
         self._facts = {run.id: run.facts for run in known or ()}
 
@@ -95,19 +94,15 @@ class CatalogueFeed:
         if self._catalogue is not None:
             self._catalogue.close()
 
-    def forget(self, run_id: str) -> None:
-        """Forget a run that is no longer guarded."""
-        with self._lock:
-            for known in (self._before, self._rows, self._facts):
-                known.pop(run_id, None)
-        if self._catalogue is not None:
-            self._catalogue.forget(run_id)
-
     def keep_only(self, run_ids: Iterable[str]) -> None:
-        """Forget all other runs."""
+        """Forget all other runs. Call it when all guarded runs are known, and whenever one may have gone."""
         wanted = frozenset(run_ids)
-        with self._lock:
-            self._facts = {id: facts for id, facts in self._facts.items() if id in wanted}
+        if wanted == self._wanted:
+            return
+        self._wanted = wanted
+        for known in (self._before, self._rows, self._facts):
+            for run_id in [id for id in list(known) if id not in wanted]:
+                known.pop(run_id, None)
         if self._catalogue is not None:
             self._catalogue.keep_only(wanted)
 

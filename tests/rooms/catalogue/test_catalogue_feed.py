@@ -11,6 +11,7 @@ from ckptguard.errors import StorageError
 from ckptguard.inspect.status import status
 from ckptguard.records.incidents import open_incident, update_incident
 from ckptguard.records.run import open_run
+from ckptguard.recover.roll_back import GoBack, roll_back
 from ckptguard.replicas.replicate import Replica
 from ckptguard.runs.run_view import RunView
 from ckptguard.runs.work import Work
@@ -128,6 +129,27 @@ def test_what_happened_is_told_in_order(guarded):
     ]
     assert (guarded.facts.incidents, guarded.facts.rollbacks) == ({"numeric": 1}, {"numeric": 1})
     assert (guarded.facts.steps_saved, guarded.facts.replicas_behind) == (3, 1)
+
+
+def test_what_was_taken_away_says_by_whom(tmp_path, tmp_path_factory):
+    """Retention, a rollback and a trainer that rotates are told apart."""
+    (tmp_path / "run").mkdir()
+    url = str(tmp_path / "run")
+    for step in (1, 2, 3, 4):
+        save(url, step, step)
+    guarded = Guarded(url, tmp_path_factory.mktemp("private"))
+    guarded.make_pass()
+    guarded.settings = TINY.changed(keep_last=3)
+    guarded.notes.prune_at = 0.0
+    save(url, 5, 5)
+    guarded.make_pass()
+    roll_back(RunView(guarded.run, guarded.settings), GoBack(reason="loss", before_step=5, check_writing=False))
+    guarded.make_pass()
+    delete(url, 4)
+    guarded.make_pass()
+    found = [e.event for e in guarded.catalogue.ask(events_after, 0).events]
+    moved = [(event.kind, event.step) for event in found if event.kind not in ("verdict", "incident")]
+    assert sorted(moved) == [("gone", 4), ("prune", 1), ("prune", 2), ("quarantine", 5)]
 
 
 def test_a_bad_one_is_found_by_name_and_reason(tmp_path, tmp_path_factory):

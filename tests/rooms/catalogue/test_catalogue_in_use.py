@@ -237,7 +237,6 @@ def test_a_forgotten_run_is_gone(opened):
     """Its rows, events and part of the totals are removed."""
     catalogue = opened()
     put(catalogue, seen(count=3), seen("bb"), seen("cc"))
-    catalogue.forget("aa")
     catalogue.keep_only({"bb"})
     assert catalogue.settle(PATIENCE)
     assert [run.id for run in catalogue.ask(runs, now=1.0)] == ["bb"]

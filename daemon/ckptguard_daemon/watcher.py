@@ -19,6 +19,9 @@ _TOGETHER = 0.02  # seconds for which changes are collected: the kernel then cou
 _NO_MORE = (errno.ENOSPC, errno.EMFILE, errno.ENFILE)
 # File systems whose every change goes through this kernel, so that a watch misses none.
 _OWN_DISKS = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "tmpfs", "zfs", "f2fs"})
+_NAMES = (
+    inotify.CREATE | inotify.DELETE | inotify.MOVED_FROM | inotify.MOVED_TO | inotify.DELETE_SELF | inotify.MOVE_SELF
+)
 _HINT = "raise fs.inotify.max_user_watches and fs.inotify.max_user_instances with sysctl"
 
 
@@ -196,10 +199,13 @@ class Watcher:
             return
         for tree in tuple(trees):
             place = os.path.join(path, change.name) if change.name else path
-            tree.touched = True
+            inside = place[len(tree.root) :].strip(os.sep).split(os.sep)
+            # A pass depends on the names of records alone. Whoever locks the run only writes into a file.
+            if inside[0] != RECORDS_FOLDER or change.mask & _NAMES:
+                tree.touched = True
             if change.mask & inotify.IS_FOLDER and tree.deep:
                 self._follow(tree, place, change.mask)
-            if _matters(place[len(tree.root) :].strip(os.sep), change.mask):
+            if _matters(inside, change.mask):
                 yield tree.key
 
     def _follow(self, tree: _Tree, place: str, mask: int) -> None:
@@ -214,9 +220,8 @@ class Watcher:
                 tree.tried_at = float("-inf")
 
 
-def _matters(inside: str, mask: int) -> bool:
+def _matters(parts: list[str], mask: int) -> bool:
     """True if a change of this path below a run, or of the run's folder (""), may be the trainer's."""
-    parts = inside.split(os.sep)
     if parts[0] == RECORDS_FOLDER:
         # We change our records ourselves, but a new manifest may be a trainer's seal on its save.
         return len(parts) > 2 and parts[1] == "manifests" and parts[-1].endswith(".json")

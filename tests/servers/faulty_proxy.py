@@ -1,0 +1,105 @@
+"""A proxy in front of an HTTP server: of every hundred requests some fail, break off or take long."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import random
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import urlsplit
+
+_SLOW_SECONDS = 1.0
+_HOP_BY_HOP = {"connection", "keep-alive", "transfer-encoding", "content-length"}
+_BUSY = b'<?xml version="1.0"?><Error><Code>SlowDown</Code><Message>Please reduce your rate.</Message></Error>'
+
+
+class FaultyProxy:
+    """What the proxy does: `share` of all requests have a fault, and those whose path holds `held` wait for
+    `released`."""
+
+    def __init__(self, target: str, *, share: float, held: str = "", seed: int = 0) -> None:
+        self._target, self._share, self._held = urlsplit(target).netloc, share, held
+        self._random, self._lock = random.Random(seed), threading.Lock()
+        self.released = threading.Event()
+        self.counts: Counter[str] = Counter()  # of "ok", "busy", "broken", "slow" and "held"
+        self.url = ""
+
+    def fate_of(self, path: str) -> str:
+        """What happens to the next request."""
+        with self._lock:
+            fate = "ok"
+            if self._held and self._held in path and not self.released.is_set():
+                fate = "held"
+            elif self._random.random() < self._share:
+                fate = self._random.choice(["busy", "broken", "slow"])
+            self.counts[fate] += 1
+            return fate
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[FaultyProxy]:
+        """Serve at `url`."""
+        proxy = self
+
+        class Request(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def forward(self) -> None:
+                body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+                fate = proxy.fate_of(self.path)
+                if fate == "held":
+                    proxy.released.wait()
+                elif fate == "slow":
+                    threading.Event().wait(_SLOW_SECONDS)
+                elif fate == "broken":
+                    self.close_connection = True
+                    return
+                elif fate == "busy":
+                    self.answer(503, [("Content-Type", "application/xml")], _BUSY)
+                    return
+                behind = http.client.HTTPConnection(proxy._target, timeout=60)
+                try:
+                    behind.request(self.command, self.path, body=body, headers=dict(self.headers))
+                    found = behind.getresponse()
+                    self.answer(found.status, found.getheaders(), found.read(), found.getheader("Content-Length"))
+                finally:
+                    behind.close()
+
+            def answer(
+                self, status: int, headers: list[tuple[str, str]], body: bytes, length: str | None = None
+            ) -> None:
+                self.send_response_only(status)
+                for name, value in headers:
+                    if name.lower() not in _HOP_BY_HOP:
+                        self.send_header(name, value)
+                # Of a HEAD it is the length of what a GET would bring.
+                self.send_header("Content-Length", length if self.command == "HEAD" and length else str(len(body)))
+                self.end_headers()
+                if self.command != "HEAD":
+                    self.wfile.write(body)
+
+            do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = forward  # noqa: N815 - the library's names
+
+            def log_message(self, *arguments: object) -> None:
+                pass
+
+        class Server(ThreadingHTTPServer):
+            daemon_threads = True
+            request_queue_size = 256
+
+            def handle_error(self, *arguments: object) -> None:
+                pass  # a client that went away
+
+        server = Server(("127.0.0.1", 0), Request)
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        self.url = f"http://127.0.0.1:{server.server_address[1]}"
+        try:
+            yield self
+        finally:
+            self.released.set()
+            server.shutdown()
+            server.server_close()
+            thread.join()

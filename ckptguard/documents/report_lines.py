@@ -10,7 +10,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from ckptguard.values.ids import escape
+import msgspec
+
+from ckptguard.values.ids import escape, named_path
 from ckptguard.values.plain_numbers import size
 
 if TYPE_CHECKING:
@@ -40,6 +42,7 @@ def report_lines(report: Report, *, incident_of: str | None = None, only_wrong: 
     for checked in report.checkpoints:
         if only_wrong and checked.outcome.value == "good":
             continue
+        checked = msgspec.structs.replace(checked, path=named_path(checked.path, report.target))
         yield from checked_lines(checked, notices=report.kind != "run" or checked.outcome.value == "pending")
     yield from (Line(sentence) for sentence in _what_to_do(report, incident_of))
     if only_wrong and report.outcome.value == "good":

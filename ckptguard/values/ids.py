@@ -26,6 +26,11 @@ def numbers_of(step: Step) -> tuple[int, ...]:
     return () if step is None else (step,) if isinstance(step, int) else step
 
 
+def named_path(path: str, url: str) -> str:
+    """Return a checkpoint's path for people. Model files at the root of the run at `url` have the folder's name."""
+    return url.rstrip("/").rpartition("/")[2] if path == "." else path
+
+
 def step_text(step: Step) -> str:
     """Return a step for people: ``500``, ``1-50``; ``-`` for a fixed name."""
     return "-".join(map(str, numbers_of(step))) or "-"

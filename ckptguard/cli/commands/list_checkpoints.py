@@ -45,7 +45,7 @@ def command(run: str, watch: bool, shared: Shared) -> None:
     if shared.as_json:
         emit("list", target=view.run.url, checkpoints=states)
     elif states:
-        _show(states)
+        _show(states, view.run.url)
     else:
         trouble("there are no checkpoints yet")
     for note in view.listing.unnamed_notes:
@@ -69,7 +69,7 @@ def _watch(run: str, settings: Settings) -> None:
             click.clear()  # nothing, where there is no terminal
             say(f"{escape(view.run.url)} at {utc_now()}")
             if states:
-                _show(states)
+                _show(states, view.run.url)
         wait(pause)
 
 
@@ -78,8 +78,9 @@ def wait(seconds: float) -> None:
     time.sleep(seconds)
 
 
-def _show(states: Sequence[CheckpointState]) -> None:
+def _show(states: Sequence[CheckpointState], url: str) -> None:
     from ckptguard.decisions.known_good import order_words
+    from ckptguard.values.ids import named_path
 
     wanted = [s for s in states if s.changed or s.outcome.value != "good"] if is_quiet() else states
     copies = any(s.kept for s in wanted)
@@ -103,7 +104,18 @@ def _show(states: Sequence[CheckpointState]) -> None:
         where = "+".join(word for field, word in _PLACES if getattr(s, field)) or "gone"
         counter = (s.counter,) if counted else ()
         outcome = "changed" if s.changed else s.outcome.value
-        rows.append((s.path, *((s.id,) if saves else ()), *counter, outcome, where, size(s.bytes), *copy, reason))
+        rows.append(
+            (
+                named_path(s.path, url),
+                *((s.id,) if saves else ()),
+                *counter,
+                outcome,
+                where,
+                size(s.bytes),
+                *copy,
+                reason,
+            )
+        )
     if rows:
         table(titles, rows)
     kinds = {s.series: order_words(s.step) for s in wanted}

@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support.runs import save_file
+from support.runs import save_file, write_safetensors
 
 from ckptguard.documents.report_lines import finding_lines
 from ckptguard.values.verdict import Finding, Severity
@@ -144,3 +144,13 @@ def test_equal_findings_are_one_line_with_a_count(findings: list[Finding]) -> No
     assert not any("\n" in line or "\x1b" in line for line in said)
     for finding in findings:
         assert any(f"[{finding.check}]" in line and finding.severity.value in line for line in said)
+
+
+def test_model_files_at_the_root_are_called_by_the_folder(root, invoke):
+    """In a document their path is "."; people know the folder's name."""
+    write_safetensors(root, 1, seed=1)
+    for file in (root / "model-1").iterdir():
+        (root / file.name).write_bytes(file.read_bytes())
+    for command in ("verify", "list"):
+        said = invoke(command, root).stdout
+        assert any(line.split()[:2] in (["good", "run"], ["run", "good"]) for line in said.splitlines()), said

@@ -46,8 +46,8 @@ def command(
 ) -> None:
     """Do VERB for all runs of FLEET: verify, scrub, replicate, repair or report.
 
-    FLEET is a folder or URL above the runs, or a fleet file. Only what is not on record is done, so after an
-    interruption the same command does the rest: verify reads what has no verdict, replicate sends what is missing.
+    FLEET is a folder or URL above the runs, or a fleet file. Only what is not on record is done: verify reads what has
+    no verdict, replicate sends what is missing. So after an interruption the same command does the rest.
     Runs without protection come first. A worker that dies costs no verdict: what it read is pending, never bad.
     """
     from msgspec.structs import replace

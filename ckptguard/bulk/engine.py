@@ -116,6 +116,7 @@ def open_engine(name: str, workers: int, held: Held) -> Iterator[Engine]:
         if name == "threads":
             stop = threading.Event()
             begin(stop, held)
+            stack.callback(begin, threading.Event(), {})  # it is this process that works
             engine = Engine(lambda: ThreadPoolExecutor(workers, "ckptguard-bulk"), lambda: workers, stop.set)
         elif name == "processes":
             engine = _of_processes(workers, held)

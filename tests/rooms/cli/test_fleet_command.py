@@ -66,6 +66,7 @@ def test_all_good_is_quiet(invoke, fleet):
     ("words", "code", "sentence"),
     [
         (("verify", "nowhere"), 10, "there is no folder"),
+        (("verify", "empty"), 10, "there is no run in empty"),
         (("verify", "fleet", "--engine", "celery"), 2, "there is no engine 'celery'"),
         (("report", "fleet", "--rate", "1MB"), 2, "--rate is not for report"),
         (("prune", "fleet"), 2, "prune"),
@@ -75,5 +76,6 @@ def test_all_good_is_quiet(invoke, fleet):
 )
 def test_what_cannot_be_done_is_a_sentence(invoke, fleet, words, code, sentence):
     """And an exit code."""
+    (fleet.parent / "empty").mkdir()
     done = invoke("fleet", *words)
     assert (done.exit_code, sentence in done.stderr) == (code, True), done.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 
 import pytest
@@ -60,6 +61,16 @@ def test_all_good_is_quiet(invoke, fleet):
     shutil.rmtree(fleet / "run1")
     done = invoke("fleet", "verify", fleet, "-q")
     assert (done.exit_code, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_people_are_told_of_a_bad_save_once(invoke, fleet, tmp_path, monkeypatch):
+    """By the hooks of the settings, from here: workers hold no address."""
+    told = tmp_path / "told"
+    monkeypatch.setenv("CKPTGUARD_ON_INCIDENT", json.dumps(["sh", "-c", f"cat >> {told}"]))
+    for _ in range(2):
+        assert invoke("fleet", "verify", fleet).exit_code == 3
+    event = json.loads(told.read_text())
+    assert (event["event"], event["cause"], event["checkpoint"]["path"]) == ("verdict", "bad", name_of(step_of(1)))
 
 
 @pytest.mark.parametrize(

@@ -116,13 +116,14 @@ def open_engine(name: str, workers: int, held: Held) -> Iterator[Engine]:
         if name == "threads":
             stop = threading.Event()
             begin(stop, held)
+            stack.callback(begin, threading.Event(), {})  # it is this process that works
             engine = Engine(lambda: ThreadPoolExecutor(workers, "ckptguard-bulk"), lambda: workers, stop.set)
         elif name == "processes":
             engine = _of_processes(workers, held)
         elif name.startswith("dask://"):
             engine = _of_dask(name.removeprefix("dask://"), stack)
         else:
-            engine = Engine(_factory(name), lambda: workers)
+            engine = _of_factory(name, workers)
         stack.callback(engine.close)
         yield engine
 
@@ -134,6 +135,14 @@ def _of_processes(workers: int, held: Held) -> Engine:
     return Engine(
         lambda: ProcessPoolExecutor(workers, context, initializer=begin, initargs=start), lambda: workers, stop.set
     )
+
+
+def _of_factory(name: str, workers: int) -> Engine:
+    make = _factory(name)
+    made = [make()]
+    if type(made[0]).__module__.partition(".")[0] == "distributed":  # Dask knows its workers, and if it is lost
+        return _of_client(getattr(made[0], "_client"), lambda: made[0])  # noqa: B009 - no type says that it is there
+    return Engine(lambda: made.pop() if made else make(), lambda: workers)
 
 
 def _factory(name: str) -> Callable[[], Executor]:
@@ -166,34 +175,38 @@ def _of_dask(place: str, stack: contextlib.ExitStack) -> Engine:
         import distributed
     except ImportError as error:
         raise SettingsError("this engine needs Dask", hint='pip install "ckptguard[dask]"') from error
-    # What these log of a lost scheduler, at length, is said in one sentence by us.
-    for called in [name for name in logging.root.manager.loggerDict if name.partition(".")[0] in _TALKATIVE]:
-        logging.getLogger(called).setLevel(logging.CRITICAL)
     secure = bool(dask.config.get("distributed.comm.tls.client.cert", None))
     if not secure and not _is_here(place):
         raise SettingsError(
             f"dask://{escape(place)} is on another machine, and has no TLS: anyone there could run code",
             hint="configure distributed.comm.tls of Dask, or return an executor of your own from MODULE:FACTORY",
         )
-    lost = f"the Dask scheduler at {escape(place)} cannot be reached"
     try:
         connect: Any = distributed.Client
         client = connect(f"{'tls' if secure else 'tcp'}://{place}", timeout=_CONNECT, set_as_default=False)
     except (OSError, ValueError, TimeoutError) as error:
-        raise WorkerError(lost) from error
+        raise WorkerError(f"the Dask scheduler at {escape(place)} cannot be reached") from error
     stack.callback(client.close, timeout=2)
+    # pure: a task that is given again would be answered from memory
+    return _of_client(client, lambda: client.get_executor(pure=False, retries=0), f"at {escape(place)} ")
+
+
+def _of_client(client: Any, make: Callable[[], Executor], where: str = "") -> Engine:
+    """Return the engine of a Dask client, after all workers were compared with us."""
+    # What these log of a lost scheduler, at length, is said in one sentence by us.
+    for called in [name for name in logging.root.manager.loggerDict if name.partition(".")[0] in _TALKATIVE]:
+        logging.getLogger(called).setLevel(logging.CRITICAL)
     said: dict[str, Any] = {}
     try:
         client.wait_for_workers(1, timeout=_PATIENCE)
         said = client.run(identify, on_error="return")
     except (OSError, TimeoutError) as error:
-        raise WorkerError(f"no worker of the Dask scheduler at {escape(place)} answered") from error
+        raise WorkerError(f"no worker of the Dask scheduler {where}answered") from error
     for worker, answer in said.items():
         if isinstance(answer, BaseException):
             raise WorkerError(f"the worker {worker} cannot work: {escape(str(answer))}") from answer
         compare(answer)
-    # pure: a task that is given again would be answered from memory
-    return Engine(lambda: client.get_executor(pure=False, retries=0), _DaskThreads(client, lost).count)
+    return Engine(make, _DaskThreads(client, f"the Dask scheduler {where}cannot be reached").count)
 
 
 class _DaskThreads:

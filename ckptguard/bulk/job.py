@@ -24,7 +24,7 @@ VERBS = ("verify", "scrub", "replicate", "repair", "report")
 
 class BulkOrder(msgspec.Struct, frozen=True, kw_only=True):
     """What to do with which runs. `rate`: bytes a second for all workers together. `max_age`: a scrub skips what was
-    read within so many seconds. `large`: from how many bytes on a checkpoint is scanned in parts."""
+    read within these seconds. `large`: from how many bytes on a checkpoint is scanned in parts."""
 
     verb: str
     runs: tuple[FleetRun, ...]

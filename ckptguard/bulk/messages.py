@@ -63,7 +63,7 @@ class Planned(msgspec.Struct, frozen=True, kw_only=True):
 class Task(msgspec.Struct, frozen=True, kw_only=True):
     """What a worker is to do: one of `worker.VERBS`, of one run or of one checkpoint in it.
 
-    - `about`: what verb a plan is for. `max_age`: a scrub skips what was read within so many seconds.
+    - `about`: what verb a plan is for. `max_age`: a scrub skips what was read within these seconds.
     - `files`: the part of a large checkpoint to scan. `scans`: what the scans of its parts found.
     - `large`: from how many bytes on a checkpoint is split.
     - `rate`: bytes a second that this task may read.

@@ -69,5 +69,5 @@ def parts_of(files: Iterable[tuple[str, int]], small: int) -> list[tuple[str, ..
 
 
 def seconds_for(bytes: int, *, workers: int, rate: float | None) -> float:
-    """Estimate how long it takes to read so many bytes: at the rate, else at what workers commonly reach."""
+    """Estimate how long it takes to read these bytes: at the rate, else at what workers commonly reach."""
     return bytes / (SLOWEST * workers if rate is None else min(rate, SLOWEST * workers))

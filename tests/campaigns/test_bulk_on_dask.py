@@ -95,20 +95,25 @@ def test_each_checkpoint_is_recorded_once_whatever_workers_do(tmp_path, environm
     assert set(entries) <= set(after)
 
 
-def test_a_killed_scheduler_ends_the_job_and_the_next_call_does_the_rest(tmp_path, environment):
+@pytest.mark.parametrize("own", [False, True], ids=["address", "factory"])
+def test_a_killed_scheduler_ends_the_job_and_the_next_call_does_the_rest(tmp_path, environment, own):
     """With one sentence, exit code 1, and nothing called bad."""
     root = make_fleet(tmp_path / "fleet", 3, 4)
     environment |= {"DYING_GATE": f"run1/{name_of(step_of(2))}"}
     reached = tmp_path / "notes/reached"
     os.mkfifo(reached)
     with cluster(tmp_path, environment, 2) as (engine, pid):
+        if own:
+            environment["DYING_SCHEDULER"] = engine.replace("dask:", "tcp:")
+            engine = "support.dying_workers:dask"
         job = fleet("verify", root, "--engine", engine, environment=environment)
         assert reached.read_text() == "here"  # waits until the task is under way
         os.kill(int(pid.read_text()), signal.SIGKILL)
         code, text, errors = end_of(job)
     done = json.loads(text)
     assert code == 1
-    assert "the Dask scheduler at 127.0.0.1" in errors
+    assert "the Dask scheduler " in errors
+    assert "cannot be reached" in errors
     assert "bad" not in counts(done)
     assert done["left"] >= 2
     recorded = len(ledger_of(root))

@@ -12,8 +12,9 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Executor, ProcessPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from ckptguard.bulk import worker
 from ckptguard.bulk.messages import Answer, Task
@@ -60,3 +61,12 @@ def dask_setup(worker: object) -> None:
 def pool() -> ProcessPoolExecutor:
     """Two processes."""
     return ProcessPoolExecutor(2, multiprocessing.get_context("spawn"), initializer=install)
+
+
+def dask() -> Executor:
+    """The executor of a Dask client of our own, to the scheduler at ``DYING_SCHEDULER``."""
+    from distributed import Client
+
+    connect: Any = Client
+    executor: Executor = connect(os.environ["DYING_SCHEDULER"]).get_executor(pure=False, retries=0)
+    return executor

@@ -46,14 +46,15 @@ def command(
 ) -> None:
     """Do VERB for all runs of FLEET: verify, scrub, replicate, repair or report.
 
-    FLEET is a folder or URL above the runs, or a fleet file. Only what is not on record is done, so after an
-    interruption the same command does the rest: verify reads what has no verdict, replicate sends what is missing.
+    FLEET is a folder or URL above the runs, or a fleet file. Only what is not on record is done: verify reads what has
+    no verdict, replicate sends what is missing. So after an interruption the same command does the rest.
     Runs without protection come first. A worker that dies costs no verdict: what it read is pending, never bad.
     """
     from msgspec.structs import replace
 
     from ckptguard.bulk.engine import open_engine
     from ckptguard.bulk.job import BulkOrder, carry_out, held_by, not_done, plan_bulk
+    from ckptguard.errors import NotFoundError
     from ckptguard.fleet.find_runs import find_runs
     from ckptguard.scan.options import workers_of
     from ckptguard.values.retention_policy import parse_span
@@ -62,6 +63,8 @@ def command(
     if rate is not None and verb in ("repair", "report"):
         raise click.UsageError(f"--rate is not for {verb}")
     found = find_runs(fleet, Shared(as_json, config).settings(), environ=os.environ)
+    if not found.runs and not found.troubles:
+        raise NotFoundError(f"there is no run in {fleet}", hint="name the folder or URL above the runs")
     order = BulkOrder(verb=verb, runs=found.runs, rate=rate, max_age=parse_span(how["max_age"]))
     with open_engine(engine, workers or workers_of(0), held_by(found.runs)) as opened:
         plan = plan_bulk(opened, order)
@@ -81,15 +84,16 @@ def command(
         _show(verb, done)
     for sentence in done.could_not_tell:
         trouble(f"error: {sentence}")
-    raise click.exceptions.Exit(_code(done, dry_run=how["dry_run"]))
+    raise click.exceptions.Exit(_code(verb, done, dry_run=how["dry_run"]))
 
 
-def _code(done: BulkDone, *, dry_run: bool) -> ExitCode:
+def _code(verb: str, done: BulkDone, *, dry_run: bool) -> ExitCode:
     from ckptguard.values.verdict import Outcome
 
     outcomes = [Outcome(outcome) for outcome, count in done.outcomes.items() if count]
-    if not done.could_not_tell and (dry_run or not (outcomes or done.left)):
-        return ExitCode.GOOD  # there is nothing to do, or nothing was to be done
+    nothing = not outcomes and not done.left and verb not in ("verify", "report")
+    if not done.could_not_tell and (dry_run or nothing):
+        return ExitCode.GOOD  # nothing was to be done
     return of_outcomes([] if dry_run else outcomes, could_not_tell=bool(done.could_not_tell))
 
 

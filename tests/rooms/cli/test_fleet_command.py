@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 
 import pytest
@@ -62,10 +63,21 @@ def test_all_good_is_quiet(invoke, fleet):
     assert (done.exit_code, done.stdout, done.stderr) == (0, "", "")
 
 
+def test_people_are_told_of_a_bad_save_once(invoke, fleet, tmp_path, monkeypatch):
+    """By the hooks of the settings, from here: workers hold no address."""
+    told = tmp_path / "told"
+    monkeypatch.setenv("CKPTGUARD_ON_INCIDENT", json.dumps(["sh", "-c", f"cat >> {told}"]))
+    for _ in range(2):
+        assert invoke("fleet", "verify", fleet).exit_code == 3
+    event = json.loads(told.read_text())
+    assert (event["event"], event["cause"], event["checkpoint"]["path"]) == ("verdict", "bad", name_of(step_of(1)))
+
+
 @pytest.mark.parametrize(
     ("words", "code", "sentence"),
     [
         (("verify", "nowhere"), 10, "there is no folder"),
+        (("verify", "empty"), 10, "there is no run in empty"),
         (("verify", "fleet", "--engine", "celery"), 2, "there is no engine 'celery'"),
         (("report", "fleet", "--rate", "1MB"), 2, "--rate is not for report"),
         (("prune", "fleet"), 2, "prune"),
@@ -75,5 +87,6 @@ def test_all_good_is_quiet(invoke, fleet):
 )
 def test_what_cannot_be_done_is_a_sentence(invoke, fleet, words, code, sentence):
     """And an exit code."""
+    (fleet.parent / "empty").mkdir()
     done = invoke("fleet", *words)
     assert (done.exit_code, sentence in done.stderr) == (code, True), done.stderr

@@ -16,6 +16,7 @@ from ckptguard.decisions.turns import (
     FairShare,
     makes_way,
     next_lane_in,
+    patience,
 )
 
 SIZES = st.integers(0, 4 * LARGE)

@@ -18,4 +18,4 @@ def save_interval(saved_at: Iterable[float]) -> float | None:
 
 def is_training(now: float, newest_at: float | None, interval: float | None) -> bool:
     """True if a save arrived within the last three save intervals."""
-    return newest_at is not None and interval is not None and now - newest_at <= _QUIET * interval
+    return newest_at is not None and interval is not None and abs(now - newest_at) <= _QUIET * interval

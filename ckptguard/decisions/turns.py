@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import statistics
 from collections import Counter
 from collections.abc import Collection, Hashable, Iterable
 
@@ -17,7 +15,6 @@ SLOW = 2.0  # seconds; a longer turn is slow
 HELD_UP = 0.5  # seconds; a lane that is busy for longer may be waiting for storage, so another one may start
 _LONGEST_TURN = 1.0  # seconds until a run makes way for a waiting one, between two checkpoints
 _USUAL_INTERVAL = 20.0  # seconds between two saves, if nothing is known about them
-_REMEMBERED = 9  # the newest saves that tell the interval
 
 
 class Asking(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,13 +82,6 @@ def next_lane_in(busy_for: Collection[float]) -> float | None:
 def makes_way(read: int, seconds: float, *, others_wait: bool) -> bool:
     """True if a turn ends before its next checkpoint. `read` is what it read so far, in bytes: one at least."""
     return others_wait and read > 0 and (read >= LARGE or seconds >= _LONGEST_TURN)
-
-
-def save_interval(times: Iterable[float]) -> float | None:
-    """Return the median seconds between the newest saves, or None if there are fewer than two times."""
-    newest = sorted(set(times))[-_REMEMBERED:]
-    gaps = [after - before for before, after in itertools.pairwise(newest)]
-    return statistics.median(gaps) if gaps else None
 
 
 def patience(waited: float, interval: float | None) -> float:

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from ckptguard.decisions.turns import patience, save_interval
+from ckptguard.decisions.fleet_health import save_interval
+from ckptguard.decisions.turns import patience
 from ckptguard.errors import BusyError, ChangedWhileReadError, CouldNotTellError, ObjectMissingError, ResavingError
 from ckptguard.keep.copies import is_saved_over
 from ckptguard.keep.quarantine import finish_quarantines

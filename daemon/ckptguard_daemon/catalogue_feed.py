@@ -106,13 +106,14 @@ class CatalogueFeed:
         if self._catalogue is not None:
             self._catalogue.keep_only(wanted)
 
-    def facts(self, run_id: str, url: str, state: str) -> RunFacts:
+    def facts(self, run_id: str, url: str, state: str, name: str | None = None) -> RunFacts:
         """Return the facts of a guarded run as of now."""
         known = self._facts.get(run_id)
+        name = name or url.rstrip("/").rpartition("/")[2]
         if known is None:
-            return RunFacts(url=url, name=url.rstrip("/").rpartition("/")[2], state=state)
+            return RunFacts(url=url, name=name, state=state)
         training = is_training(time.time(), known.newest_at, known.save_interval)
-        return msgspec.structs.replace(known, url=url, state=state, training=training)
+        return msgspec.structs.replace(known, url=url, name=name, state=state, training=training)
 
     def _note(self, view: RunView, passed: Passed) -> None:
         run, start = view.run, passed.notes.start

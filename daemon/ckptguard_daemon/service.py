@@ -244,7 +244,7 @@ def run_once(plan: Plan, stop: threading.Event, *, metrics: MetricsOptions = NOW
 
 
 def _facts_of(runs: Roster, feed: CatalogueFeed) -> list[RunFacts]:
-    return [feed.facts(run.run_id, run.url, run.state) for run in runs]
+    return [feed.facts(run.run_id, run.url, run.state, run.name) for run in runs]
 
 
 class HookSets:

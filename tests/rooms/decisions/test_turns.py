@@ -17,7 +17,6 @@ from ckptguard.decisions.turns import (
     makes_way,
     next_lane_in,
     patience,
-    save_interval,
 )
 
 SIZES = st.integers(0, 4 * LARGE)
@@ -115,10 +114,7 @@ def test_a_turn_reads_something_and_makes_way() -> None:
 
 
 def test_a_verdict_is_late_after_half_of_the_interval() -> None:
-    """The interval is the median between the newest saves; without any, it is a guess."""
-    assert save_interval([]) is save_interval([7.0]) is save_interval([7.0, 7.0]) is None
-    assert save_interval([0.0, 30.0, 10.0, 500.0]) == 20.0
-    assert save_interval([0.0, 1.0, *(100.0 * n for n in range(1, 10))]) == 100.0
+    """Without an interval, it is a guess."""
     assert patience(0.0, 100.0) == 50.0
     assert patience(49.0, 100.0) == 1.0
     assert patience(51.0, 100.0) == 0.0

@@ -33,6 +33,9 @@ class CkptguardError(Exception):
         return copyreg.__newobj__, (type(self), *self.args), self.__dict__  # type: ignore[attr-defined]
 
 
+FORCE = "--force (in Python: force=True)"  # how a hint names what both can say
+
+
 class SettingsError(CkptguardError, kind="settings"):
     """A setting has an impossible value."""
 

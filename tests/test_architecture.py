@@ -38,8 +38,8 @@ FLOORS = (
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 DOORS = {"supervise", "training", "daemon", "integrations", "cli", "api"}
 # An integration is the guard's callback for one framework; supervise is a verb of the command line; load decodes what
-# a guard saved.
-ALLOWED_BETWEEN_DOORS = {("integrations", "training"), ("cli", "supervise"), ("api", "training")}
+# a guard saved; the daemon's command tells wrong usage as the others do.
+ALLOWED_BETWEEN_DOORS = {("integrations", "training"), ("cli", "supervise"), ("api", "training"), ("daemon", "cli")}
 PURE = {"values", "decisions"}
 MAY_USE_TORCH = {"training", "integrations", "api"}  # of the last only what load answers with
 BANNED_WORDS = {"utils", "util", "common", "core", "helpers", "helper"}

@@ -8,6 +8,8 @@ from ckptguard.checks.evidence import Evidence
 from ckptguard.formats import tensor_suffix
 from ckptguard.values.verdict import Finding, Severity
 
+_IRREGULAR = {"link": "a link; links are not followed", "unnamed": "its name is not valid Unicode"}
+
 
 def check_structure(evidence: Evidence) -> Iterator[Finding]:
     """Report each structural problem as an error and each doubt as a sickness. A file that is not regular and holds no
@@ -19,7 +21,7 @@ def check_structure(evidence: Evidence) -> Iterator[Finding]:
             yield Finding("structure", severity, p.message, *where, expected=p.expected, found=p.found)
     yield from _texts_alone(evidence)
     for entry in evidence.checkpoint.irregular:
-        what = "a link; links are not followed" if entry.kind == "link" else "not a regular file"
+        what = _IRREGULAR.get(entry.kind, "not a regular file")
         severity = Severity.ERROR if tensor_suffix(entry.key) else Severity.WARNING
         yield Finding("structure", severity, f"{what}: it was not read", entry.key)
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import msgspec
 
 from ckptguard.decisions.candidates import IN_PLACE, KEPT, Choice, Search
-from ckptguard.errors import CkptguardError, CouldNotTellError, NoKnownGoodError, NotFoundError, RefusedError
+from ckptguard.errors import FORCE, CkptguardError, CouldNotTellError, NoKnownGoodError, NotFoundError, RefusedError
 from ckptguard.records.kept import read_kept
 from ckptguard.records.pins import InUse
 from ckptguard.records.quarantine import FOLDER as QUARANTINE
@@ -87,7 +87,7 @@ class Restorable:
         return RefusedError(
             f"{_name(last, url)} is damaged: {wrong}",
             outcome=Outcome.BAD.value,
-            hint="restore another step, or use --force for the damaged bytes",
+            hint=f"restore another step, or use {FORCE} for the damaged bytes",
         )
 
     def _replicas(self) -> list[_ReplicaPlaces]:
@@ -178,7 +178,7 @@ class _Places:
                 raise RefusedError(
                     f"{manifest.path}{id.nth_save} is {verdict.outcome.value}: {reason}",
                     outcome=verdict.outcome.value,
-                    hint="restore another step, or use --force",
+                    hint=f"restore another step, or use {FORCE}",
                 )
             return {id: verdict.outcome}
         raise NotFoundError(f"{view.run.url} has no checkpoint of step {step} that could be restored")

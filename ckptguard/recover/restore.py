@@ -153,7 +153,10 @@ class _Goal:
             what = f"{own} is a file of another kind"
         else:
             return self.path
-        raise SettingsError(f"{self.path} is the name of a file, and {what}", hint=f"for a folder: --to {self.path}/")
+        raise SettingsError(
+            f"{self.path} is the name of a file, and {what}",
+            hint=f"to name a folder, end it with a slash: {self.path}/",
+        )
 
 
 def _goal(dest: str) -> _Goal:

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from ckptguard.decisions.known_good import choose_known_good
 from ckptguard.decisions.rollback_plan import Pointed, RollbackPlan, is_needed, plan_rollback
-from ckptguard.errors import BusyError, CouldNotTellError, NoKnownGoodError, NotGivenBackError
+from ckptguard.errors import FORCE, BusyError, CouldNotTellError, NoKnownGoodError, NotGivenBackError
 from ckptguard.keep.quarantine import mark_suspect, move_aside, quarantine_checkpoint
 from ckptguard.layouts import LAYOUTS, Checkpoint
 from ckptguard.records.pins import InUse
@@ -365,9 +365,9 @@ def _refuse_while_writing(view: RunView) -> None:
         if age is not None and age < settings.settle:
             raise BusyError(
                 f"{checkpoint.path} was written {age:.1f} s ago: training may still be running",
-                hint="stop training first, or use --force",
+                hint=f"stop training first, or use {FORCE}",
             )
         recent = age is None or age < settings.unfinished_limit
         why = unfinished_because(view.run.storage, checkpoint) if recent else None
         if why is not None:
-            raise BusyError(f"{checkpoint.path} is unfinished ({why})", hint="stop training first, or use --force")
+            raise BusyError(f"{checkpoint.path} is unfinished ({why})", hint=f"stop training first, or use {FORCE}")

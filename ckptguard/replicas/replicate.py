@@ -10,7 +10,15 @@ from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
-from ckptguard.errors import CkptguardError, CouldNotTellError, NotFoundError, RecordsError, SettingsError, StoppedError
+from ckptguard.errors import (
+    CkptguardError,
+    CouldNotTellError,
+    DeniedError,
+    NotFoundError,
+    RecordsError,
+    SettingsError,
+    StoppedError,
+)
 from ckptguard.records.kept import read_kept
 from ckptguard.records.lineage import refuse_another
 from ckptguard.records.pins import InUse
@@ -48,7 +56,7 @@ from ckptguard.storage import normalise_url
 from ckptguard.storage.failures import translated
 from ckptguard.storage.protocol import find_entry
 from ckptguard.storage.retries import Retries
-from ckptguard.values.ids import CheckpointId
+from ckptguard.values.ids import CheckpointId, escape
 from ckptguard.values.settings import Settings
 from ckptguard.values.verdict import Outcome
 
@@ -304,11 +312,23 @@ def replica_standings(view: RunView) -> tuple[Replica, ...]:
     found = []
     for url in urls:
         try:
+            refuse_impossible(url)
             behind, last = _standing(_open_own(view, url), wanted)
             found.append(Replica(url=url, behind=behind, last_good=last))
         except CouldNotTellError as error:
             found.append(Replica(url=url, behind=None, last_good=None, trouble=error.message))
     return tuple(found)
+
+
+def refuse_impossible(place: str) -> None:
+    """Raise DeniedError if a local place does not exist and cannot be made."""
+    above = place
+    while "://" not in place and not os.path.lexists(above):
+        above = os.path.dirname(above)
+    if "://" in place or (os.path.isdir(above) and os.access(above, os.W_OK | os.X_OK)):
+        return
+    why = "cannot be written to" if os.path.isdir(above) else "is not a folder"
+    raise DeniedError(f"there can be no replica at {escape(place)}: {escape(above)} {why}", key=place)
 
 
 def _open_own(view: RunView, url: str) -> RunView:

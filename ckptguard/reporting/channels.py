@@ -5,6 +5,7 @@ An event reaches each channel at least once, and has an id by which a receiver k
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import hashlib
 import importlib.util
@@ -18,7 +19,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable
 from typing import Any
-from urllib.parse import unquote
+from urllib.parse import unquote, urlsplit, urlunsplit
 
 import msgspec
 
@@ -124,12 +125,9 @@ class WebhookChannel(Channel):
         """Post it."""
         body = {"text": _for_slack(event)} if self._url.lower().startswith(_SLACK_HOSTS) else event
         try:
-            request = urllib.request.Request(
-                self._url,
-                data=msgspec.json.encode(body),
-                headers={"Content-Type": "application/json", "User-Agent": "ckptguard"},
-                method="POST",
-            )
+            url, login = _login_apart(self._url)
+            headers = {"Content-Type": "application/json", "User-Agent": "ckptguard", **login}
+            request = urllib.request.Request(url, data=msgspec.json.encode(body), headers=headers, method="POST")
             with urllib.request.build_opener(_NoRedirects).open(request, timeout=WEBHOOK_SECONDS) as answer:
                 return {"status": answer.status}
         except urllib.error.HTTPError as error:
@@ -141,6 +139,17 @@ class WebhookChannel(Channel):
             raise NotDeliveredError(_told(str(reason), self._url), again=True) from error
         except Exception as error:  # http.client's own, and what it refuses in a URL
             raise NotDeliveredError(f"{type(error).__name__}: {_told(str(error), self._url)}") from error
+
+
+def _login_apart(url: str) -> tuple[str, dict[str, str]]:
+    """A URL without the user and password in it, and the header that says them. ValueError for what is no URL."""
+    parts = urlsplit(url)
+    login, mark, host = parts.netloc.rpartition("@")
+    if not mark:
+        return url, {}
+    user, _, password = login.partition(":")
+    said = base64.b64encode(f"{unquote(user)}:{unquote(password)}".encode()).decode()
+    return urlunsplit(parts._replace(netloc=host)), {"Authorization": f"Basic {said}"}
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):

@@ -167,7 +167,18 @@ def none_found(run: Run, before_step: int | None) -> NoKnownGoodError:
         hint = f"a good one is in the trash; get it with: ckptguard restore {place} --step {step} --to DEST"
     elif _has_no_records(run):  # a lone file may have been verified outside a run, which records nothing
         hint = f"nothing is on record; verify and record what there is with: ckptguard-daemon --once {place}"
+        if _is_empty(run):
+            hint = "there is no checkpoint in it yet; check the path, or wait for the first save"
     return NoKnownGoodError(f"{run.url} has no known-good checkpoint{before}", hint=hint)
+
+
+def _is_empty(run: Run) -> bool:
+    """True if no checkpoint is there, and that can be told."""
+    from ckptguard.runs.run_view import list_run  # an answer needs no listing
+
+    with contextlib.suppress(CouldNotTellError):
+        return not list_run(run).checkpoints
+    return False
 
 
 def _has_no_records(run: Run) -> bool:

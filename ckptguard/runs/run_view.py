@@ -9,6 +9,7 @@ from functools import cached_property
 from operator import attrgetter
 
 from ckptguard.errors import NotFoundError, RecordsError
+from ckptguard.formats import tensor_suffix
 from ckptguard.formats.suffixes import is_sum_list
 from ckptguard.layouts import LAYOUTS, Checkpoint, enter, find_checkpoints, step_from_name
 from ckptguard.records.kept import KeptCopy, kept_of_series, read_kept
@@ -17,8 +18,8 @@ from ckptguard.records.manifests import read_manifest, sealed_generations
 from ckptguard.records.run import Run, list_records, open_run
 from ckptguard.runs.history import History, load_history
 from ckptguard.runs.sealed_content import is_good
-from ckptguard.storage.protocol import Entry, find_entry
-from ckptguard.values.ids import CheckpointId, Step, parse_id, series_from_folder, series_of
+from ckptguard.storage.protocol import UNNAMED, Entry, find_entry
+from ckptguard.values.ids import CheckpointId, Step, escape, parse_id, series_from_folder, series_of
 from ckptguard.values.settings import Settings
 
 _KEY = attrgetter("key")
@@ -148,6 +149,18 @@ class Listing:
         found = find_checkpoints(self.entries, run.patterns)
         found += _bereft(run, self.entries, found)
         self.checkpoints = {c.path: c for c in sorted(found, key=lambda c: c.path)}
+
+    @cached_property
+    def unnamed(self) -> tuple[str, ...]:
+        """The entries outside checkpoints that may be some, and have names that cannot be read."""
+        owned = {entry.key for checkpoint in self.checkpoints.values() for entry in checkpoint.irregular}
+        odd = (e for e in self.entries if e.kind == "unnamed" and e.key not in owned)
+        return tuple(e.key for e in odd if tensor_suffix(e.key) or "." not in e.name)
+
+    @property
+    def unnamed_notes(self) -> tuple[str, ...]:
+        """A sentence for each of them."""
+        return tuple(f"{escape(key)} was not looked at: {UNNAMED}" for key in self.unnamed)
 
     @cached_property
     def _sum_lists(self) -> dict[str, list[Entry]]:

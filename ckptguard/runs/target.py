@@ -133,7 +133,8 @@ def _whole_run(view: RunView, url: str, target: str) -> Target:
     """Return a target that can only be a run. Raises NotFoundError if it is none."""
     if view.checkpoints or has_records(view.run):
         return Target(url=url, kind="run", storage=view.run.storage, view=view)
-    raise NotFoundError(f"there is no checkpoint in {target}, at most {MAX_DEPTH} levels down")
+    found = next(iter(view.listing.unnamed_notes), None)
+    raise NotFoundError(f"there is no checkpoint in {target}, at most {MAX_DEPTH} levels down", hint=found)
 
 
 def _in_hub(url: str, place: HubPlace) -> Target:

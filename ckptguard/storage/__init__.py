@@ -25,6 +25,8 @@ _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*(://|::)")
 def normalise_url(url: str | os.PathLike[str]) -> str:
     """Return one spelling for each place: an absolute path (links not resolved), or a URL without a trailing slash."""
     text = os.fspath(url)
+    if not text:  # it would mean the current folder
+        raise SettingsError("a path or URL is empty", hint="check the variable that it comes from")
     if "\0" in text:
         raise SettingsError(f"{escape(text[:80])} is no path or URL: it holds a NUL")
     scheme, mark, rest = text.partition("://")

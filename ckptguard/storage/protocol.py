@@ -22,7 +22,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     """One object in a listing. Links are never followed: their `kind` is "link", and `target` is their text."""
 
     key: str
-    kind: str  # "file" | "folder" | "link" | "other" (FIFO, socket, device, unreadable name)
+    kind: str  # "file" | "folder" | "link" | "unnamed" (no valid Unicode) | "other" (FIFO, socket, device)
     size: int = 0
     mtime_ns: int | None = None
     inode: int | None = None
@@ -173,6 +173,9 @@ class Storage(Protocol):
         return None
 
 
+UNNAMED = "its name is not valid Unicode; rename it"
+
+
 def is_encodable(name: str) -> bool:
     """True if the name is valid Unicode. Names with other bytes in a file system have surrogates."""
     return name.isascii() or not any("\ud800" <= c <= "\udfff" for c in name)
@@ -186,6 +189,8 @@ def is_plain(name: str) -> bool:
 def parts_of(key: str) -> list[str]:
     """Return the parts of a key. DeniedError for anything that could lead outside the root. The root has no parts."""
     parts = key.split("/") if key else []
+    if not is_encodable(key):
+        raise DeniedError(f"{escape(key)} cannot be read: {UNNAMED}", key=escape(key))
     if not all(map(is_plain, parts)):
         raise DeniedError(f"not a key: {escape(key)!r}", key=escape(key))
     return parts

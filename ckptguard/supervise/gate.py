@@ -18,6 +18,7 @@ from ckptguard.decisions.restarts import StartChoice, StartPoint, choose_start, 
 from ckptguard.errors import (
     BusyError,
     CkptguardError,
+    CouldNotTellError,
     NoKnownGoodError,
     NotGivenBackError,
     ObjectMissingError,
@@ -104,6 +105,8 @@ def _is_new(view: RunView) -> bool:
     with contextlib.suppress(ObjectMissingError):  # the folder itself may come with the first save
         if view.checkpoints:
             return False
+        if view.listing.unnamed:
+            raise CouldNotTellError(view.listing.unnamed_notes[0])
     return not list_steps(view.run).series
 
 

@@ -9,7 +9,7 @@ import msgspec
 from ckptguard.checks import Evidence
 from ckptguard.checks.digests import same_content
 from ckptguard.checks.evidence import KnownFacts
-from ckptguard.errors import ChangedWhileReadError, ObjectMissingError
+from ckptguard.errors import ChangedWhileReadError, DeniedError, ObjectMissingError
 from ckptguard.formats import tensor_suffix
 from ckptguard.layouts import LAYOUTS, Checkpoint, Gap
 from ckptguard.layouts.roles import assign_roles
@@ -18,6 +18,7 @@ from ckptguard.runs.work import PLAIN, Work
 from ckptguard.scan import Progress, Scanner, ScanOptions, digest_places, scan_files
 from ckptguard.scan.result import Scan, ScannedFile
 from ckptguard.storage import Storage
+from ckptguard.storage.protocol import UNNAMED
 from ckptguard.values.ids import escape
 from ckptguard.values.manifest import Counter, File, Manifest, Span, Tensor
 
@@ -62,8 +63,13 @@ def completeness(storage: Storage, checkpoint: Checkpoint, *, scanner: Scanner =
 def scan_checkpoint(storage: Storage, checkpoint: Checkpoint, options: ScanOptions, work: Work = PLAIN) -> Scan:
     """Scan all regular files of a checkpoint. It also raises the scanner's errors.
 
-    Raises ChangedWhileReadError if it opened other files than the listed ones, because their verdict would be wrong.
+    Raises:
+        ChangedWhileReadError: it opened other files than the listed ones, because their verdict would be wrong.
+        DeniedError: a file with tensors has a name that cannot be read.
     """
+    for entry in checkpoint.irregular:
+        if entry.kind == "unnamed" and tensor_suffix(entry.key):
+            raise DeniedError(f"{entry.key} cannot be read: {UNNAMED}", key=entry.key)
     scan = work.scanner(storage, checkpoint.files, options, work.progress)
     for listed, found in zip(checkpoint.entries, scan.files, strict=True):
         if not is_same_file(listed, found.entry, local=storage.root is not None):

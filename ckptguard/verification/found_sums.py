@@ -6,6 +6,7 @@ leaves the question open: CouldNotTellError.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
@@ -169,6 +170,7 @@ def _hub_record(storage: Storage, checkpoint: Checkpoint) -> Iterator[StatedSum]
 def _is_later(entry: Entry, when: str) -> bool:
     """Whether a file was written after the time that a record states; also where that is no time."""
     try:
-        return entry.mtime_ns is not None and entry.mtime_ns / 1e9 > float(when) + 1
-    except (ValueError, OverflowError):
+        stated = float(when)
+    except ValueError:
         return True
+    return not math.isfinite(stated) or (entry.mtime_ns is not None and entry.mtime_ns / 1e9 > stated + 1)

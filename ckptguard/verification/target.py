@@ -70,6 +70,8 @@ def verify_target(
         results.append(relative_to(found, resolved.prefix))
     if run is not None and resolved.checkpoint is None:
         run.forget()  # pointers are compared with the final state
+        notes += run.listing.unnamed_notes
+        unsure = unsure or bool(run.listing.unnamed)
         notes += pointer_notes(run, {c.path: c.outcome for c in results})
     return Report(
         target=resolved.url,

@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from ckptguard.cli.usage import restated
 from ckptguard.errors import BusyError, CkptguardError, NotFoundError, SettingsError
 from ckptguard.storage.failures import machine_trouble
 from ckptguard.values.ids import escape
@@ -41,7 +42,20 @@ def _probe(context: click.Context, option: click.Parameter, address: str | None)
         context.exit(1 if wrong else 0)
 
 
-@click.command(epilog=_EPILOG, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+class _Command(click.Command):
+    """Tells wrong usage in the words of `ckptguard`."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.UsageError as error:
+            error.ctx = error.ctx or ctx
+            raise restated(error) from error
+
+
+@click.command(
+    cls=_Command, epilog=_EPILOG, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
+)
 @click.argument("runs", nargs=-1, metavar="[RUN...]")
 @click.option(
     "--fleet", metavar="FLEET", help="Find the runs in a folder, at a URL, or by a fleet file, and new ones later."

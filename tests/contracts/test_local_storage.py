@@ -108,15 +108,15 @@ class TestLocalStorage(StorageContract):
         assert keys(storage.list()) == ["socket"]
 
     def test_names_in_no_encoding_are_listed_escaped(self, storage: Storage) -> None:
-        """A name that is not UTF-8 becomes an entry of kind "other" whose key can be encoded."""
+        """A name that is not UTF-8 becomes an entry of kind "unnamed" whose key can be encoded."""
         root = os.fsencode(self.tmp_path / "root")
         with open(root + b"/bad\xff.pt", "wb") as file:
             file.write(b"1")
         os.mkdir(root + b"/dir\xfe")
         found = storage.list(recursive=True)
         assert [(e.key.encode(), e.kind) for e in found] == [
-            (b"bad\\udcff.pt", "other"),
-            (b"dir\\udcfe", "other"),
+            (b"bad\\udcff.pt", "unnamed"),
+            (b"dir\\udcfe", "unnamed"),
         ]
 
     def test_a_very_deep_folder_ends_nothing(self, storage: Storage) -> None:

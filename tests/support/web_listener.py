@@ -17,6 +17,7 @@ class Listener:
         self.url = f"http://127.0.0.1:{port}/hook"
         self.address = f"json://someone:s3cr3t-pass@127.0.0.1:{port}/hook"  # the same, as apprise writes it
         self.posted: list[Any] = []
+        self.logins: list[str | None] = []
         self.statuses = statuses
 
 
@@ -26,6 +27,7 @@ def listening(*statuses: int) -> Iterator[Listener]:
 
     class Requests(http.server.BaseHTTPRequestHandler):
         def do_POST(self) -> None:
+            listener.logins.append(self.headers["Authorization"])
             listener.posted.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
             status = listener.statuses[0] if len(listener.statuses) == 1 else listener.statuses.pop(0)
             self.send_response(status)

@@ -48,6 +48,8 @@ def command(run: str, watch: bool, shared: Shared) -> None:
         _show(states)
     else:
         trouble("there are no checkpoints yet")
+    for note in view.listing.unnamed_notes:
+        trouble(f"warning: {note}")
 
 
 def _watch(run: str, settings: Settings) -> None:

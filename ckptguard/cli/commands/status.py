@@ -44,7 +44,10 @@ def command(runs: tuple[str, ...], shared: Shared) -> None:
         else:
             _show_all(every)
         raise click.exceptions.Exit(_code([one for _, one in every]))
-    found = _status(_view(runs[0], settings))
+    view = _view(runs[0], settings)
+    found = _status(view)
+    for note in view.listing.unnamed_notes:
+        trouble(f"warning: {note}")
     if shared.as_json:
         emit("status", found)
     elif not (is_quiet() and _is_well(found)):

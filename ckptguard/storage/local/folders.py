@@ -115,7 +115,7 @@ def _entries(folder: int, key: str, bare: bool, held: bool) -> list[_Listed]:
         for item in names:
             own = own_name(item.name) if held else item.name
             if not is_encodable(own):
-                found.append((item.name, Entry(key=join(key, escape(own)), kind="other", inode=item.inode())))
+                found.append((item.name, Entry(key=join(key, escape(own)), kind="unnamed", inode=item.inode())))
             elif bare:
                 kind = "folder" if item.is_dir(follow_symlinks=False) else "other"
                 found.append((item.name, Entry(key=join(key, own), kind=kind)))

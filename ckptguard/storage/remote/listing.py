@@ -118,7 +118,7 @@ class RemoteRoot:
             if all(map(is_plain, [*folders, last])):
                 found.append(entry_of(join(folder, last), info))
             else:
-                found.append(Entry(key=join(folder, _part(last)), kind="other"))
+                found.append(Entry(key=join(folder, _part(last)), kind="unnamed"))
         if not found and not listed:
             self._root_must_exist()
         return found
@@ -144,7 +144,7 @@ class RemoteRoot:
             if is_plain(last):
                 found.append(entry_of(join(folder, last), info))
             else:
-                found.append(Entry(key=join(folder, _part(last)), kind="other"))
+                found.append(Entry(key=join(folder, _part(last)), kind="unnamed"))
         return found or (None if not fs.isdir(path) else [])
 
     def _root_must_exist(self) -> None:

@@ -203,7 +203,7 @@ class SftpStorage(Storage):
         return [
             self._entry(join(folder, name), attributes)
             if is_plain(name)
-            else Entry(key=join(folder, escape(name)), kind="other")
+            else Entry(key=join(folder, escape(name)), kind="unnamed")
             for name, attributes in self._names(folder)
         ]
 

@@ -234,3 +234,12 @@ def test_settings_of_a_call_count_before_the_environment(verified: Path, monkeyp
     monkeypatch.setenv(mistyped, "1")
     with pytest.raises(SettingsError, match=mistyped):
         ckptguard.verify(verified)
+
+
+@pytest.mark.parametrize("call", [ckptguard.check_pretrained, ckptguard.verify, ckptguard.known_good, open_run])
+def test_an_empty_place_is_a_mistake(call, tmp_path, monkeypatch):
+    """It is an unset variable, and never means the current folder."""
+    write_torch(tmp_path, 1, seed=1)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ckptguard.SettingsError, match=r"is no path or URL|is empty"):
+        call("")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 
 import numpy as np
@@ -86,3 +87,43 @@ def test_a_torch_file_may_repeat_any_stem(root, document, stem):
     assert torch.load(path, weights_only=True)["b"].shape == (3,)
     assert document("verify", path)[1]["outcome"] == "good"
     assert document("verify", path.rename(root / "other.pt"))[1]["outcome"] == "good"
+
+
+@pytest.mark.parametrize("name", [b"net-\xff.pt", b"net-\xff-100"])
+def test_a_name_that_is_no_unicode_is_told(root, invoke, document, name):
+    """It is neither good nor bad, and nobody takes the run for complete. Other files may have such names."""
+    write(root / "net-100.pt")
+    place = os.path.join(os.fsencode(root), name)
+    if name.endswith(b".pt"):
+        shutil.copy(root / "net-100.pt", place)
+    else:
+        os.mkdir(place)
+    sentence = f"{escape(os.fsdecode(name))} was not looked at: its name is not valid Unicode; rename it"
+    for command, code in (("verify", 1), ("list", 0), ("status", 0)):
+        done = invoke(command, root)
+        assert (done.exit_code, done.stderr.count(sentence)) == (code, 1)
+    (root / "net-100.pt").unlink()
+    shutil.rmtree(root / "_ckptguard")
+    done = invoke("gate", root)
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert sentence in done.stderr
+
+
+def test_a_named_checkpoint_with_such_a_name_is_could_not_tell(root, invoke, tmp_path):
+    """The file itself, and the folder that holds nothing else."""
+    folder = os.fsencode(tmp_path / "model")
+    os.mkdir(folder)
+    write(root / "net-100.pt")
+    os.replace(root / "net-100.pt", os.path.join(folder, b"a\xff.pt"))
+    for target in (tmp_path / "model", os.fsdecode(os.path.join(folder, b"a\xff.pt"))):
+        done = invoke("verify", target)
+        assert done.exit_code == 1
+        assert "cannot be read: its name is not valid Unicode; rename it" in done.stdout + done.stderr
+
+
+def test_a_note_with_such_a_name_harms_nothing(root, invoke):
+    """No model needs it."""
+    write(root / "net-100.pt")
+    with open(os.path.join(os.fsencode(root), b"notes-\xff.txt"), "wb") as file:
+        file.write(b"x")
+    assert invoke("verify", root).exit_code == 0

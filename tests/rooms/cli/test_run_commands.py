@@ -231,3 +231,10 @@ def test_only_suspicion_can_be_cleared(invoke, verified):
     assert invoke("clear", verified, "300", "--reason", "nicer").exit_code == 2
     assert invoke("clear", verified, "9999", "--reason", "nobody").exit_code == 10
     assert invoke("clear", verified, "300").exit_code == 2
+
+
+def test_an_empty_run_is_not_told_to_start_a_daemon(invoke, root):
+    """What helps is another path, or a first save."""
+    done = invoke("known-good", root)
+    assert (done.exit_code, done.stdout) == (13, "")
+    assert "hint: there is no checkpoint in it yet; check the path, or wait for the first save" in done.stderr

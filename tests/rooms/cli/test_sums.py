@@ -117,3 +117,20 @@ def test_lists_can_be_read_back():
     """Our own reader of checksum files takes a plain line."""
     digest = "d" * 32
     assert parse_check_sums(check_line(digest, "a/b.bin") + "\n", "list") == {"a/b.bin": {"md5": digest}}
+
+
+def test_one_list_that_contradicts_itself_is_told(root, invoke):
+    """The stronger sum decides about the file. A weaker one that is wrong beside it is a wrong line."""
+    write_torch(root, 1, seed=1)
+    data = (root / "net-1.pt").read_bytes()
+    md5, sha256 = (hashlib.new(name, data).hexdigest() for name in ("md5", "sha256"))
+    stated = root / "SHA256SUMS"
+    stated.write_text(f"{sha256}  net-1.pt\n{'0' * 32}  net-1.pt\n")
+    done = invoke("verify", root / "net-1.pt")
+    assert done.exit_code == 0
+    assert "md5 is not the one that SHA256SUMS states, but sha256 is: SHA256SUMS contradicts itself" in done.stdout
+    stated.write_text(f"{sha256}  net-1.pt\n{md5}  ../run/net-1.pt\n")
+    done = invoke("verify", root / "net-1.pt")
+    assert (done.exit_code, "warning" in done.stdout) == (0, False)
+    stated.write_text(f"{'0' * 64}  net-1.pt\n{md5}  net-1.pt\n")
+    assert invoke("verify", root / "net-1.pt").exit_code == 3

@@ -1,7 +1,9 @@
 """Wrong usage is told in our own words, whatever the command and the option."""
 
 import click
+import click.testing
 import pytest
+from ckptguard_daemon.__main__ import command as daemon
 
 from ckptguard.cli.entry import COMMANDS, commands
 
@@ -52,6 +54,21 @@ def test_wrong_usage_is_one_sentence_of_ours(invoke, arguments):
     assert first.startswith("error: ")
     assert second == f"hint: ckptguard {arguments[0]} --help"
     assert [words for words in CLICKS_WORDS if words in first.replace("'x'", "")] == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--nosuch", "run"), "there is no option --nosuch"),
+        (("--settle", "x", "run"), "--settle: it must be a number, not 'x'"),
+        (("--log-format", "x", "run"), "--log-format: it must be auto, text or json, not 'x'"),
+        (("--parent",), "--parent needs a value after it"),
+    ],
+)
+def test_the_daemon_tells_wrong_usage_in_the_same_words(arguments, words):
+    """Its own options, too."""
+    done = click.testing.CliRunner().invoke(daemon, arguments, prog_name="ckptguard-daemon")
+    assert (done.exit_code, done.stderr) == (2, f"error: {words}\nhint: ckptguard-daemon --help\n")
 
 
 @pytest.mark.parametrize(

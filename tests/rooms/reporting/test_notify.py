@@ -1,5 +1,6 @@
 """Telling people: nothing is lost or told twice by a restart, nothing secret is shown, and nothing is waited for."""
 
+import base64
 import importlib.util
 import json
 
@@ -320,6 +321,17 @@ def test_logs_hold_no_secret(caplog):
     for text in (repr(telling.lines), caplog.text, repr(Settings(webhook=web.url + "/s3cr3t", notify=addresses))):
         assert not [secret for secret in SECRETS if secret in text]
     assert len({fields["to"] for _, fields in telling.lines}) == 5  # and yet it is clear which one is meant
+
+
+def test_a_login_in_an_address_goes_into_the_header():
+    """As every client sends it; and no log has it."""
+    with listening() as web:
+        telling = Telling(web.url.replace("//", "//someone:s3cr3t%2Dpass@"))
+        telling.hooks.tell({"step": 1})
+        telling.end()
+    assert (steps(web), telling.events) == ([1], ["hook_ran"])
+    assert base64.b64decode(web.logins[0].removeprefix("Basic ")) == b"someone:s3cr3t-pass"
+    assert not [secret for secret in (*SECRETS, web.logins[0]) if secret in repr(telling.lines)]
 
 
 def test_without_the_package_all_else_goes_on(monkeypatch):

@@ -12,6 +12,7 @@ import click
 from ckptguard.cli.exit_codes import ExitCode
 from ckptguard.cli.failures import report_failure, trouble_of_machine
 from ckptguard.cli.output import discard_stdout, escape, prepare_streams
+from ckptguard.cli.waiting import told_of_waits
 from ckptguard.version import __version__
 
 # The commands by what people want to do, in the order in which they need them. Help and documentation follow it.
@@ -75,7 +76,8 @@ class Commands(click.Group):
         words = list(sys.argv[1:] if args is None else args)
         prepare_streams()
         try:
-            code = super().main(words, *further, **{**options, "standalone_mode": False})
+            with told_of_waits(words):
+                code = super().main(words, *further, **{**options, "standalone_mode": False})
         except BrokenPipeError:
             discard_stdout()
             code = ExitCode.FAILED

@@ -25,7 +25,7 @@ from ckptguard.errors import (
     SettingsError,
     StorageError,
 )
-from ckptguard.records.run import Run, as_line, create_record, list_records, read_parsed, read_record
+from ckptguard.records.run import Run, as_line, create_record, list_records, read_parsed, read_record, read_sound
 from ckptguard.records.who_and_when import (
     Owner,
     has_ended,
@@ -201,6 +201,14 @@ class TrainingRecord(Lease, frozen=True, kw_only=True):
     def key(self) -> str:
         """The record's key: one for each series."""
         return f"{TRAININGS}/{series_folder(self.series)}.json"
+
+
+def list_trainings(run: Run) -> list[TrainingRecord]:
+    """Return every readable record of a training."""
+    found = (
+        read_sound(run, f"{TRAININGS}/{name}", TrainingRecord, "a training") for name in list_records(run, TRAININGS)
+    )
+    return [record for record in found if record is not None]
 
 
 def begin_training(

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 from ckptguard.errors import ObjectExistsError, ObjectMissingError, StoppedError, TransientError
@@ -28,6 +29,24 @@ class RetryClock:
     def chance(self) -> float:
         """Return a random number from 0 to 1."""
         return random.random()
+
+
+_waiting: dict[object, float] = {}  # when each request that is not answered yet began
+
+
+@contextlib.contextmanager
+def _noted() -> Iterator[None]:
+    request = object()
+    _waiting[request] = time.monotonic()
+    try:
+        yield
+    finally:
+        del _waiting[request]
+
+
+def waits_since() -> float | None:
+    """Return since when, on the monotonic clock, a request of this process waits for its answer. None if none does."""
+    return min(list(_waiting.values()), default=None)
 
 
 class Retries:
@@ -54,6 +73,10 @@ class Retries:
     def run(self, key: str, act: Callable[[], T]) -> T:
         """Return the result of `act`. Only a TransientError is retried. Raises StoppedError when stopped."""
         begun = self._clock.now()
+        with _noted():
+            return self._run(key, act, begun)
+
+    def _run(self, key: str, act: Callable[[], T], begun: float) -> T:
         for attempt in range(1, self._attempts + 1):
             try:
                 return self.once(key, act)

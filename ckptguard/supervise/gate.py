@@ -10,7 +10,9 @@ import logging
 import math
 import shlex
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import TypeVar
 
 import msgspec
 
@@ -27,8 +29,10 @@ from ckptguard.errors import (
 )
 from ckptguard.layouts import Checkpoint
 from ckptguard.records.incidents import open_incident
+from ckptguard.records.leases import list_trainings
 from ckptguard.records.names_by_step import list_steps
 from ckptguard.records.starts import Start, forget_starts, last_number, list_starts, record_start, still_goes_on
+from ckptguard.records.who_and_when import has_ended, is_here
 from ckptguard.recover.roll_back import GoBack, RolledBack, roll_back
 from ckptguard.recover.verify_pending import verify_pending
 from ckptguard.replicas.start_run import regain
@@ -44,6 +48,7 @@ from ckptguard.values.manifest import Manifest, bytes_digest
 from ckptguard.verification.read_known_good import read_known_good
 
 _log = logging.getLogger("ckptguard")
+T = TypeVar("T")
 _LOCK = "gate.lock"
 _LOCK_TRIES = 3
 _QUIET_WITHIN = 120.0  # seconds for files to come to rest
@@ -91,6 +96,7 @@ def gate(view: RunView, *, attempts: int, require: bool = False, dry_run: bool =
                 regain(view)
             if _is_new(view):
                 return _nothing_saved(view, attempts, require)
+            _refuse_while_training(view)
             _wait_until_quiet(view)
             done, point = _go_to_best(view, [start.point for start in starts], attempts, dry_run=dry_run, work=work)
             if dry_run or record_start(view.run, point, after=known):
@@ -138,7 +144,7 @@ def _go_to_best(
     """Roll back to the best checkpoint that is good now and has attempts left."""
     spent: dict[CheckpointId, StartPoint] = {}
     if not dry_run:
-        verify_pending(view, work=work)
+        _patiently(view, lambda: verify_pending(view, work=work))
     while True:
         found = known_good_candidates(view, Wanted(exclude=frozenset(spent)))
         choice = _choice(view, (_point_of(view, candidate.manifest) for candidate in found), starts, attempts)
@@ -153,7 +159,7 @@ def _go_to_best(
             if_needed=True,
         )
         try:
-            done = _roll_back(view, back, work)
+            done = _patiently(view, partial(roll_back, view, back, work=work))
         except NotGivenBackError:
             raise
         except NoKnownGoodError as error:
@@ -194,11 +200,22 @@ def _newer(history: History, id: CheckpointId) -> int:
     return sum(other.order > id.order and history.was_good(other) for other in history.standings(id.series))
 
 
-def _roll_back(view: RunView, back: GoBack, work: Work) -> RolledBack:
+def _patiently(view: RunView, act: Callable[[], T]) -> T:
+    """Try again while a daemon judges or moves something at this moment. Raises BusyError in the end."""
     for _ in range(_LOCK_TRIES - 1):
-        with contextlib.suppress(BusyError):  # a daemon judges or moves something at this moment
-            return roll_back(view, back, work=work)
-    return roll_back(view, back, work=work)
+        with contextlib.suppress(BusyError):
+            return act()
+        view.forget()
+    return act()
+
+
+def _refuse_while_training(view: RunView) -> None:
+    """Raise BusyError if a guard of this machine certainly trains into the run. Its saves must not be moved."""
+    for training in list_trainings(view.run):
+        if training.loops and is_here(training.owner) and not has_ended(training.owner):
+            raise BusyError(
+                f"process {training.owner.pid} is training into {view.run.url}", hint="end it before you start another"
+            )
 
 
 def _wait_until_quiet(view: RunView) -> None:

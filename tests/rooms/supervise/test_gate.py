@@ -17,10 +17,12 @@ from ckptguard.errors import BusyError, NoKnownGoodError, NotFoundError, Rollbac
 from ckptguard.inspect.list_states import survey
 from ckptguard.records import starts as records_of_starts
 from ckptguard.records.incidents import list_incidents
+from ckptguard.records.leases import begin_training
 from ckptguard.records.run import open_run
 from ckptguard.records.starts import list_starts, still_goes_on
 from ckptguard.replicas.replicate import replicate
 from ckptguard.runs.work import Work
+from ckptguard.supervise import gate as gate_module
 from ckptguard.supervise.gate import gate
 from ckptguard.upkeep.reconcile import PassNotes, reconcile
 from ckptguard.values.verdict import Outcome
@@ -188,6 +190,35 @@ def test_a_writing_training_is_not_gone_back_under(url, monkeypatch):
         start(url, settings=PLAIN.changed(settle=3600.0))
     monkeypatch.setattr("ckptguard.supervise.gate.time.sleep", lambda seconds: None)
     assert start(url, settings=PLAIN.changed(settle=3600.0)).known_good.step == 300
+
+
+def test_under_a_living_guard_nothing_moves(url, monkeypatch):
+    """A training that nobody started through a gate: 11. When it has ended, the gate opens."""
+    rot(url, "model-300/model.safetensors")
+    run = open_run(url)
+    begin_training(run, "model-#", loops=True)
+    with pytest.raises(BusyError, match=f"process {os.getpid()} is training into"):
+        start(url)
+    assert in_place(url)[-1] == "model-300"
+    monkeypatch.setattr("ckptguard.supervise.gate.has_ended", lambda owner: True)
+    assert start(url).known_good.step == 200
+
+
+def test_a_daemon_that_judges_at_this_moment_is_no_failure(url, monkeypatch):
+    """Whoever seals first: the gate looks again."""
+    calls = []
+
+    def busy_once(*words, **how):
+        calls.append(words)
+        if len(calls) % 2:
+            raise BusyError("another process sealed it")
+        return real(*words, **how)
+
+    for name in ("verify_pending", "roll_back"):
+        real = getattr(gate_module, name)
+        with monkeypatch.context() as patched:
+            patched.setattr(gate_module, name, busy_once)
+            assert start(url, attempts=9).known_good.step == 300
 
 
 def test_gates_of_one_start_agree(url, monkeypatch):

@@ -345,8 +345,7 @@ def test_what_the_hub_said_at_the_download_counts(model, tag):
     """`hf download --local-dir` keeps it; a file that was written since is a question."""
     path = model / FIRST
     known = digest(path) if tag == "sha256" else digest_of_git(path)
-    record = model / ".cache/huggingface/download" / f"{FIRST}.metadata"
-    record.parent.mkdir(parents=True)
+    (record := model / ".cache/huggingface/download" / f"{FIRST}.metadata").parent.mkdir(parents=True)
     record.write_text(f"{'c' * 40}\n{known}\n{path.stat().st_mtime + 5}\n")
     told = said(verify_target(str(model), QUICK), Severity.NOTICE)
     assert any(one.startswith(f"None: the hub's record of the download vouches for {FIRST}") for one in told)

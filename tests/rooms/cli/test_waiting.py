@@ -1,0 +1,50 @@
+"""A store that does not answer is told of: once, on a terminal, and never in a document."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from ckptguard.cli import waiting
+from ckptguard.storage import retries
+from ckptguard.storage.retries import Retries
+
+
+def test_a_request_is_known_while_it_waits_for_its_answer():
+    """From its first attempt to its end, also if that is an error."""
+    seen = []
+    with pytest.raises(KeyError):
+        Retries().run("key", lambda: (seen.append(retries.waits_since()), {}["x"]))
+    assert seen[0] is not None
+    assert retries.waits_since() is None
+
+
+def test_it_is_told_once(monkeypatch, capsys):
+    """The thread ends with what it says."""
+    monkeypatch.setattr(waiting, "PATIENCE", -1.0)
+    Retries().run("key", lambda: waiting.tell_of_wait(threading.Event()))
+    assert capsys.readouterr().err == "waiting for the storage to answer; Ctrl-C ends it\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "on_terminal", "watches"),
+    [
+        (["verify", "s3://bucket/run"], True, True),
+        (["verify", "s3://bucket/run", "--json"], True, False),
+        (["verify", "s3://bucket/run"], False, False),
+        (["verify", "/data/run"], True, False),
+        (["supervise", "s3://bucket/run", "--", "true"], True, False),
+    ],
+)
+def test_only_who_watches_is_told(monkeypatch, words, on_terminal, watches):
+    """No thread is started for anybody else."""
+    started = []
+    monkeypatch.setattr(waiting.sys.stderr, "isatty", lambda: on_terminal, raising=False)
+    monkeypatch.setattr(waiting, "tell_of_wait", started.append)
+    with waiting.told_of_waits(words):
+        pass
+    for thread in threading.enumerate():
+        if thread.name.endswith("(append)"):
+            thread.join()
+    assert len(started) == watches

@@ -101,6 +101,10 @@ class Lanes:
         """Return the turn that this one has now."""
         return self._busy.get(key)
 
+    def is_waiting(self, key: Any) -> bool:
+        """True if the turn of this one has come, and there is no lane for it yet."""
+        return key in self._ready
+
     def somebody_waits(self) -> bool:
         """True if the turn of somebody has come, and there is no lane for it yet."""
         return bool(self._ready)

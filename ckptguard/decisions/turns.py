@@ -9,14 +9,14 @@ from collections.abc import Collection, Hashable, Iterable
 
 import msgspec
 
-LARGE = 64 * 1024**2  # bytes; reading more than this at a time is limited to a few lanes
+LARGE = 64 * 1024**2  # bytes; reading more than this at a time yields to training, in a few lanes
 LANES = 4  # lanes that start at once, and the most that may read a large checkpoint at a time
 MOST_LANES = 32
 _SPARE_LANES = 4  # the last lanes; no run that was slow gets them
 SLOW = 2.0  # seconds; a longer turn is slow
 HELD_UP = 0.5  # seconds; a lane that is busy for longer may be waiting for storage, so another one may start
 _LONGEST_TURN = 1.0  # seconds until a run makes way for a waiting one, between two checkpoints
-_USUAL_INTERVAL = 40.0  # seconds between two saves, if nothing is known about them
+_USUAL_INTERVAL = 20.0  # seconds between two saves, if nothing is known about them
 _REMEMBERED = 9  # the newest saves that tell the interval
 
 
@@ -41,7 +41,8 @@ class FairShare:
 
     def choose(self, waiting: Iterable[Asking], busy: Collection[Asking]) -> Asking | None:
         """Return who gets a free lane now. Of equal ones it is the one that waits the longest, so the first."""
-        usable = [one for one in waiting if _may_have_a_lane(one, busy)]
+        free, at_storage, large = MOST_LANES - len(busy), Counter(one.storage for one in busy), may_read_large(busy)
+        usable = (one for one in waiting if _may_have_a_lane(one, free, at_storage[one.storage], large=large))
         first = min(usable, key=lambda one: self._start(one.key), default=None)
         if first is not None:
             self._floor = self._start(first.key)
@@ -56,14 +57,14 @@ class FairShare:
         return max(self._served.get(key, 0.0), self._floor)
 
 
-def _may_have_a_lane(one: Asking, busy: Collection[Asking]) -> bool:
-    """True unless it must leave the free lanes to others: one storage that hangs must not hold all lanes."""
-    free = MOST_LANES - len(busy)
-    if one.large and not may_read_large(busy):
+def _may_have_a_lane(one: Asking, free: int, at_storage: int, *, large: bool) -> bool:
+    """True unless it must leave the free lanes to others: one storage that hangs must not hold all lanes.
+
+    `at_storage` lanes read where it reads. `large`: one more may read a large checkpoint.
+    """
+    if (one.large and not large) or (one.slow and free <= _SPARE_LANES):
         return False
-    if one.slow and free <= _SPARE_LANES:
-        return False
-    return free > 0 and Counter(other.storage for other in busy)[one.storage] < MOST_LANES * 3 // 4
+    return free > 0 and at_storage < MOST_LANES * 3 // 4
 
 
 def may_read_large(busy: Iterable[Asking]) -> bool:

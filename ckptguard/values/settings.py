@@ -42,7 +42,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     on_incident: tuple[str, ...] = ()  # command (argv) to run for an incident
     webhook: str | None = None  # http(s) URL to call for an incident
     notify: tuple[str, ...] = ()  # addresses of Slack, Discord, e-mail and others, as apprise writes them
-    digest: str = "md5"  # "md5": each pass computes MD5 of whole files, too; "blake3": only if none is recorded
+    # "md5": each pass computes MD5 of whole files, too; "auto": not of a large checkpoint beside training;
+    # "blake3": only if none is recorded
+    digest: str = "auto"
     executor: str = "threads"  # where the command line scans: "inline", "threads" or "processes"; a daemon: a process
     workers: int = 0  # threads or processes that scan in parallel; 0: one per processor
     worker_memory: int = 4 * 1024**3  # bytes of address space of a scanning process
@@ -81,8 +83,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             raise SettingsError(f'keep must be "auto", "link", "copy" or "none", not "{self.keep}"')
         if self.copy_limit < 0:
             raise SettingsError(f"copy_limit must be a number of bytes, not {self.copy_limit}")
-        if self.digest not in ("md5", "blake3"):
-            raise SettingsError(f'digest must be "md5" or "blake3", not "{self.digest}"')
+        if self.digest not in ("auto", "md5", "blake3"):
+            raise SettingsError(f'digest must be "auto", "md5" or "blake3", not "{self.digest}"')
         if self.executor not in ("inline", "threads", "processes"):
             raise SettingsError(f'executor must be "inline", "threads" or "processes", not "{self.executor}"')
         if self.on_full not in ("error", "wait"):

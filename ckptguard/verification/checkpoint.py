@@ -12,6 +12,7 @@ from ckptguard.checks import Evidence, facts_of, run_checks
 from ckptguard.checks.evidence import KnownFacts
 from ckptguard.checks.order import counters_of
 from ckptguard.checks.schema import QUESTION, UNCLEAR_SAVE
+from ckptguard.decisions.turns import LARGE
 from ckptguard.errors import (
     BusyError,
     ChangedWhileReadError,
@@ -100,7 +101,7 @@ def verify_checkpoint(
     died.
     """
     may_spare_md5 = how.md5 and view.settings.digest == "blake3" and not how.resealed
-    if may_spare_md5 and _md5_is_recorded(view, checkpoint):
+    if spares_md5(view, checkpoint.bytes, work) or (may_spare_md5 and _md5_is_recorded(view, checkpoint)):
         how = msgspec.structs.replace(how, md5=False)
     sums = find_sums(view.run.storage, checkpoint, view.listing.sum_lists_beside(checkpoint))
     options = sums.added_to(ScanOptions(md5=how.md5, patience=work.patience))
@@ -142,6 +143,11 @@ def judge_in_run(
             return found
 
     return judge
+
+
+def spares_md5(view: RunView, size: int, work: Work) -> bool:
+    """True if a first verdict beside training does without MD5, which takes four times as long as all the rest."""
+    return view.settings.digest != "md5" and work.patience is not None and size > LARGE
 
 
 def _md5_is_recorded(view: RunView, checkpoint: Checkpoint) -> bool:

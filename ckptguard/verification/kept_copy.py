@@ -16,7 +16,16 @@ from ckptguard.runs.work import PLAIN, Work
 from ckptguard.scan import ScanOptions
 from ckptguard.storage.protocol import Entry
 from ckptguard.values.manifest import Manifest
-from ckptguard.verification.checkpoint import FULLY, NEW_GENERATION, Content, Read, change_of, record_verdict
+from ckptguard.verification.checkpoint import (
+    FULLY,
+    NEW_GENERATION,
+    Content,
+    Read,
+    Verification,
+    change_of,
+    record_verdict,
+    spares_md5,
+)
 from ckptguard.verification.damage_or_resave import Change
 from ckptguard.verification.found_sums import find_sums
 
@@ -30,7 +39,8 @@ def verify_kept(view: RunView, copy: KeptCopy, *, work: Work = PLAIN) -> Checked
     released. Raises CouldNotTellError and its kinds if it cannot be read.
     """
     checkpoint = _as_it_was(view, copy)
-    read = _read(view, copy, checkpoint, work) if checkpoint is not None else None
+    how = FULLY if checkpoint is None else Verification(md5=not spares_md5(view, checkpoint.bytes, work))
+    read = _read(view, copy, checkpoint, how, work) if checkpoint is not None else None
     if checkpoint is None or read is None:
         _release(view, copy)
         return None
@@ -45,7 +55,7 @@ def verify_kept(view: RunView, copy: KeptCopy, *, work: Work = PLAIN) -> Checked
             _release(view, copy)
             return None
         try:
-            return record_verdict(view, checkpoint, read, FULLY, Content(copy.id, before if own else None, change))
+            return record_verdict(view, checkpoint, read, how, Content(copy.id, before if own else None, change))
         except BusyError:
             continue
     raise CouldNotTellError(f"other processes kept sealing {copy.path} at the same time")
@@ -62,7 +72,7 @@ def _as_it_was(view: RunView, copy: KeptCopy) -> Checkpoint | None:
     return next((c for c in found if (c.path, c.series, c.step) == (copy.path, copy.series, copy.step)), None)
 
 
-def _read(view: RunView, copy: KeptCopy, checkpoint: Checkpoint, work: Work) -> Read | None:
+def _read(view: RunView, copy: KeptCopy, checkpoint: Checkpoint, how: Verification, work: Work) -> Read | None:
     """Read its bytes, under the names and times of the copied files. None if they are not those."""
     run = view.run
     sizes = {file: size for file, (size, *_) in zip(copy.files, copy.sources, strict=True)}
@@ -70,7 +80,7 @@ def _read(view: RunView, copy: KeptCopy, checkpoint: Checkpoint, work: Work) -> 
     if not is_untouched(run, copy, sizes):
         return None
     sums = find_sums(run.records, checkpoint, key=copy.key)
-    options = sums.added_to(ScanOptions(patience=work.patience))
+    options = sums.added_to(ScanOptions(md5=how.md5, patience=work.patience))
     scan = work.scanner(run.records, [copy.key(file) for file in copy.files], options, work.progress)
     if run.records.list(copy.folder, recursive=True) != before:
         raise ChangedWhileReadError(f"the kept copy of {copy.path} changed while it was read", key=copy.folder)

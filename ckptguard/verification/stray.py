@@ -87,7 +87,7 @@ class StrayJudge:
             scan = self._scan_by_digest(checkpoint, sums.added_to(ScanOptions(md5=False)), facts)
         else:
             sums = self._sums_of(checkpoint)
-            options = sums.added_to(ScanOptions(md5=settings.digest == "md5"))
+            options = sums.added_to(ScanOptions(md5=settings.digest != "blake3"))
             scan = scan_checkpoint(target.storage, checkpoint, options, self._work)
             if target.kind == "file" and not sums.stated and scan.files[0].structure.format == OPAQUE:
                 raise CouldNotTellError("its format is unknown, and no checksum is stated for it")

@@ -10,12 +10,16 @@ from support.runs import QUICK, write_torch
 from support.views import look
 
 from ckptguard.cli.entry import commands
+from ckptguard.inspect.sums import sums
 from ckptguard.layouts import Checkpoint
 from ckptguard.records.run import Run
 from ckptguard.runs.work import Work
 from ckptguard.scan import Scan, ScanOptions, files, scan_files
+from ckptguard.upkeep.settle_kept import protect_finished, waiting_alone
 from ckptguard.values.verdict import Outcome
+from ckptguard.verification import checkpoint as checkpoint_module
 from ckptguard.verification.checkpoint import verify_checkpoint
+from ckptguard.verification.kept_copy import verify_kept
 
 BLAKE3 = QUICK.changed(digest="blake3")
 
@@ -47,7 +51,7 @@ def there(run: Run, path: str = "net-100.pt") -> Checkpoint:
 def manifests(root) -> dict[str, list[str | None]]:
     """The MD5s on record, by manifest."""
     found = sorted((root / "_ckptguard" / "manifests").rglob("*.json"))
-    return {p.name: [f["md5"] for f in json.loads(p.read_text().partition("\n")[0])["files"]] for p in found}
+    return {p.name: [f.get("md5") for f in json.loads(p.read_text().partition("\n")[0])["files"]] for p in found}
 
 
 def digests(root) -> list[list[str]]:
@@ -67,6 +71,40 @@ def test_md5_is_taken_once(root, run, scanner):
     (recorded,) = manifests(root).values()
     assert all(recorded)
     assert digests(root) == [["blake3", "md5"]]
+
+
+@pytest.mark.parametrize(
+    ("digest", "patience", "large", "expected"),
+    [
+        ("auto", 10.0, True, False),
+        ("auto", 0.0, True, False),
+        ("auto", None, True, True),
+        ("auto", 10.0, False, True),
+        ("md5", 10.0, True, True),
+        ("blake3", 10.0, True, False),
+    ],
+)
+@pytest.mark.parametrize("kept", [False, True], ids=["in place", "kept"])
+def test_md5_of_large_ones_is_not_taken_beside_training(
+    root, run, scanner, monkeypatch, digest, patience, large, expected, kept
+):
+    """Only in a first verdict with patience, and unless the setting asks for it. The manifest then has none, the
+    verdict says so, and `sums` computes it."""
+    monkeypatch.setattr(checkpoint_module, "LARGE", 0 if large else 1 << 30)
+    path = root / write_torch(root, 100, seed=1)
+    settings, work = QUICK.changed(digest=digest, keep="link"), Work(scanner=scanner, patience=patience)
+    if kept:
+        assert protect_finished(look(run, settings)) == []
+        path.unlink()
+        [copy] = waiting_alone(look(run, settings))
+        assert verify_kept(look(run, settings), copy, work=work).outcome is Outcome.GOOD
+    else:
+        assert verify_checkpoint(look(run, settings), there(run), work=work).outcome is Outcome.GOOD
+        assert sums(str(path), settings).files[0].md5 == hashlib.md5(path.read_bytes()).hexdigest()
+    assert scanner.md5 == [expected]
+    (recorded,) = manifests(root).values()
+    assert [md5 is not None for md5 in recorded] == [expected]
+    assert digests(root) == [["blake3", "md5"] if expected else ["blake3"]]
 
 
 def test_damage_is_found_by_blake3_alone_and_the_verdict_says_so(root, run, scanner):

@@ -38,7 +38,8 @@ class FairShare:
 
     def choose(self, waiting: Iterable[Asking], busy: Collection[Asking]) -> Asking | None:
         """Return who gets a free lane now. Of equal ones it is the one that waits the longest, so the first."""
-        usable = [one for one in waiting if _may_have_a_lane(one, busy)]
+        free, at_storage, large = MOST_LANES - len(busy), Counter(one.storage for one in busy), may_read_large(busy)
+        usable = (one for one in waiting if _may_have_a_lane(one, free, at_storage[one.storage], large=large))
         first = min(usable, key=lambda one: self._start(one.key), default=None)
         if first is not None:
             self._floor = self._start(first.key)
@@ -53,14 +54,14 @@ class FairShare:
         return max(self._served.get(key, 0.0), self._floor)
 
 
-def _may_have_a_lane(one: Asking, busy: Collection[Asking]) -> bool:
-    """True unless it must leave the free lanes to others: one storage that hangs must not hold all lanes."""
-    free = MOST_LANES - len(busy)
-    if one.large and not may_read_large(busy):
+def _may_have_a_lane(one: Asking, free: int, at_storage: int, *, large: bool) -> bool:
+    """True unless it must leave the free lanes to others: one storage that hangs must not hold all lanes.
+
+    `at_storage` lanes read where it reads. `large`: one more may read a large checkpoint.
+    """
+    if (one.large and not large) or (one.slow and free <= _SPARE_LANES):
         return False
-    if one.slow and free <= _SPARE_LANES:
-        return False
-    return free > 0 and Counter(other.storage for other in busy)[one.storage] < MOST_LANES * 3 // 4
+    return free > 0 and at_storage < MOST_LANES * 3 // 4
 
 
 def may_read_large(busy: Iterable[Asking]) -> bool:

@@ -105,6 +105,10 @@ class Lanes:
         """Return when turns were last given (seconds since 1970) if nobody has one now, else 0."""
         return 0.0 if self._busy else self.alive_at
 
+    def is_waiting(self, key: Any) -> bool:
+        """True if the turn of this one has come, and there is no lane for it yet."""
+        return key in self._ready
+
     def somebody_waits(self) -> bool:
         """True if the turn of somebody has come, and there is no lane for it yet."""
         return bool(self._ready)

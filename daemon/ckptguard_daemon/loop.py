@@ -60,10 +60,9 @@ class Loop:
         return not self.lanes.expects(run_id)
 
     def verdicts_first(self, run_id: str) -> bool:
-        """True while other work for a run should wait: a checkpoint of it is being verified, or any run waits for a
-        lane."""
+        """True while other work for a run should wait: a checkpoint of it is being verified, or it waits for a lane."""
         turn = self.lanes.turn_of(run_id)
-        return (turn is not None and turn.is_reading) or self.lanes.somebody_waits()
+        return self.lanes.is_waiting(run_id) if turn is None else turn.is_reading
 
     def last_progress(self) -> float:
         """Return when it last made progress, in seconds since 1970. One lane that does so is enough."""

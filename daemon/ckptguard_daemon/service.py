@@ -123,7 +123,7 @@ def serve(
             work.after_pass(run)
 
     def replicas_first(run_id: str) -> bool:
-        return loop.verdicts_first(run_id) or replicating.is_busy(run_id)
+        return loop.lanes.somebody_waits() or loop.verdicts_first(run_id) or replicating.is_busy(run_id)
 
     loop = Loop(runs, stop, after_pass, lambda run: replicating.after_pass(run))
     replicating = Replicating(runs, loop.verdicts_first, loop.wake, stop, niceness=niceness)

@@ -76,11 +76,9 @@ def test_restricted_pods_only(rendered: dict[str, Any]) -> None:
         for volume in pod["volumes"]:
             assert (volume.keys() - {"name"}) <= _VOLUMES
         for container in containers(pod):
-            expected = {
-                "allowPrivilegeEscalation": False,
-                "readOnlyRootFilesystem": True,
-                "capabilities": {"drop": ["ALL"]},
-            }
+            expected: dict[str, Any] = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+            if "/ckptguard-daemon@" in container["image"]:  # a training may write where it likes
+                expected["readOnlyRootFilesystem"] = True
             assert container["securityContext"] == expected  # and so neither privileged nor another user
             assert all("hostPort" not in port for port in container.get("ports", []))
 

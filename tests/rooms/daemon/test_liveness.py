@@ -181,8 +181,8 @@ def asked(*arguments: object) -> tuple[int, str]:
 
 
 def test_probes_ask_the_socket(run: Path, start: Starter, short_folder: Path) -> None:
-    """A daemon that works is alive, and ready once it has looked at its runs. Where none answers, the probe fails with
-    a sentence."""
+    """A daemon that works is alive, and ready once it has looked at its runs. Where none answers, a probe fails with
+    one sentence."""
     daemon = start(run)
     assert asked("--alive", daemon.address) == (0, "")
     until(lambda: asked("--ready", daemon.address) == (0, ""), "readiness")

@@ -88,6 +88,24 @@ def test_a_job_that_names_no_run_costs_nothing(cluster: Slurm) -> None:
     assert not (run / "_ckptguard").exists()
 
 
+def test_the_job_script_trains_from_what_is_good(cluster: Slurm) -> None:
+    """The printed script with a run and a training of the test's: the first job begins, the second starts behind the
+    gate, with what the first one saved."""
+    place = cluster.place("script")
+    run, made = place / "run", saves(place, 100)
+    (place / "ckptguard.toml").write_text(_SETTINGS)
+    training = f"sh -c 'ls {run} >> {place}/seen; cp -pn {made}/* {run}/'"
+    text = example("slurm-job", BIN=cluster.bin, RUN=run).replace("/scratch/me/runs/exp1", str(run))
+    command_line = 'srun python train.py --output_dir "$RUN"'
+    assert text.count(command_line) == 1
+    for seen in ("", "net-100.safetensors\n"):
+        job = cluster.submit(place, text.replace(command_line, training))
+        assert cluster.until_ended(job) == "IDLE"
+        assert (cluster.state_of(job), known_good(run)) == ("COMPLETED", "100.1")
+        assert (place / "seen").read_text().replace("_ckptguard\n", "") == seen
+    assert f"training starts from {run}/net-100.safetensors" in (place / "out").read_text()
+
+
 def test_scancel_in_the_middle_of_a_save(cluster: Slurm) -> None:
     """What the job had saved is verified, the part of a save that it left is not called good."""
     place = cluster.place("cancelled")

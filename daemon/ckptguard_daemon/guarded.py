@@ -109,7 +109,7 @@ class WatchedRun:
         self.states = StateMemo()
         self.hooks, self._presence = hooks, presence
         self._notes = PassNotes()
-        self._feed = feed
+        self._feed, self._noted = feed, self._beside()
         self.silence: Silence | None = None  # None: nothing watches it
         self._known: Known | None = None
         self._asked: set[str] = set()
@@ -183,10 +183,15 @@ class WatchedRun:
         if self.silence is None:
             return False
         idle = self.state == "guarded" and self.passes and not self._asked and not self.last_pass.pending
+        idle = idle and self._noted == self._beside()
         if idle and self._notes.has_nothing_due(self.settings) and self.silence.rests(self.run_id):
             return True
         self.silence.settle(self.run_id)
         return False
+
+    def _beside(self) -> tuple[object, ...]:
+        """Return what other threads did in the run, which a pass notes in the catalogue."""
+        return self.replicas, self.scrub and self.scrub.last
 
     def leave(self) -> None:
         """Record that this daemon no longer guards the run."""
@@ -232,6 +237,7 @@ class WatchedRun:
             if not self._read_again(view, path, work):
                 self.ask(path)
                 done = msgspec.structs.replace(done, made_way=True)
+        self._noted = self._beside()
         if self._feed is not None:
             self._feed.note(
                 view,

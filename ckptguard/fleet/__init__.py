@@ -1,1 +1,12 @@
-"""Find the runs of a fleet, and the settings of each."""
+"""Find the runs of a fleet, and the settings of each.
+
+    fleet = find_runs("/data/runs", settings, environ=os.environ, flags={"settle": None})
+
+`Discovery(read_fleet(...)).find()` does the same again and again.
+"""
+
+from __future__ import annotations
+
+from ckptguard.fleet.find_runs import Discovery, Fleet, FleetRules, FleetRun, find_runs, read_fleet
+
+__all__ = ["Discovery", "Fleet", "FleetRules", "FleetRun", "find_runs", "read_fleet"]

@@ -77,13 +77,15 @@ class Replicated(msgspec.Struct, frozen=True, kw_only=True):
 
 class Replica(msgspec.Struct, frozen=True, kw_only=True):
     """What one replica holds now. `behind`: how many wanted checkpoints are not good there; `last_good`: the newest
-    that is. `trouble` says what ended the work early."""
+    that is. `trouble` says what ended the work early. `made_way`: `work.may_begin` ended it, so the next call should
+    follow."""
 
     url: str
     behind: int | None
     last_good: CheckpointId | None
     checkpoints: tuple[Replicated, ...] = ()
     trouble: str | None = None
+    made_way: bool = False
 
 
 def replicate(
@@ -107,6 +109,7 @@ def replicate(
     done: list[Replicated] = []
     trouble: str | None = None
     target: RunView | None = None
+    made_way = False
     try:
         target = open_replica(view, url, make=not dry_run, retries=Retries(stop=work.stop))
         if not dry_run:
@@ -121,6 +124,9 @@ def replicate(
                         delivery = Delivery(done="there")
                     elif dry_run:
                         delivery = Delivery(done="would send")
+                    elif not work.may_begin(candidate.manifest.bytes):
+                        made_way = True
+                        break
                     else:
                         in_use.pin(candidate.id)
                         mirror_beside(run, target.run, candidate.manifest, beside)
@@ -147,6 +153,7 @@ def replicate(
         last_good=last,
         checkpoints=tuple(done),
         trouble=trouble,
+        made_way=made_way,
     )
 
 

@@ -1,22 +1,36 @@
-"""How to do a piece of work: the scanner, the progress callback, the rate, and when to stop."""
+"""How to do a piece of work: the scanner, the progress callback, the rate, and when to stop or to make way."""
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 import msgspec
 
+from ckptguard.runs.results import Checked
 from ckptguard.scan import Progress, Scanner, scan_files
+from ckptguard.scan.paced_reader import Rate
 
 
 class Work(msgspec.Struct, frozen=True, kw_only=True):
-    """`progress` is called for every byte read, `rate` is the most bytes per second, `stop` ends the work once it is
-    set."""
+    """How work is done.
+
+    - `progress` is called for every byte read.
+    - `rate` is the most bytes per second. Pieces of work may share a `Rate`.
+    - `stop` ends the work once it is set.
+    - `may_begin` says whether this number of bytes may be read next. If not, the work ends early, and the caller
+      repeats it.
+    - `found` is called with each verdict of a pass at once.
+    - `patience`: seconds for which a scan may yield to everything else; see `ScanOptions`.
+    """
 
     scanner: Scanner = scan_files
     progress: Progress | None = None
-    rate: float | None = None
+    rate: float | Rate | None = None
     stop: threading.Event | None = None
+    may_begin: Callable[[int], bool] = lambda size: True
+    found: Callable[[Checked], None] = lambda checked: None
+    patience: float | None = None
 
     def is_stopped(self) -> bool:
         """True if the work should end early."""

@@ -36,15 +36,15 @@ class Rate:
 
 
 class Pace:
-    """The pace of everything that shares it. `hold` is called before each block and while waiting.
+    """The pace of everything that shares it or its `rate`. `hold` is called before each block and while waiting.
 
     `hold` may wait, or raise to end the reading. `progress` is called for every byte.
     """
 
     def __init__(
-        self, rate: float | None = None, hold: Callable[[], None] | None = None, progress: Progress | None = None
+        self, rate: float | Rate | None = None, hold: Callable[[], None] | None = None, progress: Progress | None = None
     ) -> None:
-        self._rate = None if rate is None else Rate(rate, time.monotonic)
+        self._rate = Rate(rate, time.monotonic) if isinstance(rate, float | int) else rate
         self._hold = hold
         self._progress = progress
 

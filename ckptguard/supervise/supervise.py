@@ -96,6 +96,7 @@ class _Supervisor:
             spare_cache=True,  # training's files are more important than ours
             # While the command does not run, the scan disturbs nobody.
             rate=lambda: settings.verify_rate if self._watch.command_runs else None,
+            yields=lambda: self._watch.command_runs,
         )
         self._hooks = Hooks(settings, self._hook_log, held.released)
         self._argv, self._environment = argv, dict[str, str]()

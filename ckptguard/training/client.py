@@ -185,7 +185,9 @@ def ensure_daemon(run: Run, settings: Settings) -> ChildDaemon | None:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            start_new_session=True,  # a Ctrl-C is for training; the daemon ends with its parent
+            # A Ctrl-C is for training; the daemon ends with its parent. In a session of its own, Linux would give it as
+            # much of the processors as all of training.
+            process_group=0,
             env=environment_of(settings, {k: v for k, v in os.environ.items() if k not in _RANK}),
         )
     except Exception as error:

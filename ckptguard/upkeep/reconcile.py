@@ -10,11 +10,13 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from ckptguard.decisions.turns import patience, save_interval
 from ckptguard.errors import BusyError, ChangedWhileReadError, CouldNotTellError, ObjectMissingError, ResavingError
 from ckptguard.keep.copies import is_saved_over
 from ckptguard.keep.quarantine import finish_quarantines
 from ckptguard.layouts import LAYOUTS, Checkpoint
 from ckptguard.records.incidents import FOLDER as INCIDENTS
+from ckptguard.records.kept import KeptCopy
 from ckptguard.records.names_by_step import FOLDERS
 from ckptguard.records.pins import FOLDER as PINS
 from ckptguard.records.run import record_names
@@ -32,6 +34,7 @@ from ckptguard.upkeep.leftovers import collect_leftovers
 from ckptguard.upkeep.samples import CheckpointSample, NotYet, Start
 from ckptguard.upkeep.settle_kept import looks_as_judged, protect, release_other, settle_kept, waiting_alone
 from ckptguard.values.ids import CheckpointId, Step, numbers_of
+from ckptguard.values.settings import Settings
 from ckptguard.values.verdict import Outcome
 from ckptguard.verification.checkpoint import Resave, Verification, verify_checkpoint
 from ckptguard.verification.collect_evidence import completeness
@@ -64,6 +67,7 @@ class PassResult(msgspec.Struct, frozen=True, kw_only=True):
     pruned: tuple[str, ...] = ()  # paths that the settings' policy removed
     could_not_tell: tuple[str, ...] = ()
     next_in: float | None = None
+    made_way: bool = False  # `work.may_begin` ended it early, so the next pass should follow
 
 
 @dataclass
@@ -94,7 +98,12 @@ class PassNotes:
 
     def nothing_to_do(self, start: Start) -> bool:
         """True if a pass with this start would do nothing, like the last one."""
-        return start == self.settled and time.monotonic() < min(self.collect_at, self.prune_at)
+        return start == self.settled and self.has_nothing_due(start.settings)
+
+    def has_nothing_due(self, settings: Settings) -> bool:
+        """True if a pass with these settings would do nothing, unless files or records changed since the last one."""
+        settled = self.settled is not None and self.settled.settings == settings
+        return settled and time.monotonic() < min(self.collect_at, self.prune_at)
 
 
 def reconcile(view: RunView, notes: PassNotes, *, work: Work = PLAIN, assume_quiet: bool = False) -> PassResult:
@@ -134,6 +143,7 @@ class _Pass:
         self.pending: list[Waiting] = []
         self.troubles: list[str] = []
         self.saved_over = False
+        self._made_way = False
         self._gone: tuple[str, ...] = ()
         self._unjudged: set[str] = set()  # those of `_gone` that have no verdict
         self._pruned: tuple[str, ...] = ()
@@ -149,6 +159,7 @@ class _Pass:
             pruned=self._pruned,
             could_not_tell=tuple(dict.fromkeys(self.troubles)),
             next_in=min(self._delays, default=None),
+            made_way=self._made_way,
         )
 
     def _lost(self) -> str | None:
@@ -217,17 +228,21 @@ class _Pass:
         return ready
 
     def verify(self, ready: Iterable[Checkpoint]) -> None:
-        """Verify what is ready, oldest first, until the work is stopped."""
+        """Verify what is ready, oldest first, until the work is stopped or makes way for other runs."""
         for checkpoint in ready:
             if self.work.is_stopped():
                 self._wait(checkpoint, NotYet(why="the daemon is stopping", seconds=None))
                 continue
+            if self._makes_way(checkpoint.bytes):
+                self._wait(checkpoint, NotYet(why="other runs go first", seconds=0.0))
+                continue
             sample = self.notes.samples[checkpoint.path]
             was_gone = checkpoint.path in self.notes.gone
-            result = _verify(self.view, checkpoint, sample, self.work, was_gone=was_gone)
+            work = self._patient(checkpoint, time.monotonic() - sample.since)
+            result = _verify(self.view, checkpoint, sample, work, was_gone=was_gone)
             if isinstance(result, Checked):
                 self.notes.gone.discard(checkpoint.path)
-                self.checked.append(result)
+                self._found(result)
                 self.troubles += release_other(self.view, checkpoint, result.id)
                 self._settle_first_good(result)
                 continue
@@ -239,16 +254,30 @@ class _Pass:
     def judge_copies(self) -> None:
         """Verify kept copies whose saves were deleted or overwritten, the newest first."""
         for copy in waiting_alone(self.view):
-            if self.work.is_stopped():
+            if self.work.is_stopped() or self._makes_way(sum(size for size, *_ in copy.sources)):
                 return
             try:
-                result = verify_kept(self.view, copy, work=self.work)
+                result = verify_kept(self.view, copy, work=self._patient(copy, 0.0))
             except (BusyError, CouldNotTellError) as error:
                 self.troubles.append(f"the kept copy of {copy.path}: {error.message}")
             else:
                 if result is not None:
-                    self.checked.append(result)
+                    self._found(result)
                     self._settle_first_good(result)
+
+    def _found(self, result: Checked) -> None:
+        self.checked.append(result)
+        self.work.found(result)
+
+    def _makes_way(self, size: int) -> bool:
+        """True once the pass must not begin to read this number of bytes. It then begins nothing smaller, either."""
+        self._made_way = self._made_way or not self.work.may_begin(size)
+        return self._made_way
+
+    def _patient(self, one: Checkpoint | KeptCopy, waited: float) -> Work:
+        """Return the work for one verdict: it yields to training until the verdict is late."""
+        times = [c.written_at / 1e9 for c in self.view.checkpoints if c.series == one.series and c.written_at]
+        return msgspec.structs.replace(self.work, patience=patience(waited, save_interval(times)))
 
     def _settle_first_good(self, result: Checked) -> None:
         """Make a full copy of the only good checkpoint of a series before anything else is read."""
@@ -262,7 +291,8 @@ class _Pass:
     def mend_and_prune(self) -> None:
         """Make the automatic repairs, and remove what the settings do not keep."""
         mended = mend(self.view, self.notes.hopeless, work=self.work)
-        self.checked += mended.checked
+        for result in mended.checked:
+            self._found(result)
         self._pruned, troubles = prune_by_settings(self.view, self.notes.remembered)
         self.troubles += [*mended.could_not_tell, *troubles]
 

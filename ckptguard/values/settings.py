@@ -47,10 +47,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     workers: int = 0  # threads or processes that scan in parallel; 0: one per processor
     worker_memory: int = 4 * 1024**3  # bytes of address space of a scanning process
     worker_seconds: float = 3600.0  # a scan that takes longer is "could not tell"
-    niceness: int = 10  # how much lower the priority of verifying is than training's; 0: equal
-    verify_rate: float | None = None  # bytes a second that verifying beside training may read
+    niceness: int = 10  # how much lower the priority of a late verdict is than training's; 0: always equal
+    verify_rate: float | None = None  # bytes a second that verifying a run beside training may read
     scrub_every: float | str = "auto"  # how often a daemon reads each checkpoint again: seconds, "7d"; 0: never
-    scrub_rate: float | None = 50e6  # bytes a second that this may read
+    scrub_rate: float | None = 50e6  # bytes a second that this may read from one storage
     repair: bool = False  # a daemon repairs damaged files in place by itself, from a copy that has their bytes
     # Which good checkpoints `prune` and the daemon keep, once any of these is set. The others are removed.
     keep_last: int | None = None  # the newest n of a series
@@ -60,7 +60,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     prune_failed: bool = False  # also remove bad, incomplete and suspect ones, once `keep_good` newer ones are good
     trash_grace: float | str = 86400.0  # how long pruned checkpoints can be restored: seconds, or "1d"
     replicas: tuple[str, ...] = ()  # where to keep copies of good checkpoints; {run} is the run's own name
-    replica_rate: float | None = None  # bytes a second that replicating may read and send
+    replica_rate: float | None = None  # bytes a second that replicating to one storage may read and send
     # Options for fsspec's file systems, by protocol or by the beginning of a URL; never shows secrets.
     storage: StorageOptions = NO_OPTIONS
 

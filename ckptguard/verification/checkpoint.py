@@ -103,7 +103,8 @@ def verify_checkpoint(
     if may_spare_md5 and _md5_is_recorded(view, checkpoint):
         how = msgspec.structs.replace(how, md5=False)
     sums = find_sums(view.run.storage, checkpoint, view.listing.sum_lists_beside(checkpoint))
-    scan = scan_checkpoint(view.run.storage, checkpoint, sums.added_to(ScanOptions(md5=how.md5)), work)
+    options = sums.added_to(ScanOptions(md5=how.md5, patience=work.patience))
+    scan = scan_checkpoint(view.run.storage, checkpoint, options, work)
     now = view.look_again(checkpoint.path)
     if now is None or now.signature != checkpoint.signature:
         raise ChangedWhileReadError(f"{checkpoint.path} changed while it was read", key=checkpoint.path)

@@ -70,7 +70,7 @@ def _read(view: RunView, copy: KeptCopy, checkpoint: Checkpoint, work: Work) -> 
     if not is_untouched(run, copy, sizes):
         return None
     sums = find_sums(run.records, checkpoint, key=copy.key)
-    options = sums.added_to(ScanOptions())
+    options = sums.added_to(ScanOptions(patience=work.patience))
     scan = work.scanner(run.records, [copy.key(file) for file in copy.files], options, work.progress)
     if run.records.list(copy.folder, recursive=True) != before:
         raise ChangedWhileReadError(f"the kept copy of {copy.path} changed while it was read", key=copy.folder)

@@ -7,20 +7,17 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
 from ckptguard.errors import BusyError, CkptguardError, NotFoundError, SettingsError
-from ckptguard.runs.settings_file import load_settings
-from ckptguard.storage import normalise_url
 from ckptguard.storage.failures import machine_trouble
 from ckptguard.values.ids import escape
-from ckptguard.values.settings import Settings
 from ckptguard.version import __version__
 from ckptguard_daemon.log import start_logging
+from ckptguard_daemon.plan import Again, Plan, read_plan
 
 _EPILOG = """\b
 Exit codes:
@@ -52,7 +49,10 @@ def _print_example(context: click.Context, _: click.Parameter, name: str | None)
 
 
 @click.command(epilog=_EPILOG, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
-@click.argument("runs", nargs=-1, required=True, metavar="RUN...")
+@click.argument("runs", nargs=-1, metavar="[RUN...]")
+@click.option(
+    "--fleet", metavar="FLEET", help="Find the runs in a folder, at a URL, or by a fleet file, and new ones later."
+)
 @click.option("--once", is_flag=True, help="Verify what is there, and end: for cron or a job's epilog.")
 @click.option("--config", metavar="FILE", help="Use this settings file, not ./ckptguard.toml.")
 @click.option("--socket", "socket_path", metavar="PATH", help="Listen here, not in the runtime folder.")
@@ -88,10 +88,13 @@ def command(runs: tuple[str, ...], **options: Any) -> None:
 
     RUN is the folder or URL into which a training saves. It need not exist yet.
     """
-    try:
+
+    def read() -> Plan:
         flags = {"settle": options["settle"], "scan_interval": options["interval"], "records": options["records"]}
-        settings = load_settings(options["config"], os.environ, **flags)
-        urls = distinct_urls(runs, settings)
+        return read_plan(runs, options["fleet"], options["config"], os.environ, flags)
+
+    try:
+        plan = read()
         _start_logging(options["log_file"], options["log_format"])
     except CkptguardError as error:
         _end(error)
@@ -106,16 +109,21 @@ def command(runs: tuple[str, ...], **options: Any) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
 
+    hang_up = threading.Event()
+    if plan.fleet is not None:  # otherwise the terminal's end is the daemon's
+        signal.signal(signal.SIGHUP, lambda *_: hang_up.set())
+
     gc.freeze()  # imported modules stay; the idle daemon need not scan them again
     try:
         if options["once"]:
-            code = run_once(urls, settings, stop, metrics=metrics)
+            code = run_once(plan, stop, metrics=metrics)
             if stop.is_set():
                 code = 130
         else:
             parent, path = options["parent"], options["socket_path"]
             wanted = (lambda: True) if parent is None else (lambda: os.getppid() == parent)
-            code = serve(urls, settings, os.environ, stop, socket_path=path, still_wanted=wanted, metrics=metrics)
+            again = Again(asked=hang_up, read=read)
+            code = serve(plan, os.environ, stop, socket_path=path, still_wanted=wanted, again=again, metrics=metrics)
     except CkptguardError as error:
         _end(error)
     except Exception as error:
@@ -126,17 +134,6 @@ def command(runs: tuple[str, ...], **options: Any) -> None:
     sys.stderr.flush()
     # Not sys.exit: a thread that hangs in a dead network file system must not keep the daemon from stopping.
     os._exit(code)
-
-
-def distinct_urls(runs: Sequence[str], settings: Settings) -> tuple[str, ...]:
-    """Return the normalised URLs of the runs, each once. Raises SettingsError if they would share a place for
-    records."""
-    urls = tuple(dict.fromkeys(normalise_url(run) for run in runs))
-    if settings.records is not None and len(urls) > 1:
-        raise SettingsError(
-            "`records` names one place, but there are several runs", hint="start one daemon for each run"
-        )
-    return urls
 
 
 def _start_logging(log_file: str | None, form: str) -> None:

@@ -38,7 +38,6 @@ from ckptguard.records.daemon_record import DaemonRecord
 from ckptguard.records.incidents import open_incident
 from ckptguard.records.names_by_step import list_steps
 from ckptguard.reporting.events import incident_event
-from ckptguard.reporting.notify import Hooks
 from ckptguard.runs.find_known_good import KnownGood, find_known_good
 from ckptguard.upkeep.reconcile import Waiting
 from ckptguard.values.ids import MAX_STEP, CheckpointId, Step, is_safe_path, single_number
@@ -92,14 +91,15 @@ class Answers:
         runs: Roster,
         loop: Loop,
         passes: Passes,
-        hooks: Hooks,
         presence: DaemonRecord,
         alive: Callable[[], bool],
         metrics: Metrics,
+        searched: Callable[[], bool] = lambda: True,
     ) -> None:
         self._runs, self._metrics = runs, metrics
-        self._loop, self._passes, self._hooks = loop, passes, hooks
-        self._presence, self._alive = presence, alive
+        self._loop, self._passes = loop, passes
+        self._presence, self._alive, self._searched = presence, alive, searched
+        self._was_ready = False
 
     def application(self) -> ASGIApp:
         """Return the ASGI application."""
@@ -107,6 +107,7 @@ class Answers:
         routes = [
             Route("/healthz", self._healthz),
             Route("/metrics", self._show_metrics),
+            Route("/readyz", self._readyz),
             Route("/v1/runs", self._list_runs),
             Route(f"{run}/checkpoints", self._checkpoints),
             Route(f"{run}/known-good", self._known_good),
@@ -125,6 +126,16 @@ class Answers:
     async def _show_metrics(self, request: Request) -> Response:
         return Response(await run_in_threadpool(self._metrics.text), media_type=CONTENT_TYPE)
 
+    async def _readyz(self, request: Request) -> Response:
+        """Ready: the fleet was searched, and every run had a pass or a reason why not. Runs that come later do not
+        count."""
+        waiting = sum(not run.passes and run.trouble is None for run in self._runs)
+        self._was_ready = self._was_ready or (self._searched() and not waiting)
+        ready = self._alive() and self._was_ready
+        status = "ready" if ready else "starting" if self._alive() else "the loop has ended"
+        answer = document("readyz", status=status, runs=len(self._runs), without_pass=waiting)
+        return _json(answer, status=200 if ready else 503)
+
     async def _list_runs(self, request: Request) -> Response:
         return _json(document("runs", runs=[fields(run) for run in self._runs]))
 
@@ -141,7 +152,7 @@ class Answers:
         deadline = time.monotonic() + patience
         waited = False
         while True:
-            with self._passes.next() as passed:
+            with self._passes.next(guarded.run_id) as passed:
                 answer, pending = await run_in_threadpool(self._best_and_pending, guarded, before, series, patience > 0)
                 left = deadline - time.monotonic()
                 if not pending or left <= 0:
@@ -164,7 +175,7 @@ class Answers:
             raise SettingsError("`step` must be a number of updates, 0 or more")
         incident = await run_in_threadpool(open_incident, run, **msgspec.structs.asdict(body))
         log("incident", level="warning", run=run.url, step=incident.step, cause=incident.cause, reason=incident.reason)
-        self._hooks.tell(incident_event(run, incident))
+        guarded.hooks.tell(incident_event(run, incident))
         self._loop.wake(guarded.run_id)
         return _json(document("incident", run=guarded.run_id, incident=incident), status=201)
 

@@ -107,7 +107,8 @@ class CatalogueFeed:
         """Forget all other runs."""
         wanted = frozenset(run_ids)
         with self._lock:
-            self._facts = {id: facts for id, facts in self._facts.items() if id in wanted}
+            for id in [id for id in list(self._facts) if id not in wanted]:
+                self._facts.pop(id, None)
         if self._catalogue is not None:
             self._catalogue.keep_only(wanted)
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import threading
 import time
+from typing import Protocol
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -20,7 +24,6 @@ from ckptguard.runs.find_known_good import find_known_good
 from ckptguard.runs.results import Checked
 from ckptguard.runs.run_view import RunView
 from ckptguard.runs.work import Work
-from ckptguard.scan import Scanner
 from ckptguard.storage.failures import machine_trouble
 from ckptguard.upkeep.reconcile import PassNotes, PassResult, reconcile
 from ckptguard.values.ids import CheckpointId
@@ -33,6 +36,14 @@ from ckptguard_daemon.log import log
 _SOONEST = 0.2
 _LONGEST_BACKOFF = 600.0
 _REMEMBERED = 1000
+
+
+def storage_of(url: str) -> str:
+    """Return what places have in common that may be slow together: host and bucket, or "" for a local folder."""
+    if os.path.isabs(url):
+        return ""
+    found = urlsplit(url)
+    return f"{found.scheme}://{found.netloc}"
 
 
 class PlaceAt(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,8 +65,24 @@ class ScrubState(msgspec.Struct, frozen=True, kw_only=True):
     next: PlaceAt | None = None
 
 
+def _scrub_state(url: str, settings: Settings) -> ScrubState | None:
+    every = settings.scrub_seconds(local=os.path.isabs(url))
+    return None if every is None else ScrubState(every=every, rate=settings.scrub_rate)
+
+
+class Silence(Protocol):
+    """Who knows whether anything changed in a run; see `Watcher`."""
+
+    def settle(self, key: str) -> None:
+        """Count what changes from now on."""
+
+    def rests(self, key: str) -> bool:
+        """True if for certain nothing changed since `settle`."""
+
+
 class WatchedRun:
-    """Makes passes over one run. Only the loop's thread calls `step`; others may read its attributes, and open it."""
+    """Makes passes over one run. Only one thread at a time calls `step`; others may read its attributes, and open
+    it."""
 
     def __init__(
         self,
@@ -66,7 +93,9 @@ class WatchedRun:
         presence: DaemonRecord | None,
         feed: CatalogueFeed | None = None,
     ) -> None:
-        self.url, self.run_id = url, run_id
+        self.url, self.run_id, self.settings = url, run_id, settings
+        self.name = url.rstrip("/").rpartition("/")[2]  # a fleet may have another name for it
+        self.storage = storage_of(url)  # equal for runs that may be slow together
         self.run: Run | None = None
         self.state = "waiting"  # "waiting" (no such folder yet) | "guarded" | "failing"
         self.trouble: CkptguardError | None = None
@@ -74,26 +103,33 @@ class WatchedRun:
         self.last_pass_at: str | None = None
         self.passes = 0
         self.due = 0.0  # monotonic
-        self.scrub: ScrubState | None = None  # None: it is not scrubbed
+        self.scrub = _scrub_state(url, settings)  # None: it is not scrubbed
         self.replicas: tuple[Replica, ...] = ()  # as of their last update
         self.verdicts = 0  # given since the start
         self.states = StateMemo()
-        self._settings, self._hooks, self._presence = settings, hooks, presence
+        self.hooks, self._presence = hooks, presence
         self._notes = PassNotes()
-        self._feed = feed
+        self._feed, self._noted = feed, self._beside()
+        self.silence: Silence | None = None  # None: nothing watches it
         self._known: Known | None = None
         self._asked: set[str] = set()
         self._asked_lock = threading.Lock()
         self._failures = 0
         self._logged: dict[str, None] = {}
 
+    def take(self, name: str, settings: Settings, hooks: Hooks) -> None:
+        """Give it a name and settings. The next pass works by them."""
+        self.name = name
+        if settings != self.settings:
+            self.settings, self.hooks, self.scrub = settings, hooks, _scrub_state(self.url, settings)
+
     def open(self) -> Run:
         """Open the run again, so that a removed folder is noticed (NotFoundError) and not created by our records."""
-        return open_run(self.url, self._settings)
+        return open_run(self.url, self.settings)
 
     def look(self) -> RunView:
         """Return the run as it is now, for one call in one thread. Raises NotFoundError."""
-        return RunView(self.open(), self._settings)
+        return RunView(self.open(), self.settings)
 
     def ask(self, path: str) -> None:
         """Read a checkpoint again in the next pass, whatever the records say. Any thread may call it."""
@@ -104,13 +140,13 @@ class WatchedRun:
         """Make the next pass do its automatic repairs. Any thread may call it."""
         self._notes.prune_at = 0.0
 
-    def step(self, scanner: Scanner, stop: threading.Event) -> PassResult | None:
+    def step(self, work: Work) -> PassResult | None:
         """Make one pass, and set when the next one is due. None if it failed, which is logged and never raised."""
         began = time.monotonic()
         try:
-            done = self._pass(scanner, stop)
+            done = self.last_pass if self._rests() else self._pass(work)
         except NotFoundError as error:
-            self._failed("waiting", error, pause=min(self._settings.scan_interval, 1.0))
+            self._failed("waiting", error, pause=min(self.settings.scan_interval, 1.0))
             return None
         except CkptguardError as error:
             self._failed("failing", error, pause=self._backoff())
@@ -133,13 +169,29 @@ class WatchedRun:
         self.last_pass, self.last_pass_at = done, utc_now()
         self.passes += 1
         now = time.monotonic()
-        pause = self._settings.scan_interval
+        pause = self.settings.scan_interval
         if done.next_in is not None:
             # A slow listing must not repeat at once: training has priority on the storage.
             cost = 0.0 if done.checked else now - began
             pause = min(pause, max(done.next_in + 0.01, _SOONEST, 2 * cost))
-        self.due = now + pause
+        self.due = now if done.made_way else now + pause
         return done
+
+    def _rests(self) -> bool:
+        """True if the last pass left nothing to do, and nothing has changed since for certain. Otherwise, what changes
+        from now on is counted."""
+        if self.silence is None:
+            return False
+        idle = self.state == "guarded" and self.passes and not self._asked and not self.last_pass.pending
+        idle = idle and self._noted == self._beside()
+        if idle and self._notes.has_nothing_due(self.settings) and self.silence.rests(self.run_id):
+            return True
+        self.silence.settle(self.run_id)
+        return False
+
+    def _beside(self) -> tuple[object, ...]:
+        """Return what other threads did in the run, which a pass notes in the catalogue."""
+        return self.replicas, self.scrub and self.scrub.last
 
     def leave(self) -> None:
         """Record that this daemon no longer guards the run."""
@@ -149,10 +201,13 @@ class WatchedRun:
             except CkptguardError as error:
                 log("presence_not_cleared", level="warning", run=self.url, reason=error.message)
 
-    def _pass(self, scanner: Scanner, stop: threading.Event) -> PassResult:
+    def _pass(self, work: Work) -> PassResult:
         view = self.look()
         self.run = run = view.run
         begins = self._known is None
+        if self.storage == "":
+            with contextlib.suppress(OSError):
+                self.storage = f"device {os.stat(self.url).st_dev}"
         if begins:
             self._known = known_outcomes(run)
             log("guarding", run=self.url, run_id=self.run_id)
@@ -161,14 +216,28 @@ class WatchedRun:
             if current is None or (self.passes == 0 and current != self._presence):
                 write_daemon_record(run, self._presence)
         if begins:
-            self._hooks.begin(view)
+            self.hooks.begin(view)
         with self._asked_lock:
             asked, self._asked = self._asked, set()
-        done = reconcile(view, self._notes, work=Work(scanner=scanner, stop=stop))
-        self._report(run, done, stopping=stop.is_set())
+
+        def found(checked: Checked) -> None:
+            self.verdicts += 1
+            self._tell(run, checked)
+            work.found(checked)
+
+        try:
+            done = reconcile(view, self._notes, work=msgspec.structs.replace(work, found=found))
+        except BaseException:
+            with self._asked_lock:
+                self._asked |= asked
+            raise
+        self._report(run, done, stopping=work.is_stopped())
         touched = {c.path for c in done.checked} | {w.path for w in done.pending}
         for path in sorted(asked - touched):
-            self._read_again(view, path, scanner)
+            if not self._read_again(view, path, work):
+                self.ask(path)
+                done = msgspec.structs.replace(done, made_way=True)
+        self._noted = self._beside()
         if self._feed is not None:
             self._feed.note(
                 view,
@@ -182,23 +251,28 @@ class WatchedRun:
             )
         return done
 
-    def _read_again(self, view: RunView, path: str, scanner: Scanner) -> None:
+    def _read_again(self, view: RunView, path: str, work: Work) -> bool:
+        """Verify one checkpoint again. False if it must make way for others."""
         checkpoint = view.look_again(path)
         if checkpoint is None:
             log("no_such_checkpoint", level="warning", run=self.url, path=path)
-            return
+            return True
+        if not work.may_begin(checkpoint.bytes):
+            return False
         try:
-            checked = verify_checkpoint(view, checkpoint, work=Work(scanner=scanner))
+            checked = verify_checkpoint(view, checkpoint, work=Work(scanner=work.scanner))
         except CkptguardError as error:
             log("could_not_tell", level="warning", run=self.url, path=path, reason=error.message)
-            return
-        self._tell(view.run, (checked,))
+            return True
+        self._tell(view.run, checked)
+        self._log_known_good(view.run)
         if checked.outcome is Outcome.BAD:
             self.mend_soon()
+        return True
 
     def _report(self, run: Run, done: PassResult, *, stopping: bool) -> None:
-        self.verdicts += len(done.checked)
-        self._tell(run, done.checked)
+        if done.checked:
+            self._log_known_good(run)
         for waiting in done.pending:
             self._log_once("pending", path=waiting.path, step=waiting.step, reason=waiting.reason)
         for sentence in () if stopping else done.could_not_tell:
@@ -210,33 +284,34 @@ class WatchedRun:
         for path in done.pruned:
             log("pruned", run=self.url, path=path)
 
-    def _tell(self, run: Run, checked: tuple[Checked, ...]) -> None:
-        for one in checked:
-            log(
-                "verified",
-                level="info" if one.outcome is Outcome.GOOD else "warning",
-                run=self.url,
-                path=one.path,
-                step=one.step,
-                id=one.id and str(one.id),
-                outcome=one.outcome.value,
-                bytes=one.bytes,
-                seconds=one.seconds,
-                reason=reason_of(one),
-            )
+    def _tell(self, run: Run, one: Checked) -> None:
+        """Log a verdict, and report it if it is news."""
+        log(
+            "verified",
+            level="info" if one.outcome is Outcome.GOOD else "warning",
+            run=self.url,
+            path=one.path,
+            step=one.step,
+            id=one.id and str(one.id),
+            outcome=one.outcome.value,
+            bytes=one.bytes,
+            seconds=one.seconds,
+            reason=reason_of(one),
+        )
         assert self._known is not None
-        for one in news_in(checked, self._known):
-            self._hooks.tell(verdict_event(run, one, source="daemon"))
+        for news in news_in((one,), self._known):
+            self.hooks.tell(verdict_event(run, news, source="daemon"))
             try:
-                record_bad_save(run, one, source="daemon")
+                record_bad_save(run, news, source="daemon")
             except CkptguardError as error:
-                log("incident_not_recorded", level="warning", run=self.url, path=one.path, reason=error.message)
-        if checked:
-            try:
-                good = find_known_good(run)
-                log("known_good", run=self.url, id=str(good.id), path=good.path)
-            except CkptguardError as error:
-                log("known_good", level="warning", run=self.url, id=None, reason=error.message)
+                log("incident_not_recorded", level="warning", run=self.url, path=news.path, reason=error.message)
+
+    def _log_known_good(self, run: Run) -> None:
+        try:
+            good = find_known_good(run)
+            log("known_good", run=self.url, id=str(good.id), path=good.path)
+        except CkptguardError as error:
+            log("known_good", level="warning", run=self.url, id=None, reason=error.message)
 
     def _failed(self, state: str, error: CkptguardError, *, pause: float) -> None:
         self.state, self.trouble = state, error
@@ -246,7 +321,7 @@ class WatchedRun:
 
     def _backoff(self) -> float:
         self._failures += 1
-        return float(min(self._settings.scan_interval * 2 ** (self._failures - 1), _LONGEST_BACKOFF))
+        return float(min(self.settings.scan_interval * 2 ** (self._failures - 1), _LONGEST_BACKOFF))
 
     def _log_once(self, event: str, *, level: str = "info", **fields: object) -> None:
         key = f"{event} {sorted(fields.items())}"

@@ -1,15 +1,13 @@
-"""What the daemon does while the loop is idle: update replicas, and read old checkpoints again. Each has its own
-thread."""
+"""What the daemon does behind verdicts: update replicas, and read old checkpoints again. Each has its own lanes."""
 
 from __future__ import annotations
 
-import contextlib
-import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
-from typing import ClassVar
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -20,207 +18,253 @@ from ckptguard.records.scrubs import Where
 from ckptguard.repair.scrub import Due, Reread, Scrubbed, ScrubListener, ScrubOrder, scrub
 from ckptguard.replicas.replicate import Replica, replica_urls, replicate
 from ckptguard.reporting.events import replica_event
-from ckptguard.reporting.notify import Hooks
 from ckptguard.runs.run_view import RunView
 from ckptguard.runs.work import Work
+from ckptguard.scan.paced_reader import Rate
 from ckptguard.scan.process.low_priority import lower_priority
 from ckptguard.scan.reread import ReadingStopped
 from ckptguard.storage.failures import machine_trouble
 from ckptguard.values.ids import CheckpointId
-from ckptguard.values.settings import Settings
-from ckptguard_daemon.guarded import PlaceAt, ScrubState, WatchedRun
+from ckptguard_daemon.guarded import PlaceAt, ScrubState, WatchedRun, storage_of
+from ckptguard_daemon.lanes import Lanes, Turn
 from ckptguard_daemon.log import log
+from ckptguard_daemon.roster import Roster
 
 _LOWEST = 19
-_TICK = 0.5  # seconds
+_TICK = 0.1  # seconds between two checks for something more urgent
+_LONGEST_HOLD = 60.0  # seconds that a replica's update waits for what is more urgent, in total
 _LATEST_COPY = 600.0  # seconds until a check without a new verdict: other processes write records, too
 _LONGEST_PAUSE = 3600.0  # seconds until a failing replica is tried again
 _SOONEST_SCRUB, _LATEST_SCRUB = 60.0, 3600.0  # seconds between two checks for what is due
 _AGAIN = 86400.0  # seconds until an unreadable place is read again
 
 
+class Rates:
+    """The limits in bytes per second. Work that goes to one storage shares one."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._rates: dict[tuple[str, float], Rate] = {}
+
+    def of(self, storage: str, per_second: float | None) -> Rate | None:
+        """Return the limit for one storage."""
+        if per_second is None:
+            return None
+        with self._lock:
+            return self._rates.setdefault((storage, per_second), Rate(per_second, time.monotonic))
+
+
 class IdleWork:
-    """One thread of the lowest priority that works for the runs in turn, while `idle` says that the loop is idle."""
+    """Work of low priority for each run of the roster, in lanes of its own.
+
+    `urgent` says whether something for a run is more urgent now. `wake` makes the loop look at a run.
+    """
 
     name: ClassVar[str]
     failed: ClassVar[str]  # the event of a log's line
 
     def __init__(
         self,
-        runs: Sequence[WatchedRun],
-        settings: Settings,
-        hooks: Hooks,
-        idle: threading.Event | None,
+        runs: Roster,
+        urgent: Callable[[str], bool],
         wake: Callable[[str], None],
         stop: threading.Event,
+        *,
+        niceness: int,
     ) -> None:
-        self._runs, self._settings, self._hooks = runs, settings, hooks
-        self._idle, self._wake, self._stop = idle, wake, stop
-        self._prepare()
+        self._runs, self._urgent, self._wake, self._stop = runs, urgent, wake, stop
+        self._niceness = niceness
+        self._rates = Rates()
+        self.lanes = Lanes(self.name, self._turn, stop, storage_of=self._storage_of, begin_lane=self._stand_back)
 
-    def _prepare(self) -> None:
-        """Drop the runs that never need this work, and begin notes."""
+    def _stand_back(self) -> None:
+        # Not SCHED_IDLE: the thread may have Python's lock, which the answers need, too.
+        if self._niceness and sys.platform == "linux":
+            lower_priority(_LOWEST)
 
-    def start(self) -> threading.Thread | None:
-        """Start, if there is a run to work for."""
-        if not self._runs:
-            return None
-        thread = threading.Thread(target=self._run, name=self.name, daemon=True)
-        thread.start()
-        return thread
-
-    def once(self) -> None:
-        """Do what is due for each run now."""
-        for run in self._runs:
-            if run.state == "guarded" and run.passes and not self._stop.is_set():
-                try:
-                    self._work(run)
-                except CkptguardError as error:
-                    log(self.failed, level="warning", run=run.url, reason=error.message)
-                except Exception as error:
-                    told = machine_trouble(error)
-                    reason = type(error).__name__ if told is None else told.message
-                    log(self.failed, level="error", trace=told is None, run=run.url, reason=reason)
-
-    def _run(self) -> None:
-        if self._settings.niceness and sys.platform == "linux":
-            with contextlib.suppress(OSError):
-                lower_priority(_LOWEST)
-        while not self._stop.wait(_TICK):
-            self.once()
-
-    def _work(self, run: WatchedRun) -> None:
+    def after_pass(self, run: WatchedRun) -> None:
+        """See what there is to do for a run. Called after each of its passes."""
         raise NotImplementedError
 
-    def _may_go_on(self) -> bool:
-        """Wait while the loop works. False if it must stop meanwhile."""
-        while self._idle is not None and not self._idle.wait(_TICK):
-            if self._stop.is_set():
-                return False
-        return True
+    def _storage_of(self, key: Any) -> str:
+        raise NotImplementedError
+
+    def _turn(self, key: Any, turn: Turn) -> float | None:
+        raise NotImplementedError
+
+    def _guarded(self, run: WatchedRun, work: Callable[[], float]) -> float:
+        """Return the seconds until the next turn. Errors are logged, and never raised."""
+        try:
+            return work()
+        except CkptguardError as error:
+            log(self.failed, level="warning", run=run.url, reason=error.message)
+        except Exception as error:
+            told = machine_trouble(error)
+            reason = type(error).__name__ if told is None else told.message
+            log(self.failed, level="error", trace=told is None, run=run.url, reason=reason)
+        return _LATEST_COPY
 
 
 class _Place(msgspec.Struct, kw_only=True):
     """What is remembered about one replica, only to save work."""
 
-    due: float = 0.0  # monotonic
     verdicts: int = -1  # of the run, at the last update
     failures: int = 0
     arrived: set[CheckpointId] = msgspec.field(default_factory=set)
 
 
 class Replicating(IdleWork):
-    """Updates the replicas of the runs. A block is sent only while the loop is idle.
+    """Updates the replicas of the runs, each in a lane of its own, as soon as there is a verdict.
 
     A failing replica is reported once, and tried again after growing pauses. Nothing waits for it.
     """
 
     name, failed = "replicate", "not_replicated"
 
-    def _prepare(self) -> None:
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
         self._places: dict[tuple[str, str], _Place] = {}
-        if not self._settings.replicas:
-            self._runs = []
+        self._telling = threading.Lock()
 
-    def _work(self, guarded: WatchedRun) -> None:
-        verdicts, now = guarded.verdicts, time.monotonic()
-        for url in self._urls(guarded):
-            place = self._places.setdefault((guarded.run_id, url), _Place())
-            news = place.verdicts != verdicts and not place.failures
-            if (now < place.due and not news) or self._stop.is_set():
-                continue
-            view = guarded.look()  # again for each replica: one may take hours
-            place.due = time.monotonic() + _LATEST_COPY  # also if it raises
-            done = self._replicate(view, url, place)
-            if self._stop.is_set():
-                return
-            place.verdicts = verdicts
-            self._tell(guarded, view, place, done)
+    def after_pass(self, run: WatchedRun) -> None:
+        """Update its replicas if there is a new verdict. Called after each verdict and each pass."""
+        for url in replica_urls(run.url, run.settings) if run.state != "waiting" or run.verdicts else ():
+            place = self._places.get((run.run_id, url))
+            if place is None or (place.verdicts != run.verdicts and not place.failures):
+                self.lanes.wake([(run.run_id, url)])
 
-    def _urls(self, guarded: WatchedRun) -> tuple[str, ...]:
-        return replica_urls(guarded.url, self._settings)
+    def is_busy(self, run_id: str) -> bool:
+        """True while something is sent to a replica of a run."""
+        run = self._runs.get(run_id)
+        urls = () if run is None else replica_urls(run.url, run.settings)
+        return any(self.lanes.turn_of((run_id, url)) is not None for url in urls)
 
-    def _replicate(self, view: RunView, url: str, place: _Place) -> Replica:
-        work = Work(rate=self._settings.replica_rate, stop=self._stop)
+    def once(self, run: WatchedRun) -> None:
+        """Update the replicas of one run now, one after another."""
+        for url in replica_urls(run.url, run.settings):
+            if run.state == "guarded" and not self._stop.is_set():
+                self._guarded(run, lambda url=url: self._update(run, url, Work(stop=self._stop)))  # type: ignore[misc]
+
+    def _storage_of(self, key: tuple[str, str]) -> str:
+        return storage_of(key[1])
+
+    def _turn(self, key: tuple[str, str], turn: Turn) -> float | None:
+        run, url = self._runs.get(key[0]), key[1]
+        if run is None or url not in replica_urls(run.url, run.settings):
+            self._places.pop(key, None)
+            return None
+        work = Work(stop=self._stop, may_begin=turn.may_begin)
+        return self._guarded(run, lambda: self._update(run, url, work))
+
+    def _update(self, run: WatchedRun, url: str, work: Work) -> float:
+        place = self._places.setdefault((run.run_id, url), _Place())
+        place.verdicts = run.verdicts  # as of before it looks
+        view = run.look()
+        rate = self._rates.of(storage_of(url), run.settings.replica_rate)
         try:
-            done = replicate(view, url, work=work, hold=self._hold, arrived=place.arrived)
+            done = replicate(
+                view,
+                url,
+                work=msgspec.structs.replace(work, rate=rate),
+                hold=self._hold(run.run_id),
+                arrived=place.arrived,
+            )
         except CkptguardError as error:
             done = Replica(url=url, behind=None, last_good=None, trouble=error.message)
         failed = next((c.message for c in done.checkpoints if c.done == "failed"), None)
-        return msgspec.structs.replace(done, trouble=done.trouble or failed)
+        done = msgspec.structs.replace(done, trouble=done.trouble or failed)
+        if self._stop.is_set():
+            return _LATEST_COPY
+        return self._tell(run, view, place, done)
 
-    def _tell(self, guarded: WatchedRun, view: RunView, place: _Place, done: Replica) -> None:
+    def _tell(self, run: WatchedRun, view: RunView, place: _Place, done: Replica) -> float:
+        """Report what was done. Returns the seconds until the next update."""
         url = done.url
-        known = {replica.url: replica for replica in (*guarded.replicas, done)}
-        before, guarded.replicas = guarded.replicas, tuple(known[u] for u in self._urls(guarded) if u in known)
-        if before != guarded.replicas:
-            self._wake(guarded.run_id)  # its next pass notes them in the catalogue
+        with self._telling:
+            before, known = run.replicas, {replica.url: replica for replica in (*run.replicas, done)}
+            run.replicas = tuple(known[u] for u in replica_urls(run.url, run.settings) if u in known)
+            if before != run.replicas:
+                self._wake(run.run_id)  # its next pass notes them in the catalogue
         for one in done.checkpoints:
             if one.done != "there":
                 level = "info" if one.done in ("sent", "raced", "gone") else "warning"
-                log("replicated", level=level, run=guarded.url, replica=url, **fields(one))
+                log("replicated", level=level, run=run.url, replica=url, **fields(one))
             if one.done == "damaged":
-                guarded.ask(one.path)  # the loop reports bad ones
-                self._wake(guarded.run_id)
+                run.ask(one.path)  # the loop reports bad ones
+                self._wake(run.run_id)
         if done.trouble is None:
             if place.failures:
-                log("replica_recovered", run=guarded.url, replica=url)
+                log("replica_recovered", run=run.url, replica=url)
             place.failures = 0
-            return
+            return 0.0 if done.made_way else _LATEST_COPY
         place.failures += 1
-        pause = min(self._settings.scan_interval * 2.0 ** min(place.failures, 12), _LONGEST_PAUSE)
-        place.due = time.monotonic() + pause
         if place.failures == 1:
-            log("replica_in_trouble", level="warning", run=guarded.url, replica=url, reason=done.trouble)
-            self._hooks.tell(replica_event(view.run, url, done.trouble, source="daemon"))
+            log("replica_in_trouble", level="warning", run=run.url, replica=url, reason=done.trouble)
+            run.hooks.tell(replica_event(view.run, url, done.trouble, source="daemon"))
+        return float(min(run.settings.scan_interval * 2.0 ** min(place.failures, 12), _LONGEST_PAUSE))
 
-    def _hold(self) -> None:
-        if not self._may_go_on():
-            raise StoppedError("replication was stopped", key="")
+    def _hold(self, run_id: str) -> Callable[[], None]:
+        held = 0.0
+
+        def hold() -> None:
+            nonlocal held
+            while held < _LONGEST_HOLD and self._urgent(run_id):
+                held += _TICK
+                if self._stop.wait(_TICK):
+                    break
+            if self._stop.is_set():
+                raise StoppedError("replication was stopped", key="")
+
+        return hold
 
 
 class Scrubbing(IdleWork):
-    """Scrubs the runs. A block is read only while the loop is idle. The loop verifies what differs in place."""
+    """Scrubs the runs. A block is read only while nothing else is done for the run. The loop verifies what differs in
+    place."""
 
     name, failed = "scrub", "not_scrubbed"
 
-    def _prepare(self) -> None:
-        seconds = self._settings.scrub_seconds
-        self._runs = [run for run in self._runs if seconds(local=os.path.isabs(run.url)) is not None]
-        self._due: dict[str, float] = {}  # monotonic
-        self._left_out: dict[str, dict[Where, float]] = {}
-        for run in self._runs:
-            run.scrub = ScrubState(every=self._every(run), rate=self._settings.scrub_rate)
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self._left_out: defaultdict[str, dict[Where, float]] = defaultdict(dict)
 
-    def _every(self, run: WatchedRun) -> float:
-        return self._settings.scrub_seconds(local=os.path.isabs(run.url)) or 0.0
+    def after_pass(self, run: WatchedRun) -> None:
+        """Begin to scrub a run after its first pass."""
+        if run.scrub is not None and run.passes and run.run_id not in self._left_out:
+            self._left_out[run.run_id] = {}
+            self.lanes.add([run.run_id])
 
-    def _work(self, run: WatchedRun) -> None:
-        if time.monotonic() < self._due.get(run.run_id, 0.0):
-            return
-        pause = _LATEST_SCRUB
-        try:
-            pause = self._scrub(run)
-        except ReadingStopped:
-            pass  # the daemon ends
-        finally:
-            self._due[run.run_id] = time.monotonic() + pause
+    def _storage_of(self, run_id: str) -> str:
+        run = self._runs.get(run_id)
+        return "" if run is None else run.storage
 
-    def _scrub(self, run: WatchedRun) -> float:
+    def _turn(self, run_id: str, turn: Turn) -> float | None:
+        run = self._runs.get(run_id)
+        state = None if run is None else run.scrub
+        if run is None or state is None:
+            self._left_out.pop(run_id, None)
+            return None
+        if run.state != "guarded":
+            return _SOONEST_SCRUB
+        return self._guarded(run, lambda: self._scrub(run, state, turn))
+
+    def _scrub(self, run: WatchedRun, state: ScrubState, turn: Turn) -> float:
         """Read what is due. Returns the seconds until the next check."""
-        left_out = self._left_out.setdefault(run.run_id, {})
+        left_out, every = self._left_out[run.run_id], state.every
         for where in [where for where, until in left_out.items() if time.monotonic() >= until]:
             del left_out[where]
-        every = self._every(run)
-        state = run.scrub or ScrubState(every=every, rate=self._settings.scrub_rate)
+        reading = False
 
         def begin(due: Due) -> None:
             # Until the result is known, so that an unreadable place is not read over and over.
+            nonlocal reading
+            reading = True
             left_out[due.where] = time.monotonic() + min(_AGAIN, every)
             run.scrub = msgspec.structs.replace(state, reading=_place_of(due, None))
 
         def end(done: Reread) -> None:
-            nonlocal state
+            nonlocal state, reading
+            reading = False
             found = PlaceAt(path=done.path, id=done.id, place=done.place, at=time.time())
             run.scrub = state = msgspec.structs.replace(state, last=found)
             log("scrubbed", run=run.url, **fields(done, findings=[]))
@@ -229,12 +273,22 @@ class Scrubbing(IdleWork):
             run.ask(checkpoint.path)
             self._wake(run.run_id)
 
+        made_way = False
+
+        def hold() -> None:
+            nonlocal made_way
+            while self._urgent(run.run_id) and not self._stop.is_set():
+                self._stop.wait(_TICK)
+            made_way = made_way or (not reading and not turn.may_begin(1))
+            if made_way or self._stop.is_set():
+                raise ReadingStopped
+
         done = scrub(
             run.look(),
             ScrubOrder(max_age=every, leave_out=dict(left_out)),
-            hold=self._hold,
-            watcher=ScrubListener(verify=verify, tell=self._hooks.tell, begin=begin, end=end, source="daemon"),
-            work=Work(rate=self._settings.scrub_rate),
+            hold=hold,
+            watcher=ScrubListener(verify=verify, tell=run.hooks.tell, begin=begin, end=end, source="daemon"),
+            work=Work(rate=self._rates.of(run.storage, run.settings.scrub_rate)),
         )
         for sentence in done.could_not_tell:
             log("could_not_tell", level="warning", run=run.url, reason=sentence)
@@ -242,14 +296,12 @@ class Scrubbing(IdleWork):
             run.mend_soon()
             self._wake(run.run_id)
         if self._stop.is_set():
-            raise ReadingStopped
+            return _LATEST_SCRUB
         run.scrub = _state_after(state, done, every)
+        if made_way:
+            return 0.0
         wait = (done.next.last or 0.0) + every - time.time() if done.next is not None else _LATEST_SCRUB
         return max(min(wait, _LATEST_SCRUB), min(_SOONEST_SCRUB, every))
-
-    def _hold(self) -> None:
-        if self._stop.is_set() or not self._may_go_on():
-            raise ReadingStopped
 
 
 def _state_after(state: ScrubState, done: Scrubbed, every: float) -> ScrubState:

@@ -1,6 +1,6 @@
-"""The loop: one thread that makes passes over all runs, after hints of a change and on a timer.
+"""The loop: it makes passes over all runs, after hints of a change and on a timer, in lanes.
 
-Requests wait for its next pass.
+Requests wait for the next pass over their run.
 """
 
 from __future__ import annotations
@@ -12,116 +12,174 @@ import gc
 import resource
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 
+import msgspec
+
+from ckptguard.runs.results import Checked
+from ckptguard.runs.work import Work
 from ckptguard.scan import Scanner
+from ckptguard.scan.process.process_scanner import ProcessScanner
+from ckptguard.scan.process.worker_process import WorkerLimits, limits_of
+from ckptguard.values.settings import Settings
 from ckptguard_daemon.guarded import WatchedRun
+from ckptguard_daemon.lanes import Lanes, Turn
 from ckptguard_daemon.roster import Roster
 
-_GAP = 0.5  # seconds between two passes over a run that is written to all the time
-_LONGEST_SLEEP = 60.0
 _MUCH_MEMORY = 64 * 1024**2
+_BETWEEN_CLEANINGS = 10.0  # seconds
+
+Told = Callable[[WatchedRun], None]
 
 
 class Loop:
-    """Makes passes until it is stopped. Any thread may call `wake`, at any rate."""
+    """Makes passes until it is stopped. Any thread may call `wake`, at any rate.
 
-    def __init__(self, runs: Roster, scanner: Scanner, stop: threading.Event, after_pass: Callable[[], None]) -> None:
-        self._runs, self._scanner, self._stop, self._after_pass = runs, scanner, stop, after_pass
-        self.idle = threading.Event()  # nothing is being verified
-        self._changed = threading.Condition()
-        self._woken: set[str] = set()
-        self._under_way: str | None = None
-        self._last: dict[str, float] = {}
-        self.alive_at = time.time()  # when it last made progress
+    `after_verdict` and `after_pass` are called in the lane of the run.
+    """
+
+    def __init__(
+        self, runs: Roster, stop: threading.Event, after_pass: Told, after_verdict: Told = lambda run: None
+    ) -> None:
+        self._runs, self._stop, self._after_pass, self._after_verdict = runs, stop, after_pass, after_verdict
+        self._own = threading.local()  # the scanner of a lane
+        self._cleaned_at = 0.0
+        self.lanes = Lanes(
+            "pass", self._pass, stop, storage_of=self._storage_of, end_lane=lambda: self._scanner().close()
+        )
 
     def wake(self, run_id: str | None = None) -> None:
         """Make a pass over one run, or over all, soon."""
-        with self._changed:
-            self._woken.update([run_id] if run_id is not None else [run.run_id for run in self._runs])
-            self._changed.notify()
+        self.lanes.wake([run_id] if run_id is not None else [run.run_id for run in self._runs])
 
     def has_seen_all(self, run_id: str) -> bool:
-        """True if nothing hinted at a change in a run since its last pass began."""
-        with self._changed:
-            return run_id not in self._woken and run_id != self._under_way
+        """True if nothing hinted at a change in a run since its last pass began, and no pass is under way."""
+        return not self.lanes.expects(run_id)
+
+    def verdicts_first(self, run_id: str) -> bool:
+        """True while other work for a run should wait: a checkpoint of it is being verified, or any run waits for a
+        lane."""
+        turn = self.lanes.turn_of(run_id)
+        return (turn is not None and turn.is_reading) or self.lanes.somebody_waits()
 
     def run(self) -> None:
         """Loop until `stop` is set. Call `wake` after that to end it quickly."""
-        while not self._stop.is_set():
-            self.alive_at = time.time()
-            due = self._next()
-            if due is None:
-                continue
-            self.idle.clear()
-            due.step(self._scanner, self._stop)
-            self.idle.set()
-            with self._changed:
-                self._under_way = None
-            _give_memory_back()
-            self._last[due.run_id] = time.monotonic()
-            self._after_pass()
+        self.lanes.add(run.run_id for run in self._runs)
+        self.lanes.run()
 
-    def _next(self) -> WatchedRun | None:
-        """Return the run whose pass is due, or None after sleeping until one may be."""
-        with self._changed:
-            now = time.monotonic()
-            waits = [(self._wait(run, now), run) for run in self._runs]
-            wait, first = min(waits, key=lambda one: one[0], default=(_LONGEST_SLEEP, None))
-            if first is None or (wait > 0 and not self._stop.is_set()):
-                self._changed.wait(min(wait, _LONGEST_SLEEP))
-                return None
-            self._woken.discard(first.run_id)
-            self._under_way = first.run_id
-            return first
+    def _storage_of(self, run_id: str) -> str:
+        run = self._runs.get(run_id)
+        return "" if run is None else run.storage
 
-    def _wait(self, run: WatchedRun, now: float) -> float:
-        if run.run_id in self._woken:
-            return self._last.get(run.run_id, 0.0) + _GAP - now
-        return run.due - now
+    def _scanner(self) -> LaneScanner:
+        scanner: LaneScanner | None = getattr(self._own, "scanner", None)
+        if scanner is None:
+            scanner = self._own.scanner = LaneScanner(self._stop)
+        return scanner
+
+    def _pass(self, run_id: str, turn: Turn) -> float | None:
+        run = self._runs.get(run_id)
+        if run is None:
+            return None  # it is not guarded any more
+
+        def found(checked: Checked) -> None:
+            turn.is_reading = False
+            self._after_verdict(run)
+
+        scanner = self._scanner().by(run.settings)
+        done = run.step(Work(scanner=scanner, stop=self._stop, may_begin=turn.may_begin, found=found))
+        turn.is_reading = False
+        if done is not None and done.checked:
+            self._give_memory_back()
+        self._after_pass(run)
+        return run.due - time.monotonic()
+
+    def _give_memory_back(self) -> None:
+        """Return freed memory to the system, but not often. The C library would keep it after large manifests, and
+        training can use it."""
+        now = time.monotonic()
+        if now < self._cleaned_at + _BETWEEN_CLEANINGS:
+            return
+        self._cleaned_at = now
+        try:
+            with open("/proc/self/statm", encoding="ascii") as file:
+                resident = int(file.read().split()[1]) * resource.getpagesize()
+            if resident > _MUCH_MEMORY:
+                gc.collect()
+                ctypes.CDLL(None).malloc_trim(0)
+        except (OSError, AttributeError):
+            pass  # another system, another C library
+
+
+class _Kind(msgspec.Struct, frozen=True):
+    """What distinguishes one scanner from another."""
+
+    limits: WorkerLimits
+    workers: int
+    rate: float | None
+
+
+class LaneScanner:
+    """The scanner of one lane. Only the lane's thread uses it, because scanning processes end with the thread that
+    started them. It is kept while the settings ask for the same."""
+
+    def __init__(self, stop: threading.Event) -> None:
+        self._stop = stop
+        self._made: tuple[_Kind, ProcessScanner] | None = None
+
+    def by(self, settings: Settings) -> Scanner:
+        """Return a scanner by the settings of a run."""
+        kind = _Kind(limits_of(settings), settings.workers or 2, settings.verify_rate)
+        if self._made is None or self._made[0] != kind:
+            self.close()
+            self._made = kind, self._scanner(kind)
+        return self._made[1]
+
+    def _scanner(self, kind: _Kind) -> ProcessScanner:
+        # Training's files are more important than ours: drop what was read from the page cache.
+        return ProcessScanner(
+            kind.limits, workers=kind.workers, stop=self._stop, spare_cache=True, rate=lambda: kind.rate
+        )
+
+    def close(self) -> None:
+        """End its processes."""
+        if self._made is not None:
+            self._made[1].close()
+            self._made = None
 
 
 class Passes:
-    """Lets coroutines of the HTTP thread wait for the loop's next pass: any number of them, without a thread each."""
+    """Lets coroutines of the HTTP thread wait for a run's next pass: any number of them, without a thread each."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._waiting: set[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = set()
+        self._waiting: defaultdict[str, set[tuple[asyncio.AbstractEventLoop, asyncio.Event]]] = defaultdict(set)
 
-    def done(self) -> None:
-        """Signal that a pass is done. The loop's thread calls it."""
+    def done(self, run_id: str) -> None:
+        """Signal that a pass over a run is done. A lane's thread calls it."""
         with self._lock:
-            waiting, self._waiting = self._waiting, set()
+            waiting = self._waiting.pop(run_id, set())
         for loop, event in waiting:
             with contextlib.suppress(RuntimeError):  # that event loop is closed, so nobody waits
                 loop.call_soon_threadsafe(event.set)
 
     @contextlib.contextmanager
-    def next(self) -> Iterator[asyncio.Event]:
+    def next(self, run_id: str) -> Iterator[asyncio.Event]:
         """Yield an event to `wait` for later. A pass in between is not missed."""
         entry = (asyncio.get_running_loop(), asyncio.Event())
         with self._lock:
-            self._waiting.add(entry)
+            self._waiting[run_id].add(entry)
         try:
             yield entry[1]
         finally:
             with self._lock:
-                self._waiting.discard(entry)
+                self._waiting[run_id].discard(entry)
+                if not self._waiting[run_id]:
+                    del self._waiting[run_id]
 
     async def wait(self, passed: asyncio.Event, seconds: float) -> None:
         """Return when the pass is done, or after `seconds`."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await passed.wait()
-
-
-def _give_memory_back() -> None:
-    """Return freed memory to the system. The C library would keep it after large manifests, and training can use it."""
-    try:
-        with open("/proc/self/statm", encoding="ascii") as file:
-            resident = int(file.read().split()[1]) * resource.getpagesize()
-        if resident > _MUCH_MEMORY:
-            gc.collect()
-            ctypes.CDLL(None).malloc_trim(0)
-    except (OSError, AttributeError):
-        pass  # another system, another C library

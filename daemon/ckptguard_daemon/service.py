@@ -8,20 +8,22 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 
 import uvicorn
 from starlette.types import ASGIApp
 
+from ckptguard.decisions.turns import LANES
 from ckptguard.errors import CkptguardError, SettingsError
+from ckptguard.fleet import FleetRun
 from ckptguard.inspect.list_states import survey
 from ckptguard.records.daemon_record import DaemonRecord
 from ckptguard.records.run import open_run
 from ckptguard.records.who_and_when import this_host, utc_now
 from ckptguard.reporting.notify import LONGEST_CLOSE, Hooks
 from ckptguard.runs.run_view import open_view
-from ckptguard.scan.process.process_scanner import ProcessScanner
-from ckptguard.scan.process.worker_process import limits_of
+from ckptguard.runs.work import Work
 from ckptguard.values.run_facts import RunFacts
 from ckptguard.values.settings import Settings
 from ckptguard.values.verdict import Outcome
@@ -29,11 +31,13 @@ from ckptguard.version import __version__
 from ckptguard_daemon.answers import Answers
 from ckptguard_daemon.catalogue_feed import CatalogueFeed, open_catalogue
 from ckptguard_daemon.connections import BoundedConnection
+from ckptguard_daemon.following import Following
 from ckptguard_daemon.guarded import WatchedRun
 from ckptguard_daemon.idle_work import Replicating, Scrubbing
 from ckptguard_daemon.log import log
-from ckptguard_daemon.loop import Loop, Passes
+from ckptguard_daemon.loop import LaneScanner, Loop, Passes
 from ckptguard_daemon.metrics import Metrics, exposition
+from ckptguard_daemon.plan import Again, Plan
 from ckptguard_daemon.publish import (
     NOWHERE,
     MetricsFile,
@@ -47,10 +51,11 @@ from ckptguard_daemon.roster import Roster
 from ckptguard_daemon.watcher import Watcher
 
 GOOD, FAILED, BAD, UNDECIDED = 0, 1, 3, 4  # the command line's exit codes, for --once
-_LOOP_STOP_SECONDS = 2.0
+_LANES_STOP_SECONDS = 2.0
 _HTTP_START_SECONDS, _HTTP_STOP_SECONDS = 10.0, 2.0
 _HOOK_STOP_SECONDS = 3.0
 _LONGEST_SETTLING = 60.0
+_FLEET = "fleet"  # the watcher's key of the folders in which new runs would be seen
 
 
 def run_id_of(url: str) -> str:
@@ -59,13 +64,13 @@ def run_id_of(url: str) -> str:
 
 
 def serve(
-    urls: Sequence[str],
-    settings: Settings,
+    plan: Plan,
     environ: Mapping[str, str],
     stop: threading.Event,
     *,
     socket_path: str | None = None,
     still_wanted: Callable[[], bool] = lambda: True,
+    again: Again | None = None,
     metrics: MetricsOptions = NOWHERE,
 ) -> int:
     """Guard the runs until `stop` is set or the parent is gone. Returns the exit code.
@@ -74,70 +79,108 @@ def serve(
     """
     scrapers = listen_for_scrapers(metrics)
     file = MetricsFile(metrics.file) if metrics.file is not None else None
-    rendezvous = listen(socket_path, urls, environ)
+    niceness = plan.settings.niceness
+    rendezvous = listen(socket_path, plan.places, environ)
     host, boot_id = this_host()
     presence = DaemonRecord(address=rendezvous.path, host=host, boot_id=boot_id, pid=os.getpid(), started_at=utc_now())
-    hooks = Hooks(settings, log)
-    scanner = _scanner(settings, stop)
+    hooks, runs, passes, passed = HookSets(), Roster(), Passes(), threading.Event()
     feed = CatalogueFeed(open_catalogue(rendezvous.path, environ))
-    runs = Roster(WatchedRun(url, run_id_of(url), settings, hooks, presence, feed) for url in urls)
-    feed.keep_only(run.run_id for run in runs)
-    passes = Passes()
-    passed = threading.Event()
-    watchers: list[Watcher] = []
 
-    def after_pass() -> None:
-        passes.done()
+    def notice(key: str) -> None:
+        following.wake() if key == _FLEET else loop.wake(key)
+
+    watcher = Watcher(notice)
+
+    def make(found: FleetRun) -> WatchedRun:
+        run = WatchedRun(found.url, run_id_of(found.url), found.settings, hooks.of(found.settings), presence, feed)
+        if os.path.isabs(run.url):
+            run.silence = watcher
+        return run
+
+    def watch(run: WatchedRun) -> None:
+        if os.path.isabs(run.url):
+            watcher.watch(run.url, run.run_id)
+
+    def arrived(run: WatchedRun) -> None:
+        watch(run)  # before the first pass, so that no change is missed
+        loop.wake(run.run_id)
+
+    def left(run: WatchedRun) -> None:
+        watcher.forget(run.run_id)
+        run.leave()
+        feed.forget(run.run_id)
+
+    swept = threading.Event()
+
+    def looked() -> None:
+        watcher.keep(_FLEET, following.folders)
+        if not swept.is_set():  # the catalogue may hold runs of an earlier daemon
+            feed.keep_only(run.run_id for run in runs)
+            swept.set()
+
+    def after_pass(run: WatchedRun) -> None:
+        passes.done(run.run_id)
         passed.set()
-        for watcher in watchers:
-            watcher.keep_watching()
+        watch(run)
+        for work in behind:
+            work.after_pass(run)
 
-    loop = Loop(runs, scanner, stop, after_pass)
-    watchers += [
-        Watcher(run.url, lambda run_id=run.run_id: loop.wake(run_id))  # type: ignore[misc]  # a default binds the id
-        for run in runs
-        if os.path.isabs(run.url)
-    ]
+    def replicas_first(run_id: str) -> bool:
+        return loop.verdicts_first(run_id) or replicating.is_busy(run_id)
+
+    loop = Loop(runs, stop, after_pass, lambda run: replicating.after_pass(run))
+    replicating = Replicating(runs, loop.verdicts_first, loop.wake, stop, niceness=niceness)
+    scrubbing = Scrubbing(runs, replicas_first, loop.wake, stop, niceness=niceness)
+    behind = (replicating, scrubbing)
+    following = Following(
+        plan,
+        runs,
+        make,
+        lambda run, found: run.take(found.name, found.settings, hooks.of(found.settings)),
+        arrived=arrived,
+        left=left,
+        looked=looked,
+    )
     thread = threading.Thread(target=loop.run, name="loop", daemon=True)
-    scrubbing = Scrubbing(tuple(runs), settings, hooks, loop.idle, loop.wake, stop)
-    replicating = Replicating(tuple(runs), settings, hooks, loop.idle, loop.wake, stop)
-    aside: list[threading.Thread] = []
-    told = Metrics(lambda: _facts_of(runs, feed), lambda: loop.alive_at)
-    answers = Answers(runs, loop, passes, hooks, presence, thread.is_alive, told)
+    aside = [threading.Thread(target=work.lanes.run, name=work.name, daemon=True) for work in behind]
+    aside.append(threading.Thread(target=following.run, args=(stop, again), name="fleet", daemon=True))
+    told = Metrics(lambda: _facts_of(runs, feed), lambda: loop.lanes.alive_at)
+    answers = Answers(runs, loop, passes, presence, thread.is_alive, told, lambda: following.has_looked)
     servers = [HttpServer(answers.application(), rendezvous.socket)]
     if scrapers is not None:
         servers.append(HttpServer(ScrapeAnswers(told.text, metrics.token_file), scrapers))
         log("metrics", address=address_of(scrapers))
+    if file is not None:
+        aside.append(threading.Thread(target=file.keep_written, args=(told.text, passed, stop), daemon=True))
     try:
         if not all(server.start() for server in servers):
             return FAILED
-        if file is not None:
-            writing = threading.Thread(target=file.keep_written, args=(told.text, passed, stop), daemon=True)
-            writing.start()
-            aside.append(writing)
-        for watcher in watchers:  # before the first pass, so that no change is missed
-            watcher.keep_watching()
-        thread.start()
-        aside += [begun for begun in (scrubbing.start(), replicating.start()) if begun is not None]
-        log("started", version=__version__, pid=presence.pid, socket=rendezvous.path, runs=list(urls))
+        for begun in (thread, *aside):
+            begun.start()
+        log("started", version=__version__, pid=presence.pid, socket=rendezvous.path, runs=list(plan.urls))
+        if plan.fleet is not None:
+            log("searching", folders=list(plan.fleet.file.folders))
         while not stop.wait(1.0):
+            if again is not None and again.asked.is_set():
+                following.wake()
             if not still_wanted():
                 log("parent_gone")
                 stop.set()
     finally:
         stop.set()
-        loop.wake()
+        following.wake()
+        everywhere = (loop.lanes, replicating.lanes, scrubbing.lanes)
+        for lanes in everywhere:
+            lanes.wake(())
         passed.set()
         for server in servers:
             server.close()
-        for watcher in watchers:
-            watcher.close()
-        if thread.ident is not None:
-            thread.join(timeout=_LOOP_STOP_SECONDS)
-        for begun in aside:
-            begun.join(timeout=_LOOP_STOP_SECONDS)
-        if not thread.is_alive():
-            scanner.close()
+        watcher.close()
+        deadline = time.monotonic() + _LANES_STOP_SECONDS
+        for lanes in everywhere:
+            lanes.wait_for_end(deadline - time.monotonic())
+        if file is not None:
+            aside[-1].join(max(deadline - time.monotonic(), 0.0))
         for run in runs:
             run.leave()
         feed.close()
@@ -148,43 +191,76 @@ def serve(
     return GOOD
 
 
-def run_once(
-    urls: Sequence[str], settings: Settings, stop: threading.Event, *, metrics: MetricsOptions = NOWHERE
-) -> int:
+def run_once(plan: Plan, stop: threading.Event, *, metrics: MetricsOptions = NOWHERE) -> int:
     """Make one full pass over each run, and wait for saves that are settling, but not for unfinished ones.
 
-    Returns the exit code for the final state. Raises NotFoundError if a run does not exist.
+    Returns the exit code for the final state. Raises NotFoundError if a named run does not exist.
     """
     if metrics.address is not None or metrics.token_file is not None:
         raise SettingsError("`--once` ends before anybody can ask for metrics", hint="use --metrics-file PATH")
     file = MetricsFile(metrics.file) if metrics.file is not None else None
-    for url in urls:
-        open_run(url, settings)
-    hooks = Hooks(settings, log)
-    scanner = _scanner(settings, stop)
-    runs, feed = Roster(), CatalogueFeed(None)
-    all_read = True
+    for url in plan.urls:
+        open_run(url, plan.settings)
+    hooks, runs, feed = HookSets(), Roster(), CatalogueFeed(None) if file is not None else None
+    following = Following(
+        plan,
+        runs,
+        lambda found: WatchedRun(found.url, run_id_of(found.url), found.settings, hooks.of(found.settings), None, feed),
+        lambda run, found: run.take(found.name, found.settings, hooks.of(found.settings)),
+    )
+    following.look()
+    niceness = plan.settings.niceness
+    replicating = Replicating(runs, lambda run_id: False, lambda run_id: None, stop, niceness=niceness)
+
+    def settle(run: WatchedRun) -> bool:
+        scanner = LaneScanner(stop)
+        try:
+            all_read = _settled_pass(run, Work(scanner=scanner.by(run.settings), stop=stop))
+        finally:
+            scanner.close()
+        replicating.once(run)
+        return all_read
+
     try:
-        for url in urls:
-            run = WatchedRun(url, run_id_of(url), settings, hooks, None, feed)
-            runs.add(run)
-            all_read = _settled_pass(run, settings, scanner, stop) and all_read
-            Replicating([run], settings, hooks, None, lambda run_id: None, stop).once()
+        with ThreadPoolExecutor(LANES, "pass") as lanes:
+            all_read = all(list(lanes.map(settle, runs)))
     finally:
-        scanner.close()
-        if file is not None:
+        if file is not None and feed is not None:
             file.write(exposition(_facts_of(runs, feed), None, time.time()))
         hooks.close(patience=0.0 if stop.is_set() else LONGEST_CLOSE)
+    all_read = all_read and following.has_looked and not following.troubles
     outcomes: list[Outcome] = []
-    for url in urls:
+    for run in runs:
         try:
-            states = survey(open_view(url, settings))
+            states = survey(open_view(run.url, run.settings))
         except CkptguardError as error:
-            log("could_not_tell", level="error", run=url, reason=error.message)
+            log("could_not_tell", level="error", run=run.url, reason=error.message)
             all_read = False
             continue
         outcomes += [Outcome.PENDING if state.changed else state.outcome for state in states if state.in_place]
     return exit_code(outcomes, all_read=all_read)
+
+
+class HookSets:
+    """The hooks of many runs: one set for each way of being told."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._sets: dict[object, Hooks] = {}
+
+    def of(self, settings: Settings) -> Hooks:
+        """Return the hooks that these settings ask for."""
+        key = (settings.on_incident, settings.webhook, settings.notify)
+        with self._lock:
+            if key not in self._sets:
+                self._sets[key] = Hooks(settings, log)
+            return self._sets[key]
+
+    def close(self, *, patience: float) -> None:
+        """Close all, at most `patience` seconds in all."""
+        deadline = time.monotonic() + patience
+        for hooks in self._sets.values():
+            hooks.close(patience=max(0.0, deadline - time.monotonic()))
 
 
 def _facts_of(runs: Roster, feed: CatalogueFeed) -> list[RunFacts]:
@@ -202,25 +278,20 @@ def exit_code(outcomes: Iterable[Outcome], *, all_read: bool) -> int:
     return GOOD if found == {Outcome.GOOD} else UNDECIDED
 
 
-def _scanner(settings: Settings, stop: threading.Event) -> ProcessScanner:
-    # Training's files are more important than ours: drop what was read from the page cache.
-    limits, workers = limits_of(settings), settings.workers or 2
-    return ProcessScanner(limits, workers=workers, stop=stop, spare_cache=True, rate=lambda: settings.verify_rate)
-
-
-def _settled_pass(run: WatchedRun, settings: Settings, scanner: ProcessScanner, stop: threading.Event) -> bool:
+def _settled_pass(run: WatchedRun, work: Work) -> bool:
     """Make passes until nothing is merely settling. Returns whether everything could be read."""
-    patience = _LONGEST_SETTLING + 10 * settings.settle
+    settle = run.settings.settle
+    patience = _LONGEST_SETTLING + 10 * settle
     while True:
-        done = run.step(scanner, stop)
+        done = run.step(work)
         if done is None:
             return False
-        settling = done.next_in is not None and done.next_in <= settings.settle
-        if not settling or patience <= 0 or stop.is_set():
+        settling = done.next_in is not None and done.next_in <= settle
+        if not settling or patience <= 0 or work.is_stopped():
             return not done.could_not_tell
         pause = max(done.next_in or 0.0, 0.05)
         patience -= pause
-        if stop.wait(pause):
+        if work.stop is not None and work.stop.wait(pause):
             return False
 
 

@@ -15,12 +15,14 @@ LARGEST_ANSWER = 256 * 1024**2
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
-    """Scan these files of a local storage, with at most `cpu_seconds`."""
+    """Scan these files of a local storage, with at most `cpu_seconds`. `yields`: the process uses only what everything
+    else leaves of the processors, from now on."""
 
     url: str
     keys: tuple[str, ...]
     options: ScanOptions
     cpu_seconds: float
+    yields: bool = False
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):

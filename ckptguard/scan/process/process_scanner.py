@@ -11,6 +11,7 @@ from typing import Self
 
 import msgspec
 
+from ckptguard.decisions.turns import LARGE
 from ckptguard.errors import WorkerError
 from ckptguard.scan import scan_files
 from ckptguard.scan.options import Progress, ScanOptions
@@ -28,6 +29,9 @@ class ProcessScanner:
     raises WorkerError, which is no verdict. Setting `stop` ends a scan at once. Remote storages are scanned in this
     process, because one without secrets could not open them.
 
+    If `yields` says so, a long scan with `ScanOptions.patience` leaves the processors to everything else, and uses one
+    thread. The end of the patience restarts it.
+
     Call it from a thread that lives as long as the scanner: the system ends the processes with the thread that started
     them.
     """
@@ -41,8 +45,10 @@ class ProcessScanner:
         stop: threading.Event | None = None,
         spare_cache: bool = False,
         rate: Callable[[], float | None] = lambda: None,
+        yields: Callable[[], bool] = lambda: True,
     ) -> None:
         self._seconds = limits.seconds
+        self._may_yield = yields if limits.niceness else lambda: False
         self._workers = workers
         self._stop = stop or threading.Event()
         self._spare_cache = spare_cache
@@ -58,20 +64,33 @@ class ProcessScanner:
         progress: Progress | None = None,
     ) -> Scan:
         options = options or ScanOptions()
+        late_at = self._late_at(storage, keys, options)
         while True:
             rate = self._rate()
+            yields = time.monotonic() < late_at
             limited = msgspec.structs.replace(options, rate=None if options.structure_only else rate)
 
-            def is_over(rate: float | None = rate) -> bool:
-                return self._stop.is_set() or self._rate() != rate
+            def is_outdated(rate: float | None = rate, yields: bool = yields) -> bool:
+                return self._rate() != rate or (yields and time.monotonic() >= late_at)
+
+            def is_over(is_outdated: Callable[[], bool] = is_outdated) -> bool:
+                return self._stop.is_set() or is_outdated()
 
             try:
                 if storage.root is None:
                     return scan_files(storage, keys, limited, _until(is_over, progress))
-                return self._scan(storage, keys, limited, progress, is_over)
+                return self._scan(storage, keys, limited, progress, is_over, yields=yields)
             except WorkerError:
-                if self._stop.is_set() or self._rate() == rate:
+                if self._stop.is_set() or not is_outdated():
                     raise
+
+    def _late_at(self, storage: Storage, keys: Sequence[str], options: ScanOptions) -> float:
+        """Return until when a scan yields, in seconds of the monotonic clock. Few bytes are read at once."""
+        if not self._may_yield() or options.patience is None or storage.root is None:
+            return 0.0
+        size, rate = sum(storage.stat(key).size for key in keys), self._rate()
+        held_up = 0.0 if rate is None else size / rate
+        return 0.0 if size <= LARGE else time.monotonic() + options.patience + held_up
 
     def _scan(
         self,
@@ -80,10 +99,12 @@ class ProcessScanner:
         options: ScanOptions,
         progress: Progress | None,
         is_over: Callable[[], bool],
+        *,
+        yields: bool,
     ) -> Scan:
         started = time.perf_counter()
         shares = _shares(storage, keys, len(self._processes))
-        threads = max(self._workers // len(shares), 1)
+        threads = 1 if yields else max(self._workers // len(shares), 1)
         rate, held_up = options.rate, 0.0
         if rate is not None:
             held_up, rate = sum(storage.stat(key).size for key in keys) / rate, rate / len(shares)
@@ -92,7 +113,9 @@ class ProcessScanner:
         )
         cpu_seconds = self._seconds * 2 * threads  # each has another thread for a whole-file digest
         root = storage.root or ""
-        requests = [Request(url=root, keys=share, options=options, cpu_seconds=cpu_seconds) for share in shares]
+        requests = [
+            Request(url=root, keys=share, options=options, cpu_seconds=cpu_seconds, yields=yields) for share in shares
+        ]
         with self._lock:
             scans = self._ask(requests, self._seconds + held_up, is_over)
         files = {file.entry.key: file for scan in scans for file in scan.files}
@@ -103,7 +126,7 @@ class ProcessScanner:
     def _ask(self, requests: list[Request], seconds: float, is_over: Callable[[], bool]) -> list[Scan]:
         processes = self._processes[: len(requests)]
         for process in processes:  # here and not in the executor's threads, which soon end
-            process.start()
+            process.start(yields=requests[0].yields)
         if len(requests) == 1:
             return [processes[0].scan(requests[0], seconds, is_over)]
         failed = threading.Event()

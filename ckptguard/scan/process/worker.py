@@ -19,7 +19,7 @@ import msgspec
 
 from ckptguard.errors import CouldNotTellError
 from ckptguard.scan.files import scan_files
-from ckptguard.scan.process.low_priority import lower_priority
+from ckptguard.scan.process.low_priority import lower_priority, lower_session, yield_to_all
 from ckptguard.scan.process.messages import PREFIX, Answer, Request, frame
 from ckptguard.scan.result import Scan
 from ckptguard.storage import open_storage
@@ -36,12 +36,16 @@ def main() -> None:
     _die_with(parent)
     _limit(memory)
     if niceness:
+        lower_session(niceness)
         lower_priority(niceness)
     while select.select([0], [], [], idle)[0]:
         body = _read_request()
         if body is None:
             return
-        _write(answers, _frame_of(_answer(msgspec.msgpack.decode(body, type=Request))))
+        request = msgspec.msgpack.decode(body, type=Request)
+        if request.yields:
+            yield_to_all()
+        _write(answers, _frame_of(_answer(request)))
 
 
 def _answer(request: Request) -> Answer:

@@ -16,6 +16,7 @@ from typing import IO
 import msgspec
 
 from ckptguard.errors import ChangedWhileReadError, CouldNotTellError, StorageError, WorkerError
+from ckptguard.scan.process.low_priority import leads_session
 from ckptguard.scan.process.messages import LARGEST_ANSWER, PREFIX, Answer, Request, frame
 from ckptguard.scan.result import Scan
 from ckptguard.values.ids import escape
@@ -53,6 +54,7 @@ class WorkerProcess:
         self._process: subprocess.Popen[bytes] | None = None
         self._complaints: IO[bytes] | None = None
         self._starting = threading.Lock()
+        self._yields = False  # it was asked to, and cannot go back
 
     @property
     def pid(self) -> int | None:
@@ -61,13 +63,16 @@ class WorkerProcess:
             process = self._process
         return None if process is None or process.poll() is not None else process.pid
 
-    def start(self) -> None:
-        """Start the process if there is none. Raises WorkerError if that fails."""
-        if self._process is not None and self._process.poll() is None:
+    def start(self, *, yields: bool = False) -> None:
+        """Start the process if there is none that can do this work. Raises WorkerError if that fails."""
+        if self._process is not None and self._process.poll() is None and (yields or not self._yields):
+            self._yields = yields
             return
         self.end()  # it had been idle
+        self._yields = yields
         self._complaints = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as the process
         limits = self._limits
+        apart = leads_session()  # then the process gets a session of its own, which it can lower as a whole
         arguments = (str(limits.memory), str(limits.idle), str(os.getpid()), str(limits.niceness))
         try:
             with self._starting:
@@ -80,7 +85,8 @@ class WorkerProcess:
                     close_fds=True,
                     cwd="/",
                     env=scrubbed(os.environ),
-                    process_group=0,  # a Ctrl-C in our terminal is for us alone
+                    process_group=None if apart else 0,  # in either case a Ctrl-C in our terminal is for us alone
+                    start_new_session=apart,
                 )
         except OSError as error:
             raise WorkerError(f"the scanning process cannot be started: {error.strerror}") from error
@@ -106,7 +112,7 @@ class WorkerProcess:
             self._process.wait()
             if self._process.returncode:
                 raise WorkerError(f"the scanning process died ({self._last_words(self._process)})") from None
-        self.start()  # it was idle and ended just when it was asked
+        self.start(yields=self._yields)  # it was idle and ended just when it was asked
         try:
             return self._converse(request, seconds, deadline, stopped)
         except _Silent as silent:

@@ -30,7 +30,7 @@ from ckptguard.records.ledger import append_verdict
 from ckptguard.records.run import open_run
 from ckptguard.reporting.notify import Hooks
 from ckptguard.runs.history import load_history
-from ckptguard.scan import scan_files
+from ckptguard.runs.work import PLAIN
 from ckptguard.values.ids import CheckpointId
 from ckptguard.values.settings import Settings
 from ckptguard.values.verdict import Outcome
@@ -72,17 +72,16 @@ class Guarded:
     def __init__(self, folder: Path) -> None:
         settings = Settings(settle=0.0, keep="none")
         self.run = WatchedRun(str(folder), run_id_of(str(folder)), settings, Hooks(settings, log), None)
-        self.loop = Loop(Roster([self.run]), scan_files, threading.Event(), lambda: None)
+        self.loop = Loop(Roster([self.run]), threading.Event(), lambda run: None)
         presence = DaemonRecord(address="", host="", boot_id="", pid=0, started_at="")
-        passes, hooks = Passes(), cast(Hooks, None)
         self.application = Answers(
-            Roster([self.run]), self.loop, passes, hooks, presence, lambda: self.alive, cast(Metrics, None)
+            Roster([self.run]), self.loop, Passes(), presence, lambda: self.alive, cast(Metrics, None)
         ).application()
         self.alive = True
 
     def make_pass(self) -> None:
         """One pass."""
-        assert self.run.step(scan_files, threading.Event()) is not None
+        assert self.run.step(PLAIN) is not None
 
     def ask(self, query: str = "") -> Any:
         """The answer."""
@@ -198,7 +197,7 @@ def test_without_a_pass_to_go_by(guarded: Guarded, run: Path, looked_through: li
         guarded = Guarded(run)
     elif why == "the last pass failed":
         run.rename(run.with_name("away"))
-        assert guarded.run.step(scan_files, threading.Event()) is None
+        assert guarded.run.step(PLAIN) is None
         run.with_name("away").rename(run)
     else:
         guarded.alive = False
@@ -215,9 +214,9 @@ def test_the_loop_says_what_it_has_not_seen() -> None:
         assert go_on.acquire(timeout=PATIENCE)
         one.due = float("inf")
 
-    one: Any = SimpleNamespace(run_id="one", due=0.0, step=step)
+    one: Any = SimpleNamespace(run_id="one", due=0.0, step=step, settings=Settings(), storage="")
     stop, after = threading.Event(), threading.Semaphore(0)
-    loop = Loop(Roster([one]), scan_files, stop, after.release)
+    loop = Loop(Roster([one]), stop, lambda run: after.release())
     thread = threading.Thread(target=loop.run)
     assert loop.has_seen_all("one")
     thread.start()

@@ -8,22 +8,16 @@ import os
 import socket
 import stat
 import sys
-import threading
 import tomllib
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 import pytest
 from ckptguard_daemon import log as log_module
-from ckptguard_daemon import watcher as watcher_module
-from ckptguard_daemon.__main__ import distinct_urls
 from ckptguard_daemon.log import log, start_logging
+from ckptguard_daemon.plan import distinct_urls
 from ckptguard_daemon.rendezvous import LONGEST_PATH, listen
 from ckptguard_daemon.service import exit_code
-from ckptguard_daemon.watcher import Watcher
-from support.daemon_process import save, until
-from watchdog.events import FileSystemEvent
 
 from ckptguard.errors import BusyError, SettingsError
 from ckptguard.runs.settings_file import load_settings
@@ -143,80 +137,6 @@ def test_the_umask_is_put_back(short_folder: Path) -> None:
         assert os.umask(0o022) == 0o022
     finally:
         os.umask(before)
-
-
-@pytest.fixture
-def woken(run: Path) -> Iterator[threading.Event]:
-    """Set when a watcher of the run hints at a change."""
-    event = threading.Event()
-    watcher = Watcher(str(run), event.set)
-    watcher.keep_watching()
-    yield event
-    watcher.close()
-
-
-def test_a_save_wakes(run: Path, woken: threading.Event) -> None:
-    """A finished save is hinted at."""
-    save(run, 1)
-    assert woken.wait(100)
-
-
-def test_our_own_doings_do_not_wake(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reading checkpoints and writing records is no hint; a trainer's seal is."""
-    records, seen = run / "_ckptguard", []
-    real = watcher_module.Watcher.on_any_event
-
-    def on_any_event(self: watcher_module.Watcher, event: FileSystemEvent) -> None:
-        real(self, event)
-        seen.append(os.path.basename(os.fsdecode(event.src_path)))  # events come in the order of what happened
-
-    monkeypatch.setattr(watcher_module.Watcher, "on_any_event", on_any_event)
-    (records / "manifests" / "step-#").mkdir(parents=True)
-    (records / "ledger").mkdir()
-    path = save(run, 1)
-    watcher = Watcher(str(run), lambda: seen.append("woken"))
-    watcher.keep_watching()
-    path.read_bytes()
-    (records / "ledger" / "x.json").write_text("{}")
-    (records / "daemon.json").write_text("{}")
-    (records / "ledger" / "last.json").write_text("{}")
-    until(lambda: "last.json" in seen, "the last of our own doings")
-    assert {"net-1.safetensors", "x.json", "daemon.json"} <= set(seen)
-    assert "woken" not in seen
-    (records / "manifests" / "step-#" / "000000000001.1.json").write_text("{}")
-    until(lambda: "woken" in seen, "the hint")
-    watcher.close()
-
-
-def test_a_watcher_that_cannot_start_is_a_log_line(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Out of inotify watches, the daemon says so once and goes on by its timer."""
-    lines: list[str] = []
-    monkeypatch.setattr("ckptguard_daemon.watcher.log", lambda event, /, **_: lines.append(event))
-
-    def full() -> None:
-        raise OSError("inotify watch limit reached")
-
-    monkeypatch.setattr("ckptguard_daemon.watcher.Observer", full)
-    watcher = Watcher(str(run), lambda: None)
-    watcher.keep_watching()
-    watcher.keep_watching()
-    watcher.close()
-    assert lines == ["watching_by_timer_only"]
-
-
-def test_a_new_folder_under_the_name_is_watched(run: Path) -> None:
-    """When the run's folder is replaced by another one, that one is watched."""
-    event = threading.Event()
-    watcher = Watcher(str(run), event.set)
-    watcher.keep_watching()
-    run.rename(run.with_name("old"))
-    watcher.keep_watching()
-    run.mkdir()
-    watcher.keep_watching()
-    event.clear()
-    save(run, 1)
-    assert event.wait(100)
-    watcher.close()
 
 
 def test_log_lines_are_json_whatever_they_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

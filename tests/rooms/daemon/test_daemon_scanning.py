@@ -19,6 +19,7 @@ from support.daemon_process import Starter, save, until, was_asked
 from ckptguard.errors import ObjectMissingError, WorkerError
 from ckptguard.formats.structure import Leaf
 from ckptguard.scan import ScanOptions, scan_files
+from ckptguard.scan.process import process_scanner as process_scanner_module
 from ckptguard.scan.process import worker, worker_process
 from ckptguard.scan.process.messages import PREFIX, Answer
 from ckptguard.scan.process.process_scanner import ProcessScanner
@@ -91,9 +92,9 @@ def unread(scanner: ProcessScanner) -> int:
     return int.from_bytes(fcntl.ioctl(process.stdin.fileno(), termios.FIONREAD, b"\0" * 4), sys.byteorder)
 
 
-def paused(scanner: ProcessScanner, storage: Storage) -> int:
+def paused(scanner: ProcessScanner, storage: Storage, options: ScanOptions | None = None) -> int:
     """The scanning process, stopped, so that the next scan hangs."""
-    scanner(storage, KEYS)
+    scanner(storage, KEYS, options)
     pid = the_pid(scanner)
     assert pid is not None
     os.kill(pid, signal.SIGSTOP)
@@ -143,6 +144,49 @@ def test_it_is_limited_and_yields(scanner: ProcessScanner, storage: Storage) -> 
     assert os.sched_getscheduler(pid) == os.SCHED_BATCH
     inherited = {os.readlink(p) for p in Path(f"/proc/{pid}/fd").iterdir()}
     assert not any("socket" in target for target in inherited)
+
+
+def policy_of(scanner: ProcessScanner) -> tuple[int | None, int]:
+    """The scanning process, and how the system schedules it."""
+    pid = the_pid(scanner)
+    assert pid is not None
+    return pid, os.sched_getscheduler(pid)
+
+
+def test_only_a_long_scan_with_patience_yields(
+    scanner: ProcessScanner, storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It gets what all others leave of the processors. The process cannot go back, so another one does what is
+    urgent."""
+    patient = ScanOptions(patience=250.0)
+    scanner(storage, KEYS, patient)
+    first, policy = policy_of(scanner)
+    assert policy == os.SCHED_BATCH
+    monkeypatch.setattr(process_scanner_module, "LARGE", 0)
+    found = scanner(storage, KEYS, patient)
+    assert policy_of(scanner) == (first, os.SCHED_IDLE)
+    assert os.getpriority(os.PRIO_PROCESS, first) == 19
+    scanner(storage, KEYS, patient)
+    assert policy_of(scanner) == (first, os.SCHED_IDLE)
+    assert scanner(storage, KEYS).files == found.files
+    second, policy = policy_of(scanner)
+    assert second != first
+    assert policy == os.SCHED_BATCH
+    monkeypatch.setattr(scanner, "_may_yield", lambda: False)  # as with niceness 0, or without training
+    scanner(storage, KEYS, patient)
+    assert policy_of(scanner) == (second, os.SCHED_BATCH)
+
+
+def test_a_late_scan_yields_no_longer(
+    scanner: ProcessScanner, storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that never gets a processor is replaced when its patience ends, and the scan is done all the same."""
+    monkeypatch.setattr(process_scanner_module, "LARGE", 0)
+    scanner(storage, KEYS, ScanOptions(patience=250.0))
+    pid = paused(scanner, storage, ScanOptions(patience=250.0))
+    assert scanner(storage, KEYS, ScanOptions(patience=0.3)).files[0].md5
+    assert not Path(f"/proc/{pid}").exists()
+    assert policy_of(scanner)[1] == os.SCHED_BATCH
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])

@@ -1,0 +1,102 @@
+"""Decide which of many runs works next, when it makes way for others, and when its verdict is late. Pure."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections import Counter
+from collections.abc import Collection, Hashable, Iterable
+
+import msgspec
+
+LARGE = 64 * 1024**2  # bytes; reading more than this at a time is limited to a few lanes
+LANES = 4  # lanes that start at once, and the most that may read a large checkpoint at a time
+MOST_LANES = 32
+_SPARE_LANES = 4  # the last lanes; no run that was slow gets them
+SLOW = 2.0  # seconds; a longer turn is slow
+HELD_UP = 0.5  # seconds; a lane that is busy for longer may be waiting for storage, so another one may start
+_LONGEST_TURN = 1.0  # seconds until a run makes way for a waiting one, between two checkpoints
+_USUAL_INTERVAL = 40.0  # seconds between two saves, if nothing is known about them
+_REMEMBERED = 9  # the newest saves that tell the interval
+
+
+class Asking(msgspec.Struct, frozen=True, kw_only=True):
+    """One that waits for a lane or has one. `storage` is where it reads.
+
+    `large`: it reads more than `LARGE` bytes at a time. `slow`: its last turn took longer than `SLOW` seconds.
+    """
+
+    key: Hashable
+    storage: str = ""
+    large: bool = False
+    slow: bool = False
+
+
+class FairShare:
+    """Shares bytes evenly. The next one is the one that was served the fewest bytes while others waited."""
+
+    def __init__(self) -> None:
+        self._served: dict[Hashable, float] = {}
+        self._floor = 0.0  # what the last one chosen had been served: who comes later starts from there
+
+    def choose(self, waiting: Iterable[Asking], busy: Collection[Asking]) -> Asking | None:
+        """Return who gets a free lane now. Of equal ones it is the one that waits the longest, so the first."""
+        usable = [one for one in waiting if _may_have_a_lane(one, busy)]
+        first = min(usable, key=lambda one: self._start(one.key), default=None)
+        if first is not None:
+            self._floor = self._start(first.key)
+            self._served = {key: served for key, served in self._served.items() if served > self._floor}
+        return first
+
+    def charge(self, key: Hashable, size: int) -> None:
+        """Count what a turn read. Each turn counts as something, so that no run can have all of them."""
+        self._served[key] = self._start(key) + max(size, LARGE // 64)
+
+    def _start(self, key: Hashable) -> float:
+        return max(self._served.get(key, 0.0), self._floor)
+
+
+def _may_have_a_lane(one: Asking, busy: Collection[Asking]) -> bool:
+    """True unless it must leave the free lanes to others: one storage that hangs must not hold all lanes."""
+    free = MOST_LANES - len(busy)
+    if one.large and not may_read_large(busy):
+        return False
+    if one.slow and free <= _SPARE_LANES:
+        return False
+    return free > 0 and Counter(other.storage for other in busy)[one.storage] < MOST_LANES * 3 // 4
+
+
+def may_read_large(busy: Iterable[Asking]) -> bool:
+    """True if one more run may read a large checkpoint."""
+    return sum(one.large for one in busy) < LANES
+
+
+def next_lane_in(busy_for: Collection[float]) -> float | None:
+    """Return in how many seconds a further lane may start, or None for never. `busy_for` has the seconds for which each
+    lane was busy.
+
+    The first ones start at once. More of them help only while all the others may be waiting for storage.
+    """
+    if len(busy_for) < LANES:
+        return 0.0
+    return None if len(busy_for) >= MOST_LANES else max(0.0, HELD_UP - min(busy_for))
+
+
+def makes_way(read: int, seconds: float, *, others_wait: bool) -> bool:
+    """True if a turn ends before its next checkpoint. `read` is what it read so far, in bytes: one at least."""
+    return others_wait and read > 0 and (read >= LARGE or seconds >= _LONGEST_TURN)
+
+
+def save_interval(times: Iterable[float]) -> float | None:
+    """Return the median seconds between the newest saves, or None if there are fewer than two times."""
+    newest = sorted(set(times))[-_REMEMBERED:]
+    gaps = [after - before for before, after in itertools.pairwise(newest)]
+    return statistics.median(gaps) if gaps else None
+
+
+def patience(waited: float, interval: float | None) -> float:
+    """Return for how many seconds a verdict may still wait for what training leaves of the processors.
+
+    It is late once it has waited for half of the time between two saves.
+    """
+    return max(0.0, (_USUAL_INTERVAL if interval is None else interval) / 2 - waited)

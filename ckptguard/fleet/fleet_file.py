@@ -1,0 +1,112 @@
+"""The file that describes a fleet: where its runs are, and which settings they have. Pure: text in, values out."""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+from collections.abc import Callable, Mapping
+from fnmatch import fnmatchcase
+from typing import Any
+
+import msgspec
+
+from ckptguard.errors import SettingsError
+from ckptguard.values.settings import Settings, with_table
+
+DEEPEST = 8
+_Tables = dict[str, dict[str, Any]]
+
+
+class FleetFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a fleet file says.
+
+    `folders` are searched for runs, at most `depth` levels down. A name in `match` is a shell pattern, and so is a key
+    of `runs`: see `fits`. `settings` are for all runs, and a table of `runs` for those that fit its key.
+    """
+
+    folders: tuple[str, ...]
+    depth: int = 2
+    match: tuple[str, ...] = ()
+    settings: dict[str, Any] = {}
+    runs: _Tables = {}
+
+    def wants(self, name: str, url: str) -> bool:
+        """True if the fleet has this run."""
+        return not self.match or any(fits(pattern, name, url) for pattern in self.match)
+
+    def settings_of(self, name: str, url: str, base: Settings, fixed: Callable[[Settings], Settings]) -> Settings:
+        """Return a run's settings: `base`, then those of all runs, then each table that fits, in the file's order.
+
+        `fixed` puts back what stands above the file: the environment and the flags. SettingsError if they conflict.
+        """
+        found = with_table(base, self.settings, "[settings]")
+        for pattern, table in self.runs.items():
+            if fits(pattern, name, url):
+                found = with_table(found, table, f'[runs."{pattern}"]')
+        return fixed(found)
+
+
+def fits(pattern: str, name: str, url: str) -> bool:
+    """True if a shell pattern (fnmatch; ``*`` also matches ``/``) is for this run, by its name or its whole URL."""
+    return fnmatchcase(name, pattern) or fnmatchcase(url, pattern)
+
+
+def parse_fleet(text: str, path: str) -> FleetFile:
+    """Parse a fleet file. Its relative folders are relative to the file.
+
+    SettingsError names `path` and what is wrong, in one sentence.
+    """
+    try:
+        table = tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        place = re.search(r"\(at (line \d+, column \d+)\)$", str(error))
+        raise SettingsError(
+            f"{path} is no fleet file: it is not valid TOML{f', see {place[1]}' if place else ''}",
+            hint="name a folder, a URL, or a TOML file with a list of `folders`",
+        ) from error
+    if "folders" not in table:
+        raise SettingsError(
+            f"{path} is no fleet file: it has no list of `folders`", hint='write folders = ["/data/runs"] in it'
+        )
+    try:
+        found = msgspec.convert(table, FleetFile)
+    except msgspec.ValidationError as error:
+        raise SettingsError(f"{path}: {_what_is_wrong(error)}") from error
+    if not found.folders or not all(place.strip() for place in found.folders):
+        raise SettingsError(f"{path}: folders must name at least one folder or URL, and none may be empty")
+    if not 0 <= found.depth <= DEEPEST:
+        raise SettingsError(f"{path}: depth must be between 0 and {DEEPEST}, not {found.depth}")
+    _check_tables(found, path)
+    beside = os.path.dirname(path)
+    return msgspec.structs.replace(found, folders=tuple(_beside(beside, place) for place in found.folders))
+
+
+def _check_tables(found: FleetFile, path: str) -> None:
+    """Refuse a mistake now, also in a table that no run fits yet."""
+    with_table(Settings(), found.settings, f"{path}: [settings]")
+    for pattern, table in found.runs.items():
+        with_table(Settings(), table, f'{path}: [runs."{pattern}"]')
+
+
+def _beside(folder: str, place: str) -> str:
+    if "://" in place or "::" in place or place.startswith(("~", "/")):
+        return place
+    return os.path.join(folder, place)
+
+
+_KEYS: Mapping[str, str] = {
+    "folders": "a list of folders, URLs or patterns",
+    "depth": "a whole number",
+    "match": "a list of patterns",
+    "settings": "a table of settings",
+    "runs": 'tables of settings by pattern, such as [runs."exp-*"]',
+}
+
+
+def _what_is_wrong(error: msgspec.ValidationError) -> str:
+    unknown = re.search(r"unknown field `(.*?)`", str(error))
+    if unknown:
+        return f"there is no key {unknown[1]!r} in a fleet file: it has {', '.join(_KEYS)}"
+    place = re.search(r"at `\$\.(\w+)", str(error))
+    return f"{place[1]} must be {_KEYS[place[1]]}" if place and place[1] in _KEYS else "it does not have the right form"

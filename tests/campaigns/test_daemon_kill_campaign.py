@@ -1,0 +1,99 @@
+"""kill -9 of a daemon over 20 runs at random moments: no save is left without a verdict, and nothing is done twice."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.daemon_process import DaemonProcess, save, until
+from support.hook_commands import toml
+
+from ckptguard.records.incidents import list_incidents
+from ckptguard.records.ledger import ledger_names
+from ckptguard.records.manifests import sealed_generations
+from ckptguard.records.run import open_run
+from ckptguard.runs.find_known_good import find_known_good
+
+RUNS = 20
+KILLS = 200 if os.environ.get("CKPTGUARD_CAMPAIGN") == "full" else 6
+SAVES = 8  # between two kills
+
+
+@pytest.fixture
+def short_folder() -> Iterator[Path]:
+    """A folder with a short path, for the socket."""
+    folder = Path(tempfile.mkdtemp(prefix="cg-"))
+    yield folder
+    shutil.rmtree(folder)
+
+
+def verdicts_of(run: Path) -> list[str]:
+    """The names of all verdicts on a run."""
+    return [name for names in ledger_names(open_run(str(run))).values() for name in names]
+
+
+@pytest.mark.campaign
+@pytest.mark.timeout(3600)
+def test_nothing_is_lost_and_nothing_is_done_twice(tmp_path: Path, short_folder: Path) -> None:
+    """Saves arrive in all runs all the time, some of them bad. In the end each has one manifest, one verdict, and an
+    incident if it is bad. The replicas have what is good, and each run's newest good save is known."""
+    chance = random.Random(14)
+    runs = [tmp_path / f"run-{number:02}" for number in range(RUNS)]
+    saved: dict[Path, dict[int, bool]] = {run: {} for run in runs}  # step -> is it bad
+    for run in runs:
+        run.mkdir()
+    settings = toml(tmp_path, replicas=[str(tmp_path / "elsewhere" / "{run}")], keep_good=1)
+    for kill in range(KILLS + 1):
+        daemon = DaemonProcess(short_folder, *runs, arguments=settings)
+        try:
+            for _ in range(SAVES):
+                run, nan = chance.choice(runs), chance.random() < 0.2
+                step = len(saved[run]) + 1
+                saved[run][step] = nan
+                save(run, step, nan=nan)
+            if kill == KILLS:
+                await_the_end(saved, tmp_path / "elsewhere")
+                assert daemon.stop() == 0
+            elif chance.random() < 0.8:  # the others die while they start
+                daemon.logged("started")
+            threading.Event().wait(chance.uniform(0.0, 1.0))
+        finally:
+            daemon.kill()
+    for run, steps in saved.items():
+        check(run, steps, tmp_path / "elsewhere" / run.name)
+
+
+def await_the_end(saved: dict[Path, dict[int, bool]], replicas: Path) -> None:
+    """Return when there is nothing left to do."""
+    for run, steps in saved.items():
+        until(lambda run=run, steps=steps: len(verdicts_of(run)) >= len(steps), f"the verdicts on {run}")
+        good = [step for step, nan in steps.items() if not nan]
+        until(
+            lambda run=run, good=good: all((replicas / run.name / f"net-{step}.safetensors").exists() for step in good),
+            f"the replica of {run}",
+        )
+
+
+def check(run: Path, steps: dict[int, bool], replica: Path) -> None:
+    """One run and its replica, in the end."""
+    opened = open_run(str(run))
+    names = sorted(verdicts_of(run))
+    assert len(names) == len(steps), names
+    assert sum("bad" in name for name in names) == sum(steps.values())
+    assert sum("good" in name for name in names) == len(steps) - sum(steps.values())
+    manifests = sealed_generations(opened, "net-#.safetensors")
+    assert sorted((id.step, id.generation) for id in manifests) == [(step, 1) for step in sorted(steps)]
+    bad = [step for step, nan in steps.items() if nan]
+    assert sorted(i.step for i in list_incidents(opened)) == bad
+    good = [step for step, nan in steps.items() if not nan]
+    if good:
+        assert find_known_good(opened).step == max(good)
+        assert find_known_good(open_run(str(replica))).step == max(good)
+        assert sorted(p.name for p in replica.glob("net-*")) == sorted(f"net-{step}.safetensors" for step in good)
+    assert not list(run.rglob(".tmp-*"))

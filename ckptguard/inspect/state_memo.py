@@ -32,6 +32,7 @@ from ckptguard.runs.sealed_content import Seen
 from ckptguard.storage.protocol import Entry
 from ckptguard.storage.runtime_folder import private_runtime_folder
 from ckptguard.values.ids import CheckpointId, Step, series_from_folder
+from ckptguard.values.record_text import decodable
 from ckptguard.values.verdict import Outcome, Severity, Verdict
 from ckptguard.version import __version__
 
@@ -169,7 +170,7 @@ def _load(path: str, name: str) -> tuple[MemoRow, ...]:
             found = os.fstat(descriptor)
             if not stat.S_ISREG(found.st_mode) or found.st_uid != os.getuid() or found.st_size > _LARGEST:
                 return ()
-            stored = msgspec.msgpack.decode(file.read(_LARGEST + 1), type=_Stored)
+            stored = msgspec.msgpack.decode(file.read(_LARGEST + 1), type=decodable(_Stored))
     except (OSError, ValueError):  # msgspec's errors are ValueErrors
         return ()
     return stored.rows if (stored.version, stored.run) == (__version__, name) else ()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import threading
 import zlib
 from typing import Any, TypeVar
 
@@ -12,12 +14,24 @@ from ckptguard.errors import RecordsError
 
 _Kind = TypeVar("_Kind")
 _MARK = b"crc32 "
+_ready: set[type] = set()
+_lock = threading.Lock()
+os.register_at_fork(after_in_child=lambda: globals().update(_lock=threading.Lock()))
+
+
+def decodable(kind: type[_Kind]) -> type[_Kind]:
+    """Return a type that any thread may decode. msgspec crashes if two threads use one for the first time at once."""
+    if kind not in _ready:
+        with _lock:
+            msgspec.json.Decoder(kind)
+            _ready.add(kind)
+    return kind
 
 
 def decode_record(text: bytes, kind: type[_Kind], what: str) -> _Kind:
     """Return the value of a record's JSON. For any other bytes, RecordsError names `what`."""
     try:
-        return msgspec.json.decode(text, type=kind)
+        return msgspec.json.decode(text, type=decodable(kind))
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         raise RecordsError(f"{what} cannot be read: {what_is_wrong(error)}") from error
 

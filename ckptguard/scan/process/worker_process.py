@@ -20,6 +20,7 @@ from ckptguard.scan.process.low_priority import leads_session
 from ckptguard.scan.process.messages import LARGEST_ANSWER, PREFIX, Answer, Request, frame
 from ckptguard.scan.result import Scan
 from ckptguard.values.ids import escape
+from ckptguard.values.record_text import decodable
 from ckptguard.values.settings import Settings
 
 _TICK = 0.1  # how soon a stop is noticed
@@ -145,7 +146,7 @@ class WorkerProcess:
                 if expected > LARGEST_ANSWER:
                     raise WorkerError("the scanning process sent an answer that is too large")
         try:
-            return msgspec.msgpack.decode(memoryview(answer)[PREFIX.size : expected], type=Answer)
+            return msgspec.msgpack.decode(memoryview(answer)[PREFIX.size : expected], type=decodable(Answer))
         except msgspec.DecodeError as error:
             raise WorkerError("the scanning process sent an answer that cannot be understood") from error
 

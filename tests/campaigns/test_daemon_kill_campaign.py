@@ -64,6 +64,9 @@ def test_nothing_is_lost_and_nothing_is_done_twice(tmp_path: Path, short_folder:
                 left = sum(map(len, saved.values())) - sum(len(verdicts_of(run)) for run in runs)
                 await_verdicts(daemon, chance.randint(0, min(left, 2 * SAVES)))
                 threading.Event().wait(chance.uniform(0.0, 0.2))
+        except AssertionError:
+            print(daemon.log_path.read_text())
+            raise
         finally:
             daemon.kill()
     for run, steps in saved.items():
@@ -72,7 +75,12 @@ def test_nothing_is_lost_and_nothing_is_done_twice(tmp_path: Path, short_folder:
 
 def await_verdicts(daemon: DaemonProcess, count: int) -> None:
     """Return when a daemon has given this number of verdicts."""
-    until(lambda: sum(line["event"] == "verified" for line in daemon.log_lines()) >= count, f"{count} verdicts")
+
+    def given() -> bool:
+        assert daemon.process.poll() is None, "the daemon ended"
+        return sum(line["event"] == "verified" for line in daemon.log_lines()) >= count
+
+    until(given, f"{count} verdicts")
 
 
 def await_the_end(saved: dict[Path, dict[int, bool]], replicas: Path) -> None:

@@ -9,9 +9,9 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 
+from ckptguard.storage.local import inotify
+from ckptguard.storage.local.inotify import Change, Inotify
 from ckptguard.values.ids import RECORDS_FOLDER
-from ckptguard_daemon import inotify
-from ckptguard_daemon.inotify import Change, Inotify
 from ckptguard_daemon.log import log
 
 _AGAIN = 600.0  # seconds until a folder that could not be watched is tried again

@@ -114,8 +114,8 @@ _MEANS = {
     ),
     "inotify": (
         "saves of this machine are seen at once, those of other machines by the timer (`scan_interval`)",
-        "the daemon is not told of new files: it looks by its timer (`scan_interval`); if inotify's limits are the "
-        "reason, raise fs.inotify.max_user_watches and max_user_instances with sysctl",
+        "the daemon looks by its timer (`scan_interval`); if inotify's limits are the reason, raise "
+        "`fs.inotify.max_user_watches` and `max_user_instances`",
     ),
 }
 

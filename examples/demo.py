@@ -195,7 +195,7 @@ def live_through(run: Path, every: int) -> dict[str, object]:
         training.load(path)
         back = training.step
         if path.name == newest.name:
-            tell(f"  {newest.name} is damaged, but its kept copy has bytes of its own: they were put back")
+            tell(f"  {newest.name} is damaged, but its kept copy is whole: it was put back")
         tell(f"  went back to {path.name}, step {back}, and on in fp32:")
         note_rollback(run, path)
 

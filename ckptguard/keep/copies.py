@@ -12,7 +12,16 @@ from msgspec.structs import asdict
 
 from ckptguard.errors import ChangedWhileReadError, ObjectExistsError, SettingsError, StorageError
 from ckptguard.layouts import Checkpoint
-from ckptguard.records.kept import KeptCopy, commit_kept, kept_folder, list_kept, read_kept, read_set_aside, set_aside
+from ckptguard.records.kept import (
+    KeptCopy,
+    commit_kept,
+    is_marked,
+    kept_folder,
+    list_kept,
+    read_kept,
+    read_set_aside,
+    set_aside,
+)
 from ckptguard.records.pins import pinned_generations
 from ckptguard.records.run import Run
 from ckptguard.records.who_and_when import utc_now
@@ -187,10 +196,10 @@ def _looks_linked(run: Run, file: str, kept: Entry) -> bool:
 
 
 def release_unpinned(run: Run, ids: Iterable[CheckpointId]) -> list[CheckpointId]:
-    """Remove unwanted kept copies except pinned ones. Returns what was removed."""
+    """Remove unwanted kept copies except pinned ones, and the rest of unfinished ones. Returns what was removed."""
     unwanted = list(ids)
     pinned = pinned_generations(run) if unwanted else set()
-    removed = [id for id in unwanted if id not in pinned]
+    removed = [id for id in unwanted if id not in pinned or not is_marked(run, id)]
     for id in removed:
         release(run, id)
     return removed

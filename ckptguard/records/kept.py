@@ -110,6 +110,12 @@ def list_kept(run: Run) -> list[CheckpointId]:
     return [id for folder in list_records(run, FOLDER) for id in _list_folder(run, folder)]
 
 
+def is_marked(run: Run, id: CheckpointId) -> bool:
+    """True if a kept copy was ever finished: it has a mark, also one that cannot be read."""
+    names = list_records(run, f"{FOLDER}/{series_folder(id.series)}")
+    return f"{id.record_name}.json" in names or f"{id.record_name}.damaged.json" in names
+
+
 def kept_of_series(run: Run, series: str) -> list[CheckpointId]:
     """Return the same for one series."""
     return _list_folder(run, series_folder(series))

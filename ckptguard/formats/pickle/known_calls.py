@@ -7,6 +7,8 @@ fail, or give other numbers than the file shows: the pickle is in doubt.
 from __future__ import annotations
 
 import builtins
+import functools
+import importlib
 import math
 import sys
 from typing import Any, cast
@@ -183,10 +185,25 @@ def doubtful_name(module: str, name: str, protocol: int) -> str | None:
     """Return the doubt about a name in a pickle, or None."""
     if module in _PYTHON_2 and protocol >= 3:
         return f"it names {module}.{name}, which is known to Python 2 only"
-    known = _NAMES.get(module)
+    known = _names_of(module)
     if known is None or name in known:
         return None
     return f"it names {module}.{name}, which is not known to exist"
+
+
+@functools.cache
+def _names_of(module: str) -> frozenset[str] | None:
+    """Return the names of a module that the table knows, or None. Those of Python's own modules are asked of Python:
+    the modules are the table's, never a file's."""
+    known = _NAMES.get(module)
+    if known is not None or module not in _TABLED:
+        return known
+    if module in sys.stdlib_module_names:
+        return frozenset(dir(importlib.import_module(module)))
+    if module.startswith(("torch.", "numpy.")):
+        own = (row.rpartition(".") for row in _ROWS)
+        return frozenset(name for place, _, name in own if place == module) | _FURTHER.get(module, frozenset())
+    return None
 
 
 def row_of(module: str, name: str) -> Row | None:
@@ -209,6 +226,7 @@ _TORCH_VALUES = frozenset((*DTYPES, *may_be.LAYOUTS, *(f"per_{s}" for s in _SCHE
 _STORAGES = frozenset((*STORAGE_DTYPES, "TypedStorage"))
 _WIDE = ("float32", "float64", "bfloat16", "complex64", "complex128")  # all usual numbers fit into these
 _TENSOR_CLASSES = frozenset(f"{kind}Tensor" for kind in ("", *_NUMBERS))
+_NO_PLAIN, _NO_BOOL = ("Tensor",), ("BoolTensor",)  # where torch has no such class
 _TORCH_CLASSES = ("Size", "device", "dtype", "layout", "memory_format", "qscheme", "Generator", "finfo", "iinfo")
 _PYTHON_2 = {"__builtin__": "builtins", "copy_reg": "copyreg"}
 _MULTIARRAY = ("numpy.core.multiarray", "numpy._core.multiarray")
@@ -259,8 +277,13 @@ _UNDER_TORCH: dict[str, Row] = {
     },
     **{
         f"torch.{where}{name}": Row(Kind.TENSOR, made=True)
-        for where in ("", "cuda.", "sparse.", "cuda.sparse.")
-        for name in _TENSOR_CLASSES
+        for where, missing in (
+            ("", ()),
+            ("cuda.", _NO_PLAIN),
+            ("sparse.", _NO_BOOL),
+            ("cuda.sparse.", _NO_PLAIN + _NO_BOOL),
+        )
+        for name in _TENSOR_CLASSES - {*missing}
     },
     "torch.nn.parameter.Parameter": Row(Kind.TENSOR, (may_be.tensor, may_be.flag), made=True),
     "torch.nn.parameter.UninitializedParameter": Row(Kind.OBJECT, (may_be.flag,), made=True),
@@ -312,6 +335,15 @@ _LIBRARIES = sys.stdlib_module_names | {*_PYTHON_2, "numpy", "torch"}
 _CALLED_BY_NAME = frozenset(
     ("torch", "torch._utils", "torch._tensor", "torch.storage", "torch.serialization", "numpy", *_MULTIARRAY, *_NUMERIC)
 ) | {"torch.nn.parameter", *(name.rpartition(".")[0] for name in LIBRARY_CALLS)}
+_TABLED = frozenset(name.rpartition(".")[0] for name in _ROWS)
+# Names that exist besides those that are called.
+_FURTHER = {
+    "torch.nn.parameter": frozenset(("Buffer", "UninitializedTensorMixin")),
+    "torch.cuda": frozenset(f"{kind}Storage" for kind in (*_NUMBERS, "ComplexFloat", "ComplexDouble")),
+    "torch.distributed.checkpoint.filesystem": frozenset(("_StoragePrefix", "SerializationFormat")),
+    "torch.distributed.checkpoint.metadata": frozenset(("STATE_DICT_TYPE",)),
+    "numpy.random.bit_generator": frozenset(("BitGenerator", "SeedSequence", "SeedlessSeedSequence")),
+}
 _NAMES: dict[str, frozenset[str]] = {
     "torch": frozenset((*_TORCH_VALUES, *_STORAGES, *_TENSOR_CLASSES, *_TORCH_CLASSES)),
     "torch._utils": frozenset(name.rpartition(".")[2] for name in _UNDER_TORCH if name.startswith("torch._utils.")),

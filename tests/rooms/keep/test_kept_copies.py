@@ -15,6 +15,7 @@ from ckptguard.inspect.list_states import survey
 from ckptguard.keep.copies import keep_checkpoint, own_bytes
 from ckptguard.records.kept import read_kept
 from ckptguard.records.run import open_run
+from ckptguard.retention.pin import pin
 from ckptguard.runs.find_known_good import find_known_good
 from ckptguard.runs.history import load_history
 from ckptguard.runs.lock import run_lock
@@ -120,3 +121,19 @@ def test_on_an_object_store_the_copy_is_the_stores_own(tmp_path, monkeypatch):
     assert (state.kept, state.kept_how, state.kept_bytes) == (True, "copy", len(content))
     run.storage.remove("net-100.pt")
     assert find_known_good(run).kept
+
+
+def test_no_pin_holds_the_rest_of_an_unfinished_copy(root, run):
+    """What was killed before its mark counts as nothing: a pin keeps checkpoints."""
+    write_torch(root, 1, 1)
+    reconcile(look(run, QUICK.changed(keep="copy")), PassNotes())
+    [checkpoint] = look(run).checkpoints
+    pin(look(run), checkpoint)
+    (mark,) = (root / "_ckptguard" / "kept").glob("*/*.json")
+    os.unlink(root / "net-1.pt")
+    reconcile(look(run, QUICK.changed(keep="copy")), PassNotes())
+    files = [p for p in (root / "_ckptguard" / "kept").rglob("*") if p.is_file() and p.suffix != ".json"]
+    assert len(files) == 1
+    mark.unlink()
+    reconcile(look(run, QUICK.changed(keep="copy")), PassNotes())
+    assert not files[0].exists()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from fnmatch import fnmatchcase
 
 import msgspec
@@ -18,6 +19,7 @@ from ckptguard.values.patterns import choose
 from ckptguard.values.settings import Settings
 
 MOST_FOLDERS = 20_000
+_AT_ONCE = 8  # folders of an object store
 _PEEKS = 4  # folders with names of saves that are listed before a folder counts as one without saves
 _FRESH = 2 * 10**9  # ns: a folder that changed this short before its listing may have changed after it, unnoticed
 _SAVES = "checkpoints"  # the folder in which trainers keep the saves of the run around it
@@ -50,6 +52,7 @@ class Search:
         self._runs: set[str] = set()
         self._folders: dict[str, _Folder] = {}
         self._seen: set[str] = set()
+        self._spreads = False
         self.troubles: list[str] = []
 
     @property
@@ -80,8 +83,7 @@ class Search:
             yield from self._as_before(key, error)
             return
         fitting = [name for name in names if fnmatchcase(name, parts[0])]
-        for name in fitting:
-            yield from self._fitting(join(key, name), parts[1:])
+        yield from self._each(lambda name: list(self._fitting(join(key, name), parts[1:])), fitting)
         if not fitting and not key:
             self.troubles.append(f"no folder in {escape(self._storage.path_of(key))} has a name like {parts[0]}")
 
@@ -107,7 +109,18 @@ class Search:
             return self._as_before(key, error)
 
     def _inside(self, key: str, names: Sequence[str], depth: int) -> list[str]:
-        return [run for name in names for run in self._below(join(key, name), depth - 1)] if depth > 0 else []
+        return self._each(lambda name: self._below(join(key, name), depth - 1), names) if depth > 0 else []
+
+    def _each(self, search: Callable[[str], list[str]], names: Sequence[str]) -> list[str]:
+        """Search several folders. Some at a time where each request takes long, but not in their folders again."""
+        if self._storage.root is not None or len(names) < 2 or self._spreads:
+            return [run for name in names for run in search(name)]
+        self._spreads = True
+        try:
+            with ThreadPoolExecutor(_AT_ONCE, "search") as pool:
+                return [run for found in pool.map(search, names) for run in found]
+        finally:
+            self._spreads = False
 
     def _is_recorded(self, key: str) -> bool:
         return key in self._runs or self._look(key).has_records

@@ -5,14 +5,11 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
-import logging
 import os
 import secrets
 import statistics
 import threading
 import time
-import warnings
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
@@ -28,6 +25,7 @@ from ckptguard.errors import (
 )
 from ckptguard.storage import Storage, normalise_url, open_storage
 from ckptguard.storage.failures import machine_trouble
+from ckptguard.storage.local.inotify import Inotify
 from ckptguard.storage.local.writes import has_locks
 from ckptguard.storage.retries import Retries
 from ckptguard.values.ids import escape
@@ -116,7 +114,8 @@ _MEANS = {
     ),
     "inotify": (
         "saves of this machine are seen at once, those of other machines by the timer (`scan_interval`)",
-        "the daemon is not told of new files: it looks by its timer (`scan_interval`)",
+        "the daemon looks by its timer (`scan_interval`); if inotify's limits are the reason, raise "
+        "`fs.inotify.max_user_watches` and `max_user_instances`",
     ),
 }
 
@@ -338,45 +337,22 @@ class _Probing:
 
 def _events_arrive(folder: str) -> bool:
     """True if a new file in this local folder is told within a second; leaves the file there."""
-    from watchdog.events import FileSystemEvent, FileSystemEventHandler
-    from watchdog.observers import Observer
-
-    arrived = threading.Event()
-
-    class _Told(FileSystemEventHandler):
-        def on_any_event(self, event: FileSystemEvent) -> None:
-            arrived.set()
-
-    with _silent_watcher(), contextlib.ExitStack() as ends:
-        try:
-            observer = Observer()
-            observer.schedule(_Told(), folder)
-            observer.start()
-        except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EMFILE, errno.ENOSYS):  # no watches left, or none at all
-                raise
-            return False
-        ends.callback(observer.join)
-        ends.callback(observer.stop)
+    try:
+        inotify = Inotify()
+    except OSError:  # no instances left, or another system
+        return False
+    try:
+        inotify.add(folder)
         with open(os.path.join(folder, "watched"), "wb"):
             pass
-        return arrived.wait(1.0)
-
-
-@contextlib.contextmanager
-def _silent_watcher() -> Iterator[None]:
-    """Have watchdog and its threads say nothing: a watcher that fails is an answer, and its traceback is none."""
-    logger = logging.getLogger("watchdog")
-    level, hook = logger.level, threading.excepthook
-    logger.setLevel(logging.CRITICAL + 1)
-    threading.excepthook = lambda failed: None
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
+        return bool(inotify.read(1.0))
+    except OSError as error:
+        if error.errno != errno.ENOSPC:  # no watches left
+            raise
+        return False
     finally:
-        threading.excepthook = hook
-        logger.setLevel(level)
+        inotify.end()
+        inotify.close()
 
 
 def words(diagnosis: StorageDiagnosis) -> str:

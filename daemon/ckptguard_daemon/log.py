@@ -10,7 +10,6 @@ import sys
 import threading
 import time
 import traceback
-import warnings
 from typing import Any
 
 import msgspec
@@ -59,8 +58,6 @@ def start_logging(log_file: str | None = None, form: str = "auto") -> None:
     root.handlers[:] = [out]
     root.setLevel(logging.WARNING)
     _LOG.setLevel(logging.INFO)
-    # watchdog warns whenever a folder is created while it scans the one above; nothing is lost.
-    warnings.filterwarnings("ignore", message="Callback with id", category=RuntimeWarning)
     logging.captureWarnings(True)  # libraries warn; a warning must not break the log's lines
     threading.excepthook = _thread_failed
     sys.unraisablehook = _unraisable

@@ -9,9 +9,9 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 
+from ckptguard.storage.local import inotify
+from ckptguard.storage.local.inotify import Change, Inotify
 from ckptguard.values.ids import RECORDS_FOLDER
-from ckptguard_daemon import inotify
-from ckptguard_daemon.inotify import Change, Inotify
 from ckptguard_daemon.log import log
 
 _AGAIN = 600.0  # seconds until a folder that could not be watched is tried again
@@ -200,7 +200,7 @@ class Watcher:
         for tree in tuple(trees):
             place = os.path.join(path, change.name) if change.name else path
             inside = place[len(tree.root) :].strip(os.sep).split(os.sep)
-            # A pass depends on the names of records alone. Whoever locks the run only writes into a file.
+            # A pass depends on the names of records alone. A process that locks the run only writes into a file.
             if inside[0] != RECORDS_FOLDER or change.mask & _NAMES:
                 tree.touched = True
             if change.mask & inotify.IS_FOLDER and tree.deep:

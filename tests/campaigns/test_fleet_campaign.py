@@ -26,7 +26,7 @@ from ckptguard.values.settings import Settings
 FULL = os.environ.get("CKPTGUARD_CAMPAIGN") == "full"
 RUNS, INTERVAL = (200, "20") if FULL else (4, "2")
 PATIENCE = 3000.0 if FULL else 240.0
-pytestmark = pytest.mark.campaign
+pytestmark = [pytest.mark.campaign, pytest.mark.timeout(3 * PATIENCE)]
 
 
 @pytest.fixture

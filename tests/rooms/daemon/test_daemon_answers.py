@@ -39,6 +39,7 @@ def test_every_answer_is_as_documented(guarded: DaemonProcess) -> None:
     """Each endpoint answers with the status, keys and types of its example."""
     answers = {
         "GET /healthz": request(guarded.address, "GET", "/healthz"),
+        "GET /readyz": request(guarded.address, "GET", "/readyz"),
         "GET /v1/runs": request(guarded.address, "GET", "/v1/runs"),
         "GET /v1/runs/{run}/checkpoints": guarded.ask("checkpoints"),
         "GET /v1/runs/{run}/known-good": guarded.ask("known-good?before_step=501&wait_seconds=1"),
@@ -47,7 +48,7 @@ def test_every_answer_is_as_documented(guarded: DaemonProcess) -> None:
         "errors": guarded.ask("known-good?before_step=500"),
     }
     statuses = {title: status for title, (status, _) in answers.items()}
-    assert list(statuses.values()) == [200, 200, 200, 200, 201, 202, 404]
+    assert list(statuses.values()) == [200, 200, 200, 200, 200, 201, 202, 404]
     for title, (_, answer) in answers.items():
         assert_like(answer, example(title), title)
         assert title == "errors" or list(answer)[:2] == ["schema", "command"]

@@ -24,9 +24,6 @@ from ckptguard.runs.settings_file import load_settings
 from ckptguard.values.settings import Settings
 from ckptguard.values.verdict import Outcome
 
-# watchdog warns whenever a folder is made while it looks at the one above.
-pytestmark = pytest.mark.filterwarnings("ignore:Callback with id:RuntimeWarning")
-
 DEPLOY = Path(__file__).parents[3] / "daemon" / "ckptguard_daemon" / "deploy"
 
 

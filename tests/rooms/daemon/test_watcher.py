@@ -12,11 +12,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from ckptguard_daemon import inotify
 from ckptguard_daemon import watcher as watcher_module
-from ckptguard_daemon.inotify import Change, Inotify
 from ckptguard_daemon.watcher import Watcher
 from support.daemon_process import save, until
+
+from ckptguard.storage.local import inotify
+from ckptguard.storage.local.inotify import Change, Inotify
 
 
 class Watching:
@@ -43,8 +44,9 @@ class Watching:
 
 
 @pytest.fixture
-def watching() -> Iterator[Watching]:
-    """A watcher that ends with the test."""
+def watching(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watching]:
+    """A watcher that ends with the test, on a disk of this machine."""
+    monkeypatch.setattr(watcher_module, "_is_own_disk", lambda path: True)
     one = Watching()
     yield one
     one.watcher.close()
@@ -204,6 +206,7 @@ def test_lost_changes_touch_everything(run: Path, watching: Watching) -> None:
 
 def test_nothing_rests_on_anothers_disk(run: Path, monkeypatch: pytest.MonkeyPatch, watching: Watching) -> None:
     """On a network file system other machines change files unseen, so silence there means nothing."""
+    monkeypatch.undo()
     monkeypatch.setattr(watcher_module, "_OWN_DISKS", frozenset({"nothing"}))
     watching.watcher.watch(str(run), "run")
     watching.watcher.settle("run")

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import errno
 import json
-import logging
+import os
 import secrets
 import threading
-import warnings
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,6 +25,7 @@ from ckptguard.cli.entry import commands
 from ckptguard.errors import CouldNotTellError, DeniedError, NotFoundError, ObjectMissingError, StoppedError
 from ckptguard.inspect.doctor import diagnose, words
 from ckptguard.storage import Capabilities, Storage, open_storage
+from ckptguard.storage.local.inotify import Inotify
 
 
 def place() -> str:
@@ -261,26 +261,14 @@ def test_probes_that_were_called_off_have_no_answer(monkeypatch: pytest.MonkeyPa
     assert "called off" not in found["delete"].means + found["clock"].means
 
 
-def test_a_watcher_in_trouble_says_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """What watchdog logs and warns of, and what its threads raise, is no business of whoever asks."""
-    level, hook = logging.getLogger("watchdog").level, threading.excepthook
-    with doctor._silent_watcher():
-        logging.getLogger("watchdog.observers").error("in trouble")
-        warnings.warn("in trouble", RuntimeWarning, stacklevel=1)
-        thread = threading.Thread(target=lambda: 1 // 0)
-        thread.start()
-        thread.join()
-    assert capfd.readouterr() == ("", "")
-    assert (logging.getLogger("watchdog").level, threading.excepthook) == (level, hook)
+@pytest.mark.parametrize(("what", "number"), [("__init__", errno.EMFILE), ("add", errno.ENOSPC)])
+def test_no_watches_left_is_an_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, number: int) -> None:
+    """A machine may have given out all of its inotify instances or watches; then the daemon looks by its timer."""
 
+    def none_left(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
 
-def test_no_watches_left_is_an_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine may have given out all of its inotify instances; then the daemon looks by its timer."""
-
-    def none_left() -> None:
-        raise OSError(errno.EMFILE, "inotify instance limit reached")
-
-    monkeypatch.setattr("watchdog.observers.Observer", none_left)
+    monkeypatch.setattr(Inotify, what, none_left)
     assert answers(str(tmp_path))[1]["inotify"] == "no"
 
 

@@ -28,7 +28,7 @@ def test_the_guard_needs_no_daemon_parts():
     """The guard itself loads neither the daemon's nor the command line's libraries, nor fsspec."""
     script = (
         "import sys, ckptguard; ckptguard.TrainingGuard; "
-        "print(*{'starlette', 'uvicorn', 'watchdog', 'click', 'rich', 'fsspec', 'http.client'} & set(sys.modules))"
+        "print(*{'starlette', 'uvicorn', 'click', 'rich', 'fsspec', 'http.client'} & set(sys.modules))"
     )
     assert python("-c", script).split() == []
 

@@ -1,4 +1,4 @@
-"""Linux's inotify, as far as the watcher needs it: one descriptor for all folders."""
+"""Linux's inotify, as far as the daemon and `doctor` need it: one descriptor for any number of folders."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ class Inotify:
         """Watch a folder no longer. One that is gone is no error."""
         self._library.inotify_rm_watch(self._descriptor, watch)
 
-    def read(self) -> list[Change] | None:
-        """Wait for changes; None once it is closed."""
-        ready, _, _ = select.select([self._descriptor, self._ended], [], [])
+    def read(self, seconds: float | None = None) -> list[Change] | None:
+        """Wait for changes, at most so long; None once it was ended."""
+        ready, _, _ = select.select([self._descriptor, self._ended], [], [], seconds)
         if self._ended in ready:
             return None
         try:

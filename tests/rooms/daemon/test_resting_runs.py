@@ -1,0 +1,130 @@
+"""A run in which nothing changed for certain costs no listing, and one in which anything may have changed is listed."""
+
+from __future__ import annotations
+
+import os
+import queue
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from ckptguard_daemon import watcher as watcher_module
+from ckptguard_daemon.guarded import WatchedRun
+from ckptguard_daemon.log import log
+from ckptguard_daemon.service import run_id_of
+from ckptguard_daemon.watcher import Watcher
+from support.daemon_process import flip_bit, save
+
+from ckptguard.records.run import open_run, write_once
+from ckptguard.reporting.notify import Hooks
+from ckptguard.runs.work import PLAIN
+from ckptguard.storage.local.local_storage import LocalStorage
+from ckptguard.values.settings import Settings
+
+SETTINGS = Settings(settle=0.0, keep="none")
+
+
+class Resting:
+    """A guarded run with two good saves and a real watcher, whose passes the test makes, and which has come to rest."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.folder = folder
+        self.listings: list[str] = []
+        self.hints: queue.Queue[str] = queue.Queue()
+        self.watcher = Watcher(self.hints.put)
+        self.run = WatchedRun(str(folder), run_id_of(str(folder)), SETTINGS, Hooks(SETTINGS, log), None)
+        self.run.silence = self.watcher
+        monkeypatch.setattr(watcher_module, "_is_own_disk", lambda path: True)
+        honest = LocalStorage._walk
+
+        def counting(storage: LocalStorage, prefix: str, **options: object) -> object:
+            self.listings.append(prefix)
+            return honest(storage, prefix, **options)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(LocalStorage, "_walk", counting)
+        save(folder, 1)
+        save(folder, 2)
+        self.watcher.watch(str(folder), self.run.run_id)
+        while self.lists():  # until its own records are written, and their changes are read
+            self.read_changes()
+
+    def lists(self) -> bool:
+        """Make a pass. True if it listed anything."""
+        self.listings.clear()
+        assert self.run.step(PLAIN) is not None
+        return bool(self.listings)
+
+    def read_changes(self) -> None:
+        """Wait until the watcher has read what was done before now: changes come in their order."""
+        aside = self.folder.with_name("aside")
+        aside.mkdir(exist_ok=True)
+        self.watcher.watch(str(aside), "mark")
+        (aside / os.urandom(4).hex()).touch()
+        while self.hints.get(timeout=100) != "mark":
+            continue
+        self.watcher.forget("mark")
+
+
+@pytest.fixture
+def resting(run: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Resting]:
+    """A run at rest."""
+    one = Resting(run, monkeypatch)
+    yield one
+    one.watcher.close()
+
+
+def overwrite_in_place(run: Path) -> None:
+    """What `torch.save` does to a fixed name: the folder does not change."""
+    path = run / "net-2.safetensors"
+    path.write_bytes(path.read_bytes())
+
+
+CHANGES: dict[str, Callable[[Path], object]] = {
+    "a new save": lambda run: save(run, 3),
+    "a save in a new folder": lambda run: ((run / "a" / "b").mkdir(parents=True), save(run / "a" / "b", 3)),
+    "a save written over in place": overwrite_in_place,
+    "a flipped bit": lambda run: flip_bit(run / "net-1.safetensors"),
+    "another time": lambda run: os.utime(run / "net-1.safetensors", (1, 1)),
+    "a removed save": lambda run: (run / "net-1.safetensors").unlink(),
+    "a renamed save": lambda run: (run / "net-1.safetensors").rename(run / "net-7.safetensors"),
+    "a record of another process": lambda run: write_once(open_run(str(run)), "pins/x.json"),
+    "a record that is gone": lambda run: next((run / "_ckptguard" / "ledger").rglob("*.json")).unlink(),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
+def test_any_change_ends_a_rest(resting: Resting, change: Callable[[Path], object]) -> None:
+    """A pass over a run at rest lists nothing. After any change of its files or of its records' names, one lists."""
+    assert not resting.lists()
+    change(resting.folder)
+    resting.read_changes()
+    assert resting.lists()
+
+
+def test_what_is_asked_for_ends_a_rest(resting: Resting) -> None:
+    """So do a checkpoint that is to be read again, other settings, and work that is due by the clock."""
+    assert not resting.lists()
+    resting.run.ask("net-1.safetensors")
+    assert resting.lists()
+    resting.run.take("run", SETTINGS.changed(keep_good=5), resting.run.hooks)
+    assert resting.lists()
+    resting.run.mend_soon()
+    assert resting.lists()
+
+
+def test_what_waits_for_its_verdict_ends_a_rest(resting: Resting) -> None:
+    """A save that is not finished yet is looked at again, although nothing changes."""
+    resting.run.take("run", SETTINGS.changed(settle=1000.0), resting.run.hooks)
+    save(resting.folder, 3, age=0.0)
+    resting.read_changes()
+    assert all(resting.lists() for _ in range(3))
+    assert [one.path for one in resting.run.last_pass.pending] == ["net-3.safetensors"]
+
+
+def test_nobody_rests_where_others_write_unseen(resting: Resting, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a network file system silence means nothing; nor does it without a watch."""
+    monkeypatch.setattr(watcher_module, "_is_own_disk", lambda path: False)
+    resting.watcher.forget(resting.run.run_id)
+    assert resting.lists()
+    resting.watcher.watch(str(resting.folder), resting.run.run_id)
+    assert all(resting.lists() for _ in range(3))

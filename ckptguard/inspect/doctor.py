@@ -352,7 +352,6 @@ def _events_arrive(folder: str) -> bool:
         return False
     finally:
         inotify.end()
-        inotify.close()
 
 
 def words(diagnosis: StorageDiagnosis) -> str:

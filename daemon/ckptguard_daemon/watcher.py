@@ -182,7 +182,7 @@ class Watcher:
                 if self._inotify is reader:
                     self._inotify = None
         finally:
-            reader.close()
+            reader.end()
 
     def _keys_of(self, change: Change) -> Iterator[str]:
         """Note a change, and yield the keys to wake."""

@@ -1,15 +1,21 @@
-"""Linux's inotify, as far as the daemon and `doctor` need it: one descriptor for any number of folders."""
+"""Linux's inotify by watchdog, as far as the daemon and `doctor` need it: one descriptor for any number of folders.
+
+Watchdog's observers take a thread for each run, and pass on no lost changes. Their lowest layer does neither.
+"""
 
 from __future__ import annotations
 
-import ctypes
 import errno
+import itertools
 import os
-import select
-import struct
-from collections.abc import Iterator
+import threading
 
 import msgspec
+
+try:
+    from watchdog.observers.inotify_c import InotifyFD
+except (ImportError, OSError):  # another system
+    InotifyFD = None  # type: ignore[assignment, misc]
 
 CREATE, DELETE, MOVED_FROM, MOVED_TO = 0x100, 0x200, 0x40, 0x80
 MODIFY, ATTRIB, CLOSE_WRITE = 0x2, 0x4, 0x8
@@ -17,7 +23,7 @@ DELETE_SELF, MOVE_SELF = 0x400, 0x800
 OVERFLOW, IGNORED, IS_FOLDER = 0x4000, 0x8000, 0x40000000
 _ONLY_FOLDERS, _NO_LINKS, _NOT_UNLINKED = 0x01000000, 0x02000000, 0x04000000
 _WANTED = CREATE | DELETE | MOVED_FROM | MOVED_TO | MODIFY | ATTRIB | CLOSE_WRITE | DELETE_SELF | MOVE_SELF
-_HEAD = struct.Struct("iIII")
+_FLAGS = _WANTED | _ONLY_FOLDERS | _NO_LINKS | _NOT_UNLINKED
 _LIMIT = "/proc/sys/fs/inotify/max_user_watches"
 
 
@@ -33,47 +39,59 @@ class Inotify:
     """An inotify instance. Raises OSError if the system has none left, or no inotify at all."""
 
     def __init__(self) -> None:
-        self._library = ctypes.CDLL(None, use_errno=True)
-        try:
-            self._descriptor = self._checked(self._library.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC))
-        except AttributeError as error:
-            raise OSError(errno.ENOSYS, "this system has no inotify") from error
-        self._ended, self._end = os.pipe()
+        if InotifyFD is None:
+            raise OSError(errno.ENOSYS, "this system has no inotify")
+        self._inotify = InotifyFD()  # its thread is not started: `read` reads
+        self._numbers = itertools.count()
+        self._known: dict[int, list[int]] = {}  # what was added, by the number of the watch
+        self._ended = False
 
     def add(self, path: str) -> int:
         """Watch a folder, not its links. Returns the number of the watch; equal for one folder under two names."""
-        flags = _WANTED | _ONLY_FOLDERS | _NO_LINKS | _NOT_UNLINKED
-        return self._checked(self._library.inotify_add_watch(self._descriptor, os.fsencode(path), flags))
+        number = next(self._numbers)
+        watch = self._inotify.add_callback(os.fsencode(path), _FLAGS, _NOTHING, number)  # type: ignore[arg-type]
+        if watch < 0:  # watchdog is silent about this one
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        self._known.setdefault(watch, []).append(number)
+        return watch
 
     def remove(self, watch: int) -> None:
         """Watch a folder no longer. One that is gone is no error."""
-        self._library.inotify_rm_watch(self._descriptor, watch)
+        numbers = self._known.pop(watch, [])
+        self._inotify.remove_callbacks([(watch, number) for number in numbers])  # type: ignore[misc]
 
     def read(self, seconds: float | None = None) -> list[Change] | None:
-        """Wait for changes, at most so long; None once it was ended."""
-        ready, _, _ = select.select([self._descriptor, self._ended], [], [], seconds)
-        if self._ended in ready:
-            return None
-        try:
-            data = os.read(self._descriptor, 1 << 18)
-        except BlockingIOError:
-            return []
-        return list(_parsed(data))
+        """Wait for changes; None once it was ended, which happens after `seconds` by itself."""
+        timer = None if seconds is None else threading.Timer(seconds, self.end)
+        if timer is not None:
+            timer.start()
+        changes: list[Change] = []
+        for event in self._inotify.read_events(event_buffer_size=1 << 18):
+            if event.mask & IGNORED:
+                self._inotify.handle_event(event)  # it forgets the watch
+                self._known.pop(event.wd, None)
+            change = Change(event.wd, event.mask, os.fsdecode(event.name))
+            if not changes or changes[-1] != change:  # a file that is being written says so again and again
+                changes.append(change)
+        if timer is not None:
+            timer.cancel()
+        return None if self._ended and not changes else changes
 
     def end(self) -> None:
-        """Have `read` return None."""
-        os.close(self._end)
+        """Have `read` return None, and free everything."""
+        self._ended = True
+        self._inotify.close()
 
-    def close(self) -> None:
-        """Free everything. Only its reader calls it, after the end."""
-        os.close(self._descriptor)
-        os.close(self._ended)
 
-    def _checked(self, result: int) -> int:
-        if result < 0:
-            number = ctypes.get_errno()
-            raise OSError(number, os.strerror(number))
-        return result
+class _Nothing:
+    """What watchdog calls for changes that `read` returns."""
+
+    def on_event(self, event: object) -> None: ...
+    def on_watch_deleted(self, watch: int) -> None: ...
+    def on_queue_overflow(self) -> None: ...
+
+
+_NOTHING = _Nothing()
 
 
 def fair_share() -> int:
@@ -83,14 +101,3 @@ def fair_share() -> int:
             return int(file.read()) // 2
     except (OSError, ValueError):
         return 4096
-
-
-def _parsed(data: bytes) -> Iterator[Change]:
-    place, before = 0, None
-    while place < len(data):
-        watch, mask, _, length = _HEAD.unpack_from(data, place)
-        name = data[place + _HEAD.size : place + _HEAD.size + length].rstrip(b"\0")
-        place += _HEAD.size + length
-        if (watch, mask, name) != before:  # a file that is being written says so again and again
-            yield Change(watch, mask, os.fsdecode(name))
-        before = (watch, mask, name)

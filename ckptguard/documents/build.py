@@ -148,6 +148,7 @@ FORMS: dict[str, Form] = {
     ),
     "gate.Gated": Form("known_good attempt attempts joined spent rollback"),
     # diff, bisect, doctor, sums
+    "replicate.Replica": Form("url behind last_good checkpoints trouble"),
     "diff.Diff": Form("a b same counts prefixes changes omitted damaged", {"omitted": lambda _: 0}),
     "bisect.Bisection": Form("target series stages last_good first_bad findings culprits diff notes"),
     "doctor.StorageDiagnosis": Form("target=url outcome probes seconds"),

@@ -113,4 +113,3 @@ def check(run: Path, steps: dict[int, bool], replica: Path) -> None:
         assert find_known_good(opened).step == max(good)
         assert find_known_good(open_run(str(replica))).step == max(good)
         assert sorted(p.name for p in replica.glob("net-*")) == sorted(f"net-{step}.safetensors" for step in good)
-    assert not list(run.rglob(".tmp-*"))

@@ -2,6 +2,7 @@
 
 import os
 import random
+import subprocess
 import sys
 import threading
 
@@ -167,6 +168,33 @@ def test_the_process_stands_back_as_far_as_it_is_told(folder, niceness, policy):
         assert os.getpriority(os.PRIO_PROCESS, pid) == max(ours, niceness)
         assert os.sched_getscheduler(pid) == policy
     assert Settings().niceness == 10
+
+
+OF_ITS_OWN = """
+import os, sys
+from ckptguard.scan.process.process_scanner import ProcessScanner
+from ckptguard.scan.process.worker_process import WorkerLimits
+from ckptguard.storage import open_storage
+
+with ProcessScanner(WorkerLimits(memory=2**32, seconds=60.0, niceness=10)) as scanner:
+    scanner(open_storage(sys.argv[1]), ["b.safetensors"])
+    [pid] = scanner.pids
+    print(os.getsid(pid) == pid, os.getsid(pid) == os.getsid(0), os.getpgid(pid) == os.getpgid(0))
+    for one in ("self", pid):
+        print(open(f"/proc/{one}/autogroup").read().rpartition(" ")[2].strip())
+"""
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/autogroup"), reason="this system has no autogroups")
+@pytest.mark.parametrize("apart", [True, False])
+def test_a_session_apart_from_training_yields_as_a_whole(folder, apart):
+    """The system shares processors between sessions first. The scanning process of a session's leader gets its own,
+    with low priority. That of any other process stays in the session that it shares with training."""
+    command = [sys.executable, "-c", OF_ITS_OWN, str(folder)]
+    done = subprocess.run(command, start_new_session=apart, capture_output=True, text=True, check=True)
+    where, ours, its = done.stdout.splitlines()
+    assert where == ("True False False" if apart else "False True False")
+    assert (int(its) - int(ours)) == (10 if apart else 0)
 
 
 class Elsewhere:

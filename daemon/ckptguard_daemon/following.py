@@ -74,25 +74,23 @@ class Following:
 
     def look(self) -> None:
         """Search once, and bring the roster up to date. Never raises."""
-        fleet = Fleet()
-        if self._discovery is not None:
-            try:
-                fleet = self._discovery.find()
-            except Exception as error:
-                told = machine_trouble(error)
-                log("fleet_not_searched", level="error", trace=told is None, reason=str(told or error))
-                return
+        try:
+            fleet = Fleet() if self._discovery is None else self._discovery.find()
             self._tell(fleet.troubles)
-        self._let_go(self._take(fleet), certain=not fleet.troubles)
-        self.has_looked = True
-        self._looked()
+            self._let_go(self._take(fleet), certain=not fleet.troubles)
+            self.has_looked = True
+            self._looked()
+        except Exception as error:
+            told = machine_trouble(error)
+            log("fleet_not_searched", level="error", trace=told is None, reason=str(told or error))
 
     def reload(self, read_again: Callable[[], Plan]) -> None:
         """Read the plan again. A wrong one is told, and the plan stays as it is."""
         try:
             plan = read_again()
-        except CkptguardError as error:
-            log("plan_not_reloaded", level="error", reason=error.message)
+        except Exception as error:
+            told = error if isinstance(error, CkptguardError) else machine_trouble(error)
+            log("plan_not_reloaded", level="error", trace=told is None, reason=str(told or error))
             return
         self.plan = plan
         self._discovery = None if plan.fleet is None else Discovery(plan.fleet)

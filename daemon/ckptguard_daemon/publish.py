@@ -45,9 +45,7 @@ def listen_for_scrapers(options: MetricsOptions) -> socket.socket | None:
     address, token_file = options.address, options.token_file
     if address is None:
         if token_file is not None:
-            raise SettingsError(
-                "`--metrics-token` is only for `--metrics`", hint="give an address: --metrics HOST:PORT"
-            )
+            raise SettingsError("--metrics-token is only for --metrics", hint="give an address: --metrics HOST:PORT")
         return None
     host, _, port = address.rpartition(":")
     if not host or not re.fullmatch("[0-9]{1,5}", port) or int(port) > 65535:

@@ -119,7 +119,7 @@ def test_a_token_is_needed_where_there_is_one(start: Starter, run: Path, token: 
         ({"address": "127.0.0.1:0", "token_file": "/none"}, "the token in /none cannot be read"),
         ({"address": "127.0.0.1:0", "token_file": "/dev/null"}, "every user can read"),
         ({"address": "127.0.0.1:0", "token_file": "EMPTY"}, "holds no token"),
-        ({"token_file": "TOKEN"}, "is only for `--metrics`"),
+        ({"token_file": "TOKEN"}, "is only for --metrics"),
     ],
 )
 def test_a_wrong_address_is_one_sentence(token: Path, options: dict[str, str], said: str) -> None:

@@ -101,6 +101,7 @@ class ScrapeAnswers:
 
     def __init__(self, text: Callable[[], bytes], token_file: str | None) -> None:
         self._text, self._token_file = text, token_file
+        self._told = ""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -118,7 +119,9 @@ class ScrapeAnswers:
             try:
                 wanted = b"Bearer " + read_token(self._token_file)  # again: it may be replaced
             except SettingsError as error:
-                log("metrics_refused", level="error", reason=error.message)
+                if self._told != error.message:  # anybody may ask, and must not fill the log
+                    self._told = error.message
+                    log("metrics_refused", level="error", reason=error.message)
                 return Response("the token of this daemon cannot be read; its log says why\n", 503)
             if not hmac.compare_digest(headers.get("authorization", "").encode("latin-1"), wanted):
                 return Response("a token is needed\n", 401, {"WWW-Authenticate": "Bearer"})

@@ -100,6 +100,8 @@ def test_a_token_is_needed_where_there_is_one(start: Starter, run: Path, token: 
     assert scrape(address, Authorization="Bearer another-secret-of-ours")[0] == 200
     token.chmod(0o644)
     assert scrape(address, Authorization="Bearer another-secret-of-ours")[0] == 503
+    assert scrape(address)[0] == 503
+    assert [line["event"] for line in daemon.log_lines()].count("metrics_refused") == 1
     assert "another-secret" not in Path(f"/proc/{daemon.process.pid}/cmdline").read_text()
     assert "another-secret" not in daemon.log_path.read_text()
 

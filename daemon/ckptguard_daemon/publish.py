@@ -25,7 +25,6 @@ from ckptguard_daemon.metrics import CONTENT_TYPE
 
 _SHORTEST_TOKEN, _LONGEST_TOKEN = 16, 4096
 _SOONEST, _LATEST = 10.0, 60.0  # seconds between two writings of the file
-_LOCAL = {"localhost", "127.0.0.1", "[::1]"}
 
 
 class MetricsOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,9 +110,7 @@ class ScrapeAnswers:
 
     def _answer(self, request: Request) -> Response:
         headers = request.headers
-        name = headers.get("host", "").lower()
-        host = name.rpartition(":")[0] if not name.endswith("]") and ":" in name else name
-        if "origin" in headers or (self._token_file is None and host not in _LOCAL):
+        if "origin" in headers or (self._token_file is None and not _is_local(headers.get("host", ""))):
             return Response("only programs on this machine may ask\n", 403)
         if self._token_file is not None:
             try:
@@ -130,6 +127,14 @@ class ScrapeAnswers:
         if request.method not in ("GET", "HEAD"):
             return Response("only GET\n", 405, {"Allow": "GET, HEAD"})
         return Response(self._text(), media_type=CONTENT_TYPE)
+
+
+def _is_local(name: str) -> bool:
+    """True if a Host is `localhost`, or an address of this machine alone."""
+    host = name.rpartition(":")[0] if not name.endswith("]") and ":" in name else name
+    with contextlib.suppress(ValueError):
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    return host.lower() == "localhost"
 
 
 class MetricsFile:

@@ -86,6 +86,15 @@ def test_a_web_page_learns_nothing(start: Starter, run: Path, headers: dict[str,
     assert (status, "ckptguard_" in text) == (403, False)
 
 
+def test_any_address_of_this_machine_alone_may_be_named(start: Starter, run: Path) -> None:
+    """What one may listen at, one may also ask at."""
+    address = address_of(start(run, arguments=("--metrics", "127.0.0.2:0")))
+    for host in (address, "localhost", "LOCALHOST:1", "[::1]", "[::1]:9469", "127.0.0.1"):
+        assert scrape(address, Host=host)[0] == 200
+    for host in ("127.0.0.1.evil.example", "192.0.2.1", "localhost.evil.example:1", "[192.0.2.1]", "::", ":", "[]"):
+        assert scrape(address, Host=host)[0] == 403
+
+
 def test_a_token_is_needed_where_there_is_one(start: Starter, run: Path, token: Path) -> None:
     """Any name of the machine does then. A token that was replaced counts at once, and one that got lost lets nobody
     in."""

@@ -119,6 +119,9 @@ def serve(
         passes.done(run.run_id)
         passed.set()
         watch(run)
+        if runs.get(run.run_id) is not run:
+            left(run)  # it went during this pass, which wrote and watched once more
+            return
         for work in behind:
             work.after_pass(run)
 

@@ -8,7 +8,7 @@ from collections.abc import Collection, Hashable, Iterable
 import msgspec
 
 LARGE = 64 * 1024**2  # bytes; reading more than this at a time yields to training, in a few lanes
-LANES = 4  # lanes that start at once, and the most that may read a large checkpoint at a time
+LANES = 4  # lanes that start at once, and the most of one storage that may read a large checkpoint at a time
 MOST_LANES = 32
 _SPARE_LANES = 4  # the last lanes; no run that was slow gets them
 SLOW = 2.0  # seconds; a longer turn is slow
@@ -38,8 +38,9 @@ class FairShare:
 
     def choose(self, waiting: Iterable[Asking], busy: Collection[Asking]) -> Asking | None:
         """Return who gets a free lane now. Of equal ones it is the one that waits the longest, so the first."""
-        free, at_storage, large = MOST_LANES - len(busy), Counter(one.storage for one in busy), may_read_large(busy)
-        usable = (one for one in waiting if _may_have_a_lane(one, free, at_storage[one.storage], large=large))
+        free, at_storage = MOST_LANES - len(busy), Counter(one.storage for one in busy)
+        large = Counter(one.storage for one in busy if one.large)
+        usable = (one for one in waiting if _may_have_a_lane(one, free, at_storage[one.storage], large))
         first = min(usable, key=lambda one: self._start(one.key), default=None)
         if first is not None:
             self._floor = self._start(first.key)
@@ -54,19 +55,20 @@ class FairShare:
         return max(self._served.get(key, 0.0), self._floor)
 
 
-def _may_have_a_lane(one: Asking, free: int, at_storage: int, *, large: bool) -> bool:
+def _may_have_a_lane(one: Asking, free: int, at_storage: int, large: Counter[str]) -> bool:
     """True unless it must leave the free lanes to others: one storage that hangs must not hold all lanes.
 
-    `at_storage` lanes read where it reads. `large`: one more may read a large checkpoint.
+    `at_storage` lanes read where it reads. `large` counts those that read large checkpoints, by storage.
     """
-    if (one.large and not large) or (one.slow and free <= _SPARE_LANES):
+    if (one.large and not may_read_large(large, one.storage)) or (one.slow and free <= _SPARE_LANES):
         return False
     return free > 0 and at_storage < MOST_LANES * 3 // 4
 
 
-def may_read_large(busy: Iterable[Asking]) -> bool:
-    """True if one more run may read a large checkpoint."""
-    return sum(one.large for one in busy) < LANES
+def may_read_large(large: Counter[str], storage: str) -> bool:
+    """True if one more run of this storage may read a large checkpoint. One storage that hangs must not hold up the
+    large checkpoints of another. `large` counts the lanes that read one, by storage."""
+    return large[storage] < LANES and large.total() < 2 * LANES
 
 
 def next_lane_in(busy_for: Collection[float]) -> float | None:

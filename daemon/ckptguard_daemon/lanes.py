@@ -7,6 +7,7 @@ import itertools
 import queue
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -118,11 +119,12 @@ class Lanes:
         with self._changed:
             if self._stop.is_set():
                 return False
-            others = [other.asking for other in self._busy.values() if other is not turn]
+            others = (other.asking for other in self._busy.values() if other is not turn)
+            large = Counter(other.storage for other in others if other.large)
             is_large = size > LARGE
             if is_large != turn.asking.large:
                 turn.asking = msgspec.structs.replace(turn.asking, large=is_large)
-            if is_large and not may_read_large(others):
+            if is_large and not may_read_large(large, turn.asking.storage):
                 return False
             seconds = time.monotonic() - turn.began
             return not makes_way(turn.read, seconds, others_wait=bool(self._ready))

@@ -129,6 +129,27 @@ def test_few_read_large_checkpoints_at_a_time() -> None:
     assert most == LANES
 
 
+def test_a_storage_that_hangs_leaves_large_turns_to_others() -> None:
+    """However many large reads of one storage never end, a large one of another storage begins."""
+    gate, elsewhere = Gate(), threading.Event()
+
+    def work(key: str, turn: Turn) -> float | None:
+        if not turn.may_begin(LARGE + 1):
+            return 0.0
+        if key == "elsewhere":
+            elsewhere.set()
+            return None
+        gate()
+        return None
+
+    with lanes_for(work, storage_of=lambda key: "" if key == "elsewhere" else "nfs") as lanes:
+        lanes.wake(f"large {n}" for n in range(2 * LANES))
+        gate.wait_for(LANES)
+        lanes.wake(["elsewhere"])
+        assert elsewhere.wait(PATIENCE)
+        gate.opened.set()
+
+
 def test_one_lane_each_and_no_hint_is_lost() -> None:
     """Many threads wake many keys at once. No key has two turns at a time, and a turn begins after its last hint."""
     hints, seen, at_work, twice = Counter[int](), dict[int, int](), set[int](), list[int]()

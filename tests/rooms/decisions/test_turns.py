@@ -90,7 +90,9 @@ def test_some_lane_is_left_for_everybody(asked: list[tuple[str, bool, bool]]) ->
         if FairShare().choose([one], busy) is not None:
             busy.append(one)
     assert len(busy) <= MOST_LANES
-    assert sum(one.large for one in busy) <= LANES
+    large = Counter(one.storage for one in busy if one.large)
+    assert large.total() <= 2 * LANES
+    assert max(large.values(), default=0) <= LANES
     assert max(Counter(one.storage for one in busy).values(), default=0) <= MOST_LANES * 3 // 4
     if all(one.slow for one in busy):
         assert FairShare().choose([asking(-1, storage="d")], busy) is not None

@@ -158,8 +158,9 @@ class Replicating(IdleWork):
 
     def _update(self, run: WatchedRun, url: str, work: Work) -> float:
         place = self._places.setdefault((run.run_id, url), _Place())
-        place.verdicts = run.verdicts  # as of before it looks
-        view = run.look()
+        verdicts = run.verdicts  # as of before it looks
+        view = run.look()  # if that fails, the verdicts still ask for an update
+        place.verdicts = verdicts
         rate = self._rates.of(storage_of(url), run.settings.replica_rate)
         try:
             done = replicate(

@@ -280,3 +280,18 @@ def test_the_command_takes_its_place(url, code):
     assert err == f"training starts from {url}/model-300\n"
     assert process.returncode == code
     assert name_of(300) in in_place(url)
+
+
+def test_a_start_elsewhere_that_saved_since_is_over(url, monkeypatch):
+    """Training is started again on another machine within the minute: what it saved is read, not taken as agreed."""
+    start(url)
+    for module in ("records.leases", "supervise.gate"):
+        monkeypatch.setattr(f"ckptguard.{module}.is_here", lambda owner: False)
+    monkeypatch.setattr(records_of_starts, "this_process", lambda: None)
+    assert start(url).joined
+    record = Path(url, "_ckptguard", list_starts(open_run(url))[-1].key)
+    os.utime(record, (record.stat().st_mtime - 10,) * 2)
+    save(url, 400, seed=400)
+    poison(Path(url, "model-400", "model.safetensors"))
+    done = start(url)
+    assert (done.joined, done.known_good.step, in_place(url)[-1]) == (False, 300, "model-300")

@@ -58,8 +58,8 @@ class Engine:
                 return executor, executor.submit(perform, {**task, "software": SOFTWARE})
             except BrokenExecutor:
                 self.renew(executor)
-            except RuntimeError as error:
-                raise WorkerError(f"the engine takes no work: {error}") from error
+            except Exception as error:  # an engine of the user's own may raise anything
+                raise WorkerError(f"the engine takes no work: {type(error).__name__}: {escape(str(error))}") from error
         raise WorkerError("the engine's workers die as soon as they start")
 
     def renew(self, broken: Executor) -> None:

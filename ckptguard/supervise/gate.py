@@ -172,6 +172,11 @@ def _go_to_best(
         except NotGivenBackError:
             raise
         except NoKnownGoodError as error:
+            if dry_run and (left := len(verify_pending(view, dry_run=True))):
+                raise CouldNotTellError(
+                    f"{view.run.url} has nothing good to start from, and {left} of its checkpoints have no verdict yet",
+                    hint=f"ckptguard verify {shlex.quote(view.run.url)}",
+                ) from error
             if not paths:
                 raise _nothing_good(view, error) from error
             raise RollbackExhausted(

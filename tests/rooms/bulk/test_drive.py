@@ -175,3 +175,17 @@ def test_a_worker_of_another_version_that_joins_later_does_nothing(drive):
     assert answer["differs"] == SOFTWARE
     assert "items" not in answer
     assert Answer().differs == {}
+
+
+def test_an_engine_that_refuses_a_task_is_lost():
+    """Whatever it raises, you are told in one sentence."""
+
+    class Refuses(Scripted):
+        def submit(self, function, /, *arguments):
+            if arguments:
+                raise ValueError("not today")
+            return super().submit(function)
+
+    engine = Engine(lambda: Refuses(lambda path: None), lambda: 1)
+    with pytest.raises(WorkerError, match="takes no work: ValueError: not today"):
+        engine.submit({})

@@ -13,7 +13,7 @@ import pytest
 from support.tiny_run import TINY, delete, files_below, inline, name_of, poison, rot, save
 from support.views import look
 
-from ckptguard.errors import BusyError, NoKnownGoodError, NotFoundError, RollbackExhausted
+from ckptguard.errors import BusyError, CouldNotTellError, NoKnownGoodError, NotFoundError, RollbackExhausted
 from ckptguard.inspect.list_states import survey
 from ckptguard.records import starts as records_of_starts
 from ckptguard.records.incidents import list_incidents
@@ -174,6 +174,15 @@ def test_a_dry_run_does_nothing(url):
     rot(url, "model-300/model.safetensors")
     assert start(url, dry_run=True).known_good.step == 200
     assert (in_place(url)[-1], list_starts(open_run(url))) == ("model-300", [])
+
+
+def test_a_dry_run_does_not_guess(tmp_path):
+    """What has no verdict yet may be good: nobody says that nothing is."""
+    place = str(tmp_path / "unknown")
+    save(place, 100, seed=1)
+    with pytest.raises(CouldNotTellError, match="1 of its checkpoints have no verdict yet"):
+        start(place, dry_run=True)
+    assert start(place).known_good.step == 100
 
 
 def test_a_writing_training_is_not_gone_back_under(url, monkeypatch):

@@ -170,6 +170,9 @@ def _factory(name: str) -> Callable[[], Executor]:
 
 
 def _of_dask(place: str, stack: contextlib.ExitStack) -> Engine:
+    host, _, port = place.rpartition(":")
+    if not host or not port.isdigit():
+        raise SettingsError(f"dask://{escape(place)} names no host and port", hint="write dask://HOST:PORT")
     try:
         import dask
         import distributed

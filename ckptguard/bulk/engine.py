@@ -101,7 +101,7 @@ def compare(said: Table) -> None:
     ]
     raise WorkerError(
         f"the worker {said.get('host')} has other software: {', '.join(differs)}",
-        hint="install the same version of ckptguard there",
+        hint="install the same version there",
     )
 
 

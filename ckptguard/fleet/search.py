@@ -127,7 +127,9 @@ class Search:
 
     def _as_before(self, key: str, error: CkptguardError) -> list[str]:
         """Tell of a folder that could not be listed, and return the runs that were there before."""
-        self.troubles.append(f"{escape(self._storage.path_of(key))} cannot be searched: {error.message}")
+        place = escape(self._storage.path_of(key))
+        too_many = isinstance(error, _TooManyError)  # one sentence, and not one for each of them
+        self.troubles.append(error.message if too_many else f"{place} cannot be searched: {error.message}")
         return [run for run in self._runs if not key or run == key or run.startswith(f"{key}/")]
 
     def _look(self, key: str) -> _Folder:
@@ -137,7 +139,10 @@ class Search:
         if before is not None and before.stamp is not None and self._stamp(key) == before.stamp:
             return before
         if len(self._seen) > MOST_FOLDERS:
-            raise _TooManyError(f"there are more than {MOST_FOLDERS} folders; name folders nearer to the runs")
+            place = escape(self._storage.path_of(""))
+            raise _TooManyError(
+                f"not all of {place} is searched: it has more than {MOST_FOLDERS} folders; name some nearer to the runs"
+            )
         stamp = self._stamp(key)
         entries = self._storage.list(key)
         below = tuple(e.name for e in entries if e.kind == "folder" and enter(e.key))

@@ -115,7 +115,7 @@ _MEANS = {
     "inotify": (
         "saves of this machine are seen at once, those of other machines by the timer (`scan_interval`)",
         "the daemon looks by its timer (`scan_interval`); if inotify's limits are the reason, raise "
-        "`fs.inotify.max_user_watches` and `max_user_instances`",
+        "fs.inotify.max_user_watches and fs.inotify.max_user_instances",
     ),
 }
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from ckptguard.runs.results import Checked
 from ckptguard.scan import Progress, Scanner, scan_files
-from ckptguard.scan.paced_reader import Rate
+
+if TYPE_CHECKING:  # its threads are not for everybody
+    from ckptguard.scan.paced_reader import Rate
 
 
 class Work(msgspec.Struct, frozen=True, kw_only=True):

@@ -130,9 +130,10 @@ def reconcile(view: RunView, notes: PassNotes, *, work: Work = PLAIN, assume_qui
         if not one.checked:
             raise
         one.troubles.append(error.message)  # report the verdicts given so far: no later pass would
-    if not one.pending and not one.troubles:
+    done = one.result()
+    if not done.pending and not done.could_not_tell and not done.made_way:
         notes.settled = start
-    return one.result()
+    return done
 
 
 class _Pass:

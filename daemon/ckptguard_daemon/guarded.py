@@ -7,7 +7,6 @@ import os
 import threading
 import time
 from typing import Protocol
-from urllib.parse import urlsplit
 
 import msgspec
 
@@ -42,8 +41,8 @@ def storage_of(url: str) -> str:
     """Return what places have in common that may be slow together: host and bucket, or "" for a local folder."""
     if os.path.isabs(url):
         return ""
-    found = urlsplit(url)
-    return f"{found.scheme}://{found.netloc}"
+    scheme, _, rest = url.partition("://")
+    return f"{scheme}://{rest.partition('/')[0]}"
 
 
 class PlaceAt(msgspec.Struct, frozen=True, kw_only=True):
@@ -123,6 +122,12 @@ class WatchedRun:
         if settings != self.settings:
             self.settings, self.hooks, self.scrub = settings, hooks, _scrub_state(self.url, settings)
 
+    def note_scrub(self, state: ScrubState) -> None:
+        """Note how far a scrub came, unless other settings were given to the run meanwhile."""
+        now = self.scrub
+        if now is not None and (now.every, now.rate) == (state.every, state.rate):
+            self.scrub = state
+
     def open(self) -> Run:
         """Open the run again, so that a removed folder is noticed (NotFoundError) and not created by our records."""
         return open_run(self.url, self.settings)
@@ -180,7 +185,7 @@ class WatchedRun:
     def _rests(self) -> bool:
         """True if the last pass left nothing to do, and nothing has changed since for certain. Otherwise, what changes
         from now on is counted."""
-        if self.silence is None:
+        if self.silence is None or self.settings.records is not None:  # nobody watches records elsewhere
             return False
         idle = self.state == "guarded" and self.passes and not self._asked and not self.last_pass.pending
         idle = idle and self._noted == self._beside()

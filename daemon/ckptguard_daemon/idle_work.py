@@ -260,13 +260,14 @@ class Scrubbing(IdleWork):
             nonlocal reading
             reading = True
             left_out[due.where] = time.monotonic() + min(_AGAIN, every)
-            run.scrub = msgspec.structs.replace(state, reading=_place_of(due, None))
+            run.note_scrub(msgspec.structs.replace(state, reading=_place_of(due, None)))
 
         def end(done: Reread) -> None:
             nonlocal state, reading
             reading = False
             found = PlaceAt(path=done.path, id=done.id, place=done.place, at=time.time())
-            run.scrub = state = msgspec.structs.replace(state, last=found)
+            state = msgspec.structs.replace(state, last=found)
+            run.note_scrub(state)
             log("scrubbed", run=run.url, **fields(done, findings=[]))
 
         def verify(checkpoint: Checkpoint) -> None:
@@ -297,7 +298,7 @@ class Scrubbing(IdleWork):
             self._wake(run.run_id)
         if self._stop.is_set():
             return _LATEST_SCRUB
-        run.scrub = _state_after(state, done, every)
+        run.note_scrub(_state_after(state, done, every))
         if made_way:
             return 0.0
         wait = (done.next.last or 0.0) + every - time.time() if done.next is not None else _LATEST_SCRUB

@@ -279,9 +279,9 @@ def _family(name: str, kind: str, told: str, samples: Iterable[Labelled]) -> Ite
 
 
 def _protected(run: RunFacts) -> bool | None:
-    # A run that never was there has nothing to protect. Of one that cannot be looked at nobody can tell.
+    # A run that never was there has nothing to protect. Of one that cannot be looked at, or is gone, nobody can tell.
     never_seen = run.state == "waiting" and not run.checkpoints
-    return None if never_seen else run.protected and run.state != "failing"
+    return None if never_seen else run.protected and run.state == "guarded"
 
 
 def _at_risk(run: RunFacts, now: float) -> float | None:

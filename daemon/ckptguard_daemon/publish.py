@@ -25,7 +25,6 @@ from ckptguard_daemon.metrics import CONTENT_TYPE
 
 _SHORTEST_TOKEN, _LONGEST_TOKEN = 16, 4096
 _SOONEST, _LATEST = 10.0, 60.0  # seconds between two writings of the file
-_LOCAL = {"localhost", "127.0.0.1", "[::1]"}
 
 
 class MetricsOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,9 +44,7 @@ def listen_for_scrapers(options: MetricsOptions) -> socket.socket | None:
     address, token_file = options.address, options.token_file
     if address is None:
         if token_file is not None:
-            raise SettingsError(
-                "`--metrics-token` is only for `--metrics`", hint="give an address: --metrics HOST:PORT"
-            )
+            raise SettingsError("--metrics-token is only for --metrics", hint="give an address: --metrics HOST:PORT")
         return None
     host, _, port = address.rpartition(":")
     if not host or not re.fullmatch("[0-9]{1,5}", port) or int(port) > 65535:
@@ -101,6 +98,7 @@ class ScrapeAnswers:
 
     def __init__(self, text: Callable[[], bytes], token_file: str | None) -> None:
         self._text, self._token_file = text, token_file
+        self._told = ""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -110,15 +108,15 @@ class ScrapeAnswers:
 
     def _answer(self, request: Request) -> Response:
         headers = request.headers
-        name = headers.get("host", "").lower()
-        host = name.rpartition(":")[0] if not name.endswith("]") and ":" in name else name
-        if "origin" in headers or (self._token_file is None and host not in _LOCAL):
+        if "origin" in headers or (self._token_file is None and not _is_local(headers.get("host", ""))):
             return Response("only programs on this machine may ask\n", 403)
         if self._token_file is not None:
             try:
                 wanted = b"Bearer " + read_token(self._token_file)  # again: it may be replaced
             except SettingsError as error:
-                log("metrics_refused", level="error", reason=error.message)
+                if self._told != error.message:  # anybody may ask, and must not fill the log
+                    self._told = error.message
+                    log("metrics_refused", level="error", reason=error.message)
                 return Response("the token of this daemon cannot be read; its log says why\n", 503)
             if not hmac.compare_digest(headers.get("authorization", "").encode("latin-1"), wanted):
                 return Response("a token is needed\n", 401, {"WWW-Authenticate": "Bearer"})
@@ -127,6 +125,14 @@ class ScrapeAnswers:
         if request.method not in ("GET", "HEAD"):
             return Response("only GET\n", 405, {"Allow": "GET, HEAD"})
         return Response(self._text(), media_type=CONTENT_TYPE)
+
+
+def _is_local(name: str) -> bool:
+    """True if a Host is `localhost`, or an address of this machine alone."""
+    host = name.rpartition(":")[0] if not name.endswith("]") and ":" in name else name
+    with contextlib.suppress(ValueError):
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    return host.lower() == "localhost"
 
 
 class MetricsFile:

@@ -119,6 +119,9 @@ def serve(
         passes.done(run.run_id)
         passed.set()
         watch(run)
+        if runs.get(run.run_id) is not run:
+            left(run)  # it went during this pass, which wrote and watched once more
+            return
         for work in behind:
             work.after_pass(run)
 
@@ -199,7 +202,7 @@ def run_once(plan: Plan, stop: threading.Event, *, metrics: MetricsOptions = NOW
     Returns the exit code for the final state. Raises NotFoundError if a named run does not exist.
     """
     if metrics.address is not None or metrics.token_file is not None:
-        raise SettingsError("`--once` ends before anybody can ask for metrics", hint="use --metrics-file PATH")
+        raise SettingsError("--once ends before anybody can ask for metrics", hint="use --metrics-file PATH")
     file = MetricsFile(metrics.file) if metrics.file is not None else None
     for url in plan.urls:
         open_run(url, plan.settings)

@@ -142,7 +142,8 @@ class Watcher:
             if len(self._paths) >= self._most:
                 raise OSError(errno.ENOSPC, f"there are more than {self._most} folders to watch")
             try:
-                watch = self._inotify.add(path)
+                # The user named the root, so it may be a link: with a slash behind it, that is followed.
+                watch = self._inotify.add(os.path.join(path, "") if path == tree.root else path)
             except (FileNotFoundError, NotADirectoryError):
                 continue
             trees = self._paths.get(watch, ("", []))[1]
@@ -242,7 +243,7 @@ def _folders(top: str) -> Iterator[str]:
 
 
 def _is_own_disk(path: str) -> bool:
-    """True if the file system at a path is one of this machine alone."""
+    """True if the file system at a path is one of this machine alone, and no other one is mounted below."""
     place, kind = "", ""
     real = os.path.realpath(path)
     try:
@@ -250,6 +251,8 @@ def _is_own_disk(path: str) -> bool:
             for line in file:
                 _, where, what, *_ = line.split(" ")
                 where = where.replace("\\040", " ")
+                if where.startswith(real.rstrip("/") + "/"):
+                    return False
                 if len(where) >= len(place) and (real == where or real.startswith(where.rstrip("/") + "/")):
                     place, kind = where, what
     except (OSError, ValueError):

@@ -214,5 +214,5 @@ def report(capsys, name, cases, wrong):
     if FULL:
         with capsys.disabled():
             print(f"\n{name}: {len(cases)} failures, {len(wrong)} violations")
-    assert len(cases) >= 35  # a short command makes few calls, also where all of them are tried
+    assert len(cases) >= min(SAMPLES // 2, 35)  # a short command makes few calls, also where all of them are tried
     assert not wrong, "\n".join([f"{len(wrong)} violations in {len(cases)} failures:", *wrong[:20]])

@@ -4,6 +4,7 @@ import json
 import re
 import shlex
 import subprocess
+import tomllib
 
 import click
 import pytest
@@ -13,7 +14,8 @@ from names import names
 from support.markdown import blocks, called, pages_with
 
 import ckptguard
-from ckptguard.values.settings import parse_settings
+from ckptguard.fleet.find_runs import read_fleet
+from ckptguard.values.settings import Settings, parse_settings
 
 # What may stand before a command of ours on a line.
 BEFORE = {"nice", "srun", "exec", "!", "uvx", "$", "sudo"}
@@ -98,11 +100,14 @@ def parse(words):
 
 
 @pytest.mark.parametrize("page", pages_with("toml", "json", "yaml"), ids=called)
-def test_settings_and_documents_can_be_read(page):
-    """Every block of TOML is a file of settings, and every other one is what it says."""
+def test_settings_and_documents_can_be_read(page, tmp_path):
+    """Every block of TOML is a file of settings or a fleet file, and every other one is what it says."""
     yaml = pytest.importorskip("yaml")
     for block in blocks(page.read_text(encoding="utf-8")):
-        if block.language == "toml" and not block.mark.startswith("not settings"):
+        if block.language == "toml" and "folders" in tomllib.loads(block.text):
+            (tmp_path / "fleet.toml").write_text(block.text, encoding="utf-8")
+            assert read_fleet(str(tmp_path / "fleet.toml"), Settings())
+        elif block.language == "toml":
             parse_settings(block.text, str(page))
         elif block.language == "json":
             json.loads(block.text)

@@ -117,6 +117,19 @@ CASES: dict[str, tuple[bytes, str]] = {
     "added to a list": (b"](" + _NAN + b"\x90", BAD),
     "a tensor made of numbers": (named("torch.Tensor") + b"](" + _NAN + _NAN + b"e\x85R", DOUBT),
     "a tensor made by name": (named("torch.tensor") + b"](" + _NAN + b"e\x85R", DOUBT),
+    "a tensor's attribute that has no name": (
+        named("torch._tensor._rebuild_from_type_v2")
+        + many(
+            [
+                named(_TENSOR),
+                named("torch.nn.parameter.Parameter"),
+                many([storage("0"), number(0), sized([2]), sized([1]), b"\x89", HOOKS]),
+                HOOKS + number(0) + b"Ns",
+            ]
+        )
+        + b"R",
+        DOUBT,
+    ),
     "an attribute of a dict": (HOOKS + b"}" + text("x") + view("2") + b"sb", SEEN),
     "in _metadata": (HOOKS + b"}" + text("_metadata") + b"}" + text("y") + view("2") + b"ssb", SEEN),
     "a version": (HOOKS + b"}" + text("_metadata") + HOOKS + text("") + b"}" + text("version") + _NAN + b"sssb", SEEN),

@@ -279,9 +279,9 @@ def attributes(part: object) -> bool:
         return True
     if type(part) is tuple:
         return len(part) == 2 and all(type(p) is not tuple and attributes(p) for p in part)
-    if type(part) is Call:
-        return part.kind in (Kind.OBJECT, Kind.MAPPING) and not part.args
-    keys = part.flat[::2] if type(part) is Mapping else [None]
+    if type(part) is Call and (part.args or part.items or part.kind not in (Kind.OBJECT, Kind.MAPPING)):
+        return False
+    keys = (part.flat or [])[::2] if isinstance(part, Call | Mapping) else [None]
     return all(type(k) is str and k not in _OF_TENSORS_ALONE and not k.startswith("__") for k in keys)
 
 

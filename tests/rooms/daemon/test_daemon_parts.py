@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from ckptguard_daemon import log as log_module
+from ckptguard_daemon.guarded import storage_of
 from ckptguard_daemon.log import log, start_logging
 from ckptguard_daemon.plan import distinct_urls
 from ckptguard_daemon.rendezvous import LONGEST_PATH, listen
@@ -184,3 +185,12 @@ def test_the_socket_can_be_served(short_folder: Path) -> None:
     place.close()
     assert not os.path.exists(place.path)
     assert sys.platform != "linux" or len(os.fsencode(place.path)) <= LONGEST_PATH
+
+
+@pytest.mark.parametrize(
+    ("url", "storage"),
+    [("/data/run", ""), ("s3://bucket/a/b", "s3://bucket"), ("s3://[bad/x", "s3://[bad"), ("memory://", "memory://")],
+)
+def test_any_place_has_a_storage(url: str, storage: str) -> None:
+    """Also one with a mistake in it, which only the opening tells."""
+    assert storage_of(url) == storage

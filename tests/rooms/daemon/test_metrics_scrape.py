@@ -86,6 +86,15 @@ def test_a_web_page_learns_nothing(start: Starter, run: Path, headers: dict[str,
     assert (status, "ckptguard_" in text) == (403, False)
 
 
+def test_any_address_of_this_machine_alone_may_be_named(start: Starter, run: Path) -> None:
+    """What one may listen at, one may also ask at."""
+    address = address_of(start(run, arguments=("--metrics", "127.0.0.2:0")))
+    for host in (address, "localhost", "LOCALHOST:1", "[::1]", "[::1]:9469", "127.0.0.1"):
+        assert scrape(address, Host=host)[0] == 200
+    for host in ("127.0.0.1.evil.example", "192.0.2.1", "localhost.evil.example:1", "[192.0.2.1]", "::", ":", "[]"):
+        assert scrape(address, Host=host)[0] == 403
+
+
 def test_a_token_is_needed_where_there_is_one(start: Starter, run: Path, token: Path) -> None:
     """Any name of the machine does then. A token that was replaced counts at once, and one that got lost lets nobody
     in."""
@@ -100,6 +109,8 @@ def test_a_token_is_needed_where_there_is_one(start: Starter, run: Path, token: 
     assert scrape(address, Authorization="Bearer another-secret-of-ours")[0] == 200
     token.chmod(0o644)
     assert scrape(address, Authorization="Bearer another-secret-of-ours")[0] == 503
+    assert scrape(address)[0] == 503
+    assert [line["event"] for line in daemon.log_lines()].count("metrics_refused") == 1
     assert "another-secret" not in Path(f"/proc/{daemon.process.pid}/cmdline").read_text()
     assert "another-secret" not in daemon.log_path.read_text()
 
@@ -119,7 +130,7 @@ def test_a_token_is_needed_where_there_is_one(start: Starter, run: Path, token: 
         ({"address": "127.0.0.1:0", "token_file": "/none"}, "the token in /none cannot be read"),
         ({"address": "127.0.0.1:0", "token_file": "/dev/null"}, "every user can read"),
         ({"address": "127.0.0.1:0", "token_file": "EMPTY"}, "holds no token"),
-        ({"token_file": "TOKEN"}, "is only for `--metrics`"),
+        ({"token_file": "TOKEN"}, "is only for --metrics"),
     ],
 )
 def test_a_wrong_address_is_one_sentence(token: Path, options: dict[str, str], said: str) -> None:

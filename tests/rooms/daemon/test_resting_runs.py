@@ -128,3 +128,24 @@ def test_nobody_rests_where_others_write_unseen(resting: Resting, monkeypatch: p
     assert resting.lists()
     resting.watcher.watch(str(resting.folder), resting.run.run_id)
     assert all(resting.lists() for _ in range(3))
+
+
+def test_nobody_rests_whose_records_are_elsewhere(resting: Resting, tmp_path: Path) -> None:
+    """Other processes write records there, which nobody watches."""
+    resting.run.take("run", SETTINGS.changed(records=str(tmp_path / "records")), resting.run.hooks)
+    assert all(resting.lists() for _ in range(4))
+
+
+def test_a_scrub_that_ends_late_brings_back_no_old_settings(resting: Resting) -> None:
+    """New settings come while a scrub works by the old ones. What it notes then changes nothing."""
+    run, old = resting.run, resting.run.scrub
+    assert old is not None
+    run.take("run", SETTINGS.changed(scrub_every="3d"), run.hooks)
+    new = run.scrub
+    assert new is not None
+    assert new.every != old.every
+    run.note_scrub(old)
+    assert run.scrub is new
+    run.take("run", SETTINGS.changed(scrub_every=0), run.hooks)
+    run.note_scrub(new)
+    assert run.scrub is None

@@ -16,7 +16,7 @@ _HANGS = """
 import threading
 from ckptguard_daemon import __main__, liveness, service
 liveness._GRACE = 0.1
-service.run_once = lambda *_: threading.Event().wait()
+service.run_once = lambda *_, **__: threading.Event().wait()
 __main__.main()
 """
 

@@ -213,3 +213,26 @@ def test_nothing_rests_on_anothers_disk(run: Path, monkeypatch: pytest.MonkeyPat
     assert not watching.watcher.rests("run")
     save(run, 1)
     assert watching.hint() == "run"
+
+
+def test_a_run_that_is_named_by_a_link_is_watched(run: Path, watching: Watching) -> None:
+    """The user's own link to a run hides no save: the run is watched, and does not rest."""
+    link = run.with_name("latest")
+    link.symlink_to(run)
+    watching.watcher.watch(str(link), "run")
+    watching.watcher.settle("run")
+    save(run, 1)
+    assert watching.hint() == "run"
+    assert not watching.watcher.rests("run")
+
+
+def test_nothing_rests_above_another_file_system(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is mounted below a run may be a disk of another machine."""
+
+    class Any:
+        def __contains__(self, kind: str) -> bool:
+            return True
+
+    monkeypatch.setattr(watcher_module, "_OWN_DISKS", Any())
+    assert watcher_module._is_own_disk("/proc/self")
+    assert not watcher_module._is_own_disk("/")

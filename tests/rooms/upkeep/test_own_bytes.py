@@ -197,6 +197,16 @@ def test_a_save_that_was_rotated_away_is_judged_by_its_copy(root, run):
     assert known_bytes(run) == saved
 
 
+def test_a_copy_that_made_way_is_judged_by_the_next_pass(root, run):
+    """Other runs go first, and nothing changes meanwhile. The copy still waits for its verdict."""
+    slow, notes = QUICK.changed(settle=60.0), PassNotes()
+    save(root / "epoch_1.pt", 1)
+    reconcile(look(run, slow), notes)
+    (root / "epoch_1.pt").unlink()
+    assert reconcile(look(run, slow), notes, work=Work(may_begin=lambda size: False)).made_way
+    assert [str(one.id) for one in reconcile(look(run, slow), notes).checked] == ["1.1"]
+
+
 def test_one_name_saved_over_every_second_has_known_good_ones(root, run):
     """nanoGPT's way: each content is judged from its copy once the next one lies there; they count up in order."""
     slow, notes, checked, saved = QUICK.changed(settle=60.0), PassNotes(), [], []

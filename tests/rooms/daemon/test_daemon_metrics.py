@@ -89,7 +89,9 @@ def test_what_could_not_be_looked_at_is_not_called_protected() -> None:
 def test_a_run_that_never_was_there_is_not_called_unprotected() -> None:
     """The daemon may be told of it long before its first save. One whose folder went away is unprotected."""
     found = read(
-        exposition([facts(state="waiting"), facts("/b", state="waiting", checkpoints={"good": 1})], DAEMON, NOW)
+        exposition(
+            [facts(state="waiting"), facts("/b", state="waiting", checkpoints={"good": 1}, protected=True)], DAEMON, NOW
+        )
     )
     assert of(found, "protected", run="/runs/exp1") is None
     assert of(found, "protected", run="/b") == 0

@@ -108,6 +108,8 @@ class Drive:
         call, executor = self._flying.pop(future)
         try:
             answer = msgspec.convert(future.result(), decodable(Answer))
+            if not answer.host:
+                raise ValueError("its answer is not from us")
         except Exception as error:  # no task raises: it is its worker, or the engine
             if isinstance(error, BrokenExecutor):
                 self.engine.renew(executor)

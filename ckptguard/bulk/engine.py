@@ -58,8 +58,8 @@ class Engine:
                 return executor, executor.submit(perform, {**task, "software": SOFTWARE})
             except BrokenExecutor:
                 self.renew(executor)
-            except RuntimeError as error:
-                raise WorkerError(f"the engine takes no work: {error}") from error
+            except Exception as error:  # an engine of the user's own may raise anything
+                raise WorkerError(f"the engine takes no work: {type(error).__name__}: {escape(str(error))}") from error
         raise WorkerError("the engine's workers die as soon as they start")
 
     def renew(self, broken: Executor) -> None:
@@ -170,6 +170,9 @@ def _factory(name: str) -> Callable[[], Executor]:
 
 
 def _of_dask(place: str, stack: contextlib.ExitStack) -> Engine:
+    host, _, port = place.rpartition(":")
+    if not host or not port.isdigit():
+        raise SettingsError(f"dask://{escape(place)} names no host and port", hint="write dask://HOST:PORT")
     try:
         import dask
         import distributed

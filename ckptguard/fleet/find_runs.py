@@ -116,6 +116,8 @@ class Discovery:
                 for key in search.find():
                     found.setdefault(join(root, key).rstrip("/") or "/", key or root.rpartition("/")[2])
                 troubles += search.troubles
+            except SettingsError as error:  # it names the place, and hides a secret in it
+                troubles.append(error.message)
             except CkptguardError as error:
                 troubles.append(f"{escape(folder)} cannot be searched: {error.message}")
         runs = self._runs(found, troubles)

@@ -27,7 +27,8 @@ class FileSum(msgspec.Struct, frozen=True, kw_only=True):
 class Sums(msgspec.Struct, frozen=True, kw_only=True):
     """The sums of one checkpoint. Paths are relative to `folder`: the checkpoint, or the folder of a single file.
 
-    `recorded`: they come from the manifest, whatever the files hold now. `left_out` names what is not a regular file.
+    `recorded`: they are those of the sealed bytes, whatever the files hold now. `left_out` names what is not a regular
+    file.
     """
 
     target: str

@@ -130,12 +130,21 @@ def _decided_already(view: RunView, starts: Sequence[Start], seen: int, attempts
     Its start was recorded while this gate waited (number above `seen`), or goes on.
     """
     for start in reversed(starts):
-        if start.number > seen or still_goes_on(view.run, start):
+        if start.number > seen or (still_goes_on(view.run, start) and not _saved_since(view, start)):
             candidate = candidate_of(view.history, start.point.id)
             if candidate is not None:
                 count = _choice(view, [start.point], [s.point for s in starts], math.inf).before
                 return Gated(known_good=candidate.answer, attempt=count, attempts=attempts, joined=True)
     return None
+
+
+def _saved_since(view: RunView, start: Start) -> bool:
+    """True if the training of a start elsewhere came as far as a save. Its gates have all ended, so this is a new
+    start."""
+    if is_here(start.owner):
+        return False  # it certainly lives
+    recorded = view.run.records.stat(start.key).mtime_ns
+    return recorded is not None and any(c.written_at > recorded for c in view.checkpoints)
 
 
 def _go_to_best(
@@ -163,6 +172,11 @@ def _go_to_best(
         except NotGivenBackError:
             raise
         except NoKnownGoodError as error:
+            if dry_run and (left := len(verify_pending(view, dry_run=True))):
+                raise CouldNotTellError(
+                    f"{view.run.url} has nothing good to start from, and {left} of its checkpoints have no verdict yet",
+                    hint=f"ckptguard verify {shlex.quote(view.run.url)}",
+                ) from error
             if not paths:
                 raise _nothing_good(view, error) from error
             raise RollbackExhausted(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from typing import TYPE_CHECKING
 
@@ -54,7 +55,8 @@ def command(run: str, argv: tuple[str, ...], attempts: int, require: bool, dry_r
     if argv and shutil.which(argv[0]) is None:  # it must not count as a start
         raise SettingsError(f"there is no command {argv[0]}", hint="check its name, and that it can be executed")
     settings = shared.settings()
-    view = open_view(run, settings, must_exist=require and not settings.replicas)
+    must_exist = (require and not settings.replicas) or os.path.lexists(run)  # what is there must be a folder
+    view = open_view(run, settings, must_exist=must_exist)
     with scanner_of(settings) as scanner, working("reading", scanner=scanner) as work:
         done = gate(view, attempts=attempts, require=require, dry_run=dry_run, work=work)
     if shared.as_json:
@@ -75,6 +77,8 @@ def _tell(done: Gated, url: str) -> None:
         return
     moved = done.rollback.quarantined if done.rollback is not None else ()
     is_plan = done.rollback is not None and done.rollback.dry_run
+    for path in done.rollback.unverified if done.rollback is not None and is_plan else ():
+        trouble(f"would first verify {path}, and start from it if it is good; else:")
     for path in done.spent:
         trouble(f"{path} had its {done.attempts} starts without a new good save")
     for path in moved:

@@ -19,8 +19,10 @@ CODES = (ExitCode.BAD, ExitCode.NOT_FOUND)
 def command(ckpt: str, shared: Shared) -> None:
     """Print the MD5 of each file of CKPT, as `md5sum -c` reads it.
 
-    Of a checkpoint that was verified in its run, these are the sums on record, whatever its files hold now. Of any
-    other they are computed. Paths are relative to the checkpoint, or to the folder of one that is a single file:
+    Of a checkpoint that was verified in its run, these are the sums on record, whatever its files hold now. A sum that
+    is not on record is computed, if the file still holds what was verified. Of any other checkpoint all are computed.
+
+    Paths are relative to the checkpoint, or to the folder of one that is a single file:
 
     \b
         cd runs/exp1/checkpoint-500 && ckptguard sums . | md5sum -c

@@ -175,3 +175,36 @@ def test_a_worker_of_another_version_that_joins_later_does_nothing(drive):
     assert answer["differs"] == SOFTWARE
     assert "items" not in answer
     assert Answer().differs == {}
+
+
+def test_an_engine_that_refuses_a_task_is_lost():
+    """Whatever it raises, you are told in one sentence."""
+
+    class Refuses(Scripted):
+        def submit(self, function, /, *arguments):
+            if arguments:
+                raise ValueError("not today")
+            return super().submit(function)
+
+    engine = Engine(lambda: Refuses(lambda path: None), lambda: 1)
+    with pytest.raises(WorkerError, match="takes no work: ValueError: not today"):
+        engine.submit({})
+
+
+@pytest.mark.parametrize("said", [{}, {"x": 1}, None, "good"])
+def test_what_is_no_answer_of_ours_is_trouble(said):
+    """An engine that returns something else has done nothing."""
+
+    class Says(Scripted):
+        def submit(self, function, /, *arguments):
+            future = super().submit(function, *arguments)
+            if arguments:
+                future.set_result(said)
+            return future
+
+    answers = []
+    engine = Engine(lambda: Says(lambda path: None), lambda: 1)
+    task = Task(verb="verify", url="run", name="run", settings=Portable({}), planned=Planned(path="a"))
+    drive = Drive(engine, lambda job: [task], lambda job, answer: answers.append(answer))
+    drive.run(Waiting([Job(number=0, chain="run")]))
+    assert ["died twice" in answer.trouble for answer in answers] == [True]

@@ -148,6 +148,13 @@ def test_hostile_names_are_told_in_one_line(tmp_path: Path) -> None:
     assert "gone\\u001b2J cannot be searched" in fleet.troubles[0]
 
 
+def test_a_secret_in_a_place_is_not_told(tmp_path: Path) -> None:
+    """Not on a terminal, and not in a log."""
+    (tmp_path / "fleet.toml").write_text('folders = ["s3://key:SECRET@bucket/runs"]')
+    [trouble] = find_runs(str(tmp_path / "fleet.toml"), Settings()).troubles
+    assert trouble.startswith("the URL s3://***@bucket/runs holds a secret")
+
+
 def test_a_folder_that_cannot_be_listed_is_told_and_its_runs_stay(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

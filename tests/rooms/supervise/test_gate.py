@@ -13,7 +13,7 @@ import pytest
 from support.tiny_run import TINY, delete, files_below, inline, name_of, poison, rot, save
 from support.views import look
 
-from ckptguard.errors import BusyError, NoKnownGoodError, NotFoundError, RollbackExhausted
+from ckptguard.errors import BusyError, CouldNotTellError, NoKnownGoodError, NotFoundError, RollbackExhausted
 from ckptguard.inspect.list_states import survey
 from ckptguard.records import starts as records_of_starts
 from ckptguard.records.incidents import list_incidents
@@ -176,6 +176,15 @@ def test_a_dry_run_does_nothing(url):
     assert (in_place(url)[-1], list_starts(open_run(url))) == ("model-300", [])
 
 
+def test_a_dry_run_does_not_guess(tmp_path):
+    """What has no verdict yet may be good: nobody says that nothing is."""
+    place = str(tmp_path / "unknown")
+    save(place, 100, seed=1)
+    with pytest.raises(CouldNotTellError, match="1 of its checkpoints have no verdict yet"):
+        start(place, dry_run=True)
+    assert start(place).known_good.step == 100
+
+
 def test_a_writing_training_is_not_gone_back_under(url, monkeypatch):
     """11 after a while; the wait ends as soon as nothing changes."""
     now = [0.0]
@@ -280,3 +289,18 @@ def test_the_command_takes_its_place(url, code):
     assert err == f"training starts from {url}/model-300\n"
     assert process.returncode == code
     assert name_of(300) in in_place(url)
+
+
+def test_a_start_elsewhere_that_saved_since_is_over(url, monkeypatch):
+    """Training is started again on another machine within the minute: what it saved is read, not taken as agreed."""
+    start(url)
+    for module in ("records.leases", "supervise.gate"):
+        monkeypatch.setattr(f"ckptguard.{module}.is_here", lambda owner: False)
+    monkeypatch.setattr(records_of_starts, "this_process", lambda: None)
+    assert start(url).joined
+    record = Path(url, "_ckptguard", list_starts(open_run(url))[-1].key)
+    os.utime(record, (record.stat().st_mtime - 10,) * 2)
+    save(url, 400, seed=400)
+    poison(Path(url, "model-400", "model.safetensors"))
+    done = start(url)
+    assert (done.joined, done.known_good.step, in_place(url)[-1]) == (False, 300, "model-300")

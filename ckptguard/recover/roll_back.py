@@ -48,7 +48,8 @@ class GoBack:
     - `check_writing`: refuse while training writes, unless `force` is set.
     - `read_back`: read the files in place. Without it their verdict is trusted, for a caller that compares the bytes
       next.
-    - `exclude`: never go back to these. `if_needed`: move nothing while everything that would be moved is good.
+    - `exclude`: never go back to these.
+    - `if_needed`: move nothing while everything that would be moved is good, or if a better one could not be read.
     """
 
     reason: str
@@ -128,9 +129,15 @@ def roll_back(view: RunView, back: GoBack, *, in_use: InUse | None = None, work:
         if back.check_writing and not back.force:
             _refuse_while_writing(view)
         before = replace(back.wanted, only=None)
-        unverified = verify_pending(view, before, dry_run=back.dry_run or back.to_id is not None, work=work)
+        given_up = back.dry_run or back.to_id is not None
+        unverified = verify_pending(view, before, dry_run=given_up, sure=back.if_needed, work=work)
         taken = _choose(view, back, in_use, work)
         chosen, unfit = taken.offered, back.exclude.union(s.choice.id for s in taken.skipped)
+        unread = next((s for s in taken.skipped if s.unsure and s.choice.id != chosen.id), None)
+        if back.if_needed and unread is not None:
+            known = view.history.manifest(unread.choice.id)
+            path = known.path if known is not None else str(unread.choice.id)
+            raise CouldNotTellError(f"{path} may be good, but could not be read: {unread.why}", hint="try again")
         view.forget()  # reading took long, and saves in flight may have ended meanwhile
         refused = _wrong_names(view, back, chosen, work)
         while True:

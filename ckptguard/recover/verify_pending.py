@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from ckptguard.errors import CouldNotTellError
+from ckptguard.errors import CouldNotTellError, ObjectMissingError, StorageError
 from ckptguard.runs.find_known_good import ANY, Wanted, newest_candidate
 from ckptguard.runs.run_view import RunView
 from ckptguard.runs.work import PLAIN, Work
@@ -14,10 +14,13 @@ from ckptguard.verification.checkpoint import verify_checkpoint
 from ckptguard.verification.collect_evidence import unfinished_because
 
 
-def verify_pending(view: RunView, wanted: Wanted = ANY, *, dry_run: bool = False, work: Work = PLAIN) -> list[str]:
+def verify_pending(
+    view: RunView, wanted: Wanted = ANY, *, dry_run: bool = False, sure: bool = False, work: Work = PLAIN
+) -> list[str]:
     """Verify checkpoints without a verdict that are newer than the known-good one, newest first, until one is GOOD.
 
-    Returns the paths that still have no verdict; with `dry_run` all of them. Never raises because of their bytes.
+    Returns the paths that still have no verdict; with `dry_run` all of them. Never raises because of their bytes. With
+    `sure` it raises StorageError if one could not be read.
     """
     floors: dict[str, tuple[tuple[int, ...], int]] = {}
     left = []
@@ -42,6 +45,7 @@ def verify_pending(view: RunView, wanted: Wanted = ANY, *, dry_run: bool = False
             if checked.outcome is Outcome.GOOD and checked.id is not None:
                 floors[series] = checked.id.order
             left.pop()
-        except CouldNotTellError:
-            continue
+        except CouldNotTellError as error:
+            if sure and isinstance(error, StorageError) and not isinstance(error, ObjectMissingError):
+                raise
     return left

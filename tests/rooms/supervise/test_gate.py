@@ -13,7 +13,14 @@ import pytest
 from support.tiny_run import TINY, delete, files_below, inline, name_of, poison, rot, save
 from support.views import look
 
-from ckptguard.errors import BusyError, CouldNotTellError, NoKnownGoodError, NotFoundError, RollbackExhausted
+from ckptguard.errors import (
+    BusyError,
+    CouldNotTellError,
+    NoKnownGoodError,
+    NotFoundError,
+    RollbackExhausted,
+    StorageError,
+)
 from ckptguard.inspect.list_states import survey
 from ckptguard.records import starts as records_of_starts
 from ckptguard.records.incidents import list_incidents
@@ -74,6 +81,25 @@ def test_the_bytes_are_read_now(url):
     assert done.known_good.path == f"{url}/model-200"
     assert sorted(done.rollback.quarantined) == ["model-300", "model-400"]
     assert in_place(url) == ["model-100", "model-200"]
+
+
+@pytest.mark.parametrize("judged", [True, False])
+def test_what_cannot_be_read_is_not_passed_over(url, judged):
+    """Nobody knows whether it is good, so nothing is moved, and no older one is taken. The next gate starts from it."""
+    save(url, 400, seed=400)
+    if judged:
+        judge(url)
+
+    def failing(storage, keys, options=None, progress=None):
+        if any(key.startswith("model-400/") for key in keys) and not (options and options.structure_only):
+            raise StorageError("the disk does not answer", key=keys[0])
+        return inline(storage, keys, options, progress)
+
+    with pytest.raises(CouldNotTellError, match="does not answer"):
+        gate(look(url, PLAIN), attempts=3, work=Work(scanner=failing))
+    assert in_place(url) == ["model-100", "model-200", "model-300", "model-400"]
+    assert list_starts(open_run(url)) == []
+    assert start(url).known_good.path == f"{url}/model-400"
 
 
 def test_so_many_deaths_lead_one_further_back(url):

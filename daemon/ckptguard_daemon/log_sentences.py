@@ -59,6 +59,9 @@ _NONE_KNOWN = "nothing is known-good: {reason}"
 def sentence(line: Mapping[str, Any]) -> str:
     """A log line as `log` makes it, as text: its time, its level where it is not "info", and a sentence."""
     fields = {name: value for name, value in line.items() if name not in ("time", "level", "event")}
+    run, path = fields.get("run"), fields.get("path")
+    if isinstance(run, str) and isinstance(path, str) and not path.startswith(run):  # a daemon may watch many runs
+        fields["path"] = f"{run.rstrip('/').rpartition('/')[2]}/{path}"
     level = "" if line["level"] == "info" else f"{line['level']}: "
     return f"{line['time']}  {level}{_words(line['event'], fields)}"
 

@@ -55,7 +55,7 @@ def test_the_form_follows_the_terminal_unless_told(
     if is_json:
         assert json.loads(line)["path"] == "net-1.pt"
     else:
-        assert line.endswith("  net-1.pt is gone")
+        assert line.endswith("  r/net-1.pt is gone")
 
 
 def test_a_file_is_for_programs(tmp_path: Path, logged: Callable[..., io.StringIO]) -> None:
@@ -71,13 +71,15 @@ def test_a_file_is_for_programs(tmp_path: Path, logged: Callable[..., io.StringI
 def test_verdicts_are_sentences(logged: Callable[..., io.StringIO]) -> None:
     """What, how it is, why, how much and how long; a warning says that it is one."""
     out = logged("text", terminal=False)
-    log("verified", path="net-1.pt", id="1.1", outcome="good", bytes=2048, seconds=0.25, reason="")
+    log(
+        "verified", run="s3://bucket/a/", path="net-1.pt", id="1.1", outcome="good", bytes=2048, seconds=0.25, reason=""
+    )
     log("verified", level="warning", path="net-2.pt", id=None, outcome="bad", bytes=None, seconds=None, reason="w: NaN")
     log("known_good", id="-.4", path="/r/last.pt")
     log("known_good", level="warning", id=None, reason="there is none")
     said = [line.partition("  ")[2] for line in out.getvalue().splitlines()]
     assert said == [
-        "net-1.pt is good (2.0 KiB in 0.2 s)",
+        "a/net-1.pt is good (2.0 KiB in 0.2 s)",
         "warning: net-2.pt is bad: w: NaN (-)",
         "known-good is /r/last.pt (save 4)",
         "warning: nothing is known-good: there is none",

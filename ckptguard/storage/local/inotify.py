@@ -42,6 +42,7 @@ class Inotify:
         if InotifyFD is None:
             raise OSError(errno.ENOSYS, "this system has no inotify")
         self._inotify = InotifyFD()  # its thread is not started: `read` reads
+        self._inotify._is_reading = False  # else an end before the first `read` would leave the descriptor open
         self._numbers = itertools.count()
         self._known: dict[int, list[int]] = {}  # what was added, by the number of the watch
         self._ended = False

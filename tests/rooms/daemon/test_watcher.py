@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import queue
@@ -94,14 +95,37 @@ def test_our_own_doings_are_no_hints(run: Path, watching: Watching, tmp_path_fac
     assert watching.hint() == "run"
 
 
+def instances_open() -> int:
+    """How many inotify instances this process has."""
+    found = 0
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            found += os.readlink(descriptor) == "anon_inode:inotify"
+    return found
+
+
+UNREAD = """
+import os, sys
+from ckptguard.storage.local.inotify import Inotify
+unread = Inotify()
+unread.add(sys.argv[1])
+unread.end()
+assert not [name for fd in os.listdir("/proc/self/fd") if "inotify" in (name := os.path.realpath(f"/proc/self/fd/{fd}"))]
+"""
+
+
+def test_an_instance_that_nobody_read_is_freed(tmp_path: Path) -> None:
+    """Also one that could watch nothing."""
+    subprocess.run([sys.executable, "-c", UNREAD, str(tmp_path)], check=True)
+
+
 def test_one_descriptor_serves_many_runs(tmp_path: Path, watching: Watching) -> None:
     """However many runs there are, they take one instance of inotify and one thread, and each has its own hints."""
-    before = threading.active_count()
+    before, instances = threading.active_count(), instances_open()
     for number in range(200):
         (tmp_path / f"run{number}" / "checkpoint-1").mkdir(parents=True)
         watching.watcher.watch(str(tmp_path / f"run{number}"), f"run{number}")
-    links = [os.readlink(fd) for fd in Path("/proc/self/fd").iterdir() if os.path.lexists(fd)]
-    assert links.count("anon_inode:inotify") == 1
+    assert instances_open() <= instances + 1
     assert threading.active_count() <= before + 1
     for number in (7, 150):
         save(tmp_path / f"run{number}" / "checkpoint-1", 1)

@@ -110,7 +110,8 @@ from ckptguard.storage.local.inotify import Inotify
 unread = Inotify()
 unread.add(sys.argv[1])
 unread.end()
-assert not [name for fd in os.listdir("/proc/self/fd") if "inotify" in (name := os.path.realpath(f"/proc/self/fd/{fd}"))]
+names = [os.path.realpath(f"/proc/self/fd/{number}") for number in os.listdir("/proc/self/fd")]
+assert not [name for name in names if "inotify" in name], names
 """
 
 

@@ -91,16 +91,20 @@ for line in sys.stdin:
     if not request["out"]:  # what a program imports when it runs
         print(act(request), file=telling, flush=True)
         continue
-    waiting, go = os.pipe()
+    (waiting, go), (ready, told) = os.pipe(), os.pipe()
     pid = os.fork()
     if pid == 0:
         out = os.open(request["out"], os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
         for number, target in enumerate((nothing, out, out)):
             os.dup2(target, number)
         os.close(go)
+        os.write(told, b"1")  # what comes until here is not to be failed
         select.select([waiting], [], [])  # no call that may be failed
         os._exit(act(request))
-    os.close(waiting)
+    for end in (waiting, told):
+        os.close(end)
+    os.read(ready, 1)
+    os.close(ready)
     print(pid, file=telling, flush=True)
     sys.stdin.readline()
     os.write(go, b"1")

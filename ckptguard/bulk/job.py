@@ -5,13 +5,12 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import msgspec
 
 from ckptguard.bulk.drive import Drive
 from ckptguard.bulk.engine import Engine, Held
-from ckptguard.bulk.messages import Answer, Item, Planned, RunRow, Table, Task, portable
+from ckptguard.bulk.messages import Answer, Item, Planned, RunRow, Table, Task, item_of, portable
 from ckptguard.decisions.bulk_order import Job, Waiting, parts_of, seconds_for
 from ckptguard.errors import WorkerError
 from ckptguard.fleet.find_runs import FleetRun
@@ -49,9 +48,9 @@ class BulkPlan(msgspec.Struct, frozen=True, kw_only=True):
     cost: Cost
     tasks: tuple[Task, ...]
     jobs: tuple[Job, ...]
-    settled: dict[str, int]
-    known: tuple[Item, ...]
-    could_not_tell: tuple[str, ...]
+    settled: dict[str, int] = {}
+    known: tuple[Item, ...] = ()
+    could_not_tell: tuple[str, ...] = ()
 
 
 class BulkDone(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,7 +91,7 @@ def plan_bulk(engine: Engine, order: BulkOrder, advanced: Advanced = lambda prog
     begun = [_task_for(run, order, verb=first) for run in order.runs]
     if order.verb == "report":  # one task for each run, and nothing to ask before
         jobs = tuple(Job(number=n, chain=run.url) for n, run in enumerate(order.runs))
-        return BulkPlan(cost=_cost(engine, order, jobs, ()), tasks=tuple(begun), jobs=jobs, **_nothing())
+        return BulkPlan(cost=_cost(engine, order, jobs, ()), tasks=tuple(begun), jobs=jobs)
     answers: dict[int, Answer] = {}
     progress = Progress()
 
@@ -158,7 +157,7 @@ def carry_out(
             where = "/".join(filter(None, (task.url, task.planned.path if task.planned else "")))
             troubles.append(f"{where}: {answer.trouble}")
             if not items and task.planned is not None and task.planned.path:
-                items = [_pending(task, task.planned, answer.trouble)]
+                items = [item_of(task, task.planned, Outcome.PENDING, message=answer.trouble)]
         for item in items:
             outcomes[item.outcome.value] += 1
             if item.outcome is not Outcome.GOOD:
@@ -207,10 +206,6 @@ def not_done(plan: BulkPlan) -> BulkDone:
     )
 
 
-def _nothing() -> dict[str, Any]:
-    return {"settled": {}, "known": (), "could_not_tell": ()}
-
-
 def _cost(engine: Engine, order: BulkOrder, jobs: Sequence[Job], tasks: Sequence[Task]) -> Cost:
     total = sum(job.bytes for job in jobs)
     return Cost(
@@ -245,15 +240,3 @@ def _steps(task: Task) -> list[Task]:
 def _joined(task: Task, answers: Sequence[Answer]) -> Task:
     """Return the task that seals and judges a checkpoint, once all of its parts were scanned."""
     return msgspec.structs.replace(task, scans=tuple(one.scan for one in answers if one.scan is not None))
-
-
-def _pending(task: Task, planned: Planned, why: str) -> Item:
-    return Item(
-        run=task.url,
-        path=planned.path,
-        id=planned.id,
-        place=planned.place,
-        outcome=Outcome.PENDING,
-        bytes=planned.bytes,
-        message=why,
-    )

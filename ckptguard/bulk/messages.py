@@ -132,3 +132,17 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     events: tuple[Table, ...] = ()
     trouble: str = ""
     differs: dict[str, str] = {}
+
+
+def item_of(task: Task, planned: Planned, outcome: Outcome, *, done: str = "", message: str = "") -> Item:
+    """Return the line of a result about what was planned."""
+    return Item(
+        run=task.url,
+        path=planned.path,
+        id=planned.id,
+        place=planned.place,
+        outcome=outcome,
+        bytes=planned.bytes,
+        done=done,
+        message=message,
+    )

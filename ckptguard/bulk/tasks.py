@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from ckptguard.bulk.messages import OF_REPLICA, Answer, Item, Planned, Task
+from ckptguard.bulk.messages import OF_REPLICA, Answer, Item, Planned, Task, item_of
 from ckptguard.errors import CkptguardError
 from ckptguard.layouts import LAYOUTS, Checkpoint
 from ckptguard.repair.repair import repair
@@ -42,7 +42,7 @@ def verify_one(task: Task, settings: Settings, work: Work) -> Answer:
         settle = settings.settle
         quiet = wait_until_quiet(checkpoint, lambda: view.look_again(planned.path), settle=settle, limit=2 * settle)
     if quiet is None:
-        item = _item(task, planned, Outcome.PENDING, message="it is still being written")
+        item = item_of(task, planned, Outcome.PENDING, message="it is still being written")
         return Answer(items=(item,))
     if task.scans:
         scanner = _scanned_before(view.run.storage, task.scans, work.scanner)
@@ -96,7 +96,7 @@ def replicate_one(task: Task, settings: Settings, work: Work) -> Answer:
     planned = _planned(task)
     done = replicate(open_view(task.url, settings), planned.place, work=work, only=planned.id)
     items = tuple(
-        _item(
+        item_of(
             task,
             planned,
             OF_REPLICA.get(one.done, Outcome.PENDING),
@@ -167,17 +167,4 @@ def _checked(task: Task, one: Checked) -> Item:
         seconds=one.seconds,
         findings=one.findings,
         message=message if one.outcome is Outcome.PENDING else "",
-    )
-
-
-def _item(task: Task, planned: Planned, outcome: Outcome, *, done: str = "", message: str = "") -> Item:
-    return Item(
-        run=task.url,
-        path=planned.path,
-        id=planned.id,
-        place=planned.place,
-        outcome=outcome,
-        bytes=planned.bytes,
-        done=done,
-        message=message,
     )

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 
 from ckptguard.catalogue.look import RunLook
 from ckptguard.catalogue.rows import Generation, IncidentRow
-from ckptguard.decisions.fleet_health import save_interval
-from ckptguard.values.ids import CheckpointId, escape
+from ckptguard.decisions.fleet_health import shortest_interval
+from ckptguard.values.ids import CheckpointId, escape, name_of_run
 from ckptguard.values.run_facts import RunFacts
 from ckptguard.values.verdict import Outcome
 
@@ -33,7 +33,7 @@ def facts_of(
     back = {row.went_back: row for row in known if row.went_back is not None}.values()
     return RunFacts(
         url=escape(look.url),
-        name=escape(look.url.rstrip("/").rpartition("/")[2]),
+        name=escape(name_of_run(look.url)),
         protected=known_good is not None
         and any(
             row.kept in _OWN and id.series == known_good.series and id.order <= known_good.order
@@ -67,7 +67,7 @@ def _newest(times: Iterable[float | None]) -> float | None:
 
 
 def _interval(look: RunLook, rows: Mapping[CheckpointId, Generation]) -> float | None:
-    """Return the interval of the series that saves most often: another one may hold only the best."""
+    """Return the time between two saves, also of those that wait."""
     saved: dict[str, list[float]] = {}
     for id, row in rows.items():
         if row.saved_at is not None:
@@ -75,7 +75,7 @@ def _interval(look: RunLook, rows: Mapping[CheckpointId, Generation]) -> float |
     for save in look.waiting:
         if save.written_at is not None:
             saved.setdefault(save.series, []).append(save.written_at)
-    return min((one for times in saved.values() if (one := save_interval(times)) is not None), default=None)
+    return shortest_interval(saved)
 
 
 def _world_size(rows: Iterable[Generation]) -> int | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from itertools import pairwise
 from statistics import median
 
@@ -14,6 +14,12 @@ def save_interval(saved_at: Iterable[float]) -> float | None:
     """Return the median time between the newest saves of a series, or None if there are fewer than two."""
     newest = sorted(set(saved_at))[-_INTERVALS - 1 :]
     return median(later - earlier for earlier, later in pairwise(newest)) if len(newest) > 1 else None
+
+
+def shortest_interval(saved_at: Mapping[str, Iterable[float]]) -> float | None:
+    """Return the interval of the series that saves most often: another one may hold only the best."""
+    found = (save_interval(times) for times in saved_at.values())
+    return min((one for one in found if one is not None), default=None)
 
 
 def is_training(now: float, newest_at: float | None, interval: float | None) -> bool:

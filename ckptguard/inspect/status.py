@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from ckptguard.decisions.at_risk import AtRisk, at_risk, ranks_named
-from ckptguard.decisions.fleet_health import is_training, save_interval
+from ckptguard.decisions.fleet_health import is_training, shortest_interval
 from ckptguard.decisions.known_good import Standpoint, choose_series
 from ckptguard.inspect.list_states import CheckpointState, states_by_glance
 from ckptguard.inspect.state_memo import Glance, StateMemo, remembered
@@ -105,7 +105,7 @@ def _facts(view: RunView, glance: Glance, states: Sequence[CheckpointState], rep
         if state.id is not None and state.outcome is Outcome.GOOD and (own or state.id in replicated):
             safe.append((at, state.id))
     times = [at for series in saved.values() for at in series]
-    interval = min((one for series in saved.values() if (one := save_interval(series)) is not None), default=None)
+    interval = shortest_interval(saved)
     last = max(safe, key=lambda one: one[0], default=None)
     sealed = glance.sealed(last[1], files=True) if last is not None else None
     return RunFacts(

@@ -16,7 +16,7 @@ from ckptguard.storage import Storage, normalise_url, open_storage
 from ckptguard.storage.failures import translated
 from ckptguard.storage.protocol import find_entry
 from ckptguard.storage.redaction import plain_url
-from ckptguard.values.ids import RECORDS_FOLDER, escape
+from ckptguard.values.ids import RECORDS_FOLDER, escape, name_of_run
 from ckptguard.values.patterns import Pattern
 from ckptguard.values.record_text import decode_record
 from ckptguard.values.settings import Settings
@@ -134,7 +134,7 @@ def _refuse_anothers_records(run: Run) -> None:
 def _refuse_counted_folder(run: Run) -> None:
     """Raise SettingsError in Accelerate's ``checkpoints/``, where it reads a number in every name: ours would be an
     IndexError."""
-    if not run.records_inside or run.url.rstrip("/").rpartition("/")[2] != "checkpoints":
+    if not run.records_inside or name_of_run(run.url) != "checkpoints":
         return
     try:
         names = {e.key for e in run.storage.list("", recursive=False) if e.kind == "folder"}

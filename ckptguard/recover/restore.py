@@ -38,7 +38,7 @@ from ckptguard.storage import Reader, Storage, open_storage
 from ckptguard.storage.failures import FULL
 from ckptguard.storage.local.writes import move_exclusively
 from ckptguard.storage.read_ahead import CHUNK, IN_FLIGHT
-from ckptguard.values.ids import CheckpointId, Step
+from ckptguard.values.ids import CheckpointId, Step, name_of_run
 from ckptguard.values.manifest import Manifest
 from ckptguard.values.verdict import Outcome
 from ckptguard.verification.checkpoint import Verification, verify_checkpoint
@@ -145,7 +145,7 @@ class _Goal:
         was named that this checkpoint cannot be."""
         own = manifest.path.rpartition("/")[2]
         if not self.is_file:
-            name = (run.url.rstrip("/").rpartition("/")[2] or "final") if manifest.path == "." else own
+            name = (name_of_run(run.url) or "final") if manifest.path == "." else own
             return os.path.join(self.path, name)
         if [f.path for f in manifest.files] != [manifest.path]:
             what = f"{own} is not one file"

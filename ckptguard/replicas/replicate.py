@@ -56,7 +56,7 @@ from ckptguard.storage import normalise_url
 from ckptguard.storage.failures import translated
 from ckptguard.storage.protocol import find_entry
 from ckptguard.storage.retries import Retries
-from ckptguard.values.ids import CheckpointId, escape
+from ckptguard.values.ids import CheckpointId, escape, name_of_run
 from ckptguard.values.settings import Settings
 from ckptguard.values.verdict import Outcome
 
@@ -185,7 +185,7 @@ def pace_of(work: Work, settings: Settings, hold: Callable[[], None] | None = No
 
 def replica_urls(url: str, settings: Settings) -> tuple[str, ...]:
     """Return where the settings want replicas of the run at `url`, local ones first. ``{run}`` is the run's name."""
-    name = url.rstrip("/").rpartition("/")[2]
+    name = name_of_run(url)
     urls = [normalise_url(place.replace("{run}", name)) for place in settings.replicas]
     return tuple(sorted(dict.fromkeys(urls), key=lambda place: "://" in place))
 

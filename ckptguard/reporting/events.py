@@ -20,7 +20,7 @@ from ckptguard.records.run import Run
 from ckptguard.reporting.channels import Event
 from ckptguard.runs.results import Checked
 from ckptguard.runs.run_view import RunView
-from ckptguard.values.ids import Step, escape, series_folder, step_text
+from ckptguard.values.ids import Step, escape, name_of_run, series_folder, step_text
 from ckptguard.values.verdict import Outcome, Severity, Verdict
 
 _LONGEST_TEXT = 700  # characters of a reason in a message
@@ -178,7 +178,7 @@ def _event(run: Run | None, event: str, key: str, *, step: Step, cause: str, rea
 
 def _message(run: Run, what: str, reason: str, then: str) -> Event:
     """The event in words: one line, and some more. Nothing in it calls anybody, whatever a tensor is named."""
-    name = run.url.rstrip("/").rpartition("/")[2]
+    name = name_of_run(run.url)
     reason = reason if len(reason) <= _LONGEST_TEXT else f"{reason[:_LONGEST_TEXT]}..."
     lines = (reason, f"Run: {escape(run.url)}", f"Next: {escape(then)}")
     return {

@@ -26,9 +26,14 @@ def numbers_of(step: Step) -> tuple[int, ...]:
     return () if step is None else (step,) if isinstance(step, int) else step
 
 
+def name_of_run(url: str) -> str:
+    """Return the last part of a run's URL, which people call it by."""
+    return url.rstrip("/").rpartition("/")[2]
+
+
 def named_path(path: str, url: str) -> str:
     """Return a checkpoint's path for people. Model files at the root of the run at `url` have the folder's name."""
-    return url.rstrip("/").rpartition("/")[2] if path == "." else path
+    return name_of_run(url) if path == "." else path
 
 
 def step_text(step: Step) -> str:

@@ -23,7 +23,7 @@ from ckptguard.runs.run_view import RunView
 from ckptguard.storage.runtime_folder import private_runtime_folder
 from ckptguard.upkeep.reconcile import PassNotes
 from ckptguard.upkeep.samples import Start
-from ckptguard.values.ids import CheckpointId, escape
+from ckptguard.values.ids import CheckpointId, escape, name_of_run
 from ckptguard.values.run_facts import RunFacts
 from ckptguard_daemon.log import log
 
@@ -109,7 +109,7 @@ class CatalogueFeed:
     def facts(self, run_id: str, url: str, state: str, name: str | None = None) -> RunFacts:
         """Return the facts of a guarded run as of now."""
         known = self._facts.get(run_id)
-        name = name or url.rstrip("/").rpartition("/")[2]
+        name = name or name_of_run(url)
         if known is None:
             return RunFacts(url=url, name=name, state=state)
         training = is_training(time.time(), known.newest_at, known.save_interval)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from ckptguard.errors import CkptguardError
 from ckptguard.fleet import Discovery, Fleet, FleetRun
 from ckptguard.storage.failures import machine_trouble
+from ckptguard.values.ids import name_of_run
 from ckptguard_daemon.guarded import WatchedRun
 from ckptguard_daemon.log import log
 from ckptguard_daemon.plan import Again, Plan
@@ -99,7 +100,7 @@ class Following:
 
     def _take(self, fleet: Fleet) -> list[WatchedRun]:
         """Guard the named runs and those of the fleet, with their settings. Returns those that are neither."""
-        wanted = {url: FleetRun(url=url, name=_last(url), settings=self.plan.settings) for url in self.plan.urls}
+        wanted = {url: FleetRun(url=url, name=name_of_run(url), settings=self.plan.settings) for url in self.plan.urls}
         wanted |= {run.url: run for run in fleet.runs}
         known = {run.url: run for run in self._roster}
         for url, one in wanted.items():
@@ -130,7 +131,3 @@ class Following:
             if sentence not in self._told:
                 log("fleet_trouble", level="warning", reason=sentence)
         self._told = set(troubles)
-
-
-def _last(url: str) -> str:
-    return url.rstrip("/").rpartition("/")[2]

@@ -25,7 +25,7 @@ from ckptguard.runs.run_view import RunView
 from ckptguard.runs.work import Work
 from ckptguard.storage.failures import machine_trouble
 from ckptguard.upkeep.reconcile import PassNotes, PassResult, reconcile
-from ckptguard.values.ids import CheckpointId
+from ckptguard.values.ids import CheckpointId, name_of_run
 from ckptguard.values.settings import Settings
 from ckptguard.values.verdict import Outcome
 from ckptguard.verification.checkpoint import verify_checkpoint
@@ -93,7 +93,7 @@ class WatchedRun:
         feed: CatalogueFeed | None = None,
     ) -> None:
         self.url, self.run_id, self.settings = url, run_id, settings
-        self.name = url.rstrip("/").rpartition("/")[2]  # a fleet may have another name for it
+        self.name = name_of_run(url)  # a fleet may have another name for it
         self.storage = storage_of(url)  # equal for runs that may be slow together
         self.run: Run | None = None
         self.state = "waiting"  # "waiting" (no such folder yet) | "guarded" | "failing"

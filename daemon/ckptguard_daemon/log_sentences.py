@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ckptguard.values.ids import parse_id
+from ckptguard.values.ids import name_of_run, parse_id
 from ckptguard.values.plain_numbers import size
 
 # What is said of an event, by its fields. Other events name their fields, and so do those that lack one.
@@ -61,7 +61,7 @@ def sentence(line: Mapping[str, Any]) -> str:
     fields = {name: value for name, value in line.items() if name not in ("time", "level", "event")}
     run, path = fields.get("run"), fields.get("path")
     if isinstance(run, str) and isinstance(path, str) and not path.startswith(run):  # a daemon may watch many runs
-        fields["path"] = f"{run.rstrip('/').rpartition('/')[2]}/{path}"
+        fields["path"] = f"{name_of_run(run)}/{path}"
     level = "" if line["level"] == "info" else f"{line['level']}: "
     return f"{line['time']}  {level}{_words(line['event'], fields)}"
 

@@ -189,12 +189,13 @@ with ProcessScanner(WorkerLimits(memory=2**32, seconds=60.0, niceness=10)) as sc
 @pytest.mark.parametrize("apart", [True, False])
 def test_a_session_apart_from_training_yields_as_a_whole(folder, apart):
     """The system shares processors between sessions first. The scanning process of a session's leader gets its own,
-    with low priority. That of any other process stays in the session that it shares with training."""
+    with low priority. That of any other process stays in the session that it shares with training. A session that is
+    older than every group, as in some containers, has an empty file: that is no priority to compare."""
     command = [sys.executable, "-c", OF_ITS_OWN, str(folder)]
     done = subprocess.run(command, start_new_session=apart, capture_output=True, text=True, check=True)
     where, ours, its = done.stdout.splitlines()
     assert where == ("True False False" if apart else "False True False")
-    assert (int(its) - int(ours)) == (10 if apart else 0)
+    assert int(its) - int(ours) == 10 if apart else its == ours
 
 
 class Elsewhere:

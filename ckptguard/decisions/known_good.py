@@ -101,7 +101,7 @@ OPTIMIZER_STEP = "optimizer step"
 COUNTERS = ("global_step", "iter_num", "iteration", "num_updates", "step", OPTIMIZER_STEP, "epoch")
 NUMBER_IN_NAME = "number in its name"
 NAMED = ("step in its name", "epoch in its name", NUMBER_IN_NAME)
-# Words in fixed names: of the save that a resume reads, and of those that it leaves alone.
+# Words in names: of the save that a resume reads, and of those that it leaves alone.
 SAVED_LAST = ("last", "latest")
 SET_ASIDE = ("best", "final", "init")
 _WORDS = re.compile(rf"(?<![a-z])(?:{'|'.join((*SAVED_LAST, *SET_ASIDE))})(?![a-z])")

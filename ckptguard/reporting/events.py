@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import shlex
 import uuid
 from collections.abc import Callable, Iterable
@@ -11,17 +10,18 @@ from functools import partial
 
 import msgspec
 
-from ckptguard.decisions.known_good import Standing, standings, verdict_name
+from ckptguard.decisions.known_good import Standing, standings
 from ckptguard.errors import CkptguardError
 from ckptguard.records.incidents import Incident, incident_ids, read_incident
 from ckptguard.records.ledger import series_names
 from ckptguard.records.manifests import read_manifest
 from ckptguard.records.run import Run
+from ckptguard.records.told import event_key, verdict_key
 from ckptguard.reporting.channels import Event
 from ckptguard.runs.history import History
 from ckptguard.runs.results import Checked
 from ckptguard.runs.run_view import RunView
-from ckptguard.values.ids import CheckpointId, Step, escape, name_of_run, series_folder, step_text
+from ckptguard.values.ids import CheckpointId, Step, escape, name_of_run, step_text
 from ckptguard.values.verdict import Outcome, Severity, Verdict
 
 _LONGEST_TEXT = 700  # characters of a reason in a message
@@ -86,7 +86,7 @@ def incident_event(run: Run, incident: Incident) -> Event:
         **_event(
             run,
             "incident",
-            _key("incident", incident.id),
+            event_key("incident", incident.id),
             step=incident.step,
             cause=cause,
             reason=reason,
@@ -123,7 +123,7 @@ def events_on_record(view: RunView) -> dict[str, Callable[[], Event | None]]:
             if standing.outcome in _TOLD:
                 found[verdict_key(standing)] = partial(_verdict_on_record, view, standing)
     for incident_id in incident_ids(view.run):
-        found[_key("incident", incident_id)] = partial(_incident_on_record, view.run, incident_id)
+        found[event_key("incident", incident_id)] = partial(_incident_on_record, view.run, incident_id)
     return found
 
 
@@ -197,16 +197,6 @@ def _message(run: Run, what: str, reason: str, then: str) -> Event:
 
 def _incident_command(run: Run) -> str:
     return f"ckptguard incident {shlex.quote(run.url)}"
-
-
-def verdict_key(standing: Standing) -> str:
-    """The key of the event that a verdict was given."""
-    return _key("verdict", series_folder(standing.id.series), verdict_name(standing))
-
-
-def _key(*parts: str) -> str:
-    """The same for the same event, whichever process tells it."""
-    return hashlib.blake2b("\0".join(parts).encode(errors="surrogateescape"), digest_size=16).hexdigest()
 
 
 def reason_of(checked: Checked | Verdict) -> str:

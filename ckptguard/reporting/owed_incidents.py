@@ -1,21 +1,21 @@
-"""Make the incidents of a run follow its ledger, whatever was killed after it wrote a verdict: one for each save that
-is bad, and none open for one that is good again."""
+"""Make the incidents of a run follow its ledger, whatever was killed after it wrote a verdict.
+
+Each save that is bad has an incident, and none is open about a save that is good again.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
 from ckptguard.decisions.known_good import Standing
-from ckptguard.records.told import leave_untold, read_told
+from ckptguard.records.told import INCIDENTS, leave_untold, mark_told, read_told, verdict_key
 from ckptguard.reporting.build_report import checkpoint_of
-from ckptguard.reporting.events import judged_on_record, verdict_key
+from ckptguard.reporting.events import judged_on_record
 from ckptguard.reporting.open_and_close import close_as_good, close_incident, record_bad_saves
 from ckptguard.runs.history import History
 from ckptguard.runs.results import Checked
 from ckptguard.runs.run_view import RunView
 from ckptguard.values.verdict import Outcome
-
-_US = "000000000000"  # among the addresses that are told: the incidents of the run
 
 
 class OwedIncidents:
@@ -37,12 +37,11 @@ class OwedIncidents:
     def begin(self, view: RunView) -> None:
         """Note what needs no incident, and make up for what was left undone. Call it before the first new verdict.
         Raises StorageError."""
-        told = read_told(view.run).get(_US)
-        if told is not None:
-            self._make_up(view, told)
-        settled = {verdict_key(standing) for standing in _changes(view.history)}
-        if told is None or not settled <= told:
-            leave_untold(view.run, _US, settled - (told or set()))  # so no later start asks about them
+        settled = read_told(view.run).get(INCIDENTS)
+        if settled is None:
+            settled = {verdict_key(standing) for standing in _changes(view.history)}
+            leave_untold(view.run, INCIDENTS, settled)
+        self._make_up(view, settled)
         self._settled = settled
 
     def make_up(self, view: RunView, names: Collection[str] | None) -> list[Checked]:
@@ -51,26 +50,26 @@ class OwedIncidents:
         if self._settled is None or (names is not None and names == self._names):
             return []
         opened = self._make_up(view, self._settled)
-        self._settled = {verdict_key(standing) for standing in _changes(view.history)}
         self._names = names
         return opened
 
-    def _make_up(self, view: RunView, settled: Collection[str]) -> list[Checked]:
-        owed: list[Checked] = []
-        for standing in _changes(view.history):
-            found = judged_on_record(view, standing.id) if verdict_key(standing) not in settled else None
-            if found is None or found.id is None:
-                continue
-            if found.outcome is Outcome.GOOD:
-                close_as_good(view.run, found.path, found.id)
-            elif found.outcome is Outcome.BAD:
-                owed.append(found)
-        opened = record_bad_saves(view.run, owed, source=self._source)
-        for found, incident in opened:
-            is_own = checkpoint_of(incident) == found.id  # and not one of the training that it joined
-            if is_own and found.id is not None and view.history.is_quarantined(found.id):
-                close_incident(view.run, incident, action=f"{found.path} was moved aside before")
-        return [found for found, _ in opened]
+    def _make_up(self, view: RunView, settled: set[str]) -> list[Checked]:
+        new = {verdict_key(standing): standing for standing in _changes(view.history)}
+        judged = {key: judged_on_record(view, new[key].id) for key in new if key not in settled}
+        found = [one for one in judged.values() if one is not None]
+        for one in found:
+            if one.outcome is Outcome.GOOD and one.id is not None:
+                close_as_good(view.run, one.path, one.id)
+        bad = [one for one in found if one.outcome is Outcome.BAD]
+        opened = record_bad_saves(view.run, bad, source=self._source)
+        for one, incident in opened:
+            is_own = checkpoint_of(incident) == one.id  # and not one of the training that it joined
+            if is_own and one.id is not None and view.history.is_quarantined(one.id):
+                close_incident(view.run, incident, action=f"{one.path} was moved aside before")
+        for key in judged:
+            mark_told(view.run, INCIDENTS, key)  # so no later start asks about it
+            settled.add(key)
+        return [one for one, _ in opened]
 
 
 def _changes(history: History) -> Iterator[Standing]:

@@ -25,6 +25,7 @@ from ckptguard.runs.results import Checked
 from ckptguard.runs.run_view import RunView
 from ckptguard.runs.work import Work
 from ckptguard.storage.failures import machine_trouble
+from ckptguard.storage.local.mounts import mount_of
 from ckptguard.upkeep.reconcile import PassNotes, PassResult, reconcile
 from ckptguard.values.ids import CheckpointId, name_of_run
 from ckptguard.values.settings import Settings
@@ -39,9 +40,9 @@ _REMEMBERED = 1000
 
 
 def storage_of(url: str) -> str:
-    """Return what places have in common that may be slow together: host and bucket, or "" for a local folder."""
+    """Return what places have in common that may be slow together: host and bucket, or a local folder's mount."""
     if os.path.isabs(url):
-        return ""
+        return f"mount {mount_of(url)[0]}"
     scheme, _, rest = url.partition("://")
     return f"{scheme}://{rest.partition('/')[0]}"
 
@@ -212,7 +213,7 @@ class WatchedRun:
         view = self.look()
         self.run = run = view.run
         begins = self._known is None
-        if self.storage == "":
+        if begins and os.path.isabs(self.url):  # its name may lead through links
             with contextlib.suppress(OSError):
                 self.storage = f"device {os.stat(self.url).st_dev}"
         if begins:

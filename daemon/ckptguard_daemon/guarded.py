@@ -74,6 +74,9 @@ def _scrub_state(url: str, settings: Settings) -> ScrubState | None:
 class Silence(Protocol):
     """Who knows whether anything changed in a run; see `Watcher`."""
 
+    def watch(self, root: str, key: str) -> None:
+        """Watch the run's folder, if it is not watched."""
+
     def settle(self, key: str) -> None:
         """Count what changes from now on."""
 
@@ -151,6 +154,8 @@ class WatchedRun:
     def step(self, work: Work) -> PassResult | None:
         """Make one pass, and set when the next one is due. None if it failed, which is logged and never raised."""
         began = time.monotonic()
+        if self.silence is not None:  # here, in the run's own lane, because its mount may hang
+            self.silence.watch(self.url, self.run_id)
         try:
             done = self.last_pass if self._rests() else self._pass(work)
         except NotFoundError as error:

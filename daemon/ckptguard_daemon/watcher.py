@@ -56,11 +56,13 @@ class Watcher:
 
     def watch(self, root: str, key: str, *, deep: bool = True) -> None:
         """Watch a folder, if it exists and is not watched, or was replaced."""
+        try:
+            found = os.stat(root)  # without the lock: a mount that hangs must stop nobody else
+        except OSError:
+            found = None
         with self._lock:
             tree = self._trees.setdefault(key, {}).setdefault(root, _Tree(root, key, deep=deep))
-            try:
-                found = os.stat(root)
-            except OSError:
+            if found is None:
                 self._drop(tree)
                 tree.tried_at = float("-inf")
                 return
@@ -77,8 +79,8 @@ class Watcher:
             trees = self._trees.get(key, {})
             for root in trees.keys() - wanted:
                 self._drop(trees.pop(root))
-            for root in wanted:
-                self.watch(root, key, deep=False)
+        for root in wanted:
+            self.watch(root, key, deep=False)
 
     def forget(self, key: str) -> None:
         """Watch the folders of this key no longer."""

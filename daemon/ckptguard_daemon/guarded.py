@@ -13,17 +13,19 @@ import msgspec
 from ckptguard.errors import CkptguardError, NotFoundError
 from ckptguard.inspect.state_memo import StateMemo
 from ckptguard.records.daemon_record import DaemonRecord, clear_daemon_record, read_daemon_record, write_daemon_record
-from ckptguard.records.run import Run, open_run
+from ckptguard.records.run import Run, has_records, open_run
 from ckptguard.records.who_and_when import utc_now
 from ckptguard.replicas.replicate import Replica
 from ckptguard.reporting.events import Known, known_outcomes, news_in, reason_of, verdict_event
 from ckptguard.reporting.notify import Hooks
 from ckptguard.reporting.open_and_close import record_bad_save
+from ckptguard.reporting.owed_incidents import OwedIncidents
 from ckptguard.runs.find_known_good import find_known_good
 from ckptguard.runs.results import Checked
 from ckptguard.runs.run_view import RunView
 from ckptguard.runs.work import Work
 from ckptguard.storage.failures import machine_trouble
+from ckptguard.storage.local.mounts import mount_of
 from ckptguard.upkeep.reconcile import PassNotes, PassResult, reconcile
 from ckptguard.values.ids import CheckpointId, name_of_run
 from ckptguard.values.settings import Settings
@@ -38,9 +40,9 @@ _REMEMBERED = 1000
 
 
 def storage_of(url: str) -> str:
-    """Return what places have in common that may be slow together: host and bucket, or "" for a local folder."""
+    """Return what places have in common that may be slow together: host and bucket, or a local folder's mount."""
     if os.path.isabs(url):
-        return ""
+        return f"mount {mount_of(url)[0]}"
     scheme, _, rest = url.partition("://")
     return f"{scheme}://{rest.partition('/')[0]}"
 
@@ -71,6 +73,9 @@ def _scrub_state(url: str, settings: Settings) -> ScrubState | None:
 
 class Silence(Protocol):
     """Who knows whether anything changed in a run; see `Watcher`."""
+
+    def watch(self, root: str, key: str) -> None:
+        """Watch the run's folder, if it is not watched."""
 
     def settle(self, key: str) -> None:
         """Count what changes from now on."""
@@ -111,6 +116,7 @@ class WatchedRun:
         self._feed, self._noted = feed, self._beside()
         self.silence: Silence | None = None  # None: nothing watches it
         self._known: Known | None = None
+        self._owed, self._owes = OwedIncidents("daemon"), False
         self._asked: set[str] = set()
         self._asked_lock = threading.Lock()
         self._failures = 0
@@ -148,6 +154,8 @@ class WatchedRun:
     def step(self, work: Work) -> PassResult | None:
         """Make one pass, and set when the next one is due. None if it failed, which is logged and never raised."""
         began = time.monotonic()
+        if self.silence is not None:  # here, in the run's own lane, because its mount may hang
+            self.silence.watch(self.url, self.run_id)
         try:
             done = self.last_pass if self._rests() else self._pass(work)
         except NotFoundError as error:
@@ -188,7 +196,7 @@ class WatchedRun:
         if self.silence is None or self.settings.records is not None:  # nobody watches records elsewhere
             return False
         idle = self.state == "guarded" and self.passes and not self._asked and not self.last_pass.pending
-        idle = idle and self._noted == self._beside()
+        idle = idle and self._noted == self._beside() and not self._owes
         if idle and self._notes.has_nothing_due(self.settings) and self.silence.rests(self.run_id):
             return True
         self.silence.settle(self.run_id)
@@ -210,16 +218,18 @@ class WatchedRun:
         view = self.look()
         self.run = run = view.run
         begins = self._known is None
-        if self.storage == "":
+        if begins and os.path.isabs(self.url):  # its name may lead through links
             with contextlib.suppress(OSError):
                 self.storage = f"device {os.stat(self.url).st_dev}"
         if begins:
-            self._known = known_outcomes(run)
+            self._known = known_outcomes(view.history)
             log("guarding", run=self.url, run_id=self.run_id)
         if self._presence is not None:
             current = read_daemon_record(run)
             if current is None or (self.passes == 0 and current != self._presence):
                 write_daemon_record(run, self._presence)
+        if not self._owed.has_begun and (has_records(run) or view.checkpoints):  # see `Hooks.begin`
+            self._owed.begin(view)
         if begins:
             self.hooks.begin(view)
         with self._asked_lock:
@@ -242,6 +252,7 @@ class WatchedRun:
             if not self._read_again(view, path, work):
                 self.ask(path)
                 done = msgspec.structs.replace(done, made_way=True)
+        told = self._make_up(view, wrote=bool(done.checked or asked))
         self._noted = self._beside()
         if self._feed is not None:
             self._feed.note(
@@ -250,7 +261,7 @@ class WatchedRun:
                     notes=self._notes,
                     replicas=self.replicas,
                     scrub_interval=self.scrub.every if self.scrub is not None else None,
-                    wrote=bool(done.checked or done.pruned or asked),
+                    wrote=bool(done.checked or done.pruned or asked or told),
                     troubled=bool(done.could_not_tell),
                 ),
             )
@@ -310,6 +321,21 @@ class WatchedRun:
                 record_bad_save(run, news, source="daemon")
             except CkptguardError as error:
                 log("incident_not_recorded", level="warning", run=self.url, path=news.path, reason=error.message)
+
+    def _make_up(self, view: RunView, *, wrote: bool) -> bool:
+        """Open and close the incidents that others left undone. True if the records may have changed."""
+        names = None if wrote or self._notes.start is None else self._notes.start.names
+        try:
+            opened = self._owed.make_up(view, names)
+        except CkptguardError as error:
+            self._owes = True
+            self._log_once("incident_not_recorded", level="warning", path=".", reason=error.message)
+            return True
+        self._owes = False
+        for one in opened:
+            log("incident_made_up", level="warning", run=self.url, path=one.path, id=one.id and str(one.id))
+            self.hooks.tell(verdict_event(view.run, one, source="daemon"))
+        return bool(opened)
 
     def _log_known_good(self, run: Run) -> None:
         try:

@@ -4,7 +4,8 @@
 
 It writes a checkpoint of safetensors shards with an index, as transformers does. It verifies it with
 `ckptguard verify`, and with `ckptguard fleet verify --engine dask://...` on a local cluster. It prints which worker
-scanned which shard, compares the manifests and the verdicts, and prints both times. The docs quote these figures.
+scanned which shard, compares the manifests and the verdicts, and prints what each took. On one
+machine the workers share its processors, so they gain nothing there: several machines do.
 """
 
 from __future__ import annotations

@@ -196,4 +196,5 @@ def _look_of(view: RunView, passed: Passed, start: Start, names: frozenset[str])
         behind=max((replica.behind or 0 for replica in passed.replicas), default=0),
         replicated=dict(held),
         scrub_interval=passed.scrub_interval,
+        keep=view.settings.keep,
     )

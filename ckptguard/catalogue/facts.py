@@ -63,8 +63,10 @@ def facts_of(
 
 
 def _protection(rows: Mapping[CheckpointId, Generation], known_good: CheckpointId | None) -> list[GoodCheckpoint]:
-    """Return the known-good checkpoint and the good ones of its series before it, the newest first, as `status` sees
-    them: where the file in place is damaged, a copy counts only if nothing else is in place."""
+    """Return the known-good checkpoint and the good ones of its series before it, the newest first, as `status` does.
+
+    The copy of a checkpoint that is damaged in place counts once nothing is in place any more.
+    """
     if known_good is None:
         return []
     ids = [

@@ -1,4 +1,4 @@
-"""The answer to "am I protected?", in one sentence. Whoever knows the good checkpoints of a run may ask. Pure."""
+"""The answer to "am I protected?", in one sentence. Pure."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@ import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
 import { html } from "../html.js";
 import { colour, useColours } from "../theme.js";
 import { RAMPS } from "./colours.js";
-import { scaleEnds } from "./pictures.js";
+import { scaleEnds } from "../export/pictures.js";
 import { cellAt, layOut, paintHeat, scrollTo } from "./heat_paint.js";
 
 const TOKENS = ["card", "line", "ink", "ink-3", "good", "bad", "suspect"];

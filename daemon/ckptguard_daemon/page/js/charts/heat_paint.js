@@ -9,7 +9,7 @@ const SHAPES = { good: "●", suspect: "▲", incomplete: "◐", bad: "✕", pen
 
 /** Where everything is. `width` and `height` are those of the part in sight. */
 export function layOut(width, height, columns, rows, rowHeight) {
-  const names = Math.round(Math.min(Math.max(width * 0.34, 90), 340));
+  const names = Math.round(Math.min(Math.max(width * 0.34, 150), 340, width / 2));
   const cell = Math.max(Math.min(Math.floor((width - names) / Math.max(columns, 1)), 40), 12);
   return { width, height, columns, rows, rowHeight, names, head: HEAD, cell, fullWidth: names + cell * columns, fullHeight: HEAD + rowHeight * rows };
 }
@@ -22,9 +22,9 @@ export function cellAt(at, scroll, x, y) {
   return inside ? { row, column } : null;
 }
 
-/** Where to scroll for a cell to be in sight. */
-export function scrollTo(at, scroll, { row, column }) {
-  const within = (from, size, seen, now) => Math.min(Math.max(now, from + size - seen), from);
+/** Where to scroll for a cell to be in sight: as little as possible, or to the middle. */
+export function scrollTo(at, scroll, { row, column, centred }) {
+  const within = (from, size, seen, now) => (centred ? from - (seen - size) / 2 : Math.min(Math.max(now, from + size - seen), from));
   return {
     left: within(column * at.cell, at.cell, at.width - at.names, scroll.left),
     top: within(row * at.rowHeight, at.rowHeight, at.height - at.head, scroll.top),

@@ -8,14 +8,14 @@ import { count, many, number } from "../format.js";
 import { to } from "../router.js";
 import { RunHead } from "../run_head.js";
 import { Table } from "../table.js";
-import { Take } from "../takeaway.js";
+import { Take } from "../export/take.js";
 import { stepText } from "../text.js";
-import { matching } from "../tree.js";
-import { Headroom, shapeText, sickText, TensorTree } from "../tree_view.js";
+import { matching } from "../tensors/tree.js";
+import { Headroom, shapeText, sickText, TensorTree } from "../tensors/tree_view.js";
 import { Bytes, Fact, Name, Outcome, Section, Sentence, Stale, Time, Waiting } from "../widgets.js";
 
 const FILES = [
-  { key: "path", title: "File", value: (f) => f.path, cell: (f) => html`<${Name}>${f.path}<//>` },
+  { key: "path", title: "File", class: "main", value: (f) => f.path, cell: (f) => html`<${Name}>${f.path}<//>` },
   { key: "size", title: "Size", value: (f) => f.size, cell: (f) => html`<${Bytes} value=${f.size} />`, class: "right", largest: true },
   { key: "format", title: "Format", value: (f) => f.format, cell: (f) => f.format },
   { key: "rank", title: "Rank", value: (f) => f.rank, cell: (f) => f.rank ?? "—" },

@@ -7,9 +7,9 @@ import { bytes, count, many, number } from "../format.js";
 import { to } from "../router.js";
 import { RunHead } from "../run_head.js";
 import { Table } from "../table.js";
-import { Take } from "../takeaway.js";
+import { Take } from "../export/take.js";
 import { stepText } from "../text.js";
-import { shapeText, sickText } from "../tree_view.js";
+import { shapeText, sickText } from "../tensors/tree_view.js";
 import { Fact, Name, Outcome, Section, Sentence, Stale, Waiting } from "../widgets.js";
 
 const WORDS = { changed: "changed", retyped: "another type", reshaped: "another shape", unknown: "other bytes", added: "only in the second", removed: "only in the first" };
@@ -18,7 +18,7 @@ const largest = (side) => side?.largest ?? null;
 const sick = (change) => change.difference?.became_nonfinite ?? (sickText(change.b ?? {}) && !sickText(change.a ?? {}) ? (change.b.nan ?? 0) + (change.b.inf ?? 0) : 0);
 
 const COLUMNS = [
-  { key: "name", title: "Tensor", value: (c) => c.name, cell: (c) => html`<${Name}>${c.name || "(no name)"}<//>` },
+  { key: "name", title: "Tensor", class: "main", value: (c) => c.name, cell: (c) => html`<${Name}>${c.name || "(no name)"}<//>` },
   { key: "role", title: "Role", value: (c) => c.role, cell: (c) => c.role },
   { key: "change", title: "Change", value: (c) => c.change, cell: (c) => html`<span class="chip">${WORDS[c.change] ?? c.change}</span>` },
   { key: "shape", title: "Type and shape", value: (c) => shapeText((c.b ?? c.a)?.shape), cell: (c) => html`<${Shape} change=${c} />` },

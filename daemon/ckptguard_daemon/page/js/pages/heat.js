@@ -4,15 +4,15 @@ import { html } from "../html.js";
 import { url } from "../api.js";
 import { HeatMap, Legend } from "../charts/heat_map.js";
 import { cellKey, chosenTensors, heatModel } from "../charts/heat_model.js";
-import { heatPicture } from "../charts/pictures.js";
+import { heatPicture } from "../export/pictures.js";
 import { useDocument } from "../documents.js";
 import { count, many, number } from "../format.js";
 import { setQuery, to } from "../router.js";
 import { RunHead } from "../run_head.js";
 import { Table } from "../table.js";
-import { Take } from "../takeaway.js";
+import { Take } from "../export/take.js";
 import { stepText } from "../text.js";
-import { headroom } from "../tree_view.js";
+import { headroom } from "../tensors/tree_view.js";
 import { Choices, Name, Outcome, Section, Stale, Waiting } from "../widgets.js";
 
 const MODES = [["magnitude", "Largest magnitude"], ["change", "Change"]];
@@ -66,7 +66,7 @@ function Map({ heat, run, runName, choice, choose }) {
   const rows = useMemo(() => chosenTensors(heat, { words, role, onlySick }), [heat, words, role, onlySick]);
   const firstAt = heat.first_bad ? rows.indexOf(heat.first_bad[0]) : -1;
   const first = firstAt >= 0 ? { row: firstAt, column: heat.first_bad[1] } : null;
-  const [cell, setCell] = useState(first && { ...first, follow: true });
+  const [cell, setCell] = useState(first && { ...first, follow: true, centred: true });
   const roles = useMemo(() => [...new Set(heat.tensors.map((tensor) => tensor.role))], [heat]);
   const columns = badColumns(heat, run);
   const picture = () => heatPicture({ title: `${runName}: ${mode === "change" ? "change of the largest magnitude" : "largest magnitude"}`, heat, model, rows: rows.slice(cell && cell.row > 300 ? cell.row - 100 : 0), first: heat.first_bad });
@@ -76,7 +76,7 @@ function Map({ heat, run, runName, choice, choose }) {
       <input type="search" aria-label="Find tensors by name" placeholder="Find by name" value=${words} onInput=${(e) => choose({ words: e.target.value })} />
       ${roles.length > 1 && html`<select aria-label="Role" value=${role} onChange=${(e) => choose({ role: e.target.value })}><option value="">All roles</option>${roles.map((one) => html`<option key=${one} value=${one}>${one}</option>`)}</select>`}
       <label><input type="checkbox" checked=${onlySick} disabled=${!heat.bad.length} onChange=${(e) => choose({ onlySick: e.target.checked })} /> Only what is not finite</label>
-      ${first && html`<button type="button" onClick=${() => setCell({ ...first, follow: true })}>Go to the first bad one</button>`}
+      ${first && html`<button type="button" onClick=${() => setCell({ ...first, follow: true, centred: true })}>Go to the first bad one</button>`}
     </div>
     <${Legend} model=${model} />
     ${rows.length ? html`<${HeatMap} heat=${heat} model=${model} rows=${rows} rowHeight=${Number(size)} cell=${cell} first=${first} described="heat-cell"

@@ -1,10 +1,10 @@
 // Tensors as a tree of any size: only the rows in sight are drawn, and the keyboard alone is enough.
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
-import { html } from "./html.js";
-import { count, many, number } from "./format.js";
-import { useNarrow, useWindow } from "./table.js";
+import { html } from "../html.js";
+import { count, many, number } from "../format.js";
+import { useNarrow, useWindow } from "../table.js";
 import { buildTree, openAtFirst, openRows } from "./tree.js";
-import { Name } from "./widgets.js";
+import { Name } from "../widgets.js";
 
 const HEIGHT = 32;
 const NARROW = 50;

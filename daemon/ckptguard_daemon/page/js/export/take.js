@@ -1,7 +1,7 @@
 // Buttons that save what is shown: a table as CSV and JSON, a picture as PNG and SVG.
 import { useState } from "preact/hooks";
-import { html } from "./html.js";
-import { saveCsv, saveJson, savePng, saveSvg } from "./export.js";
+import { html } from "../html.js";
+import { saveCsv, saveJson, savePng, saveSvg } from "./files.js";
 
 /** `columns` and `rows` of a table, `picture()` the text of an SVG. `what` completes "Save ...". */
 export function Take({ name, what, columns = null, rows = null, picture = null }) {

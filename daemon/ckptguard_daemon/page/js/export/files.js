@@ -1,6 +1,6 @@
 // Files to take away: a table as CSV or JSON, a picture as SVG or PNG. Nothing leaves the browser.
 
-import { visible } from "./text.js";
+import { visible } from "../text.js";
 
 const FORMULA = /^[\s\u0000]*[=+\-@\uff1d\uff0b\uff0d\uff20|%]|^[\t\r\n]/u;
 const NUMBER = /^[+-]?(\d+(\.\d*)?(e[+-]?\d+)?|inf)$/i;

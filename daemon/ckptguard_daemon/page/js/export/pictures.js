@@ -1,7 +1,7 @@
 // Pictures to take away, as the text of an SVG file in the colours of the light theme. Pure.
 import { endOf, stepText, visible } from "../text.js";
-import { colourOf } from "./colours.js";
-import { ABSENT, SICK } from "./heat_model.js";
+import { colourOf } from "../charts/colours.js";
+import { ABSENT, SICK } from "../charts/heat_model.js";
 
 const INK = "#1b2028";
 const SOFT = "#5b6472";

@@ -82,7 +82,6 @@ class Clicks:
     async def answer(self, request: Request, make: Callable[[Reads], Document]) -> Response:
         """Return the document that `make` returns, with the number of its requests. Raises BusyError."""
 
-
         def made(reads: Reads) -> Response:
             answer = make(reads)
             answer.setdefault("reads", reads.count)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from ckptguard.decisions.known_good import Standing
-from ckptguard.errors import NotFoundError, RefusedError, SettingsError
+from ckptguard.errors import BusyError, NotFoundError, RefusedError, SettingsError
 from ckptguard.layouts import LAYOUTS
 from ckptguard.records.run import Run
 from ckptguard.records.run_settings import accept_reference
@@ -58,6 +58,7 @@ def clear(view: RunView, word: str, *, reason: str) -> Verdict:
     Raises:
         NotFoundError: no generation has this name.
         RefusedError: it is not SUSPECT; damage cannot be cleared.
+        BusyError: it got another verdict meanwhile.
     """
     run, history = view.run, view.history
     standing = _chosen(run, history, word)
@@ -85,7 +86,10 @@ def clear(view: RunView, word: str, *, reason: str) -> Verdict:
         facts=before.facts if before else Facts(),
         seen=before.seen if before else (),
     )
-    history.add_verdict(verdict)
+    history.add_verdict(verdict, after=standing.number)
+    history.refresh(id.series)
+    if history.standings(id.series)[id].outcome is not Outcome.GOOD:
+        raise BusyError(f"{word} got another verdict meanwhile: look at it again")
     return verdict
 
 

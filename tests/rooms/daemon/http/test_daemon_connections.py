@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from ckptguard_daemon import answers, connections
-from ckptguard_daemon.service import HttpServer
+from ckptguard_daemon.http import answers, connections, replies
+from ckptguard_daemon.http.server import HttpServer
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
@@ -42,7 +42,7 @@ def address(short_folder: Path, release: threading.Event) -> Iterator[str]:
         return PlainTextResponse("waited")
 
     async def post(request: Request) -> Response:
-        await answers._body(request, answers.VerifyBody, None)
+        await replies.read_body(request, answers.VerifyBody)
         return PlainTextResponse("posted")
 
     listening = socket.socket(socket.AF_UNIX)
@@ -101,7 +101,7 @@ def test_an_unread_body_is_given_up(address: str, monkeypatch: pytest.MonkeyPatc
 def test_half_a_body_is_given_up(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever waits for a body waits so long, however it drips."""
     monkeypatch.setattr(connections, "HEAD_SECONDS", 0.05)
-    monkeypatch.setattr(answers, "_BODY_SECONDS", 0.05)
+    monkeypatch.setattr(replies, "BODY_SECONDS", 0.05)
     for half in (b"", b"{", b'{"path": "a"'):
         said = answer(caller(address, b"POST /post HTTP/1.1\r\nHost: x\r\nContent-Length: 13\r\n\r\n" + half))
         assert said.startswith(b"HTTP/1.1 408 ")

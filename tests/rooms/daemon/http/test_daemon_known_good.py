@@ -14,9 +14,12 @@ from typing import Any, cast
 import msgspec
 import pytest
 from benchmarks.bench_known_good import counted
-from ckptguard_daemon import answers as answers_module
-from ckptguard_daemon.answers import Answers
+from ckptguard_daemon.application import application
+from ckptguard_daemon.catalogue_feed import CatalogueFeed
 from ckptguard_daemon.guarded import WatchedRun
+from ckptguard_daemon.http import answers as answers_module
+from ckptguard_daemon.http.local_gate import LocalGate
+from ckptguard_daemon.http.routes import Served
 from ckptguard_daemon.log import log
 from ckptguard_daemon.loop import Loop, Passes
 from ckptguard_daemon.metrics import Metrics
@@ -74,9 +77,17 @@ class Guarded:
         self.run = WatchedRun(str(folder), run_id_of(str(folder)), settings, Hooks(settings, log), None)
         self.loop = Loop(Roster([self.run]), threading.Event(), lambda run: None)
         presence = DaemonRecord(address="", host="", boot_id="", pid=0, started_at="")
-        self.application = Answers(
-            Roster([self.run]), self.loop, Passes(), presence, lambda: self.alive, cast(Metrics, None)
-        ).application()
+        served = Served(
+            runs=Roster([self.run]),
+            loop=self.loop,
+            passes=Passes(),
+            presence=presence,
+            feed=CatalogueFeed(None),
+            metrics=cast(Metrics, None),
+            alive=lambda: self.alive,
+            stop=threading.Event(),
+        )
+        self.application = LocalGate(application(served))
         self.alive = True
 
     def make_pass(self) -> None:

@@ -1,0 +1,119 @@
+"""What a route is: a path, what answers there, and the role that a caller needs.
+
+A module of routes has one function, ``routes(served) -> list[Route]``; `ckptguard_daemon.application` lists them.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from fnmatch import fnmatchcase
+
+import msgspec
+from starlette import routing
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from ckptguard.errors import NotFoundError
+from ckptguard.records.daemon_record import DaemonRecord
+from ckptguard.values.ids import name_of_run
+from ckptguard_daemon.catalogue_feed import CatalogueFeed
+from ckptguard_daemon.guarded import WatchedRun
+from ckptguard_daemon.http.replies import refusal
+from ckptguard_daemon.loop import Loop, Passes
+from ckptguard_daemon.metrics import Metrics
+from ckptguard_daemon.roster import Roster
+
+
+class Role(IntEnum):
+    """What a caller may do. Each role may do what the ones before it may."""
+
+    READER = 1  # look
+    GUARD = 2  # report what a training saw
+    OPERATOR = 3  # change runs
+
+
+class Caller(msgspec.Struct, frozen=True, kw_only=True):
+    """Who asks. `runs` are patterns for names and URLs of runs; None means all. `expires`: in seconds since 1970."""
+
+    name: str
+    role: Role
+    runs: tuple[str, ...] | None = None
+    expires: float | None = None
+
+    def sees(self, run: WatchedRun) -> bool:
+        """True if this run exists for the caller."""
+        names = (run.name or name_of_run(run.url), run.url, run.run_id)
+        return self.runs is None or any(fnmatchcase(name, p) for p in self.runs for name in names)
+
+
+OWNER = Caller(name="owner", role=Role.OPERATOR)  # whoever can open the Unix socket
+
+
+@dataclass(frozen=True, kw_only=True)
+class Served:
+    """What the routes answer about. `stop` is set when the daemon ends: then streams end."""
+
+    runs: Roster
+    loop: Loop
+    passes: Passes
+    presence: DaemonRecord
+    feed: CatalogueFeed
+    metrics: Metrics
+    alive: Callable[[], bool]
+    searched: Callable[[], bool] = lambda: True
+    stop: threading.Event
+
+    def run_of(self, request: Request) -> WatchedRun:
+        """Return the run that the path names. Raises NotFoundError, also if the caller may not see it."""
+        run = self.runs.get(request.path_params["run"])
+        if run is None or not caller_of(request).sees(run):
+            name = request.path_params["run"][:40]
+            raise NotFoundError(f"this daemon does not guard a run {name}", hint="GET /v1/runs lists them")
+        return run
+
+    def runs_for(self, request: Request) -> list[WatchedRun]:
+        """Return the runs that exist for the caller."""
+        caller = caller_of(request)
+        return [run for run in self.runs if caller.sees(run)]
+
+
+def caller_of(request: Request) -> Caller:
+    """Return who asks. Only for routes with a role."""
+    caller: Caller = request.scope["caller"]
+    return caller
+
+
+class Route(routing.Route):
+    """A route that only callers of a role reach. With None anybody does, who passed the gate."""
+
+    def __init__(
+        self,
+        path: str,
+        endpoint: Callable[[Request], Awaitable[Response]],
+        role: Role | None,
+        methods: Sequence[str] = ("GET",),
+    ) -> None:
+        super().__init__(path, endpoint, methods=list(methods))
+        self.role = role
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer, or refuse."""
+        if self.role is not None:
+            caller: Caller | None = scope.get("caller")
+            refused: Response | None = None
+            if caller is None:
+                refused = refusal(
+                    "unauthorized", "a token is needed", 401, "`ckptguard token --help` says how to get one"
+                )
+                refused.headers["WWW-Authenticate"] = "Bearer"
+            elif caller.role < self.role:
+                needed = self.role.name.lower()
+                refused = refusal("forbidden", f"this needs the role {needed}", 403)
+            if refused is not None:
+                await refused(scope, receive, send)
+                return
+        await super().handle(scope, receive, send)

@@ -1,0 +1,1 @@
+"""What the dashboard asks of the daemon, beside the routes for programs."""

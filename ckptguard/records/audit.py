@@ -30,7 +30,8 @@ class Action(msgspec.Struct, frozen=True, kw_only=True):
     """One action. `name` and `role` are those of the token that asked for it, `owner` is the process that did it.
 
     - `plan`: the digest of the plan that was agreed to.
-    - `state`: began, done, failed, refused (the plan had changed) or stopped (the daemon ended). `result`: what was done, or why not, as lines.
+    - `state`: began, done, failed, refused (the plan had changed) or stopped (the daemon ended).
+    - `result`: what was done, or why not, as lines.
     """
 
     format: int = 1

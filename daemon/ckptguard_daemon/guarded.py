@@ -35,6 +35,7 @@ from ckptguard_daemon.log import log
 _SOONEST = 0.2
 _LONGEST_BACKOFF = 600.0
 _REMEMBERED = 1000
+_NOTING_SHARE = 20  # of the time of a pass, at most this part is spent on noting verdicts before its end
 
 
 def storage_of(url: str) -> str:
@@ -109,6 +110,7 @@ class WatchedRun:
         self.hooks, self._presence = hooks, presence
         self._notes = PassNotes()
         self._feed, self._noted = feed, self._beside()
+        self._note_again_at = 0.0  # monotonic
         self.silence: Silence | None = None  # None: nothing watches it
         self._known: Known | None = None
         self._asked: set[str] = set()
@@ -234,6 +236,7 @@ class WatchedRun:
         def found(checked: Checked) -> None:
             self.verdicts += 1
             self._tell(run, checked)
+            self._note_early(view)
             work.found(checked)
 
         try:
@@ -249,18 +252,30 @@ class WatchedRun:
                 self.ask(path)
                 done = msgspec.structs.replace(done, made_way=True)
         self._noted = self._beside()
-        if self._feed is not None:
-            self._feed.note(
-                view,
-                Passed(
-                    notes=self._notes,
-                    replicas=self.replicas,
-                    scrub_interval=self.scrub.every if self.scrub is not None else None,
-                    wrote=bool(done.checked or done.pruned or asked),
-                    troubled=bool(done.could_not_tell),
-                ),
-            )
+        self._note(view, wrote=bool(done.checked or done.pruned or asked), troubled=bool(done.could_not_tell))
         return done
+
+    def _note(self, view: RunView, *, wrote: bool, troubled: bool = False) -> None:
+        """Note in the catalogue what this pass saw."""
+        if self._feed is not None:
+            scrub_interval = self.scrub.every if self.scrub is not None else None
+            passed = Passed(
+                notes=self._notes,
+                replicas=self.replicas,
+                scrub_interval=scrub_interval,
+                wrote=wrote,
+                troubled=troubled,
+            )
+            self._feed.note(view, passed)
+
+    def _note_early(self, view: RunView) -> None:
+        """Note a verdict before the pass ends, which may take long. Of many verdicts only some are noted so: what it
+        costs grows with the run."""
+        began = time.monotonic()
+        if began >= self._note_again_at:
+            self._note(view, wrote=True)
+            now = time.monotonic()
+            self._note_again_at = now + _NOTING_SHARE * (now - began)
 
     def _read_again(self, view: RunView, path: str, work: Work) -> bool:
         """Verify one checkpoint again. False if it must make way for others."""

@@ -183,6 +183,7 @@ def serve(
     finally:
         manager.is_stopping()
         stop.set()
+        feed.wake()  # streams of events end before the servers do
         following.wake()
         everywhere = (loop.lanes, replicating.lanes, scrubbing.lanes)
         for lanes in everywhere:

@@ -1,1 +1,1 @@
-"""What the dashboard asks of the daemon, beside the routes for programs."""
+"""Behind the page: what the catalogue knows, what a click reads, what happens now, and what an operator has done."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from fnmatch import fnmatchcase
 
@@ -67,7 +67,7 @@ class Served:
     alive: Callable[[], bool]
     searched: Callable[[], bool] = lambda: True
     stop: threading.Event
-    jobs: Jobs
+    jobs: Jobs = field(default_factory=lambda: Jobs(threading.Event()))
 
     def run_of(self, request: Request) -> WatchedRun:
         """Return the run that the path names. Raises NotFoundError, also if the caller may not see it."""

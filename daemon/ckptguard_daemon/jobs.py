@@ -1,4 +1,4 @@
-"""Jobs: what takes long runs in threads of its own, a few at once, and whoever asked may come back for the answer."""
+"""Jobs: what takes long runs in threads of its own, a few at once, and the caller may come back for the answer."""
 
 from __future__ import annotations
 

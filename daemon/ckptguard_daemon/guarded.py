@@ -35,6 +35,7 @@ from ckptguard_daemon.log import log
 _SOONEST = 0.2
 _LONGEST_BACKOFF = 600.0
 _REMEMBERED = 1000
+_NOTING_SHARE = 20  # of the time of a pass, at most this part is spent on noting verdicts before its end
 
 
 def storage_of(url: str) -> str:
@@ -109,12 +110,14 @@ class WatchedRun:
         self.hooks, self._presence = hooks, presence
         self._notes = PassNotes()
         self._feed, self._noted = feed, self._beside()
+        self._note_again_at = 0.0  # monotonic
         self.silence: Silence | None = None  # None: nothing watches it
         self._known: Known | None = None
         self._asked: set[str] = set()
         self._asked_lock = threading.Lock()
         self._failures = 0
         self._logged: dict[str, None] = {}
+        self._records_changed = False
 
     def take(self, name: str, settings: Settings, hooks: Hooks) -> None:
         """Give it a name and settings. The next pass works by them."""
@@ -144,6 +147,10 @@ class WatchedRun:
     def mend_soon(self) -> None:
         """Make the next pass do its automatic repairs. Any thread may call it."""
         self._notes.prune_at = 0.0
+
+    def look_soon(self) -> None:
+        """Have the next pass look at the records, which nobody watches. Any thread may call it."""
+        self._records_changed = True
 
     def step(self, work: Work) -> PassResult | None:
         """Make one pass, and set when the next one is due. None if it failed, which is logged and never raised."""
@@ -188,7 +195,7 @@ class WatchedRun:
         if self.silence is None or self.settings.records is not None:  # nobody watches records elsewhere
             return False
         idle = self.state == "guarded" and self.passes and not self._asked and not self.last_pass.pending
-        idle = idle and self._noted == self._beside()
+        idle = idle and not self._records_changed and self._noted == self._beside()
         if idle and self._notes.has_nothing_due(self.settings) and self.silence.rests(self.run_id):
             return True
         self.silence.settle(self.run_id)
@@ -207,6 +214,7 @@ class WatchedRun:
                 log("presence_not_cleared", level="warning", run=self.url, reason=error.message)
 
     def _pass(self, work: Work) -> PassResult:
+        self._records_changed = False
         view = self.look()
         self.run = run = view.run
         begins = self._known is None
@@ -228,6 +236,7 @@ class WatchedRun:
         def found(checked: Checked) -> None:
             self.verdicts += 1
             self._tell(run, checked)
+            self._note_early(view)
             work.found(checked)
 
         try:
@@ -243,18 +252,30 @@ class WatchedRun:
                 self.ask(path)
                 done = msgspec.structs.replace(done, made_way=True)
         self._noted = self._beside()
-        if self._feed is not None:
-            self._feed.note(
-                view,
-                Passed(
-                    notes=self._notes,
-                    replicas=self.replicas,
-                    scrub_interval=self.scrub.every if self.scrub is not None else None,
-                    wrote=bool(done.checked or done.pruned or asked),
-                    troubled=bool(done.could_not_tell),
-                ),
-            )
+        self._note(view, wrote=bool(done.checked or done.pruned or asked), troubled=bool(done.could_not_tell))
         return done
+
+    def _note(self, view: RunView, *, wrote: bool, troubled: bool = False) -> None:
+        """Note in the catalogue what this pass saw."""
+        if self._feed is not None:
+            scrub_interval = self.scrub.every if self.scrub is not None else None
+            passed = Passed(
+                notes=self._notes,
+                replicas=self.replicas,
+                scrub_interval=scrub_interval,
+                wrote=wrote,
+                troubled=troubled,
+            )
+            self._feed.note(view, passed)
+
+    def _note_early(self, view: RunView) -> None:
+        """Note a verdict before the pass ends, which may take long. Of many verdicts only some are noted so: what it
+        costs grows with the run."""
+        began = time.monotonic()
+        if began >= self._note_again_at:
+            self._note(view, wrote=True)
+            now = time.monotonic()
+            self._note_again_at = now + _NOTING_SHARE * (now - began)
 
     def _read_again(self, view: RunView, path: str, work: Work) -> bool:
         """Verify one checkpoint again. False if it must make way for others."""

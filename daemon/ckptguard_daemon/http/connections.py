@@ -9,6 +9,7 @@ from http import HTTPStatus
 from typing import Any
 
 import msgspec
+from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 HEAD_SECONDS = 10.0  # from the connection, or from the previous answer
@@ -26,6 +27,7 @@ class BoundedConnection(H11Protocol):
     def connection_made(self, transport: Any) -> None:
         """Begin, unless there are too many already."""
         super().connection_made(transport)
+        self.app = _abortable(self.app, transport)
         self.peer = _process_of(transport.get_extra_info("socket"))
         self._await_head()
         others = [one for one in self.connections if isinstance(one, BoundedConnection)]
@@ -66,6 +68,16 @@ class BoundedConnection(H11Protocol):
         head += f"Content-Length: {len(text)}\r\nConnection: close\r\n\r\n"
         self.transport.write(head.encode() + text)
         self.transport.close()
+
+
+def _abortable(application: ASGIApp, transport: Any) -> ASGIApp:
+    """Let an answer end its connection at once, also one whose client reads nothing any more."""
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        scope["abort"] = transport.abort
+        await application(scope, receive, send)
+
+    return answer
 
 
 def _process_of(connection: socket.socket | None) -> int | None:

@@ -47,7 +47,7 @@ _COLLECT_INTERVAL = 3600.0  # seconds; files that are not old enough yet are rem
 _PRUNE_INTERVAL = 600.0  # seconds; empties the trash and lifts pins even if nothing is saved
 _COUNTED = tuple(f"{folder}/" for folder in (*FOLDERS, TRASH, PINS))  # what a pass reads besides the scrub plan
 
-_BESIDE = tuple(f"{folder}/" for folder in (INCIDENTS, SCRUBS, SAMPLES, AUDIT))
+_BESIDE = (f"{INCIDENTS}/", f"{SCRUBS}/", f"{SAMPLES}/", f"{AUDIT}/")
 
 
 class Waiting(msgspec.Struct, frozen=True, kw_only=True):

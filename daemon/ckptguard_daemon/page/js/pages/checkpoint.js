@@ -43,14 +43,14 @@ function Tensors({ doc, name }) {
       <label><input type="checkbox" checked=${onlySick} disabled=${!sick} onChange=${(e) => setOnlySick(e.target.checked)} /> Only what is not finite</label>
       <span class="dim" role="status">${many(shown.length, "tensor")}${sick ? `, ${count(sick)} not finite` : ""}</span>
     </div>
-    <${Chosen} tensor=${chosen} />
     ${shown.length ? html`<${TensorTree} tensors=${shown} openAll=${Boolean(wanted || onlySick)} onChoose=${setChosen} />` : html`<p class="empty card">No tensor is like this.</p>`}
+    <${Chosen} tensor=${chosen} />
   <//>`;
 }
 
 /** The whole of what is known of one tensor. */
 function Chosen({ tensor }) {
-  if (!tensor) return html`<p class="dim hint-line">Choose a tensor to see its digest, its file and its numbers.</p>`;
+  if (!tensor) return html`<p class="dim chosen">Choose a tensor to see its digest, its file and its numbers.</p>`;
   return html`<div class="card chosen" role="status">
     <h3><${Name} class="whole" most=${4000}>${tensor.name || "(no name)"}<//></h3>
     <dl class="facts">

@@ -98,7 +98,7 @@ export default function Keep({ run, me }) {
   const runName = found?.run?.name ?? run;
   const generations = found?.generations ?? [];
   const pinned = generations.filter((one) => one.pinned && (!Array.isArray(one.pinned) || one.pinned.length));
-  const unpin = { key: "unpin", title: "", cell: (one) => html`<${Actions} me=${me} run=${run} runName=${runName} verbs=${["unpin"]} checkpoint=${one} name=${one.name} onDone=${page.reload} />` };
+  const unpin = { key: "unpin", title: "Action", cell: (one) => html`<${Actions} me=${me} run=${run} runName=${runName} verbs=${["unpin"]} checkpoint=${one} name=${one.name} onDone=${page.reload} />` };
   const pins = [linked(run), step, outcome, size, { key: "pinned", title: "Why", value: whyPinned, cell: (one) => html`<bdi>${whyPinned(one)}</bdi>` }];
   const mayUnpin = me?.actions?.includes("unpin");
   return html`<${RunHead} run=${run} doc=${page} tab="keep" />

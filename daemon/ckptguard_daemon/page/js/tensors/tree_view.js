@@ -28,7 +28,7 @@ export function sickText({ nan, inf }) {
 export function Headroom({ largest }) {
   const room = headroom(largest);
   if (!room) return html`<span class="dim">—</span>`;
-  const words = room.share > 1 ? "beyond fp16" : `${number(100 * room.share, 2)} % of fp16`;
+  const words = room.share > 1 ? "beyond it" : room.share < 0.001 ? "below 0.1 %" : `${number(100 * room.share, 2)} %`;
   return html`<span class="headroom ${room.near}"><meter min="0" max="1" low="0.1" high="0.5" optimum="0" value=${Math.min(room.share, 1)} aria-label="Share of fp16"></meter><span>${words}</span></span>`;
 }
 

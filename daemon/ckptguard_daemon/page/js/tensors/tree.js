@@ -3,7 +3,7 @@
 const DEEPEST = 24; // levels; the rest of a longer name stays in one piece
 const bySize = new Intl.Collator("en", { numeric: true });
 
-const isSick = (tensor) => Boolean(tensor.nan || tensor.inf);
+const isSick = (tensor) => Boolean(tensor.nan || tensor.inf || tensor.problem);
 
 function parts(tensor) {
   const pieces = tensor.name.split(".", DEEPEST);

@@ -118,6 +118,7 @@ class WatchedRun:
         self._asked_lock = threading.Lock()
         self._failures = 0
         self._logged: dict[str, None] = {}
+        self._records_changed = False
 
     def take(self, name: str, settings: Settings, hooks: Hooks) -> None:
         """Give it a name and settings. The next pass works by them."""
@@ -147,6 +148,10 @@ class WatchedRun:
     def mend_soon(self) -> None:
         """Make the next pass do its automatic repairs. Any thread may call it."""
         self._notes.prune_at = 0.0
+
+    def look_soon(self) -> None:
+        """Have the next pass look at the records, which nobody watches. Any thread may call it."""
+        self._records_changed = True
 
     def step(self, work: Work) -> PassResult | None:
         """Make one pass, and set when the next one is due. None if it failed, which is logged and never raised."""
@@ -191,7 +196,7 @@ class WatchedRun:
         if self.silence is None or self.settings.records is not None:  # nobody watches records elsewhere
             return False
         idle = self.state == "guarded" and self.passes and not self._asked and not self.last_pass.pending
-        idle = idle and self._noted == self._beside()
+        idle = idle and not self._records_changed and self._noted == self._beside()
         if idle and self._notes.has_nothing_due(self.settings) and self.silence.rests(self.run_id):
             return True
         self.silence.settle(self.run_id)
@@ -215,6 +220,7 @@ class WatchedRun:
 
     def _pass(self, work: Work) -> PassResult:
         self._noted = self._beside()
+        self._records_changed = False
         view = self.look()
         self.run = run = view.run
         begins = self._known is None
@@ -251,7 +257,6 @@ class WatchedRun:
             if not self._read_again(view, path, work):
                 self.ask(path)
                 done = msgspec.structs.replace(done, made_way=True)
-        self._noted = self._beside()
         self._note(view, wrote=bool(done.checked or done.pruned or asked), troubled=bool(done.could_not_tell))
         return done
 

@@ -40,6 +40,7 @@ from ckptguard_daemon.http.rendezvous import listen
 from ckptguard_daemon.http.routes import Served
 from ckptguard_daemon.http.server import HttpServer
 from ckptguard_daemon.idle_work import Replicating, Scrubbing
+from ckptguard_daemon.jobs import Jobs
 from ckptguard_daemon.liveness import Systemd, is_fresh
 from ckptguard_daemon.log import log
 from ckptguard_daemon.loop import LaneScanner, Loop, Passes
@@ -155,6 +156,7 @@ def serve(
         alive=alive,
         searched=lambda: following.has_looked,
         stop=stop,
+        jobs=Jobs(stop),
     )
     servers = [HttpServer(LocalGate(application(served)), rendezvous.socket)]
     if scrapers is not None:
@@ -193,6 +195,7 @@ def serve(
         deadline = time.monotonic() + _LANES_STOP_SECONDS
         for lanes in everywhere:
             lanes.wait_for_end(deadline - time.monotonic())
+        served.jobs.wait_for_end(deadline - time.monotonic())
         for run in runs:
             run.leave()
         feed.close()

@@ -15,7 +15,7 @@ import { Headroom, shapeText, sickText, TensorTree } from "../tensors/tree_view.
 import { Bytes, Fact, Name, Outcome, Section, Sentence, Stale, Time, Waiting } from "../widgets.js";
 
 const FILES = [
-  { key: "path", title: "File", class: "main", value: (f) => f.path, cell: (f) => html`<${Name}>${f.path}<//>` },
+  { key: "path", title: "File", width: 2.4, value: (f) => f.path, cell: (f) => html`<${Name}>${f.path}<//>` },
   { key: "size", title: "Size", value: (f) => f.size, cell: (f) => html`<${Bytes} value=${f.size} />`, class: "right", largest: true },
   { key: "format", title: "Format", value: (f) => f.format, cell: (f) => f.format },
   { key: "rank", title: "Rank", value: (f) => f.rank, cell: (f) => f.rank ?? "—" },
@@ -66,7 +66,7 @@ function Chosen({ tensor }) {
 
 function Verdicts({ verdicts, omitted }) {
   if (!verdicts.length) return html`<p class="card empty">It has no verdict yet.</p>`;
-  return html`<ol class="verdicts card">${verdicts.map(
+  return html`<ol class="verdicts card">${verdicts.toReversed().map(
     (verdict) => html`<li key=${verdict.name}>
       <p><${Outcome} outcome=${verdict.outcome} /> <${Time} at=${seconds(verdict.at)} /> <span class="dim">by <bdi>${verdict.by}</bdi></span> ${verdict.counts && html`<span class="chip">counts</span>`} ${verdict.place_damaged && html`<span class="chip">the bytes in place are damaged</span>`}</p>
       ${verdict.findings?.length > 0 && html`<ul class="findings">${verdict.findings.map((finding, at) => html`<li key=${at} class=${finding.severity}><${Finding} finding=${finding} /></li>`)}</ul>`}
@@ -113,7 +113,7 @@ export default function Checkpoint({ run, name, me }) {
         <${Fact} label="Saved"><${Time} at=${generation?.saved_at} /><//>
         <${Fact} label="Size"><${Bytes} value=${found.bytes} /><//>
         <${Fact} label="Tensors">${count(found.tensors.length)}<//>
-        ${generation?.pinned && html`<${Fact} label="Pinned">yes<//>`}
+        ${generation?.pinned && html`<${Fact} label="Pinned"><bdi>${generation.pinned}</bdi><//>`}
         ${Object.entries(found.metrics ?? {}).map(([key, value]) => html`<${Fact} key=${`metric ${key}`} label=${html`<bdi>${key}</bdi>`}>${number(value)}<//>`)}
         ${(found.counters ?? []).map((counter) => html`<${Fact} key=${counter.kind} label=${html`<bdi>${counter.kind}</bdi>`}><span title=${counter.source}>${count(counter.value)}</span><//>`)}
       </dl>

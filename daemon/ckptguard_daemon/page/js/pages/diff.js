@@ -18,10 +18,10 @@ const largest = (side) => side?.largest ?? null;
 const sick = (change) => (change.difference ? (change.difference.became_nonfinite ? `${count(change.difference.became_nonfinite)} values` : null) : sickText(change.a ?? {}) ? null : sickText(change.b ?? {}));
 
 const COLUMNS = [
-  { key: "name", title: "Tensor", class: "main", value: (c) => c.name, cell: (c) => html`<${Name}>${c.name || "(no name)"}<//>` },
+  { key: "name", title: "Tensor", width: 2.4, value: (c) => c.name, cell: (c) => html`<${Name}>${c.name || "(no name)"}<//>` },
   { key: "role", title: "Role", value: (c) => c.role, cell: (c) => c.role },
   { key: "change", title: "Change", value: (c) => c.change, cell: (c) => html`<span class="chip">${WORDS[c.change] ?? c.change}</span>` },
-  { key: "shape", title: "Type and shape", class: "shape", value: (c) => shapeText((c.b ?? c.a)?.shape), cell: (c) => html`<${Shape} change=${c} />` },
+  { key: "shape", title: "Type and shape", class: "shape", width: 1.4, value: (c) => shapeText((c.b ?? c.a)?.shape), cell: (c) => html`<${Shape} change=${c} />` },
   { key: "a", title: "Largest before", class: "right", largest: true, value: (c) => largest(c.a), cell: (c) => number(largest(c.a)) },
   { key: "b", title: "and after", class: "right", largest: true, value: (c) => largest(c.b), cell: (c) => number(largest(c.b)) },
   { key: "sick", title: "Became not finite", value: sick, cell: (c) => (sick(c) ? html`<strong class="bad-text">${sick(c)}</strong>` : "—") },

@@ -15,7 +15,7 @@ import { Headroom, sickText } from "../tensors/tree_view.js";
 import { Fact, Name, Outcome, Section, Sentence, Stale, Time, Waiting } from "../widgets.js";
 
 const TENSORS = [
-  { key: "name", title: "Tensor", class: "main", value: (t) => t.name, cell: (t) => html`<${Name}>${t.name}<//>` },
+  { key: "name", title: "Tensor", width: 2.4, value: (t) => t.name, cell: (t) => html`<${Name}>${t.name}<//>` },
   { key: "kind", title: "Kind", value: (t) => t.kind, cell: (t) => html`<span class="chip">${t.kind}</span>` },
   { key: "nan", title: "NaN", class: "right", largest: true, value: (t) => t.nan, cell: (t) => count(t.nan) },
   { key: "inf", title: "Inf", class: "right", largest: true, value: (t) => t.inf, cell: (t) => count(t.inf) },
@@ -23,12 +23,12 @@ const TENSORS = [
   { key: "what", title: "What", value: (t) => t.what, cell: (t) => html`<bdi>${t.what ?? sickText(t) ?? "—"}</bdi>` },
 ];
 const LARGEST = [
-  { key: "tensor", title: "Tensor", class: "main", value: (t) => t.tensor, cell: (t) => html`<${Name}>${t.tensor}<//>` },
+  { key: "tensor", title: "Tensor", width: 2.4, value: (t) => t.tensor, cell: (t) => html`<${Name}>${t.tensor}<//>` },
   { key: "largest", title: "Largest", class: "right", largest: true, value: (t) => t.largest, cell: (t) => number(t.largest) },
   { key: "share", title: "Share of fp16", value: (t) => t.largest, cell: (t) => html`<${Headroom} largest=${t.largest} />`, largest: true },
 ];
 const CHANGES = [
-  { key: "name", title: "Tensor", class: "main", value: (c) => c.name, cell: (c) => html`<${Name}>${c.name}<//>` },
+  { key: "name", title: "Tensor", width: 2.4, value: (c) => c.name, cell: (c) => html`<${Name}>${c.name}<//>` },
   { key: "change", title: "Change", value: (c) => c.change, cell: (c) => c.change },
   { key: "became", title: "Became not finite", class: "right", largest: true, value: (c) => c.became_nonfinite, cell: (c) => count(c.became_nonfinite) },
   { key: "l2", title: "Relative change", class: "right", largest: true, value: (c) => c.relative_l2, cell: (c) => number(c.relative_l2) },

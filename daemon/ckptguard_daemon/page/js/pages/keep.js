@@ -15,17 +15,17 @@ import { Bytes, Fact, Name, Outcome, Section, Sentence, Stale, Time, Waiting } f
 const step = { key: "step", title: "Step", class: "right", largest: true, value: (one) => (Array.isArray(one.step) ? one.step.at(-1) : one.step), export: (one) => stepText(one.step), cell: (one) => stepText(one.step) };
 const size = { key: "bytes", title: "Size", class: "right", largest: true, value: (one) => one.bytes, cell: (one) => html`<${Bytes} value=${one.bytes} />` };
 const outcome = { key: "outcome", title: "Outcome", value: (one) => one.outcome, cell: (one) => html`<${Outcome} outcome=${one.outcome} />` };
-const path = { key: "path", title: "Checkpoint", class: "main", value: (one) => one.path, cell: (one) => html`<${Name}>${one.path}<//>` };
+const path = { key: "path", title: "Checkpoint", width: 2.4, value: (one) => one.path, cell: (one) => html`<${Name}>${one.path}<//>` };
 const linked = (run) => ({ ...path, value: (one) => one.path ?? one.name, cell: (one) => html`<${Name} href=${to.checkpoint(run, one.name)}>${one.path ?? one.name}<//>` });
 
-const DECIDED = [path, step, outcome, size, { key: "reasons", title: "Why", value: (one) => one.reasons.join("; "), cell: (one) => html`<bdi>${one.reasons.join("; ")}</bdi>` }];
+const DECIDED = [path, step, outcome, size, { key: "reasons", title: "Why", width: 2.4, value: (one) => one.reasons.join("; "), cell: (one) => html`<bdi>${one.reasons.join("; ")}</bdi>` }];
 const TRASH = [path, step, size, { key: "removed_at", title: "Removed", value: (one) => one.removed_at, cell: (one) => html`<${Time} at=${seconds(one.removed_at)} focus=${false} />` }];
 const REPLICAS = [
-  { key: "url", title: "Replica", class: "main", value: (one) => one.url, cell: (one) => html`<${Name}>${one.url}<//>` },
+  { key: "url", title: "Replica", width: 2.4, value: (one) => one.url, cell: (one) => html`<${Name}>${one.url}<//>` },
   { key: "held", title: "Holds", class: "right", largest: true, value: (one) => one.held, cell: (one) => count(one.held) },
   { key: "behind", title: "Lacks", class: "right", largest: true, value: (one) => one.behind, cell: (one) => (one.behind === null ? "not known" : one.behind ? html`<strong class="bad-text">${count(one.behind)}</strong>` : "none") },
   { key: "last_good", title: "Newest good", value: (one) => one.last_good ?? null, cell: (one) => one.last_good ?? "—" },
-  { key: "trouble", title: "Trouble", value: (one) => one.trouble, cell: (one) => (one.trouble ? html`<bdi class="bad-text">${one.trouble}</bdi>` : "none") },
+  { key: "trouble", title: "Trouble", width: 2.4, value: (one) => one.trouble, cell: (one) => (one.trouble ? html`<bdi class="bad-text">${one.trouble}</bdi>` : "none") },
 ];
 const HOW = { copy: "a full copy", reflink: "a copy that shares its blocks", link: "a link: it shares its bytes" };
 const kept = (run) => [linked(run), step, outcome, size, { key: "kept", title: "Copy", value: (one) => one.kept, cell: (one) => HOW[one.kept] ?? one.kept }];
@@ -108,7 +108,7 @@ export default function Keep({ run, me }) {
   const generations = found?.generations ?? [];
   const pinned = generations.filter((one) => one.pinned);
   const unpin = { key: "unpin", title: "Action", cell: (one) => html`<${Actions} me=${me} run=${run} runName=${runName} verbs=${["unpin"]} checkpoint=${one} onDone=${page.reload} />` };
-  const pins = [linked(run), step, outcome, size];
+  const pins = [linked(run), step, outcome, size, { key: "pinned", title: "Why", width: 1.6, value: (one) => one.pinned, cell: (one) => html`<bdi class="wrap">${one.pinned}</bdi>` }];
   const mayUnpin = me?.actions?.includes("unpin");
   return html`<${RunHead} run=${run} doc=${page} tab="keep" />
     <${Waiting} doc=${page} what="the run" /><${Stale} doc=${page} />

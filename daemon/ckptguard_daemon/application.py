@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from starlette.applications import Starlette
 
-from ckptguard_daemon.http import answers
+from ckptguard_daemon.http import access, answers, pages
 from ckptguard_daemon.http.replies import REFUSALS
 from ckptguard_daemon.http.routes import Served
 
-_MODULES = (answers,)  # each has `routes(served)`
+_MODULES = (answers, access, pages)  # each has `routes(served)`
 
 
 def application(served: Served) -> Starlette:

@@ -28,11 +28,12 @@ from ckptguard.records.names_by_step import list_steps
 from ckptguard.reporting.events import incident_event
 from ckptguard.runs.find_known_good import KnownGood, find_known_good
 from ckptguard.upkeep.reconcile import Waiting
+from ckptguard.values.access import Role
 from ckptguard.values.ids import MAX_STEP, CheckpointId, Step, is_safe_path, single_number
 from ckptguard.version import __version__
 from ckptguard_daemon.guarded import WatchedRun
 from ckptguard_daemon.http.replies import number, read_body, reply
-from ckptguard_daemon.http.routes import Role, Route, Served
+from ckptguard_daemon.http.routes import Route, Served
 from ckptguard_daemon.log import log
 from ckptguard_daemon.metrics import CONTENT_TYPE
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from enum import IntEnum
 from fnmatch import fnmatchcase
 
 import msgspec
@@ -19,6 +18,7 @@ from starlette.types import Receive, Scope, Send
 
 from ckptguard.errors import NotFoundError
 from ckptguard.records.daemon_record import DaemonRecord
+from ckptguard.values.access import Role
 from ckptguard.values.ids import name_of_run
 from ckptguard_daemon.catalogue_feed import CatalogueFeed
 from ckptguard_daemon.guarded import WatchedRun
@@ -26,14 +26,6 @@ from ckptguard_daemon.http.replies import refusal
 from ckptguard_daemon.loop import Loop, Passes
 from ckptguard_daemon.metrics import Metrics
 from ckptguard_daemon.roster import Roster
-
-
-class Role(IntEnum):
-    """What a caller may do. Each role may do what the ones before it may."""
-
-    READER = 1  # look
-    GUARD = 2  # report what a training saw
-    OPERATOR = 3  # change runs
 
 
 class Caller(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,8 +103,7 @@ class Route(routing.Route):
                 )
                 refused.headers["WWW-Authenticate"] = "Bearer"
             elif caller.role < self.role:
-                needed = self.role.name.lower()
-                refused = refusal("forbidden", f"this needs the role {needed}", 403)
+                refused = refusal("forbidden", f"this needs the role {self.role.word}", 403)
             if refused is not None:
                 await refused(scope, receive, send)
                 return

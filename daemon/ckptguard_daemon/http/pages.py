@@ -86,7 +86,7 @@ async def _login(request: Request) -> Response:
 
 
 async def _icon(request: Request) -> Response:
-    return _answer(request, "favicon.svg")
+    return _answer(request, "icon.svg")
 
 
 async def _file(request: Request) -> Response:

@@ -1,0 +1,69 @@
+// Questions to the daemon. Every failure is a sentence.
+
+const SENTENCES = {
+  401: ["You are not signed in.", "Run `ckptguard dashboard` for a new link, or enter your token."],
+  403: ["Your role does not allow this.", "Ask an operator."],
+  404: ["There is nothing at this address.", "Go back to the fleet."],
+  413: ["The request is too long.", null],
+  429: ["Too many attempts.", "Wait a minute, then try again."],
+};
+
+/** What went wrong, in a sentence. `status` is 0 if there was no answer. */
+export class Failure extends Error {
+  constructor(sentence, { hint = null, status = 0, kind = "unreachable" } = {}) {
+    super(sentence);
+    Object.assign(this, { hint, status, kind });
+  }
+}
+
+async function failureOf(response) {
+  const [sentence, hint] = SENTENCES[response.status] ?? [`The daemon answered ${response.status}.`, null];
+  try {
+    const { error } = await response.json();
+    return new Failure(error.message, { hint: error.hint ?? hint, status: response.status, kind: error.kind });
+  } catch {
+    return new Failure(sentence, { hint, status: response.status, kind: "request" });
+  }
+}
+
+/** Send a request. Raises a Failure, or an AbortError if `signal` ends it. */
+export async function send(path, { method = "GET", body, headers = {}, signal } = {}) {
+  let response;
+  try {
+    response = await fetch(path, {
+      method,
+      signal,
+      credentials: "same-origin",
+      cache: "no-store",
+      headers: body === undefined ? headers : { "content-type": "application/json", ...headers },
+      body: body === undefined ? undefined : JSON.stringify(body),
+    });
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new Failure("The daemon does not answer.", { hint: "Check that it runs. This page tries again by itself." });
+  }
+  if (!response.ok) {
+    const failure = await failureOf(response);
+    if (failure.status === 401) dispatchEvent(new Event("ckptguard:signed-out"));
+    throw failure;
+  }
+  return response;
+}
+
+/** Ask for a JSON document. `path` is relative: "v1/fleet". */
+export async function ask(path, options) {
+  const response = await send(path, options);
+  if (response.status === 204) return null;
+  try {
+    return await response.json();
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new Failure("The daemon's answer broke off.", { hint: "This page tries again by itself." });
+  }
+}
+
+/** Return a path with its names encoded: url`v1/runs/${run}/page`. */
+export function url(texts, ...names) {
+  const encoded = names.map((name) => encodeURIComponent(String(name).toWellFormed?.() ?? String(name)));
+  return String.raw({ raw: texts }, ...encoded);
+}

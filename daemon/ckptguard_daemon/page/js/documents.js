@@ -1,0 +1,106 @@
+// Documents that stay current: asked for once, and again when something happens that changes them.
+import { useEffect, useRef, useState } from "preact/hooks";
+import { ask } from "./api.js";
+import { listen } from "./live.js";
+
+const GAP = 300; // between two questions for one document, in ms; more for one that takes long
+const AGAIN = 3000; // after a failure
+const remembered = new Map(); // the last documents, so that going back shows something at once
+const MOST_REMEMBERED = 12;
+
+function remember(path, data) {
+  remembered.delete(path);
+  remembered.set(path, data);
+  if (remembered.size > MOST_REMEMBERED) remembered.delete(remembered.keys().next().value);
+}
+
+/** Forget every document: another user may sign in. */
+export const forgetAll = () => remembered.clear();
+
+/**
+ * Return {data, failure, loading, reload} of the document at `path` (null: none).
+ *
+ * `changes(event)` says whether an event changes it. Without it only `reload` asks again. The last data stays while
+ * a newer one is on its way, and when it fails: `failure` then says why.
+ */
+export function useDocument(path, changes = null) {
+  const [, draw] = useState(0);
+  const kept = useRef({ path: undefined });
+  const wanted = useRef(changes);
+  wanted.current = changes;
+  if (kept.current.path !== path) kept.current = { path, data: remembered.get(path) ?? null, failure: null, loading: path !== null };
+  useEffect(() => {
+    if (path === null) return undefined;
+    const mine = kept.current;
+    const ended = new AbortController();
+    let timer = null;
+    let busy = false;
+    let dirty = false;
+    let gap = GAP;
+    let asked = -Infinity;
+    const redraw = () => draw((n) => n + 1);
+    const load = async () => {
+      clearTimeout(timer);
+      timer = null;
+      if (busy) {
+        dirty = true;
+        return;
+      }
+      busy = true;
+      dirty = false;
+      asked = performance.now();
+      let pause = null;
+      try {
+        mine.data = await ask(path, { signal: ended.signal });
+        mine.failure = null;
+        remember(path, mine.data);
+        noteClock(mine.data?.as_of);
+      } catch (error) {
+        if (ended.signal.aborted) return;
+        mine.failure = error;
+        if (error.status === 0 || error.status >= 500) pause = AGAIN;
+      }
+      gap = Math.max(GAP, 4 * (performance.now() - asked));
+      mine.loading = busy = false;
+      redraw();
+      if (dirty) soon();
+      else if (pause !== null) timer = setTimeout(load, pause);
+    };
+    const soon = () => {
+      if (busy) dirty = true;
+      else if (timer === null) timer = setTimeout(load, Math.max(0, asked + gap - performance.now()));
+    };
+    mine.reload = load;
+    const deaf = listen((event) => {
+      if (wanted.current !== null && (event.reset || wanted.current(event))) soon();
+    });
+    load();
+    return () => {
+      deaf();
+      clearTimeout(timer);
+      ended.abort();
+    };
+  }, [path]);
+  const { data = null, failure = null, loading = false, reload = () => {} } = kept.current;
+  return { data, failure, loading, reload };
+}
+
+// The daemon's clock counts, not the browser's: ages are those that the daemon would tell.
+let offset = 0;
+
+function noteClock(asOf) {
+  if (typeof asOf === "number" && Number.isFinite(asOf)) offset = asOf - Date.now() / 1000;
+}
+
+/** The daemon's time now, in seconds since 1970. */
+export const clock = () => Date.now() / 1000 + offset;
+
+/** The same, drawn again every `seconds`. */
+export function useClock(seconds = 10) {
+  const [, tick] = useState(0);
+  useEffect(() => {
+    const timer = setInterval(() => tick((n) => n + 1), seconds * 1000);
+    return () => clearInterval(timer);
+  }, [seconds]);
+  return clock();
+}

@@ -6,6 +6,8 @@ import os
 import secrets
 import stat
 
+import msgspec
+
 from ckptguard.errors import SettingsError
 from ckptguard.values.access import Token, digest_of, parse_tokens
 
@@ -44,11 +46,11 @@ def _check(path: str, found: os.stat_result) -> None:
         raise SettingsError(f"other users can read or change {path}", hint=f"chmod 600 {path}")
 
 
-def add_token(path: str, make: dict[str, object]) -> tuple[Token, str]:
-    """Append a new token to a file, which is created if need be. Returns the token, and its secret, which is stored
-    nowhere. Raises SettingsError."""
+def add_token(path: str, wanted: Token) -> tuple[Token, str]:
+    """Append a token with a new digest to a file, which is created if need be. Returns it, and its secret, which is
+    stored nowhere. Raises SettingsError."""
     secret = secrets.token_urlsafe(_SECRET_BYTES)
-    token = Token(digest=digest_of(secret), **make)  # type: ignore[arg-type]
+    token = msgspec.structs.replace(wanted, digest=digest_of(secret))
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         with open(descriptor, "r+b", buffering=0) as file:

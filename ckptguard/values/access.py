@@ -43,9 +43,13 @@ class Token(msgspec.Struct, frozen=True, kw_only=True):
         """Its line in a file of tokens."""
         parts = [self.name, self.role.word, self.digest]
         parts += [] if self.runs is None else [f"runs={','.join(self.runs)}"]
-        if self.expires is not None:
-            parts.append(f"expires={datetime.fromtimestamp(self.expires, UTC):%Y-%m-%dT%H:%M:%SZ}")
+        parts += [] if self.expires is None else [f"expires={self.expires_text}"]
         return " ".join(parts)
+
+    @property
+    def expires_text(self) -> str | None:
+        """The time from which on it is wrong."""
+        return None if self.expires is None else f"{datetime.fromtimestamp(self.expires, UTC):%Y-%m-%dT%H:%M:%SZ}"
 
 
 def digest_of(secret: str) -> str:

@@ -110,6 +110,8 @@ class WatchedRun:
         self._notes = PassNotes()
         self._feed, self._noted = feed, self._beside()
         self.silence: Silence | None = None  # None: nothing watches it
+        self.yields = False  # only look while another daemon guards it
+        self.guards = True  # False: another daemon does, as of the last pass
         self._known: Known | None = None
         self._asked: set[str] = set()
         self._asked_lock = threading.Lock()
@@ -209,22 +211,19 @@ class WatchedRun:
     def _pass(self, work: Work) -> PassResult:
         view = self.look()
         self.run = run = view.run
-        begins = self._known is None
         if self.storage == "":
             with contextlib.suppress(OSError):
                 self.storage = f"device {os.stat(self.url).st_dev}"
-        if begins:
-            self._known = known_outcomes(run)
-            log("guarding", run=self.url, run_id=self.run_id)
-        if self._presence is not None:
-            current = read_daemon_record(run)
-            if current is None or (self.passes == 0 and current != self._presence):
-                write_daemon_record(run, self._presence)
-        if begins:
-            self.hooks.begin(view)
+        current = None if self._presence is None else read_daemon_record(run)
         with self._asked_lock:
             asked, self._asked = self._asked, set()
-
+        other = current if self.yields and current not in (None, self._presence) else None
+        self.guards = other is None or surely_ended(other)
+        begins = self._known is None
+        if begins:
+            self._known = known_outcomes(run)
+            log("guarding" if self.guards else "looking", run=self.url, run_id=self.run_id)
+XX
         def found(checked: Checked) -> None:
             self.verdicts += 1
             self._tell(run, checked)

@@ -20,6 +20,7 @@ FOLDER = Path(__file__).resolve().parents[1] / "page"
 _KINDS = {
     ".css": "text/css; charset=utf-8",
     ".html": "text/html; charset=utf-8",
+    ".mjs": "text/javascript; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
     ".json": "application/json",
     ".png": "image/png",

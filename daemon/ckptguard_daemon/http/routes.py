@@ -6,6 +6,7 @@ A module of routes has one function, ``routes(served) -> list[Route]``; `ckptgua
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -41,6 +42,8 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
         names = (run.name or name_of_run(run.url), run.url, run.run_id)
         return self.runs is None or any(fnmatchcase(name, p) for p in self.runs for name in names)
 
+
+STREAMS, STREAMS_OF_ONE = 1024, 512  # at a time, in all and of one caller
 
 OWNER = Caller(name="owner", role=Role.OPERATOR)  # whoever can open the Unix socket
 
@@ -80,7 +83,10 @@ def caller_of(request: Request) -> Caller:
 
 
 class Route(routing.Route):
-    """A route that only callers of a role reach. With None anybody does, who passed the gate."""
+    """A route that only callers of a role reach. With None anybody does, who passed the gate.
+
+    The answer of a `stream` has no end. Streams do not count as connections, but each caller may have only so many.
+    """
 
     def __init__(
         self,
@@ -88,23 +94,38 @@ class Route(routing.Route):
         endpoint: Callable[[Request], Awaitable[Response]],
         role: Role | None,
         methods: Sequence[str] = ("GET",),
+        *,
+        stream: bool = False,
     ) -> None:
         super().__init__(path, endpoint, methods=list(methods))
-        self.role = role
+        self.role, self.stream = role, stream
+        self._streams: Counter[str] = Counter()
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer, or refuse."""
-        if self.role is not None:
-            caller: Caller | None = scope.get("caller")
-            refused: Response | None = None
-            if caller is None:
-                refused = refusal(
-                    "unauthorized", "a token is needed", 401, "`ckptguard token --help` says how to get one"
-                )
-                refused.headers["WWW-Authenticate"] = "Bearer"
-            elif caller.role < self.role:
-                refused = refusal("forbidden", f"this needs the role {self.role.word}", 403)
-            if refused is not None:
-                await refused(scope, receive, send)
-                return
-        await super().handle(scope, receive, send)
+        caller: Caller | None = scope.get("caller")
+        refused = self._refusal(caller)
+        if refused is not None:
+            await refused(scope, receive, send)
+        elif not self.stream or caller is None:
+            await super().handle(scope, receive, send)
+        else:
+            scope["stream"] = True
+            self._streams[caller.name] += 1
+            try:
+                await super().handle(scope, receive, send)
+            finally:
+                self._streams[caller.name] -= 1
+
+    def _refusal(self, caller: Caller | None) -> Response | None:
+        if self.role is None:
+            return None
+        if caller is None:
+            refused = refusal("unauthorized", "a token is needed", 401, "`ckptguard token --help` says how to get one")
+            refused.headers["WWW-Authenticate"] = "Bearer"
+            return refused
+        if caller.role < self.role:
+            return refusal("forbidden", f"this needs the role {self.role.word}", 403)
+        if self.stream and (self._streams[caller.name] >= STREAMS_OF_ONE or self._streams.total() >= STREAMS):
+            return refusal("busy", "too many streams at a time", 503)
+        return None

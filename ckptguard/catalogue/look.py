@@ -11,6 +11,7 @@ from ckptguard.records.incidents import FOLDER as INCIDENTS
 from ckptguard.records.kept import FOLDER as KEPT
 from ckptguard.records.ledger import FOLDER as LEDGER
 from ckptguard.records.manifests import FOLDER as MANIFESTS
+from ckptguard.records.pins import FOLDER as PINS
 from ckptguard.records.quarantine import FOLDER as QUARANTINE
 from ckptguard.records.scrubs import FOLDER as SCRUBS
 from ckptguard.records.trash import FOLDER as TRASH
@@ -42,6 +43,7 @@ class RunLook(msgspec.Struct, frozen=True, kw_only=True):
     behind: int = 0
     replicated: Mapping[CheckpointId, int] = {}
     scrub_interval: float | None = None
+    keep: str = ""
 
 
 def digest_of(look: RunLook) -> bytes:
@@ -52,7 +54,7 @@ def digest_of(look: RunLook) -> bytes:
         sorted((id.record_path, size) for id, size in look.places.items()),
         sorted((id.record_path, count) for id, count in look.replicated.items()),
         [(save.series, save.bytes, save.written_at) for save in look.waiting],
-        (look.replicas, look.behind, look.scrub_interval),
+        (look.replicas, look.behind, look.scrub_interval, look.keep),
     )
     digest.update(repr(state).encode("utf-8", "backslashreplace"))
     for name in sorted(filter(counts, look.names)):
@@ -65,7 +67,9 @@ def counts(key: str) -> bool:
     top, _, rest = key.partition("/")
     depth = rest.count("/")
     return rest.endswith(".json") and (
-        (top in BY_GENERATION and depth == 1) or (top == SCRUBS and depth == 1) or (top == INCIDENTS and depth == 0)
+        (top in BY_GENERATION and depth == 1)
+        or (top == SCRUBS and depth == 1)
+        or (top, depth) in ((INCIDENTS, 0), (PINS, 2))
     )
 
 

@@ -23,6 +23,9 @@ from ckptguard.records.ledger import FOLDER as LEDGER
 from ckptguard.records.ledger import read_verdict
 from ckptguard.records.manifests import FOLDER as MANIFESTS
 from ckptguard.records.names_by_step import ListedSteps
+from ckptguard.records.pins import FOLDER as PINS
+from ckptguard.records.pins import PINNED, read_pins
+from ckptguard.records.pins import counts as still_counts
 from ckptguard.records.quarantine import FOLDER as QUARANTINE
 from ckptguard.records.run import Run
 from ckptguard.records.scrubs import FOLDER as SCRUBS
@@ -64,6 +67,8 @@ def observe(
     records, listed = _by_generation(look.names), ListedSteps(look.names)
     scrubs = [scrub for key in below(SCRUBS, look.names) if (scrub := parse_scrub(key)) is not None]
     read = newest_scrubs([scrub for scrub in scrubs if scrub.is_whole], now)
+    pins = read_pins(run, below(PINS, look.names))
+    pinned = {pin.id for pin in pins if pin.reason == PINNED and still_counts(run, pin)}
     rows: dict[CheckpointId, Generation] = {}
     events: list[Event] = []
     left = _MOST_READ
@@ -75,6 +80,7 @@ def observe(
                 row, news = _described(run, listed, id, records[id])
                 events += reversed(news)
             left -= 1
+        row = msgspec.structs.replace(row, pinned=id in pinned)
         rows[id] = _placed(run, row, id, look, records[id], read)
     incidents, told = _incidents(run, look.names, known_incidents)
     return RunSeen(
@@ -161,6 +167,7 @@ def _described(run: Run, listed: ListedSteps, id: CheckpointId, records: _Record
         bytes=None if manifest is None else _stored(manifest.bytes),
         saved_at=None if manifest is None else saved_at(manifest),
         judged_at=None if standing is None else seconds_of(standing.checked_at),
+        reason="" if standing is None else reason_of(standing)[:_LONGEST],
         world_size=_world_size(manifest, standing),
     )
     events = [
@@ -219,7 +226,7 @@ def _incidents(
         if row is None or row.revision != revision:
             incident = read_revision(run, name, revision)
             row = _incident_row(name, revision, incident)
-            events += _incident_events(row, incident) if incident is not None else []
+            events += _incident_events(row) if incident is not None else []
         rows.append(row)
     return rows, events
 
@@ -239,13 +246,17 @@ def _incident_row(name: str, revision: int, incident: Incident | None) -> Incide
         revision=revision,
         cause=_text(incident.cause),
         step=_stored(incident.step),
+        at=seconds_of(incident.opened_at),
+        onset=_stored(incident.known_details().onset),
+        open=incident.state != "closed",
+        reason=_text(incident.reason),
         went_back=None if went_back is None else _text(went_back),
         went_back_to=None if id is None else id.number,
     )
 
 
-def _incident_events(row: IncidentRow, incident: Incident) -> list[Event]:
-    at, cause = seconds_of(incident.opened_at), row.cause or ""
+def _incident_events(row: IncidentRow) -> list[Event]:
+    at, cause, text = row.at, row.cause or "", row.reason
     opened = Event(
         key=event_key("incident", row.name),
         kind="incident",
@@ -253,7 +264,7 @@ def _incident_events(row: IncidentRow, incident: Incident) -> list[Event]:
         about=row.name,
         step=row.step,
         cause=cause,
-        text=_text(incident.reason),
+        text=text,
     )
     if row.went_back is None:
         return [opened]
@@ -264,7 +275,7 @@ def _incident_events(row: IncidentRow, incident: Incident) -> list[Event]:
         about=row.name,
         step=row.went_back_to,
         cause=cause,
-        text=_text(incident.reason),
+        text=text,
     )
     return [opened, back]
 

@@ -17,6 +17,8 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
     - `outcome`, `verdict`: those of the verdict that counts. "pending": there is none.
     - `good`: its sealed bytes are good, wherever a whole copy of them is.
     - `kept`: how its kept copy was made: link, reflink or copy. `aside`: quarantine or trash.
+    - `reason`: the heaviest finding of that verdict, in one line.
+    - `pinned`: a user pinned it, so that nothing removes it.
     - `scrubbed_at`: when the place of it that waits longest was last read.
     """
 
@@ -28,10 +30,12 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
     bytes: int | None = None
     saved_at: float | None = None
     judged_at: float | None = None
+    reason: str = ""
     world_size: int | None = None
     in_place: bool = False
     kept: str = ""
     aside: str = ""
+    pinned: bool = False
     replicated: int = 0
     scrubbed_at: float | None = None
 
@@ -45,12 +49,20 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class IncidentRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One incident. `cause` is None if its record cannot be read. `went_back` names the rollback that ended it."""
+    """One incident. `cause` is None if its record cannot be read. `went_back` names the rollback that ended it.
+
+    - `at`: when it was opened. `onset`: the first suspect update. `open`: it is not closed.
+    - `went_back`: the id of the checkpoint, and the incident's own name if it was the only one that it ended.
+    """
 
     name: str
     revision: int
     cause: str | None = None
     step: int | None = None
+    at: float | None = None
+    onset: int | None = None
+    open: bool = False
+    reason: str = ""
     went_back: str | None = None
     went_back_to: int | None = None
 

@@ -17,6 +17,9 @@ _OF_RANK = (
 )
 
 
+_LITTLE = 360.0  # seconds: less than a tenth of an hour is not told
+
+
 class AtRisk(msgspec.Struct, frozen=True, kw_only=True):
     """GPU-seconds that would have to be computed again. `since`: when the checkpoint was saved that would remain, or
     the first save on record if none would. Without a known `world_size` one GPU is assumed."""
@@ -45,6 +48,16 @@ def at_risk(facts: RunFacts, now: float) -> AtRisk | None:
         world_size=facts.world_size,
         remains=facts.safe_at is not None,
     )
+
+
+def at_risk_words(lost: AtRisk | None) -> str | None:
+    """Say what would be lost, in GPU-hours. None: little or nothing."""
+    if lost is None or lost.gpu_seconds < _LITTLE:
+        return None
+    since = "the newest safe checkpoint" if lost.remains else "the first save, for no good checkpoint is safe"
+    if lost.world_size is None:
+        return f"{lost.gpu_seconds / 3600:.1f} hours since {since}, on each of its GPUs"
+    return f"{lost.gpu_seconds / 3600:.1f} GPU-hours since {since}, on {lost.world_size} GPUs"
 
 
 def ranks_named(paths: Iterable[str]) -> int | None:

@@ -92,6 +92,8 @@ class _Command(click.Command):
     metavar="ROLE",
     help="With --http: print a link that logs in once, as reader or operator.",
 )
+@click.option("--open", "opened", is_flag=True, help="With --link: open the page in your browser.")
+@click.option("--if-unguarded", is_flag=True, help="Only look at a run while another daemon guards it.")
 @click.option("--records", metavar="URL", help="Keep the records here, not in RUN/_ckptguard.")
 @click.option(
     "--example",
@@ -153,6 +155,8 @@ def command(runs: tuple[str, ...], **options: Any) -> None:
         key=options["tls_key"],
         tokens=options["tokens"],
         url=options["http_url"],
+        yields=options["if_unguarded"],
+        opened=options["opened"],
         link=None if options["link"] is None else role_named(options["link"]),
     )
     stop = threading.Event()

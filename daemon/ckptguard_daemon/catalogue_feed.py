@@ -6,15 +6,15 @@ import hashlib
 import os
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
 from ckptguard.catalogue.catalogue import Catalogue
 from ckptguard.catalogue.look import RunLook, WaitingSave, digest_of
 from ckptguard.catalogue.observe import observe
-from ckptguard.catalogue.questions import known_rows, runs
-from ckptguard.catalogue.rows import Event, RunSeen, event_key
+from ckptguard.catalogue.questions import EventPage, events_after, known_rows, runs, timeline
+from ckptguard.catalogue.rows import Event, Generation, IncidentRow, NumberedEvent, RunSeen, event_key
 from ckptguard.decisions.fleet_health import is_training
 from ckptguard.errors import CkptguardError
 from ckptguard.records.run import record_names
@@ -25,6 +25,7 @@ from ckptguard.upkeep.reconcile import PassNotes
 from ckptguard.upkeep.samples import Start
 from ckptguard.values.ids import CheckpointId, escape, name_of_run
 from ckptguard.values.run_facts import RunFacts
+from ckptguard_daemon.event_log import EventLog
 from ckptguard_daemon.log import log
 
 _THERE = ("there", "sent", "raced")  # what a replica holds
@@ -39,6 +40,14 @@ class Passed(msgspec.Struct, frozen=True, kw_only=True):
     scrub_interval: float | None = None
     wrote: bool = False
     troubled: bool = False
+
+
+class RunRows(msgspec.Struct, frozen=True, kw_only=True):
+    """What is noted of one run: its generations in the order of their saving, its incidents, and its newest events."""
+
+    generations: tuple[Generation, ...] = ()
+    incidents: tuple[IncidentRow, ...] = ()
+    events: tuple[NumberedEvent, ...] = ()
 
 
 class _Before(msgspec.Struct, frozen=True):
@@ -72,6 +81,10 @@ class CatalogueFeed:
         self._rows: dict[str, RunSeen] = {}  # of the runs that no catalogue holds
         self._failed: set[str] = set()
         self._wanted: frozenset[str] | None = None
+        self._unwritten = EventLog()  # of the runs that no catalogue holds
+        self._listeners: list[Callable[[], None]] = []
+        if catalogue is not None:
+            catalogue.after_write = self.wake
         known = catalogue.ask(runs, now=time.time(), most=-1) if catalogue is not None else None
         self._facts = {run.id: run.facts for run in known or ()}
 
@@ -88,6 +101,38 @@ class CatalogueFeed:
                 told = isinstance(error, CkptguardError)
                 reason = error.message if isinstance(error, CkptguardError) else type(error).__name__
                 log("not_catalogued", level="warning", trace=not told, run=view.run.url, reason=reason)
+
+    @property
+    def has_catalogue(self) -> bool:
+        """True if a catalogue holds the runs now."""
+        return self._catalogue is not None and self._catalogue.is_usable
+
+    def listen(self, wake: Callable[[], None]) -> None:
+        """Have a function called whenever there may be new events, from any thread. It must not raise."""
+        self._listeners.append(wake)
+
+    def wake(self) -> None:
+        """Call those who listen."""
+        for wake in self._listeners:
+            wake()
+
+    def rows(self, run_id: str) -> RunRows | None:
+        """Return what is noted of a run. None: nothing yet, or its catalogue is being made anew."""
+        if self._catalogue is not None:
+            line = self._catalogue.ask(timeline, run_id, now=time.time())
+            if line is not None:
+                return RunRows(generations=line.generations, incidents=line.incidents, events=line.events)
+        seen = self._rows.get(run_id)
+        if seen is None:
+            return None
+        generations = tuple(sorted(seen.generations, key=lambda g: (g.saved_at or 0.0, g.name)))
+        return RunRows(generations=generations, incidents=seen.incidents, events=self._unwritten.of(run_id))
+
+    def events_after(self, number: int, *, most: int) -> EventPage | None:
+        """Return the events after a number. None: the catalogue is being made anew."""
+        if self._catalogue is None:
+            return self._unwritten.after(number, most=most)
+        return self._catalogue.ask(events_after, number, most=most)
 
     def close(self) -> None:
         """Write what waits, and end."""
@@ -160,6 +205,8 @@ class CatalogueFeed:
             self._catalogue.see(seen)
         else:
             self._rows[run_id] = msgspec.structs.replace(seen, events=())
+            self._unwritten.add(run_id, seen.events)
+            self.wake()
         return seen
 
     def _tell_of_replicas(self, run_id: str, before: Sequence[Replica], after: Sequence[Replica]) -> None:
@@ -196,4 +243,5 @@ def _look_of(view: RunView, passed: Passed, start: Start, names: frozenset[str])
         behind=max((replica.behind or 0 for replica in passed.replicas), default=0),
         replicated=dict(held),
         scrub_interval=passed.scrub_interval,
+        keep=view.settings.keep,
     )

@@ -12,7 +12,13 @@ import msgspec
 
 from ckptguard.errors import CkptguardError, NotFoundError
 from ckptguard.inspect.state_memo import StateMemo
-from ckptguard.records.daemon_record import DaemonRecord, clear_daemon_record, read_daemon_record, write_daemon_record
+from ckptguard.records.daemon_record import (
+    DaemonRecord,
+    clear_daemon_record,
+    read_daemon_record,
+    surely_ended,
+    write_daemon_record,
+)
 from ckptguard.records.run import Run, open_run
 from ckptguard.records.who_and_when import utc_now
 from ckptguard.replicas.replicate import Replica
@@ -24,7 +30,7 @@ from ckptguard.runs.results import Checked
 from ckptguard.runs.run_view import RunView
 from ckptguard.runs.work import Work
 from ckptguard.storage.failures import machine_trouble
-from ckptguard.upkeep.reconcile import PassNotes, PassResult, reconcile
+from ckptguard.upkeep.reconcile import PassNotes, PassResult, look_on, reconcile
 from ckptguard.values.ids import CheckpointId, name_of_run
 from ckptguard.values.settings import Settings
 from ckptguard.values.verdict import Outcome
@@ -35,6 +41,7 @@ from ckptguard_daemon.log import log
 _SOONEST = 0.2
 _LONGEST_BACKOFF = 600.0
 _REMEMBERED = 1000
+_NOTING_SHARE = 20  # of the time of a pass, at most this part is spent on noting verdicts before its end
 
 
 def storage_of(url: str) -> str:
@@ -109,6 +116,7 @@ class WatchedRun:
         self.hooks, self._presence = hooks, presence
         self._notes = PassNotes()
         self._feed, self._noted = feed, self._beside()
+        self._note_again_at = 0.0  # monotonic
         self.silence: Silence | None = None  # None: nothing watches it
         self.yields = False  # only look while another daemon guards it
         self.guards = True  # False: another daemon does, as of the last pass
@@ -218,42 +226,64 @@ class WatchedRun:
         with self._asked_lock:
             asked, self._asked = self._asked, set()
         other = current if self.yields and current not in (None, self._presence) else None
-        self.guards = other is None or surely_ended(other)
-        begins = self._known is None
+        guards = other is None or surely_ended(other)
+        begins = self._known is None or guards != self.guards
+        self.guards = guards
         if begins:
             self._known = known_outcomes(run)
             log("guarding" if self.guards else "looking", run=self.url, run_id=self.run_id)
-XX
+        new = current is None or other is not None or (self.passes == 0 and current != self._presence)
+        if self._presence is not None and self.guards and new:
+            write_daemon_record(run, self._presence)
+        if begins and self.guards:
+            self.hooks.begin(view)
+
         def found(checked: Checked) -> None:
             self.verdicts += 1
             self._tell(run, checked)
+            self._note_early(view)
             work.found(checked)
 
         try:
-            done = reconcile(view, self._notes, work=msgspec.structs.replace(work, found=found))
+            if self.guards:
+                done = reconcile(view, self._notes, work=msgspec.structs.replace(work, found=found))
+            else:
+                done = look_on(view, self._notes)
         except BaseException:
             with self._asked_lock:
                 self._asked |= asked
             raise
         self._report(run, done, stopping=work.is_stopped())
-        touched = {c.path for c in done.checked} | {w.path for w in done.pending}
+        touched = {c.path for c in done.checked} | {w.path for w in done.pending if self.guards}
         for path in sorted(asked - touched):
             if not self._read_again(view, path, work):
                 self.ask(path)
                 done = msgspec.structs.replace(done, made_way=True)
         self._noted = self._beside()
-        if self._feed is not None:
-            self._feed.note(
-                view,
-                Passed(
-                    notes=self._notes,
-                    replicas=self.replicas,
-                    scrub_interval=self.scrub.every if self.scrub is not None else None,
-                    wrote=bool(done.checked or done.pruned or asked),
-                    troubled=bool(done.could_not_tell),
-                ),
-            )
+        self._note(view, wrote=bool(done.checked or done.pruned or asked), troubled=bool(done.could_not_tell))
         return done
+
+    def _note(self, view: RunView, *, wrote: bool, troubled: bool = False) -> None:
+        """Note in the catalogue what this pass saw."""
+        if self._feed is not None:
+            scrub_interval = self.scrub.every if self.scrub is not None else None
+            passed = Passed(
+                notes=self._notes,
+                replicas=self.replicas,
+                scrub_interval=scrub_interval,
+                wrote=wrote,
+                troubled=troubled,
+            )
+            self._feed.note(view, passed)
+
+    def _note_early(self, view: RunView) -> None:
+        """Note a verdict before the pass ends, which may take long. Of many verdicts only some are noted so: what it
+        costs grows with the run."""
+        began = time.monotonic()
+        if began >= self._note_again_at:
+            self._note(view, wrote=True)
+            now = time.monotonic()
+            self._note_again_at = now + _NOTING_SHARE * (now - began)
 
     def _read_again(self, view: RunView, path: str, work: Work) -> bool:
         """Verify one checkpoint again. False if it must make way for others."""

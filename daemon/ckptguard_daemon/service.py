@@ -89,6 +89,7 @@ def serve(
         run = WatchedRun(found.url, run_id_of(found.url), found.settings, hooks.of(found.settings), presence, feed)
         if os.path.isabs(run.url):
             run.silence = watcher
+        run.yields = http.yields
         return run
 
     def watch(run: WatchedRun) -> None:
@@ -114,7 +115,7 @@ def serve(
         if runs.get(run.run_id) is not run:
             left(run)  # it went during this pass, which wrote and watched once more
             return
-        for work in behind:
+        for work in behind if run.guards else ():
             work.after_pass(run)
 
     def replicas_first(run_id: str) -> bool:
@@ -171,8 +172,8 @@ def serve(
         if plan.fleet is not None:
             log("searching", folders=list(plan.fleet.file.folders))
         manager.is_ready()
-        if front is not None and (link := front.link()) is not None:
-            print(link, flush=True)
+        if front is not None:
+            front.show_link()
         while not stop.wait(1.0):
             manager.tell_progress(loop.last_progress(), runs)
             if front is not None:
@@ -185,6 +186,7 @@ def serve(
     finally:
         manager.is_stopping()
         stop.set()
+        feed.wake()  # streams of events end before the servers do
         following.wake()
         everywhere = (loop.lanes, replicating.lanes, scrubbing.lanes)
         for lanes in everywhere:

@@ -12,9 +12,7 @@ _LONGEST = 100 * 365 * 86400.0
 
 @click.command("token", cls=Command, short_help="Make a token for the dashboard.")
 @click.argument("name")
-@click.option(
-    "--file", "path", metavar="FILE", required=True, help="Add it to this file, the daemon's --tokens."
-)
+@click.option("--file", "path", metavar="FILE", required=True, help="Add it to this file, the daemon's --tokens.")
 @click.option(
     "--role",
     type=click.Choice(["reader", "guard", "operator"]),

@@ -12,6 +12,7 @@ from typing import Any
 
 import h11
 import msgspec
+from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 HEAD_SECONDS = 10.0  # from the connection, or from the previous answer
@@ -87,6 +88,7 @@ class BoundedConnection(H11Protocol):
     def connection_made(self, transport: Any) -> None:
         """Begin."""
         super().connection_made(transport)
+        self.app = _abortable(self.app, transport)
         self._await_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -117,6 +119,8 @@ class BoundedConnection(H11Protocol):
     def shutdown(self) -> None:
         """End with the server. A stream ends as if it had said all."""
         if self.is_stream and self.cycle.response_started:
+            self.cycle.disconnected = True  # the route says no more
+            self.cycle.message_event.set()
             self.transport.write(self.conn.send(h11.EndOfMessage()) or b"")
             self.transport.close()
         else:
@@ -152,6 +156,16 @@ class BoundedConnection(H11Protocol):
         head += f"Content-Length: {len(text)}\r\nConnection: close\r\n\r\n"
         self.transport.write(head.encode() + text)
         self.transport.close()
+
+
+def _abortable(application: ASGIApp, transport: Any) -> ASGIApp:
+    """Let an answer end its connection at once, also one whose client reads nothing any more."""
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        scope["abort"] = transport.abort
+        await application(scope, receive, send)
+
+    return answer
 
 
 class _CountedPlain(BoundedConnection):

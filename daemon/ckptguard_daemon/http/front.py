@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import ssl
 import stat
 import time
+import webbrowser
 from collections.abc import Mapping
 from urllib.parse import urlsplit
 
@@ -34,6 +36,8 @@ class HttpOptions(msgspec.Struct, frozen=True, kw_only=True):
     tokens: str | None = None
     url: str | None = None
     link: Role | None = None
+    opened: bool = False  # in a browser of this machine
+    yields: bool = False  # runs that another daemon guards are only looked at
 
 
 NO_HTTP = HttpOptions()
@@ -59,6 +63,7 @@ class Front:
         port = self._socket.getsockname()[1]
         secure = self._tls is not None or (url or "").startswith("https:")
         self.door = Door(callers, secure=secure, port=port)
+        self._private = ""
         self._names = own_names(place.host, url, beyond=not place.is_loopback)
         shown = f"{place.host}:{port}" if ":" not in place.host else f"[{place.host}]:{port}"
         self.url = url or f"{'https' if self._tls else 'http'}://{shown}"
@@ -67,7 +72,8 @@ class Front:
         """Keep the sessions in this user's private folder, under a name that follows from the daemon's socket."""
         name = hashlib.sha256(socket_path.encode("utf-8", "surrogateescape")).hexdigest()[:12]
         try:
-            self.door.callers.remember(os.path.join(private_runtime_folder(environ), f"{name}.sessions"))
+            self._private = os.path.join(private_runtime_folder(environ), name)
+            self.door.callers.remember(f"{self._private}.sessions")
         except OSError as error:
             log("sessions_not_kept", level="warning", reason=str(error))
 
@@ -76,10 +82,32 @@ class Front:
         log("http", address=address_of(self._socket), url=self.url, tls=self._tls is not None)
         return HttpServer(TcpGate(application, self._names, self.door), self._socket, self._tls)
 
-    def link(self) -> str | None:
-        """Return a link that logs in once, if one is wanted."""
+    def show_link(self) -> None:
+        """Print a link that logs in once, if one is wanted, and open it."""
         role = self._options.link
-        return None if role is None else f"{self.url}/login#{self.door.callers.new_link(role, time.time())}"
+        if role is None:
+            return
+        link = f"{self.url}/login#{self.door.callers.new_link(role, time.time())}"
+        with contextlib.suppress(OSError):  # nobody reads it
+            print(link, flush=True)
+        if self._options.opened and self._private:
+            self._open(link)
+
+    def _open(self, link: str) -> None:
+        """Open a link by way of a private file: the arguments of a browser are for every user to see."""
+        path = f"{self._private}.html"
+        try:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with open(descriptor, "w", encoding="ascii") as file:
+                file.write(f'<!doctype html><meta http-equiv="refresh" content="0;url={link}">')
+            opened = webbrowser.open(f"file://{path}")
+        except OSError as error:
+            log("browser_not_opened", level="warning", reason=error.strerror)
+        else:
+            if not opened:
+                log("browser_not_opened", level="warning", reason="no browser was found; open the link yourself")
 
     def look(self) -> None:
         """Take over changed tokens, and a changed certificate."""
@@ -98,7 +126,7 @@ def open_front(options: HttpOptions) -> Front | None:
     """Return the front, or None if there is none. Raises SettingsError."""
     if options.address is not None:
         return Front(options, options.address)
-    if msgspec.structs.replace(options, socket=None) != NO_HTTP:
+    if msgspec.structs.replace(options, socket=None, yields=False) != NO_HTTP:
         raise SettingsError("--tokens, --tls-cert, --tls-key, --http-url and --link are only for --http")
     return None
 

@@ -19,7 +19,7 @@ from starlette.types import Receive, Scope, Send
 
 from ckptguard.errors import NotFoundError
 from ckptguard.records.daemon_record import DaemonRecord
-from ckptguard.values.access import Role
+from ckptguard.values.access import Role as Role
 from ckptguard.values.ids import name_of_run
 from ckptguard_daemon.catalogue_feed import CatalogueFeed
 from ckptguard_daemon.guarded import WatchedRun

@@ -6,6 +6,7 @@ import ipaddress
 import re
 import socket
 import time
+from collections.abc import Callable
 from http.cookies import CookieError, SimpleCookie
 from urllib.parse import urlsplit
 
@@ -16,8 +17,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ckptguard_daemon.http.attempts import Attempts
 from ckptguard_daemon.http.callers import Callers
-from ckptguard_daemon.http.pages import POLICY
+from ckptguard_daemon.http.page_files import POLICY
 from ckptguard_daemon.http.replies import refusal
+from ckptguard_daemon.http.routes import Caller
 
 _HOST = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9.-]+)(?::[0-9]{1,5})?")
 _SAFE = ("GET", "HEAD")
@@ -123,8 +125,9 @@ class TcpGate:
         if "authorization" in headers:
             return self._by_token(scope, headers["authorization"])
         session = self._door.session_of(headers)
-        scope["caller"] = None if session is None else self._door.callers.by_session(session, time.time())
-        if scope["caller"] is not None and origin is None and scope["method"] not in _SAFE:
+        if session is not None:
+            self._admit(scope, lambda: self._door.callers.by_session(session, time.time()))
+        if scope.get("caller") is not None and origin is None and scope["method"] not in _SAFE:
             return refusal("forbidden", "a request with a session needs an Origin", 403, "send a token instead")
         return None
 
@@ -134,13 +137,19 @@ class TcpGate:
         if wait > 0:
             return too_many(wait)
         kind, _, secret = given.partition(" ")
-        scope["caller"] = door.callers.by_secret(secret.strip(), time.time()) if kind.lower() == "bearer" else None
-        if scope["caller"] is None:
+        if kind.lower() == "bearer":
+            self._admit(scope, lambda: door.callers.by_secret(secret.strip(), time.time()))
+        if scope.get("caller") is None:
             refused = refusal("unauthorized", "this token is wrong, or it has expired", 401)
             refused.headers["WWW-Authenticate"] = "Bearer"
             return refused
         door.attempts.worked(address)
         return None
+
+    def _admit(self, scope: Scope, who: Callable[[], Caller | None]) -> None:
+        """Note who asks. A stream asks `still_in` now and then: its token or session may have ended."""
+        caller = scope["caller"] = who()
+        scope["still_in"] = lambda: caller is not None and who() == caller
 
 
 def address_of_client(scope: Scope) -> str:

@@ -12,19 +12,23 @@ from support.views import look
 
 from ckptguard.errors import CkptguardError
 from ckptguard.records.incidents import list_incidents, open_incident, update_incident
+from ckptguard.records.pins import list_pins, pin_checkpoint, release_pin
 from ckptguard.records.run import open_run
 from ckptguard.recover.roll_back import GoBack, roll_back
 from ckptguard.repair.scrub import scrub
 from ckptguard.replicas.replicate import Replica, Replicated
 from ckptguard.runs.work import Work
 from ckptguard.upkeep.reconcile import PassNotes, reconcile
+from ckptguard.values.ids import CheckpointId
 
 SOME = settings(max_examples=40, deadline=None, database=None, suppress_health_check=list(HealthCheck))
 SETTINGS = TINY.changed(keep="auto", keep_last=3, prune_failed=True, trash_grace=0.0)
 STEPS = st.integers(1, 6)
 ACTIONS = st.one_of(
-    st.tuples(st.sampled_from(["save", "save again", "poison", "rot", "delete", "replicate", "roll back"]), STEPS),
-    st.tuples(st.sampled_from(["scrub", "incident", "close", "restart", "prune"]), st.just(0)),
+    st.tuples(
+        st.sampled_from(["save", "save again", "poison", "rot", "delete", "replicate", "roll back", "pin"]), STEPS
+    ),
+    st.tuples(st.sampled_from(["scrub", "incident", "close", "restart", "prune", "unpin"]), st.just(0)),
 )
 WORK = Work(scanner=inline)
 
@@ -59,6 +63,11 @@ class Watched:
             self.replicas = replicas_of(look(run), step)
         elif action == "roll back":
             roll_back(look(run, SETTINGS), GoBack(reason="loss", before_step=step, check_writing=False), work=WORK)
+        elif action == "pin":
+            pin_checkpoint(run, CheckpointId("model-#", step, 1))
+        elif action == "unpin":
+            for pin in list_pins(run)[:1]:
+                release_pin(run, pin)
         elif action == "scrub":
             scrub(look(run, SETTINGS), work=WORK)
         elif action == "incident":

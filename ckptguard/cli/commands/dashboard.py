@@ -40,8 +40,8 @@ def command(
     """
     if not runs and fleet is None:
         raise click.UsageError("name at least one RUN, or a fleet with --fleet")
-    words = [*runs, "--http", f"127.0.0.1:{port}", "--link", "reader" if read_only else "operator", "--if-unguarded"]
+    words = ["--http", f"127.0.0.1:{port}", "--link", "reader" if read_only else "operator", "--if-unguarded"]
     given = {"--fleet": fleet, "--config": config, "--records": records}
     words += [word for option, value in given.items() if value is not None for word in (option, value)]
     words += ["--open"] if opened else []
-    os.execv(sys.executable, [sys.executable, "-m", "ckptguard_daemon", *words])
+    os.execv(sys.executable, [sys.executable, "-m", "ckptguard_daemon", *words, "--", *runs])

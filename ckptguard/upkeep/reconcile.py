@@ -16,6 +16,7 @@ from ckptguard.errors import BusyError, ChangedWhileReadError, CouldNotTellError
 from ckptguard.keep.copies import is_saved_over
 from ckptguard.keep.quarantine import finish_quarantines
 from ckptguard.layouts import LAYOUTS, Checkpoint
+from ckptguard.records.audit import FOLDER as AUDIT
 from ckptguard.records.incidents import FOLDER as INCIDENTS
 from ckptguard.records.kept import KeptCopy
 from ckptguard.records.names_by_step import FOLDERS
@@ -45,7 +46,7 @@ _COLLECT_INTERVAL = 3600.0  # seconds; files that are not old enough yet are rem
 _PRUNE_INTERVAL = 600.0  # seconds; empties the trash and lifts pins even if nothing is saved
 _COUNTED = tuple(f"{folder}/" for folder in (*FOLDERS, TRASH, PINS))  # what a pass reads besides the scrub plan
 
-_BESIDE = (f"{INCIDENTS}/", f"{SCRUBS}/")
+_BESIDE = (f"{INCIDENTS}/", f"{SCRUBS}/", f"{AUDIT}/")
 
 
 class Waiting(msgspec.Struct, frozen=True, kw_only=True):

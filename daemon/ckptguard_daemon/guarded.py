@@ -125,6 +125,7 @@ class WatchedRun:
         self._asked_lock = threading.Lock()
         self._failures = 0
         self._logged: dict[str, None] = {}
+        self._records_changed = False
 
     def take(self, name: str, settings: Settings, hooks: Hooks) -> None:
         """Give it a name and settings. The next pass works by them."""
@@ -154,6 +155,10 @@ class WatchedRun:
     def mend_soon(self) -> None:
         """Make the next pass do its automatic repairs. Any thread may call it."""
         self._notes.prune_at = 0.0
+
+    def look_soon(self) -> None:
+        """Have the next pass look at the records, which nobody watches. Any thread may call it."""
+        self._records_changed = True
 
     def step(self, work: Work) -> PassResult | None:
         """Make one pass, and set when the next one is due. None if it failed, which is logged and never raised."""
@@ -198,7 +203,7 @@ class WatchedRun:
         if self.silence is None or self.settings.records is not None:  # nobody watches records elsewhere
             return False
         idle = self.state == "guarded" and self.passes and not self._asked and not self.last_pass.pending
-        idle = idle and self._noted == self._beside()
+        idle = idle and not self._records_changed and self._noted == self._beside()
         if idle and self._notes.has_nothing_due(self.settings) and self.silence.rests(self.run_id):
             return True
         self.silence.settle(self.run_id)
@@ -217,6 +222,7 @@ class WatchedRun:
                 log("presence_not_cleared", level="warning", run=self.url, reason=error.message)
 
     def _pass(self, work: Work) -> PassResult:
+        self._records_changed = False
         view = self.look()
         self.run = run = view.run
         if self.storage == "":

@@ -35,6 +35,7 @@ from ckptguard_daemon.http.rendezvous import listen
 from ckptguard_daemon.http.routes import Served
 from ckptguard_daemon.http.server import HttpServer
 from ckptguard_daemon.idle_work import Replicating, Scrubbing
+from ckptguard_daemon.jobs import Jobs
 from ckptguard_daemon.liveness import Systemd, is_fresh
 from ckptguard_daemon.log import log
 from ckptguard_daemon.loop import LaneScanner, Loop, Passes
@@ -152,6 +153,7 @@ def serve(
         alive=alive,
         searched=lambda: following.has_looked,
         stop=stop,
+        jobs=Jobs(stop),
     )
     routes = application(served)
     servers = [HttpServer(LocalGate(routes), rendezvous.socket)]
@@ -198,6 +200,7 @@ def serve(
         deadline = time.monotonic() + _LANES_STOP_SECONDS
         for lanes in everywhere:
             lanes.wait_for_end(deadline - time.monotonic())
+        served.jobs.wait_for_end(deadline - time.monotonic())
         for run in runs:
             run.leave()
         feed.close()

@@ -173,8 +173,8 @@ def _show_all(every: Sequence[tuple[str, Status | Unseen]]) -> None:
 
 
 def _show(found: Status) -> None:
-    from ckptguard.cli.commands.replicate import standing_text
     from ckptguard.decisions.at_risk import at_risk_words
+    from ckptguard.documents.done_lines import standing_text
 
     known_good, daemon = found.known_good, found.daemon
     say_text(f"protected? {found.explanation}")

@@ -1,1 +1,1 @@
-"""The data behind the page: what the catalogue knows, what a click reads, and what happens now."""
+"""Behind the page: what the catalogue knows, what a click reads, what happens now, and what an operator has done."""

@@ -19,6 +19,7 @@ from ckptguard.errors import (
     NoKnownGoodError,
     NotFoundError,
     ObjectExistsError,
+    PlanChangedError,
     RecordsError,
     RefusedError,
     SettingsError,
@@ -34,7 +35,7 @@ _STATUS: dict[int, tuple[type[CkptguardError], ...]] = {
     400: (SettingsError,),
     404: (NotFoundError, NoKnownGoodError),
     423: (BusyError,),
-    409: (RefusedError, ObjectExistsError),
+    409: (RefusedError, ObjectExistsError, PlanChangedError),
     503: (CouldNotTellError, RecordsError),
 }
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
 import msgspec
@@ -24,6 +24,7 @@ from ckptguard.values.ids import name_of_run
 from ckptguard_daemon.catalogue_feed import CatalogueFeed
 from ckptguard_daemon.guarded import WatchedRun
 from ckptguard_daemon.http.replies import refusal
+from ckptguard_daemon.jobs import Jobs
 from ckptguard_daemon.loop import Loop, Passes
 from ckptguard_daemon.metrics import Metrics
 from ckptguard_daemon.roster import Roster
@@ -61,6 +62,7 @@ class Served:
     alive: Callable[[], bool]
     searched: Callable[[], bool] = lambda: True
     stop: threading.Event
+    jobs: Jobs = field(default_factory=lambda: Jobs(threading.Event()))
 
     def run_of(self, request: Request) -> WatchedRun:
         """Return the run that the path names. Raises NotFoundError, also if the caller may not see it."""

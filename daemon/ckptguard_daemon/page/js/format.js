@@ -75,3 +75,9 @@ export function shorten(text, most = 60) {
   const half = Math.floor((most - 1) / 2);
   return `${letters.slice(0, half).join("")}…${letters.slice(-half).join("")}`;
 }
+
+/** Seconds since 1970 of a moment that a document gives as a number or as "2026-01-31T12:00:00Z". */
+export function seconds(moment) {
+  const found = typeof moment === "string" ? Date.parse(moment) / 1000 : moment;
+  return isFinite(found) ? found : null;
+}

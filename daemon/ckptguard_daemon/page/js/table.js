@@ -29,7 +29,7 @@ export function sorted(rows, columns, sort) {
 }
 
 /** The part of a long list that is seen: [first, behind the last], in rows of `height` pixels. */
-function useWindow(body, total, height) {
+export function useWindow(body, total, height) {
   const [range, setRange] = useState([0, 60]);
   useLayoutEffect(() => {
     let frame = null;

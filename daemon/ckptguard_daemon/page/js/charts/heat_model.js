@@ -1,0 +1,72 @@
+// What a heat map shows: for each cell a share from 0 to 1 of its scale, or why there is none. Pure.
+
+const LEAST_SPAN = 1; // powers of ten that a scale covers at least: noise does not fill it
+
+export const ABSENT = -1; // the checkpoint does not have the tensor, or its magnitude is not on record
+export const SICK = -2; // it has NaN or Inf
+
+const log = (value) => (typeof value === "number" && value > 0 ? Math.log10(value) : null);
+
+/** The cells of one `mode` ("magnitude" or "change"): `shares[tensor][checkpoint]`, and the ends of the scale. */
+export function heatModel(heat, mode) {
+  const notes = new Map(heat.bad.map(([tensor, checkpoint, text]) => [cellKey(tensor, checkpoint), text]));
+  const values = heat.largest.map((row) => (mode === "change" ? changes(row) : row.map(log)));
+  const [low, high] = mode === "change" ? arms(values) : ends(values);
+  const shares = values.map((row, tensor) => {
+    const found = new Float32Array(row.length);
+    row.forEach((value, checkpoint) => {
+      if (notes.has(cellKey(tensor, checkpoint))) found[checkpoint] = SICK;
+      else if (value !== null) found[checkpoint] = (value - low) / (high - low);
+      else if (heat.largest[tensor][checkpoint] === 0 && mode === "magnitude") found[checkpoint] = 0;
+      else found[checkpoint] = ABSENT;
+    });
+    return found;
+  });
+  return { mode, low, high, shares, notes };
+}
+
+export const cellKey = (tensor, checkpoint) => `${tensor} ${checkpoint}`;
+
+/** By which power of ten each magnitude differs from the one before it that is on record. */
+function changes(row) {
+  let before = null;
+  return row.map((value) => {
+    const own = log(value);
+    const change = own === null || before === null ? null : own - before;
+    before = own ?? before;
+    return change;
+  });
+}
+
+function ends(values) {
+  let [low, high] = [Infinity, -Infinity];
+  for (const row of values) {
+    for (const value of row) {
+      if (value === null) continue;
+      low = Math.min(low, value);
+      high = Math.max(high, value);
+    }
+  }
+  if (low > high) return [-1, 0];
+  const missing = Math.max(LEAST_SPAN - (high - low), 0) / 2;
+  return [low - missing, high + missing];
+}
+
+function arms(values) {
+  const [low, high] = ends(values);
+  const most = Math.max(Math.abs(low), Math.abs(high), LEAST_SPAN / 4);
+  return [-most, most];
+}
+
+/** The indices of the tensors to show: their names hold each word, and one role if asked for. */
+export function chosenTensors(heat, { words, role, onlySick }) {
+  const sick = new Set(heat.bad.map(([tensor]) => tensor));
+  const wanted = words.toLowerCase().split(/\s+/).filter(Boolean);
+  const found = [];
+  heat.tensors.forEach((tensor, index) => {
+    const name = tensor.name.toLowerCase();
+    if ((!role || tensor.role === role) && (!onlySick || sick.has(index)) && wanted.every((w) => name.includes(w)))
+      found.push(index);
+  });
+  return found;
+}

@@ -101,11 +101,13 @@ class Answers:
         """Ready: the fleet was searched, and every run had a pass or a reason why not. Runs that come later do not
         count."""
         runs = self._served.runs_for(request)
-        waiting = sum(not run.passes and run.trouble is None for run in runs)
+        waiting = {run.run_id for run in self._served.runs if not run.passes and run.trouble is None}
         self._was_ready = self._was_ready or (self._served.searched() and not waiting)
         ready = self._alive() and self._was_ready
         status = "ready" if ready else "starting" if self._alive() else "the loop has ended"
-        answer = document("readyz", status=status, runs=len(runs), without_pass=waiting)
+        answer = document(
+            "readyz", status=status, runs=len(runs), without_pass=sum(run.run_id in waiting for run in runs)
+        )
         return reply(answer, status=200 if ready else 503)
 
     async def _list_runs(self, request: Request) -> Response:

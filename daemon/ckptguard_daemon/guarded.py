@@ -20,6 +20,7 @@ from ckptguard.records.daemon_record import (
     write_daemon_record,
 )
 from ckptguard.records.run import Run, open_run
+from ckptguard.records.samples import FOLDER as SAMPLES
 from ckptguard.records.who_and_when import utc_now
 from ckptguard.replicas.replicate import Replica
 from ckptguard.reporting.events import Known, known_outcomes, news_in, reason_of, verdict_event
@@ -31,7 +32,7 @@ from ckptguard.runs.run_view import RunView
 from ckptguard.runs.work import Work
 from ckptguard.storage.failures import machine_trouble
 from ckptguard.upkeep.reconcile import PassNotes, PassResult, look_on, reconcile
-from ckptguard.values.ids import CheckpointId, name_of_run
+from ckptguard.values.ids import RECORDS_FOLDER, CheckpointId, name_of_run
 from ckptguard.values.settings import Settings
 from ckptguard.values.verdict import Outcome
 from ckptguard.verification.checkpoint import verify_checkpoint
@@ -210,8 +211,12 @@ class WatchedRun:
         return False
 
     def _beside(self) -> tuple[object, ...]:
-        """Return what other threads did in the run, which a pass notes in the catalogue."""
-        return self.replicas, self.scrub and self.scrub.last
+        """Return what others did in the run, which a pass notes in the catalogue. Nobody watches our records."""
+        try:
+            sampled = os.stat(os.path.join(self.url, RECORDS_FOLDER, SAMPLES)).st_mtime_ns
+        except OSError:
+            sampled = 0
+        return self.replicas, self.scrub and self.scrub.last, sampled
 
     def leave(self) -> None:
         """Record that this daemon no longer guards the run."""
@@ -222,6 +227,7 @@ class WatchedRun:
                 log("presence_not_cleared", level="warning", run=self.url, reason=error.message)
 
     def _pass(self, work: Work) -> PassResult:
+        self._noted = self._beside()
         self._records_changed = False
         view = self.look()
         self.run = run = view.run

@@ -31,7 +31,8 @@ from ckptguard.runs.results import Checked
 from ckptguard.runs.run_view import RunView
 from ckptguard.runs.work import Work
 from ckptguard.storage.failures import machine_trouble
-from ckptguard.upkeep.reconcile import PassNotes, PassResult, look_on, reconcile
+from ckptguard.upkeep.look_on import look_on
+from ckptguard.upkeep.reconcile import PassNotes, PassResult, reconcile
 from ckptguard.values.ids import RECORDS_FOLDER, CheckpointId, name_of_run
 from ckptguard.values.settings import Settings
 from ckptguard.values.verdict import Outcome

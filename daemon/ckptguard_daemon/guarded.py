@@ -272,7 +272,6 @@ class WatchedRun:
             if not self._read_again(view, path, work):
                 self.ask(path)
                 done = msgspec.structs.replace(done, made_way=True)
-        self._noted = self._beside()
         self._note(view, wrote=bool(done.checked or done.pruned or asked), troubled=bool(done.could_not_tell))
         return done
 

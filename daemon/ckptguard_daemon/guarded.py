@@ -206,6 +206,7 @@ class WatchedRun:
             return False
         idle = self.state == "guarded" and self.passes and not self._asked and not self.last_pass.pending
         idle = idle and not self._records_changed and self._noted == self._beside()
+        idle = idle and (self._feed is None or self._feed.holds(self.run_id))
         if idle and self._notes.has_nothing_due(self.settings) and self.silence.rests(self.run_id):
             return True
         self.silence.settle(self.run_id)
@@ -361,6 +362,8 @@ class WatchedRun:
 
     def _failed(self, state: str, error: CkptguardError, *, pause: float) -> None:
         self.state, self.trouble = state, error
+        if state == "waiting" and self._feed is not None:
+            self._feed.gone(self.run_id)
         self.run = None if state == "waiting" else self.run
         self._log_once(state, level="warning", kind=error.kind, reason=error.message)
         self.due = time.monotonic() + pause

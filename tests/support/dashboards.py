@@ -44,6 +44,7 @@ class Dashboard:
 
     def __init__(self, folder: Path, *urls: str, settings: Settings = TINY, catalogue: bool = True) -> None:
         self.caller: Caller | None = OWNER
+        self.still_in = True  # whether its token still counts
         self.requests: Counter[str] = Counter()  # of the runs' storages
         self.path = str(folder / "catalogue")
         self.catalogue = Catalogue(self.path, lambda reason: None) if catalogue else None
@@ -71,6 +72,7 @@ class Dashboard:
         async def gate(scope: Scope, receive: Receive, send: Send) -> None:
             if self.caller is not None:
                 scope["caller"] = self.caller
+            scope["still_in"] = lambda: self.still_in
             await routes(scope, receive, send)
 
         self.address = str(folder / "socket")
@@ -94,6 +96,11 @@ class Dashboard:
         if self.catalogue is not None:
             assert self.catalogue.settle(PATIENCE)
         self.requests.clear()
+
+    def is_noted(self, url: str) -> bool:
+        """Make a pass; whether the catalogue then holds the run."""
+        self.make_passes()
+        return self.catalogue is not None and bool(self.catalogue.digest(run_id_of(url)))
 
     def get(self, path: str, **headers: str) -> tuple[int, dict[str, str], bytes]:
         """The status, the headers and the body of one answer."""

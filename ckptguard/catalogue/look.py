@@ -13,8 +13,10 @@ from ckptguard.records.ledger import FOLDER as LEDGER
 from ckptguard.records.manifests import FOLDER as MANIFESTS
 from ckptguard.records.pins import FOLDER as PINS
 from ckptguard.records.quarantine import FOLDER as QUARANTINE
+from ckptguard.records.samples import FOLDER as SAMPLES
 from ckptguard.records.scrubs import FOLDER as SCRUBS
 from ckptguard.records.trash import FOLDER as TRASH
+from ckptguard.storage.protocol import Entry
 from ckptguard.values.ids import CheckpointId
 
 BY_GENERATION = (LEDGER, MANIFESTS, QUARANTINE, KEPT, TRASH)
@@ -32,7 +34,8 @@ class WaitingSave(msgspec.Struct, frozen=True):
 class RunLook(msgspec.Struct, frozen=True, kw_only=True):
     """What a pass over a run has seen. `places` are the judged checkpoints in place, and their sizes.
 
-    `names` are the keys of all records. `replicated` says how many replicas hold a generation.
+    `names` are the keys of all records. `replicated` says how many replicas hold a generation. `log` is the file in
+    which the trainer logs its updates, if there is one.
     """
 
     url: str
@@ -44,6 +47,15 @@ class RunLook(msgspec.Struct, frozen=True, kw_only=True):
     replicated: Mapping[CheckpointId, int] = {}
     scrub_interval: float | None = None
     keep: str = ""
+    log: Entry | None = None
+
+    @property
+    def curve(self) -> str:
+        """What is equal only if the curves of two looks are; empty if there is none."""
+        samples = sorted(below(SAMPLES, self.names))
+        log = None if self.log is None else (self.log.key, self.log.signature)
+        text = repr((samples, log)).encode("utf-8", "backslashreplace")
+        return hashlib.blake2b(text, digest_size=8).hexdigest() if samples or log else ""
 
 
 def digest_of(look: RunLook) -> bytes:
@@ -54,7 +66,7 @@ def digest_of(look: RunLook) -> bytes:
         sorted((id.record_path, size) for id, size in look.places.items()),
         sorted((id.record_path, count) for id, count in look.replicated.items()),
         [(save.series, save.bytes, save.written_at) for save in look.waiting],
-        (look.replicas, look.behind, look.scrub_interval, look.keep),
+        (look.replicas, look.behind, look.scrub_interval, look.keep, look.curve),
     )
     digest.update(repr(state).encode("utf-8", "backslashreplace"))
     for name in sorted(filter(counts, look.names)):
@@ -69,7 +81,7 @@ def counts(key: str) -> bool:
     return rest.endswith(".json") and (
         (top in BY_GENERATION and depth == 1)
         or (top == SCRUBS and depth == 1)
-        or (top, depth) in ((INCIDENTS, 0), (PINS, 2))
+        or (top, depth) in ((INCIDENTS, 0), (SAMPLES, 0), (PINS, 2))
     )
 
 

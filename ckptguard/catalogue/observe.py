@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
+from ckptguard.catalogue.curves import see_curve
 from ckptguard.catalogue.facts import facts_of
 from ckptguard.catalogue.look import BY_GENERATION, RunLook, below, counts, digest_of
 from ckptguard.catalogue.rows import Event, Generation, IncidentRow, RunSeen, event_key
@@ -62,6 +63,7 @@ def observe(
     now: float,
     known: Mapping[str, Generation] = {},
     known_incidents: Mapping[str, IncidentRow] = {},
+    known_curve: str = "",
 ) -> RunSeen:
     """Return the rows of a run. What `known` rows say is not read again. Raises CouldNotTellError."""
     records, listed = _by_generation(look.names), ListedSteps(look.names)
@@ -90,6 +92,7 @@ def observe(
         generations=tuple(rows.values()),
         incidents=tuple(incidents),
         events=(*reversed(events), *told),
+        curve=see_curve(run, look) if look.curve != known_curve else None,
     )
 
 

@@ -67,6 +67,17 @@ class IncidentRow(msgspec.Struct, frozen=True, kw_only=True):
     went_back_to: int | None = None
 
 
+class CurveRow(msgspec.Struct, frozen=True, kw_only=True):
+    """The curve of a run. `identity` is that of what it was made from, `source` says where it comes from.
+
+    `packed` is a `Curve`, as JSON that is packed; empty if there is none.
+    """
+
+    identity: str = ""
+    source: str | None = None
+    packed: bytes = b""
+
+
 class Event(msgspec.Struct, frozen=True, kw_only=True):
     """One thing that happened. `key` is the same whenever the same event is noted again.
 
@@ -100,7 +111,8 @@ class NumberedEvent(msgspec.Struct, frozen=True, kw_only=True):
 class RunSeen(msgspec.Struct, frozen=True, kw_only=True):
     """All that is known of one run at one moment. Its rows replace the earlier ones; its events are added.
 
-    `digest` is that of what these rows were made from; empty if some records were not read yet.
+    `digest` is that of what these rows were made from; empty if some records were not read yet. `curve`: None if it is
+    the one that is known already.
     """
 
     id: str
@@ -109,3 +121,4 @@ class RunSeen(msgspec.Struct, frozen=True, kw_only=True):
     generations: tuple[Generation, ...] = ()
     incidents: tuple[IncidentRow, ...] = ()
     events: tuple[Event, ...] = ()
+    curve: CurveRow | None = None

@@ -30,6 +30,7 @@ def write_run(db: sqlite3.Connection, seen: RunSeen, *, now: float) -> None:
             _replace_rows(db, table, run, old, rows)
         moved = [_moved(row, new.get(row.name), now) for row in generations.values() if row.in_place]
         insert(db, "event", run, [*seen.events, *filter(None, moved)], otherwise="IGNORE")
+        insert(db, "curve", run, [] if seen.curve is None else [seen.curve])
         _write_facts(db, run, seen.facts, digest=seen.digest)
 
 
@@ -47,7 +48,7 @@ def forget_run(db: sqlite3.Connection, id: str) -> None:
         row = db.execute("SELECT run, facts FROM run WHERE id = ?", (id,)).fetchone()
         if row is not None:
             _count(db, _FACTS.decode(row[1]), None)
-            for table in ("generation", "incident", "event", "run"):
+            for table in ("generation", "incident", "curve", "event", "run"):
                 db.execute(f"DELETE FROM {table} WHERE run = ?", (row[0],))
 
 

@@ -15,8 +15,7 @@ _OF_RANK = (
     re.compile(r"(?:rng_state|random_states)_(\d{1,6})\.(?:pth|pkl)"),
     re.compile(r"\w*?zero_pp_rank_(\d{1,6})_mp_rank_(\d{1,6})_optim_states\.pt"),
 )
-
-
+_ANY_RANK = re.compile(r"(?<![a-z])rank[_-]?(\d{1,6})(?!\d)")  # it need not be all of them
 _LITTLE = 360.0  # seconds: less than a tenth of an hour is not told
 
 
@@ -58,6 +57,17 @@ def at_risk_words(lost: AtRisk | None) -> str | None:
     if lost.world_size is None:
         return f"{lost.gpu_seconds / 3600:.1f} hours since {since}, on each of its GPUs"
     return f"{lost.gpu_seconds / 3600:.1f} GPU-hours since {since}, on {lost.world_size} GPUs"
+
+
+def rank_named(path: str) -> int | tuple[int, ...] | None:
+    """Return the rank that wrote a file, by its name: several numbers if it has one in each of several groups."""
+    name = path.rpartition("/")[2]
+    for form in (*_OF_RANK, _ANY_RANK):
+        match = form.search(name) if form is _ANY_RANK else form.fullmatch(name)
+        if match is not None:
+            numbers = tuple(map(int, match.groups()))
+            return numbers[0] if len(numbers) == 1 else numbers
+    return None
 
 
 def ranks_named(paths: Iterable[str]) -> int | None:

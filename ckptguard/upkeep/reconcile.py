@@ -22,6 +22,7 @@ from ckptguard.records.kept import KeptCopy
 from ckptguard.records.names_by_step import FOLDERS
 from ckptguard.records.pins import FOLDER as PINS
 from ckptguard.records.run import record_names
+from ckptguard.records.samples import FOLDER as SAMPLES
 from ckptguard.records.scrubs import FOLDER as SCRUBS
 from ckptguard.records.scrubs import Where
 from ckptguard.records.trash import FOLDER as TRASH
@@ -46,7 +47,7 @@ _COLLECT_INTERVAL = 3600.0  # seconds; files that are not old enough yet are rem
 _PRUNE_INTERVAL = 600.0  # seconds; empties the trash and lifts pins even if nothing is saved
 _COUNTED = tuple(f"{folder}/" for folder in (*FOLDERS, TRASH, PINS))  # what a pass reads besides the scrub plan
 
-_BESIDE = (f"{INCIDENTS}/", f"{SCRUBS}/", f"{AUDIT}/")
+_BESIDE = (f"{INCIDENTS}/", f"{SCRUBS}/", f"{SAMPLES}/", f"{AUDIT}/")
 
 
 class Waiting(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,13 +13,14 @@ import msgspec
 from ckptguard.catalogue.catalogue import Catalogue
 from ckptguard.catalogue.look import RunLook, WaitingSave, digest_of
 from ckptguard.catalogue.observe import observe
-from ckptguard.catalogue.questions import EventPage, events_after, known_rows, runs, timeline
-from ckptguard.catalogue.rows import Event, Generation, IncidentRow, NumberedEvent, RunSeen, event_key
+from ckptguard.catalogue.questions import EventPage, curve, curve_identity, events_after, known_rows, runs, timeline
+from ckptguard.catalogue.rows import CurveRow, Event, Generation, IncidentRow, NumberedEvent, RunSeen, event_key
 from ckptguard.decisions.fleet_health import is_training
 from ckptguard.errors import CkptguardError
 from ckptguard.records.run import record_names
 from ckptguard.replicas.replicate import Replica
 from ckptguard.runs.run_view import RunView
+from ckptguard.runs.trainer_log import find_log
 from ckptguard.storage.runtime_folder import private_runtime_folder
 from ckptguard.upkeep.reconcile import PassNotes
 from ckptguard.upkeep.samples import Start
@@ -128,6 +129,14 @@ class CatalogueFeed:
         generations = tuple(sorted(seen.generations, key=lambda g: (g.saved_at or 0.0, g.name)))
         return RunRows(generations=generations, incidents=seen.incidents, events=self._unwritten.of(run_id))
 
+    def curve(self, run_id: str) -> tuple[CurveRow, tuple[IncidentRow, ...]]:
+        """Return the curve of a run, and its incidents. Nothing while its catalogue is being made anew."""
+        found = self._catalogue.ask(curve, run_id) if self._catalogue is not None else None
+        seen = self._rows.get(run_id)
+        if seen is None:
+            return found or (CurveRow(), ())
+        return seen.curve or CurveRow(), seen.incidents
+
     def events_after(self, number: int, *, most: int) -> EventPage | None:
         """Return the events after a number. None: the catalogue is being made anew."""
         if self._catalogue is None:
@@ -193,18 +202,24 @@ class CatalogueFeed:
     def _see(self, view: RunView, look: RunLook) -> RunSeen:
         run_id = view.run.run_id
         known = self._catalogue.ask(known_rows, run_id) if self._catalogue is not None else None
+        rows = self._rows.get(run_id)
         if known is None or not known[0]:
-            rows = self._rows.get(run_id)
             known = known or (b"", {}, {})
             if rows is not None:
                 known = (b"", {g.name: g for g in rows.generations}, {i.name: i for i in rows.incidents})
-        seen = observe(view.run, look, now=time.time(), known=known[1], known_incidents=known[2])
+        drawn = rows.curve if rows is not None else None
+        drawn_from = drawn.identity if drawn is not None else None
+        if self.has_catalogue and self._catalogue is not None:
+            drawn_from = self._catalogue.ask(curve_identity, run_id)
+        seen = observe(
+            view.run, look, now=time.time(), known=known[1], known_incidents=known[2], known_curve=drawn_from or ""
+        )
         self._facts[run_id] = seen.facts
         if self._catalogue is not None and self._catalogue.is_usable:
             self._rows.pop(run_id, None)
             self._catalogue.see(seen)
         else:
-            self._rows[run_id] = msgspec.structs.replace(seen, events=())
+            self._rows[run_id] = msgspec.structs.replace(seen, events=(), curve=seen.curve or drawn)
             self._unwritten.add(run_id, seen.events)
             self.wake()
         return seen
@@ -244,4 +259,5 @@ def _look_of(view: RunView, passed: Passed, start: Start, names: frozenset[str])
         replicated=dict(held),
         scrub_interval=passed.scrub_interval,
         keep=view.settings.keep,
+        log=find_log(start.listing.entries),
     )

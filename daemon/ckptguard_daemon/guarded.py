@@ -14,6 +14,7 @@ from ckptguard.errors import CkptguardError, NotFoundError
 from ckptguard.inspect.state_memo import StateMemo
 from ckptguard.records.daemon_record import DaemonRecord, clear_daemon_record, read_daemon_record, write_daemon_record
 from ckptguard.records.run import Run, open_run
+from ckptguard.records.samples import FOLDER as SAMPLES
 from ckptguard.records.who_and_when import utc_now
 from ckptguard.replicas.replicate import Replica
 from ckptguard.reporting.events import Known, known_outcomes, news_in, reason_of, verdict_event
@@ -25,7 +26,7 @@ from ckptguard.runs.run_view import RunView
 from ckptguard.runs.work import Work
 from ckptguard.storage.failures import machine_trouble
 from ckptguard.upkeep.reconcile import PassNotes, PassResult, reconcile
-from ckptguard.values.ids import CheckpointId, name_of_run
+from ckptguard.values.ids import RECORDS_FOLDER, CheckpointId, name_of_run
 from ckptguard.values.settings import Settings
 from ckptguard.values.verdict import Outcome
 from ckptguard.verification.checkpoint import verify_checkpoint
@@ -202,8 +203,12 @@ class WatchedRun:
         return False
 
     def _beside(self) -> tuple[object, ...]:
-        """Return what other threads did in the run, which a pass notes in the catalogue."""
-        return self.replicas, self.scrub and self.scrub.last
+        """Return what others did in the run, which a pass notes in the catalogue. Nobody watches our records."""
+        try:
+            sampled = os.stat(os.path.join(self.url, RECORDS_FOLDER, SAMPLES)).st_mtime_ns
+        except OSError:
+            sampled = 0
+        return self.replicas, self.scrub and self.scrub.last, sampled
 
     def leave(self) -> None:
         """Record that this daemon no longer guards the run."""
@@ -214,6 +219,7 @@ class WatchedRun:
                 log("presence_not_cleared", level="warning", run=self.url, reason=error.message)
 
     def _pass(self, work: Work) -> PassResult:
+        self._noted = self._beside()
         self._records_changed = False
         view = self.look()
         self.run = run = view.run
@@ -251,7 +257,6 @@ class WatchedRun:
             if not self._read_again(view, path, work):
                 self.ask(path)
                 done = msgspec.structs.replace(done, made_way=True)
-        self._noted = self._beside()
         self._note(view, wrote=bool(done.checked or done.pruned or asked), troubled=bool(done.could_not_tell))
         return done
 

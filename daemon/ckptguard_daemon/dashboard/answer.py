@@ -12,21 +12,21 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ckptguard.documents.build import Document
+from ckptguard.values.ids import escape
 
 _WORTH_PACKING = 4096  # bytes
 _HEADERS = {"Cache-Control": "no-store", "Vary": "Accept-Encoding"}
 
 
 async def answer(request: Request, make: Callable[[], Document]) -> Response:
-    """Return the document that `make` returns. It is called in a thread, so it may take a while and may read."""
-    packs = "gzip" in request.headers.get("accept-encoding", "")
-    return await run_in_threadpool(_answer, make, packs)
+    """Return the document that `make` returns. It is called in a thread."""
+    return await run_in_threadpool(lambda: pack(request, make()))
 
 
-def _answer(make: Callable[[], Document], packs: bool) -> Response:
-    text = encoded(make()) + b"\n"
-    headers = dict(_HEADERS)
-    if packs and len(text) >= _WORTH_PACKING:
+def pack(request: Request, document: Document) -> Response:
+    """Return a document as the answer: packed if the client can unpack it. It may take a while."""
+    text, headers = encoded(document) + b"\n", dict(_HEADERS)
+    if len(text) >= _WORTH_PACKING and "gzip" in request.headers.get("accept-encoding", ""):
         text = gzip.compress(text, compresslevel=1)
         headers["Content-Encoding"] = "gzip"
     return Response(text, headers=headers, media_type="application/json")
@@ -46,3 +46,12 @@ def _in_unicode(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_in_unicode(v) for v in value]
     return value.encode("utf-8", "backslashreplace").decode() if isinstance(value, str) else value
+
+
+def escaped(value: Any) -> Any:
+    """Return a document whose texts are safe to show: control and right-to-left characters are escaped."""
+    if isinstance(value, dict):
+        return {escape(k): escaped(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [escaped(v) for v in value]
+    return escape(value) if isinstance(value, str) else value

@@ -62,8 +62,8 @@ export async function ask(path, options) {
   }
 }
 
+/** Encode a name for an address. A lone surrogate has no encoding, so it becomes a replacement character. */
+export const encoded = (name) => encodeURIComponent(String(name).toWellFormed?.() ?? String(name));
+
 /** Return a path with its names encoded: url`v1/runs/${run}/page`. */
-export function url(texts, ...names) {
-  const encoded = names.map((name) => encodeURIComponent(String(name).toWellFormed?.() ?? String(name)));
-  return String.raw({ raw: texts }, ...encoded);
-}
+export const url = (texts, ...names) => String.raw({ raw: texts }, ...names.map(encoded));

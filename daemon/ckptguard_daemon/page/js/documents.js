@@ -5,6 +5,7 @@ import { listen } from "./live.js";
 
 const GAP = 300; // between two questions for one document, in ms; more for one that takes long
 const AGAIN = 3000; // after a failure
+const QUIET = 15_000; // after this without an event: a save that waits, a replica that fell behind make none
 const remembered = new Map(); // the last documents, so that going back shows something at once
 const MOST_REMEMBERED = 12;
 
@@ -20,8 +21,8 @@ export const forgetAll = () => remembered.clear();
 /**
  * Return {data, failure, loading, reload} of the document at `path` (null: none).
  *
- * `changes(event)` says whether an event changes it. Without it only `reload` asks again. The last data stays while
- * a newer one is on its way, and when it fails: `failure` then says why.
+ * `changes(event)` says whether an event changes it; it is also asked for now and then. Without it only `reload` asks
+ * again. The last data stays while a newer one is on its way, and when it fails: `failure` then says why.
  */
 export function useDocument(path, changes = null) {
   const [, draw] = useState(0);
@@ -34,22 +35,29 @@ export function useDocument(path, changes = null) {
     const mine = kept.current;
     const ended = new AbortController();
     let timer = null;
+    let due = Infinity;
     let busy = false;
     let dirty = false;
     let gap = GAP;
     let asked = -Infinity;
-    const redraw = () => draw((n) => n + 1);
+    const plan = (pause) => {
+      if (performance.now() + pause >= due) return;
+      clearTimeout(timer);
+      due = performance.now() + pause;
+      timer = setTimeout(load, pause);
+    };
+    const soon = () => {
+      if (busy) dirty = true;
+      else plan(Math.max(0, asked + gap - performance.now()));
+    };
     const load = async () => {
       clearTimeout(timer);
-      timer = null;
-      if (busy) {
-        dirty = true;
-        return;
-      }
+      due = Infinity;
+      dirty = busy;
+      if (busy) return;
       busy = true;
-      dirty = false;
       asked = performance.now();
-      let pause = null;
+      let pause = wanted.current === null ? Infinity : QUIET;
       try {
         mine.data = await ask(path, { signal: ended.signal });
         mine.failure = null;
@@ -58,17 +66,14 @@ export function useDocument(path, changes = null) {
       } catch (error) {
         if (ended.signal.aborted) return;
         mine.failure = error;
-        if (error.status === 0 || error.status >= 500) pause = AGAIN;
+        pause = error.status === 0 || error.status >= 500 ? AGAIN : Infinity;
       }
-      gap = Math.max(GAP, 4 * (performance.now() - asked));
+      const took = performance.now() - asked;
+      gap = Math.max(GAP, 4 * took); // a large fleet's document is asked for less often
       mine.loading = busy = false;
-      redraw();
+      draw((n) => n + 1);
       if (dirty) soon();
-      else if (pause !== null) timer = setTimeout(load, pause);
-    };
-    const soon = () => {
-      if (busy) dirty = true;
-      else if (timer === null) timer = setTimeout(load, Math.max(0, asked + gap - performance.now()));
+      else if (pause !== Infinity) plan(pause === QUIET ? Math.max(QUIET, 100 * took) : pause);
     };
     mine.reload = load;
     const deaf = listen((event) => {
@@ -95,12 +100,16 @@ function noteClock(asOf) {
 /** The daemon's time now, in seconds since 1970. */
 export const clock = () => Date.now() / 1000 + offset;
 
-/** The same, drawn again every `seconds`. */
-export function useClock(seconds = 10) {
-  const [, tick] = useState(0);
+const tickers = new Set();
+setInterval(() => tickers.forEach((tick) => tick()), 5000);
+
+/** The same, drawn again every five seconds. */
+export function useClock() {
+  const [, draw] = useState(0);
   useEffect(() => {
-    const timer = setInterval(() => tick((n) => n + 1), seconds * 1000);
-    return () => clearInterval(timer);
-  }, [seconds]);
+    const tick = () => draw((n) => n + 1);
+    tickers.add(tick);
+    return () => tickers.delete(tick);
+  }, []);
   return clock();
 }

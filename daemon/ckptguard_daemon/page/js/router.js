@@ -1,5 +1,6 @@
 // The address of each page: what stands behind the `#`. A name is one encoded part of it.
 import { useEffect, useState } from "preact/hooks";
+import { encoded } from "./api.js";
 
 const ROUTES = [
   ["fleet", []],
@@ -31,10 +32,7 @@ export function parse(hash) {
   return { page: "nowhere", query: new URLSearchParams() };
 }
 
-/** Encode a name for an address. A lone surrogate has no encoding, so it becomes a replacement character. */
-export const encode = (name) => encodeURIComponent(String(name).toWellFormed?.() ?? String(name));
-
-const link = (...parts) => `#/${parts.map(encode).join("/")}`;
+const link = (...parts) => `#/${parts.map(encoded).join("/")}`;
 
 export const to = {
   fleet: () => "#/",

@@ -3,7 +3,7 @@ import { useEffect, useLayoutEffect, useMemo, useRef, useState } from "preact/ho
 import { html } from "./html.js";
 import { count } from "./format.js";
 
-const SPARE = 12; // rows drawn above and below what is seen
+const SPARE = 6; // rows drawn above and below what is seen
 const PRINTED = 1000; // most rows on paper
 
 const order = new Intl.Collator("en", { numeric: true });
@@ -100,36 +100,39 @@ function moveFocus(event) {
  * A table.
  *
  * - `columns`: [{key, title, cell(row), value(row) to sort by (none: not sortable), largest: true to begin with the
- *   largest, width, class}]. The first column is the heading of its row.
+ *   largest, width: its share of the row (1), class}]. The first column is the heading of its row.
  * - `rowKey(row)`, `rowClass(row)`.
  * - `sort`, `onSort`: "key" or "-key"; without them the table keeps its own order.
  * - `height`, `narrowHeight`: of a row in pixels, so that only the rows in view are drawn. Without `height` all are.
+ * - `most`: show the first ones only.
  * - `cards`: on a phone a row is a card, with the title of each column before its cell.
  */
-export function Table({ caption, columns, rows, rowKey, rowClass, sort, onSort, height, narrowHeight, cards = true, empty = "There is nothing to show." }) {
+export function Table({ caption, columns, rows, rowKey, rowClass, sort, onSort, height, narrowHeight, most = null, cards = true, empty = "There is nothing to show." }) {
   const [own, setOwn] = useState(null);
   const isNarrow = useNarrow();
   const body = useRef(null);
   const by = onSort ? sort : (own ?? sort);
-  const shown = useMemo(() => sorted(rows, columns, by), [rows, columns, by]);
+  const shown = useMemo(() => sorted(rows, columns, by).slice(0, most ?? undefined), [rows, columns, by, most]);
   const tall = isNarrow && cards ? (narrowHeight ?? height) : height;
   const window = useWindow(body, shown.length, tall ?? 1e9);
   const [first, last] = tall ? window : [0, shown.length];
+  const drawn = useMemo(() => new Map(), [shown, columns, tall]);
   const space = (n) => n > 0 && html`<tr class="space" aria-hidden="true" style=${{ height: `${n * tall}px` }}><td></td></tr>`;
+  const line = (row, at) => html`<tr role="row" key=${rowKey(row)} class=${rowClass?.(row) ?? ""} aria-rowindex=${at + 2} style=${tall ? { height: `${tall}px` } : undefined}>
+    ${columns.map((column, i) => html`<${i ? "td" : "th"} key=${column.key} role=${i ? "cell" : "rowheader"} scope=${i ? undefined : "row"} class=${column.class ?? ""} data-title=${column.title}>${column.cell(row)}<//>`)}
+  </tr>`;
+  const lines = [];
+  for (let at = first; at < last; at += 1) {
+    // The same line again costs nothing while the page scrolls.
+    if (!drawn.has(at)) drawn.set(at, line(shown[at], at));
+    lines.push(drawn.get(at));
+  }
+  const widths = columns.map((column) => `minmax(0, ${column.width ?? 1}fr)`).join(" ");
   return html`<div class="table-frame ${cards ? "cards" : ""}" tabindex=${cards ? undefined : 0} role=${cards ? undefined : "group"} aria-label=${cards ? undefined : caption}>
-    <table role="table" aria-rowcount=${shown.length + 1} onKeyDown=${moveFocus}>
+    <table role="table" aria-rowcount=${shown.length + 1} style=${{ "--columns": widths }} onKeyDown=${moveFocus}>
       <caption class="unseen">${caption}, ${count(shown.length)} rows</caption>
-      <colgroup>${columns.map((column) => html`<col key=${column.key} style=${{ width: column.width ?? "auto" }} />`)}</colgroup>
       <thead role="rowgroup"><tr role="row" aria-rowindex="1">${columns.map((column) => html`<${Heading} key=${column.key} column=${column} sort=${by} onSort=${onSort ?? setOwn} />`)}</tr></thead>
-      <tbody role="rowgroup" ref=${body}>
-        ${space(first)}
-        ${shown.slice(first, last).map(
-          (row, i) => html`<tr role="row" key=${rowKey(row)} class=${rowClass?.(row) ?? ""} aria-rowindex=${first + i + 2} style=${tall ? { height: `${tall}px` } : undefined}>
-            ${columns.map((column, at) => html`<${at ? "td" : "th"} key=${column.key} role=${at ? "cell" : "rowheader"} scope=${at ? undefined : "row"} class=${column.class ?? ""} data-title=${column.title}>${column.cell(row)}<//>`)}
-          </tr>`,
-        )}
-        ${space(shown.length - last)}
-      </tbody>
+      <tbody role="rowgroup" ref=${body}>${space(first)}${lines}${space(shown.length - last)}</tbody>
     </table>
     ${shown.length === 0 && html`<p class="empty">${empty}</p>`}
   </div>`;

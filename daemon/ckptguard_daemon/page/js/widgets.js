@@ -41,7 +41,7 @@ export function Name({ children, href = null, most = 200, class: kind = "" }) {
 
 /** A moment: how long ago, with the exact time on hover and focus. In a table it takes no focus of its own. */
 export function Time({ at, focus = true, now }) {
-  const clock = useClock(5);
+  const clock = useClock();
   if (typeof at !== "number") return html`<span class="dim">—</span>`;
   return html`<time class="tip" datetime=${iso(at)} data-tip=${exact(at)} title=${focus ? undefined : exact(at)} tabindex=${focus ? 0 : undefined} aria-label=${focus ? `${ago(at, now ?? clock)}, ${exact(at)}` : undefined}>${ago(at, now ?? clock)}</time>`;
 }

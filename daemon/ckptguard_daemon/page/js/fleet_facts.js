@@ -1,0 +1,35 @@
+// What the facts about a run mean to its reader. Pure.
+import { isFinite } from "./format.js";
+
+/** Save intervals after which a known-good checkpoint is late: as the daemon says whether a run trains. */
+export const LATE = 3;
+
+/** The age of the known-good checkpoint in save intervals, or null. */
+export function staleness(run, now) {
+  if (!isFinite(run.known_good_at) || !isFinite(run.save_interval) || run.save_interval <= 0) return null;
+  return Math.max(0, now - run.known_good_at) / run.save_interval;
+}
+
+/** True if a run trains and its known-good checkpoint is late. A run that rests grows no older. */
+export const stale = (run, now) => run.training && (staleness(run, now) ?? 0) > LATE;
+
+/** Return {word, ok, weight}: the state of a run in a word, and how much it needs somebody. */
+function standing(run, now) {
+  if (run.state === "waiting") return { word: "Not begun", ok: false, weight: 0 };
+  if (run.state === "failing") return { word: "Cannot be read", ok: false, weight: 4 };
+  if (!run.protected) return { word: "Not protected", ok: false, weight: 5 };
+  if (run.newest_outcome === "bad") return { word: "Newest is bad", ok: true, weight: 3 };
+  if (stale(run, now)) return { word: "Known-good is late", ok: true, weight: 2 };
+  return { word: "Protected", ok: true, weight: run.replicas_behind ? 1 : 0 };
+}
+
+/** Return the runs, those first that need somebody most. Each gets its standing and the text to search in it. */
+export function judge(runs, now) {
+  for (const run of runs) {
+    const since = run.safe_at ?? run.began_at;
+    run.text ??= `${run.name}\n${run.url}\n${run.id}`.toLowerCase();
+    run.judged = standing(run, now);
+    run.risk = run.at_risk && isFinite(since) ? (now - since) * (run.world_size ?? 1) : null;
+  }
+  return [...runs].sort((a, b) => b.judged.weight - a.judged.weight);
+}

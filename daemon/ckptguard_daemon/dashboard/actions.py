@@ -168,7 +168,7 @@ class Acting:
             run,
             verb=self._verb,
             name=self._caller.name,
-            role=self._caller.role.name.lower(),
+            role=self._caller.role.word,
             arguments=asking.arguments,
             reason=asking.reason,
             plan=asking.token,

@@ -24,7 +24,7 @@ from ckptguard.storage.local.local_storage import LocalStorage
 from ckptguard.values.settings import Settings
 from ckptguard.values.verdict import Outcome
 
-SOME = settings(max_examples=200, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+SOME = settings(max_examples=25, deadline=None, database=None, suppress_health_check=list(HealthCheck))
 STEPS = st.integers(1, 5)
 EVENTS = st.lists(
     st.tuples(st.sampled_from(["save", "save again", "poison", "rot", "delete", "suspect", "pass", "pass"]), STEPS),

@@ -31,8 +31,8 @@ from ckptguard.training.announce import announce_resume
 from ckptguard.training.content.tagged_json import decode_state, encode_state, from_text, to_text
 from ckptguard.training.content.training_parts import TrainingParts, scale_learning_rate
 from ckptguard.training.ranks import Ranks, agree, ranks_of_training, together
-from ckptguard.training.signals.device_signals import raise_loss_scale
 from ckptguard.training.signals.curve_recorder import CurveRecorder
+from ckptguard.training.signals.device_signals import raise_loss_scale
 from ckptguard.training.signals.monitor import TrainingMonitor
 from ckptguard.training.state.rng import capture_rng, restore_rng
 from ckptguard.values.incident import Details

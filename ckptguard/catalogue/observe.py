@@ -70,7 +70,10 @@ def observe(
     scrubs = [scrub for key in below(SCRUBS, look.names) if (scrub := parse_scrub(key)) is not None]
     read = newest_scrubs([scrub for scrub in scrubs if scrub.is_whole], now)
     pins = read_pins(run, below(PINS, look.names))
-    pinned = {pin.id for pin in pins if pin.reason == PINNED and still_counts(run, pin)}
+    pinned: dict[CheckpointId, str] = {}
+    for pin in sorted(pins, key=lambda pin: pin.key):
+        if pin.reason == PINNED and still_counts(run, pin):
+            pinned[pin.id] = "; ".join(filter(None, (pinned.get(pin.id), _text(pin.words))))
     rows: dict[CheckpointId, Generation] = {}
     events: list[Event] = []
     left = _MOST_READ
@@ -82,7 +85,7 @@ def observe(
                 row, news = _described(run, listed, id, records[id])
                 events += reversed(news)
             left -= 1
-        row = msgspec.structs.replace(row, pinned=id in pinned)
+        row = msgspec.structs.replace(row, pinned=pinned.get(id, ""))
         rows[id] = _placed(run, row, id, look, records[id], read)
     incidents, told = _incidents(run, look.names, known_incidents)
     return RunSeen(

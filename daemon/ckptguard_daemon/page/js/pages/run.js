@@ -1,12 +1,14 @@
 // One run: whether it is protected, its checkpoints, its curves, and what happened.
 import { useMemo, useState } from "preact/hooks";
 import { html } from "../html.js";
+import { Actions } from "../actions.js";
 import { url } from "../api.js";
 import { Curves } from "../charts/curves.js";
 import { Legend, Timeline } from "../charts/timeline.js";
 import { timelineModel } from "../charts/timeline_model.js";
 import { View } from "../charts/view.js";
 import { useDocument } from "../documents.js";
+import { curveTools } from "../export/curve_take.js";
 import { many } from "../format.js";
 import { RunHead } from "../run_head.js";
 import { Checkpoints, Events, Incidents, Status } from "../run_parts.js";
@@ -20,6 +22,9 @@ function domainOf(model, curves) {
   if (curves?.step.length) steps.push(curves.step[0], curves.step.at(-1), curves.step.reduce((a, b) => Math.max(a, b), 0));
   return steps.length ? [Math.min(...steps), Math.max(...steps)] : [0, 1];
 }
+
+/** What the picture of a curve marks: where incidents began. */
+const marksOf = ({ incidents }) => incidents.filter(({ onset }) => typeof onset === "number").map(({ onset, cause }) => ({ step: onset, name: (cause ?? "incident").replaceAll("_", " "), bad: true }));
 
 function Zoom({ view }) {
   return html`<div class="zoom" role="group" aria-label="Zoom">
@@ -41,16 +46,17 @@ function Charts({ run, page, curves }) {
         ? html`<${Timeline} run=${run} model=${model} view=${view} skipped=${skipped} /><${Legend} model=${model} skipped=${skipped} />`
         : html`<p class="empty">There is no checkpoint with a step yet.</p>`}
       ${model.without > 0 && html`<p class="dim small source">${many(model.without, "checkpoint has no step", "checkpoints have no step")}. The table below lists all.</p>`}
-      ${curves.data ? html`<${Curves} doc=${curves.data} view=${view} incidents=${page.incidents} />` : curves.failure && html`<${Sentence} kind="suspect" hint=${curves.failure.hint}>The curves could not be read. ${curves.failure.message}<//>`}
+      ${curves.data ? html`<${Curves} doc=${curves.data} view=${view} incidents=${page.incidents} tools=${curveTools(page.run.name, curves.data, marksOf(page))} />` : curves.failure && html`<${Sentence} kind="suspect" hint=${curves.failure.hint}>The curves could not be read. ${curves.failure.message}<//>`}
     </div>
   <//>`;
 }
 
-export default function Run({ run }) {
+export default function Run({ run, me }) {
   const mine = (event) => event.run === run;
   const doc = useDocument(url`v1/runs/${run}/page`, mine);
   const curves = useDocument(url`v1/runs/${run}/curves`, mine);
-  return html`<${RunHead} run=${run} doc=${doc} tab="run" />
+  const tools = html`<${Actions} me=${me} run=${run} runName=${doc.data?.run.name} verbs=${["verify", "rollback"]} onDone=${doc.reload} />`;
+  return html`<${RunHead} run=${run} doc=${doc} tab="run" tools=${tools} />
     <${Waiting} doc=${doc} what="the run" /><${Stale} doc=${doc} />
     ${doc.data?.noted === false && html`<${Sentence} kind="suspect" hint="It does so soon.">The daemon has not looked through this run yet.<//>`}
     ${doc.data && html`<${Status} page=${doc.data} />

@@ -45,7 +45,7 @@ export function standing(doc) {
 
 /**
  * Return one curve for drawing: {data: [steps, values now, values left behind, ...], edges: [{step, word}], said,
- * positive, now: {steps, values}}. `edges` are the values that are no number; null if the curve has no values.
+ * positive}. `edges` are the values that are no number; null if the curve has no values.
  */
 export function curveData(doc, key, { now, left }) {
   const values = doc[key];
@@ -64,7 +64,7 @@ export function curveData(doc, key, { now, left }) {
   };
   const edges = used.filter((i) => typeof values[i] === "string").map((i) => ({ step: doc.step[i], word: values[i] }));
   const finite = used.map((i) => values[i]).filter(isFinite);
-  return { data: [steps, drawn(now), ...left.map(drawn)], edges, positive: finite.every((value) => value > 0), said: inWords(doc, now, values, edges), now: { steps: now.map((i) => doc.step[i]), values: now.map((i) => values[i]) } };
+  return { data: [steps, drawn(now), ...left.map(drawn)], edges, positive: finite.every((value) => value > 0), said: inWords(doc, now, values, edges) };
 }
 
 function inWords(doc, now, values, edges) {

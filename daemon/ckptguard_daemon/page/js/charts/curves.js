@@ -4,8 +4,6 @@ import uPlot from "uplot";
 import { html } from "../html.js";
 import { count, isFinite, number } from "../format.js";
 import { colour, useColours } from "../theme.js";
-import { curvePicture } from "../export/pictures.js";
-import { Take } from "../export/take.js";
 import { Table } from "../table.js";
 import { Choices } from "../widgets.js";
 import { CURVES, curveData, nearest, standing } from "./curve_data.js";
@@ -170,18 +168,8 @@ function Values({ doc, curves }) {
   </details>`;
 }
 
-/** The picture of a curve, to take away. */
-const pictureOf = (curve, found, incidents, log) =>
-  curvePicture({
-    title: curve.title,
-    steps: found.now.steps,
-    lines: [{ name: curve.title, values: found.now.values, steps: curve.steps }],
-    marks: incidents.flatMap(({ onset, step, cause }) => [{ step: onset, name: "onset" }, { step, name: cause ?? "incident", bad: true }]).filter((mark) => isFinite(mark.step)),
-    log,
-  });
-
-/** `doc`: the run's curves; `incidents` of its page. */
-export function Curves({ doc, view, incidents }) {
+/** `doc`: the run's curves; `incidents` of its page. `tools(curve, found)` are further buttons of each. */
+export function Curves({ doc, view, incidents, tools = () => null }) {
   const [log, setLog] = useState(false);
   const curves = useMemo(() => {
     const which = standing(doc);
@@ -192,9 +180,8 @@ export function Curves({ doc, view, incidents }) {
   return html`<div class="curves">
     ${curves.map(({ curve, found }, i) => {
       const drawnLog = found.positive && (curve.log || (curve.key === "loss" && log));
-      const take = html`<${Take} name=${curve.key} what=${curve.title} picture=${() => pictureOf(curve, found, incidents, drawnLog)} />`;
       return html`<${Curve} key=${curve.key} curve=${curve} found=${found} view=${view} incidents=${incidents} skipped=${doc.skipped ?? NONE}
-        log=${drawnLog} last=${i === curves.length - 1} tools=${html`${take}${curve.key === "loss" && found.positive && scale}`} />`;
+        log=${drawnLog} last=${i === curves.length - 1} tools=${html`${tools(curve, found)}${curve.key === "loss" && found.positive && scale}`} />`;
     })}
     ${doc.source && html`<p class="dim small source">From ${doc.source}.</p>`}
     <${Values} doc=${doc} curves=${curves} />

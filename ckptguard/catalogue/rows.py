@@ -18,7 +18,7 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
     - `good`: its sealed bytes are good, wherever a whole copy of them is.
     - `kept`: how its kept copy was made: link, reflink or copy. `aside`: quarantine or trash.
     - `reason`: the heaviest finding of that verdict, in one line.
-    - `pinned`: a user pinned it, so that nothing removes it.
+    - `pinned`: why a user pinned it, so that nothing removes it. Empty: nobody did.
     - `scrubbed_at`: when the place of it that waits longest was last read.
     """
 
@@ -35,7 +35,7 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
     in_place: bool = False
     kept: str = ""
     aside: str = ""
-    pinned: bool = False
+    pinned: str = ""
     replicated: int = 0
     scrubbed_at: float | None = None
 
@@ -78,11 +78,15 @@ class CurveRow(msgspec.Struct, frozen=True, kw_only=True):
     packed: bytes = b""
 
 
+LONGEST_TEXT = 500  # characters of a text from a record
+
+
 class Event(msgspec.Struct, frozen=True, kw_only=True):
     """One thing that happened. `key` is the same whenever the same event is noted again.
 
-    - `kind`: verdict, incident, rollback, quarantine, prune, gone or replica. `cause`: the outcome or the cause.
-    - `about`: the generation's name, the incident's, or the replica.
+    - `kind`: verdict, incident, rollback, quarantine, prune, gone, replica or action. `cause`: the outcome, the cause
+      or the verb.
+    - `about`: the generation's name, the incident's, the action's, or the replica.
     """
 
     key: int

@@ -59,15 +59,16 @@ def at_risk_words(lost: AtRisk | None) -> str | None:
     return f"{lost.gpu_seconds / 3600:.1f} GPU-hours since {since}, on {lost.world_size} GPUs"
 
 
-def rank_named(path: str) -> int | tuple[int, ...] | None:
-    """Return the rank that wrote a file, by its name: several numbers if it has one in each of several groups."""
-    name = path.rpartition("/")[2]
-    for form in (*_OF_RANK, _ANY_RANK):
-        match = form.search(name) if form is _ANY_RANK else form.fullmatch(name)
-        if match is not None:
-            numbers = tuple(map(int, match.groups()))
-            return numbers[0] if len(numbers) == 1 else numbers
-    return None
+def rank_named(path: str) -> tuple[int | None, str]:
+    """Return the rank that wrote a file, by its name, and the kind of file that each rank has: that name without the
+    rank. For a name without a rank, all numbers are left out."""
+    folder, slash, name = path.rpartition("/")
+    matches = (*(form.fullmatch(name) for form in _OF_RANK), _ANY_RANK.search(name))
+    match = next(filter(None, matches), None)
+    if match is None:
+        return None, re.sub(r"\d+", "#", path)
+    start, end = match.span(1)
+    return int(match[1]), f"{folder}{slash}{name[:start]}#{name[end:]}"
 
 
 def ranks_named(paths: Iterable[str]) -> int | None:

@@ -35,6 +35,12 @@ class Pin(Lease, frozen=True, kw_only=True):
         return CheckpointId(self.series, self.step, self.generation)
 
     @property
+    def words(self) -> str:
+        """Why it pins, for people."""
+        until = f" (until {self.until})" if self.until and self.reason == PINNED else ""
+        return (f"{self.reason}: {self.note}" if self.note else self.reason) + until
+
+    @property
     def key(self) -> str:
         """The record's key, which no other pin has."""
         return f"{FOLDER}/{self.id.record_path}/{self.token}.json"

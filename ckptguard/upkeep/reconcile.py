@@ -113,7 +113,7 @@ def reconcile(view: RunView, notes: PassNotes, *, work: Work = PLAIN, assume_qui
     """Make one pass, and read the view again for it. `assume_quiet`: the trainer knows that its saves are finished. If
     neither files nor records changed since a pass that left nothing to do, it only makes two listings. Raises
     StorageError if the run cannot be listed. Problems with one checkpoint are part of the result."""
-    start = _start_of(view, notes.settled)
+    start = start_of(view, notes.settled)
     notes.start = start
     if notes.nothing_to_do(start):
         notes.settled = start
@@ -208,10 +208,10 @@ class _Pass:
         finished: list[tuple[Checkpoint, bool]] = []
         in_order = sorted(checkpoints, key=lambda c: (c.step is None, numbers_of(c.step), c.written_at, c.path))
         for checkpoint in in_order:
-            sample, known = _sample(self.notes, checkpoint), False
+            sample, known = sample_of(self.notes, checkpoint), False
             try:
                 if not sample.done:
-                    sample.id = _standing(view, checkpoint)
+                    sample.id = standing_of(view, checkpoint)
                     sample.done = sample.id is not None
                 if sample.done:
                     continue
@@ -306,7 +306,7 @@ class _Pass:
         self._delays += [] if waits.seconds is None else [waits.seconds]
 
 
-def _start_of(view: RunView, before: Start | None) -> Start:
+def start_of(view: RunView, before: Start | None) -> Start:
     """List a run's files and the names of its records. Raises StorageError."""
     listed = record_names(view.run, "")
     names = frozenset(name for name in listed if name.startswith(_COUNTED))
@@ -316,7 +316,7 @@ def _start_of(view: RunView, before: Start | None) -> Start:
     return Start(listing=listing, names=names, settings=view.settings, beside=beside)
 
 
-def _sample(notes: PassNotes, checkpoint: Checkpoint) -> CheckpointSample:
+def sample_of(notes: PassNotes, checkpoint: Checkpoint) -> CheckpointSample:
     sample = notes.samples.get(checkpoint.path)
     if sample is None or sample.signature != checkpoint.signature:
         sample = CheckpointSample(signature=checkpoint.signature, since=time.monotonic())
@@ -346,7 +346,7 @@ def _verify(
     return result
 
 
-def _standing(view: RunView, checkpoint: Checkpoint) -> CheckpointId | None:
+def standing_of(view: RunView, checkpoint: Checkpoint) -> CheckpointId | None:
     """Return the generation with a verdict on exactly these files, as far as storage reports sizes, times and
     inodes."""
     id = view.current(checkpoint)

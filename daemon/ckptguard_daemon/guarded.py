@@ -12,7 +12,13 @@ import msgspec
 
 from ckptguard.errors import CkptguardError, NotFoundError
 from ckptguard.inspect.state_memo import StateMemo
-from ckptguard.records.daemon_record import DaemonRecord, clear_daemon_record, read_daemon_record, write_daemon_record
+from ckptguard.records.daemon_record import (
+    DaemonRecord,
+    clear_daemon_record,
+    read_daemon_record,
+    surely_ended,
+    write_daemon_record,
+)
 from ckptguard.records.run import Run, open_run
 from ckptguard.records.samples import FOLDER as SAMPLES
 from ckptguard.records.who_and_when import utc_now
@@ -25,6 +31,7 @@ from ckptguard.runs.results import Checked
 from ckptguard.runs.run_view import RunView
 from ckptguard.runs.work import Work
 from ckptguard.storage.failures import machine_trouble
+from ckptguard.upkeep.look_on import look_on
 from ckptguard.upkeep.reconcile import PassNotes, PassResult, reconcile
 from ckptguard.values.ids import RECORDS_FOLDER, CheckpointId, name_of_run
 from ckptguard.values.settings import Settings
@@ -113,6 +120,8 @@ class WatchedRun:
         self._feed, self._noted = feed, self._beside()
         self._note_again_at = 0.0  # monotonic
         self.silence: Silence | None = None  # None: nothing watches it
+        self.yields = False  # only look while another daemon guards it
+        self.guards = True  # False: another daemon does, as of the last pass
         self._known: Known | None = None
         self._asked: set[str] = set()
         self._asked_lock = threading.Lock()
@@ -223,21 +232,24 @@ class WatchedRun:
         self._records_changed = False
         view = self.look()
         self.run = run = view.run
-        begins = self._known is None
         if self.storage == "":
             with contextlib.suppress(OSError):
                 self.storage = f"device {os.stat(self.url).st_dev}"
-        if begins:
-            self._known = known_outcomes(run)
-            log("guarding", run=self.url, run_id=self.run_id)
-        if self._presence is not None:
-            current = read_daemon_record(run)
-            if current is None or (self.passes == 0 and current != self._presence):
-                write_daemon_record(run, self._presence)
-        if begins:
-            self.hooks.begin(view)
+        current = None if self._presence is None else read_daemon_record(run)
         with self._asked_lock:
             asked, self._asked = self._asked, set()
+        other = current if self.yields and current not in (None, self._presence) else None
+        guards = other is None or surely_ended(other)
+        begins = self._known is None or guards != self.guards
+        self.guards = guards
+        if begins:
+            self._known = known_outcomes(run)
+            log("guarding" if self.guards else "looking", run=self.url, run_id=self.run_id)
+        new = current is None or other is not None or (self.passes == 0 and current != self._presence)
+        if self._presence is not None and self.guards and new:
+            write_daemon_record(run, self._presence)
+        if begins and self.guards:
+            self.hooks.begin(view)
 
         def found(checked: Checked) -> None:
             self.verdicts += 1
@@ -246,13 +258,16 @@ class WatchedRun:
             work.found(checked)
 
         try:
-            done = reconcile(view, self._notes, work=msgspec.structs.replace(work, found=found))
+            if self.guards:
+                done = reconcile(view, self._notes, work=msgspec.structs.replace(work, found=found))
+            else:
+                done = look_on(view, self._notes)
         except BaseException:
             with self._asked_lock:
                 self._asked |= asked
             raise
         self._report(run, done, stopping=work.is_stopped())
-        touched = {c.path for c in done.checked} | {w.path for w in done.pending}
+        touched = {c.path for c in done.checked} | {w.path for w in done.pending if self.guards}
         for path in sorted(asked - touched):
             if not self._read_again(view, path, work):
                 self.ask(path)

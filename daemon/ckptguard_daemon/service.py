@@ -27,15 +27,10 @@ from ckptguard_daemon.application import application
 from ckptguard_daemon.catalogue_feed import CatalogueFeed, open_catalogue
 from ckptguard_daemon.following import Following
 from ckptguard_daemon.guarded import WatchedRun
+from ckptguard_daemon.http.front import NO_HTTP, HttpOptions, open_front
 from ckptguard_daemon.http.local_gate import LocalGate
-from ckptguard_daemon.http.publish import (
-    NOWHERE,
-    MetricsFile,
-    MetricsOptions,
-    ScrapeAnswers,
-    address_of,
-    listen_for_scrapers,
-)
+from ckptguard_daemon.http.places import address_of
+from ckptguard_daemon.http.publish import NOWHERE, MetricsFile, MetricsOptions, ScrapeAnswers, listen_for_scrapers
 from ckptguard_daemon.http.rendezvous import listen
 from ckptguard_daemon.http.routes import Served
 from ckptguard_daemon.http.server import HttpServer
@@ -66,10 +61,10 @@ def serve(
     environ: Mapping[str, str],
     stop: threading.Event,
     *,
-    socket_path: str | None = None,
     still_wanted: Callable[[], bool] = lambda: True,
     again: Again | None = None,
     metrics: MetricsOptions = NOWHERE,
+    http: HttpOptions = NO_HTTP,
 ) -> int:
     """Guard the runs until `stop` is set or the parent is gone. Returns the exit code.
 
@@ -77,9 +72,10 @@ def serve(
     """
     manager = Systemd()
     scrapers = listen_for_scrapers(metrics)
+    front = open_front(http)
     file = MetricsFile(metrics.file) if metrics.file is not None else None
     niceness = plan.settings.niceness
-    rendezvous = listen(socket_path, plan.places, environ)
+    rendezvous = listen(http.socket, plan.places, environ)
     host, boot_id = this_host()
     presence = DaemonRecord(address=rendezvous.path, host=host, boot_id=boot_id, pid=os.getpid(), started_at=utc_now())
     hooks, runs, passes, passed = HookSets(), Roster(), Passes(), threading.Event()
@@ -94,6 +90,7 @@ def serve(
         run = WatchedRun(found.url, run_id_of(found.url), found.settings, hooks.of(found.settings), presence, feed)
         if os.path.isabs(run.url):
             run.silence = watcher
+        run.yields = http.yields
         return run
 
     def watch(run: WatchedRun) -> None:
@@ -119,7 +116,7 @@ def serve(
         if runs.get(run.run_id) is not run:
             left(run)  # it went during this pass, which wrote and watched once more
             return
-        for work in behind:
+        for work in behind if run.guards else ():
             work.after_pass(run)
 
     def replicas_first(run_id: str) -> bool:
@@ -158,7 +155,11 @@ def serve(
         stop=stop,
         jobs=Jobs(stop),
     )
-    servers = [HttpServer(LocalGate(application(served)), rendezvous.socket)]
+    routes = application(served)
+    servers = [HttpServer(LocalGate(routes), rendezvous.socket)]
+    if front is not None:
+        front.remember(rendezvous.path, environ)
+        servers.append(front.server(routes))
     if scrapers is not None:
         servers.append(HttpServer(ScrapeAnswers(told.text, metrics.token_file), scrapers))
         log("metrics", address=address_of(scrapers))
@@ -173,8 +174,12 @@ def serve(
         if plan.fleet is not None:
             log("searching", folders=list(plan.fleet.file.folders))
         manager.is_ready()
+        if front is not None:
+            front.show_link()
         while not stop.wait(1.0):
             manager.tell_progress(loop.last_progress(), runs)
+            if front is not None:
+                front.look()
             if again is not None and again.asked.is_set():
                 following.wake()
             if not still_wanted():

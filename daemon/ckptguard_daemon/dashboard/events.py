@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterable
 
@@ -16,10 +15,11 @@ from starlette.types import Receive, Scope, Send
 
 from ckptguard.catalogue.rows import NumberedEvent
 from ckptguard.errors import SettingsError
+from ckptguard.values.access import Role
 from ckptguard_daemon.catalogue_feed import CatalogueFeed
 from ckptguard_daemon.dashboard.answer import encoded
 from ckptguard_daemon.dashboard.pages import event_fields
-from ckptguard_daemon.http.routes import Caller, Role, Route, Served, caller_of
+from ckptguard_daemon.http.routes import Caller, Route, Served, caller_of
 from ckptguard_daemon.roster import Roster
 
 MOST_QUEUED = 256  # events that wait for one client, and that are replayed
@@ -36,7 +36,7 @@ def routes(served: Served) -> list[Route]:
         after = request.headers.get("last-event-id") or request.query_params.get("after")
         return EventStream(hub, caller_of(request), None if after is None else _number(after))
 
-    return [Route("/v1/events", events, Role.READER)]
+    return [Route("/v1/events", events, Role.READER, stream=True)]
 
 
 def _number(text: str) -> int:
@@ -162,6 +162,7 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send events until the client goes, is too slow, or the daemon ends."""
         client = Client(self._caller, scope.get("abort", lambda: None))
+        still_in: Callable[[], bool] = scope.get("still_in", lambda: True)
         listening = asyncio.create_task(_until_gone(receive, client))
         try:
             await run_in_threadpool(self._hub.join, client, self._after)
@@ -172,7 +173,7 @@ class EventStream(Response):
                     async with asyncio.timeout(PING_SECONDS):
                         await client.news.wait()
                 client.news.clear()
-                if self._caller.expires is not None and time.time() > self._caller.expires:
+                if not still_in():
                     break
                 text = b"".join(client.waiting) or b": ping\n\n"
                 client.waiting.clear()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Sequence
 from functools import partial
@@ -12,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ckptguard.checks.finite import counts_in
-from ckptguard.decisions.at_risk import rank_named
+from ckptguard.decisions.at_risk import rank_named, ranks_named
 from ckptguard.decisions.known_good import parse_verdict_name, standings, verdict_name
 from ckptguard.documents.build import Document, document, fields, plain
 from ckptguard.formats.dtypes import FP16_LIMIT
@@ -20,6 +19,7 @@ from ckptguard.records.ledger import FOLDER as LEDGER
 from ckptguard.records.ledger import is_about, read_verdict
 from ckptguard.records.manifests import read_manifest
 from ckptguard.records.run import Run, record_names
+from ckptguard.records.who_and_when import seconds_of
 from ckptguard.reporting.events import reason_of
 from ckptguard.runs.run_view import RunView
 from ckptguard.values.ids import CheckpointId, escape, series_folder
@@ -32,8 +32,7 @@ from ckptguard_daemon.http.routes import Role, Route, Served
 _MOST_VERDICTS = 20
 _MOST_TENSORS = 20_000
 _WEIGHTY = (Severity.ERROR, Severity.SICKNESS)
-_NUMBER = re.compile(r"\d+")
-_PART = re.compile(r"(\d{1,9})-of-(\d{1,9})")
+_LONGEST = 1000  # characters of a note
 
 
 class Judgement(msgspec.Struct, frozen=True):
@@ -169,7 +168,7 @@ def _checkpoint(watched: WatchedRun, id: CheckpointId, reads: Reads) -> Document
             if manifest is not None
         ],
         "tensors_omitted": max(0, len(every) - _MOST_TENSORS),
-        "verdicts": [_verdict_fields(name, v, v is judged.counts) for name, v in reversed(judged.verdicts)],
+        "verdicts": [_verdict_fields(name, v, v is judged.counts) for name, v in judged.verdicts],
         "verdicts_omitted": judged.omitted,
     }
 
@@ -182,14 +181,14 @@ def _file_fields(file: File, manifest: Manifest) -> Document:
         "digest": file.envelope,
         "md5": file.md5,
         "tensors": len(file.tensors),
-        "rank": rank_named(file.path),
+        "rank": rank_named(file.path)[0],
     }
 
 
 def _verdict_fields(name: str, verdict: Verdict, counts: bool) -> Document:
     return {
         "name": name,
-        "at": escape(verdict.checked_at),
+        "at": seconds_of(verdict.checked_at),
         "outcome": verdict.outcome.value,
         "by": f"ckptguard {escape(verdict.version)}",
         "counts": counts,
@@ -212,32 +211,34 @@ def _shards(watched: WatchedRun, id: CheckpointId, reads: Reads) -> Document:
     wrong: defaultdict[str, list[Finding]] = defaultdict(list)
     for finding in weighty:
         wrong[finding.file or ""].append(finding)
-    outcome = judged.counts.outcome if judged.counts is not None else Outcome.PENDING
-    cells = [_cell(f, manifest, wrong.pop(f.path, []), outcome) for f in files if manifest is not None]
+    others = [
+        escape(f.message) for path, found in wrong.items() if not any(path == f.path for f in files) for f in found
+    ]
+    # A file without a finding is good if no finding may be about it.
+    fine = Outcome.PENDING if judged.counts is None or others else Outcome.GOOD
+    shards = [_shard(f, manifest, wrong.get(f.path, []), fine) for f in files if manifest is not None]
+    stated = judged.counts.facts.world_size if judged.counts is not None else None
     return {
         **document("shards", run=watched.run_id),
         **side_fields(id, manifest, judged.counts),
-        "kinds": list(dict.fromkeys(cell["kind"] for cell in cells)),
-        "cells": cells,
-        "others": [escape(f.message) for found in wrong.values() for f in found],
+        "world_size": stated or ranks_named(f.path for f in files),
+        "files": shards,
+        "others": others,
     }
 
 
-def _cell(file: File, manifest: Manifest, wrong: Sequence[Finding], outcome: Outcome) -> Document:
-    """Return one file of the matrix. Without a finding about it, it is good only if the whole checkpoint is."""
+def _shard(file: File, manifest: Manifest, wrong: Sequence[Finding], fine: Outcome) -> Document:
     path = inside(file.path, manifest)
-    part = _PART.search(path)
+    rank, kind = rank_named(path)
     errors = any(f.severity is Severity.ERROR for f in wrong)
-    own = Outcome.BAD if errors else Outcome.SUSPECT if wrong else outcome if outcome is Outcome.GOOD else None
     return {
         "path": escape(path),
-        "kind": escape(_NUMBER.sub("#", path)),
-        "rank": rank_named(path),
-        "shard": None if part is None else [int(part[1]), int(part[2])],
+        "rank": rank,
+        "kind": escape(kind),
         "size": file.size,
         "format": escape(file.format),
         "tensors": len(file.tensors),
         "roles": sorted({tensor.role for tensor in file.tensors if tensor.role}),
-        "outcome": own,
-        "problems": [escape(f.message) for f in wrong],
+        "outcome": Outcome.BAD if errors else Outcome.SUSPECT if wrong else fine,
+        "note": escape("; ".join(f.message for f in wrong)[:_LONGEST]) or None,
     }

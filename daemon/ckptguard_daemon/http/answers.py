@@ -28,11 +28,12 @@ from ckptguard.records.names_by_step import list_steps
 from ckptguard.reporting.events import incident_event
 from ckptguard.runs.find_known_good import KnownGood, find_known_good
 from ckptguard.upkeep.reconcile import Waiting
+from ckptguard.values.access import Role
 from ckptguard.values.ids import MAX_STEP, CheckpointId, Step, is_safe_path, single_number
 from ckptguard.version import __version__
 from ckptguard_daemon.guarded import WatchedRun
-from ckptguard_daemon.http.replies import number, read_body, reply
-from ckptguard_daemon.http.routes import Role, Route, Served
+from ckptguard_daemon.http.replies import number, read_body, refusal, reply
+from ckptguard_daemon.http.routes import Route, Served, caller_of
 from ckptguard_daemon.log import log
 from ckptguard_daemon.metrics import CONTENT_TYPE
 
@@ -86,20 +87,27 @@ class Answers:
     async def _healthz(self, request: Request) -> Response:
         alive = self._alive()
         status, presence = "ok" if alive else "the loop has ended, or hangs", fields(self._served.presence, "healthz")
-        answer = document("healthz", status=status, version=__version__, **presence, runs=len(self._served.runs))
+        answer = document(
+            "healthz", status=status, version=__version__, **presence, runs=len(self._served.runs_for(request))
+        )
         return reply(answer, status=200 if alive else 503)
 
     async def _show_metrics(self, request: Request) -> Response:
+        if caller_of(request).runs is not None:
+            return refusal("forbidden", "the metrics tell of all runs, and this token is for some", 403)
         return Response(await run_in_threadpool(self._served.metrics.text), media_type=CONTENT_TYPE)
 
     async def _readyz(self, request: Request) -> Response:
         """Ready: the fleet was searched, and every run had a pass or a reason why not. Runs that come later do not
         count."""
-        waiting = sum(not run.passes and run.trouble is None for run in self._served.runs)
+        runs = self._served.runs_for(request)
+        waiting = {run.run_id for run in self._served.runs if not run.passes and run.trouble is None}
         self._was_ready = self._was_ready or (self._served.searched() and not waiting)
         ready = self._alive() and self._was_ready
         status = "ready" if ready else "starting" if self._alive() else "the loop has ended"
-        answer = document("readyz", status=status, runs=len(self._served.runs), without_pass=waiting)
+        answer = document(
+            "readyz", status=status, runs=len(runs), without_pass=sum(run.run_id in waiting for run in runs)
+        )
         return reply(answer, status=200 if ready else 503)
 
     async def _list_runs(self, request: Request) -> Response:
@@ -123,7 +131,7 @@ class Answers:
                 left = deadline - time.monotonic()
                 if not pending or left <= 0:
                     break
-                if not waited:
+                if not waited and caller_of(request).role >= Role.GUARD:
                     self._loop.wake(guarded.run_id)
                 waited = True
                 await self._passes.wait(passed, min(left, _LOOK_AGAIN))

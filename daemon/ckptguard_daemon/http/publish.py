@@ -6,7 +6,6 @@ import contextlib
 import hmac
 import ipaddress
 import os
-import re
 import socket
 import stat
 import tempfile
@@ -20,6 +19,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from ckptguard.errors import SettingsError
+from ckptguard_daemon.http.places import place_named
 from ckptguard_daemon.log import log
 from ckptguard_daemon.metrics import CONTENT_TYPE
 
@@ -46,30 +46,13 @@ def listen_for_scrapers(options: MetricsOptions) -> socket.socket | None:
         if token_file is not None:
             raise SettingsError("--metrics-token is only for --metrics", hint="give an address: --metrics HOST:PORT")
         return None
-    host, _, port = address.rpartition(":")
-    if not host or not re.fullmatch("[0-9]{1,5}", port) or int(port) > 65535:
-        raise SettingsError(f"`--metrics {address}` is not HOST:PORT", hint="for example --metrics 127.0.0.1:9469")
-    try:
-        family, _, _, _, place = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)[0]
-    except (OSError, UnicodeError) as error:
-        raise SettingsError(f"`--metrics {address}`: there is no address {host}") from error
     if token_file is not None:
         read_token(token_file)
-    elif not ipaddress.ip_address(place[0]).is_loopback:
+    place = place_named("--metrics", address)
+    if token_file is None and not place.is_loopback:
         hint = "give --metrics-token FILE with a secret of 16 characters or more, or listen on 127.0.0.1"
         raise SettingsError(f"other machines could read the metrics at {address}", hint=hint)
-    try:
-        listening = socket.create_server(place, family=family, backlog=16)
-    except OSError as error:
-        raise SettingsError(f"cannot listen at {address}: {error.strerror}") from error
-    listening.setblocking(False)
-    return listening
-
-
-def address_of(listening: socket.socket) -> str:
-    """Return the HOST:PORT of a socket."""
-    host, port = listening.getsockname()[:2]
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return place.listen()
 
 
 def read_token(path: str) -> bytes:

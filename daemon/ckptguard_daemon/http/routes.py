@@ -6,9 +6,9 @@ A module of routes has one function, ``routes(served) -> list[Route]``; `ckptgua
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from enum import IntEnum
 from fnmatch import fnmatchcase
 
 import msgspec
@@ -19,6 +19,7 @@ from starlette.types import Receive, Scope, Send
 
 from ckptguard.errors import NotFoundError
 from ckptguard.records.daemon_record import DaemonRecord
+from ckptguard.values.access import Role as Role
 from ckptguard.values.ids import name_of_run
 from ckptguard_daemon.catalogue_feed import CatalogueFeed
 from ckptguard_daemon.guarded import WatchedRun
@@ -27,14 +28,6 @@ from ckptguard_daemon.jobs import Jobs
 from ckptguard_daemon.loop import Loop, Passes
 from ckptguard_daemon.metrics import Metrics
 from ckptguard_daemon.roster import Roster
-
-
-class Role(IntEnum):
-    """What a caller may do. Each role may do what the ones before it may."""
-
-    READER = 1  # look
-    GUARD = 2  # report what a training saw
-    OPERATOR = 3  # change runs
 
 
 class Caller(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,6 +43,8 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
         names = (run.name or name_of_run(run.url), run.url, run.run_id)
         return self.runs is None or any(fnmatchcase(name, p) for p in self.runs for name in names)
 
+
+STREAMS, STREAMS_OF_ONE = 1024, 512  # at a time, in all and of one caller
 
 OWNER = Caller(name="owner", role=Role.OPERATOR)  # whoever can open the Unix socket
 
@@ -90,7 +85,10 @@ def caller_of(request: Request) -> Caller:
 
 
 class Route(routing.Route):
-    """A route that only callers of a role reach. With None anybody does, who passed the gate."""
+    """A route that only callers of a role reach. With None anybody does, who passed the gate.
+
+    The answer of a `stream` has no end. Streams do not count as connections, but each caller may have only so many.
+    """
 
     def __init__(
         self,
@@ -98,24 +96,38 @@ class Route(routing.Route):
         endpoint: Callable[[Request], Awaitable[Response]],
         role: Role | None,
         methods: Sequence[str] = ("GET",),
+        *,
+        stream: bool = False,
     ) -> None:
         super().__init__(path, endpoint, methods=list(methods))
-        self.role = role
+        self.role, self.stream = role, stream
+        self._streams: Counter[str] = Counter()
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer, or refuse."""
-        if self.role is not None:
-            caller: Caller | None = scope.get("caller")
-            refused: Response | None = None
-            if caller is None:
-                refused = refusal(
-                    "unauthorized", "a token is needed", 401, "`ckptguard token --help` says how to get one"
-                )
-                refused.headers["WWW-Authenticate"] = "Bearer"
-            elif caller.role < self.role:
-                needed = self.role.name.lower()
-                refused = refusal("forbidden", f"this needs the role {needed}", 403)
-            if refused is not None:
-                await refused(scope, receive, send)
-                return
-        await super().handle(scope, receive, send)
+        caller: Caller | None = scope.get("caller")
+        refused = self._refusal(caller)
+        if refused is not None:
+            await refused(scope, receive, send)
+        elif not self.stream or caller is None:
+            await super().handle(scope, receive, send)
+        else:
+            scope["stream"] = True
+            self._streams[caller.name] += 1
+            try:
+                await super().handle(scope, receive, send)
+            finally:
+                self._streams[caller.name] -= 1
+
+    def _refusal(self, caller: Caller | None) -> Response | None:
+        if self.role is None:
+            return None
+        if caller is None:
+            refused = refusal("unauthorized", "a token is needed", 401, "`ckptguard token --help` says how to get one")
+            refused.headers["WWW-Authenticate"] = "Bearer"
+            return refused
+        if caller.role < self.role:
+            return refusal("forbidden", f"this needs the role {self.role.word}", 403)
+        if self.stream and (self._streams[caller.name] >= STREAMS_OF_ONE or self._streams.total() >= STREAMS):
+            return refusal("busy", "too many streams at a time", 503)
+        return None

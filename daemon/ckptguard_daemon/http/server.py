@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 import threading
 
 import uvicorn
 from starlette.types import ASGIApp
 
-from ckptguard_daemon.http.connections import BoundedConnection
+from ckptguard_daemon.http.connections import Connections
 from ckptguard_daemon.log import log
 
 _START_SECONDS, _STOP_SECONDS = 10.0, 2.0
@@ -18,17 +19,18 @@ _START_SECONDS, _STOP_SECONDS = 10.0, 2.0
 class HttpServer:
     """uvicorn in its own thread, on a socket that is already bound, until `close`."""
 
-    def __init__(self, application: ASGIApp, listening: socket.socket) -> None:
+    def __init__(self, application: ASGIApp, listening: socket.socket, tls: ssl.SSLContext | None = None) -> None:
         config = uvicorn.Config(
             application,
             log_config=None,
             access_log=False,
             log_level="warning",
             lifespan="off",
-            http=BoundedConnection,
+            http=Connections(tls),  # type: ignore[arg-type]
             ws="none",
             loop="asyncio",
             server_header=False,
+            proxy_headers=False,  # anybody could send them
             timeout_keep_alive=5,
             timeout_graceful_shutdown=1,
         )

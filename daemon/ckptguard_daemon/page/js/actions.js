@@ -2,54 +2,54 @@
 import { useEffect, useRef, useState } from "preact/hooks";
 import { html } from "./html.js";
 import { ask, url } from "./api.js";
-import { bytes, number } from "./format.js";
+import { bytes } from "./format.js";
 import { Name, Sentence } from "./widgets.js";
 
 const LONGEST_REASON = 500;
 
-// `word`: of the button; `about`: what it is for; `of`: "checkpoint" or "run"; `danger`: it removes or moves files.
+// `word`: of the button; `about`: what it is for; `danger`: it removes or moves files, or calls something good.
 const VERBS = {
-  verify: { word: "Verify", about: "Reads every byte again, and records a verdict.", of: "checkpoint" },
-  pin: { word: "Pin", about: "Nothing removes a pinned checkpoint.", of: "checkpoint" },
-  unpin: { word: "Unpin", about: "The rules of retention hold for it again.", of: "checkpoint" },
-  clear: { word: "Clear", about: "Lifts the suspicion: it counts as good again.", of: "checkpoint", danger: true },
-  accept: { word: "Accept", about: "Takes the bytes as they are now for the right ones.", of: "checkpoint", danger: true },
-  repair: { word: "Repair", about: "Replaces damaged files by whole copies of them.", of: "checkpoint" },
-  replicate: { word: "Replicate", about: "Sends what the replicas lack.", of: "run" },
-  prune: { word: "Prune", about: "Moves what no rule keeps to the trash.", of: "run", danger: true },
-  rollback: { word: "Roll back", about: "Goes back to the newest known-good checkpoint.", of: "run", danger: true },
+  verify: { word: "Verify", about: "Reads every byte again, and records a verdict." },
+  pin: { word: "Pin", about: "Nothing removes a pinned checkpoint." },
+  unpin: { word: "Unpin", about: "The rules of retention hold for it again." },
+  clear: { word: "Clear", about: "Lifts the suspicion: it counts as good again.", danger: true },
+  accept: { word: "Accept", about: "Takes the bytes as they are now for the right ones.", danger: true },
+  repair: { word: "Repair", about: "Replaces damaged files by whole copies of them." },
+  replicate: { word: "Replicate", about: "Sends what the replicas lack." },
+  prune: { word: "Prune", about: "Moves what no rule keeps to the trash.", danger: true },
+  rollback: { word: "Roll back", about: "Goes back to the newest known-good checkpoint.", danger: true },
 };
 
-/** A button for each of the verbs that this user may use. A reader gets none. */
-export function Actions({ me, run, runName, verbs, checkpoint = null, name = null, values = {}, onDone }) {
+/** A button for each of the verbs that this user may use; a reader gets none. Without `checkpoint` they are about the run. */
+export function Actions({ me, run, runName, verbs, checkpoint = null, values = {}, onDone }) {
   const [verb, setVerb] = useState(null);
   const allowed = verbs.filter((one) => me?.actions?.includes(one));
   if (!allowed.length) return null;
   const close = () => setVerb(null);
   return html`<span class="actions" role="group" aria-label="Actions">
     ${allowed.map((one) => html`<button type="button" key=${one} onClick=${() => setVerb(one)}>${VERBS[one].word}…</button>`)}
-    ${verb && html`<${Dialog} key=${verb} verb=${verb} run=${run} runName=${runName ?? run} checkpoint=${VERBS[verb].of === "checkpoint" ? checkpoint : null} name=${name} values=${values} onClose=${close} onDone=${onDone} />`}
+    ${verb && html`<${Dialog} key=${verb} verb=${verb} run=${run} runName=${runName ?? run} checkpoint=${checkpoint} values=${values} onClose=${close} onDone=${onDone} />`}
   </span>`;
 }
 
-/** Send an action. Work that takes long is asked for until it has ended. */
+/** Send an action. Work that takes long is asked for until it has ended: the daemon answers when it has, or after 20 s. */
 async function act(run, verb, body, signal) {
   let answer = await ask(url`v1/runs/${run}/actions/${verb}`, { method: "POST", body, signal });
-  while (answer.job && !answer.done) {
-    await new Promise((resolve) => setTimeout(resolve, 700));
-    signal.throwIfAborted();
-    answer = await ask(url`v1/runs/${run}/jobs/${answer.job}`, { signal });
-  }
+  while (answer.state === "running") answer = await ask(url`v1/runs/${run}/jobs/${answer.job}?wait_seconds=20`, { signal });
   return answer;
 }
 
-function Dialog({ verb, run, runName, checkpoint, name, values, onClose, onDone }) {
+/** What the daemon finds a checkpoint by. A path with escaped characters is not the one in the run: then its id. */
+const named = ({ path, id }) => (path && !path.includes("\\u") ? path : id);
+
+function Dialog({ verb, run, runName, checkpoint, values, onClose, onDone }) {
   const { word, about, danger } = VERBS[verb];
   const [state, setState] = useState({ is: "planning" });
   const [reason, setReason] = useState("");
   const dialog = useRef(null);
   const signal = useRef(new AbortController());
-  const args = { ...(checkpoint ? { checkpoint: name } : {}), ...values };
+  const field = useRef(null);
+  const args = { ...(checkpoint ? { [verb === "rollback" ? "to" : "checkpoint"]: named(checkpoint) } : {}), ...values };
 
   const plan = async (failure = null) => {
     setState({ is: "planning" });
@@ -64,6 +64,9 @@ function Dialog({ verb, run, runName, checkpoint, name, values, onClose, onDone 
     plan();
     return () => signal.current.abort();
   }, []);
+  useEffect(() => {
+    if (state.is === "planned") field.current?.focus();
+  }, [state.is]);
   const go = async (event) => {
     event.preventDefault();
     const { token } = state.plan;
@@ -74,7 +77,7 @@ function Dialog({ verb, run, runName, checkpoint, name, values, onClose, onDone 
       onDone?.();
     } catch (error) {
       if (error.name === "AbortError") return;
-      if (error.status === 409) await plan(error);
+      if (error.kind === "plan_changed") await plan(error);
       else setState({ ...state, is: "planned", failure: error });
     }
   };
@@ -86,7 +89,7 @@ function Dialog({ verb, run, runName, checkpoint, name, values, onClose, onDone 
       <p class="dim">${about}</p>
       <${State} state=${state} />
       ${["planned", "doing"].includes(state.is) && html`<label for="action-reason">Reason, for the record</label>
-        <textarea id="action-reason" rows="2" required maxlength=${LONGEST_REASON} value=${reason} onInput=${(e) => setReason(e.target.value)}></textarea>`}
+        <textarea id="action-reason" ref=${field} rows="2" aria-describedby="action-plan" required maxlength=${LONGEST_REASON} value=${reason} onInput=${(e) => setReason(e.target.value)}></textarea>`}
       <div class="dialog-buttons">
         <button type="button" onClick=${close}>${state.is === "done" || state.is === "failed" ? "Close" : "Cancel"}</button>
         ${["planned", "doing"].includes(state.is) && html`<button class=${danger ? "danger" : "primary"} disabled=${state.is === "doing" || !reason.trim()}>${word} <span class="of-run"><bdi>${runName}</bdi></span></button>`}
@@ -99,18 +102,16 @@ function State({ state }) {
   const failure = state.failure && html`<${Sentence} kind="bad" hint=${state.failure.hint}>${state.failure.message}<//>`;
   if (state.is === "planning") return html`<p class="waiting" role="status">Looking what it would do…</p>`;
   if (state.is === "failed") return failure;
-  if (state.is === "done") return html`<div role="status"><${Sentence} kind="good">Done.<//><${Lines} lines=${state.answer.done} /></div>`;
+  if (state.is === "done") return html`<${Sentence} kind=${state.answer.state === "done" ? "good" : "bad"}>${state.answer.state === "done" ? "Done. It is on record, with your reason." : "Not all of it could be done."}<//><${Lines} lines=${state.answer.done} />`;
   const { plan, costs } = state.plan;
-  return html`${failure}<h3>It would do this</h3><${Lines} lines=${plan} /><${Costs} costs=${costs} />
+  return html`${failure}<h3 id="action-plan">It would do this</h3><${Lines} lines=${plan} /><${Costs} costs=${costs} />
     ${state.is === "doing" && html`<p class="waiting" role="status">At work. You can leave this page: it goes on.</p>`}`;
 }
 
 const Lines = ({ lines }) =>
-  lines?.length ? html`<ul class="plan" tabindex="0" role="group" aria-label="Steps">${lines.map((line, at) => html`<li key=${at}><bdi>${line}</bdi></li>`)}</ul>` : html`<p>Nothing.</p>`;
+  lines?.length ? html`<div class="plan mono" tabindex="0" role="group" aria-label="In words">${lines.map((line, at) => html`<p key=${at} dir="auto">${line || " "}</p>`)}</div>` : html`<p>Nothing.</p>`;
 
 function Costs({ costs }) {
-  const shown = Object.entries(costs ?? {}).filter(([, value]) => value !== null);
-  if (!shown.length) return null;
-  const words = (key, value) => (typeof value !== "number" ? String(value) : key.includes("bytes") ? bytes(value) : number(value));
-  return html`<dl class="facts">${shown.map(([key, value]) => html`<div class="fact" key=${key}><dt>${key.replaceAll("_", " ")}</dt><dd>${words(key, value)}</dd></div>`)}</dl>`;
+  const shown = Object.entries(costs ?? {}).filter(([, value]) => value);
+  return shown.length > 0 && html`<dl class="facts">${shown.map(([key, value]) => html`<div class="fact" key=${key}><dt>To ${key}</dt><dd>${bytes(value)}</dd></div>`)}</dl>`;
 }

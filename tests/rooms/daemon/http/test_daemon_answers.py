@@ -114,7 +114,7 @@ def test_waiting_blocks_nobody(run: Path, start: Starter) -> None:
 @pytest.mark.parametrize(
     ("method", "path", "body", "status", "kind"),
     [
-        ("GET", "/", None, 404, "not_found"),
+        ("GET", "/nothing", None, 404, "not_found"),
         ("GET", "/v1/runs/000000000000/checkpoints", None, 404, "not_found"),
         ("GET", "/v1/runs/..%2f..%2fetc/checkpoints", None, 404, "not_found"),
         ("POST", "/healthz", None, 405, "method"),

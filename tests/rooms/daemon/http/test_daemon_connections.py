@@ -114,13 +114,13 @@ made = []
 for _ in range(int(sys.argv[2])):
     made.append(socket.socket(socket.AF_UNIX))
     made[-1].connect(sys.argv[1])
-print(made[-1].recv(12).decode(), flush=True)
+print(made[0].recv(12).decode(), flush=True)
 sys.stdin.read()
 """
 
 
 def test_one_process_cannot_take_all_connections(address: str) -> None:
-    """What it opens beyond its part is refused at once; other processes are answered."""
+    """Who waits longest makes room for what it opens beyond its part; other processes are answered."""
     command = [sys.executable, "-c", OTHER, address, str(connections.MOST_OF_ONE + 1)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout is not None

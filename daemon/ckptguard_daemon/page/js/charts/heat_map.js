@@ -116,7 +116,7 @@ export function Legend({ model }) {
   const [low, high] = scaleEnds(model);
   return html`<p class="legend">
     <span><span class="number">${low}</span> <canvas ref=${scale} width="256" height="12" aria-hidden="true"></canvas> <span class="number">${high}</span></span>
-    <span><i class="key sick" aria-hidden="true"></i> NaN or Inf</span>
+    <span><i class="key sick" aria-hidden="true"></i> NaN, Inf or damaged</span>
     <span><i class="key first" aria-hidden="true"></i> the first bad one</span>
     <span><i class="key absent" aria-hidden="true"></i> not on record</span>
   </p>`;

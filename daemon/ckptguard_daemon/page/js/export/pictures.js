@@ -106,7 +106,7 @@ export function curvePicture({ title, steps, lines, marks = [], log = false }) {
       const number = scaled(value);
       if (number === null) {
         if (typeof value === "string") parts.push(text(x(steps[at]), top - 4, "✕", { anchor: "middle", colour: BAD, size: 11 }));
-        before = null;
+        if (value !== null) before = null; // what is not on record leaves no gap
         return;
       }
       const [px, py] = [place(x(steps[at])), place(y(number))];

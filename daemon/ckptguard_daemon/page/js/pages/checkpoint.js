@@ -4,7 +4,7 @@ import { html } from "../html.js";
 import { url } from "../api.js";
 import { Actions } from "../actions.js";
 import { useDocument } from "../documents.js";
-import { count, many, number } from "../format.js";
+import { count, many, number, seconds } from "../format.js";
 import { to } from "../router.js";
 import { RunHead } from "../run_head.js";
 import { Table } from "../table.js";
@@ -15,14 +15,14 @@ import { Headroom, shapeText, sickText, TensorTree } from "../tensors/tree_view.
 import { Bytes, Fact, Name, Outcome, Section, Sentence, Stale, Time, Waiting } from "../widgets.js";
 
 const FILES = [
-  { key: "path", title: "File", class: "main", value: (f) => f.path, cell: (f) => html`<${Name}>${f.path}<//>` },
+  { key: "path", title: "File", width: 2.4, value: (f) => f.path, cell: (f) => html`<${Name}>${f.path}<//>` },
   { key: "size", title: "Size", value: (f) => f.size, cell: (f) => html`<${Bytes} value=${f.size} />`, class: "right", largest: true },
   { key: "format", title: "Format", value: (f) => f.format, cell: (f) => f.format },
   { key: "rank", title: "Rank", value: (f) => f.rank, cell: (f) => f.rank ?? "—" },
   { key: "digest", title: "Digest", value: (f) => f.digest, cell: (f) => html`<${Digest} value=${f.digest} />` },
 ];
 
-const TENSORS = ["name", "role", "dtype", "shape", "file", "digest", "largest", "rms", "zeros", "nan", "inf", "headroom"].map((key) => ({
+const TENSORS = ["name", "role", "dtype", "shape", "file", "digest", "largest", "rms", "zeros", "nan", "inf", "headroom", "problem"].map((key) => ({
   key,
   title: key,
   value: (tensor) => (key === "shape" ? (tensor.shape ?? []).join(" ") : tensor[key]),
@@ -40,17 +40,17 @@ function Tensors({ doc, name }) {
   return html`<${Section} title="Tensors" id="tensors" tools=${tools}>
     <div class="filters">
       <input type="search" aria-label="Find tensors by name" placeholder="Find by name" value=${wanted} onInput=${(e) => setWanted(e.target.value)} />
-      <label><input type="checkbox" checked=${onlySick} disabled=${!sick} onChange=${(e) => setOnlySick(e.target.checked)} /> Only what is not finite</label>
-      <span class="dim" role="status">${many(shown.length, "tensor")}${sick ? `, ${count(sick)} not finite` : ""}</span>
+      <label><input type="checkbox" checked=${onlySick} disabled=${!sick} onChange=${(e) => setOnlySick(e.target.checked)} /> Only what is bad</label>
+      <span class="dim" role="status">${many(shown.length, "tensor")}${sick ? `, ${count(sick)} bad` : ""}${doc.tensors_omitted ? `; ${count(doc.tensors_omitted)} more are not shown` : ""}</span>
     </div>
-    <${Chosen} tensor=${chosen} />
     ${shown.length ? html`<${TensorTree} tensors=${shown} openAll=${Boolean(wanted || onlySick)} onChoose=${setChosen} />` : html`<p class="empty card">No tensor is like this.</p>`}
+    <${Chosen} tensor=${chosen} />
   <//>`;
 }
 
 /** The whole of what is known of one tensor. */
 function Chosen({ tensor }) {
-  if (!tensor) return html`<p class="dim hint-line">Choose a tensor to see its digest, its file and its numbers.</p>`;
+  if (!tensor) return html`<p class="dim chosen">Choose a tensor to see its digest, its file and its numbers.</p>`;
   return html`<div class="card chosen" role="status">
     <h3><${Name} class="whole" most=${4000}>${tensor.name || "(no name)"}<//></h3>
     <dl class="facts">
@@ -58,20 +58,20 @@ function Chosen({ tensor }) {
       <${Fact} label="Largest magnitude">${number(tensor.largest)}<//><${Fact} label="Root mean square">${number(tensor.rms)}<//>
       <${Fact} label="Zeros">${typeof tensor.zeros === "number" ? `${number(100 * tensor.zeros, 3)} %` : "—"}<//>
       <${Fact} label="Share of fp16"><${Headroom} largest=${tensor.largest} /><//>
-      <${Fact} label="Not finite">${sickText(tensor) ?? "none"}<//>
+      <${Fact} label="What is wrong"><bdi>${sickText(tensor) ?? "nothing"}</bdi><//>
       <${Fact} label="File"><${Name} class="whole">${tensor.file ?? "—"}<//><//><${Fact} label="Digest"><code class="digest whole">${tensor.digest ?? "—"}</code><//>
     </dl>
   </div>`;
 }
 
-function Verdicts({ verdicts }) {
+function Verdicts({ verdicts, omitted }) {
   if (!verdicts.length) return html`<p class="card empty">It has no verdict yet.</p>`;
-  return html`<ol class="verdicts card">${[...verdicts].reverse().map(
-    (verdict, index) => html`<li key=${verdicts.length - index}>
-      <p><${Outcome} outcome=${verdict.outcome} /> <${Time} at=${verdict.at} /> ${verdict.by && html`<span class="dim">by <bdi>${verdict.by}</bdi></span>`}</p>
+  return html`<ol class="verdicts card">${verdicts.toReversed().map(
+    (verdict) => html`<li key=${verdict.name}>
+      <p><${Outcome} outcome=${verdict.outcome} /> <${Time} at=${seconds(verdict.at)} /> <span class="dim">by <bdi>${verdict.by}</bdi></span> ${verdict.counts && html`<span class="chip">counts</span>`} ${verdict.place_damaged && html`<span class="chip">the bytes in place are damaged</span>`}</p>
       ${verdict.findings?.length > 0 && html`<ul class="findings">${verdict.findings.map((finding, at) => html`<li key=${at} class=${finding.severity}><${Finding} finding=${finding} /></li>`)}</ul>`}
     </li>`,
-  )}</ol>`;
+  )}${omitted > 0 && html`<li class="dim">${many(omitted, "older verdict")}</li>`}</ol>`;
 }
 
 function Finding({ finding }) {
@@ -98,24 +98,26 @@ export default function Checkpoint({ run, name, me }) {
     doc.reload();
     page.reload();
   };
-  const verbs = ["verify", generation?.pinned ? "unpin" : "pin", ...(found?.outcome === "suspect" ? ["clear"] : []), ...(found?.outcome === "bad" ? ["accept", "repair"] : [])];
+  const verbs = ["verify", generation?.pinned ? "unpin" : "pin", ...(found?.outcome === "suspect" ? ["clear"] : []), ...(found?.outcome === "bad" ? ["accept", "repair"] : []), ...(found?.outcome === "good" ? ["rollback"] : [])];
   const tools = html`${earlier && html`<a class="button" href=${to.diff(run, earlier.name, name)}>Compare with ${stepText(earlier.step)}</a>`}
     <a class="button" href=${to.shards(run, name)}>Shards</a>
-    <${Actions} me=${me} run=${run} runName=${page.data?.run?.name} verbs=${verbs} checkpoint=${found} name=${name} onDone=${again} />`;
-  const title = found ? (found.path === "." ? (page.data?.run?.name ?? found.path) : found.path) : name;
+    <${Actions} me=${me} run=${run} runName=${page.data?.run?.name} verbs=${verbs} checkpoint=${found} onDone=${again} />`;
+  const path = found?.path ?? generation?.path;
+  const title = path === "." ? (page.data?.run?.name ?? path) : (path ?? name);
   return html`<${RunHead} run=${run} doc=${page} title=${title} tools=${tools} />
     <${Waiting} doc=${doc} what="the checkpoint" /><${Stale} doc=${doc} />
     ${found && html`
-      <${Sentence} kind=${KIND[found.outcome] ?? "note"}><${Outcome} outcome=${found.outcome} /> ${found.sentence}<//>
+      <${Sentence} kind=${KIND[found.outcome] ?? "note"}><${Outcome} outcome=${found.outcome} bare /> <bdi>${found.sentence}</bdi><//>
       <dl class="facts card padded">
         <${Fact} label="Step">${stepText(found.step)}<//>
         <${Fact} label="Saved"><${Time} at=${generation?.saved_at} /><//>
-        <${Fact} label="Size"><${Bytes} value=${found.files.reduce((sum, file) => sum + file.size, 0)} /><//>
+        <${Fact} label="Size"><${Bytes} value=${found.bytes} /><//>
         <${Fact} label="Tensors">${count(found.tensors.length)}<//>
-        ${generation?.pinned && html`<${Fact} label="Pinned"><bdi>${generation.pinned === true ? "yes" : generation.pinned}</bdi><//>`}
+        ${generation?.pinned && html`<${Fact} label="Pinned"><bdi>${generation.pinned}</bdi><//>`}
+        ${Object.entries(found.metrics ?? {}).map(([key, value]) => html`<${Fact} key=${`metric ${key}`} label=${html`<bdi>${key}</bdi>`}>${number(value)}<//>`)}
         ${(found.counters ?? []).map((counter) => html`<${Fact} key=${counter.kind} label=${html`<bdi>${counter.kind}</bdi>`}><span title=${counter.source}>${count(counter.value)}</span><//>`)}
       </dl>
-      <${Section} title="Verdicts" id="verdicts"><${Verdicts} verdicts=${found.verdicts} /><//>
+      <${Section} title="Verdicts" id="verdicts"><${Verdicts} verdicts=${found.verdicts} omitted=${found.verdicts_omitted} /><//>
       <${Section} title="Files" id="files" tools=${html`<${Take} name=${`${name}-files`} what="the files" columns=${FILES} rows=${found.files} />`}>
         <${Table} caption="Files" columns=${FILES} rows=${found.files} rowKey=${(file) => file.path} height=${40} narrowHeight=${92} />
       <//>

@@ -15,19 +15,20 @@ import { Fact, Name, Outcome, Section, Sentence, Stale, Waiting } from "../widge
 const WORDS = { changed: "changed", retyped: "another type", reshaped: "another shape", unknown: "other bytes", added: "only in the second", removed: "only in the first" };
 
 const largest = (side) => side?.largest ?? null;
-const sick = (change) => change.difference?.became_nonfinite ?? (sickText(change.b ?? {}) && !sickText(change.a ?? {}) ? (change.b.nan ?? 0) + (change.b.inf ?? 0) : 0);
+const sick = (change) => (change.difference ? (change.difference.became_nonfinite ? `${count(change.difference.became_nonfinite)} values` : null) : sickText(change.a ?? {}) ? null : sickText(change.b ?? {}));
 
 const COLUMNS = [
-  { key: "name", title: "Tensor", class: "main", value: (c) => c.name, cell: (c) => html`<${Name}>${c.name || "(no name)"}<//>` },
+  { key: "name", title: "Tensor", width: 2.4, value: (c) => c.name, cell: (c) => html`<${Name}>${c.name || "(no name)"}<//>` },
   { key: "role", title: "Role", value: (c) => c.role, cell: (c) => c.role },
   { key: "change", title: "Change", value: (c) => c.change, cell: (c) => html`<span class="chip">${WORDS[c.change] ?? c.change}</span>` },
-  { key: "shape", title: "Type and shape", value: (c) => shapeText((c.b ?? c.a)?.shape), cell: (c) => html`<${Shape} change=${c} />` },
+  { key: "shape", title: "Type and shape", class: "shape", width: 1.4, value: (c) => shapeText((c.b ?? c.a)?.shape), cell: (c) => html`<${Shape} change=${c} />` },
   { key: "a", title: "Largest before", class: "right", largest: true, value: (c) => largest(c.a), cell: (c) => number(largest(c.a)) },
   { key: "b", title: "and after", class: "right", largest: true, value: (c) => largest(c.b), cell: (c) => number(largest(c.b)) },
-  { key: "sick", title: "Became not finite", class: "right", largest: true, value: sick, cell: (c) => (sick(c) ? html`<strong class="bad-text">${count(sick(c))}</strong>` : "—") },
+  { key: "sick", title: "Became not finite", value: sick, cell: (c) => (sick(c) ? html`<strong class="bad-text">${sick(c)}</strong>` : "—") },
+  { key: "note", title: "Note", value: (c) => c.note, cell: (c) => html`<bdi>${c.note ?? ""}</bdi>` },
 ];
 const READ = [
-  ...COLUMNS,
+  ...COLUMNS.filter(({ key }) => key !== "a" && key !== "b"),
   { key: "l2", title: "Relative change", class: "right", largest: true, value: (c) => c.difference?.relative_l2 ?? null, cell: (c) => number(c.difference?.relative_l2) },
   { key: "most", title: "Largest change", class: "right", largest: true, value: (c) => c.difference?.largest_change ?? null, cell: (c) => number(c.difference?.largest_change) },
   { key: "first", title: "First not finite", value: (c) => c.difference?.first_nonfinite?.join(", ") ?? null, cell: (c) => c.difference?.first_nonfinite?.join(", ") ?? "—" },
@@ -63,8 +64,8 @@ function firstChoice(generations) {
 }
 
 function Result({ doc, run, a, b, runName, onRead }) {
-  const read = doc.changes.some((change) => change.difference);
-  const columns = read ? READ : COLUMNS;
+  const noted = doc.changes.some((change) => change.note);
+  const columns = (doc.read ? READ : COLUMNS).filter(({ key }) => key !== "note" || noted);
   const kinds = Object.entries(doc.counts).filter(([, found]) => found);
   return html`
     <dl class="facts card padded"><${Side} title="First" side=${doc.a} run=${run} name=${a} /><${Side} title="Second" side=${doc.b} run=${run} name=${b} />
@@ -72,9 +73,10 @@ function Result({ doc, run, a, b, runName, onRead }) {
     </dl>
     ${doc.prefixes?.map((prefix) => html`<p key=${prefix.role} class="dim">Names of the role ${prefix.role} begin with <bdi>${prefix.b || "nothing"}</bdi> instead of <bdi>${prefix.a || "nothing"}</bdi>.</p>`)}
     ${doc.damaged?.map((file, at) => html`<${Sentence} key=${at} kind="bad"><bdi>${file.file}</bdi> is damaged: <bdi>${file.message}</bdi>. Tensors may be missing here.<//>`)}
-    ${onRead && html`<${Sentence} action=${html`<button type="button" onClick=${onRead}>Read the tensors${typeof doc.would_read === "number" ? ` (${bytes(doc.would_read)})` : ""}</button>`}>This comes from the manifests. The sizes of the changes are in the tensors themselves.<//>`}
+    ${onRead && doc.would_read > 0 && html`<${Sentence} action=${html`<button type="button" onClick=${onRead}>Read the tensors (${bytes(doc.would_read)})</button>`}>This comes from the manifests. The sizes of the changes are in the tensors themselves.<//>`}
     <${Section} title="What differs" id="changes" tools=${html`<${Take} name=${`${runName}-diff-${stepText(doc.a.step)}-${stepText(doc.b.step)}`} what="what differs" columns=${columns} rows=${doc.changes} />`}>
       <${Table} caption="What differs" columns=${columns} rows=${doc.changes} rowKey=${(change) => `${change.role} ${change.name} ${change.change}`} height=${40} narrowHeight=${112} empty="Nothing differs." />
+      ${doc.omitted > 0 && html`<p class="dim">${many(doc.omitted, "further tensor differs", "further tensors differ")}. Run ckptguard diff for all of them.</p>`}
     <//>`;
 }
 

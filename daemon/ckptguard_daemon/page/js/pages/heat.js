@@ -13,7 +13,7 @@ import { Table } from "../table.js";
 import { Take } from "../export/take.js";
 import { stepText } from "../text.js";
 import { headroom } from "../tensors/tree_view.js";
-import { Choices, Name, Outcome, Section, Stale, Waiting } from "../widgets.js";
+import { Choices, Name, Outcome, Section, Sentence, Stale, Waiting } from "../widgets.js";
 
 const MODES = [["magnitude", "Largest magnitude"], ["change", "Change"]];
 const SIZES = [["16", "Names"], ["4", "Overview"]];
@@ -51,7 +51,7 @@ const badColumns = (heat, run) => [
     key: "step", title: "Step", class: "right", value: ([, column]) => column, export: ([, column]) => stepText(heat.checkpoints[column].step),
     cell: ([, column]) => html`<a href=${to.checkpoint(run, heat.checkpoints[column].name)}>${stepText(heat.checkpoints[column].step)}</a>`,
   },
-  { key: "what", title: "Not finite", value: ([, , what]) => what, cell: ([, , what]) => what },
+  { key: "what", title: "What is wrong", value: ([, , what]) => what, cell: ([, , what]) => what },
 ];
 
 /** The whole map as a table: a row a tensor, a column a checkpoint. */
@@ -75,17 +75,17 @@ function Map({ heat, run, runName, choice, choose }) {
       <${Choices} label="Height of a row" options=${SIZES} value=${size} onChoose=${(value) => choose({ size: value })} />
       <input type="search" aria-label="Find tensors by name" placeholder="Find by name" value=${words} onInput=${(e) => choose({ words: e.target.value })} />
       ${roles.length > 1 && html`<select aria-label="Role" value=${role} onChange=${(e) => choose({ role: e.target.value })}><option value="">All roles</option>${roles.map((one) => html`<option key=${one} value=${one}>${one}</option>`)}</select>`}
-      <label><input type="checkbox" checked=${onlySick} disabled=${!heat.bad.length} onChange=${(e) => choose({ onlySick: e.target.checked })} /> Only what is not finite</label>
+      <label><input type="checkbox" checked=${onlySick} disabled=${!heat.bad.length} onChange=${(e) => choose({ onlySick: e.target.checked })} /> Only what is bad</label>
       ${first && html`<button type="button" onClick=${() => setCell({ ...first, follow: true, centred: true })}>Go to the first bad one</button>`}
     </div>
     <${Legend} model=${model} />
     ${rows.length ? html`<${HeatMap} heat=${heat} model=${model} rows=${rows} rowHeight=${Number(size)} cell=${cell} first=${first} described="heat-cell"
         onCell=${(found, by) => setCell({ ...found, follow: by === "key" })} onOpen=${({ column }) => (location.hash = to.checkpoint(run, heat.checkpoints[column].name))} />` : html`<p class="empty card">No tensor is like this.</p>`}
     <${Readout} heat=${heat} model=${model} rows=${rows} cell=${cell && cell.row < rows.length ? cell : null} run=${run} id="heat-cell" />
-    <p class="filters"><span class="dim">${many(rows.length, "tensor")}, ${many(heat.checkpoints.length, "checkpoint")}</span>
+    <p class="filters"><span class="dim">${many(rows.length, "tensor")}, ${many(heat.checkpoints.length, "checkpoint")}${heat.tensors_omitted > 0 && `; ${many(heat.tensors_omitted, "tensor is", "tensors are")} left out`}${heat.more?.between > 0 && `; ${many(heat.more.between, "checkpoint lies", "checkpoints lie")} between them`}</span>
       <span class="grow"></span><${Take} name=${`${runName}-heat`} what="the map" columns=${mapColumns(heat)} rows=${rows} picture=${picture} /></p>
-    ${heat.bad.length > 0 && html`<${Section} title="What is not finite" id="bad" tools=${html`<${Take} name=${`${runName}-not-finite`} what="what is not finite" columns=${columns} rows=${heat.bad} />`}>
-      <${Table} caption="Tensors that are not finite" columns=${columns} rows=${heat.bad} rowKey=${([tensor, column]) => cellKey(tensor, column)} height=${38} narrowHeight=${72} /><//>`}`;
+    ${heat.bad.length > 0 && html`<${Section} title="What is bad" id="bad" tools=${html`<${Take} name=${`${runName}-bad-tensors`} what="what is bad" columns=${columns} rows=${heat.bad} />`}>
+      <${Table} caption="Tensors that are bad" columns=${columns} rows=${heat.bad} rowKey=${([tensor, column]) => cellKey(tensor, column)} height=${38} narrowHeight=${72} /><//>`}`;
 }
 
 export default function Heat({ run, query }) {
@@ -106,8 +106,9 @@ export default function Heat({ run, query }) {
     setRange({ ...range, ...values });
     setQuery(values);
   };
-  const series = page.data?.series ?? [];
-  const steps = heat?.checkpoints.map(({ step }) => step).filter((step) => typeof step === "number") ?? [];
+  const series = heat?.every_series ?? page.data?.series ?? [];
+  const steps = heat?.checkpoints.map(({ step }) => (Array.isArray(step) ? step[0] : step)).filter((step) => typeof step === "number") ?? [];
+  const unread = heat?.checkpoints.find(({ problem }) => problem);
   const runName = page.data?.run?.name ?? run;
   return html`<${RunHead} run=${run} doc=${page} tab="heat" tools=${html`<button type="button" onClick=${doc.reload}>Look again</button>`} />
     <form class="filters" onSubmit=${(event) => {
@@ -115,14 +116,15 @@ export default function Heat({ run, query }) {
       const form = new FormData(event.target);
       see({ series: form.get("series") ?? range.series, first: form.get("first"), last: form.get("last") });
     }}>
-      ${series.length > 1 && html`<label>Series <select name="series">${series.map((one) => html`<option key=${one} value=${one} selected=${one === range.series}>${one}</option>`)}</select></label>`}
+      ${series.length > 1 && html`<label>Series <select name="series">${series.map((one) => html`<option key=${one} value=${one} selected=${one === (range.series || heat?.series)}>${one}</option>`)}</select></label>`}
       <label>From step <input name="first" type="number" min="0" class="short" value=${range.first} placeholder=${steps[0] ?? ""} /></label>
       <label>to step <input name="last" type="number" min="0" class="short" value=${range.last} placeholder=${steps.at(-1) ?? ""} /></label>
       <button>Show</button>
-      ${heat?.more?.before && steps.length > 0 && html`<button type="button" onClick=${() => see({ first: "", last: String(steps[0]) })}>Earlier</button>`}
-      ${heat?.more?.after && steps.length > 0 && html`<button type="button" onClick=${() => see({ first: String(steps.at(-1)), last: "" })}>Later</button>`}
+      ${heat?.more?.before > 0 && steps.length > 0 && html`<button type="button" onClick=${() => see({ first: "", last: String(Math.max(steps[0] - 1, 0)) })}>Earlier</button>`}
+      ${heat?.more?.after > 0 && steps.length > 0 && html`<button type="button" onClick=${() => see({ first: String(steps.at(-1) + 1), last: "" })}>Later</button>`}
       ${heat && html`<span class="dim">${heat.reads ? `${many(heat.reads, "record")} read` : "nothing read"}</span>`}
     </form>
     <${Waiting} doc=${doc} what="the magnitudes of the tensors" /><${Stale} doc=${doc} />
+    ${unread && html`<${Sentence} kind="suspect">The records of step ${stepText(unread.step)} cannot be read: <bdi>${unread.problem}</bdi><//>`}
     ${heat && (heat.tensors.length && heat.checkpoints.length ? html`<${Map} key=${`${range.first} ${range.last} ${range.series}`} heat=${heat} run=${run} runName=${runName} choice=${choice} choose=${choose} />` : html`<p class="empty card">No checkpoint of these steps has magnitudes on record. Verify one first.</p>`)}`;
 }

@@ -1,17 +1,21 @@
 // One incident: what happened, why probably, what was done, and the updates before it.
+import { useMemo, useRef } from "preact/hooks";
 import { html } from "../html.js";
 import { url } from "../api.js";
 import { useDocument } from "../documents.js";
 import { count, number } from "../format.js";
 import { to } from "../router.js";
 import { RunHead } from "../run_head.js";
+import { View } from "../charts/view.js";
+import { Curves } from "../charts/curves.js";
+import { curveTools } from "../export/curve_take.js";
 import { Table } from "../table.js";
 import { Take } from "../export/take.js";
 import { Headroom, sickText } from "../tensors/tree_view.js";
 import { Fact, Name, Outcome, Section, Sentence, Stale, Time, Waiting } from "../widgets.js";
 
 const TENSORS = [
-  { key: "name", title: "Tensor", class: "main", value: (t) => t.name, cell: (t) => html`<${Name}>${t.name}<//>` },
+  { key: "name", title: "Tensor", width: 2.4, value: (t) => t.name, cell: (t) => html`<${Name}>${t.name}<//>` },
   { key: "kind", title: "Kind", value: (t) => t.kind, cell: (t) => html`<span class="chip">${t.kind}</span>` },
   { key: "nan", title: "NaN", class: "right", largest: true, value: (t) => t.nan, cell: (t) => count(t.nan) },
   { key: "inf", title: "Inf", class: "right", largest: true, value: (t) => t.inf, cell: (t) => count(t.inf) },
@@ -19,12 +23,12 @@ const TENSORS = [
   { key: "what", title: "What", value: (t) => t.what, cell: (t) => html`<bdi>${t.what ?? sickText(t) ?? "—"}</bdi>` },
 ];
 const LARGEST = [
-  { key: "tensor", title: "Tensor", class: "main", value: (t) => t.tensor, cell: (t) => html`<${Name}>${t.tensor}<//>` },
+  { key: "tensor", title: "Tensor", width: 2.4, value: (t) => t.tensor, cell: (t) => html`<${Name}>${t.tensor}<//>` },
   { key: "largest", title: "Largest", class: "right", largest: true, value: (t) => t.largest, cell: (t) => number(t.largest) },
   { key: "share", title: "Share of fp16", value: (t) => t.largest, cell: (t) => html`<${Headroom} largest=${t.largest} />`, largest: true },
 ];
 const CHANGES = [
-  { key: "name", title: "Tensor", class: "main", value: (c) => c.name, cell: (c) => html`<${Name}>${c.name}<//>` },
+  { key: "name", title: "Tensor", width: 2.4, value: (c) => c.name, cell: (c) => html`<${Name}>${c.name}<//>` },
   { key: "change", title: "Change", value: (c) => c.change, cell: (c) => c.change },
   { key: "became", title: "Became not finite", class: "right", largest: true, value: (c) => c.became_nonfinite, cell: (c) => count(c.became_nonfinite) },
   { key: "l2", title: "Relative change", class: "right", largest: true, value: (c) => c.relative_l2, cell: (c) => number(c.relative_l2) },
@@ -55,11 +59,24 @@ function Place({ run, title, facts, generations }) {
   return html`<${Fact} label=${title}><${Name} href=${generation ? to.checkpoint(run, generation.name) : null}>${facts.path}<//> <${Outcome} outcome=${facts.outcome} /><//>`;
 }
 
+/** The curves of the updates before it, with where it began. */
+function Before({ found, name }) {
+  const doc = useMemo(() => {
+    const column = (key) => found.samples.map((sample) => sample[key] ?? null);
+    return { step: column("step"), loss: column("loss"), grad_norm: column("grad_norm"), scale: column("scale"), lr: column("lr") };
+  }, [found]);
+  const view = useRef(new View()).current;
+  view.setDomain(doc.step[0], doc.step.at(-1));
+  const marks = [{ step: found.onset, name: "it began", bad: true }, { step: found.last_good?.step, name: "last good" }];
+  const tools = curveTools(name, doc, marks.filter(({ step }) => typeof step === "number"));
+  return html`<div class="card padded"><${Curves} doc=${doc} view=${view} incidents=${[{ onset: found.onset, step: found.step }]} tools=${tools} /></div>`;
+}
+
 export default function Incident({ run, name }) {
   const changes = (event) => event.run === run && event.kind !== "verdict";
   const page = useDocument(url`v1/runs/${run}/page`, changes);
   const doc = useDocument(url`v1/runs/${run}/incidents/${name}`, changes);
-  const found = doc.data?.incident ?? doc.data;
+  const found = doc.data;
   const report = url`v1/runs/${run}/incidents/${name}/report`;
   const tools = html`<a class="button" href=${report} target="_blank" rel="noopener">Report on one page</a>`;
   const title = found ? `${found.cause.replaceAll("_", " ")} at step ${found.step === null ? "unknown" : count(found.step)}` : name;
@@ -77,7 +94,7 @@ export default function Incident({ run, name }) {
       </dl>
       ${found.causes?.length > 0 && html`<${Section} title="Likely cause, and what to do" id="causes">${found.causes.map((cause, at) => html`<${Cause} key=${at} cause=${cause} first=${at === 0} />`)}<//>`}
       ${found.actions?.length > 0 && html`<${Section} title="What was done" id="done"><ol class="card padded steps">${found.actions.map((line, at) => html`<li key=${at}><bdi>${line}</bdi></li>`)}</ol><//>`}
-      ${found.samples?.length > 0 && html`<${Section} title="The updates before" id="before" tools=${html`<${Take} name=${`${name}-samples`} what="the updates before" columns=${SAMPLES} rows=${found.samples} />`}><//>`}
+      ${found.samples?.length > 0 && html`<${Section} title="The updates before" id="before" tools=${html`<${Take} name=${`${name}-samples`} what="the updates before" columns=${SAMPLES} rows=${found.samples} />`}><${Before} found=${found} name=${name} /><//>`}
       ${section("not-finite", "What was not finite", TENSORS, found.tensors)}
       ${section("changed", "What changed", CHANGES, found.changes)}
       ${section("headroom", "Headroom in fp16 before it", LARGEST, found.last_good?.largest)}

@@ -15,22 +15,21 @@ import { Bytes, Fact, Name, Outcome, Section, Sentence, Stale, Time, Waiting } f
 const step = { key: "step", title: "Step", class: "right", largest: true, value: (one) => (Array.isArray(one.step) ? one.step.at(-1) : one.step), export: (one) => stepText(one.step), cell: (one) => stepText(one.step) };
 const size = { key: "bytes", title: "Size", class: "right", largest: true, value: (one) => one.bytes, cell: (one) => html`<${Bytes} value=${one.bytes} />` };
 const outcome = { key: "outcome", title: "Outcome", value: (one) => one.outcome, cell: (one) => html`<${Outcome} outcome=${one.outcome} />` };
-const path = { key: "path", title: "Checkpoint", class: "main", value: (one) => one.path, cell: (one) => html`<${Name}>${one.path}<//>` };
+const path = { key: "path", title: "Checkpoint", width: 2.4, value: (one) => one.path, cell: (one) => html`<${Name}>${one.path}<//>` };
 const linked = (run) => ({ ...path, value: (one) => one.path ?? one.name, cell: (one) => html`<${Name} href=${to.checkpoint(run, one.name)}>${one.path ?? one.name}<//>` });
 
-const DECIDED = [path, step, outcome, size, { key: "reasons", title: "Why", value: (one) => one.reasons.join("; "), cell: (one) => html`<bdi>${one.reasons.join("; ")}</bdi>` }];
+const DECIDED = [path, step, outcome, size, { key: "reasons", title: "Why", width: 2.4, value: (one) => one.reasons.join("; "), cell: (one) => html`<bdi>${one.reasons.join("; ")}</bdi>` }];
 const TRASH = [path, step, size, { key: "removed_at", title: "Removed", value: (one) => one.removed_at, cell: (one) => html`<${Time} at=${seconds(one.removed_at)} focus=${false} />` }];
 const REPLICAS = [
-  { key: "url", title: "Replica", class: "main", value: (one) => one.url, cell: (one) => html`<${Name}>${one.url}<//>` },
+  { key: "url", title: "Replica", width: 2.4, value: (one) => one.url, cell: (one) => html`<${Name}>${one.url}<//>` },
   { key: "held", title: "Holds", class: "right", largest: true, value: (one) => one.held, cell: (one) => count(one.held) },
   { key: "behind", title: "Lacks", class: "right", largest: true, value: (one) => one.behind, cell: (one) => (one.behind === null ? "not known" : one.behind ? html`<strong class="bad-text">${count(one.behind)}</strong>` : "none") },
   { key: "last_good", title: "Newest good", value: (one) => one.last_good ?? null, cell: (one) => one.last_good ?? "—" },
-  { key: "trouble", title: "Trouble", value: (one) => one.trouble, cell: (one) => (one.trouble ? html`<bdi class="bad-text">${one.trouble}</bdi>` : "none") },
+  { key: "trouble", title: "Trouble", width: 2.4, value: (one) => one.trouble, cell: (one) => (one.trouble ? html`<bdi class="bad-text">${one.trouble}</bdi>` : "none") },
 ];
 const HOW = { copy: "a full copy", reflink: "a copy that shares its blocks", link: "a link: it shares its bytes" };
 const kept = (run) => [linked(run), step, outcome, size, { key: "kept", title: "Copy", value: (one) => one.kept, cell: (one) => HOW[one.kept] ?? one.kept }];
 const aside = (run) => [linked(run), step, outcome, size, { key: "aside", title: "Where", value: (one) => one.aside, cell: (one) => one.aside }];
-const whyPinned = (one) => (Array.isArray(one.pinned) ? one.pinned.join("; ") : typeof one.pinned === "string" ? one.pinned : "pinned");
 
 /** A table with its heading and what saves it; nothing where there are no rows. */
 function Part({ title, id, name, columns, rows, rowKey = (row) => row.name, tools = null, narrowHeight = 92 }) {
@@ -47,16 +46,26 @@ const RULES = [
   ["keep_best", "Keep the best by a metric", { placeholder: "eval_loss:min:3" }],
 ];
 
+const best = (text) => text.split(/[\s,]+/).filter(Boolean);
+
+/** Rules as the query of the preview, and as the arguments of the action. */
+const search = (rules) => new URLSearchParams(Object.entries(rules).flatMap(([key, value]) => (key === "keep_best" ? best(value).map((one) => [key, one]) : [[key, value]]))).toString();
+const typed = ({ keep_last: last, keep_every: every, keep_best: metrics, failed, ...rest }) => ({
+  ...rest,
+  ...(last && { keep_last: Number(last) }), ...(every && { keep_every: Number(every) }),
+  ...(metrics && { keep_best: best(metrics) }), ...(failed && { failed: true }),
+});
+
 function Retention({ me, run, runName, onDone }) {
   const [rules, setRules] = useState(null); // those that were asked for
-  const query = rules && new URLSearchParams(rules).toString();
+  const query = rules && search(rules);
   const doc = useDocument(rules ? url`v1/runs/${run}/retention` + (query ? `?${query}` : "") : null);
   const found = doc.data;
   const preview = (event) => {
     event.preventDefault();
     const form = new FormData(event.target);
     const next = Object.fromEntries([...form].filter(([, value]) => value !== ""));
-    if (new URLSearchParams(next).toString() === query) doc.reload();
+    if (search(next) === query) doc.reload();
     else setRules(next);
   };
   const done = () => {
@@ -71,7 +80,7 @@ function Retention({ me, run, runName, onDone }) {
     </form>
     ${rules && html`<${Waiting} doc=${doc} what="the preview" /><${Stale} doc=${doc} />`}
     ${found && html`
-      <${Sentence} kind=${found.removed.length ? "suspect" : "note"} action=${html`<${Actions} me=${me} run=${run} runName=${runName} verbs=${["prune"]} values=${rules} onDone=${done} />`}>
+      <${Sentence} kind=${found.removed.length ? "suspect" : "note"} action=${html`<${Actions} me=${me} run=${run} runName=${runName} verbs=${["prune"]} values=${typed(rules)} onDone=${done} />`}>
         ${many(found.removed.length, "checkpoint")} would go to the trash, ${bytes(found.removed.reduce((sum, one) => sum + one.bytes, 0))}. ${many(found.kept.length, "checkpoint")} would stay.<//>
       ${found.could_not_tell?.map((sentence, at) => html`<${Sentence} key=${at} kind="bad">${sentence}<//>`)}
       <${Part} title="Would be removed" id="removed" name=${runName} columns=${DECIDED} rows=${found.removed} rowKey=${(row) => `${row.series} ${row.id}`} />
@@ -97,9 +106,9 @@ export default function Keep({ run, me }) {
   const found = page.data;
   const runName = found?.run?.name ?? run;
   const generations = found?.generations ?? [];
-  const pinned = generations.filter((one) => one.pinned && (!Array.isArray(one.pinned) || one.pinned.length));
-  const unpin = { key: "unpin", title: "", cell: (one) => html`<${Actions} me=${me} run=${run} runName=${runName} verbs=${["unpin"]} checkpoint=${one} name=${one.name} onDone=${page.reload} />` };
-  const pins = [linked(run), step, outcome, size, { key: "pinned", title: "Why", value: whyPinned, cell: (one) => html`<bdi>${whyPinned(one)}</bdi>` }];
+  const pinned = generations.filter((one) => one.pinned);
+  const unpin = { key: "unpin", title: "Action", cell: (one) => html`<${Actions} me=${me} run=${run} runName=${runName} verbs=${["unpin"]} checkpoint=${one} onDone=${page.reload} />` };
+  const pins = [linked(run), step, outcome, size, { key: "pinned", title: "Why", width: 1.6, value: (one) => one.pinned, cell: (one) => html`<bdi class="wrap">${one.pinned}</bdi>` }];
   const mayUnpin = me?.actions?.includes("unpin");
   return html`<${RunHead} run=${run} doc=${page} tab="keep" />
     <${Waiting} doc=${page} what="the run" /><${Stale} doc=${page} />

@@ -3,7 +3,7 @@
 const DEEPEST = 24; // levels; the rest of a longer name stays in one piece
 const bySize = new Intl.Collator("en", { numeric: true });
 
-const isSick = (tensor) => Boolean(tensor.nan || tensor.inf);
+const isSick = (tensor) => Boolean(tensor.nan || tensor.inf || tensor.problem);
 
 function parts(tensor) {
   const pieces = tensor.name.split(".", DEEPEST);
@@ -38,13 +38,13 @@ function note(node, tensor) {
   return node;
 }
 
-/** Sort each level, and join a branch that has nothing but one branch with that one. */
+/** Sort each level, and join a branch that holds only one thing with it. */
 function settle(root) {
   const waiting = [root];
   while (waiting.length) {
     const node = waiting.pop();
     const branches = [...node.inner.values()].map(joined);
-    waiting.push(...branches);
+    for (const inner of branches) if (!inner.tensor) waiting.push(inner);
     node.children = branches.concat(node.leaves).sort((a, b) => bySize.compare(a.sortedBy, b.sortedBy));
     node.inner = node.leaves = null;
   }
@@ -53,12 +53,11 @@ function settle(root) {
 
 function joined(node) {
   const labels = [node.label];
-  while (node.leaves.length === 0 && node.inner.size === 1) {
-    [node] = node.inner.values();
+  while (!node.tensor && node.leaves.length + node.inner.size === 1) {
+    [node] = [...node.inner.values(), ...node.leaves];
     labels.push(node.label);
   }
-  node.label = labels.join(".");
-  return node;
+  return Object.assign(node, { label: labels.join("."), sortedBy: labels[0].slice(0, 200) });
 }
 
 /** The rows in sight: each node, and below one that is open what it holds. `level` begins at 1. */

@@ -19,23 +19,23 @@ export function headroom(largest) {
 
 export const shapeText = (shape) => (shape?.length ? shape.join(" × ") : "scalar");
 
-/** The number of values in a tensor that are not finite, in words; null if all are. */
-export function sickText({ nan, inf }) {
+/** What is wrong with a tensor, in words; null if nothing is. */
+export function sickText({ nan, inf, problem = null }) {
   const parts = [nan ? `${count(nan)} NaN` : "", inf ? `${count(inf)} Inf` : ""].filter(Boolean);
-  return parts.length ? parts.join(", ") : null;
+  return parts.length ? parts.join(", ") : problem;
 }
 
 export function Headroom({ largest }) {
   const room = headroom(largest);
   if (!room) return html`<span class="dim">—</span>`;
-  const words = room.share > 1 ? "beyond fp16" : `${number(100 * room.share, 2)} % of fp16`;
+  const words = room.share > 1 ? "beyond it" : room.share < 0.001 ? "below 0.1 %" : `${number(100 * room.share, 2)} %`;
   return html`<span class="headroom ${room.near}"><meter min="0" max="1" low="0.1" high="0.5" optimum="0" value=${Math.min(room.share, 1)} aria-label="Share of fp16"></meter><span>${words}</span></span>`;
 }
 
 function Row({ row, id, active, at, onToggle, onChoose }) {
   const { node, level, open } = row;
   const { tensor } = node;
-  const sick = tensor ? sickText(tensor) : node.sick ? many(node.sick, "tensor is not finite", "tensors are not finite") : null;
+  const sick = tensor ? sickText(tensor) : node.sick ? many(node.sick, "bad tensor") : null;
   const click = () => (tensor ? onChoose(at) : onToggle(at));
   return html`<tr role="row" id=${id} aria-level=${level} aria-rowindex=${at + 2} aria-expanded=${tensor ? undefined : String(open)} aria-selected=${tensor ? String(active) : undefined}
       class=${`${tensor ? "leaf" : "branch"} ${active ? "active" : ""} ${sick ? "sick" : ""}`} onClick=${click}>
@@ -46,7 +46,7 @@ function Row({ row, id, active, at, onToggle, onChoose }) {
     <td role="gridcell" class="dtype">${tensor ? html`${tensor.dtype} <span class="dim">${shapeText(tensor.shape)}</span>` : ""}</td>
     <td role="gridcell" class="right number">${number(tensor ? tensor.largest : node.largest)}</td>
     <td role="gridcell" class="room"><${Headroom} largest=${tensor ? tensor.largest : node.largest} /></td>
-    <td role="gridcell" class="verdict">${sick ? html`<strong class="bad-text">${sick}</strong>` : ""}</td>
+    <td role="gridcell" class="verdict">${sick ? html`<strong class="bad-text" title=${sick}>${sick}</strong>` : ""}</td>
   </tr>`;
 }
 
@@ -106,7 +106,7 @@ export function TensorTree({ tensors, openAll, onChoose }) {
   const inSight = at >= first && at < last;
   return html`<div class="table-frame tree-frame">
     <table role="treegrid" class="tree" tabindex="0" aria-label=${`Tensors, ${count(tensors.length)}`} aria-rowcount=${rows.length + 1} aria-activedescendant=${inSight ? `tensor-${at}` : undefined} onKeyDown=${onKey}>
-      <thead role="rowgroup"><tr role="row">${["Tensor", "Type and shape", "Largest", "Share of fp16", "Not finite"].map((title, i) => html`<th key=${title} role="columnheader" scope="col" class=${`column-${i} ${i === 2 ? "right" : ""}`}>${title}</th>`)}</tr></thead>
+      <thead role="rowgroup"><tr role="row">${["Tensor", "Type and shape", "Largest", "Share of fp16", "What is wrong"].map((title, i) => html`<th key=${title} role="columnheader" scope="col" class=${`column-${i} ${i === 2 ? "right" : ""}`}>${title}</th>`)}</tr></thead>
       <tbody role="rowgroup" ref=${body}>
         ${space(first)}
         ${rows.slice(first, last).map((row, i) => html`<${Row} key=${row.node.key} row=${row} id=${`tensor-${first + i}`} at=${first + i} active=${first + i === at} onToggle=${toggle} onChoose=${choose} />`)}

@@ -93,7 +93,7 @@ class Actions:
         asking: Asking = await read_body(request, verb.arguments)
         if not asking.dry_run:
             _refuse_unfounded(asking)
-        act = _Action(self._served, guarded, name, asking, caller_of(request))
+        act = Acting(self._served, guarded, name, asking, caller_of(request))
         job = self._served.jobs.begin(uuid.uuid4().hex, guarded.run_id, name, act, exclusive=not asking.dry_run)
         return await self._answer(request, job)
 
@@ -117,7 +117,7 @@ def _rules(request: Request) -> Rules:
     if "keep_best" in query:
         given["keep_best"] = query.getlist("keep_best")
     try:
-        return msgspec.convert(given, Rules, strict=False)
+        return msgspec.convert(given, Rules)
     except msgspec.ValidationError as error:
         raise SettingsError(f"the query does not have the expected form: {what_is_wrong(error)}") from error
 
@@ -131,7 +131,7 @@ def _refuse_unfounded(asking: Asking) -> None:
         raise SettingsError("`token` is missing", hint="a dry run answers the plan and its token")
 
 
-class _Action:
+class Acting:
     """One action, dry or real, as the work of a job."""
 
     def __init__(self, served: Served, guarded: WatchedRun, verb: str, asking: Asking, caller: Caller) -> None:
@@ -145,13 +145,13 @@ class _Action:
             work = Work(scanner=scanner.by(self._guarded.settings), stop=job.stop)
             view = self._guarded.look()
             asked = Asked(guarded=self._guarded, view=view, arguments=self._asking, work=work)
-            return self._plan(asked, job) if self._asking.dry_run else self._carry_out(asked, job)
+            return self._plan(asked) if self._asking.dry_run else self._carry_out(asked, job)
         finally:
             scanner.close()
 
-    def _plan(self, asked: Asked, job: Job) -> Document:
+    def _plan(self, asked: Asked) -> Document:
         plan = VERBS[self._verb].plan(asked)
-        return self._document(job, state="planned", plan=plan.lines, costs=plan.costs, token=self._token(plan))
+        return self._document(state="planned", plan=plan.lines, costs=plan.costs, token=self._token(plan))
 
     def _token(self, plan: Plan) -> str:
         return token_of(self._guarded.run_id, self._verb, self._asking, plan)
@@ -168,7 +168,7 @@ class _Action:
             run,
             verb=self._verb,
             name=self._caller.name,
-            role=self._caller.role.name.lower(),
+            role=self._caller.role.word,
             arguments=asking.arguments,
             reason=asking.reason,
             plan=asking.token,
@@ -182,7 +182,7 @@ class _Action:
             raise
         state = DONE if done.well else FAILED
         self._end(run, action, state, done.lines)
-        return self._document(job, state=state, action=action.id, done=done.lines)
+        return self._document(state=state, action=action.id, done=done.lines)
 
     def _end(self, run: Run, action: Action, state: str, lines: Sequence[str]) -> None:
         log("action", run=run.url, verb=action.verb, by=action.name, state=state, reason=action.reason)
@@ -193,5 +193,5 @@ class _Action:
         self._guarded.look_soon()
         self._served.loop.wake(self._guarded.run_id)
 
-    def _document(self, job: Job, **parts: object) -> Document:
-        return document("action", run=job.run_id, verb=self._verb, job=job.id, **parts)
+    def _document(self, **parts: object) -> Document:
+        return document("action", run=self._guarded.run_id, verb=self._verb, **parts)

@@ -27,6 +27,7 @@ PROSE = {
     "can",
     "cannot",
     "does",
+    "has",
     "if",
     "is",
     "lists",
@@ -37,6 +38,7 @@ PROSE = {
 # What is quoted and is none of our settings or commands: other programs, arguments in Python, parameters of requests.
 OTHERS = {"md5sum -c", "sha512sum --tag", "b2sum --tag", "ckptguard.toml", "name", "seconds", "step", "path"}
 OTHERS |= {"folders", "depth"}  # keys of a fleet file
+OTHERS |= {"expires", "reason", "to", "Last-Event-ID"}  # of a token's line, of a body, of a query, of a header
 
 
 def texts() -> Iterator[tuple[str, str]]:
@@ -46,7 +48,7 @@ def texts() -> Iterator[tuple[str, str]]:
         left_out = set()
         for node in ast.walk(tree):
             is_help = isinstance(node, ast.FunctionDef) and "click." in "".join(map(ast.unparse, node.decorator_list))
-            documented = isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and not is_help
+            documented = isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and not is_help
             if documented and ast.get_docstring(node, clean=False) is not None:
                 left_out.add(id(node.body[0].value))
         for node in ast.walk(tree):

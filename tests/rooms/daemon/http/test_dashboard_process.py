@@ -189,7 +189,7 @@ def test_the_token_command_says_what_it_made(tmp_path: Path) -> None:
         [*command, "alice", "--file", str(tmp_path / "t"), "--json"], capture_output=True, text=True, check=True
     )
     document = json.loads(made.stdout)
-    assert (document["name"], document["role"], document["runs"], document["expires"]) == (
+    assert (document["name"], document["role"], document["patterns"], document["expires"]) == (
         "alice",
         "reader",
         None,

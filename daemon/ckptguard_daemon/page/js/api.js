@@ -16,6 +16,17 @@ export class Failure extends Error {
   }
 }
 
+// The daemon's clock counts, not the browser's: ages are those that the daemon would tell. Its header has whole seconds.
+let offset = 0;
+
+function noteClock(response) {
+  const ahead = (Date.parse(response.headers.get("date")) - Date.now()) / 1000;
+  if (Number.isFinite(ahead)) offset = Math.abs(ahead) < 2 ? 0 : ahead;
+}
+
+/** The daemon's time now, in seconds since 1970. */
+export const clock = () => Date.now() / 1000 + offset;
+
 async function failureOf(response) {
   const [sentence, hint] = SENTENCES[response.status] ?? [`The daemon answered ${response.status}.`, null];
   try {
@@ -42,6 +53,7 @@ export async function send(path, { method = "GET", body, headers = {}, signal } 
     if (error.name === "AbortError") throw error;
     throw new Failure("The daemon does not answer.", { hint: "Check that it runs. This page tries again by itself." });
   }
+  noteClock(response);
   if (!response.ok) {
     const failure = await failureOf(response);
     if (failure.status === 401) dispatchEvent(new Event("ckptguard:signed-out"));

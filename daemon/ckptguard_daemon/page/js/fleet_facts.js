@@ -1,5 +1,5 @@
 // What the facts about a run mean to its reader. Pure.
-import { isFinite } from "./format.js";
+import { count, duration, isFinite } from "./format.js";
 
 /** Save intervals after which a known-good checkpoint is late: as the daemon says whether a run trains. */
 export const LATE = 3;
@@ -8,6 +8,12 @@ export const LATE = 3;
 export function staleness(run, now) {
   if (!isFinite(run.known_good_at) || !isFinite(run.save_interval) || run.save_interval <= 0) return null;
   return Math.max(0, now - run.known_good_at) / run.save_interval;
+}
+
+/** The same in words: "1.3 × its interval of 10 min"; null if nobody knows. */
+export function stalenessInWords(run, now) {
+  const ratio = staleness(run, now);
+  return ratio === null ? null : `${ratio < 10 ? ratio.toFixed(1) : count(Math.round(ratio))} × its interval of ${duration(run.save_interval)}`;
 }
 
 /** True if a run trains and its known-good checkpoint is late. A run that rests grows no older. */

@@ -87,7 +87,7 @@ def caller_of(request: Request) -> Caller:
 class Route(routing.Route):
     """A route that only callers of a role reach. With None anybody does, who passed the gate.
 
-    The answer of a `stream` has no end. Streams do not count as connections, but each caller has at most `STREAMS_OF_ONE`.
+    The answer of a `stream` has no end. Streams do not count as connections. A caller has at most `STREAMS_OF_ONE`.
     """
 
     def __init__(

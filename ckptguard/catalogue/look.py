@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
+from ckptguard.records.audit import FOLDER as AUDIT
 from ckptguard.records.incidents import FOLDER as INCIDENTS
 from ckptguard.records.kept import FOLDER as KEPT
 from ckptguard.records.ledger import FOLDER as LEDGER
@@ -81,7 +82,7 @@ def counts(key: str) -> bool:
     return rest.endswith(".json") and (
         (top in BY_GENERATION and depth == 1)
         or (top == SCRUBS and depth == 1)
-        or (top, depth) in ((INCIDENTS, 0), (SAMPLES, 0), (PINS, 2))
+        or (top, depth) in ((INCIDENTS, 0), (SAMPLES, 0), (AUDIT, 0), (PINS, 2))
     )
 
 

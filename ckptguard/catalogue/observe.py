@@ -5,14 +5,15 @@ The same names give the same rows, whatever the catalogue held before. Only read
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 import msgspec
 
+from ckptguard.catalogue.actions import action_events
 from ckptguard.catalogue.curves import see_curve
 from ckptguard.catalogue.facts import facts_of
 from ckptguard.catalogue.look import BY_GENERATION, RunLook, below, counts, digest_of
-from ckptguard.catalogue.rows import Event, Generation, IncidentRow, RunSeen, event_key
+from ckptguard.catalogue.rows import LONGEST_TEXT, Event, Generation, IncidentRow, RunSeen, event_key
 from ckptguard.decisions.at_risk import ranks_named
 from ckptguard.decisions.known_good import parse_verdict_name, standings, verdict_name
 from ckptguard.errors import NoKnownGoodError
@@ -44,7 +45,6 @@ from ckptguard.values.verdict import Outcome, Verdict
 
 _MOST_READ = 200  # generations whose records are read in one pass; the next pass goes on
 _LARGEST = 2**63 - 1  # that SQLite stores
-_LONGEST = 500  # characters of a text from a record
 
 
 class _Records(msgspec.Struct):
@@ -64,6 +64,7 @@ def observe(
     known: Mapping[str, Generation] = {},
     known_incidents: Mapping[str, IncidentRow] = {},
     known_curve: str = "",
+    known_actions: Collection[int] = (),
 ) -> RunSeen:
     """Return the rows of a run. What `known` rows say is not read again. Raises CouldNotTellError."""
     records, listed = _by_generation(look.names), ListedSteps(look.names)
@@ -94,7 +95,7 @@ def observe(
         facts=facts_of(look, rows, incidents, known_good_of(run, listed)),
         generations=tuple(rows.values()),
         incidents=tuple(incidents),
-        events=(*reversed(events), *told),
+        events=(*reversed(events), *told, *action_events(run, look.names, known_actions)),
         curve=see_curve(run, look) if look.curve != known_curve else None,
     )
 
@@ -173,7 +174,7 @@ def _described(run: Run, listed: ListedSteps, id: CheckpointId, records: _Record
         bytes=None if manifest is None else _stored(manifest.bytes),
         saved_at=None if manifest is None else saved_at(manifest),
         judged_at=None if standing is None else seconds_of(standing.checked_at),
-        reason="" if standing is None else reason_of(standing)[:_LONGEST],
+        reason="" if standing is None else reason_of(standing)[:LONGEST_TEXT],
         world_size=_world_size(manifest, standing),
     )
     events = [
@@ -184,7 +185,7 @@ def _described(run: Run, listed: ListedSteps, id: CheckpointId, records: _Record
             about=id.record_path,
             step=id.number,
             cause=verdict.outcome.value,
-            text=reason_of(verdict)[:_LONGEST],
+            text=reason_of(verdict)[:LONGEST_TEXT],
         )
         for name, verdict in verdicts.items()
     ]
@@ -291,4 +292,4 @@ def _stored(number: int | None) -> int | None:
 
 
 def _text(text: str) -> str:
-    return escape(text[:_LONGEST])
+    return escape(text[:LONGEST_TEXT])

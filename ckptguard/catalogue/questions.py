@@ -117,6 +117,12 @@ def timeline(db: sqlite3.Connection, id: str, *, now: float, most: int = 1000) -
     )
 
 
+def action_keys(db: sqlite3.Connection, id: str) -> frozenset[int]:
+    """Return the keys of a run's events of actions."""
+    found = db.execute("SELECT key FROM event JOIN run USING (run) WHERE id = ? AND kind = 'action'", (id,))
+    return frozenset(key for (key,) in found)
+
+
 def curve_identity(db: sqlite3.Connection, id: str) -> str:
     """Return from what the known curve of a run was made; empty if none is known."""
     row = db.execute("SELECT identity FROM curve JOIN run USING (run) WHERE id = ?", (id,)).fetchone()

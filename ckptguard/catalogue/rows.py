@@ -78,11 +78,15 @@ class CurveRow(msgspec.Struct, frozen=True, kw_only=True):
     packed: bytes = b""
 
 
+LONGEST_TEXT = 500  # characters of a text from a record
+
+
 class Event(msgspec.Struct, frozen=True, kw_only=True):
     """One thing that happened. `key` is the same whenever the same event is noted again.
 
-    - `kind`: verdict, incident, rollback, quarantine, prune, gone or replica. `cause`: the outcome or the cause.
-    - `about`: the generation's name, the incident's, or the replica.
+    - `kind`: verdict, incident, rollback, quarantine, prune, gone, replica or action. `cause`: the outcome, the cause
+      or the verb.
+    - `about`: the generation's name, the incident's, the action's, or the replica.
     """
 
     key: int

@@ -37,6 +37,11 @@ class Thinned:
         self._seen = self._attempt = self._for_odd = 0
         self._step = -1
 
+    @property
+    def has_points(self) -> bool:
+        """True if an update came."""
+        return self._seen > 0
+
     def add(self, row: Row) -> None:
         """Take the next update. One of an earlier step begins a new attempt."""
         if row[0] < self._step:

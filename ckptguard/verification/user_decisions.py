@@ -110,7 +110,7 @@ def _chosen(run: Run, history: History, word: str) -> Standing:
     for series in history.names:
         for id, standing in history.standings(series).items():
             manifest = history.manifest(id)
-            meant = parsed is not None and id.order == parsed.order
+            meant = (parsed is not None and id.order == parsed.order) or id.record_path == word
             if meant or (step is not None and id.step == step) or (manifest and manifest.path == name):
                 found.append(standing)
     chosen = [s for s in found if s.outcome is Outcome.SUSPECT] or found

@@ -13,7 +13,16 @@ import msgspec
 from ckptguard.catalogue.catalogue import Catalogue
 from ckptguard.catalogue.look import RunLook, WaitingSave, digest_of
 from ckptguard.catalogue.observe import observe
-from ckptguard.catalogue.questions import EventPage, curve, curve_identity, events_after, known_rows, runs, timeline
+from ckptguard.catalogue.questions import (
+    EventPage,
+    action_keys,
+    curve,
+    curve_identity,
+    events_after,
+    known_rows,
+    runs,
+    timeline,
+)
 from ckptguard.catalogue.rows import CurveRow, Event, Generation, IncidentRow, NumberedEvent, RunSeen, event_key
 from ckptguard.decisions.fleet_health import is_training
 from ckptguard.errors import CkptguardError
@@ -221,10 +230,17 @@ class CatalogueFeed:
         drawn_from = drawn.identity if drawn is not None else None
         if self.has_catalogue and self._catalogue is not None:
             drawn_from = self._catalogue.ask(curve_identity, run_id)
+        told = self._catalogue.ask(action_keys, run_id) if self._catalogue is not None else None
         if run_id in self._was_gone:
             known, drawn_from = (b"", {}, {}), None
         seen = observe(
-            view.run, look, now=time.time(), known=known[1], known_incidents=known[2], known_curve=drawn_from or ""
+            view.run,
+            look,
+            now=time.time(),
+            known=known[1],
+            known_incidents=known[2],
+            known_curve=drawn_from or "",
+            known_actions={e.event.key for e in self._unwritten.of(run_id)} if told is None else told,
         )
         self._was_gone.discard(run_id)
         self._facts[run_id] = seen.facts

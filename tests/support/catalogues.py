@@ -21,7 +21,7 @@ ROWS = (
     f"SELECT id, {_INCIDENT} FROM incident JOIN run USING (run) ORDER BY id, name",
     "SELECT outcome, checkpoints, bytes FROM counter WHERE checkpoints != 0 OR bytes != 0 ORDER BY outcome",
     "SELECT id, key, kind, at, about, step, cause, text FROM event JOIN run USING (run)"
-    " WHERE kind IN ('verdict', 'incident', 'rollback') ORDER BY id, key",
+    " WHERE kind IN ('verdict', 'incident', 'rollback', 'action') ORDER BY id, key",
 )
 
 

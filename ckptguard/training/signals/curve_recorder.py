@@ -25,6 +25,7 @@ from ckptguard.records.samples import (
     read_samples,
     remove_samples,
     samples_name,
+    superseded,
     write_samples,
 )
 from ckptguard.values.curve import Row
@@ -145,6 +146,8 @@ class CurveRecorder:
         if run is None:
             return
         self._thin(fresh)
+        if not self._curve.has_points:
+            return
         try:
             if self._took is None:
                 self._take_over(run)
@@ -162,13 +165,15 @@ class CurveRecorder:
 
     def _take_over(self, run: Run) -> None:
         """Continue the curve that earlier trainings of the run left."""
-        earlier = read_samples(run, list_records(run, FOLDER))
+        names = list_records(run, FOLDER)
+        earlier = read_samples(run, names)
+        taken = {*earlier, *superseded(names), *(name for samples in earlier.values() for name in samples.took)}
         with self._lock:
             own, self._curve = self._curve.curve(), Thinned()
             for samples in earlier.values():
                 self._curve.take(samples.curve)
             self._curve.take(own, ends=False)
-            self._took = [*earlier, *(name for samples in earlier.values() for name in samples.took)]
+            self._took = sorted(taken.intersection(names))
 
     def _write_all(self, run: Run) -> None:
         with self._lock:

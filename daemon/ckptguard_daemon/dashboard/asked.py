@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 import msgspec
 
+from ckptguard.retention.prune import Remembered
 from ckptguard.runs.run_view import RunView
 from ckptguard.runs.work import Work
 from ckptguard.values.settings import Settings, with_table
@@ -17,7 +18,7 @@ Word = Annotated[str, msgspec.Meta(min_length=1, max_length=4096)]
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """What would be done, as lines. `costs`: bytes that are read, sent, moved or deleted, as far as they are known.
+    """What would be done, as lines. `costs`: the bytes that are read, sent, moved or deleted, if that is known.
 
     `about`: plain values that change whenever what the plan is about does.
     """
@@ -39,12 +40,14 @@ Agree = Callable[[Plan], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """What is asked of one run. The view is fresh. `arguments` are of the verb's own kind of `Asking`."""
+    """What is asked of one run. The view is fresh. `arguments` are of the verb's own kind of `Asking`. `remembered` is
+    what earlier plans of retention read."""
 
     guarded: WatchedRun
     view: RunView
     arguments: Any
     work: Work
+    remembered: Remembered = field(default_factory=Remembered)
 
     @property
     def reason(self) -> str:
@@ -80,7 +83,7 @@ class OfRun(Asking, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class OfCheckpoint(Asking, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One checkpoint: its path, its id or its step."""
+    """One checkpoint: its path, its id, its step, or its name in the catalogue."""
 
     checkpoint: Word
 
@@ -98,17 +101,19 @@ class Pinning(OfCheckpoint, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class Rules(Asking, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Rules of retention that are used instead of those in the settings."""
+    """Rules of retention that are used instead of those in the settings. A form says numbers as text."""
 
-    keep_last: int | None = None
-    keep_every: int | None = None
+    keep_last: int | Word | None = None
+    keep_every: int | Word | None = None
     keep_within: float | Word | None = None
-    keep_best: tuple[Word, ...] | None = None
-    failed: bool | None = None
+    keep_best: tuple[Word, ...] | Word | None = None
+    failed: bool | Word | None = None
 
     def settings(self, settings: Settings) -> Settings:
         """Return the settings with these rules. Raises SettingsError."""
         given = self.arguments
+        if isinstance(self.keep_best, str):
+            given["keep_best"] = (self.keep_best,)
         if "failed" in given:
             given["prune_failed"] = given.pop("failed")
         return with_table(settings, given, "the request")

@@ -43,8 +43,9 @@ class Pages:
         self._served = served
 
     async def fleet(self, request: Request) -> Response:
-        """Answer with a line for each run."""
-        runs = self._served.runs_for(request)
+        """Answer with a line for each run, or for those that `run` names: an event costs a line, not the fleet."""
+        wanted = set(request.query_params.getlist("run"))
+        runs = [run for run in self._served.runs_for(request) if not wanted or run.run_id in wanted]
         return await answer(request, lambda: self._fleet(runs))
 
     async def run(self, request: Request) -> Response:

@@ -30,10 +30,10 @@ from ckptguard.replicas.replicate import Replica, replica_urls, replicate
 from ckptguard.reporting.incidents_of_saves import IncidentsOfSaves
 from ckptguard.reporting.open_and_close import close_incidents_about
 from ckptguard.retention.pin import lasts_until, pin, pinned_id, pins_on, release
-from ckptguard.retention.prune import Pruned, prune
+from ckptguard.retention.prune import Pruned, Remembered, prune
 from ckptguard.runs.run_view import RunView, select_checkpoint
 from ckptguard.runs.target import Target
-from ckptguard.values.ids import CheckpointId, escape
+from ckptguard.values.ids import CheckpointId, escape, id_from_record
 from ckptguard.values.retention_policy import parse_span
 from ckptguard.values.verdict import Outcome
 from ckptguard.verification.selection import Selection
@@ -67,7 +67,7 @@ def _plan_verify(asked: Asked) -> Plan:
         raise NotFoundError(f"there is no checkpoint in {asked.view.run.url}")
     size = sum(checkpoint.bytes for checkpoint in found)
     lines = [f"would read every byte of {escape(c.path)}, and record the verdict" for c in found]
-    return Plan(lines=tuple(lines), costs={"read": size}, about=[_files(c) for c in found])
+    return Plan(lines=tuple(lines), costs={"bytes_read": size}, about=[_files(c) for c in found])
 
 
 def _verify(asked: Asked, agree: Agree) -> Done:
@@ -81,10 +81,10 @@ def _verify(asked: Asked, agree: Agree) -> Done:
 
 
 def _target(asked: Asked) -> Target:
-    view, word = asked.view, asked.arguments.checkpoint
-    if word is None:
+    view = asked.view
+    if asked.arguments.checkpoint is None:
         return Target(url=view.run.url, kind="run", storage=view.run.storage, view=view)
-    checkpoint = select_checkpoint(view.run, view.checkpoints, word)
+    checkpoint = _checkpoint(asked)
     url = view.run.usable(checkpoint.path)
     return Target(url=url, kind="checkpoint", storage=view.run.storage, checkpoint=checkpoint, view=view)
 
@@ -148,7 +148,7 @@ def _plan_accept(asked: Asked) -> Plan:
             f"would take the tensors of {escape(checkpoint.path)} as the reference from now on",
             f"would verify {escape(checkpoint.path)} again",
         ),
-        costs={"read": 2 * checkpoint.bytes},
+        costs={"bytes_read": 2 * checkpoint.bytes},
         about=_files(checkpoint),
     )
 
@@ -176,8 +176,8 @@ def prune_plan(done: Pruned) -> Plan:
             *(f'warning: no good checkpoint has the metric "{escape(name)}": it keeps none' for name in unknown),
         ),
         costs={
-            "move": sum(d.checkpoint.bytes for d in done.removed),
-            "delete": sum(mark.bytes for mark in done.emptied),
+            "bytes_moved": sum(d.checkpoint.bytes for d in done.removed),
+            "bytes_deleted": sum(mark.bytes for mark in done.emptied),
         },
         about=[
             [[d.checkpoint.path, str(d.checkpoint.id), d.checkpoint.bytes] for d in done.removed],
@@ -186,20 +186,27 @@ def prune_plan(done: Pruned) -> Plan:
     )
 
 
-def dry_prune(view: RunView, rules: Rules) -> Pruned:
+def dry_prune(view: RunView, rules: Rules, remembered: Remembered) -> Pruned:
     """Return what these rules would remove. Nothing is changed."""
     settings = rules.settings(view.settings)
-    return prune(view, settings.retention(), grace=parse_span(settings.trash_grace), dry_run=True)
+    grace = parse_span(settings.trash_grace)
+    return prune(view, settings.retention(), grace=grace, dry_run=True, remembered=remembered)
 
 
 def _plan_prune(asked: Asked) -> Plan:
-    return prune_plan(dry_prune(asked.view, asked.arguments))
+    return prune_plan(dry_prune(asked.view, asked.arguments, asked.remembered))
 
 
 def _prune(asked: Asked, agree: Agree) -> Done:
     settings = asked.arguments.settings(asked.settings)
     grace = parse_span(settings.trash_grace)
-    done = prune(asked.view, settings.retention(), grace=grace, agree=lambda planned: agree(prune_plan(planned)))
+    done = prune(
+        asked.view,
+        settings.retention(),
+        grace=grace,
+        remembered=asked.remembered,
+        agree=lambda planned: agree(prune_plan(planned)),
+    )
     return Done(
         lines=(*_texts(prune_lines(done)), *(f"error: {escape(sentence)}" for sentence in done.could_not_tell)),
         well=not done.could_not_tell,
@@ -222,7 +229,7 @@ def _replicating(asked: Asked) -> tuple[dict[str, list[CheckpointId]], Plan]:
     sent = {place: [c for c in replica.checkpoints if c.done == "would send"] for place, replica in found}
     plan = Plan(
         lines=tuple(line for _, replica in found for line in _replica_lines(replica)),
-        costs={"send": sum(c.bytes for one in sent.values() for c in one)},
+        costs={"bytes_sent": sum(c.bytes for one in sent.values() for c in one)},
         about=[[place, [[str(c.id), c.path] for c in one]] for place, one in sent.items()],
     )
     return {place: [c.id for c in one] for place, one in sent.items()}, plan
@@ -248,7 +255,12 @@ def _replica_lines(replica: Replica) -> list[str]:
 
 
 def _plan_repair(asked: Asked) -> Plan:
-    return _repair_plan(repair(asked.view, asked.arguments.checkpoint, dry_run=True, work=asked.work))
+    return _repair_plan(repair(asked.view, _damaged(asked), dry_run=True, work=asked.work))
+
+
+def _damaged(asked: Asked) -> str | None:
+    word = asked.arguments.checkpoint
+    return None if word is None else _path_and_id(asked.view, word)[0]
 
 
 def _repair_plan(done: Repaired) -> Plan:
@@ -265,7 +277,7 @@ def _repair_plan(done: Repaired) -> Plan:
 def _repair(asked: Asked, agree: Agree) -> Done:
     done = repair(
         asked.view,
-        asked.arguments.checkpoint,
+        _damaged(asked),
         work=asked.work,
         agree=lambda planned: agree(_repair_plan(planned)),
     )
@@ -299,7 +311,7 @@ def _rollback_plan(asked: Asked, done: RolledBack) -> Plan:
     manifest = view.history.manifest(done.source)
     return Plan(
         lines=_rolled_back(done),
-        costs={"read": 0 if manifest is None else manifest.bytes, "move": sum(c.bytes for c in moved)},
+        costs={"bytes_read": 0 if manifest is None else manifest.bytes, "bytes_moved": sum(c.bytes for c in moved)},
         about=[fields(done), str(done.source), done.source.series, [_files(c) for c in moved]],
     )
 
@@ -326,7 +338,25 @@ def _rolled_back(done: RolledBack) -> tuple[str, ...]:
 
 
 def _checkpoint(asked: Asked) -> Checkpoint:
-    return select_checkpoint(asked.view.run, asked.view.checkpoints, asked.arguments.checkpoint)
+    """Return the checkpoint in place that is named. Raises NotFoundError, also if another save took its place."""
+    view, word = asked.view, asked.arguments.checkpoint
+    path, id = _path_and_id(view, word)
+    checkpoint = select_checkpoint(view.run, view.checkpoints, path)
+    if id is not None and view.current(checkpoint) != id:
+        raise NotFoundError(f"{path} is another save now than {id}", hint="look at the run again")
+    return checkpoint
+
+
+def _path_and_id(view: RunView, word: str) -> tuple[str, CheckpointId | None]:
+    """Return the path and the id that a name of the catalogue stands for. Any other word is returned as it is."""
+    folder, slash, name = word.rpartition("/")
+    id = id_from_record(folder, name) if slash and view.checkpoint(word) is None else None
+    if id is None:
+        return word, None
+    manifest = view.history.manifest(id)
+    if manifest is None:
+        raise NotFoundError(f"nothing is known of a checkpoint {id} of {id.series}")
+    return manifest.path, id
 
 
 def _files(checkpoint: Checkpoint) -> list[Any]:

@@ -11,6 +11,7 @@ from support.tiny_run import TINY, WEIGHTS, delete, inline, name_of, poison, rot
 from support.views import look
 
 from ckptguard.errors import CkptguardError
+from ckptguard.records.audit import begin_action, end_action
 from ckptguard.records.incidents import list_incidents, open_incident, update_incident
 from ckptguard.records.pins import list_pins, pin_checkpoint, release_pin
 from ckptguard.records.run import open_run
@@ -28,7 +29,9 @@ ACTIONS = st.one_of(
     st.tuples(
         st.sampled_from(["save", "save again", "poison", "rot", "delete", "replicate", "roll back", "pin"]), STEPS
     ),
-    st.tuples(st.sampled_from(["scrub", "incident", "close", "restart", "prune", "unpin"]), st.just(0)),
+    st.tuples(
+        st.sampled_from(["scrub", "incident", "close", "restart", "prune", "act", "act killed", "unpin"]), st.just(0)
+    ),
 )
 WORK = Work(scanner=inline)
 
@@ -79,6 +82,10 @@ class Watched:
             self.notes.prune_at = 0.0
         elif action == "restart":
             self.restart()
+        elif action.startswith("act"):
+            begun = begin_action(run, verb="pin", name="alice", role="operator", arguments={}, reason="why", plan="")
+            if action == "act":
+                end_action(run, begun, "done", ["pinned"])
 
     def make_pass(self, *, die_at=None):
         """One pass, whose catalogue may be killed before a statement. The next process goes on."""

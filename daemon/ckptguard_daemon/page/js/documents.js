@@ -1,6 +1,6 @@
 // Documents that stay current: asked for once, and again when something happens that changes them.
 import { useEffect, useRef, useState } from "preact/hooks";
-import { ask } from "./api.js";
+import { ask, clock } from "./api.js";
 import { listen } from "./live.js";
 
 const GAP = 300; // between two questions for one document, in ms; more for one that takes long
@@ -62,7 +62,6 @@ export function useDocument(path, changes = null) {
         mine.data = await ask(path, { signal: ended.signal });
         mine.failure = null;
         remember(path, mine.data);
-        noteClock(mine.data?.as_of);
       } catch (error) {
         if (ended.signal.aborted) return;
         mine.failure = error;
@@ -89,16 +88,6 @@ export function useDocument(path, changes = null) {
   const { data = null, failure = null, loading = false, reload = () => {} } = kept.current;
   return { data, failure, loading, reload };
 }
-
-// The daemon's clock counts, not the browser's: ages are those that the daemon would tell.
-let offset = 0;
-
-function noteClock(asOf) {
-  if (typeof asOf === "number" && Number.isFinite(asOf)) offset = asOf - Date.now() / 1000;
-}
-
-/** The daemon's time now, in seconds since 1970. */
-export const clock = () => Date.now() / 1000 + offset;
 
 const tickers = new Set();
 setInterval(() => tickers.forEach((tick) => tick()), 5000);

@@ -1,5 +1,5 @@
 // What the facts about a run mean to its reader. Pure.
-import { isFinite } from "./format.js";
+import { count, duration, isFinite } from "./format.js";
 
 /** Save intervals after which a known-good checkpoint is late: as the daemon says whether a run trains. */
 export const LATE = 3;
@@ -10,8 +10,17 @@ export function staleness(run, now) {
   return Math.max(0, now - run.known_good_at) / run.save_interval;
 }
 
+/** The same in words: "1.3 × its interval of 10 min"; null if nobody knows. */
+export function stalenessInWords(run, now) {
+  const ratio = staleness(run, now);
+  return ratio === null ? null : `${ratio < 10 ? ratio.toFixed(1) : count(Math.round(ratio))} × its interval of ${duration(run.save_interval)}`;
+}
+
 /** True if a run trains and its known-good checkpoint is late. A run that rests grows no older. */
 export const stale = (run, now) => run.training && (staleness(run, now) ?? 0) > LATE;
+
+/** True if training went into an incident, and nothing good came after it. */
+const unsettled = ({ last_incident: last, known_good_step: good }) => Boolean(last?.open) && (good === null || (last.step ?? Infinity) > good);
 
 /** Return {word, ok, weight}: the state of a run in a word, and how much it needs somebody. */
 function standing(run, now) {
@@ -19,6 +28,7 @@ function standing(run, now) {
   if (run.state === "failing") return { word: "Cannot be read", ok: false, weight: 4 };
   if (!run.protected) return { word: "Not protected", ok: false, weight: 5 };
   if (run.newest_outcome === "bad") return { word: "Newest is bad", ok: true, weight: 3 };
+  if (unsettled(run)) return { word: "Open incident", ok: true, weight: 2 };
   if (stale(run, now)) return { word: "Known-good is late", ok: true, weight: 2 };
   return { word: "Protected", ok: true, weight: run.replicas_behind ? 1 : 0 };
 }

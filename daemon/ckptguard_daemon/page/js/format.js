@@ -45,6 +45,7 @@ export function bytes(value) {
 export function duration(seconds) {
   if (!isFinite(seconds)) return NOTHING;
   const size = Math.abs(seconds);
+  if (size < 1 && size > 0) return "under 1 s";
   const [span, unit] = SPANS.find(([least]) => size >= least) ?? [1, "s"];
   const found = size / span;
   return `${found >= 10 || span === 1 ? Math.round(found) : Number(found.toFixed(1))} ${unit}`;

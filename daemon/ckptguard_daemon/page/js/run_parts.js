@@ -1,10 +1,12 @@
 // The parts of a run's page that are words: its status, what happened, its incidents, its checkpoints.
 import { useEffect, useMemo, useState } from "preact/hooks";
 import { html } from "./html.js";
-import { bytes, count, duration, isFinite, many } from "./format.js";
-import { clock, useClock } from "./documents.js";
-import { placeOf, pins } from "./charts/timeline_model.js";
-import { staleness } from "./fleet_facts.js";
+import { bytes, count, isFinite, many } from "./format.js";
+import { clock } from "./api.js";
+import { useClock } from "./documents.js";
+import { again, everyCheckpoint, placeOf } from "./charts/timeline_model.js";
+import { stalenessInWords } from "./fleet_facts.js";
+import { Take } from "./export/take.js";
 import { listen } from "./live.js";
 import { to } from "./router.js";
 import { Table } from "./table.js";
@@ -12,23 +14,24 @@ import { Choices, Fact, Name, OUTCOMES, Outcome, Sentence, Shield, Time } from "
 
 /** "Am I protected?", in the words of `ckptguard status`, and the facts behind it. */
 export function Status({ page }) {
-  const { run, replicas, scrub } = page;
+  const { run, replicas } = page;
   const now = useClock();
-  const ratio = staleness(run, now);
+  const age = stalenessInWords(run, now);
   const failing = replicas.filter((replica) => replica.trouble);
   return html`<div class="card status state ${run.protected ? "ok" : "not"}">
     <${Shield} ok=${run.protected} size=${44} />
     <div class="status-text">
+      <p class="dim small">Am I protected?</p>
       <p class="status-words">${page.sentence}</p>
       <dl class="facts">
         <${Fact} label="Known-good">${run.known_good_step === null && run.known_good_at === null ? "none yet" : html`${run.known_good_step === null ? "" : `step ${count(run.known_good_step)}, `}<${Time} at=${run.known_good_at} />`}<//>
-        ${isFinite(ratio) && html`<${Fact} label="Its age">${ratio.toFixed(1)} × the save interval of ${duration(run.save_interval)}<//>`}
+        ${age && html`<${Fact} label="Its age">${age}<//>`}
         <${Fact} label="At risk">${run.at_risk ?? "nothing"}<//>
         <${Fact} label="Waiting for a verdict">${run.backlog ? `${many(run.backlog, "save")}, ${bytes(run.backlog_bytes)}` : "none"}<//>
         <${Fact} label="Replicas">${replicas.length === 0 ? "none" : html`<a href=${to.keep(run.id)}>${failing.length ? `${failing.length} of ${replicas.length} in trouble` : run.replicas_behind ? `${many(run.replicas_behind, "checkpoint")} behind` : `${replicas.length} up to date`}</a>`}<//>
-        ${isFinite(scrub?.oldest) && html`<${Fact} label="Oldest reading"><${Time} at=${scrub.oldest} /><//>`}
+        ${isFinite(run.scrubbed_at) && html`<${Fact} label="Oldest reading"><${Time} at=${run.scrubbed_at} /><//>`}
       </dl>
-      ${run.state === "failing" && html`<${Sentence} kind="bad" hint="The daemon's log says why.">The last pass over this run failed.<//>`}
+      ${run.trouble && html`<${Sentence} kind="bad" hint="The daemon tries again by itself.">The last pass failed: <bdi>${run.trouble}</bdi><//>`}
     </div>
   </div>`;
 }
@@ -50,7 +53,7 @@ function EventLine({ run, event, now, fresh }) {
   return html`<li class=${fresh ? "fresh" : ""}>
     <span class="event-what">${SAID[event.kind]?.(event) ?? html`<span class="tag">${event.kind}</span>`}</span>
     <span class="event-about"><${Name} href=${about} most=${80}>${words}<//>${event.text && html`<bdi class="event-text" title=${event.text}>${event.text}</bdi>`}</span>
-    <${Time} at=${event.at} now=${now} />
+    <${Time} at=${event.at} now=${now} focus=${false} />
   </li>`;
 }
 
@@ -63,7 +66,7 @@ export function Events({ run, events }) {
   useEffect(() => listen((event) => !event.reset && event.run === run && setNewer((old) => [...old.slice(-200), event])), [run]);
   const found = useMemo(() => {
     const byNumber = new Map([...events, ...newer].map((event) => [event.number, event]));
-    return [...byNumber.values()].sort((a, b) => b.number - a.number);
+    return [...byNumber.values()].sort((a, b) => (b.at ?? Infinity) - (a.at ?? Infinity) || b.number - a.number);
   }, [events, newer]);
   if (!found.length) return html`<p class="empty card">Nothing has happened yet.</p>`;
   return html`<div class="card"><ol class="events" aria-live="polite" aria-relevant="additions">${found.slice(0, all ? 400 : AT_FIRST).map(
@@ -81,7 +84,7 @@ export function Incidents({ run, incidents }) {
     (incident) => html`<li key=${incident.name}>
       <p><span class="tag ${incident.open ? "bad" : ""}">${incident.open ? "open" : "closed"}</span> <a href=${to.incident(run, incident.name)}><bdi>${incident.cause ?? "unknown cause"}</bdi>${isFinite(incident.step) ? ` at step ${count(incident.step)}` : ""}</a></p>
       ${incident.reason && html`<p class="incident-reason"><bdi>${incident.reason}</bdi></p>`}
-      <p class="dim small">${[isFinite(incident.onset) && `began at step ${count(incident.onset)}`, isFinite(incident.went_back_to) && `went back to step ${count(incident.went_back_to)}`].filter(Boolean).join(", ")} <${Time} at=${incident.at} now=${now} /></p>
+      <p class="dim small">${[isFinite(incident.onset) && `began at step ${count(incident.onset)}`, isFinite(incident.went_back_to) && `went back to step ${count(incident.went_back_to)}`].filter(Boolean).join(", ")} <${Time} at=${incident.at} now=${now} focus=${false} /></p>
     </li>`,
   )}</ul>`;
 }
@@ -89,28 +92,31 @@ export function Incidents({ run, incidents }) {
 const FEW = 25;
 const PLACES = { "in place": "in place", "kept copy": "kept copy only", quarantine: "in quarantine", trash: "in the trash", gone: "gone" };
 
+const stepInWords = (step) => (isFinite(step) ? `step ${count(step)}` : Array.isArray(step) ? `steps ${step.map(count).join(", ")}` : "no step");
+
 const columns = (run, now) => [
-  { key: "step", title: "Checkpoint", width: 2, value: (g) => g.step, largest: true, cell: (g) => html`<span class="lines"><${Name} href=${to.checkpoint(run, g.name)} most=${120}>${g.path ?? g.name}<//><span class="dim small">${isFinite(g.step) ? `step ${count(g.step)}` : "no step"}${g.generation > 1 ? `, saved again (${g.generation})` : ""}</span></span>` },
-  { key: "outcome", title: "Verdict", value: (g) => OUTCOMES.indexOf(g.outcome), cell: (g) => html`<${Outcome} outcome=${g.outcome} />` },
+  { key: "step", title: "Checkpoint", width: 2, value: (g) => (isFinite(g.step) ? g.step : null), largest: true, cell: (g) => html`<span class="lines"><${Name} href=${g.name && to.checkpoint(run, g.name)} most=${120}>${g.path ?? g.name}<//><span class="dim small">${stepInWords(g.step)}${again(g) > 1 ? `, save ${again(g)} of it` : ""}</span></span>` },
+  { key: "outcome", title: "Verdict", value: (g) => OUTCOMES.indexOf(g.outcome), cell: (g) => html`<span title=${g.waiting || g.reason || undefined}><${Outcome} outcome=${g.outcome} /></span>` },
   { key: "place", title: "Where", value: (g) => placeOf(g), cell: (g) => PLACES[placeOf(g)] },
   { key: "kept", title: "Kept", value: (g) => g.kept, cell: (g) => g.kept || html`<span class="dim">no</span>` },
   { key: "replicated", title: "Replicas", value: (g) => g.replicated, largest: true, class: "right", cell: (g) => g.replicated ? count(g.replicated) : html`<span class="dim">0</span>` },
-  { key: "pinned", title: "Pinned", value: (g) => pins(g).join(" "), largest: true, cell: (g) => pins(g).length ? html`<${Name} most=${60}>${pins(g)[0]}<//>` : html`<span class="dim">no</span>` },
+  { key: "pinned", title: "Pinned", value: (g) => Number(g.pinned), largest: true, cell: (g) => g.pinned ? "pinned" : html`<span class="dim">no</span>` },
   { key: "bytes", title: "Size", value: (g) => g.bytes, largest: true, class: "right", cell: (g) => bytes(g.bytes) },
-  { key: "saved", title: "Saved", value: (g) => g.saved_at, largest: true, class: "right", cell: (g) => html`<${Time} at=${g.saved_at} now=${now} focus=${false} />` },
+  { key: "saved", title: "Saved", value: (g) => g.saved_at ?? (g.waiting ? now : null), largest: true, class: "right", cell: (g) => html`<${Time} at=${g.saved_at} now=${now} focus=${false} />` },
 ];
 
 /** Every checkpoint: what the timeline shows, as a table. */
-export function Checkpoints({ run, page, tools = null }) {
+export function Checkpoints({ run, page }) {
   const now = useClock();
   const [only, setOnly] = useState("all");
   const [sort, setSort] = useState("-saved");
   const [whole, setWhole] = useState(false);
-  const present = OUTCOMES.filter((outcome) => page.generations.some((g) => g.outcome === outcome));
-  const rows = useMemo(() => (only === "all" ? page.generations : page.generations.filter((g) => g.outcome === only)), [page, only]);
+  const every = useMemo(() => everyCheckpoint(page), [page]);
+  const present = OUTCOMES.filter((outcome) => every.some((g) => g.outcome === outcome));
+  const rows = useMemo(() => (only === "all" ? every : every.filter((g) => g.outcome === only)), [every, only]);
   const all = useMemo(() => columns(run, now), [run, now]);
-  return html`<div class="tools checkpoint-tools"><${Choices} label="Which checkpoints" value=${only} onChoose=${setOnly} options=${[["all", `all ${count(page.generations.length)}`], ...present.map((outcome) => [outcome, outcome])]} />${tools}</div>
-    <${Table} caption="Checkpoints" columns=${all} rows=${rows} rowKey=${(g) => g.name} sort=${sort} onSort=${setSort} most=${whole ? null : FEW} height=${52} narrowHeight=${104} empty="There is no such checkpoint." />
+  return html`<div class="tools checkpoint-tools"><${Choices} label="Which checkpoints" value=${only} onChoose=${setOnly} options=${[["all", `all ${count(every.length)}`], ...present.map((outcome) => [outcome, outcome])]} /><span class="grow"></span><${Take} name="checkpoints" what="the checkpoints" columns=${all} rows=${rows} /></div>
+    <${Table} caption="Checkpoints" columns=${all} rows=${rows} rowKey=${(g) => g.name ?? g.path} sort=${sort} onSort=${setSort} most=${whole ? null : FEW} height=${52} narrowHeight=${104} empty="There is no such checkpoint." />
     ${rows.length > FEW && html`<button type="button" class="quiet" aria-expanded=${String(whole)} onClick=${() => setWhole(!whole)}>${whole ? "Show fewer" : `Show all ${count(rows.length)}`}</button>`}`;
 }
 

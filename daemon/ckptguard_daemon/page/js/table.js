@@ -1,7 +1,7 @@
 // A table of any length: sorted by its headings, with only the rows drawn that are seen. The page itself scrolls.
 import { useEffect, useLayoutEffect, useMemo, useRef, useState } from "preact/hooks";
 import { html } from "./html.js";
-import { count } from "./format.js";
+import { many } from "./format.js";
 
 const SPARE = 6; // rows drawn above and below what is seen
 const PRINTED = 1000; // most rows on paper
@@ -56,8 +56,9 @@ export function useWindow(body, total, height) {
       removeEventListener("afterprint", soon);
     };
   }, [total, height]);
-  const first = Math.min(range[0], Math.max(0, total - 1));
-  return [first, Math.min(range[1], total)];
+  // A few rows are there even while the table is not in view: who does not see the page finds them.
+  const first = Math.min(range[0], Math.max(0, total - 2 * SPARE));
+  return [first, Math.min(Math.max(range[1], first + 2 * SPARE), total)];
 }
 
 const narrow = matchMedia("(max-width: 720px)");
@@ -101,6 +102,7 @@ function moveFocus(event) {
  *
  * - `columns`: [{key, title, cell(row), value(row) to sort by (none: not sortable), largest: true to begin with the
  *   largest, width: its share of the row (1), class}]. The first column is the heading of its row.
+ * - `columns` and `rows` that stay the same objects are not drawn again: make them anew when a cell changes.
  * - `rowKey(row)`, `rowClass(row)`.
  * - `sort`, `onSort`: "key" or "-key"; without them the table keeps its own order.
  * - `height`, `narrowHeight`: of a row in pixels, so that only the rows in view are drawn. Without `height` all are.
@@ -130,7 +132,7 @@ export function Table({ caption, columns, rows, rowKey, rowClass, sort, onSort, 
   const widths = columns.map((column) => `minmax(0, ${column.width ?? 1}fr)`).join(" ");
   return html`<div class="table-frame ${cards ? "cards" : ""}" tabindex=${cards ? undefined : 0} role=${cards ? undefined : "group"} aria-label=${cards ? undefined : caption}>
     <table role="table" aria-rowcount=${shown.length + 1} style=${{ "--columns": widths }} onKeyDown=${moveFocus}>
-      <caption class="unseen">${caption}, ${count(shown.length)} rows</caption>
+      <caption class="unseen">${caption}, ${many(shown.length, "row")}</caption>
       <thead role="rowgroup"><tr role="row" aria-rowindex="1">${columns.map((column) => html`<${Heading} key=${column.key} column=${column} sort=${by} onSort=${onSort ?? setOwn} />`)}</tr></thead>
       <tbody role="rowgroup" ref=${body}>${space(first)}${lines}${space(shown.length - last)}</tbody>
     </table>

@@ -2,6 +2,7 @@
 import { html } from "./html.js";
 import { bytes, exact, iso, ago, shorten } from "./format.js";
 import { useClock } from "./documents.js";
+import { visible } from "./text.js";
 
 // Each outcome has a shape of its own: colour never says anything alone. Drawn in a square of 16.
 export const SHAPES = {
@@ -32,18 +33,23 @@ export function Shield({ ok, size = 16 }) {
 
 /** A name from a file: its own direction, never markup, shortened by style. The whole name is its title. */
 export function Name({ children, href = null, most = 200, class: kind = "" }) {
-  const text = String(children ?? "");
+  const text = visible(String(children ?? ""));
   const shown = shorten(text, most);
   const title = shown === text && text.length < 24 ? undefined : text;
   if (href === null) return html`<bdi class="name ${kind}" title=${title}>${shown}</bdi>`;
   return html`<a class="name ${kind}" href=${href} title=${title}><bdi>${shown}</bdi></a>`;
 }
 
-/** A moment: how long ago, with the exact time on hover and focus. In a table it takes no focus of its own. */
+/**
+ * A moment: how long ago, with the exact time on hover and focus. In a list or a table (`focus` false) it takes no focus
+ * of its own: there the exact time shows when its line has the focus.
+ */
 export function Time({ at, focus = true, now }) {
   const clock = useClock();
   if (typeof at !== "number") return html`<span class="dim">—</span>`;
-  return html`<time class="tip" datetime=${iso(at)} data-tip=${exact(at)} title=${focus ? undefined : exact(at)} tabindex=${focus ? 0 : undefined} aria-label=${focus ? `${ago(at, now ?? clock)}, ${exact(at)}` : undefined}>${ago(at, now ?? clock)}</time>`;
+  const words = ago(at, now ?? clock);
+  if (focus) return html`<time class="tip" datetime=${iso(at)} data-tip=${exact(at)} tabindex="0">${words}<span class="unseen">, ${exact(at)}</span></time>`;
+  return html`<time class="in-line" datetime=${iso(at)} title=${exact(at)}><span>${words}</span><span>${exact(at)}</span></time>`;
 }
 
 export const Bytes = ({ value }) => html`<span class="number" title=${typeof value === "number" ? `${value.toLocaleString("en")} bytes` : undefined}>${bytes(value)}</span>`;
@@ -68,7 +74,7 @@ export function Waiting({ doc, what }) {
 /** That what is shown is old, and since when. */
 export function Stale({ doc }) {
   if (!doc.failure || !doc.data) return null;
-  return html`<${Sentence} kind="suspect" hint=${doc.failure.hint}>As of ${exact(doc.data.as_of)}: ${doc.failure.message}<//>`;
+  return html`<${Sentence} kind="suspect" hint=${doc.failure.hint}>${typeof doc.data.as_of === "number" ? `As of ${exact(doc.data.as_of)}. ` : ""}${doc.failure.message}<//>`;
 }
 
 /** One fact with its label, for a list of facts: <dl class="facts">. */

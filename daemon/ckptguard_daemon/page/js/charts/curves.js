@@ -1,5 +1,5 @@
 // Loss, gradient norm, loss scale and learning rate over steps, beside the timeline and in its window.
-import { useEffect, useMemo, useRef, useState } from "preact/hooks";
+import { useEffect, useLayoutEffect, useMemo, useRef, useState } from "preact/hooks";
 import uPlot from "uplot";
 import { html } from "../html.js";
 import { count, isFinite, number } from "../format.js";
@@ -86,10 +86,10 @@ function options({ curve, found, width, view, colours, log, behind, last }) {
     height: curve.height + (last ? 26 : 0),
     padding: [10, RIGHT, last ? 0 : 6, 0],
     legend: { show: false },
-    scales: { x: { time: false, range: () => [view.min, view.max] }, y: log && found.positive ? { distr: 3 } : {} },
+    scales: { x: { time: false, range: () => [view.min, view.max] }, y: log ? { distr: 3 } : {} },
     axes: [
       { ...axis, show: true, size: last ? 26 : 0, values: (_, steps) => steps.map((step) => (last ? count(step) : "")), space: 90 },
-      { ...axis, size: LEFT, ...(log && found.positive ? { splits: powers, filter: (_, splits) => splits } : {}), values: (_, values) => values.map((value) => (value === null ? "" : number(value, 3))) },
+      { ...axis, size: LEFT, ...(log ? { splits: powers, filter: (_, splits) => splits } : {}), values: (_, values) => values.map((value) => (value === null ? "" : number(value, 3))) },
     ],
     series: [{}, line, ...found.data.slice(2).map(() => ({ ...line, width: 1, alpha: 0.45, dash: [3, 3] }))],
     cursor: {
@@ -128,7 +128,7 @@ function Curve({ curve, found, view, incidents, skipped, log, last, tools }) {
   const width = useWidth(frame);
   const behind = useRef({});
   behind.current = { incidents, skipped, edges: found.edges };
-  useEffect(() => {
+  useLayoutEffect(() => {
     if (!width) return undefined;
     const tokens = ["ink-3", "line", "shade", "bad", "bad-soft", curve.colour];
     const colours = Object.fromEntries(tokens.map((token) => [token, colour(token)]));
@@ -178,8 +178,11 @@ export function Curves({ doc, view, incidents, tools = () => null }) {
   if (!curves.length) return html`<p class="empty">There are no samples of this run yet. A guard in its training writes them, or a trainer's own log.</p>`;
   const scale = html`<${Choices} label="Scale of the loss" options=${[[false, "linear"], [true, "log"]]} value=${log} onChoose=${setLog} />`;
   return html`<div class="curves">
-    ${curves.map(({ curve, found }, i) => html`<${Curve} key=${curve.key} curve=${curve} found=${found} view=${view} incidents=${incidents} skipped=${doc.skipped ?? NONE}
-      log=${curve.log || (curve.key === "loss" && log)} last=${i === curves.length - 1} tools=${html`${curve.key === "loss" && found.positive && scale}${tools(curve, found)}`} />`)}
+    ${curves.map(({ curve, found }, i) => {
+      const drawnLog = found.positive && (curve.log || (curve.key === "loss" && log));
+      return html`<${Curve} key=${curve.key} curve=${curve} found=${found} view=${view} incidents=${incidents} skipped=${doc.skipped ?? NONE}
+        log=${drawnLog} last=${i === curves.length - 1} tools=${html`${tools(curve, found)}${curve.key === "loss" && found.positive && scale}`} />`;
+    })}
     ${doc.source && html`<p class="dim small source">From ${doc.source}.</p>`}
     <${Values} doc=${doc} curves=${curves} />
   </div>`;

@@ -1,17 +1,19 @@
 // The timeline of a run's checkpoints by step, for pointer, finger and keyboard.
 import { useEffect, useLayoutEffect, useMemo, useRef, useState } from "preact/hooks";
 import { html } from "../html.js";
-import { ago, bytes, count } from "../format.js";
-import { clock } from "../documents.js";
+import { ago, bytes, count, shorten } from "../format.js";
+import { clock } from "../api.js";
 import { to } from "../router.js";
 import { colour, useColours } from "../theme.js";
-import { Outcome } from "../widgets.js";
+import { OUTCOMES, Outcome } from "../widgets.js";
 import { draw, layout, markAt, placeOfMark, stepAt, xOf } from "./timeline_draw.js";
-import { inWords, markInWords, pins } from "./timeline_model.js";
+import { inWords, markInWords } from "./timeline_model.js";
 import { useView } from "./view.js";
 
 const TOKENS = ["good", "bad", "suspect", "incomplete", "pending", "accent", "ink", "ink-2", "ink-3", "line", "line-strong", "card", "shade", "bad-soft"];
 const HELP = "Left and right: another checkpoint. N: the next that is not good. Enter: open it. Plus and minus: zoom. Shift with left and right: move. 0: everything.";
+
+const keyOf = ({ generation }) => generation.name ?? generation.path;
 
 /** The width of an element, as it changes. */
 export function useWidth(element) {
@@ -85,8 +87,9 @@ function Tip({ mark, scene, box }) {
   const style = { top: `${y + 16}px`, [right ? "right" : "left"]: `${Math.max(4, right ? scene.width - x - 20 : x - 20)}px` };
   return html`<div class="chart-tip card" style=${style} ref=${box}>
     <p><${Outcome} outcome=${generation.outcome} /> <bdi class="name">${generation.path ?? generation.name}</bdi></p>
-    <p class="dim">step ${count(generation.step)} · ${bytes(generation.bytes)} · saved ${ago(generation.saved_at, clock())}</p>
-    <p class="dim">${[place === "quarantine" ? "in quarantine" : place === "trash" ? "in the trash" : place, generation.kept && `kept (${generation.kept})`, generation.replicated && `${generation.replicated} replica${generation.replicated > 1 ? "s" : ""}`, pins(generation).length && `pinned: ${pins(generation)[0]}`].filter(Boolean).join(" · ")}</p>
+    <p class="dim">step ${count(generation.step)} · ${generation.waiting ? "waits for its verdict" : `${bytes(generation.bytes)} · saved ${ago(generation.saved_at, clock())}`}</p>
+    ${generation.reason && html`<p class="tip-reason"><bdi>${shorten(generation.reason, 160)}</bdi></p>`}
+    <p class="dim">${[place === "quarantine" ? "in quarantine" : place === "trash" ? "in the trash" : place, generation.kept && `kept (${generation.kept})`, generation.replicated && `${generation.replicated} replica${generation.replicated > 1 ? "s" : ""}`, generation.pinned && "pinned", generation.waiting].filter(Boolean).join(" · ")}</p>
   </div>`;
 }
 
@@ -101,7 +104,7 @@ export function Timeline({ run, model, view, skipped }) {
   const [chosenName, setChosen] = useState(null);
   const colours = useMemo(() => Object.fromEntries(TOKENS.map((token) => [token, colour(token)])), [version]);
   const places = useMemo(() => layout(model), [model]);
-  const chosen = model.marks.find((mark) => mark.generation.name === chosenName) ?? null;
+  const chosen = model.marks.find((mark) => keyOf(mark) === chosenName) ?? null;
   const scene = { model, places, view, width, colours, skipped, chosen };
   useLayoutEffect(() => {
     if (!width) return;
@@ -116,7 +119,7 @@ export function Timeline({ run, model, view, skipped }) {
     ctx.setTransform(scale, 0, 0, scale, 0, 0);
     draw(ctx, scene);
   }, [model, colours, width, view.min, view.max, skipped, chosen]);
-  const open = (mark) => (location.hash = to.checkpoint(run, mark.generation.name));
+  const open = (mark) => mark.generation.name && (location.hash = to.checkpoint(run, mark.generation.name));
   usePointer(frame, view, scene, {
     onPoint: (x, y) => {
       view.point(x === null ? null : stepAt(x, view, width));
@@ -129,7 +132,7 @@ export function Timeline({ run, model, view, skipped }) {
   });
   const choose = (mark) => {
     if (!mark) return;
-    setChosen(mark.generation.name);
+    setChosen(keyOf(mark));
     view.show(mark.step);
   };
   const keys = (event) => {
@@ -166,20 +169,22 @@ export function Timeline({ run, model, view, skipped }) {
 }
 
 const LEGEND = [
-  ["kept", "kept copy"],
-  ["replica", "in a replica"],
-  ["pin", "pinned"],
-  ["quarantine", "in quarantine"],
-  ["gone", "pruned or gone"],
-  ["skipped", "skipped batches"],
-  ["onset", "onset to incident"],
-  ["back", "rollback"],
+  ["best", "known-good", ({ best }) => best !== null],
+  ["kept", "kept copy", ({ lanes }) => lanes.some((lane) => lane.kept)],
+  ["replica", "in a replica", ({ lanes }) => lanes.some((lane) => lane.replicated)],
+  ["pin", "pinned", ({ marks }) => marks.some(({ generation }) => generation.pinned)],
+  ["quarantine", "in quarantine", ({ marks }) => marks.some(({ place }) => place === "quarantine")],
+  ["gone", "pruned or gone", ({ marks }) => marks.some(({ place }) => place !== "quarantine" && place !== "in place")],
+  ["skipped", "skipped batches", (_, skipped) => skipped.length > 0],
+  ["onset", "onset to incident", ({ incidents }) => incidents.some(({ onset, step }) => onset !== null && onset < step)],
+  ["back", "rollback", ({ incidents }) => incidents.some(({ went_back_to }) => went_back_to !== null)],
 ];
 
-/** What the marks mean. */
-export function Legend({ outcomes }) {
+/** What the marks mean, as far as there are such. */
+export function Legend({ model, skipped }) {
+  const outcomes = OUTCOMES.filter((outcome) => model.marks.some(({ generation }) => generation.outcome === outcome));
   return html`<ul class="legend" aria-label="What the marks mean">
     ${outcomes.map((outcome) => html`<li key=${outcome}><${Outcome} outcome=${outcome} /></li>`)}
-    ${LEGEND.map(([key, text]) => html`<li key=${key}><span class="swatch ${key}" aria-hidden="true"></span>${text}</li>`)}
+    ${LEGEND.filter(([, , there]) => there(model, skipped)).map(([key, text]) => html`<li key=${key}><span class="swatch ${key}" aria-hidden="true"></span>${text}</li>`)}
   </ul>`;
 }

@@ -100,7 +100,7 @@ function drawLane(ctx, lane, at, { view, width, colours, several }) {
     const { places, seen } = batches.get(key);
     // Of marks that would lie on one pixel, one is enough, unless it has something of its own to show.
     const pixel = Math.round(x) * 4 + mark.row;
-    if (seen.has(pixel) && !pinned(generation)) continue;
+    if (seen.has(pixel) && !generation.pinned) continue;
     seen.add(pixel);
     places.push([x, at.marks + mark.row * ROW, mark]);
   }
@@ -127,8 +127,6 @@ function drawLane(ctx, lane, at, { view, width, colours, several }) {
   if (at.replicas !== null) for (const x of replicas) ctx.fillRect(x - 1.5, at.replicas - 1.5, 3, 3);
 }
 
-const pinned = (generation) => generation.pinned === true || generation.pinned?.length > 0;
-
 /** A frame around what is in quarantine; a pin above what is pinned. */
 function decorate(ctx, x, y, r, { generation, place }, colours) {
   if (place === "quarantine" && r > 3) {
@@ -136,7 +134,7 @@ function decorate(ctx, x, y, r, { generation, place }, colours) {
     ctx.lineWidth = 1.2;
     ctx.strokeRect(x - r - 2.5, y - r - 2.5, 2 * r + 5, 2 * r + 5);
   }
-  if (pinned(generation)) {
+  if (generation.pinned) {
     ctx.fillStyle = colours.accent;
     ctx.beginPath();
     polygon(ctx, x, y - r - 6, 4, [-1, -1, 1, -1, 0, 1]);
@@ -230,14 +228,22 @@ export function draw(ctx, scene) {
   }
   model.lanes.forEach((lane, i) => drawLane(ctx, lane, places.lanes[i], { ...scene, several: model.lanes.length > 1 }));
   for (const incident of model.incidents) drawArrow(ctx, incident, scene);
-  if (chosen !== null) {
-    const lane = model.lanes.indexOf(chosen.lane);
-    ctx.strokeStyle = colours.accent;
-    ctx.lineWidth = 2;
-    ctx.beginPath();
-    ctx.arc(xOf(chosen.step, view, width), places.lanes[lane].marks + chosen.row * ROW, 11, 0, 7);
-    ctx.stroke();
+  if (model.best !== null) {
+    const { x, y } = placeOfMark(model.best, scene);
+    if (x >= LEFT && x <= width - RIGHT) ring(ctx, x, y, 9, colours.good);
   }
+  if (chosen !== null) {
+    const { x, y } = placeOfMark(chosen, scene);
+    ring(ctx, x, y, 12, colours.accent);
+  }
+}
+
+function ring(ctx, x, y, r, colour) {
+  ctx.strokeStyle = colour;
+  ctx.lineWidth = 2;
+  ctx.beginPath();
+  ctx.arc(x, y, r, 0, 7);
+  ctx.stroke();
 }
 
 /** The mark nearest to a point, within a finger's reach; null if there is none. */

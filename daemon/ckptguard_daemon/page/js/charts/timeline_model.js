@@ -12,17 +12,27 @@ export function placeOf(generation) {
   return generation.kept ? "kept copy" : "gone";
 }
 
-const pins = (generation) => (Array.isArray(generation.pinned) ? generation.pinned : generation.pinned ? [String(generation.pinned)] : []);
-export { pins };
+/** How often the bytes of a step were saved anew, from 1; 0 for a save that waits. */
+export const again = (generation) => Number(generation.id?.split(".").at(-1)) || 0;
+
+/** The checkpoints that a run's document names, and the saves that wait for their first verdict. */
+export function everyCheckpoint(page) {
+  const waiting = (page.pending ?? []).map((save) => ({
+    name: null, path: save.path, series: save.series, step: save.step, outcome: "pending", in_place: true, waiting: save.reason,
+    kept: "", aside: "", replicated: 0, pinned: false, bytes: null, saved_at: null, id: null,
+  }));
+  return [...page.generations, ...waiting];
+}
 
 /**
- * Return {lanes, marks, steps: [first, last] or null, without}: a lane for each series, and in it a mark for each
- * checkpoint that has a step. The heaviest outcome is drawn last. `without`: how many have no step.
+ * Return {lanes, marks, steps: [first, last] or null, without, best}: a lane for each series, and in it a mark for each
+ * checkpoint that has a step. The heaviest outcome is drawn last. `without`: how many have no step. `best`: the
+ * known-good one.
  */
 export function timelineModel(page) {
   const lanes = new Map();
   let without = 0;
-  for (const generation of page.generations) {
+  for (const generation of everyCheckpoint(page)) {
     if (!isFinite(generation.step)) {
       without += 1;
       continue;
@@ -31,7 +41,7 @@ export function timelineModel(page) {
     lanes.get(generation.series).marks.push({ generation, step: generation.step, row: 0, place: placeOf(generation) });
   }
   for (const lane of lanes.values()) {
-    lane.marks.sort((a, b) => a.step - b.step || (a.generation.generation ?? 0) - (b.generation.generation ?? 0));
+    lane.marks.sort((a, b) => a.step - b.step || again(a.generation) - again(b.generation));
     lane.marks.forEach((mark, i) => {
       const before = lane.marks[i - 1];
       if (before?.step === mark.step) mark.row = Math.min(before.row + 1, MOST_ROWS - 1);
@@ -51,7 +61,8 @@ export function timelineModel(page) {
   ];
   const first = steps.reduce((a, b) => Math.min(a, b), Infinity);
   const last = steps.reduce((a, b) => Math.max(a, b), -Infinity);
-  return { lanes: [...lanes.values()], marks, incidents, without, steps: steps.length ? [first, last] : null };
+  const good = marks.filter(({ step, generation }) => step === page.run.known_good_step && generation.good);
+  return { lanes: [...lanes.values()], marks, incidents, without, best: good.at(-1) ?? null, steps: steps.length ? [first, last] : null };
 }
 
 /** The whole timeline in a sentence or two, for who does not see it. */
@@ -69,5 +80,5 @@ export function inWords(model) {
 export function markInWords({ generation, place }) {
   const kept = generation.kept ? `, kept as a ${generation.kept === "link" ? "hard link" : generation.kept}` : "";
   const replicas = generation.replicated ? `, in ${many(generation.replicated, "replica")}` : "";
-  return `Step ${count(generation.step)}: ${generation.outcome}, ${place === "quarantine" ? "in quarantine" : place === "trash" ? "in the trash" : place}${kept}${replicas}${pins(generation).length ? ", pinned" : ""}`;
+  return `Step ${count(generation.step)}: ${generation.outcome}, ${place === "quarantine" ? "in quarantine" : place === "trash" ? "in the trash" : place}${kept}${replicas}${generation.pinned ? ", pinned" : ""}${generation.waiting ? `, ${generation.waiting}` : ""}`;
 }

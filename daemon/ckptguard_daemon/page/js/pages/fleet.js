@@ -2,8 +2,9 @@
 import { useEffect, useMemo, useState } from "preact/hooks";
 import { html } from "../html.js";
 import { useClock } from "../documents.js";
-import { ago, bytes, count, duration, isFinite, many } from "../format.js";
-import { LATE, judge, stale, staleness } from "../fleet_facts.js";
+import { Take } from "../export/take.js";
+import { ago, bytes, count, isFinite, many } from "../format.js";
+import { LATE, judge, stale, staleness, stalenessInWords } from "../fleet_facts.js";
 import { useFleet } from "../fleet_feed.js";
 import { setQuery, to } from "../router.js";
 import { Table } from "../table.js";
@@ -28,7 +29,7 @@ function KnownGood({ run, now }) {
   if (run.known_good_step === null && run.known_good_at === null) return html`<span class="dim">none yet</span>`;
   const ratio = staleness(run, now);
   const late = stale(run, now);
-  const words = isFinite(ratio) ? `${ratio < 10 ? ratio.toFixed(1) : Math.round(ratio)} × its interval of ${duration(run.save_interval)}` : "its save interval is not known yet";
+  const words = stalenessInWords(run, now) ?? "its save interval is not known yet";
   return html`<span class="lines">
     <span>${run.known_good_step === null ? "" : `step ${count(run.known_good_step)}, `}<${Time} at=${run.known_good_at} focus=${false} now=${now} /></span>
     <span class="meter ${late ? "late" : ""}">${isFinite(ratio) && html`<svg viewBox="0 0 48 6" width="48" height="6" aria-hidden="true">
@@ -110,6 +111,7 @@ export default function Fleet({ query }) {
       <div class="choices" role="group" aria-label="Which runs">${FILTERS.map(
         ([key, text], i) => html`<button type="button" key=${key} aria-pressed=${String(key === filter)} onClick=${() => setFilter(key)}>${text} <span class="tally">${count(tallies[i])}</span></button>`,
       )}</div>
+      <span class="grow"></span><${Take} name="fleet" what="the fleet" columns=${all} rows=${rows} />
     </div>
     <p class="unseen" role="status">${many(rows.length, "run")} shown</p>
     <${Table} caption="Runs" columns=${all} rows=${rows} rowKey=${(run) => run.id} rowClass=${(run) => (run.judged.weight > 2 ? "needs" : "")}

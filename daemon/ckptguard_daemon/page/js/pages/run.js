@@ -12,7 +12,7 @@ import { curveTools } from "../export/curve_take.js";
 import { many } from "../format.js";
 import { RunHead } from "../run_head.js";
 import { Checkpoints, Events, Incidents, Status } from "../run_parts.js";
-import { OUTCOMES, Section, Sentence, Stale, Waiting } from "../widgets.js";
+import { Section, Sentence, Stale, Waiting } from "../widgets.js";
 
 const NONE = [];
 
@@ -28,8 +28,8 @@ const marksOf = ({ incidents }) => incidents.filter(({ onset }) => typeof onset 
 
 function Zoom({ view }) {
   return html`<div class="zoom" role="group" aria-label="Zoom">
-    <button type="button" class="icon" aria-label="Zoom out" title="Zoom out" onClick=${() => view.zoom(2)}>−</button>
-    <button type="button" class="icon" aria-label="Zoom in" title="Zoom in" onClick=${() => view.zoom(0.5)}>+</button>
+    <button type="button" class="icon" aria-label="Zoom out" title="Zoom out" onClick=${() => view.zoom(2)}><svg viewBox="0 0 24 24" class="line" aria-hidden="true"><path d="M6 12h12" /></svg></button>
+    <button type="button" class="icon" aria-label="Zoom in" title="Zoom in" onClick=${() => view.zoom(0.5)}><svg viewBox="0 0 24 24" class="line" aria-hidden="true"><path d="M6 12h12M12 6v12" /></svg></button>
     <button type="button" class="quiet" onClick=${() => view.fit()}>Show all</button>
   </div>`;
 }
@@ -39,11 +39,11 @@ function Charts({ run, page, curves }) {
   const model = useMemo(() => timelineModel(page), [page]);
   const [first, last] = useMemo(() => domainOf(model, curves.data), [model, curves.data]);
   useMemo(() => view.setDomain(first, last), [first, last]);
-  const outcomes = OUTCOMES.filter((outcome) => model.marks.some(({ generation }) => generation.outcome === outcome));
+  const skipped = curves.data?.skipped ?? NONE;
   return html`<${Section} title="Timeline" id="timeline" tools=${html`<${Zoom} view=${view} />`}>
     <div class="card charts">
       ${model.marks.length || model.incidents.length
-        ? html`<${Timeline} run=${run} model=${model} view=${view} skipped=${curves.data?.skipped ?? NONE} /><${Legend} outcomes=${outcomes} />`
+        ? html`<${Timeline} run=${run} model=${model} view=${view} skipped=${skipped} /><${Legend} model=${model} skipped=${skipped} />`
         : html`<p class="empty">There is no checkpoint with a step yet.</p>`}
       ${model.without > 0 && html`<p class="dim small source">${many(model.without, "checkpoint has no step", "checkpoints have no step")}. The table below lists all.</p>`}
       ${curves.data ? html`<${Curves} doc=${curves.data} view=${view} incidents=${page.incidents} tools=${curveTools(page.run.name, curves.data, marksOf(page))} />` : curves.failure && html`<${Sentence} kind="suspect" hint=${curves.failure.hint}>The curves could not be read. ${curves.failure.message}<//>`}
@@ -55,9 +55,10 @@ export default function Run({ run, me }) {
   const mine = (event) => event.run === run;
   const doc = useDocument(url`v1/runs/${run}/page`, mine);
   const curves = useDocument(url`v1/runs/${run}/curves`, mine);
-  const tools = html`<${Actions} me=${me} run=${run} runName=${doc.data?.run.name} verbs=${["verify", "rollback"]} onDone=${doc.reload} />`;
+  const tools = doc.data && html`<${Actions} me=${me} run=${run} runName=${doc.data?.run.name} verbs=${["verify", "rollback"]} onDone=${doc.reload} />`;
   return html`<${RunHead} run=${run} doc=${doc} tab="run" tools=${tools} />
     <${Waiting} doc=${doc} what="the run" /><${Stale} doc=${doc} />
+    ${doc.data?.noted === false && html`<${Sentence} kind="suspect" hint="It does so soon.">The daemon has not looked through this run yet.<//>`}
     ${doc.data && html`<${Status} page=${doc.data} />
       <${Charts} run=${run} page=${doc.data} curves=${curves} />
       <div class="two">

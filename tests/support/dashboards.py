@@ -100,7 +100,8 @@ class Dashboard:
     def is_noted(self, url: str) -> bool:
         """Make a pass; whether the catalogue then holds the run."""
         self.make_passes()
-        return self.catalogue is not None and bool(self.catalogue.digest(run_id_of(url)))
+        noted = self.ask("page", run=url)["noted"]  # a catalogue that is asked notices that it was deleted
+        return bool(noted) and self.feed.holds(run_id_of(url)) and self.feed.has_catalogue
 
     def get(self, path: str, **headers: str) -> tuple[int, dict[str, str], bytes]:
         """The status, the headers and the body of one answer."""

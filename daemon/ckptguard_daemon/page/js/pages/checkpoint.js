@@ -98,6 +98,7 @@ export default function Checkpoint({ run, name, me }) {
     doc.reload();
     page.reload();
   };
+  const isOld = found && generation?.judged_at > Math.max(0, ...found.verdicts.map(({ at }) => seconds(at) ?? 0)) + 1;
   const verbs = ["verify", generation?.pinned ? "unpin" : "pin", ...(found?.outcome === "suspect" ? ["clear"] : []), ...(found?.outcome === "bad" ? ["accept", "repair"] : []), ...(found?.outcome === "good" ? ["rollback"] : [])];
   const tools = html`${earlier && html`<a class="button" href=${to.diff(run, earlier.name, name)}>Compare with ${stepText(earlier.step)}</a>`}
     <a class="button" href=${to.shards(run, name)}>Shards</a>
@@ -106,6 +107,7 @@ export default function Checkpoint({ run, name, me }) {
   const title = path === "." ? (page.data?.run?.name ?? path) : (path ?? name);
   return html`<${RunHead} run=${run} doc=${page} title=${title} tools=${tools} />
     <${Waiting} doc=${doc} what="the checkpoint" /><${Stale} doc=${doc} />
+    ${isOld && html`<${Sentence} action=${html`<button type="button" onClick=${doc.reload}>Look again</button>`}>There is a newer verdict on it.<//>`}
     ${found && html`
       <${Sentence} kind=${KIND[found.outcome] ?? "note"}><${Outcome} outcome=${found.outcome} bare /> <bdi>${found.sentence}</bdi><//>
       <dl class="facts card padded">

@@ -30,7 +30,7 @@ from ckptguard.replicas.replicate import Replica, replica_urls, replicate
 from ckptguard.reporting.incidents_of_saves import IncidentsOfSaves
 from ckptguard.reporting.open_and_close import close_incidents_about
 from ckptguard.retention.pin import lasts_until, pin, pinned_id, pins_on, release
-from ckptguard.retention.prune import Pruned, prune
+from ckptguard.retention.prune import Pruned, Remembered, prune
 from ckptguard.runs.run_view import RunView, select_checkpoint
 from ckptguard.runs.target import Target
 from ckptguard.values.ids import CheckpointId, escape, id_from_record
@@ -186,20 +186,27 @@ def prune_plan(done: Pruned) -> Plan:
     )
 
 
-def dry_prune(view: RunView, rules: Rules) -> Pruned:
+def dry_prune(view: RunView, rules: Rules, remembered: Remembered) -> Pruned:
     """Return what these rules would remove. Nothing is changed."""
     settings = rules.settings(view.settings)
-    return prune(view, settings.retention(), grace=parse_span(settings.trash_grace), dry_run=True)
+    grace = parse_span(settings.trash_grace)
+    return prune(view, settings.retention(), grace=grace, dry_run=True, remembered=remembered)
 
 
 def _plan_prune(asked: Asked) -> Plan:
-    return prune_plan(dry_prune(asked.view, asked.arguments))
+    return prune_plan(dry_prune(asked.view, asked.arguments, asked.remembered))
 
 
 def _prune(asked: Asked, agree: Agree) -> Done:
     settings = asked.arguments.settings(asked.settings)
     grace = parse_span(settings.trash_grace)
-    done = prune(asked.view, settings.retention(), grace=grace, agree=lambda planned: agree(prune_plan(planned)))
+    done = prune(
+        asked.view,
+        settings.retention(),
+        grace=grace,
+        remembered=asked.remembered,
+        agree=lambda planned: agree(prune_plan(planned)),
+    )
     return Done(
         lines=(*_texts(prune_lines(done)), *(f"error: {escape(sentence)}" for sentence in done.could_not_tell)),
         well=not done.could_not_tell,

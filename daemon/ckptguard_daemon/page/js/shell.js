@@ -1,6 +1,7 @@
 // What is around every page: the header, the way to other pages, signing in, and the page of the address.
 import { useEffect, useErrorBoundary, useRef, useState } from "preact/hooks";
 import { html } from "./html.js";
+import { ActionHost } from "./actions.js";
 import { ask } from "./api.js";
 import { start, useConnection } from "./live.js";
 import { forgetAll, useDocument } from "./documents.js";
@@ -121,7 +122,7 @@ export function Shell() {
       ${!signedOut && html`<${Connection} /><${Account} me=${me.data} onSignOut=${() => dispatchEvent(new Event("ckptguard:signed-out"))} />`}
       <${ThemeSwitch} />
     </header>
-    ${signedOut ? html`<${SignIn} onDone=${signIn} />` : html`<main id="main" class=${`page-${route.page}`}><${Page} key=${route.key} route=${route} me=${me.data} /></main>`}
+    ${signedOut ? html`<${SignIn} onDone=${signIn} />` : html`<main id="main" class=${`page-${route.page}`}><${Page} key=${route.key} route=${route} me=${me.data} /></main><${ActionHost} />`}
     <footer class="bottom">ckptguard ${me.data?.version ?? ""}</footer>`;
 }
 

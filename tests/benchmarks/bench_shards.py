@@ -4,7 +4,8 @@
 
 It writes a checkpoint of safetensors shards with an index, as transformers does. It verifies it with
 `ckptguard verify`, and with `ckptguard fleet verify --engine dask://...` on a local cluster. It prints which worker
-scanned which shard, compares the manifests and the verdicts, and prints both times. The docs quote these figures.
+scanned which shard, compares the manifests and the verdicts, and prints what each took. On one
+machine the workers share its processors, so they gain nothing there: several machines do.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -57,6 +59,12 @@ def write(run: Path, shards: int, megabytes: int) -> None:
                 file.write(numbers.standard_normal(size, dtype=np.float32).tobytes())
     index = {"metadata": {"total_size": shards * _LAYERS * size * 4}, "weight_map": places}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+def processor_seconds() -> float:
+    """What processes that have ended took of the processors."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def verified(run: Path, *words: str) -> tuple[float, Manifest, Verdict]:
@@ -114,15 +122,21 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as place:
         folder, fleet = Path(place), Path(place, "fleet")
         write(fleet / "run", options.shards, options.megabytes)
+        used = [processor_seconds()]
         one, manifest, verdict = verified(fleet / "run", "verify", str(fleet / "run"), "--workers", "1")
+        used.append(processor_seconds())
         own, same, again = verified(fleet / "run", "verify", str(fleet / "run"))
+        used.append(processor_seconds())
         many, joined, found = on_dask(fleet, options.workers, folder)
+        used.append(processor_seconds())
     assert manifest.files == same.files == joined.files
     assert (verdict.outcome, verdict.findings) == (again.outcome, again.findings) == (found.outcome, found.findings)
     assert (verdict.facts, verdict.digests) == (found.facts, found.digests)
     gigabytes = options.shards * options.megabytes / 1024
     print(f"{options.shards} shards, {gigabytes:g} GiB; the manifests and the verdicts are equal ({found.outcome})")
-    print(f"verify with 1 worker: {one:.1f} s; verify: {own:.1f} s; {options.workers} Dask workers: {many:.1f} s")
+    names = ("verify with 1 worker", "verify", f"{options.workers} Dask workers")
+    for name, wall, before, after in zip(names, (one, own, many), used, used[1:], strict=False):
+        print(f"{name}: {wall:.1f} s, {after - before:.1f} s of the processors")
 
 
 if __name__ == "__main__":

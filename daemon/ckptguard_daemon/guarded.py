@@ -290,7 +290,7 @@ class WatchedRun:
     def _note(self, view: RunView, *, wrote: bool, troubled: bool = False) -> None:
         """Note in the catalogue what this pass saw."""
         if self._feed is not None:
-            notes, every = self._notes, self.scrub and self.scrub.every
+            notes, every = self._notes, None if self.scrub is None else self.scrub.every
             seen = Passed(notes=notes, replicas=self.replicas, wrote=wrote, troubled=troubled, scrub_interval=every)
             self._feed.note(view, seen)
 

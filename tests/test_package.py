@@ -25,6 +25,9 @@ DATA = {
     "ckptguard_daemon/deploy/Containerfile",
     "ckptguard_daemon/deploy/ckptguard-daemon.service",
     "ckptguard_daemon/deploy/ckptguard.toml",
+    "ckptguard_daemon/page/index.html",
+    "ckptguard_daemon/page/login.js",
+    "ckptguard_daemon/page/vendor/vendored.json",
 }
 
 

@@ -188,6 +188,8 @@ def serve(
         passed.set()
         for server in servers:
             server.close()
+        if front is not None:
+            front.close()
         watcher.close()
         deadline = time.monotonic() + _LANES_STOP_SECONDS
         for lanes in everywhere:

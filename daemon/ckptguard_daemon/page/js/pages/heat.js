@@ -3,7 +3,7 @@ import { useMemo, useState } from "preact/hooks";
 import { html } from "../html.js";
 import { url } from "../api.js";
 import { HeatMap, Legend } from "../charts/heat_map.js";
-import { cellKey, chosenTensors, heatModel, inOrder } from "../charts/heat_model.js";
+import { chosenTensors, heatModel, inOrder } from "../charts/heat_model.js";
 import { heatPicture } from "../export/pictures.js";
 import { useDocument } from "../documents.js";
 import { count, many, number } from "../format.js";
@@ -22,7 +22,7 @@ const MOST = 60; // checkpoints in one window
 /** The words for one cell. */
 function cellWords(heat, model, tensor, column) {
   const [value, before] = [heat.largest[tensor][column], heat.largest[tensor][column - 1]];
-  const sick = model.notes.get(cellKey(tensor, column));
+  const sick = model.noted(tensor, column);
   const parts = [];
   if (sick) parts.push(sick);
   if (typeof value === "number") {
@@ -86,7 +86,7 @@ function Map({ heat, run, runName, choice, choose }) {
     <p class="filters"><span class="dim">${many(rows.length, "tensor")}, ${many(heat.checkpoints.length, "checkpoint")}${heat.tensors_omitted > 0 && `; ${many(heat.tensors_omitted, "tensor is", "tensors are")} left out`}${heat.more?.between > 0 && `; ${many(heat.more.between, "checkpoint lies", "checkpoints lie")} between them`}</span>
       <span class="grow"></span><${Take} name=${`${runName}-heat`} what="the map" columns=${mapColumns(heat)} rows=${rows} picture=${picture} /></p>
     ${heat.bad.length > 0 && html`<${Section} title="What is bad" id="bad" tools=${html`<${Take} name=${`${runName}-bad-tensors`} what="what is bad" columns=${columns} rows=${heat.bad} />`}>
-      <${Table} caption="Tensors that are bad" columns=${columns} rows=${heat.bad} rowKey=${([tensor, column]) => cellKey(tensor, column)} height=${38} narrowHeight=${72} /><//>`}`;
+      <${Table} caption="Tensors that are bad" columns=${columns} rows=${heat.bad} rowKey=${([tensor, column]) => `${tensor} ${column}`} height=${38} narrowHeight=${72} /><//>`}`;
 }
 
 export default function Heat({ run, query }) {

@@ -35,7 +35,7 @@ from ckptguard.runs.work import Work
 from ckptguard.values.record_text import what_is_wrong
 from ckptguard_daemon.dashboard.asked import Asked, Asking, Plan, Rules
 from ckptguard_daemon.dashboard.reading import Clicks, Reads
-from ckptguard_daemon.dashboard.verbs import VERBS, dry_prune, prune_plan
+from ckptguard_daemon.dashboard.verbs import VERBS, dry_prune, prune_plan, prune_words
 from ckptguard_daemon.guarded import WatchedRun
 from ckptguard_daemon.http.replies import number, read_body, reply
 from ckptguard_daemon.http.routes import Caller, Role, Route, Served, caller_of
@@ -84,9 +84,8 @@ class Actions:
 
         def preview(_: Reads) -> Response:
             done = dry_prune(guarded.look(), rules, memory)
-            plan = prune_plan(done)
             found = document("retention", run=guarded.run_id, target=guarded.url, **fields(done))
-            return reply({**found, "plan": plan.lines, "costs": plan.costs})
+            return reply({**found, "plan": prune_words(done), "costs": prune_plan(done).costs})
 
         return await self._clicks.do(preview)
 

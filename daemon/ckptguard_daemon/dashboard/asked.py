@@ -11,6 +11,8 @@ import msgspec
 from ckptguard.retention.prune import Remembered
 from ckptguard.runs.run_view import RunView
 from ckptguard.runs.work import Work
+from ckptguard.storage.redaction import redacted
+from ckptguard.values.ids import escape
 from ckptguard.values.settings import Settings, with_table
 from ckptguard_daemon.guarded import WatchedRun
 
@@ -51,9 +53,8 @@ class Asked:
 
     @property
     def reason(self) -> str:
-        """Why."""
-        reason: str = self.arguments.reason
-        return reason
+        """Why, as records may have it."""
+        return escape(redacted(self.arguments.reason))
 
     @property
     def settings(self) -> Settings:

@@ -165,16 +165,20 @@ def _accept(asked: Asked, agree: Agree) -> Done:
 # prune
 
 
+def prune_words(done: Pruned) -> tuple[str, ...]:
+    """Return what a dry run of retention found, without its checkpoints."""
+    unknown = unknown_metrics([d.checkpoint for d in done.decisions], done.policy)
+    return (
+        *(["no rule was given: nothing is removed"] if done.policy.asks_nothing else []),
+        *_texts(prune_lines(done)),
+        *(f'warning: no good checkpoint has the metric "{escape(name)}": it keeps none' for name in unknown),
+    )
+
+
 def prune_plan(done: Pruned) -> Plan:
     """Return the plan that a dry run of retention found."""
-    unknown = unknown_metrics([d.checkpoint for d in done.decisions], done.policy)
     return Plan(
-        lines=(
-            *(["no rule was given: nothing is removed"] if done.policy.asks_nothing else []),
-            *_rows(prune_table(done)),
-            *_texts(prune_lines(done)),
-            *(f'warning: no good checkpoint has the metric "{escape(name)}": it keeps none' for name in unknown),
-        ),
+        lines=(*_rows(prune_table(done)), *prune_words(done)),
         costs={
             "bytes_moved": sum(d.checkpoint.bytes for d in done.removed),
             "bytes_deleted": sum(mark.bytes for mark in done.emptied),

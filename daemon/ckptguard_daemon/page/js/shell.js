@@ -74,7 +74,7 @@ function Nowhere() {
 
 /** The page of an address; its code is loaded with its first use. */
 function Page({ route, me }) {
-  const [mistake] = useErrorBoundary((error) => console.error(error));
+  const [mistake] = useErrorBoundary((error) => reportError(error)); // it stays a failure for whoever looks at the console
   const [, draw] = useState(0);
   const [failure, setFailure] = useState(null);
   const load = PAGES[route.page];
@@ -96,7 +96,7 @@ function Page({ route, me }) {
   }, [route.key, Boolean(found)]);
   if (!load) return html`<${Nowhere} />`;
   if (mistake) return html`<${Sentence} kind="bad" hint="Reload the page. If it stays, report it with what the console says.">This page made a mistake, and shows nothing rather than something wrong.<//>`;
-  if (found) return html`<${found} key=${route.key} ...${route} me=${me} />`;
+  if (found) return html`<${found} ...${route} me=${me} />`;
   return failure ? html`<${Sentence} kind="bad">${failure}<//>` : html`<p class="waiting" role="status">Loading…</p>`;
 }
 

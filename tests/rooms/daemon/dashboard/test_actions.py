@@ -206,7 +206,8 @@ def test_the_preview_is_the_command_lines(asking: Asking) -> None:
     _, found = asking.ask("retention?keep_last=1", caller=READER)
     _, plan = asking.ask("actions/prune", {"keep_last": "1"})
     assert [one["path"] for one in found["removed"]] == ["model-1", "model-2"]
-    assert found["plan"] == plan["plan"]
+    assert found["plan"] == plan["plan"][-1:] == ["would move 2 to the trash (632 B)"]
+    assert found["costs"] == plan["costs"]
     assert found["dry_run"] is True
 
 

@@ -214,7 +214,8 @@ class WatchedRun:
             return False
         idle = self.state == "guarded" and self.passes and not self._asked and not self.last_pass.pending
         idle = idle and not self._records_changed and self._noted == self._beside() and not self._owes
-        if idle and self._notes.has_nothing_due(self.settings) and self.silence.rests(self.run_id):
+        held = self._feed is None or self._feed.holds(self.run_id)
+        if idle and held and self._notes.has_nothing_due(self.settings) and self.silence.rests(self.run_id):
             return True
         self.silence.settle(self.run_id)
         return False
@@ -289,10 +290,8 @@ class WatchedRun:
     def _note(self, view: RunView, *, wrote: bool, troubled: bool = False) -> None:
         """Note in the catalogue what this pass saw."""
         if self._feed is not None:
-            every = None if self.scrub is None else self.scrub.every
-            seen = Passed(
-                notes=self._notes, replicas=self.replicas, wrote=wrote, troubled=troubled, scrub_interval=every
-            )
+            notes, every = self._notes, None if self.scrub is None else self.scrub.every
+            seen = Passed(notes=notes, replicas=self.replicas, wrote=wrote, troubled=troubled, scrub_interval=every)
             self._feed.note(view, seen)
 
     def _note_early(self, view: RunView) -> None:
@@ -301,8 +300,7 @@ class WatchedRun:
         began = time.monotonic()
         if began >= self._note_again_at:
             self._note(view, wrote=True)
-            now = time.monotonic()
-            self._note_again_at = now + _NOTING_SHARE * (now - began)
+            self._note_again_at = time.monotonic() + _NOTING_SHARE * (time.monotonic() - began)
 
     def _read_again(self, view: RunView, path: str, work: Work) -> bool:
         """Verify one checkpoint again. False if it must make way for others."""
@@ -383,6 +381,8 @@ class WatchedRun:
 
     def _failed(self, state: str, error: CkptguardError, *, pause: float) -> None:
         self.state, self.trouble = state, error
+        if state == "waiting" and self._feed is not None:
+            self._feed.gone(self.run_id)
         self.run = None if state == "waiting" else self.run
         self._log_once(state, level="warning", kind=error.kind, reason=error.message)
         self.due = time.monotonic() + pause

@@ -60,7 +60,7 @@ class Front:
         if options.tokens is None and options.link is None:
             raise SettingsError("nobody could log in", hint="give --tokens FILE, or --link for a link that works once")
         url = None if options.url is None else _checked_url(options.url)
-        callers = Callers(options.tokens)
+        callers = Callers(options.tokens, options.link)
         self._socket = place.listen()
         port = self._socket.getsockname()[1]
         secure = self._tls is not None or (url or "").startswith("https:")

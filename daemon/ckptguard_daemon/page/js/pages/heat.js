@@ -71,7 +71,7 @@ function Map({ heat, run, runName, choice, choose }) {
   const roles = useMemo(() => [...new Set(heat.tensors.map((tensor) => tensor.role))], [heat]);
   const columns = useMemo(() => badColumns(heat, run), [heat, run]);
   const cell = wanted && wanted.row < rows.length && wanted.column < heat.checkpoints.length ? wanted : null;
-  const picture = () => heatPicture({ title: `${runName}: ${mode === "change" ? "change of the largest magnitude" : "largest magnitude"}`, heat, model, rows: rows.slice(cell && cell.row > 300 ? cell.row - 100 : 0), first: heat.first_bad });
+  const picture = () => heatPicture({ title: `${runName}: ${mode === "change" ? "change of the largest magnitude" : "largest magnitude"}`, heat, model, rows: rows.slice(cell && cell.row > 150 ? cell.row - 50 : 0), first: heat.first_bad });
   return html`<div class="filters">
       <${Choices} label="What the colours show" options=${MODES} value=${mode} onChoose=${(value) => choose({ mode: value })} />
       <${Choices} label="Height of a row" options=${SIZES} value=${size} onChoose=${(value) => choose({ size: value })} />

@@ -101,6 +101,10 @@ OPTIMIZER_STEP = "optimizer step"
 COUNTERS = ("global_step", "iter_num", "iteration", "num_updates", "step", OPTIMIZER_STEP, "epoch")
 NUMBER_IN_NAME = "number in its name"
 NAMED = ("step in its name", "epoch in its name", NUMBER_IN_NAME)
+# Words in names: of the save that a resume reads, and of those that it leaves alone.
+SAVED_LAST = ("last", "latest")
+SET_ASIDE = ("best", "final", "init")
+_WORDS = re.compile(rf"(?<![a-z])(?:{'|'.join((*SAVED_LAST, *SET_ASIDE))})(?![a-z])")
 
 
 class Standpoint(msgspec.Struct, frozen=True, kw_only=True):
@@ -116,19 +120,60 @@ class Standpoint(msgspec.Struct, frozen=True, kw_only=True):
 def choose_series(heads: Sequence[Standpoint]) -> tuple[int, str]:
     """Return the index of the series with the newest known-good checkpoint, and why; "" if there is only one.
 
-    Series with optimizer state come before series with weights alone. The finest counter that all of them have decides.
-    Without a common counter, or if it is equal, the series that was sealed last wins.
+    Series with optimizer state come before series with weights alone. The finest counter that all of them have decides,
+    then every other counter. Of equal ones the one comes first whose name a resume reads (see `_place_of_name`), then
+    the highest number in a name, then the shortest name. Only without a common counter does the time of sealing count.
     """
     if len(heads) == 1:
         return 0, ""
-    resumable = [n for n, head in enumerate(heads) if head.has_optimizer]
-    left = resumable or list(range(len(heads)))
-    kind = next((k for k in (*COUNTERS, *NAMED) if all(k in heads[n].counters for n in left)), None)
-    best = max(left, key=lambda n: (heads[n].counters[kind] if kind else 0, heads[n].sealed_at, heads[n].series))
-    if len(left) == 1:
-        return best, "the only one of several series with optimizer state"
-    value = f"has the highest {kind} ({heads[best].counters[kind]})" if kind else "was sealed last"
-    return best, f"of {len(left)} series this one {value}"
+    every = [n for n, head in enumerate(heads) if head.has_optimizer] or list(range(len(heads)))
+    if len(every) == 1:
+        return every[0], "the only one of several series with optimizer state"
+    kind = next((k for k in (*COUNTERS, *NAMED) if all(k in heads[n].counters for n in every)), None)
+    equal = _highest(heads, every, COUNTERS if kind is None else (kind, *COUNTERS))
+    latest = max(equal, key=lambda n: (heads[n].sealed_at, heads[n].series))
+    if kind is None:
+        shared = heads[latest].counters.keys() & set(COUNTERS)
+        equal = [n for n in equal if n == latest or not shared.isdisjoint(heads[n].counters)]
+    place = min(_place_of_name(heads[n].series) for n in equal)
+    named = _highest(heads, [n for n in equal if _place_of_name(heads[n].series) == place], NAMED)
+    best = min(named, key=lambda n: (len(heads[n].series), heads[n].series))
+    why = "was sealed last" if best == latest else "equals the one that was sealed last"
+    if kind is not None:
+        why = f"has the highest {kind} ({heads[best].counters[kind]})"
+    first = f", and of {len(equal)} equal ones its name comes first" if len(equal) > 1 else ""
+    return best, f"of {len(every)} series this one {why}{first}"
+
+
+def _highest(heads: Sequence[Standpoint], left: Sequence[int], kinds: Iterable[str]) -> list[int]:
+    """Return those of `left` that are not behind another by one counter after the other. Without a counter, none is
+    behind by it."""
+    for kind in kinds:
+        highest = max((heads[n].counters[kind] for n in left if kind in heads[n].counters), default=0)
+        left = [n for n in left if heads[n].counters.get(kind, highest) == highest]
+    return list(left)
+
+
+def _place_of_name(series: str) -> int:
+    """Return 0 for a name such as ``last.pt``, which a resume reads, 1 for another fixed name, and 2 for numbers, which
+    it searches. ``best.pt`` and its like are 3."""
+    words = _WORDS.findall(series.lower())
+    if words:
+        return 0 if words[-1] in SAVED_LAST else 3
+    return 2 if "#" in series.rpartition("/")[2] else 1
+
+
+def is_ahead(one: Standpoint, other: Standpoint) -> bool:
+    """True if a checkpoint of one series is surely better than one of another; False if they are equal."""
+    if one.has_optimizer != other.has_optimizer:
+        return one.has_optimizer
+    kind = finest_common(one.counters, other.counters)
+    return one.sealed_at > other.sealed_at if kind is None else one.counters[kind] > other.counters[kind]
+
+
+def finest_common(one: Mapping[str, int], other: Mapping[str, int]) -> str | None:
+    """Return the finest counter that both have."""
+    return next((k for k in (*COUNTERS, *NAMED) if k in one and k in other), None)
 
 
 def finest_counter(counters: Mapping[str, int]) -> str | None:

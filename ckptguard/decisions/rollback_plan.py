@@ -15,7 +15,7 @@ from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 
 import msgspec
 
-from ckptguard.decisions.known_good import COUNTERS, NAMED
+from ckptguard.decisions.known_good import finest_common
 from ckptguard.values.ids import CheckpointId, folder_of, series_of
 
 _EPOCHS = ("epoch", "epoch in its name")  # several saves may share one
@@ -189,13 +189,8 @@ def next_save(known_good: Content, every: Iterable[SeriesNow]) -> int | None:
 
 def counts_further(content: Content, known_good: Content) -> bool:
     """True if a counter inside the content is higher than the known-good one's, whatever its name says."""
-    kind = _common(content, known_good)
+    kind = finest_common(content.counters, known_good.counters)
     return kind is not None and content.counters[kind] > known_good.counters[kind]
-
-
-def _common(content: Content, known_good: Content) -> str | None:
-    """Return the finest counter that both have."""
-    return next((k for k in (*COUNTERS, *NAMED) if k in content.counters and k in known_good.counters), None)
 
 
 def is_newer(content: Content, known_good: Content, following: int | None) -> bool:
@@ -208,7 +203,7 @@ def is_newer(content: Content, known_good: Content, following: int | None) -> bo
     """
     if content.id.series == known_good.id.series:
         return content.id.order > known_good.id.order
-    one, other, kind = content.counters, known_good.counters, _common(content, known_good)
+    one, other, kind = content.counters, known_good.counters, finest_common(content.counters, known_good.counters)
     if kind is not None and (one[kind] != other[kind] or kind not in _EPOCHS):
         return one[kind] > other[kind] and not (
             folder_of(content.id.series) != folder_of(known_good.id.series) and _saved_before(content, known_good)

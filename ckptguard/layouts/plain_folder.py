@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 
+from ckptguard.decisions.known_good import SAVED_LAST, SET_ASIDE
 from ckptguard.formats import tensor_suffix
 from ckptguard.formats.suffixes import is_dcp_metadata
 from ckptguard.layouts.checkpoint import Checkpoint, Folder, Gap, Layout, Structures
@@ -13,7 +14,7 @@ from ckptguard.layouts.sharded import adapter_gaps, shard_gaps
 from ckptguard.layouts.step_names import counts_by_word, step_from_name
 
 _ALONE = re.compile(  # one of several saves, or a name that only a save has
-    r"(?:(?:(?:checkpoint|ckpt|epoch|model|weights|net)[-_.])?(?:last|latest|best|final|init)(?:[-_.=].*)?"
+    rf"(?:(?:(?:checkpoint|ckpt|epoch|model|weights|net)[-_.])?(?:{'|'.join((*SAVED_LAST, *SET_ASIDE))})(?:[-_.=].*)?"
     r"|checkpoint|ckpt|snapshot)\.(?:ckpt|pth?(?:\.tar)?)",
     re.IGNORECASE,
 )

@@ -18,6 +18,7 @@ from ckptguard.storage.redaction import redacted
 from ckptguard.values.ids import escape
 
 FOLDER = "audit"
+FORMAT = 1
 MOST = 1000  # actions on record; the oldest are removed
 LONGEST_REASON = 1000  # characters
 _LONGEST, _MOST_LINES = 500, 100  # characters of any other text, and lines of a result
@@ -34,7 +35,7 @@ class Action(msgspec.Struct, frozen=True, kw_only=True):
     - `result`: what was done, or why not, as lines.
     """
 
-    format: int = 1
+    format: int = FORMAT
     id: str
     verb: str
     name: str
@@ -99,9 +100,10 @@ def read_action(run: Run, id: str) -> Action | None:
 
 
 def read_state(run: Run, id: str, state: str) -> Action | None:
-    """Return the record of the beginning or the end of an action, or None."""
+    """Return the record of the beginning or the end of an action. None if there is none, or if it cannot be read."""
     with contextlib.suppress(RecordsError):
-        return read_parsed(run, action_key(id, state), Action, "an action")
+        action = read_parsed(run, action_key(id, state), Action, "an action")
+        return action if action is None or action.format <= FORMAT else None
     return None
 
 

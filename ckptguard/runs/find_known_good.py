@@ -12,7 +12,13 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ckptguard.decisions.candidates import IN_PLACE, KEPT
-from ckptguard.decisions.known_good import NUMBER_IN_NAME, Standpoint, choose_known_good, choose_series
+from ckptguard.decisions.known_good import (
+    NUMBER_IN_NAME,
+    Standpoint,
+    choose_known_good,
+    choose_series,
+    is_ahead,
+)
 from ckptguard.errors import CouldNotTellError, NoKnownGoodError
 from ckptguard.records.kept import KeptCopy, read_kept
 from ckptguard.records.names_by_step import ListedSteps, list_steps
@@ -247,10 +253,10 @@ def _best_first(every: Iterable[Iterator[Candidate]]) -> Iterator[Candidate]:
 
 
 def is_newer(one: Candidate, other: Candidate) -> bool:
-    """True if the first known-good checkpoint is better than the other."""
+    """True if the first known-good checkpoint is surely better than the other. Of two equal ones the nearer will do."""
     if one.id.series == other.id.series:
         return one.id.order > other.id.order
-    return choose_series([standpoint_of(one.manifest), standpoint_of(other.manifest)])[0] == 0
+    return is_ahead(standpoint_of(one.manifest), standpoint_of(other.manifest))
 
 
 def standpoint_of(manifest: Manifest) -> Standpoint:

@@ -287,6 +287,18 @@ def test_what_is_clean_raises_nothing(tmp_path: Path, loader: TorchLoader, kind:
     assert loader.load(tmp_path / "f.pt").loads
 
 
+@pytest.mark.parametrize("kind", ["frozenset", "set", "dict"])
+def test_a_name_of_python_2_is_read_as_that_of_python_3(tmp_path: Path, kind: str) -> None:
+    """What has no hash is no element and no key, whoever is asked to make it one."""
+    unhashable = named("collections.OrderedDict") + b")R"
+    for element, outcome in [(unhashable, BAD), (text("a"), "")]:
+        items = b"](" + (many([element, number(1)]) if kind == "dict" else element) + b"e"
+        for module in ("__builtin__", "builtins"):
+            body = named(f"{module}.{kind}") + items + b"\x85R"
+            said = what_was_read(scan_of(tmp_path, "f.pt", archive_of(pickled(body))).files[0])
+            assert said == outcome, (module, element)
+
+
 @pytest.mark.parametrize("times", [60, 100])
 def test_a_key_that_takes_for_ever_to_hash(tmp_path: Path, times: int) -> None:
     """Python would hash each of its 2**60 parts, and there is no telling how long somebody waits."""

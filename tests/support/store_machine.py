@@ -89,6 +89,7 @@ class StoreMachine(StoreModel, RuleBasedStateMachine):
         self.ledger: set[str] = set()
         self.scratch = tempfile.mkdtemp(prefix="ckptguard-", dir=_SCRATCH)
         self.half: set[int] = set()  # steps whose save in place did not finish
+        self.lain: dict[int, list[Content]] = {}
         self.replica = f"{self.url}-replica"
         for step in (100, 200, 300):
             self.saved(step, whole=True)
@@ -119,6 +120,7 @@ class StoreMachine(StoreModel, RuleBasedStateMachine):
         if not whole:
             truncate(self.url, f"{name_of(step)}/{WEIGHTS}")
             self.half.add(step)
+        self.lain.setdefault(step, []).append(files_below(self.url, name_of(step)))
 
     @rule(count=st.integers(1, 3))
     def goes_on(self, count: int) -> None:

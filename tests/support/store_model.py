@@ -44,13 +44,14 @@ def names(manifest: Manifest, content: Content) -> bool:
 
 class StoreModel:
     """Which content was sealed under which generation, which verdicts were given, and what follows from it. `half` are
-    steps whose save in place did not finish."""
+    steps whose save in place did not finish. `lain` is all that the trainer wrote."""
 
     url: str
     sealed: dict[Key, list[Content]]
     outcomes: dict[Key, Outcome]
     pinned: set[Key]
     half: set[int]
+    lain: dict[int, list[Content]]
 
     def known_good(self, history: Any) -> Key | None:
         """By the model: the newest GOOD generation that is in place with its size, and not saved over since, or has a
@@ -92,7 +93,8 @@ class StoreModel:
 
     @contextlib.contextmanager
     def sealing(self) -> Iterator[None]:
-        """What is sealed meanwhile is one of the contents that lay there before or after: the one that it names."""
+        """What is sealed meanwhile is one of the contents that lay there before or after, or that has a copy of its own
+        since it lay there: the one that it names."""
         before = {step: files_below(self.url, name_of(step)) for step in ALL}
         yield
         after = {step: files_below(self.url, name_of(step)) for step in ALL}
@@ -101,6 +103,9 @@ class StoreModel:
             key = key_of(id)
             if key not in self.sealed:
                 quiet, manifest = [before[key[0]], after[key[0]]], history.manifest(id)
+                copy = read_kept(history.run, id)
+                kept = files_below(self.url, f"_ckptguard/{copy.checkpoint_key}") if copy is not None else {}
+                quiet += [kept] if kept in self.lain.get(key[0], []) else []
                 found = [c for i, c in enumerate(quiet) if c and c not in quiet[:i]]
                 self.sealed[key] = [c for c in found if manifest is not None and names(manifest, c)]
                 assert self.sealed[key], f"{key} was sealed, and never lay there"

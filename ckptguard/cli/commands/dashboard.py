@@ -14,9 +14,11 @@ from ckptguard.cli.exit_codes import ExitCode
 @click.command(
     "dashboard", cls=Command, codes=(ExitCode.NOT_FOUND, ExitCode.BUSY), short_help="See runs in the browser."
 )
-@click.argument("runs", type=Place(), nargs=-1)
+@click.argument("runs", type=Place(), nargs=-1, metavar="[RUN...]")
 @click.option("--fleet", metavar="FLEET", help="Show the runs in a folder, at a URL, or of a fleet file.")
-@click.option("--port", type=click.IntRange(0, 65535), default=0, help="Use this port, not any free one.")
+@click.option(
+    "--port", type=click.IntRange(0, 65535), default=0, metavar="PORT", help="Use this port, not any free one."
+)
 @click.option("--read-only", is_flag=True, help="Let the page change nothing: the link has the role reader.")
 @click.option("--open", "opened", is_flag=True, help="Open the page in your browser.")
 @config_option
@@ -33,7 +35,7 @@ def command(
     """Show runs in the browser: their checkpoints, verdicts, curves and incidents, live.
 
     It prints a link that logs in once, within 10 minutes, and works until you press Ctrl-C. Only this machine can
-    reach the page; from elsewhere use `ssh -L`.
+    reach the page. From elsewhere let SSH carry the port.
 
     It is a daemon: a run that no daemon guards is guarded meanwhile, and new checkpoints are verified. A run that
     another daemon guards is only looked at. For a page that stays, start `ckptguard-daemon --http`.

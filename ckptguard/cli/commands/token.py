@@ -40,6 +40,14 @@ def command(name: str, path: str, role: str, runs: tuple[str, ...], expires: str
     wanted = Token(name=check_name(name), role=role_named(role), digest="", runs=patterns, expires=until)
     token, secret = add_token(path, wanted)
     if as_json:
-        emit("token", name=token.name, role=role, file=path, runs=token.runs, expires=token.expires_text, token=secret)
+        emit(
+            "token",
+            name=token.name,
+            role=role,
+            file=path,
+            patterns=token.runs,
+            expires=token.expires_text,
+            token=secret,
+        )
         return
     say(secret)

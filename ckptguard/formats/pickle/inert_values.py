@@ -10,6 +10,8 @@ import enum
 
 import msgspec
 
+PYTHON_2 = {"__builtin__": "builtins", "copy_reg": "copyreg"}  # what Python 3 calls its modules
+
 
 class Kind(enum.Enum):
     """The result of a call, and so what may be done to it."""
@@ -32,15 +34,17 @@ class _Inert(msgspec.Struct, eq=False):
 
 
 class Global(_Inert, eq=False):
-    """A name that the file mentions. Nothing was imported for it."""
+    """A name that the file mentions. Nothing was imported for it. `meant` is what Python 3 calls it."""
 
     module: str
     name: str
     dotted: str = ""
+    meant: str = ""
     row: object = None  # what is known about calls of it
 
     def __post_init__(self) -> None:
         self.dotted = f"{self.module}.{self.name}"
+        self.meant = f"{PYTHON_2.get(self.module, self.module)}.{self.name}"
 
 
 class Sequence(_Inert, eq=False):
@@ -80,5 +84,5 @@ class Call(_Inert, eq=False):
     kind: Kind = Kind.OBJECT
 
     def calls(self, *dotted: str) -> bool:
-        """True if the function called is one of these globals."""
-        return type(self.func) is Global and self.func.dotted in dotted
+        """True if the function called is one of these globals, named as in Python 3."""
+        return type(self.func) is Global and self.func.meant in dotted

@@ -17,7 +17,7 @@ from ckptguard.formats.dtypes import DTYPES, STORAGE_DTYPES
 from ckptguard.formats.pickle import arguments as may_be
 from ckptguard.formats.pickle.arguments import Row
 from ckptguard.formats.pickle.constants import PickleProblem
-from ckptguard.formats.pickle.inert_values import Call, Global, Kind, Mapping, PersistentId, Sequence
+from ckptguard.formats.pickle.inert_values import PYTHON_2, Call, Global, Kind, Mapping, PersistentId, Sequence
 from ckptguard.formats.pickle.library_calls import LIBRARY_CALLS
 from ckptguard.formats.pickle.numpy_values import is_placeholder, is_type, is_type_state
 
@@ -35,7 +35,7 @@ def what_comes(call: Call, *, new: bool = False) -> str | None:
             return None  # a module's class, as old files refer to it
         if type(func) is not Call or func.kind is not Kind.OBJECT:
             raise PickleProblem("the pickle calls what cannot be called")
-        return None if func.calls(*_TAKEN) else "it calls the result of another call"
+        return None if func.calls("builtins.getattr") else "it calls the result of another call"
     row = func.row
     if type(row) is not Row:
         if func.module == "torch" and func.name in _TORCH_VALUES:
@@ -183,7 +183,7 @@ def _of_text(func: Global, args: object) -> str | None:
 
 def doubtful_name(module: str, name: str, protocol: int) -> str | None:
     """Return the doubt about a name in a pickle, or None."""
-    if module in _PYTHON_2 and protocol >= 3:
+    if module in PYTHON_2 and protocol >= 3:
         return f"it names {module}.{name}, which is known to Python 2 only"
     known = _names_of(module)
     if known is None or name in known:
@@ -208,7 +208,7 @@ def _names_of(module: str) -> frozenset[str] | None:
 
 def row_of(module: str, name: str) -> Row | None:
     """Return the row for a name, or None."""
-    return _ROWS.get(f"{_PYTHON_2.get(module, module)}.{name}")
+    return _ROWS.get(f"{PYTHON_2.get(module, module)}.{name}")
 
 
 def _inner(part: object) -> bool:
@@ -228,7 +228,6 @@ _WIDE = ("float32", "float64", "bfloat16", "complex64", "complex128")  # all usu
 _TENSOR_CLASSES = frozenset(f"{kind}Tensor" for kind in ("", *_NUMBERS))
 _NO_PLAIN, _NO_BOOL = ("Tensor",), ("BoolTensor",)  # where torch has no such class
 _TORCH_CLASSES = ("Size", "device", "dtype", "layout", "memory_format", "qscheme", "Generator", "finfo", "iinfo")
-_PYTHON_2 = {"__builtin__": "builtins", "copy_reg": "copyreg"}
 _MULTIARRAY = ("numpy.core.multiarray", "numpy._core.multiarray")
 _NUMERIC = ("numpy.core.numeric", "numpy._core.numeric")
 
@@ -327,10 +326,9 @@ _SCALARS = (
     " datetime64 timedelta64 int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64 float128"
     " complex64 complex128 complex256"
 )
-_TAKEN = ("builtins.getattr", "__builtin__.getattr")
 _MOST_DEVICES = 100
 _WITH_ATTRIBUTES = ("collections.OrderedDict", "collections.Counter")
-_LIBRARIES = sys.stdlib_module_names | {*_PYTHON_2, "numpy", "torch"}
+_LIBRARIES = sys.stdlib_module_names | {*PYTHON_2, "numpy", "torch"}
 # From these modules a file calls only what is in the table, or nothing known.
 _CALLED_BY_NAME = frozenset(
     ("torch", "torch._utils", "torch._tensor", "torch.storage", "torch.serialization", "numpy", *_MULTIARRAY, *_NUMERIC)

@@ -39,11 +39,11 @@ def _of_class(args: tuple[Any, ...]) -> str | None:
     made, base, state = args
     row = made.row
     plain = base.name == "object" and state is None and (row is None or (type(row) is Row and row.made))
-    own = row is None and made.module.partition(".")[0] not in ("builtins", "__builtin__")
+    own = row is None and not made.meant.startswith("builtins.")
     known = plain or (own and base.name in ("dict", "list", "set", "tuple", "str", "int", "float"))
     return (
         None
-        if known and base.module in ("builtins", "__builtin__")
+        if known and base.meant == f"builtins.{base.name}"
         else "it makes an object of something that may not be a class"
     )
 

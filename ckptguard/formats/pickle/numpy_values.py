@@ -16,7 +16,7 @@ _DTYPE = "numpy.dtype"
 _CODES = {"f8": "d", "f4": "f", "c16": "d", "c8": "f", "f2": "e", "c4": "e"}
 _FLOATS = {"f8": "float64", "f4": "float32", "c16": "complex128", "c8": "complex64", "f2": "float16"}
 _INTEGERS = {"i8": "q", "i4": "i", "i2": "h", "i1": "b", "u8": "Q", "u4": "I", "u2": "H", "u1": "B", "b1": "?"}
-_BYTES = ("_codecs.encode", "builtins.bytearray", "__builtin__.bytearray", "torch.storage._load_from_bytes")
+_BYTES = ("_codecs.encode", "builtins.bytearray", "torch.storage._load_from_bytes")
 _MOST_WRAPPERS = 4
 _TYPE = re.compile(r"[<>|=]?(?:b1|[iu][1248]|f(?:2|4|8|12|16)|c(?:8|16|24|32)|O[48]?|[SUVa]\d{1,9}|[mM]8)")
 _FLAGS = {"O": 63, "U": 8}  # of a type without fields: what numpy must do with its elements
@@ -150,7 +150,7 @@ def _element(dtype: object) -> tuple[str, str]:
 
 def _is_empty(data: object) -> bool:
     """True for no bytes, in any protocol's form."""
-    if type(data) is Call and data.calls("_codecs.encode", "builtins.bytes", "__builtin__.bytes"):
+    if type(data) is Call and data.calls("_codecs.encode", "builtins.bytes"):
         return data.args == () or (type(data.args) is tuple and data.args[0] == "")
     return data == b""
 

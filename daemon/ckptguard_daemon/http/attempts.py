@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 from collections import OrderedDict
 
-_BURST, _EVERY = 20.0, 3.0  # of one address: so many at once, and another one after so many seconds
+_BURST, _EVERY = 20.0, 3.0  # of one address: tries at once, and the seconds until one more
 _BURST_OF_ALL, _EVERY_OF_ALL = 200.0, 0.5
 _MOST_ADDRESSES = 4096
 

@@ -1,4 +1,4 @@
-"""The gate of the Unix socket: whoever can open it is its owner."""
+"""The gate of the Unix socket: a process that can open it is its owner's."""
 
 from __future__ import annotations
 

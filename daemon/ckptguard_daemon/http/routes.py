@@ -46,7 +46,7 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
 
 STREAMS, STREAMS_OF_ONE = 1024, 512  # at a time, in all and of one caller
 
-OWNER = Caller(name="owner", role=Role.OPERATOR)  # whoever can open the Unix socket
+OWNER = Caller(name="owner", role=Role.OPERATOR)  # a process that can open the Unix socket
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +87,7 @@ def caller_of(request: Request) -> Caller:
 class Route(routing.Route):
     """A route that only callers of a role reach. With None anybody does, who passed the gate.
 
-    The answer of a `stream` has no end. Streams do not count as connections, but each caller may have only so many.
+    The answer of a `stream` has no end. Streams do not count as connections. A caller has at most `STREAMS_OF_ONE`.
     """
 
     def __init__(

@@ -10,10 +10,15 @@ from support.trainer_saves import SICK, TRAINERS, load, open_clip, save, trainin
 from support.views import look
 
 from ckptguard.errors import NoKnownGoodError, NotGivenBackError, StorageFullError
+from ckptguard.records.kept import list_kept, read_kept
 from ckptguard.recover import put_back
 from ckptguard.recover import roll_back as roll_back_module
+from ckptguard.recover.restore import restore
 from ckptguard.recover.roll_back import GoBack, known_good_of, roll_back
+from ckptguard.runs.find_known_good import find_known_good
 from ckptguard.upkeep.reconcile import PassNotes, reconcile
+from ckptguard.verification import seal
+from ckptguard.verification.target import verify_target
 
 COPIES = QUICK.changed(keep="copy", keep_good=3)
 BACK = GoBack(reason="NaN", check_writing=False)
@@ -55,6 +60,45 @@ def test_the_name_that_a_trainer_resumes_from_holds_the_known_good(root, run, no
         assert os.stat(root / path).st_nlink == 1 or name == "timm"
     again = roll_back(look(run, COPIES), BACK)
     assert (again.quarantined, again.given, again.put_back) == ((), (), False), "it is as it should be"
+
+
+@pytest.mark.parametrize("order", [sorted, lambda paths: sorted(paths, reverse=True)], ids=["one way", "other way"])
+@pytest.mark.parametrize("name", sorted(TRAINERS.keys() - {"by a link"}))
+def test_restored_elsewhere_it_has_the_name_that_is_resumed_from(root, run, tmp_path, monkeypatch, name, order):
+    """Whichever of several names of one save was looked at last."""
+    monkeypatch.setattr(seal, "utc_now", map("2026-01-01T00:{:02}:00Z".format, range(60)).__next__)
+    train, resume = TRAINERS[name]
+    for epoch in (1, 2):
+        train(root, epoch)
+        saved = files(root)
+        for path in saved:
+            (root / path).unlink()
+        for path in order(saved):
+            (root / path).write_bytes(saved[path])
+            verify_target(str(root), QUICK)
+    done = restore(look(run), str(tmp_path / "out"))
+    assert done.path == str(tmp_path / "out" / resume.rpartition("/")[2])
+    assert update_of(load(done.path)) == 20
+
+
+def test_of_equal_saves_a_kept_copy_counts_and_what_is_lost_does_not(root, run, notes):
+    """``last.pt`` was saved over with NaN: its copy is known-good. Without one it is ``epoch_3.pt``, and a rollback
+    gives that content to ``last.pt``, too."""
+    for path in ("best.pt", "epoch_3.pt", "last.pt"):
+        save(root / path, 30, epoch=3)
+    look_after(run, notes)
+    save(root / "last.pt", 40, sick=SICK, epoch=4)
+    look_after(run, notes)
+    found = find_known_good(look(run).run)
+    assert (found.series, found.place) == ("last.pt", "kept")
+    for copy in filter(None, (read_kept(run, id) for id in list_kept(run))):
+        if copy.series == "last.pt":
+            run.records.remove(copy.folder)
+    found = find_known_good(look(run).run)
+    assert (found.series, found.place) == ("epoch_#.pt", "in place")
+    roll_back(look(run, COPIES), BACK)
+    assert {path: update_of(load(root / path)) for path in files(root)} == dict.fromkeys(files(root), 30)
+    assert "last.pt" in files(root)
 
 
 @pytest.mark.parametrize("name", sorted(TRAINERS))

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
+
 import msgspec
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckptguard.decisions.known_good import COUNTERS, Standpoint, choose_series
 from ckptguard.errors import NoKnownGoodError
+from ckptguard.inspect.status import status
 from ckptguard.layouts.step_names import is_part, step_from_name
 from ckptguard.records.run import open_run
-from ckptguard.runs.find_known_good import find_known_good
+from ckptguard.runs.find_known_good import SURE, find_known_good, known_good_candidates
 from ckptguard.runs.run_view import open_view
 from ckptguard.values.ids import CheckpointId, id_from_record, numbers_of, parse_id, series_folder
 from ckptguard.values.settings import Settings
+from ckptguard.verification import seal
 from ckptguard.verification.target import verify_target
 
 _NUMBERS = st.lists(st.integers(0, 10**12 - 1), max_size=4).map(tuple)
@@ -127,25 +130,16 @@ def test_the_newest_of_several_series(tmp_path, files, newest):
     assert "series" in answer.reason
 
 
-_STANDPOINTS = st.lists(
-    st.builds(
-        Standpoint,
-        series=st.text("abc", min_size=1, max_size=3),
-        counters=st.dictionaries(st.sampled_from(COUNTERS), st.integers(0, 9), max_size=3),
-        has_optimizer=st.booleans(),
-        sealed_at=st.sampled_from(["2026-01-01", "2026-01-02"]),
-    ),
-    min_size=1,
-    max_size=5,
-    unique_by=lambda standpoint: standpoint.series,
-)
-
-
-@given(heads=_STANDPOINTS, places=st.randoms())
-def test_the_choice_does_not_depend_on_the_order_of_asking(heads, places):
-    """Of the same series always the same one is chosen, and one with optimizer state if there is any."""
-    chosen = heads[choose_series(heads)[0]]
-    assert chosen.has_optimizer == any(head.has_optimizer for head in heads)
-    mixed = list(heads)
-    places.shuffle(mixed)
-    assert mixed[choose_series(mixed)[0]] == chosen
+@pytest.mark.parametrize("order", list(itertools.permutations(("last.pt", "best.pt", "epoch3.pt"))), ids="-".join)
+def test_of_equal_saves_it_is_the_one_that_a_resume_reads(tmp_path, monkeypatch, order):
+    """One update under three names, sealed in any order: ``last.pt``; without it the number; and ``best.pt`` last."""
+    monkeypatch.setattr(seal, "utc_now", map("2026-01-01T00:{:02}:00Z".format, range(60)).__next__)
+    for name in order:
+        _save(tmp_path / name, 3, epoch=3)
+        _verify(tmp_path)
+    for name in ("last.pt", "epoch3.pt", "best.pt"):
+        view = open_view(str(tmp_path), Settings())
+        assert _known_good(tmp_path).path == str(tmp_path / name)
+        assert next(known_good_candidates(view, SURE)).manifest.path == name
+        assert status(view).known_good.path == str(tmp_path / name)
+        (tmp_path / name).unlink()

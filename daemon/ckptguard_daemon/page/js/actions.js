@@ -17,7 +17,7 @@ const VERBS = {
   repair: { word: "Repair", about: "Replaces damaged files by whole copies of them." },
   replicate: { word: "Replicate", about: "Sends what the replicas lack." },
   prune: { word: "Prune", about: "Moves what no rule keeps to the trash.", danger: true },
-  rollback: { word: "Roll back", about: "Goes back to the newest known-good checkpoint.", danger: true },
+  rollback: { word: "Roll back", about: "Goes back to the newest known-good checkpoint. Bad ones after it go to quarantine.", danger: true },
 };
 
 /** A button for each of the verbs that this user may use; a reader gets none. Without `checkpoint` they are about the run. */
@@ -27,7 +27,7 @@ export function Actions({ me, run, runName, verbs, checkpoint = null, values = {
   if (!allowed.length) return null;
   const close = () => setVerb(null);
   return html`<span class="actions" role="group" aria-label="Actions">
-    ${allowed.map((one) => html`<button type="button" key=${one} onClick=${() => setVerb(one)}>${VERBS[one].word}…</button>`)}
+    ${allowed.map((one) => html`<button type="button" key=${one} onClick=${() => setVerb(one)}>${VERBS[one].word}${one === "rollback" && checkpoint ? " to this" : ""}…</button>`)}
     ${verb && html`<${Dialog} key=${verb} verb=${verb} run=${run} runName=${runName ?? run} checkpoint=${checkpoint} values=${values} onClose=${close} onDone=${onDone} />`}
   </span>`;
 }
@@ -81,12 +81,14 @@ function Dialog({ verb, run, runName, checkpoint, values, onClose, onDone }) {
       else setState({ ...state, is: "planned", failure: error });
     }
   };
-  const target = checkpoint ? html`<${Name} class="whole" most=${300}>${checkpoint.path}<//> of ` : "";
+  const path = checkpoint && html`<${Name} class="whole" most=${300}>${checkpoint.path}<//>`;
+  const of = html`<${Name} class="whole" most=${300}>${runName}<//>`;
+  const isBack = verb === "rollback" && checkpoint;
   const close = () => dialog.current.close();
   return html`<dialog ref=${dialog} class="action" aria-labelledby="action-title" onClose=${onClose}>
     <form onSubmit=${go}>
-      <h2 id="action-title">${word} ${target}<${Name} class="whole" most=${300}>${runName}<//></h2>
-      <p class="dim">${about}</p>
+      <h2 id="action-title">${word} ${isBack ? html`${of} to ${path}` : path ? html`${path} of ${of}` : of}</h2>
+      <p class="dim">${isBack ? "Goes back to this checkpoint. Those after it go to quarantine." : about}</p>
       <${State} state=${state} />
       ${["planned", "doing"].includes(state.is) && html`<label for="action-reason">Reason, for the record</label>
         <textarea id="action-reason" ref=${field} rows="2" aria-describedby="action-plan" required maxlength=${LONGEST_REASON} value=${reason} onInput=${(e) => setReason(e.target.value)}></textarea>`}
@@ -113,5 +115,5 @@ const Lines = ({ lines }) =>
 
 function Costs({ costs }) {
   const shown = Object.entries(costs ?? {}).filter(([, value]) => value);
-  return shown.length > 0 && html`<dl class="facts">${shown.map(([key, value]) => html`<div class="fact" key=${key}><dt>To ${key}</dt><dd>${bytes(value)}</dd></div>`)}</dl>`;
+  return shown.length > 0 && html`<dl class="facts">${shown.map(([key, value]) => html`<div class="fact" key=${key}><dt>${key.replace("_", " ").replace("bytes", "Bytes")}</dt><dd>${bytes(value)}</dd></div>`)}</dl>`;
 }

@@ -3,7 +3,7 @@
 const SENTENCES = {
   401: ["You are not signed in.", "Run `ckptguard dashboard` for a new link, or enter your token."],
   403: ["Your role does not allow this.", "Ask an operator."],
-  404: ["There is nothing at this address.", "Go back to the fleet."],
+  404: ["There is nothing at this address.", "The fleet's page lists all runs."],
   413: ["The request is too long.", null],
   429: ["Too many attempts.", "Wait a minute, then try again."],
 };
@@ -27,11 +27,15 @@ function noteClock(response) {
 /** The daemon's time now, in seconds since 1970. */
 export const clock = () => Date.now() / 1000 + offset;
 
+/** A message of the daemon as a sentence: "no such run" -> "No such run." */
+export const whole = (text) => text && `${text[0].toUpperCase()}${text.slice(1)}${/[.!?…]$/.test(text) ? "" : "."}`;
+
 async function failureOf(response) {
   const [sentence, hint] = SENTENCES[response.status] ?? [`The daemon answered ${response.status}.`, null];
   try {
     const { error } = await response.json();
-    return new Failure(error.message, { hint: error.hint ?? hint, status: response.status, kind: error.kind });
+    const theirs = response.status === 401 || response.status === 404 ? null : error.hint; // these hints are for programs
+    return new Failure(whole(error.message), { hint: whole(theirs ?? hint), status: response.status, kind: error.kind });
   } catch {
     return new Failure(sentence, { hint, status: response.status, kind: "request" });
   }

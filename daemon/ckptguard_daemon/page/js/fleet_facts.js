@@ -19,12 +19,16 @@ export function stalenessInWords(run, now) {
 /** True if a run trains and its known-good checkpoint is late. A run that rests grows no older. */
 export const stale = (run, now) => run.training && (staleness(run, now) ?? 0) > LATE;
 
+/** True if training went into an incident, and nothing good came after it. */
+const unsettled = ({ last_incident: last, known_good_step: good }) => Boolean(last?.open) && (good === null || (last.step ?? Infinity) > good);
+
 /** Return {word, ok, weight}: the state of a run in a word, and how much it needs somebody. */
 function standing(run, now) {
   if (run.state === "waiting") return { word: "Not begun", ok: false, weight: 0 };
   if (run.state === "failing") return { word: "Cannot be read", ok: false, weight: 4 };
   if (!run.protected) return { word: "Not protected", ok: false, weight: 5 };
   if (run.newest_outcome === "bad") return { word: "Newest is bad", ok: true, weight: 3 };
+  if (unsettled(run)) return { word: "Open incident", ok: true, weight: 2 };
   if (stale(run, now)) return { word: "Known-good is late", ok: true, weight: 2 };
   return { word: "Protected", ok: true, weight: run.replicas_behind ? 1 : 0 };
 }

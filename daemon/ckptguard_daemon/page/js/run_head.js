@@ -5,6 +5,7 @@ import { shorten } from "./format.js";
 import { to } from "./router.js";
 import { Name } from "./widgets.js";
 
+const LONG = 160; // characters of a name
 const TABS = [
   ["run", "Overview", to.run],
   ["heat", "Heat map", to.heat],
@@ -26,7 +27,10 @@ export function RunHead({ run, doc = null, tab = null, title = null, tools = nul
       ${title !== null && html`<span><${Name} href=${to.run(run)} most=${60}>${name}<//></span>`}
     </nav>
     <div class="head">
-      <h1 tabindex="-1"><${Name} class="whole" most=${160}>${title ?? name}<//></h1>
+      <div class="head-name"><h1 tabindex="-1"><${Name} class="whole" most=${LONG}>${title ?? name}<//></h1>
+        ${String(title ?? name).length > LONG && html`<details><summary>The whole name</summary><bdi class="name whole">${title ?? name}</bdi></details>`}
+        ${title === null && doc?.data && html`<p class="dim small"><${Name} class="whole" most=${LONG}>${doc.data.run.url}<//></p>`}
+      </div>
       ${tools && html`<div class="tools">${tools}</div>`}
     </div>
     <nav class="tabs" aria-label="Pages of this run">${TABS.map(

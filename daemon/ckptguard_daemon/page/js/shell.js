@@ -1,5 +1,5 @@
 // What is around every page: the header, the way to other pages, signing in, and the page of the address.
-import { useEffect, useRef, useState } from "preact/hooks";
+import { useEffect, useErrorBoundary, useRef, useState } from "preact/hooks";
 import { html } from "./html.js";
 import { ask } from "./api.js";
 import { start, useConnection } from "./live.js";
@@ -73,6 +73,7 @@ function Nowhere() {
 
 /** The page of an address; its code is loaded with its first use. */
 function Page({ route, me }) {
+  const [mistake] = useErrorBoundary((error) => console.error(error));
   const [, draw] = useState(0);
   const [failure, setFailure] = useState(null);
   const load = PAGES[route.page];
@@ -93,6 +94,7 @@ function Page({ route, me }) {
     document.querySelector("main h1")?.focus({ preventScroll: true });
   }, [route.key, Boolean(found)]);
   if (!load) return html`<${Nowhere} />`;
+  if (mistake) return html`<${Sentence} kind="bad" hint="Reload the page. If it stays, report it with what the console says.">This page made a mistake, and shows nothing rather than something wrong.<//>`;
   if (found) return html`<${found} key=${route.key} ...${route} me=${me} />`;
   return failure ? html`<${Sentence} kind="bad">${failure}<//>` : html`<p class="waiting" role="status">Loading…</p>`;
 }
@@ -119,7 +121,7 @@ export function Shell() {
       ${!signedOut && html`<${Connection} /><${Account} me=${me.data} onSignOut=${() => dispatchEvent(new Event("ckptguard:signed-out"))} />`}
       <${ThemeSwitch} />
     </header>
-    ${signedOut ? html`<${SignIn} onDone=${signIn} />` : html`<main id="main" class=${`page-${route.page}`}><${Page} route=${route} me=${me.data} /></main>`}
+    ${signedOut ? html`<${SignIn} onDone=${signIn} />` : html`<main id="main" class=${`page-${route.page}`}><${Page} key=${route.key} route=${route} me=${me.data} /></main>`}
     <footer class="bottom">ckptguard ${me.data?.version ?? ""}</footer>`;
 }
 

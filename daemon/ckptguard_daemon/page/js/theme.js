@@ -52,6 +52,18 @@ export function useColours() {
   return version;
 }
 
+const root = document.documentElement;
+
+function show(theme) {
+  if (theme === "light" || theme === "dark") root.dataset.theme = theme;
+  else delete root.dataset.theme;
+  dispatchEvent(new Event("ckptguard:theme"));
+}
+
+// Paper is light, also what is drawn on a canvas.
+addEventListener("beforeprint", () => show("light"));
+addEventListener("afterprint", () => show(kept(KEY)));
+
 const ICONS = {
   system: "M3 4h18v12H3zM9 20h6M12 16v4",
   light: "M12 8a4 4 0 1 0 0 8 4 4 0 0 0 0-8M12 2v2M12 20v2M2 12h2M20 12h2M4.9 4.9l1.4 1.4M17.7 17.7l1.4 1.4M4.9 19.1l1.4-1.4M17.7 6.3l1.4-1.4",
@@ -63,10 +75,8 @@ export function ThemeSwitch() {
   const choose = () => {
     const next = NEXT[theme] ?? "light";
     keep(KEY, next === "system" ? null : next);
-    if (next === "system") delete document.documentElement.dataset.theme;
-    else document.documentElement.dataset.theme = next;
+    show(next);
     setTheme(next);
-    dispatchEvent(new Event("ckptguard:theme"));
   };
   const words = `Theme: ${theme}. Change to ${NEXT[theme] ?? "light"}.`;
   return html`<button type="button" class="icon" aria-label=${words} title=${words} onClick=${choose}>

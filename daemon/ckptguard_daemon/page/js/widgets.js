@@ -2,6 +2,7 @@
 import { html } from "./html.js";
 import { bytes, exact, iso, ago, shorten } from "./format.js";
 import { useClock } from "./documents.js";
+import { visible } from "./text.js";
 
 // Each outcome has a shape of its own: colour never says anything alone. Drawn in a square of 16.
 export const SHAPES = {
@@ -32,7 +33,7 @@ export function Shield({ ok, size = 16 }) {
 
 /** A name from a file: its own direction, never markup, shortened by style. The whole name is its title. */
 export function Name({ children, href = null, most = 200, class: kind = "" }) {
-  const text = String(children ?? "");
+  const text = visible(String(children ?? ""));
   const shown = shorten(text, most);
   const title = shown === text && text.length < 24 ? undefined : text;
   if (href === null) return html`<bdi class="name ${kind}" title=${title}>${shown}</bdi>`;

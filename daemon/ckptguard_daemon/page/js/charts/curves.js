@@ -1,5 +1,5 @@
 // Loss, gradient norm, loss scale and learning rate over steps, beside the timeline and in its window.
-import { useEffect, useMemo, useRef, useState } from "preact/hooks";
+import { useEffect, useLayoutEffect, useMemo, useRef, useState } from "preact/hooks";
 import uPlot from "uplot";
 import { html } from "../html.js";
 import { count, isFinite, number } from "../format.js";
@@ -128,7 +128,7 @@ function Curve({ curve, found, view, incidents, skipped, log, last, tools }) {
   const width = useWidth(frame);
   const behind = useRef({});
   behind.current = { incidents, skipped, edges: found.edges };
-  useEffect(() => {
+  useLayoutEffect(() => {
     if (!width) return undefined;
     const tokens = ["ink-3", "line", "shade", "bad", "bad-soft", curve.colour];
     const colours = Object.fromEntries(tokens.map((token) => [token, colour(token)]));

@@ -92,7 +92,7 @@ export function HeatMap({ heat, model, rows, rowHeight, cell, onCell, onOpen, fi
     const { scrollLeft: left, scrollTop: top } = frame.current;
     frame.current.scrollTo({ ...scrollTo(at, { left, top }, cell), behavior: "instant" });
   }, [cell, width, height]);
-  return html`<div class="heat-frame card" ref=${frame} onScroll=${soon}>
+  return html`<div class="heat-frame card" ref=${frame} onScroll=${soon} style=${{ maxHeight: `${at.fullHeight + 20}px` }}>
     <div class="heat-space" style=${{ width: `${at.fullWidth}px`, height: `${at.fullHeight}px` }}>
       <canvas ref=${canvas} class="heat-canvas" tabindex="0" role="application" aria-roledescription="heat map" aria-label=${`${rows.length} tensors by ${heat.checkpoints.length} checkpoints. Move with the arrow keys.`} aria-describedby=${described}
         style=${{ width: `${at.width}px`, height: `${at.height}px` }} onKeyDown=${onKey} onPointerMove=${hover} onClick=${(event) => {
@@ -114,7 +114,7 @@ export function Legend({ model }) {
     });
   }, [model.mode]);
   const [low, high] = scaleEnds(model);
-  return html`<p class="legend">
+  return html`<p class="heat-legend">
     <span><span class="number">${low}</span> <canvas ref=${scale} width="256" height="12" aria-hidden="true"></canvas> <span class="number">${high}</span></span>
     <span><i class="key sick" aria-hidden="true"></i> NaN, Inf or damaged</span>
     <span><i class="key first" aria-hidden="true"></i> the first bad one</span>

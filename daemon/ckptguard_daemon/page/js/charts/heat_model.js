@@ -58,15 +58,22 @@ function arms(values) {
   return [-most, most];
 }
 
-/** The indices of the tensors to show: their names hold each word, and one role if asked for. */
-export function chosenTensors(heat, { words, role, onlySick }) {
+const byName = new Intl.Collator("en", { numeric: true });
+
+/** The indices of all tensors, layer 2 before layer 10. The roles stay in their order. */
+export function inOrder(heat) {
+  const roles = [...new Set(heat.tensors.map(({ role }) => role))];
+  const keys = heat.tensors.map(({ role, name }) => [roles.indexOf(role), name.slice(0, 200)]);
+  const compare = (a, b) => keys[a][0] - keys[b][0] || byName.compare(keys[a][1], keys[b][1]);
+  return keys.map((_, index) => index).sort(compare);
+}
+
+/** Those of some tensors to show: their names hold each word, and one role if asked for. */
+export function chosenTensors(heat, order, { words, role, onlySick }) {
   const sick = new Set(heat.bad.map(([tensor]) => tensor));
   const wanted = words.toLowerCase().split(/\s+/).filter(Boolean);
-  const found = [];
-  heat.tensors.forEach((tensor, index) => {
-    const name = tensor.name.toLowerCase();
-    if ((!role || tensor.role === role) && (!onlySick || sick.has(index)) && wanted.every((w) => name.includes(w)))
-      found.push(index);
+  return order.filter((index) => {
+    const { name, role: own } = heat.tensors[index];
+    return (!role || own === role) && (!onlySick || sick.has(index)) && wanted.every((w) => name.toLowerCase().includes(w));
   });
-  return found;
 }

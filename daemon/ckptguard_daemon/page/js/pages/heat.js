@@ -3,7 +3,7 @@ import { useMemo, useState } from "preact/hooks";
 import { html } from "../html.js";
 import { url } from "../api.js";
 import { HeatMap, Legend } from "../charts/heat_map.js";
-import { cellKey, chosenTensors, heatModel } from "../charts/heat_model.js";
+import { cellKey, chosenTensors, heatModel, inOrder } from "../charts/heat_model.js";
 import { heatPicture } from "../export/pictures.js";
 import { useDocument } from "../documents.js";
 import { count, many, number } from "../format.js";
@@ -63,7 +63,8 @@ function mapColumns(heat) {
 function Map({ heat, run, runName, choice, choose }) {
   const { mode, size, words, role, onlySick } = choice;
   const model = useMemo(() => heatModel(heat, mode), [heat, mode]);
-  const rows = useMemo(() => chosenTensors(heat, { words, role, onlySick }), [heat, words, role, onlySick]);
+  const order = useMemo(() => inOrder(heat), [heat]);
+  const rows = useMemo(() => chosenTensors(heat, order, { words, role, onlySick }), [heat, order, words, role, onlySick]);
   const firstAt = heat.first_bad ? rows.indexOf(heat.first_bad[0]) : -1;
   const first = firstAt >= 0 ? { row: firstAt, column: heat.first_bad[1] } : null;
   const [cell, setCell] = useState(first && { ...first, follow: true, centred: true });

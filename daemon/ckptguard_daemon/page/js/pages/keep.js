@@ -18,7 +18,7 @@ const outcome = { key: "outcome", title: "Outcome", value: (one) => one.outcome,
 const path = { key: "path", title: "Checkpoint", width: 2.4, value: (one) => one.path, cell: (one) => html`<${Name}>${one.path}<//>` };
 const linked = (run) => ({ ...path, value: (one) => one.path ?? one.name, cell: (one) => html`<${Name} href=${to.checkpoint(run, one.name)}>${one.path ?? one.name}<//>` });
 
-const DECIDED = [path, step, outcome, size, { key: "reasons", title: "Why", width: 2.4, value: (one) => one.reasons.join("; "), cell: (one) => html`<bdi>${one.reasons.join("; ")}</bdi>` }];
+const DECIDED = [path, step, outcome, size, { key: "reasons", title: "Why", width: 2.4, value: (one) => one.reasons.join("; "), cell: (one) => html`<bdi class="wrap">${one.reasons.join("; ")}</bdi>` }];
 const TRASH = [path, step, size, { key: "removed_at", title: "Removed", value: (one) => one.removed_at, cell: (one) => html`<${Time} at=${seconds(one.removed_at)} focus=${false} />` }];
 const REPLICAS = [
   { key: "url", title: "Replica", width: 2.4, value: (one) => one.url, cell: (one) => html`<${Name}>${one.url}<//>` },
@@ -101,6 +101,26 @@ function Scrub({ scrub }) {
   </dl>`;
 }
 
+const ACTIONS = [
+  { key: "verb", title: "Action", value: (one) => one.verb, cell: (one) => html`<strong>${one.verb}</strong>` },
+  { key: "by", title: "By", value: (one) => one.name, cell: (one) => html`<${Name}>${one.name}<//>` },
+  { key: "at", title: "When", value: (one) => one.began_at, cell: (one) => html`<${Time} at=${seconds(one.began_at)} focus=${false} />` },
+  { key: "reason", title: "Reason", width: 2, value: (one) => one.reason, cell: (one) => html`<bdi class="wrap">${one.reason}</bdi>` },
+  { key: "state", title: "Result", value: (one) => one.state, cell: (one) => one.state },
+  { key: "result", title: "What was done", width: 3, value: (one) => one.result.join("; "), cell: (one) => html`<bdi class="wrap">${one.result.join("; ")}</bdi>` },
+];
+
+/** What operators had done. It is asked for by a click, because it is read from the run's records. */
+function Audit({ run, runName }) {
+  const [asked, setAsked] = useState(false);
+  const doc = useDocument(asked ? url`v1/runs/${run}/actions` : null);
+  const rows = doc.data?.actions;
+  return html`<${Section} title="What operators did" id="audit" tools=${rows?.length > 0 && html`<${Take} name=${`${runName}-actions`} what="what operators did" columns=${ACTIONS} rows=${rows} />`}>
+    ${asked ? html`<${Waiting} doc=${doc} what="the audit" /><${Stale} doc=${doc} />` : html`<button type="button" onClick=${() => setAsked(true)}>Read the audit</button>`}
+    ${rows && html`<${Table} caption="Actions" columns=${ACTIONS} rows=${rows} rowKey=${(one) => one.id} empty="Nobody has changed this run from the page." />`}
+  <//>`;
+}
+
 export default function Keep({ run, me }) {
   const page = useDocument(url`v1/runs/${run}/page`, (event) => event.run === run);
   const found = page.data;
@@ -120,5 +140,6 @@ export default function Keep({ run, me }) {
       <${Section} title="Reading again" id="scrub"><${Scrub} scrub=${found.scrub} /><//>
       <${Part} title="Pinned" id="pinned" name=${runName} columns=${mayUnpin ? [...pins, unpin] : pins} rows=${pinned} narrowHeight=${130} />
       <${Part} title="Protected copies" id="kept" name=${runName} columns=${kept(run)} rows=${generations.filter((one) => one.kept).reverse()} />
-      <${Part} title="Quarantine and trash" id="aside" name=${runName} columns=${aside(run)} rows=${generations.filter((one) => one.aside).reverse()} />`}`;
+      <${Part} title="Quarantine and trash" id="aside" name=${runName} columns=${aside(run)} rows=${generations.filter((one) => one.aside).reverse()} />
+      <${Audit} run=${run} runName=${runName} />`}`;
 }

@@ -74,13 +74,12 @@ export function openRows(root, open) {
 }
 
 /** The keys to open so that the first tensor that is not finite is seen, else the first branch of each level. */
-export function openAtFirst(root, most = 40) {
+export function openAtFirst(root, most = 60) {
   const open = new Set();
   let node = root;
-  while (node && !node.tensor) {
+  for (let level = 0; node && !node.tensor && (root.sick || level < 3); level += 1) {
     if (node !== root) open.add(node.key);
-    const inner = node.children;
-    node = root.sick ? inner.find((child) => child.sick) : inner.find((child) => child.count > 1 && child.count <= most);
+    node = node.children.find((child) => (root.sick ? child.sick : child.children?.length <= most));
   }
   return open;
 }

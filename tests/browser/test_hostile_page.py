@@ -34,7 +34,7 @@ def test_names_of_any_kind_are_text(
     assert page.evaluate(FOREIGN) == 0
     document = until(lambda: (lambda d: d if d["incidents"] else None)(daemon.ask("page")[1]), "the incident")
     names = [one["name"] for one in document["generations"]]
-    assert len(names) == 6
+    assert len(names) == 5
     places = {
         (): ".events li",
         ("heat",): ".heat canvas",

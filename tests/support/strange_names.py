@@ -37,8 +37,6 @@ def strange_run(folder: Path) -> Path:
     run.mkdir(parents=True)
     for number, name in enumerate(FILES, 1):
         write(run / name, number, sick=name is FILES[-1])
-    undecodable = os.fsencode(run) + b"/\xff\xed\xa0\x80-6"  # a lone surrogate, and a byte that is no text
-    write(Path(os.fsdecode(undecodable)), 6, sick=False)
     return run
 
 

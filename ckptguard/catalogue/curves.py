@@ -10,7 +10,7 @@ import msgspec
 from ckptguard.catalogue.look import RunLook, below
 from ckptguard.catalogue.rows import CurveRow
 from ckptguard.decisions.thinning import thinned
-from ckptguard.errors import CkptguardError
+from ckptguard.errors import ChangedWhileReadError, CkptguardError, DeniedError, ObjectMissingError
 from ckptguard.formats.structure import ReadProblem
 from ckptguard.records.run import Run
 from ckptguard.records.samples import FOLDER as SAMPLES
@@ -25,26 +25,30 @@ _LONGEST = 300  # characters of a log's path
 
 
 def see_curve(run: Run, look: RunLook) -> CurveRow | None:
-    """Read the curve of a run. None if the trainer's own log cannot be read now, and there is no other."""
-    recorded = [samples.curve for samples in read_samples(run, below(SAMPLES, look.names)).values()]
-    parts, sources = recorded, [_RECORD] * bool(recorded)
-    if look.log is not None:
-        logged: list[Row] | None = None
-        with contextlib.suppress(CkptguardError, ReadProblem):
-            logged = read_log(run.storage, look.log)
-        if logged is None and not recorded:
-            return None
-        steps = [step for curve in recorded for step in curve.step]
-        first, last = min(steps, default=0), max(steps, default=-1)
-        before, after = (
-            [row for row in logged or () if row[0] < first],
-            [row for row in logged or () if row[0] > last],
-        )
-        parts = [curve_of(before), *recorded, curve_of(after)]
-        sources += [escape(look.log.key[:_LONGEST])] * bool(before or after)
-    curve = recorded[0] if recorded and parts == recorded[:1] else thinned(part for part in parts if part.step)
+    """Read the curve of a run. None if it must be tried again. What can never be read is passed over."""
+    recorded: list[Curve] = []
+    try:
+        with contextlib.suppress(DeniedError):
+            recorded = [samples.curve for samples in read_samples(run, below(SAMPLES, look.names)).values()]
+        name, logged = _newest_log(run, look)
+    except CkptguardError:
+        return None
+    steps = [step for curve in recorded for step in curve.step]
+    first, last = min(steps, default=0), max(steps, default=-1)
+    before, after = ([row for row in logged if row[0] < first], [row for row in logged if row[0] > last])
+    parts = [part for part in (curve_of(before), *recorded, curve_of(after)) if part.step]
+    curve = recorded[0] if parts and parts == recorded[:1] else thinned(parts)
     packed = zlib.compress(msgspec.json.encode(curve), 6) if curve.step else b""
+    sources = [_RECORD] * bool(recorded) + [name] * bool(before or after)
     return CurveRow(identity=look.curve, source=" and ".join(sources) or None, packed=packed)
+
+
+def _newest_log(run: Run, look: RunLook) -> tuple[str, list[Row]]:
+    """Return the path of the newest log that can be read, and its updates. Raises StorageError."""
+    for log in look.logs:
+        with contextlib.suppress(ChangedWhileReadError, ObjectMissingError, DeniedError, ReadProblem):
+            return escape(log.key[:_LONGEST]), read_log(run.storage, log)
+    return "", []
 
 
 def unpacked(row: CurveRow) -> Curve:

@@ -35,8 +35,8 @@ class WaitingSave(msgspec.Struct, frozen=True):
 class RunLook(msgspec.Struct, frozen=True, kw_only=True):
     """What a pass over a run has seen. `places` are the judged checkpoints in place, and their sizes.
 
-    `names` are the keys of all records. `replicated` says how many replicas hold a generation. `log` is the file in
-    which the trainer logs its updates, if there is one.
+    `names` are the keys of all records. `replicated` says how many replicas hold a generation. `logs` are the files in
+    which the trainer logs its updates, the newest first.
     """
 
     url: str
@@ -48,15 +48,15 @@ class RunLook(msgspec.Struct, frozen=True, kw_only=True):
     replicated: Mapping[CheckpointId, int] = {}
     scrub_interval: float | None = None
     keep: str = ""
-    log: Entry | None = None
+    logs: tuple[Entry, ...] = ()
 
     @property
     def curve(self) -> str:
         """What is equal only if the curves of two looks are; empty if there is none."""
         samples = sorted(below(SAMPLES, self.names))
-        log = None if self.log is None else (self.log.key, self.log.signature)
-        text = repr((samples, log)).encode("utf-8", "backslashreplace")
-        return hashlib.blake2b(text, digest_size=8).hexdigest() if samples or log else ""
+        logs = [(log.key, log.signature) for log in self.logs]
+        text = repr((samples, logs)).encode("utf-8", "backslashreplace")
+        return hashlib.blake2b(text, digest_size=8).hexdigest() if samples or logs else ""
 
 
 def digest_of(look: RunLook) -> bytes:

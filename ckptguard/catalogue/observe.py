@@ -89,14 +89,16 @@ def observe(
         row = msgspec.structs.replace(row, pinned=pinned.get(id, ""))
         rows[id] = _placed(run, row, id, look, records[id], read)
     incidents, told = _incidents(run, look.names, known_incidents)
+    curve = see_curve(run, look) if look.curve != known_curve else None
+    is_whole = left >= 0 and (curve is not None or look.curve == known_curve)
     return RunSeen(
         id=run.run_id,
-        digest=digest_of(look) if left >= 0 else b"",
+        digest=digest_of(look) if is_whole else b"",
         facts=facts_of(look, rows, incidents, known_good_of(run, listed)),
         generations=tuple(rows.values()),
         incidents=tuple(incidents),
         events=(*reversed(events), *told, *action_events(run, look.names, known_actions)),
-        curve=see_curve(run, look) if look.curve != known_curve else None,
+        curve=curve,
     )
 
 

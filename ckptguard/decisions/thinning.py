@@ -5,8 +5,8 @@ and those with the smallest and the largest finite number of each signal. The le
 Besides, every update with a number that is not finite stays, until half of the room is theirs. Then these are thinned
 in the same way: the first and the last of each group stay.
 
-The result depends only on the updates and their order: it is the same at once and update by update, also if training
-was stopped and the curve on record was continued.
+The result depends only on the updates and their order. It is the same at once and update by update. A training that
+continues the curve on record gets the same one, too.
 """
 
 from __future__ import annotations

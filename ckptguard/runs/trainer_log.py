@@ -24,6 +24,7 @@ from ckptguard.values.incident import Sample, worded
 
 _FILE, _TABLE = "trainer_state.json", "metrics.csv"
 _MOST = 2000  # entries of a log that a report shows at most
+_MOST_LOGS = 3
 _MOST_BYTES = 16 << 20  # of a log that is read as a whole
 _MOST_TABLE = 8 << 20  # of a longer table only its end counts
 _MOST_HEADER = 1 << 16
@@ -64,12 +65,14 @@ def logged_samples(run: Run, id: CheckpointId, path: str) -> tuple[Sample, ...]:
     return ()
 
 
-def find_log(entries: Iterable[Entry]) -> Entry | None:
-    """Return the run's own log that was written last, among the files of the run."""
-    logs = [entry for entry in entries if entry.kind == "file" and entry.name in (_FILE, _TABLE)]
-    return max(
-        logs, key=lambda e: (e.mtime_ns or 0, [int(n) for n in re.findall(r"\d{1,18}", e.key)], e.key), default=None
-    )
+def find_logs(entries: Iterable[Entry]) -> tuple[Entry, ...]:
+    """Return the run's own logs among its files, the one that was written last first: it may be half written."""
+
+    def age(log: Entry) -> tuple[int, list[int], str]:
+        return log.mtime_ns or 0, [int(number) for number in re.findall(r"\d{1,18}", log.key)], log.key
+
+    logs = (entry for entry in entries if entry.kind == "file" and entry.name in (_FILE, _TABLE))
+    return tuple(sorted(logs, key=age, reverse=True)[:_MOST_LOGS])
 
 
 def read_log(storage: Storage, log: Entry) -> list[Row]:
@@ -82,7 +85,7 @@ def read_log(storage: Storage, log: Entry) -> list[Row]:
         elif size <= _MOST_TABLE:
             rows = list(_table(reader.read(0, size)))
         else:
-            header, _, _ = reader.read(0, _MOST_HEADER).partition(b"\n")
+            header, _, _ = reader.read(0, min(size, _MOST_HEADER)).partition(b"\n")
             _, _, end = reader.read(size - _MOST_TABLE, _MOST_TABLE).partition(b"\n")
             rows = list(_table(header + b"\n" + end))
     return [row for row in rows if row[1] is not None or row[2] is not None]

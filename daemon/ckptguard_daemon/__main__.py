@@ -164,7 +164,8 @@ def command(runs: tuple[str, ...], **options: Any) -> None:
         signal.signal(number, lambda *_: stop.set())
 
     hang_up = threading.Event()
-    if plan.fleet is not None or options["tokens"] is not None:  # otherwise the terminal's end is the daemon's
+    lasting = plan.fleet is not None or options["tokens"] is not None
+    if lasting and options["link"] is None:  # otherwise the terminal's end is the daemon's
         signal.signal(signal.SIGHUP, lambda *_: hang_up.set())
 
     gc.freeze()  # imported modules stay; the idle daemon need not scan them again

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from starlette.applications import Starlette
 
-from ckptguard_daemon.dashboard import actions, clicks, curves, events, pages
+from ckptguard_daemon.dashboard import clicks, curves, events, pages
 from ckptguard_daemon.http import access, answers, page_files
 from ckptguard_daemon.http.replies import REFUSALS
 from ckptguard_daemon.http.routes import Served
 
-_MODULES = (answers, access, page_files, pages, curves, events, clicks, actions)  # each has `routes(served)`
+_MODULES = (answers, access, page_files, pages, curves, events, clicks)  # each has `routes(served)`
 
 
 def application(served: Served) -> Starlette:

@@ -29,7 +29,7 @@ from ckptguard.errors import CkptguardError
 from ckptguard.records.run import record_names
 from ckptguard.replicas.replicate import Replica
 from ckptguard.runs.run_view import RunView
-from ckptguard.runs.trainer_log import find_log
+from ckptguard.runs.trainer_log import find_logs
 from ckptguard.storage.runtime_folder import private_runtime_folder
 from ckptguard.upkeep.reconcile import PassNotes
 from ckptguard.upkeep.samples import Start
@@ -275,5 +275,5 @@ def _look_of(view: RunView, passed: Passed, start: Start, names: frozenset[str])
         replicated=dict(held),
         scrub_interval=passed.scrub_interval,
         keep=view.settings.keep,
-        log=find_log(start.listing.entries),
+        logs=find_logs(start.listing.entries),
     )

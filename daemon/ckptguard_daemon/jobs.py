@@ -15,7 +15,7 @@ from ckptguard_daemon.log import log
 
 LONGEST_JOB = 6 * 3600.0  # seconds; then its work is stopped
 MOST_RUNNING = 6
-_MOST_REMEMBERED = 256
+_MOST_REMEMBERED = 32
 _BUSY_HINT = "try again when it has ended"
 
 

@@ -6,12 +6,12 @@ Each real one is on record before it begins. It runs in a thread of its own, whe
 from __future__ import annotations
 
 import hashlib
+import threading
 import uuid
 from collections.abc import Sequence
 from typing import Any
 
 import msgspec
-from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -30,10 +30,12 @@ from ckptguard.records.audit import (
 )
 from ckptguard.records.run import Run
 from ckptguard.records.who_and_when import utc_text
+from ckptguard.retention.prune import Remembered
 from ckptguard.runs.work import Work
 from ckptguard.values.record_text import what_is_wrong
 from ckptguard_daemon.dashboard.asked import Asked, Asking, Plan, Rules
-from ckptguard_daemon.dashboard.verbs import VERBS, dry_prune, prune_plan
+from ckptguard_daemon.dashboard.reading import Clicks, Reads
+from ckptguard_daemon.dashboard.verbs import VERBS, dry_prune, prune_plan, prune_words
 from ckptguard_daemon.guarded import WatchedRun
 from ckptguard_daemon.http.replies import number, read_body, reply
 from ckptguard_daemon.http.routes import Caller, Role, Route, Served, caller_of
@@ -43,11 +45,12 @@ from ckptguard_daemon.loop import LaneScanner
 
 _PATIENCE, _LONGEST_WAIT = 10.0, 60.0  # seconds until a caller is told to come back
 _MOST_SHOWN = 100  # actions
+_MOST_REMEMBERED = 4  # runs; one of 5,000 checkpoints takes some 10 MB
 
 
-def routes(served: Served) -> list[Route]:
+def routes(served: Served, clicks: Clicks) -> list[Route]:
     """Return the routes of this module."""
-    return Actions(served).routes()
+    return Actions(served, clicks).routes()
 
 
 def token_of(run_id: str, verb: str, asking: Asking, plan: Plan) -> str:
@@ -60,8 +63,10 @@ def token_of(run_id: str, verb: str, asking: Asking, plan: Plan) -> str:
 class Actions:
     """The routes of actions."""
 
-    def __init__(self, served: Served) -> None:
-        self._served = served
+    def __init__(self, served: Served, clicks: Clicks) -> None:
+        self._served, self._clicks = served, clicks
+        self._lock = threading.Lock()
+        self._remembered: dict[str, Remembered] = {}  # by run; that of the last one is the newest
 
     def routes(self) -> list[Route]:
         """Return the routes."""
@@ -75,15 +80,31 @@ class Actions:
 
     async def _retention(self, request: Request) -> Response:
         guarded, rules = self._served.run_of(request), _rules(request)
-        done = await run_in_threadpool(lambda: dry_prune(guarded.look(), rules))
-        plan = prune_plan(done)
-        found = document("retention", run=guarded.run_id, target=guarded.url, **fields(done))
-        return reply({**found, "plan": plan.lines, "costs": plan.costs})
+        memory = self._memory_of(guarded.run_id)
+
+        def preview(_: Reads) -> Response:
+            done = dry_prune(guarded.look(), rules, memory)
+            found = document("retention", run=guarded.run_id, target=guarded.url, **fields(done))
+            return reply({**found, "plan": prune_words(done), "costs": prune_plan(done).costs})
+
+        return await self._clicks.do(preview)
+
+    def _memory_of(self, run_id: str) -> Remembered:
+        """Return what plans of retention have read of a run. Only a few runs are remembered."""
+        with self._lock:
+            memory = self._remembered[run_id] = self._remembered.pop(run_id, Remembered())
+            while len(self._remembered) > _MOST_REMEMBERED:
+                del self._remembered[next(iter(self._remembered))]
+            return memory
 
     async def _list(self, request: Request) -> Response:
         guarded = self._served.run_of(request)
-        actions = await run_in_threadpool(lambda: list_actions(guarded.open(), most=_MOST_SHOWN))
-        return reply(document("actions", run=guarded.run_id, target=guarded.url, actions=actions))
+
+        def listed(_: Reads) -> Response:
+            actions = list_actions(guarded.open(), most=_MOST_SHOWN)
+            return reply(document("actions", run=guarded.run_id, target=guarded.url, actions=actions))
+
+        return await self._clicks.do(listed)
 
     async def _act(self, request: Request) -> Response:
         guarded, name = self._served.run_of(request), request.path_params["verb"]
@@ -94,6 +115,7 @@ class Actions:
         if not asking.dry_run:
             _refuse_unfounded(asking)
         act = Acting(self._served, guarded, name, asking, caller_of(request))
+        act.remembered = self._memory_of(guarded.run_id)
         job = self._served.jobs.begin(uuid.uuid4().hex, guarded.run_id, name, act, exclusive=not asking.dry_run)
         return await self._answer(request, job)
 
@@ -137,6 +159,7 @@ class Acting:
     def __init__(self, served: Served, guarded: WatchedRun, verb: str, asking: Asking, caller: Caller) -> None:
         self._served, self._guarded, self._verb = served, guarded, verb
         self._asking, self._caller = asking, caller
+        self.remembered = Remembered()
 
     def __call__(self, job: Job) -> Document:
         """Do it, in the job's thread. Scanning processes end with the thread that started them."""
@@ -144,7 +167,9 @@ class Acting:
         try:
             work = Work(scanner=scanner.by(self._guarded.settings), stop=job.stop)
             view = self._guarded.look()
-            asked = Asked(guarded=self._guarded, view=view, arguments=self._asking, work=work)
+            asked = Asked(
+                guarded=self._guarded, view=view, arguments=self._asking, work=work, remembered=self.remembered
+            )
             return self._plan(asked) if self._asking.dry_run else self._carry_out(asked, job)
         finally:
             scanner.close()
@@ -180,7 +205,7 @@ class Acting:
             state = REFUSED if isinstance(error, PlanChangedError) else STOPPED if job.stop.is_set() else FAILED
             self._end(run, action, state, (told,))
             raise
-        state = DONE if done.well else FAILED
+        state = DONE if done.well else STOPPED if job.stop.is_set() else FAILED
         self._end(run, action, state, done.lines)
         return self._document(state=state, action=action.id, done=done.lines)
 

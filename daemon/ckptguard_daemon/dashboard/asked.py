@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 import msgspec
 
+from ckptguard.retention.prune import Remembered
 from ckptguard.runs.run_view import RunView
 from ckptguard.runs.work import Work
+from ckptguard.storage.redaction import redacted
+from ckptguard.values.ids import escape
 from ckptguard.values.settings import Settings, with_table
 from ckptguard_daemon.guarded import WatchedRun
 
@@ -39,18 +42,19 @@ Agree = Callable[[Plan], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """What is asked of one run. The view is fresh. `arguments` are of the verb's own kind of `Asking`."""
+    """What is asked of one run. The view is fresh. `arguments` are of the verb's own kind of `Asking`. `remembered` is
+    what earlier plans of retention read."""
 
     guarded: WatchedRun
     view: RunView
     arguments: Any
     work: Work
+    remembered: Remembered = field(default_factory=Remembered)
 
     @property
     def reason(self) -> str:
-        """Why."""
-        reason: str = self.arguments.reason
-        return reason
+        """Why, as records may have it."""
+        return escape(redacted(self.arguments.reason))
 
     @property
     def settings(self) -> Settings:

@@ -30,7 +30,7 @@ from ckptguard.replicas.replicate import Replica, replica_urls, replicate
 from ckptguard.reporting.incidents_of_saves import IncidentsOfSaves
 from ckptguard.reporting.open_and_close import close_incidents_about
 from ckptguard.retention.pin import lasts_until, pin, pinned_id, pins_on, release
-from ckptguard.retention.prune import Pruned, prune
+from ckptguard.retention.prune import Pruned, Remembered, prune
 from ckptguard.runs.run_view import RunView, select_checkpoint
 from ckptguard.runs.target import Target
 from ckptguard.values.ids import CheckpointId, escape, id_from_record
@@ -165,16 +165,20 @@ def _accept(asked: Asked, agree: Agree) -> Done:
 # prune
 
 
+def prune_words(done: Pruned) -> tuple[str, ...]:
+    """Return what a dry run of retention found, without its checkpoints."""
+    unknown = unknown_metrics([d.checkpoint for d in done.decisions], done.policy)
+    return (
+        *(["no rule was given: nothing is removed"] if done.policy.asks_nothing else []),
+        *_texts(prune_lines(done)),
+        *(f'warning: no good checkpoint has the metric "{escape(name)}": it keeps none' for name in unknown),
+    )
+
+
 def prune_plan(done: Pruned) -> Plan:
     """Return the plan that a dry run of retention found."""
-    unknown = unknown_metrics([d.checkpoint for d in done.decisions], done.policy)
     return Plan(
-        lines=(
-            *(["no rule was given: nothing is removed"] if done.policy.asks_nothing else []),
-            *_rows(prune_table(done)),
-            *_texts(prune_lines(done)),
-            *(f'warning: no good checkpoint has the metric "{escape(name)}": it keeps none' for name in unknown),
-        ),
+        lines=(*_rows(prune_table(done)), *prune_words(done)),
         costs={
             "bytes_moved": sum(d.checkpoint.bytes for d in done.removed),
             "bytes_deleted": sum(mark.bytes for mark in done.emptied),
@@ -186,20 +190,27 @@ def prune_plan(done: Pruned) -> Plan:
     )
 
 
-def dry_prune(view: RunView, rules: Rules) -> Pruned:
+def dry_prune(view: RunView, rules: Rules, remembered: Remembered) -> Pruned:
     """Return what these rules would remove. Nothing is changed."""
     settings = rules.settings(view.settings)
-    return prune(view, settings.retention(), grace=parse_span(settings.trash_grace), dry_run=True)
+    grace = parse_span(settings.trash_grace)
+    return prune(view, settings.retention(), grace=grace, dry_run=True, remembered=remembered)
 
 
 def _plan_prune(asked: Asked) -> Plan:
-    return prune_plan(dry_prune(asked.view, asked.arguments))
+    return prune_plan(dry_prune(asked.view, asked.arguments, asked.remembered))
 
 
 def _prune(asked: Asked, agree: Agree) -> Done:
     settings = asked.arguments.settings(asked.settings)
     grace = parse_span(settings.trash_grace)
-    done = prune(asked.view, settings.retention(), grace=grace, agree=lambda planned: agree(prune_plan(planned)))
+    done = prune(
+        asked.view,
+        settings.retention(),
+        grace=grace,
+        remembered=asked.remembered,
+        agree=lambda planned: agree(prune_plan(planned)),
+    )
     return Done(
         lines=(*_texts(prune_lines(done)), *(f"error: {escape(sentence)}" for sentence in done.could_not_tell)),
         well=not done.could_not_tell,

@@ -7,12 +7,12 @@ import socket
 import ssl
 import struct
 from asyncio.sslproto import SSLProtocol
+from collections import defaultdict
 from http import HTTPStatus
 from typing import Any
 
 import h11
 import msgspec
-from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 HEAD_SECONDS = 10.0  # from the connection, or from the previous answer
@@ -24,17 +24,17 @@ _PEER = struct.Struct("3i")  # from the kernel: pid, uid, gid
 
 
 class Crowd:
-    """The connections of one server, in the order in which they came."""
+    """The connections of one server besides streams, in the order in which they came."""
 
     def __init__(self) -> None:
-        self._members: dict[BoundedConnection, None] = {}
+        self._all: dict[BoundedConnection, None] = {}
+        self._by_peer: defaultdict[object, dict[BoundedConnection, None]] = defaultdict(dict)
 
     def join(self, one: BoundedConnection) -> bool:
         """Take one more. The oldest that waits for its caller goes instead; False if none waits."""
-        self._members[one] = None
-        counted = [member for member in self._members if not member.is_stream]
-        of_one = [member for member in counted if member.peer == one.peer]
-        for group, most in ((of_one, MOST_OF_ONE), (counted, MOST)):
+        of_one = self._by_peer[one.peer]
+        self._all[one] = of_one[one] = None
+        for group, most in ((of_one, MOST_OF_ONE), (self._all, MOST)):
             if len(group) > most:
                 slow = next((member for member in group if member is not one and member.waits), None)
                 if slow is None:
@@ -45,7 +45,11 @@ class Crowd:
 
     def leave(self, one: BoundedConnection) -> None:
         """Count one no more."""
-        self._members.pop(one, None)
+        self._all.pop(one, None)
+        of_one = self._by_peer.get(one.peer, {})
+        of_one.pop(one, None)
+        if not of_one:
+            self._by_peer.pop(one.peer, None)
 
 
 class BoundedConnection(H11Protocol):
@@ -55,6 +59,7 @@ class BoundedConnection(H11Protocol):
     _crowd: Crowd | None = None
     _deadline: asyncio.TimerHandle | None = None
     _stall: asyncio.TimerHandle | None = None
+    _application: Any
     _below: Any = None  # the transport without TLS
 
     @property
@@ -88,7 +93,7 @@ class BoundedConnection(H11Protocol):
     def connection_made(self, transport: Any) -> None:
         """Begin."""
         super().connection_made(transport)
-        self.app = _abortable(self.app, transport)
+        self._application, self.app = self.app, self._answer
         self._await_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -130,6 +135,15 @@ class BoundedConnection(H11Protocol):
         """Refuse what is not HTTP."""
         self._end(400, "request", "this is not a valid HTTP request")
 
+    async def _answer(self, scope: Any, receive: Any, send: Any) -> None:
+        """Let a stream end its connection at once, also one whose client reads nothing any more, and not count."""
+        scope["abort"], scope["is_stream"] = self.transport.abort, self._is_stream
+        await self._application(scope, receive, send)
+
+    def _is_stream(self) -> None:
+        if self._crowd is not None:
+            self._crowd.leave(self)
+
     def _await_head(self) -> None:
         self._look_after(HEAD_SECONDS)
 
@@ -156,16 +170,6 @@ class BoundedConnection(H11Protocol):
         head += f"Content-Length: {len(text)}\r\nConnection: close\r\n\r\n"
         self.transport.write(head.encode() + text)
         self.transport.close()
-
-
-def _abortable(application: ASGIApp, transport: Any) -> ASGIApp:
-    """Let an answer end its connection at once, also one whose client reads nothing any more."""
-
-    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-        scope["abort"] = transport.abort
-        await application(scope, receive, send)
-
-    return answer
 
 
 class _CountedPlain(BoundedConnection):

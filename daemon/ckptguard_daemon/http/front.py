@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import socket
 import ssl
 import stat
 import time
@@ -65,7 +66,8 @@ class Front:
         self.door = Door(callers, secure=secure, port=port)
         self._private = ""
         self._names = own_names(place.host, url, beyond=not place.is_loopback)
-        shown = f"{place.host}:{port}" if ":" not in place.host else f"[{place.host}]:{port}"
+        host = socket.gethostname() if place.is_any else place.host
+        shown = f"{host}:{port}" if ":" not in host else f"[{host}]:{port}"
         self.url = url or f"{'https' if self._tls else 'http'}://{shown}"
 
     def remember(self, socket_path: str, environ: Mapping[str, str]) -> None:

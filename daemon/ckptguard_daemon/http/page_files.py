@@ -37,7 +37,8 @@ def _policy(index: bytes) -> str:
     )
     return (
         f"default-src 'none'; script-src 'self'{maps}; style-src 'self'; img-src 'self' data: blob:; "
-        "connect-src 'self'; form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
+        "connect-src 'self'; form-action 'self'; frame-ancestors 'none'; base-uri 'none'; "
+        "require-trusted-types-for 'script'; trusted-types 'none'"
     )
 
 

@@ -25,6 +25,11 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
         """True if no other machine can reach it."""
         return ipaddress.ip_address(self.place[0].partition("%")[0]).is_loopback
 
+    @property
+    def is_any(self) -> bool:
+        """True if it stands for all addresses of this machine."""
+        return ipaddress.ip_address(self.place[0].partition("%")[0]).is_unspecified
+
     def listen(self) -> socket.socket:
         """Bind and listen. Raises SettingsError."""
         try:

@@ -101,6 +101,8 @@ class Route(routing.Route):
     ) -> None:
         super().__init__(path, endpoint, methods=list(methods))
         self.role, self.stream = role, stream
+        if stream:
+            self.methods = set(methods)  # HEAD would never end
         self._streams: Counter[str] = Counter()
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -113,6 +115,7 @@ class Route(routing.Route):
             await super().handle(scope, receive, send)
         else:
             scope["stream"] = True
+            scope.get("is_stream", lambda: None)()
             self._streams[caller.name] += 1
             try:
                 await super().handle(scope, receive, send)

@@ -24,7 +24,7 @@ class HttpServer:
             application,
             log_config=None,
             access_log=False,
-            log_level="warning",
+            log_level="error",  # below that anybody could fill the log
             lifespan="off",
             http=Connections(tls),  # type: ignore[arg-type]
             ws="none",

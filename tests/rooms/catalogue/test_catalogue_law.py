@@ -1,5 +1,6 @@
 """A catalogue is a cache: however it came about, with whatever kills, it holds what a new one would."""
 
+import json
 import shutil
 
 from ckptguard_daemon.catalogue_feed import CatalogueFeed, Passed
@@ -19,6 +20,7 @@ from ckptguard.recover.roll_back import GoBack, roll_back
 from ckptguard.repair.scrub import scrub
 from ckptguard.replicas.replicate import Replica, Replicated
 from ckptguard.runs.work import Work
+from ckptguard.training.signals.curve_recorder import CurveRecorder
 from ckptguard.upkeep.reconcile import PassNotes, reconcile
 from ckptguard.values.ids import CheckpointId
 
@@ -78,6 +80,14 @@ class Watched:
         elif action == "close":
             for incident in list_incidents(run)[:1]:
                 update_incident(run, incident, state="closed", action="went back", known_good="2.1")
+        elif action == "train":
+            recorder = CurveRecorder(run)
+            recorder.append((step, 1.0, None, None, None))
+            recorder.close(60.0)
+        elif action == "log":
+            log = at(self.url, f"checkpoint-{step}/trainer_state.json")
+            log.parent.mkdir(exist_ok=True)
+            log.write_text(json.dumps({"log_history": [{"step": number, "loss": 1.0} for number in range(step)]}))
         elif action == "prune":
             self.notes.prune_at = 0.0
         elif action == "restart":

@@ -22,14 +22,30 @@ const VERBS = {
 
 /** A button for each of the verbs that this user may use; a reader gets none. Without `checkpoint` they are about the run. */
 export function Actions({ me, run, runName, verbs, checkpoint = null, values = {}, onDone }) {
-  const [verb, setVerb] = useState(null);
   const allowed = verbs.filter((one) => me?.actions?.includes(one));
   if (!allowed.length) return null;
-  const close = () => setVerb(null);
+  const begin = (verb) => showDialog({ verb, run, runName: runName ?? run, checkpoint, values, onDone });
   return html`<span class="actions" role="group" aria-label="Actions">
-    ${allowed.map((one) => html`<button type="button" key=${one} onClick=${() => setVerb(one)}>${VERBS[one].word}${one === "rollback" && checkpoint ? " to this" : ""}…</button>`)}
-    ${verb && html`<${Dialog} key=${verb} verb=${verb} run=${run} runName=${runName ?? run} checkpoint=${checkpoint} values=${values} onClose=${close} onDone=${onDone} />`}
+    ${allowed.map((one) => html`<button type="button" key=${one} onClick=${() => begin(one)}>${VERBS[one].word}${one === "rollback" && checkpoint ? " to this" : ""}…</button>`)}
   </span>`;
+}
+
+let showDialog = () => {};
+
+/** Where the dialog is: outside of the page, because what was done may take away the button that asked for it. */
+export function ActionHost() {
+  const [asked, setAsked] = useState(null);
+  showDialog = setAsked;
+  useEffect(() => {
+    const leave = () => setAsked(null);
+    addEventListener("hashchange", leave);
+    return () => removeEventListener("hashchange", leave);
+  }, []);
+  const close = () => {
+    setAsked(null);
+    if (document.activeElement === document.body) document.querySelector("main h1")?.focus();
+  };
+  return asked && html`<${Dialog} ...${asked} onClose=${close} />`;
 }
 
 /** Send an action. Work that takes long is asked for until it has ended: the daemon answers when it has, or after 20 s. */

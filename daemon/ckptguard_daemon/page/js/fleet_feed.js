@@ -1,5 +1,5 @@
 // The fleet's document, kept current by the row: an event of one run asks for that run only.
-import { useEffect, useRef, useState } from "preact/hooks";
+import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { ask, encoded } from "./api.js";
 import { useDocument } from "./documents.js";
 import { listen } from "./live.js";
@@ -10,7 +10,7 @@ const GAP = 200;
 /** Return the fleet's document with `runs`, its rows as of now (null: not yet). */
 export function useFleet() {
   const doc = useDocument("v1/fleet", () => false);
-  const [newer, setNewer] = useState({ of: null, rows: new Map() });
+  const [newer, setNewer] = useState(new Map()); // id -> {run, asOf}; the run is null if it is gone
   const reload = useRef();
   reload.current = doc.reload;
   useEffect(() => {
@@ -27,9 +27,9 @@ export function useFleet() {
       const wanted = [...touched];
       touched.clear();
       try {
-        const { runs } = await ask(`v1/fleet?${wanted.map((id) => `run=${encoded(id)}`).join("&")}`, { signal: ended.signal });
+        const { runs, as_of: asOf } = await ask(`v1/fleet?${wanted.map((id) => `run=${encoded(id)}`).join("&")}`, { signal: ended.signal });
         const found = new Map(runs.map((run) => [run.id, run]));
-        setNewer((old) => ({ of: old.of, rows: new Map([...old.rows, ...wanted.map((id) => [id, found.get(id) ?? null])]) }));
+        setNewer((old) => new Map([...old, ...wanted.map((id) => [id, { run: found.get(id) ?? null, asOf }])]));
       } catch {
         // The next event, or the whole document, brings it.
       }
@@ -45,22 +45,13 @@ export function useFleet() {
       ended.abort();
     };
   }, []);
-  // Rows are newer only than the document that they were asked for after.
-  if (doc.data && newer.of !== doc.data) {
-    newer.of = doc.data;
-    newer.rows = new Map();
-  }
-  return { ...doc, runs: doc.data && merged(doc.data, newer.rows) };
+  const runs = useMemo(() => doc.data && merged(doc.data, newer), [doc.data, newer]);
+  return { ...doc, runs };
 }
 
-let last = {};
-
-/** The document's rows with newer ones in their place; the same array while nothing changes. */
-function merged(data, rows) {
-  if (last.data === data && last.rows === rows) return last.runs;
-  const known = new Set(data.runs.map((run) => run.id));
-  const own = data.runs.map((run) => (rows.has(run.id) ? rows.get(run.id) : run));
-  const added = [...rows].filter(([id]) => !known.has(id)).map(([, run]) => run);
-  last = { data, rows, runs: [...own, ...added].filter((run) => run !== null) };
-  return last.runs;
+/** The document's rows, with those in their place that are newer than it. */
+function merged(data, newer) {
+  const rows = new Map(data.runs.map((run) => [run.id, run]));
+  for (const [id, { run, asOf }] of newer) if (asOf > data.as_of) rows.set(id, run);
+  return [...rows.values()].filter((run) => run !== null);
 }

@@ -2,7 +2,7 @@
 
 const WORDS = { nan: "NaN", inf: "∞", "-inf": "−∞" };
 const COUNT = new Intl.NumberFormat("en");
-const EXACT = new Intl.DateTimeFormat("en-GB", {
+const EXACT = new Intl.DateTimeFormat("sv-SE", {
   year: "numeric", month: "2-digit", day: "2-digit", hour: "2-digit", minute: "2-digit", second: "2-digit",
   hourCycle: "h23", timeZoneName: "short",
 });
@@ -61,7 +61,7 @@ export function ago(at, now) {
 
 const LATEST = 8.64e12; // seconds that a date can hold
 
-/** "23/11/2026, 14:03:04 UTC", in the reader's own time zone. */
+/** "2026-11-23 14:03:04 UTC", in the reader's own time zone. */
 export function exact(at) {
   return isFinite(at) && Math.abs(at) <= LATEST ? EXACT.format(at * 1000) : NOTHING;
 }

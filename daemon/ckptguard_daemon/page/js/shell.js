@@ -1,6 +1,7 @@
 // What is around every page: the header, the way to other pages, signing in, and the page of the address.
 import { useEffect, useErrorBoundary, useRef, useState } from "preact/hooks";
 import { html } from "./html.js";
+import { ActionHost } from "./actions.js";
 import { ask } from "./api.js";
 import { start, useConnection } from "./live.js";
 import { forgetAll, useDocument } from "./documents.js";
@@ -73,7 +74,7 @@ function Nowhere() {
 
 /** The page of an address; its code is loaded with its first use. */
 function Page({ route, me }) {
-  const [mistake] = useErrorBoundary((error) => console.error(error));
+  const [mistake] = useErrorBoundary((error) => reportError(error)); // it stays a failure for whoever looks at the console
   const [, draw] = useState(0);
   const [failure, setFailure] = useState(null);
   const load = PAGES[route.page];
@@ -95,7 +96,7 @@ function Page({ route, me }) {
   }, [route.key, Boolean(found)]);
   if (!load) return html`<${Nowhere} />`;
   if (mistake) return html`<${Sentence} kind="bad" hint="Reload the page. If it stays, report it with what the console says.">This page made a mistake, and shows nothing rather than something wrong.<//>`;
-  if (found) return html`<${found} key=${route.key} ...${route} me=${me} />`;
+  if (found) return html`<${found} ...${route} me=${me} />`;
   return failure ? html`<${Sentence} kind="bad">${failure}<//>` : html`<p class="waiting" role="status">Loading…</p>`;
 }
 
@@ -121,7 +122,7 @@ export function Shell() {
       ${!signedOut && html`<${Connection} /><${Account} me=${me.data} onSignOut=${() => dispatchEvent(new Event("ckptguard:signed-out"))} />`}
       <${ThemeSwitch} />
     </header>
-    ${signedOut ? html`<${SignIn} onDone=${signIn} />` : html`<main id="main" class=${`page-${route.page}`}><${Page} key=${route.key} route=${route} me=${me.data} /></main>`}
+    ${signedOut ? html`<${SignIn} onDone=${signIn} />` : html`<main id="main" class=${`page-${route.page}`}><${Page} key=${route.key} route=${route} me=${me.data} /></main><${ActionHost} />`}
     <footer class="bottom">ckptguard ${me.data?.version ?? ""}</footer>`;
 }
 

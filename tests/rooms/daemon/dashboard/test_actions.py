@@ -4,25 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import threading
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import msgspec
 import pytest
 from ckptguard_daemon.application import application
-from ckptguard_daemon.dashboard import actions
+from ckptguard_daemon.dashboard import actions, verbs
 from ckptguard_daemon.dashboard.asked import Done, Plan
 from ckptguard_daemon.dashboard.verbs import VERBS
 from ckptguard_daemon.http.access import ACTIONS
 from ckptguard_daemon.http.routes import Caller, Role
 from ckptguard_daemon.jobs import MOST_RUNNING, JobStop
 from support.http_documents import assert_like, example
-from support.operators import ALICE, InlineScanner, all_files, served_run
+from support.operators import ALICE, InlineScanner, all_files, served_run, without_records
 from support.tiny_run import TINY, cycle, save
+from support.views import look
 
+from ckptguard.errors import StorageFullError
+from ckptguard.keep.quarantine import mark_suspect
+from ckptguard.records import audit
 from ckptguard.records.audit import list_actions
 from ckptguard.records.run import open_run
+from ckptguard.values.verdict import Outcome
 
 READER, GUARD = (Caller(name=role.word, role=role) for role in (Role.READER, Role.GUARD))
 
@@ -199,7 +206,8 @@ def test_the_preview_is_the_command_lines(asking: Asking) -> None:
     _, found = asking.ask("retention?keep_last=1", caller=READER)
     _, plan = asking.ask("actions/prune", {"keep_last": "1"})
     assert [one["path"] for one in found["removed"]] == ["model-1", "model-2"]
-    assert found["plan"] == plan["plan"]
+    assert found["plan"] == plan["plan"][-1:] == ["would move 2 to the trash (632 B)"]
+    assert found["costs"] == plan["costs"]
     assert found["dry_run"] is True
 
 
@@ -279,3 +287,69 @@ def test_a_mistake_of_ours_is_told_and_on_record(asking: Asking, monkeypatch: py
     assert (status, answer["error"]["message"]) == (500, "unexpected KeyError")
     (action,) = list_actions(open_run(asking.url))
     assert (action.state, action.result) == ("failed", ("unexpected KeyError",))
+
+
+def test_what_was_not_judged_is_judged_first_and_never_rolled_over(asking: Asking) -> None:
+    """A plan says what it would verify first. If that turns out good, nothing is moved: the plan is another one now."""
+    save(asking.url, 4, 4)
+    plan = asking.ask("actions/rollback", {})[1]
+    assert plan["plan"][0] == "would first verify model-4, and go back to it if it is good; else:"
+    before = without_records(asking.url)
+    status, answer = asking.ask("actions/rollback", real(plan["token"]))
+    assert (status, answer["error"]["kind"]) == (409, "plan_changed")
+    assert without_records(asking.url) == before
+    again = asking.ask("actions/rollback", {})[1]
+    assert again["plan"] == [f"would go back to {asking.url}/model-4"]
+    assert asking.ask("actions/rollback", real(again["token"]))[1]["state"] == "done"
+    assert [action.state for action in list_actions(open_run(asking.url))] == ["refused", "done"]
+
+
+def test_a_training_that_writes_is_not_rolled_back(asking: Asking) -> None:
+    """While files of the run are being written, the plan and the rollback are refused in the words of the command."""
+    plan = asking.ask("actions/rollback", {"step": 1})[1]
+    asking.run.settings = TINY.changed(settle=1e6)
+    for body in ({"step": 1}, real(plan["token"], step=1)):
+        status, answer = asking.ask("actions/rollback", body)
+        assert (status, "training may still be running" in answer["error"]["message"]) == (423, True)
+    assert sorted(path.name for path in Path(asking.url).glob("model-*")) == ["model-1", "model-2", "model-3"]
+
+
+def test_a_run_that_is_gone_is_told(asking: Asking, tmp_path: Path) -> None:
+    """Without its folder there is no plan, and no folder is made for the record."""
+    plan = asking.ask("actions/pin", {"checkpoint": "3"})[1]
+    shutil.rmtree(asking.url)
+    for path, body in (("actions/pin", real(plan["token"], checkpoint="3")), ("actions", None), ("retention", None)):
+        assert asking.ask(path, body)[0] == 404
+    assert not Path(asking.url).exists()
+
+
+def test_without_a_record_nothing_is_done(asking: Asking, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the record of its beginning cannot be written, an action does not begin."""
+    plan = asking.ask("actions/prune", {"keep_last": 1})[1]
+    before = without_records(asking.url)
+    full = StorageFullError("no space is left", key="audit")
+    monkeypatch.setattr(audit, "create_record", mock.Mock(side_effect=full))
+    status, answer = asking.ask("actions/prune", real(plan["token"], keep_last=1))
+    assert (status, answer["error"]["message"]) == (503, "no space is left")
+    assert without_records(asking.url) == before
+
+
+def test_a_bad_verdict_at_the_same_moment_is_not_cleared_away(asking: Asking, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody finds damage between the look and the clearance: bad stays bad, and the operator is told."""
+    view = look(asking.url, TINY)
+    (id,) = [id for id in view.history.standings("model-#") if id.number == 3]
+    mark_suspect(view, id, "the loss jumped")
+    plan = asking.ask("actions/clear", {"checkpoint": "3"})[1]
+    real_clear = verbs.clear_standing
+
+    def clear_late(view: Any, standing: Any, word: str, *, reason: str) -> Any:
+        bad = look(asking.url, TINY).history
+        verdict = bad.verdict(id)
+        assert verdict is not None
+        bad.add_verdict(msgspec.structs.replace(verdict, outcome=Outcome.BAD))
+        return real_clear(view, standing, word, reason=reason)
+
+    monkeypatch.setattr(verbs, "clear_standing", clear_late)
+    status, answer = asking.ask("actions/clear", real(plan["token"], checkpoint="3"))
+    assert (status, "got another verdict meanwhile" in answer["error"]["message"]) == (423, True)
+    assert look(asking.url, TINY).history.standings("model-#")[id].outcome is Outcome.BAD

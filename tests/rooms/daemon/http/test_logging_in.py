@@ -126,6 +126,13 @@ def test_a_token_has_so_many_sessions(behind: Behind, monkeypatch: pytest.Monkey
     assert status_of(behind, other) == 200
 
 
+def test_odd_cookies_of_others_do_no_harm(behind: Behind) -> None:
+    """Browsers send the cookies of every port of a host, whatever is in them."""
+    cookie = behind.log_in(SECRETS[Role.READER])
+    for odd in ('a={"x": [1]}', "b", "=", "ckptguard-1=x", 'c="', "d=\x80", ";;"):
+        assert status_of(behind, f"{odd}; {cookie}; {odd}") == 200
+
+
 WRONG_BODIES = (b"", b"{}", b"[]", b'{"token": 1}', b'{"token": null}', b"\xff", b'{"token": "' + b"x" * 2000 + b'"}')
 
 

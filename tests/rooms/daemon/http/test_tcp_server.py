@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from ckptguard_daemon.dashboard import events
 from ckptguard_daemon.http import connections, front, page_files
 from ckptguard_daemon.http.front import Front, HttpOptions
 from ckptguard_daemon.http.server import HttpServer
@@ -247,6 +248,31 @@ def test_streams_are_counted_apart(site: Site, caplog: pytest.LogCaptureFixture)
         assert site.works()
         site.server.close()
         assert all(rest_of(made).endswith(b"0\r\n\r\n") for made in streams)
+    assert caplog.records == []
+
+
+def test_a_stream_ends_with_its_token(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who is locked out hears no more, though nothing else ended the stream."""
+    monkeypatch.setattr(events, "PING_SECONDS", 0.05)
+    with site.connect() as made:
+        made.sendall(f"GET /v1/events HTTP/1.1\r\nHost: localhost\r\n{TOKEN}\r\n".encode())
+        assert made.recv(12) == b"HTTP/1.1 200"
+        site.behind.tokens.write_text("")
+        site.behind.callers.look()
+        site.front.look()
+        assert rest_of(made).endswith(b"0\r\n\r\n")
+    assert site.say("HEAD /v1/events HTTP/1.0\r\nHost: localhost\r\n\r\n").startswith(b"HTTP/1.1 4")
+
+
+def test_strangers_cannot_fill_the_log(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+    """What needs no token writes no line, however wrong it is."""
+    upgrade = "Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Key: eA==\r\n"
+    with caplog.at_level(logging.INFO):
+        for text in ("\0\r\n\r\n", "GET /\r\n\r\n", "GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n"):
+            assert b" 40" in site.say(text)[:14]
+        site.get("/v1/me", upgrade)
+        site.get("/v1/runs/\xff", "Authorization: Bearer \xff\r\nCookie: \xff=\xfe\r\n")
+        site.get("/v1/me", "Host: evil.example\r\n")
     assert caplog.records == []
 
 

@@ -76,8 +76,8 @@ export function paintHeat(context, scene) {
         context.fillRect(x, y, at.cell - gap, at.rowHeight - gap);
       }
     }
-    if (scene.first) outline(context, placed(scene.first.row, scene.first.column), at, [[colours.bad, 4, []], [colours.card, 1, []]]);
-    if (scene.cursor) outline(context, placed(scene.cursor.row, scene.cursor.column), at, [[colours.card, 4, []], [colours.ink, 2, [4, 2]]]);
+    if (scene.first) outline(context, placed(scene.first.row, scene.first.column), at, 3, [[colours.card, 5, []], [colours.bad, 3, []]]);
+    if (scene.cursor) outline(context, placed(scene.cursor.row, scene.cursor.column), at, 0, [[colours.card, 4, []], [colours.ink, 2, [4, 2]]]);
   });
   paintNames(context, scene, from, to);
   paintHead(context, scene, begin, end);
@@ -92,12 +92,12 @@ function clipped(context, area, paint) {
   context.restore();
 }
 
-function outline(context, [x, y], at, pens) {
+function outline(context, [x, y], at, around, pens) {
   for (const [colour, width, dash] of pens) {
     context.strokeStyle = colour;
     context.lineWidth = width;
     context.setLineDash(dash);
-    context.strokeRect(x - 0.5, y - 0.5, at.cell, at.rowHeight);
+    context.strokeRect(x - 0.5 - around, y - 0.5 - around, at.cell + 2 * around, at.rowHeight + 2 * around);
   }
   context.setLineDash([]);
 }
@@ -107,12 +107,12 @@ function paintNames(context, { at, scroll, colours, rows, heat, cursor }, from, 
   context.font = `${Math.min(at.rowHeight - 3, 13)}px ui-monospace, "DejaVu Sans Mono", monospace`;
   context.textBaseline = "middle";
   context.textAlign = "left";
-  const most = Math.floor((at.names - 10) / context.measureText("m").width);
+  const most = Math.floor((at.names - 18) / context.measureText("m").width);
   clipped(context, [0, at.head, at.names - 4, at.height - at.head], () => {
     for (let row = from; row < to; row += 1) {
       context.fillStyle = cursor?.row === row ? colours.ink : colours.soft;
       const text = endOf(heat.tensors[rows[row]].name, most);
-      context.fillText(`\u2066${text}\u2069`, 0, at.head + (row + 0.5) * at.rowHeight - scroll.top);
+      context.fillText(`\u2066${text}\u2069`, 8, at.head + (row + 0.5) * at.rowHeight - scroll.top);
     }
   });
 }

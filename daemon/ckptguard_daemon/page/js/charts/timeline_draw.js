@@ -34,9 +34,9 @@ export function ticks(view, width, apart = 90) {
   const rough = ((view.max - view.min) / Math.max(1, width - LEFT - RIGHT)) * apart;
   const ten = 10 ** Math.floor(Math.log10(rough));
   const by = Math.max(1, ten * ([1, 2, 5, 10].find((n) => n * ten >= rough) ?? 10));
-  const found = [];
-  for (let step = Math.ceil(Math.max(0, view.min) / by) * by; step <= view.max; step += by) found.push(step);
-  return found;
+  const first = Math.ceil(Math.max(0, view.min) / by);
+  const most = Math.min(Math.floor(view.max / by) - first, 100); // numbers near the largest have no neighbours
+  return Array.from({ length: Math.max(0, most + 1) }, (_, i) => (first + i) * by);
 }
 
 // Each adds one mark to the current path.
@@ -107,17 +107,17 @@ function drawLane(ctx, lane, at, { view, width, colours, several }) {
   for (const { outcome, hollow, places } of batches.values()) {
     const size = outcome === "good" ? r : Math.max(r, 4.5);
     ctx.beginPath();
-    const dense = outcome === "good" && size < 3;
+    const dense = outcome === "good" && size < 3; // then a band: thin where they are gone
     for (const [x, y] of places) {
-      if (dense) ctx.rect(x - size, y - size, 2 * size, 2 * size);
+      if (dense) ctx.rect(x - size, y - (hollow ? 0.75 : size), 2 * size, hollow ? 1.5 : 2 * size);
       else PATHS[outcome](ctx, x, y, hollow ? size - 0.5 : size);
     }
     ctx.globalAlpha = hollow ? 0.75 : 1;
-    ctx.fillStyle = hollow ? colours.card : colours[outcome];
+    ctx.fillStyle = hollow && !dense ? colours.card : colours[outcome];
     ctx.strokeStyle = colours[outcome];
     ctx.lineWidth = 1.2;
     ctx.fill();
-    if (hollow) ctx.stroke();
+    if (hollow && !dense) ctx.stroke();
     ctx.globalAlpha = 1;
     for (const [x, y, mark] of places) decorate(ctx, x, y, size, mark, colours);
   }
@@ -185,12 +185,13 @@ function drawArrow(ctx, incident, { view, width, colours, places }) {
   const [from, goal] = [xOf(incident.step, view, width), xOf(incident.went_back_to, view, width)];
   if (from < LEFT || goal > width - RIGHT) return;
   const foot = places.arcs - 12;
-  const top = Math.max(-8, foot - 18 - Math.abs(from - goal) * 0.25);
+  const top = Math.max(-8, foot - 22 - Math.abs(from - goal) * 0.25);
+  const wide = Math.max(0, 18 - Math.abs(from - goal)); // a loop, where there is no room for an arc
   ctx.strokeStyle = ctx.fillStyle = colours.accent;
   ctx.lineWidth = 2;
   ctx.beginPath();
-  ctx.moveTo(from - 7, foot - 3);
-  ctx.bezierCurveTo(from - (from - goal) * 0.2, top, goal, top, goal, foot + 8);
+  ctx.moveTo(from, foot - 7);
+  ctx.bezierCurveTo(from + wide, top, goal - wide, top, goal, foot + 8);
   ctx.stroke();
   ctx.beginPath();
   ctx.moveTo(goal, foot + 13);

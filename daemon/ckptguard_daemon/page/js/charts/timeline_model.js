@@ -13,7 +13,7 @@ export function placeOf(generation) {
 }
 
 /** How often the bytes of a step were saved anew, from 1; 0 for a save that waits. */
-export const again = (generation) => Number(generation.id?.split(".").at(-1)) || 0;
+export const again = (generation) => Number(String(generation.id ?? "").split(".").at(-1)) || 0;
 
 /** The checkpoints that a run's document names, and the saves that wait for their first verdict. */
 export function everyCheckpoint(page) {
@@ -37,7 +37,7 @@ export function timelineModel(page) {
       without += 1;
       continue;
     }
-    if (!lanes.has(generation.series)) lanes.set(generation.series, { series: generation.series, marks: [], rows: 1 });
+    if (!lanes.has(generation.series)) lanes.set(generation.series, { series: String(generation.series), marks: [], rows: 1 });
     lanes.get(generation.series).marks.push({ generation, step: generation.step, row: 0, place: placeOf(generation) });
   }
   for (const lane of lanes.values()) {

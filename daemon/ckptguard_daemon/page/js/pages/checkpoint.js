@@ -43,7 +43,7 @@ function Tensors({ doc, name }) {
       <label><input type="checkbox" checked=${onlySick} disabled=${!sick} onChange=${(e) => setOnlySick(e.target.checked)} /> Only what is bad</label>
       <span class="dim" role="status">${many(shown.length, "tensor")}${sick ? `, ${count(sick)} bad` : ""}${doc.tensors_omitted ? `; ${count(doc.tensors_omitted)} more are not shown` : ""}</span>
     </div>
-    ${shown.length ? html`<${TensorTree} tensors=${shown} openAll=${Boolean(wanted || onlySick)} onChoose=${setChosen} />` : html`<p class="empty card">No tensor is like this.</p>`}
+    ${shown.length ? html`<${TensorTree} tensors=${shown} openAll=${Boolean(wanted || onlySick)} onChoose=${setChosen} />` : html`<p class="empty card">${doc.tensors.length ? "No tensor is like this." : "No tensor of it is on record."}</p>`}
     <${Chosen} tensor=${chosen} />
   <//>`;
 }
@@ -86,6 +86,12 @@ function before(generations, name) {
   return series[series.indexOf(own) - 1] ?? null;
 }
 
+/** What can be done: a path names what is there now, so most verbs need this very content to be in place. */
+function offered(outcome, generation) {
+  const inPlace = generation?.in_place ? ["verify", generation.pinned ? "unpin" : "pin", ...(outcome === "bad" ? ["accept", "repair"] : [])] : [];
+  return [...inPlace, ...(outcome === "suspect" ? ["clear"] : []), ...(outcome === "good" ? ["rollback"] : [])];
+}
+
 const KIND = { good: "good", bad: "bad", suspect: "suspect", incomplete: "suspect" };
 
 export default function Checkpoint({ run, name, me }) {
@@ -98,14 +104,17 @@ export default function Checkpoint({ run, name, me }) {
     doc.reload();
     page.reload();
   };
-  const verbs = ["verify", generation?.pinned ? "unpin" : "pin", ...(found?.outcome === "suspect" ? ["clear"] : []), ...(found?.outcome === "bad" ? ["accept", "repair"] : []), ...(found?.outcome === "good" ? ["rollback"] : [])];
+  const about = found ?? generation; // without either, an action would be about the whole run
+  const isOld = found && generation?.judged_at > Math.max(0, ...found.verdicts.map(({ at }) => seconds(at) ?? 0)) + 1;
+  const verbs = offered(found?.outcome, generation);
   const tools = html`${earlier && html`<a class="button" href=${to.diff(run, earlier.name, name)}>Compare with ${stepText(earlier.step)}</a>`}
     <a class="button" href=${to.shards(run, name)}>Shards</a>
-    <${Actions} me=${me} run=${run} runName=${page.data?.run?.name} verbs=${verbs} checkpoint=${found} onDone=${again} />`;
+    ${about && html`<${Actions} me=${me} run=${run} runName=${page.data?.run?.name} verbs=${verbs} checkpoint=${about} onDone=${again} />`}`;
   const path = found?.path ?? generation?.path;
   const title = path === "." ? (page.data?.run?.name ?? path) : (path ?? name);
   return html`<${RunHead} run=${run} doc=${page} title=${title} tools=${tools} />
     <${Waiting} doc=${doc} what="the checkpoint" /><${Stale} doc=${doc} />
+    ${isOld && html`<${Sentence} action=${html`<button type="button" onClick=${doc.reload}>Look again</button>`}>There is a newer verdict on it.<//>`}
     ${found && html`
       <${Sentence} kind=${KIND[found.outcome] ?? "note"}><${Outcome} outcome=${found.outcome} bare /> <bdi>${found.sentence}</bdi><//>
       <dl class="facts card padded">

@@ -90,16 +90,16 @@ export default function Fleet({ query }) {
     const timer = setTimeout(() => setQuery({ q: words, only: filter === "all" ? null : filter, sort }), 400);
     return () => clearTimeout(timer);
   }, [words, filter, sort]);
-  useEffect(() => {
-    document.title = "Fleet · ckptguard";
-  }, []);
   const runs = useMemo(() => judge(doc.runs ?? [], now), [doc.runs, now]);
   const keep = FILTERS.find(([key]) => key === filter)[2];
   const rows = useMemo(() => matching(runs, words, keep, now), [runs, words, filter]);
   const all = useMemo(() => columns(now), [now]);
   const tallies = useMemo(() => FILTERS.map(([, , test]) => runs.reduce((n, run) => n + test(run, now), 0)), [runs]);
-  if (!doc.runs) return html`<h1 tabindex="-1">Fleet</h1><${Waiting} doc=${doc} what="the fleet" />`;
   const needy = tallies[1];
+  useEffect(() => {
+    document.title = `${needy ? `(${count(needy)}) ` : ""}Fleet · ckptguard`;
+  }, [needy]);
+  if (!doc.runs) return html`<h1 tabindex="-1">Fleet</h1><${Waiting} doc=${doc} what="the fleet" />`;
   return html`<div class="head"><div>
         <h1 tabindex="-1">Fleet</h1>
         <p class="lead">${runs.length === 0 ? "There is no run yet." : needy === 0 ? `${many(runs.length, "run")}. None needs you.` : `${count(needy)} of ${many(runs.length, "run")} ${needy === 1 ? "needs" : "need"} you.`}</p>

@@ -111,7 +111,10 @@ export default function Heat({ run, query }) {
   const steps = heat?.checkpoints.map(({ step }) => (Array.isArray(step) ? step[0] : step)).filter((step) => typeof step === "number") ?? [];
   const unread = heat?.checkpoints.find(({ problem }) => problem);
   const runName = page.data?.run?.name ?? run;
+  const newest = heat && page.data?.generations.findLast((one) => one.series === heat.series);
+  const isOld = newest && range.last === "" && !heat.checkpoints.some(({ name }) => name === newest.name);
   return html`<${RunHead} run=${run} doc=${page} tab="heat" tools=${html`<button type="button" onClick=${doc.reload}>Look again</button>`} />
+    ${isOld && html`<${Sentence}>There is a newer checkpoint, of step ${stepText(newest.step)}. Look again to see it.<//>`}
     <form class="filters" onSubmit=${(event) => {
       event.preventDefault();
       const form = new FormData(event.target);

@@ -24,7 +24,7 @@ function domainOf(model, curves) {
 }
 
 /** What the picture of a curve marks: where incidents began. */
-const marksOf = ({ incidents }) => incidents.filter(({ onset }) => typeof onset === "number").map(({ onset, cause }) => ({ step: onset, name: (cause ?? "incident").replaceAll("_", " "), bad: true }));
+const marksOf = ({ incidents }) => incidents.filter(({ onset }) => typeof onset === "number").map(({ onset, cause }) => ({ step: onset, name: String(cause ?? "incident").replaceAll("_", " "), bad: true }));
 
 function Zoom({ view }) {
   return html`<div class="zoom" role="group" aria-label="Zoom">

@@ -25,7 +25,7 @@ def test_no_page_keeps_anybody_out(
     save(other, 5)
     save(other, 10, nan=True)
     daemon = serve(run, other)
-    watched = look(daemon)
+    watched = look(daemon, reduced_motion="reduce")  # no colour is between two
     page = watched.context.new_page()
     wrong: dict[str, object] = {}
 

@@ -97,7 +97,7 @@ def newest_bad(db: sqlite3.Connection, *, most: int = 100) -> list[BadCheckpoint
 def totals(db: sqlite3.Connection) -> list[OutcomeTotal]:
     """Return how many checkpoints and bytes are in place, by outcome."""
     found = db.execute("SELECT outcome, checkpoints, bytes FROM counter WHERE checkpoints > 0")
-    return [OutcomeTotal(outcome=outcome, checkpoints=count, bytes=size) for outcome, count, size in found]
+    return [OutcomeTotal(outcome=outcome, checkpoints=count, bytes=int(size)) for outcome, count, size in found]
 
 
 def timeline(db: sqlite3.Connection, id: str, *, now: float, most: int = 1000) -> Timeline | None:
@@ -144,10 +144,9 @@ def events_after(db: sqlite3.Connection, number: int, *, most: int = 1000) -> Ev
     text = f"SELECT id, number, {named} FROM event JOIN run USING (run) WHERE number > ? ORDER BY number LIMIT ?"
     events = tuple(_event(id, row) for id, *row in db.execute(text, (number, most)))
     (newest,) = db.execute("SELECT seq FROM sqlite_sequence WHERE name = 'event'").fetchone()
-    (first,) = db.execute("SELECT min(number) FROM event").fetchone()
-    if first is None:
-        first = newest + 1
-    reset = number != 0 and not first - 1 <= number <= newest
+    first, dropped = db.execute("SELECT (SELECT min(number) FROM event), number FROM dropped").fetchone()
+    oldest = max(newest if first is None else first - 1, dropped)
+    reset = number != 0 and not oldest <= number <= newest
     return EventPage(
         events=() if reset else events, last=events[-1].number if events and not reset else newest, reset=reset
     )

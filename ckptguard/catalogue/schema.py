@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from ckptguard.catalogue.rows import CurveRow, Event, Generation, IncidentRow
+from ckptguard.storage.local.mounts import mount_of
 from ckptguard.storage.runtime_folder import require_private
 
 BUSY_SECONDS = 1.0
@@ -49,7 +50,9 @@ _TABLES = (
     f"CREATE TABLE curve (run INTEGER PRIMARY KEY, {_declared(CurveRow)})",
     f"CREATE TABLE event (number INTEGER PRIMARY KEY AUTOINCREMENT, run INTEGER NOT NULL, {_declared(Event)})",
     "CREATE UNIQUE INDEX event_key ON event (run, key)",
-    "CREATE TABLE counter (outcome TEXT PRIMARY KEY, checkpoints INTEGER, bytes INTEGER) WITHOUT ROWID",
+    "CREATE TABLE dropped (number INTEGER)",  # the highest number of an event that had to go
+    # `bytes` is a number of any size: sparse files state what a column of numbers cannot add up.
+    "CREATE TABLE counter (outcome TEXT PRIMARY KEY, checkpoints INTEGER, bytes TEXT) WITHOUT ROWID",
 )
 VERSION = zlib.crc32("".join(_TABLES).encode()) >> 1  # a file with other tables is made anew
 
@@ -103,6 +106,7 @@ def _make(connection: sqlite3.Connection) -> None:
     for statement in _TABLES:
         connection.execute(statement)
     connection.execute("INSERT INTO sqlite_sequence (name, seq) VALUES ('event', ?)", (first,))
+    connection.execute("INSERT INTO dropped VALUES (0)")
     connection.execute(f"PRAGMA user_version = {VERSION}")
     connection.execute("COMMIT")
 
@@ -140,11 +144,5 @@ def insert(connection: sqlite3.Connection, table: str, run: int, rows: Any, *, o
 
 def _network_of(path: str) -> str | None:
     """Return the type of a network file system at this path, or None."""
-    place, best, found = os.path.realpath(os.path.dirname(path)) + "/", "", None
-    with contextlib.suppress(OSError, ValueError, IndexError), open("/proc/self/mountinfo", encoding="utf-8") as mounts:
-        for line in mounts:
-            left, _, right = line.partition(" - ")
-            mount = left.split(" ")[4].encode().decode("unicode_escape").rstrip("/") + "/"
-            if place.startswith(mount) and len(mount) >= len(best):
-                best, found = mount, right.split(" ")[0]
-    return found if found is not None and _NETWORKS.match(found) else None
+    kind = mount_of(os.path.realpath(os.path.dirname(path)))[1]
+    return kind if _NETWORKS.match(kind) else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -14,6 +14,7 @@ from ckptguard.catalogue.rows import Event, Generation, RunSeen, event_key
 from ckptguard.catalogue.schema import insert
 from ckptguard.values.run_facts import RunFacts
 
+MOST_EVENTS = 5000  # of a run, the newest ones
 _FACTS = msgspec.json.Decoder(RunFacts)
 
 
@@ -29,7 +30,7 @@ def write_run(db: sqlite3.Connection, seen: RunSeen, *, now: float) -> None:
         ):
             _replace_rows(db, table, run, old, rows)
         moved = [_moved(row, new.get(row.name), now) for row in generations.values() if row.in_place]
-        insert(db, "event", run, [*seen.events, *filter(None, moved)], otherwise="IGNORE")
+        _add_events(db, run, [*seen.events, *filter(None, moved)])
         insert(db, "curve", run, [] if seen.curve is None else [seen.curve])
         _write_facts(db, run, seen.facts, digest=seen.digest)
 
@@ -39,7 +40,7 @@ def write_event(db: sqlite3.Connection, id: str, event: Event) -> None:
     with _transaction(db):
         row = db.execute("SELECT run FROM run WHERE id = ?", (id,)).fetchone()
         if row is not None:
-            insert(db, "event", row[0], [event], otherwise="IGNORE")
+            _add_events(db, row[0], [event])
 
 
 def forget_run(db: sqlite3.Connection, id: str) -> None:
@@ -84,6 +85,16 @@ def _replace_rows(
     insert(db, table, run, [row for name, row in new.items() if old.get(name) != row])
 
 
+def _add_events(db: sqlite3.Connection, run: int, events: Sequence[Event]) -> None:
+    """Add what is new of these, and drop the run's oldest events if there are too many."""
+    insert(db, "event", run, events, otherwise="IGNORE")
+    text = "SELECT number FROM event WHERE run = ? ORDER BY number DESC LIMIT 1 OFFSET ?"
+    last = db.execute(text, (run, MOST_EVENTS)).fetchone() if events else None
+    if last is not None:
+        db.execute("DELETE FROM event WHERE run = ? AND number <= ?", (run, *last))
+        db.execute("UPDATE dropped SET number = max(number, ?)", last)
+
+
 def _moved(before: Generation, after: Generation | None, now: float) -> Event | None:
     """Return the event of a checkpoint that is no longer in place."""
     if after is not None and after.in_place:
@@ -111,9 +122,6 @@ def _count(db: sqlite3.Connection, before: RunFacts | None, after: RunFacts | No
         for outcome, number in (facts.bytes if facts is not None else {}).items():
             size[outcome] += sign * number
     for outcome in {*checkpoints, *size}:
-        if checkpoints[outcome] or size[outcome]:
-            db.execute(
-                "INSERT INTO counter VALUES (?, ?, ?) ON CONFLICT (outcome) DO UPDATE"
-                " SET checkpoints = checkpoints + excluded.checkpoints, bytes = bytes + excluded.bytes",
-                (outcome, checkpoints[outcome], size[outcome]),
-            )
+        known = db.execute("SELECT checkpoints, bytes FROM counter WHERE outcome = ?", (outcome,)).fetchone() or (0, 0)
+        row = (outcome, known[0] + checkpoints[outcome], str(int(known[1]) + size[outcome]))
+        db.execute("INSERT OR REPLACE INTO counter VALUES (?, ?, ?)", row)

@@ -70,6 +70,22 @@ def by_generation(series: str, names: Iterable[str]) -> dict[CheckpointId, list[
     return found
 
 
+def since(id: CheckpointId, names: Iterable[str], outcomes: Collection[Outcome]) -> Standing | None:
+    """Return the first of a generation's newest verdicts that all say one of these outcomes. None if the newest says
+    another one."""
+    entries: dict[int, Standing] = {}
+    for name in names:
+        entry = parse_verdict_name(id.series, name)
+        if entry is not None and entry.id == id:
+            entries[entry.number] = weightier(entries.get(entry.number), entry)
+    found = None
+    for number in sorted(entries, reverse=True):
+        if entries[number].outcome not in outcomes:
+            break
+        found = entries[number]
+    return found
+
+
 def ever_good(series: str, names: Iterable[str]) -> set[CheckpointId]:
     """Return every generation of a series that ever had a GOOD verdict."""
     entries = (parse_verdict_name(series, name) for name in names)

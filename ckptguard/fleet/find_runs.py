@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import os
+import threading
+import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -19,6 +22,7 @@ from ckptguard.values.ids import escape
 from ckptguard.values.settings import Settings, with_environment
 
 _LONGEST = 1 << 20
+_OVERDUE = 60.0  # seconds
 _WILD = frozenset("*?[")
 
 
@@ -31,10 +35,12 @@ class FleetRun(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Fleet(msgspec.Struct, frozen=True, kw_only=True):
-    """The runs of one moment, by URL. `troubles` says what could not be listed, one sentence each."""
+    """The runs of one moment, by URL. `troubles` says what could not be listed, one sentence each. `searching` are the
+    places whose search goes on."""
 
     runs: tuple[FleetRun, ...] = ()
     troubles: tuple[str, ...] = ()
+    searching: tuple[str, ...] = ()
 
 
 class FleetRules(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,42 +100,44 @@ def find_runs(
 
 
 class Discovery:
-    """Finds the runs of a fleet again and again. Local folders that did not change are not listed again."""
+    """Finds the runs of a fleet again and again. Local folders that did not change are not listed again.
 
-    def __init__(self, rules: FleetRules) -> None:
+    `late` is called when a place has been searched for which `find` did not wait.
+    """
+
+    def __init__(self, rules: FleetRules, late: Callable[[], None] = lambda: None) -> None:
         self.rules = rules
-        self._searches: dict[str, Search] = {}
+        self._places = {folder: _Place(folder, rules, late) for folder in rules.file.folders}
         self._settings: dict[tuple[str, str], Settings | str] = {}
 
     @property
     def folders(self) -> list[str]:
-        """The local folders in which a new run would be seen, as of the last `find`."""
-        return [folder for search in self._searches.values() for folder in search.folders]
+        """The local folders in which a new run would be seen, as of the last `find`. None of a place that hangs."""
+        return [folder for place in self._places.values() if place.is_done for folder in place.seen.folders]
 
-    def find(self) -> Fleet:
-        """Return the runs that are there now."""
+    def find(self, patience: float | None = None) -> Fleet:
+        """Return the runs that are there now. After `patience` seconds it waits no longer for places that do not
+        answer: what was found there before counts."""
+        places = self._places.values()
+        for place in places:
+            place.begin()
+        deadline = math.inf if patience is None else time.monotonic() + patience
+        answered = {place.folder for place in places if place.wait(deadline)}
         troubles: list[str] = []
-        found: dict[str, str] = {}  # URL -> path below the fleet's folder
-        for folder in self.rules.file.folders:
-            try:
-                search, root = self._search(folder)
-                for key in search.find():
-                    found.setdefault(join(root, key).rstrip("/") or "/", key or root.rpartition("/")[2])
-                troubles += search.troubles
-            except SettingsError as error:  # it names the place, and hides a secret in it
-                troubles.append(error.message)
-            except CkptguardError as error:
-                troubles.append(f"{escape(folder)} cannot be searched: {error.message}")
+        found: dict[str, _Found] = {}
+        for place in places:
+            seen = place.take()
+            for url, run in seen.runs.items():
+                found.setdefault(url, run)
+            if place.folder in answered:
+                troubles += seen.troubles
+            elif place.is_overdue:
+                troubles.append(f"{escape(place.folder)} does not answer: its runs are as they were before")
         runs = self._runs(found, troubles)
-        return Fleet(runs=tuple(runs), troubles=tuple(dict.fromkeys(troubles)))
+        searching = tuple(p.folder for p in places if p.folder not in answered and not p.is_overdue)
+        return Fleet(runs=tuple(runs), troubles=tuple(dict.fromkeys(troubles)), searching=searching)
 
-    def _search(self, folder: str) -> tuple[Search, str]:
-        root, parts = split_pattern(normalise_url(folder))
-        if folder not in self._searches:
-            self._searches[folder] = Search(root, parts, self.rules.file.depth, self.rules.settings)
-        return self._searches[folder], root
-
-    def _runs(self, found: Mapping[str, str], troubles: list[str]) -> Iterable[FleetRun]:
+    def _runs(self, found: Mapping[str, _Found], troubles: list[str]) -> Iterable[FleetRun]:
         names = names_of(_outermost(found))
         known, self._settings = self._settings, {}
         runs = []
@@ -158,6 +166,101 @@ class Discovery:
         return next((one for one in self._settings.values() if one == found), found)
 
 
+class _Found(NamedTuple):
+    """A run by its path below the fleet's folder, and where that really is."""
+
+    name: str
+    place: str
+
+
+class _Seen(NamedTuple):
+    """The result of one search of one place."""
+
+    runs: Mapping[str, _Found] = {}
+    troubles: Sequence[str] = ()
+    folders: Sequence[str] = ()
+    error: Exception | None = None
+
+
+class _Place:
+    """One place of a fleet. It is searched in a thread of its own, so that a mount that hangs holds up no other."""
+
+    def __init__(self, folder: str, rules: FleetRules, late: Callable[[], None]) -> None:
+        self.folder, self._rules, self._late = folder, rules, late
+        self.seen = _Seen()
+        self._search: tuple[Search, str] | None = None
+        self._changed = threading.Condition()
+        self._searches = self._is_awaited = False
+        self._is_new = False  # what was seen was not taken yet
+        self._began = 0.0
+
+    @property
+    def is_done(self) -> bool:
+        """True if no search goes on."""
+        return not self._searches
+
+    @property
+    def is_overdue(self) -> bool:
+        """True if a search takes longer than any that works."""
+        return self._searches and time.monotonic() - self._began > _OVERDUE
+
+    def begin(self) -> None:
+        """Search, unless a search goes on, or one has ended for which nobody waited."""
+        with self._changed:
+            if self._searches or self._is_new:
+                return
+            self._searches, self._began = True, time.monotonic()
+        try:
+            threading.Thread(target=self._run, name="search", daemon=True).start()
+        except RuntimeError:  # no more threads
+            self._run()
+
+    def wait(self, deadline: float) -> bool:
+        """Wait until the search has ended, at most until then. True if it has."""
+        with self._changed:
+            self._is_awaited = True
+            left = None if deadline == math.inf else deadline - time.monotonic()
+            self._changed.wait_for(lambda: not self._searches, left)
+            self._is_awaited = False
+            return not self._searches
+
+    def take(self) -> _Seen:
+        """Return what was seen last. Raises what ended the search, if that is no trouble of the place."""
+        with self._changed:
+            self._is_new = False
+            if self.seen.error is not None:
+                raise self.seen.error
+            return self.seen
+
+    def _run(self) -> None:
+        try:
+            seen = self._look()
+        except Exception as error:
+            seen = self.seen._replace(error=error)
+        with self._changed:
+            self.seen, self._searches, self._is_new = seen, False, True
+            is_late = not self._is_awaited
+            self._changed.notify_all()
+        if is_late:
+            self._late()
+
+    def _look(self) -> _Seen:
+        try:
+            if self._search is None:
+                root, parts = split_pattern(normalise_url(self.folder))
+                self._search = Search(root, parts, self._rules.file.depth, self._rules.settings), root
+            search, root = self._search
+            runs: dict[str, _Found] = {}
+            for key in search.find():
+                url = join(root, key).rstrip("/") or "/"
+                runs[url] = _Found(key or root.rpartition("/")[2], url if "://" in url else os.path.realpath(url))
+            return _Seen(runs, tuple(search.troubles), tuple(search.folders))
+        except SettingsError as error:  # it names the place, and hides a secret in it
+            return _Seen(troubles=(error.message,))
+        except CkptguardError as error:
+            return _Seen(troubles=(f"{escape(self.folder)} cannot be searched: {error.message}",))
+
+
 def split_pattern(place: str) -> tuple[str, tuple[str, ...]]:
     """Split a place into the part to list from and the patterns for names below it. SettingsError without the first."""
     if not _is_pattern(place):
@@ -179,14 +282,13 @@ def names_of(found: Mapping[str, str]) -> dict[str, str]:
     return {url: name if times[name] == 1 else url for url, name in found.items()}
 
 
-def _outermost(found: Mapping[str, str]) -> dict[str, str]:
-    """Leave out runs inside others, and second spellings of one place."""
-    places = {url: url if "://" in url else os.path.realpath(url) for url in found}
+def _outermost(found: Mapping[str, _Found]) -> dict[str, str]:
+    """Leave out runs inside others, and second spellings of one place. Returns the names by URL."""
     kept: dict[str, str] = {}
-    for url in sorted(found, key=lambda url: (places[url] + "/", url)):
-        last = next(reversed(kept), None)
-        if last is None or not f"{places[url]}/".startswith(f"{places[last]}/"):
-            kept[url] = found[url]
+    last = ""
+    for url in sorted(found, key=lambda url: (found[url].place + "/", url)):
+        if not last or not f"{found[url].place}/".startswith(f"{last}/"):
+            kept[url], last = found[url].name, found[url].place
     return kept
 
 

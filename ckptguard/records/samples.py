@@ -5,20 +5,24 @@ The next guard of the run takes over what earlier ones wrote, and removes their 
 
 from __future__ import annotations
 
+import contextlib
 import re
 import uuid
 from collections.abc import Iterable
 
 import msgspec
 
-from ckptguard.records.run import Run, create_record, read_sound
+from ckptguard.errors import ObjectMissingError, RecordsError
+from ckptguard.records.run import Run, create_record
 from ckptguard.records.who_and_when import utc_moment
 from ckptguard.values.curve import Curve, is_sound
+from ckptguard.values.record_text import decode_record
 
 FOLDER = "samples"
 _FORMAT = 1
 _MOST_READ = 16  # records of one run; normally there is one
 _MOST_TAKEN = 64
+_MOST_BYTES = 4 << 20
 _NAME = re.compile(r"(?P<token>\d{8}T\d{6}-[0-9a-f]{8})\.(?P<number>\d{6,9})\.json")
 
 
@@ -57,7 +61,7 @@ def read_samples(run: Run, names: Iterable[str]) -> dict[str, Samples]:
     """Return the records that count, by name, oldest first. Impossible ones and those of a newer format do not."""
     found: dict[str, Samples] = {}
     for name in _newest(names)[-_MOST_READ:]:
-        samples = read_sound(run, f"{FOLDER}/{name}", Samples, "samples")
+        samples = _read(run, f"{FOLDER}/{name}")
         if samples is not None and samples.format <= _FORMAT and is_sound(samples.curve):
             found[name] = samples
     took = {name for samples in found.values() for name in samples.took}
@@ -73,6 +77,14 @@ def remove_samples(run: Run, names: Iterable[str]) -> None:
     """Remove records whose curves are in another one. Raises StorageError."""
     for name in names:
         run.records.remove(f"{FOLDER}/{name}")
+
+
+def _read(run: Run, key: str) -> Samples | None:
+    """Return a record; None if it is gone, too large or no record."""
+    with contextlib.suppress(ObjectMissingError, RecordsError), run.records.open(key) as reader:
+        if reader.entry.size <= _MOST_BYTES:
+            return decode_record(reader.read(0, reader.entry.size), Samples, "a record of samples")
+    return None
 
 
 def _newest(names: Iterable[str]) -> list[str]:

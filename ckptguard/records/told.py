@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterable, Mapping
 
+from ckptguard.decisions.known_good import Standing, verdict_name
 from ckptguard.records.run import Run, list_records, read_sound, write_once
+from ckptguard.values.ids import series_folder
 
 FOLDER = "told"
+INCIDENTS = "000000000000"  # the channel of the run's own incidents: what needs none, or has it
 _NAME = re.compile(r"(?P<channel>[0-9a-f]{12})/(?:(?P<event>[0-9a-f]{32})|before\.(?P<number>\d{4}))\.json")
 
 
@@ -39,3 +43,13 @@ def leave_untold(run: Run, channel: str, events: Iterable[str]) -> None:
     known, number = sorted(events), 1
     while not write_once(run, f"{FOLDER}/{channel}/before.{number:04d}.json", known):
         number += 1
+
+
+def verdict_key(standing: Standing) -> str:
+    """The key of the event that this verdict was given."""
+    return event_key("verdict", series_folder(standing.id.series), verdict_name(standing))
+
+
+def event_key(*parts: str) -> str:
+    """The same for the same event, whichever process tells it."""
+    return hashlib.blake2b("\0".join(parts).encode(errors="surrogateescape"), digest_size=16).hexdigest()

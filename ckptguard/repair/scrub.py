@@ -132,13 +132,14 @@ class Scrubbed(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass
 class ScrubListener:
-    """Receives what a scrub does and finds. `verify` judges files in place that differ from their manifest. It may
-    return None if another part will judge them. Without `verify` they are verified here, and an incident is opened."""
+    """Receives what a scrub does and finds. `verify` judges files in place that differ from their manifest, or returns
+    None if another part will. Without it they are verified here, and an incident is opened. `end` gets None if a place
+    has no result."""
 
     verify: Callable[[Checkpoint], Checked | None] | None = None
     tell: Callable[[Event], None] = lambda event: None
     begin: Callable[[Due], None] = lambda due: None
-    end: Callable[[Reread], None] = lambda done: None
+    end: Callable[[Reread | None], None] = lambda done: None
     source: str = "cli"
 
 
@@ -192,9 +193,8 @@ def scrub(
             this.watcher.begin(one)
             done = _read(this, one)
             read += 1
-            if done is not None:
-                places.append(done)
-                this.watcher.end(done)
+            places += [] if done is None else [done]
+            this.watcher.end(done)
     except ReadingStopped:
         pass
     taken = {one.where for one in due}

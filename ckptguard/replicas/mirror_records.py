@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 import msgspec
 
+from ckptguard.decisions.known_good import parse_verdict_name
 from ckptguard.errors import CouldNotTellError, ObjectExistsError, ObjectMissingError, RecordsError
 from ckptguard.records.ledger import FOLDER as LEDGER
 from ckptguard.records.lineage import KEY as LINEAGE
@@ -16,11 +17,12 @@ from ckptguard.records.lineage import another_run, begin_lineage, join_lineage, 
 from ckptguard.records.manifests import FOLDER as MANIFESTS
 from ckptguard.records.run import FORMAT_KEY as FORMAT
 from ckptguard.records.run import Run, create_record, list_records, read_record
+from ckptguard.records.told import INCIDENTS, mark_told, verdict_key
 from ckptguard.replicas.send_checkpoint import verdict_on_content
 from ckptguard.runs.run_view import RunView
 from ckptguard.runs.sealed_content import sealed_outcome
 from ckptguard.storage import open_storage
-from ckptguard.values.ids import RECORDS_FOLDER, CheckpointId, series_folder
+from ckptguard.values.ids import RECORDS_FOLDER, CheckpointId, series_folder, series_from_folder
 from ckptguard.values.manifest import Manifest
 from ckptguard.values.record_text import decode_record
 from ckptguard.values.storage_options import StorageOptions
@@ -107,9 +109,22 @@ def mirror_history(source: RunView, target: RunView, without: Collection[Checkpo
     left_out = {id.record_path for id in (*without, *aside)}
     judged = {id.record_path for id in _judged_itself(source, target)}
     for folder, not_these in ((MANIFESTS, left_out), (LEDGER, left_out | judged)):
-        names = list_records(source.run, folder, recursive=True)
-        _copy_unknown(source.run, target.run, folder, [n for n in names if _record_path(n) not in not_these])
+        known = set(list_records(target.run, folder, recursive=True))
+        listed = list_records(source.run, folder, recursive=True)
+        names = [name for name in listed if name not in known and _record_path(name) not in not_these]
+        if folder == LEDGER:
+            _need_no_incident(target.run, names)
+        _copy_records(source.run, target.run, folder, names)
     target.refresh()
+
+
+def _need_no_incident(target: Run, names: Iterable[str]) -> None:
+    """Note verdicts that are about to be copied. A daemon that guards this run sees them, but they are history."""
+    for name in names:
+        folder, _, entry = name.partition("/")
+        standing = parse_verdict_name(series_from_folder(folder), entry)
+        if standing is not None and standing.outcome is Outcome.BAD:
+            mark_told(target, INCIDENTS, verdict_key(standing))
 
 
 def _record_path(name: str) -> str:

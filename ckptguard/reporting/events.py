@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import shlex
 import uuid
 from collections.abc import Callable, Iterable
@@ -11,16 +10,18 @@ from functools import partial
 
 import msgspec
 
-from ckptguard.decisions.known_good import Standing, standings, verdict_name
+from ckptguard.decisions.known_good import Standing, standings
 from ckptguard.errors import CkptguardError
 from ckptguard.records.incidents import Incident, incident_ids, read_incident
-from ckptguard.records.ledger import ledger_names, series_names
+from ckptguard.records.ledger import series_names
 from ckptguard.records.manifests import read_manifest
 from ckptguard.records.run import Run
+from ckptguard.records.told import event_key, verdict_key
 from ckptguard.reporting.channels import Event
+from ckptguard.runs.history import History
 from ckptguard.runs.results import Checked
 from ckptguard.runs.run_view import RunView
-from ckptguard.values.ids import Step, escape, name_of_run, series_folder, step_text
+from ckptguard.values.ids import CheckpointId, Step, escape, name_of_run, step_text
 from ckptguard.values.verdict import Outcome, Severity, Verdict
 
 _LONGEST_TEXT = 700  # characters of a reason in a message
@@ -32,12 +33,12 @@ _HARMLESS = str.maketrans({"@": "\N{FULLWIDTH COMMERCIAL AT}", "<": "\N{SINGLE L
 Known = dict[tuple[str, str], Outcome]  # (series, id) -> outcome
 
 
-def known_outcomes(run: Run) -> Known:
+def known_outcomes(history: History) -> Known:
     """The outcomes that the ledger holds now: none of them is news."""
     return {
         (series, str(id)): standing.outcome
-        for series, names in ledger_names(run).items()
-        for id, standing in standings(series, names).items()
+        for series in history.names
+        for id, standing in history.standings(series).items()
     }
 
 
@@ -58,7 +59,7 @@ def verdict_event(run: Run, checked: Checked, *, source: str) -> Event:
     if checked.id is not None:
         with contextlib.suppress(CkptguardError):  # then it may be told again after a restart
             standing = standings(checked.series, series_names(run, checked.series)).get(checked.id)
-    key = uuid.uuid4().hex if standing is None else _verdict_key(standing)
+    key = uuid.uuid4().hex if standing is None else verdict_key(standing)
     return _verdict_event(run, checked, key, source=source)
 
 
@@ -85,7 +86,7 @@ def incident_event(run: Run, incident: Incident) -> Event:
         **_event(
             run,
             "incident",
-            _key("incident", incident.id),
+            event_key("incident", incident.id),
             step=incident.step,
             cause=cause,
             reason=reason,
@@ -120,22 +121,30 @@ def events_on_record(view: RunView) -> dict[str, Callable[[], Event | None]]:
         of_series = view.history.standings(series)
         for standing in sorted(of_series.values(), key=lambda s: s.id.order):
             if standing.outcome in _TOLD:
-                found[_verdict_key(standing)] = partial(_verdict_on_record, view, standing)
+                found[verdict_key(standing)] = partial(_verdict_on_record, view, standing)
     for incident_id in incident_ids(view.run):
-        found[_key("incident", incident_id)] = partial(_incident_on_record, view.run, incident_id)
+        found[event_key("incident", incident_id)] = partial(_incident_on_record, view.run, incident_id)
     return found
 
 
 def _verdict_on_record(view: RunView, standing: Standing) -> Event | None:
-    verdict, id = view.history.verdict(standing.id), standing.id
-    if verdict is None or verdict.outcome not in _TOLD:
+    about = judged_on_record(view, standing.id)
+    if about is None or about.outcome not in _TOLD:
+        return None
+    return _verdict_event(view.run, about, verdict_key(standing), source="records")
+
+
+def judged_on_record(view: RunView, id: CheckpointId) -> Checked | None:
+    """Return the verdict that counts for a generation, as if it was given now. None if there is none."""
+    verdict = view.history.verdict(id)
+    if verdict is None:
         return None
     try:
         manifest = read_manifest(view.run, id)
     except CkptguardError:
         manifest = None
     path = manifest.path if manifest is not None else id.series.replace("#", step_text(id.step))
-    about = Checked(
+    return Checked(
         path=path,
         series=id.series,
         layout="",
@@ -147,7 +156,6 @@ def _verdict_on_record(view: RunView, standing: Standing) -> Event | None:
         seconds=None,
         findings=verdict.findings,
     )
-    return _verdict_event(view.run, about, _verdict_key(standing), source="records")
 
 
 def _incident_on_record(run: Run, incident_id: str) -> Event | None:
@@ -189,15 +197,6 @@ def _message(run: Run, what: str, reason: str, then: str) -> Event:
 
 def _incident_command(run: Run) -> str:
     return f"ckptguard incident {shlex.quote(run.url)}"
-
-
-def _verdict_key(standing: Standing) -> str:
-    return _key("verdict", series_folder(standing.id.series), verdict_name(standing))
-
-
-def _key(*parts: str) -> str:
-    """The same for the same event, whichever process tells it."""
-    return hashlib.blake2b("\0".join(parts).encode(errors="surrogateescape"), digest_size=16).hexdigest()
 
 
 def reason_of(checked: Checked | Verdict) -> str:

@@ -76,6 +76,6 @@ class IncidentsOfSaves:
             with contextlib.suppress(CkptguardError):
                 self._known[run.url] = bool(list_records(run, "incidents"))
         if self._known[run.url] and checked.id is not None:
-            from ckptguard.reporting.open_and_close import close_incidents_about
+            from ckptguard.reporting.open_and_close import close_as_good
 
-            close_incidents_about(run, id=checked.id, action=f"{checked.path} was verified again, and is good")
+            close_as_good(run, checked.path, checked.id)

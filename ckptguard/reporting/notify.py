@@ -83,11 +83,20 @@ class Hooks:
         """The command, while it runs; also one that is being started now."""
         return [pid for line in self._lines if isinstance(line.channel, CommandChannel) for pid in line.channel.pids]
 
+    def end(self) -> None:
+        """End after what is queued. Returns at once."""
+        for line in self._lines:
+            line.end()
+
+    @property
+    def has_ended(self) -> bool:
+        """True if nothing is told any more."""
+        return all(line.has_ended for line in self._lines)
+
     def close(self, *, patience: float) -> None:
         """Wait at most `patience` seconds for what is queued, then leave it to the next start."""
         deadline = time.monotonic() + patience
-        for line in self._lines:
-            line.end()
+        self.end()
         for line in self._lines:
             line.close(deadline)
 
@@ -134,6 +143,10 @@ class _Line:
             self._events.put_nowait(event)
         except queue.Full:
             self._log("hook_event_dropped", level="error", about=event)
+
+    @property
+    def has_ended(self) -> bool:
+        return not self._thread.is_alive()
 
     def end(self) -> None:
         """Have the thread end after what is queued, and soon where nothing arrives."""

@@ -9,11 +9,12 @@ from __future__ import annotations
 import contextlib
 import datetime
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Sequence
 
 import msgspec
 
 from ckptguard.checks.schema import QUESTIONS
+from ckptguard.decisions.known_good import since, standings
 from ckptguard.errors import BusyError, CkptguardError, ObjectExistsError, RecordsError
 from ckptguard.records.incidents import (
     Incident,
@@ -22,6 +23,7 @@ from ckptguard.records.incidents import (
     report_key,
     update_incident,
 )
+from ckptguard.records.ledger import series_names
 from ckptguard.records.manifests import read_manifest
 from ckptguard.records.run import Run, create_record
 from ckptguard.reporting.build_report import checkpoint_of, report_of
@@ -39,8 +41,10 @@ from ckptguard.values.verdict import Outcome, Severity
 _MOST = 64  # incidents that are looked at, the newest ones
 _LONGEST = 10_000  # characters about bad saves of one trouble
 _LOCK_SECONDS = 5.0
+_VERDICT = "verdict"  # in the evidence: the number of the verdict for which an incident was opened
 _SECOND = 1_000_000_000  # incidents are dated to the second
 _OF_NUMBERS = {"finite", "stale", "drift", "incident"}
+_OF_COPY = {"kept"}
 _OF_STORAGE = (*NO_SICKNESS, "damage", "crash")
 
 _log = logging.getLogger("ckptguard")
@@ -50,38 +54,82 @@ def record_bad_save(run: Run, checked: Checked, *, source: str) -> Incident | No
     """Open an incident about a checkpoint, and write its report from the records. If training noticed the same trouble
     itself, the checkpoint becomes evidence of that incident instead. None if there is nothing to record: it is not bad,
     only the user can decide, or this generation has an incident already."""
+    recorded = record_bad_saves(run, (checked,), source=source)
+    return recorded[0][1] if recorded else None
+
+
+def record_bad_saves(run: Run, found: Sequence[Checked], *, source: str) -> list[tuple[Checked, Incident]]:
+    """Do the same for several checkpoints. Returns those for which there was something to record."""
+    found = [one for one in found if _needs_incident(one)]
+    if not found:
+        return []
     with contextlib.ExitStack() as held:
-        if checked.outcome in (Outcome.BAD, Outcome.SUSPECT):
-            with contextlib.suppress(BusyError):  # two incidents are better than none
-                held.enter_context(run_lock(run, timeout=_LOCK_SECONDS))  # a daemon may judge the same save now
-        return _record_bad_save(run, checked, source)
+        with contextlib.suppress(BusyError):  # two incidents are better than none
+            held.enter_context(run_lock(run, timeout=_LOCK_SECONDS))  # a daemon may judge the same save now
+        incidents, recorded = list_incidents(run), []
+        for one in found:
+            incident = _record_bad_save(run, one, source, incidents)
+            if incident is not None:
+                incidents = [*(other for other in incidents if other.id != incident.id), incident]
+                recorded.append((one, incident))
+        return recorded
 
 
-def _record_bad_save(run: Run, checked: Checked, source: str) -> Incident | None:
-    errors = {f.check for f in checked.findings if f.severity in (Severity.ERROR, Severity.SICKNESS)}
-    asks = checked.outcome is Outcome.SUSPECT and errors <= QUESTIONS
-    if asks or checked.outcome not in (Outcome.BAD, Outcome.SUSPECT) or checked.id is None:
+def _needs_incident(checked: Checked) -> bool:
+    asks = checked.outcome is Outcome.SUSPECT and _checks_of(checked) <= QUESTIONS
+    return checked.outcome in (Outcome.BAD, Outcome.SUSPECT) and not asks and checked.id is not None
+
+
+def _checks_of(checked: Checked) -> set[str]:
+    return {f.check for f in checked.findings if f.severity in (Severity.ERROR, Severity.SICKNESS)}
+
+
+def _record_bad_save(run: Run, checked: Checked, source: str, incidents: Sequence[Incident]) -> Incident | None:
+    assert checked.id is not None
+    names = series_names(run, checked.series)
+    errors = _checks_of(checked)
+    about = [i for i in incidents if checkpoint_of(i) == checked.id or (errors == _OF_COPY and _is_of_copy(i, checked))]
+    if about and _is_told(checked.id, names, about):
         return None
-    about = {"checkpoint": str(checked.id), "series": checked.series, "path": checked.path}
-    if any(about.items() <= incident.evidence.items() for incident in list_incidents(run)):
-        return None
-    noticed = _noticed_by_guard(run, checked.id) if errors and errors <= _OF_NUMBERS else None
+    noticed = _noticed_by_guard(run, checked.id, incidents) if errors and errors <= _OF_NUMBERS else None
     if noticed is not None:
         sentence = f"{checked.path}: {reason_of(checked)}"
         known = str(noticed.evidence.get("bad_saves", ""))
         if sentence in known or len(known) > _LONGEST:
             return None
         return update_incident(run, noticed, evidence={"bad_saves": f"{known}; {sentence}" if known else sentence})
+    standing = standings(checked.series, names).get(checked.id)
     incident = open_incident(
         run,
         step=single_number(checked.step),
         cause="numeric" if errors & _OF_NUMBERS else "damage",
         reason=f"{checked.path} is {checked.outcome.value}: {reason_of(checked)}",
-        evidence=dict(about),
+        evidence={
+            "checkpoint": str(checked.id),
+            "series": checked.series,
+            "path": checked.path,
+            **({} if standing is None else {_VERDICT: standing.number}),
+        },
         source=source,
     )
     leave_report(run, incident)
     return incident
+
+
+def _is_of_copy(incident: Incident, checked: Checked) -> bool:
+    about = {"kept_copy": str(checked.id), "series": checked.series}
+    return about.items() <= incident.evidence.items()
+
+
+def _is_told(id: CheckpointId, names: Iterable[str], about: Iterable[Incident]) -> bool:
+    """True if the trouble that a checkpoint has now is that of one of the incidents about it. It is not if the
+    checkpoint was good after they were closed. `names` are those of the ledger."""
+    first = since(id, names, set(Outcome) - {Outcome.GOOD})
+    for incident in about:
+        number = incident.evidence.get(_VERDICT)  # an older version noted none
+        if incident.state != "closed" or first is None or not isinstance(number, int) or number >= first.number:
+            return True
+    return False
 
 
 def close_incident(
@@ -104,6 +152,11 @@ def close_incident(
     except CkptguardError as error:
         _log.warning("incidents about saves of the same trouble stay open: %s", error.message)
     return leave_report(run, closed)
+
+
+def close_as_good(run: Run, path: str, id: CheckpointId) -> None:
+    """Close the open incidents about a checkpoint that is good now. Never raises."""
+    close_incidents_about(run, id=id, action=f"{path} was verified again, and is good")
 
 
 def close_incidents_about(
@@ -144,12 +197,12 @@ def _view(run: Run) -> RunView:
     return RunView(run, Settings())
 
 
-def _noticed_by_guard(run: Run, id: CheckpointId) -> Incident | None:
+def _noticed_by_guard(run: Run, id: CheckpointId, incidents: Sequence[Incident]) -> Incident | None:
     """Return the newest incident of the training itself that explains why a checkpoint's numbers are sick, or None.
 
     The save falls between that incident's onset and the step that noticed it, and was written before the incident.
     """
-    found = [incident for incident in list_incidents(run, most=_MOST) if _explains(run, incident, id)]
+    found = [incident for incident in incidents[-_MOST:] if _explains(run, incident, id)]
     return found[-1] if found else None
 
 

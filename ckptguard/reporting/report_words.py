@@ -37,7 +37,7 @@ _NOTICED_BY = {
 }
 
 NO_SICKNESS = ("storage", "unsaved", "asked", "anew")  # training itself is well
-_IDS = ("checkpoint", "series", "kept_copy")
+_IDS = ("checkpoint", "series", "kept_copy", "verdict")
 _MOST_INDICES = 16  # of a place in a tensor: a record may hold any number
 _MOST_ROWS = 12
 

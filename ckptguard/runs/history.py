@@ -9,7 +9,15 @@ from operator import attrgetter
 
 import msgspec
 
-from ckptguard.decisions.known_good import Standing, by_generation, ever_good, parse_verdict_name, standings, weightier
+from ckptguard.decisions.known_good import (
+    Standing,
+    by_generation,
+    ever_good,
+    parse_verdict_name,
+    since,
+    standings,
+    weightier,
+)
 from ckptguard.errors import RecordsError
 from ckptguard.records.ledger import append_verdict, is_about, latest_verdict, ledger_names, series_names
 from ckptguard.records.manifests import manifest_names, read_manifest, sealed_id
@@ -168,6 +176,11 @@ class History(msgspec.Struct):
             self._sealed[id.series][id] = None
             self._manifest_names.setdefault(id.series, set()).add(f"{id.record_name}.json")
         self._note_order(id)
+
+    def first_of(self, standing: Standing) -> Standing:
+        """Return the verdict since which a generation has the outcome of its current standing."""
+        names = self._entries(standing.id.series).get(standing.id, [])
+        return since(standing.id, names, (standing.outcome,)) or standing
 
     def _entries(self, series: str) -> dict[CheckpointId, list[str]]:
         """Return the ledger names of a series by generation."""

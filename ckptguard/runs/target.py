@@ -94,17 +94,22 @@ def resolve_target(target: str, settings: Settings) -> Target:
     return _whole_run(view, url, target)
 
 
-def open_named_run(url: str, settings: Settings) -> RunView:
-    """Open the run that a user names.
+def open_named_run(url: str, settings: Settings, *, must_exist: bool = True) -> RunView:
+    """Open the run that a user names. Without `must_exist` its folder may come later.
 
     A folder with records or with checkpoints in it is a run. So is an empty folder, and model files without a step.
     Raises NotFoundError with the run's name if it is a checkpoint of a run.
     """
-    view = open_view(url, settings)
+    view = open_view(url, settings, must_exist=must_exist)
     run = view.run
     if has_records(run):
         return view
-    below = view.entries
+    try:
+        below = view.entries
+    except ObjectMissingError:
+        if must_exist:
+            raise
+        return view
     place = run.url.rstrip("/")
     parent, _, name = place.rpartition("/")
     if not below or not parent.rstrip("/") or parent.endswith(":/") or _has_children(below, settings.patterns):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import heapq
 import math
 import re
 from collections.abc import Iterable, Iterator
@@ -72,7 +73,7 @@ def find_logs(entries: Iterable[Entry]) -> tuple[Entry, ...]:
         return log.mtime_ns or 0, [int(number) for number in re.findall(r"\d{1,18}", log.key)], log.key
 
     logs = (entry for entry in entries if entry.kind == "file" and entry.name in (_FILE, _TABLE))
-    return tuple(sorted(logs, key=age, reverse=True)[:_MOST_LOGS])
+    return tuple(heapq.nlargest(_MOST_LOGS, logs, key=age))
 
 
 def read_log(storage: Storage, log: Entry) -> list[Row]:

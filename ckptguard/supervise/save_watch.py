@@ -312,7 +312,7 @@ class SaveWatch:
             if not has_records(view.run) and not view.checkpoints:
                 return None  # a folder of ours in a run without saves keeps some trainers from starting
             if self._known is None:
-                self._known = known_outcomes(view.run)
+                self._known = known_outcomes(view.history)
                 self._begin_telling(view)
             work = Work(scanner=self._scanner, stop=stop)
             done = reconcile(view, self._notes, work=work, assume_quiet=assume_quiet)

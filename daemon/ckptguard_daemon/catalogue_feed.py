@@ -90,6 +90,7 @@ class CatalogueFeed:
         self._before: dict[str, _Before] = {}
         self._rows: dict[str, RunSeen] = {}  # of the runs that no catalogue holds
         self._failed: set[str] = set()
+        self._was_gone: set[str] = set()  # whose records may be others now, of the same names
         self._wanted: frozenset[str] | None = None
         self._unwritten = EventLog()  # of the runs that no catalogue holds
         self._listeners: list[Callable[[], None]] = []
@@ -126,6 +127,10 @@ class CatalogueFeed:
         for wake in self._listeners:
             wake()
 
+    def holds(self, run_id: str) -> bool:
+        """True if all of a run is noted, and what was noted is still there."""
+        return bool(self._digest(run_id))
+
     def rows(self, run_id: str) -> RunRows | None:
         """Return what is noted of a run. None: nothing yet, or its catalogue is being made anew."""
         if self._catalogue is not None:
@@ -151,6 +156,10 @@ class CatalogueFeed:
         if self._catalogue is None:
             return self._unwritten.after(number, most=most)
         return self._catalogue.ask(events_after, number, most=most)
+
+    def gone(self, run_id: str) -> None:
+        """Believe nothing that is noted of a run when it is there again."""
+        self._was_gone.add(run_id)
 
     def close(self) -> None:
         """Write what waits, and end."""
@@ -183,7 +192,8 @@ class CatalogueFeed:
         if start is None:
             return
         before, held = self._before.get(run.run_id), self._digest(run.run_id)
-        anew = passed.wrote or (before is not None and before.troubled != passed.troubled)
+        anew = passed.wrote or run.run_id in self._was_gone
+        anew = anew or (before is not None and before.troubled != passed.troubled)
         same = before is not None and (before.start, before.start.beside, before.replicas, before.digest) == (
             start,
             start.beside,
@@ -221,6 +231,8 @@ class CatalogueFeed:
         if self.has_catalogue and self._catalogue is not None:
             drawn_from = self._catalogue.ask(curve_identity, run_id)
         told = self._catalogue.ask(action_keys, run_id) if self._catalogue is not None else None
+        if run_id in self._was_gone:
+            known, drawn_from = (b"", {}, {}), None
         seen = observe(
             view.run,
             look,
@@ -230,6 +242,7 @@ class CatalogueFeed:
             known_curve=drawn_from or "",
             known_actions={e.event.key for e in self._unwritten.of(run_id)} if told is None else told,
         )
+        self._was_gone.discard(run_id)
         self._facts[run_id] = seen.facts
         if self._catalogue is not None and self._catalogue.is_usable:
             self._rows.pop(run_id, None)

@@ -16,6 +16,7 @@ from ckptguard_daemon.plan import Again, Plan
 from ckptguard_daemon.roster import Roster
 
 _GAP = 0.5  # seconds between two searches, however much changes
+_PATIENCE = 2.0  # seconds for all places of a fleet: what was found elsewhere is guarded then
 _GONE_INTERVALS = 2  # of `scan_interval`: after so long without its folder, a run of a fleet is guarded no longer
 
 
@@ -40,8 +41,8 @@ class Following:
     ) -> None:
         self.plan, self._roster, self._make, self._change = plan, roster, make, change
         self._arrived, self._left, self._looked = arrived, left, looked
-        self._discovery = None if plan.fleet is None else Discovery(plan.fleet)
         self._wake = threading.Event()
+        self._discovery = None if plan.fleet is None else Discovery(plan.fleet, self.wake)
         self._missing: dict[str, float] = {}  # run id -> since when, monotonic
         self._told: set[str] = set()
         self.has_looked = False
@@ -68,18 +69,19 @@ class Following:
             if again is not None and again.asked.is_set():
                 again.asked.clear()
                 self.reload(again.read)
-            self.look()
+            self.look(_PATIENCE)
             if stop.wait(_GAP):
                 return
             self._wake.wait(self.plan.settings.scan_interval)
 
-    def look(self) -> None:
-        """Search once, and bring the roster up to date. Never raises."""
+    def look(self, patience: float | None = None) -> None:
+        """Search once, and bring the roster up to date. What takes longer than `patience` seconds is searched on, and
+        ends with a `wake`. Never raises."""
         try:
-            fleet = Fleet() if self._discovery is None else self._discovery.find()
+            fleet = Fleet() if self._discovery is None else self._discovery.find(patience)
             self._tell(fleet.troubles)
-            self._let_go(self._take(fleet), certain=not fleet.troubles)
-            self.has_looked = True
+            self._let_go(self._take(fleet), certain=not fleet.troubles and not fleet.searching)
+            self.has_looked = self.has_looked or not fleet.searching
             self._looked()
         except Exception as error:
             told = machine_trouble(error)
@@ -94,7 +96,7 @@ class Following:
             log("plan_not_reloaded", level="error", trace=told is None, reason=str(told or error))
             return
         self.plan = plan
-        self._discovery = None if plan.fleet is None else Discovery(plan.fleet)
+        self._discovery = None if plan.fleet is None else Discovery(plan.fleet, self.wake)
         self._told = set()
         log("plan_reloaded")
 

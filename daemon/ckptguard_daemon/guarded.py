@@ -19,18 +19,20 @@ from ckptguard.records.daemon_record import (
     surely_ended,
     write_daemon_record,
 )
-from ckptguard.records.run import Run, open_run
+from ckptguard.records.run import Run, has_records, open_run
 from ckptguard.records.samples import FOLDER as SAMPLES
 from ckptguard.records.who_and_when import utc_now
 from ckptguard.replicas.replicate import Replica
 from ckptguard.reporting.events import Known, known_outcomes, news_in, reason_of, verdict_event
 from ckptguard.reporting.notify import Hooks
 from ckptguard.reporting.open_and_close import record_bad_save
+from ckptguard.reporting.owed_incidents import OwedIncidents
 from ckptguard.runs.find_known_good import find_known_good
 from ckptguard.runs.results import Checked
 from ckptguard.runs.run_view import RunView
 from ckptguard.runs.work import Work
 from ckptguard.storage.failures import machine_trouble
+from ckptguard.storage.local.mounts import mount_of
 from ckptguard.upkeep.look_on import look_on
 from ckptguard.upkeep.reconcile import PassNotes, PassResult, reconcile
 from ckptguard.values.ids import RECORDS_FOLDER, CheckpointId, name_of_run
@@ -47,9 +49,9 @@ _NOTING_SHARE = 20  # of the time of a pass, at most this part is spent on notin
 
 
 def storage_of(url: str) -> str:
-    """Return what places have in common that may be slow together: host and bucket, or "" for a local folder."""
+    """Return what places have in common that may be slow together: host and bucket, or a local folder's mount."""
     if os.path.isabs(url):
-        return ""
+        return f"mount {mount_of(url)[0]}"
     scheme, _, rest = url.partition("://")
     return f"{scheme}://{rest.partition('/')[0]}"
 
@@ -80,6 +82,9 @@ def _scrub_state(url: str, settings: Settings) -> ScrubState | None:
 
 class Silence(Protocol):
     """Who knows whether anything changed in a run; see `Watcher`."""
+
+    def watch(self, root: str, key: str) -> None:
+        """Watch the run's folder, if it is not watched."""
 
     def settle(self, key: str) -> None:
         """Count what changes from now on."""
@@ -123,6 +128,7 @@ class WatchedRun:
         self.yields = False  # only look while another daemon guards it
         self.guards = True  # False: another daemon does, as of the last pass
         self._known: Known | None = None
+        self._owed, self._owes = OwedIncidents("daemon"), False
         self._asked: set[str] = set()
         self._asked_lock = threading.Lock()
         self._failures = 0
@@ -165,6 +171,8 @@ class WatchedRun:
     def step(self, work: Work) -> PassResult | None:
         """Make one pass, and set when the next one is due. None if it failed, which is logged and never raised."""
         began = time.monotonic()
+        if self.silence is not None:  # here, in the run's own lane, because its mount may hang
+            self.silence.watch(self.url, self.run_id)
         try:
             done = self.last_pass if self._rests() else self._pass(work)
         except NotFoundError as error:
@@ -205,8 +213,9 @@ class WatchedRun:
         if self.silence is None or self.settings.records is not None:  # nobody watches records elsewhere
             return False
         idle = self.state == "guarded" and self.passes and not self._asked and not self.last_pass.pending
-        idle = idle and not self._records_changed and self._noted == self._beside()
-        if idle and self._notes.has_nothing_due(self.settings) and self.silence.rests(self.run_id):
+        idle = idle and not self._records_changed and self._noted == self._beside() and not self._owes
+        held = self._feed is None or self._feed.holds(self.run_id)
+        if idle and held and self._notes.has_nothing_due(self.settings) and self.silence.rests(self.run_id):
             return True
         self.silence.settle(self.run_id)
         return False
@@ -232,7 +241,7 @@ class WatchedRun:
         self._records_changed = False
         view = self.look()
         self.run = run = view.run
-        if self.storage == "":
+        if self._known is None and os.path.isabs(self.url):  # its name may lead through links
             with contextlib.suppress(OSError):
                 self.storage = f"device {os.stat(self.url).st_dev}"
         current = None if self._presence is None else read_daemon_record(run)
@@ -243,11 +252,13 @@ class WatchedRun:
         begins = self._known is None or guards != self.guards
         self.guards = guards
         if begins:
-            self._known = known_outcomes(run)
+            self._known = known_outcomes(view.history)
             log("guarding" if self.guards else "looking", run=self.url, run_id=self.run_id)
         new = current is None or other is not None or (self.passes == 0 and current != self._presence)
         if self._presence is not None and self.guards and new:
             write_daemon_record(run, self._presence)
+        if self.guards and not self._owed.has_begun and (has_records(run) or view.checkpoints):  # see `Hooks.begin`
+            self._owed.begin(view)
         if begins and self.guards:
             self.hooks.begin(view)
 
@@ -272,21 +283,16 @@ class WatchedRun:
             if not self._read_again(view, path, work):
                 self.ask(path)
                 done = msgspec.structs.replace(done, made_way=True)
-        self._note(view, wrote=bool(done.checked or done.pruned or asked), troubled=bool(done.could_not_tell))
+        told = self.guards and self._make_up(view, wrote=bool(done.checked or asked))
+        self._note(view, wrote=bool(done.checked or done.pruned or asked or told), troubled=bool(done.could_not_tell))
         return done
 
     def _note(self, view: RunView, *, wrote: bool, troubled: bool = False) -> None:
         """Note in the catalogue what this pass saw."""
         if self._feed is not None:
-            scrub_interval = self.scrub.every if self.scrub is not None else None
-            passed = Passed(
-                notes=self._notes,
-                replicas=self.replicas,
-                scrub_interval=scrub_interval,
-                wrote=wrote,
-                troubled=troubled,
-            )
-            self._feed.note(view, passed)
+            notes, every = self._notes, None if self.scrub is None else self.scrub.every
+            seen = Passed(notes=notes, replicas=self.replicas, wrote=wrote, troubled=troubled, scrub_interval=every)
+            self._feed.note(view, seen)
 
     def _note_early(self, view: RunView) -> None:
         """Note a verdict before the pass ends, which may take long. Of many verdicts only some are noted so: what it
@@ -294,8 +300,7 @@ class WatchedRun:
         began = time.monotonic()
         if began >= self._note_again_at:
             self._note(view, wrote=True)
-            now = time.monotonic()
-            self._note_again_at = now + _NOTING_SHARE * (now - began)
+            self._note_again_at = time.monotonic() + _NOTING_SHARE * (time.monotonic() - began)
 
     def _read_again(self, view: RunView, path: str, work: Work) -> bool:
         """Verify one checkpoint again. False if it must make way for others."""
@@ -352,6 +357,21 @@ class WatchedRun:
             except CkptguardError as error:
                 log("incident_not_recorded", level="warning", run=self.url, path=news.path, reason=error.message)
 
+    def _make_up(self, view: RunView, *, wrote: bool) -> bool:
+        """Open and close the incidents that others left undone. True if the records may have changed."""
+        names = None if wrote or self._notes.start is None else self._notes.start.names
+        try:
+            opened = self._owed.make_up(view, names)
+        except CkptguardError as error:
+            self._owes = True
+            self._log_once("incident_not_recorded", level="warning", path=".", reason=error.message)
+            return True
+        self._owes = False
+        for one in opened:
+            log("incident_made_up", level="warning", run=self.url, path=one.path, id=one.id and str(one.id))
+            self.hooks.tell(verdict_event(view.run, one, source="daemon"))
+        return bool(opened)
+
     def _log_known_good(self, run: Run) -> None:
         try:
             good = find_known_good(run)
@@ -361,6 +381,8 @@ class WatchedRun:
 
     def _failed(self, state: str, error: CkptguardError, *, pause: float) -> None:
         self.state, self.trouble = state, error
+        if state == "waiting" and self._feed is not None:
+            self._feed.gone(self.run_id)
         self.run = None if state == "waiting" else self.run
         self._log_once(state, level="warning", kind=error.kind, reason=error.message)
         self.due = time.monotonic() + pause

@@ -263,9 +263,12 @@ class Scrubbing(IdleWork):
             left_out[due.where] = time.monotonic() + min(_AGAIN, every)
             run.note_scrub(msgspec.structs.replace(state, reading=_place_of(due, None)))
 
-        def end(done: Reread) -> None:
+        def end(done: Reread | None) -> None:
             nonlocal state, reading
             reading = False
+            if done is None:
+                run.note_scrub(state)
+                return
             found = PlaceAt(path=done.path, id=done.id, place=done.place, at=time.time())
             state = msgspec.structs.replace(state, last=found)
             run.note_scrub(state)

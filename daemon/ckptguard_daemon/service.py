@@ -93,14 +93,6 @@ def serve(
         run.yields = http.yields
         return run
 
-    def watch(run: WatchedRun) -> None:
-        if os.path.isabs(run.url):
-            watcher.watch(run.url, run.run_id)
-
-    def arrived(run: WatchedRun) -> None:
-        watch(run)  # before the first pass, so that no change is missed
-        loop.wake(run.run_id)
-
     def left(run: WatchedRun) -> None:
         watcher.forget(run.run_id)
         run.leave()
@@ -108,11 +100,11 @@ def serve(
     def looked() -> None:
         watcher.keep(_FLEET, following.folders)
         feed.keep_only(run.run_id for run in runs)
+        hooks.keep_only(run.settings for run in runs)
 
     def after_pass(run: WatchedRun) -> None:
         passes.done(run.run_id)
         passed.set()
-        watch(run)
         if runs.get(run.run_id) is not run:
             left(run)  # it went during this pass, which wrote and watched once more
             return
@@ -131,7 +123,7 @@ def serve(
         runs,
         make,
         lambda run, found: run.take(found.name, found.settings, hooks.of(found.settings)),
-        arrived=arrived,
+        arrived=lambda run: loop.wake(run.run_id),
         left=left,
         looked=looked,
     )
@@ -196,6 +188,8 @@ def serve(
         passed.set()
         for server in servers:
             server.close()
+        if front is not None:
+            front.close()
         watcher.close()
         deadline = time.monotonic() + _LANES_STOP_SECONDS
         for lanes in everywhere:
@@ -271,20 +265,35 @@ class HookSets:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._sets: dict[object, Hooks] = {}
+        self._ending: list[Hooks] = []
 
     def of(self, settings: Settings) -> Hooks:
         """Return the hooks that these settings ask for."""
-        key = (settings.on_incident, settings.webhook, settings.notify)
+        key = _hooks_key(settings)
         with self._lock:
             if key not in self._sets:
                 self._sets[key] = Hooks(settings, log)
             return self._sets[key]
 
+    def keep_only(self, used: Iterable[Settings]) -> None:
+        """End the others, after what they still have to tell."""
+        wanted = {_hooks_key(settings) for settings in used}
+        with self._lock:
+            for key in self._sets.keys() - wanted:
+                hooks = self._sets.pop(key)
+                hooks.end()
+                self._ending.append(hooks)
+            self._ending = [hooks for hooks in self._ending if not hooks.has_ended]
+
     def close(self, *, patience: float) -> None:
         """Close all, at most `patience` seconds in all."""
         deadline = time.monotonic() + patience
-        for hooks in self._sets.values():
+        for hooks in (*self._sets.values(), *self._ending):
             hooks.close(patience=max(0.0, deadline - time.monotonic()))
+
+
+def _hooks_key(settings: Settings) -> object:
+    return settings.on_incident, settings.webhook, settings.notify
 
 
 def exit_code(outcomes: Iterable[Outcome], *, all_read: bool) -> int:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from ckptguard.storage.local import inotify
 from ckptguard.storage.local.inotify import Change, Inotify
+from ckptguard.storage.local.mounts import is_below, mount_of, mounts
 from ckptguard.values.ids import RECORDS_FOLDER
 from ckptguard_daemon.log import log
 
@@ -32,7 +33,7 @@ class _Tree:
         self.root, self.key, self.deep = root, key, deep
         self.inode: tuple[int, int] | None = None
         self.watches: set[int] = set()
-        self.whole = False
+        self.whole = self.blind = False  # blind: some folder in it cannot be watched
         self.touched = True
         self.tried_at = float("-inf")
 
@@ -55,11 +56,13 @@ class Watcher:
 
     def watch(self, root: str, key: str, *, deep: bool = True) -> None:
         """Watch a folder, if it exists and is not watched, or was replaced."""
+        try:
+            found = os.stat(root)  # without the lock: a mount that hangs must stop nobody else
+        except OSError:
+            found = None
         with self._lock:
             tree = self._trees.setdefault(key, {}).setdefault(root, _Tree(root, key, deep=deep))
-            try:
-                found = os.stat(root)
-            except OSError:
+            if found is None:
                 self._drop(tree)
                 tree.tried_at = float("-inf")
                 return
@@ -76,8 +79,8 @@ class Watcher:
             trees = self._trees.get(key, {})
             for root in trees.keys() - wanted:
                 self._drop(trees.pop(root))
-            for root in wanted:
-                self.watch(root, key, deep=False)
+        for root in wanted:
+            self.watch(root, key, deep=False)
 
     def forget(self, key: str) -> None:
         """Watch the folders of this key no longer."""
@@ -131,7 +134,7 @@ class Watcher:
                     reason=f"{reason}: {_HINT}" if no_more else reason,
                 )
             return
-        tree.inode, tree.whole = inode, tree.deep and _is_own_disk(tree.root)
+        tree.inode, tree.whole = inode, tree.deep and not tree.blind and _is_own_disk(tree.root)
         if self._complained and all(one.inode is not None for one in self._all()):
             self._complained = False
 
@@ -145,6 +148,11 @@ class Watcher:
                 # The user named the root, so it may be a link: with a slash behind it, that is followed.
                 watch = self._inotify.add(os.path.join(path, "") if path == tree.root else path)
             except (FileNotFoundError, NotADirectoryError):
+                continue
+            except PermissionError:
+                if path == tree.root:
+                    raise
+                tree.blind, tree.whole = True, False  # the timer looks there
                 continue
             trees = self._paths.get(watch, ("", []))[1]
             self._paths[watch] = (path, trees)  # it may have been renamed
@@ -164,7 +172,7 @@ class Watcher:
             if not trees and self._paths.pop(watch, None) is not None and self._inotify is not None:
                 self._inotify.remove(watch)
         if below is None:
-            tree.inode, tree.whole, tree.touched = None, False, True
+            tree.inode, tree.whole, tree.blind, tree.touched = None, False, False, True
 
     def _read(self, reader: Inotify) -> None:
         """The thread: collect changes, and wake."""
@@ -244,17 +252,7 @@ def _folders(top: str) -> Iterator[str]:
 
 def _is_own_disk(path: str) -> bool:
     """True if the file system at a path is one of this machine alone, and no other one is mounted below."""
-    place, kind = "", ""
     real = os.path.realpath(path)
-    try:
-        with open("/proc/self/mounts", encoding="utf-8", errors="surrogateescape") as file:
-            for line in file:
-                _, where, what, *_ = line.split(" ")
-                where = where.replace("\\040", " ")
-                if where.startswith(real.rstrip("/") + "/"):
-                    return False
-                if len(where) >= len(place) and (real == where or real.startswith(where.rstrip("/") + "/")):
-                    place, kind = where, what
-    except (OSError, ValueError):
+    if any(is_below(where, real) and where != real for where, _ in mounts()):
         return False
-    return kind in _OWN_DISKS
+    return mount_of(real)[1] in _OWN_DISKS

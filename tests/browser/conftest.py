@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from servers.fixtures import skip_or_fail
 from servers.processes import NotInstalledError
-from support.dashboards import Dashboard, Watched, chromium, missing
+from support.browsing import Dashboard, Watched, chromium, missing
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from support.daemon_process import save, until
-from support.dashboards import Dashboard, Watched
+from support.browsing import Dashboard, Watched
 from support.strange_names import MARKUP, SCRIPT, strange_run
 
 pytestmark = pytest.mark.timeout(600)

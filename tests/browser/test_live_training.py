@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from support.daemon_process import PATIENCE, save, until
-from support.dashboards import Dashboard, Watched
+from support.browsing import Dashboard, Watched
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(600)]
 ROOT = Path(__file__).resolve().parents[2]

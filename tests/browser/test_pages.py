@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from support.daemon_process import save, until
-from support.dashboards import Dashboard, Watched, violations
+from support.browsing import Dashboard, Watched, violations
 
 from docs import sandbox
 

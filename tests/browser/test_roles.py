@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from support.daemon_process import save
-from support.dashboards import Dashboard, Watched
+from support.browsing import Dashboard, Watched
 
 
 def test_a_reader_can_only_look(run: Path, serve: Callable[..., Dashboard], look: Callable[..., Watched]) -> None:

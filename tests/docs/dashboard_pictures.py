@@ -18,7 +18,7 @@ if __name__ == "__main__":
 
 import sandbox
 from support.daemon_process import save, until
-from support.dashboards import Dashboard, Watched, chromium
+from support.browsing import Dashboard, Watched, chromium
 from support.markdown import DOCS
 
 WIDTHS, SCHEMES = (400, 1280, 1920), ("light", "dark")

@@ -37,7 +37,9 @@ _LINE_EVERY = 10.0  # seconds between lines of progress where there is no termin
 @click.option("--workers", type=click.IntRange(1, 4096), metavar="N", help="Do N tasks at once. Dask counts its own.")
 @click.option("--rate", metavar="RATE", help="Read at most this many bytes a second, all workers together: 1GB.")
 @click.option("--max-age", default="7d", metavar="SPAN", help="scrub: skip what was read within SPAN (without it 7d).")
-@click.option("--dry-run", is_flag=True, help="Say what there is to do and what it costs, and stop.")
+@click.option(
+    "--dry-run", is_flag=True, help="Say what is to do and its cost, and stop. 3 if something is on record as bad."
+)
 @quiet_option
 @json_option
 @config_option
@@ -80,8 +82,10 @@ def command(
         emit("fleet", done, target=fleet, verb=verb, dry_run=how["dry_run"], cost=plan.cost)
     elif verb == "report":
         _show_rows(done.rows)
-    elif not how["dry_run"]:
-        _show(verb, done)
+    else:
+        _show_wrong(done)
+        if not how["dry_run"]:
+            _show(verb, done)
     for sentence in done.could_not_tell:
         trouble(f"error: {sentence}")
     raise click.exceptions.Exit(_code(verb, done, dry_run=how["dry_run"]))
@@ -92,9 +96,11 @@ def _code(verb: str, done: BulkDone, *, dry_run: bool) -> ExitCode:
 
     outcomes = [Outcome(outcome) for outcome, count in done.outcomes.items() if count]
     nothing = not outcomes and not done.left and verb not in ("verify", "report")
-    if not done.could_not_tell and (dry_run or nothing):
+    if dry_run:  # what is still to be done is no fault, but what is on record as bad is never passed over
+        outcomes = [Outcome.BAD if Outcome.BAD in outcomes else Outcome.GOOD]
+    if not done.could_not_tell and nothing:
         return ExitCode.GOOD  # nothing was to be done
-    return of_outcomes([] if dry_run else outcomes, could_not_tell=bool(done.could_not_tell))
+    return of_outcomes(outcomes, could_not_tell=bool(done.could_not_tell))
 
 
 def _cost_text(cost: Cost, workers: int, rate: float | None) -> str:
@@ -155,13 +161,16 @@ def _progress_text(verb: str, progress: Progress, cost: Cost, seconds: float) ->
     )
 
 
-def _show(verb: str, done: BulkDone) -> None:
+def _show_wrong(done: BulkDone) -> None:
     for one in done.wrong:
         place = f" ({escape(one.place)})" if one.place not in ("", "place") else ""
         say(f"{word(one.outcome.value, 10)} {cell(one.run)}/{cell(one.path)}{place}  {size(one.bytes)}")
         print_findings((f for f in one.findings if f.severity.value in ("error", "sickness")), one.path)
         if one.message:
             say(f"  {escape(one.message)}")
+
+
+def _show(verb: str, done: BulkDone) -> None:
     counts = ", ".join(f"{done.outcomes[o]} {o}" for o in _ORDER if done.outcomes.get(o)) or "nothing to do"
     left = f"; {done.left} left: run the same command again" if done.left else ""
     tell = say if done.left or done.wrong else say_well

@@ -45,7 +45,7 @@ def command(run: str, argv: tuple[str, ...], attempts: int, require: bool, dry_r
 
     Without COMMAND, the path of the checkpoint is printed. Where nothing was saved yet, nothing is printed.
     """
-    from ckptguard.runs.run_view import open_view
+    from ckptguard.runs.target import open_named_run
     from ckptguard.scan.scanners import scanner_of
     from ckptguard.supervise.command import become
     from ckptguard.supervise.gate import gate
@@ -56,7 +56,7 @@ def command(run: str, argv: tuple[str, ...], attempts: int, require: bool, dry_r
         raise SettingsError(f"there is no command {argv[0]}", hint="check its name, and that it can be executed")
     settings = shared.settings()
     must_exist = (require and not settings.replicas) or os.path.lexists(run)  # what is there must be a folder
-    view = open_view(run, settings, must_exist=must_exist)
+    view = open_named_run(run, settings, must_exist=must_exist)
     with scanner_of(settings) as scanner, working("reading", scanner=scanner) as work:
         done = gate(view, attempts=attempts, require=require, dry_run=dry_run, work=work)
     if shared.as_json:

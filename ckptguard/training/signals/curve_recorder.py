@@ -64,9 +64,7 @@ class CurveRecorder:
 
     def append(self, row: Row) -> None:
         """Note an update."""
-        if self._run is None:
-            return
-        self._fresh.append(row)
+        self._note(row)
         if time.monotonic() >= self._due:
             self._write_beside()
         elif len(self._fresh) >= _MOST_FRESH:
@@ -75,13 +73,13 @@ class CurveRecorder:
     def begin(self, onset: Row | None = None) -> None:
         """Training goes back, or begins. `onset` is the update at which it turned sick."""
         if onset is not None:
-            self._fresh.append(lambda curve: curve.keep(onset))
-        self._fresh.append(Thinned.begin)
+            self._note(lambda curve: curve.keep(onset))
+        self._note(Thinned.begin)
         self.saved()
 
     def skip(self, first: int, last: int) -> None:
         """The batches of these updates are left out from now on."""
-        self._fresh.append(lambda curve: curve.skip(first, last))
+        self._note(lambda curve: curve.skip(first, last))
 
     def saved(self) -> None:
         """A checkpoint was saved: write soon, too."""
@@ -94,8 +92,6 @@ class CurveRecorder:
 
     def close(self, seconds: float = _END_SECONDS) -> None:
         """Write the rest, and wait for it, but not long."""
-        if self._process != os.getpid():
-            return  # forked: the parent writes
         end = time.monotonic() + seconds
         for _ in range(2):  # what is being written, and what came since
             self.finish()
@@ -105,6 +101,10 @@ class CurveRecorder:
     @property
     def _is_busy(self) -> bool:
         return self._thread is not None and self._thread.is_alive()
+
+    def _note(self, change: _Change) -> None:
+        if self._run is not None:
+            self._fresh.append(change)
 
     def _write_beside(self) -> None:
         self._began_at = time.monotonic()
@@ -121,6 +121,8 @@ class CurveRecorder:
 
     def _start(self, work: Callable[[list[_Change]], None]) -> None:
         fresh = self._take_fresh()
+        if self._process != os.getpid():
+            return  # forked: the parent records
         thread = threading.Thread(target=work, args=(fresh,), name="ckptguard-samples", daemon=True)
         try:
             thread.start()

@@ -18,7 +18,7 @@ from ckptguard.records.manifests import read_manifest
 from ckptguard.runs.run_view import RunView
 from ckptguard.values.ids import MAX_STEP, CheckpointId, escape
 from ckptguard.values.manifest import Manifest
-from ckptguard.values.verdict import Outcome
+from ckptguard.values.verdict import Outcome, Severity
 from ckptguard_daemon.dashboard.one_checkpoint import judgement_of, sick_tensors
 from ckptguard_daemon.dashboard.reading import Clicks, Reads, Remembered, counted_view
 from ckptguard_daemon.guarded import WatchedRun
@@ -139,7 +139,8 @@ class Heat:
         verdict = None
         if row.outcome not in (Outcome.GOOD.value, Outcome.PENDING.value):
             verdict = judgement_of(view.run, row.id, manifest).counts
-        sick = {at: counts_in(f.message) or f.message for at, f in sick_tensors(verdict).items()}
+        bad = {at: f for at, f in sick_tensors(verdict).items() if f.severity is Severity.ERROR}
+        sick = {at: counts_in(f.message) or f.message for at, f in bad.items()}
         return self._column(manifest, {at: _words(found) for at, found in sick.items()})
 
     def _column(self, manifest: Manifest, sick: dict[tuple[str, str], str]) -> Column:

@@ -34,8 +34,10 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
 class Callers:
     """Knows tokens, sessions and links. Sessions survive a restart in a private file; only digests are in it."""
 
-    def __init__(self, tokens: str | None) -> None:
-        """Raises SettingsError if the file of tokens cannot be used."""
+    def __init__(self, tokens: str | None, links: Role | None = None) -> None:
+        """`links` is the highest role that a session of a link may have; with None there are none. Raises SettingsError
+        if the file of tokens cannot be used."""
+        self._most = links
         self._tokens_path, self._sessions_path = tokens, ""
         self._tokens: tuple[Token, ...] = ()
         self._seen: object = None
@@ -73,7 +75,9 @@ class Callers:
         if session is None or session.expires <= now:
             return None
         if not session.token:
-            return Caller(name="owner", role=session.role, expires=session.expires)
+            if self._most is None:
+                return None  # an earlier daemon had links
+            return Caller(name="owner", role=min(session.role, self._most), expires=session.expires)
         caller = self._by_digest(session.token, now)
         if caller is None:
             return None

@@ -8,6 +8,7 @@ import os
 import socket
 import ssl
 import stat
+import threading
 import time
 import webbrowser
 from collections.abc import Mapping
@@ -59,7 +60,7 @@ class Front:
         if options.tokens is None and options.link is None:
             raise SettingsError("nobody could log in", hint="give --tokens FILE, or --link for a link that works once")
         url = None if options.url is None else _checked_url(options.url)
-        callers = Callers(options.tokens)
+        callers = Callers(options.tokens, options.link)
         self._socket = place.listen()
         port = self._socket.getsockname()[1]
         secure = self._tls is not None or (url or "").startswith("https:")
@@ -93,7 +94,7 @@ class Front:
         with contextlib.suppress(OSError):  # nobody reads it
             print(link, flush=True)
         if self._options.opened and self._private:
-            self._open(link)
+            threading.Thread(target=self._open, args=(link,), daemon=True).start()  # some browsers are waited for
 
     def _open(self, link: str) -> None:
         """Open a link by way of a private file: the arguments of a browser are for every user to see."""
@@ -110,6 +111,12 @@ class Front:
         else:
             if not opened:
                 log("browser_not_opened", level="warning", reason="no browser was found; open the link yourself")
+
+    def close(self) -> None:
+        """Remove what was made to open a browser."""
+        if self._options.opened and self._private:
+            with contextlib.suppress(OSError):
+                os.unlink(f"{self._private}.html")
 
     def look(self) -> None:
         """Take over changed tokens, and a changed certificate."""

@@ -10,10 +10,11 @@ import sys
 import threading
 from functools import partial
 
+import msgspec
 import pytest
 
 from ckptguard.catalogue import catalogue as in_use
-from ckptguard.catalogue import schema
+from ckptguard.catalogue import schema, write
 from ckptguard.catalogue.catalogue import Catalogue
 from ckptguard.catalogue.questions import events_after, known_rows, newest_bad, one_run, runs, timeline, totals
 from ckptguard.catalogue.rows import Event, Generation, RunSeen, event_key
@@ -118,6 +119,35 @@ def test_events_are_replayed_behind_a_number(opened):
     assert catalogue.ask(events_after, rest.last).events == ()
     assert catalogue.ask(events_after, rest.last).last == rest.last
     assert not rest.reset
+
+
+def test_only_the_newest_events_stay(opened, monkeypatch):
+    """Of each run. A reader that is behind what had to go begins anew, and others miss nothing."""
+    catalogue = opened()
+    monkeypatch.setattr(write, "MOST_EVENTS", 10)
+    put(catalogue, seen("aa", 4), seen("bb", 4))
+    begun = catalogue.ask(events_after, 0).events
+    put(catalogue, seen("aa", 30, digest=b"e"))
+    kept = catalogue.ask(events_after, 0).events
+    assert [sum(event.run == run for event in kept) for run in ("aa", "bb")] == [10, 4]
+    assert [event.event.about for event in kept if event.run == "aa"] == [f"m/{n:012d}.1" for n in range(20, 30)]
+    assert catalogue.ask(events_after, begun[-1].number).reset
+    assert not catalogue.ask(events_after, kept[4].number).reset
+    for n in range(30):
+        catalogue.happened("bb", Event(key=n, kind="replica", at=1.0, about="r"))
+    assert catalogue.settle(PATIENCE)
+    assert sum(event.run == "bb" for event in catalogue.ask(events_after, 0).events) == 10
+
+
+def test_totals_of_any_size(opened):
+    """Sparse files state any size: their sum is told, and is right again when they are gone."""
+    catalogue = opened()
+    huge = RunFacts(url="/x", name="x", checkpoints={"good": 5000}, bytes={"good": 5000 * 2**53})
+    put(catalogue, seen("aa", 3), msgspec.structs.replace(seen("xx", 0), facts=huge))
+    assert {t.outcome: t.bytes for t in catalogue.ask(totals)} == {"bad": 15, "good": 5000 * 2**53}
+    catalogue.keep_only({"aa"})
+    assert catalogue.settle(PATIENCE)
+    assert {t.outcome: t.bytes for t in catalogue.ask(totals)} == {"bad": 15}
 
 
 def test_a_deleted_one_is_made_anew(opened, path, told):
@@ -226,8 +256,8 @@ def test_a_value_that_cannot_be_stored_costs_only_itself(opened, told):
     """It is told, and everything else stays."""
     catalogue = opened()
     put(catalogue, seen())
-    huge = RunSeen(id="cc", digest=b"x", facts=RunFacts(url="/c", name="c", bytes={"good": 2**70}))
-    catalogue.see(huge)
+    rows = (Generation(name="m/000000000001.1", bytes=2**70),)
+    catalogue.see(RunSeen(id="cc", digest=b"x", facts=RunFacts(url="/c", name="c"), generations=rows))
     told.wait_for(2)  # that, and that it can be used again
     assert catalogue.ask(totals)[0].checkpoints == 1
     assert catalogue.digest("aa") == b"d"

@@ -43,6 +43,14 @@ def test_a_dry_run_does_nothing(invoke, fleet):
     assert not (fleet / "run0/_ckptguard").exists()
 
 
+def test_a_dry_run_tells_what_is_bad_already(invoke, fleet):
+    """A script that only asks for its exit code must not take that for good."""
+    first = invoke("fleet", "verify", fleet)
+    done = invoke("fleet", "verify", fleet, "--dry-run")
+    assert done.exit_code == 3
+    assert done.stdout.splitlines() == first.stdout.splitlines()[:-1]
+
+
 def test_the_report_is_a_table(invoke, fleet):
     """With -q only the runs that need somebody."""
     invoke("fleet", "verify", fleet)

@@ -206,6 +206,7 @@ def test_many_who_ask_at_once_cost_one_look(monkeypatch: pytest.MonkeyPatch) -> 
         return []
 
     monkeypatch.setattr(module, "_FRESH", 1e9)
+    monkeypatch.setattr(logging.getLogger("ckptguard_daemon"), "handlers", [])  # it adds one that stays
     metrics = Metrics(look, lambda: NOW)
     assert len({metrics.text() for _ in range(3)}) == len(looks) == 1
     monkeypatch.setattr(module, "_FRESH", 0.0)

@@ -22,6 +22,7 @@ from ckptguard_daemon.service import exit_code
 
 from ckptguard.errors import BusyError, SettingsError
 from ckptguard.runs.settings_file import load_settings
+from ckptguard.storage.local import mounts
 from ckptguard.values.settings import Settings
 from ckptguard.values.verdict import Outcome
 
@@ -189,8 +190,15 @@ def test_the_socket_can_be_served(short_folder: Path) -> None:
 
 @pytest.mark.parametrize(
     ("url", "storage"),
-    [("/data/run", ""), ("s3://bucket/a/b", "s3://bucket"), ("s3://[bad/x", "s3://[bad"), ("memory://", "memory://")],
+    [("s3://bucket/a/b", "s3://bucket"), ("s3://[bad/x", "s3://[bad"), ("memory://", "memory://")],
 )
 def test_any_place_has_a_storage(url: str, storage: str) -> None:
     """Also one with a mistake in it, which only the opening tells."""
     assert storage_of(url) == storage
+
+
+def test_local_places_are_told_apart_by_their_mounts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before anybody asks the disks, because one of them may hang."""
+    monkeypatch.setattr(mounts, "mounts", lambda: [("/", "ext4"), ("/nfs", "nfs4"), ("/nfs/other", "nfs4")])
+    places = ["/data/run", "/nfs/run", "/nfs/other/run", "/nfsrun"]
+    assert [storage_of(place) for place in places] == ["mount /", "mount /nfs", "mount /nfs/other", "mount /"]

@@ -95,6 +95,31 @@ def test_our_own_doings_are_no_hints(run: Path, watching: Watching, tmp_path_fac
     assert watching.hint() == "run"
 
 
+@pytest.mark.parametrize("later", [False, True])
+def test_a_folder_that_may_not_be_read_ends_no_watch(
+    run: Path, watching: Watching, monkeypatch: pytest.MonkeyPatch, later: bool
+) -> None:
+    """The rest of the run is watched. But nobody knows that nothing changed, so the run does not rest."""
+    honest = Inotify.add
+
+    def refusing(reader: Inotify, path: str) -> int:
+        if "closed" in path:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        return honest(reader, path)
+
+    monkeypatch.setattr(Inotify, "add", refusing)
+    if not later:
+        (run / "closed").mkdir()
+    watching.watcher.watch(str(run), "run")
+    if later:
+        (run / "closed").mkdir()
+        assert watching.hint() == "run"
+    watching.watcher.settle("run")
+    assert not watching.watcher.rests("run")
+    save(run, 1)
+    assert watching.hint() == "run"
+
+
 def instances_open() -> int:
     """How many inotify instances this process has."""
     found = 0

@@ -312,3 +312,18 @@ def test_on_an_object_store(tmp_path):
     data[-3] ^= 1
     store.pipe_file(key, bytes(data))
     assert ("100.1", "place", "bad") in told(scrub(look(run)))
+
+
+def test_every_beginning_has_its_end(root):
+    """Also that of a place that went meanwhile, about which there is nothing to tell."""
+    run, begun, ended = guarded(root), [], []
+
+    def begin(due):
+        begun.append(due.where)
+        if due.place == "place":
+            shutil.rmtree(root / due.path)
+
+    done = scrub(look(run), watcher=ScrubListener(begin=begin, end=ended.append))
+    assert len(ended) == len(begun) == 4
+    assert [one for one in ended if one is not None] == list(done.places)
+    assert ended.count(None) == 2

@@ -211,6 +211,7 @@ GOOD = {"step": [1], "loss": [1.0], "grad_norm": [None], "scale": [None], "lr": 
         json.dumps({"format": 1, "curve": GOOD | {"skipped": [[5, 1]]}}).encode(),
         json.dumps({"format": 1, "curve": GOOD | {"levels": [10**9, 0]}}).encode(),
         json.dumps({"format": 1, "curve": {key: value * 5000 for key, value in GOOD.items()}}).encode(),
+        json.dumps({"format": 1, "curve": GOOD}).encode() + b" " * (5 << 20),
     ],
 )
 def test_an_impossible_record_does_not_count(tmp_path, text):

@@ -12,23 +12,34 @@ import { to } from "./router.js";
 import { Table } from "./table.js";
 import { Choices, Fact, Name, OUTCOMES, Outcome, Sentence, Shield, Time } from "./widgets.js";
 
+function KnownGood({ run }) {
+  if (run.known_good_step === null && run.known_good_at === null) return "none yet";
+  const step = run.known_good_step === null ? "" : `step ${count(run.known_good_step)}, `;
+  return html`${step}<${Time} at=${run.known_good_at} />`;
+}
+
+function replicasInWords({ run, replicas }) {
+  const failing = replicas.filter((replica) => replica.trouble).length;
+  if (failing) return `${failing} of ${replicas.length} in trouble`;
+  return run.replicas_behind ? `${many(run.replicas_behind, "checkpoint")} behind` : `${replicas.length} up to date`;
+}
+
 /** "Am I protected?", in the words of `ckptguard status`, and the facts behind it. */
 export function Status({ page }) {
   const { run, replicas } = page;
   const now = useClock();
   const age = stalenessInWords(run, now);
-  const failing = replicas.filter((replica) => replica.trouble);
   return html`<div class="card status state ${run.protected ? "ok" : "not"}">
     <${Shield} ok=${run.protected} size=${44} />
     <div class="status-text">
       <p class="dim small">Am I protected?</p>
       <p class="status-words">${page.sentence}</p>
       <dl class="facts">
-        <${Fact} label="Known-good">${run.known_good_step === null && run.known_good_at === null ? "none yet" : html`${run.known_good_step === null ? "" : `step ${count(run.known_good_step)}, `}<${Time} at=${run.known_good_at} />`}<//>
+        <${Fact} label="Known-good"><${KnownGood} run=${run} /><//>
         ${age && html`<${Fact} label="Its age">${age}<//>`}
         <${Fact} label="At risk">${run.at_risk ?? "nothing"}<//>
         <${Fact} label="Waiting for a verdict">${run.backlog ? `${many(run.backlog, "save")}, ${bytes(run.backlog_bytes)}` : "none"}<//>
-        <${Fact} label="Replicas">${replicas.length === 0 ? "none" : html`<a href=${to.keep(run.id)}>${failing.length ? `${failing.length} of ${replicas.length} in trouble` : run.replicas_behind ? `${many(run.replicas_behind, "checkpoint")} behind` : `${replicas.length} up to date`}</a>`}<//>
+        <${Fact} label="Replicas">${replicas.length === 0 ? "none" : html`<a href=${to.keep(run.id)}>${replicasInWords(page)}</a>`}<//>
         ${isFinite(run.scrubbed_at) && html`<${Fact} label="Oldest reading"><${Time} at=${run.scrubbed_at} /><//>`}
       </dl>
       ${run.trouble && html`<${Sentence} kind="bad" hint="The daemon tries again by itself.">The last pass failed: <bdi>${run.trouble}</bdi><//>`}
@@ -75,6 +86,9 @@ export function Events({ run, events }) {
   ${found.length > AT_FIRST && html`<button type="button" class="quiet more" onClick=${() => setAll(!all)}>${all ? "Show fewer" : `Show ${count(Math.min(found.length, 400))}`}</button>`}</div>`;
 }
 
+const courseOf = ({ onset, went_back_to: goal }) =>
+  [isFinite(onset) && `began at step ${count(onset)}`, isFinite(goal) && `went back to step ${count(goal)}`].filter(Boolean).join(", ");
+
 /** The incidents, open ones first. */
 export function Incidents({ run, incidents }) {
   const now = useClock();
@@ -82,9 +96,12 @@ export function Incidents({ run, incidents }) {
   const ordered = [...incidents].sort((a, b) => Boolean(b.open) - Boolean(a.open) || (b.at ?? 0) - (a.at ?? 0));
   return html`<ul class="card incidents">${ordered.slice(0, 50).map(
     (incident) => html`<li key=${incident.name}>
-      <p><span class="tag ${incident.open ? "bad" : ""}">${incident.open ? "open" : "closed"}</span> <a href=${to.incident(run, incident.name)}><bdi>${incident.cause ?? "unknown cause"}</bdi>${isFinite(incident.step) ? ` at step ${count(incident.step)}` : ""}</a></p>
+      <p>
+        <span class="tag ${incident.open ? "bad" : ""}">${incident.open ? "open" : "closed"}</span>${" "}
+        <a href=${to.incident(run, incident.name)}><bdi>${incident.cause ?? "unknown cause"}</bdi>${isFinite(incident.step) ? ` at step ${count(incident.step)}` : ""}</a>
+      </p>
       ${incident.reason && html`<p class="incident-reason"><bdi>${incident.reason}</bdi></p>`}
-      <p class="dim small">${[isFinite(incident.onset) && `began at step ${count(incident.onset)}`, isFinite(incident.went_back_to) && `went back to step ${count(incident.went_back_to)}`].filter(Boolean).join(", ")} <${Time} at=${incident.at} now=${now} focus=${false} /></p>
+      <p class="dim small">${courseOf(incident)} <${Time} at=${incident.at} now=${now} focus=${false} /></p>
     </li>`,
   )}</ul>`;
 }
@@ -95,7 +112,11 @@ const PLACES = { "in place": "in place", "kept copy": "kept copy only", quaranti
 const stepInWords = (step) => (isFinite(step) ? `step ${count(step)}` : Array.isArray(step) ? `steps ${step.map(count).join(", ")}` : "no step");
 
 const columns = (run, now) => [
-  { key: "step", title: "Checkpoint", width: 2, value: (g) => (isFinite(g.step) ? g.step : null), largest: true, cell: (g) => html`<span class="lines"><${Name} href=${g.name && to.checkpoint(run, g.name)} most=${120}>${g.path ?? g.name}<//><span class="dim small">${stepInWords(g.step)}${again(g) > 1 ? `, save ${again(g)} of it` : ""}</span></span>` },
+  {
+    key: "step", title: "Checkpoint", width: 2, value: (g) => (isFinite(g.step) ? g.step : null), largest: true,
+    cell: (g) => html`<span class="lines"><${Name} href=${g.name && to.checkpoint(run, g.name)} most=${120}>${g.path ?? g.name}<//>
+      <span class="dim small">${stepInWords(g.step)}${again(g) > 1 ? `, save ${again(g)} of it` : ""}</span></span>`,
+  },
   { key: "outcome", title: "Verdict", value: (g) => OUTCOMES.indexOf(g.outcome), cell: (g) => html`<span title=${g.waiting || g.reason || undefined}><${Outcome} outcome=${g.outcome} /></span>` },
   { key: "place", title: "Where", value: (g) => placeOf(g), cell: (g) => PLACES[placeOf(g)] },
   { key: "kept", title: "Kept", value: (g) => g.kept, cell: (g) => g.kept || html`<span class="dim">no</span>` },
@@ -115,8 +136,13 @@ export function Checkpoints({ run, page }) {
   const present = OUTCOMES.filter((outcome) => every.some((g) => g.outcome === outcome));
   const rows = useMemo(() => (only === "all" ? every : every.filter((g) => g.outcome === only)), [every, only]);
   const all = useMemo(() => columns(run, now), [run, now]);
-  return html`<div class="tools checkpoint-tools"><${Choices} label="Which checkpoints" value=${only} onChoose=${setOnly} options=${[["all", `all ${count(every.length)}`], ...present.map((outcome) => [outcome, outcome])]} /><span class="grow"></span><${Take} name="checkpoints" what="the checkpoints" columns=${all} rows=${rows} /></div>
-    <${Table} caption="Checkpoints" columns=${all} rows=${rows} rowKey=${(g) => g.name ?? g.path} sort=${sort} onSort=${setSort} most=${whole ? null : FEW} height=${52} narrowHeight=${104} empty="There is no such checkpoint." />
+  const choices = [["all", `all ${count(every.length)}`], ...present.map((outcome) => [outcome, outcome])];
+  return html`<div class="tools checkpoint-tools">
+      <${Choices} label="Which checkpoints" value=${only} onChoose=${setOnly} options=${choices} /><span class="grow"></span>
+      <${Take} name="checkpoints" what="the checkpoints" columns=${all} rows=${rows} />
+    </div>
+    <${Table} caption="Checkpoints" columns=${all} rows=${rows} rowKey=${(g) => g.name ?? g.path} sort=${sort} onSort=${setSort}
+      most=${whole ? null : FEW} height=${52} narrowHeight=${104} empty="There is no such checkpoint." />
     ${rows.length > FEW && html`<button type="button" class="quiet" aria-expanded=${String(whole)} onClick=${() => setWhole(!whole)}>${whole ? "Show fewer" : `Show all ${count(rows.length)}`}</button>`}`;
 }
 

@@ -66,7 +66,7 @@ class Behind:
             alive=lambda: True,
             stop=threading.Event(),
         )
-        self.callers = Callers(str(self.tokens))
+        self.callers = Callers(str(self.tokens), Role.OPERATOR)
         self.door = Door(self.callers, secure=secure, port=PORT)
         self.application = application(self.served)
         self.gate = TcpGate(self.application, own_names("127.0.0.1", url, beyond=beyond), self.door)

@@ -37,6 +37,7 @@ def send_question(daemon: DaemonProcess, path: str) -> socket.socket:
 
 def test_every_answer_is_as_documented(guarded: DaemonProcess) -> None:
     """Each endpoint answers with the status, keys and types of its example."""
+    until(lambda: request(guarded.address, "GET", "/readyz")[0] == 200, "the end of the first pass")
     answers = {
         "GET /healthz": request(guarded.address, "GET", "/healthz"),
         "GET /readyz": request(guarded.address, "GET", "/readyz"),

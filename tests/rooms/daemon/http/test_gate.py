@@ -11,6 +11,7 @@ from ckptguard_daemon.http.routes import Route
 from gate_calls import LIMITED, PORT, SECRETS, Behind, bearer
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.http_documents import assert_like, example
 
 from ckptguard.values.access import Role
 
@@ -184,6 +185,14 @@ def test_me_says_what_may_be_done(behind: Behind) -> None:
     limited = behind.callers.by_secret(LIMITED, 0.0)
     assert limited is not None
     assert json.loads(behind.ask("GET", "/v1/me", bearer(LIMITED)).body)["runs"] == list(limited.runs or ())
+
+
+def test_the_documents_are_as_shown(behind: Behind) -> None:
+    """http.md shows them, key by key."""
+    me = behind.ask("GET", "/v1/me", bearer(LIMITED))
+    assert_like(json.loads(me.body), example("GET /v1/me"))
+    begun = behind.ask("POST", "/v1/session", body=b'{"token": "%s"}' % LIMITED.encode())
+    assert_like(json.loads(begun.body), example("POST /v1/session"))
 
 
 def test_behind_a_proxy(tmp_path: Path) -> None:

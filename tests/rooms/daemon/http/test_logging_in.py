@@ -69,7 +69,7 @@ def test_times_end_tokens_and_sessions(tmp_path: Path) -> None:
     """A token, its session, a session and a link are each good until their time, and not at it."""
     path = tmp_path / "tokens"
     token, secret = add_token(str(path), Token(name="a", role=Role.GUARD, digest="", expires=NOW + 1000))
-    found = Callers(str(path))
+    found = Callers(str(path), Role.OPERATOR)
     made = found.log_in(secret, NOW)
     assert made is not None
     assert made[1] == token.expires
@@ -115,6 +115,20 @@ def test_sessions_survive_a_restart_without_secrets(tmp_path: Path, behind: Behi
         path.write_bytes(damaged)
         again.remember(str(path))
         assert again.by_session(secret, 0.0) is None
+
+
+def test_an_earlier_link_gives_no_more_than_one_now(tmp_path: Path, behind: Behind) -> None:
+    """After a restart that lets links only read, or has none, an earlier operator is one no more."""
+    path = str(tmp_path / "it.sessions")
+    behind.callers.remember(path)
+    secret = behind.log_in(behind.callers.new_link(Role.OPERATOR, 4e9)).partition("=")[2]
+    roles = []
+    for links in (Role.OPERATOR, Role.READER, None):
+        again = Callers(str(behind.tokens), links)
+        again.remember(path)
+        caller = again.by_session(secret, 0.0)
+        roles.append(caller and caller.role)
+    assert roles == [Role.OPERATOR, Role.READER, None]
 
 
 def test_a_token_has_so_many_sessions(behind: Behind, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,7 @@ from support.daemon_process import PATIENCE
 from ckptguard.errors import SettingsError
 from ckptguard.values.access import Role
 
-MANY = 2 * connections.MOST
+MANY = connections.MOST + 50
 TOKEN = f"Authorization: Bearer {SECRETS[Role.READER]}\r\n"
 
 

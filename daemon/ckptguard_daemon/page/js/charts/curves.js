@@ -150,7 +150,10 @@ function Curve({ curve, found, view, incidents, skipped, log, last, tools }) {
   }, [width, version, view, log, last, found.data.length, found.positive]);
   useEffect(() => plot.current?.setData(found.data), [found, incidents, skipped]);
   return html`<figure class="curve">
-    <figcaption><span class="curve-title"><svg width="14" height="8" viewBox="0 0 14 8" aria-hidden="true"><path class=${`stroke-${curve.colour}`} d="M0 4h14" /></svg>${curve.title}</span><${Readout} view=${view} found=${found} /><span class="grow"></span>${tools}</figcaption>
+    <figcaption>
+      <span class="curve-title"><svg width="14" height="8" viewBox="0 0 14 8" aria-hidden="true"><path class=${`stroke-${curve.colour}`} d="M0 4h14" /></svg>${curve.title}</span>
+      <${Readout} view=${view} found=${found} /><span class="grow"></span>${tools}
+    </figcaption>
     <div ref=${frame} class="plot" role="img" aria-label=${`${curve.title}: ${found.said}`} onDblClick=${() => view.fit()}></div>
   </figure>`;
 }

@@ -73,12 +73,21 @@ export function inWords(model) {
   const parts = Object.entries(tally).map(([outcome, n]) => `${count(n)} ${outcome}`);
   const back = model.incidents.filter((incident) => isFinite(incident.step) && isFinite(incident.went_back_to));
   const arrows = back.slice(0, 5).map((incident) => `from step ${count(incident.step)} back to ${count(incident.went_back_to)}`);
-  return `${many(model.marks.length, "checkpoint")} from step ${count(model.marks[0].step)} to ${count(model.marks.at(-1).step)}: ${parts.join(", ")}.${arrows.length ? ` Rolled back ${arrows.join(", ")}.` : ""} The table below lists them.`;
+  const span = `from step ${count(model.marks[0].step)} to ${count(model.marks.at(-1).step)}`;
+  const rolled = arrows.length ? ` Rolled back ${arrows.join(", ")}.` : "";
+  return `${many(model.marks.length, "checkpoint")} ${span}: ${parts.join(", ")}.${rolled} The table below lists them.`;
+}
+
+/** Where a checkpoint and its copies are, in a few words each. */
+export function whereabouts({ generation, place }) {
+  return [
+    { quarantine: "in quarantine", trash: "in the trash" }[place] ?? place,
+    generation.kept && `kept as a ${generation.kept === "link" ? "hard link" : generation.kept}`,
+    generation.replicated && `in ${many(generation.replicated, "replica")}`,
+    generation.pinned && "pinned",
+    generation.waiting,
+  ].filter(Boolean);
 }
 
 /** One checkpoint in a sentence. */
-export function markInWords({ generation, place }) {
-  const kept = generation.kept ? `, kept as a ${generation.kept === "link" ? "hard link" : generation.kept}` : "";
-  const replicas = generation.replicated ? `, in ${many(generation.replicated, "replica")}` : "";
-  return `Step ${count(generation.step)}: ${generation.outcome}, ${place === "quarantine" ? "in quarantine" : place === "trash" ? "in the trash" : place}${kept}${replicas}${generation.pinned ? ", pinned" : ""}${generation.waiting ? `, ${generation.waiting}` : ""}`;
-}
+export const markInWords = (mark) => `Step ${count(mark.generation.step)}: ${[mark.generation.outcome, ...whereabouts(mark)].join(", ")}`;

@@ -53,16 +53,18 @@ function LastIncident({ run, now }) {
 
 const columns = (now) => [
   {
-    key: "name", title: "Run", width: 2.4, value: (run) => run.name,
+    key: "name", title: "Run", width: 2.2, value: (run) => run.name,
     cell: (run) => html`<span class="lines"><span class="run-name"><${Name} href=${to.run(run.id)}>${run.name}<//>${run.training && html`<span class="chip">training</span>`}</span>
       <${Name} class="dim small">${run.url}<//></span>`,
   },
   { key: "protected", title: "Protected", width: 1.2, value: (run) => run.judged.weight, largest: true, cell: (run) => html`<${Standing} run=${run} />` },
   { key: "age", title: "Known-good", width: 1.9, value: (run) => run.known_good_at === null ? null : now - run.known_good_at, largest: true, cell: (run) => html`<${KnownGood} run=${run} now=${now} />` },
-  { key: "risk", title: "At risk", width: 1.5, class: "wrap", value: (run) => run.risk, largest: true, cell: (run) => run.at_risk ? html`<span class="clamp" title=${run.at_risk}>${run.at_risk}</span>` : html`<span class="dim">nothing</span>` },
-  { key: "backlog", title: "Backlog", width: 0.9, value: (run) => run.backlog, largest: true, cell: (run) => run.backlog ? html`<span class="lines"><span>${many(run.backlog, "save")}</span><span class="dim">${bytes(run.backlog_bytes)}</span></span>` : html`<span class="dim">0</span>` },
+  { key: "risk", title: "At risk", width: 1.4, class: "wrap", value: (run) => run.risk, largest: true,
+    cell: (run) => run.at_risk ? html`<span class="clamp" title=${run.at_risk}>${run.at_risk}</span>` : html`<span class="dim">nothing</span>` },
+  { key: "backlog", title: "Backlog", width: 0.9, value: (run) => run.backlog, largest: true,
+    cell: (run) => run.backlog ? html`<span class="lines"><span>${many(run.backlog, "save")}</span><span class="dim">${bytes(run.backlog_bytes)}</span></span>` : html`<span class="dim">0</span>` },
   { key: "replicas", title: "Replicas", width: 0.9, value: (run) => run.replicas_behind, largest: true, cell: (run) => html`<${Replicas} run=${run} />` },
-  { key: "incident", title: "Last incident", width: 1.2, value: (run) => run.last_incident?.at, largest: true, cell: (run) => html`<${LastIncident} run=${run} now=${now} />` },
+  { key: "incident", title: "Last incident", width: 1.6, value: (run) => run.last_incident?.at, largest: true, cell: (run) => html`<${LastIncident} run=${run} now=${now} />` },
 ];
 
 function Totals({ totals }) {

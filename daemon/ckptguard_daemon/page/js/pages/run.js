@@ -46,7 +46,8 @@ function Charts({ run, page, curves }) {
         ? html`<${Timeline} run=${run} model=${model} view=${view} skipped=${skipped} /><${Legend} model=${model} skipped=${skipped} />`
         : html`<p class="empty">There is no checkpoint with a step yet.</p>`}
       ${model.without > 0 && html`<p class="dim small source">${many(model.without, "checkpoint has no step", "checkpoints have no step")}. The table below lists all.</p>`}
-      ${curves.data ? html`<${Curves} doc=${curves.data} view=${view} incidents=${page.incidents} tools=${curveTools(page.run.name, curves.data, marksOf(page))} />` : curves.failure && html`<${Sentence} kind="suspect" hint=${curves.failure.hint}>The curves could not be read. ${curves.failure.message}<//>`}
+      ${curves.data && html`<${Curves} doc=${curves.data} view=${view} incidents=${page.incidents} tools=${curveTools(page.run.name, curves.data, marksOf(page))} />`}
+      ${!curves.data && curves.failure && html`<${Sentence} kind="suspect" hint=${curves.failure.hint}>The curves could not be read. ${curves.failure.message}<//>`}
     </div>
   <//>`;
 }

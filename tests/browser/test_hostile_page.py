@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.daemon_process import save, until
 from support.browsing import Dashboard, Watched
+from support.daemon_process import save, until
 from support.strange_names import MARKUP, SCRIPT, strange_run
 
 pytestmark = pytest.mark.timeout(600)

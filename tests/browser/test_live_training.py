@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from support.daemon_process import PATIENCE, save, until
 from support.browsing import Dashboard, Watched
+from support.daemon_process import PATIENCE, save, until
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(600)]
 ROOT = Path(__file__).resolve().parents[2]

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.daemon_process import save, until
 from support.browsing import Dashboard, Watched, violations
+from support.daemon_process import save, until
 
 from docs import sandbox
 

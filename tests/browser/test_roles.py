@@ -6,8 +6,8 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from support.daemon_process import save
 from support.browsing import Dashboard, Watched
+from support.daemon_process import save
 
 
 def test_a_reader_can_only_look(run: Path, serve: Callable[..., Dashboard], look: Callable[..., Watched]) -> None:

@@ -17,8 +17,8 @@ if __name__ == "__main__":
     sys.path[:0] = [str(Path(__file__).resolve().parents[1])]
 
 import sandbox
-from support.daemon_process import save, until
 from support.browsing import Dashboard, Watched, chromium
+from support.daemon_process import save, until
 from support.markdown import DOCS
 
 WIDTHS, SCHEMES = (400, 1280, 1920), ("light", "dark")

@@ -115,11 +115,7 @@ class Remembered:
             return found[0]
 
     def put(self, key: object, value: object, size: int) -> None:
-<<<<<<< HEAD
-        """Remember a value. `size` is about its bytes."""
-=======
         """Remember a value that takes about `size` bytes."""
->>>>>>> dash
         with self._lock:
             self._bytes += size - self._held.pop(key, (None, 0))[1]
             self._held[key] = value, size

@@ -97,12 +97,16 @@ class Pages:
     def _row(self, run: WatchedRun, now: float) -> Document:
         facts = self._served.feed.facts(run.run_id, run.url, run.state, run.name)
         trouble, row = run.trouble, msgspec.to_builtins(facts)
+        explanation = facts.explanation or NOT_SEEN
+        if trouble is not None:  # what was true then may be no longer
+            explanation = f"unknown: {escape(trouble.message)}"
         return {
             "id": run.run_id,
             **row,
             "url": escape(facts.url),
             "name": escape(facts.name),
-            "explanation": facts.explanation or NOT_SEEN,
+            "protected": facts.protected and trouble is None,
+            "explanation": explanation,
             "at_risk": at_risk_words(at_risk(facts, now)),
             "trouble": None if trouble is None else escape(trouble.message),
         }

@@ -18,6 +18,7 @@ from ckptguard_daemon.service import run_id_of
 from hypothesis import given
 from hypothesis import strategies as st
 from support.dashboards import Dashboard, Opener
+from support.http_documents import assert_like, example
 from support.records_on_disk import at
 from support.tiny_run import TINY, name_of
 
@@ -287,3 +288,25 @@ def test_the_first_bad_cell_is_of_the_model() -> None:
     """Of one checkpoint, a sick model comes before the optimizer that it made sick."""
     assert first_bad([]) is None
     assert first_bad([("optimizer", 0, 4), ("model", 9, 4), ("model", 3, 5)]) == (9, 4)
+
+
+def test_every_document_is_as_documented(sick: tuple[Dashboard, str]) -> None:
+    """Each route answers with the keys and types of its example."""
+    dashboard, root = sick
+    run = "GET /v1/runs/{run}"
+    fleet, page = dashboard.ask("fleet"), dashboard.ask("page", run=root)
+    for row in fleet["runs"]:  # maps by outcome and by cause
+        row.update(checkpoints={"good": 1}, bytes={"good": 1}, incidents={"numeric": 1}, rollbacks={"numeric": 1})
+    assert_like(fleet, example("GET /v1/fleet"))
+    assert_like({**page, "run": {}, "scrub": None}, example(f"{run}/page"))
+    assert_like(dashboard.ask("checkpoint", run=root, name=name(3)), example(f"{run}/checkpoint"))
+    heat, shown = dashboard.ask("heat", run=root), example(f"{run}/heat")
+    assert [[type(part) for part in cell] for cell in heat.pop("bad")] == [
+        [type(part) for part in cell] for cell in shown.pop("bad")
+    ]
+    assert_like(heat, shown)
+    assert_like(dashboard.ask("shards", run=root, name=name(1)), example(f"{run}/shards"))
+    found = dashboard.ask("diff", run=root, a=name(1), b=name(2))
+    for change in found["changes"]:
+        change.update(a={}, b={})
+    assert_like(found, example(f"{run}/diff"))

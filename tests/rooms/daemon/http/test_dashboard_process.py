@@ -115,25 +115,6 @@ def test_the_link_lets_its_owner_in_once(run: Path, dashboard: Callable[..., Das
     assert read_daemon_record(open_run(str(run))) is None
 
 
-def test_a_browser_is_opened_without_the_secret(
-    run: Path, short_folder: Path, dashboard: Callable[..., Dashboard]
-) -> None:
-    """Its arguments are for every user to see: it gets a private file that leads to the link, and goes with it."""
-    browser, seen = short_folder / "browser", short_folder / "seen"
-    browser.write_text(f'#!/bin/sh\necho "$1" > {seen}.new && mv {seen}.new {seen}\n')
-    browser.chmod(0o700)
-    shown = dashboard(str(run), "--open")
-    until(seen.exists, "the browser")
-    address = seen.read_text().strip()
-    file = Path(urlsplit(address).path)
-    assert address.startswith("file://")
-    assert file.stat().st_mode & 0o777 == 0o600
-    assert shown.link in file.read_text()
-    shown.process.send_signal(signal.SIGTERM)
-    assert shown.process.wait(PATIENCE) == 0
-    assert not file.exists()
-
-
 def test_a_reader_only_looks(run: Path, dashboard: Callable[..., Dashboard]) -> None:
     """With --read-only nothing can be changed through the page."""
     shown = dashboard(str(run), "--read-only")

@@ -92,7 +92,7 @@ export function HeatMap({ heat, model, rows, rowHeight, cell, onCell, onOpen, fi
     const { scrollLeft: left, scrollTop: top } = frame.current;
     frame.current.scrollTo({ ...scrollTo(at, { left, top }, cell), behavior: "instant" });
   }, [cell, width, height]);
-  return html`<div class="heat-frame card" ref=${frame} onScroll=${soon} style=${{ maxHeight: `${at.fullHeight + 20}px` }}>
+  return html`<div class="heat heat-frame card" ref=${frame} onScroll=${soon} style=${{ maxHeight: `${at.fullHeight + 20}px` }}>
     <div class="heat-space" style=${{ width: `${at.fullWidth}px`, height: `${at.fullHeight}px` }}>
       <canvas ref=${canvas} class="heat-canvas" tabindex="0" role="application" aria-roledescription="heat map" aria-label=${`${rows.length} tensors by ${heat.checkpoints.length} checkpoints. Move with the arrow keys.`} aria-describedby=${described}
         style=${{ width: `${at.width}px`, height: `${at.height}px` }} onKeyDown=${onKey} onPointerMove=${hover} onClick=${(event) => {

@@ -7,25 +7,26 @@ export const SICK = -2; // it has NaN or Inf
 
 const log = (value) => (typeof value === "number" && value > 0 ? Math.log10(value) : null);
 
-/** The cells of one `mode` ("magnitude" or "change"): `shares[tensor][checkpoint]`, and the ends of the scale. */
+/** The cells of one `mode` ("magnitude" or "change"): `shares[tensor][checkpoint]`, and the ends of the scale.
+ * `noted(tensor, checkpoint)` is what is wrong there. */
 export function heatModel(heat, mode) {
-  const notes = new Map(heat.bad.map(([tensor, checkpoint, text]) => [cellKey(tensor, checkpoint), text]));
+  const notes = new Map();
+  for (const [tensor, checkpoint, text] of heat.bad) notes.set(tensor, (notes.get(tensor) ?? new Map()).set(checkpoint, text));
   const values = heat.largest.map((row) => (mode === "change" ? changes(row) : row.map(log)));
   const [low, high] = mode === "change" ? arms(values) : ends(values);
   const shares = values.map((row, tensor) => {
     const found = new Float32Array(row.length);
+    const own = notes.get(tensor);
     row.forEach((value, checkpoint) => {
-      if (notes.has(cellKey(tensor, checkpoint))) found[checkpoint] = SICK;
+      if (own?.has(checkpoint)) found[checkpoint] = SICK;
       else if (value !== null) found[checkpoint] = (value - low) / (high - low);
       else if (heat.largest[tensor][checkpoint] === 0 && mode === "magnitude") found[checkpoint] = 0;
       else found[checkpoint] = ABSENT;
     });
     return found;
   });
-  return { mode, low, high, shares, notes };
+  return { mode, low, high, shares, noted: (tensor, checkpoint) => notes.get(tensor)?.get(checkpoint) };
 }
-
-export const cellKey = (tensor, checkpoint) => `${tensor} ${checkpoint}`;
 
 /** By which power of ten each magnitude differs from the one before it that is on record. */
 function changes(row) {

@@ -8,7 +8,7 @@ const SOFT = "#5b6472";
 const LINE = "#d5d9e0";
 const BAD = "#c4314b";
 const LINES = ["#2b5fc7", "#a85f00", "#1a7f4b", "#7a3fb0"];
-const MOST_ROWS = 400; // tensors in one picture
+const MOST_ROWS = 200; // tensors in one picture
 const MOST_POINTS = 4096;
 
 const xml = (text) => visible(String(text)).replace(/[&<>"']/g, (c) => `&#${c.charCodeAt(0)};`);

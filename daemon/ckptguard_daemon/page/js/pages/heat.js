@@ -3,7 +3,7 @@ import { useMemo, useState } from "preact/hooks";
 import { html } from "../html.js";
 import { url } from "../api.js";
 import { HeatMap, Legend } from "../charts/heat_map.js";
-import { cellKey, chosenTensors, heatModel, inOrder } from "../charts/heat_model.js";
+import { chosenTensors, heatModel, inOrder } from "../charts/heat_model.js";
 import { heatPicture } from "../export/pictures.js";
 import { useDocument } from "../documents.js";
 import { count, many, number } from "../format.js";
@@ -22,7 +22,7 @@ const MOST = 60; // checkpoints in one window
 /** The words for one cell. */
 function cellWords(heat, model, tensor, column) {
   const [value, before] = [heat.largest[tensor][column], heat.largest[tensor][column - 1]];
-  const sick = model.notes.get(cellKey(tensor, column));
+  const sick = model.noted(tensor, column);
   const parts = [];
   if (sick) parts.push(sick);
   if (typeof value === "number") {
@@ -67,10 +67,11 @@ function Map({ heat, run, runName, choice, choose }) {
   const rows = useMemo(() => chosenTensors(heat, order, { words, role, onlySick }), [heat, order, words, role, onlySick]);
   const firstAt = heat.first_bad ? rows.indexOf(heat.first_bad[0]) : -1;
   const first = firstAt >= 0 ? { row: firstAt, column: heat.first_bad[1] } : null;
-  const [cell, setCell] = useState(first && { ...first, follow: true, centred: true });
+  const [wanted, setCell] = useState(first && { ...first, follow: true, centred: true });
   const roles = useMemo(() => [...new Set(heat.tensors.map((tensor) => tensor.role))], [heat]);
-  const columns = badColumns(heat, run);
-  const picture = () => heatPicture({ title: `${runName}: ${mode === "change" ? "change of the largest magnitude" : "largest magnitude"}`, heat, model, rows: rows.slice(cell && cell.row > 300 ? cell.row - 100 : 0), first: heat.first_bad });
+  const columns = useMemo(() => badColumns(heat, run), [heat, run]);
+  const cell = wanted && wanted.row < rows.length && wanted.column < heat.checkpoints.length ? wanted : null;
+  const picture = () => heatPicture({ title: `${runName}: ${mode === "change" ? "change of the largest magnitude" : "largest magnitude"}`, heat, model, rows: rows.slice(cell && cell.row > 150 ? cell.row - 50 : 0), first: heat.first_bad });
   return html`<div class="filters">
       <${Choices} label="What the colours show" options=${MODES} value=${mode} onChoose=${(value) => choose({ mode: value })} />
       <${Choices} label="Height of a row" options=${SIZES} value=${size} onChoose=${(value) => choose({ size: value })} />
@@ -82,11 +83,11 @@ function Map({ heat, run, runName, choice, choose }) {
     <${Legend} model=${model} />
     ${rows.length ? html`<${HeatMap} heat=${heat} model=${model} rows=${rows} rowHeight=${Number(size)} cell=${cell} first=${first} described="heat-cell"
         onCell=${(found, by) => setCell({ ...found, follow: by === "key" })} onOpen=${({ column }) => (location.hash = to.checkpoint(run, heat.checkpoints[column].name))} />` : html`<p class="empty card">No tensor is like this.</p>`}
-    <${Readout} heat=${heat} model=${model} rows=${rows} cell=${cell && cell.row < rows.length ? cell : null} run=${run} id="heat-cell" />
+    <${Readout} heat=${heat} model=${model} rows=${rows} cell=${cell} run=${run} id="heat-cell" />
     <p class="filters"><span class="dim">${many(rows.length, "tensor")}, ${many(heat.checkpoints.length, "checkpoint")}${heat.tensors_omitted > 0 && `; ${many(heat.tensors_omitted, "tensor is", "tensors are")} left out`}${heat.more?.between > 0 && `; ${many(heat.more.between, "checkpoint lies", "checkpoints lie")} between them`}</span>
       <span class="grow"></span><${Take} name=${`${runName}-heat`} what="the map" columns=${mapColumns(heat)} rows=${rows} picture=${picture} /></p>
     ${heat.bad.length > 0 && html`<${Section} title="What is bad" id="bad" tools=${html`<${Take} name=${`${runName}-bad-tensors`} what="what is bad" columns=${columns} rows=${heat.bad} />`}>
-      <${Table} caption="Tensors that are bad" columns=${columns} rows=${heat.bad} rowKey=${([tensor, column]) => cellKey(tensor, column)} height=${38} narrowHeight=${72} /><//>`}`;
+      <${Table} caption="Tensors that are bad" columns=${columns} rows=${heat.bad} rowKey=${([tensor, column]) => `${tensor} ${column}`} height=${38} narrowHeight=${72} /><//>`}`;
 }
 
 export default function Heat({ run, query }) {

@@ -31,7 +31,8 @@ TIMES = 10
 # When an element of this kind last came into the page, by the page's own clock, which is the machine's.
 WATCH = """() => new MutationObserver((changes) => {
   const added = changes.flatMap(({ addedNodes }) => [...addedNodes]);
-  if (added.some((node) => node.matches?.(".events li") || node.querySelector?.(".events li"))) window.seenAt = Date.now();
+  const isEvent = (node) => node.matches?.(".events li") || node.querySelector?.(".events li");
+  if (added.some(isEvent)) window.seenAt = Date.now();
 }).observe(document.body, { childList: true, subtree: true })"""
 TYPE = """(words) => new Promise((done) => {
   const field = document.querySelector("input[type=search]");

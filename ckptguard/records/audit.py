@@ -94,6 +94,12 @@ def list_actions(run: Run, *, most: int = 0) -> list[Action]:
     return [action for action in found if action is not None]
 
 
+def known_actions(run: Run) -> list[str]:
+    """Return the ids of the newest actions, oldest first. One that begins does not change which these are, but for its
+    own. Raises StorageError."""
+    return sorted(_states(run))[-MOST // 2 :]
+
+
 def read_action(run: Run, id: str) -> Action | None:
     """Return an action as it is now on record. None if there is none, or if it cannot be read."""
     return read_state(run, id, "ended") or read_state(run, id, BEGAN)

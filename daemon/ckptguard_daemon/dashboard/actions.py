@@ -26,6 +26,7 @@ from ckptguard.records.audit import (
     Action,
     begin_action,
     end_action,
+    known_actions,
     list_actions,
 )
 from ckptguard.records.run import Run
@@ -53,9 +54,9 @@ def routes(served: Served, clicks: Clicks) -> list[Route]:
     return Actions(served, clicks).routes()
 
 
-def token_of(run_id: str, verb: str, asking: Asking, plan: Plan) -> str:
-    """Return the digest of a plan, and of what it is about."""
-    content = [run_id, verb, asking.arguments, plan.lines, plan.about]
+def token_of(run_id: str, verb: str, asking: Asking, plan: Plan, before: Sequence[str]) -> str:
+    """Return the digest of a plan, of what it is about, and of the actions before it. So no token works twice."""
+    content = [run_id, verb, asking.arguments, plan.lines, plan.about, before]
     text = repr(msgspec.to_builtins(content)).encode("utf-8", "backslashreplace")
     return hashlib.blake2b(text, digest_size=16).hexdigest()
 
@@ -175,20 +176,22 @@ class Acting:
             scanner.close()
 
     def _plan(self, asked: Asked) -> Document:
+        before = known_actions(asked.view.run)
         plan = VERBS[self._verb].plan(asked)
-        return self._document(state="planned", plan=plan.lines, costs=plan.costs, token=self._token(plan))
+        return self._document(state="planned", plan=plan.lines, costs=plan.costs, token=self._token(plan, before))
 
-    def _token(self, plan: Plan) -> str:
-        return token_of(self._guarded.run_id, self._verb, self._asking, plan)
+    def _token(self, plan: Plan, before: Sequence[str]) -> str:
+        return token_of(self._guarded.run_id, self._verb, self._asking, plan, before)
 
     def _carry_out(self, asked: Asked, job: Job) -> Document:
         def agree(plan: Plan) -> None:
-            if self._token(plan) != self._asking.token:
+            if self._token(plan, before) != self._asking.token:
                 raise PlanChangedError(
                     "something changed since you saw the plan, so nothing was done", hint="look at the new plan"
                 )
 
         run, asking = asked.view.run, self._asking
+        before = known_actions(run)
         action = begin_action(
             run,
             verb=self._verb,

@@ -1,5 +1,6 @@
 """Whatever happened to a run: a dry run changes nothing, what is done is what the plan said, and it is on record."""
 
+import contextlib
 import re
 import shutil
 from pathlib import Path
@@ -17,7 +18,7 @@ from support.views import look
 
 from ckptguard.errors import CkptguardError, PlanChangedError
 from ckptguard.keep.quarantine import mark_suspect
-from ckptguard.records.audit import BEGAN, REFUSED, list_actions
+from ckptguard.records.audit import BEGAN, DONE, REFUSED, list_actions
 from ckptguard.records.pins import list_pins
 from ckptguard.records.run import open_run
 from ckptguard.retention.pin import pin
@@ -152,6 +153,24 @@ def test_what_is_done_is_what_the_plan_said(events, asked, place):
         (action,) = list_actions(open_run(operator.url))
         assert (action.verb, action.name, action.role, action.reason) == (verb, "alice", "operator", "it is right")
         assert (action.plan, action.state == REFUSED) == (plan["token"], answer is None)
+    shutil.rmtree(folder)
+
+
+@SOME
+@given(events=EVENTS, asked=ASKED)
+def test_nothing_is_done_twice(events, asked, place):
+    """Who lost the answer and asks again is refused, and looks at a new plan: one agreement is for one action."""
+    folder = place()
+    operator, (verb, arguments) = begun(folder, events), asked
+    plan = operator.plan_if_any(verb, **arguments)
+    if plan is not None:
+        with contextlib.suppress(CkptguardError):
+            operator.do(verb, plan["token"], **arguments)
+        before, pins = without_records(operator.url), list_pins(open_run(operator.url))
+        with pytest.raises(CkptguardError):
+            operator.do(verb, plan["token"], **arguments)
+        assert (without_records(operator.url), list_pins(open_run(operator.url))) == (before, pins)
+        assert [action.state for action in list_actions(open_run(operator.url))][1:] != [DONE]
     shutil.rmtree(folder)
 
 

@@ -224,7 +224,7 @@ class CatalogueFeed:
         rows = self._rows.get(run_id)
         if known is None or not known[0]:
             known = known or (b"", {}, {})
-            if rows is not None:
+            if rows is not None and not self.has_catalogue:  # a new catalogue holds every event, also those before it
                 known = (b"", {g.name: g for g in rows.generations}, {i.name: i for i in rows.incidents})
         drawn = rows.curve if rows is not None else None
         drawn_from = drawn.identity if drawn is not None else None

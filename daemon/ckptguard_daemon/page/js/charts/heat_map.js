@@ -41,10 +41,10 @@ export function HeatMap({ heat, model, rows, rowHeight, cell, onCell, onOpen, fi
 
   const paint = () => {
     waiting.current = null;
-    if (!canvas.current || !at.width) return;
+    const { at: now } = scene.current; // the frame that was asked for may be older than the size
+    if (!canvas.current || !now.width) return;
     const { scrollLeft: left, scrollTop: top } = frame.current;
     const ratio = devicePixelRatio || 1;
-    const { at: now } = scene.current;
     const [wide, high] = [Math.round(now.width * ratio), Math.round(now.height * ratio)];
     if (canvas.current.width !== wide || canvas.current.height !== high) Object.assign(canvas.current, { width: wide, height: high });
     const context = canvas.current.getContext("2d", { alpha: false });

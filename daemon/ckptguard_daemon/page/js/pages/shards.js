@@ -70,7 +70,7 @@ export default function Shards({ run, name }) {
   const found = doc.data;
   const runName = page.data?.run?.name ?? run;
   const wrong = found?.files.filter((file) => file.note) ?? [];
-  return html`<${RunHead} run=${run} doc=${page} title=${found ? `Shards of ${found.path}` : "Shards"} tools=${html`<a class="button" href=${to.checkpoint(run, name)}>The checkpoint</a>`} />
+  return html`<${RunHead} run=${run} doc=${page} title=${found ? `Shards of ${found.path === "." ? page.data?.run.name ?? "the run" : found.path}` : "Shards"} tools=${html`<a class="button" href=${to.checkpoint(run, name)}>The checkpoint</a>`} />
     <${Waiting} doc=${doc} what="the files of every rank" /><${Stale} doc=${doc} />
     ${found && html`
       ${wrong.length > 0 && html`<${Sentence} kind="bad">${many(wrong.length, "file is", "files are")} not right. <bdi>${wrong[0].path}</bdi>: <bdi>${wrong[0].note}</bdi><//>`}

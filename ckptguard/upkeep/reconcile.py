@@ -69,6 +69,7 @@ class PassResult(msgspec.Struct, frozen=True, kw_only=True):
     lost: str | None = None  # once per run: a checkpoint was gone before it could be verified, and what to do
     pruned: tuple[str, ...] = ()  # paths that the settings' policy removed
     could_not_tell: tuple[str, ...] = ()
+    unnamed: tuple[str, ...] = ()  # what was not looked at, because its name cannot be read: a sentence each
     next_in: float | None = None
     made_way: bool = False  # `work.may_begin` ended it early, so the next pass should follow
 
@@ -117,7 +118,7 @@ def reconcile(view: RunView, notes: PassNotes, *, work: Work = PLAIN, assume_qui
     notes.start = start
     if notes.nothing_to_do(start):
         notes.settled = start
-        return PassResult()
+        return PassResult(unnamed=start.listing.unnamed_notes)
     notes.settled = None
     one = _Pass(view, notes, work)
     one.clean_up(start)
@@ -132,7 +133,7 @@ def reconcile(view: RunView, notes: PassNotes, *, work: Work = PLAIN, assume_qui
         if not one.checked:
             raise
         one.troubles.append(error.message)  # report the verdicts given so far: no later pass would
-    done = one.result()
+    done = one.result(start.listing.unnamed_notes)
     if not done.pending and not done.could_not_tell and not done.made_way:
         notes.settled = start
     return done
@@ -153,7 +154,7 @@ class _Pass:
         self._pruned: tuple[str, ...] = ()
         self._delays: list[float] = []
 
-    def result(self) -> PassResult:
+    def result(self, unnamed: tuple[str, ...]) -> PassResult:
         """Return what was done so far."""
         return PassResult(
             checked=tuple(self.checked),
@@ -162,6 +163,7 @@ class _Pass:
             lost=self._lost(),
             pruned=self._pruned,
             could_not_tell=tuple(dict.fromkeys(self.troubles)),
+            unnamed=unnamed,
             next_in=min(self._delays, default=None),
             made_way=self._made_way,
         )

@@ -88,7 +88,7 @@ class Actions:
             found = document("retention", run=guarded.run_id, target=guarded.url, **fields(done))
             return reply({**found, "plan": prune_words(done), "costs": prune_plan(done).costs})
 
-        return await self._clicks.do(preview)
+        return await self._clicks.do(request, preview)
 
     def _memory_of(self, run_id: str) -> Remembered:
         """Return what plans of retention have read of a run. Only a few runs are remembered."""
@@ -105,7 +105,7 @@ class Actions:
             actions = list_actions(guarded.open(), most=_MOST_SHOWN)
             return reply(document("actions", run=guarded.run_id, target=guarded.url, actions=actions))
 
-        return await self._clicks.do(listed)
+        return await self._clicks.do(request, listed)
 
     async def _act(self, request: Request) -> Response:
         guarded, name = self._served.run_of(request), request.path_params["verb"]

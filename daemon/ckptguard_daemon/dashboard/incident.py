@@ -40,7 +40,7 @@ def routes(served: Served, clicks: Clicks) -> list[Route]:
             headers = {"Content-Security-Policy": _PAGE_POLICY, "Cache-Control": "no-store"}
             return Response(text, headers=headers, media_type="text/html")
 
-        return await clicks.do(make)
+        return await clicks.do(request, make)
 
     one = "/v1/runs/{run}/incidents/{incident}"
     return [Route(one, details, Role.READER), Route(f"{one}/report", page, Role.READER)]

@@ -88,6 +88,7 @@ class Pages:
             "incidents": [_incident(i) for i in known.incidents],
             "events": [event_fields(e) for e in known.events],
             "pending": plain(run.last_pass.pending),
+            "could_not_tell": [*map(escape, run.last_pass.could_not_tell), *run.last_pass.unnamed],
             "replicas": [
                 {**fields(r, "standing"), "held": sum(one.done in _HELD for one in r.checkpoints)} for r in replicas
             ],
@@ -98,8 +99,9 @@ class Pages:
         facts = self._served.feed.facts(run.run_id, run.url, run.state, run.name)
         trouble, row = run.trouble, msgspec.to_builtins(facts)
         explanation = facts.explanation or NOT_SEEN
-        if trouble is not None:  # what was true then may be no longer
+        if trouble is not None and facts.explanation:  # what was true then may be no longer
             explanation = f"unknown: {escape(trouble.message)}"
+        known = sum(one.behind is not None and not one.trouble for one in run.replicas)
         return {
             "id": run.run_id,
             **row,
@@ -107,6 +109,7 @@ class Pages:
             "name": escape(facts.name),
             "protected": facts.protected and trouble is None,
             "explanation": explanation,
+            "replicas_unknown": max(facts.replicas - known, 0),
             "at_risk": at_risk_words(at_risk(facts, now)),
             "trouble": None if trouble is None else escape(trouble.message),
         }

@@ -2,32 +2,29 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, cast
 
-import anyio.to_thread
 import msgspec
-from anyio import CapacityLimiter
 from starlette.requests import Request
 from starlette.responses import Response
 
 from ckptguard.documents.build import Document
-from ckptguard.errors import BusyError, CouldNotTellError, NotFoundError, SettingsError
+from ckptguard.errors import CouldNotTellError, NotFoundError, SettingsError
 from ckptguard.records.run import Run
 from ckptguard.runs.run_view import RunView
 from ckptguard.storage.protocol import Storage
 from ckptguard.values.ids import CheckpointId, id_from_record
 from ckptguard_daemon.dashboard.answer import pack
 from ckptguard_daemon.guarded import WatchedRun
+from ckptguard_daemon.http.turns import Bounds, Turns
 
 MOST_SECONDS = 20.0  # until a click asks the storage nothing more
 MOST_REQUESTS = 1000
-MOST_AT_ONCE = 4  # clicks that read
-MOST_WAITING = 16  # others that wait for them
+AT_ONCE = Bounds(most=8, of_caller=4, of_run=4, waiting=16)  # clicks that read
 LONGEST_NAME = 4000
 _ASKS = frozenset(("list", "names", "stat", "open"))
 
@@ -77,7 +74,7 @@ class Clicks:
     """Does what clicks ask for in a few threads, so that a slow storage holds up nothing else."""
 
     def __init__(self) -> None:
-        self._limiters: dict[asyncio.AbstractEventLoop, CapacityLimiter] = {}  # one for each server
+        self._turns = Turns(AT_ONCE)
 
     async def answer(self, request: Request, make: Callable[[Reads], Document]) -> Response:
         """Return the document that `make` returns, with the number of its requests. Raises BusyError."""
@@ -87,14 +84,11 @@ class Clicks:
             answer.setdefault("reads", reads.count)
             return pack(request, answer)
 
-        return await self.do(made)
+        return await self.do(request, made)
 
-    async def do(self, make: Callable[[Reads], Response]) -> Response:
+    async def do(self, request: Request, make: Callable[[Reads], Response]) -> Response:
         """Return what `make` returns. Raises BusyError."""
-        limiter = self._limiters.setdefault(asyncio.get_running_loop(), CapacityLimiter(MOST_AT_ONCE))
-        if limiter.statistics().tasks_waiting >= MOST_WAITING:
-            raise BusyError("too many questions wait for slow storages", hint="try again in a few seconds")
-        return await anyio.to_thread.run_sync(lambda: make(Reads()), limiter=limiter)
+        return await self._turns.do(request, lambda: make(Reads()))
 
 
 class Remembered:

@@ -34,11 +34,13 @@ from ckptguard.version import __version__
 from ckptguard_daemon.guarded import WatchedRun
 from ckptguard_daemon.http.replies import number, read_body, refusal, reply
 from ckptguard_daemon.http.routes import Route, Served, caller_of
+from ckptguard_daemon.http.turns import Bounds, Turns
 from ckptguard_daemon.log import log
 from ckptguard_daemon.metrics import CONTENT_TYPE
 
 LONGEST_WAIT = 600.0
 _LOOK_AGAIN = 30.0  # another daemon may give the verdict that a client waits for
+_AT_ONCE = Bounds(most=32, of_caller=16, of_run=8, waiting=256)  # questions that ask a storage
 
 
 class IncidentBody(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,6 +71,7 @@ class Answers:
         self._served = served
         self._loop, self._passes, self._alive = served.loop, served.passes, served.alive
         self._was_ready = False
+        self._turns = Turns(_AT_ONCE)
 
     def routes(self) -> list[Route]:
         """Return the routes."""
@@ -115,7 +118,7 @@ class Answers:
 
     async def _checkpoints(self, request: Request) -> Response:
         guarded = self._served.run_of(request)
-        states = await run_in_threadpool(lambda: survey(guarded.look(), guarded.states))
+        states = await self._turns.do(request, lambda: survey(guarded.look(), guarded.states))
         return reply(document("checkpoints", run=guarded.run_id, target=guarded.url, checkpoints=states))
 
     async def _known_good(self, request: Request) -> Response:
@@ -127,7 +130,9 @@ class Answers:
         waited = False
         while True:
             with self._passes.next(guarded.run_id) as passed:
-                answer, pending = await run_in_threadpool(self._best_and_pending, guarded, before, series, patience > 0)
+                answer, pending = await self._turns.do(
+                    request, lambda: self._best_and_pending(guarded, before, series, patience > 0)
+                )
                 left = deadline - time.monotonic()
                 if not pending or left <= 0:
                     break
@@ -143,11 +148,11 @@ class Answers:
 
     async def _incidents(self, request: Request) -> Response:
         guarded = self._served.run_of(request)
-        run = await run_in_threadpool(guarded.open)
+        run = await self._turns.do(request, guarded.open)
         body = await read_body(request, IncidentBody, empty=None)
         if body.step is not None and not 0 <= body.step <= MAX_STEP:
             raise SettingsError("`step` must be a number of updates, 0 or more")
-        incident = await run_in_threadpool(open_incident, run, **msgspec.structs.asdict(body))
+        incident = await self._turns.do(request, lambda: open_incident(run, **msgspec.structs.asdict(body)))
         log("incident", level="warning", run=run.url, step=incident.step, cause=incident.cause, reason=incident.reason)
         guarded.hooks.tell(incident_event(run, incident))
         self._loop.wake(guarded.run_id)
@@ -155,12 +160,12 @@ class Answers:
 
     async def _verify(self, request: Request) -> Response:
         guarded = self._served.run_of(request)
-        run = await run_in_threadpool(guarded.open)
+        run = await self._turns.do(request, guarded.open)
         path = (await read_body(request, VerifyBody, empty=VerifyBody())).path
         if path is not None:
             if path != "." and not is_safe_path(path):
                 raise SettingsError("`path` must be the path of a checkpoint, relative to its run")
-            if await run_in_threadpool(lambda: guarded.look().checkpoint(path)) is None:
+            if await self._turns.do(request, lambda: guarded.look().checkpoint(path)) is None:
                 raise NotFoundError(f"there is no checkpoint {path} in {run.url}")
             guarded.ask(path)
         self._loop.wake(guarded.run_id)

@@ -19,19 +19,30 @@ export function stalenessInWords(run, now) {
 /** True if a run trains and its known-good checkpoint is late. A run that rests grows no older. */
 export const stale = (run, now) => run.training && (staleness(run, now) ?? 0) > LATE;
 
+/** True if a replica lacks checkpoints, or nobody knows what it holds. */
+export const lags = (run) => run.replicas_behind > 0 || run.replicas_unknown > 0;
+
+/** How far the replicas of a run are. */
+export function replicasInWords(run) {
+  if (!run.replicas) return "none";
+  const behind = run.replicas_behind ? `${count(run.replicas_behind)} behind` : null;
+  const unknown = run.replicas_unknown ? `${run.replicas_unknown} of ${run.replicas} not known` : null;
+  return [behind, unknown].filter(Boolean).join(", ") || (run.replicas === 1 ? "up to date" : `${run.replicas} up to date`);
+}
+
 /** True if training went into an incident, and nothing good came after it. */
 const unsettled = ({ last_incident: last, known_good_step: good }) => Boolean(last?.open) && (good === null || (last.step ?? Infinity) > good);
 
 /** Return {word, ok, weight}: the state of a run in a word, and how much it needs somebody. */
-function standing(run, now) {
-  if (run.state === "waiting" && isFinite(run.known_good_at)) return { word: "Gone", ok: false, weight: 5 };
-  if (run.state === "waiting") return { word: "Not begun", ok: false, weight: 0 };
+export function standing(run, now) {
+  if (run.state === "waiting" && !isFinite(run.newest_at)) return { word: "Not begun", ok: false, weight: 0 };
+  if (run.state === "waiting" && run.trouble) return { word: "Gone", ok: false, weight: 5 };
   if (run.state === "failing") return { word: "Cannot be read", ok: false, weight: 4 };
   if (!run.protected) return { word: "Not protected", ok: false, weight: 5 };
   if (run.newest_outcome === "bad") return { word: "Newest is bad", ok: true, weight: 3 };
   if (unsettled(run)) return { word: "Open incident", ok: true, weight: 2 };
   if (stale(run, now)) return { word: "Known-good is late", ok: true, weight: 2 };
-  return { word: "Protected", ok: true, weight: run.replicas_behind ? 1 : 0 };
+  return { word: "Protected", ok: true, weight: lags(run) ? 1 : 0 };
 }
 
 /** Return the runs, those first that need somebody most. Each gets its standing and the text to search in it. */

@@ -5,7 +5,7 @@ import { bytes, count, isFinite, many } from "./format.js";
 import { clock } from "./api.js";
 import { useClock } from "./documents.js";
 import { again, everyCheckpoint, placeOf } from "./charts/timeline_model.js";
-import { stalenessInWords } from "./fleet_facts.js";
+import { replicasInWords, stalenessInWords, standing } from "./fleet_facts.js";
 import { Take } from "./export/take.js";
 import { listen } from "./live.js";
 import { to } from "./router.js";
@@ -18,15 +18,9 @@ function KnownGood({ run }) {
   return html`${step}<${Time} at=${run.known_good_at} />`;
 }
 
-function replicasInWords({ run, replicas }) {
-  const failing = replicas.filter((replica) => replica.trouble).length;
-  if (failing) return `${failing} of ${replicas.length} in trouble`;
-  return run.replicas_behind ? `${many(run.replicas_behind, "checkpoint")} behind` : `${replicas.length} up to date`;
-}
-
 /** "Am I protected?", in the words of `ckptguard status`, and the facts behind it. */
 export function Status({ page }) {
-  const { run, replicas } = page;
+  const { run } = page;
   const now = useClock();
   const age = stalenessInWords(run, now);
   return html`<div class="card status state ${run.protected ? "ok" : "not"}">
@@ -39,10 +33,13 @@ export function Status({ page }) {
         ${age && html`<${Fact} label="Its age">${age}<//>`}
         <${Fact} label="At risk">${run.at_risk ?? "nothing"}<//>
         <${Fact} label="Waiting for a verdict">${run.backlog ? `${many(run.backlog, "save")}, ${bytes(run.backlog_bytes)}` : "none"}<//>
-        <${Fact} label="Replicas">${replicas.length === 0 ? "none" : html`<a href=${to.keep(run.id)}>${replicasInWords(page)}</a>`}<//>
+        <${Fact} label="Replicas">${run.replicas ? html`<a href=${to.keep(run.id)}>${replicasInWords(run)}</a>` : "none"}<//>
         ${isFinite(run.scrubbed_at) && html`<${Fact} label="Oldest reading"><${Time} at=${run.scrubbed_at} /><//>`}
       </dl>
       ${run.trouble && html`<${Sentence} kind="bad" hint="The daemon tries again by itself.">The last pass failed: <bdi>${run.trouble}</bdi><//>`}
+      ${run.state === "waiting" && !run.trouble && html`<${Sentence} kind="suspect" hint="The page follows it.">The daemon still looks through this run. What you see may be older.<//>`}
+      ${["bad", "suspect"].includes(run.newest_outcome) && html`<${Sentence} kind=${run.newest_outcome} hint="Its incident or its verdict says why. Roll back to train on from the known-good checkpoint.">The newest save is ${run.newest_outcome}.<//>`}
+      ${page.could_not_tell.map((sentence) => html`<${Sentence} key=${sentence} kind="suspect">Could not tell: <bdi>${sentence}</bdi><//>`)}
     </div>
   </div>`;
 }
@@ -58,9 +55,12 @@ const SAID = {
 };
 const AT_FIRST = 12;
 
+/** What an event without a step is about: its checkpoint's name and save, or its record's. */
+const nameless = ({ about }) => about.replace(/\/-\.(\d+)$/, ", save $1");
+
 function EventLine({ run, event, now, fresh }) {
   const about = event.kind === "incident" || event.kind === "rollback" ? to.incident(run, event.about) : event.kind === "replica" ? to.keep(run) : to.checkpoint(run, event.about);
-  const words = isFinite(event.step) ? `${event.kind === "rollback" ? "back to step" : "step"} ${count(event.step)}` : event.about;
+  const words = isFinite(event.step) ? `${event.kind === "rollback" ? "back to step" : "step"} ${count(event.step)}` : nameless(event);
   return html`<li class=${fresh ? "fresh" : ""}>
     <span class="event-what">${SAID[event.kind]?.(event) ?? html`<span class="tag">${event.kind}</span>`}</span>
     <span class="event-about"><${Name} href=${about} most=${80}>${words}<//>${event.text && html`<bdi class="event-text" title=${event.text}>${event.text}</bdi>`}</span>
@@ -111,13 +111,17 @@ const PLACES = { "in place": "in place", "kept copy": "kept copy only", quaranti
 
 const stepInWords = (step) => (isFinite(step) ? `step ${count(step)}` : Array.isArray(step) ? `steps ${step.map(count).join(", ")}` : "no step");
 
+/** Why a checkpoint is not good, or not yet. */
+const why = (g) => g.waiting || (g.outcome !== "good" && g.reason);
+
 const columns = (run, now) => [
   {
     key: "step", title: "Checkpoint", width: 2, value: (g) => (isFinite(g.step) ? g.step : null), largest: true,
     cell: (g) => html`<span class="lines"><${Name} href=${g.name && to.checkpoint(run, g.name)} most=${120}>${g.path ?? g.name}<//>
-      <span class="dim small">${stepInWords(g.step)}${again(g) > 1 ? `, save ${again(g)} of it` : ""}</span></span>`,
+      <span class="dim small">${stepInWords(g.step)}${again(g) > 1 ? `, save ${again(g)} of it` : ""}</span>
+      ${why(g) && html`<bdi class="dim small why" title=${why(g)}>${why(g)}</bdi>`}</span>`,
   },
-  { key: "outcome", title: "Verdict", value: (g) => OUTCOMES.indexOf(g.outcome), cell: (g) => html`<span title=${g.waiting || g.reason || undefined}><${Outcome} outcome=${g.outcome} /></span>` },
+  { key: "outcome", title: "Verdict", value: (g) => OUTCOMES.indexOf(g.outcome), cell: (g) => html`<${Outcome} outcome=${g.outcome} />` },
   { key: "place", title: "Where", value: (g) => placeOf(g), cell: (g) => PLACES[placeOf(g)] },
   { key: "kept", title: "Kept", value: (g) => g.kept, cell: (g) => g.kept || html`<span class="dim">no</span>` },
   { key: "replicated", title: "Replicas", value: (g) => g.replicated, largest: true, class: "right", cell: (g) => g.replicated ? count(g.replicated) : html`<span class="dim">0</span>` },
@@ -142,7 +146,7 @@ export function Checkpoints({ run, page }) {
       <${Take} name="checkpoints" what="the checkpoints" columns=${all} rows=${rows} />
     </div>
     <${Table} caption="Checkpoints" columns=${all} rows=${rows} rowKey=${(g) => g.name ?? g.path} sort=${sort} onSort=${setSort}
-      most=${whole ? null : FEW} height=${52} narrowHeight=${104} empty="There is no such checkpoint." />
+      most=${whole ? null : FEW} height=${64} narrowHeight=${124} empty="There is no such checkpoint." />
     ${rows.length > FEW && html`<button type="button" class="quiet" aria-expanded=${String(whole)} onClick=${() => setWhole(!whole)}>${whole ? "Show fewer" : `Show all ${count(rows.length)}`}</button>`}`;
 }
 

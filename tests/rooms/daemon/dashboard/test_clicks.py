@@ -253,8 +253,6 @@ def test_a_click_is_bounded(sick: tuple[Dashboard, str], monkeypatch: pytest.Mon
     dashboard, root = sick
     monkeypatch.setattr(reading, "MOST_REQUESTS", 1)
     assert dashboard.ask("checkpoint", run=root, name=name(1)) == (503, "could_not_tell")
-    monkeypatch.setattr(reading, "MOST_WAITING", 0)
-    assert dashboard.ask("checkpoint", run=root, name=name(1)) == (423, "busy")
 
 
 @given(sizes=st.lists(st.tuples(st.integers(0, 9), st.integers(0, 40)), max_size=60))

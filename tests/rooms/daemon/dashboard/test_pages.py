@@ -136,6 +136,20 @@ def test_a_run_that_was_not_seen_is_neither_good_nor_bad(open_dashboard: Opener,
     assert "none" in page["run"]["trouble"]
 
 
+def test_what_nobody_looked_at_is_told(open_dashboard: Opener, folder: str, tmp_path: Path) -> None:
+    """A save whose name cannot be read has no verdict, and nobody knows yet what a replica holds."""
+    Path(os.fsdecode(os.fsencode(folder) + b"/model-\xff.safetensors")).write_bytes(b"\0" * 64)
+    dashboard = open_dashboard(folder, settings=TINY.changed(replicas=(str(tmp_path / "replica"),)))
+    for _ in range(2):  # the second pass finds nothing to do
+        dashboard.make_passes()
+        page = dashboard.ask("page", run=folder)
+        told = [one for one in page["could_not_tell"] if "was not looked at" in one]
+        status = [sys.executable, "-m", "ckptguard", "status", folder]
+        said = subprocess.run(status, capture_output=True, text=True, check=False).stderr
+        assert [f"warning: {one}" for one in told] == said.splitlines()[:1]
+        assert (page["run"]["replicas"], page["run"]["replicas_unknown"]) == (1, 1)
+
+
 def test_a_token_for_some_runs_sees_no_others(open_dashboard: Opener, folder: str, tmp_path: Path) -> None:
     """Other runs are in no list, no total and no answer."""
     other = str(tmp_path / "secret")

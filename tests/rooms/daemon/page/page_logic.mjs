@@ -5,7 +5,7 @@ import { pathToFileURL } from "node:url";
 const base = pathToFileURL(`${process.argv[2]}/`);
 const load = (name) => import(new URL(name, base));
 const { ago, bytes, count, duration, exact, iso, number, shorten } = await load("format.js");
-const { judge, stale, staleness } = await load("fleet_facts.js");
+const { judge, lags, replicasInWords, stale, staleness } = await load("fleet_facts.js");
 const { attempts, curveData, nearest, standing } = await load("charts/curve_data.js");
 const { everyCheckpoint, inWords, markInWords, placeOf, timelineModel } = await load("charts/timeline_model.js");
 const { layout, markAt, placeOfMark, stepAt, ticks, xOf } = await load("charts/timeline_draw.js");
@@ -94,13 +94,18 @@ const now = 1e9;
 const runs = Array.from({ length: 200 }, (_, i) => ({
   id: String(i), name: `run ${i}`, url: "/x", state: ["guarded", "waiting", "failing"][random(3)], protected: random(2) > 0, training: random(2) > 0,
   known_good_at: random(3) ? now - random(5000) : null, known_good_step: 5, save_interval: [null, 0, 600][random(3)], newest_outcome: outcomes[random(5)],
-  replicas_behind: random(2), at_risk: random(2) ? "much" : null, safe_at: null, began_at: random(2) ? now - 50 : null, last_incident: random(2) ? { step: random(10), open: random(2) > 0 } : null,
+  replicas: random(3), replicas_behind: random(2), replicas_unknown: random(3), trouble: random(2) ? "it is gone" : null, newest_at: random(2) ? now - 50 : null, at_risk: random(2) ? "much" : null, safe_at: null, began_at: random(2) ? now - 50 : null, last_incident: random(2) ? { step: random(10), open: random(2) > 0 } : null,
 }));
 const judged = judge(runs, now);
 assert.equal(judged.length, runs.length);
 for (let i = 1; i < judged.length; i += 1) assert.ok(judged[i - 1].judged.weight >= judged[i].judged.weight);
 for (const run of judged) {
   if (!run.protected && run.state === "guarded") assert.equal(run.judged.word, "Not protected");
+  // What was there and is not is gone; what is looked through for the first time is judged by what is known so far.
+  assert.equal(run.judged.word === "Gone", run.state === "waiting" && run.trouble !== null && run.newest_at !== null);
+  assert.equal(run.judged.word === "Not begun", run.state === "waiting" && run.newest_at === null);
+  // A replica of which nobody knows what it holds is never up to date.
+  if (run.replicas && lags(run)) assert.ok(!replicasInWords(run).includes("up to date"));
   if (!run.protected) assert.equal(run.judged.ok, false);
   if (stale(run, now)) assert.ok(staleness(run, now) > 3 && run.training);
 }

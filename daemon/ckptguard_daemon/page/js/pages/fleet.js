@@ -4,7 +4,7 @@ import { html } from "../html.js";
 import { useClock } from "../documents.js";
 import { Take } from "../export/take.js";
 import { ago, bytes, count, isFinite, many } from "../format.js";
-import { LATE, judge, stale, staleness, stalenessInWords } from "../fleet_facts.js";
+import { LATE, judge, lags, replicasInWords, stale, staleness, stalenessInWords } from "../fleet_facts.js";
 import { useFleet } from "../fleet_feed.js";
 import { setQuery, to } from "../router.js";
 import { Table } from "../table.js";
@@ -16,7 +16,7 @@ const FILTERS = [
   ["unprotected", "Not protected", (run) => !run.protected],
   ["stale", "Known-good is late", stale],
   ["backlog", "Backlog", (run) => run.backlog > 0],
-  ["replicas", "Replicas behind", (run) => run.replicas_behind > 0],
+  ["replicas", "Replicas behind", lags],
 ];
 
 function Standing({ run }) {
@@ -39,9 +39,7 @@ function KnownGood({ run, now }) {
 }
 
 function Replicas({ run }) {
-  if (!run.replicas) return html`<span class="dim">none</span>`;
-  if (run.replicas_behind) return html`<span class="warn">${count(run.replicas_behind)} behind</span>`;
-  return html`<span>${run.replicas === 1 ? "up to date" : `${run.replicas} up to date`}</span>`;
+  return html`<span class=${lags(run) ? "warn" : run.replicas ? "" : "dim"}>${replicasInWords(run)}</span>`;
 }
 
 function LastIncident({ run, now }) {

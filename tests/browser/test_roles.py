@@ -68,5 +68,5 @@ def test_a_link_works_once(run: Path, serve: Callable[..., Dashboard], look: Cal
     second.may_be_away = True  # a refusal is on the console, too
     page = second.context.new_page()
     page.goto(daemon.link)
-    page.locator("#said", has_text="wrong").wait_for()
+    page.locator("#said", has_text="was used").wait_for()
     assert daemon.link.partition("#")[2] not in page.url

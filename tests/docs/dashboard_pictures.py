@@ -20,9 +20,14 @@ import sandbox
 from support.browsing import Dashboard, Watched, chromium
 from support.daemon_process import save, until
 from support.markdown import DOCS
+from terminal import HOME
 
 WIDTHS, SCHEMES = (400, 1280, 1920), ("light", "dark")
 CHOSEN = ("fleet-1280-light", "run-1280-light", "heat-1280-dark", "incident-1280-light", "run-400-dark")
+RENAME = """([home, shown]) => {
+  const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (texts.nextNode()) texts.currentNode.data = texts.currentNode.data.replaceAll(home, shown);
+}"""
 TALLEST = 1400  # pixels of a picture in the documents
 
 
@@ -104,6 +109,7 @@ def photograph(folder: Path, chosen: tuple[str, ...] | None) -> None:
                             height = min(whole, TALLEST if chosen else 6000) if name != "dialog" else 900
                             page.set_viewport_size({"width": width, "height": height})
                             page.wait_for_timeout(300)
+                            page.evaluate(RENAME, [str(home), HOME])
                             page.screenshot(path=folder / f"{called}.png")
                 assert watched.wrong == [], watched.wrong
         finally:

@@ -134,7 +134,7 @@ class Answers:
                     request, lambda: self._best_and_pending(guarded, before, series, patience > 0)
                 )
                 left = deadline - time.monotonic()
-                if not pending or left <= 0:
+                if not pending or left <= 0 or await request.is_disconnected():
                     break
                 if not waited and caller_of(request).role >= Role.GUARD:
                     self._loop.wake(guarded.run_id)

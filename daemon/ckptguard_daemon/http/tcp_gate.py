@@ -6,6 +6,7 @@ import ipaddress
 import re
 import socket
 import time
+from collections import Counter
 from collections.abc import Callable
 from urllib.parse import urlsplit
 
@@ -17,12 +18,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ckptguard_daemon.http.attempts import Attempts
 from ckptguard_daemon.http.callers import Callers
+from ckptguard_daemon.http.connections import MOST
 from ckptguard_daemon.http.page_files import POLICY
 from ckptguard_daemon.http.replies import refusal
 from ckptguard_daemon.http.routes import Caller
 
 _HOST = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9.-]+)(?::[0-9]{1,5})?")
 _SAFE = ("GET", "HEAD")
+MOST_OF_CALLER = MOST // 4
 _HEADERS = {
     "Content-Security-Policy": POLICY,
     "Cross-Origin-Opener-Policy": "same-origin",
@@ -87,10 +90,14 @@ def too_many(wait: float) -> Response:
 
 
 class TcpGate:
-    """Lets requests through with their caller, if they have one; the routes ask for its role."""
+    """Lets requests through with their caller, if they have one; the routes ask for its role.
+
+    A caller has at most `MOST_OF_CALLER` under way, so that its long ones leave connections to others.
+    """
 
     def __init__(self, application: ASGIApp, names: Names, door: Door) -> None:
         self._application, self._names, self._door = application, names, door
+        self._under_way = Counter[str]()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -105,8 +112,36 @@ class TcpGate:
             await send(message)
 
         scope["door"] = self._door
-        answer = self._refusal(scope, Headers(scope=scope)) or self._application
+        answer = self._refusal(scope, Headers(scope=scope)) or self._counted
         await answer(scope, receive, send_with_headers)
+
+    async def _counted(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer, unless too many of the caller's requests are under way. Streams are counted elsewhere."""
+        caller: Caller | None = scope.get("caller")
+        if caller is None:
+            await self._application(scope, receive, send)
+            return
+        if self._under_way[caller.name] >= MOST_OF_CALLER:
+            refused = refusal("busy", "too many of your requests are under way", 503, "wait for their answers")
+            await refused(scope, receive, send)
+            return
+        counted, is_stream = [caller.name], scope.get("is_stream", lambda: None)
+
+        def leave() -> None:
+            while counted:
+                self._under_way[counted.pop()] -= 1
+            self._under_way = +self._under_way
+
+        def note_stream() -> None:
+            leave()
+            is_stream()
+
+        scope["is_stream"] = note_stream
+        self._under_way[caller.name] += 1
+        try:
+            await self._application(scope, receive, send)
+        finally:
+            leave()
 
     def _refusal(self, scope: Scope, headers: Headers) -> Response | None:
         """Return why a request is refused. Otherwise None, and `caller` in its scope."""

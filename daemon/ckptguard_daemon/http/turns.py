@@ -20,7 +20,10 @@ _Share = tuple[str, str]
 
 
 class Bounds(msgspec.Struct, frozen=True, kw_only=True):
-    """How much may be done at a time: in all, for one caller, and about one run. `waiting`: how many more of one caller may wait."""
+    """How much may be done at a time: in all, for one caller, and about one run.
+
+    `waiting`: how many more questions of one caller may wait.
+    """
 
     most: int
     of_caller: int

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 from ckptguard_daemon.dashboard import events
-from ckptguard_daemon.http import connections, front, page_files
+from ckptguard_daemon.http import connections, front, page_files, tcp_gate
 from ckptguard_daemon.http.front import Front, HttpOptions
 from ckptguard_daemon.http.server import HttpServer
 from gate_calls import SECRETS, Behind
-from support.daemon_process import PATIENCE
+from support.daemon_process import PATIENCE, until
 
 from ckptguard.errors import SettingsError
 from ckptguard.values.access import Role
@@ -109,6 +109,20 @@ def test_slow_callers_make_room(site: Site, kind: str) -> None:
             made = stack.enter_context(site.connect())
             made.sendall(SLOW[kind].encode())
         assert site.works()
+
+
+def test_one_caller_cannot_take_all_connections(site: Site) -> None:
+    """A caller with many requests under way is refused more of them. Others are answered, also from its address."""
+    ask = "POST /v1/session HTTP/1.1\r\nHost: localhost\r\nContent-Length: 50\r\n"
+    with contextlib.ExitStack() as stack:
+        for _ in range(tcp_gate.MOST_OF_CALLER):
+            made = stack.enter_context(site.connect())
+            made.sendall(f"{ask}Expect: 100-continue\r\n{TOKEN}\r\n".encode())
+            assert made.recv(12) == b"HTTP/1.1 100"  # it is at the route, which waits for the body
+        assert b" 503 " in site.get("/v1/me", TOKEN)[:20]
+        other = f"Authorization: Bearer {SECRETS[Role.OPERATOR]}\r\n"
+        assert b" 200 " in site.get("/v1/me", other)[:20]
+    until(site.works, "the caller's requests ended with their connections")
 
 
 def test_a_large_body_is_refused_and_not_kept(site: Site) -> None:

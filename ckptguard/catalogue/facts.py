@@ -30,6 +30,7 @@ def facts_of(
     saves = [(row.saved_at, row.outcome) for row in found if row.saved_at is not None]
     saves += [(save.written_at, Outcome.PENDING.value) for save in look.waiting if save.written_at is not None]
     newest_at, newest_outcome = max(saves, default=(None, None))
+    newest_outcome = _unsealed_head(rows, newest_at) or newest_outcome
     checkpoints, size = _in_place(look, rows)
     known = [row for row in incidents if row.cause is not None]
     back = {row.went_back: row for row in known if row.went_back is not None}.values()
@@ -85,6 +86,18 @@ def _last_incident(known: Sequence[IncidentRow]) -> LastIncident | None:
         return None
     last = max(known, key=lambda row: row.name)
     return LastIncident(name=last.name, cause=last.cause or "", step=last.step, at=last.at, open=last.open)
+
+
+def _unsealed_head(rows: Mapping[CheckpointId, Generation], newest_at: float | None) -> str | None:
+    """Return the outcome of a save at the end of its series that has a verdict and no manifest, so no time of its own:
+    an incomplete one. None: nothing like it came after the newest."""
+    heads: dict[str, CheckpointId] = {}
+    for id, row in rows.items():
+        if row.in_place and (id.series not in heads or id.order > heads[id.series].order):
+            heads[id.series] = id
+    found = [rows[id] for id in heads.values() if rows[id].saved_at is None]
+    late = [row for row in found if row.judged_at is not None and row.judged_at >= (newest_at or 0.0)]
+    return max(late, key=lambda row: row.judged_at or 0.0).outcome if late else None
 
 
 def _newest(times: Iterable[float | None]) -> float | None:

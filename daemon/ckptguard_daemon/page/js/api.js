@@ -55,7 +55,7 @@ export async function send(path, { method = "GET", body, headers = {}, signal } 
     });
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new Failure("The daemon does not answer.", { hint: "Check that it runs. This page tries again by itself." });
+    throw new Failure("The daemon does not answer.", { hint: method === "GET" ? "Check that it runs. This page tries again by itself." : "Check that it runs, and look whether it was done before you try again." });
   }
   noteClock(response);
   if (!response.ok) {

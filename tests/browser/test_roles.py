@@ -52,7 +52,8 @@ def test_an_operator_pins_with_a_plan_and_a_reason(
     page.get_by_label("Reason, for the record").press_sequentially("the paper's figure 3")
     go.click()
     dialog.get_by_text("Done. It is on record, with your reason.").wait_for()
-    dialog.get_by_role("button", name="Close").click()
+    page.wait_for_selector("dialog button:focus")  # who has no mouse closes it at once
+    page.keyboard.press("Enter")
     page.get_by_role("button", name="Unpin…").wait_for()
     [record] = [json.loads(path.read_text()) for path in (run / "_ckptguard/audit").glob("*.ended.json")]
     assert (record["verb"], record["role"], record["state"]) == ("pin", "operator", "done")

@@ -82,6 +82,7 @@ function Dialog({ verb, run, runName, checkpoint, values, onClose, onDone }) {
   }, []);
   useEffect(() => {
     if (state.is === "planned") field.current?.focus();
+    if (state.is === "done" || state.is === "failed") dialog.current.querySelector(".dialog-buttons button")?.focus();
   }, [state.is]);
   const go = async (event) => {
     event.preventDefault();
@@ -120,7 +121,7 @@ function State({ state }) {
   const failure = state.failure && html`<${Sentence} kind="bad" hint=${state.failure.hint}>${state.failure.message}<//>`;
   if (state.is === "planning") return html`<p class="waiting" role="status">Looking what it would do…</p>`;
   if (state.is === "failed") return failure;
-  if (state.is === "done") return html`<${Sentence} kind=${state.answer.state === "done" ? "good" : "bad"}>${state.answer.state === "done" ? "Done. It is on record, with your reason." : "Not all of it could be done."}<//><${Lines} lines=${state.answer.done} />`;
+  if (state.is === "done") return html`<${Sentence} kind=${state.answer.state === "done" ? "note" : "bad"}>${state.answer.state === "done" ? "Done. It is on record, with your reason." : "Not all of it could be done."}<//><${Lines} lines=${state.answer.done} />`;
   const { plan, costs } = state.plan;
   return html`${failure}<h3 id="action-plan">It would do this</h3><${Lines} lines=${plan} /><${Costs} costs=${costs} />
     ${state.is === "doing" && html`<p class="waiting" role="status">At work. You can leave this page: it goes on.</p>`}`;

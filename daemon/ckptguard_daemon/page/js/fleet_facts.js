@@ -34,7 +34,7 @@ export function replicasInWords(run) {
 const unsettled = ({ last_incident: last, known_good_step: good }) => Boolean(last?.open) && (good === null || (last.step ?? Infinity) > good);
 
 /** Return {word, ok, weight}: the state of a run in a word, and how much it needs somebody. */
-export function standing(run, now) {
+function standing(run, now) {
   if (run.state === "waiting" && !isFinite(run.newest_at)) return { word: "Not begun", ok: false, weight: 0 };
   if (run.state === "waiting" && run.trouble) return { word: "Gone", ok: false, weight: 5 };
   if (run.state === "failing") return { word: "Cannot be read", ok: false, weight: 4 };

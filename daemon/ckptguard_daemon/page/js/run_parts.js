@@ -5,7 +5,8 @@ import { bytes, count, isFinite, many } from "./format.js";
 import { clock } from "./api.js";
 import { useClock } from "./documents.js";
 import { again, everyCheckpoint, placeOf } from "./charts/timeline_model.js";
-import { replicasInWords, stalenessInWords, standing } from "./fleet_facts.js";
+import { replicasInWords, stalenessInWords } from "./fleet_facts.js";
+import { fields } from "./export/files.js";
 import { Take } from "./export/take.js";
 import { listen } from "./live.js";
 import { to } from "./router.js";
@@ -130,6 +131,8 @@ const columns = (run, now) => [
   { key: "saved", title: "Saved", value: (g) => g.saved_at ?? (g.waiting ? now : null), largest: true, class: "right", cell: (g) => html`<${Time} at=${g.saved_at} now=${now} focus=${false} />` },
 ];
 
+const SAVED = fields("name path series step id outcome reason waiting in_place kept aside replicated pinned bytes saved_at judged_at");
+
 /** Every checkpoint: what the timeline shows, as a table. */
 export function Checkpoints({ run, page }) {
   const now = useClock();
@@ -143,7 +146,7 @@ export function Checkpoints({ run, page }) {
   const choices = [["all", `all ${count(every.length)}`], ...present.map((outcome) => [outcome, outcome])];
   return html`<div class="tools checkpoint-tools">
       <${Choices} label="Which checkpoints" value=${only} onChoose=${setOnly} options=${choices} /><span class="grow"></span>
-      <${Take} name="checkpoints" what="the checkpoints" columns=${all} rows=${rows} />
+      <${Take} name="checkpoints" what="the checkpoints" columns=${SAVED} rows=${rows} />
     </div>
     <${Table} caption="Checkpoints" columns=${all} rows=${rows} rowKey=${(g) => g.name ?? g.path} sort=${sort} onSort=${setSort}
       most=${whole ? null : FEW} height=${64} narrowHeight=${124} empty="There is no such checkpoint." />

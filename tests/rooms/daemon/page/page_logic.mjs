@@ -6,7 +6,7 @@ const base = pathToFileURL(`${process.argv[2]}/`);
 const load = (name) => import(new URL(name, base));
 const { ago, bytes, count, duration, exact, iso, number, shorten } = await load("format.js");
 const { judge, lags, replicasInWords, stale, staleness } = await load("fleet_facts.js");
-const { attempts, curveData, nearest, standing } = await load("charts/curve_data.js");
+const { alone, attempts, curveData, nearest, standing } = await load("charts/curve_data.js");
 const { everyCheckpoint, inWords, markInWords, placeOf, timelineModel } = await load("charts/timeline_model.js");
 const { layout, markAt, placeOfMark, stepAt, ticks, xOf } = await load("charts/timeline_draw.js");
 
@@ -57,6 +57,8 @@ for (let round = 0; round < 300; round += 1) {
   for (const row of rows) assert.equal(row.length, steps.length);
   assert.equal(found.edges.length, [...all].filter((i) => typeof doc.loss[i] === "string").length);
 }
+assert.deepEqual(alone([1, null, 2, undefined, null, 3, undefined, 4, null, undefined, 5]), [0, 2, 10]);
+assert.deepEqual([alone([undefined, 7]), alone([]), alone([null])], [[1], [], []]);
 assert.equal(curveData({ step: [1], loss: [null] }, "loss", { now: [0], left: [] }), null);
 for (const value of [-5, 0, 3, 4, 99]) {
   const list = [0, 2, 4, 8, 16];

@@ -75,6 +75,13 @@ function inWords(doc, now, values, edges) {
   return `${number(values[first])} at step ${count(doc.step[first])}, ${number(values[last])} at step ${count(doc.step[last])}.${bad}`;
 }
 
+/** The places of numbers with a gap (null) on both sides: no line shows them. */
+export function alone(values) {
+  const told = [...values.keys()].filter((i) => values[i] !== undefined);
+  const isGap = (at) => (values[told[at]] ?? null) === null;
+  return told.filter((i, at) => values[i] !== null && isGap(at - 1) && isGap(at + 1));
+}
+
 /** The place in a sorted list that is nearest to a value. */
 export function nearest(list, value) {
   let [low, high] = [0, list.length - 1];

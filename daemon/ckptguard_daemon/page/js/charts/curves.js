@@ -6,7 +6,7 @@ import { count, isFinite, number } from "../format.js";
 import { colour, useColours } from "../theme.js";
 import { Table } from "../table.js";
 import { Choices } from "../widgets.js";
-import { CURVES, curveData, nearest, standing } from "./curve_data.js";
+import { alone, CURVES, curveData, nearest, standing } from "./curve_data.js";
 import { LEFT, RIGHT } from "./timeline_draw.js";
 import { useWidth } from "./timeline.js";
 import { useView } from "./view.js";
@@ -80,7 +80,8 @@ function drawEdges(u, edges, colours) {
 
 function options({ curve, found, width, view, colours, log, behind, last }) {
   const axis = { stroke: colours["ink-3"], grid: { stroke: colours.line, width: 1 }, ticks: { show: false }, font: `11px ${getComputedStyle(document.body).fontFamily}` };
-  const line = { width: 1.6, stroke: colours[curve.colour], points: { show: false }, paths: curve.steps ? uPlot.paths.stepped({ align: 1 }) : undefined };
+  const points = { show: false, size: 4, fill: colours[curve.colour], filter: (u, i) => alone(u.data[i]) };
+  const line = { width: 1.6, stroke: colours[curve.colour], points, paths: curve.steps ? uPlot.paths.stepped({ align: 1 }) : undefined };
   return {
     width,
     height: curve.height + (last ? 26 : 0),

@@ -1,5 +1,6 @@
 // Files to take away: a table as CSV or JSON, a picture as SVG or PNG. Nothing leaves the browser.
 
+import { iso } from "../format.js";
 import { visible } from "../text.js";
 
 const FORMULA = /^[\s\u0000]*[=+\-@\uff1d\uff0b\uff0d\uff20|%]|^[\t\r\n]/u;
@@ -16,6 +17,10 @@ export function csvCell(value) {
 
 /** A column has a `title`, and `export(row)`, `value(row)` or a `key` of its rows. */
 export const cellOf = (column, row) => (column.export ?? column.value ?? ((r) => r[column.key]))(row);
+
+/** Columns of these keys, for a table whose cells say more, or less, than its rows. Times become words. */
+export const fields = (keys) =>
+  keys.split(" ").map((key) => ({ key, title: key, value: (row) => (key.endsWith("_at") ? iso(row[key]) : row[key]) }));
 
 export function csvText(columns, rows) {
   const lines = rows.map((row) => columns.map((column) => csvCell(cellOf(column, row))).join(","));

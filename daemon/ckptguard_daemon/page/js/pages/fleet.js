@@ -2,6 +2,7 @@
 import { useEffect, useMemo, useState } from "preact/hooks";
 import { html } from "../html.js";
 import { useClock } from "../documents.js";
+import { fields } from "../export/files.js";
 import { Take } from "../export/take.js";
 import { ago, bytes, count, isFinite, many } from "../format.js";
 import { LATE, judge, lags, replicasInWords, stale, staleness, stalenessInWords } from "../fleet_facts.js";
@@ -73,6 +74,11 @@ function Totals({ totals }) {
   )}</ul>`;
 }
 
+const SAVED = [
+  ...fields("id name url state protected explanation trouble training known_good_step known_good_at newest_outcome newest_at save_interval at_risk"),
+  ...fields("backlog backlog_bytes replicas replicas_behind replicas_unknown last_incident"),
+];
+
 /** The rows that match every word, and the filter. */
 export function matching(runs, words, keep, now) {
   const wanted = words.toLowerCase().split(/\s+/).filter(Boolean);
@@ -111,7 +117,7 @@ export default function Fleet({ query }) {
       <div class="choices" role="group" aria-label="Which runs">${FILTERS.map(
         ([key, text], i) => html`<button type="button" key=${key} aria-pressed=${String(key === filter)} onClick=${() => setFilter(key)}>${text} <span class="tally">${count(tallies[i])}</span></button>`,
       )}</div>
-      <span class="grow"></span><${Take} name="fleet" what="the fleet" columns=${all} rows=${rows} />
+      <span class="grow"></span><${Take} name="fleet" what="the fleet" columns=${SAVED} rows=${rows} />
     </div>
     <p class="unseen" role="status">${many(rows.length, "run")} shown</p>
     <${Table} caption="Runs" columns=${all} rows=${rows} rowKey=${(run) => run.id} rowClass=${(run) => (run.judged.weight > 2 ? "needs" : "")}

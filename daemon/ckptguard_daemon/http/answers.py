@@ -140,6 +140,8 @@ class Answers:
                     self._loop.wake(guarded.run_id)
                 waited = True
                 await self._passes.wait(passed, min(left, _LOOK_AGAIN))
+        if waited and not request.scope.get("still_in", lambda: True)():
+            return refusal("unauthorized", "your token ended while you waited", 401)
         if isinstance(answer, NoKnownGoodError):
             raise answer
         found = fields(answer, "known-good of the daemon")

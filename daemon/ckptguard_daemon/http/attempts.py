@@ -7,7 +7,7 @@ from collections import OrderedDict
 
 _BURST, _EVERY = 20.0, 3.0  # of one address: tries at once, and the seconds until one more
 _BURST_OF_ALL, _EVERY_OF_ALL = 200.0, 0.5
-_MOST_ADDRESSES = 4096
+_MOST_ADDRESSES, _MOST_WRONG = 4096, 4096
 
 
 class _Bucket:
@@ -35,6 +35,17 @@ class Attempts:
         self._all = _Bucket(_BURST_OF_ALL, _EVERY_OF_ALL, 0.0)
         self._one: OrderedDict[str, _Bucket] = OrderedDict()
         self._known: OrderedDict[str, None] = OrderedDict()
+        self._wrong: OrderedDict[str, None] = OrderedDict()
+
+    def is_repeated(self, digest: str) -> bool:
+        """True for a secret that was wrong before. A program that repeats an expired token guesses nothing."""
+        return digest in self._wrong
+
+    def was_wrong(self, digest: str) -> None:
+        """Remember a secret that was wrong, by its digest."""
+        self._wrong[digest] = None
+        while len(self._wrong) > _MOST_WRONG:
+            self._wrong.popitem(last=False)
 
     def begin(self, address: str, now: float) -> float:
         """Count a try as wrong until `worked` says otherwise. Returns the seconds to wait first; then nothing was

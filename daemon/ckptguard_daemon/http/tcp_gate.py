@@ -16,6 +16,7 @@ from starlette.requests import cookie_parser
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from ckptguard.values.access import digest_of
 from ckptguard_daemon.http.attempts import Attempts
 from ckptguard_daemon.http.callers import Callers
 from ckptguard_daemon.http.connections import MOST
@@ -164,17 +165,21 @@ class TcpGate:
 
     def _by_token(self, scope: Scope, given: str) -> Response | None:
         door, address = self._door, address_of_client(scope)
-        wait = door.attempts.begin(address, time.monotonic())
+        kind, _, secret = given.partition(" ")
+        secret = secret.strip()
+        is_guess = not door.attempts.is_repeated(digest_of(secret))
+        wait = door.attempts.begin(address, time.monotonic()) if is_guess else 0.0
         if wait > 0:
             return too_many(wait)
-        kind, _, secret = given.partition(" ")
         if kind.lower() == "bearer":
-            self._admit(scope, lambda: door.callers.by_secret(secret.strip(), time.time()))
+            self._admit(scope, lambda: door.callers.by_secret(secret, time.time()))
         if scope.get("caller") is None:
+            door.attempts.was_wrong(digest_of(secret))
             refused = refusal("unauthorized", "this token is wrong, or it has expired", 401)
             refused.headers["WWW-Authenticate"] = "Bearer"
             return refused
-        door.attempts.worked(address)
+        if is_guess:
+            door.attempts.worked(address)
         return None
 
     def _admit(self, scope: Scope, who: Callable[[], Caller | None]) -> None:

@@ -94,12 +94,12 @@ class Guarded:
         """One pass."""
         assert self.run.step(PLAIN) is not None
 
-    def ask(self, query: str = "") -> Any:
+    def ask(self, query: str = "", **scope: object) -> Any:
         """The answer."""
-        return asyncio.run(answer_of(self.application, f"/v1/runs/{self.run.run_id}/known-good", query))
+        return asyncio.run(answer_of(self.application, f"/v1/runs/{self.run.run_id}/known-good", query, **scope))
 
 
-async def answer_of(application: ASGIApp, path: str, query: str) -> Any:
+async def answer_of(application: ASGIApp, path: str, query: str, **more: object) -> Any:
     """The document that an application answers a GET with."""
     parts = []
 
@@ -109,7 +109,7 @@ async def answer_of(application: ASGIApp, path: str, query: str) -> Any:
     async def send(message: Any) -> None:
         parts.append(message.get("body", b""))
 
-    scope = {"type": "http", "method": "GET", "path": path, "query_string": query.encode(), "headers": []}
+    scope = {"type": "http", "method": "GET", "path": path, "query_string": query.encode(), "headers": [], **more}
     await application(scope, receive, send)
     return json.loads(b"".join(parts))
 
@@ -181,6 +181,15 @@ def test_whoever_waits_is_told_what_is_there_now(guarded: Guarded, run: Path, lo
     assert (answer["id"], answer["waited"], answer["pending"]) == ("500.1", True, ["net-600.safetensors"])
     assert looked_through
     assert all(asked == ["net-600.safetensors"] for asked in looked_through)
+
+
+@pytest.mark.usefixtures("time_passes_by_waiting")
+def test_who_is_locked_out_meanwhile_learns_nothing(guarded: Guarded, run: Path) -> None:
+    """A token that ends while its question waits gets no answer."""
+    (run / "net-600.safetensors").write_bytes(b"\x10" + bytes(7))
+    assert guarded.ask("wait_seconds=10", still_in=lambda: True)["id"] == "500.1"
+    refused = guarded.ask("wait_seconds=10", still_in=lambda: False)
+    assert refused["error"]["kind"] == "unauthorized"
 
 
 def test_a_verdict_while_it_is_looked_through(guarded: Guarded, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

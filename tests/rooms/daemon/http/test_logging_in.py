@@ -172,6 +172,19 @@ def test_wrong_tokens_are_limited(behind: Behind) -> None:
     assert behind.ask("GET", "/v1/me", bearer(SECRETS[Role.READER])).status == 200
 
 
+def test_a_program_with_an_expired_token_locks_nobody_out(behind: Behind) -> None:
+    """It is refused each time, and guesses nothing: others at its address are let in. It is again, once it is right."""
+    tokens, address = behind.tokens.read_text(), "192.0.2.200"
+    behind.tokens.write_text("".join(line for line in tokens.splitlines(True) if " guard " not in line))
+    behind.callers.look()
+    asked = [behind.ask("GET", "/v1/me", bearer(SECRETS[Role.GUARD]), address=address).status for _ in range(100)]
+    assert set(asked) == {401}
+    assert behind.ask("GET", "/v1/me", bearer(SECRETS[Role.READER]), address=address).status == 200
+    behind.tokens.write_text(tokens)
+    behind.callers.look()
+    assert behind.ask("GET", "/v1/me", bearer(SECRETS[Role.GUARD]), address=address).status == 200
+
+
 TRIES = st.lists(st.tuples(st.integers(0, 3), st.booleans(), st.floats(0, 5)), max_size=300)
 
 

@@ -128,7 +128,7 @@ const columns = (run, now) => [
   { key: "replicated", title: "Replicas", value: (g) => g.replicated, largest: true, class: "right", cell: (g) => g.replicated ? count(g.replicated) : html`<span class="dim">0</span>` },
   { key: "pinned", title: "Pinned", value: (g) => Number(g.pinned), largest: true, cell: (g) => g.pinned ? "pinned" : html`<span class="dim">no</span>` },
   { key: "bytes", title: "Size", value: (g) => g.bytes, largest: true, class: "right", cell: (g) => bytes(g.bytes) },
-  { key: "saved", title: "Saved", value: (g) => g.saved_at ?? (g.waiting ? now : null), largest: true, class: "right", cell: (g) => html`<${Time} at=${g.saved_at} now=${now} focus=${false} />` },
+  { key: "saved", title: "Saved", value: (g) => g.saved_at ?? (g.waiting ? now : g.judged_at), largest: true, class: "right", cell: (g) => html`<${Time} at=${g.saved_at} now=${now} focus=${false} />` },
 ];
 
 const SAVED = fields("name path series step id outcome reason waiting in_place kept aside replicated pinned bytes saved_at judged_at");

@@ -15,7 +15,8 @@ from support.daemon_process import PATIENCE, save, until
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(600)]
 ROOT = Path(__file__).resolve().parents[2]
-# How many pixels of a canvas have the colour of a token. It only reads, so it may be asked again and again.
+# How many pixels of a canvas have about the colour of a token: the edges of thin lines are mixed with what is behind.
+# It only reads, so it may be asked again and again.
 PAINTED = """(canvas, token) => {
   const probe = document.body.appendChild(document.createElement("span"));
   probe.style.color = `var(${token})`;
@@ -24,7 +25,7 @@ PAINTED = """(canvas, token) => {
   const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
   const far = (i) => Math.abs(data[i] - r) + Math.abs(data[i + 1] - g) + Math.abs(data[i + 2] - b) + 255 - data[i + 3];
   let found = 0;
-  for (let i = 0; i < data.length; i += 4) found += far(i) < 12;
+  for (let i = 0; i < data.length; i += 4) found += far(i) < 90;
   return found;
 }"""
 
@@ -72,7 +73,7 @@ def test_a_poisoned_training_is_seen_as_it_happens(
     incident = page.locator(".incidents li").first
     incident.get_by_text("went back to step 20").wait_for()
     # The curve has the loss that is no number, and the timeline the arrow.
-    page.locator("[role=img][aria-label^='Loss:']").wait_for()
+    page.locator("[role=img][aria-label^='Loss:'][aria-label*='not finite']").wait_for()
     until(lambda: painted(page, ".timeline canvas", "--accent") > 40, "the arrow")
     until(lambda: painted(page, "[aria-label^='Loss:'] canvas", "--bad") > 20, "the poison in the curve")
     assert training.wait(PATIENCE) == 0

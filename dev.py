@@ -47,6 +47,7 @@ LAUNCHER = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR
 MISLEADING = (*LAUNCHER, "PYTHONHOME", "PYTHONPATH", "PIP_TARGET", "PIP_PREFIX", "PIP_USER")
 # Servers and tools that tests start: what pip does not have. Programs, and the Debian packages that hold them.
 PROGRAMS = {
+    "chromium": ("chromium",),
     "sshd": ("openssh-server",),
     "promtool": ("prometheus",),
     "radosgw": ("ceph-mon", "ceph-osd", "radosgw"),

@@ -56,6 +56,10 @@ class BusyError(CkptguardError, kind="busy"):
     """Something is locked, another process was faster, or training is still writing."""
 
 
+class PlanChangedError(CkptguardError, kind="plan_changed"):
+    """What would be done is no longer what was agreed to. Nothing was done."""
+
+
 class RefusedError(CkptguardError, kind="refused"):
     """The checkpoint is bad or suspect, so only force returns it. `outcome` says which."""
 

@@ -25,6 +25,9 @@ DATA = {
     "ckptguard_daemon/deploy/Containerfile",
     "ckptguard_daemon/deploy/ckptguard-daemon.service",
     "ckptguard_daemon/deploy/ckptguard.toml",
+    "ckptguard_daemon/page/index.html",
+    "ckptguard_daemon/page/login.js",
+    "ckptguard_daemon/page/vendor/vendored.json",
 }
 
 
@@ -75,6 +78,8 @@ def test_the_wheel_holds_the_two_packages_whole(built: tuple[Path, Path]) -> Non
         if path.is_file() and "__pycache__" not in path.parts
     }
     about = {f"{INFO}/{name}" for name in ("METADATA", "WHEEL", "RECORD", "entry_points.txt", "licenses/LICENSE")}
+    vendored = (ROOT / "daemon" / "ckptguard_daemon" / "page" / "vendor").glob("*.LICENSE")
+    about |= {f"{INFO}/licenses/{path.relative_to(ROOT).as_posix()}" for path in vendored}
     assert names_in(built[1]) == ours | about
     assert ours >= DATA
     assert any(name.endswith("/report.css") for name in ours)

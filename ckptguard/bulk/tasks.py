@@ -94,7 +94,9 @@ def scrub_one(task: Task, settings: Settings, work: Work) -> Answer:
 def replicate_one(task: Task, settings: Settings, work: Work) -> Answer:
     """Send one checkpoint to one replica, and read it back from there."""
     planned = _planned(task)
-    done = replicate(open_view(task.url, settings), planned.place, work=work, only=planned.id)
+    done = replicate(
+        open_view(task.url, settings), planned.place, work=work, only=None if planned.id is None else [planned.id]
+    )
     items = tuple(
         item_of(
             task,

@@ -44,6 +44,7 @@ class Catalogue:
         self._doubtful = self._damaged = self._closing = self._busy = False
         self._tried = threading.Event()
         self._failures, self._told = 0, ""
+        self.after_write: Callable[[], None] = lambda: None  # called in the writing thread; it must not raise
         self._thread = threading.Thread(target=self._run, name="catalogue", daemon=True)
 
     def start(self) -> None:
@@ -137,6 +138,7 @@ class Catalogue:
                 self._busy = True
             while waiting and self._attempt(partial(self._write, waiting[next(iter(waiting))])):
                 del waiting[next(iter(waiting))]
+                self.after_write()
             with self._changed:
                 self._waiting = {key: waiting[key] for key in waiting if key == _KEEP_ONLY} | self._waiting
                 self._busy = False

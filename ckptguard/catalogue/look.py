@@ -7,13 +7,17 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
+from ckptguard.records.audit import FOLDER as AUDIT
 from ckptguard.records.incidents import FOLDER as INCIDENTS
 from ckptguard.records.kept import FOLDER as KEPT
 from ckptguard.records.ledger import FOLDER as LEDGER
 from ckptguard.records.manifests import FOLDER as MANIFESTS
+from ckptguard.records.pins import FOLDER as PINS
 from ckptguard.records.quarantine import FOLDER as QUARANTINE
+from ckptguard.records.samples import FOLDER as SAMPLES
 from ckptguard.records.scrubs import FOLDER as SCRUBS
 from ckptguard.records.trash import FOLDER as TRASH
+from ckptguard.storage.protocol import Entry
 from ckptguard.values.ids import CheckpointId
 
 BY_GENERATION = (LEDGER, MANIFESTS, QUARANTINE, KEPT, TRASH)
@@ -31,7 +35,8 @@ class WaitingSave(msgspec.Struct, frozen=True):
 class RunLook(msgspec.Struct, frozen=True, kw_only=True):
     """What a pass over a run has seen. `places` are the judged checkpoints in place, and their sizes.
 
-    `names` are the keys of all records. `replicated` says how many replicas hold a generation.
+    `names` are the keys of all records. `replicated` says how many replicas hold a generation. `logs` are the files in
+    which the trainer logs its updates, the newest first.
     """
 
     url: str
@@ -42,6 +47,16 @@ class RunLook(msgspec.Struct, frozen=True, kw_only=True):
     behind: int = 0
     replicated: Mapping[CheckpointId, int] = {}
     scrub_interval: float | None = None
+    keep: str = ""
+    logs: tuple[Entry, ...] = ()
+
+    @property
+    def curve(self) -> str:
+        """What is equal only if the curves of two looks are; empty if there is none."""
+        samples = sorted(below(SAMPLES, self.names))
+        logs = [(log.key, log.signature) for log in self.logs]
+        text = repr((samples, logs)).encode("utf-8", "backslashreplace")
+        return hashlib.blake2b(text, digest_size=8).hexdigest() if samples or logs else ""
 
 
 def digest_of(look: RunLook) -> bytes:
@@ -52,7 +67,7 @@ def digest_of(look: RunLook) -> bytes:
         sorted((id.record_path, size) for id, size in look.places.items()),
         sorted((id.record_path, count) for id, count in look.replicated.items()),
         [(save.series, save.bytes, save.written_at) for save in look.waiting],
-        (look.replicas, look.behind, look.scrub_interval),
+        (look.replicas, look.behind, look.scrub_interval, look.keep, look.curve),
     )
     digest.update(repr(state).encode("utf-8", "backslashreplace"))
     for name in sorted(filter(counts, look.names)):
@@ -65,7 +80,9 @@ def counts(key: str) -> bool:
     top, _, rest = key.partition("/")
     depth = rest.count("/")
     return rest.endswith(".json") and (
-        (top in BY_GENERATION and depth == 1) or (top == SCRUBS and depth == 1) or (top == INCIDENTS and depth == 0)
+        (top in BY_GENERATION and depth == 1)
+        or (top == SCRUBS and depth == 1)
+        or (top, depth) in ((INCIDENTS, 0), (SAMPLES, 0), (AUDIT, 0), (PINS, 2))
     )
 
 

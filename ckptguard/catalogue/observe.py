@@ -5,13 +5,15 @@ The same names give the same rows, whatever the catalogue held before. Only read
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 import msgspec
 
+from ckptguard.catalogue.actions import action_events
+from ckptguard.catalogue.curves import see_curve
 from ckptguard.catalogue.facts import facts_of
 from ckptguard.catalogue.look import BY_GENERATION, RunLook, below, counts, digest_of
-from ckptguard.catalogue.rows import Event, Generation, IncidentRow, RunSeen, event_key
+from ckptguard.catalogue.rows import LONGEST_TEXT, Event, Generation, IncidentRow, RunSeen, event_key
 from ckptguard.decisions.at_risk import ranks_named
 from ckptguard.decisions.known_good import parse_verdict_name, standings, verdict_name
 from ckptguard.errors import NoKnownGoodError
@@ -23,6 +25,9 @@ from ckptguard.records.ledger import FOLDER as LEDGER
 from ckptguard.records.ledger import read_verdict
 from ckptguard.records.manifests import FOLDER as MANIFESTS
 from ckptguard.records.names_by_step import ListedSteps
+from ckptguard.records.pins import FOLDER as PINS
+from ckptguard.records.pins import PINNED, read_pins
+from ckptguard.records.pins import counts as still_counts
 from ckptguard.records.quarantine import FOLDER as QUARANTINE
 from ckptguard.records.run import Run
 from ckptguard.records.scrubs import FOLDER as SCRUBS
@@ -40,7 +45,6 @@ from ckptguard.values.verdict import Outcome, Verdict
 
 _MOST_READ = 200  # generations whose records are read in one pass; the next pass goes on
 _LARGEST = 2**63 - 1  # that SQLite stores
-_LONGEST = 500  # characters of a text from a record
 
 
 class _Records(msgspec.Struct):
@@ -59,11 +63,18 @@ def observe(
     now: float,
     known: Mapping[str, Generation] = {},
     known_incidents: Mapping[str, IncidentRow] = {},
+    known_curve: str = "",
+    known_actions: Collection[int] = (),
 ) -> RunSeen:
     """Return the rows of a run. What `known` rows say is not read again. Raises CouldNotTellError."""
     records, listed = _by_generation(look.names), ListedSteps(look.names)
     scrubs = [scrub for key in below(SCRUBS, look.names) if (scrub := parse_scrub(key)) is not None]
     read = newest_scrubs([scrub for scrub in scrubs if scrub.is_whole], now)
+    pins = read_pins(run, below(PINS, look.names))
+    pinned: dict[CheckpointId, str] = {}
+    for pin in sorted(pins, key=lambda pin: pin.key):
+        if pin.reason == PINNED and still_counts(run, pin):
+            pinned[pin.id] = "; ".join(filter(None, (pinned.get(pin.id), _text(pin.words))))
     rows: dict[CheckpointId, Generation] = {}
     events: list[Event] = []
     left = _MOST_READ
@@ -75,15 +86,19 @@ def observe(
                 row, news = _described(run, listed, id, records[id])
                 events += reversed(news)
             left -= 1
+        row = msgspec.structs.replace(row, pinned=pinned.get(id, ""))
         rows[id] = _placed(run, row, id, look, records[id], read)
     incidents, told = _incidents(run, look.names, known_incidents)
+    curve = see_curve(run, look) if look.curve != known_curve else None
+    is_whole = left >= 0 and (curve is not None or look.curve == known_curve)
     return RunSeen(
         id=run.run_id,
-        digest=digest_of(look) if left >= 0 else b"",
+        digest=digest_of(look) if is_whole else b"",
         facts=facts_of(look, rows, incidents, known_good_of(run, listed)),
         generations=tuple(rows.values()),
         incidents=tuple(incidents),
-        events=(*reversed(events), *told),
+        events=(*reversed(events), *told, *action_events(run, look.names, known_actions)),
+        curve=curve,
     )
 
 
@@ -161,6 +176,7 @@ def _described(run: Run, listed: ListedSteps, id: CheckpointId, records: _Record
         bytes=None if manifest is None else _stored(manifest.bytes),
         saved_at=None if manifest is None else saved_at(manifest),
         judged_at=None if standing is None else seconds_of(standing.checked_at),
+        reason="" if standing is None else reason_of(standing)[:LONGEST_TEXT],
         world_size=_world_size(manifest, standing),
     )
     events = [
@@ -171,7 +187,7 @@ def _described(run: Run, listed: ListedSteps, id: CheckpointId, records: _Record
             about=id.record_path,
             step=id.number,
             cause=verdict.outcome.value,
-            text=reason_of(verdict)[:_LONGEST],
+            text=reason_of(verdict)[:LONGEST_TEXT],
         )
         for name, verdict in verdicts.items()
     ]
@@ -219,7 +235,7 @@ def _incidents(
         if row is None or row.revision != revision:
             incident = read_revision(run, name, revision)
             row = _incident_row(name, revision, incident)
-            events += _incident_events(row, incident) if incident is not None else []
+            events += _incident_events(row) if incident is not None else []
         rows.append(row)
     return rows, events
 
@@ -239,13 +255,17 @@ def _incident_row(name: str, revision: int, incident: Incident | None) -> Incide
         revision=revision,
         cause=_text(incident.cause),
         step=_stored(incident.step),
+        at=seconds_of(incident.opened_at),
+        onset=_stored(incident.known_details().onset),
+        open=incident.state != "closed",
+        reason=_text(incident.reason),
         went_back=None if went_back is None else _text(went_back),
         went_back_to=None if id is None else id.number,
     )
 
 
-def _incident_events(row: IncidentRow, incident: Incident) -> list[Event]:
-    at, cause = seconds_of(incident.opened_at), row.cause or ""
+def _incident_events(row: IncidentRow) -> list[Event]:
+    at, cause, text = row.at, row.cause or "", row.reason
     opened = Event(
         key=event_key("incident", row.name),
         kind="incident",
@@ -253,7 +273,7 @@ def _incident_events(row: IncidentRow, incident: Incident) -> list[Event]:
         about=row.name,
         step=row.step,
         cause=cause,
-        text=_text(incident.reason),
+        text=text,
     )
     if row.went_back is None:
         return [opened]
@@ -264,7 +284,7 @@ def _incident_events(row: IncidentRow, incident: Incident) -> list[Event]:
         about=row.name,
         step=row.went_back_to,
         cause=cause,
-        text=_text(incident.reason),
+        text=text,
     )
     return [opened, back]
 
@@ -274,4 +294,4 @@ def _stored(number: int | None) -> int | None:
 
 
 def _text(text: str) -> str:
-    return escape(text[:_LONGEST])
+    return escape(text[:LONGEST_TEXT])

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from ckptguard.catalogue.rows import Event, Generation, IncidentRow, NumberedEvent
+from ckptguard.catalogue.rows import CurveRow, Event, Generation, IncidentRow, NumberedEvent
 from ckptguard.catalogue.schema import columns
 from ckptguard.decisions.fleet_health import is_training
 from ckptguard.values.run_facts import RunFacts
@@ -115,6 +115,27 @@ def timeline(db: sqlite3.Connection, id: str, *, now: float, most: int = 1000) -
         incidents=tuple(_of_run(db, IncidentRow, "incident", run.number)),
         events=tuple(reversed(events)),
     )
+
+
+def action_keys(db: sqlite3.Connection, id: str) -> frozenset[int]:
+    """Return the keys of a run's events of actions."""
+    found = db.execute("SELECT key FROM event JOIN run USING (run) WHERE id = ? AND kind = 'action'", (id,))
+    return frozenset(key for (key,) in found)
+
+
+def curve_identity(db: sqlite3.Connection, id: str) -> str:
+    """Return from what the known curve of a run was made; empty if none is known."""
+    row = db.execute("SELECT identity FROM curve JOIN run USING (run) WHERE id = ?", (id,)).fetchone()
+    return "" if row is None else str(row[0])
+
+
+def curve(db: sqlite3.Connection, id: str) -> tuple[CurveRow, tuple[IncidentRow, ...]]:
+    """Return the curve of a run, and its incidents."""
+    named = ", ".join(f"curve.{name}" for name in columns(CurveRow))
+    row = db.execute(f"SELECT run, {named} FROM run LEFT JOIN curve USING (run) WHERE id = ?", (id,)).fetchone()
+    if row is None or row[1] is None:
+        return CurveRow(), () if row is None else tuple(_of_run(db, IncidentRow, "incident", row[0]))
+    return _row(CurveRow, row[1:]), tuple(_of_run(db, IncidentRow, "incident", row[0]))
 
 
 def events_after(db: sqlite3.Connection, number: int, *, most: int = 1000) -> EventPage:

@@ -17,6 +17,8 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
     - `outcome`, `verdict`: those of the verdict that counts. "pending": there is none.
     - `good`: its sealed bytes are good, wherever a whole copy of them is.
     - `kept`: how its kept copy was made: link, reflink or copy. `aside`: quarantine or trash.
+    - `reason`: the heaviest finding of that verdict, in one line.
+    - `pinned`: why a user pinned it, so that nothing removes it. Empty: nobody did.
     - `scrubbed_at`: when the place of it that waits longest was last read.
     """
 
@@ -28,10 +30,12 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
     bytes: int | None = None
     saved_at: float | None = None
     judged_at: float | None = None
+    reason: str = ""
     world_size: int | None = None
     in_place: bool = False
     kept: str = ""
     aside: str = ""
+    pinned: str = ""
     replicated: int = 0
     scrubbed_at: float | None = None
 
@@ -45,21 +49,44 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class IncidentRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One incident. `cause` is None if its record cannot be read. `went_back` names the rollback that ended it."""
+    """One incident. `cause` is None if its record cannot be read. `went_back` names the rollback that ended it.
+
+    - `at`: when it was opened. `onset`: the first suspect update. `open`: it is not closed.
+    - `went_back`: the id of the checkpoint, and the incident's own name if it was the only one that it ended.
+    """
 
     name: str
     revision: int
     cause: str | None = None
     step: int | None = None
+    at: float | None = None
+    onset: int | None = None
+    open: bool = False
+    reason: str = ""
     went_back: str | None = None
     went_back_to: int | None = None
+
+
+class CurveRow(msgspec.Struct, frozen=True, kw_only=True):
+    """The curve of a run. `identity` is that of what it was made from, `source` says where it comes from.
+
+    `packed` is a `Curve`, as JSON that is packed; empty if there is none.
+    """
+
+    identity: str = ""
+    source: str | None = None
+    packed: bytes = b""
+
+
+LONGEST_TEXT = 500  # characters of a text from a record
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):
     """One thing that happened. `key` is the same whenever the same event is noted again.
 
-    - `kind`: verdict, incident, rollback, quarantine, prune, gone or replica. `cause`: the outcome or the cause.
-    - `about`: the generation's name, the incident's, or the replica.
+    - `kind`: verdict, incident, rollback, quarantine, prune, gone, replica or action. `cause`: the outcome, the cause
+      or the verb.
+    - `about`: the generation's name, the incident's, the action's, or the replica.
     """
 
     key: int
@@ -88,7 +115,8 @@ class NumberedEvent(msgspec.Struct, frozen=True, kw_only=True):
 class RunSeen(msgspec.Struct, frozen=True, kw_only=True):
     """All that is known of one run at one moment. Its rows replace the earlier ones; its events are added.
 
-    `digest` is that of what these rows were made from; empty if some records were not read yet.
+    `digest` is that of what these rows were made from; empty if some records were not read yet. `curve`: None if it is
+    the one that is known already.
     """
 
     id: str
@@ -97,3 +125,4 @@ class RunSeen(msgspec.Struct, frozen=True, kw_only=True):
     generations: tuple[Generation, ...] = ()
     incidents: tuple[IncidentRow, ...] = ()
     events: tuple[Event, ...] = ()
+    curve: CurveRow | None = None

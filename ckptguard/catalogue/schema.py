@@ -14,13 +14,13 @@ from typing import Any
 
 import msgspec
 
-from ckptguard.catalogue.rows import Event, Generation, IncidentRow
+from ckptguard.catalogue.rows import CurveRow, Event, Generation, IncidentRow
 from ckptguard.storage.local.mounts import mount_of
 from ckptguard.storage.runtime_folder import require_private
 
 BUSY_SECONDS = 1.0
 _NETWORKS = re.compile(r"nfs|cifs|smb|lustre|gpfs|beegfs|ceph|gluster|afs|9p|fuse|wekafs|pvfs|orangefs|ncpfs|sshfs")
-_TYPES = {"str": "TEXT", "int": "INTEGER", "bool": "INTEGER", "float": "REAL"}
+_TYPES = {"str": "TEXT", "int": "INTEGER", "bool": "INTEGER", "float": "REAL", "bytes": "BLOB"}
 
 
 class UnusableError(Exception):
@@ -47,6 +47,7 @@ _TABLES = (
     f"CREATE TABLE generation (run INTEGER NOT NULL, {_declared(Generation)}, PRIMARY KEY (run, name)) WITHOUT ROWID",
     "CREATE INDEX generation_bad ON generation (judged_at) WHERE outcome = 'bad'",
     f"CREATE TABLE incident (run INTEGER NOT NULL, {_declared(IncidentRow)}, PRIMARY KEY (run, name)) WITHOUT ROWID",
+    f"CREATE TABLE curve (run INTEGER PRIMARY KEY, {_declared(CurveRow)})",
     f"CREATE TABLE event (number INTEGER PRIMARY KEY AUTOINCREMENT, run INTEGER NOT NULL, {_declared(Event)})",
     "CREATE UNIQUE INDEX event_key ON event (run, key)",
     "CREATE TABLE dropped (number INTEGER)",  # the highest number of an event that had to go

@@ -14,7 +14,8 @@ from ckptguard.catalogue.rows import Event, Generation, RunSeen, event_key
 from ckptguard.catalogue.schema import insert
 from ckptguard.values.run_facts import RunFacts
 
-MOST_EVENTS = 5000  # of a run, the newest ones
+MOST_EVENTS = 5000  # of a run, the newest of those without a record
+_WITHOUT_RECORD = ("gone", "prune", "quarantine", "replica")
 _FACTS = msgspec.json.Decoder(RunFacts)
 
 
@@ -31,6 +32,7 @@ def write_run(db: sqlite3.Connection, seen: RunSeen, *, now: float) -> None:
             _replace_rows(db, table, run, old, rows)
         moved = [_moved(row, new.get(row.name), now) for row in generations.values() if row.in_place]
         _add_events(db, run, [*seen.events, *filter(None, moved)])
+        insert(db, "curve", run, [] if seen.curve is None else [seen.curve])
         _write_facts(db, run, seen.facts, digest=seen.digest)
 
 
@@ -48,7 +50,7 @@ def forget_run(db: sqlite3.Connection, id: str) -> None:
         row = db.execute("SELECT run, facts FROM run WHERE id = ?", (id,)).fetchone()
         if row is not None:
             _count(db, _FACTS.decode(row[1]), None)
-            for table in ("generation", "incident", "event", "run"):
+            for table in ("generation", "incident", "curve", "event", "run"):
                 db.execute(f"DELETE FROM {table} WHERE run = ?", (row[0],))
 
 
@@ -85,13 +87,19 @@ def _replace_rows(
 
 
 def _add_events(db: sqlite3.Connection, run: int, events: Sequence[Event]) -> None:
-    """Add what is new of these, and drop the run's oldest events if there are too many."""
+    """Add what is new of these, and drop the run's oldest events without a record if there are too many. The others are
+    as many as the records that they are of, and would be noted again."""
+    # What is ignored takes a number all the same, and then the newest number would be that of no event.
+    known = "SELECT 1 FROM event WHERE run = ? AND key = ?"
+    events = [event for event in events if db.execute(known, (run, event.key)).fetchone() is None]
     insert(db, "event", run, events, otherwise="IGNORE")
-    text = "SELECT number FROM event WHERE run = ? ORDER BY number DESC LIMIT 1 OFFSET ?"
-    last = db.execute(text, (run, MOST_EVENTS)).fetchone() if events else None
-    if last is not None:
-        db.execute("DELETE FROM event WHERE run = ? AND number <= ?", (run, *last))
-        db.execute("UPDATE dropped SET number = max(number, ?)", last)
+    if any(event.kind in _WITHOUT_RECORD for event in events):
+        which = f"run = ? AND kind IN ({', '.join('?' * len(_WITHOUT_RECORD))})"
+        text = f"SELECT number FROM event WHERE {which} ORDER BY number DESC LIMIT 1 OFFSET ?"
+        last = db.execute(text, (run, *_WITHOUT_RECORD, MOST_EVENTS)).fetchone()
+        if last is not None:
+            db.execute(f"DELETE FROM event WHERE {which} AND number <= ?", (run, *_WITHOUT_RECORD, *last))
+            db.execute("UPDATE dropped SET number = max(number, ?)", last)
 
 
 def _moved(before: Generation, after: Generation | None, now: float) -> Event | None:

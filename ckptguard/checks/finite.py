@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Collection, Iterator
 from fnmatch import fnmatchcase
 from functools import partial
@@ -18,6 +19,8 @@ _STATE_ROLES = ("model", "optimizer", "ema")
 _RATES = frozenset(("lr", "initial_lr", "_last_lr", "base_lrs", "weight_decay", "eps", "momentum", "betas"))
 _MOST_PARTS = 64  # parts of a name to check
 _SCALES = frozenset(("scale", "cur_scale", "loss_scale"))
+_COUNTED = re.compile(r"(?<!\S)(\d{1,18}) (NaN|[+-]Inf)")
+_ALIKE = re.compile(r"all (\d{1,18}) elements are (NaN|[+-]Inf)")
 _finding = partial(Finding, "finite")
 
 
@@ -159,3 +162,12 @@ def _loose_numbers(evidence: Evidence) -> Iterator[Finding]:
 def _number(file: ScannedFile, leaves: list[Leaf], severity: Severity) -> Finding:
     more = f" (and {len(leaves) - 1} more beside it are not finite, either)" if len(leaves) > 1 else ""
     return _finding(severity, f"this number is {leaves[0].value}{more}", file.entry.key, leaves[0].name, len(leaves))
+
+
+def counts_in(message: str) -> tuple[int, int] | None:
+    """Return how many NaN and infinities a finding of this check is about, by its message; None if it names none."""
+    alike = _ALIKE.match(message)
+    found = [(alike[1], alike[2])] if alike else _COUNTED.findall(message.partition(" of ")[0])
+    nan = sum(int(count) for count, word in found if word == "NaN")
+    infinite = sum(int(count) for count, word in found if word != "NaN")
+    return (nan, infinite) if nan or infinite else None

@@ -18,12 +18,12 @@ from ckptguard.version import __version__
 # The commands by what people want to do, in the order in which they need them. Help and documentation follow it.
 GROUPS: dict[str, tuple[str, ...]] = {
     "Check your checkpoints": ("verify", "scrub", "show", "diff", "bisect", "sums"),
-    "See how a run stands": ("status", "list", "incidents", "incident"),
+    "See how a run stands": ("status", "list", "incidents", "incident", "dashboard"),
     "Go back": ("known-good", "rollback", "restore", "gate", "supervise"),
     "Keep copies, and choose what stays": ("replicate", "repair", "prune", "pin", "unpin"),
     "Look after many runs": ("fleet",),
     "Decide what ckptguard cannot know": ("clear", "reseal", "accept"),
-    "Set up": ("doctor", "config", "notify", "completion"),
+    "Set up": ("doctor", "config", "notify", "token", "completion"),
 }
 COMMANDS = tuple(name for names in GROUPS.values() for name in names)
 # Those that are not `command` in the module of their name.

@@ -15,6 +15,8 @@ _OF_RANK = (
     re.compile(r"(?:rng_state|random_states)_(\d{1,6})\.(?:pth|pkl)"),
     re.compile(r"\w*?zero_pp_rank_(\d{1,6})_mp_rank_(\d{1,6})_optim_states\.pt"),
 )
+_ANY_RANK = re.compile(r"(?<![a-z])rank[_-]?(\d{1,6})(?!\d)")  # it need not be all of them
+_LITTLE = 360.0  # seconds: less than a tenth of an hour is not told
 
 
 class AtRisk(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,6 +47,28 @@ def at_risk(facts: RunFacts, now: float) -> AtRisk | None:
         world_size=facts.world_size,
         remains=facts.safe_at is not None,
     )
+
+
+def at_risk_words(lost: AtRisk | None) -> str | None:
+    """Say what would be lost, in GPU-hours. None: little or nothing."""
+    if lost is None or lost.gpu_seconds < _LITTLE:
+        return None
+    since = "the newest safe checkpoint" if lost.remains else "the first save, for no good checkpoint is safe"
+    if lost.world_size is None:
+        return f"{lost.gpu_seconds / 3600:.1f} hours since {since}, on each of its GPUs"
+    return f"{lost.gpu_seconds / 3600:.1f} GPU-hours since {since}, on {lost.world_size} GPUs"
+
+
+def rank_named(path: str) -> tuple[int | None, str]:
+    """Return the rank that wrote a file, by its name, and the kind of file that each rank has: that name without the
+    rank. For a name without a rank, all numbers are left out."""
+    folder, slash, name = path.rpartition("/")
+    matches = (*(form.fullmatch(name) for form in _OF_RANK), _ANY_RANK.search(name))
+    match = next(filter(None, matches), None)
+    if match is None:
+        return None, re.sub(r"\d+", "#", path)
+    start, end = match.span(1)
+    return int(match[1]), f"{folder}{slash}{name[:start]}#{name[end:]}"
 
 
 def ranks_named(paths: Iterable[str]) -> int | None:

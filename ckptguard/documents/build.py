@@ -212,6 +212,9 @@ FORMS: dict[str, Form] = {
         },
     ),
     # the daemon
+    "audit.Action": Form(
+        "id verb state=so_far name role host=owner.host began_at ended_at reason arguments plan result"
+    ),
     "healthz": Form("host boot_id pid started_at"),
     "guarded.WatchedRun": Form(
         "id=run_id url state trouble passes last_pass_at pending=last_pass.pending scrub replicas>standing",

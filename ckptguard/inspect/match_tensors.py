@@ -7,10 +7,11 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import msgspec
 
-from ckptguard.inspect.tensor_table import Contents, HeldTensor
+from ckptguard.inspect.tensor_table import HeldTensor
 from ckptguard.values.ids import Step, numbers_of
 
 _CHUNK = re.compile(r"(?P<base>.+)\[[0-9:, ]*\]")
@@ -37,10 +38,19 @@ class Matching:
     renamings: list[Prefix] = field(default_factory=list)
 
 
-def match_tensors(a: Contents, b: Contents) -> Matching:
+class Tensors(Protocol):
+    """The tensors of a checkpoint, and its step, which its files' names may state."""
+
+    @property
+    def tensors(self) -> Sequence[HeldTensor]: ...
+    @property
+    def step(self) -> Step: ...
+
+
+def match_tensors(a: Tensors, b: Tensors) -> Matching:
     """Pair the tensors of two checkpoints. One without a partner is removed (from `a`) or added (in `b`)."""
     matching = Matching()
-    steps = (a.source.checkpoint.step, b.source.checkpoint.step)
+    steps = (a.step, b.step)
     named = operator.attrgetter("role", "name")
     left, right = _grouped(a.tensors, named), _grouped(b.tensors, named)
     for key, own in left.items():

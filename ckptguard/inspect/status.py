@@ -11,6 +11,7 @@ import msgspec
 from ckptguard.decisions.at_risk import AtRisk, at_risk, ranks_named
 from ckptguard.decisions.fleet_health import is_training, shortest_interval
 from ckptguard.decisions.known_good import Standpoint, choose_series
+from ckptguard.decisions.protection import GoodCheckpoint, explain, own_copy
 from ckptguard.inspect.list_states import CheckpointState, states_by_glance
 from ckptguard.inspect.state_memo import Glance, StateMemo, remembered
 from ckptguard.records.daemon_record import DaemonRecord, read_daemon_record, surely_ended
@@ -65,15 +66,15 @@ def status(view: RunView, memo: StateMemo | None = None, *, supervised: bool = F
         known_good = _known_good(view, glance)
     present = [s for s in states if s.in_place]
     newest = list_incidents(view.run, most=1) or list_incidents(view.run)  # the newest may be damaged
-    good = _good_until(known_good, states)
+    good = _good(known_good, states)
     daemon = read_daemon_record(view.run)
     replicas = replica_standings(view)
     watched = supervised or (daemon is not None and not surely_ended(daemon))
     waiting = 0 if watched else sum(s.changed or s.outcome is Outcome.PENDING for s in present)
     return Status(
         run=view.run.url,
-        protected=_own(good) is not None and not waiting,
-        explanation=_unwatched(view.run.url, waiting) or _explain(known_good, good, view.settings.keep),
+        protected=own_copy(good) is not None and not waiting,
+        explanation=_unwatched(view.run.url, waiting) or explain(good, view.settings.keep),
         watched=watched,
         known_good=known_good,
         known_good_age_seconds=_age(known_good),
@@ -138,21 +139,6 @@ def _known_good(view: RunView, glance: Glance) -> KnownGood | None:
     return msgspec.structs.replace(answer, reason=f"{answer.reason}; {why}") if why else answer
 
 
-def _good_until(known_good: KnownGood | None, states: Iterable[CheckpointState]) -> list[CheckpointState]:
-    """The known-good checkpoint and the good ones of its series before it, the newest first."""
-    if known_good is None:
-        return []
-    own = (s for s in states if s.id == known_good.id or (s.id and s.outcome is Outcome.GOOD))
-    found = [(s.id.order, s) for s in own if s.id and s.series == known_good.series]
-    before = [one for one in found if one[0] <= known_good.id.order]
-    return [s for _, s in sorted(before, key=lambda one: one[0], reverse=True)]
-
-
-def _own(good: Sequence[CheckpointState]) -> CheckpointState | None:
-    """Return the newest one whose copy shares no bytes with its file, or None."""
-    return next((s for s in good if s.kept and s.kept_how != "link"), None)
-
-
 def _unwatched(run: str, waiting: int) -> str | None:
     """Why a run is not protected whose newest saves nobody looks at."""
     if not waiting:
@@ -162,24 +148,18 @@ def _unwatched(run: str, waiting: int) -> str | None:
     return f"no: {saves} for a verdict, and nothing watches this run; {what}"
 
 
-def _explain(known_good: KnownGood | None, good: Sequence[CheckpointState], keep: str) -> str:
+def _good(known_good: KnownGood | None, states: Iterable[CheckpointState]) -> list[GoodCheckpoint]:
+    """The known-good checkpoint and the good ones of its series before it, the newest first."""
     if known_good is None:
-        return "no: there is no known-good checkpoint to go back to"
-    own, name = _own(good), _name(good[0].path, known_good.id) if good else escape(known_good.path)
-    if own is not None and own.id == known_good.id:
-        return f"yes: {name} is known good and has an independent copy ({own.kept_how})"
-    if own is not None:
-        saves, older = good.index(own), _name(own.path, own.id)
-        lost = f"{saves} saves" if saves > 1 else "1 save"
-        return f"yes: saving over {name} would lose {lost}; {older} has an independent copy"
-    if not good or not good[0].kept:
-        return f"partly: {name} is known good, but has no copy: rotation or damage can take it"
-    why = ' (keep = "link")' if keep == "link" else ""
-    return f"partly: {name} is known good and survives rotation, but not saving over it: its copy is a hard link{why}"
-
-
-def _name(path: str, id: CheckpointId | None) -> str:
-    return f"{escape(path)}{id.nth_save if id else ''}"
+        return []
+    own = (s for s in states if s.id == known_good.id or (s.id and s.outcome is Outcome.GOOD))
+    found = [(s.id.order, s) for s in own if s.id and s.series == known_good.series]
+    before = [one for one in found if one[0] <= known_good.id.order]
+    good = [
+        GoodCheckpoint(f"{escape(s.path)}{s.id.nth_save if s.id else ''}", s.kept_how or "" if s.kept else "")
+        for _, s in sorted(before, key=lambda one: one[0], reverse=True)
+    ]
+    return good or [GoodCheckpoint(escape(known_good.path), "")]  # it went meanwhile
 
 
 def _age(known_good: KnownGood | None) -> float | None:

@@ -20,7 +20,7 @@ from ckptguard.runs.work import Work
 from ckptguard.scan import ScanOptions
 from ckptguard.scan.result import ScannedFile
 from ckptguard.storage import Storage
-from ckptguard.values.ids import CheckpointId
+from ckptguard.values.ids import CheckpointId, Step
 from ckptguard.values.manifest import File, Manifest
 from ckptguard.values.settings import Settings
 from ckptguard.values.verdict import Outcome
@@ -71,6 +71,11 @@ class Contents:
     tensors: tuple[HeldTensor, ...]
     damage: tuple[Damage, ...]
     digests: str
+
+    @property
+    def step(self) -> Step:
+        """The step of the checkpoint."""
+        return self.source.checkpoint.step
 
 
 def find_source(target: str, settings: Settings) -> TensorSource:

@@ -28,6 +28,7 @@ from ckptguard.training.announce import announce_resume
 from ckptguard.training.client import ChildDaemon, ensure_daemon
 from ckptguard.training.ranks import Ranks, ranks_of_training, together
 from ckptguard.training.rollback.rollbacks import Rollbacks, Waits
+from ckptguard.training.signals.curve_recorder import CurveRecorder
 from ckptguard.upkeep.settle_kept import protect_finished
 from ckptguard.values.incident import Details
 from ckptguard.values.manifest import Manifest
@@ -106,6 +107,7 @@ class GuardedRun:
         settings = given.get("settings")
         self.run: Run  # this and what is made with it: on rank 0 only
         self._rollbacks: Rollbacks
+        self.curve = CurveRecorder(None)
         self._child: ChildDaemon | None = None
         self._protecting: threading.Thread | None = None
         answers = together(self.ranks, f"opening the run {url}", lambda: self._wrong_setting(settings))
@@ -138,6 +140,8 @@ class GuardedRun:
             self._rollbacks.evidence = None if details is None else lambda _: details
             went = self._rollbacks.go_back(diagnosis, save_every=save_every)
             decided = went.decision
+            if decided.skip:
+                self.curve.skip(went.onset, went.last)
             return {
                 "path": went.loaded.path,
                 "step": went.loaded.step,
@@ -179,6 +183,7 @@ class GuardedRun:
     def close(self) -> None:
         """End the daemon that was started here. Idempotent."""
         self.wait_for_protection()
+        self.curve.close()
         child, self._child = self._child, None
         if child is not None:
             child.stop()
@@ -192,6 +197,7 @@ class GuardedRun:
                 waits = Waits(daemon=self._deadline if self._asks else None)
                 store = FrameworkStore(self.series)
                 self._rollbacks = Rollbacks(run, self.settings, store, self.policy, waits=waits)
+                self.curve = CurveRecorder(run)
                 self._child = ensure_daemon(run, self.settings) if self._asks else None
         except SettingsError as error:
             return error.message, error.hint

@@ -31,6 +31,7 @@ from ckptguard.training.announce import announce_resume
 from ckptguard.training.content.tagged_json import decode_state, encode_state, from_text, to_text
 from ckptguard.training.content.training_parts import TrainingParts, scale_learning_rate
 from ckptguard.training.ranks import Ranks, agree, ranks_of_training, together
+from ckptguard.training.signals.curve_recorder import CurveRecorder
 from ckptguard.training.signals.device_signals import raise_loss_scale
 from ckptguard.training.signals.monitor import TrainingMonitor
 from ckptguard.training.state.rng import capture_rng, restore_rng
@@ -57,6 +58,7 @@ class GuardCallback(Callback):
         allow = given_settings(settings).allow_nonfinite
         self._monitor = TrainingMonitor(TrainingParts(model=None), policy_of(policy), allow=allow)
         self._trains = False  # whether there is something to look at
+        self.curve: CurveRecorder | None = None
         self.details: Details | None = None  # what was known when it was noticed
         self._ranks: Ranks | None = None
 
@@ -69,6 +71,7 @@ class GuardCallback(Callback):
         parts = TrainingParts(
             model=pl_module, optimizer=optimizer, scheduler=scheduler, scaler=scaler, framework="lightning"
         )
+        self._monitor.recent.curve = self.curve
         self._monitor.follow(parts, trainer.global_step)
         self._trains = True
         saved = float(self._loaded.get("lr_factor", 1.0))
@@ -106,6 +109,8 @@ class GuardCallback(Callback):
         if self._trains and trainer.state.fn == "fit" and not trainer.sanity_checking:
             self._monitor.look(trainer.global_step)  # also while it validates: ModelCheckpoint saves then too
             self._raise_if_sick()
+            if self.curve is not None:
+                self.curve.saved()
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Look once more, for the script may save the model now."""
@@ -179,8 +184,9 @@ def fit(
         raise SettingsError("the Trainer does not save by a GuardedIO", hint="Trainer(plugins=[GuardedIO(run)])")
     _start_ranks(trainer, module)
     callback = GuardCallback(policy=policy, settings=saver.settings)
+    callback.curve = curve = _curve(saver, trainer)
     trainer.callbacks.insert(0, callback)
-    guarded = _guard(saver, policy, daemon)
+    guarded = _guard(saver, policy, daemon, curve)
     newest = guarded.newest() if guarded is not None and "ckpt_path" not in arguments else None
     if newest is not None:
         arguments["ckpt_path"] = newest.path
@@ -193,7 +199,7 @@ def fit(
                     trainer.fit(module, *data, **arguments)
                     saver.wait()
                     try:
-                        guarded = guarded or _guard(saver, policy, daemon)
+                        guarded = guarded or _guard(saver, policy, daemon, curve)
                     except CkptguardError as error:  # training is over, and well
                         _log.warning("the last save may have no verdict: %s", error.message)
                     if guarded is not None:  # else nothing was saved
@@ -205,7 +211,7 @@ def fit(
                         raise
                 module.zero_grad()  # torch loads no sharded optimizer state where gradients are left
                 saver.wait()
-                guarded = guarded or _guard(saver, policy, daemon)
+                guarded = guarded or _guard(saver, policy, daemon, curve)
                 if guarded is None:
                     raise NoKnownGoodError(f"{found.reason}; nothing that was saved is good")
                 callback.target = target = guarded.back(found, save_every=save_every, details=callback.details)
@@ -216,6 +222,7 @@ def fit(
     finally:
         saver.wait()
         trainer.callbacks.remove(callback)
+        curve.close()
         if guarded is not None:
             guarded.close()
 
@@ -233,7 +240,17 @@ def _start_ranks(trainer: Trainer, module: Any) -> None:
     trainer.strategy.setup_environment()
 
 
-def _guard(saver: GuardedIO, policy: RollbackPolicy | None, daemon: str) -> GuardedRun | None:
+def _curve(saver: GuardedIO, trainer: Any) -> CurveRecorder:
+    run = None
+    if trainer.is_global_zero:
+        try:
+            run = saver.open_run()
+        except CkptguardError as error:
+            _log.warning("the loss curve is not recorded: %s", error.message)
+    return CurveRecorder(run)
+
+
+def _guard(saver: GuardedIO, policy: RollbackPolicy | None, daemon: str, curve: CurveRecorder) -> GuardedRun | None:
     """The run, in the series of its checkpoints; None while there is none. Only rank 0 saves, and knows."""
     ranks = ranks_of_training()
     series = together(
@@ -241,7 +258,9 @@ def _guard(saver: GuardedIO, policy: RollbackPolicy | None, daemon: str) -> Guar
     )
     if series[0] is None:
         return None
-    return GuardedRun(saver.url, series=series[0], settings=saver.settings, policy=policy, daemon=daemon)
+    guarded = GuardedRun(saver.url, series=series[0], settings=saver.settings, policy=policy, daemon=daemon)
+    guarded.curve = curve
+    return guarded
 
 
 @contextlib.contextmanager

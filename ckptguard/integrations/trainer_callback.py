@@ -125,6 +125,7 @@ class GuardCallback(TrainerCallback):
         """Protect the new save, beside training: the next save's rotation may delete it."""
         if self.guarded is not None:
             self.guarded.protect_beside()
+            self.guarded.curve.saved()
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kw: Any) -> None:
         """Look once more, for the script may save the model now."""
@@ -140,6 +141,7 @@ class GuardCallback(TrainerCallback):
             self.guarded = open_guarded(url, series=SERIES, **self._guarding)
             if self.guarded is not None:
                 self._monitor.allow = self.guarded.settings.allow_nonfinite
+                self._monitor.recent.curve = self.guarded.curve
 
     def conclude(self, diagnosis: Diagnosis | None) -> None:
         """The end of training: say where to go back to, and raise if it is sick."""

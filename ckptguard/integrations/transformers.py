@@ -87,6 +87,7 @@ class _Rounds(GuardCallback):
     def __init__(self, guarded: GuardedRun) -> None:
         super().__init__(settings=guarded.settings, policy=guarded.policy)
         self.guarded = self._rollbacks = guarded
+        self._monitor.recent.curve = guarded.curve
         self.target: ResumeTarget | None = None
         self._lr_factor = 1.0
         self._lr_factors: dict[int, float] = {}  # with which factor each step was saved

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import uuid
 from collections.abc import Iterable
 from typing import Any
 
@@ -11,7 +10,7 @@ import msgspec
 
 from ckptguard.errors import ObjectExistsError
 from ckptguard.records.run import Run, create_record, list_records, read_sound
-from ckptguard.records.who_and_when import utc_moment
+from ckptguard.records.who_and_when import dated_name
 from ckptguard.values.incident import Details, worded
 
 FOLDER = "incidents"
@@ -45,9 +44,7 @@ def open_incident(
     run: Run, *, step: int | None, cause: str, reason: str, evidence: dict[str, Any], source: str
 ) -> Incident:
     """Record a new incident. Long texts are cut, because a record is read, sent and shown often."""
-    now, micros = utc_moment()
-    second = now.replace("-", "").replace(":", "").removesuffix("Z")
-    name = f"{second}-{micros:05x}{uuid.uuid4().hex[:3]}"  # lists are sorted by it, also within a second
+    name, now = dated_name()
     cause, reason, source = map(_cut, (cause, reason, source))
     incident = Incident(id=name, step=step, cause=cause, reason=reason, evidence=evidence, opened_at=now, source=source)
     _write(run, incident)

@@ -71,16 +71,18 @@ def latest_verdict(run: Run, id: CheckpointId, names: Sequence[str], fits: Calla
     return None
 
 
-def append_verdict(run: Run, verdict: Verdict) -> str:
-    """Add a verdict with the next number. Returns the entry's name. Of concurrent ones with one number the worst
-    counts."""
+def append_verdict(run: Run, verdict: Verdict, *, after: int | None = None) -> str:
+    """Add a verdict with the next number, or the one `after` a number. Returns the entry's name. Of concurrent ones
+    with one number the worst counts."""
     folder = f"{FOLDER}/{series_folder(verdict.series)}"
     own = f"{verdict.id.record_name}."
     names = [name for name in record_names(run, folder) if name.startswith(own)]
     written = [name for name in names if has_content(run, f"{folder}/{name}")]
-    current = standings(verdict.series, written).get(verdict.id)
-    number = current.number + 1 if current else 1
-    while (name := verdict_name(Standing(id=verdict.id, number=number, outcome=verdict.outcome))) in names:
-        number += 1  # an empty entry has this name, so nothing can be written there
+    if after is None:
+        current = standings(verdict.series, written).get(verdict.id)
+        after = current.number if current else 0
+    empty, number = set(names) - set(written), after + 1
+    while (name := verdict_name(Standing(id=verdict.id, number=number, outcome=verdict.outcome))) in empty:
+        number += 1  # nothing can be written there
     write_once(run, f"{folder}/{name}", encode_checked(verdict))  # or a concurrent process has the same outcome
     return name

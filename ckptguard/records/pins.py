@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import logging
+from collections.abc import Iterable
 from typing import Self
 
 from msgspec.structs import asdict
@@ -34,6 +35,12 @@ class Pin(Lease, frozen=True, kw_only=True):
         return CheckpointId(self.series, self.step, self.generation)
 
     @property
+    def words(self) -> str:
+        """Why it pins, for people."""
+        until = f" (until {self.until})" if self.until and self.reason == PINNED else ""
+        return (f"{self.reason}: {self.note}" if self.note else self.reason) + until
+
+    @property
     def key(self) -> str:
         """The record's key, which no other pin has."""
         return f"{FOLDER}/{self.id.record_path}/{self.token}.json"
@@ -57,7 +64,12 @@ def release_pin(run: Run, pin: Pin) -> None:
 
 def list_pins(run: Run) -> list[Pin]:
     """Return every pin, whether it counts or not. An unreadable one pins the generation in its key."""
-    found = (_read(run, key) for key in list_records(run, FOLDER, recursive=True))
+    return read_pins(run, list_records(run, FOLDER, recursive=True))
+
+
+def read_pins(run: Run, keys: Iterable[str]) -> list[Pin]:
+    """Return the pins at some keys below their folder; those that were released meanwhile are missing."""
+    found = (_read(run, key) for key in keys)
     return [pin for pin in found if pin is not None]
 
 

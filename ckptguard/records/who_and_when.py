@@ -101,6 +101,13 @@ def utc_moment() -> tuple[str, int]:
     return now.strftime(_FORM), now.microsecond
 
 
+def dated_name() -> tuple[str, str]:
+    """Return a new name, and `utc_now`. Names are sorted by time, also within a second."""
+    now, micros = utc_moment()
+    second = now.replace("-", "").replace(":", "").removesuffix("Z")
+    return f"{second}-{micros:05x}{uuid.uuid4().hex[:3]}", now
+
+
 def utc_text(seconds: float) -> str:
     """Return seconds since 1970 in the form of `utc_now`."""
     return datetime.datetime.fromtimestamp(seconds, datetime.UTC).strftime(_FORM)

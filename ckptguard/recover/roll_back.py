@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import shlex
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import msgspec
@@ -50,6 +50,7 @@ class GoBack:
       next.
     - `exclude`: never go back to these.
     - `if_needed`: move nothing while everything that would be moved is good, or if a better one could not be read.
+    - `agree`: is called with the plan, as a dry run answers it, just before it is carried out. It may raise.
     """
 
     reason: str
@@ -63,6 +64,7 @@ class GoBack:
     read_back: bool = True
     exclude: frozenset[CheckpointId] = frozenset()
     if_needed: bool = False
+    agree: Callable[[RolledBack], None] | None = None
 
     @property
     def wanted(self) -> Wanted:
@@ -124,13 +126,17 @@ def roll_back(view: RunView, back: GoBack, *, in_use: InUse | None = None, work:
     with contextlib.ExitStack() as held:
         if in_use is None:
             in_use = held.enter_context(InUse(run, "a rollback"))
-        held.enter_context(run_lock(run))
+        if not back.dry_run:
+            held.enter_context(run_lock(run))
         view.forget()  # another process may have held the lock until now
         if back.check_writing and not back.force:
             _refuse_while_writing(view)
         before = replace(back.wanted, only=None)
         given_up = back.dry_run or back.to_id is not None
-        unverified = verify_pending(view, before, dry_run=given_up, sure=back.if_needed, work=work)
+        only_named = given_up or back.agree is not None
+        unverified = verify_pending(view, before, dry_run=only_named, sure=back.if_needed, work=work)
+        if only_named and not given_up:
+            verify_pending(view, before, sure=back.if_needed, work=work)
         taken = _choose(view, back, in_use, work)
         chosen, unfit = taken.offered, back.exclude.union(s.choice.id for s in taken.skipped)
         unread = next((s for s in taken.skipped if s.unsure and s.choice.id != chosen.id), None)
@@ -147,8 +153,12 @@ def roll_back(view: RunView, back: GoBack, *, in_use: InUse | None = None, work:
                 plan = RollbackPlan()
             if plan.refused:
                 raise _not_given_back(view, plan, chosen)
+            planned = _planned(view, back, scope, plan, chosen)
+            planned = replace(planned, unverified=tuple(unverified))
             if back.dry_run:
-                break
+                return planned
+            if back.agree is not None:
+                back.agree(planned)
             wrong = _carry_out(view, back, scope, plan, in_use, work)
             if wrong is None:
                 break
@@ -157,32 +167,35 @@ def roll_back(view: RunView, back: GoBack, *, in_use: InUse | None = None, work:
                     f"{chosen.manifest.path} could not be put back: its bytes changed between two readings"
                 )
             refused |= {wrong}
-        answer = replace(chosen.answer, path=run.usable(chosen.manifest.path))  # its path afterwards
-        if not back.dry_run:
-            view.forget()  # files were moved
-            point_back(run, plan.pointed, scope.pointers)
-            for given in plan.given:
-                arrived = _arrived(view, scope.candidates[given.content.id], given.path, work)
-                in_use.pin(arrived)
-                if given.content.id == chosen.id and given.path == chosen.manifest.path:
-                    answer = replace(answer, path=run.usable(given.path), kept=False, id=arrived)
-        return RolledBack(
-            known_good=answer,
-            quarantined=tuple(c.path for c in plan.moved),
-            put_back=not chosen.in_place,
-            dry_run=back.dry_run,
-            unverified=tuple(unverified),
-            given=tuple(
-                GivenBack(path=g.path, source=g.content.path, id=g.content.id)
-                for g in plan.given
-                if g.content.id != chosen.id or g.path != chosen.manifest.path
-            ),
-            pointed=plan.pointed,
-            left_bad=_left_bad(view, scope.folders) if back.series is None else (),
-            source=chosen.id,
-            training_step=chosen.manifest.training_step,
-            repeats=_repeats(chosen.id, [c.id for c in plan.moved]),
-        )
+        view.forget()  # files were moved
+        point_back(run, plan.pointed, scope.pointers)
+        answer = planned.known_good
+        for given in plan.given:
+            arrived = _arrived(view, scope.candidates[given.content.id], given.path, work)
+            in_use.pin(arrived)
+            if given.content.id == chosen.id and given.path == chosen.manifest.path:
+                answer = replace(answer, path=run.usable(given.path), kept=False, id=arrived)
+        return replace(planned, known_good=answer, dry_run=False)
+
+
+def _planned(view: RunView, back: GoBack, scope: RollbackScope, plan: RollbackPlan, chosen: Candidate) -> RolledBack:
+    """Return what a plan would do."""
+    return RolledBack(
+        known_good=replace(chosen.answer, path=view.run.usable(chosen.manifest.path)),  # its path afterwards
+        quarantined=tuple(c.path for c in plan.moved),
+        put_back=not chosen.in_place,
+        dry_run=True,
+        given=tuple(
+            GivenBack(path=g.path, source=g.content.path, id=g.content.id)
+            for g in plan.given
+            if g.content.id != chosen.id or g.path != chosen.manifest.path
+        ),
+        pointed=plan.pointed,
+        left_bad=_left_bad(view, scope.folders) if back.series is None else (),
+        source=chosen.id,
+        training_step=chosen.manifest.training_step,
+        repeats=_repeats(chosen.id, [c.id for c in plan.moved]),
+    )
 
 
 def _repeats(known_good: CheckpointId, moved: Iterable[CheckpointId]) -> tuple[int, int] | None:
@@ -266,7 +279,7 @@ def known_good_of(view: RunView, path_or_id: str | None, step: int | None) -> Ch
     """Return the known-good checkpoint that a user names by path, id or step. Raises NoKnownGoodError."""
     word = None if path_or_id is None else path_or_id.rstrip("/").removeprefix(view.run.url.rstrip("/") + "/")
     for candidate in known_good_candidates(view, Wanted(step=step)):
-        if word in (None, candidate.manifest.path, str(candidate.id)):
+        if word in (None, candidate.manifest.path, str(candidate.id), candidate.id.record_path):
             return candidate.id
     what = f"checkpoint {word}" if word is not None else f"checkpoint of step {step}"
     hint = f"run ckptguard list {shlex.quote(view.run.url)} to see what there is"

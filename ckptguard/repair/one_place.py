@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 import msgspec
@@ -16,7 +17,7 @@ from ckptguard.records.kept import KeptCopy, read_kept, read_set_aside, reinstat
 from ckptguard.records.run import Run
 from ckptguard.records.scrubs import Where
 from ckptguard.records.who_and_when import utc_now
-from ckptguard.repair.replace_files import LINKED, CopySource, Damaged, exchange, stage, staging, whole_source
+from ckptguard.repair.replace_files import LINKED, CopySource, Damaged, Staged, exchange, stage, staging, whole_source
 from ckptguard.replicas.replicate import open_replicas
 from ckptguard.reporting.open_and_close import leave_report
 from ckptguard.runs.file_signatures import all_there
@@ -217,7 +218,7 @@ def _put_right(
     # If the settings want full copies, a repaired file is one, too.
     run, how = repair.run, "copy" if repair.view.settings.keep == "copy" else "clone"
     ready, done = [], []
-    with staging(run, damaged[0].storage) as staged:
+    with nullcontext(Staged("")) if repair.dry_run else staging(run, damaged[0].storage) as staged:
         for one in damaged:
             source, why = whole_source(one, sources)
             if source is None:

@@ -40,25 +40,38 @@ class Repaired(msgspec.Struct, frozen=True, kw_only=True):
         return any(one.outcome is Outcome.BAD for one in self.checked)
 
 
-def repair(view: RunView, word: str | None = None, *, dry_run: bool = False, work: Work = PLAIN) -> Repaired:
+def repair(
+    view: RunView,
+    word: str | None = None,
+    *,
+    dry_run: bool = False,
+    work: Work = PLAIN,
+    agree: Callable[[Repaired], None] | None = None,
+) -> Repaired:
     """Repair known damage to checkpoints in place and kept copies, or the checkpoint that `word` names (path, id or
     step).
 
     A named checkpoint is read first, whatever its verdict. Bytes come only from a file that is completely right, read
     just before. They are copied, read back and renamed into place. Damaged files go to quarantine. At the end the whole
     checkpoint is verified. A checkpoint without any file is repaired only by name. With `dry_run` nothing is written.
+    `agree` is called with the plan, as a dry run answers it, before anything is written. It may raise.
 
     Raises:
         BusyError: another process holds the run, or training writes the checkpoint.
         NotFoundError: there is no such checkpoint.
     """
-    one = Repair(view, work, dry_run)
     with contextlib.nullcontext() if dry_run else run_lock(view.run):
-        if word is not None:
-            _repair_all(one, _named(view, word), named=True)
-        else:
-            _repair_damaged(one, _damaged_places(view))
-            one.troubles += _unreadable_manifests(view)
+        if agree is not None:
+            agree(_repaired(Repair(view, work, dry_run=True), word))
+        return _repaired(Repair(view, work, dry_run), word)
+
+
+def _repaired(one: Repair, word: str | None) -> Repaired:
+    if word is not None:
+        _repair_all(one, _named(one.view, word), named=True)
+    else:
+        _repair_damaged(one, _damaged_places(one.view))
+        one.troubles += _unreadable_manifests(one.view)
     return _result(one)
 
 

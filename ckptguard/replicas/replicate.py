@@ -6,7 +6,7 @@ import contextlib
 import functools
 import logging
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 import msgspec
 
@@ -104,13 +104,13 @@ def replicate(
     work: Work = PLAIN,
     hold: Callable[[], None] | None = None,
     arrived: set[CheckpointId] | None = None,
-    only: CheckpointId | None = None,
+    only: Collection[CheckpointId] | None = None,
 ) -> Replica:
     """Send the good checkpoints of a run to one replica, newest first, and read each back from there.
 
     Problems with the replica are part of the result. What arrived stays, and the next call continues from there. `hold`
     waits while something more urgent runs. `arrived` remembers between calls what is there for good. `only` sends no
-    other checkpoint. Raises SettingsError for a place that cannot be a replica of this run.
+    other checkpoints. Raises SettingsError for a place that cannot be a replica of this run.
     """
     run, arrived = view.run, set() if arrived is None else arrived
     candidates, unreadable = _wanted_in_replica(view)
@@ -128,7 +128,7 @@ def replicate(
         pace, beside = pace_of(work, view.settings, hold), records_beside(run)
         with InUse(run, "replication") as in_use:
             for candidate in candidates:
-                if only is not None and candidate.id != only:
+                if only is not None and candidate.id not in only:
                     continue
                 try:
                     if _is_there(target, candidate, arrived):

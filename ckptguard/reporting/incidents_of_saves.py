@@ -24,13 +24,16 @@ class IncidentsOfSaves:
     """Opens incidents, and calls the hooks of the settings for each. Results of hooks are logged to `log`. Incidents
     about saves that are good now are closed.
 
-    The end of the context waits for the hooks. `run` is the run that has an incident about one of the saves.
+    The end of the context waits for the hooks. With `tell` these are somebody else's. `run` is the run that has an
+    incident about one of the saves.
     """
 
-    def __init__(self, settings: Settings, *, source: str, log: Log) -> None:
+    def __init__(
+        self, settings: Settings, *, source: str, log: Log, tell: Callable[[Event], None] | None = None
+    ) -> None:
         self._settings, self._source, self._log = settings, source, log
         self._held = contextlib.ExitStack()
-        self._tell: Callable[[Event], None] | None = None
+        self._tell = tell
         self.run: str | None = None
         self._known: dict[str, bool] = {}  # by the URL of a run: whether it has incidents
 

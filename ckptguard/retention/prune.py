@@ -6,7 +6,7 @@ Everything that decides about a removal is read strictly: an unreadable record e
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -47,12 +47,19 @@ class Pruned(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def prune(
-    view: RunView, policy: Policy, *, grace: float, dry_run: bool = False, remembered: Remembered | None = None
+    view: RunView,
+    policy: Policy,
+    *,
+    grace: float,
+    dry_run: bool = False,
+    remembered: Remembered | None = None,
+    agree: Callable[[Pruned], None] | None = None,
 ) -> Pruned:
     """Move what the policy does not keep to the trash, and delete what was there for more than `grace` seconds.
 
     The decision is made under the run's lock from a new listing. `remembered` records are not read again. With
-    `dry_run` the view is used as it is. A problem with one checkpoint ends the work, and is part of the result.
+    `dry_run` the view is used as it is. A problem with one checkpoint ends the work, and is part of the result. `agree`
+    is called with the plan, as a dry run answers it, before anything is removed. It may raise.
 
     Raises:
         CouldNotTellError: a listing failed, or a record of a checkpoint in place is unreadable. Nothing is removed.
@@ -60,36 +67,50 @@ def prune(
     """
     remembered = remembered if remembered is not None else Remembered()
     if dry_run:
+        return _planned(view, _look(view, remembered, policy.keep_good), policy, grace)
+    with run_lock(view.run):
+        settle_trash(view.run)
+        view.forget()
         seen = _look(view, remembered, policy.keep_good)
         decisions = decide(seen.present, policy, now=this_moment().wall)
-        removed, emptied = [d for d in decisions if not d.keep], _due(view, seen, policy, grace)
-        troubles: list[str] = []
-        in_trash = [mark for mark in seen.trash if mark not in emptied]
-    else:
-        with run_lock(view.run):
-            settle_trash(view.run)
+        may_go: Collection[Trashed] | None = None
+        if agree is not None:
+            planned = _planned(view, seen, policy, grace)
+            agree(planned)
+            decisions, may_go = list(planned.decisions), planned.emptied
+        removed, troubles = _remove(view.run, seen, decisions, policy)
+        if removed or troubles:
             view.forget()
-            seen = _look(view, remembered, policy.keep_good)
-            decisions = decide(seen.present, policy, now=this_moment().wall)
-            removed, troubles = _remove(view.run, seen, decisions, policy)
-            if removed or troubles:
-                view.forget()
-            emptied, in_trash = [], []
-            if not troubles:
-                with _telling(troubles, "the trash could not be emptied"):
-                    _empty(view, policy, grace, remembered, emptied)
-            with _telling(troubles, "the trash could not be listed"):
-                in_trash = read_trash(view.run)
-            with _telling(troubles, _NOT_COLLECTED):
-                expire_aside(view, grace)
+        emptied: list[Trashed] = []
+        in_trash: list[Trashed] = []
+        if not troubles:
+            with _telling(troubles, "the trash could not be emptied"):
+                _empty(view, policy, grace, remembered, emptied, may_go)
+        with _telling(troubles, "the trash could not be listed"):
+            in_trash = read_trash(view.run)
+        with _telling(troubles, _NOT_COLLECTED):
+            expire_aside(view, grace)
     return Pruned(
-        dry_run=dry_run,
+        dry_run=False,
         policy=policy,
         decisions=tuple(decisions),
         removed=tuple(removed),
         in_trash=tuple(in_trash),
         emptied=tuple(emptied),
         could_not_tell=tuple(troubles),
+    )
+
+
+def _planned(view: RunView, seen: _Look, policy: Policy, grace: float) -> Pruned:
+    """Return what would be done. Nothing is changed."""
+    decisions, emptied = decide(seen.present, policy, now=this_moment().wall), _due(view, seen, policy, grace)
+    return Pruned(
+        dry_run=True,
+        policy=policy,
+        decisions=tuple(decisions),
+        removed=tuple(d for d in decisions if not d.keep),
+        in_trash=tuple(mark for mark in seen.trash if mark not in emptied),
+        emptied=tuple(emptied),
     )
 
 
@@ -142,12 +163,19 @@ def _still_so(run: Run, checkpoints: Sequence[Checkpoint]) -> bool:
     return all(entry is not None and entry.signature == meant.signature for entry, meant in now)
 
 
-def _empty(view: RunView, policy: Policy, grace: float, remembered: Remembered, emptied: list[Trashed]) -> None:
+def _empty(
+    view: RunView,
+    policy: Policy,
+    grace: float,
+    remembered: Remembered,
+    emptied: list[Trashed],
+    only: Collection[Trashed] | None,
+) -> None:
     """Delete what is due in the trash. This lists the run again, because what was just removed no longer counts."""
     if list_trashed(view.run):
         for mark in _due(view, _look(view, remembered, policy.keep_good), policy, grace):
-            if mark.id in pins_of(view.run):
-                continue  # it was put to use meanwhile
+            if mark.id in pins_of(view.run) or (only is not None and mark not in only):
+                continue  # it was put to use meanwhile, or nobody agreed to it
             delete_for_good(view.run, mark)
             emptied.append(mark)
 

@@ -128,12 +128,13 @@ class History(msgspec.Struct):
         sealed = bool(verdict.manifest) and manifest is None and verdict.id in self.sealed(verdict.series)
         return is_about(verdict, manifest, sealed=sealed)
 
-    def add_verdict(self, verdict: Verdict) -> None:
-        """Append a verdict to the ledger, with the digest of the manifest that it is about."""
+    def add_verdict(self, verdict: Verdict, *, after: int | None = None) -> None:
+        """Append a verdict to the ledger, with the digest of the manifest that it is about. It does not outweigh a
+        worse one that others wrote since number `after`."""
         manifest = self.manifest(verdict.id)
         about = content_digest(manifest.files) if manifest is not None else verdict.manifest
         verdict = msgspec.structs.replace(verdict, format=VERDICT_FORMAT, manifest=about)
-        self.note_verdict(verdict.series, append_verdict(self.run, verdict))
+        self.note_verdict(verdict.series, append_verdict(self.run, verdict, after=after))
 
     def refresh(self, series: str) -> None:
         """List the record names of one series again: verdicts, manifests and quarantine marks."""

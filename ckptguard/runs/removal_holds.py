@@ -25,9 +25,7 @@ def pins_of(run: Run) -> dict[CheckpointId, list[str]]:
     found: dict[CheckpointId, list[str]] = {}
     for pin in list_pins(run):
         if counts(run, pin):
-            why = f"{pin.reason}: {pin.note}" if pin.note else pin.reason
-            until = f" (until {pin.until})" if pin.until and pin.reason == "pinned" else ""
-            found.setdefault(pin.id, []).append(why + until)
+            found.setdefault(pin.id, []).append(pin.words)
     return found
 
 

@@ -95,7 +95,9 @@ def translated(key: str, where: str) -> Iterator[None]:
 
 def machine_trouble(error: BaseException) -> CouldNotTellError | None:
     """Return our error if the machine lacks a resource; None if it may be a mistake of ours."""
-    if isinstance(error, MemoryError):
+    # C code that has no memory for its error leaves none, which Python then complains about.
+    lost = isinstance(error, SystemError) and "without exception set" in str(error)
+    if isinstance(error, MemoryError) or lost:
         return CouldNotTellError("there is not enough memory", hint="see ulimit -v, and which other programs run here")
     if isinstance(error, RuntimeError) and "start new thread" in str(error):
         return CouldNotTellError("no more threads can be started", hint="see ulimit -u and ulimit -v")

@@ -79,6 +79,7 @@ class TrainingGuard:
         from ckptguard.training.content.training_parts import TrainingParts
         from ckptguard.training.rollback.rollbacks import Rollbacks, Waits
         from ckptguard.training.saving.saving import Saves
+        from ckptguard.training.signals.curve_recorder import CurveRecorder
         from ckptguard.training.signals.monitor import TrainingMonitor
         from ckptguard.training.single_guard import SingleGuard
         from ckptguard.training.state.progress import Progress
@@ -98,6 +99,7 @@ class TrainingGuard:
         self._only = SingleGuard(self._run, self._store.series, self._ranks)
         self._progress = Progress(self._parts, self._ranks.size)
         self._monitor = TrainingMonitor(self._parts, policy, allow=settings.allow_nonfinite)
+        self._monitor.recent.curve = self._curve = CurveRecorder(self._run if self._ranks.rank == 0 else None)
         self._saving = Saves(self._store, self._tell_failed_save, self._ranks)
         self._blocking, self._skips = saving.blocking, saving.when_busy == "skip"
         if not saving.blocking:
@@ -191,6 +193,7 @@ class TrainingGuard:
             self._monitor.flush()  # the copy is looked at, which costs training nothing
         self._refuse_sick("not saved")
         path = self._saving.begin(step, self._extra(step) | given, blocking=blocking, asked=True)
+        self._curve.saved()
         if not self._looping:
             self._progress.step = step
         return self._run.usable(path)
@@ -257,6 +260,7 @@ class TrainingGuard:
         self._saving.close(_EXIT_SECONDS)
         self._rollbacks.settle(now=True)
         self._monitor.close()
+        self._curve.close()
         self._only.end()
         self._progress.position = None
         child, self._child = self._child, None
@@ -314,6 +318,7 @@ class TrainingGuard:
                 self._progress.leave()
                 self._looping = False
                 self._only.end()
+                self._curve.finish()
 
     def _begin(self) -> None:
         """A new run: there must be a good checkpoint to go back to from the first update on."""
@@ -343,6 +348,7 @@ class TrainingGuard:
             return
         try:
             self._saving.begin(step, self._extra(step), blocking=self._blocking)
+            self._curve.saved()
         except Exception as error:  # a failed save must not end training; the next one may succeed
             self._tell_failed_save(step, error)
             self._ranks.any(False)  # but a rank that is gone ends it, here and not a batch later
@@ -369,6 +375,7 @@ class TrainingGuard:
         went = self._rollbacks.go_back(diagnosis, save_every=self._save_every)
         if went.decision.skip:
             self._progress.skip(went.onset, went.last)
+            self._curve.skip(went.onset, went.last)
         loaded, factor = went.loaded, self._progress.lr_factor * went.decision.lr_factor
         self._saving.last = loaded.step
         self._monitor.restart(loaded.step)

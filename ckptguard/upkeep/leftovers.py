@@ -1,4 +1,4 @@
-"""Remove what killed processes left: our abandoned temporaries, expired pins, and parts of saves.
+"""Remove what killed processes left: our abandoned temporaries, expired pins, old samples, and parts of saves.
 
 Saves of our own layout leave temporary folders. On an object store they leave claims, objects that were never
 sealed, and unfinished uploads.
@@ -13,7 +13,9 @@ from ckptguard.errors import CouldNotTellError, ObjectMissingError
 from ckptguard.records.leases import Claim, holds, list_claims, release, surely_gone
 from ckptguard.records.pins import counts, list_pins, release_pin
 from ckptguard.records.quarantine import FOLDER as QUARANTINE
-from ckptguard.records.run import Run
+from ckptguard.records.run import Run, list_records
+from ckptguard.records.samples import FOLDER as SAMPLES
+from ckptguard.records.samples import remove_samples, superseded
 from ckptguard.records.trash import FOLDER as TRASH
 from ckptguard.records.who_and_when import storage_time
 from ckptguard.runs.history import history_of_series
@@ -28,7 +30,7 @@ _LONGEST_COPY = 86400.0  # the longest time in seconds to copy one file between 
 
 
 def collect_leftovers(view: RunView) -> list[str]:
-    """Remove our old temporaries, expired pins, and what killed saves left. Returns their keys.
+    """Remove our old temporaries, expired pins, old samples, and what killed saves left. Returns their keys.
 
     The caller holds the run's lock. Rollbacks stage their copies under it, so staged copies found here are abandoned. A
     trainer's own temporaries stay.
@@ -53,6 +55,10 @@ def collect_leftovers(view: RunView) -> list[str]:
             with contextlib.suppress(CouldNotTellError):  # an expired pin does no harm
                 release_pin(run, pin)
                 removed.append(f"{RECORDS_FOLDER}/{pin.key}")
+    with contextlib.suppress(CouldNotTellError):
+        old = superseded(list_records(run, SAMPLES))
+        remove_samples(run, old)
+        removed += [f"{RECORDS_FOLDER}/{SAMPLES}/{name}" for name in old]
     return removed + collect_saves(run)
 
 

@@ -16,11 +16,13 @@ from ckptguard.errors import BusyError, ChangedWhileReadError, CouldNotTellError
 from ckptguard.keep.copies import is_saved_over
 from ckptguard.keep.quarantine import finish_quarantines
 from ckptguard.layouts import LAYOUTS, Checkpoint
+from ckptguard.records.audit import FOLDER as AUDIT
 from ckptguard.records.incidents import FOLDER as INCIDENTS
 from ckptguard.records.kept import KeptCopy
 from ckptguard.records.names_by_step import FOLDERS
 from ckptguard.records.pins import FOLDER as PINS
 from ckptguard.records.run import record_names
+from ckptguard.records.samples import FOLDER as SAMPLES
 from ckptguard.records.scrubs import FOLDER as SCRUBS
 from ckptguard.records.scrubs import Where
 from ckptguard.records.trash import FOLDER as TRASH
@@ -45,7 +47,7 @@ _COLLECT_INTERVAL = 3600.0  # seconds; files that are not old enough yet are rem
 _PRUNE_INTERVAL = 600.0  # seconds; empties the trash and lifts pins even if nothing is saved
 _COUNTED = tuple(f"{folder}/" for folder in (*FOLDERS, TRASH, PINS))  # what a pass reads besides the scrub plan
 
-_BESIDE = (f"{INCIDENTS}/", f"{SCRUBS}/")
+_BESIDE = (f"{INCIDENTS}/", f"{SCRUBS}/", f"{SAMPLES}/", f"{AUDIT}/")
 
 
 class Waiting(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,6 +69,7 @@ class PassResult(msgspec.Struct, frozen=True, kw_only=True):
     lost: str | None = None  # once per run: a checkpoint was gone before it could be verified, and what to do
     pruned: tuple[str, ...] = ()  # paths that the settings' policy removed
     could_not_tell: tuple[str, ...] = ()
+    unnamed: tuple[str, ...] = ()  # what was not looked at, because its name cannot be read: a sentence each
     next_in: float | None = None
     made_way: bool = False  # `work.may_begin` ended it early, so the next pass should follow
 
@@ -111,11 +114,11 @@ def reconcile(view: RunView, notes: PassNotes, *, work: Work = PLAIN, assume_qui
     """Make one pass, and read the view again for it. `assume_quiet`: the trainer knows that its saves are finished. If
     neither files nor records changed since a pass that left nothing to do, it only makes two listings. Raises
     StorageError if the run cannot be listed. Problems with one checkpoint are part of the result."""
-    start = _start_of(view, notes.settled)
+    start = start_of(view, notes.settled)
     notes.start = start
     if notes.nothing_to_do(start):
         notes.settled = start
-        return PassResult()
+        return PassResult(unnamed=start.listing.unnamed_notes)
     notes.settled = None
     one = _Pass(view, notes, work)
     one.clean_up(start)
@@ -130,7 +133,7 @@ def reconcile(view: RunView, notes: PassNotes, *, work: Work = PLAIN, assume_qui
         if not one.checked:
             raise
         one.troubles.append(error.message)  # report the verdicts given so far: no later pass would
-    done = one.result()
+    done = one.result(start.listing.unnamed_notes)
     if not done.pending and not done.could_not_tell and not done.made_way:
         notes.settled = start
     return done
@@ -151,7 +154,7 @@ class _Pass:
         self._pruned: tuple[str, ...] = ()
         self._delays: list[float] = []
 
-    def result(self) -> PassResult:
+    def result(self, unnamed: tuple[str, ...]) -> PassResult:
         """Return what was done so far."""
         return PassResult(
             checked=tuple(self.checked),
@@ -160,6 +163,7 @@ class _Pass:
             lost=self._lost(),
             pruned=self._pruned,
             could_not_tell=tuple(dict.fromkeys(self.troubles)),
+            unnamed=unnamed,
             next_in=min(self._delays, default=None),
             made_way=self._made_way,
         )
@@ -206,10 +210,10 @@ class _Pass:
         finished: list[tuple[Checkpoint, bool]] = []
         in_order = sorted(checkpoints, key=lambda c: (c.step is None, numbers_of(c.step), c.written_at, c.path))
         for checkpoint in in_order:
-            sample, known = _sample(self.notes, checkpoint), False
+            sample, known = sample_of(self.notes, checkpoint), False
             try:
                 if not sample.done:
-                    sample.id = _standing(view, checkpoint)
+                    sample.id = standing_of(view, checkpoint)
                     sample.done = sample.id is not None
                 if sample.done:
                     continue
@@ -304,7 +308,7 @@ class _Pass:
         self._delays += [] if waits.seconds is None else [waits.seconds]
 
 
-def _start_of(view: RunView, before: Start | None) -> Start:
+def start_of(view: RunView, before: Start | None) -> Start:
     """List a run's files and the names of its records. Raises StorageError."""
     listed = record_names(view.run, "")
     names = frozenset(name for name in listed if name.startswith(_COUNTED))
@@ -314,7 +318,7 @@ def _start_of(view: RunView, before: Start | None) -> Start:
     return Start(listing=listing, names=names, settings=view.settings, beside=beside)
 
 
-def _sample(notes: PassNotes, checkpoint: Checkpoint) -> CheckpointSample:
+def sample_of(notes: PassNotes, checkpoint: Checkpoint) -> CheckpointSample:
     sample = notes.samples.get(checkpoint.path)
     if sample is None or sample.signature != checkpoint.signature:
         sample = CheckpointSample(signature=checkpoint.signature, since=time.monotonic())
@@ -344,7 +348,7 @@ def _verify(
     return result
 
 
-def _standing(view: RunView, checkpoint: Checkpoint) -> CheckpointId | None:
+def standing_of(view: RunView, checkpoint: Checkpoint) -> CheckpointId | None:
     """Return the generation with a verdict on exactly these files, as far as storage reports sizes, times and
     inodes."""
     id = view.current(checkpoint)

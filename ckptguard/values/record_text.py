@@ -41,9 +41,12 @@ def what_is_wrong(error: Exception) -> str:
     if not isinstance(error, msgspec.ValidationError):
         return "it is not JSON"
     missing = re.search(r"missing required field `(\w+)`", str(error))
+    unknown = re.search(r"unknown field `(\w{1,80})`", str(error))
     place = re.search(r"at `\$\.?(.+)`$", str(error))
     if missing:
         return f"`{missing[1]}` is missing"
+    if unknown:
+        return f"there is no `{unknown[1]}`"
     return f"`{place[1]}` has the wrong type" if place else "it has the wrong type"
 
 

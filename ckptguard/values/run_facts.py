@@ -5,6 +5,16 @@ from __future__ import annotations
 import msgspec
 
 
+class LastIncident(msgspec.Struct, frozen=True):
+    """The newest incident of a run."""
+
+    name: str
+    cause: str
+    step: int | None
+    at: float | None
+    open: bool
+
+
 class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
     """One run as of one moment. Times are in seconds since 1970. None: there is none, or nobody knows."""
 
@@ -12,6 +22,7 @@ class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
     name: str  # the last part of the URL, or what the fleet's file calls it
     state: str = "guarded"  # "waiting" (no such folder yet) | "guarded" | "failing"
     protected: bool = False  # as `status` says: a known-good checkpoint, with an independent copy of it or an older one
+    explanation: str = ""  # why, in one sentence: that of `status`. Empty: nothing was seen yet
     training: bool = False  # a save arrived within the last three save intervals
     known_good_step: int | None = None
     known_good_at: float | None = None  # when the known-good checkpoint was saved
@@ -33,3 +44,4 @@ class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
     incidents: dict[str, int] = {}  # by cause
     rollbacks: dict[str, int] = {}  # by cause
     steps_saved: int = 0  # updates that rollbacks did not have to repeat from the start
+    last_incident: LastIncident | None = None

@@ -35,10 +35,16 @@ def verify_target(
     `judged` is called with each recorded verdict, and returns a note for the report, or None. NotFoundError if there is
     nothing to verify. What cannot be read is PENDING in the report, never BAD.
     """
-    resolved = resolve_target(target, settings)
+    return verify_resolved(resolve_target(target, settings), settings, what, judged=judged, work=work)
+
+
+def verify_resolved(
+    resolved: Target, settings: Settings, what: Selection = ALL, *, judged: Judged | None = None, work: Work = PLAIN
+) -> Report:
+    """Do the same with a target that was found already."""
     sums = read_check_sums(what.check_sums, settings.storage) if what.check_sums else None
     reference = read_reference(what.reference, settings, work) if what.reference else None
-    chosen = _chosen(resolved, what, target)
+    chosen = _chosen(resolved, what)
     notes = [
         f"{name} is a link out of the cache and was not followed; to verify it, name its target"
         for name in resolved.unread
@@ -94,7 +100,7 @@ def read_reference(url: str, settings: Settings, work: Work = PLAIN) -> Manifest
     return manifest_without_seal(evidence)
 
 
-def _chosen(resolved: Target, what: Selection, target: str) -> list[Checkpoint]:
+def _chosen(resolved: Target, what: Selection) -> list[Checkpoint]:
     if resolved.checkpoint is not None:
         return [resolved.checkpoint]
     if resolved.view is None:
@@ -103,7 +109,7 @@ def _chosen(resolved: Target, what: Selection, target: str) -> list[Checkpoint]:
         return list(resolved.snapshots)
     found = [c for c in resolved.view.checkpoints if what.step is None or c.step == what.step]
     if what.step is not None and not found:
-        raise NotFoundError(f"there is no checkpoint of step {what.step} in {target}")
+        raise NotFoundError(f"there is no checkpoint of step {what.step} in {resolved.url}")
     ordered = sorted(found, key=lambda c: (c.step is None, numbers_of(c.step), c.written_at, c.path))
     if what.newest is None:
         return ordered

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from ckptguard.decisions.known_good import Standing
-from ckptguard.errors import NotFoundError, RefusedError, SettingsError
+from ckptguard.errors import BusyError, NotFoundError, RefusedError, SettingsError
 from ckptguard.layouts import LAYOUTS
 from ckptguard.records.run import Run
 from ckptguard.records.run_settings import accept_reference
@@ -58,23 +58,33 @@ def clear(view: RunView, word: str, *, reason: str) -> Verdict:
     Raises:
         NotFoundError: no generation has this name.
         RefusedError: it is not SUSPECT; damage cannot be cleared.
+        BusyError: it got another verdict meanwhile.
     """
-    run, history = view.run, view.history
-    standing = _chosen(run, history, word)
-    id = standing.id
+    return clear_standing(view, suspect_named(view, word), word, reason=reason)
+
+
+def suspect_named(view: RunView, word: str) -> Standing:
+    """Return the SUSPECT generation that `word` names. Raises as `clear`."""
+    standing = _chosen(view.run, view.history, word)
     if standing.outcome is not Outcome.SUSPECT:
         raise RefusedError(
             f"{word} is {standing.outcome.value}, not suspect",
             outcome=standing.outcome.value,
             hint="only suspicion can be cleared",
         )
-    before = history.verdict(id)
-    if history.manifest(id) is None:
+    if view.history.manifest(standing.id) is None:
         raise RefusedError(
             f"{word} was never verified",
             outcome=standing.outcome.value,
             hint="move it back into the run and verify it",
         )
+    return standing
+
+
+def clear_standing(view: RunView, standing: Standing, word: str, *, reason: str) -> Verdict:
+    """Make the generation of this standing GOOD. Raises BusyError if it got another verdict meanwhile."""
+    history, id = view.history, standing.id
+    before = history.verdict(id)
     kept = tuple(f for f in before.findings if f.severity is not Severity.SICKNESS) if before else ()
     verdict = Verdict(
         **msgspec.structs.asdict(id),
@@ -85,7 +95,10 @@ def clear(view: RunView, word: str, *, reason: str) -> Verdict:
         facts=before.facts if before else Facts(),
         seen=before.seen if before else (),
     )
-    history.add_verdict(verdict)
+    history.add_verdict(verdict, after=standing.number)
+    history.refresh(id.series)
+    if history.standings(id.series)[id].outcome is not Outcome.GOOD:
+        raise BusyError(f"{word} got another verdict meanwhile: look at it again")
     return verdict
 
 
@@ -97,7 +110,7 @@ def _chosen(run: Run, history: History, word: str) -> Standing:
     for series in history.names:
         for id, standing in history.standings(series).items():
             manifest = history.manifest(id)
-            meant = parsed is not None and id.order == parsed.order
+            meant = (parsed is not None and id.order == parsed.order) or id.record_path == word
             if meant or (step is not None and id.step == step) or (manifest and manifest.path == name):
                 found.append(standing)
     chosen = [s for s in found if s.outcome is Outcome.SUSPECT] or found

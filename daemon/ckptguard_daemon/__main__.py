@@ -14,6 +14,7 @@ import click
 from ckptguard.cli.usage import restated
 from ckptguard.errors import BusyError, CkptguardError, NotFoundError, SettingsError
 from ckptguard.storage.failures import machine_trouble
+from ckptguard.values.access import Role, role_named
 from ckptguard.values.ids import escape
 from ckptguard.values.retention_policy import parse_span
 from ckptguard.version import __version__
@@ -80,6 +81,19 @@ class _Command(click.Command):
 @click.option("--metrics", metavar="HOST:PORT", help="Answer Prometheus here, too: GET /metrics.")
 @click.option("--metrics-token", metavar="FILE", help="Tell the metrics only to those who know this file's secret.")
 @click.option("--metrics-file", metavar="PATH", help="Keep the metrics in this file, for a node's textfile collector.")
+@click.option("--http", metavar="HOST:PORT", help="Serve the dashboard here, too. Port 0 is any free one.")
+@click.option("--tls-cert", metavar="FILE", help="With --http: the certificate, needed if other machines can connect.")
+@click.option("--tls-key", metavar="FILE", help="With --http: the key of the certificate.")
+@click.option("--tokens", metavar="FILE", help="With --http: who may log in; `ckptguard token` adds a line.")
+@click.option("--http-url", metavar="URL", help="With --http: the address that browsers see, if a proxy stands before.")
+@click.option(
+    "--link",
+    type=click.Choice([role.word for role in Role]),
+    metavar="ROLE",
+    help="With --http: print a link that logs in once, as reader or operator.",
+)
+@click.option("--open", "opened", is_flag=True, help="With --link: open the page in your browser.")
+@click.option("--if-unguarded", is_flag=True, help="Only look at a run while another daemon guards it.")
 @click.option("--records", metavar="URL", help="Keep the records here, not in RUN/_ckptguard.")
 @click.option(
     "--example",
@@ -126,19 +140,32 @@ def command(runs: tuple[str, ...], **options: Any) -> None:
     except CkptguardError as error:
         _end(error)
     # Imported after the settings were checked, so that a mistake in them is reported at once.
+    from ckptguard_daemon.http.front import HttpOptions
+    from ckptguard_daemon.http.publish import MetricsOptions
     from ckptguard_daemon.liveness import TimeLimit
-    from ckptguard_daemon.publish import MetricsOptions
     from ckptguard_daemon.service import run_once, serve
 
     metrics = MetricsOptions(
         address=options["metrics"], token_file=options["metrics_token"], file=options["metrics_file"]
+    )
+    http = HttpOptions(
+        socket=options["socket_path"],
+        address=options["http"],
+        certificate=options["tls_cert"],
+        key=options["tls_key"],
+        tokens=options["tokens"],
+        url=options["http_url"],
+        yields=options["if_unguarded"],
+        opened=options["opened"],
+        link=None if options["link"] is None else role_named(options["link"]),
     )
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
 
     hang_up = threading.Event()
-    if plan.fleet is not None:  # otherwise the terminal's end is the daemon's
+    lasting = plan.fleet is not None or options["tokens"] is not None
+    if lasting and options["link"] is None:  # otherwise the terminal's end is the daemon's
         signal.signal(signal.SIGHUP, lambda *_: hang_up.set())
 
     gc.freeze()  # imported modules stay; the idle daemon need not scan them again
@@ -151,10 +178,10 @@ def command(runs: tuple[str, ...], **options: Any) -> None:
             elif stop.is_set():
                 code = 130
         else:
-            parent, path = options["parent"], options["socket_path"]
+            parent = options["parent"]
             wanted = (lambda: True) if parent is None else (lambda: os.getppid() == parent)
             again = Again(asked=hang_up, read=read)
-            code = serve(plan, os.environ, stop, socket_path=path, still_wanted=wanted, again=again, metrics=metrics)
+            code = serve(plan, os.environ, stop, still_wanted=wanted, again=again, metrics=metrics, http=http)
     except CkptguardError as error:
         _end(error)
     except Exception as error:

@@ -6,25 +6,36 @@ import hashlib
 import os
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
 from ckptguard.catalogue.catalogue import Catalogue
 from ckptguard.catalogue.look import RunLook, WaitingSave, digest_of
 from ckptguard.catalogue.observe import observe
-from ckptguard.catalogue.questions import known_rows, runs
-from ckptguard.catalogue.rows import Event, RunSeen, event_key
+from ckptguard.catalogue.questions import (
+    EventPage,
+    action_keys,
+    curve,
+    curve_identity,
+    events_after,
+    known_rows,
+    runs,
+    timeline,
+)
+from ckptguard.catalogue.rows import CurveRow, Event, Generation, IncidentRow, NumberedEvent, RunSeen, event_key
 from ckptguard.decisions.fleet_health import is_training
 from ckptguard.errors import CkptguardError
 from ckptguard.records.run import record_names
 from ckptguard.replicas.replicate import Replica
 from ckptguard.runs.run_view import RunView
+from ckptguard.runs.trainer_log import find_logs
 from ckptguard.storage.runtime_folder import private_runtime_folder
 from ckptguard.upkeep.reconcile import PassNotes
 from ckptguard.upkeep.samples import Start
 from ckptguard.values.ids import CheckpointId, escape, name_of_run
 from ckptguard.values.run_facts import RunFacts
+from ckptguard_daemon.event_log import EventLog
 from ckptguard_daemon.log import log
 
 _THERE = ("there", "sent", "raced")  # what a replica holds
@@ -39,6 +50,14 @@ class Passed(msgspec.Struct, frozen=True, kw_only=True):
     scrub_interval: float | None = None
     wrote: bool = False
     troubled: bool = False
+
+
+class RunRows(msgspec.Struct, frozen=True, kw_only=True):
+    """What is noted of one run: its generations in the order of their saving, its incidents, and its newest events."""
+
+    generations: tuple[Generation, ...] = ()
+    incidents: tuple[IncidentRow, ...] = ()
+    events: tuple[NumberedEvent, ...] = ()
 
 
 class _Before(msgspec.Struct, frozen=True):
@@ -71,7 +90,12 @@ class CatalogueFeed:
         self._before: dict[str, _Before] = {}
         self._rows: dict[str, RunSeen] = {}  # of the runs that no catalogue holds
         self._failed: set[str] = set()
+        self._was_gone: set[str] = set()  # whose records may be others now, of the same names
         self._wanted: frozenset[str] | None = None
+        self._unwritten = EventLog()  # of the runs that no catalogue holds
+        self._listeners: list[Callable[[], None]] = []
+        if catalogue is not None:
+            catalogue.after_write = self.wake
         known = catalogue.ask(runs, now=time.time(), most=-1) if catalogue is not None else None
         self._facts = {run.id: run.facts for run in known or ()}
 
@@ -88,6 +112,54 @@ class CatalogueFeed:
                 told = isinstance(error, CkptguardError)
                 reason = error.message if isinstance(error, CkptguardError) else type(error).__name__
                 log("not_catalogued", level="warning", trace=not told, run=view.run.url, reason=reason)
+
+    @property
+    def has_catalogue(self) -> bool:
+        """True if a catalogue holds the runs now."""
+        return self._catalogue is not None and self._catalogue.is_usable
+
+    def listen(self, wake: Callable[[], None]) -> None:
+        """Have a function called whenever there may be new events, from any thread. It must not raise."""
+        self._listeners.append(wake)
+
+    def wake(self) -> None:
+        """Call those who listen."""
+        for wake in self._listeners:
+            wake()
+
+    def holds(self, run_id: str) -> bool:
+        """True if all of a run is noted, and what was noted is still there."""
+        return bool(self._digest(run_id))
+
+    def rows(self, run_id: str) -> RunRows | None:
+        """Return what is noted of a run. None: nothing yet, or its catalogue is being made anew."""
+        if self._catalogue is not None:
+            line = self._catalogue.ask(timeline, run_id, now=time.time())
+            if line is not None:
+                return RunRows(generations=line.generations, incidents=line.incidents, events=line.events)
+        seen = self._rows.get(run_id)
+        if seen is None:
+            return None
+        generations = tuple(sorted(seen.generations, key=lambda g: (g.saved_at or 0.0, g.name)))
+        return RunRows(generations=generations, incidents=seen.incidents, events=self._unwritten.of(run_id))
+
+    def curve(self, run_id: str) -> tuple[CurveRow, tuple[IncidentRow, ...]]:
+        """Return the curve of a run, and its incidents. Nothing while its catalogue is being made anew."""
+        found = self._catalogue.ask(curve, run_id) if self._catalogue is not None else None
+        seen = self._rows.get(run_id)
+        if seen is None:
+            return found or (CurveRow(), ())
+        return seen.curve or CurveRow(), seen.incidents
+
+    def events_after(self, number: int, *, most: int) -> EventPage | None:
+        """Return the events after a number. None: the catalogue is being made anew."""
+        if self._catalogue is None:
+            return self._unwritten.after(number, most=most)
+        return self._catalogue.ask(events_after, number, most=most)
+
+    def gone(self, run_id: str) -> None:
+        """Believe nothing that is noted of a run when it is there again."""
+        self._was_gone.add(run_id)
 
     def close(self) -> None:
         """Write what waits, and end."""
@@ -120,7 +192,8 @@ class CatalogueFeed:
         if start is None:
             return
         before, held = self._before.get(run.run_id), self._digest(run.run_id)
-        anew = passed.wrote or (before is not None and before.troubled != passed.troubled)
+        anew = passed.wrote or run.run_id in self._was_gone
+        anew = anew or (before is not None and before.troubled != passed.troubled)
         same = before is not None and (before.start, before.start.beside, before.replicas, before.digest) == (
             start,
             start.beside,
@@ -148,18 +221,36 @@ class CatalogueFeed:
     def _see(self, view: RunView, look: RunLook) -> RunSeen:
         run_id = view.run.run_id
         known = self._catalogue.ask(known_rows, run_id) if self._catalogue is not None else None
+        rows = self._rows.get(run_id)
         if known is None or not known[0]:
-            rows = self._rows.get(run_id)
             known = known or (b"", {}, {})
-            if rows is not None:
+            if rows is not None and not self.has_catalogue:  # a new catalogue holds every event, also those before it
                 known = (b"", {g.name: g for g in rows.generations}, {i.name: i for i in rows.incidents})
-        seen = observe(view.run, look, now=time.time(), known=known[1], known_incidents=known[2])
+        drawn = rows.curve if rows is not None else None
+        drawn_from = drawn.identity if drawn is not None else None
+        if self.has_catalogue and self._catalogue is not None:
+            drawn_from = self._catalogue.ask(curve_identity, run_id)
+        told = self._catalogue.ask(action_keys, run_id) if self._catalogue is not None else None
+        if run_id in self._was_gone:
+            known, drawn_from = (b"", {}, {}), None
+        seen = observe(
+            view.run,
+            look,
+            now=time.time(),
+            known=known[1],
+            known_incidents=known[2],
+            known_curve=drawn_from or "",
+            known_actions={e.event.key for e in self._unwritten.of(run_id)} if told is None else told,
+        )
+        self._was_gone.discard(run_id)
         self._facts[run_id] = seen.facts
         if self._catalogue is not None and self._catalogue.is_usable:
             self._rows.pop(run_id, None)
             self._catalogue.see(seen)
         else:
-            self._rows[run_id] = msgspec.structs.replace(seen, events=())
+            self._rows[run_id] = msgspec.structs.replace(seen, events=(), curve=seen.curve or drawn)
+            self._unwritten.add(run_id, seen.events)
+            self.wake()
         return seen
 
     def _tell_of_replicas(self, run_id: str, before: Sequence[Replica], after: Sequence[Replica]) -> None:
@@ -196,4 +287,6 @@ def _look_of(view: RunView, passed: Passed, start: Start, names: frozenset[str])
         behind=max((replica.behind or 0 for replica in passed.replicas), default=0),
         replicated=dict(held),
         scrub_interval=passed.scrub_interval,
+        keep=view.settings.keep,
+        logs=find_logs(start.listing.entries),
     )

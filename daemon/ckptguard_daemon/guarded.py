@@ -12,8 +12,15 @@ import msgspec
 
 from ckptguard.errors import CkptguardError, NotFoundError
 from ckptguard.inspect.state_memo import StateMemo
-from ckptguard.records.daemon_record import DaemonRecord, clear_daemon_record, read_daemon_record, write_daemon_record
+from ckptguard.records.daemon_record import (
+    DaemonRecord,
+    clear_daemon_record,
+    read_daemon_record,
+    surely_ended,
+    write_daemon_record,
+)
 from ckptguard.records.run import Run, has_records, open_run
+from ckptguard.records.samples import FOLDER as SAMPLES
 from ckptguard.records.who_and_when import utc_now
 from ckptguard.replicas.replicate import Replica
 from ckptguard.reporting.events import Known, known_outcomes, news_in, reason_of, verdict_event
@@ -26,8 +33,9 @@ from ckptguard.runs.run_view import RunView
 from ckptguard.runs.work import Work
 from ckptguard.storage.failures import machine_trouble
 from ckptguard.storage.local.mounts import mount_of
+from ckptguard.upkeep.look_on import look_on
 from ckptguard.upkeep.reconcile import PassNotes, PassResult, reconcile
-from ckptguard.values.ids import CheckpointId, name_of_run
+from ckptguard.values.ids import RECORDS_FOLDER, CheckpointId, name_of_run
 from ckptguard.values.settings import Settings
 from ckptguard.values.verdict import Outcome
 from ckptguard.verification.checkpoint import verify_checkpoint
@@ -37,6 +45,7 @@ from ckptguard_daemon.log import log
 _SOONEST = 0.2
 _LONGEST_BACKOFF = 600.0
 _REMEMBERED = 1000
+_NOTING_SHARE = 20  # of the time of a pass, at most this part is spent on noting verdicts before its end
 
 
 def storage_of(url: str) -> str:
@@ -114,13 +123,17 @@ class WatchedRun:
         self.hooks, self._presence = hooks, presence
         self._notes = PassNotes()
         self._feed, self._noted = feed, self._beside()
+        self._note_again_at = 0.0  # monotonic
         self.silence: Silence | None = None  # None: nothing watches it
+        self.yields = False  # only look while another daemon guards it
+        self.guards = True  # False: another daemon does, as of the last pass
         self._known: Known | None = None
         self._owed, self._owes = OwedIncidents("daemon"), False
         self._asked: set[str] = set()
         self._asked_lock = threading.Lock()
         self._failures = 0
         self._logged: dict[str, None] = {}
+        self._records_changed = False
 
     def take(self, name: str, settings: Settings, hooks: Hooks) -> None:
         """Give it a name and settings. The next pass works by them."""
@@ -150,6 +163,10 @@ class WatchedRun:
     def mend_soon(self) -> None:
         """Make the next pass do its automatic repairs. Any thread may call it."""
         self._notes.prune_at = 0.0
+
+    def look_soon(self) -> None:
+        """Have the next pass look at the records, which nobody watches. Any thread may call it."""
+        self._records_changed = True
 
     def step(self, work: Work) -> PassResult | None:
         """Make one pass, and set when the next one is due. None if it failed, which is logged and never raised."""
@@ -196,15 +213,20 @@ class WatchedRun:
         if self.silence is None or self.settings.records is not None:  # nobody watches records elsewhere
             return False
         idle = self.state == "guarded" and self.passes and not self._asked and not self.last_pass.pending
-        idle = idle and self._noted == self._beside() and not self._owes
-        if idle and self._notes.has_nothing_due(self.settings) and self.silence.rests(self.run_id):
+        idle = idle and not self._records_changed and self._noted == self._beside() and not self._owes
+        held = self._feed is None or self._feed.holds(self.run_id)
+        if idle and held and self._notes.has_nothing_due(self.settings) and self.silence.rests(self.run_id):
             return True
         self.silence.settle(self.run_id)
         return False
 
     def _beside(self) -> tuple[object, ...]:
-        """Return what other threads did in the run, which a pass notes in the catalogue."""
-        return self.replicas, self.scrub and self.scrub.last
+        """Return what others did in the run, which a pass notes in the catalogue. Nobody watches our records."""
+        try:
+            sampled = os.stat(os.path.join(self.url, RECORDS_FOLDER, SAMPLES)).st_mtime_ns
+        except OSError:
+            sampled = 0
+        return self.replicas, self.scrub and self.scrub.last, sampled
 
     def leave(self) -> None:
         """Record that this daemon no longer guards the run."""
@@ -215,57 +237,70 @@ class WatchedRun:
                 log("presence_not_cleared", level="warning", run=self.url, reason=error.message)
 
     def _pass(self, work: Work) -> PassResult:
+        self._noted = self._beside()
+        self._records_changed = False
         view = self.look()
         self.run = run = view.run
-        begins = self._known is None
-        if begins and os.path.isabs(self.url):  # its name may lead through links
+        if self._known is None and os.path.isabs(self.url):  # its name may lead through links
             with contextlib.suppress(OSError):
                 self.storage = f"device {os.stat(self.url).st_dev}"
-        if begins:
-            self._known = known_outcomes(view.history)
-            log("guarding", run=self.url, run_id=self.run_id)
-        if self._presence is not None:
-            current = read_daemon_record(run)
-            if current is None or (self.passes == 0 and current != self._presence):
-                write_daemon_record(run, self._presence)
-        if not self._owed.has_begun and (has_records(run) or view.checkpoints):  # see `Hooks.begin`
-            self._owed.begin(view)
-        if begins:
-            self.hooks.begin(view)
+        current = None if self._presence is None else read_daemon_record(run)
         with self._asked_lock:
             asked, self._asked = self._asked, set()
+        other = current if self.yields and current not in (None, self._presence) else None
+        guards = other is None or surely_ended(other)
+        begins = self._known is None or guards != self.guards
+        self.guards = guards
+        if begins:
+            self._known = known_outcomes(view.history)
+            log("guarding" if self.guards else "looking", run=self.url, run_id=self.run_id)
+        new = current is None or other is not None or (self.passes == 0 and current != self._presence)
+        if self._presence is not None and self.guards and new:
+            write_daemon_record(run, self._presence)
+        if self.guards and not self._owed.has_begun and (has_records(run) or view.checkpoints):  # see `Hooks.begin`
+            self._owed.begin(view)
+        if begins and self.guards:
+            self.hooks.begin(view)
 
         def found(checked: Checked) -> None:
             self.verdicts += 1
             self._tell(run, checked)
+            self._note_early(view)
             work.found(checked)
 
         try:
-            done = reconcile(view, self._notes, work=msgspec.structs.replace(work, found=found))
+            if self.guards:
+                done = reconcile(view, self._notes, work=msgspec.structs.replace(work, found=found))
+            else:
+                done = look_on(view, self._notes)
         except BaseException:
             with self._asked_lock:
                 self._asked |= asked
             raise
         self._report(run, done, stopping=work.is_stopped())
-        touched = {c.path for c in done.checked} | {w.path for w in done.pending}
+        touched = {c.path for c in done.checked} | {w.path for w in done.pending if self.guards}
         for path in sorted(asked - touched):
             if not self._read_again(view, path, work):
                 self.ask(path)
                 done = msgspec.structs.replace(done, made_way=True)
-        told = self._make_up(view, wrote=bool(done.checked or asked))
-        self._noted = self._beside()
-        if self._feed is not None:
-            self._feed.note(
-                view,
-                Passed(
-                    notes=self._notes,
-                    replicas=self.replicas,
-                    scrub_interval=self.scrub.every if self.scrub is not None else None,
-                    wrote=bool(done.checked or done.pruned or asked or told),
-                    troubled=bool(done.could_not_tell),
-                ),
-            )
+        told = self.guards and self._make_up(view, wrote=bool(done.checked or asked))
+        self._note(view, wrote=bool(done.checked or done.pruned or asked or told), troubled=bool(done.could_not_tell))
         return done
+
+    def _note(self, view: RunView, *, wrote: bool, troubled: bool = False) -> None:
+        """Note in the catalogue what this pass saw."""
+        if self._feed is not None:
+            notes, every = self._notes, None if self.scrub is None else self.scrub.every
+            seen = Passed(notes=notes, replicas=self.replicas, wrote=wrote, troubled=troubled, scrub_interval=every)
+            self._feed.note(view, seen)
+
+    def _note_early(self, view: RunView) -> None:
+        """Note a verdict before the pass ends, which may take long. Of many verdicts only some are noted so: what it
+        costs grows with the run."""
+        began = time.monotonic()
+        if began >= self._note_again_at:
+            self._note(view, wrote=True)
+            self._note_again_at = time.monotonic() + _NOTING_SHARE * (time.monotonic() - began)
 
     def _read_again(self, view: RunView, path: str, work: Work) -> bool:
         """Verify one checkpoint again. False if it must make way for others."""
@@ -346,6 +381,8 @@ class WatchedRun:
 
     def _failed(self, state: str, error: CkptguardError, *, pause: float) -> None:
         self.state, self.trouble = state, error
+        if state == "waiting" and self._feed is not None:
+            self._feed.gone(self.run_id)
         self.run = None if state == "waiting" else self.run
         self._log_once(state, level="warning", kind=error.kind, reason=error.message)
         self.due = time.monotonic() + pause

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import os
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-
-import uvicorn
-from starlette.types import ASGIApp
 
 from ckptguard.decisions.turns import LANES
 from ckptguard.errors import CkptguardError, SettingsError
@@ -28,32 +23,29 @@ from ckptguard.values.run_facts import RunFacts
 from ckptguard.values.settings import Settings
 from ckptguard.values.verdict import Outcome
 from ckptguard.version import __version__
-from ckptguard_daemon.answers import Answers
+from ckptguard_daemon.application import application
 from ckptguard_daemon.catalogue_feed import CatalogueFeed, open_catalogue
-from ckptguard_daemon.connections import BoundedConnection
 from ckptguard_daemon.following import Following
 from ckptguard_daemon.guarded import WatchedRun
+from ckptguard_daemon.http.front import NO_HTTP, HttpOptions, open_front
+from ckptguard_daemon.http.local_gate import LocalGate
+from ckptguard_daemon.http.places import address_of
+from ckptguard_daemon.http.publish import NOWHERE, MetricsFile, MetricsOptions, ScrapeAnswers, listen_for_scrapers
+from ckptguard_daemon.http.rendezvous import listen
+from ckptguard_daemon.http.routes import Served
+from ckptguard_daemon.http.server import HttpServer
 from ckptguard_daemon.idle_work import Replicating, Scrubbing
+from ckptguard_daemon.jobs import Jobs
 from ckptguard_daemon.liveness import Systemd, is_fresh
 from ckptguard_daemon.log import log
 from ckptguard_daemon.loop import LaneScanner, Loop, Passes
 from ckptguard_daemon.metrics import Metrics, exposition
 from ckptguard_daemon.plan import Again, Plan
-from ckptguard_daemon.publish import (
-    NOWHERE,
-    MetricsFile,
-    MetricsOptions,
-    ScrapeAnswers,
-    address_of,
-    listen_for_scrapers,
-)
-from ckptguard_daemon.rendezvous import listen
 from ckptguard_daemon.roster import Roster
 from ckptguard_daemon.watcher import Watcher
 
 GOOD, FAILED, BAD, UNDECIDED = 0, 1, 3, 4  # the command line's exit codes, for --once
 _LANES_STOP_SECONDS = 2.0
-_HTTP_START_SECONDS, _HTTP_STOP_SECONDS = 10.0, 2.0
 _HOOK_STOP_SECONDS = 3.0
 _LONGEST_SETTLING = 60.0
 _FLEET = "fleet"  # the watcher's key of the folders in which new runs would be seen
@@ -69,10 +61,10 @@ def serve(
     environ: Mapping[str, str],
     stop: threading.Event,
     *,
-    socket_path: str | None = None,
     still_wanted: Callable[[], bool] = lambda: True,
     again: Again | None = None,
     metrics: MetricsOptions = NOWHERE,
+    http: HttpOptions = NO_HTTP,
 ) -> int:
     """Guard the runs until `stop` is set or the parent is gone. Returns the exit code.
 
@@ -80,9 +72,10 @@ def serve(
     """
     manager = Systemd()
     scrapers = listen_for_scrapers(metrics)
+    front = open_front(http)
     file = MetricsFile(metrics.file) if metrics.file is not None else None
     niceness = plan.settings.niceness
-    rendezvous = listen(socket_path, plan.places, environ)
+    rendezvous = listen(http.socket, plan.places, environ)
     host, boot_id = this_host()
     presence = DaemonRecord(address=rendezvous.path, host=host, boot_id=boot_id, pid=os.getpid(), started_at=utc_now())
     hooks, runs, passes, passed = HookSets(), Roster(), Passes(), threading.Event()
@@ -97,6 +90,7 @@ def serve(
         run = WatchedRun(found.url, run_id_of(found.url), found.settings, hooks.of(found.settings), presence, feed)
         if os.path.isabs(run.url):
             run.silence = watcher
+        run.yields = http.yields
         return run
 
     def left(run: WatchedRun) -> None:
@@ -114,7 +108,7 @@ def serve(
         if runs.get(run.run_id) is not run:
             left(run)  # it went during this pass, which wrote and watched once more
             return
-        for work in behind:
+        for work in behind if run.guards else ():
             work.after_pass(run)
 
     def replicas_first(run_id: str) -> bool:
@@ -141,8 +135,23 @@ def serve(
     def alive() -> bool:
         return thread.is_alive() and is_fresh(loop.last_progress())
 
-    answers = Answers(runs, loop, passes, presence, alive, told, lambda: following.has_looked)
-    servers = [HttpServer(answers.application(), rendezvous.socket)]
+    served = Served(
+        runs=runs,
+        loop=loop,
+        passes=passes,
+        presence=presence,
+        feed=feed,
+        metrics=told,
+        alive=alive,
+        searched=lambda: following.has_looked,
+        stop=stop,
+        jobs=Jobs(stop),
+    )
+    routes = application(served)
+    servers = [HttpServer(LocalGate(routes), rendezvous.socket)]
+    if front is not None:
+        front.remember(rendezvous.path, environ)
+        servers.append(front.server(routes))
     if scrapers is not None:
         servers.append(HttpServer(ScrapeAnswers(told.text, metrics.token_file), scrapers))
         log("metrics", address=address_of(scrapers))
@@ -157,8 +166,12 @@ def serve(
         if plan.fleet is not None:
             log("searching", folders=list(plan.fleet.file.folders))
         manager.is_ready()
+        if front is not None:
+            front.show_link()
         while not stop.wait(1.0):
             manager.tell_progress(loop.last_progress(), runs)
+            if front is not None:
+                front.look()
             if again is not None and again.asked.is_set():
                 following.wake()
             if not still_wanted():
@@ -167,6 +180,7 @@ def serve(
     finally:
         manager.is_stopping()
         stop.set()
+        feed.wake()  # streams of events end before the servers do
         following.wake()
         everywhere = (loop.lanes, replicating.lanes, scrubbing.lanes)
         for lanes in everywhere:
@@ -174,10 +188,13 @@ def serve(
         passed.set()
         for server in servers:
             server.close()
+        if front is not None:
+            front.close()
         watcher.close()
         deadline = time.monotonic() + _LANES_STOP_SECONDS
         for lanes in everywhere:
             lanes.wait_for_end(deadline - time.monotonic())
+        served.jobs.wait_for_end(deadline - time.monotonic())
         for run in runs:
             run.leave()
         feed.close()
@@ -305,52 +322,3 @@ def _settled_pass(run: WatchedRun, work: Work) -> bool:
         patience -= pause
         if work.stop is not None and work.stop.wait(pause):
             return False
-
-
-class HttpServer:
-    """uvicorn in its own thread, on a socket that is already bound, until `close`."""
-
-    def __init__(self, application: ASGIApp, listening: socket.socket) -> None:
-        config = uvicorn.Config(
-            application,
-            log_config=None,
-            access_log=False,
-            log_level="warning",
-            lifespan="off",
-            http=BoundedConnection,
-            ws="none",
-            loop="asyncio",
-            server_header=False,
-            timeout_keep_alive=5,
-            timeout_graceful_shutdown=1,
-        )
-        self._server = uvicorn.Server(config)
-        self._listening = listening
-        self._started = threading.Event()
-        self._thread = threading.Thread(target=self._serve, name="http", daemon=True)
-
-    def start(self) -> bool:
-        """Start to serve. Returns whether that worked."""
-        self._thread.start()
-        return self._started.wait(_HTTP_START_SECONDS) and self._thread.is_alive()
-
-    def close(self) -> None:
-        """Stop serving. Waiting requests get a second."""
-        self._server.should_exit = True
-        if self._thread.ident is not None:
-            self._thread.join(timeout=_HTTP_STOP_SECONDS)
-
-    def _serve(self) -> None:
-        try:
-            asyncio.run(self._serve_and_tell())
-        except (Exception, SystemExit) as error:
-            log("http_failed", level="error", reason=f"{type(error).__name__}: {error}")
-        finally:
-            self._started.set()
-
-    async def _serve_and_tell(self) -> None:
-        serving = asyncio.create_task(self._server.serve(sockets=[self._listening]))
-        while not self._server.started and not serving.done():
-            await asyncio.sleep(0.005)
-        self._started.set()
-        await serving

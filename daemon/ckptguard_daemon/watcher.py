@@ -232,8 +232,9 @@ class Watcher:
 def _matters(parts: list[str], mask: int) -> bool:
     """True if a change of this path below a run, or of the run's folder (""), may be the trainer's."""
     if parts[0] == RECORDS_FOLDER:
-        # We change our records ourselves, but a new manifest may be a trainer's seal on its save.
-        return len(parts) > 2 and parts[1] == "manifests" and parts[-1].endswith(".json")
+        # We change our records ourselves. But a new manifest may be a trainer's seal on its save, and others open and
+        # close incidents, which somebody may be looking at.
+        return len(parts) > 2 and parts[1] in ("manifests", "incidents") and parts[-1].endswith(".json")
     # The folder itself changes when our records do.
     return parts[0] != "" or bool(mask & (inotify.DELETE_SELF | inotify.MOVE_SELF))
 

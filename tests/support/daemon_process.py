@@ -99,9 +99,11 @@ class DaemonProcess:
         self.log_path = folder / f"log-{len(list(folder.glob('log-*')))}"
         command = [sys.executable, "-m", "ckptguard_daemon", *map(str, runs), "--settle", "0.2", "--interval", "1"]
         kept = {name: value for name, value in os.environ.items() if not name.startswith("CKPTGUARD_")}
-        with self.log_path.open("wb") as log:
+        self.out_path = self.log_path.with_name(f"out-{self.log_path.name}")
+        with self.log_path.open("wb") as log, self.out_path.open("wb") as out:
             self.process = subprocess.Popen(
                 [*command, *arguments],
+                stdout=out,
                 stderr=log,
                 cwd=folder,
                 env={**kept, "XDG_RUNTIME_DIR": str(folder), **environment},

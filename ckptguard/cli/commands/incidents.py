@@ -17,24 +17,30 @@ from ckptguard.errors import CkptguardError
 @click.argument("run", type=Place())
 @shared_options
 def command(run: str, shared: Shared) -> None:
-    """List the incidents of RUN, oldest first: when training or a save went wrong, and what was done about it.
+    """List the incidents of RUN, oldest first: when training or a save went wrong, and what was done about it. Then
+    list what operators had done to RUN over HTTP, and why.
 
-    `ckptguard incident RUN ID` shows one of them.
+    `ckptguard incident RUN ID` shows one of the incidents.
     """
     from ckptguard.documents.build import fields
+    from ckptguard.records.audit import list_actions
     from ckptguard.records.incidents import list_incidents
     from ckptguard.records.run import open_run
 
     opened = open_run(run, shared.settings())
-    found = list_incidents(opened)
+    found, actions = list_incidents(opened), list_actions(opened)
     if shared.as_json:
-        emit("incidents", target=opened.url, incidents=[fields(i, "line of incidents") for i in found])
+        lines = [fields(i, "line of incidents") for i in found]
+        emit("incidents", target=opened.url, incidents=lines, actions=actions)
         return
-    if not found:
+    if found:
+        rows = [(i.id, i.step, i.cause, i.state, i.actions[-1] if i.actions else i.reason) for i in found]
+        table(("incident", "step", "cause", "state", "what"), rows)
+    else:
         say(f"{escape(opened.url)} has no incidents")
-        return
-    rows = [(i.id, i.step, i.cause, i.state, i.actions[-1] if i.actions else i.reason) for i in found]
-    table(("incident", "step", "cause", "state", "what"), rows)
+    if actions:
+        say("")
+        table(("action", "verb", "state", "by", "why"), [(a.id, a.verb, a.so_far, a.name, a.reason) for a in actions])
 
 
 @click.command("incident", cls=Command, short_help="Show an incident's report.", codes=(ExitCode.NOT_FOUND,))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 from typing import TYPE_CHECKING
 
 import click
@@ -31,11 +30,15 @@ def command(ckpt: str, note: str, until: str | None, shared: Shared) -> None:
 
     Your trainer's own rotation (save_total_limit) knows nothing of pins.
     """
-    from ckptguard.retention.pin import pin
+    from ckptguard.errors import SettingsError
+    from ckptguard.retention.pin import lasts_until, pin
 
     if len(note) > _LONGEST_NOTE:
         raise click.BadParameter(f"it has more than {_LONGEST_NOTE} characters", param_hint="--note")
-    lasts = None if until is None else _lasts(until)
+    try:
+        lasts = None if until is None else lasts_until(until)
+    except SettingsError as error:
+        raise click.BadParameter(error.message, param_hint="--until") from error
     view, checkpoint = checkpoint_of_run(ckpt, shared.settings())
     pinned = pin(view, checkpoint, note=note, lasts=lasts)
     if shared.as_json:
@@ -72,23 +75,3 @@ def checkpoint_of_run(ckpt: str, settings: Settings) -> tuple[RunView, Checkpoin
         )
         raise NotFoundError(f"{ckpt} is no checkpoint of a run with records", hint=hint)
     return target.view, target.checkpoint
-
-
-def _lasts(when: str) -> datetime.timedelta:
-    """How long from now, by a span or a moment (in local time, unless it says otherwise)."""
-    from ckptguard.errors import SettingsError
-    from ckptguard.values.retention_policy import parse_span
-
-    try:
-        moment = datetime.datetime.fromisoformat(when)
-    except ValueError:
-        try:
-            lasts = datetime.timedelta(seconds=parse_span(when))
-            datetime.datetime.now(datetime.UTC) + lasts  # is there such a time?
-            return lasts
-        except (SettingsError, OverflowError) as error:
-            raise click.BadParameter("it is no date, time or span such as 30d", param_hint="--until") from error
-    lasts = moment.astimezone() - datetime.datetime.now(datetime.UTC)
-    if lasts <= datetime.timedelta():
-        raise click.BadParameter("that has passed", param_hint="--until")
-    return lasts

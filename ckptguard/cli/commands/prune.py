@@ -8,8 +8,8 @@ import click
 
 from ckptguard.cli.command import Command, Place, Shared, quiet_option, shared_options
 from ckptguard.cli.exit_codes import ExitCode
-from ckptguard.cli.output import emit, escape, is_quiet, say, trouble
-from ckptguard.cli.render import size, table
+from ckptguard.cli.output import emit, escape, is_quiet, trouble
+from ckptguard.cli.render import say_lines, table
 
 if TYPE_CHECKING:
     from ckptguard.retention.prune import Pruned
@@ -61,17 +61,10 @@ def command(run: str, failed: bool, dry_run: bool, shared: Shared, **rules: obje
 
 
 def _show(done: Pruned) -> None:
+    from ckptguard.documents.done_lines import prune_lines, prune_table
+
     if done.policy.asks_nothing:
         trouble("no rule was given: nothing is removed")
-    rows = []
-    for decision in done.decisions:
-        one, word = decision.checkpoint, "keep" if decision.keep else "remove"
-        outcome = "changed" if one.changed else one.outcome.value
-        rows.append((f"{one.path}{one.id.nth_save}", outcome, word, size(one.bytes), "; ".join(decision.reasons)))
-    if rows:
-        table(("path", "outcome", "decision", "size", "reasons"), rows)
-    freed = sum(d.checkpoint.bytes for d in done.removed)
-    say(f"{'would move' if done.dry_run else 'moved'} {len(done.removed)} to the trash ({size(freed)})")
-    if done.emptied:
-        total = size(sum(mark.bytes for mark in done.emptied))
-        say(f"{'would remove' if done.dry_run else 'removed'} {len(done.emptied)} from the trash for good ({total})")
+    if done.decisions:
+        table(*prune_table(done))
+    say_lines(prune_lines(done))

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
 
 import click
 
 from ckptguard.cli.command import Command, Place, Shared, quiet_option, shared_options
 from ckptguard.cli.exit_codes import ExitCode
-from ckptguard.cli.output import emit, say, say_well, trouble
-from ckptguard.cli.render import cell, word
-
-if TYPE_CHECKING:
-    from ckptguard.repair.repair import Repaired
+from ckptguard.cli.output import emit, is_quiet, trouble
+from ckptguard.cli.render import say_lines
 
 CODES = (ExitCode.BAD, ExitCode.NOT_FOUND, ExitCode.BUSY)
 
@@ -31,6 +27,7 @@ def command(run: str, ckpt: str | None, dry_run: bool, shared: Shared) -> None:
     Only damaged files are replaced. Each comes from a copy whose bytes are all as they were sealed. The damaged file
     goes to quarantine. Nothing is replaced while training writes it.
     """
+    from ckptguard.documents.done_lines import repair_lines
     from ckptguard.repair.repair import repair
     from ckptguard.runs.target import open_named_run
     from ckptguard.runs.work import Work
@@ -45,25 +42,9 @@ def command(run: str, ckpt: str | None, dry_run: bool, shared: Shared) -> None:
     if shared.as_json:
         emit("repair", done, target=view.run.url)
     else:
-        _show(done)
+        say_lines(repair_lines(done, only_wrong=is_quiet()))
     for sentence in done.could_not_tell:
         trouble(f"error: {sentence}")
     left = any(not f.repaired and (f.source is None or not done.dry_run) for f in done.files)
     code = ExitCode.FAILED if done.could_not_tell else ExitCode.GOOD
     raise click.exceptions.Exit(ExitCode.BAD if left or done.still_bad else code)
-
-
-def _show(done: Repaired) -> None:
-    for file in done.files:
-        what = f"the kept copy's {cell(file.file)}" if file.place == "kept" else cell(file.file)
-        if file.repaired:
-            say_well(f"repaired {what}{file.id.nth_save} from the {file.source}")
-        elif file.source is not None:
-            say(f"would repair {what}{file.id.nth_save} from the {file.source}")
-        else:
-            say(f"could not repair {what}{file.id.nth_save}: {cell(file.reason)}")
-    for checked in done.checked:
-        tell = say_well if checked.outcome.value == "good" else say
-        tell(f"{word(checked.outcome.value, 10)} {cell(checked.path)}{checked.id.nth_save if checked.id else ''}")
-    if not done.files and not done.checked and not done.could_not_tell:
-        say_well("nothing is known to be damaged; `ckptguard scrub` looks for damage")

@@ -9,8 +9,8 @@ import click
 
 from ckptguard.cli.command import Command, Place, Shared, parse_rate, quiet_option, shared_options
 from ckptguard.cli.exit_codes import ExitCode
-from ckptguard.cli.output import emit, escape, is_quiet, say, trouble, working
-from ckptguard.cli.render import size, table
+from ckptguard.cli.output import emit, escape, is_quiet, trouble, working
+from ckptguard.cli.render import say_lines, table
 
 if TYPE_CHECKING:
     from ckptguard.replicas.replicate import Replica
@@ -69,21 +69,11 @@ def _code(done: Sequence[Replica]) -> ExitCode:
 
 
 def _show(done: Sequence[Replica]) -> None:
+    from ckptguard.documents.done_lines import replica_line, replica_table
+
     for replica in done:
         if is_quiet() and not replica.behind and replica.trouble is None:
             continue
-        say(f"{escape(replica.url)}: " + standing_text(replica))
-        rows = [
-            (c.path, c.id, c.done, size(c.bytes), c.message or (f"verified: {c.verified}" if c.verified else None))
-            for c in replica.checkpoints
-        ]
-        if rows:
-            table(("path", "id", "done", "size", "remark"), rows)
-
-
-def standing_text(replica: Replica) -> str:
-    """Where a replica stands, in a few words."""
-    if replica.behind is None:
-        return "what it holds could not be told"
-    last = f"last good {replica.last_good}" if replica.last_good else "nothing good yet"
-    return f"{last}, {f'behind by {replica.behind}' if replica.behind else 'up to date'}"
+        say_lines([replica_line(replica)])
+        if replica.checkpoints:
+            table(*replica_table(replica))

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 _PLACES = {"kept": " (a kept copy)", "replica": " (in a replica)"}
 _COPIES = {"copy": "full copies", "link": "hard links", "reflink": "reflinks"}
 _LOOK_AT = "look at the pattern, and quote it"
-_LITTLE = 360.0  # seconds: less than a tenth of an hour is not shown
 CODES = (ExitCode.NOT_FOUND, ExitCode.NO_KNOWN_GOOD)
 
 
@@ -174,14 +173,15 @@ def _show_all(every: Sequence[tuple[str, Status | Unseen]]) -> None:
 
 
 def _show(found: Status) -> None:
-    from ckptguard.cli.commands.replicate import standing_text
+    from ckptguard.decisions.at_risk import at_risk_words
+    from ckptguard.documents.done_lines import standing_text
 
     known_good, daemon = found.known_good, found.daemon
     say_text(f"protected? {found.explanation}")
     facts(
         ("known-good", known_good and f"{known_good.path}{known_good.id.nth_save}{_PLACES.get(known_good.place, '')}"),
         ("verified", known_good and _ago(found)),
-        ("at risk", _at_risk_words(found)),
+        ("at risk", at_risk_words(found.at_risk)),
         ("verdicts", ", ".join(f"{n} {outcome}" for outcome, n in found.outcomes.items() if n)),
         ("pending", some(found.pending)),
         ("changed", f"{some(found.changed)}: not read again yet (ckptguard verify)" if found.changed else None),
@@ -200,17 +200,6 @@ def _copies(found: Status) -> str | None:
 
 def _ago(found: Status) -> str:
     return f"{age(found.known_good_age_seconds)} ago"
-
-
-def _at_risk_words(found: Status) -> str | None:
-    """What would be lost if training died now, in GPU-hours."""
-    lost = found.at_risk
-    if lost is None or lost.gpu_seconds < _LITTLE:
-        return None
-    since = "the newest safe checkpoint" if lost.remains else "the first save, for no good checkpoint is safe"
-    if lost.world_size is None:
-        return f"{lost.gpu_seconds / 3600:.1f} hours since {since}, on each of its GPUs"
-    return f"{lost.gpu_seconds / 3600:.1f} GPU-hours since {since}, on {lost.world_size} GPUs"
 
 
 def _incident_words(found: Status) -> str | None:

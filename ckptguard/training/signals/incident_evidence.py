@@ -16,7 +16,9 @@ import msgspec
 
 from ckptguard.decisions.health import Signal
 from ckptguard.training.content.training_parts import TrainingParts
+from ckptguard.training.signals.curve_recorder import CurveRecorder
 from ckptguard.training.signals.weights import Named, first_of, model_tensors, state_tensors
+from ckptguard.values.curve import Row
 from ckptguard.values.incident import Details, Resumed, Sample, SickTensor, Training, worded
 
 MOST = 50  # tensors in a report
@@ -76,13 +78,16 @@ class IncidentEvidence:
 
 
 class SampleBuffer:
-    """The last 256 updates, and every 16th of the 4096 before them. Takes plain numbers, at well under a microsecond
-    each."""
+    """The last 256 updates, and every 16th of the 4096 before them. Takes plain numbers, at about a microsecond each.
+
+    `curve` gets all of them, if it is set.
+    """
 
     def __init__(self, optimizer: Any = None) -> None:
         self.optimizer = optimizer  # learning rates come from it
-        self._near: deque[tuple[Any, ...]] = deque(maxlen=_NEAR)
-        self._far: deque[tuple[Any, ...]] = deque(maxlen=_FAR)
+        self.curve: CurveRecorder | None = None
+        self._near: deque[Row] = deque(maxlen=_NEAR)
+        self._far: deque[Row] = deque(maxlen=_FAR)
 
     def append(self, signal: Signal) -> None:
         """Remember an update with the current learning rate, unless it has no numbers."""
@@ -91,10 +96,15 @@ class SampleBuffer:
         near = self._near
         if len(near) == _NEAR and near[0][0] % _STRIDE == 0:
             self._far.append(near[0])
-        near.append((signal.step, signal.loss, signal.grad_norm, signal.scale, learning_rate(self.optimizer)))
+        row = (signal.step, signal.loss, signal.grad_norm, signal.scale, learning_rate(self.optimizer))
+        near.append(row)
+        if self.curve is not None:
+            self.curve.append(row)
 
-    def restart(self, step: int) -> None:
-        """Go back to update `step`: forget later updates."""
+    def restart(self, step: int, *, onset: int | None = None) -> None:
+        """Go back to update `step`: forget later updates. `onset`: the first sick one."""
+        if self.curve is not None:
+            self.curve.begin(next((row for row in self._near if row[0] == onset), None))
         for rows in (self._near, self._far):
             while rows and rows[-1][0] > step:
                 rows.pop()

@@ -129,7 +129,7 @@ class TrainingMonitor:
         self._last_look = step
         self.health = self.health.restarted(step)
         self._delayed.forget()
-        self.recent.restart(step)
+        self.recent.restart(step, onset=self.sick.onset_step if self.sick is not None else None)
         self._looking = None
         self.sick = None
 

@@ -90,6 +90,7 @@ def test_it_says_what_status_says(guarded):
         told = status(RunView(open_run(guarded.url), guarded.settings), supervised=True)
         facts = guarded.facts
         assert facts.protected == told.protected
+        assert facts.explanation == told.explanation
         assert facts.known_good_step == (told.known_good.step if told.known_good else None)
         counts = {outcome: count for outcome, count in told.outcomes.items() if count}
         assert facts.checkpoints == counts

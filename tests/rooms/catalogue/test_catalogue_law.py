@@ -1,5 +1,6 @@
 """A catalogue is a cache: however it came about, with whatever kills, it holds what a new one would."""
 
+import json
 import shutil
 
 from ckptguard_daemon.catalogue_feed import CatalogueFeed, Passed
@@ -11,20 +12,28 @@ from support.tiny_run import TINY, WEIGHTS, delete, inline, name_of, poison, rot
 from support.views import look
 
 from ckptguard.errors import CkptguardError
+from ckptguard.records.audit import begin_action, end_action
 from ckptguard.records.incidents import list_incidents, open_incident, update_incident
+from ckptguard.records.pins import list_pins, pin_checkpoint, release_pin
 from ckptguard.records.run import open_run
 from ckptguard.recover.roll_back import GoBack, roll_back
 from ckptguard.repair.scrub import scrub
 from ckptguard.replicas.replicate import Replica, Replicated
 from ckptguard.runs.work import Work
+from ckptguard.training.signals.curve_recorder import CurveRecorder
 from ckptguard.upkeep.reconcile import PassNotes, reconcile
+from ckptguard.values.ids import CheckpointId
 
 SOME = settings(max_examples=40, deadline=None, database=None, suppress_health_check=list(HealthCheck))
 SETTINGS = TINY.changed(keep="auto", keep_last=3, prune_failed=True, trash_grace=0.0)
 STEPS = st.integers(1, 6)
 ACTIONS = st.one_of(
-    st.tuples(st.sampled_from(["save", "save again", "poison", "rot", "delete", "replicate", "roll back"]), STEPS),
-    st.tuples(st.sampled_from(["scrub", "incident", "close", "restart", "prune"]), st.just(0)),
+    st.tuples(
+        st.sampled_from(["save", "save again", "poison", "rot", "delete", "replicate", "roll back", "pin"]), STEPS
+    ),
+    st.tuples(
+        st.sampled_from(["scrub", "incident", "close", "restart", "prune", "act", "act killed", "unpin"]), st.just(0)
+    ),
 )
 WORK = Work(scanner=inline)
 
@@ -59,6 +68,11 @@ class Watched:
             self.replicas = replicas_of(look(run), step)
         elif action == "roll back":
             roll_back(look(run, SETTINGS), GoBack(reason="loss", before_step=step, check_writing=False), work=WORK)
+        elif action == "pin":
+            pin_checkpoint(run, CheckpointId("model-#", step, 1))
+        elif action == "unpin":
+            for pin in list_pins(run)[:1]:
+                release_pin(run, pin)
         elif action == "scrub":
             scrub(look(run, SETTINGS), work=WORK)
         elif action == "incident":
@@ -66,10 +80,22 @@ class Watched:
         elif action == "close":
             for incident in list_incidents(run)[:1]:
                 update_incident(run, incident, state="closed", action="went back", known_good="2.1")
+        elif action == "train":
+            recorder = CurveRecorder(run)
+            recorder.append((step, 1.0, None, None, None))
+            recorder.close(60.0)
+        elif action == "log":
+            log = at(self.url, f"checkpoint-{step}/trainer_state.json")
+            log.parent.mkdir(exist_ok=True)
+            log.write_text(json.dumps({"log_history": [{"step": number, "loss": 1.0} for number in range(step)]}))
         elif action == "prune":
             self.notes.prune_at = 0.0
         elif action == "restart":
             self.restart()
+        elif action.startswith("act"):
+            begun = begin_action(run, verb="pin", name="alice", role="operator", arguments={}, reason="why", plan="")
+            if action == "act":
+                end_action(run, begun, "done", ["pinned"])
 
     def make_pass(self, *, die_at=None):
         """One pass, whose catalogue may be killed before a statement. The next process goes on."""

@@ -11,6 +11,7 @@ from support.views import look
 
 from ckptguard.cli.entry import COMMANDS
 from ckptguard.documents.build import plain
+from ckptguard.records.audit import begin_action, end_action
 from ckptguard.records.daemon_record import DaemonRecord, write_daemon_record
 from ckptguard.records.incidents import list_incidents, open_incident, update_incident
 from ckptguard.records.run import open_run
@@ -34,7 +35,7 @@ def eventful(three):
 
 def test_every_command_has_its_example():
     """Each command with --json is in json.md once."""
-    assert set(EXAMPLES) == set(COMMANDS) - {"completion", "supervise"}
+    assert set(EXAMPLES) == set(COMMANDS) - {"completion", "dashboard", "supervise"}
 
 
 @pytest.mark.parametrize(
@@ -152,6 +153,8 @@ def test_documents_of_incidents_are_as_shown(document, invoke, eventful):
         resumed=Resumed(step=200),
     )
     update_incident(run, list_incidents(run)[0], details=details)
+    said = {"verb": "pin", "name": "alice", "role": "operator", "reason": "why", "plan": "d"}
+    end_action(run, begin_action(run, arguments={"checkpoint": "300"}, **said), "done", ["pinned net-300.pt"])
     for name, options in (("incidents", ()), ("incident", ("--read",))):
         _, found = document(name, eventful, *options)
         assert ordered(shape(found)) == ordered(shape(EXAMPLES[name]))

@@ -6,6 +6,7 @@ import pytest
 import torch
 from support.runs import state_dict
 
+from ckptguard.records.audit import begin_action, end_action
 from ckptguard.records.incidents import open_incident, update_incident
 from ckptguard.records.run import open_run
 from ckptguard.values.incident import Details, Sample, Training
@@ -43,6 +44,18 @@ def test_incidents_are_listed(told, invoke):
     assert lines[1].split()[1:4] == ["400", "numeric", "open"]
     assert lines[2].split()[:4] == [incident.id, "402", "grad_norm", "handling"]
     assert len(lines) == 3
+
+
+def test_what_operators_had_done_is_listed(told, invoke):
+    """Below the incidents each action has a line: what, how it ended, who, and why, escaped."""
+    folder, _ = told
+    run = open_run(str(folder))
+    said = {"verb": "rollback", "name": "alice", "role": "operator", "arguments": {}, "plan": "d"}
+    action = begin_action(run, reason="the loss\x1b[31m jumped", **said)
+    end_action(run, action, "done", ["went back"])
+    lines = invoke("incidents", folder).stdout.splitlines()
+    assert lines[-2].split() == ["ACTION", "VERB", "STATE", "BY", "WHY"]
+    assert lines[-1].split() == [action.id, "rollback", "done", "alice", "the", "loss\\u001b[31m", "jumped"]
 
 
 def test_a_run_without_incidents(verified, invoke, document):

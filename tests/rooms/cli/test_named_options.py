@@ -20,6 +20,7 @@ PACKAGE, DAEMON = Path(ckptguard.__file__).parent, Path(daemon.__file__).parent
 _COMMAND = re.compile(r"(?<![\w./-])ckptguard ([a-z][a-z-]*)")
 _OPTION = re.compile(r"(?<![\w-])--([a-z][a-z-]*\d?)")
 _QUOTED = re.compile(r"(?<!`)`([^`]+)`(?!`)")
+_DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 _END = re.compile(r"[`;:]|\.\s")
 # Words that follow the name of the project in a sentence.
 PROSE = {
@@ -27,6 +28,7 @@ PROSE = {
     "can",
     "cannot",
     "does",
+    "has",
     "if",
     "is",
     "lists",
@@ -37,6 +39,7 @@ PROSE = {
 # What is quoted and is none of our settings or commands: other programs, arguments in Python, parameters of requests.
 OTHERS = {"md5sum -c", "sha512sum --tag", "b2sum --tag", "ckptguard.toml", "name", "seconds", "step", "path"}
 OTHERS |= {"folders", "depth"}  # keys of a fleet file
+OTHERS |= {"expires", "reason", "to", "Last-Event-ID"}  # of a token's line, of a body, of a query, of a header
 
 
 def texts() -> Iterator[tuple[str, str]]:
@@ -46,7 +49,9 @@ def texts() -> Iterator[tuple[str, str]]:
         left_out = set()
         for node in ast.walk(tree):
             is_help = isinstance(node, ast.FunctionDef) and "click." in "".join(map(ast.unparse, node.decorator_list))
-            documented = isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and not is_help
+            documented = (
+                isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and not is_help
+            )
             if documented and ast.get_docstring(node, clean=False) is not None:
                 left_out.add(id(node.body[0].value))
         for node in ast.walk(tree):

@@ -191,7 +191,7 @@ def test_what_cannot_be_read_is_could_not_tell(document, invoke, three, monkeypa
 def test_a_run_without_write_access_is_answered_with_a_warning(invoke, three, monkeypatch):
     """Verdicts that cannot be recorded are still told; stderr says what was not possible."""
 
-    def denied(run, verdict):
+    def denied(run, verdict, **how):
         raise DeniedError("read-only", key="ledger")
 
     monkeypatch.setattr(ckptguard.runs.history, "append_verdict", denied)

@@ -75,7 +75,8 @@ def test_a_save_is_hinted_at_wherever_it_lies(run: Path, watching: Watching) -> 
 
 
 def test_our_own_doings_are_no_hints(run: Path, watching: Watching, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Reading checkpoints and writing records is no hint, but the run does not rest either; a trainer's seal is one."""
+    """Reading checkpoints and writing records is no hint, but the run does not rest either. A trainer's seal is one,
+    and so is an incident."""
     records, aside = run / "_ckptguard", tmp_path_factory.mktemp("aside")
     (records / "manifests" / "step-#").mkdir(parents=True)
     (records / "ledger").mkdir()
@@ -91,8 +92,12 @@ def test_our_own_doings_are_no_hints(run: Path, watching: Watching, tmp_path_fac
     (records / "daemon.json").write_text("{}")
     assert watching.no_more_hints(aside)
     assert not watching.watcher.rests("run")
-    (records / "manifests" / "step-#" / "000000000001.1.json").write_text("{}")
-    assert watching.hint() == "run"
+    for name in ("manifests/step-#/000000000001.1.json", "incidents/20270131T120000-01234567.json"):
+        (records / name).parent.mkdir(exist_ok=True)
+        assert watching.no_more_hints(aside)
+        (records / name).write_text("{}")
+        assert watching.hint() == "run"
+        until(lambda: watching.no_more_hints(aside), "the end of its hints")
 
 
 @pytest.mark.parametrize("later", [False, True])

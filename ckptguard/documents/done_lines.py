@@ -1,0 +1,109 @@
+"""What an operation did, or would do, as lines for people: the command line prints them, and a dashboard shows them.
+
+Every name that came from a file is escaped here, once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from ckptguard.documents.report_lines import Line
+from ckptguard.values.ids import escape
+from ckptguard.values.plain_numbers import size
+
+if TYPE_CHECKING:
+    from ckptguard.recover.roll_back import RolledBack
+    from ckptguard.repair.repair import Repaired
+    from ckptguard.replicas.replicate import Replica
+    from ckptguard.retention.prune import Pruned
+
+
+class Table(NamedTuple):
+    """Rows under titles. Their cells are not escaped yet."""
+
+    titles: tuple[str, ...]
+    rows: Sequence[Sequence[object]]
+
+
+def prune_table(done: Pruned) -> Table:
+    """A row for each checkpoint: whether it stays, and why."""
+    rows = []
+    for decision in done.decisions:
+        one, word = decision.checkpoint, "keep" if decision.keep else "remove"
+        outcome = "changed" if one.changed else one.outcome.value
+        rows.append((f"{one.path}{one.id.nth_save}", outcome, word, size(one.bytes), "; ".join(decision.reasons)))
+    return Table(("path", "outcome", "decision", "size", "reasons"), rows)
+
+
+def prune_lines(done: Pruned) -> Iterator[Line]:
+    """What a policy removes, in all."""
+    freed = sum(d.checkpoint.bytes for d in done.removed)
+    yield Line(f"{'would move' if done.dry_run else 'moved'} {len(done.removed)} to the trash ({size(freed)})")
+    if done.emptied:
+        total = size(sum(mark.bytes for mark in done.emptied))
+        would = "would remove" if done.dry_run else "removed"
+        yield Line(f"{would} {len(done.emptied)} from the trash for good ({total})")
+
+
+def replica_table(replica: Replica) -> Table:
+    """A row for each checkpoint: what was done about it."""
+    rows = [
+        (c.path, c.id, c.done, size(c.bytes), c.message or (f"verified: {c.verified}" if c.verified else None))
+        for c in replica.checkpoints
+    ]
+    return Table(("path", "id", "done", "size", "remark"), rows)
+
+
+def replica_line(replica: Replica) -> Line:
+    """Where a replica stands."""
+    return Line(f"{escape(replica.url)}: {standing_text(replica)}")
+
+
+def standing_text(replica: Replica) -> str:
+    """Where a replica stands, in a few words."""
+    if replica.behind is None:
+        return "what it holds could not be told"
+    last = f"last good {replica.last_good}" if replica.last_good else "nothing good yet"
+    return f"{last}, {f'behind by {replica.behind}' if replica.behind else 'up to date'}"
+
+
+def repair_lines(done: Repaired, *, only_wrong: bool = False) -> Iterator[Line]:
+    """A line for each damaged file, and for each new verdict. `only_wrong` leaves out what is well."""
+    for file in done.files:
+        what = f"the kept copy's {escape(file.file)}" if file.place == "kept" else escape(file.file)
+        if not file.repaired and file.source is None:
+            yield Line(f"could not repair {what}{file.id.nth_save}: {escape(file.reason)}")
+        elif not file.repaired or not only_wrong:
+            did = "repaired" if file.repaired else "would repair"
+            yield Line(f"{did} {what}{file.id.nth_save} from the {file.source}")
+    for checked in done.checked:
+        word = checked.outcome.value
+        if word != "good" or not only_wrong:
+            nth = checked.id.nth_save if checked.id else ""
+            yield Line("", word, f"{'':{10 - len(word)}} {escape(checked.path)}{nth}")
+    if not only_wrong and not done.files and not done.checked and not done.could_not_tell:
+        yield Line("nothing is known to be damaged; `ckptguard scrub` looks for damage")
+
+
+def rollback_lines(done: RolledBack) -> Iterator[Line]:
+    """Where a rollback went, what it moved, and what names hold now."""
+    dry_run = done.dry_run
+    for path in done.unverified if dry_run else ():
+        yield Line(f"would first verify {escape(path)}, and go back to it if it is good; else:")
+    would = "would go" if dry_run else "went"
+    yield Line(f"{would} back to {escape(done.known_good.path)}{done.known_good.id.nth_save}")
+    for path in done.quarantined:
+        yield Line(f"{'would quarantine' if dry_run else 'quarantined'} {escape(path)}")
+    if done.put_back:
+        yield Line(f"{'would put' if dry_run else 'put'} the kept copy back under its own name")
+    for given in done.given:
+        what = "its own content" if given.source == given.path else escape(given.source)
+        yield Line(f"{'would fill' if dry_run else 'filled'} {escape(given.path)} with {what}{given.id.nth_save}")
+    for pointer in done.pointed:
+        yield Line(f"{'would point' if dry_run else 'pointed'} {escape(pointer.key)} at {escape(pointer.path)}")
+    if done.repeats is not None:
+        first, last = done.repeats
+        noun = "epoch" if "epoch" in done.known_good.series else "step"
+        steps = f"{noun} {first}" if first == last else f"{noun}s {first} to {last}"
+        yield Line(f"training {'would make' if dry_run else 'makes'} {steps} again, with all of their batches")

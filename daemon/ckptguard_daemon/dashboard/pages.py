@@ -1,0 +1,132 @@
+"""What the pages of the fleet and of a run show. It comes from the catalogue and from the last pass.
+
+No request to a run's storage is made for it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ckptguard.catalogue.rows import Generation, IncidentRow, NumberedEvent
+from ckptguard.decisions.at_risk import at_risk, at_risk_words
+from ckptguard.documents.build import Document, document, fields, plain
+from ckptguard.records.who_and_when import seconds_of
+from ckptguard.values.ids import escape
+from ckptguard_daemon.catalogue_feed import RunRows
+from ckptguard_daemon.dashboard.answer import answer
+from ckptguard_daemon.guarded import WatchedRun
+from ckptguard_daemon.http.routes import Role, Route, Served
+
+NOT_SEEN = "unknown: ckptguard has not looked through this run yet"
+_HELD = ("there", "sent", "raced")
+
+
+def routes(served: Served) -> list[Route]:
+    """Return the routes of this module."""
+    pages = Pages(served)
+    return [
+        Route("/v1/fleet", pages.fleet, Role.READER),
+        Route("/v1/runs/{run}/page", pages.run, Role.READER),
+    ]
+
+
+class Pages:
+    """The two pages that everybody looks at."""
+
+    def __init__(self, served: Served) -> None:
+        self._served = served
+
+    async def fleet(self, request: Request) -> Response:
+        """Answer with a line for each run, or for those that `run` names: an event costs a line, not the fleet."""
+        wanted = set(request.query_params.getlist("run"))
+        runs = [run for run in self._served.runs_for(request) if not wanted or run.run_id in wanted]
+        return await answer(request, lambda: self._fleet(runs))
+
+    async def run(self, request: Request) -> Response:
+        """Answer with all that is noted of one run."""
+        run = self._served.run_of(request)
+        return await answer(request, lambda: self._run(run))
+
+    def _fleet(self, runs: Sequence[WatchedRun]) -> Document:
+        now, feed = time.time(), self._served.feed
+        newest = feed.events_after(0, most=0)
+        rows = [self._row(run, now) for run in runs]
+        checkpoints, size = Counter[str](), Counter[str]()
+        for row in rows:
+            checkpoints.update(row["checkpoints"])
+            size.update(row["bytes"])
+        totals = [{"outcome": one, "checkpoints": checkpoints[one], "bytes": size[one]} for one in sorted(checkpoints)]
+        return {
+            **document("fleet"),
+            "as_of": now,
+            "catalogue": feed.has_catalogue,
+            "newest_event": None if newest is None else newest.last,
+            "totals": totals,
+            "runs": rows,
+        }
+
+    def _run(self, run: WatchedRun) -> Document:
+        now, feed = time.time(), self._served.feed
+        newest = feed.events_after(0, most=0)
+        row, rows = self._row(run, now), feed.rows(run.run_id)
+        known, replicas, scrub = rows or RunRows(), run.replicas, run.scrub
+        return {
+            **document("page"),
+            "as_of": seconds_of(run.last_pass_at or ""),
+            "noted": rows is not None,
+            "newest_event": None if newest is None else newest.last,
+            "run": row,
+            "sentence": row["explanation"],
+            "series": sorted({escape(g.id.series) for g in known.generations}),
+            "generations": [_generation(g) for g in known.generations],
+            "incidents": [_incident(i) for i in known.incidents],
+            "events": [event_fields(e) for e in known.events],
+            "pending": plain(run.last_pass.pending),
+            "could_not_tell": [*map(escape, run.last_pass.could_not_tell), *run.last_pass.unnamed],
+            "replicas": [
+                {**fields(r, "standing"), "held": sum(one.done in _HELD for one in r.checkpoints)} for r in replicas
+            ],
+            "scrub": plain(scrub),
+        }
+
+    def _row(self, run: WatchedRun, now: float) -> Document:
+        facts = self._served.feed.facts(run.run_id, run.url, run.state, run.name)
+        trouble, row = run.trouble, msgspec.to_builtins(facts)
+        explanation = facts.explanation or NOT_SEEN
+        if trouble is not None and facts.explanation:  # what was true then may be no longer
+            explanation = f"unknown: {escape(trouble.message)}"
+        known = sum(one.behind is not None and not one.trouble for one in run.replicas)
+        return {
+            "id": run.run_id,
+            **row,
+            "url": escape(facts.url),
+            "name": escape(facts.name),
+            "protected": facts.protected and trouble is None,
+            "explanation": explanation,
+            "replicas_unknown": max(facts.replicas - known, 0),
+            "at_risk": at_risk_words(at_risk(facts, now)),
+            "trouble": None if trouble is None else escape(trouble.message),
+        }
+
+
+def _generation(row: Generation) -> Document:
+    id = row.id
+    return {**msgspec.to_builtins(row), "id": str(id), "series": escape(id.series), "step": id.step}
+
+
+def _incident(row: IncidentRow) -> Document:
+    went_back = row.went_back.partition(" ")[0] if row.went_back is not None else None
+    return {**msgspec.to_builtins(row), "went_back": went_back}
+
+
+def event_fields(one: NumberedEvent) -> Document:
+    """Return an event as every document shows it."""
+    found: Document = msgspec.to_builtins(one.event)
+    del found["key"]
+    return {"number": one.number, "run": one.run, **found}

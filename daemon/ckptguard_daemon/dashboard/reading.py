@@ -1,0 +1,134 @@
+"""What a click reads: counted, and bounded in requests, time, size, memory, and clicks at a time."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any, cast
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ckptguard.documents.build import Document
+from ckptguard.errors import CouldNotTellError, NotFoundError, SettingsError
+from ckptguard.records.run import Run
+from ckptguard.runs.run_view import RunView
+from ckptguard.storage.protocol import Storage
+from ckptguard.values.ids import CheckpointId, id_from_record
+from ckptguard_daemon.dashboard.answer import pack
+from ckptguard_daemon.guarded import WatchedRun
+from ckptguard_daemon.http.turns import Bounds, Turns
+
+MOST_SECONDS = 20.0  # until a click asks the storage nothing more
+MOST_REQUESTS = 1000
+AT_ONCE = Bounds(most=8, of_caller=4, of_run=4, waiting=16)  # clicks that read
+LONGEST_NAME = 4000
+_ASKS = frozenset(("list", "names", "stat", "open"))
+
+
+class Reads:
+    """Counts the requests of one click, and refuses more than its budget. Threads may share it."""
+
+    def __init__(self, seconds: float = MOST_SECONDS) -> None:
+        self.count = 0
+        self._lock = threading.Lock()
+        self._until = time.monotonic() + seconds
+
+    def note(self) -> None:
+        """Count one request. Raises CouldNotTellError once there were too many, or they take too long."""
+        with self._lock:
+            self.count += 1
+        if time.monotonic() > self._until or self.count > MOST_REQUESTS:
+            raise CouldNotTellError("the storage took too long to read all of it", hint="ask for less, or try again")
+
+
+class _Counted:
+    """A storage whose requests are counted. It is only read."""
+
+    def __init__(self, storage: Storage, reads: Reads) -> None:
+        self._storage, self._reads = storage, reads
+
+    def __getattr__(self, verb: str) -> Any:
+        found = getattr(self._storage, verb)
+        if verb not in _ASKS:
+            return found
+
+        def asked(*args: Any, **named: Any) -> Any:
+            self._reads.note()
+            return found(*args, **named)
+
+        return asked
+
+
+def counted_view(run: WatchedRun, reads: Reads) -> RunView:
+    """Return a run as it is now, for one click. Raises NotFoundError."""
+    opened = run.open()
+    storage, records = (cast(Storage, _Counted(one, reads)) for one in (opened.storage, opened.records))
+    return RunView(msgspec.structs.replace(opened, storage=storage, records=records), run.settings)
+
+
+class Clicks:
+    """Does what clicks ask for in a few threads, so that a slow storage holds up nothing else."""
+
+    def __init__(self) -> None:
+        self._turns = Turns(AT_ONCE)
+
+    async def answer(self, request: Request, make: Callable[[Reads], Document]) -> Response:
+        """Return the document that `make` returns, with the number of its requests. Raises BusyError."""
+
+        def made(reads: Reads) -> Response:
+            answer = make(reads)
+            answer.setdefault("reads", reads.count)
+            return pack(request, answer)
+
+        return await self.do(request, made)
+
+    async def do(self, request: Request, make: Callable[[Reads], Response]) -> Response:
+        """Return what `make` returns. Raises BusyError."""
+        return await self._turns.do(request, lambda: make(Reads()))
+
+
+class Remembered:
+    """Values that were made from immutable records, within a bound of bytes. The oldest used ones go first."""
+
+    def __init__(self, most_bytes: int) -> None:
+        self._lock = threading.Lock()
+        self._most, self._bytes = most_bytes, 0
+        self._held: OrderedDict[object, tuple[Any, int]] = OrderedDict()
+
+    def get(self, key: object) -> Any:
+        """Return the value, or None."""
+        with self._lock:
+            found = self._held.get(key)
+            if found is None:
+                return None
+            self._held.move_to_end(key)
+            return found[0]
+
+    def put(self, key: object, value: object, size: int) -> None:
+        """Remember a value that takes about `size` bytes."""
+        with self._lock:
+            self._bytes += size - self._held.pop(key, (None, 0))[1]
+            self._held[key] = value, size
+            while self._bytes > self._most:
+                self._bytes -= self._held.popitem(last=False)[1][1]
+
+
+def id_of(request: Request, parameter: str = "name") -> CheckpointId:
+    """Return the checkpoint that the query names, as the page's document does. Raises SettingsError."""
+    name = request.query_params.get(parameter, "")
+    if len(name) > LONGEST_NAME:
+        raise SettingsError(f"`{parameter}` is too long")
+    folder, _, rest = name.partition("/")
+    id = id_from_record(folder, rest)
+    if id is None or folder in ("", ".", "..") or id.record_path != name:
+        raise SettingsError(f"`{parameter}` must be the name of a checkpoint", hint="GET .../page has the names")
+    return id
+
+
+def unknown(id: CheckpointId, run: Run) -> NotFoundError:
+    """Return the error for a checkpoint that no record names."""
+    return NotFoundError(f"no record of {run.url} is about {id.series} {id}")

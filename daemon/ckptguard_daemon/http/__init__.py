@@ -1,0 +1,1 @@
+"""How the daemon is reached: its sockets, its connections and its routes."""

@@ -1,0 +1,96 @@
+"""The routes about the caller: who it is, and the session of a browser."""
+
+from __future__ import annotations
+
+import time
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ckptguard.documents.build import document
+from ckptguard.errors import NotFoundError, SettingsError
+from ckptguard.records.who_and_when import utc_text
+from ckptguard.values.access import Role
+from ckptguard.version import __version__
+from ckptguard_daemon.http.replies import read_body, refusal, reply
+from ckptguard_daemon.http.routes import Route, Served, caller_of
+from ckptguard_daemon.http.tcp_gate import Door, address_of_client, too_many
+from ckptguard_daemon.log import log
+
+ACTIONS = ("verify", "pin", "unpin", "clear", "accept", "prune", "replicate", "repair", "rollback")
+_LONGEST_SECRET = 1024
+
+
+class LoginBody(msgspec.Struct, frozen=True, kw_only=True):
+    """The body that begins a session: a token, or the secret of a link."""
+
+    token: str
+
+
+def _door_of(request: Request) -> Door:
+    door: Door | None = request.scope.get("door")
+    if door is None:
+        raise NotFoundError("there are no sessions on this socket", hint="who can open it needs none")
+    return door
+
+
+async def _me(request: Request) -> Response:
+    caller = caller_of(request)
+    return reply(
+        document(
+            "me",
+            name=caller.name,
+            role=caller.role.word,
+            runs=caller.runs,
+            expires=None if caller.expires is None else utc_text(caller.expires),
+            version=__version__,
+            actions=ACTIONS if caller.role is Role.OPERATOR else (),
+        )
+    )
+
+
+async def _log_in(request: Request) -> Response:
+    door, address = _door_of(request), address_of_client(request.scope)
+    token = (await read_body(request, LoginBody)).token
+    if len(token) > _LONGEST_SECRET:
+        raise SettingsError("this is no token")
+    wait = door.attempts.begin(address, time.monotonic())
+    if wait > 0:
+        return too_many(wait)
+    now = time.time()
+    made = door.callers.log_in(token.strip(), now)
+    if made is None:
+        log("login_refused", level="warning", address=address)
+        hint = "ask for a new link or token" if request.headers.get("origin") else None
+        return refusal("unauthorized", "this token or link is wrong, was used, or has expired", 401, hint)
+    door.attempts.worked(address)
+    secret, expires = made
+    answer = reply(document("session", expires=utc_text(expires)), 201)
+    _set_cookie(answer, door, secret, int(expires - now))
+    return answer
+
+
+async def _log_out(request: Request) -> Response:
+    door = _door_of(request)
+    session = door.session_of(request.headers)
+    if session is not None:
+        door.callers.log_out(session)
+    answer = reply(document("session", expires=None))
+    _set_cookie(answer, door, "", 0)
+    return answer
+
+
+def _set_cookie(answer: Response, door: Door, value: str, seconds: int) -> None:
+    answer.set_cookie(
+        door.cookie, value, max_age=seconds, path="/", secure=door.secure, httponly=True, samesite="strict"
+    )
+
+
+def routes(served: Served) -> list[Route]:
+    """Return the routes of this module."""
+    return [
+        Route("/v1/me", _me, Role.READER),
+        Route("/v1/session", _log_in, None, ["POST"]),
+        Route("/v1/session", _log_out, Role.READER, ["DELETE"]),
+    ]

@@ -1,0 +1,188 @@
+"""The TCP socket for browsers and other machines: where it listens, with which certificate, and who may come in."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import socket
+import ssl
+import stat
+import threading
+import time
+import webbrowser
+from collections.abc import Mapping
+from urllib.parse import urlsplit
+
+import msgspec
+from starlette.types import ASGIApp
+
+from ckptguard.errors import SettingsError
+from ckptguard.storage.runtime_folder import private_runtime_folder
+from ckptguard.values.access import Role
+from ckptguard_daemon.http.callers import Callers
+from ckptguard_daemon.http.places import address_of, place_named
+from ckptguard_daemon.http.server import HttpServer
+from ckptguard_daemon.http.tcp_gate import Door, TcpGate, own_names
+from ckptguard_daemon.log import log
+
+
+class HttpOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Where HTTP is served: at the path of a Unix socket, and by TCP. `url` is where browsers find it through a proxy.
+    `link`: the role of a login link."""
+
+    socket: str | None = None
+    address: str | None = None
+    certificate: str | None = None
+    key: str | None = None
+    tokens: str | None = None
+    url: str | None = None
+    link: Role | None = None
+    opened: bool = False  # in a browser of this machine
+    yields: bool = False  # runs that another daemon guards are only looked at
+
+
+NO_HTTP = HttpOptions()
+
+
+class Front:
+    """A listening TCP socket and its door."""
+
+    def __init__(self, options: HttpOptions, address: str) -> None:
+        """Raises SettingsError, also where secrets would cross a network in clear text."""
+        place = place_named("--http", address)
+        self._options, self._tls, self._seen = options, _tls(options), _stamps(options)
+        if self._tls is None and not place.is_loopback:
+            raise SettingsError(
+                f"other machines could listen to what is said at {address}",
+                hint="give --tls-cert FILE and --tls-key FILE, or listen on 127.0.0.1 behind a proxy that has them",
+            )
+        if options.tokens is None and options.link is None:
+            raise SettingsError("nobody could log in", hint="give --tokens FILE, or --link for a link that works once")
+        url = None if options.url is None else _checked_url(options.url)
+        callers = Callers(options.tokens, options.link)
+        self._socket = place.listen()
+        port = self._socket.getsockname()[1]
+        secure = self._tls is not None or (url or "").startswith("https:")
+        self.door = Door(callers, secure=secure, port=port)
+        self._private = ""
+        self._names = own_names(place.host, url, beyond=not place.is_loopback)
+        host = socket.gethostname() if place.is_any else place.host
+        shown = f"{host}:{port}" if ":" not in host else f"[{host}]:{port}"
+        self.url = url or f"{'https' if self._tls else 'http'}://{shown}"
+
+    def remember(self, socket_path: str, environ: Mapping[str, str]) -> None:
+        """Keep the sessions in this user's private folder, under a name that follows from the daemon's socket."""
+        name = hashlib.sha256(socket_path.encode("utf-8", "surrogateescape")).hexdigest()[:12]
+        try:
+            self._private = os.path.join(private_runtime_folder(environ), name)
+            self.door.callers.remember(f"{self._private}.sessions")
+        except OSError as error:
+            log("sessions_not_kept", level="warning", reason=str(error))
+
+    def server(self, application: ASGIApp) -> HttpServer:
+        """Return the server, which is not started."""
+        log("http", address=address_of(self._socket), url=self.url, tls=self._tls is not None)
+        return HttpServer(TcpGate(application, self._names, self.door), self._socket, self._tls)
+
+    def show_link(self) -> None:
+        """Print a link that logs in once, if one is wanted, and open it."""
+        role = self._options.link
+        if role is None:
+            return
+        link = f"{self.url}/login#{self.door.callers.new_link(role, time.time())}"
+        with contextlib.suppress(OSError):  # nobody reads it
+            print(link, flush=True)
+        if self._options.opened and self._private:
+            threading.Thread(target=self._open, args=(link,), daemon=True).start()  # some browsers are waited for
+
+    def _open(self, link: str) -> None:
+        """Open a link by way of a private file: the arguments of a browser are for every user to see."""
+        path = f"{self._private}.html"
+        try:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with open(descriptor, "w", encoding="ascii") as file:
+                file.write(f'<!doctype html><meta http-equiv="refresh" content="0;url={link}">')
+            opened = webbrowser.open(f"file://{path}")
+        except OSError as error:
+            log("browser_not_opened", level="warning", reason=error.strerror)
+        else:
+            if not opened:
+                log("browser_not_opened", level="warning", reason="no browser was found; open the link yourself")
+
+    def close(self) -> None:
+        """Remove what was made to open a browser."""
+        if self._options.opened and self._private:
+            with contextlib.suppress(OSError):
+                os.unlink(f"{self._private}.html")
+
+    def look(self) -> None:
+        """Take over changed tokens, and a changed certificate."""
+        self.door.callers.look()
+        if self._tls is None or (stamps := _stamps(self._options)) == self._seen:
+            return
+        self._seen = stamps
+        try:
+            _load(self._tls, self._options)
+            log("certificate_read", file=self._options.certificate)
+        except SettingsError as error:
+            log("certificate_refused", level="error", reason=error.message)
+
+
+def open_front(options: HttpOptions) -> Front | None:
+    """Return the front, or None if there is none. Raises SettingsError."""
+    if options.address is not None:
+        return Front(options, options.address)
+    if msgspec.structs.replace(options, socket=None, yields=False) != NO_HTTP:
+        raise SettingsError("--tokens, --tls-cert, --tls-key, --http-url and --link are only for --http")
+    return None
+
+
+def _tls(options: HttpOptions) -> ssl.SSLContext | None:
+    if options.certificate is None and options.key is None:
+        return None
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.set_alpn_protocols(["http/1.1"])
+    _load(context, options)
+    return context
+
+
+def _load(context: ssl.SSLContext, options: HttpOptions) -> None:
+    if options.certificate is None or options.key is None:
+        raise SettingsError("TLS needs --tls-cert FILE and --tls-key FILE")
+    try:
+        if os.stat(options.key).st_mode & stat.S_IRWXO:
+            raise SettingsError(f"every user can read the key {options.key}", hint=f"chmod 600 {options.key}")
+        context.load_cert_chain(options.certificate, options.key, password=lambda: "")  # never asks on the terminal
+    except OSError as error:
+        reason = error.strerror if not isinstance(error, ssl.SSLError) else error.reason or "it is no such file"
+        raise SettingsError(
+            f"the certificate {options.certificate} with the key {options.key} cannot be used: {reason}",
+            hint="both are PEM files, and the key has no password",
+        ) from error
+
+
+def _stamps(options: HttpOptions) -> list[object]:
+    found: list[object] = []
+    for path in (options.certificate, options.key):
+        try:
+            info = os.stat(path or "")
+            found.append((info.st_ino, info.st_size, info.st_mtime_ns))
+        except OSError as error:
+            found.append(error.errno)
+    return found
+
+
+def _checked_url(url: str) -> str:
+    try:
+        parts = urlsplit(url)
+        good = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:
+        good = False
+    if not good or parts.path.strip("/") or parts.query or parts.fragment or parts.username is not None:
+        raise SettingsError(
+            f"`--http-url {url}` is not the address of a site", hint="for example https://ckpt.example.org"
+        )
+    return f"{parts.scheme}://{parts.netloc}"

@@ -1,0 +1,124 @@
+"""Jobs: what takes long runs in threads of its own, a few at once, and the caller may come back for the answer."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+
+from ckptguard.documents.build import Document
+from ckptguard.errors import BusyError, CkptguardError, NotFoundError
+from ckptguard.storage.failures import machine_trouble
+from ckptguard_daemon.log import log
+
+LONGEST_JOB = 6 * 3600.0  # seconds; then its work is stopped
+MOST_RUNNING = 6
+_MOST_REMEMBERED = 32
+_BUSY_HINT = "try again when it has ended"
+
+
+class JobStop(threading.Event):
+    """Set when the daemon ends, or when the job's time is over."""
+
+    def __init__(self, stop: threading.Event, until: float) -> None:
+        super().__init__()
+        self._stop, self._until = stop, until
+
+    def is_set(self) -> bool:
+        """True if the work must end."""
+        return self._stop.is_set() or time.monotonic() >= self._until
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until the work must end. Returns whether it must."""
+        left = max(0.0, self._until - time.monotonic())
+        self._stop.wait(left if timeout is None else min(timeout, left))
+        return self.is_set()
+
+
+class Job:
+    """One piece of work for a run. `exclusive`: it changes the run, so no other one of it does so beside."""
+
+    def __init__(self, id: str, run_id: str, what: str, stop: threading.Event, *, exclusive: bool) -> None:
+        self.id, self.run_id, self.what, self.exclusive = id, run_id, what, exclusive
+        self.until = time.time() + LONGEST_JOB
+        self.stop = JobStop(stop, time.monotonic() + LONGEST_JOB)
+        self.answer: Future[Document] = Future()
+        self.answer.set_running_or_notify_cancel()  # who asked may go, but cannot cancel it
+
+    async def wait(self, seconds: float) -> Document | None:
+        """Return the answer, or None if there is none after `seconds`. Raises what the work raised."""
+        waiting = asyncio.wrap_future(self.answer)
+        waiting.add_done_callback(lambda done: done.cancelled() or done.exception())  # perhaps nobody looks any more
+        done, _ = await asyncio.wait([waiting], timeout=seconds)
+        return waiting.result() if done else None
+
+
+Work = Callable[[Job], Document]
+
+
+class Jobs:
+    """The jobs of all runs. Any thread may call it."""
+
+    def __init__(self, stop: threading.Event) -> None:
+        self._stop = stop
+        self._lock = threading.Lock()
+        self._jobs: dict[str, Job] = {}  # the oldest first
+        self._threads: dict[str, threading.Thread] = {}
+
+    def begin(self, id: str, run_id: str, what: str, work: Work, *, exclusive: bool) -> Job:
+        """Begin a job. Raises BusyError if too many run, or if another one changes this run."""
+        with self._lock:
+            running = [job for job in self._jobs.values() if not job.answer.done()]
+            if self._stop.is_set():
+                raise BusyError("the daemon is ending")
+            other = next((job for job in running if job.run_id == run_id and exclusive and job.exclusive), None)
+            if other is not None:
+                raise BusyError(f"another action on this run is under way: {other.what}", hint=_BUSY_HINT)
+            if len(running) >= MOST_RUNNING:
+                raise BusyError(f"{len(running)} actions are under way already", hint=_BUSY_HINT)
+            job = self._jobs[id] = Job(id, run_id, what, self._stop, exclusive=exclusive)
+            thread = self._threads[id] = threading.Thread(target=self._run, args=(job, work), name="job", daemon=True)
+            ended = [known for known, one in self._jobs.items() if one.answer.done()]
+            for known in ended[: max(0, len(self._jobs) - _MOST_REMEMBERED)]:
+                del self._jobs[known]
+        try:
+            thread.start()
+        except RuntimeError as error:  # no more threads
+            with self._lock:
+                del self._jobs[id], self._threads[id]
+            raise BusyError(f"there is no thread for it: {error}", hint=_BUSY_HINT) from error
+        return job
+
+    def get(self, id: str, run_id: str) -> Job:
+        """Return a job of a run. Raises NotFoundError."""
+        job = self._jobs.get(id)
+        if job is None or job.run_id != run_id:
+            raise NotFoundError(f"there is no job {id[:40]}", hint="GET /v1/runs/{run}/actions lists what was done")
+        return job
+
+    def wait_for_end(self, seconds: float) -> bool:
+        """Return whether all jobs end within this time. Call it after `stop` was set."""
+        deadline = time.monotonic() + seconds
+        with self._lock:
+            threads = list(self._threads.values())
+        for thread in threads:
+            if thread.is_alive():
+                thread.join(max(0.0, deadline - time.monotonic()))
+        return not any(thread.is_alive() for thread in threads)
+
+    def _run(self, job: Job, work: Work) -> None:
+        try:
+            job.answer.set_result(work(job))
+        except CkptguardError as error:
+            job.answer.set_exception(error)
+        except BaseException as error:
+            told: CkptguardError | None = machine_trouble(error)
+            if told is None:
+                log("job_failed", level="error", trace=True, what=job.what)
+                told = CkptguardError(f"unexpected {type(error).__name__}")
+            job.answer.set_exception(told)
+        finally:
+            with self._lock:
+                self._threads.pop(job.id, None)

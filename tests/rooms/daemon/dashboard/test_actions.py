@@ -1,0 +1,355 @@
+"""Actions over HTTP: a plan, its token, a reason, and a job to ask for; and who may not."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import threading
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import msgspec
+import pytest
+from ckptguard_daemon.application import application
+from ckptguard_daemon.dashboard import actions, verbs
+from ckptguard_daemon.dashboard.asked import Done, Plan
+from ckptguard_daemon.dashboard.verbs import VERBS
+from ckptguard_daemon.http.access import ACTIONS
+from ckptguard_daemon.http.routes import Caller, Role
+from ckptguard_daemon.jobs import MOST_RUNNING, JobStop
+from support.http_documents import assert_like, example
+from support.operators import ALICE, InlineScanner, all_files, served_run, without_records
+from support.tiny_run import TINY, cycle, save
+from support.views import look
+
+from ckptguard.errors import StorageFullError
+from ckptguard.keep.quarantine import mark_suspect
+from ckptguard.records import audit
+from ckptguard.records.audit import list_actions
+from ckptguard.records.run import open_run
+from ckptguard.values.verdict import Outcome
+
+READER, GUARD = (Caller(name=role.word, role=role) for role in (Role.READER, Role.GUARD))
+
+
+class Asking:
+    """An application over one run, asked within this process."""
+
+    def __init__(self, folder: Path) -> None:
+        self.url = str(folder / "run")
+        (folder / "run").mkdir()
+        for step in (1, 2, 3):
+            save(self.url, step, step)
+        cycle(open_run(self.url), TINY)
+        self.run, self.served = served_run(self.url, TINY.changed(replicas=(str(folder / "replica"),), keep_good=1))
+        self.application = application(self.served)
+
+    def ask(self, path: str, body: object = None, *, caller: Caller = ALICE) -> tuple[int, Any]:
+        """The status and the document of one request."""
+        return asyncio.run(self.answer_of(path, body, caller))
+
+    async def answer_of(self, path: str, body: object = None, caller: Caller = ALICE) -> tuple[int, Any]:
+        """The same, for a test that asks several at once."""
+        data = [b"" if body is None else json.dumps(body).encode()]
+        parts: list[Any] = []
+
+        async def receive() -> dict[str, Any]:
+            return {"type": "http.request", "body": data.pop()} if data else await asyncio.Future()
+
+        async def send(message: Any) -> None:
+            parts.append(message)
+
+        path, _, query = f"/v1/runs/{self.run.run_id}/{path}".partition("?")
+        scope = {
+            "type": "http",
+            "method": "GET" if body is None else "POST",
+            "path": path,
+            "query_string": query.encode(),
+            "headers": [],
+            "caller": caller,
+        }
+        await self.application(scope, receive, send)
+        return parts[0]["status"], json.loads(b"".join(part.get("body", b"") for part in parts))
+
+
+@pytest.fixture
+def asking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Asking:
+    """A run with three good checkpoints."""
+    monkeypatch.setattr(actions, "LaneScanner", InlineScanner)
+    return Asking(tmp_path)
+
+
+class Held:
+    """A verb whose real work waits until the test lets it go on."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.begun, self.go_on = threading.Semaphore(0), threading.Event()
+        verb = mock.Mock(
+            arguments=VERBS["verify"].arguments, plan=lambda asked: Plan(lines=("would wait",)), do=self.do
+        )
+        monkeypatch.setitem(VERBS, "verify", verb)
+
+    def do(self, asked: Any, agree: Any) -> Done:
+        """Wait."""
+        agree(Plan(lines=("would wait",)))
+        self.begun.release()
+        assert self.go_on.wait(60)
+        return Done(lines=("waited",))
+
+
+def test_every_answer_is_as_documented(asking: Asking, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plan, its being carried out, a job and the record have the keys and types of their examples."""
+    title = "POST /v1/runs/{run}/actions/{verb}"
+    examples = [json.loads(part.split("```")[0]) for part in section(title).split("```json\n")[1:]]
+    status, plan = asking.ask("actions/rollback", {"step": 2})
+    assert_like(plan, examples[0])
+    status, done = asking.ask(
+        "actions/rollback", {"step": 2, "dry_run": False, "reason": "why", "token": plan["token"]}
+    )
+    assert status == 200
+    assert_like(done, examples[1])
+    status, listed = asking.ask("actions", caller=READER)
+    assert_like(listed, example("GET /v1/runs/{run}/actions"))
+    held = Held(monkeypatch)
+    token = asking.ask("actions/verify", {})[1]["token"]
+    status, running = asking.ask("actions/verify?wait_seconds=0", real(token))
+    assert status == 202
+    assert_like(running, examples[2])
+    held.go_on.set()
+
+
+def section(title: str) -> str:
+    """The text below a heading of http.md."""
+    from support.markdown import DOCS
+
+    return (DOCS / "reference/http.md").read_text(encoding="utf-8").split(f"\n## {title}\n")[1].split("\n## ")[0]
+
+
+def real(token: str, **arguments: object) -> dict[str, object]:
+    """The body that has a plan carried out."""
+    return {**arguments, "dry_run": False, "reason": "why", "token": token}
+
+
+def test_the_page_offers_every_verb() -> None:
+    """What a caller is told it may do is what there is."""
+    assert tuple(VERBS) == ACTIONS
+
+
+@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("caller", [READER, GUARD], ids=["reader", "guard"])
+def test_only_an_operator_acts(verb: str, caller: Caller, asking: Asking, tmp_path: Path) -> None:
+    """Nobody else may even have a plan made, nor ask for a job; and nothing is written."""
+    before = all_files(tmp_path)
+    for body in ({}, real("token")):
+        assert asking.ask(f"actions/{verb}", body, caller=caller)[0] == 403
+    assert asking.ask("jobs/any", caller=caller)[0] == 403
+    assert all_files(tmp_path) == before
+
+
+def test_a_reader_writes_nothing(asking: Asking, tmp_path: Path) -> None:
+    """What a reader may ask about actions and retention leaves every byte and every time as it was."""
+    before = all_files(tmp_path)
+    for path in ("actions", "retention", "retention?keep_last=1&failed=true", "retention?keep_best=loss:min"):
+        assert asking.ask(path, caller=READER)[0] == 200
+    assert all_files(tmp_path) == before
+
+
+def test_another_run_does_not_exist(asking: Asking) -> None:
+    """For an operator of other runs, neither the actions nor the retention of this one are there."""
+    other = Caller(name="bob", role=Role.OPERATOR, runs=("other-*",))
+    for path, body in (("actions/pin", {"checkpoint": "3"}), ("actions", None), ("retention", None), ("jobs/x", None)):
+        assert asking.ask(path, body, caller=other)[0] == 404
+
+
+@pytest.mark.parametrize(
+    ("verb", "body", "status", "words"),
+    [
+        ("nonsense", {}, 404, "there is no action nonsense"),
+        ("pin", {}, 400, "`checkpoint` is missing"),
+        ("pin", {"checkpoint": 3}, 400, "`checkpoint` has the wrong type"),
+        ("pin", {"checkpoint": "3", "for": "ever"}, 400, "there is no `for`"),
+        ("pin", {"checkpoint": "3", "until": "1999-01-01"}, 400, "that has passed"),
+        ("pin", {"checkpoint": "3", "until": "0001-01-01"}, 400, "that has passed"),
+        ("pin", {"checkpoint": "9" * 4000}, 404, "there is no checkpoint"),
+        ("pin", {"checkpoint": "../../etc"}, 404, "there is no checkpoint"),
+        ("pin", {"checkpoint": "model-#/000000000099.1"}, 404, "nothing is known"),
+        ("prune", {"keep_last": 0}, 400, "keep_last must be at least 1"),
+        ("prune", {"keep_last": "many"}, 400, "keep_last must be a whole number"),
+        ("rollback", {"step": 1, "to": "model-2"}, 400, "not both"),
+        ("rollback", {"step": 99}, 404, "no known-good checkpoint of step 99"),
+        ("clear", {"checkpoint": "3"}, 409, "3 is good, not suspect"),
+        ("pin", {"checkpoint": "3", "dry_run": False, "token": "x"}, 400, "`reason` is empty"),
+        ("pin", {"checkpoint": "3", "dry_run": False, "token": "x", "reason": " \n"}, 400, "`reason` is empty"),
+        ("pin", {"checkpoint": "3", "dry_run": False, "token": "x", "reason": "x" * 1001}, 400, "1000 characters"),
+        ("pin", {"checkpoint": "3", "dry_run": False, "reason": "why"}, 400, "`token` is missing"),
+        ("pin", {"checkpoint": "3", "dry_run": False, "reason": "why", "token": "x"}, 409, "nothing was done"),
+    ],
+)
+def test_a_bad_request_gets_one_sentence(verb: str, body: object, status: int, words: str, asking: Asking) -> None:
+    """A mistyped, impossible or unfounded request says what is wrong, and pins and moves nothing."""
+    found, answer = asking.ask(f"actions/{verb}", body)
+    assert (found, words in answer["error"]["message"]) == (status, True), answer
+    assert "Traceback" not in json.dumps(answer)
+
+
+@pytest.mark.parametrize("query", ["keep_lost=1", "keep_last=x", "keep_within=-2d", "keep_best=loss", "failed=maybe"])
+def test_a_bad_rule_gets_one_sentence(query: str, asking: Asking) -> None:
+    """A rule that is none is told, and nothing is answered."""
+    status, answer = asking.ask(f"retention?{query}")
+    assert (status, answer["error"]["kind"]) == (400, "settings")
+
+
+def test_the_preview_is_the_command_lines(asking: Asking) -> None:
+    """What retention would remove is what the command says in a dry run with the same rules."""
+    _, found = asking.ask("retention?keep_last=1", caller=READER)
+    _, plan = asking.ask("actions/prune", {"keep_last": "1"})
+    assert [one["path"] for one in found["removed"]] == ["model-1", "model-2"]
+    assert found["plan"] == plan["plan"][-1:] == ["would move 2 to the trash (632 B)"]
+    assert found["costs"] == plan["costs"]
+    assert found["dry_run"] is True
+
+
+def test_a_name_of_the_catalogue_is_that_very_save(asking: Asking) -> None:
+    """Chosen by its name in the catalogue, a save is refused once another one has taken its place."""
+    name = {"checkpoint": "model-%23/000000000003.1"}
+    assert asking.ask("actions/pin", name)[1]["plan"] == ["would pin model-3"]
+    save(asking.url, 3, 33)
+    cycle(open_run(asking.url), TINY)
+    status, answer = asking.ask("actions/pin", name)
+    assert (status, "is another save now" in answer["error"]["message"]) == (404, True)
+
+
+def test_what_takes_long_goes_on_without_its_caller(asking: Asking, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who does not wait gets a job; a lost connection ends nothing; the job answers as the request would have."""
+    held = Held(monkeypatch)
+    token = asking.ask("actions/verify", {})[1]["token"]
+    status, running = asking.ask("actions/verify?wait_seconds=0", real(token))
+    assert (status, running["state"]) == (202, "running")
+    assert held.begun.acquire(timeout=60)
+    assert [action.state for action in list_actions(open_run(asking.url))] == ["began"]
+
+    async def hang_up() -> None:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.01):
+                await asking.answer_of(f"jobs/{running['job']}?wait_seconds=60")
+
+    asyncio.run(hang_up())
+    held.go_on.set()
+    status, answer = asking.ask(f"jobs/{running['job']}?wait_seconds=60")
+    assert (status, answer["state"], answer["done"]) == (200, "done", ["waited"])
+    (action,) = list_actions(open_run(asking.url))
+    assert (action.state, action.result, action.id) == ("done", ("waited",), answer["action"])
+
+
+def test_one_action_at_a_time_changes_a_run(asking: Asking, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While one action changes a run another one is refused, but a plan can still be made; and all are only so many."""
+    held = Held(monkeypatch)
+    token = asking.ask("actions/verify", {})[1]["token"]
+    asking.ask("actions/verify?wait_seconds=0", real(token))
+    assert held.begun.acquire(timeout=60)
+    status, answer = asking.ask("actions/pin", real("x", checkpoint="3"))
+    assert (status, answer["error"]["message"]) == (423, "another action on this run is under way: verify")
+    assert asking.ask("actions/pin", {"checkpoint": "3"})[0] == 200
+    waiting = threading.Event()
+    monkeypatch.setitem(
+        VERBS, "repair", mock.Mock(arguments=VERBS["pin"].arguments, plan=lambda asked: waiting.wait(60))
+    )
+    for _ in range(MOST_RUNNING - 1):
+        assert asking.ask("actions/repair?wait_seconds=0", {"checkpoint": "3"})[0] == 202
+    assert asking.ask("actions/repair?wait_seconds=0", {"checkpoint": "3"})[0] == 423
+    held.go_on.set()
+    waiting.set()
+    assert asking.served.jobs.wait_for_end(60)
+
+
+def test_work_is_told_to_end_with_the_daemon_or_its_time() -> None:
+    """The stop of a job is set when the daemon's is, or when its time is over."""
+    stop = threading.Event()
+    assert JobStop(stop, 0.0).is_set()
+    assert JobStop(stop, 0.0).wait(60)
+    later = JobStop(stop, float("inf"))
+    assert not later.is_set()
+    stop.set()
+    assert later.is_set()
+    assert later.wait()
+
+
+def test_a_mistake_of_ours_is_told_and_on_record(asking: Asking, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Work that fails in a way that nobody thought of answers a sentence, and is on record as failed."""
+    held = mock.Mock(
+        arguments=VERBS["verify"].arguments, plan=lambda asked: Plan(lines=()), do=mock.Mock(side_effect=KeyError)
+    )
+    monkeypatch.setitem(VERBS, "verify", held)
+    token = asking.ask("actions/verify", {})[1]["token"]
+    status, answer = asking.ask("actions/verify", real(token))
+    assert (status, answer["error"]["message"]) == (500, "unexpected KeyError")
+    (action,) = list_actions(open_run(asking.url))
+    assert (action.state, action.result) == ("failed", ("unexpected KeyError",))
+
+
+def test_what_was_not_judged_is_judged_first_and_never_rolled_over(asking: Asking) -> None:
+    """A plan says what it would verify first. If that turns out good, nothing is moved: the plan is another one now."""
+    save(asking.url, 4, 4)
+    plan = asking.ask("actions/rollback", {})[1]
+    assert plan["plan"][0] == "would first verify model-4, and go back to it if it is good; else:"
+    before = without_records(asking.url)
+    status, answer = asking.ask("actions/rollback", real(plan["token"]))
+    assert (status, answer["error"]["kind"]) == (409, "plan_changed")
+    assert without_records(asking.url) == before
+    again = asking.ask("actions/rollback", {})[1]
+    assert again["plan"] == [f"would go back to {asking.url}/model-4"]
+    assert asking.ask("actions/rollback", real(again["token"]))[1]["state"] == "done"
+    assert [action.state for action in list_actions(open_run(asking.url))] == ["refused", "done"]
+
+
+def test_a_training_that_writes_is_not_rolled_back(asking: Asking) -> None:
+    """While files of the run are being written, the plan and the rollback are refused in the words of the command."""
+    plan = asking.ask("actions/rollback", {"step": 1})[1]
+    asking.run.settings = TINY.changed(settle=1e6)
+    for body in ({"step": 1}, real(plan["token"], step=1)):
+        status, answer = asking.ask("actions/rollback", body)
+        assert (status, "training may still be running" in answer["error"]["message"]) == (423, True)
+    assert sorted(path.name for path in Path(asking.url).glob("model-*")) == ["model-1", "model-2", "model-3"]
+
+
+def test_a_run_that_is_gone_is_told(asking: Asking, tmp_path: Path) -> None:
+    """Without its folder there is no plan, and no folder is made for the record."""
+    plan = asking.ask("actions/pin", {"checkpoint": "3"})[1]
+    shutil.rmtree(asking.url)
+    for path, body in (("actions/pin", real(plan["token"], checkpoint="3")), ("actions", None), ("retention", None)):
+        assert asking.ask(path, body)[0] == 404
+    assert not Path(asking.url).exists()
+
+
+def test_without_a_record_nothing_is_done(asking: Asking, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the record of its beginning cannot be written, an action does not begin."""
+    plan = asking.ask("actions/prune", {"keep_last": 1})[1]
+    before = without_records(asking.url)
+    full = StorageFullError("no space is left", key="audit")
+    monkeypatch.setattr(audit, "create_record", mock.Mock(side_effect=full))
+    status, answer = asking.ask("actions/prune", real(plan["token"], keep_last=1))
+    assert (status, answer["error"]["message"]) == (503, "no space is left")
+    assert without_records(asking.url) == before
+
+
+def test_a_bad_verdict_at_the_same_moment_is_not_cleared_away(asking: Asking, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody finds damage between the look and the clearance: bad stays bad, and the operator is told."""
+    view = look(asking.url, TINY)
+    (id,) = [id for id in view.history.standings("model-#") if id.number == 3]
+    mark_suspect(view, id, "the loss jumped")
+    plan = asking.ask("actions/clear", {"checkpoint": "3"})[1]
+    real_clear = verbs.clear_standing
+
+    def clear_late(view: Any, standing: Any, word: str, *, reason: str) -> Any:
+        bad = look(asking.url, TINY).history
+        verdict = bad.verdict(id)
+        assert verdict is not None
+        bad.add_verdict(msgspec.structs.replace(verdict, outcome=Outcome.BAD))
+        return real_clear(view, standing, word, reason=reason)
+
+    monkeypatch.setattr(verbs, "clear_standing", clear_late)
+    status, answer = asking.ask("actions/clear", real(plan["token"], checkpoint="3"))
+    assert (status, "got another verdict meanwhile" in answer["error"]["message"]) == (423, True)
+    assert look(asking.url, TINY).history.standings("model-#")[id].outcome is Outcome.BAD

@@ -1,0 +1,152 @@
+"""Questions to storages: whoever asks too much, or about a run that hangs, holds up nobody else."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ckptguard_daemon.application import application
+from ckptguard_daemon.http import answers
+from ckptguard_daemon.http.routes import OWNER, Caller
+from ckptguard_daemon.http.turns import Bounds, Turns
+from starlette.requests import Request
+from support.operators import served_run
+from support.tiny_run import TINY, save
+
+from ckptguard.errors import BusyError
+from ckptguard.values.access import Role
+
+BOUNDS = Bounds(most=4, of_caller=3, of_run=2, waiting=5)
+PATIENCE = 60
+
+
+class Hanging:
+    """Work that goes on until it is released, or at once for a run that does not hang. It counts what is at work."""
+
+    def __init__(self) -> None:
+        self.release = threading.Event()
+        self.begun: list[str] = []
+
+    def ask(self, turns: Turns, caller: str, run: str) -> asyncio.Task[str]:
+        """Ask a question about a run."""
+        scope = {"type": "http", "caller": Caller(name=caller, role=Role.READER), "path_params": {"run": run}}
+
+        def work() -> str:
+            self.begun.append(run)
+            assert not run.startswith("hangs") or self.release.wait(PATIENCE)
+            return run
+
+        return asyncio.create_task(turns.do(Request(scope), work))
+
+
+@pytest.fixture
+def hanging() -> Iterator[Hanging]:
+    """Nothing hangs after the test."""
+    made = Hanging()
+    yield made
+    made.release.set()
+
+
+def test_a_run_that_hangs_holds_up_no_other(hanging: Hanging) -> None:
+    """Many ask about it, and others about another run: these are answered, also the same caller."""
+
+    async def ask() -> list[str]:
+        turns = Turns(BOUNDS)
+        stuck = [hanging.ask(turns, "ann", "hangs") for _ in range(7)]
+        found = [await asyncio.wait_for(hanging.ask(turns, who, "well"), PATIENCE) for who in ("ann", "bob")]
+        assert hanging.begun == ["hangs", "hangs", "well", "well"]
+        hanging.release.set()
+        assert await asyncio.gather(*stuck) == ["hangs"] * 7
+        return found
+
+    assert asyncio.run(ask()) == ["well", "well"]
+
+
+def test_a_caller_that_asks_too_much_is_refused_alone(hanging: Hanging) -> None:
+    """It gets its share of the turns and of the places to wait. Others are answered meanwhile."""
+
+    async def ask() -> None:
+        turns = Turns(BOUNDS)
+        stuck = [hanging.ask(turns, "ann", f"hangs {n % 4}") for n in range(9)]
+        done, waiting = await asyncio.wait(stuck, timeout=PATIENCE, return_when=asyncio.FIRST_COMPLETED)
+        assert [type(one.exception()) for one in done] == [BusyError]
+        assert len(waiting) == BOUNDS.of_caller + BOUNDS.waiting
+        for run in ("hangs 0", "hangs 3"):
+            for _ in range(BOUNDS.of_run):
+                assert await asyncio.wait_for(hanging.ask(turns, "bob", run.replace("hangs", "well")), PATIENCE)
+        hanging.release.set()
+        await asyncio.gather(*waiting)
+
+    asyncio.run(ask())
+    assert sorted(hanging.begun[: BOUNDS.of_caller]) == ["hangs 0", "hangs 1", "hangs 2"]
+
+
+def test_who_goes_leaves_its_turn(hanging: Hanging) -> None:
+    """A question that is given up while it waits, or just when its turn came, costs no turn."""
+
+    async def ask() -> None:
+        turns = Turns(BOUNDS)
+        stuck = [hanging.ask(turns, "ann", "hangs") for _ in range(6)]
+        while len(hanging.begun) < BOUNDS.of_run:
+            await asyncio.sleep(0)
+        stuck[3].cancel()
+        hanging.release.set()
+        await stuck[0]
+        for one in stuck[4:]:
+            one.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.gather(*stuck, return_exceptions=True)
+        hanging.release.clear()
+        stuck = [hanging.ask(turns, who, f"hangs {n}") for n, who in enumerate(["ann", "ann", "ann", "bob"])]
+        at_work = len(hanging.begun)
+        while len(hanging.begun) < at_work + BOUNDS.most:
+            await asyncio.sleep(0)
+        hanging.release.set()
+        await asyncio.gather(*stuck)
+
+    asyncio.run(asyncio.wait_for(ask(), PATIENCE))
+
+
+def test_pages_are_answered_while_a_storage_hangs(
+    tmp_path: Path, hanging: Hanging, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many ask a storage that does not answer: what the catalogue knows is answered."""
+    save(str(tmp_path), 1, 1)
+    run, served = served_run(str(tmp_path), TINY)
+    routes = application(served)
+    begun = threading.Semaphore(0)
+
+    def survey(*_: Any) -> list[Any]:
+        begun.release()
+        assert hanging.release.wait(PATIENCE)
+        return []
+
+    monkeypatch.setattr(answers, "survey", survey)
+
+    async def ask(path: str) -> int:
+        parts: list[Any] = []
+
+        async def receive() -> Any:
+            return {"type": "http.request", "body": b""}
+
+        async def send(message: Any) -> None:
+            parts.append(message)
+
+        scope = {"type": "http", "method": "GET", "path": path, "query_string": b"", "headers": [], "caller": OWNER}
+        await routes(scope, receive, send)
+        return int(parts[0]["status"])
+
+    async def ask_all() -> None:
+        stuck = [asyncio.create_task(ask(f"/v1/runs/{run.run_id}/checkpoints")) for _ in range(100)]
+        await asyncio.to_thread(begun.acquire, timeout=PATIENCE)
+        for path in ("/v1/fleet", f"/v1/runs/{run.run_id}/page"):
+            assert await asyncio.wait_for(ask(path), PATIENCE) == 200
+        hanging.release.set()
+        assert set(await asyncio.gather(*stuck)) == {200}
+
+    asyncio.run(ask_all())

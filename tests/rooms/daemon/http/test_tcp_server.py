@@ -1,0 +1,332 @@
+"""The TCP socket itself: slow and hostile connections, paths as they are sent, TLS, streams and their end."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import shutil
+import socket
+import ssl
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from ckptguard_daemon.dashboard import events
+from ckptguard_daemon.http import connections, front, page_files, tcp_gate
+from ckptguard_daemon.http.front import Front, HttpOptions
+from ckptguard_daemon.http.server import HttpServer
+from gate_calls import SECRETS, Behind
+from support.daemon_process import PATIENCE, until
+
+from ckptguard.errors import SettingsError
+from ckptguard.values.access import Role
+
+MANY = connections.MOST + 50
+TOKEN = f"Authorization: Bearer {SECRETS[Role.READER]}\r\n"
+
+
+class Site:
+    """A front that serves `Behind`'s application."""
+
+    def __init__(self, folder: Path, **options: str) -> None:
+        self.behind = Behind(folder)
+        self.front = Front(HttpOptions(tokens=str(self.behind.tokens), **options), "127.0.0.1:0")
+        self.port = int(self.front.url.rpartition(":")[2])
+        self.server: HttpServer = self.front.server(self.behind.application)
+        self.context: ssl.SSLContext | None = None
+        assert self.server.start()
+
+    def connect(self) -> socket.socket:
+        """A connection, with TLS if this is a site with it."""
+        made = socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE)
+        return made if self.context is None else self.context.wrap_socket(made, server_hostname="localhost")
+
+    def say(self, text: str | bytes) -> bytes:
+        """All that is answered to this until the other side closes."""
+        with self.connect() as made:
+            made.sendall(text.encode("latin-1") if isinstance(text, str) else text)
+            return rest_of(made)
+
+    def get(self, path: str, more: str = "") -> bytes:
+        """What one request is answered, as it comes."""
+        return self.say(f"GET {path} HTTP/1.1\r\nHost: localhost:{self.port}\r\nConnection: close\r\n{more}\r\n")
+
+    def works(self) -> bool:
+        """Whether somebody with a token is answered."""
+        return self.get("/v1/me", TOKEN).startswith(b"HTTP/1.1 200 ")
+
+
+def rest_of(made: socket.socket) -> bytes:
+    """All that comes until the end."""
+    parts = []
+    with contextlib.suppress(ConnectionError, ssl.SSLEOFError):
+        while part := made.recv(65536):
+            parts.append(part)
+    return b"".join(parts)
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    """A site on loopback without TLS."""
+    made = Site(tmp_path)
+    yield made
+    made.server.close()
+
+
+@pytest.fixture
+def make_certificate(tmp_path: Path) -> Callable[[str], tuple[str, str]]:
+    """Makes a certificate for localhost and its key, under a name."""
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        pytest.skip("the command openssl makes the certificate, and is not here")
+
+    def make(name: str) -> tuple[str, str]:
+        certificate, key = tmp_path / f"{name}.pem", tmp_path / f"{name}.key"
+        words = ["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2"]
+        words += ["-subj", f"/O={name}/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
+        words += ["-keyout", str(key), "-out", str(certificate)]
+        subprocess.run([openssl, *words], check=True, capture_output=True)
+        key.chmod(0o600)
+        return str(certificate), str(key)
+
+    return make
+
+
+SLOW = {
+    "says nothing": "",
+    "half a head": "GET / HTTP/1.1\r\nHost: loc",
+    "half a body": "POST /v1/session HTTP/1.1\r\nHost: localhost\r\nContent-Length: 50\r\n\r\n{",
+}
+
+
+@pytest.mark.parametrize("kind", SLOW)
+def test_slow_callers_make_room(site: Site, kind: str) -> None:
+    """However many of one address wait, and at what: the next one is answered at once."""
+    with contextlib.ExitStack() as stack:
+        for _ in range(MANY):
+            made = stack.enter_context(site.connect())
+            made.sendall(SLOW[kind].encode())
+        assert site.works()
+
+
+def test_one_caller_cannot_take_all_connections(site: Site) -> None:
+    """A caller with many requests under way is refused more of them. Others are answered, also from its address."""
+    ask = "POST /v1/session HTTP/1.1\r\nHost: localhost\r\nContent-Length: 50\r\n"
+    with contextlib.ExitStack() as stack:
+        for _ in range(tcp_gate.MOST_OF_CALLER):
+            made = stack.enter_context(site.connect())
+            made.sendall(f"{ask}Expect: 100-continue\r\n{TOKEN}\r\n".encode())
+            assert made.recv(12) == b"HTTP/1.1 100"  # it is at the route, which waits for the body
+        assert b" 503 " in site.get("/v1/me", TOKEN)[:20]
+        other = f"Authorization: Bearer {SECRETS[Role.OPERATOR]}\r\n"
+        assert b" 200 " in site.get("/v1/me", other)[:20]
+    until(site.works, "the caller's requests ended with their connections")
+
+
+def test_a_large_body_is_refused_and_not_kept(site: Site) -> None:
+    """5 MB are refused after the first part, and the connection ends."""
+    size = 5_000_000
+    head = f"POST /v1/session HTTP/1.1\r\nHost: localhost\r\nContent-Length: {size}\r\n\r\n"
+    with site.connect() as made:
+        made.sendall(head.encode())
+        with contextlib.suppress(OSError):  # it may have closed already
+            made.sendall(b"x" * size)
+        assert b" 413 " in rest_of(made)[:20] or site.works()
+    assert site.works()
+
+
+def test_a_caller_that_reads_nothing_is_given_up(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An answer that nobody takes ends the connection."""
+    monkeypatch.setattr(connections, "WRITE_SECONDS", 0.05)
+    line = f"GET /page/vendor/uPlot.mjs HTTP/1.1\r\nHost: localhost\r\n{TOKEN}\r\n"
+    with site.connect() as made:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        with pytest.raises(OSError):  # noqa: PT012 - it is reset while more is sent, or while it is read
+            for _ in range(10_000):
+                made.sendall(line.encode() * 10)
+            rest = rest_of(made)
+            raise ConnectionResetError(len(rest))
+    assert site.works()
+
+
+PATHS = (
+    "/page/../guarded.py",
+    "/page/%2e%2e/guarded.py",
+    "/page/..%2fguarded.py",
+    "/page/..%5cguarded.py",
+    "/page//etc/passwd",
+    "/page/%2fetc%2fpasswd",
+    "/page/%00",
+    "/page/login.js%00",
+    "/page/.",
+    "/page/",
+    "/page/vendor",
+    "/page/%ff",
+    "//etc/passwd",
+    "/../../etc/passwd",
+    "/page/" + "a" * 8000,
+)
+
+
+@pytest.mark.parametrize("path", PATHS, ids=lambda path: path[:30])
+def test_no_path_leads_out_of_the_page(site: Site, path: str) -> None:
+    """Only the page's own files are there, however a path is written."""
+    said = site.get(path)
+    assert said.startswith((b"HTTP/1.1 404 ", b"HTTP/1.1 400 "))
+    assert b"root:" not in said
+    assert b"import" not in said
+
+
+def test_the_page_is_cached_by_its_digest(site: Site) -> None:
+    """An unchanged file is not sent again; who takes gzip gets less."""
+    said = site.get("/page/login.js")
+    head, _, text = said.partition(b"\r\n\r\n")
+    assert text == (page_files.FOLDER / "login.js").read_bytes()
+    tag = next(line for line in head.decode().lower().splitlines() if line.startswith("etag: ")).removeprefix("etag: ")
+    same = site.get("/page/login.js", f"If-None-Match: {tag}\r\n")
+    assert same.startswith(b"HTTP/1.1 304 ")
+    assert same.endswith(b"\r\n\r\n")
+    packed = site.get("/page/vendor/uPlot.mjs", "Accept-Encoding: gzip\r\n")
+    assert len(packed) < len(site.get("/page/vendor/uPlot.mjs")) / 2
+
+
+def test_forwarded_headers_are_nobodys(site: Site) -> None:
+    """Who claims another address or scheme gains nothing: neither an Origin nor fresh tries."""
+    claims = "X-Forwarded-Proto: https\r\nX-Forwarded-For: 192.0.2.{}\r\nForwarded: for=192.0.2.{}\r\n"
+    own = f"Origin: https://localhost:{site.port}\r\n"
+    assert site.get("/v1/me", TOKEN + own + claims.format(1, 1)).startswith(b"HTTP/1.1 403 ")
+    said = [site.get("/v1/me", f"Authorization: Bearer x{n}\r\n" + claims.format(n, n))[9:12] for n in range(40)]
+    assert said[-1] == b"429"
+
+
+def test_tls_is_served_and_renewed(tmp_path: Path, make_certificate: Callable[[str], tuple[str, str]]) -> None:
+    """A client that checks the certificate is answered; a new certificate is taken over without a restart."""
+    certificate, key = make_certificate("first")
+    site = Site(tmp_path / "site", certificate=certificate, key=key)
+    try:
+        assert site.front.url.startswith("https://")
+        site.context = ssl.create_default_context(cafile=certificate)
+        assert site.works()
+        said = site.get("/v1/me", TOKEN + f"Origin: https://localhost:{site.port}\r\n")
+        assert said.startswith(b"HTTP/1.1 200 ")
+        body = json.dumps({"token": SECRETS[Role.READER]})
+        head = f"POST /v1/session HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: {len(body)}\r\n"
+        said = site.say(f"{head}\r\n{body}")
+        assert b"; secure" in said.lower()
+        second, second_key = make_certificate("second")
+        shutil.move(second, certificate)
+        shutil.move(second_key, key)
+        site.front.look()
+        with pytest.raises(ssl.SSLCertVerificationError):
+            site.connect()
+        site.context = ssl.create_default_context(cafile=certificate)
+        assert site.works()
+        Path(key).write_text("no key")
+        site.front.look()  # logged; what worked goes on
+        assert site.works()
+    finally:
+        site.server.close()
+
+
+def test_half_handshakes_make_room(
+    tmp_path: Path, make_certificate: Callable[[str], tuple[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who never says a word of TLS holds nobody up, and is given up; plain HTTP gets no answer."""
+    certificate, key = make_certificate("only")
+    site = Site(tmp_path / "site", certificate=certificate, key=key)
+    try:
+        plain = [site.connect() for _ in range(MANY)]
+        site.context = ssl.create_default_context(cafile=certificate)
+        assert site.works()
+        for made in plain:
+            made.close()
+        monkeypatch.setattr(connections, "HEAD_SECONDS", 0.05)
+        site.context = None
+        assert site.say("") == b""
+        assert b"HTTP" not in site.get("/v1/me", TOKEN)
+    finally:
+        site.server.close()
+
+
+def test_streams_are_counted_apart(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+    """More streams than connections leave requests alone, and the end of the server ends them whole."""
+    ask = f"GET /v1/events HTTP/1.1\r\nHost: localhost\r\n{TOKEN}\r\n".encode()
+    with contextlib.ExitStack() as stack, caplog.at_level(logging.WARNING):
+        streams = []
+        for _ in range(connections.MOST_OF_ONE + 20):
+            streams.append(stack.enter_context(site.connect()))
+            streams[-1].sendall(ask)
+            assert streams[-1].recv(12) == b"HTTP/1.1 200"
+        assert site.works()
+        site.server.close()
+        assert all(rest_of(made).endswith(b"0\r\n\r\n") for made in streams)
+    assert caplog.records == []
+
+
+def test_a_stream_ends_with_its_token(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who is locked out hears no more, though nothing else ended the stream."""
+    monkeypatch.setattr(events, "PING_SECONDS", 0.05)
+    with site.connect() as made:
+        made.sendall(f"GET /v1/events HTTP/1.1\r\nHost: localhost\r\n{TOKEN}\r\n".encode())
+        assert made.recv(12) == b"HTTP/1.1 200"
+        site.behind.tokens.write_text("")
+        site.behind.callers.look()
+        site.front.look()
+        assert rest_of(made).endswith(b"0\r\n\r\n")
+    assert site.say("HEAD /v1/events HTTP/1.0\r\nHost: localhost\r\n\r\n").startswith(b"HTTP/1.1 4")
+
+
+def test_strangers_cannot_fill_the_log(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+    """What needs no token writes no line, however wrong it is."""
+    upgrade = "Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Key: eA==\r\n"
+    with caplog.at_level(logging.INFO):
+        for text in ("\0\r\n\r\n", "GET /\r\n\r\n", "GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n"):
+            assert b" 40" in site.say(text)[:14]
+        site.get("/v1/me", upgrade)
+        site.get("/v1/runs/\xff", "Authorization: Bearer \xff\r\nCookie: \xff=\xfe\r\n")
+        site.get("/v1/me", "Host: evil.example\r\n")
+    assert caplog.records == []
+
+
+REFUSED = {
+    "another machine could listen": ({}, "0.0.0.0:0", "other machines could listen"),
+    "a certificate alone": ({"certificate": "c.pem"}, "127.0.0.1:0", "TLS needs"),
+    "no certificate there": ({"certificate": "c.pem", "key": "k.pem"}, "127.0.0.1:0", "cannot be used"),
+    "no such file of tokens": ({"tokens": "nothing"}, "127.0.0.1:0", "cannot be read"),
+    "a url with a path": ({"url": "https://a.example/x"}, "127.0.0.1:0", "is not the address of a site"),
+    "a url with a name": ({"url": "https://me:x@a.example"}, "127.0.0.1:0", "is not the address of a site"),
+    "no port": ({}, "127.0.0.1", "is not HOST:PORT"),
+}
+
+
+@pytest.mark.parametrize("why", REFUSED)
+def test_what_would_not_be_safe_is_refused(tmp_path: Path, why: str) -> None:
+    """In one sentence, before anything listens."""
+    options, address, message = REFUSED[why]
+    tokens = tmp_path / "tokens"
+    tokens.touch(0o600)
+    with pytest.raises(SettingsError, match=message):
+        Front(HttpOptions(**{"tokens": str(tokens), **options}), address)
+
+
+def test_nobody_could_log_in(tmp_path: Path) -> None:
+    """A socket without tokens and without a link is refused, and options for none as well."""
+    with pytest.raises(SettingsError, match="nobody could log in"):
+        Front(HttpOptions(), "127.0.0.1:0")
+    with pytest.raises(SettingsError, match="only for --http"):
+        front.open_front(HttpOptions(tokens=str(tmp_path)))
+    assert front.open_front(HttpOptions()) is None
+
+
+def test_a_key_that_everybody_reads_is_refused(
+    tmp_path: Path, make_certificate: Callable[[str], tuple[str, str]]
+) -> None:
+    """The hint says how to close it."""
+    certificate, key = make_certificate("open")
+    Path(key).chmod(0o644)
+    tokens = tmp_path / "tokens"
+    tokens.touch(0o600)
+    with pytest.raises(SettingsError, match="every user can read the key"):
+        Front(HttpOptions(certificate=certificate, key=key, tokens=str(tokens)), "127.0.0.1:0")

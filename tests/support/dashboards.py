@@ -1,0 +1,194 @@
+"""The daemon's data routes over real runs, in this process: each pass is made when a test asks for it."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import http.client
+import json
+import socket
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+from urllib.parse import quote
+
+import msgspec
+from ckptguard_daemon import guarded
+from ckptguard_daemon.application import application
+from ckptguard_daemon.catalogue_feed import CatalogueFeed
+from ckptguard_daemon.guarded import WatchedRun
+from ckptguard_daemon.http.routes import OWNER, Caller, Served
+from ckptguard_daemon.http.server import HttpServer
+from ckptguard_daemon.loop import Loop, Passes
+from ckptguard_daemon.metrics import Metrics
+from ckptguard_daemon.roster import Roster
+from ckptguard_daemon.service import run_id_of
+from starlette.types import Receive, Scope, Send
+
+from ckptguard.catalogue.catalogue import Catalogue
+from ckptguard.records.daemon_record import DaemonRecord
+from ckptguard.records.run import Run, open_run
+from ckptguard.reporting.notify import Hooks
+from ckptguard.runs.work import Work
+from ckptguard.values.settings import Settings
+from support.counting_storage import CountingStorage
+from support.daemon_process import PATIENCE
+from support.tiny_run import TINY, inline
+
+
+class Dashboard:
+    """Some runs, their catalogue (None: there is none), and a server. `caller` is who asks from now on."""
+
+    def __init__(self, folder: Path, *urls: str, settings: Settings = TINY, catalogue: bool = True) -> None:
+        self.caller: Caller | None = OWNER
+        self.still_in = True  # whether its token still counts
+        self.requests: Counter[str] = Counter()  # of the runs' storages
+        self.path = str(folder / "catalogue")
+        self.catalogue = Catalogue(self.path, lambda reason: None) if catalogue else None
+        if self.catalogue is not None:
+            self.catalogue.start()
+        self.feed, self.settings = CatalogueFeed(self.catalogue), settings
+        self.runs, self.stop = Roster(), threading.Event()
+        self._hooks = Hooks(settings, lambda *args, **fields: None)
+        self._patch = mock.patch.object(guarded, "open_run", self._open)
+        self._patch.start()
+        for url in urls:
+            self.add(url)
+        self.served = Served(
+            runs=self.runs,
+            loop=Loop(self.runs, self.stop, lambda run: None),
+            passes=Passes(),
+            presence=DaemonRecord(address="", host="", boot_id="", pid=1, started_at=""),
+            feed=self.feed,
+            metrics=Metrics(list, lambda: 0.0),
+            alive=lambda: True,
+            stop=self.stop,
+        )
+        routes = application(self.served)
+
+        async def gate(scope: Scope, receive: Receive, send: Send) -> None:
+            if self.caller is not None:
+                scope["caller"] = self.caller
+            scope["still_in"] = lambda: self.still_in
+            await routes(scope, receive, send)
+
+        self.address = str(folder / "socket")
+        listening = socket.socket(socket.AF_UNIX)
+        listening.bind(self.address)
+        listening.listen(64)
+        self._server = HttpServer(gate, listening)
+        assert self._server.start()
+
+    def add(self, url: str) -> WatchedRun:
+        """Guard one more run."""
+        run = WatchedRun(url, run_id_of(url), self.settings, self._hooks, None, self.feed)
+        self.runs.add(run)
+        return run
+
+    def make_passes(self, times: int = 1) -> None:
+        """Look through each run, and wait until it is noted."""
+        for _ in range(times):
+            for run in self.runs:
+                run.step(Work(scanner=inline))
+        if self.catalogue is not None:
+            assert self.catalogue.settle(PATIENCE)
+        self.requests.clear()
+
+    def is_noted(self, url: str) -> bool:
+        """Make a pass; whether the catalogue then holds the run."""
+        self.make_passes()
+        noted = self.ask("page", run=url)["noted"]  # a catalogue that is asked notices that it was deleted
+        return bool(noted) and self.feed.holds(run_id_of(url)) and self.feed.has_catalogue
+
+    def get(self, path: str, **headers: str) -> tuple[int, dict[str, str], bytes]:
+        """The status, the headers and the body of one answer."""
+        connection = http.client.HTTPConnection("localhost", timeout=PATIENCE)
+        connection.sock = socket.socket(socket.AF_UNIX)
+        with contextlib.closing(connection):
+            connection.sock.settimeout(PATIENCE)
+            connection.sock.connect(self.address)
+            connection.request("GET", path, headers=headers)
+            answer = connection.getresponse()
+            return answer.status, {k.lower(): v for k, v in answer.getheaders()}, answer.read()
+
+    def ask(self, path: str, *, run: str | None = None, **query: object) -> Any:
+        """The document at a path, below a run's if one is named. It must be valid JSON."""
+        place = f"/v1/runs/{run_id_of(run)}/{path}" if run is not None else f"/v1/{path}"
+        words = "&".join(f"{name}={quote(str(value), safe='')}" for name, value in query.items())
+        status, headers, body = self.get(f"{place}?{words}" if words else place, **{"Accept-Encoding": "gzip"})
+        text = gzip.decompress(body) if headers.get("content-encoding") == "gzip" else body
+        found = json.loads(text.decode("utf-8"), parse_constant=_refuse)
+        return found if status == 200 else (status, found["error"]["kind"])
+
+    def listen(self, after: int | None = None) -> Listener:
+        """Open a stream of events."""
+        return Listener(self.address, after)
+
+    def close(self) -> None:
+        """End all of it."""
+        self.stop.set()
+        self.feed.wake()
+        self._server.close()
+        self.feed.close()
+        self._hooks.close(patience=0.0)
+        self._patch.stop()
+
+    def _open(self, url: str, settings: Settings, **named: Any) -> Run:
+        run = open_run(url, settings, **named)
+        return msgspec.structs.replace(
+            run,
+            storage=CountingStorage(run.storage, "run", self.requests),
+            records=CountingStorage(run.records, "records", self.requests),
+        )
+
+
+Opener = Callable[..., Dashboard]
+
+
+def _refuse(word: str) -> None:
+    raise AssertionError(f"{word} is not JSON")
+
+
+class Listener:
+    """A browser that listens to events."""
+
+    def __init__(self, address: str, after: int | None = None) -> None:
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.settimeout(PATIENCE)
+        self._socket.connect(address)
+        head = f"Last-Event-ID: {after}\r\n" if after is not None else ""
+        self._socket.sendall(f"GET /v1/events HTTP/1.1\r\nHost: localhost\r\n{head}\r\n".encode())
+        self._answer = http.client.HTTPResponse(self._socket)
+        self._answer.begin()
+        self.status = self._answer.status
+        self.last = after
+
+    def messages(self) -> Iterator[tuple[str, Any]]:
+        """The event and the data of each message, as they come; comments too, as ("", None)."""
+        event, data = "", None
+        for raw in self._answer:
+            line = raw.decode("utf-8").rstrip("\n")
+            name, _, value = line.partition(": ")
+            if name == "event":
+                event = value
+            elif name == "id":
+                self.last = int(value)
+            elif name == "data":
+                data = json.loads(value)
+            elif line.startswith(":"):
+                yield "", None
+            elif not line and event:
+                yield event, data
+                event, data = "", None
+
+    def next(self) -> tuple[str, Any]:
+        """The next message that is no comment."""
+        return next(message for message in self.messages() if message[0])
+
+    def close(self) -> None:
+        """Hang up."""
+        self._answer.close()
+        self._socket.close()

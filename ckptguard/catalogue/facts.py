@@ -53,7 +53,7 @@ def facts_of(
         backlog_bytes=sum(save.bytes for save in look.waiting),
         waiting_since=min((save.since for save in look.waiting), default=None),
         replicas=look.replicas,
-        replicas_behind=look.behind,
+        replicas_behind=len(ever_good) if look.behind is None else look.behind,
         scrubbed_at=min((row.scrubbed_at for row in found if row.scrubbed_at is not None), default=None),
         scrub_interval=look.scrub_interval,
         incidents=_by_cause(known),

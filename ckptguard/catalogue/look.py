@@ -44,7 +44,7 @@ class RunLook(msgspec.Struct, frozen=True, kw_only=True):
     places: Mapping[CheckpointId, int] = {}
     waiting: tuple[WaitingSave, ...] = ()
     replicas: int = 0
-    behind: int = 0
+    behind: int | None = 0  # None: of some replica nobody knows what it holds
     replicated: Mapping[CheckpointId, int] = {}
     scrub_interval: float | None = None
     keep: str = ""

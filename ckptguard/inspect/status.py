@@ -107,13 +107,16 @@ def _facts(view: RunView, glance: Glance, states: Sequence[CheckpointState], rep
             safe.append((at, state.id))
     times = [at for series in saved.values() for at in series]
     interval = shortest_interval(saved)
-    last = max(safe, key=lambda one: one[0], default=None)
+    last = max(safe, key=lambda one: (one[0], one[1].generation), default=None)
     sealed = glance.sealed(last[1], files=True) if last is not None else None
+    safe_at = None if last is None else last[0]
+    if safe_at is not None and sealed is not None:  # of what is not in place only the time of its verdict was known
+        safe_at = min(safe_at, max((file.mtime_ns / 1e9 for file in sealed.files if file.mtime_ns), default=safe_at))
     return RunFacts(
         url=view.run.url,
         name=view.run.url,
         training=is_training(time.time(), max(times, default=None), interval),
-        safe_at=None if last is None else last[0],
+        safe_at=safe_at,
         began_at=min(times, default=None),
         world_size=None if sealed is None else ranks_named(file.path for file in sealed.files),
     )

@@ -38,7 +38,7 @@ class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
     backlog_bytes: int = 0
     waiting_since: float | None = None  # when the oldest of them was seen
     replicas: int = 0  # how many are configured
-    replicas_behind: int = 0  # good checkpoints that some replica does not have yet
+    replicas_behind: int = 0  # good checkpoints that some replica does not have for certain
     scrubbed_at: float | None = None  # when the place that waits longest was last read
     scrub_interval: float | None = None  # seconds after which a place is read again
     incidents: dict[str, int] = {}  # by cause

@@ -277,6 +277,7 @@ def _look_of(view: RunView, passed: Passed, start: Start, names: frozenset[str])
             continue
         since, written = time.time() - (time.monotonic() - sample.since), checkpoint.written_at
         waiting.append(WaitingSave(checkpoint.series, checkpoint.bytes, written / 1e9 if written else None, since))
+    behind = [replica.behind for replica in passed.replicas]
     held = Counter(one.id for replica in passed.replicas for one in replica.checkpoints if one.done in _THERE)
     return RunLook(
         url=view.run.url,
@@ -284,7 +285,7 @@ def _look_of(view: RunView, passed: Passed, start: Start, names: frozenset[str])
         places=places,
         waiting=tuple(waiting),
         replicas=len(view.settings.replicas),
-        behind=max((replica.behind or 0 for replica in passed.replicas), default=0),
+        behind=max((count for count in behind if count is not None), default=0) if None not in behind else None,
         replicated=dict(held),
         scrub_interval=passed.scrub_interval,
         keep=view.settings.keep,

@@ -47,6 +47,18 @@ def test_it_counts_from_the_newest_safe_save(root: Path) -> None:
     assert lost.gpu_seconds >= begun - lost.since
 
 
+def test_what_was_saved_over_counts_from_its_own_files(root: Path) -> None:
+    """Its kept copy is newer, and so is its verdict: neither says when training saved it."""
+    times = []
+    for hours, nan in ((4, False), (3, False), (2, True)):
+        save(root, hours, nan=nan, age=hours * HOUR).rename(root / "ckpt.safetensors")
+        times.append((root / "ckpt.safetensors").stat().st_mtime)
+        lost = looked_at(root).at_risk
+    assert lost is not None
+    assert lost.remains
+    assert abs(lost.since - times[1]) < 1
+
+
 def test_without_copies_nothing_is_safe(root: Path) -> None:
     """The whole training is at risk, as far as it is on record."""
     for step, hours in ((1, 4), (2, 3), (3, 2)):

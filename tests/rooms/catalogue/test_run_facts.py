@@ -34,3 +34,11 @@ def test_an_incomplete_newest_save_is_not_called_good(last: Generation, told: st
     look = RunLook(url="/runs/a", names=frozenset(), places={})
     facts = facts_of(look, rows, (), next(id for id in rows if id.step == 2))
     assert (facts.newest_outcome, facts.newest_at) == (told, 20.0)
+
+
+@pytest.mark.parametrize(("behind", "told"), [(0, 0), (1, 1), (None, 2)])
+def test_a_replica_that_cannot_be_asked_has_nothing_for_certain(behind: int | None, told: int) -> None:
+    """All good checkpoints count as missing there, so that somebody is told."""
+    rows = {row.id: row for row in (_row(1, "good"), _row(2, "good"), _row(3, "bad"))}
+    look = RunLook(url="/runs/a", names=frozenset(), replicas=2, behind=behind)
+    assert facts_of(look, rows, (), next(id for id in rows if id.step == 2)).replicas_behind == told

@@ -15,7 +15,7 @@ from ckptguard.catalogue.facts import facts_of
 from ckptguard.catalogue.look import BY_GENERATION, RunLook, below, counts, digest_of
 from ckptguard.catalogue.rows import LONGEST_TEXT, Event, Generation, IncidentRow, RunSeen, event_key
 from ckptguard.decisions.at_risk import ranks_named
-from ckptguard.decisions.known_good import parse_verdict_name, standings, verdict_name
+from ckptguard.decisions.known_good import parse_verdict_name, standings, updates_in, verdict_name
 from ckptguard.errors import NoKnownGoodError
 from ckptguard.records.incidents import FOLDER as INCIDENTS
 from ckptguard.records.incidents import Incident, newest_revisions, read_revision
@@ -175,6 +175,7 @@ def _described(run: Run, listed: ListedSteps, id: CheckpointId, records: _Record
         good=standing is not None and sealed_outcome(standing) is Outcome.GOOD,
         bytes=None if manifest is None else _stored(manifest.bytes),
         saved_at=None if manifest is None else saved_at(manifest),
+        updates=None if manifest is None else _stored(updates_in({c.kind: c.value for c in manifest.counters})),
         judged_at=None if standing is None else seconds_of(standing.checked_at),
         reason="" if standing is None else reason_of(standing)[:LONGEST_TEXT],
         world_size=_world_size(manifest, standing),

@@ -18,6 +18,7 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
     - `good`: its sealed bytes are good, wherever a whole copy of them is.
     - `kept`: how its kept copy was made: link, reflink or copy. `aside`: quarantine or trash.
     - `reason`: the heaviest finding of that verdict, in one line.
+    - `updates`: how many the checkpoint itself says it has behind it.
     - `pinned`: why a user pinned it, so that nothing removes it. Empty: nobody did.
     - `scrubbed_at`: when the place of it that waits longest was last read.
     """
@@ -29,6 +30,7 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
     good: bool = False
     bytes: int | None = None
     saved_at: float | None = None
+    updates: int | None = None
     judged_at: float | None = None
     reason: str = ""
     world_size: int | None = None

@@ -197,6 +197,11 @@ def finest_counter(counters: Mapping[str, int]) -> str | None:
     return next((f"{kind} {counters[kind]}" for kind in COUNTERS if kind in counters), None)
 
 
+def updates_in(counters: Mapping[str, int]) -> int | None:
+    """Return how many updates a checkpoint says it has behind it, or None."""
+    return next((counters[kind] for kind in COUNTERS if kind in counters and kind != "epoch"), None)
+
+
 def order_words(step: Step) -> str:
     """Say what orders the checkpoints of a series."""
     if step is None:

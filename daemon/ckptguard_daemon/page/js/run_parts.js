@@ -4,7 +4,7 @@ import { html } from "./html.js";
 import { bytes, count, isFinite, many } from "./format.js";
 import { clock } from "./api.js";
 import { useClock } from "./documents.js";
-import { again, everyCheckpoint, placeOf } from "./charts/timeline_model.js";
+import { again, everyCheckpoint, placeOf, stepOf } from "./charts/timeline_model.js";
 import { replicasInWords, stalenessInWords } from "./fleet_facts.js";
 import { fields } from "./export/files.js";
 import { Take } from "./export/take.js";
@@ -117,9 +117,9 @@ const why = (g) => g.waiting || (g.outcome !== "good" && g.reason);
 
 const columns = (run, now) => [
   {
-    key: "step", title: "Checkpoint", width: 2, value: (g) => (isFinite(g.step) ? g.step : null), largest: true,
+    key: "step", title: "Checkpoint", width: 2, value: (g) => stepOf(g) ?? null, largest: true,
     cell: (g) => html`<span class="lines"><${Name} href=${g.name && to.checkpoint(run, g.name)} most=${120}>${g.path ?? g.name}<//>
-      <span class="dim small">${stepInWords(g.step)}${again(g) > 1 ? `, save ${again(g)} of it` : ""}</span>
+      <span class="dim small">${stepInWords(Array.isArray(g.step) ? g.step : stepOf(g))}${again(g) > 1 ? `, save ${again(g)} of it` : ""}</span>
       ${why(g) && html`<bdi class="dim small why" title=${why(g)}>${why(g)}</bdi>`}</span>`,
   },
   { key: "outcome", title: "Verdict", value: (g) => OUTCOMES.indexOf(g.outcome), cell: (g) => html`<${Outcome} outcome=${g.outcome} />` },

@@ -7,10 +7,12 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from ckptguard_daemon.dashboard.pages import NOT_SEEN
 from ckptguard_daemon.http.routes import Caller, Role
 from ckptguard_daemon.service import run_id_of
@@ -148,6 +150,20 @@ def test_what_nobody_looked_at_is_told(open_dashboard: Opener, folder: str, tmp_
         said = subprocess.run(status, capture_output=True, text=True, check=False).stderr
         assert [f"warning: {one}" for one in told] == said.splitlines()[:1]
         assert (page["run"]["replicas"], page["run"]["replicas_unknown"]) == (1, 1)
+
+
+@pytest.mark.torch
+def test_saves_under_one_name_tell_their_updates(open_dashboard: Opener, tmp_path: Path) -> None:
+    """Each content has the counter that it holds, also when it was saved over."""
+    run = tmp_path / "nanogpt"
+    run.mkdir()
+    dashboard = open_dashboard(str(run))
+    for update in (250, 500):
+        torch.save({"model": {"w": torch.randn(8)}, "iter_num": update}, run / "ckpt.pt")
+        os.utime(run / "ckpt.pt", (time.time() - 3600 + update,) * 2)
+        dashboard.make_passes(2)
+    found = dashboard.ask("page", run=str(run))["generations"]
+    assert [(one["id"], one["step"], one["updates"]) for one in found] == [("-.1", None, 250), ("-.2", None, 500)]
 
 
 def test_a_token_for_some_runs_sees_no_others(open_dashboard: Opener, folder: str, tmp_path: Path) -> None:

@@ -88,6 +88,10 @@ for (let round = 0; round < 50; round += 1) {
     assert.ok(Math.abs(stepAt(xOf(mark.step, view, 4000), view, 4000) - mark.step) < 1e-6);
   }
 }
+// Saves under one name stand where they say they are.
+const over = [1, 2, 3].map((save) => ({ ...generation(0), name: `ckpt.pt/-.${save}`, id: `-.${save}`, series: "ckpt.pt", step: null, updates: 250 * save }));
+const overModel = timelineModel({ run: {}, generations: over, pending: [], incidents: [] });
+assert.deepEqual([overModel.marks.map((mark) => mark.step), overModel.without, overModel.steps], [[250, 500, 750], 0, [250, 750]]);
 for (const [min, max] of [[0, 1], [0, 10], [-3, 2 ** 53], [999_990, 1_000_000]]) assert.ok(ticks({ min, max }, 800).length <= 12);
 for (const width of [100, 400, 1900]) assert.ok(ticks({ min: 0, max: 5000 }, width).every((step) => step >= 0 && step <= 5000));
 

@@ -7,7 +7,7 @@ import { to } from "../router.js";
 import { colour, useColours } from "../theme.js";
 import { OUTCOMES, Outcome } from "../widgets.js";
 import { draw, layout, markAt, placeOfMark, stepAt, xOf } from "./timeline_draw.js";
-import { inWords, markInWords, whereabouts } from "./timeline_model.js";
+import { inWords, markInWords, stepOf, whereabouts } from "./timeline_model.js";
 import { useView } from "./view.js";
 
 const TOKENS = ["good", "bad", "suspect", "incomplete", "pending", "accent", "ink", "ink-2", "ink-3", "line", "line-strong", "card", "shade", "bad-soft"];
@@ -87,7 +87,7 @@ function Tip({ mark, scene, box }) {
   const style = { top: `${y + 16}px`, [right ? "right" : "left"]: `${Math.max(4, right ? scene.width - x - 20 : x - 20)}px` };
   return html`<div class="chart-tip card" style=${style} ref=${box}>
     <p><${Outcome} outcome=${generation.outcome} /> <bdi class="name">${generation.path ?? generation.name}</bdi></p>
-    <p class="dim">step ${count(generation.step)}${!generation.waiting && ` · ${bytes(generation.bytes)} · saved ${ago(generation.saved_at, clock())}`}</p>
+    <p class="dim">step ${count(stepOf(generation))}${!generation.waiting && ` · ${bytes(generation.bytes)} · saved ${ago(generation.saved_at, clock())}`}</p>
     ${generation.reason && html`<p class="tip-reason"><bdi>${shorten(generation.reason, 160)}</bdi></p>`}
     <p class="dim">${whereabouts(mark).join(" · ")}</p>
   </div>`;

@@ -24,6 +24,9 @@ export function everyCheckpoint(page) {
   return [...page.generations, ...waiting];
 }
 
+/** The step of a checkpoint: that of its name, or the updates that it says it has behind it. */
+export const stepOf = (generation) => (isFinite(generation.step) ? generation.step : generation.updates);
+
 /**
  * Return {lanes, marks, steps: [first, last] or null, without, best}: a lane for each series, and in it a mark for each
  * checkpoint that has a step. The heaviest outcome is drawn last. `without`: how many have no step. `best`: the
@@ -33,12 +36,13 @@ export function timelineModel(page) {
   const lanes = new Map();
   let without = 0;
   for (const generation of everyCheckpoint(page)) {
-    if (!isFinite(generation.step)) {
+    const step = stepOf(generation);
+    if (!isFinite(step)) {
       without += 1;
       continue;
     }
     if (!lanes.has(generation.series)) lanes.set(generation.series, { series: String(generation.series), marks: [], rows: 1 });
-    lanes.get(generation.series).marks.push({ generation, step: generation.step, row: 0, place: placeOf(generation) });
+    lanes.get(generation.series).marks.push({ generation, step, row: 0, place: placeOf(generation) });
   }
   for (const lane of lanes.values()) {
     lane.marks.sort((a, b) => a.step - b.step || again(a.generation) - again(b.generation));
@@ -90,4 +94,4 @@ export function whereabouts({ generation, place }) {
 }
 
 /** One checkpoint in a sentence. */
-export const markInWords = (mark) => `Step ${count(mark.generation.step)}: ${[mark.generation.outcome, ...whereabouts(mark)].join(", ")}`;
+export const markInWords = (mark) => `Step ${count(mark.step)}: ${[mark.generation.outcome, ...whereabouts(mark)].join(", ")}`;

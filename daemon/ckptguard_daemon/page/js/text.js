@@ -12,3 +12,11 @@ export function endOf(name, most) {
 
 /** A step: a number, several, or a dash for a fixed name. */
 export const stepText = (step) => (Array.isArray(step) ? step.join("-") : step ?? "–").toString();
+
+/** An id, as people say it: its step, and which save of it if there were several. */
+export function idText(id) {
+  const [, step, save] = /^(.*)\.(\d+)$/.exec(id ?? "") ?? [];
+  if (step === undefined) return "–";
+  if (step === "-") return `save ${save}`;
+  return `step ${visible(step)}${save === "1" ? "" : `, save ${save} of it`}`;
+}

@@ -115,3 +115,7 @@ for (const run of judged) {
   if (!run.protected) assert.equal(run.judged.ok, false);
   if (stale(run, now)) assert.ok(staleness(run, now) > 3 && run.training);
 }
+
+// An id is told as a step and a save.
+const { idText } = await load("text.js");
+assert.deepEqual(["300.1", "300.4", "-.2", "1-200.1", null, "odd"].map(idText), ["step 300", "step 300, save 4 of it", "save 2", "step 1-200", "–", "–"]);

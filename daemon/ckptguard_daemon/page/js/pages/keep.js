@@ -9,7 +9,7 @@ import { bytes, count, duration, many, seconds } from "../format.js";
 import { to } from "../router.js";
 import { RunHead } from "../run_head.js";
 import { Table } from "../table.js";
-import { stepText } from "../text.js";
+import { idText, stepText } from "../text.js";
 import { Bytes, Fact, Name, Outcome, Section, Sentence, Stale, Time, Waiting } from "../widgets.js";
 
 const step = { key: "step", title: "Step", class: "right", largest: true, value: (one) => (Array.isArray(one.step) ? one.step.at(-1) : one.step), export: (one) => stepText(one.step), cell: (one) => stepText(one.step) };
@@ -24,7 +24,7 @@ const REPLICAS = [
   { key: "url", title: "Replica", width: 2.4, value: (one) => one.url, cell: (one) => html`<${Name}>${one.url}<//>` },
   { key: "held", title: "Holds", class: "right", largest: true, value: (one) => one.held, cell: (one) => count(one.held) },
   { key: "behind", title: "Lacks", class: "right", largest: true, value: (one) => one.behind, cell: (one) => (one.behind === null ? "not known" : one.behind ? html`<strong class="bad-text">${count(one.behind)}</strong>` : "none") },
-  { key: "last_good", title: "Newest good", value: (one) => one.last_good ?? null, cell: (one) => one.last_good ?? "—" },
+  { key: "last_good", title: "Newest good", value: (one) => one.last_good ?? null, cell: (one) => idText(one.last_good) },
   { key: "trouble", title: "Trouble", width: 2.4, value: (one) => one.trouble, cell: (one) => (one.trouble ? html`<bdi class="bad-text">${one.trouble}</bdi>` : "none") },
 ];
 const HOW = { copy: "a full copy", reflink: "a copy that shares its blocks", link: "a link: it shares its bytes" };

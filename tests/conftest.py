@@ -12,6 +12,9 @@ import hypothesis
 import pytest
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch is imported, here or in what a test starts
+# Read when gcsfs is imported, which many tests do: it would ask Google's storage control for the kind of a bucket, a
+# minute long, and the tests have none.
+os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
 
 pytest.register_assert_rewrite("support")  # what its assertions compare is to be told in full
 

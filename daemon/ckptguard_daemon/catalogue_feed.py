@@ -25,7 +25,7 @@ from ckptguard.catalogue.questions import (
 )
 from ckptguard.catalogue.rows import CurveRow, Event, Generation, IncidentRow, NumberedEvent, RunSeen, event_key
 from ckptguard.decisions.fleet_health import is_training
-from ckptguard.errors import CkptguardError
+from ckptguard.errors import CkptguardError, NotFoundError
 from ckptguard.records.run import record_names
 from ckptguard.replicas.replicate import Replica
 from ckptguard.runs.run_view import RunView
@@ -105,6 +105,8 @@ class CatalogueFeed:
         try:
             self._note(view, passed)
             self._failed.discard(run_id)
+        except NotFoundError:
+            self._before.pop(run_id, None)  # the next pass says that the run is gone
         except Exception as error:
             self._before.pop(run_id, None)  # the next pass tries again
             if run_id not in self._failed:
@@ -242,6 +244,9 @@ class CatalogueFeed:
             known_curve=drawn_from or "",
             known_actions={e.event.key for e in self._unwritten.of(run_id)} if told is None else told,
         )
+        if os.path.isabs(view.run.url) and not os.path.isdir(view.run.url):
+            # It went while it was looked at: the rows of nothing must not replace what is known.
+            raise NotFoundError(f"{view.run.url} went meanwhile")
         self._was_gone.discard(run_id)
         self._facts[run_id] = seen.facts
         if self._catalogue is not None and self._catalogue.is_usable:

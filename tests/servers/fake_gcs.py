@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -42,8 +41,6 @@ def fake_gcs(folder: Path) -> Iterator[GcsServer]:
         program = str(_get_binary_path())
     except RuntimeError as error:
         raise NotInstalledError(str(error)) from error
-    # gcsfs would ask Google's storage control for the kind of the bucket, a minute long, and there is none here.
-    os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     command = [program, "-scheme", "http", "-backend", "memory", "-host", "127.0.0.1", "-port", str(port)]

@@ -203,6 +203,26 @@ def test_a_storage_that_fails_fails_no_pass(guarded, monkeypatch):
     assert guarded.facts.checkpoints == {"good": 4}
 
 
+def test_a_run_that_goes_during_a_pass_stays_known(tmp_path, tmp_path_factory):
+    """Nothing of it is taken for removed: it comes back when a mount does."""
+    run, aside = tmp_path / "run", tmp_path / "aside"
+    run.mkdir()
+    for step in (1, 2):
+        save(str(run), step, step)
+    guarded = Guarded(str(run), tmp_path_factory.mktemp("private"))
+    guarded.make_pass()
+    before = guarded.facts, guarded.events()
+    save(str(run), 3, 3)
+    view = RunView(guarded.run, TINY)
+    reconcile(view, guarded.notes, work=Work(scanner=inline), assume_quiet=True)
+    run.rename(aside)
+    guarded.feed.note(view, Passed(notes=guarded.notes, wrote=True))
+    assert (guarded.facts, guarded.events()) == before
+    aside.rename(run)
+    guarded.make_pass()
+    assert guarded.facts.checkpoints == {"good": 3}
+
+
 def test_many_are_read_over_several_passes(tmp_path, tmp_path_factory, monkeypatch):
     """A long history is read part by part, the newest first. Nothing that was not read is called good."""
     monkeypatch.setattr("ckptguard.catalogue.observe._MOST_READ", 4)

@@ -17,13 +17,7 @@ _SECRET_BYTES = 32
 
 def read_tokens(path: str) -> tuple[Token, ...]:
     """Return the tokens. Raises SettingsError, also if another user can read the file."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        with open(descriptor, "rb") as file:
-            found = os.fstat(descriptor)
-            text = file.read(_LARGEST + 1) if stat.S_ISREG(found.st_mode) else b""
-    except OSError as error:
-        raise SettingsError(f"the tokens in {path} cannot be read: {error.strerror}") from error
+    text, found = read_secret(path, "tokens", _LARGEST + 1)
     _check(path, found)
     if len(text) > _LARGEST:
         raise SettingsError(f"{path} is larger than {_LARGEST} bytes")
@@ -33,6 +27,18 @@ def read_tokens(path: str) -> tuple[Token, ...]:
         raise SettingsError(f"{path} is no text") from None
     except SettingsError as error:
         raise SettingsError(f"{path}, {error.message}", hint=error.hint) from error
+
+
+def read_secret(path: str, what: str, most: int) -> tuple[bytes, os.stat_result]:
+    """Return the first `most` bytes of a file, and its status. What is no regular file has no bytes: no pipe is waited
+    for. Raises SettingsError."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open(descriptor, "rb") as file:
+            found = os.fstat(descriptor)
+            return file.read(most) if stat.S_ISREG(found.st_mode) else b"", found
+    except OSError as error:
+        raise SettingsError(f"the {what} in {path} cannot be read: {error.strerror}") from error
 
 
 def _check(path: str, found: os.stat_result) -> None:

@@ -7,7 +7,6 @@ import hmac
 import ipaddress
 import os
 import socket
-import stat
 import tempfile
 import threading
 from collections.abc import Callable
@@ -19,6 +18,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from ckptguard.errors import SettingsError
+from ckptguard.runs.token_file import read_secret
 from ckptguard_daemon.http.places import place_named
 from ckptguard_daemon.log import log
 from ckptguard_daemon.metrics import CONTENT_TYPE
@@ -57,13 +57,7 @@ def listen_for_scrapers(options: MetricsOptions) -> socket.socket | None:
 
 def read_token(path: str) -> bytes:
     """Return the token in a file. Raises SettingsError if it cannot be read, or if every user can read it."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        with open(descriptor, "rb") as file:
-            found = os.fstat(descriptor)
-            text = file.read(_LONGEST_TOKEN + 2) if stat.S_ISREG(found.st_mode) else b""
-    except OSError as error:
-        raise SettingsError(f"the token in {path} cannot be read: {error.strerror}") from error
+    text, found = read_secret(path, "token", _LONGEST_TOKEN + 2)
     if found.st_mode & 0o007:
         raise SettingsError(f"every user can read the token in {path}", hint=f"chmod 600 {path}")
     token = text.strip()

@@ -139,12 +139,19 @@ def test_threads_that_cannot_be_started_are_said(tmp_path, monkeypatch, before):
 def test_what_a_machine_says_is_said_in_our_words():
     """And a mistake of ours is none of it."""
     numpys = ImportError("\n\nIMPORTANT: PLEASE READ THIS\n\nmany lines")
-    for error in (MemoryError(), OSError(errno.EMFILE, "Too many open files"), numpys, OSError()):
+    lost = SystemError("error return without exception set")  # there was no memory for the error itself
+    for error in (MemoryError(), lost, OSError(errno.EMFILE, "Too many open files"), numpys, OSError()):
         told = machine_trouble(error)
         assert told is not None
         assert "\n" not in told.message
     assert (
         str(machine_trouble(OSError(errno.EMFILE, "Too many open files", "/a\n"))) == "/a\\u000a: too many open files"
     )
-    for error in (KeyError("x"), RuntimeError("dictionary changed size"), AssertionError(), RecursionError()):
+    for error in (
+        KeyError("x"),
+        SystemError("bad call"),
+        RuntimeError("dictionary changed size"),
+        AssertionError(),
+        RecursionError(),
+    ):
         assert machine_trouble(error) is None

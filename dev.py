@@ -4,6 +4,7 @@
     python dev.py test    set up, then ruff, mypy and the tests; further arguments go to pytest
     python dev.py docs    build the site of docs/ into site/; with --refresh write what it repeats of the code first
     python dev.py setup   set up only
+    python dev.py sizes   how many lines the packages have; long files, full folders, functions of many parameters
 
 The environment is .venv beside this file. A torch that the calling Python can import is used as it is; otherwise the
 requirement in CKPTGUARD_TORCH is installed (default torch==2.13.0).
@@ -14,6 +15,7 @@ import sys
 if sys.version_info < (3, 11):  # noqa: UP036 - this is the one file that an older Python gets to see
     sys.exit(f"ckptguard needs Python 3.11 or newer; this is {sys.version.split()[0]} ({sys.executable})")
 
+import ast
 import contextlib
 import hashlib
 import os
@@ -235,6 +237,28 @@ def docs(arguments: list[str]) -> int:
     return code
 
 
+def sizes() -> int:
+    """Print how many lines the packages have, and what is large enough to be looked at. Nothing is a limit."""
+    total, large = 0, []
+    for folder in (ROOT / "ckptguard", ROOT / "daemon"):
+        for path in sorted(folder.rglob("*.py")):
+            text, name = path.read_text(encoding="utf-8"), path.relative_to(ROOT)
+            lines = len(text.splitlines())
+            total += lines
+            if lines > 400:
+                large.append(f"{name}: {lines} lines")
+            for node in ast.walk(ast.parse(text)):
+                if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                    taken = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+                    if len(taken) > 8:
+                        large.append(f"{name}:{node.lineno}: {node.name} takes {len(taken)} parameters")
+        folders = [folder, *(p for p in sorted(folder.rglob("*")) if p.is_dir())]
+        counts = {p.relative_to(ROOT): len(list(p.glob("*.py"))) for p in folders}
+        large += [f"{name}: {count} modules" for name, count in counts.items() if count > 21]
+    print(*large, f"{total} lines of Python in the packages", sep="\n")
+    return 0
+
+
 def main(arguments: list[str]) -> int:
     """Do what the first argument says."""
     if Path(sys.prefix) == HOME:
@@ -247,6 +271,8 @@ def main(arguments: list[str]) -> int:
         return test(arguments[1:])
     if verb == "docs":
         return docs(arguments[1:])
+    if verb == "sizes":
+        return sizes()
     if verb == "setup":
         set_up_for_tests()
         return 0

@@ -128,6 +128,10 @@ class ObjectMissingError(StorageError, kind="missing"):
     """No object exists at this key."""
 
 
+class RunRemovedError(ObjectMissingError, kind="removed"):
+    """Somebody removed the run, or is removing it, so nothing was written."""
+
+
 class ObjectExistsError(StorageError, kind="exists"):
     """An exclusive create found the key taken."""
 

@@ -1,3 +1,3 @@
 """The version of the package. Records on storage have their own format version."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

@@ -20,6 +20,8 @@ pytest.register_assert_rewrite("support")  # what its assertions compare is to b
 
 from servers.fixtures import azure, ceph, gcs, moto, promtool, sftp, slurm  # noqa: E402, F401 - fixtures for all
 
+from ckptguard.runs.free_space import SHARED  # noqa: E402
+
 # How long an example takes says how busy the machine is.
 hypothesis.settings.register_profile(
     "patient", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow], print_blob=True
@@ -46,6 +48,14 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         yield
+
+
+@pytest.fixture(autouse=True)
+def _no_other_runs() -> Iterator[None]:
+    """The runs and the full disks of one test take no room from the next one."""
+    SHARED.forget()
+    yield
+    SHARED.forget()
 
 
 def pytest_collection_finish() -> None:

@@ -71,7 +71,7 @@ def verify(
         check_sums=check_sums,
         reference=other,
     )
-    chosen = settings_of(settings)
+    chosen = settings_of(settings, target)
     with incidents_of(chosen) as incidents, scanner_of(chosen) as scanner:
         work = _work(scanner=scanner)
         return as_report(verify_target(place_of(target), chosen, what, judged=incidents.judged, work=work), incidents)
@@ -151,7 +151,7 @@ def checkpoints(run: Place, *, settings: Given = None) -> tuple[CheckpointState,
     from ckptguard.inspect.list_states import survey
     from ckptguard.runs.target import open_named_run
 
-    return survey(open_named_run(place_of(run), settings_of(settings)))
+    return survey(open_named_run(place_of(run), settings_of(settings, run)))
 
 
 def rollback(
@@ -206,7 +206,7 @@ def diff(a: Place, b: Place, *, settings: Given = None) -> Diff:
     """
     from ckptguard.inspect.diff import diff as compare
 
-    return compare(place_of(a), place_of(b), settings_of(settings), work=_work())
+    return compare(place_of(a), place_of(b), settings_of(settings, a, b), work=_work())
 
 
 def incidents(run: Place, *, settings: Given = None) -> tuple[Incident, ...]:
@@ -218,7 +218,7 @@ def incidents(run: Place, *, settings: Given = None) -> tuple[Incident, ...]:
     from ckptguard.records.incidents import list_incidents
     from ckptguard.records.run import open_run
 
-    return tuple(list_incidents(open_run(place_of(run), settings_of(settings))))
+    return tuple(list_incidents(open_run(place_of(run), settings_of(settings, run))))
 
 
 def seal(
@@ -246,7 +246,7 @@ def seal(
     from ckptguard.api.seal import seal_saved
 
     place, outside = place_of(path), None if run is None else place_of(run)
-    return seal_saved(place, outside, metrics, settings_of(settings))
+    return seal_saved(place, outside, metrics, settings_of(settings, path, *(() if run is None else (run,))))
 
 
 def load(
@@ -287,7 +287,7 @@ def load(
     from ckptguard.api.load import load_verified
 
     where = place_of(target)
-    return load_verified(where, _count(step, "step"), map_location, allow_suspect, settings_of(settings))
+    return load_verified(where, _count(step, "step"), map_location, allow_suspect, settings_of(settings, target))
 
 
 def place_of(given: object) -> str:
@@ -298,18 +298,19 @@ def place_of(given: object) -> str:
     return place
 
 
-def settings_of(given: Given) -> Settings:
-    """The settings of a call: those given, else ``CKPTGUARD_*``, else ``./ckptguard.toml``, else the defaults."""
+def settings_of(given: Given, *targets: Place) -> Settings:
+    """The settings of a call about `targets`: those given, else ``CKPTGUARD_*``, else ``./ckptguard.toml``, else the
+    defaults."""
     from ckptguard.runs.settings_file import given_settings, load_settings
 
-    return given_settings(given, lambda: load_settings(None, os.environ))
+    return given_settings(given, lambda: load_settings(None, os.environ, [place_of(target) for target in targets]))
 
 
 def opened(run: Place, given: Given) -> RunView:
     """The run; one that is gone is looked for in the replicas, if there are any."""
     from ckptguard.runs.run_view import open_view
 
-    settings = settings_of(given)
+    settings = settings_of(given, run)
     return open_view(place_of(run), settings, must_exist=not settings.replicas)
 
 

@@ -130,11 +130,32 @@ def open_engine(name: str, workers: int, held: Held) -> Iterator[Engine]:
 
 def _of_processes(workers: int, held: Held) -> Engine:
     context = multiprocessing.get_context("spawn")  # a fork of a process with threads may hang
-    stop = context.Event()
+    with _safe_path():
+        stop = context.Event()
     start: tuple[Stop, Held, int] = (stop, held, os.getpid())
-    return Engine(
-        lambda: ProcessPoolExecutor(workers, context, initializer=begin, initargs=start), lambda: workers, stop.set
-    )
+    return Engine(lambda: _Processes(workers, context, initializer=begin, initargs=start), lambda: workers, stop.set)
+
+
+class _Processes(ProcessPoolExecutor):
+    """Its processes start when work is given to it."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        with _safe_path():
+            return super().submit(fn, *args, **kwargs)
+
+
+@contextlib.contextmanager
+def _safe_path() -> Iterator[None]:
+    """Python processes that start now import nothing from the current folder, which may be a downloaded run."""
+    before = os.environ.get("PYTHONSAFEPATH")
+    os.environ["PYTHONSAFEPATH"] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["PYTHONSAFEPATH"]
+        else:
+            os.environ["PYTHONSAFEPATH"] = before
 
 
 def _of_factory(name: str, workers: int) -> Engine:

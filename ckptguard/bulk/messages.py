@@ -6,12 +6,11 @@ from typing import Any
 
 import msgspec
 
-from ckptguard.records.run import RECORDS_FORMAT
 from ckptguard.scan.result import Scan
 from ckptguard.values.ids import CheckpointId
-from ckptguard.values.manifest import MANIFEST_FORMAT
+from ckptguard.values.record_formats import MANIFEST, RECORDS, VERDICT
 from ckptguard.values.settings import Settings
-from ckptguard.values.verdict import VERDICT_FORMAT, Finding, Outcome
+from ckptguard.values.verdict import Finding, Outcome
 from ckptguard.version import __version__
 
 Table = dict[str, Any]
@@ -19,9 +18,9 @@ Table = dict[str, Any]
 # Workers that differ in any of these write records that another one may not understand.
 SOFTWARE = {
     "ckptguard": __version__,
-    "records": str(RECORDS_FORMAT),
-    "manifests": str(MANIFEST_FORMAT),
-    "verdicts": str(VERDICT_FORMAT),
+    "records": str(RECORDS.reads),
+    "manifests": str(MANIFEST.writes),
+    "verdicts": str(VERDICT.writes),
 }
 # Settings that may hold secrets, or that only a coordinator uses.
 _STAY = ("storage", "webhook", "notify", "on_incident")

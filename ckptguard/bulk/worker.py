@@ -100,7 +100,7 @@ def _settings_of(task: Task) -> Settings:
 def _options_for(url: str, given: Portable) -> StorageOptions:
     if url in _held or not given.storage:
         return _held.get(url, StorageOptions())
-    own = load_settings(None, os.environ).storage.revealed()
+    own = load_settings(None, os.environ, [url]).storage.revealed()
     missing = [name for name in given.storage if name not in own]
     if missing:
         raise SettingsError(

@@ -25,21 +25,6 @@ class ListedRun(msgspec.Struct, frozen=True, kw_only=True):
     facts: RunFacts
 
 
-class BadCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """A bad checkpoint, and the run that it is of."""
-
-    run: str
-    checkpoint: Generation
-
-
-class OutcomeTotal(msgspec.Struct, frozen=True, kw_only=True):
-    """The checkpoints in place that have one outcome, in all runs."""
-
-    outcome: str
-    checkpoints: int
-    bytes: int
-
-
 class Timeline(msgspec.Struct, frozen=True, kw_only=True):
     """One run: its generations in the order of their saving, its incidents, and its events."""
 
@@ -70,34 +55,6 @@ def one_run(db: sqlite3.Connection, id: str, *, now: float) -> ListedRun | None:
     """Return one run, or None."""
     row = db.execute("SELECT run, id, facts FROM run WHERE id = ?", (id,)).fetchone()
     return None if row is None else _listed(row, now)
-
-
-def unprotected_runs(db: sqlite3.Connection, *, now: float, after: int = 0, most: int = 100) -> list[ListedRun]:
-    """Return the runs without protection."""
-    text = "SELECT run, id, facts FROM run WHERE NOT protected AND run > ? ORDER BY run LIMIT ?"
-    return [_listed(row, now) for row in db.execute(text, (after, most))]
-
-
-def longest_unread_runs(db: sqlite3.Connection, *, now: float, most: int = 100) -> list[ListedRun]:
-    """Return the runs whose oldest reading is the oldest of all, that one first."""
-    text = "SELECT run, id, facts FROM run WHERE scrubbed_at IS NOT NULL ORDER BY scrubbed_at LIMIT ?"
-    return [_listed(row, now) for row in db.execute(text, (most,))]
-
-
-def newest_bad(db: sqlite3.Connection, *, most: int = 100) -> list[BadCheckpoint]:
-    """Return the bad checkpoints that were judged last, the newest first."""
-    named = ", ".join(f"g.{name}" for name in columns(Generation))
-    text = (
-        f"SELECT run.id, {named} FROM generation AS g INDEXED BY generation_bad JOIN run USING (run)"
-        " WHERE g.outcome = 'bad' ORDER BY g.judged_at DESC LIMIT ?"
-    )
-    return [BadCheckpoint(run=id, checkpoint=_row(Generation, rest)) for id, *rest in db.execute(text, (most,))]
-
-
-def totals(db: sqlite3.Connection) -> list[OutcomeTotal]:
-    """Return how many checkpoints and bytes are in place, by outcome."""
-    found = db.execute("SELECT outcome, checkpoints, bytes FROM counter WHERE checkpoints > 0")
-    return [OutcomeTotal(outcome=outcome, checkpoints=count, bytes=int(size)) for outcome, count, size in found]
 
 
 def timeline(db: sqlite3.Connection, id: str, *, now: float, most: int = 1000) -> Timeline | None:

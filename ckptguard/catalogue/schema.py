@@ -40,19 +40,13 @@ def _declared(kind: type[msgspec.Struct]) -> str:
 
 # `run` is short for the run's id: its rowid, so that a million rows stay small.
 _TABLES = (
-    "CREATE TABLE run (run INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE,"
-    " digest BLOB, facts BLOB, protected INTEGER, scrubbed_at REAL)",
-    "CREATE INDEX run_unprotected ON run (run) WHERE NOT protected",
-    "CREATE INDEX run_scrubbed ON run (scrubbed_at) WHERE scrubbed_at IS NOT NULL",
+    "CREATE TABLE run (run INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, digest BLOB, facts BLOB)",
     f"CREATE TABLE generation (run INTEGER NOT NULL, {_declared(Generation)}, PRIMARY KEY (run, name)) WITHOUT ROWID",
-    "CREATE INDEX generation_bad ON generation (judged_at) WHERE outcome = 'bad'",
     f"CREATE TABLE incident (run INTEGER NOT NULL, {_declared(IncidentRow)}, PRIMARY KEY (run, name)) WITHOUT ROWID",
     f"CREATE TABLE curve (run INTEGER PRIMARY KEY, {_declared(CurveRow)})",
     f"CREATE TABLE event (number INTEGER PRIMARY KEY AUTOINCREMENT, run INTEGER NOT NULL, {_declared(Event)})",
     "CREATE UNIQUE INDEX event_key ON event (run, key)",
     "CREATE TABLE dropped (number INTEGER)",  # the highest number of an event that had to go
-    # `bytes` is a number of any size: sparse files state what a column of numbers cannot add up.
-    "CREATE TABLE counter (outcome TEXT PRIMARY KEY, checkpoints INTEGER, bytes TEXT) WITHOUT ROWID",
 )
 VERSION = zlib.crc32("".join(_TABLES).encode()) >> 1  # a file with other tables is made anew
 

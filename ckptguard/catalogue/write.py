@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
@@ -47,9 +46,8 @@ def write_event(db: sqlite3.Connection, id: str, event: Event) -> None:
 def forget_run(db: sqlite3.Connection, id: str) -> None:
     """Remove a run and its rows."""
     with _transaction(db):
-        row = db.execute("SELECT run, facts FROM run WHERE id = ?", (id,)).fetchone()
+        row = db.execute("SELECT run FROM run WHERE id = ?", (id,)).fetchone()
         if row is not None:
-            _count(db, _FACTS.decode(row[1]), None)
             for table in ("generation", "incident", "curve", "event", "run"):
                 db.execute(f"DELETE FROM {table} WHERE run = ?", (row[0],))
 
@@ -73,7 +71,7 @@ def _transaction(db: sqlite3.Connection) -> Iterator[None]:
 
 def _run_of(db: sqlite3.Connection, id: str) -> int:
     """Return the number of a run. An unknown one is added."""
-    db.execute("INSERT OR IGNORE INTO run (id, digest, facts, protected) VALUES (?, x'', x'', 0)", (id,))
+    db.execute("INSERT OR IGNORE INTO run (id, digest, facts) VALUES (?, x'', x'')", (id,))
     (run,) = db.execute("SELECT run FROM run WHERE id = ?", (id,)).fetchone()
     return int(run)
 
@@ -112,23 +110,5 @@ def _moved(before: Generation, after: Generation | None, now: float) -> Event | 
 
 
 def _write_facts(db: sqlite3.Connection, run: int, facts: RunFacts, *, digest: bytes) -> None:
-    (before,) = db.execute("SELECT facts FROM run WHERE run = ?", (run,)).fetchone()
-    _count(db, _FACTS.decode(before) if before else None, facts)
-    db.execute(
-        "UPDATE run SET digest = ?, facts = ?, protected = ?, scrubbed_at = ? WHERE run = ?",
-        (digest, msgspec.json.encode(facts), facts.protected, facts.scrubbed_at, run),
-    )
-
-
-def _count(db: sqlite3.Connection, before: RunFacts | None, after: RunFacts | None) -> None:
-    """Bring the totals of all runs up to date."""
-    checkpoints, size = Counter[str](), Counter[str]()
-    for facts, sign in ((before, -1), (after, 1)):
-        for outcome, number in (facts.checkpoints if facts is not None else {}).items():
-            checkpoints[outcome] += sign * number
-        for outcome, number in (facts.bytes if facts is not None else {}).items():
-            size[outcome] += sign * number
-    for outcome in {*checkpoints, *size}:
-        known = db.execute("SELECT checkpoints, bytes FROM counter WHERE outcome = ?", (outcome,)).fetchone() or (0, 0)
-        row = (outcome, known[0] + checkpoints[outcome], str(int(known[1]) + size[outcome]))
-        db.execute("INSERT OR REPLACE INTO counter VALUES (?, ?, ?)", row)
+    row = (digest, msgspec.json.encode(facts), run)
+    db.execute("UPDATE run SET digest = ?, facts = ? WHERE run = ?", row)

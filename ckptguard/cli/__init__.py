@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import atexit
 import gc
+import signal
+import sys
 
 
 def main() -> None:
@@ -12,8 +14,13 @@ def main() -> None:
     # fifth of the time of a short command.
     gc.set_threshold(50_000)
     atexit.register(gc.freeze)
+    from ckptguard.cli.end_in_time import end_in_time
     from ckptguard.cli.entry import commands
-    from ckptguard.cli.output import open_closed_streams
+    from ckptguard.cli.exit_codes import ExitCode
+    from ckptguard.cli.output import open_closed_streams, trouble
 
     open_closed_streams()
+    if sys.argv[1:2] != ["supervise"]:  # which holds the signals, and ends with its command
+        abandoned = "interrupted: what did not answer was not waited for"
+        end_in_time({signal.SIGINT: ExitCode.INTERRUPTED}, say=lambda: trouble(abandoned))
     commands.main(prog_name="ckptguard")

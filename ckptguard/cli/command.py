@@ -5,13 +5,13 @@ from __future__ import annotations
 import functools
 import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
 from ckptguard.cli.exit_codes import ExitCode
-from ckptguard.cli.output import be_quiet
+from ckptguard.cli.output import be_quiet, trouble
 
 if TYPE_CHECKING:
     from ckptguard.values.settings import Settings
@@ -115,12 +115,18 @@ class Shared(NamedTuple):
     config: str | None = None
     records: str | None = None
 
-    def settings(self, **flags: object) -> Settings:
-        """Flags, else ``CKPTGUARD_*``, else the file, else defaults. Empty lists count as not given."""
+    def settings(self, targets: Sequence[str], **flags: object) -> Settings:
+        """Flags, else ``CKPTGUARD_*``, else the file, else defaults. Empty lists count as not given. `targets` are what
+        the command is about."""
         from ckptguard.runs.settings_file import load_settings
 
         given = {name: value for name, value in flags.items() if value != ()}
-        return load_settings(self.config, os.environ, records=self.records, **given)
+        return load_settings(self.config, os.environ, targets, say=warn, records=self.records, **given)
+
+
+def warn(sentence: str) -> None:
+    """Say on stderr what should be known, and is no error."""
+    trouble(f"warning: {sentence}")
 
 
 def shared_options(command: Callable[..., None]) -> Callable[..., None]:

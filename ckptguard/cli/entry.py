@@ -20,10 +20,10 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "Check your checkpoints": ("verify", "scrub", "show", "diff", "bisect", "sums"),
     "See how a run stands": ("status", "list", "incidents", "incident", "dashboard"),
     "Go back": ("known-good", "rollback", "restore", "gate", "supervise"),
-    "Keep copies, and choose what stays": ("replicate", "repair", "prune", "pin", "unpin"),
+    "Keep copies, and choose what stays": ("replicate", "repair", "prune", "pin", "unpin", "forget"),
     "Look after many runs": ("fleet",),
     "Decide what ckptguard cannot know": ("clear", "reseal", "accept"),
-    "Set up": ("doctor", "config", "notify", "token", "completion"),
+    "Set up": ("doctor", "config", "migrate", "notify", "token", "completion"),
 }
 COMMANDS = tuple(name for names in GROUPS.values() for name in names)
 # Those that are not `command` in the module of their name.

@@ -12,7 +12,7 @@ Normal is a running median and its spread over a window. A mean and a standard d
 A spike never enters the window, so a plateau after a jump stays a row of spikes.
 
 A finite loss and gradient norm do not prove that the update left finite weights. They prove only that the weights
-before the update were finite.
+before the update were finite. So the first sign of sickness may come one update late.
 """
 
 from __future__ import annotations
@@ -129,8 +129,9 @@ class Signal(msgspec.Struct, frozen=True, kw_only=True):
 class Diagnosis:
     """Healthy if `cause` is None, otherwise sick since `onset_step`. States before that update are not suspect.
 
-    The updates from `onset_step` to `suspect_through` may have done the harm (None: to `step`). If only reading the
-    tensors found the harm, its onset is a range that ends at `onset_through` (None: it is exactly `onset_step`).
+    The updates from `onset_step` to `suspect_through` may have done the harm (None: to `step`). If it is not known
+    which update began it, the onset is a range that ends at `onset_through` (None: it is exactly `onset_step`). That is
+    the first one that shows a sign: the updates before it are skipped only if training turns sick again.
     """
 
     step: int
@@ -156,16 +157,17 @@ class Diagnosis:
 class Health(msgspec.Struct, frozen=True, kw_only=True):
     """The memory between signals.
 
-    No loss showed harm through update `healthy_through`. A read found all tensors finite after update `looked_through`,
-    including those that no loss depends on. `skips` counts the latest skipped updates in a row, `skips_in_all` all of
-    them. The latest `nan_losses` losses were not finite, since update `nan_since`. `highest_scale` distinguishes a
-    scale that fell to its floor from one that started there.
+    No loss showed harm through update `healthy_through`. `loss_through` is the last update with a finite loss. A read
+    found all tensors finite after update `looked_through`, including those that no loss depends on. `skips` counts the
+    latest skipped updates in a row, `skips_in_all` all of them. The latest `nan_losses` losses were not finite, since
+    update `nan_since`. `highest_scale` distinguishes a scale that fell to its floor from one that started there.
 
     Gradients may be accumulated. `norm_through` is the last update with a finite gradient norm (None: no norm was
     reported). `nan_unsettled` is the first later update with a loss that was not finite, unless a later read was clean.
     """
 
     healthy_through: int = 0
+    loss_through: int = 0
     looked_through: int = 0
     nan_losses: int = 0
     nan_since: int | None = None
@@ -183,6 +185,7 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
         """Return the memory after a good state of update `step` was loaded. Only the baselines are kept."""
         return Health(
             healthy_through=step,
+            loss_through=step,
             looked_through=step,
             norm_through=None if self.norm_through is None else step,
             scaler_settled=step > 0,
@@ -215,13 +218,16 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
                 losses = losses.after(loss, limits.spikes)
             if finite_norm is not None:
                 norms = norms.after(finite_norm, limits.spikes)
-        healthy_through = self.healthy_through
+        healthy_through, loss_through = self.healthy_through, self.loss_through
+        if loss and _FINITE(loss):
+            loss_through = max(loss_through, signal.step)
         if clean:
             healthy_through = max(healthy_through, signal.step)
         elif loss and _FINITE(loss):  # this loss was computed from the weights before this update
             healthy_through = max(healthy_through, signal.step - 1)
         now = Health(
             healthy_through=healthy_through,
+            loss_through=loss_through,
             looked_through=max(self.looked_through, signal.step) if clean else self.looked_through,
             nan_losses=nan_losses,
             nan_since=nan_since,
@@ -302,6 +308,10 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
             reason = f"{reason}, and the loss was not finite at step {waited}"
         elif cause == "grad_norm" and self.norm_through is not None and self.norm_through + 1 < onset:
             onset, onset_through = self.norm_through + 1, onset
+        elif not in_a_row and _shows_harm(signal):
+            # The update before may have left harmed weights. But its own loss was finite, so it shows no sign.
+            sign = min(self.nan_since or signal.step, self.loss_through + 1)
+            onset_through = sign if onset < sign else None
         unsure = onset_through is not None
         evidence = {
             "loss": signal.loss,

@@ -79,6 +79,13 @@ class Pointed(msgspec.Struct, frozen=True, kw_only=True):
     path: str
 
 
+class Mention(msgspec.Struct, frozen=True, kw_only=True):
+    """A text that is no pointer, and a path in it that a rollback moves away. It is never changed."""
+
+    key: str
+    path: str
+
+
 class RollbackPlan(msgspec.Struct, frozen=True, kw_only=True):
     """What to move aside, what to put back and which pointers to rewrite. Nothing good exists for the `refused`
     names."""

@@ -135,7 +135,7 @@ FORMS: dict[str, Form] = {
     "known-good of the daemon": Form("path series step id kept verified_at reason place"),
     "status.Status": Form(
         "target=run protected explanation watched known_good known_good_age_seconds pending changed outcomes"
-        " last_incident>incident daemon kept_kinds kept_bytes replicas>standing at_risk"
+        " last_incident>incident daemon kept_kinds kept_bytes replicas>standing at_risk room"
     ),
     "standing": Form("url behind last_good trouble"),
     "restore.Restored": Form("path series step id outcome bytes kept source"),
@@ -143,9 +143,10 @@ FORMS: dict[str, Form] = {
         "path series step id outcome bytes kept source", {"outcome": lambda _: "good", "kept": lambda _: False}
     ),
     "roll_back.RolledBack": Form(
-        "dry_run known_good quarantined put_back given pointed repeats left_bad unverified",
+        "dry_run known_good quarantined put_back given pointed mentions repeats left_bad unverified",
         {"unverified": lambda done: done.unverified if done.dry_run else ()},
     ),
+    "undo.Undone": Form("pointers left"),
     "gate.Gated": Form("known_good attempt attempts joined spent rollback"),
     # diff, bisect, doctor, sums
     "replicate.Replica": Form("url behind last_good checkpoints trouble"),

@@ -14,6 +14,7 @@ from ckptguard.values.plain_numbers import size
 
 if TYPE_CHECKING:
     from ckptguard.recover.roll_back import RolledBack
+    from ckptguard.recover.undo import Undone
     from ckptguard.repair.repair import Repaired
     from ckptguard.replicas.replicate import Replica
     from ckptguard.retention.prune import Pruned
@@ -102,8 +103,16 @@ def rollback_lines(done: RolledBack) -> Iterator[Line]:
         yield Line(f"{'would fill' if dry_run else 'filled'} {escape(given.path)} with {what}{given.id.nth_save}")
     for pointer in done.pointed:
         yield Line(f"{'would point' if dry_run else 'pointed'} {escape(pointer.key)} at {escape(pointer.path)}")
+    for mention in done.mentions:
+        yield Line(f"{escape(mention.key)} mentions {escape(mention.path)} and stays as it is: change it if it is read")
     if done.repeats is not None:
         first, last = done.repeats
         noun = "epoch" if "epoch" in done.known_good.series else "step"
         steps = f"{noun} {first}" if first == last else f"{noun}s {first} to {last}"
         yield Line(f"training {'would make' if dry_run else 'makes'} {steps} again, with all of their batches")
+
+
+def undone_lines(done: Undone) -> Iterator[Line]:
+    """The pointers that hold again what they held before a rollback."""
+    for key in done.pointers:
+        yield Line(f"put back {escape(key)}")

@@ -13,15 +13,16 @@ from typing import Any, NamedTuple
 import msgspec
 
 from ckptguard.errors import CkptguardError, NotFoundError, SettingsError
-from ckptguard.fleet.fleet_file import FleetFile, parse_fleet
+from ckptguard.fleet.fleet_file import FleetFile, harmless_part, parse_fleet
 from ckptguard.fleet.search import Search
 from ckptguard.replicas.replicate import replica_urls
+from ckptguard.runs.settings_file import Say, ignored_settings, warn_once
+from ckptguard.runs.settings_origin import read_own
 from ckptguard.storage import normalise_url
 from ckptguard.storage.protocol import join
 from ckptguard.values.ids import escape
 from ckptguard.values.settings import Settings, with_environment
 
-_LONGEST = 1 << 20
 _OVERDUE = 60.0  # seconds
 _WILD = frozenset("*?[")
 
@@ -65,25 +66,29 @@ class FleetRules(msgspec.Struct, frozen=True, kw_only=True):
         return self.file.settings_of("", "", self.base, self.fixed)
 
 
+def folders_of(fleet: str) -> tuple[str, ...]:
+    """Return the folders and URLs in which the runs of FLEET are searched. Raises as `read_fleet`."""
+    return _read(fleet, lambda sentence: None).folders
+
+
 def read_fleet(
-    fleet: str, settings: Settings, *, environ: Mapping[str, str] | None = None, flags: Mapping[str, Any] | None = None
+    fleet: str,
+    settings: Settings,
+    *,
+    environ: Mapping[str, str] | None = None,
+    flags: Mapping[str, Any] | None = None,
+    say: Say = warn_once,
 ) -> FleetRules:
     """Read what FLEET is: a folder, a URL, or a fleet file. Nothing is searched yet.
 
-    `settings` are those of every door. What `environ` and `flags` set of them stands above the file.
+    `settings` are those of every door. What `environ` and `flags` set of them stands above the file. A file that
+    another user may have written gives no URLs and only `HARMLESS` settings, and `say` gets a sentence about the rest.
 
     Raises:
         NotFoundError: there is no such folder or file.
         SettingsError: it is no fleet file, or a wrong one.
     """
-    place = normalise_url(fleet)
-    file = FleetFile(folders=(place,))
-    if "://" not in place and "::" not in place and not _is_pattern(place):
-        if not os.path.lexists(place):
-            raise NotFoundError(f"there is no folder or fleet file {escape(place)}", hint="check the path")
-        if not os.path.isdir(place):
-            file = parse_fleet(_text_of(place), place)
-    rules = FleetRules(file=file, base=settings, environ=environ or {}, flags=flags or {})
+    rules = FleetRules(file=_read(fleet, say), base=settings, environ=environ or {}, flags=flags or {})
     if rules.settings.records is not None:  # a conflict of the file with what stands above it is told here, too
         raise SettingsError(
             "`records` names one place, but a fleet has several runs",
@@ -92,11 +97,31 @@ def read_fleet(
     return rules
 
 
-def find_runs(
-    fleet: str, settings: Settings, *, environ: Mapping[str, str] | None = None, flags: Mapping[str, Any] | None = None
-) -> Fleet:
+def _read(fleet: str, say: Say) -> FleetFile:
+    place = normalise_url(fleet)
+    if "://" in place or "::" in place or _is_pattern(place):
+        return FleetFile(folders=(place,))
+    if not os.path.lexists(place):
+        raise NotFoundError(f"there is no folder or fleet file {escape(place)}", hint="check the path")
+    if os.path.isdir(place):
+        return FleetFile(folders=(place,))
+    if not os.path.isfile(place):  # a FIFO would block
+        raise SettingsError(f"{escape(place)} is neither a folder nor a fleet file")
+    text, doubt = read_own(place, "fleet", named=True)
+    file = parse_fleet(text, place)
+    if doubt is None:
+        return file
+    harmless, ignored = harmless_part(file)
+    if ignored:
+        say(ignored_settings(place, ignored, doubt))
+    if not harmless.folders:
+        raise SettingsError(f"{escape(place)} names only URLs, but {doubt.why}", hint=doubt.remedy)
+    return harmless
+
+
+def find_runs(fleet: str, settings: Settings, **how: Any) -> Fleet:
     """Find the runs of FLEET once. The arguments and errors are those of `read_fleet`."""
-    return Discovery(read_fleet(fleet, settings, environ=environ, flags=flags)).find()
+    return Discovery(read_fleet(fleet, settings, **how)).find()
 
 
 class Discovery:
@@ -114,6 +139,11 @@ class Discovery:
     def folders(self) -> list[str]:
         """The local folders in which a new run would be seen, as of the last `find`. None of a place that hangs."""
         return [folder for place in self._places.values() if place.is_done for folder in place.seen.folders]
+
+    def forget(self, url: str) -> None:
+        """Find a run no more while only its records are left: it has ended long ago."""
+        for place in self._places.values():
+            place.forget(url)
 
     def find(self, patience: float | None = None) -> Fleet:
         """Return the runs that are there now. After `patience` seconds it waits no longer for places that do not
@@ -203,6 +233,12 @@ class _Place:
     def is_overdue(self) -> bool:
         """True if a search takes longer than any that works."""
         return self._searches and time.monotonic() - self._began > _OVERDUE
+
+    def forget(self, url: str) -> None:
+        """Find a run no more while only its records are left."""
+        search = self._search
+        if search is not None and f"{url}/".startswith(f"{search[1].rstrip('/')}/"):
+            search[0].forget(url[len(search[1].rstrip("/")) :].strip("/"))
 
     def begin(self) -> None:
         """Search, unless a search goes on, or one has ended for which nobody waited."""
@@ -294,19 +330,3 @@ def _outermost(found: Mapping[str, _Found]) -> dict[str, str]:
 
 def _is_pattern(place: str) -> bool:
     return bool(_WILD & set(place)) and ("://" in place or not os.path.lexists(place))
-
-
-def _text_of(path: str) -> str:
-    if not os.path.isfile(path):  # a FIFO would block
-        raise SettingsError(f"{escape(path)} is neither a folder nor a fleet file")
-    try:
-        with open(path, "rb") as file:
-            text = file.read(_LONGEST + 1)
-    except OSError as error:
-        raise SettingsError(f"cannot read the fleet file {escape(path)}: {error.strerror}") from error
-    if len(text) > _LONGEST:
-        raise SettingsError(f"{escape(path)} is too large for a fleet file")
-    try:
-        return text.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise SettingsError(f"{escape(path)} is no fleet file: it is not UTF-8 text") from error

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from ckptguard.errors import SettingsError
-from ckptguard.values.settings import Settings, with_table
+from ckptguard.values.settings import HARMLESS, Settings, with_table
 
 DEEPEST = 8
 _Tables = dict[str, dict[str, Any]]
@@ -59,7 +59,7 @@ def parse_fleet(text: str, path: str) -> FleetFile:
     """
     try:
         table = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # Python refuses a number of thousands of digits
         place = re.search(r"\(at (line \d+, column \d+)\)$", str(error))
         raise SettingsError(
             f"{path} is no fleet file: it is not valid TOML{f', see {place[1]}' if place else ''}",
@@ -76,10 +76,29 @@ def parse_fleet(text: str, path: str) -> FleetFile:
     if not found.folders or not all(place.strip() for place in found.folders):
         raise SettingsError(f"{path}: folders must name at least one folder or URL, and none may be empty")
     if not 0 <= found.depth <= DEEPEST:
-        raise SettingsError(f"{path}: depth must be between 0 and {DEEPEST}, not {found.depth}")
+        raise SettingsError(f"{path}: depth must be between 0 and {DEEPEST}")
     _check_tables(found, path)
     beside = os.path.dirname(path)
     return msgspec.structs.replace(found, folders=tuple(_beside(beside, place) for place in found.folders))
+
+
+def harmless_part(file: FleetFile) -> tuple[FleetFile, tuple[str, ...]]:
+    """Return what counts of a fleet file that another user may have written, and what does not: URLs, and all settings
+    but `HARMLESS` ones."""
+    folders = tuple(place for place in file.folders if "://" not in place and "::" not in place)
+    tables = (file.settings, *file.runs.values())
+    ignored = dict.fromkeys(name for table in tables for name in table if name not in HARMLESS)
+    counted = msgspec.structs.replace(
+        file,
+        folders=folders,
+        settings=_harmless(file.settings),
+        runs={pattern: _harmless(table) for pattern, table in file.runs.items()},
+    )
+    return counted, (*(("URLs of folders",) if folders != file.folders else ()), *ignored)
+
+
+def _harmless(table: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in table.items() if name in HARMLESS}
 
 
 def _check_tables(found: FleetFile, path: str) -> None:

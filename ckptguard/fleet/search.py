@@ -31,6 +31,7 @@ class _Folder(msgspec.Struct):
     stamp: tuple[int | None, int | None] | None  # None: list it again in any case
     has_records: bool
     below: tuple[str, ...]  # the names of the folders to search
+    only_records: bool = False  # nothing else is in it
     holds: bool | None = None  # checkpoints; None: not judged yet, or there are none so far
 
 
@@ -53,12 +54,17 @@ class Search:
         self._folders: dict[str, _Folder] = {}
         self._seen: set[str] = set()
         self._spreads = False
+        self._ended: set[str] = set()
         self.troubles: list[str] = []
 
     @property
     def folders(self) -> list[str]:
         """The local folders in which a new run would be seen, after `find`."""
         return [] if self._storage.root is None else [self._storage.path_of(key) for key in self._folders]
+
+    def forget(self, key: str) -> None:
+        """Find this run no more while only its records are left."""
+        self._ended.add(key)
 
     def find(self) -> list[str]:
         """Return the keys of the runs, sorted; "" is the root itself. `troubles` says what could not be listed.
@@ -89,10 +95,14 @@ class Search:
 
     def _below(self, key: str, depth: int) -> list[str]:
         """Return the runs at or below a folder."""
-        if key and key in self._runs:
+        if key and key in self._runs and key not in self._ended:
             return [key]
         try:
             folder = self._look(key)
+            if key in self._ended:
+                if folder.only_records:
+                    return []
+                self._ended.discard(key)
             if folder.has_records and key:
                 return [key]
             certain = key in self._runs or folder.has_records
@@ -148,6 +158,7 @@ class Search:
         below = tuple(e.name for e in entries if e.kind == "folder" and enter(e.key))
         records = any(e.name == RECORDS_FOLDER and e.kind == "folder" for e in entries)
         folder = self._folders[key] = _Folder(stamp=stamp, has_records=records, below=below)
+        folder.only_records = records and len(entries) == 1
         folder.holds = True if self._has_loose(key, entries) else None
         return folder
 

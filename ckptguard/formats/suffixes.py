@@ -121,6 +121,12 @@ def by_name(*names: str) -> Rule:
 
 
 is_pointer = by_name("latest", "latest_universal", "latest_checkpointed_iteration.txt")
+_READ_BY_LOADERS = re.compile(r"latest.*|last_checkpoint.*|checkpoint", re.DOTALL)
+
+
+def may_be_pointer(path: str) -> bool:
+    """True if loaders read a file with this name to find a checkpoint: ``latest``, ``last_checkpoint.rank_0``."""
+    return _READ_BY_LOADERS.fullmatch(name_of(path)) is not None and not tensor_suffix(path)
 
 
 def is_safetensors(path: str, head: bytes) -> bool:

@@ -23,6 +23,7 @@ from ckptguard.errors import (
     ObjectMissingError,
     StoppedError,
 )
+from ckptguard.runs.removal import remove_temporary
 from ckptguard.storage import Storage, normalise_url, open_storage
 from ckptguard.storage.failures import machine_trouble
 from ckptguard.storage.local.inotify import Inotify
@@ -30,6 +31,7 @@ from ckptguard.storage.local.writes import has_locks
 from ckptguard.storage.retries import Retries
 from ckptguard.values.ids import escape
 from ckptguard.values.storage_options import NO_OPTIONS, StorageOptions
+from ckptguard.values.temporary_names import DOCTOR
 
 LIMIT = 7.5  # seconds for all probes together, unless more are given: a whole call takes less than 10
 _GRACE = 0.9  # seconds to remove what was written when time is up
@@ -171,7 +173,7 @@ class _Probing:
         self.url: str | None = None
         self.found: dict[str, Probe] = {}
         self.failed: CkptguardError | None = None
-        self._folder = f".tmp-doctor-{secrets.token_hex(8)}"
+        self._folder = DOCTOR.new()
         self._times: list[float] = []
         self._storage: Storage
 
@@ -199,7 +201,7 @@ class _Probing:
             # Even when time is up: what the probes wrote must go.
             for _ in range(2):  # what fails once may well work the next time
                 with contextlib.suppress(CouldNotTellError):
-                    self._opening(must_exist=False).remove(self._folder)
+                    remove_temporary(self._opening(must_exist=False), self._folder)
                     break
 
     def _ask(self, name: str) -> None:
@@ -285,7 +287,7 @@ class _Probing:
         return _Answer(late is not None and late <= 0.05 + 3 * max(self._times), value=late)
 
     def _delete(self) -> bool:
-        self._storage.remove(self._key("first"))
+        remove_temporary(self._storage, self._key("first"))
         try:
             self._storage.stat(self._key("first"))
         except ObjectMissingError:

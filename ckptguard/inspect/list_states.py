@@ -8,7 +8,7 @@ import msgspec
 
 from ckptguard.decisions.known_good import finest_counter
 from ckptguard.inspect.state_memo import Glance, StateMemo, remembered
-from ckptguard.keep.copies import own_bytes
+from ckptguard.keep.room import own_bytes
 from ckptguard.layouts import Checkpoint
 from ckptguard.records.kept import list_kept, read_kept
 from ckptguard.records.names_by_step import ListedSteps

@@ -16,8 +16,12 @@ from ckptguard.inspect.list_states import CheckpointState, states_by_glance
 from ckptguard.inspect.state_memo import Glance, StateMemo, remembered
 from ckptguard.records.daemon_record import DaemonRecord, read_daemon_record, surely_ended
 from ckptguard.records.incidents import Incident, list_incidents
+from ckptguard.records.manifests import FOLDER as MANIFESTS
+from ckptguard.records.room import RoomProblem, read_room_problem
+from ckptguard.records.run import list_records
 from ckptguard.records.who_and_when import seconds_of
 from ckptguard.replicas.replicate import Replica, replica_standings
+from ckptguard.runs.ended import ended_at
 from ckptguard.runs.find_known_good import KnownGood, openable, presence_of, ranked_candidates
 from ckptguard.runs.run_view import RunView
 from ckptguard.runs.sealed_content import sealed_outcome
@@ -34,6 +38,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     - `kept_bytes`: the known size of all copies.
     - `changed`: paths that changed since they were read; `outcomes` counts the others.
     - `at_risk`: what would be lost if training died now; None if it does not train.
+    - `room`: which copies it lacks because there is no room, and whose copies were released; None if there is room.
     - `daemon`: the record of who guards the run. On another machine it does not prove that the daemon lives.
     """
 
@@ -52,6 +57,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     kept_bytes: int
     replicas: tuple[Replica, ...] = ()
     at_risk: AtRisk | None = None
+    room: RoomProblem | None = None
 
 
 def status(view: RunView, memo: StateMemo | None = None, *, supervised: bool = False) -> Status:
@@ -74,7 +80,7 @@ def status(view: RunView, memo: StateMemo | None = None, *, supervised: bool = F
     return Status(
         run=view.run.url,
         protected=own_copy(good) is not None and not waiting,
-        explanation=_unwatched(view.run.url, waiting) or explain(good, view.settings.keep),
+        explanation=_ended(view) or _unwatched(view.run.url, waiting) or explain(good, view.settings.keep),
         watched=watched,
         known_good=known_good,
         known_good_age_seconds=_age(known_good),
@@ -86,8 +92,16 @@ def status(view: RunView, memo: StateMemo | None = None, *, supervised: bool = F
         kept_kinds=tuple(sorted({s.kept_how for s in states if s.kept_how})),
         kept_bytes=sum(s.kept_bytes or 0 for s in states),
         replicas=replicas,
+        room=read_room_problem(view.run),
         at_risk=at_risk(_facts(view, glance, states, replicas), time.time()),
     )
+
+
+def _ended(view: RunView) -> str | None:
+    """Return what to say of a run of which only records are left."""
+    if view.entries or not list_records(view.run, MANIFESTS) or ended_at(view.run) is None:
+        return None
+    return f"ended: only its records are left (ckptguard forget {view.run.url})"
 
 
 def _facts(view: RunView, glance: Glance, states: Sequence[CheckpointState], replicas: Sequence[Replica]) -> RunFacts:

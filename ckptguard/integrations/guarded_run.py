@@ -23,7 +23,7 @@ from ckptguard.recover.roll_back import GoBack, roll_back
 from ckptguard.recover.verify_pending import verify_pending
 from ckptguard.runs.find_known_good import Wanted, newest_candidate
 from ckptguard.runs.run_view import RunView
-from ckptguard.runs.settings_file import GivenSettings, given_settings
+from ckptguard.runs.settings_file import GivenSettings, given_settings, training_settings
 from ckptguard.training.announce import announce_resume
 from ckptguard.training.client import ChildDaemon, ensure_daemon
 from ckptguard.training.ranks import Ranks, ranks_of_training, together
@@ -191,7 +191,7 @@ class GuardedRun:
     def _wrong_setting(self, settings: GivenSettings) -> tuple[str, str | None] | None:
         """Open the run; (what is wrong with a setting, hint) as an answer, for it has to be raised by all ranks."""
         try:
-            self.settings = given_settings(settings)
+            self.settings = given_settings(settings, lambda: training_settings(self._url))
             if self.leads:
                 self.run = run = open_run(self._url, self.settings, must_exist=False)
                 waits = Waits(daemon=self._deadline if self._asks else None)

@@ -26,7 +26,7 @@ from ckptguard.decisions.rollback import RollbackPolicy, policy_of
 from ckptguard.errors import CkptguardError, NoKnownGoodError, SettingsError, SickTrainingError
 from ckptguard.integrations.guarded_run import GuardedRun, ResumeTarget
 from ckptguard.integrations.lightning_io import GuardedIO
-from ckptguard.runs.settings_file import GivenSettings, given_settings
+from ckptguard.runs.settings_file import GivenSettings, given_settings, training_settings
 from ckptguard.training.announce import announce_resume
 from ckptguard.training.content.tagged_json import decode_state, encode_state, from_text, to_text
 from ckptguard.training.content.training_parts import TrainingParts, scale_learning_rate
@@ -55,7 +55,7 @@ class GuardCallback(Callback):
         self._batches: dict[int, list[tuple[int, int]]] = {}  # of each update
         self._completed = 0  # updates, before the batch that is at work
         self._begins = False  # from on_fit_start to on_train_start
-        allow = given_settings(settings).allow_nonfinite
+        allow = given_settings(settings, training_settings).allow_nonfinite
         self._monitor = TrainingMonitor(TrainingParts(model=None), policy_of(policy), allow=allow)
         self._trains = False  # whether there is something to look at
         self.curve: CurveRecorder | None = None
@@ -266,7 +266,7 @@ def _guard(saver: GuardedIO, policy: RollbackPolicy | None, daemon: str, curve: 
 @contextlib.contextmanager
 def _leaving_out(module: Any, trainer: Trainer, callback: GuardCallback) -> Iterator[None]:
     """No update for batches that did harm. With several ranks Lightning allows no ``training_step`` that returns None:
-    so a loss that depends on nothing, and no step of the optimizer."""
+    so a loss that depends on nothing, and no step of the optimizer. It is NaN, because a 0 would look trained."""
 
     def is_left_out(batch_idx: int) -> bool:
         return (trainer.current_epoch, batch_idx) in callback.left_out
@@ -279,7 +279,7 @@ def _leaving_out(module: Any, trainer: Trainer, callback: GuardCallback) -> Iter
     def step(batch: Any, batch_idx: int, *more: Any, **named: Any) -> Any:
         if not is_left_out(batch_idx):
             return training_step(batch, batch_idx, *more, **named)
-        nothing = torch.zeros((), device=trainer.strategy.root_device, requires_grad=True)
+        nothing = torch.full((), float("nan"), device=trainer.strategy.root_device, requires_grad=True)
         return nothing if module.automatic_optimization else None
 
     @functools.wraps(optimizer_step)

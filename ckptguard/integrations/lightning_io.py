@@ -21,7 +21,7 @@ from ckptguard.records.run import Run, open_run
 from ckptguard.recover.verify_pending import verify_pending
 from ckptguard.runs.find_known_good import find_known_good
 from ckptguard.runs.run_view import RunView
-from ckptguard.runs.settings_file import GivenSettings, given_settings
+from ckptguard.runs.settings_file import GivenSettings, given_settings, training_settings
 from ckptguard.scan import ScanOptions, scan_files
 from ckptguard.storage.protocol import Entry, Reader, Storage
 from ckptguard.values.manifest import Manifest
@@ -43,7 +43,7 @@ class GuardedIO(TorchCheckpointIO):
     """
 
     def __init__(self, run: str | os.PathLike[str], *, settings: GivenSettings = None) -> None:
-        self.settings = given_settings(settings)
+        self.settings = given_settings(settings, lambda: training_settings(run))
         self.url = os.path.realpath(os.fspath(run))  # as ModelCheckpoint takes its folder
         self.series: str | None = None  # of the last save that has a step
         self._unwanted: set[str] = set()

@@ -66,7 +66,7 @@ def follow(
             trackers.append(_MLflow(mlflow))
         if not trackers:
             raise SettingsError("there is nothing to write to", hint="give follow one of tensorboard=, wandb=, mlflow=")
-    return Follower(os.fspath(run), trackers, settings or training_settings())
+    return Follower(os.fspath(run), trackers, settings or training_settings(run))
 
 
 class Follower:

@@ -20,7 +20,7 @@ from ckptguard.errors import CkptguardError, NoKnownGoodError, SettingsError, Si
 from ckptguard.integrations.guarded_run import GuardedRun, Guarding, checked_guarding, open_guarded
 from ckptguard.recover.verify_pending import verify_pending
 from ckptguard.runs.find_known_good import KnownGood, Wanted, find_known_good
-from ckptguard.runs.settings_file import given_settings
+from ckptguard.runs.settings_file import given_settings, training_settings
 from ckptguard.training.client import let_daemon_verify
 from ckptguard.training.content.training_parts import TrainingParts
 from ckptguard.training.rollback.incident_log import begin_incident, end_incident
@@ -63,7 +63,7 @@ class GuardCallback(TrainerCallback):
         self.details: Details | None = None  # what was known when it was noticed
         self._url, self._raises, self._guarding = run, on_sick == "raise", guarding
         self._check_every = policy.check_every
-        allow = given_settings(settings).allow_nonfinite if settings is not None else ()
+        allow = given_settings(settings, training_settings).allow_nonfinite if settings is not None else ()
         self._monitor = TrainingMonitor(TrainingParts(model=None), policy, allow=allow)
         self._monitor.share = self._on_any_rank
 
@@ -88,7 +88,7 @@ class GuardCallback(TrainerCallback):
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kw: Any) -> None:
         """Look at the gradient norm, which is told before the save of the same step."""
-        norm, loss = (_number(kw.get("logs"), name) for name in ("grad_norm", "loss"))
+        norm, loss = (self._logged(kw.get("logs"), name) for name in ("grad_norm", "loss"))
         if (norm is None and loss is None) or self._is_left_out(state.global_step):
             return
         signal = Signal(step=state.global_step, loss=loss, grad_norm=norm)
@@ -123,6 +123,8 @@ class GuardCallback(TrainerCallback):
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kw: Any) -> None:
         """Protect the new save, beside training: the next save's rotation may delete it."""
+        if args.logging_strategy == "no":
+            self._monitor.say_if_unheard(state.global_step, 'let the Trainer log them, by logging_strategy="steps"')
         if self.guarded is not None:
             self.guarded.protect_beside()
             self.guarded.curve.saved()
@@ -155,6 +157,10 @@ class GuardCallback(TrainerCallback):
         """The sickness that an exception out of the training loop tells of; None if it is any other one."""
         found = self._monitor.take_in(Signal(step=step, error=str(error)))
         return found if found.sick else None
+
+    def _logged(self, logs: Any, name: str) -> float | None:
+        number = self._monitor.reader.read(name, logs.get(name)) if isinstance(logs, Mapping) else None
+        return number if isinstance(number, float) else None
 
     def _is_left_out(self, update: int) -> bool:
         return self.left_out is not None and update in self.left_out.updates
@@ -233,33 +239,41 @@ class GuardCallback(TrainerCallback):
 
 
 class SkippedUpdates:
-    """Wraps ``trainer.training_step`` while it is entered. It leaves `updates` out (numbered from 1, as steps are), and
-    notes of the others what the loss says about when harm was done."""
+    """Wraps ``trainer.training_step`` and ``trainer.log`` while it is entered.
+
+    It leaves `updates` out (numbered from 1, as steps are) of training and of all averages. Of the others it notes what
+    the loss says about when harm was done.
+    """
 
     def __init__(self, trainer: Any) -> None:
         self.updates: set[int] = set()
         self._trainer = trainer
-        self._own = vars(trainer).get("training_step")  # somebody may have wrapped this one Trainer's already
-        self._step = trainer.training_step
+        self._own = {name: vars(trainer).get(name) for name in ("training_step", "log")}  # somebody may wrap this one
+        self._step, self._log = trainer.training_step, trainer.log
         self._losses: list[tuple[int, Any]] = []
         self._scale: float | None = None
 
     def __enter__(self) -> Self:
-        self._trainer.training_step = self._training_step
+        self._trainer.training_step, self._trainer.log = self._training_step, self._log_trained
         return self
 
     def __exit__(self, *exc: object) -> None:
-        if self._own is not None:
-            self._trainer.training_step = self._own
-        else:
-            del self._trainer.training_step
+        for name, own in self._own.items():
+            if own is not None:
+                setattr(self._trainer, name, own)
+            else:
+                delattr(self._trainer, name)
+
+    def trained_before(self, update: int) -> int:
+        """The last update before this one that is not left out."""
+        return next(number for number in range(update - 1, -1, -1) if number not in self.updates)
 
     def first_bad_loss(self, *, after: int) -> int | None:
         """The first update after `after` whose loss was not finite on this rank; None if there is none."""
         losses = [(update, finite) for update, finite in self._losses if update > after]
         if not losses:
             return None
-        finite = torch.stack([flag for _, flag in losses]).tolist()
+        finite = torch.stack([flag.to(losses[0][1].device) for _, flag in losses]).tolist()
         return next((update for (update, _), fine in zip(losses, finite, strict=True) if not fine), None)
 
     def forget(self, *, through: int | None = None) -> None:
@@ -267,7 +281,13 @@ class SkippedUpdates:
         self._losses = [] if through is None else [(u, f) for u, f in self._losses if u > through]
 
     def after_update(self, update: int) -> None:
-        """Under a loss scaler an update is left out as an overflow is: give it back the scale that this cost."""
+        """Keep an update that was left out from counting in the averages of the Trainer. Under a loss scaler it is left
+        out as an overflow is: give the scaler back the scale that this cost."""
+        if update in self.updates:
+            for name in ("_globalstep_last_logged", "_initial_global_step"):  # the Trainer divides by the steps since
+                since = getattr(self._trainer, name, None)
+                if isinstance(since, int):
+                    setattr(self._trainer, name, since + 1)
         scaler = _scaler(self._trainer)
         if update in self.updates and scaler is not None and self._scale is not None:
             scaler.update(self._scale)
@@ -277,7 +297,8 @@ class SkippedUpdates:
         update = self._trainer.state.global_step + 1
         if update not in self.updates:
             loss = self._step(model, inputs, *arguments, **named)
-            self._losses.append((update, loss.detach().isfinite().all()))
+            if isinstance(loss, torch.Tensor) and not loss.is_meta:
+                self._losses.append((update, loss.detach().isfinite().all()))
             return loss
         scaler = _scaler(self._trainer)
         if scaler is not None:
@@ -286,6 +307,12 @@ class SkippedUpdates:
             trained = next(p for p in model.parameters() if p.requires_grad and p.numel())
             trained.grad = torch.full_like(trained, float("inf"))
         return torch.zeros((), device=self._trainer.args.device)
+
+    def _log_trained(self, logs: dict[str, float], *arguments: Any, **named: Any) -> Any:
+        """Log the averages of the trained updates. The gradient norm of one that was left out is of nothing."""
+        if self._trainer.state.global_step in self.updates:
+            logs.pop("grad_norm", None)
+        return self._log(logs, *arguments, **named)
 
 
 def _scaler(trainer: Any) -> Any:
@@ -303,11 +330,3 @@ def _error(found: Diagnosis, known_good: KnownGood | None) -> SickTrainingError:
         known_good=path,
         hint=f"mend the cause, then trainer.train(resume_from_checkpoint={path!r})",
     )
-
-
-def _number(logs: Mapping[str, Any] | None, name: str) -> float | None:
-    value = (logs or {}).get(name)
-    try:
-        return None if value is None else float(value)
-    except (TypeError, ValueError):
-        return None

@@ -99,8 +99,11 @@ class _Rounds(GuardCallback):
         reports = self._rollbacks.ranks.gather(self.left_out.first_bad_loss(after=healthy))
         first = min((update for update in reports if update is not None), default=None)
         if first is not None:  # every later loss was computed from what it, or the update before it, had harmed
-            began = min(diagnosis.surely_by, max(healthy + 1, first - 1))
-            diagnosis = dataclasses.replace(diagnosis, onset_step=began, onset_through=None, suspect_through=first)
+            # A read of the tensors knows no better than the losses of all updates which one was the first.
+            sign = min(diagnosis.step if diagnosis.cause in ("weights", "grad_norm") else diagnosis.surely_by, first)
+            began = min(sign, max(healthy + 1, self.left_out.trained_before(first)))
+            through = sign if began < sign else None
+            diagnosis = dataclasses.replace(diagnosis, onset_step=began, onset_through=through, suspect_through=first)
         target = self._rollbacks.back(diagnosis, save_every=save_every, details=self.details)
         if target.skip is not None:
             self.left_out.updates |= set(range(target.skip[0], target.skip[1] + 1))

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import os
-import stat
 from collections.abc import Iterable
 
-from msgspec.structs import asdict
+from msgspec.structs import asdict, replace
 
-from ckptguard.errors import ChangedWhileReadError, ObjectExistsError, SettingsError, StorageError
+from ckptguard.errors import ChangedWhileReadError, ObjectExistsError, SettingsError, StorageError, StorageFullError
+from ckptguard.keep.room import fits, may_link
+from ckptguard.keep.saved_over import is_saved_over
 from ckptguard.layouts import Checkpoint
 from ckptguard.records.kept import (
     KeptCopy,
@@ -20,42 +20,55 @@ from ckptguard.records.kept import (
     list_kept,
     read_kept,
     read_set_aside,
+    replace_kept,
     set_aside,
 )
 from ckptguard.records.pins import pinned_generations
 from ckptguard.records.run import Run
 from ckptguard.records.who_and_when import utc_now
-from ckptguard.runs.file_signatures import saved_over, seen_when_sealed
-from ckptguard.runs.free_space import need_room
+from ckptguard.runs.free_space import SHARED, file_system_of
+from ckptguard.runs.removal import remove_record, remove_temporary
 from ckptguard.runs.run_view import RunView
 from ckptguard.storage import Storage
 from ckptguard.storage.local.syncs import synced_together
-from ckptguard.storage.protocol import Entry, find_entry
+from ckptguard.storage.protocol import find_entry
 from ckptguard.values.ids import CheckpointId
+from ckptguard.values.temporary_names import SAMPLE
 
-_BLOCK = 512  # the unit of st_blocks, whatever the file system's block size
 _WEAKEST = ("link", "reflink", "copy")  # a copy with several kinds of files is only as independent as its weakest file
 
 
 def keep_checkpoint(
-    view: RunView, checkpoint: Checkpoint, id: CheckpointId, *, how: str | None = None, whole: bool = True
+    view: RunView,
+    checkpoint: Checkpoint,
+    id: CheckpointId,
+    *,
+    how: str | None = None,
+    whole: bool = True,
+    always: bool = False,
 ) -> KeptCopy | None:
-    """Copy a checkpoint aside under an id. None if copies are off or impossible on this storage.
+    """Copy a checkpoint aside under an id. None if copies are off or impossible on this storage, or if there is no
+    room.
 
     - Normally it is a reflink, or else a hard link: it takes no time and no space. A verdict then makes it a full copy.
     - For a path that is overwritten in place it is a full copy, because overwriting changes a link's content, too.
     - Without either it is a full copy, on an object store made by the store itself.
+    - Where the next saves would not fit beside a full copy it is a link. A link counts as a copy, too. That of the
+      newest good save need not fit, because it takes no space as long as the trainer keeps that save.
 
-    `how` overrides this. `whole`: these are known to be all files.
+    `how` overrides this. `whole`: these are known to be all files. `always`: a link is made without regard to room.
 
     Raises:
-        StorageFullError: there is no space. Nothing is left behind, and nothing is written if that is known before.
+        StorageFullError: a write failed for lack of space. Nothing is left behind.
         ChangedWhileReadError: the copied files are not the listed ones.
     """
     run, settings = view.run, view.settings
     present = read_kept(run, id)
     same = present is not None and (view.history.has_verdict(id) or present.is_of(checkpoint.entries))
     if same or settings.keep == "none":
+        if present is not None and whole and not present.whole and _is_as_listed(view, present):
+            present = replace(present, whole=True)  # nothing came after it was copied
+            replace_kept(run, present)
         return present
     if read_set_aside(run, id) is not None:
         return None  # its whole files may be the last ones, which a repair needs
@@ -71,16 +84,26 @@ def keep_checkpoint(
     if present is not None:
         release(run, id)  # of the same save, before it was finished
     folder = kept_folder(id)
-    run.records.remove(folder)  # leftovers of an unfinished copy
+    remove_record(run, folder)  # leftovers of an unfinished copy
+    if how == "clone" and _takes_bytes(storage, records_prefix, folder, how):
+        how = "copy"
+    if how == "copy" and not fits(view, checkpoint.bytes, independent=True):
+        how = "link"
+    if how != "copy" and not fits(view, checkpoint.bytes, independent=False):
+        wanted = always or may_link(view, checkpoint, id)
+        if not wanted or _takes_bytes(storage, records_prefix, folder, how):
+            return None
     done = []
-    if how == "copy" or (how == "clone" and _clones_are_copies(storage, records_prefix, folder)):
-        need_room(storage, checkpoint.bytes, f"a kept copy of {checkpoint.path}")
+    file_system = file_system_of(run.records)
     try:
-        with synced_together(run.records.url):  # before the mark, which makes them count
+        # Synced before the mark, which makes them count.
+        with SHARED.copying(file_system, checkpoint.bytes if how == "copy" else 0), synced_together(run.records.url):
             for key in checkpoint.files:
                 done.append(storage.copy(run_prefix + key, f"{records_prefix}{folder}/{key}", how=how))
-    except StorageError:
-        run.records.remove(folder)
+    except StorageError as error:
+        remove_record(run, folder)
+        if isinstance(error, StorageFullError):
+            SHARED.note_full(file_system)
         raise
     copy = KeptCopy(
         **asdict(id),
@@ -92,7 +115,7 @@ def keep_checkpoint(
         whole=whole,
     )
     if whole and not _is_as_listed(view, copy):
-        run.records.remove(folder)
+        remove_record(run, folder)
         raise ChangedWhileReadError(f"{checkpoint.path} changed while it was copied", key=checkpoint.path)
     try:
         commit_kept(run, copy)
@@ -114,36 +137,25 @@ def _is_as_listed(view: RunView, copy: KeptCopy) -> bool:
     return now is not None and copy.lies_in(now.entries)
 
 
-def is_saved_over(view: RunView, checkpoint: Checkpoint) -> bool:
-    """True if this path was overwritten in place: one of its files was written again through its inode."""
-    history = view.history
-    waiting = [c for c in view.waiting_copies(checkpoint.series) if c.path == checkpoint.path]
-    sealed = (history.manifest(id) for id in history.generations(checkpoint.series, checkpoint.step)[-2:])
-    before = [seen_when_sealed(m) for m in sealed if m is not None and m.path == checkpoint.path]
-    before += [[(file, *source) for file, source in zip(c.files, c.sources, strict=False)] for c in waiting]
-    return any(saved_over(contents, checkpoint.entries) for contents in before)
-
-
-def _clones_are_copies(storage: Storage, records_prefix: str, folder: str) -> bool:
-    """True if the storage certainly has no reflinks. It is tried with a small record of ours."""
+def _takes_bytes(storage: Storage, records_prefix: str, folder: str, how: str) -> bool:
+    """True if a copy made like this certainly shares no bytes. It is tried with a small record of ours."""
     if storage.root is None:
         return False
-    sample = f"{records_prefix}{folder}/.tmp-sample"
+    sample = f"{records_prefix}{folder}/{SAMPLE.new()}"
     try:
-        return storage.copy(f"{records_prefix}format.json", sample, how="clone") == "copy"
+        return storage.copy(f"{records_prefix}format.json", sample, how=how) == "copy"
     except StorageError:
         return False
     finally:
         with contextlib.suppress(StorageError):
-            storage.remove(sample)
+            remove_temporary(storage, sample)
 
 
 def release(run: Run, id: CheckpointId) -> None:
     """Remove a kept copy. The mark goes first, so a crash leaves files to collect, never half a copy."""
     folder = kept_folder(id)
-    run.records.remove(folder + ".json")
-    run.records.remove(folder + ".damaged.json")
-    run.records.remove(folder)
+    for key in (folder + ".json", folder + ".damaged.json", folder):
+        remove_record(run, key)
 
 
 def put_aside(run: Run, copy: KeptCopy) -> None:
@@ -164,35 +176,6 @@ def _is_linked(run: Run, copy: KeptCopy, file: str) -> bool:
     kept = find_entry(run.records, copy.key(file))
     there = find_entry(run.storage, file) if kept is not None else None
     return kept is not None and there is not None and kept.inode is not None and kept.inode == there.inode
-
-
-def own_bytes(run: Run, copy: KeptCopy) -> int | None:
-    """Return the bytes that only this kept copy occupies, or None if reflinks share them.
-
-    A hard link costs nothing while the file has another name. If a server does not report links, equal sizes and times
-    count as a link.
-    """
-    if copy.how == "reflink":
-        return None
-    total = 0
-    for file in copy.files:
-        if run.records.root is None:
-            kept = find_entry(run.records, copy.key(file))
-            if kept is not None and not (copy.how == "link" and _looks_linked(run, file, kept)):
-                total += kept.size
-            continue
-        try:
-            info = os.lstat(run.records.path_of(copy.key(file)))
-        except OSError:
-            continue
-        if stat.S_ISREG(info.st_mode) and info.st_nlink == 1:
-            total += info.st_blocks * _BLOCK
-    return total
-
-
-def _looks_linked(run: Run, file: str, kept: Entry) -> bool:
-    there = find_entry(run.storage, file) if kept.mtime_ns is not None else None
-    return there is not None and (there.size, there.mtime_ns) == (kept.size, kept.mtime_ns)
 
 
 def release_unpinned(run: Run, ids: Iterable[CheckpointId]) -> list[CheckpointId]:

@@ -10,11 +10,13 @@ from concurrent.futures import ThreadPoolExecutor
 import msgspec
 
 from ckptguard.decisions.own_bytes import Kept, owes_bytes
-from ckptguard.errors import BusyError, CouldNotTellError, StoppedError
+from ckptguard.errors import BusyError, CouldNotTellError, StoppedError, StorageFullError
+from ckptguard.keep.copies import release_unpinned
+from ckptguard.keep.room import fits, has_safe_bytes, own_bytes
 from ckptguard.records.kept import KeptCopy, list_kept, read_kept, replace_kept
 from ckptguard.records.run import Run
 from ckptguard.records.who_and_when import seconds_of
-from ckptguard.runs.free_space import need_room
+from ckptguard.runs.free_space import SHARED, file_system_of
 from ckptguard.runs.lock import run_lock
 from ckptguard.runs.run_view import RunView
 from ckptguard.runs.work import Work
@@ -28,7 +30,8 @@ _REMOTE_BLOCK = 8 << 20  # each is one request
 
 
 def give_own_bytes(view: RunView, work: Work, *, saved_over: bool) -> list[str]:
-    """Make the newest good kept copy of each series a full copy where that is due. Returns problems as sentences.
+    """Make the newest good kept copy of each series a full copy where that is due and the next saves still fit. Returns
+    problems as sentences.
 
     `saved_over`: a file of the run was overwritten in place. The run is not locked meanwhile, and the copying thread
     has low priority.
@@ -43,6 +46,8 @@ def give_own_bytes(view: RunView, work: Work, *, saved_over: bool) -> list[str]:
         for copy in itertools.takewhile(lambda copy: copy.how == "link", good):
             manifest = view.history.manifest(copy.id)
             if manifest is None or not owes_bytes(_kept(copy), own, settings, saved_over=saved_over):
+                break
+            if not _has_room(view, copy, [older for older in good if older.id.order < copy.id.order]):
                 break
             try:
                 wrong = _beside_training(
@@ -67,6 +72,25 @@ def _beside_training(niceness: int, copying: Callable[[], str | None]) -> str | 
         return thread.submit(copying).result()
 
 
+def _has_room(view: RunView, copy: KeptCopy, older: list[KeptCopy]) -> bool:
+    """True if the next saves fit beside a full copy. Older copies go if that makes the room, and if no save can write
+    into this one before it is copied."""
+    size = _kept(copy).bytes
+    if fits(view, size, independent=True):
+        return True
+    if not has_safe_bytes(view, copy):
+        return False
+    freed = sum(own_bytes(view.run, one) or 0 for one in older)
+    if not fits(view, size - freed, independent=True):
+        return False
+    with run_lock(view.run):
+        for one in reversed(older):
+            release_unpinned(view.run, [one.id])
+            if fits(view, size, independent=True):
+                return True
+    return False
+
+
 def _kept(copy: KeptCopy) -> Kept:
     return Kept(bytes=sum(size for size, *_ in copy.sources), at=seconds_of(copy.kept_at))
 
@@ -74,25 +98,28 @@ def _kept(copy: KeptCopy) -> Kept:
 def _replace_links(view: RunView, copy: KeptCopy, manifest: Manifest, work: Work) -> str | None:
     """Replace each link by a full copy, compared with the manifest while it is copied, then rewrite the mark.
 
-    At each moment a file is the link or the whole copy. Returns what is wrong with the bytes. Raises StorageFullError
-    before the first byte.
+    At each moment a file is the link or the whole copy. Returns what is wrong with the bytes.
     """
     run = view.run
     inodes = {file: inode for file, (_, _, inode, _) in zip(copy.files, copy.sources, strict=False)}
     linked = [
         f for f in manifest.files if (e := find_entry(run.records, copy.key(f.path))) and e.inode == inodes[f.path]
     ]
-    need_room(run.records, sum(f.size for f in linked), "a full copy of it")
 
     def hold() -> None:
         if work.is_stopped():
             raise StoppedError("the copying was stopped", key=copy.folder)
 
-    pace = Pace(view.settings.verify_rate, hold)
-    for file in linked:
-        wrong = _replace_link(run, copy, file, pace)
-        if wrong is not None:
-            return wrong
+    pace, file_system = Pace(view.settings.verify_rate, hold), file_system_of(run.records)
+    with SHARED.copying(file_system, sum(f.size for f in linked)):
+        for file in linked:
+            try:
+                wrong = _replace_link(run, copy, file, pace)
+            except StorageFullError:
+                SHARED.note_full(file_system)
+                raise
+            if wrong is not None:
+                return wrong
     with run_lock(run):
         if read_kept(run, copy.id) == copy:
             replace_kept(run, msgspec.structs.replace(copy, how="copy", read_at=(None,) * len(copy.files)))

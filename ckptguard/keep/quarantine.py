@@ -18,6 +18,7 @@ from ckptguard.runs.lock import run_lock
 from ckptguard.runs.run_view import RunView
 from ckptguard.storage.protocol import find_entry
 from ckptguard.values.ids import CheckpointId
+from ckptguard.values.record_formats import VERDICT
 from ckptguard.values.verdict import Facts, Finding, Outcome, Severity, Verdict
 from ckptguard.version import __version__
 
@@ -100,6 +101,7 @@ def mark_suspect(view: RunView, id: CheckpointId, reason: str) -> None:
     finding = Finding(check="incident", severity=Severity.SICKNESS, message=reason)
     view.history.add_verdict(
         Verdict(
+            format=VERDICT.writes,
             **asdict(id),
             outcome=before.outcome if before and damaged else Outcome.SUSPECT,
             findings=(*(before.findings if before else ()), finding),

@@ -17,6 +17,13 @@ from ckptguard.layouts.checkpoint import Checkpoint, Gap, Structures
 _SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{1,9})-of-(?P<total>\d{1,9})(?P<suffix>\.safetensors|\.bin)")
 _OF_RANK = re.compile(r"shard-\d{1,9}-model-(?P<number>\d{1,9})-of-(?P<total>\d{1,9})\.safetensors")
 _ADAPTERS = ("adapter_model.safetensors", "adapter_model.bin")
+# What transformers and diffusers look for by an index, and read only with it.
+_READ_BY_INDEX = {
+    ("model", ".safetensors"),
+    ("pytorch_model", ".bin"),
+    ("diffusion_pytorch_model", ".safetensors"),
+    ("diffusion_pytorch_model", ".bin"),
+}
 _MOST_NAMED = 20
 
 
@@ -36,9 +43,10 @@ def shard_gaps(checkpoint: Checkpoint, structures: Structures) -> list[Gap]:
 
 
 def _numbered_gaps(names: set[str], listed: set[str]) -> list[Gap]:
-    """Report shards that are missing by the others' numbers and that no index names, and families without an index.
+    """Report shards that are missing by the others' numbers and that no index names, and a missing index.
 
-    The index may have its own name (torchtune's ``ft-model-00001-of-00002.safetensors``).
+    The index may have its own name (torchtune's ``ft-model-00001-of-00002.safetensors``). It is missing only if the
+    readers of these names need it: a single shard needs none, and torchtune reads its files by their numbers.
     """
     families: dict[tuple[str, int, str], set[int]] = {}
     for name in names:
@@ -54,7 +62,8 @@ def _numbered_gaps(names: set[str], listed: set[str]) -> list[Gap]:
         if len(numbers | families_listed.get((stem, suffix), set())) < total:
             have = sorted(numbers)
             gaps.append(Gap(f"only {len(numbers)} of {total} shards of {stem}{suffix} are there: {have[:_MOST_NAMED]}"))
-        if f"{stem}{suffix}.index.json" not in names and (stem, suffix) not in families_listed:
+        needs_index = total > 1 and (stem.rpartition("/")[2], suffix) in _READ_BY_INDEX
+        if needs_index and f"{stem}{suffix}.index.json" not in names and (stem, suffix) not in families_listed:
             gaps.append(Gap("the shards have no index", f"{stem}{suffix}.index.json"))
     return gaps
 

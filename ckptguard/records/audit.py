@@ -16,9 +16,9 @@ from ckptguard.records.run import Run, create_record, list_records, read_parsed
 from ckptguard.records.who_and_when import Owner, dated_name, has_ended, this_process, utc_now
 from ckptguard.storage.redaction import redacted
 from ckptguard.values.ids import escape
+from ckptguard.values.record_formats import ACTION
 
 FOLDER = "audit"
-FORMAT = 1
 MOST = 1000  # actions on record; the oldest are removed
 LONGEST_REASON = 1000  # characters
 _LONGEST, _MOST_LINES = 500, 100  # characters of any other text, and lines of a result
@@ -35,7 +35,7 @@ class Action(msgspec.Struct, frozen=True, kw_only=True):
     - `result`: what was done, or why not, as lines.
     """
 
-    format: int = FORMAT
+    format: int = ACTION.writes
     id: str
     verb: str
     name: str
@@ -109,7 +109,7 @@ def read_state(run: Run, id: str, state: str) -> Action | None:
     """Return the record of the beginning or the end of an action. None if there is none, or if it cannot be read."""
     with contextlib.suppress(RecordsError):
         action = read_parsed(run, action_key(id, state), Action, "an action")
-        return action if action is None or action.format <= FORMAT else None
+        return action if action is None or action.format <= ACTION.reads else None
     return None
 
 

@@ -9,14 +9,15 @@ import msgspec
 from ckptguard.errors import CouldNotTellError, ObjectMissingError
 from ckptguard.records.run import Run, read_parsed, write_once
 from ckptguard.records.who_and_when import Owner, has_ended, this_host, this_process
+from ckptguard.values.record_formats import PLAIN
 
-_KEY = "daemon.json"
+KEY = "daemon.json"
 
 
 class DaemonRecord(msgspec.Struct, frozen=True, kw_only=True):
     """The address (a Unix socket's path) of the daemon, and the host and boot for which it is valid."""
 
-    format: int = 1
+    format: int = PLAIN.writes
     address: str
     host: str
     boot_id: str
@@ -28,15 +29,15 @@ def write_daemon_record(run: Run, record: DaemonRecord) -> None:
     """Record that this daemon guards the run, instead of any other one."""
     for _ in range(5):
         with contextlib.suppress(ObjectMissingError):  # no record was ever written
-            run.records.remove(_KEY)
-        if write_once(run, _KEY, record):
+            run.records.remove(KEY)
+        if write_once(run, KEY, record):
             return  # otherwise another daemon starts at the same moment; either may stay
 
 
 def read_daemon_record(run: Run) -> DaemonRecord | None:
     """Return the record, or None if there is none that can be read."""
     with contextlib.suppress(CouldNotTellError):
-        return read_parsed(run, _KEY, DaemonRecord, _KEY)
+        return read_parsed(run, KEY, DaemonRecord, KEY)
     return None
 
 
@@ -44,7 +45,7 @@ def clear_daemon_record(run: Run, record: DaemonRecord) -> None:
     """Remove the record if it is still this daemon's."""
     if read_daemon_record(run) == record:
         with contextlib.suppress(ObjectMissingError):
-            run.records.remove(_KEY)
+            run.records.remove(KEY)
 
 
 def surely_ended(record: DaemonRecord) -> bool:

@@ -12,6 +12,8 @@ from ckptguard.errors import ObjectExistsError
 from ckptguard.records.run import Run, create_record, list_records, read_sound
 from ckptguard.records.who_and_when import dated_name
 from ckptguard.values.incident import Details, worded
+from ckptguard.values.record_formats import PLAIN
+from ckptguard.values.record_text import encoded
 
 FOLDER = "incidents"
 _LONGEST = 2000  # characters of a text in a new incident
@@ -21,7 +23,7 @@ _NAME = re.compile(r"(?P<id>\d{8}T\d{6}-[0-9a-f]{8})\.(?P<revision>\d{4})\.json"
 class Incident(msgspec.Struct, frozen=True, kw_only=True):
     """One detected sickness or damage: its evidence, and what was done. `details` has more, if known."""
 
-    format: int = 1
+    format: int = PLAIN.writes
     id: str
     revision: int = 1
     step: int | None
@@ -130,19 +132,7 @@ def report_key(incident_id: str, suffix: str) -> str:
 def _write(run: Run, incident: Incident) -> None:
     # msgspec writes NaN as null. Evidence is for people, so such numbers are written as words.
     spoken = msgspec.structs.replace(incident, evidence=_spoken(incident.evidence))
-    try:
-        text = msgspec.json.encode(spoken)
-    except UnicodeEncodeError:  # half a character in a tensor's name: JSON can write it, but no reader accepts it
-        text = msgspec.json.encode(_in_unicode(msgspec.to_builtins(spoken)))
-    create_record(run, incident_key(incident.id, incident.revision), text + b"\n")
-
-
-def _in_unicode(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {_in_unicode(k): _in_unicode(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [_in_unicode(v) for v in value]
-    return value.encode("utf-8", "backslashreplace").decode() if isinstance(value, str) else value
+    create_record(run, incident_key(incident.id, incident.revision), encoded(spoken) + b"\n")
 
 
 def _spoken(value: Any) -> Any:

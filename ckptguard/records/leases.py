@@ -39,6 +39,7 @@ from ckptguard.records.who_and_when import (
     utc_text,
 )
 from ckptguard.values.ids import is_safe_path, series_folder
+from ckptguard.values.record_formats import PLAIN
 
 CLAIMS, TRAININGS = "saving", "trainings"  # their folders
 RENEWED = 60.0  # seconds between the renewals of a claim
@@ -55,7 +56,7 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
 
     silence: ClassVar[float | None] = None  # seconds
 
-    format: int = 1
+    format: int = PLAIN.writes
     token: str
     owner: Owner
     since: str

@@ -14,6 +14,7 @@ from ckptguard.errors import CouldNotTellError, RecordsError
 from ckptguard.records.manifests import FOLDER as MANIFESTS
 from ckptguard.records.run import Run, list_records, read_parsed, write_once
 from ckptguard.storage.redaction import plain_url
+from ckptguard.values.record_formats import PLAIN
 
 KEY = "lineage.json"
 
@@ -21,7 +22,7 @@ KEY = "lineage.json"
 class Lineage(msgspec.Struct, frozen=True, kw_only=True):
     """`token` is random. `begun` is the URL of the first run, without user and query, for people."""
 
-    format: int = 1
+    format: int = PLAIN.writes
     token: str
     begun: str
 

@@ -15,6 +15,7 @@ from ckptguard.errors import BusyError, ObjectExistsError, ObjectMissingError, R
 from ckptguard.records.run import Run, create_record, read_record, read_sound, record_names
 from ckptguard.values.ids import CheckpointId, parse_id, series_folder
 from ckptguard.values.manifest import Manifest, decode_manifest, split_metrics
+from ckptguard.values.record_formats import PLAIN
 from ckptguard.values.record_text import encode_checked
 
 FOLDER = "manifests"
@@ -68,7 +69,7 @@ def sealed_generations(run: Run, series: str) -> list[CheckpointId]:
 
 
 class _Metrics(msgspec.Struct, frozen=True, kw_only=True):
-    format: int = 1
+    format: int = PLAIN.writes
     metrics: dict[str, float] = {}
     nonfinite_metrics: dict[str, str] = {}
 

@@ -8,13 +8,14 @@ import msgspec
 
 from ckptguard.records.run import Run, list_records
 from ckptguard.values.ids import RECORDS_FOLDER, CheckpointId, Step, id_from_record, is_safe_path
+from ckptguard.values.record_formats import MARK
 
 
 class PlaceMark(msgspec.Struct, frozen=True, kw_only=True):
     """One generation, and its `path` in the run."""
 
     top: ClassVar[str]  # the folder in the records
-    format: int = 2  # 1: its files have their own names in the records, also on a local disk
+    format: int = MARK.writes  # 1: its files have their own names in the records, also on a local disk
     series: str
     step: Step
     generation: int

@@ -9,7 +9,7 @@ from typing import Self
 
 from msgspec.structs import asdict
 
-from ckptguard.errors import BusyError, CkptguardError, CouldNotTellError
+from ckptguard.errors import BusyError, CkptguardError, CouldNotTellError, ObjectMissingError, RunRemovedError
 from ckptguard.records.leases import NOBODY, Lease, is_past, new_lease, surely_gone, take
 from ckptguard.records.run import Run, list_records, read_parsed
 from ckptguard.values.ids import CheckpointId, Step, id_from_record, is_temporary
@@ -97,6 +97,8 @@ class InUse:
         self._pins[id] = None
         try:
             self._pins[id] = pin_checkpoint(self._run, id, reason=IN_USE, lasts=LONGEST_USE, note=self._note)
+        except RunRemovedError:
+            pass  # nobody keeps it
         except CkptguardError as error:
             _log.warning("a checkpoint in use could not be pinned, so other processes may remove it: %s", error.message)
 
@@ -108,6 +110,8 @@ class InUse:
         for pin in filter(None, pins.values()):
             try:
                 release_pin(self._run, pin)
+            except ObjectMissingError:
+                pass  # it went with the records
             except CkptguardError as trouble:
                 _log.warning("a pin could not be released; it ends with this process: %s", trouble.message)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import hashlib
 import os
 import re
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -14,10 +13,12 @@ import msgspec
 from ckptguard.errors import ObjectExistsError, ObjectMissingError, RecordsError, SettingsError
 from ckptguard.storage import Storage, normalise_url, open_storage
 from ckptguard.storage.failures import translated
+from ckptguard.storage.local.removal import begin_again, note_records
 from ckptguard.storage.protocol import find_entry
 from ckptguard.storage.redaction import plain_url
-from ckptguard.values.ids import RECORDS_FOLDER, escape, name_of_run
+from ckptguard.values.ids import RECORDS_FOLDER, escape, name_of_run, run_id_of
 from ckptguard.values.patterns import Pattern
+from ckptguard.values.record_formats import FORMAT_KEY, PLAIN, RECORDS
 from ckptguard.values.record_text import decode_record
 from ckptguard.values.settings import Settings
 from ckptguard.values.storage_options import NO_OPTIONS, StorageOptions
@@ -25,8 +26,6 @@ from ckptguard.values.storage_options import NO_OPTIONS, StorageOptions
 if TYPE_CHECKING:
     from ckptguard.storage.retries import Retries
 
-RECORDS_FORMAT = 2
-FORMAT_KEY = "format.json"
 _WHOSE_KEY = "run.json"  # for records outside the run
 _DEFAULTS = Settings()
 _COUNTED = re.compile(r"checkpoint_\d+")
@@ -43,11 +42,12 @@ class Run(msgspec.Struct, frozen=True):
     records_inside: bool
     patterns: tuple[Pattern, ...] = ()  # the user's own rules for names
     options: StorageOptions = NO_OPTIONS  # options for the storages of this run, and of those beside it
+    new_format: int = RECORDS.writes  # of its records, if they do not exist yet
 
     @property
     def run_id(self) -> str:
         """First 12 hexadecimal digits of the SHA-256 of the normalised URL."""
-        return hashlib.sha256(self.url.encode("utf-8", "surrogateescape")).hexdigest()[:12]
+        return run_id_of(self.url)
 
     def usable(self, key: str) -> str:
         """Return an absolute path or URL for a key of the run, ready to open."""
@@ -73,11 +73,17 @@ class Run(msgspec.Struct, frozen=True):
 
 
 def open_run(
-    url: str, settings: Settings = _DEFAULTS, *, must_exist: bool = True, retries: Retries | None = None
+    url: str,
+    settings: Settings = _DEFAULTS,
+    *,
+    must_exist: bool = True,
+    retries: Retries | None = None,
+    may_begin: bool = True,
 ) -> Run:
     """Open a run by its settings: the place of its records, its naming rules, and its storage options.
 
-    Nothing is written. `retries` are for a remote run.
+    Nothing is written. `retries` are for a remote run. Without `may_begin`, local records that this process saw, and
+    that were removed from this folder, are not begun again: somebody may be removing the run.
 
     Raises:
         NotFoundError: it does not exist, and must.
@@ -89,11 +95,21 @@ def open_run(
     storage = opening(normal, must_exist=must_exist)
     inside = not settings.records
     records = opening(settings.records or f"{normal.rstrip('/')}/{RECORDS_FOLDER}", must_exist=False)
-    run = Run(normal, storage, records, inside, patterns=settings.patterns, options=settings.storage)
+    run = Run(
+        normal,
+        storage,
+        records,
+        inside,
+        patterns=settings.patterns,
+        options=settings.storage,
+        new_format=settings.records_format,
+    )
     folder = find_entry(storage, RECORDS_FOLDER) if inside else None
+    if may_begin and folder is None and records.root is not None:
+        begin_again(records.root)
     if folder is not None and folder.kind == "link":
         raise RecordsError(f"{RECORDS_FOLDER} in {run.url} is a link; records are never written through links")
-    _check_format(run)
+    read_format(run)
     _refuse_anothers_records(run)
     _refuse_counted_folder(run)
     return run
@@ -105,6 +121,7 @@ def begin_run(url: str | os.PathLike[str], settings: Settings = _DEFAULTS) -> Ru
     if "://" not in place:
         with translated("", place):
             os.makedirs(place, exist_ok=True)
+        begin_again(os.path.join(place, RECORDS_FOLDER))
         return open_run(place, settings)
     run = open_run(place, settings, must_exist=False)
     _ensure_format(run)  # an object store has no empty folders
@@ -222,42 +239,45 @@ def has_content(run: Run, key: str) -> bool:
     return entry is not None and entry.kind == "file" and entry.size > 0
 
 
-def _check_format(run: Run) -> None:
+def read_format(run: Run) -> int | None:
+    """Return the format of a run's records, or None if there are none. RecordsError for a newer one than we know."""
     what = f"{FORMAT_KEY} of the records of {run.url}"
     found = read_parsed(run, FORMAT_KEY, dict[str, int], what)
     if found is None:
-        return
+        return None
     stated = found.get("format")
     if stated is None:
         raise RecordsError(f"{what} states no format")
-    if stated > RECORDS_FORMAT:
+    if stated > RECORDS.reads:
         raise RecordsError(
-            f"the records of {run.url} have format {stated}; this version knows up to {RECORDS_FORMAT}",
+            f"the records of {run.url} have format {stated}; this version knows up to {RECORDS.reads}",
             hint="upgrade ckptguard",
         )
+    return stated
+
+
+def raise_format(run: Run, to: int) -> None:
+    """State that the records of a run have a newer format, so that versions that do not know it refuse them.
+
+    Only a person asks for it: it ends the work of older versions on this run.
+    """
+    with run.records.upload(FORMAT_KEY, replace=True) as upload:
+        upload.write(as_line({"format": to}))
+        upload.commit()
 
 
 def _ensure_format(run: Run) -> None:
     if find_entry(run.records, FORMAT_KEY) is None:
         _create_format(run)
-    elif run.records.root is not None:
-        _raise_format(run)
     _refuse_anothers_records(run)  # another run may have created them since this one was opened
 
 
-def _raise_format(run: Run) -> None:
-    """Make older versions refuse a local run's records before a record exists that they would not find."""
-    found = read_sound(run, FORMAT_KEY, dict[str, int], FORMAT_KEY)
-    if found is not None and found.get("format", RECORDS_FORMAT) < RECORDS_FORMAT:
-        with run.records.upload(FORMAT_KEY, replace=True) as upload:
-            upload.write(as_line({"format": RECORDS_FORMAT}))
-            upload.commit()
-
-
 def _create_format(run: Run) -> None:
-    first = [(".gitignore", b"*\n"), (FORMAT_KEY, as_line({"format": RECORDS_FORMAT}))]
+    first = [(".gitignore", b"*\n"), (FORMAT_KEY, as_line({"format": run.new_format}))]
     if not run.records_inside:
-        first.insert(0, (_WHOSE_KEY, as_line({"format": 1, "run": plain_url(run.url)})))
+        first.insert(0, (_WHOSE_KEY, as_line({"format": PLAIN.writes, "run": plain_url(run.url)})))
     for key, value in first:
         with contextlib.suppress(ObjectExistsError):  # another process was first, with equal bytes
             run.records.create(key, value)
+    if run.records.root is not None:
+        note_records(run.records.root)

@@ -7,6 +7,7 @@ import re
 
 from ckptguard.records.run import Run, list_records, read_sound, write_once
 from ckptguard.values.ids import CheckpointId, parse_id, series_folder
+from ckptguard.values.record_formats import PLAIN
 
 _FOLDER = "settings"
 _REFERENCE = "reference"
@@ -29,7 +30,7 @@ def allow_nonfinite(run: Run, patterns: tuple[str, ...]) -> None:
 
 def accept_reference(run: Run, id: CheckpointId, reason: str) -> None:
     """Record that the schema of this generation is accepted."""
-    write_once(run, f"{_REFERENCE}/{id.record_path}.json", {"format": 1, "reason": reason})
+    write_once(run, f"{_REFERENCE}/{id.record_path}.json", {"format": PLAIN.writes, "reason": reason})
 
 
 def accepted_references(run: Run, series: str) -> set[CheckpointId]:

@@ -16,10 +16,10 @@ from ckptguard.errors import ObjectMissingError, RecordsError
 from ckptguard.records.run import Run, create_record
 from ckptguard.records.who_and_when import utc_moment
 from ckptguard.values.curve import Curve, is_sound
+from ckptguard.values.record_formats import SAMPLES
 from ckptguard.values.record_text import decode_record
 
 FOLDER = "samples"
-_FORMAT = 1
 _MOST_READ = 16  # records of one run; normally there is one
 _MOST_TAKEN = 64
 _MOST_BYTES = 4 << 20
@@ -29,7 +29,7 @@ _NAME = re.compile(r"(?P<token>\d{8}T\d{6}-[0-9a-f]{8})\.(?P<number>\d{6,9})\.js
 class Samples(msgspec.Struct, frozen=True, kw_only=True):
     """The curve of a run as one guard knows it. `took`: records of others whose curves are in it."""
 
-    format: int = _FORMAT
+    format: int = SAMPLES.writes
     curve: Curve
     took: tuple[str, ...] = ()
 
@@ -62,7 +62,7 @@ def read_samples(run: Run, names: Iterable[str]) -> dict[str, Samples]:
     found: dict[str, Samples] = {}
     for name in _newest(names)[-_MOST_READ:]:
         samples = _read(run, f"{FOLDER}/{name}")
-        if samples is not None and samples.format <= _FORMAT and is_sound(samples.curve):
+        if samples is not None and samples.format <= SAMPLES.reads and is_sound(samples.curve):
             found[name] = samples
     took = {name for samples in found.values() for name in samples.took}
     return {name: samples for name, samples in found.items() if name not in took}

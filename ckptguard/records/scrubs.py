@@ -11,6 +11,7 @@ import msgspec
 from ckptguard.errors import CouldNotTellError
 from ckptguard.records.run import Run, list_records, write_once
 from ckptguard.values.ids import CheckpointId, id_from_record
+from ckptguard.values.record_formats import PLAIN
 
 FOLDER = "scrubs"
 IN_PLACE, KEPT = "place", "kept"
@@ -68,7 +69,7 @@ def newest_scrubs(scrubs: list[Scrub], now: float) -> dict[Where, Scrub]:
 
 def record_scrub(run: Run, scrub: Scrub, *, digests: tuple[str, ...], before: list[Scrub]) -> None:
     """Record a reading, and remove the known older ones of the same place. After a kill in between both exist."""
-    write_once(run, scrub.key, {"format": 1, "digests": digests})  # two concurrent readings read the same
+    write_once(run, scrub.key, {"format": PLAIN.writes, "digests": digests})  # two concurrent readings read the same
     forget_scrubs(run, [old for old in before if old.where == scrub.where and old.key != scrub.key])
     before[:] = [old for old in before if old.where != scrub.where] + [scrub]
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 import contextlib
 from typing import ClassVar
 
+import msgspec
+
 from ckptguard.decisions.restarts import StartPoint
 from ckptguard.errors import CouldNotTellError
 from ckptguard.records.leases import Lease, new_lease, surely_gone, take
@@ -17,13 +19,24 @@ from ckptguard.records.who_and_when import this_process
 FOLDER = "starts"
 
 
+class JobStart(msgspec.Struct, frozen=True, kw_only=True):
+    """A start of a job by a scheduler. `job` is its id, which no other job has, also none of the same array. `requeue`
+    is how often the scheduler had put it back into its queue. `prolog`: the gate ran before the job itself did."""
+
+    job: str
+    requeue: int = 0
+    prolog: bool = False
+
+
 class Start(Lease, frozen=True, kw_only=True):
-    """One start. Its owner is the process that became the training. `number` orders the starts of a run."""
+    """One start. Its owner is the process that became the training. `number` orders the starts of a run. `job` is None
+    outside of a scheduler's job, and in records of older versions."""
 
     silence: ClassVar[float | None] = 60.0  # so long a gate elsewhere counts as a part of the same start
 
     number: int
     point: StartPoint
+    job: JobStart | None = None
 
     @property
     def key(self) -> str:
@@ -49,9 +62,14 @@ def still_goes_on(run: Run, start: Start) -> bool:
     return start.owner != this_process() and not surely_gone(run, start)
 
 
-def record_start(run: Run, point: StartPoint, *, after: int) -> bool:
+def same_job(start: Start, job: JobStart | None) -> bool:
+    """True if a start was one of the same job, whatever its requeue count, or if neither has a job."""
+    return (start.job.job if start.job else None) == (job.job if job else None)
+
+
+def record_start(run: Run, point: StartPoint, *, after: int, job: JobStart | None = None) -> bool:
     """Record that a training starts now. False if another start was recorded since number `after`."""
-    return take(run, new_lease(Start, number=after + 1, point=point))
+    return take(run, new_lease(Start, number=after + 1, point=point, job=job))
 
 
 def forget_starts(run: Run, starts: list[Start]) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from ckptguard.decisions.known_good import Standing, verdict_name
 from ckptguard.records.run import Run, list_records, read_sound, write_once
 from ckptguard.values.ids import series_folder
+from ckptguard.values.record_formats import PLAIN
 
 FOLDER = "told"
 INCIDENTS = "000000000000"  # the channel of the run's own incidents: what needs none, or has it
@@ -35,7 +36,7 @@ def read_told(run: Run) -> Mapping[str, set[str]]:
 
 def mark_told(run: Run, channel: str, event: str) -> None:
     """Note that an event reached a channel."""
-    write_once(run, f"{FOLDER}/{channel}/{event}.json", {"format": 1})
+    write_once(run, f"{FOLDER}/{channel}/{event}.json", {"format": PLAIN.writes})
 
 
 def leave_untold(run: Run, channel: str, events: Iterable[str]) -> None:

@@ -21,6 +21,8 @@ import msgspec
 from ckptguard.errors import CouldNotTellError, StorageError
 from ckptguard.records.run import Run, list_records, read_parsed, write_once
 from ckptguard.storage.protocol import Storage, find_entry
+from ckptguard.values.record_formats import PLAIN
+from ckptguard.values.temporary_names import NOW
 
 SIGHTINGS = "seen"  # the folder of what this machine first saw, and when
 _FORM = "%Y-%m-%dT%H:%M:%SZ"
@@ -124,7 +126,7 @@ def seconds_of(text: str) -> float | None:
 
 def storage_time(storage: Storage) -> int | None:
     """Return the time in ns that the storage gives to a new object, or None. Raises StorageError."""
-    key = f".tmp-now-{uuid.uuid4().hex}"
+    key = NOW.new()
     storage.create(key, b"")
     try:
         found = find_entry(storage, key)
@@ -181,7 +183,7 @@ def _uptime() -> float:
 class Sighting(msgspec.Struct, frozen=True, kw_only=True):
     """When a machine first saw `what` (a key): by its wall clock, and in seconds since its start."""
 
-    format: int = 1
+    format: int = PLAIN.writes
     what: str
     host: str
     boot_id: str

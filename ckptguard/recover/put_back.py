@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import uuid
 from collections.abc import Callable, Iterable, Iterator
 
 from ckptguard.decisions.rollback_plan import Content
@@ -13,9 +12,11 @@ from ckptguard.records.kept import list_kept, read_kept
 from ckptguard.records.run import Run
 from ckptguard.runs.find_known_good import Candidate
 from ckptguard.runs.lock import run_lock
+from ckptguard.runs.removal import remove_temporary
 from ckptguard.runs.run_view import RunView
 from ckptguard.runs.work import Work
 from ckptguard.storage.protocol import find_entry
+from ckptguard.values.temporary_names import ROLLBACK
 from ckptguard.verification.collect_evidence import copy_differs
 
 
@@ -44,7 +45,7 @@ def _copied_back(
     """
     storage, run_prefix, records_prefix = run.shared()
     prefix, files = records_prefix + kept if kept else run_prefix, list(files)
-    temporary = f"tmp-rollback-{uuid.uuid4().hex[:8]}"
+    temporary = ROLLBACK.new()
 
     def publish() -> None:
         for top in tops(path, files):
@@ -56,7 +57,7 @@ def _copied_back(
             storage.copy(prefix + file, f"{run_prefix}{temporary}/{file}", how="clone")
         yield temporary, publish
     finally:
-        run.storage.remove(temporary)
+        remove_temporary(run.storage, temporary)
 
 
 def restore_pending_copies(view: RunView, *, series: str) -> list[str]:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import shutil
 import threading
-import uuid
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Executor, ThreadPoolExecutor, wait
 from dataclasses import dataclass
@@ -31,6 +29,7 @@ from ckptguard.records.run import Run
 from ckptguard.recover.restorable import ReadablePlace, Restorable
 from ckptguard.runs.candidates import Taken, first_of
 from ckptguard.runs.free_space import need_room
+from ckptguard.runs.removal import remove_folder_of_ours, remove_made_folders
 from ckptguard.runs.run_view import RunView
 from ckptguard.runs.work import PLAIN, Work
 from ckptguard.scan import Progress
@@ -40,6 +39,7 @@ from ckptguard.storage.local.writes import move_exclusively
 from ckptguard.storage.read_ahead import CHUNK, IN_FLIGHT
 from ckptguard.values.ids import CheckpointId, Step, name_of_run
 from ckptguard.values.manifest import Manifest
+from ckptguard.values.temporary_names import RESTORE
 from ckptguard.values.verdict import Outcome
 from ckptguard.verification.checkpoint import Verification, verify_checkpoint
 from ckptguard.verification.collect_evidence import copy_differs
@@ -248,7 +248,7 @@ def _staging(dest: str) -> Iterator[str]:
     while folder and not os.path.isdir(folder):
         made.append(folder)
         folder = os.path.dirname(folder)
-    temporary = os.path.join(dest, f".tmp-restore-{uuid.uuid4().hex[:8]}")
+    temporary = os.path.join(dest, RESTORE.new())
     try:
         os.makedirs(temporary)
     except OSError as error:
@@ -258,11 +258,9 @@ def _staging(dest: str) -> Iterator[str]:
         yield temporary
         done = True
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        remove_folder_of_ours(temporary, RESTORE)
         if not done or not os.listdir(dest):
-            for empty in made:
-                with contextlib.suppress(OSError):
-                    os.rmdir(empty)
+            remove_made_folders(made)
 
 
 def _copy(place: ReadablePlace, temporary: str, progress: Progress | None) -> None:

@@ -14,21 +14,23 @@ import msgspec
 from msgspec.structs import replace
 
 from ckptguard.decisions.known_good import choose_known_good
-from ckptguard.decisions.rollback_plan import Pointed, RollbackPlan, is_needed, plan_rollback
+from ckptguard.decisions.rollback_plan import Mention, Pointed, RollbackPlan, is_needed, plan_rollback
 from ckptguard.errors import FORCE, BusyError, CouldNotTellError, NoKnownGoodError, NotGivenBackError
 from ckptguard.keep.quarantine import mark_suspect, move_aside, quarantine_checkpoint
 from ckptguard.layouts import LAYOUTS, Checkpoint
 from ckptguard.records.pins import InUse
+from ckptguard.records.rewrites import record_rewrites
 from ckptguard.recover.put_back import staged
 from ckptguard.recover.rollback_scope import RollbackScope, training_in
 from ckptguard.recover.verify_pending import verify_pending
 from ckptguard.runs.candidates import Taken, first_whole
 from ckptguard.runs.find_known_good import Candidate, KnownGood, Wanted, known_good_candidates
 from ckptguard.runs.lock import run_lock
-from ckptguard.runs.pointers import point_back
+from ckptguard.runs.pointers import mentions_of, rewritten, write_pointers
 from ckptguard.runs.run_view import RunView
 from ckptguard.runs.settling import youngest_age
 from ckptguard.runs.work import PLAIN, Work
+from ckptguard.runs.writers import writer_of
 from ckptguard.values.ids import CheckpointId, folder_of
 from ckptguard.values.verdict import Outcome
 from ckptguard.verification.checkpoint import Verification, verify_checkpoint
@@ -101,6 +103,7 @@ class RolledBack(msgspec.Struct, frozen=True, kw_only=True):
     given: tuple[GivenBack, ...] = ()
     pointed: tuple[Pointed, ...] = ()
     left_bad: tuple[str, ...] = ()
+    mentions: tuple[Mention, ...] = ()  # texts that name what was moved and are no pointers: they stay as they are
     source: CheckpointId  # the same content before it was put back
     training_step: int | None = None  # as far as the checkpoint says
     repeats: tuple[int, int] | None = None  # the first and the last step that training makes again
@@ -168,7 +171,10 @@ def roll_back(view: RunView, back: GoBack, *, in_use: InUse | None = None, work:
                 )
             refused |= {wrong}
         view.forget()  # files were moved
-        point_back(run, plan.pointed, scope.pointers)
+        rewrites = rewritten(run, plan.pointed, scope.pointers)
+        if rewrites:
+            record_rewrites(run, rewrites)
+            write_pointers(run, rewrites)
         answer = planned.known_good
         for given in plan.given:
             arrived = _arrived(view, scope.candidates[given.content.id], given.path, work)
@@ -180,6 +186,7 @@ def roll_back(view: RunView, back: GoBack, *, in_use: InUse | None = None, work:
 
 def _planned(view: RunView, back: GoBack, scope: RollbackScope, plan: RollbackPlan, chosen: Candidate) -> RolledBack:
     """Return what a plan would do."""
+    gone = {c.path for c in plan.moved} - {g.path for g in plan.given}
     return RolledBack(
         known_good=replace(chosen.answer, path=view.run.usable(chosen.manifest.path)),  # its path afterwards
         quarantined=tuple(c.path for c in plan.moved),
@@ -192,6 +199,7 @@ def _planned(view: RunView, back: GoBack, scope: RollbackScope, plan: RollbackPl
         ),
         pointed=plan.pointed,
         left_bad=_left_bad(view, scope.folders) if back.series is None else (),
+        mentions=mentions_of(view, scope.folders, gone, scope.pointers),
         source=chosen.id,
         training_step=chosen.manifest.training_step,
         repeats=_repeats(chosen.id, [c.id for c in plan.moved]),
@@ -389,5 +397,10 @@ def _refuse_while_writing(view: RunView) -> None:
             )
         recent = age is None or age < settings.unfinished_limit
         why = unfinished_because(view.run.storage, checkpoint) if recent else None
-        if why is not None:
-            raise BusyError(f"{checkpoint.path} is unfinished ({why})", hint=f"stop training first, or use {FORCE}")
+        writer = writer_of(view.run, checkpoint, settings.settle) if why is not None else None
+        if writer is not None:
+            left = settings.unfinished_limit - (age or 0.0)
+            raise BusyError(
+                f"{checkpoint.path} is unfinished ({why}), and may still be written: {writer}",
+                hint=f"stop training first. After {left:.0f} s without a change it is given up; {FORCE} does not wait",
+            )

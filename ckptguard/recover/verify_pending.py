@@ -5,9 +5,11 @@ from __future__ import annotations
 import msgspec
 
 from ckptguard.errors import CouldNotTellError, ObjectMissingError, StorageError
+from ckptguard.layouts import Checkpoint
 from ckptguard.runs.find_known_good import ANY, Wanted, newest_candidate
 from ckptguard.runs.run_view import RunView
 from ckptguard.runs.work import PLAIN, Work
+from ckptguard.runs.writers import writer_of
 from ckptguard.values.ids import numbers_of, single_number
 from ckptguard.values.verdict import Outcome
 from ckptguard.verification.checkpoint import verify_checkpoint
@@ -39,7 +41,7 @@ def verify_pending(
             continue
         left.append(checkpoint.path)
         try:
-            if dry_run or unfinished_because(view.run.storage, checkpoint, scanner=work.scanner) is not None:
+            if dry_run or _may_be_finished_later(view, checkpoint, work):
                 continue
             checked = verify_checkpoint(view, checkpoint, work=work)
             if checked.outcome is Outcome.GOOD and checked.id is not None:
@@ -49,3 +51,9 @@ def verify_pending(
             if sure and isinstance(error, StorageError) and not isinstance(error, ObjectMissingError):
                 raise
     return left
+
+
+def _may_be_finished_later(view: RunView, checkpoint: Checkpoint, work: Work) -> bool:
+    """True if a checkpoint is unfinished, and somebody may still write it."""
+    unfinished = unfinished_because(view.run.storage, checkpoint, scanner=work.scanner) is not None
+    return unfinished and writer_of(view.run, checkpoint, view.settings.settle) is not None

@@ -15,6 +15,7 @@ from ckptguard.repair.one_place import Repair, RepairedFile, ToRepair, repair_ke
 from ckptguard.repair.replace_files import CopySource, cut_short
 from ckptguard.runs.history import History
 from ckptguard.runs.lock import run_lock
+from ckptguard.runs.removal import remove_staged
 from ckptguard.runs.results import Checked
 from ckptguard.runs.run_view import RunView, select_checkpoint
 from ckptguard.runs.work import PLAIN, Work
@@ -142,8 +143,10 @@ def _finish(one: Repair) -> None:
     _repair_all(one, targets, named=False)
     one.staged = []
     if all(find_entry(run.storage, file) is not None for target in targets for file in _paths(target.manifest)):
+        staged = {e.key.removeprefix(f + "/") for s, f in folders for e in s.list(f, recursive=True)}
+        sealed = {p for m in _current(history, lambda m: not staged.isdisjoint(_paths(m))) for p in _paths(m)}
         for storage, folder in folders:
-            storage.remove(folder)
+            remove_staged(storage, folder, sealed)
 
 
 def _paths(manifest: Manifest) -> list[str]:

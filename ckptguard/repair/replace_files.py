@@ -8,7 +8,6 @@ the next repair finds the staged file.
 from __future__ import annotations
 
 import contextlib
-import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -16,6 +15,7 @@ import msgspec
 
 from ckptguard.errors import BusyError, CouldNotTellError, ObjectExistsError, ObjectMissingError, StorageError
 from ckptguard.records.run import Run
+from ckptguard.runs.removal import remove_record, remove_temporary
 from ckptguard.runs.settling import is_old
 from ckptguard.scan.reread import reread
 from ckptguard.storage import Entry, Storage
@@ -23,8 +23,8 @@ from ckptguard.storage.local.writes import swap_files
 from ckptguard.storage.protocol import find_entry
 from ckptguard.values.ids import is_safe_path
 from ckptguard.values.manifest import File
+from ckptguard.values.temporary_names import REPAIR, REPAIR_OF_COPY
 
-STAGED_BESIDE, STAGED_INSIDE = "tmp-repair-", ".tmp-repair-"  # in the run, in the records
 LINKED = "the kept copy is a hard link to the damaged file"
 _BLOCK = 4 << 20
 
@@ -83,14 +83,14 @@ class Staged:
 @contextlib.contextmanager
 def staging(run: Run, storage: Storage) -> Iterator[Staged]:
     """Make a place for staged files, in the run or its records. It is removed at the end, unless it is still needed."""
-    folder = (STAGED_INSIDE if storage is run.records else STAGED_BESIDE) + uuid.uuid4().hex[:8]
+    folder = (REPAIR_OF_COPY if storage is run.records else REPAIR).new()
     staged = Staged(folder + "/")
     try:
         yield staged
     finally:
         if not staged.needed:
             with contextlib.suppress(CouldNotTellError):  # the next repair finds it
-                storage.remove(folder)
+                remove_temporary(storage, folder)
 
 
 def stage(run: Run, damaged: Damaged, source: CopySource, prefix: str, *, how: str) -> str | None:
@@ -130,9 +130,9 @@ def cut_short(run: Run) -> tuple[set[str], list[tuple[Storage, str]]]:
     """
     files: set[str] = set()
     folders: list[tuple[Storage, str]] = []
-    for storage, start in ((run.storage, STAGED_BESIDE), (run.records, STAGED_INSIDE)):
+    for storage, name in ((run.storage, REPAIR), (run.records, REPAIR_OF_COPY)):
         try:
-            names = [e.key for e in storage.list("") if e.kind == "folder" and e.name.startswith(start)]
+            names = [e.key for e in storage.list("") if name.fits(e.name, e.kind)]
         except ObjectMissingError:
             continue
         for folder in names:
@@ -173,14 +173,14 @@ def _swapped(run: Run, damaged: Damaged, staged: str, target: str) -> bool:
     except StorageError:
         return False
     if not swap_files(root, staged, damaged.key):
-        storage.remove(records_prefix + target)
+        remove_record(run, target)
         return False
     out = find_entry(damaged.storage, staged)
     if out is None or out.signature != seen.signature:
         swap_files(root, staged, damaged.key)
-        storage.remove(records_prefix + target)
+        remove_record(run, target)
         raise BusyError(f"{damaged.file.path} was saved again while it was repaired")
-    damaged.storage.remove(staged)
+    remove_temporary(damaged.storage, staged)
     return True
 
 

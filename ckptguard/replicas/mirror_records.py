@@ -15,15 +15,17 @@ from ckptguard.records.ledger import FOLDER as LEDGER
 from ckptguard.records.lineage import KEY as LINEAGE
 from ckptguard.records.lineage import another_run, begin_lineage, join_lineage, read_lineage
 from ckptguard.records.manifests import FOLDER as MANIFESTS
-from ckptguard.records.run import FORMAT_KEY as FORMAT
-from ckptguard.records.run import Run, create_record, list_records, read_record
+from ckptguard.records.run import Run, as_line, create_record, list_records, read_record
 from ckptguard.records.told import INCIDENTS, mark_told, verdict_key
 from ckptguard.replicas.send_checkpoint import verdict_on_content
+from ckptguard.runs.removal import remove_record, remove_wrong_copy
 from ckptguard.runs.run_view import RunView
 from ckptguard.runs.sealed_content import sealed_outcome
 from ckptguard.storage import open_storage
 from ckptguard.values.ids import RECORDS_FOLDER, CheckpointId, series_folder, series_from_folder
 from ckptguard.values.manifest import Manifest
+from ckptguard.values.record_formats import FORMAT_KEY as FORMAT
+from ckptguard.values.record_formats import RECORDS
 from ckptguard.values.record_text import decode_record
 from ckptguard.values.storage_options import StorageOptions
 from ckptguard.values.verdict import Outcome
@@ -59,14 +61,15 @@ def clear_broken_beginning(url: str, options: StorageOptions) -> None:
         except ObjectMissingError:
             continue
         except (RecordsError, KeyError):
-            storage.remove(key)
+            remove_wrong_copy(storage, key)
 
 
 def _read_back(source: Run, target: Run) -> None:
     """Check that the store kept the first records as they are. Otherwise nobody could open the target."""
-    for key in (FORMAT, LINEAGE):
-        if read_record(target, key) != read_record(source, key):
-            target.records.remove(key)
+    formats = {as_line({"format": number}) for number in range(1, RECORDS.reads + 1)}  # it need not have the source's
+    for key, texts in ((FORMAT, formats), (LINEAGE, {read_record(source, LINEAGE)})):
+        if read_record(target, key) not in texts:
+            remove_record(target, key)
             raise CouldNotTellError(f"{target.url} does not hold the {key} that was written to it")
 
 

@@ -30,6 +30,7 @@ from ckptguard.runs.file_signatures import looks_as_read
 from ckptguard.runs.find_known_good import Candidate
 from ckptguard.runs.free_space import need_room
 from ckptguard.runs.history import History
+from ckptguard.runs.removal import remove_record, remove_wrong_copy
 from ckptguard.runs.run_view import RunView
 from ckptguard.runs.sealed_content import sealed_outcome
 from ckptguard.runs.work import Work
@@ -40,6 +41,7 @@ from ckptguard.storage.protocol import find_entry
 from ckptguard.storage.remote.upload import SMALLEST_PART
 from ckptguard.values.ids import CheckpointId
 from ckptguard.values.manifest import File, Manifest, decode_manifest, identity
+from ckptguard.values.record_formats import VERDICT
 from ckptguard.values.record_text import decode_checked
 from ckptguard.values.verdict import Facts, Finding, Outcome, Severity, Verdict, is_clearance
 from ckptguard.verification.checkpoint import Verification, verify_checkpoint
@@ -89,7 +91,7 @@ def send_checkpoint(source: RunView, target: RunView, candidate: Candidate, *, w
     id, manifest = candidate.id, candidate.manifest
     there = manifest_there(target, candidate)
     if there is None and id in target.history.sealed(id.series):
-        target.run.records.remove(manifest_key(id))  # an unreadable manifest seals nothing
+        remove_record(target.run, manifest_key(id))  # an unreadable manifest seals nothing
         target.refresh(id.series)
     lies = target.history.current(id.series, id.step, manifest.path)
     # The path belongs to the generation that is there, even if older ones of the step miss their files.
@@ -235,6 +237,7 @@ def verdict_on_content(before: Verdict, *more: Finding) -> Verdict:
     if before.place_damaged:
         findings = [f for f in findings if f.severity is Severity.SICKNESS or is_clearance(f)]
     return Verdict(
+        format=VERDICT.writes,
         series=before.series,
         step=before.step,
         generation=before.generation,
@@ -277,7 +280,7 @@ def _have_file(sending: Sending, file: File) -> str | None:
                 return damaged
             wrong = _wrong_there(sending, key, file)
     if wrong:
-        sending.storage.remove(key)
+        remove_wrong_copy(sending.storage, key)
     if wrong is not None:
         url = sending.target.run.url
         raise CouldNotTellError(f"{url} does not hold what was sent: {wrong or file.path + ' is not there'}")
@@ -296,7 +299,7 @@ def _wrong_there(sending: Sending, key: str, file: File) -> str | None:
 def _move_aside(sending: Sending, key: str, file: File) -> None:
     """Move a damaged or foreign file out of the way. It is kept, but not in place."""
     if sending.prefix:
-        sending.storage.remove(key)
+        remove_wrong_copy(sending.storage, key)
         return
     _refuse_claimed(sending, file.path)
     storage, run_prefix, records_prefix = sending.target.run.shared()

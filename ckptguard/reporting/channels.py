@@ -35,6 +35,8 @@ _SLACK_HOSTS = ("https://hooks.slack.com/", "https://hooks.slack-gov.com/")
 # What an HTTP server says that may be well a little later.
 _PASSING = (408, 425, 429)
 
+_commands: set[subprocess.Popen[bytes]] = set()  # that run now
+
 Event = dict[str, Any]
 Context = Callable[[], contextlib.AbstractContextManager[object]]
 
@@ -96,6 +98,7 @@ class CommandChannel(Channel):
         except (OSError, ValueError) as error:
             raise NotDeliveredError(f"it cannot be started: {error}") from error
         said: dict[str, object] = {}
+        _commands.add(process)
         try:
             output, _ = process.communicate(msgspec.json.encode(event) + b"\n", timeout=COMMAND_SECONDS)
         except subprocess.TimeoutExpired:
@@ -103,6 +106,7 @@ class CommandChannel(Channel):
             output, _ = process.communicate()
             said["killed_after_seconds"] = COMMAND_SECONDS
         finally:
+            _commands.discard(process)
             self._running = None
         said |= {"exit_code": process.returncode, "output": output[-_LONGEST_OUTPUT:].decode("utf-8", "replace")}
         return said
@@ -254,6 +258,12 @@ def _told(reason: str, address: str) -> str:
     return " ".join(reason.split())[:_LONGEST_REASON]
 
 
+def kill_commands() -> None:
+    """Kill every command that runs, with its children, before this process ends. It waits for nothing."""
+    for process in list(_commands):
+        _kill_group(process)
+
+
 def _kill_group(process: subprocess.Popen[bytes]) -> None:
-    with contextlib.suppress(ProcessLookupError):
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # the latter for sudo
         os.killpg(process.pid, signal.SIGKILL)

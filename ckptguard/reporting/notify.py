@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from ckptguard.errors import CkptguardError, SettingsError
+from ckptguard.errors import CkptguardError, RunRemovedError, SettingsError
 from ckptguard.records.run import Run, has_records
 from ckptguard.records.told import leave_untold, mark_told, read_told
 from ckptguard.reporting.channels import (
@@ -69,6 +69,8 @@ class Hooks:
             if has_records(view.run) or view.checkpoints:  # a folder of ours in an empty run would be in the way
                 self.note(view.run)
                 self._make_up(view)
+        except RunRemovedError:
+            pass
         except Exception as error:
             reason = error.message if isinstance(error, CkptguardError) else f"{type(error).__name__}: {error}"
             self._log("hook_records", level="warning", run=view.run.url, reason=reason)
@@ -122,6 +124,8 @@ class Hooks:
         if run is not None and event["event"] in ("verdict", "incident"):
             try:
                 mark_told(run, channel.key, event["id"].rpartition(".")[2])
+            except RunRemovedError:
+                pass
             except CkptguardError as error:
                 self._log("hook_records", level="warning", run=run.url, reason=error.message)
 

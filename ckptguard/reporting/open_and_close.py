@@ -15,7 +15,7 @@ import msgspec
 
 from ckptguard.checks.schema import QUESTIONS
 from ckptguard.decisions.known_good import since, standings
-from ckptguard.errors import BusyError, CkptguardError, ObjectExistsError, RecordsError
+from ckptguard.errors import BusyError, CkptguardError, ObjectExistsError, RecordsError, RunRemovedError
 from ckptguard.records.incidents import (
     Incident,
     list_incidents,
@@ -174,6 +174,8 @@ def close_incidents_about(
             is_about = incident.evidence.get("path") in paths or (id is not None and checkpoint_of(incident) == id)
             if incident.state == "open" and is_about:
                 close_incident(run, incident, action=action, known_good=known_good)
+    except RunRemovedError:
+        pass
     except CkptguardError as error:
         _log.warning("the incidents stay open: %s", error.message)
 
@@ -187,6 +189,8 @@ def leave_report(run: Run, incident: Incident) -> str | None:
             with contextlib.suppress(ObjectExistsError):
                 create_record(run, report_key(incident.id, suffix), text.encode("utf-8", "backslashreplace"))
         return run.usable_record(report_key(incident.id, "txt"))
+    except RunRemovedError:
+        return None
     except Exception as error:
         _log.warning("the report of incident %s could not be written: %r", incident.id, error)
         return None

@@ -134,6 +134,30 @@ def prune_by_settings(view: RunView, remembered: Remembered | None = None) -> tu
     return tuple(d.checkpoint.path for d in done.removed), done.could_not_tell
 
 
+def empty_trash_early(view: RunView, has_enough: Callable[[], bool]) -> list[str]:
+    """Delete from the trash what may go before its grace period is over, oldest first, until `has_enough`. Returns the
+    paths.
+
+    Raises:
+        CouldNotTellError: a listing failed, or a record of a checkpoint is unreadable. Nothing more is deleted.
+        BusyError: another process holds the run.
+    """
+    if not list_trashed(view.run):
+        return []
+    policy, paths = view.settings.retention(), list[str]()
+    with run_lock(view.run):
+        settle_trash(view.run)
+        view.forget()
+        due = _due(view, _look(view, Remembered(), policy.keep_good), policy, -1.0)
+        for mark in sorted((mark for mark in due if mark.how != MARKED), key=lambda mark: mark.removed_at):
+            if has_enough():
+                break
+            if mark.id not in pins_of(view.run):
+                delete_for_good(view.run, mark)
+                paths.append(mark.path)
+    return paths
+
+
 def _remove(
     run: Run, seen: _Look, decisions: Sequence[RetentionDecision], policy: Policy
 ) -> tuple[list[RetentionDecision], list[str]]:

@@ -13,7 +13,6 @@ import contextlib
 import itertools
 import os
 import re
-import uuid
 from collections.abc import Iterator
 
 import msgspec
@@ -46,13 +45,20 @@ from ckptguard.records.who_and_when import (
     utc_text,
 )
 from ckptguard.runs.find_known_good import Wanted, known_good_candidates
+from ckptguard.runs.removal import (
+    remove_empty_folders,
+    remove_irregular,
+    remove_leftover,
+    remove_record,
+    remove_unchanged,
+)
 from ckptguard.runs.run_view import RunView
-from ckptguard.storage.protocol import find_entry
+from ckptguard.storage.protocol import Entry, find_entry
 from ckptguard.values.ids import CheckpointId, id_from_record
+from ckptguard.values.temporary_names import REPLACED
 from ckptguard.values.verdict import Outcome
 
 _DAMAGED = re.compile(r"(?P<id>.+)\.damaged-[0-9a-f]{8}")
-_REPLACED = re.compile(r"tmp-replaced-[0-9a-f]{8}")
 
 
 def throw_away(run: Run, checkpoint: Checkpoint, id: CheckpointId) -> bool:
@@ -73,7 +79,7 @@ def throw_away(run: Run, checkpoint: Checkpoint, id: CheckpointId) -> bool:
     if not mark_trashed(run, mark):
         return False
     if mark.how == MOVED:
-        run.records.remove(mark.folder)  # without a mark it belongs to nobody
+        remove_record(run, mark.folder)  # without a mark it belongs to nobody
         storage, run_prefix, records_prefix = run.shared()
         for top in tops(mark.path, mark.files):
             try:
@@ -125,11 +131,12 @@ def delete_for_good(run: Run, mark: Trashed) -> None:
     """Delete a generation's files from the trash, or in place. If it is killed, repeat it."""
     if mark.how == MARKED and not _is_saved_anew(run, mark):
         mark_taken(run, mark)
-        sealed = {key for key, *_ in mark.signature}
-        irregular = (key for key in mark.files if key not in sealed and _is_irregular(run, key))
-        for key in itertools.chain(_left_in_place(run, mark), irregular):  # each is checked right before
-            run.storage.remove(key)
-        _remove_empty(run, mark)
+        for key, *signature in mark.signature:  # each is checked right before
+            remove_unchanged(run, key, tuple(signature))
+        for key in {*mark.files} - {key for key, *_ in mark.signature}:
+            remove_irregular(run, key)
+        if mark.path not in mark.files:
+            remove_empty_folders(run.storage, mark.path)
     forget_trashed(run, mark)
 
 
@@ -137,24 +144,6 @@ def _is_saved_anew(run: Run, mark: Trashed) -> bool:
     """True if other files are in place under its names: a newer save, which may still use some of the old ones."""
     now = ((tuple(signature), find_entry(run.storage, key)) for key, *signature in mark.signature)
     return any(entry is not None and entry.signature != signature for signature, entry in now)
-
-
-def _is_irregular(run: Run, key: str) -> bool:
-    entry = find_entry(run.storage, key)
-    return entry is not None and entry.kind not in ("file", "folder")
-
-
-def _remove_empty(run: Run, mark: Trashed) -> None:
-    """Remove the folder in place if it is empty."""
-    if mark.path in mark.files:
-        return
-    if run.storage.root is None:
-        if not run.storage.list(mark.path, recursive=True):
-            run.storage.remove(mark.path)
-        return
-    for folder, _, _ in os.walk(os.path.join(run.storage.root, *mark.path.split("/")), topdown=False):
-        with contextlib.suppress(OSError):  # it holds something that is not ours
-            os.rmdir(folder)
 
 
 def in_trash_for(run: Run, mark: Trashed) -> float:
@@ -168,7 +157,7 @@ def _put_back(run: Run, mark: Trashed, key: str) -> None:
     try:
         storage.move(records_prefix + key, run_prefix + place)
     except ObjectExistsError:  # saved again meanwhile: the file in place is newer
-        storage.move(records_prefix + key, f"{run_prefix}tmp-replaced-{uuid.uuid4().hex[:8]}/{place}")
+        storage.move(records_prefix + key, f"{run_prefix}{REPLACED.new()}/{place}")
 
 
 def expire_aside(view: RunView, grace: float) -> list[str]:
@@ -180,19 +169,21 @@ def expire_aside(view: RunView, grace: float) -> list[str]:
     """
     run = view.run
     damaged = {key for key, id in _damaged(run) if _has_no_use(view, key, id)}
-    replaced: set[str] = set()
+    replaced: dict[str, Entry] = {}
     with contextlib.suppress(ObjectMissingError):
-        replaced = {entry.key for entry in run.storage.list("") if _REPLACED.fullmatch(entry.name)}
+        replaced = {entry.key: entry for entry in run.storage.list("") if REPLACED.fits(entry.name, entry.kind)}
     removed = []
-    for storage, keys in ((run.records, damaged), (run.storage, replaced)):
-        for key in sorted(keys):
-            if (seen_for(run, key, note=True) or 0.0) > grace:
-                storage.remove(key)
-                removed.append(key)
+    for key in sorted({*damaged, *replaced}):
+        if (seen_for(run, key, note=True) or 0.0) > grace:
+            if key in damaged:
+                remove_record(run, key)
+            elif not remove_leftover(run.storage, replaced[key], (REPLACED,)):
+                continue
+            removed.append(key)
     elsewhere = _marks_of_others(run)
     for key in elsewhere:
         seen_for(run, key, note=True)
-    forget_sightings(run, (damaged | replaced | elsewhere) - set(removed))
+    forget_sightings(run, ({*damaged, *replaced, *elsewhere}) - set(removed))
     return removed
 
 

@@ -29,6 +29,24 @@ def looks_as_read(entries: Iterable[Entry], sealed: Sealed, verdict: Judged | No
     return (not of_damage and _are_as(as_sealed, there)) or (bool(seen) and _are_as(seen, there))
 
 
+def late_state(keys: Iterable[str], sealed: Sealed) -> frozenset[str]:
+    """Return the files with state, by their names, that came after the checkpoint was sealed.
+
+    A README, a log or the results of an evaluation are none.
+    """
+    known = {f.path for f in sealed.files}
+    late = [key for key in keys if key not in known]
+    if not late:
+        return frozenset()
+    # Not above: `known-good` loads these only where there are such files.
+    from ckptguard.formats import tensor_suffix
+    from ckptguard.formats.suffixes import may_be_foreign
+    from ckptguard.layouts.roles import file_role
+
+    late = [key for key in late if tensor_suffix(key)]
+    return frozenset(key for key in late if file_role(key) != "other" and not may_be_foreign(key))
+
+
 def signature_seen(entries: Iterable[Entry], sealed: Sealed, *, damaged: bool = False) -> tuple[Seen, ...]:
     """Return how storage describes the sealed files if that or their bytes differ from the manifest, else ()."""
     listed = tuple(entries)

@@ -1,11 +1,16 @@
-"""Check for free space before the first byte is written."""
+"""Check for free space before the first byte is written, and know what other runs of this process need."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
+import threading
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
 
+from ckptguard.decisions.room import NextSave, together
 from ckptguard.errors import StorageError, StorageFullError
 from ckptguard.storage import Storage
 
@@ -13,6 +18,7 @@ _log = logging.getLogger("ckptguard")
 _TICK = 0.5  # seconds between two checks whether the wait was stopped
 _LOOKS = 10  # ticks between two queries of the free space
 _TOLD = 600.0  # seconds between two warnings
+_TRY_AGAIN = 600.0  # seconds without a full copy after a write failed for lack of space
 
 
 def need_room(
@@ -32,7 +38,7 @@ def need_room(
     """
     told: float | None = None
     try:
-        while (free := _free(storage)) is not None and free < size:
+        while (free := free_space(storage)) is not None and free < size:
             message = f"no space left for {what}: it takes {_words(size)}, and {_words(free)} are free in {storage.url}"
             if not wait:
                 raise StorageFullError(message, key="", hint='free some space, or set on_full = "wait"')
@@ -52,7 +58,8 @@ def need_room(
         _log.warning("there is enough free space now for %s", what)
 
 
-def _free(storage: Storage) -> int | None:
+def free_space(storage: Storage) -> int | None:
+    """Return the free bytes, or None if the storage does not say."""
     try:
         return storage.free_space()
     except StorageError:
@@ -61,3 +68,82 @@ def _free(storage: Storage) -> int | None:
 
 def _words(size: int) -> str:
     return f"{size} bytes" if size < 10**6 else f"{size / 10**9:.3f} GB ({size} bytes)"
+
+
+def file_system_of(storage: Storage) -> str:
+    """Return a name for the file system of a storage: equal names share their free space."""
+    place = storage.root
+    if place is None:
+        return "://".join(part.partition("/")[0] for part in storage.url.split("://", 1))
+    while True:
+        try:
+            return f"device {os.stat(place).st_dev}"
+        except OSError:
+            above = os.path.dirname(place)
+            if above == place:
+                return storage.url
+            place = above
+
+
+class SharedSpace:
+    """What the runs of this process need of the file systems that they share. Any thread may call it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._saves: dict[str, dict[str, NextSave]] = {}  # by file system and run
+        self._links: dict[str, dict[str, int]] = {}  # what copies of a run will take once the trainer deletes files
+        self._copying: Counter[str] = Counter()
+        self._full_until: dict[str, float] = {}  # monotonic
+
+    def note_save(self, file_system: str, run: str, save: NextSave) -> None:
+        """Note what the next save of a run needs."""
+        with self._lock:
+            self._saves.setdefault(file_system, {})[run] = save
+
+    def note_links(self, file_system: str, run: str, size: int) -> None:
+        """Note how many bytes the copies of a run will take in addition once the trainer deletes files."""
+        with self._lock:
+            self._links.setdefault(file_system, {})[run] = size
+
+    def links_of(self, file_system: str, run: str) -> int:
+        """Return what was noted last for a run."""
+        with self._lock:
+            return self._links.get(file_system, {}).get(run, 0)
+
+    def needed(self, file_system: str, run: str) -> int:
+        """Return how many bytes must stay free for the next saves of all runs, for the copies of other runs than this
+        one, and for those that are being made now."""
+        with self._lock:
+            links = sum(size for other, size in self._links.get(file_system, {}).items() if other != run)
+            saves = together(self._saves.get(file_system, {}).values(), time.time())
+            return saves + links + self._copying[file_system]
+
+    @contextlib.contextmanager
+    def copying(self, file_system: str, size: int) -> Iterator[None]:
+        """Count the bytes of a copy as taken while it is made."""
+        with self._lock:
+            self._copying[file_system] += size
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._copying[file_system] -= size
+
+    def note_full(self, file_system: str) -> None:
+        """Note that a write failed for lack of space, such as a quota of which the free space says nothing."""
+        with self._lock:
+            self._full_until[file_system] = time.monotonic() + _TRY_AGAIN
+
+    def is_full(self, file_system: str) -> bool:
+        """True for some time after a write failed for lack of space."""
+        with self._lock:
+            return time.monotonic() < self._full_until.get(file_system, 0.0)
+
+    def forget(self) -> None:
+        """Begin again, for tests."""
+        with self._lock:
+            for known in (self._saves, self._links, self._copying, self._full_until):
+                known.clear()
+
+
+SHARED = SharedSpace()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, KeysView
+from collections.abc import Callable, Iterator, KeysView, Mapping
 from itertools import islice, takewhile
 from operator import attrgetter
 
@@ -25,9 +25,11 @@ from ckptguard.records.names_by_step import ListedSteps, StepRecords
 from ckptguard.records.quarantine import quarantined_generations, quarantined_of_series, read_quarantined
 from ckptguard.records.run import Run
 from ckptguard.records.run_settings import accepted_references
+from ckptguard.runs.file_signatures import late_state
 from ckptguard.values.ids import CheckpointId, Step, numbers_of
 from ckptguard.values.manifest import Manifest, content_digest
-from ckptguard.values.verdict import VERDICT_FORMAT, Facts, Outcome, Verdict
+from ckptguard.values.record_formats import VERDICT
+from ckptguard.values.verdict import Facts, Outcome, Verdict
 
 _ORDER = attrgetter("order")
 _MOST_MANIFESTS = 64  # kept in memory at once: the manifest of a large checkpoint takes about 25 MB
@@ -133,7 +135,7 @@ class History(msgspec.Struct):
         worse one that others wrote since number `after`."""
         manifest = self.manifest(verdict.id)
         about = content_digest(manifest.files) if manifest is not None else verdict.manifest
-        verdict = msgspec.structs.replace(verdict, format=VERDICT_FORMAT, manifest=about)
+        verdict = msgspec.structs.replace(verdict, format=VERDICT.writes, manifest=about)
         self.note_verdict(verdict.series, append_verdict(self.run, verdict, after=after))
 
     def refresh(self, series: str) -> None:
@@ -254,12 +256,12 @@ class History(msgspec.Struct):
             self._ever_good[id.series] = ever_good(id.series, self.names.get(id.series, ()))
         return id in self._ever_good[id.series]
 
-    def reference(self, id: CheckpointId) -> tuple[Manifest, Verdict | None] | None:
+    def reference(self, id: CheckpointId, sizes: Mapping[str, int]) -> tuple[Manifest, Verdict | None] | None:
         """Return the manifest that a checkpoint's schema must match, and its verdict; None if it needs no reference.
 
         It is the nearest lower GOOD step of the series, else the nearest higher one. A name without a step uses the
         newest earlier GOOD one. An accepted schema counts as GOOD and needs no reference. Earlier checkpoints need not
-        match it.
+        match it. By the `sizes` of its files, it is never the same save before files with state were added.
         """
         accepted = accepted_references(self.run, id.series)
         if id in accepted:
@@ -271,6 +273,8 @@ class History(msgspec.Struct):
             if other not in accepted and (standing is None or standing.outcome is not Outcome.GOOD):
                 continue
             manifest, verdict = self.manifest(other), self.verdict(other)
+            if manifest is not None and other.step == id.step and _is_part_of(manifest, sizes):
+                continue
             good = verdict is not None and verdict.outcome is Outcome.GOOD
             if manifest is not None and (good or other in accepted):
                 return manifest, verdict
@@ -316,6 +320,11 @@ class History(msgspec.Struct):
             if id in self.sealed(series) and not self.is_quarantined(id):
                 return self.manifest(id) if read else self._manifests.get(id)
         return None
+
+
+def _is_part_of(manifest: Manifest, sizes: Mapping[str, int]) -> bool:
+    """True if files with these sizes are those of a manifest, and others with state."""
+    return all(sizes.get(f.path) == f.size for f in manifest.files) and bool(late_state(sizes, manifest))
 
 
 def histories_by_step(

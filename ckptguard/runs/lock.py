@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from ckptguard.errors import BusyError
 from ckptguard.records.run import Run
 from ckptguard.storage.failures import storage_error, translated
-from ckptguard.storage.local.writes import NO_LOCKS
+from ckptguard.storage.local.writes import NO_LOCKS, open_lock
 
 _POLL = 0.05
 _log = logging.getLogger("ckptguard")
@@ -37,8 +37,7 @@ def run_lock(run: Run, *, timeout: float = 20.0, name: str = "lock") -> Iterator
     import fcntl
 
     with translated("lock", root):
-        os.makedirs(root, exist_ok=True)
-        handle = os.open(os.path.join(root, name), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+        handle = open_lock(root, name)
     try:
         deadline = time.monotonic() + timeout
         while True:

@@ -10,23 +10,28 @@ import contextlib
 import os
 import posixpath
 import re
+import stat
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
 
-from ckptguard.decisions.rollback_plan import Pointed, Pointer, is_below
+from ckptguard.decisions.rollback_plan import Mention, Pointed, Pointer, is_below
 from ckptguard.errors import CouldNotTellError
 from ckptguard.formats import tensor_suffix
-from ckptguard.formats.suffixes import is_pointer
+from ckptguard.formats.suffixes import is_pointer, may_be_pointer
 from ckptguard.formats.text_files import read_pointer
+from ckptguard.records.rewrites import Rewrite
 from ckptguard.records.run import Run
 from ckptguard.runs.run_view import RunView
 from ckptguard.storage.failures import translated
-from ckptguard.storage.protocol import Entry, find_entry
+from ckptguard.storage.protocol import Entry, find_entry, is_encodable
 from ckptguard.values.ids import escape, folder_of, is_safe_path
 from ckptguard.values.verdict import Outcome
 
 _TRACKER = "latest_checkpointed_iteration.txt"
 _LONGEST_LINE = 4096
+_LONGEST_TEXT = 64 * 1024  # a longer text is not searched for names of checkpoints
+_POINTER = re.compile(r"([^\s,]+)(?:\r?\n)?")
 _ITERATION = re.compile(r"iter_(\d{1,12})")
 
 
@@ -76,26 +81,20 @@ def pointed_to(run: Run, entries: Sequence[Entry]) -> dict[str, str]:
 
 
 def pointers_in(view: RunView, folders: frozenset[str]) -> list[Pointer]:
-    """Return everything that may name a checkpoint of some folders, and can be read.
+    """Return every link and file whose only content is the name or path of a checkpoint in some folders.
 
-    These are pointers, links and small files of one line that ends in a checkpoint's name, such as detectron2's
-    ``last_checkpoint``. Such a file counts if it is in one of the folders or above it.
+    A file counts only if loaders read files with its name, or if the setting `pointers` has it. Such a file is in one
+    of the folders or above it, unless its name is certain.
     """
-    owned = {key for c in view.checkpoints for key in (*c.files, *(e.key for e in c.irregular))}
     found = []
-    for entry in view.entries:
-        if entry.key in owned:
-            continue
+    for entry in _outside_checkpoints(view):
         sure = entry.kind == "link" or is_pointer(entry.key, b"")
         text = path = None
         with contextlib.suppress(CouldNotTellError):
             if entry.kind == "link":
                 path = _linked_path(view.run, entry.key)
-            elif entry.kind == "file" and sure:
-                text = _read_name(view.run, entry.key)
-            elif entry.kind == "file" and 0 < entry.size <= _LONGEST_LINE and not tensor_suffix(entry.key):
-                around = folder_of(entry.key)
-                text = _line(view.run, entry.key) if any(is_below(f, around) or f == around for f in folders) else None
+            elif _is_named_pointer(view, entry) and (sure or _is_around(entry, folders)):
+                text = _only_name(_read_bytes(view.run, entry.key), entry.key)
         path = path or (text and _named(view, entry.key, text))
         if path and folder_of(path) in folders:
             far = text is None or ("/" in text and path in (_beside(entry.key, text), text[-len(path) :]))
@@ -104,39 +103,164 @@ def pointers_in(view: RunView, folders: frozenset[str]) -> list[Pointer]:
     return found
 
 
-def point_back(run: Run, pointed: Iterable[Pointed], pointers: Iterable[Pointer]) -> None:
-    """Make pointers name other checkpoints. Otherwise DeepSpeed would start from scratch with only a warning."""
+def mentions_of(
+    view: RunView, folders: frozenset[str], gone: Collection[str], pointers: Collection[Pointer]
+) -> tuple[Mention, ...]:
+    """Return the small texts around some folders that mention one of the paths `gone`, and are no pointers."""
+    known = {pointer.key for pointer in pointers}
+    words = {path: re.compile(rf"(?<![\w.-]){re.escape(path.rpartition('/')[2])}(?![\w-]|\.\w)") for path in gone}
+    found = []
+    for entry in _outside_checkpoints(view) if words else ():
+        if entry.key in known or entry.kind != "file" or not 0 < entry.size <= _LONGEST_TEXT:
+            continue
+        if tensor_suffix(entry.key) or not _is_around(entry, folders):
+            continue
+        with contextlib.suppress(CouldNotTellError, UnicodeDecodeError):
+            text = _read_bytes(view.run, entry.key).decode()
+            path = next((path for path, word in words.items() if word.search(text)), None)
+            if path is not None:
+                found.append(Mention(key=entry.key, path=path))
+    return tuple(found)
+
+
+def rewritten(run: Run, pointed: Iterable[Pointed], pointers: Iterable[Pointer]) -> list[Rewrite]:
+    """Return what each pointer holds, and what it must hold to name its new path. Raises CouldNotTellError.
+
+    A pointer that is no longer what it was is left out.
+    """
     named = {pointer.key: pointer.names for pointer in pointers}
+    found = []
     for pointer in pointed:
         key = pointer.key
-        if _kind(run, key) == "link":
-            _replace_link(run, key, _seen_from(key, pointer.path))
+        entry = find_entry(run.storage, key)
+        if entry is None or entry.kind not in ("link", "file"):
             continue
-        text = _read_text(run, key)
-        line = text.strip()
+        if entry.kind == "link":
+            if entry.target is not None:
+                found.append(Rewrite(key=key, link=True, old=entry.target, new=_seen_from(key, pointer.path)))
+            continue
+        content = _read_bytes(run, key)
+        line = _only_line(content)
+        if _only_name(content, key) is None or line is None:
+            continue
         new = _renamed(key, line, named[key], pointer.path)
         iteration = _ITERATION.fullmatch(new) if key.rpartition("/")[2] == _TRACKER else None
-        _replace(run, key, text.replace(line, str(int(iteration[1])) if iteration else new).encode())
+        end = content.decode()[len(line) :]
+        mode, mtime_ns = _mode_and_time(run, key)
+        text = (str(int(iteration[1])) if iteration else new) + end
+        found.append(Rewrite(key=key, link=False, old=line + end, new=text, mode=mode, mtime_ns=mtime_ns))
+    return found
 
 
-def _kind(run: Run, key: str) -> str | None:
+def write_pointers(run: Run, rewrites: Iterable[Rewrite]) -> None:
+    """Make pointers hold their new content. One that holds neither the old nor the new content is left alone."""
+    for one in rewrites:
+        if holds(run, one.key, one.link) == one.old:
+            _put(run, one.key, one.link, one.new)
+
+
+def put_back_pointers(run: Run, rewrites: Iterable[Rewrite]) -> tuple[list[str], list[str]]:
+    """Give pointers their old content, mode and time. Returns the keys that were put back, and those that others
+    changed since, which stay."""
+    done, left = [], []
+    for one in rewrites:
+        now = holds(run, one.key, one.link)
+        if now == one.new:
+            _put(run, one.key, one.link, one.old)
+        if now not in (one.new, one.old):
+            left.append(one.key)
+            continue
+        if run.storage.root is not None and not one.link:
+            place = os.path.join(run.storage.root, *one.key.split("/"))
+            with translated(one.key, run.url):
+                descriptor = os.open(place, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+                try:
+                    if one.mode is not None:
+                        os.fchmod(descriptor, one.mode)
+                    if one.mtime_ns is not None:
+                        os.utime(descriptor, ns=(one.mtime_ns, one.mtime_ns))
+                finally:
+                    os.close(descriptor)
+        done.append(one.key)
+    return done, left
+
+
+def holds(run: Run, key: str, link: bool) -> str | None:
+    """Return the text of a pointer, or the target of a link, or None for anything else."""
     entry = find_entry(run.storage, key)
-    return None if entry is None else entry.kind
+    if entry is None or entry.kind != ("link" if link else "file"):
+        return None
+    if link:
+        return entry.target
+    if entry.size > _LONGEST_LINE:
+        return None
+    with contextlib.suppress(UnicodeDecodeError):
+        return _read_bytes(run, key).decode()
+    return None
+
+
+def _put(run: Run, key: str, link: bool, content: str) -> None:
+    if link:
+        _replace_link(run, key, content)
+    else:
+        _replace(run, key, content.encode())
+
+
+def _outside_checkpoints(view: RunView) -> Iterator[Entry]:
+    owned = {key for c in view.checkpoints for key in (*c.files, *(e.key for e in c.irregular))}
+    return (entry for entry in view.entries if entry.key not in owned)
+
+
+def _is_around(entry: Entry, folders: frozenset[str]) -> bool:
+    around = folder_of(entry.key)
+    return any(is_below(folder, around) or folder == around for folder in folders)
+
+
+def _is_named_pointer(view: RunView, entry: Entry) -> bool:
+    """True if a file may be rewritten, judged by its name and size."""
+    if entry.kind != "file" or not 0 < entry.size <= _LONGEST_LINE:
+        return False
+    by_user = any(fnmatchcase(entry.key, pattern) for pattern in view.settings.pointers)
+    return may_be_pointer(entry.key) or (by_user and not tensor_suffix(entry.key))
+
+
+def _only_line(content: bytes) -> str | None:
+    """Return the text before one end of line, if the content is nothing else and has no blank, comma or ``://``."""
+    try:
+        match = _POINTER.fullmatch(content.decode())
+    except UnicodeDecodeError:
+        return None
+    line = match[1] if match else None
+    return line if line and line.isprintable() and "://" not in line else None
+
+
+def _only_name(content: bytes, key: str) -> str | None:
+    """Return the name or path that is the whole content, else None."""
+    line = _only_line(content)
+    if line is None or not is_safe_path(line.rpartition("/")[2]):
+        return None
+    if is_pointer(key, b"") and ".." in line.split("/"):  # its loader looks in the pointer's own folder
+        return None
+    if key.rpartition("/")[2] == _TRACKER:
+        return f"iter_{int(line):07d}" if line.isdecimal() else None
+    return line
+
+
+def _mode_and_time(run: Run, key: str) -> tuple[int | None, int | None]:
+    if run.storage.root is None:
+        return None, None
+    with translated(key, run.url):
+        status = os.lstat(os.path.join(run.storage.root, *key.split("/")))
+    return stat.S_IMODE(status.st_mode), status.st_mtime_ns
 
 
 def _beside(key: str, name: str) -> str:
     return f"{key.rpartition('/')[0]}/{name}".lstrip("/")
 
 
-def _read_text(run: Run, key: str) -> str:
+def _read_bytes(run: Run, key: str) -> bytes:
     with run.storage.open(key) as reader:
-        return reader.read(0, reader.entry.size).decode("utf-8", "replace")
-
-
-def _line(run: Run, key: str) -> str | None:
-    """Return the one line of a text that may be a path, else None."""
-    line = _read_text(run, key).strip()
-    return line if line and line.isprintable() and is_safe_path(line.rpartition("/")[2]) else None
+        return reader.read(0, reader.entry.size)
 
 
 def _named(view: RunView, key: str, text: str) -> str:
@@ -166,7 +290,10 @@ def _linked_path(run: Run, key: str) -> str | None:
         return None
     place = os.path.join(run.storage.root, *key.split("/"))
     with contextlib.suppress(OSError):
-        leads_to = os.path.relpath(os.path.join(os.path.dirname(place), os.readlink(place)), run.storage.root)
+        target = os.readlink(place)
+        if not is_encodable(target):
+            return None
+        leads_to = os.path.relpath(os.path.join(os.path.dirname(place), target), run.storage.root)
         return leads_to if is_safe_path(leads_to) else None
     return None
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from ckptguard.records.kept import KeptCopy
 from ckptguard.records.run import Run
-from ckptguard.runs.history import History
 from ckptguard.values.ids import CheckpointId
 from ckptguard.values.verdict import Outcome
+
+if TYPE_CHECKING:
+    from ckptguard.runs.history import History
 
 Seen = tuple[str, int, int | None, int | None, str | None]  # path, size, mtime, inode and etag of a file
 

@@ -4,53 +4,71 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
 from ckptguard.errors import SettingsError
 from ckptguard.storage.redaction import redacted
+from ckptguard.values.ids import escape
 from ckptguard.values.settings import (
     ENVIRONMENT_PREFIX,
+    HARMLESS,
     Settings,
-    names_in,
-    parse_settings,
+    parse_table,
     refuse_unknown,
     with_environment,
     with_table,
 )
 from ckptguard.values.storage_options import StorageOptions
 
+if TYPE_CHECKING:
+    from ckptguard.runs.settings_origin import Doubt
+
 SETTINGS_FILE = "ckptguard.toml"
 _HIDDEN = "***"
 _PLACES = ("records", "replicas")  # URLs of storage, which hold no secret: others are refused
-_LONGEST = 1 << 20
 _log = logging.getLogger("ckptguard")
+_warned: set[str] = set()
+
+Say = Callable[[str], object]
+"""What gets a sentence for the user."""
 
 GivenSettings = Settings | Mapping[str, Any] | None
 """What a caller in Python may give: a dict of settings by their names, as in ``ckptguard.toml``."""
 
 
-def load_settings(config: str | None, environ: Mapping[str, str], **flags: object) -> Settings:
+def load_settings(
+    config: str | None, environ: Mapping[str, str], targets: Sequence[str], *, say: Say | None = None, **flags: object
+) -> Settings:
     """Return the settings. `config` names the file; without it, ``./ckptguard.toml`` is read if it exists.
 
-    Flags that are None were not given. SettingsError names the wrong source, or a ``CKPTGUARD_*`` that is no setting.
+    `targets` are what the settings are for: runs, checkpoints, fleets. A file in one of them, and one that another user
+    may have written, gives only `HARMLESS` settings. `say` gets one sentence about what is ignored, else a warning is
+    logged once. Flags that are None were not given.
+
+    SettingsError names the wrong source, or a ``CKPTGUARD_*`` that is no setting.
     """
     refuse_unknown(environ)
-    return _loaded(config, environ).changed(**flags)
+    file = _read(config, targets)
+    file.report(say or warn_once)
+    return file.settings(environ).changed(**flags)
 
 
-def training_settings() -> Settings:
-    """Return the settings inside a training. An unknown ``CKPTGUARD_*`` is only a warning. Raises SettingsError."""
+def training_settings(*targets: str | os.PathLike[str]) -> Settings:
+    """Return the settings inside a training that saves into `targets`. An unknown ``CKPTGUARD_*`` is only a warning.
+    Raises SettingsError."""
     try:
         refuse_unknown(os.environ)
     except SettingsError as error:
         _log.warning("%s%s", error.message, f": {error.hint}" if error.hint else "")
-    return _loaded(None, os.environ)
+    file = _read(None, [os.fspath(target) for target in targets])
+    file.report(warn_once)
+    return file.settings(os.environ)
 
 
-def given_settings(given: GivenSettings, otherwise: Callable[[], Settings] = training_settings) -> Settings:
+def given_settings(given: GivenSettings, otherwise: Callable[[], Settings]) -> Settings:
     """The settings that a caller in Python means. None: those of `otherwise`; a dict changes some of these by their
     names. SettingsError for anything else."""
     if given is None:
@@ -64,26 +82,49 @@ def given_settings(given: GivenSettings, otherwise: Callable[[], Settings] = tra
     )
 
 
-def _loaded(config: str | None, environ: Mapping[str, str]) -> Settings:
-    path, text = _read(config)
-    return with_environment(Settings() if text is None else parse_settings(text, path), environ)
+def warn_once(sentence: str) -> None:
+    """Log a warning, unless this process has logged the same one."""
+    if sentence not in _warned:
+        _warned.add(sentence)
+        _log.warning("%s", sentence)
 
 
-def _read(config: str | None) -> tuple[str, str | None]:
-    """Return the path of the settings file, and its text if there is one. SettingsError if it cannot be read."""
+def ignored_settings(path: str, names: Iterable[str], doubt: Doubt) -> str:
+    """Return the sentence about what is ignored in a file, why, and what to do."""
+    return f"{escape(path)}: {', '.join(names)} ignored, because {doubt.why}: {doubt.remedy}"
+
+
+class _File(NamedTuple):
+    """What counts of a settings file, and what is ignored. `table` is empty if there is no file."""
+
+    path: str
+    table: dict[str, Any]
+    ignored: tuple[str, ...] = ()
+    doubt: Doubt | None = None
+
+    def settings(self, environ: Mapping[str, str]) -> Settings:
+        return with_environment(with_table(Settings(), self.table, self.path), environ)
+
+    def report(self, say: Say) -> None:
+        if self.doubt is not None and self.ignored:
+            say(ignored_settings(self.path, self.ignored, self.doubt))
+
+
+def _read(config: str | None, targets: Sequence[str]) -> _File:
+    """Return the settings file. SettingsError if it cannot be read."""
     path = config or SETTINGS_FILE  # importing Path takes as long as loading the settings
-    try:
-        if config is None and not os.path.isfile(path):
-            return path, None
-        with open(path, "rb") as file:
-            text = file.read(_LONGEST + 1)
-        if len(text) > _LONGEST:
-            raise SettingsError(f"{path} is too large for a settings file")
-        return path, text.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise SettingsError(f"{path} is not UTF-8 text") from error
-    except OSError as error:
-        raise SettingsError(f"cannot read the settings in {path}: {error.strerror}") from error
+    if config is None and not os.path.isfile(path):
+        return _File(path, {})
+    from ckptguard.runs.settings_origin import doubt_of_place, read_own
+
+    text, doubt = read_own(path, "settings", named=config is not None)
+    table = parse_table(text, path)
+    ignored = tuple(name for name in table if name not in HARMLESS)
+    if ignored and doubt is None and config is None:
+        doubt = doubt_of_place(os.getcwd(), targets)
+    if doubt is None:
+        return _File(path, table)
+    return _File(path, {name: value for name, value in table.items() if name in HARMLESS}, ignored, doubt)
 
 
 class EffectiveSetting(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,15 +137,15 @@ class EffectiveSetting(msgspec.Struct, frozen=True, kw_only=True):
     place: str | None = None
 
 
-def effective_settings(config: str | None, environ: Mapping[str, str], **flags: object) -> tuple[EffectiveSetting, ...]:
-    """Every setting with its value, and which source it is from. SettingsError, as `load_settings`."""
-    settings = load_settings(config, environ, **flags)
-    path, text = _read(config)
-    in_file = names_in(text) if text is not None else frozenset()
+def effective_settings(
+    settings: Settings, config: str | None, environ: Mapping[str, str], targets: Sequence[str], **flags: object
+) -> tuple[EffectiveSetting, ...]:
+    """Every one of the `settings` that `load_settings` returned for these arguments, and which source it is from."""
+    file = _read(config, targets)
     found = []
     for name in settings.__struct_fields__:
         variable = ENVIRONMENT_PREFIX + name.upper()
-        source, place = ("file", path) if name in in_file else ("default", None)
+        source, place = ("file", file.path) if name in file.table else ("default", None)
         if flags.get(name) is not None:
             source, place = "flag", f"--{name.replace('_', '-')}"
         elif environ.get(variable):

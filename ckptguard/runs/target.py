@@ -117,10 +117,20 @@ def open_named_run(url: str, settings: Settings, *, must_exist: bool = True) -> 
     inside = _inside_run(place, settings)
     if inside is not None and inside.view is not None:
         raise NotFoundError(f"{place} is a checkpoint, not a run; its run is {inside.view.run.url}")
-    lone = folder_as_checkpoint(name, [msgspec.structs.replace(e, key=f"{name}/{e.key}") for e in below])
-    if lone is not None and lone.step is not None:
+    if _is_numbered(name, below):
         raise NotFoundError(f"{place} is a checkpoint, not a run; its run is the folder around it, {parent}")
     return view
+
+
+def run_around(path: str) -> str | None:
+    """Return the folder around a local file or numbered checkpoint, which is its run. None for what may be a run."""
+    parent, _, name = path.rstrip("/").rpartition("/")
+    if os.path.isfile(path):
+        return parent or "/"
+    if not os.path.isdir(path) or _has_records_in(storage := open_storage(path)):
+        return None
+    below = storage.list("", recursive=True, enter=enter)
+    return parent if parent and not _has_children(below, ()) and _is_numbered(name, below) else None
 
 
 def several_checkpoints(target: Target, name: str) -> NotFoundError:
@@ -189,6 +199,12 @@ def _inside_run(url: str, settings: Settings) -> Target | None:
             url = run.usable(found.path)
             return Target(url=url, kind=_kind(found), storage=run.storage, checkpoint=found, view=view)
     return None
+
+
+def _is_numbered(name: str, below: Sequence[Entry]) -> bool:
+    """Whether a folder with these files is one checkpoint with a step."""
+    found = folder_as_checkpoint(name, [msgspec.structs.replace(e, key=f"{name}/{e.key}") for e in below])
+    return found is not None and found.step is not None
 
 
 def _kind(checkpoint: Checkpoint) -> str:

@@ -96,7 +96,8 @@ def translated(key: str, where: str) -> Iterator[None]:
 def machine_trouble(error: BaseException) -> CouldNotTellError | None:
     """Return our error if the machine lacks a resource; None if it may be a mistake of ours."""
     # C code that has no memory for its error leaves none, which Python then complains about.
-    lost = isinstance(error, SystemError) and "without exception set" in str(error)
+    without = ("without exception set", "without setting an exception")
+    lost = isinstance(error, SystemError) and any(words in str(error) for words in without)
     if isinstance(error, MemoryError) or lost:
         return CouldNotTellError("there is not enough memory", hint="see ulimit -v, and which other programs run here")
     if isinstance(error, RuntimeError) and "start new thread" in str(error):

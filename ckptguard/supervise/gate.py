@@ -31,7 +31,16 @@ from ckptguard.layouts import Checkpoint
 from ckptguard.records.incidents import open_incident
 from ckptguard.records.leases import list_trainings
 from ckptguard.records.names_by_step import list_steps
-from ckptguard.records.starts import Start, forget_starts, last_number, list_starts, record_start, still_goes_on
+from ckptguard.records.starts import (
+    JobStart,
+    Start,
+    forget_starts,
+    last_number,
+    list_starts,
+    record_start,
+    same_job,
+    still_goes_on,
+)
 from ckptguard.records.who_and_when import has_ended, is_here
 from ckptguard.recover.roll_back import GoBack, RolledBack, roll_back
 from ckptguard.recover.verify_pending import verify_pending
@@ -69,11 +78,20 @@ class Gated(msgspec.Struct, frozen=True, kw_only=True):
     rollback: RolledBack | None = None
 
 
-def gate(view: RunView, *, attempts: int, require: bool = False, dry_run: bool = False, work: Work = PLAIN) -> Gated:
+def gate(
+    view: RunView,
+    *,
+    attempts: int,
+    require: bool = False,
+    dry_run: bool = False,
+    job: JobStart | None = None,
+    work: Work = PLAIN,
+) -> Gated:
     """Make the names that a resume reads show the newest checkpoint that is good now, and record the start.
 
     A checkpoint from which training was started `attempts` times without a new good save is passed over. Nothing is
-    moved while everything in place is good. With `dry_run` nothing is moved or recorded.
+    moved while everything in place is good. With `dry_run` nothing is moved or recorded. Inside a scheduler's `job`
+    only that job's own starts count, and what its prolog decided about this start stands.
 
     Raises:
         RollbackExhausted: every good checkpoint has had its attempts. Nothing was moved.
@@ -88,7 +106,7 @@ def gate(view: RunView, *, attempts: int, require: bool = False, dry_run: bool =
         while True:
             view.forget()
             known, starts = last_number(view.run), list_starts(view.run)
-            agreed = None if dry_run else _decided_already(view, starts, seen, attempts)
+            agreed = None if dry_run else _decided_already(view, starts, seen, attempts, job)
             if agreed is not None:
                 return agreed
             if view.settings.replicas and not dry_run:
@@ -98,8 +116,9 @@ def gate(view: RunView, *, attempts: int, require: bool = False, dry_run: bool =
                 return _nothing_saved(view, attempts, require)
             _refuse_while_training(view)
             _wait_until_quiet(view)
-            done, point = _go_to_best(view, [start.point for start in starts], attempts, dry_run=dry_run, work=work)
-            if dry_run or record_start(view.run, point, after=known):
+            counted = [start.point for start in starts if same_job(start, job)]
+            done, point = _go_to_best(view, counted, attempts, dry_run=dry_run, work=work)
+            if dry_run or record_start(view.run, point, after=known, job=job):
                 break
         newer = {start.point.id: _newer(view.history, start.point.id) for start in starts}
         forget_starts(view.run, [] if dry_run else [s for s in starts if not counts_still(s.point, newer)])
@@ -124,18 +143,28 @@ def _nothing_saved(view: RunView, attempts: int, require: bool) -> Gated:
     return Gated(attempts=attempts)
 
 
-def _decided_already(view: RunView, starts: Sequence[Start], seen: int, attempts: int) -> Gated | None:
+def _decided_already(
+    view: RunView, starts: Sequence[Start], seen: int, attempts: int, job: JobStart | None
+) -> Gated | None:
     """Return the answer of the gate that has decided about this start, or None.
 
-    Its start was recorded while this gate waited (number above `seen`), or goes on.
+    Its start was recorded while this gate waited (number above `seen`), or goes on, or is that of the job's prolog.
     """
+    counted = [start for start in starts if same_job(start, job)]
     for start in reversed(starts):
-        if start.number > seen or (still_goes_on(view.run, start) and not _saved_since(view, start)):
+        of_prolog = counted[-1:] == [start] and _is_of_prolog(start, job)
+        goes_on = still_goes_on(view.run, start) and not _saved_since(view, start)
+        if start.number > seen or goes_on or of_prolog:
             candidate = candidate_of(view.history, start.point.id)
             if candidate is not None:
-                count = _choice(view, [start.point], [s.point for s in starts], math.inf).before
+                count = max(1, _choice(view, [start.point], [s.point for s in counted], math.inf).before)
                 return Gated(known_good=candidate.answer, attempt=count, attempts=attempts, joined=True)
     return None
+
+
+def _is_of_prolog(start: Start, job: JobStart | None) -> bool:
+    """True if the prolog of this very start of the job, and not a gate inside of the job, decided."""
+    return job is not None and not job.prolog and start.job == msgspec.structs.replace(job, prolog=True)
 
 
 def _saved_since(view: RunView, start: Start) -> bool:

@@ -24,6 +24,7 @@ from ckptguard.storage import normalise_url
 from ckptguard.storage.runtime_folder import private_runtime_folder
 from ckptguard.supervise.command import Wait, end_all, until
 from ckptguard.supervise.process_tree import Process, ancestors, descendants, find, marked, send_signal, started_at
+from ckptguard.values.ids import run_id_of
 
 MARK = "CKPTGUARD_SUPERVISED"  # in the environment of the command and of all that it starts
 _MOST = 1 << 20  # bytes of a note
@@ -95,8 +96,7 @@ def is_supervised(url: str, environ: Mapping[str, str]) -> bool:
 
 
 def _place(url: str, environ: Mapping[str, str]) -> str:
-    run_id = hashlib.sha256(normalise_url(url).encode("utf-8", "surrogateescape")).hexdigest()[:12]
-    return os.path.join(private_runtime_folder(environ), f"supervise-{run_id}")
+    return os.path.join(private_runtime_folder(environ), f"supervise-{run_id_of(normalise_url(url))}")
 
 
 def _locked(path: str, url: str) -> int:

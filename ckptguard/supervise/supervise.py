@@ -168,8 +168,14 @@ class _Supervisor:
             since = SavesSince(saved=True, good=True, gave_up=False)
             sick = found
             if not self._is_asked or status == 0:  # otherwise the user is in a hurry, and the status says enough
-                look_back = self._saves.sick if self._is_asked else self._saves.last_look
-                sick = self._watch.beside(look_back, list[SickSave](), only_looks=True) or found
+                asked = self._is_asked
+                try:
+                    look_back = self._saves.sick if asked else self._saves.last_look
+                    sick = self._watch.beside(look_back, list[SickSave](), only_looks=True) or found
+                except WaitAbandoned:  # the next supervise looks at the newest save before it starts the command
+                    if not asked:
+                        raise
+                    return Supervised(status=status)
             if not self._is_asked:
                 since = self._watch.beside(partial(self._saves.since, before), since)
             ended = CommandEnd(

@@ -22,6 +22,7 @@ ENDING = frozenset((signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT
 _PASSED_ON = frozenset((signal.SIGUSR1, signal.SIGUSR2))
 _AT_ONCE, _KEYS_IN_A_ROW = 1.0, 2.0  # seconds
 _TICK = 1.0  # seconds until a signal that reached another thread is noticed
+_STOP_SECONDS = 2.5  # for our own work once we are asked to end, and no command runs
 
 
 class HeldSignals:
@@ -134,6 +135,7 @@ class SignalWatch:
         self.command_runs = False  # as far as it was waited for
         self._asked_at: list[float] = []  # when we were asked to end, each time
         self._only_looking = False
+        self._leave_at: float | None = None  # when our own work is left to the next supervise
 
     def wait(self, condition: Callable[[], bool], seconds: float | None = None) -> None:
         """Wait until a condition holds, or for some seconds, and handle signals meanwhile."""
@@ -149,20 +151,32 @@ class SignalWatch:
     def beside(self, call: Callable[[], Result], otherwise: Result, *, only_looks: bool = False) -> Result:
         """Return the result of a call in the other thread, or `otherwise` if it fails unexpectedly.
 
-        Raises WaitAbandoned if we are firmly asked to end while no command runs. `only_looks`: it changes nothing but
-        may take as long as reading a checkpoint, so the first request to end is enough.
+        Raises WaitAbandoned if we are asked to end while no command runs, and the call takes longer than some seconds
+        or the request is firm. `only_looks`: it changes nothing but may take as long as reading a checkpoint, so a
+        request to end is enough.
         """
         future = self._background.submit(call)
         self._only_looking = only_looks
         try:
-            self.wait(future.done)
+            self.wait(lambda: future.done() or self._may_leave())
         finally:
             self._only_looking = False
+        if not future.done():
+            raise WaitAbandoned
         error = future.exception()
         if error is not None:
             self._tell(f"unexpected {type(error).__name__}: {error}")
             return otherwise
         return future.result()
+
+    def _may_leave(self) -> bool:
+        """True if we were asked to end, and have worked on long enough since without a command."""
+        if self.asked is None or not self._command.has_ended():
+            return False
+        now = time.monotonic()
+        if self._leave_at is None:
+            self._leave_at = now + _STOP_SECONDS
+        return now >= self._leave_at
 
     def _pass_on(self, number: int, from_terminal: bool) -> None:
         """Forward a signal to the command, unless the terminal sent it to both. After a second request, kill it."""

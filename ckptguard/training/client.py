@@ -179,7 +179,9 @@ def ensure_daemon(run: Run, settings: Settings) -> ChildDaemon | None:
         log = os.devnull  # if another user owns the folder
         with contextlib.suppress(OSError):
             log = os.path.join(private_runtime_folder(os.environ), f"{run.run_id}.log")
-        command = [sys.executable, "-m", "ckptguard_daemon", run.url, "--parent", str(os.getpid()), "--log-file", log]
+        # Without -P, Python would import what lies in the current folder.
+        command = [sys.executable, "-P", "-m", "ckptguard_daemon", run.url, "--parent", str(os.getpid())]
+        command += ["--log-file", log]
         process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,

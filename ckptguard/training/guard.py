@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from ckptguard.values.settings import Settings
 
 _EXIT_SECONDS = 60.0  # for a save in flight, when the guard is closed
+_UNOBSERVED = 100  # updates without any observation, after which the log says so
+_OBSERVE = "call guard.observe(loss=..., grad_norm=...) after each update, else only weights are checked"
 _SAVING, _DEADLINES = Saving(), Deadlines()
 _log = logging.getLogger("ckptguard")
 
@@ -74,7 +76,7 @@ class TrainingGuard:
             raise SettingsError(f'daemon must be "auto" or "off", not {daemon!r}')
         # What a guard is made of is loaded when one is made: its name costs training next to nothing.
         from ckptguard.records.run import begin_run
-        from ckptguard.runs.settings_file import given_settings, with_replicas
+        from ckptguard.runs.settings_file import given_settings, training_settings, with_replicas
         from ckptguard.training.client import ensure_daemon
         from ckptguard.training.content.training_parts import TrainingParts
         from ckptguard.training.rollback.rollbacks import Rollbacks, Waits
@@ -85,7 +87,8 @@ class TrainingGuard:
         from ckptguard.training.state.progress import Progress
 
         self._ranks = ranks_of_training(deadlines.ranks)
-        settings = with_replicas(given_settings(settings), saving.replicas)
+        settings = given_settings(settings, lambda: training_settings(run))
+        settings = with_replicas(settings, saving.replicas)
         self._run = begin_run(run, settings)
         self._parts = TrainingParts(
             model=given["model"],
@@ -145,15 +148,19 @@ class TrainingGuard:
         self,
         loss: Any = None,
         grad_norm: Any = None,
-        *,
+        *further: object,
         skipped: bool | None = None,
         error: BaseException | None = None,
+        **unknown: object,
     ) -> Diagnosis:
         """Take in, once, the signals of the update just made: floats or tensors. `skipped`: the optimizer left it out,
         where the guard has no scaler to tell that from. `error`: an exception that it raised; if the answer is not
-        `sick`, it means nothing here and should be raised again. Never raises because of sickness and never rolls back:
-        `steps` does, before the next batch. Tensors on a device are not waited for: they are judged a few updates
-        later, at the latest before the next save."""
+        `sick`, it means nothing here and should be raised again. Never raises, whatever it is given, and never rolls
+        back: `steps` does, before the next batch. What cannot be read counts as not reported, and the log says so once.
+        Tensors on a device are not waited for: they are judged a few updates later, at the latest before the next
+        save."""
+        for name, value in (*(("a third argument", value) for value in further), *unknown.items()):
+            self._monitor.reader.say(name, type(value), TypeError("observe() takes no such argument"))
         self._progress.observed = self._progress.now
         self._monitor.evidence.begin()
         return self._monitor.observe(self._progress.current, loss, grad_norm, skipped=skipped, error=error)
@@ -170,13 +177,9 @@ class TrainingGuard:
         your own, which reads the state while training changes it.
 
         `metrics` are named numbers by which `ckptguard prune --keep-best` chooses; those of rank 0 count. NaN is
-        recorded, and is never the best. SettingsError if one is not a number.
+        recorded, and is never the best. What is not a number is left out, and the log says so once.
         """
-        given = {}
-        if metrics is not None:
-            from ckptguard.records.manifests import checked_metrics
-
-            given["metrics"] = checked_metrics(metrics)
+        given = {} if metrics is None else {"metrics": self._monitor.reader.read_metrics(metrics)}
         self._saving.raise_unheard()
         if step is None:
             if self._progress.position is None:
@@ -187,6 +190,8 @@ class TrainingGuard:
         if self._looping and step > self._progress.current:
             raise SettingsError(f"step {step} is not made yet: training is at {self._progress.current}")
         self._only.begin(loops=False)
+        if not self._looping and self._saving.last is not None and step > self._saving.last:
+            self._monitor.say_if_unheard(step, _OBSERVE)
         if blocking:
             self._monitor.look(step)
         else:
@@ -292,7 +297,7 @@ class TrainingGuard:
                 _log.warning("training is at step %s already: nothing is left of a total of %s", self.step, total)
             if self._saving.last is None:
                 self._begin()
-            due = False
+            due, begun = False, self.step
             while True:
                 sick = agree(self._ranks, self._monitor.sick)
                 if sick is not None:
@@ -310,6 +315,8 @@ class TrainingGuard:
                 step = self._progress.made()
                 self._rollbacks.settle()
                 due = (step % self._save_every == 0 or step == total) and self._saving.last != step
+                if due or step - begun >= _UNOBSERVED:
+                    self._monitor.say_if_unheard(step - begun, _OBSERVE)
                 if self._monitor.sick is None:
                     self._monitor.after_step(step, must_know=due or self._saving.found_sick)
                     self._saving.found_sick = False

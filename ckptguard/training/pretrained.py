@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from ckptguard.errors import CouldNotTellError, RefusedError
 from ckptguard.runs.results import Report
-from ckptguard.runs.settings_file import GivenSettings, given_settings
+from ckptguard.runs.settings_file import GivenSettings, given_settings, training_settings
 from ckptguard.values.ids import escape
 from ckptguard.values.verdict import Finding, Outcome, Severity
 from ckptguard.verification.selection import Selection
@@ -39,7 +39,7 @@ def check_pretrained(
         NotFoundError: it does not exist.
         SettingsError: `sums` cannot be understood.
     """
-    chosen = given_settings(settings)
+    chosen = given_settings(settings, lambda: training_settings(path))
     chosen = chosen.changed(
         allow_nonfinite=(*chosen.allow_nonfinite, *allow_nonfinite),
         trust_globals=(*chosen.trust_globals, *trust_globals),

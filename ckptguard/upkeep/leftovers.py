@@ -7,7 +7,6 @@ sealed, and unfinished uploads.
 from __future__ import annotations
 
 import contextlib
-import re
 
 from ckptguard.errors import CouldNotTellError, ObjectMissingError
 from ckptguard.records.leases import Claim, holds, list_claims, release, surely_gone
@@ -19,36 +18,33 @@ from ckptguard.records.samples import remove_samples, superseded
 from ckptguard.records.trash import FOLDER as TRASH
 from ckptguard.records.who_and_when import storage_time
 from ckptguard.runs.history import history_of_series
+from ckptguard.runs.removal import remove_leftover, remove_unsealed
 from ckptguard.runs.run_view import RunView
-from ckptguard.runs.settling import was_left
-from ckptguard.storage import Entry
 from ckptguard.storage.remote.remote_storage import end_uploads
 from ckptguard.values.ids import RECORDS_FOLDER
+from ckptguard.values.temporary_names import LEFT_IN_RECORDS, ROLLBACK, SAVE
 
-_SAVE = re.compile(r"tmp-step-\d{9}-[0-9a-f]{8}")
 _LONGEST_COPY = 86400.0  # the longest time in seconds to copy one file between two storages
 
 
 def collect_leftovers(view: RunView) -> list[str]:
     """Remove our old temporaries, expired pins, old samples, and what killed saves left. Returns their keys.
 
-    The caller holds the run's lock. Rollbacks stage their copies under it, so staged copies found here are abandoned. A
-    trainer's own temporaries stay.
+    The caller holds the run's lock. Everything goes only when it is old. A trainer's own temporaries stay.
     """
     run = view.run
     _settle_names(run)
-    inside: list[Entry] = []
-    with contextlib.suppress(ObjectMissingError):
-        inside = [e for e in run.records.list("", recursive=True) if e.name.startswith(".tmp-")]
-    beside = [e for e in run.storage.list("") if e.kind == "folder" and e.name.startswith("tmp-rollback-")]
     removed = []
-    for entry in inside:
-        if was_left(run.records, entry):
-            run.records.remove(entry.key)
-            removed.append(f"{RECORDS_FOLDER}/{entry.key}")
-    for entry in beside:
-        if run.storage.root is not None or was_left(run.storage, entry):
-            run.storage.remove(entry.key)
+    with contextlib.suppress(ObjectMissingError):
+        inside = run.records.list("", recursive=True)
+        tops = {entry.key.split("/")[0] for entry in inside}
+        if any(kind.fits(top, "folder") for top in tops for kind in LEFT_IN_RECORDS):
+            inside += [entry for entry in run.records.list("") if entry.kind == "folder"]
+        for entry in inside:
+            if remove_leftover(run.records, entry, LEFT_IN_RECORDS):
+                removed.append(f"{RECORDS_FOLDER}/{entry.key}")
+    for entry in run.storage.list(""):
+        if remove_leftover(run.storage, entry, (ROLLBACK,)):
             removed.append(entry.key)
     for pin in list_pins(run):
         if not counts(run, pin):
@@ -80,11 +76,9 @@ def collect_saves(run: Run) -> list[str]:
     removed = []
     if run.storage.root is not None:
         for entry in run.storage.list(""):
-            if entry.kind == "folder" and _SAVE.fullmatch(entry.name):
-                with contextlib.suppress(CouldNotTellError):  # it does no harm, and a training may be about to begin
-                    if was_left(run.storage, entry):
-                        run.storage.remove(entry.key)
-                        removed.append(entry.key)
+            with contextlib.suppress(CouldNotTellError):  # it does no harm, and a training may be about to begin
+                if remove_leftover(run.storage, entry, (SAVE,)):
+                    removed.append(entry.key)
         return removed
     for claim in list_claims(run):
         with contextlib.suppress(CouldNotTellError):
@@ -107,7 +101,7 @@ def collect_claim(run: Run, claim: Claim, *, dead: bool = False) -> bool:
         if not holds(run, claim):
             return False  # another process was faster
         end_uploads(run.storage, claim.path)
-        run.storage.remove(claim.path)
+        remove_unsealed(run, claim, ("",))
     release(run, claim)
     return True
 

@@ -13,14 +13,17 @@ import msgspec
 from ckptguard.decisions.fleet_health import save_interval
 from ckptguard.decisions.turns import patience
 from ckptguard.errors import BusyError, ChangedWhileReadError, CouldNotTellError, ObjectMissingError, ResavingError
-from ckptguard.keep.copies import is_saved_over
 from ckptguard.keep.quarantine import finish_quarantines
+from ckptguard.keep.saved_over import is_saved_over
 from ckptguard.layouts import LAYOUTS, Checkpoint
 from ckptguard.records.audit import FOLDER as AUDIT
+from ckptguard.records.emptied import FOLDER as EMPTIED
+from ckptguard.records.emptied import emptied_key, mark_emptied, unmark_emptied
 from ckptguard.records.incidents import FOLDER as INCIDENTS
 from ckptguard.records.kept import KeptCopy
 from ckptguard.records.names_by_step import FOLDERS
 from ckptguard.records.pins import FOLDER as PINS
+from ckptguard.records.room import RoomProblem
 from ckptguard.records.run import record_names
 from ckptguard.records.samples import FOLDER as SAMPLES
 from ckptguard.records.scrubs import FOLDER as SCRUBS
@@ -29,11 +32,14 @@ from ckptguard.records.trash import FOLDER as TRASH
 from ckptguard.repair.repair import mend
 from ckptguard.retention.prune import Remembered, prune_by_settings
 from ckptguard.retention.trash import settle_trash
+from ckptguard.runs.ended import ended_at
 from ckptguard.runs.lock import run_lock
 from ckptguard.runs.results import Checked
 from ckptguard.runs.run_view import RunView
 from ckptguard.runs.work import PLAIN, Work
+from ckptguard.runs.writers import writer_of
 from ckptguard.upkeep.leftovers import collect_leftovers
+from ckptguard.upkeep.room import RoomNotes, leave_room, note_room
 from ckptguard.upkeep.samples import CheckpointSample, NotYet, Start
 from ckptguard.upkeep.settle_kept import looks_as_judged, protect, release_other, settle_kept, waiting_alone
 from ckptguard.values.ids import CheckpointId, Step, numbers_of
@@ -45,9 +51,12 @@ from ckptguard.verification.kept_copy import verify_kept
 
 _COLLECT_INTERVAL = 3600.0  # seconds; files that are not old enough yet are removed next time
 _PRUNE_INTERVAL = 600.0  # seconds; empties the trash and lifts pins even if nothing is saved
+_GOING = 2.0  # seconds for which a run may be on its way out
 _COUNTED = tuple(f"{folder}/" for folder in (*FOLDERS, TRASH, PINS))  # what a pass reads besides the scrub plan
 
-_BESIDE = (f"{INCIDENTS}/", f"{SCRUBS}/", f"{SAMPLES}/", f"{AUDIT}/")
+_MARKED = 64  # steps of each series
+
+_BESIDE = (f"{INCIDENTS}/", f"{SCRUBS}/", f"{SAMPLES}/", f"{AUDIT}/", f"{EMPTIED}/")
 
 
 class Waiting(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,8 +78,11 @@ class PassResult(msgspec.Struct, frozen=True, kw_only=True):
     lost: str | None = None  # once per run: a checkpoint was gone before it could be verified, and what to do
     pruned: tuple[str, ...] = ()  # paths that the settings' policy removed
     could_not_tell: tuple[str, ...] = ()
+    room: RoomProblem | None = None  # which kept copies the run lacks because there is no room
+    short_of_room: bool = False  # the next saves of the runs on its file system may not fit
     unnamed: tuple[str, ...] = ()  # what was not looked at, because its name cannot be read: a sentence each
     next_in: float | None = None
+    ended_at: float | None = None  # only records are left: when they last changed, in seconds since 1970
     made_way: bool = False  # `work.may_begin` ended it early, so the next pass should follow
 
 
@@ -79,12 +91,15 @@ class PassNotes:
     """What is remembered about one run between passes, only to save work."""
 
     samples: dict[str, CheckpointSample] = field(default_factory=dict)
-    gone: set[str] = field(default_factory=set)  # paths that were empty at some time since their verdict
+    gone: dict[str, float] = field(default_factory=dict)  # monotonic: since when paths were empty after their verdict
     collect_at: float = 0.0  # monotonic: when to look for leftovers of killed processes
     hopeless: dict[Where, float] = field(default_factory=dict)  # what could not be repaired, and when to try again
     prune_at: float = 0.0  # monotonic: when to prune although nothing new was verified
     remembered: Remembered = field(default_factory=Remembered)  # what retention has read
+    lost: tuple[str, float] | None = None  # a path that went without a verdict, and when (monotonic)
     told_of_lost: bool = False
+    room: RoomNotes = field(default_factory=RoomNotes)
+    empty_since: float | None = None  # monotonic: since when only records are left
     settled: Start | None = None  # what the last pass started from, if it left nothing to do
     start: Start | None = None  # what the last pass started from
 
@@ -107,7 +122,8 @@ class PassNotes:
     def has_nothing_due(self, settings: Settings) -> bool:
         """True if a pass with these settings would do nothing, unless files or records changed since the last one."""
         settled = self.settled is not None and self.settled.settings == settings
-        return settled and time.monotonic() < min(self.collect_at, self.prune_at)
+        waits = self.lost is not None and not self.told_of_lost
+        return settled and not waits and time.monotonic() < min(self.collect_at, self.prune_at)
 
 
 def reconcile(view: RunView, notes: PassNotes, *, work: Work = PLAIN, assume_quiet: bool = False) -> PassResult:
@@ -116,17 +132,22 @@ def reconcile(view: RunView, notes: PassNotes, *, work: Work = PLAIN, assume_qui
     StorageError if the run cannot be listed. Problems with one checkpoint are part of the result."""
     start = start_of(view, notes.settled)
     notes.start = start
-    if notes.nothing_to_do(start):
+    if notes.nothing_to_do(start) and not notes.room.has_shrunk(view.run):
         notes.settled = start
-        return PassResult(unnamed=start.listing.unnamed_notes)
+        return PassResult(unnamed=start.listing.unnamed_notes, room=notes.room.on_record)
     notes.settled = None
+    if not assume_quiet and (rest := _rest_of_removed(view, notes, start)) is not None:
+        return rest
     one = _Pass(view, notes, work)
     one.clean_up(start)
-    one.verify(one.look(assume_quiet=assume_quiet))
+    one.leave_room()
+    one.verify(one.look(start, assume_quiet=assume_quiet))
     try:
         one.judge_copies()
         view.refresh()
         one.troubles += settle_kept(view, work=work, saved_over=one.saved_over)
+        one.leave_room()
+        one.troubles += note_room(view, notes.room)
         if one.checked or notes.prune_is_due():
             one.mend_and_prune()
     except CouldNotTellError as error:
@@ -134,9 +155,23 @@ def reconcile(view: RunView, notes: PassNotes, *, work: Work = PLAIN, assume_qui
             raise
         one.troubles.append(error.message)  # report the verdicts given so far: no later pass would
     done = one.result(start.listing.unnamed_notes)
-    if not done.pending and not done.could_not_tell and not done.made_way:
+    if not done.pending and not done.could_not_tell and not done.made_way and not one.marks_later:
         notes.settled = start
+        if start.names and not start.listing.entries and not waiting_alone(view):
+            done = msgspec.structs.replace(done, ended_at=ended_at(view.run))
     return done
+
+
+def _rest_of_removed(view: RunView, notes: PassNotes, start: Start) -> PassResult | None:
+    """Return what a pass does while a run may be on its way out, which is nothing: only its records are left."""
+    if start.listing.entries or not start.names:
+        notes.empty_since = None
+        return None
+    gone, now = tuple(sorted(notes.samples)), time.monotonic()
+    if gone and notes.empty_since is None:
+        notes.empty_since = now
+    wait = 0.0 if notes.empty_since is None else notes.empty_since + min(_GOING, view.settings.settle) - now
+    return PassResult(next_in=wait) if wait > 0 and not waiting_alone(view) else None
 
 
 class _Pass:
@@ -150,7 +185,8 @@ class _Pass:
         self.saved_over = False
         self._made_way = False
         self._gone: tuple[str, ...] = ()
-        self._unjudged: set[str] = set()  # those of `_gone` that have no verdict
+        self._marks: frozenset[str] = frozenset()  # the keys of marks of emptied paths
+        self.marks_later = False  # files went a moment ago
         self._pruned: tuple[str, ...] = ()
         self._delays: list[float] = []
 
@@ -163,19 +199,28 @@ class _Pass:
             lost=self._lost(),
             pruned=self._pruned,
             could_not_tell=tuple(dict.fromkeys(self.troubles)),
+            room=self.notes.room.on_record,
+            short_of_room=self.notes.room.missing > 0,
             unnamed=unnamed,
             next_in=min(self._delays, default=None),
             made_way=self._made_way,
         )
 
     def _lost(self) -> str | None:
-        judged = {one.path for one in self.checked}
-        lost = next((path for path in sorted(self._unjudged - judged)), None)
-        if lost is None or self.notes.told_of_lost:
+        """Say what was lost, if training has gone on since: of a run that was removed nothing is said."""
+        if self.notes.lost is None or self.notes.told_of_lost:
+            return None
+        path, since = self.notes.lost
+        if any(path == one.path for one in self.checked):
+            self.notes.lost = None
+            return None
+        left = since + min(_GOING, self.view.settings.settle) - time.monotonic()
+        if left > 0 or not self.view.checkpoints:
+            self._delays += [left] if left > 0 else []
             return None
         self.notes.told_of_lost = True
         return (
-            f"{lost} was gone before it could be verified, and others may be, too: keep more checkpoints "
+            f"{path} was gone before it could be verified, and others may be, too: keep more checkpoints "
             "(save_total_limit), save less often, or set a smaller settle"
         )
 
@@ -200,12 +245,22 @@ class _Pass:
         if start.has_unfinished_quarantines or start.has_trash or due:
             view.forget()  # files may have been moved
 
-    def look(self, *, assume_quiet: bool) -> list[Checkpoint]:
+    def leave_room(self) -> None:
+        """Release what the next saves have no room beside."""
+        self.troubles += leave_room(self.view, self.notes.room)
+
+    def look(self, start: Start, *, assume_quiet: bool) -> list[Checkpoint]:
         """Find what can be verified now, and protect finished saves that have no verdict."""
         view, checkpoints = self.view, self.view.checkpoints
         self._gone = tuple(sorted(set(self.notes.samples) - {c.path for c in checkpoints}))
-        self._unjudged = {path for path in self._gone if not self.notes.samples.pop(path).done}
-        self.notes.gone.update(self._gone)
+        samples = {path: self.notes.samples.pop(path) for path in self._gone}
+        unjudged = sorted(path for path, sample in samples.items() if not (sample.done or sample.judged))
+        if unjudged and self.notes.lost is None:
+            self.notes.lost = unjudged[0], time.monotonic()
+        self.notes.gone.update(dict.fromkeys(self._gone, time.monotonic()))
+        self._marks = self._mark_emptied(start)
+        # The copy of an older save takes the room of the next one, until a newer save has its verdict.
+        hurry = self.notes.room.held and self.notes.room.missing > 0
         ready: list[Checkpoint] = []
         finished: list[tuple[Checkpoint, bool]] = []
         in_order = sorted(checkpoints, key=lambda c: (c.step is None, numbers_of(c.step), c.written_at, c.path))
@@ -216,22 +271,54 @@ class _Pass:
                     sample.id = standing_of(view, checkpoint)
                     sample.done = sample.id is not None
                 if sample.done:
+                    self._unmark_emptied(sample.id)
                     continue
                 known = view.current_if_readable(checkpoint) is not None
                 self.saved_over = self.saved_over or (known and is_saved_over(view, checkpoint))
-                waits = _not_yet(view, checkpoint, sample, self.work, assume_quiet=assume_quiet)
+                waits = _not_yet(view, checkpoint, sample, self.work, assume_quiet=assume_quiet, hurry=hurry)
             except CouldNotTellError as error:
                 waits = NotYet(why=error.message, seconds=sample.retry_later(view.settings))
                 self.troubles.append(f"{checkpoint.path}: {error.message}")
             if sample.is_finished:
-                # Quiet files are a whole save, unless they are being overwritten part by part.
-                finished.append((checkpoint, sample.whole or (waits is None and not known)))
+                # Quiet files, or those of a save before the next one, are a whole save, unless they are being
+                # overwritten part by part.
+                quiet = waits is None or _is_followed(checkpoint, checkpoints)
+                finished.append((checkpoint, sample.whole or (quiet and not known)))
             if waits is None:
                 ready.append(checkpoint)
             else:
                 self._wait(checkpoint, waits)
         self.troubles += protect(view, finished)
         return ready
+
+    def _mark_emptied(self, start: Start) -> frozenset[str]:
+        """Mark judged checkpoints whose paths are empty, among the newest steps of each series. Returns the keys of the
+        marks before. While files go, the run may be on its way out, and nothing is created in it."""
+        marks = frozenset(name for name in start.beside if name.startswith(f"{EMPTIED}/"))
+        last = max(self.notes.gone.values(), default=None)
+        wait = 0.0 if last is None else last + min(_GOING, self.view.settings.settle) - time.monotonic()
+        if wait > 0:
+            self.marks_later = True
+            self._delays.append(wait)
+            return marks
+        history, there = self.view.history, {(c.series, c.step) for c in self.view.checkpoints}
+        for series in history.names:
+            judged = sorted(history.standings(series).values(), key=lambda s: s.id.order)[-_MARKED:]
+            for standing in {s.id.step: s for s in judged}.values():
+                is_there = (series, standing.id.step) in there or history.is_quarantined(standing.id)
+                if is_there or emptied_key(standing) in marks:
+                    continue
+                try:
+                    mark_emptied(self.view.run, standing)
+                except CouldNotTellError as error:
+                    self.troubles.append(f"{standing.id} of {series} could not be marked as gone: {error.message}")
+        return marks
+
+    def _unmark_emptied(self, id: CheckpointId | None) -> None:
+        """Remove the mark of a generation whose own files are in place again."""
+        standing = self.view.history.standings(id.series).get(id) if id is not None and self._marks else None
+        if standing is not None and emptied_key(standing) in self._marks:
+            unmark_emptied(self.view.run, standing)
 
     def verify(self, ready: Iterable[Checkpoint]) -> None:
         """Verify what is ready, oldest first, until the work is stopped or makes way for other runs."""
@@ -247,10 +334,12 @@ class _Pass:
             work = self._patient(checkpoint, time.monotonic() - sample.since)
             result = _verify(self.view, checkpoint, sample, work, was_gone=was_gone)
             if isinstance(result, Checked):
-                self.notes.gone.discard(checkpoint.path)
+                self.notes.gone.pop(checkpoint.path, None)
+                self._unmark_emptied(result.id)
                 self._found(result)
                 self.troubles += release_other(self.view, checkpoint, result.id)
                 self._settle_first_good(result)
+                self.leave_room()
                 continue
             self.view.look_again(checkpoint.path)
             self._wait(checkpoint, NotYet(why=result, seconds=max(0.0, sample.retry_at - time.monotonic())))
@@ -321,7 +410,9 @@ def start_of(view: RunView, before: Start | None) -> Start:
 def sample_of(notes: PassNotes, checkpoint: Checkpoint) -> CheckpointSample:
     sample = notes.samples.get(checkpoint.path)
     if sample is None or sample.signature != checkpoint.signature:
-        sample = CheckpointSample(signature=checkpoint.signature, since=time.monotonic())
+        goes = sample is not None and set(checkpoint.signature) < set(sample.signature)
+        judged = sample is not None and goes and (sample.done or sample.judged)
+        sample = CheckpointSample(signature=checkpoint.signature, since=time.monotonic(), judged=judged)
         notes.samples[checkpoint.path] = sample
     return sample
 
@@ -333,7 +424,14 @@ def _verify(
     left = view.settings.unfinished_limit - sample.stable_for(checkpoint)
     how = Verification(resave=Resave.WAIT if left > 0 else Resave.GIVE_UP, was_gone=was_gone)
     try:
-        result = verify_checkpoint(view, checkpoint, how, work=work)
+        try:
+            result = verify_checkpoint(view, checkpoint, how, work=work)
+        except ResavingError:  # only then look for writers, among all processes
+            left = _left_for_writers(view, checkpoint, sample)
+            if left > 0:
+                raise
+            how = msgspec.structs.replace(how, resave=Resave.GIVE_UP)
+            result = verify_checkpoint(view, checkpoint, how, work=work)
     except ResavingError as error:
         # Try again when a file changes, which makes a new sample, or when `unfinished_limit` is over.
         sample.retry_at = time.monotonic() + left
@@ -348,6 +446,22 @@ def _verify(
     return result
 
 
+def _left_for_writers(view: RunView, checkpoint: Checkpoint, sample: CheckpointSample) -> float:
+    """Return for how many seconds an unfinished save may still be written; 0 or less if it is given up."""
+    stable, settings = sample.stable_for(checkpoint), view.settings
+    left = settings.unfinished_limit - stable
+    excluded = stable >= 2 * settings.settle and writer_of(view.run, checkpoint, settings.settle) is None
+    return 0.0 if excluded else left
+
+
+def _is_followed(checkpoint: Checkpoint, others: Iterable[Checkpoint]) -> bool:
+    """True if the next save of its series began after all of its files were written: its writer has gone on."""
+    step, series, written = numbers_of(checkpoint.step), checkpoint.series, checkpoint.written_at
+    later = (other for other in others if other.series == series and numbers_of(other.step) > step)
+    began = (min((entry.mtime_ns or 0 for entry in other.entries), default=0) for other in later)
+    return written > 0 and any(time > written for time in began)
+
+
 def standing_of(view: RunView, checkpoint: Checkpoint) -> CheckpointId | None:
     """Return the generation with a verdict on exactly these files, as far as storage reports sizes, times and
     inodes."""
@@ -360,9 +474,18 @@ def standing_of(view: RunView, checkpoint: Checkpoint) -> CheckpointId | None:
 
 
 def _not_yet(
-    view: RunView, checkpoint: Checkpoint, sample: CheckpointSample, work: Work, *, assume_quiet: bool
+    view: RunView,
+    checkpoint: Checkpoint,
+    sample: CheckpointSample,
+    work: Work,
+    *,
+    assume_quiet: bool,
+    hurry: bool = False,
 ) -> NotYet | None:
-    """Return why a checkpoint cannot be verified yet, or None if it can. Raises CouldNotTellError."""
+    """Return why a checkpoint cannot be verified yet, or None if it can. Raises CouldNotTellError.
+
+    `hurry`: what its layout proves to be whole is verified at once.
+    """
     now = time.monotonic()
     if sample.retry_at > now:
         return NotYet(why="it could not be read; trying again", seconds=sample.retry_at - now)
@@ -377,8 +500,9 @@ def _not_yet(
         why = "its writer has not sealed it"
         sample.looked = False  # the seal changes no file
     if why is not None:
-        left = view.settings.unfinished_limit - stable
+        left = _left_for_writers(view, checkpoint, sample)
         return NotYet(why=why, seconds=left) if left > 0 else None
-    if stable < view.settings.settle and not assume_quiet and not (by_writer and sealed is not None):
+    quiet = assume_quiet or (hurry and sample.whole) or (by_writer and sealed is not None)
+    if stable < view.settings.settle and not quiet:
         return NotYet(why="it was written just now", seconds=view.settings.settle - stable)
     return None

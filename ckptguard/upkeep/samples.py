@@ -54,6 +54,7 @@ class CheckpointSample:
     id: CheckpointId | None = None  # the generation that this verdict is about
     retry_at: float = 0.0
     failures: int = 0
+    judged: bool = False  # it had its verdict, and since then only lost files
 
     @property
     def is_finished(self) -> bool:

@@ -14,7 +14,7 @@ from ckptguard.keep.copies import keep_checkpoint, release, release_unpinned, tr
 from ckptguard.keep.own_bytes import give_own_bytes
 from ckptguard.layouts import LAYOUTS, Checkpoint
 from ckptguard.records.kept import KeptCopy, list_kept, read_kept, replace_kept
-from ckptguard.runs.file_signatures import looks_as_read
+from ckptguard.runs.file_signatures import late_state, looks_as_read
 from ckptguard.runs.lock import run_lock
 from ckptguard.runs.run_view import RunView
 from ckptguard.runs.sealed_content import kept_matches, made_of_sealed
@@ -66,7 +66,7 @@ def _protect(view: RunView, checkpoint: Checkpoint, whole: bool, troubles: list[
     Sealed content that changed is kept as new content. It may be damage: then its copy is removed with the verdict.
     """
     current, by_writer = view.current_if_readable(checkpoint), LAYOUTS[checkpoint.layout].sealed_by_writer
-    if current is not None and not by_writer and _looks_sealed(view, checkpoint, current):
+    if current is not None and not by_writer and _is_sealed_whole(view, checkpoint, current):
         return False
     id = current if current is not None and by_writer else view.new_id(checkpoint)
     with run_lock(view.run):
@@ -227,6 +227,13 @@ def _good_without_copy(view: RunView) -> Iterator[tuple[Checkpoint, CheckpointId
 def looks_as_judged(view: RunView, checkpoint: Checkpoint, id: CheckpointId) -> bool:
     """True if its files look as they did when this generation was verified. A copy of other content would be wrong."""
     return view.history.verdict(id) is not None and _looks_sealed(view, checkpoint, id)
+
+
+def _is_sealed_whole(view: RunView, checkpoint: Checkpoint, id: CheckpointId) -> bool:
+    """True if its files look as they did when they were sealed, and no file with state came later."""
+    manifest = view.history.manifest(id)
+    late = manifest is not None and late_state(checkpoint.files, manifest)
+    return not late and _looks_sealed(view, checkpoint, id)
 
 
 def _looks_sealed(view: RunView, checkpoint: Checkpoint, id: CheckpointId) -> bool:

@@ -26,6 +26,11 @@ def numbers_of(step: Step) -> tuple[int, ...]:
     return () if step is None else (step,) if isinstance(step, int) else step
 
 
+def run_id_of(url: str) -> str:
+    """Return the id of a run, by its normalised URL: the first 12 hexadecimal digits of its SHA-256."""
+    return hashlib.sha256(url.encode("utf-8", "surrogateescape")).hexdigest()[:12]
+
+
 def name_of_run(url: str) -> str:
     """Return the last part of a run's URL, which people call it by."""
     return url.rstrip("/").rpartition("/")[2]

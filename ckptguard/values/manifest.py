@@ -14,9 +14,9 @@ import msgspec
 
 from ckptguard.errors import RecordsError
 from ckptguard.values.ids import RECORDS_FOLDER, CheckpointId, Step, is_safe_path
+from ckptguard.values.record_formats import MANIFEST
 from ckptguard.values.record_text import decode_checked
 
-MANIFEST_FORMAT = 2  # 1: a step is one number or none, and there are no counters
 _LARGEST = 2**64 - 1  # an inode may be this large
 
 
@@ -83,7 +83,9 @@ class File(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One generation of one checkpoint. `path` and all file paths are relative to the run."""
 
-    format: int = MANIFEST_FORMAT
+    # 1: a step is one number or none, and there are no counters. Release 0.1 did not state it: there it is 2. By a
+    # factory, because a default would be omitted.
+    format: int = msgspec.field(default_factory=lambda: 2)
     series: str
     path: str
     layout: str
@@ -153,9 +155,9 @@ def bytes_digest(files: tuple[File, ...]) -> str:
 def decode_manifest(text: bytes) -> Manifest:
     """Parse and check a manifest. Raises RecordsError if it is damaged, has a newer format, or names unsafe paths."""
     manifest = decode_checked(text, Manifest, "a manifest")
-    if manifest.format > MANIFEST_FORMAT:
+    if manifest.format > MANIFEST.reads:
         raise RecordsError(
-            f"a manifest has format {manifest.format}; this version reads up to {MANIFEST_FORMAT}",
+            f"a manifest has format {manifest.format}; this version reads up to {MANIFEST.reads}",
             hint="upgrade ckptguard",
         )
     paths = [f.path for f in manifest.files] + [manifest.path] * (manifest.path != ".")

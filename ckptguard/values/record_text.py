@@ -50,6 +50,22 @@ def what_is_wrong(error: Exception) -> str:
     return f"`{place[1]}` has the wrong type" if place else "it has the wrong type"
 
 
+def encoded(value: object) -> bytes:
+    """Return a value as JSON. Half a character, which no reader of JSON accepts, is escaped."""
+    try:
+        return msgspec.json.encode(value)
+    except UnicodeEncodeError:
+        return msgspec.json.encode(_in_unicode(msgspec.to_builtins(value)))
+
+
+def _in_unicode(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {_in_unicode(k): _in_unicode(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_in_unicode(v) for v in value]
+    return value.encode("utf-8", "backslashreplace").decode() if isinstance(value, str) else value
+
+
 def encode_checked(value: Any) -> bytes:
     """Return JSON on one line, then its CRC-32: a flipped bit must not turn a record into another one."""
     line = msgspec.json.encode(value, order="deterministic") + b"\n"

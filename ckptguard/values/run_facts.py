@@ -20,7 +20,7 @@ class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
 
     url: str
     name: str  # the last part of the URL, or what the fleet's file calls it
-    state: str = "guarded"  # "waiting" (no such folder yet) | "guarded" | "failing"
+    state: str = "guarded"  # "waiting" (no such folder yet) | "guarded" | "failing" | "ended"
     protected: bool = False  # as `status` says: a known-good checkpoint, with an independent copy of it or an older one
     explanation: str = ""  # why, in one sentence: that of `status`. Empty: nothing was seen yet
     training: bool = False  # a save arrived within the last three save intervals

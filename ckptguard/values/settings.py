@@ -13,6 +13,7 @@ import msgspec
 
 from ckptguard.errors import SettingsError
 from ckptguard.values.patterns import Pattern
+from ckptguard.values.record_formats import RECORDS
 from ckptguard.values.retention_policy import Policy, parse_best, parse_span
 from ckptguard.values.storage_options import NO_OPTIONS, StorageOptions
 
@@ -21,6 +22,33 @@ _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://\S.*", re.DOTALL)
 ENVIRONMENT_PREFIX = "CKPTGUARD_"
 # Variables with that prefix that are not settings: of the commands, and of ckptguard's own tests.
 _NO_SETTINGS = ("DEBUG", "SUPERVISED", "CAMPAIGN", "MUTANTS", "TRAINERS", "TORCH", "TEST_DEVICE", "AZURITE")
+
+
+# What a settings file may say that another user may have written. It starts nothing, names no place, opens no
+# connection, holds no key, removes and repairs nothing, trusts no code, hides no file, and raises no limit that hostile
+# files have. The regular expression of a pattern may never end.
+# A new setting counts only in the user's own file until it is put here.
+HARMLESS = frozenset(
+    (
+        "settle",
+        "scan_interval",
+        "unfinished_limit",
+        "keep_good",
+        "keep_pending",
+        "keep",
+        "copy_limit",
+        "copy_every",
+        "on_full",
+        "allow_nonfinite",
+        "digest",
+        "workers",
+        "niceness",
+        "verify_rate",
+        "scrub_every",
+        "scrub_rate",
+        "replica_rate",
+    )
+)
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -36,9 +64,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     copy_every: float = 3600.0  # between saves; if reflinks are free, neither counts
     on_full: str = "error"  # a save or restore without free space: "error", or "wait" for space
     records: str | None = None  # another place for our records than <run>/_ckptguard
+    records_format: int = RECORDS.writes  # of the records of new runs, and what `migrate` raises a run to
     allow_nonfinite: tuple[str, ...] = ()  # patterns (fnmatch) of tensors that may hold NaN or Inf
     trust_globals: tuple[str, ...] = ()  # pickle globals accepted in stray files
     patterns: tuple[Pattern, ...] = ()  # the user's own rules for names: what is a checkpoint, and its step
+    pointers: tuple[str, ...] = ()  # patterns (fnmatch) of more files that hold nothing but a checkpoint's name
     on_incident: tuple[str, ...] = ()  # command (argv) to run for an incident
     webhook: str | None = None  # http(s) URL to call for an incident
     notify: tuple[str, ...] = ()  # addresses of Slack, Discord, e-mail and others, as apprise writes them
@@ -75,6 +105,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                 raise SettingsError(f"{name} must be a number of seconds, not {value}")
         if self.scan_interval <= 0 or self.worker_seconds <= 0:
             raise SettingsError("scan_interval and worker_seconds must be more than 0 seconds")
+        if not 1 <= self.records_format <= RECORDS.reads:
+            raise SettingsError(f"records_format must be between 1 and {RECORDS.reads}, not {self.records_format}")
         if self.keep_good < 1:
             raise SettingsError("keep_good must be at least 1, so that there is always a good checkpoint")
         if self.keep_pending < 1:
@@ -173,34 +205,37 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 def parse_settings(text: str, source: str) -> Settings:
     """Parse settings from TOML. SettingsError names `source` and what is wrong."""
+    return with_table(Settings(), parse_table(text, source), source)
+
+
+def parse_table(text: str, source: str) -> dict[str, Any]:
+    """Parse TOML whose names are those of settings. SettingsError names `source` and what is wrong."""
     import tomllib  # most commands find no settings file
 
     try:
         table = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # Python refuses a number of thousands of digits
         place = re.search(r"\(at (line \d+, column \d+)\)$", str(error))
         raise SettingsError(f"{source} is not valid TOML{f': see {place[1]}' if place else ''}") from error
-    return with_table(Settings(), table, source)
+    _refuse_unknown_names(table, source)
+    return table
 
 
-def with_table(settings: Settings, table: Mapping[str, Any], source: str) -> Settings:
-    """Return settings with some replaced by name. SettingsError names `source` and the problem."""
+def _refuse_unknown_names(table: Mapping[str, Any], source: str) -> None:
     unknown = [name for name in table if name not in _FIELDS]
     if unknown:
         hint = _did_you_mean(str(unknown[0]), _FIELDS)
         raise SettingsError(f"{source}: there is no setting {unknown[0]!r}", hint=hint)
+
+
+def with_table(settings: Settings, table: Mapping[str, Any], source: str) -> Settings:
+    """Return settings with some replaced by name. SettingsError names `source` and the problem."""
+    _refuse_unknown_names(table, source)
     try:
         given = {name: _converted(name, value, name) for name, value in table.items()}
         return msgspec.structs.replace(settings, **given)
     except SettingsError as error:
         raise SettingsError(f"{source}: {error.message}", hint=error.hint) from None  # it says all that this one says
-
-
-def names_in(text: str) -> frozenset[str]:
-    """The names of the settings in a TOML text that `parse_settings` takes."""
-    import tomllib
-
-    return frozenset(tomllib.loads(text))
 
 
 def with_environment(settings: Settings, environ: Mapping[str, str]) -> Settings:
@@ -268,6 +303,8 @@ def _converted(name: str, value: Any, called: str) -> Any:
     """Convert the value of one setting. SettingsError says what it must be, and never quotes a table or list."""
     if name == "storage":
         return StorageOptions(value)
+    if isinstance(value, int) and (bits := value.bit_length()) >= 64:
+        raise SettingsError(f"{called} must be {_WORDS[_FIELDS[name].type]}, not a number of {bits} bits")
     if name == "notify" and isinstance(value, str):
         value = [value]
     try:

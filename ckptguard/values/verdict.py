@@ -9,9 +9,9 @@ import msgspec
 
 from ckptguard.errors import RecordsError
 from ckptguard.values.ids import CheckpointId, Step
+from ckptguard.values.record_formats import VERDICT
 from ckptguard.values.record_text import decode_checked
 
-VERDICT_FORMAT = 3  # 2: it does not name its manifest; 1: a step is one number or none
 MAX_FINDINGS_PER_CHECK = 50
 MOST_CONSTANT = 1000  # names in `Facts.constant`: with that many, others may be missing
 _CLEARED = "cleared: "
@@ -70,7 +70,9 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class Verdict(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Outcome and findings of one generation of a checkpoint, with their time and version."""
 
-    format: int = VERDICT_FORMAT
+    # 2: it does not name its manifest; 1: a step is one number or none. Release 0.1 did not state it: there it is 3.
+    # By a factory, because a default would be omitted.
+    format: int = msgspec.field(default_factory=lambda: 3)
     series: str
     step: Step
     generation: int
@@ -145,6 +147,6 @@ def limit_findings(findings: Sequence[Finding], limit: int = MAX_FINDINGS_PER_CH
 def decode_verdict(text: bytes) -> Verdict:
     """Parse a ledger entry. Raises RecordsError if it is damaged or has a newer format."""
     verdict = decode_checked(text, Verdict, "a ledger entry")
-    if verdict.format > VERDICT_FORMAT:
+    if verdict.format > VERDICT.reads:
         raise RecordsError(f"a ledger entry has format {verdict.format}", hint="upgrade ckptguard")
     return verdict

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -24,6 +24,7 @@ from ckptguard.errors import (
 )
 from ckptguard.keep.copies import put_aside
 from ckptguard.layouts import LAYOUTS, Checkpoint
+from ckptguard.records.emptied import was_emptied
 from ckptguard.records.kept import read_kept
 from ckptguard.records.run_settings import allow_nonfinite, allowed_nonfinite
 from ckptguard.records.trash import MOVED, read_trashed
@@ -38,6 +39,7 @@ from ckptguard.scan import ScanOptions
 from ckptguard.scan.result import Scan
 from ckptguard.values.ids import CheckpointId, escape
 from ckptguard.values.manifest import Manifest, identity
+from ckptguard.values.record_formats import VERDICT
 from ckptguard.values.verdict import Facts, Finding, Outcome, Severity, Verdict, is_clearance, judge, limit_findings
 from ckptguard.verification.collect_evidence import (
     collect_evidence,
@@ -82,7 +84,7 @@ class Verification(msgspec.Struct, frozen=True, kw_only=True):
 
 
 FULLY = Verification()
-NEW_GENERATION = (Change.RESAVED, Change.UNCLEAR)
+NEW_GENERATION = (Change.RESAVED, Change.GREW, Change.UNCLEAR)
 _UNCLEAR = (
     "it differs from what was verified before, and too little of it differs to distinguish a new save from damage."
     " If it was saved again, run: ckptguard clear RUN CHECKPOINT"
@@ -174,11 +176,15 @@ class Read(msgspec.Struct, frozen=True):
 
 
 class Content(msgspec.Struct, frozen=True):
-    """What was read: its generation, its manifest if it is sealed, and how the files differ from it."""
+    """What was read: its generation, its manifest if it is sealed, and how the files differ from it.
+
+    `grew_from` is the generation of the same files before others with state were added.
+    """
 
     id: CheckpointId
     sealed: Manifest | None = None
     change: Change = Change.SAME
+    grew_from: CheckpointId | None = None
 
 
 def _judge_and_record(view: RunView, checkpoint: Checkpoint, read: Read, how: Verification, work: Work) -> Checked:
@@ -194,7 +200,8 @@ def _judge_and_record(view: RunView, checkpoint: Checkpoint, read: Read, how: Ve
     if content is None or content.change in NEW_GENERATION:
         if content is not None:
             _check_sums_are_of_this_save(read)
-        content = Content(view.new_id(checkpoint), change=content.change if content is not None else Change.SAME)
+        change = content.change if content is not None else Change.SAME
+        content = Content(view.new_id(checkpoint), change=change, grew_from=id if change is Change.GREW else None)
     found = record_verdict(view, checkpoint, read, how, content)
     if how.record and content.sealed is not None and content.change is not Change.SAME:
         _confirm_kept(view, content.sealed, work)
@@ -215,7 +222,8 @@ def record_verdict(view: RunView, checkpoint: Checkpoint, read: Read, how: Verif
     it."""
     run, history, layout = view.run, view.history, LAYOUTS[checkpoint.layout]
     id, sealed, change, scan = content.id, content.sealed, content.change, read.scan
-    known = read.sums.added_to_known(_known(view, id, sealed, how.reference))
+    sizes = {entry.key: entry.size for entry in checkpoint.entries}
+    known = read.sums.added_to_known(_known(view, id, sealed, how.reference, sizes))
     evidence = collect_evidence(run.storage, checkpoint, scan, known)
     findings = run_checks(evidence)
     if layout.sealed_by_writer and sealed is None:
@@ -224,7 +232,9 @@ def record_verdict(view: RunView, checkpoint: Checkpoint, read: Read, how: Verif
     before = history.verdict(id)
     if change is Change.UNCLEAR:
         findings.append(Finding(UNCLEAR_SAVE, Severity.SICKNESS, _UNCLEAR))
-    findings = [*_with_suspicion(findings, before, *_verdicts_of_the_same_bytes(history, evidence, id)), *how.notes]
+    smaller = history.verdict(content.grew_from) if content.grew_from is not None else None
+    same_bytes = _verdicts_of_the_same_bytes(history, evidence, id)
+    findings = [*_with_suspicion(findings, before, smaller, *same_bytes), *how.notes]
     outcome = judge(findings, sealed=sealed is not None)
     if change is Change.RESAVING and how.resave is Resave.GIVE_UP:
         outcome = Outcome.INCOMPLETE
@@ -234,6 +244,7 @@ def record_verdict(view: RunView, checkpoint: Checkpoint, read: Read, how: Verif
             sealed = seal_observed(run, evidence, id)
             history.note_manifest(sealed)
         verdict = Verdict(
+            format=VERDICT.writes,
             **msgspec.structs.asdict(id),
             outcome=outcome,
             findings=limit_findings(findings),
@@ -261,7 +272,7 @@ def change_of(view: RunView, checkpoint: Checkpoint, scan: Scan, sealed: Manifes
         ever_good=history.was_good(sealed.id),
         facts=verdict.facts if verdict is not None and not verdict.place_damaged else Facts(),
         other_contents=lambda: _other_contents(history, sealed.id),
-        was_gone=lambda: was_gone or _was_thrown_away(view, sealed.id),
+        was_gone=lambda: was_gone or _was_emptied(view, sealed.id) or _was_thrown_away(view, sealed.id),
     )
     broken = any(f.structure.is_broken for f in scan.files) or any(g.fatal for g in gaps_of(checkpoint, scan))
     return classify_change(
@@ -275,6 +286,12 @@ def change_of(view: RunView, checkpoint: Checkpoint, scan: Scan, sealed: Manifes
     )
 
 
+def _was_emptied(view: RunView, id: CheckpointId) -> bool:
+    """True if a pass saw its path empty since its verdict."""
+    standing = view.history.standings(id.series).get(id)
+    return standing is not None and was_emptied(view.run, standing)
+
+
 def _was_thrown_away(view: RunView, id: CheckpointId) -> bool:
     """True if the sealed files were moved to the trash, so the files in their place are newer."""
     try:
@@ -284,10 +301,12 @@ def _was_thrown_away(view: RunView, id: CheckpointId) -> bool:
     return mark is not None and mark.how == MOVED
 
 
-def _known(view: RunView, id: CheckpointId, sealed: Manifest | None, reference: Manifest | None) -> KnownFacts:
-    """Return what the run's records and settings say about a checkpoint."""
+def _known(
+    view: RunView, id: CheckpointId, sealed: Manifest | None, reference: Manifest | None, sizes: Mapping[str, int]
+) -> KnownFacts:
+    """Return what the run's records and settings say about a checkpoint with files of these `sizes`."""
     history, settings = view.history, view.settings
-    manifest, verdict = (reference, None) if reference is not None else history.reference(id) or (None, None)
+    manifest, verdict = (reference, None) if reference is not None else history.reference(id, sizes) or (None, None)
     previous, previous_facts = history.previous(id.series, id.step) or (None, None)
     return KnownFacts(
         sealed=sealed,

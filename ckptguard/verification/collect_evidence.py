@@ -21,6 +21,7 @@ from ckptguard.storage import Storage
 from ckptguard.storage.protocol import UNNAMED
 from ckptguard.values.ids import escape
 from ckptguard.values.manifest import Counter, File, Manifest, Span, Tensor
+from ckptguard.values.record_formats import MANIFEST
 
 NOTHING_KNOWN = KnownFacts()
 # Small files whose content a layout's gaps depend on.
@@ -146,6 +147,7 @@ def manifest_without_seal(evidence: Evidence, counters: tuple[Counter, ...] = ()
     """Describe a checkpoint that has no records, as it was scanned. Nothing writes this manifest."""
     checkpoint = evidence.checkpoint
     return Manifest(
+        format=MANIFEST.writes,
         series=checkpoint.series,
         path=checkpoint.path,
         layout=checkpoint.layout,

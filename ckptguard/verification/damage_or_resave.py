@@ -10,7 +10,7 @@ import msgspec
 
 from ckptguard.checks.digests import same_content
 from ckptguard.formats.dtypes import DTYPES
-from ckptguard.runs.file_signatures import is_new
+from ckptguard.runs.file_signatures import is_new, late_state
 from ckptguard.scan.result import ScannedFile
 from ckptguard.scan.span_pieces import differing_pieces, filled_pieces
 from ckptguard.values.manifest import Counter, File, Manifest, Span
@@ -43,6 +43,7 @@ class Change(enum.Enum):
     SAME = "same"
     DAMAGED = "damaged"
     RESAVED = "resaved"  # a new generation
+    GREW = "grew"  # the same files, and others with state that came late: a new generation of the whole
     RESAVING = "resaving"  # some files were written again, others not yet
     UNCLEAR = "unclear"  # a new generation or damage: nothing can decide
 
@@ -74,14 +75,16 @@ def classify_change(
     parts here and there, and most tensors with an unchanged end. A difference in one place is damage, even if a user
     made it: a bit, a byte, a row, a torn end.
 
-    A generation that was never GOOD has nothing to lose: new files and a whole structure are enough. The same is true
-    if its path was empty meanwhile, unless the files are a stale copy. Our own layout never overwrites a name, so there
-    every change is damage.
+    A generation that was never GOOD has nothing to lose: new files and a whole structure are enough. If its path was
+    empty meanwhile, whatever is there now is a new save, unless a file is a stale copy. Our own layout never overwrites
+    a name, so there every change is damage.
     """
     if all(f.path in found and same_content(f, found[f.path]) for f in sealed.files):
-        return Change.SAME
+        return Change.GREW if not sealed_by_writer and late_state(found, sealed) else Change.SAME
     if sealed_by_writer:
         return Change.DAMAGED
+    if past.was_gone() and not _holds_stale_copy(sealed, found, past.other_contents()):
+        return Change.RESAVED
     must_be_new = [f for f in sealed.files if f.tensors or (f.path == last_written)] or list(sealed.files)
     new = [f for f in must_be_new if _is_written(f, found.get(f.path))]
     if not any(f.path in found for f in new):
@@ -90,13 +93,12 @@ def classify_change(
         return _being_rewritten(new, found)
     if not past.ever_good:
         return Change.RESAVED
-    others = [file for manifest in past.other_contents() for file in manifest.files]
+    manifests = past.other_contents()
+    if _holds_stale_copy(sealed, found, manifests):
+        return Change.DAMAGED
+    others = [file for manifest in manifests for file in manifest.files]
     elsewhere = {_digests(f) for f in others if _has_floats(f)}
     changed = [f for f in sealed.files if f.path in found and not same_content(f, found[f.path])]
-    if any(_digests(f) != found[f.path].span_digests in elsewhere for f in changed):
-        return Change.DAMAGED  # a file with exactly the float tensors of another step: no training does that
-    if past.was_gone():
-        return Change.RESAVED
     if any(f.spans and f.path not in found for f in sealed.files):
         return _being_rewritten(new, found)
     if _holds_old_file(sealed.files, found, elsewhere):
@@ -118,6 +120,13 @@ def classify_change(
         return Change.DAMAGED
     known = {s.blake3 for f in (*others, *sealed.files) for s in f.spans if s.length >= _WRITTEN}
     return _by_pieces(changed, found, known)
+
+
+def _holds_stale_copy(sealed: Manifest, found: Mapping[str, ScannedFile], others: Iterable[Manifest]) -> bool:
+    """True if a file has exactly the float tensors of another step: no training does that."""
+    elsewhere = {_digests(f) for manifest in others for f in manifest.files if _has_floats(f)}
+    there = ((f, found[f.path].span_digests) for f in sealed.files if f.path in found)
+    return any(_digests(f) != now in elsewhere for f, now in there)
 
 
 def _is_written(sealed: File, file: ScannedFile | None) -> bool:

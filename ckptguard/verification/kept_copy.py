@@ -55,7 +55,9 @@ def verify_kept(view: RunView, copy: KeptCopy, *, work: Work = PLAIN) -> Checked
             _release(view, copy)
             return None
         try:
-            return record_verdict(view, checkpoint, read, how, Content(copy.id, before if own else None, change))
+            grew_from = before.id if before is not None and change is Change.GREW else None
+            content = Content(copy.id, before if own else None, change, grew_from)
+            return record_verdict(view, checkpoint, read, how, content)
         except BusyError:
             continue
     raise CouldNotTellError(f"other processes kept sealing {copy.path} at the same time")

@@ -16,6 +16,7 @@ from ckptguard.records.who_and_when import utc_now
 from ckptguard.runs.history import history_of_series
 from ckptguard.values.ids import CheckpointId, Step, series_of
 from ckptguard.values.manifest import Counter, File, Manifest, split_metrics
+from ckptguard.values.record_formats import MANIFEST
 from ckptguard.verification.collect_evidence import manifest_files
 from ckptguard.version import __version__
 
@@ -56,6 +57,7 @@ def _seal(
 ) -> Manifest:
     finite, words = split_metrics(metrics)
     manifest = Manifest(
+        format=MANIFEST.writes,
         **msgspec.structs.asdict(id),
         path=path,
         layout=layout,

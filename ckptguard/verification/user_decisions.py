@@ -15,6 +15,7 @@ from ckptguard.runs.results import Checked
 from ckptguard.runs.run_view import RunView, select_checkpoint
 from ckptguard.runs.work import PLAIN, Work
 from ckptguard.values.ids import escape, parse_id
+from ckptguard.values.record_formats import VERDICT
 from ckptguard.values.verdict import Facts, Outcome, Severity, Verdict, clearance
 from ckptguard.verification.checkpoint import Verification, verify_checkpoint
 from ckptguard.version import __version__
@@ -87,6 +88,7 @@ def clear_standing(view: RunView, standing: Standing, word: str, *, reason: str)
     before = history.verdict(id)
     kept = tuple(f for f in before.findings if f.severity is not Severity.SICKNESS) if before else ()
     verdict = Verdict(
+        format=VERDICT.writes,
         **msgspec.structs.asdict(id),
         outcome=Outcome.GOOD,
         findings=(*kept, clearance(reason)),

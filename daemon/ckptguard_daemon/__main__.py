@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from ckptguard.cli.end_in_time import end_in_time
 from ckptguard.cli.usage import restated
 from ckptguard.errors import BusyError, CkptguardError, NotFoundError, SettingsError
 from ckptguard.storage.failures import machine_trouble
@@ -19,9 +20,10 @@ from ckptguard.values.ids import escape
 from ckptguard.values.retention_policy import parse_span
 from ckptguard.version import __version__
 from ckptguard_daemon.deploy import EXAMPLES, print_example
-from ckptguard_daemon.log import start_logging
+from ckptguard_daemon.log import log, start_logging
 from ckptguard_daemon.plan import Again, Plan, read_plan
 
+_INTERRUPTED = 130
 _EPILOG = """\b
 Exit codes:
   0  stopped as asked; with --once: all good
@@ -31,6 +33,7 @@ Exit codes:
   4  with --once: something is incomplete, pending or suspect
   10 with --once: no such run
   11 another daemon has the socket
+  130 with --once: interrupted
 """
 
 
@@ -132,11 +135,11 @@ def command(runs: tuple[str, ...], **options: Any) -> None:
         return read_plan(runs, options["fleet"], options["config"], os.environ, flags)
 
     try:
-        plan = read()
         limit = None if options["limit"] is None else parse_span(options["limit"])
         if limit is not None and not options["once"]:
             raise SettingsError("--limit is the time limit of --once", hint="name both, or neither")
         _start_logging(options["log_file"], options["log_format"])
+        plan = read()
     except CkptguardError as error:
         _end(error)
     # Imported after the settings were checked, so that a mistake in them is reported at once.
@@ -159,9 +162,13 @@ def command(runs: tuple[str, ...], **options: Any) -> None:
         opened=options["opened"],
         link=None if options["link"] is None else role_named(options["link"]),
     )
-    stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
+    stop, parent = threading.Event(), options["parent"]
+    wanted = None if parent is None else lambda: os.getppid() == parent
+    code = _INTERRUPTED if options["once"] else 0
+    codes: dict[int, int] = {signal.SIGTERM: code, signal.SIGINT: code}
+    end_in_time(codes, stop.set, wanted=wanted, say=lambda: log("stop_forced", level="warning"))
+    for number in codes:  # only now: before, a signal would be lost
+        signal.signal(number, lambda *_: None)
 
     hang_up = threading.Event()
     lasting = plan.fleet is not None or options["tokens"] is not None
@@ -176,12 +183,10 @@ def command(runs: tuple[str, ...], **options: Any) -> None:
             if timed is not None and timed.is_over:
                 code = timed.code_of(code)
             elif stop.is_set():
-                code = 130
+                code = _INTERRUPTED
         else:
-            parent = options["parent"]
-            wanted = (lambda: True) if parent is None else (lambda: os.getppid() == parent)
             again = Again(asked=hang_up, read=read)
-            code = serve(plan, os.environ, stop, still_wanted=wanted, again=again, metrics=metrics, http=http)
+            code = serve(plan, os.environ, stop, wanted=wanted, again=again, metrics=metrics, http=http)
     except CkptguardError as error:
         _end(error)
     except Exception as error:

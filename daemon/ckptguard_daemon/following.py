@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from ckptguard.errors import CkptguardError
 from ckptguard.fleet import Discovery, Fleet, FleetRun
+from ckptguard.runs.ended import SHOWN
 from ckptguard.storage.failures import machine_trouble
 from ckptguard.values.ids import name_of_run
 from ckptguard_daemon.guarded import WatchedRun
@@ -80,6 +81,7 @@ class Following:
         try:
             fleet = Fleet() if self._discovery is None else self._discovery.find(patience)
             self._tell(fleet.troubles)
+            self._forget_ended()
             self._let_go(self._take(fleet), certain=not fleet.troubles and not fleet.searching)
             self.has_looked = self.has_looked or not fleet.searching
             self._looked()
@@ -111,15 +113,24 @@ class Following:
                 self._change(run, one)
                 continue
             run = self._make(one)
+            run.was_found = url not in self.plan.urls
             self._change(run, one)
             self._roster.add(run)
             self._arrived(run)
         return [run for url, run in known.items() if url not in wanted]
 
+    def _forget_ended(self) -> None:
+        """Search no more for runs of a fleet that ended a day ago, until somebody saves there again."""
+        for run in self._roster:
+            ended = run.state == "ended" and run.ended_at is not None and time.time() - run.ended_at > SHOWN
+            if ended and self._discovery is not None:
+                self._discovery.forget(run.url)
+
     def _let_go(self, missing: list[WatchedRun], *, certain: bool) -> None:
         """Guard runs no longer that are missing for some time. Unless that is `certain`, their folders must be gone."""
         now, before = time.monotonic(), self._missing
-        gone = [run for run in missing if certain or run.state == "waiting"]
+        missing = [run for run in missing if not run.is_away]  # a mount that is away is no removal
+        gone = [run for run in missing if certain or run.state in ("waiting", "ended")]
         self._missing = {run.run_id: before.get(run.run_id, now) for run in gone}
         for run in gone:
             if now - self._missing[run.run_id] >= _GONE_INTERVALS * self.plan.settings.scan_interval:

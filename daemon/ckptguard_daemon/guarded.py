@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
 import time
@@ -10,7 +9,7 @@ from typing import Protocol
 
 import msgspec
 
-from ckptguard.errors import CkptguardError, NotFoundError
+from ckptguard.errors import CkptguardError, CouldNotTellError, NotFoundError, RunRemovedError
 from ckptguard.inspect.state_memo import StateMemo
 from ckptguard.records.daemon_record import (
     DaemonRecord,
@@ -19,7 +18,8 @@ from ckptguard.records.daemon_record import (
     surely_ended,
     write_daemon_record,
 )
-from ckptguard.records.run import Run, has_records, open_run
+from ckptguard.records.manifests import FOLDER as MANIFESTS
+from ckptguard.records.run import Run, has_records, list_records, open_run
 from ckptguard.records.samples import FOLDER as SAMPLES
 from ckptguard.records.who_and_when import utc_now
 from ckptguard.replicas.replicate import Replica
@@ -27,12 +27,14 @@ from ckptguard.reporting.events import Known, known_outcomes, news_in, reason_of
 from ckptguard.reporting.notify import Hooks
 from ckptguard.reporting.open_and_close import record_bad_save
 from ckptguard.reporting.owed_incidents import OwedIncidents
+from ckptguard.runs.ended import ended_at
 from ckptguard.runs.find_known_good import find_known_good
 from ckptguard.runs.results import Checked
 from ckptguard.runs.run_view import RunView
 from ckptguard.runs.work import Work
 from ckptguard.storage.failures import machine_trouble
 from ckptguard.storage.local.mounts import mount_of
+from ckptguard.storage.local.removal import begin_again, were_removed
 from ckptguard.upkeep.look_on import look_on
 from ckptguard.upkeep.reconcile import PassNotes, PassResult, reconcile
 from ckptguard.values.ids import RECORDS_FOLDER, CheckpointId, name_of_run
@@ -43,8 +45,10 @@ from ckptguard_daemon.catalogue_feed import CatalogueFeed, Passed
 from ckptguard_daemon.log import log
 
 _SOONEST = 0.2
+_GOING = 2.0  # seconds without a change after which a run without records begins again
 _LONGEST_BACKOFF = 600.0
 _REMEMBERED = 1000
+_BETWEEN_REQUESTS = 2.0  # seconds in which other runs are asked once for room
 _NOTING_SHARE = 20  # of the time of a pass, at most this part is spent on noting verdicts before its end
 
 
@@ -108,9 +112,12 @@ class WatchedRun:
     ) -> None:
         self.url, self.run_id, self.settings = url, run_id, settings
         self.name = name_of_run(url)  # a fleet may have another name for it
+        self.was_found = False  # by a search in a fleet; nobody named it
         self.storage = storage_of(url)  # equal for runs that may be slow together
         self.run: Run | None = None
-        self.state = "waiting"  # "waiting" (no such folder yet) | "guarded" | "failing"
+        self.state = "waiting"  # "waiting" (no such folder yet) | "guarded" | "failing" | "ended" (removed)
+        self.ended_at: float | None = None  # seconds since 1970
+        self.is_away = False  # its folder is missing, and another file system is there: nobody removed it
         self.trouble: CkptguardError | None = None
         self.last_pass = PassResult()
         self.last_pass_at: str | None = None
@@ -131,9 +138,13 @@ class WatchedRun:
         self._owed, self._owes = OwedIncidents("daemon"), False
         self._asked: set[str] = set()
         self._asked_lock = threading.Lock()
+        self._device: int | None = None  # of its folder
+        self._going: tuple[frozenset[str], float] | None = None  # what is left without records, and since when
         self._failures = 0
         self._logged: dict[str, None] = {}
         self._records_changed = False
+        self._room_problem: str | None = None
+        self._asked_others_at = float("-inf")  # monotonic
 
     def take(self, name: str, settings: Settings, hooks: Hooks) -> None:
         """Give it a name and settings. The next pass works by them."""
@@ -149,7 +160,26 @@ class WatchedRun:
 
     def open(self) -> Run:
         """Open the run again, so that a removed folder is noticed (NotFoundError) and not created by our records."""
-        return open_run(self.url, self.settings)
+        return open_run(self.url, self.settings, may_begin=False)
+
+    def was_removed(self) -> bool:
+        """True if this run was guarded, and somebody removed it, or is removing it. Never of a mount that is away."""
+        if not os.path.isabs(self.url) or self._device is None:
+            return False
+        if self._device_now() != self._device:
+            return False
+        return not os.path.lexists(self.url) or were_removed(os.path.join(self.url, RECORDS_FOLDER))
+
+    def _device_now(self) -> int | None:
+        """Return the file system in which the run's folder is, or would be."""
+        place = self.url
+        while True:
+            try:
+                return os.stat(place).st_dev
+            except FileNotFoundError:
+                place = os.path.dirname(place)
+            except OSError:
+                return None
 
     def look(self) -> RunView:
         """Return the run as it is now, for one call in one thread. Raises NotFoundError."""
@@ -164,6 +194,14 @@ class WatchedRun:
         """Make the next pass do its automatic repairs. Any thread may call it."""
         self._notes.prune_at = 0.0
 
+    def asks_others_for_room(self) -> bool:
+        """True if the next saves may not fit unless other runs on the file system release copies. Not all the time."""
+        now = time.monotonic()
+        if not self.last_pass.short_of_room or now < self._asked_others_at + _BETWEEN_REQUESTS:
+            return False
+        self._asked_others_at = now
+        return True
+
     def look_soon(self) -> None:
         """Have the next pass look at the records, which nobody watches. Any thread may call it."""
         self._records_changed = True
@@ -175,11 +213,17 @@ class WatchedRun:
             self.silence.watch(self.url, self.run_id)
         try:
             done = self.last_pass if self._rests() else self._pass(work)
-        except NotFoundError as error:
-            self._failed("waiting", error, pause=min(self.settings.scan_interval, 1.0))
-            return None
-        except CkptguardError as error:
-            self._failed("failing", error, pause=self._backoff())
+        except (CkptguardError, OSError) as error:
+            if isinstance(error, OSError):
+                error = machine_trouble(error) or CkptguardError(str(error))
+            if self.was_removed():
+                self._ended(time.time() if self.ended_at is None else self.ended_at)
+                self.due = time.monotonic() + min(self.settings.scan_interval, 1.0)
+            elif isinstance(error, NotFoundError):
+                self.is_away = self._device is not None and os.path.isabs(self.url)
+                self._failed("waiting", error, pause=min(self.settings.scan_interval, 1.0))
+            else:
+                self._failed("failing", error, pause=self._backoff())
             return None
         except Exception as error:
             told = machine_trouble(error)
@@ -195,7 +239,10 @@ class WatchedRun:
         if self.trouble is not None:
             self._logged = {k: None for k in self._logged if not k.startswith(("failing ", "waiting "))}
             log("recovered", run=self.url)
-        self.state, self.trouble = "guarded", None
+        if done.ended_at is not None:
+            self._ended(done.ended_at)
+        else:
+            self.state, self.trouble, self.ended_at, self.is_away = "guarded", None, None, False
         self.last_pass, self.last_pass_at = done, utc_now()
         self.passes += 1
         now = time.monotonic()
@@ -207,6 +254,19 @@ class WatchedRun:
         self.due = now if done.made_way else now + pause
         return done
 
+    def _ended(self, at: float) -> None:
+        """Show that the run was removed, and know nothing of it any more: another one may get its name."""
+        if self.state != "ended":
+            log("ended", run=self.url)
+            self.scrub, self.last_pass = _scrub_state(self.url, self.settings), PassResult()
+            self._know_nothing()
+        self.state, self.trouble, self.ended_at, self.run = "ended", None, at, None
+
+    def _know_nothing(self) -> None:
+        self._notes, self._known, self._owed = PassNotes(), None, OwedIncidents("daemon")
+        if self._feed is not None:
+            self._feed.gone(self.run_id)
+
     def _rests(self) -> bool:
         """True if the last pass left nothing to do, and nothing has changed since for certain. Otherwise, what changes
         from now on is counted."""
@@ -216,7 +276,7 @@ class WatchedRun:
         idle = idle and not self._records_changed and self._noted == self._beside() and not self._owes
         held = self._feed is None or self._feed.holds(self.run_id)
         if idle and held and self._notes.has_nothing_due(self.settings) and self.silence.rests(self.run_id):
-            return True
+            return self.run is not None and not self._notes.room.has_shrunk(self.run)
         self.silence.settle(self.run_id)
         return False
 
@@ -241,9 +301,10 @@ class WatchedRun:
         self._records_changed = False
         view = self.look()
         self.run = run = view.run
-        if self._known is None and os.path.isabs(self.url):  # its name may lead through links
-            with contextlib.suppress(OSError):
-                self.storage = f"device {os.stat(self.url).st_dev}"
+        if os.path.isabs(self.url):
+            self._find_its_place(view)
+        if self._known is None and (ended := self._only_records(view)) is not None:
+            return PassResult(ended_at=ended)
         current = None if self._presence is None else read_daemon_record(run)
         with self._asked_lock:
             asked, self._asked = self._asked, set()
@@ -277,6 +338,10 @@ class WatchedRun:
             with self._asked_lock:
                 self._asked |= asked
             raise
+        if self.was_removed():
+            raise NotFoundError(f"{self.url} was removed")
+        if done.ended_at is not None:
+            return done
         self._report(run, done, stopping=work.is_stopped())
         touched = {c.path for c in done.checked} | {w.path for w in done.pending if self.guards}
         for path in sorted(asked - touched):
@@ -286,6 +351,31 @@ class WatchedRun:
         told = self.guards and self._make_up(view, wrote=bool(done.checked or asked))
         self._note(view, wrote=bool(done.checked or done.pruned or asked or told), troubled=bool(done.could_not_tell))
         return done
+
+    def _find_its_place(self, view: RunView) -> None:
+        """See where the run's folder is. Raises NotFoundError if its records went, and CouldNotTellError if it did."""
+        device, inside = os.stat(self.url).st_dev, view.run.records_inside
+        moved = self._device not in (None, device)
+        if moved and self.passes and not (has_records(view.run) if inside else view.entries):
+            raise CouldNotTellError(f"another file system is at {self.url} than before")
+        self._device, self.storage = device, f"device {device}"  # its name may lead through links
+        records = view.run.records.root
+        if records is None or not were_removed(records):
+            self._going = None
+            return
+        now, left = time.monotonic(), frozenset(entry.key for entry in view.entries)
+        since = now if self._going is None or left < self._going[0] else self._going[1]
+        self._going = left, since  # names only go while it is removed; training adds some, and changes files
+        if not view.checkpoints or now - self._going[1] < _GOING + self.settings.settle:
+            raise NotFoundError(f"the records of {self.url} were removed")
+        begin_again(records)
+        self._know_nothing()
+
+    def _only_records(self, view: RunView) -> float | None:
+        """Return when the run ended, if only its records are left."""
+        if view.entries or not has_records(view.run) or not list_records(view.run, MANIFESTS):
+            return None
+        return ended_at(view.run)
 
     def _note(self, view: RunView, *, wrote: bool, troubled: bool = False) -> None:
         """Note in the catalogue what this pass saw."""
@@ -334,9 +424,21 @@ class WatchedRun:
             log("lost", level="warning", run=self.url, reason=done.lost)
         for path in done.pruned:
             log("pruned", run=self.url, path=path)
+        self._report_room(done)
+
+    def _report_room(self, done: PassResult) -> None:
+        """Log once that there is no room for all copies, and once that there is again."""
+        if done.room is not None and self._room_problem is None:
+            gone = f"; released: {', '.join(done.room.released)}" if done.room.released else ""
+            log("not_enough_room", level="warning", run=self.url, reason=f"{done.room.problem}{gone}")
+        elif done.room is None and self._room_problem is not None:
+            log("enough_room", run=self.url)
+        self._room_problem = done.room.problem if done.room is not None else None
 
     def _tell(self, run: Run, one: Checked) -> None:
         """Log a verdict, and report it if it is news."""
+        if one.outcome is not Outcome.GOOD and self.was_removed():
+            return  # what was left of it was judged
         log(
             "verified",
             level="info" if one.outcome is Outcome.GOOD else "warning",
@@ -354,6 +456,8 @@ class WatchedRun:
             self.hooks.tell(verdict_event(run, news, source="daemon"))
             try:
                 record_bad_save(run, news, source="daemon")
+            except RunRemovedError:
+                pass
             except CkptguardError as error:
                 log("incident_not_recorded", level="warning", run=self.url, path=news.path, reason=error.message)
 
@@ -377,6 +481,8 @@ class WatchedRun:
             good = find_known_good(run)
             log("known_good", run=self.url, id=str(good.id), path=good.path)
         except CkptguardError as error:
+            if self.was_removed():
+                return
             log("known_good", level="warning", run=self.url, id=None, reason=error.message)
 
     def _failed(self, state: str, error: CkptguardError, *, pause: float) -> None:
@@ -384,7 +490,9 @@ class WatchedRun:
         if state == "waiting" and self._feed is not None:
             self._feed.gone(self.run_id)
         self.run = None if state == "waiting" else self.run
-        self._log_once(state, level="warning", kind=error.kind, reason=error.message)
+        # What a search found and nobody has read yet was removed in between. A mount that is away is another matter.
+        if not (state == "waiting" and self.was_found and not self.is_away):
+            self._log_once(state, level="warning", kind=error.kind, reason=error.message)
         self.due = time.monotonic() + pause
 
     def _backoff(self) -> float:

@@ -97,7 +97,8 @@ class IdleWork:
         try:
             return work()
         except CkptguardError as error:
-            log(self.failed, level="warning", run=run.url, reason=error.message)
+            if not run.was_removed():
+                log(self.failed, level="warning", run=run.url, reason=error.message)
         except Exception as error:
             told = machine_trouble(error)
             reason = type(error).__name__ if told is None else told.message
@@ -174,7 +175,7 @@ class Replicating(IdleWork):
             done = Replica(url=url, behind=None, last_good=None, trouble=error.message)
         failed = next((c.message for c in done.checkpoints if c.done == "failed"), None)
         done = msgspec.structs.replace(done, trouble=done.trouble or failed)
-        if self._stop.is_set():
+        if self._stop.is_set() or run.was_removed():
             return _LATEST_COPY
         return self._tell(run, view, place, done)
 
@@ -295,7 +296,7 @@ class Scrubbing(IdleWork):
             watcher=ScrubListener(verify=verify, tell=run.hooks.tell, begin=begin, end=end, source="daemon"),
             work=Work(rate=self._rates.of(run.storage, run.settings.scrub_rate)),
         )
-        for sentence in done.could_not_tell:
+        for sentence in () if run.was_removed() else done.could_not_tell:
             log("could_not_tell", level="warning", run=run.url, reason=sentence)
         if any(one.place == "kept" and one.outcome.value == "bad" for one in done.places):
             run.mend_soon()

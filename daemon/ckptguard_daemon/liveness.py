@@ -90,8 +90,9 @@ class Systemd:
 
 
 def _sentence(runs: Iterable[WatchedRun]) -> str:
-    states = [run.state if run.trouble else "guarded" for run in runs]  # one that nobody looked at yet "waits", too
-    told = {"waiting": "not there yet", "failing": "cannot be read"}
+    # One that nobody looked at yet "waits", too.
+    states = [run.state if run.trouble or run.state == "ended" else "guarded" for run in runs]
+    told = {"waiting": "not there yet", "failing": "cannot be read", "ended": "ended"}
     counts = [f"{states.count(state)} {words}" for state, words in told.items() if state in states]
     return ", ".join([f"watching {len(states)} run{'' if len(states) == 1 else 's'}", *counts])
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import hashlib
 import logging
 import re
 import threading
@@ -19,7 +18,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from ckptguard.decisions.at_risk import at_risk, is_stale
-from ckptguard.values.ids import escape
+from ckptguard.values.ids import escape, run_id_of
 from ckptguard.values.run_facts import RunFacts
 from ckptguard.version import __version__
 from ckptguard_daemon.log import FIELDS, also_to
@@ -196,8 +195,10 @@ def exposition(facts: Sequence[RunFacts], daemon: DaemonFacts | None, now: float
 
 
 def _lines(facts: Sequence[RunFacts], daemon: DaemonFacts | None, now: float) -> Iterator[str]:
-    states = Counter({"guarded": 0, "waiting": 0, "failing": 0})
-    states.update(run.state for run in facts)
+    # Of a run that has ended nothing is measured any more, so that no alert is about it.
+    every, facts = facts, [run for run in facts if run.state != "ended"]
+    states = Counter({"guarded": 0, "waiting": 0, "failing": 0, "ended": 0})
+    states.update(run.state for run in every)
     causes = _shown_causes(facts)
     families: tuple[_Family, ...] = _FAMILIES
     if daemon is not None:
@@ -281,7 +282,7 @@ def _family(name: str, kind: str, told: str, samples: Iterable[Labelled]) -> Ite
 def _protected(run: RunFacts) -> bool | None:
     # A run that never was there has nothing to protect. Of one that cannot be looked at, or is gone, nobody can tell.
     never_seen = run.state == "waiting" and not run.checkpoints
-    return None if never_seen else run.protected and run.state == "guarded"
+    return None if never_seen or run.state == "ended" else run.protected and run.state == "guarded"
 
 
 def _at_risk(run: RunFacts, now: float) -> float | None:
@@ -294,8 +295,7 @@ def _run_labels(facts: Sequence[RunFacts]) -> list[str]:
     often = Counter(shown)
     for place, run in enumerate(facts):
         if often[shown[place]] > 1:  # names that look the same once they are escaped
-            digest = hashlib.sha256(run.url.encode("utf-8", "surrogateescape")).hexdigest()[:12]
-            shown[place] = f"{shown[place]} ({digest})"
+            shown[place] = f"{shown[place]} ({run_id_of(run.url)})"
     return [f'run="{label}"' for label in shown]
 
 

@@ -9,10 +9,11 @@ from typing import Any, NamedTuple
 import msgspec
 
 from ckptguard.errors import SettingsError
-from ckptguard.fleet import FleetRules, read_fleet
+from ckptguard.fleet import FleetRules, folders_of, read_fleet
 from ckptguard.runs.settings_file import load_settings
 from ckptguard.storage import normalise_url
 from ckptguard.values.settings import Settings
+from ckptguard_daemon.log import log
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,10 +45,15 @@ def read_plan(
     """Read the settings and the fleet file. Raises SettingsError or NotFoundError, in one sentence."""
     if not runs and fleet is None:
         raise SettingsError("name at least one RUN, or a fleet with --fleet")
-    settings = load_settings(config, environ, **flags)
+    targets = (*runs, *(() if fleet is None else folders_of(fleet)))
+    settings = load_settings(config, environ, targets, say=_say, **flags)
     urls = distinct_urls(runs, settings)
-    rules = None if fleet is None else read_fleet(fleet, settings, environ=environ, flags=flags)
+    rules = None if fleet is None else read_fleet(fleet, settings, environ=environ, flags=flags, say=_say)
     return Plan(urls=urls, settings=settings if rules is None else rules.settings, fleet=rules)
+
+
+def _say(sentence: str) -> None:
+    log("settings_ignored", level="warning", reason=sentence)
 
 
 def distinct_urls(runs: Sequence[str], settings: Settings) -> tuple[str, ...]:

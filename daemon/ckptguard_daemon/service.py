@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
@@ -19,6 +19,7 @@ from ckptguard.records.who_and_when import this_host, utc_now
 from ckptguard.reporting.notify import LONGEST_CLOSE, Hooks
 from ckptguard.runs.run_view import open_view
 from ckptguard.runs.work import Work
+from ckptguard.values.ids import run_id_of
 from ckptguard.values.run_facts import RunFacts
 from ckptguard.values.settings import Settings
 from ckptguard.values.verdict import Outcome
@@ -45,15 +46,12 @@ from ckptguard_daemon.roster import Roster
 from ckptguard_daemon.watcher import Watcher
 
 GOOD, FAILED, BAD, UNDECIDED = 0, 1, 3, 4  # the command line's exit codes, for --once
-_LANES_STOP_SECONDS = 2.0
+# The parts of a clean stop. What takes longer is left to the next start.
+_WORK_STOP_SECONDS = 1.5
 _HOOK_STOP_SECONDS = 3.0
+_MOST_CALLS = 8
 _LONGEST_SETTLING = 60.0
 _FLEET = "fleet"  # the watcher's key of the folders in which new runs would be seen
-
-
-def run_id_of(url: str) -> str:
-    """Return the id of a run, known before the run exists."""
-    return hashlib.sha256(url.encode("utf-8", "surrogateescape")).hexdigest()[:12]
 
 
 def serve(
@@ -61,12 +59,13 @@ def serve(
     environ: Mapping[str, str],
     stop: threading.Event,
     *,
-    still_wanted: Callable[[], bool] = lambda: True,
+    wanted: Callable[[], bool] | None = None,
     again: Again | None = None,
     metrics: MetricsOptions = NOWHERE,
     http: HttpOptions = NO_HTTP,
 ) -> int:
-    """Guard the runs until `stop` is set or the parent is gone. Returns the exit code.
+    """Guard the runs until `stop` is set, because of a signal or because nobody has `wanted` it any more. Returns the
+    exit code.
 
     Raises SettingsError or BusyError if the socket is unavailable. Later errors do not end it.
     """
@@ -108,6 +107,11 @@ def serve(
         if runs.get(run.run_id) is not run:
             left(run)  # it went during this pass, which wrote and watched once more
             return
+        if run.asks_others_for_room():
+            for other in runs:
+                if other is not run and other.storage == run.storage:
+                    other.look_soon()
+                    loop.wake(other.run_id)
         for work in behind if run.guards else ():
             work.after_pass(run)
 
@@ -174,10 +178,10 @@ def serve(
                 front.look()
             if again is not None and again.asked.is_set():
                 following.wake()
-            if not still_wanted():
-                log("parent_gone")
-                stop.set()
+        if wanted is not None and not wanted():
+            log("parent_gone")
     finally:
+        began = time.monotonic()
         manager.is_stopping()
         stop.set()
         feed.wake()  # streams of events end before the servers do
@@ -187,22 +191,51 @@ def serve(
             lanes.wake(())
         passed.set()
         for server in servers:
-            server.close()
+            server.begin_to_close()
+        for server in servers:
+            server.close(began + _WORK_STOP_SECONDS - time.monotonic())
+        rendezvous.close()
         if front is not None:
             front.close()
         watcher.close()
-        deadline = time.monotonic() + _LANES_STOP_SECONDS
         for lanes in everywhere:
-            lanes.wait_for_end(deadline - time.monotonic())
-        served.jobs.wait_for_end(deadline - time.monotonic())
-        for run in runs:
-            run.leave()
-        feed.close()
-        rendezvous.close()
-        # Whose parent is gone is waited for by nobody: what training came to is told first.
-        hooks.close(patience=_HOOK_STOP_SECONDS if still_wanted() else LONGEST_CLOSE)
+            lanes.wait_for_end(began + _WORK_STOP_SECONDS - time.monotonic())
+        served.jobs.wait_for_end(began + _WORK_STOP_SECONDS - time.monotonic())
+        # Those with work under way may hang, and so may their records.
+        left_last = sorted(runs, key=lambda run: any(lanes.turn_of(run.run_id) for lanes in everywhere))
+        calls = CallsAtOnce([feed.close, *(run.leave for run in left_last)])
+        hooks.close(patience=began + _HOOK_STOP_SECONDS - time.monotonic())
+        calls.wait(began + _HOOK_STOP_SECONDS - time.monotonic())
         log("stopped", pid=presence.pid)
     return GOOD
+
+
+class CallsAtOnce:
+    """Makes calls, several at a time and in this order: one that hangs holds up few others."""
+
+    def __init__(self, calls: Iterable[Callable[[], None]]) -> None:
+        self._calls = deque(calls)
+        numbers = range(min(_MOST_CALLS, len(self._calls)))
+        self._threads = [threading.Thread(target=self._work, name="end", daemon=True) for _ in numbers]
+        for thread in self._threads:
+            thread.start()
+
+    def wait(self, seconds: float) -> None:
+        """Wait this long at most for the end."""
+        deadline = time.monotonic() + seconds
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+
+    def _work(self) -> None:
+        while True:
+            try:
+                call = self._calls.popleft()
+            except IndexError:
+                return
+            try:
+                call()
+            except Exception:  # the others are made all the same
+                log("stop_failed", level="error", trace=True)
 
 
 def run_once(plan: Plan, stop: threading.Event, *, metrics: MetricsOptions = NOWHERE) -> int:
@@ -288,7 +321,10 @@ class HookSets:
     def close(self, *, patience: float) -> None:
         """Close all, at most `patience` seconds in all."""
         deadline = time.monotonic() + patience
-        for hooks in (*self._sets.values(), *self._ending):
+        every = (*self._sets.values(), *self._ending)
+        for hooks in every:
+            hooks.end()
+        for hooks in every:
             hooks.close(patience=max(0.0, deadline - time.monotonic()))
 
 

@@ -84,21 +84,16 @@ def events(rows: list[Generation]) -> list[Event]:
 
 def build(path: str, runs: int, count: int) -> None:
     """Write a fleet in one transaction."""
-    totals: dict[str, list[int]] = {}
     with contextlib.closing(open_for_writing(path)) as db:
         db.execute("BEGIN")
         for number in range(1, runs + 1):
             rows = generations(number, count)
             known = facts(number, rows)
-            values = (number, f"{number:012x}", b"d", msgspec.json.encode(known), known.protected, known.scrubbed_at)
-            db.execute("INSERT INTO run VALUES (?, ?, ?, ?, ?, ?)", values)
+            db.execute(
+                "INSERT INTO run VALUES (?, ?, ?, ?)", (number, f"{number:012x}", b"d", msgspec.json.encode(known))
+            )
             insert(db, "generation", number, rows)
             insert(db, "event", number, events(rows))
-            for outcome, size in known.bytes.items():
-                total = totals.setdefault(outcome, [0, 0])
-                total[0] += known.checkpoints[outcome]
-                total[1] += size
-        db.executemany("INSERT INTO counter VALUES (?, ?, ?)", [(name, *total) for name, total in totals.items()])
         db.execute("COMMIT")
 
 
@@ -107,10 +102,6 @@ def asked_of(run: str, number: int, event: int) -> dict[str, Question]:
     return {
         "100 runs": partial(questions.runs, now=NOW, after=number),
         "1 run": partial(questions.one_run, id=run, now=NOW),
-        "100 unprotected runs": partial(questions.unprotected_runs, now=NOW),
-        "100 runs that were not read for longest": partial(questions.longest_unread_runs, now=NOW),
-        "newest 100 bad checkpoints": questions.newest_bad,
-        "bytes by outcome": questions.totals,
         "timeline of 1 run": partial(questions.timeline, id=run, now=NOW),
         "newest 100 events": partial(questions.events_after, number=event),
     }

@@ -17,12 +17,12 @@ from pathlib import Path
 
 from benchmarks.bench_catalogue import generations
 from ckptguard_daemon.dashboard.heat import MOST, choose
-from ckptguard_daemon.service import run_id_of
 from support.dashboards import Dashboard
 
 from ckptguard.catalogue.rows import RunSeen
 from ckptguard.records.manifests import write_manifest
 from ckptguard.records.run import begin_run
+from ckptguard.values.ids import run_id_of
 from ckptguard.values.manifest import File, Manifest, Span, Tensor
 from ckptguard.values.run_facts import RunFacts
 

@@ -16,7 +16,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from ckptguard.keep.copies import keep_checkpoint, own_bytes, release
+from ckptguard.keep.copies import keep_checkpoint, release
+from ckptguard.keep.room import own_bytes
 from ckptguard.records.run import open_run
 from ckptguard.runs.lock import run_lock
 from ckptguard.runs.run_view import RunView, list_run

@@ -28,6 +28,7 @@ SlurmctldPort={ctld_port}
 SlurmdPort={node_port}
 AuthType=auth/none
 CredType=cred/none
+AuthInfo=cred_expire=5
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 JobAcctGatherType=jobacct_gather/none
@@ -41,6 +42,7 @@ SlurmdSpoolDir={folder}/spool
 SlurmctldPidFile={folder}/ctld.pid
 SlurmdPidFile={folder}/node.pid
 Prolog={folder}/prolog
+PrologFlags=Alloc
 Epilog={folder}/epilog
 NodeName={host} NodeAddr=127.0.0.1 CPUs=1
 PartitionName=all Nodes=ALL Default=YES

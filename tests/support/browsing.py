@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from ckptguard_daemon.service import run_id_of
-
 from ckptguard.storage import normalise_url
+from ckptguard.values.ids import run_id_of
 from support.daemon_process import PATIENCE, DaemonProcess, until
 
 if TYPE_CHECKING:

@@ -17,11 +17,10 @@ _GENERATION = ", ".join(f"generation.{name}" for name in columns(Generation))
 _INCIDENT = ", ".join(f"incident.{name}" for name in columns(IncidentRow))
 _CURVE = ", ".join(f"curve.{name}" for name in columns(CurveRow))
 ROWS = (
-    "SELECT id, digest, facts, protected, scrubbed_at FROM run ORDER BY id",
+    "SELECT id, digest, facts FROM run ORDER BY id",
     f"SELECT id, {_GENERATION} FROM generation JOIN run USING (run) ORDER BY id, name",
     f"SELECT id, {_INCIDENT} FROM incident JOIN run USING (run) ORDER BY id, name",
     f"SELECT id, {_CURVE} FROM curve JOIN run USING (run) WHERE identity != '' ORDER BY id",
-    "SELECT outcome, checkpoints, bytes FROM counter WHERE checkpoints != 0 OR bytes != 0 ORDER BY outcome",
     "SELECT id, key, kind, at, about, step, cause, text FROM event JOIN run USING (run)"
     " WHERE kind IN ('verdict', 'incident', 'rollback', 'action') ORDER BY id, key",
 )

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
-from ckptguard_daemon.service import run_id_of
 
 from ckptguard.storage import normalise_url
+from ckptguard.values.ids import run_id_of
 
 _Found = TypeVar("_Found")
 PATIENCE = 120.0  # only what hangs takes longer, however busy the machine is
@@ -34,6 +34,13 @@ def until(look: Callable[[], _Found | None], what: str, patience: float = PATIEN
         assert time.monotonic() < deadline, f"{what} did not happen in {patience:g} seconds"
         threading.Event().wait(0.02)
     return found
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process is there and runs: where nobody waits for it, what is left of it stays."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
 
 
 def was_asked(worker: int) -> bool:
@@ -91,13 +98,20 @@ def request(
 
 
 class DaemonProcess:
-    """``ckptguard-daemon`` over some runs."""
+    """``ckptguard-daemon`` over some runs, or another `program` that becomes it."""
 
-    def __init__(self, folder: Path, *runs: Path, arguments: tuple[str, ...] = (), **environment: str) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *runs: Path,
+        arguments: tuple[str, ...] = (),
+        program: tuple[str, ...] = ("-m", "ckptguard_daemon"),
+        **environment: str,
+    ) -> None:
         self.runs = runs
         self.folder = folder
         self.log_path = folder / f"log-{len(list(folder.glob('log-*')))}"
-        command = [sys.executable, "-m", "ckptguard_daemon", *map(str, runs), "--settle", "0.2", "--interval", "1"]
+        command = [sys.executable, *program, *map(str, runs), "--settle", "0.2", "--interval", "1"]
         kept = {name: value for name, value in os.environ.items() if not name.startswith("CKPTGUARD_")}
         self.out_path = self.log_path.with_name(f"out-{self.log_path.name}")
         with self.log_path.open("wb") as log, self.out_path.open("wb") as out:

@@ -25,7 +25,6 @@ from ckptguard_daemon.http.server import HttpServer
 from ckptguard_daemon.loop import Loop, Passes
 from ckptguard_daemon.metrics import Metrics
 from ckptguard_daemon.roster import Roster
-from ckptguard_daemon.service import run_id_of
 from starlette.types import Receive, Scope, Send
 
 from ckptguard.catalogue.catalogue import Catalogue
@@ -33,6 +32,7 @@ from ckptguard.records.daemon_record import DaemonRecord
 from ckptguard.records.run import Run, open_run
 from ckptguard.reporting.notify import Hooks
 from ckptguard.runs.work import Work
+from ckptguard.values.ids import run_id_of
 from ckptguard.values.settings import Settings
 from support.counting_storage import CountingStorage
 from support.daemon_process import PATIENCE

@@ -19,11 +19,11 @@ from ckptguard_daemon.log import log
 from ckptguard_daemon.loop import Loop, Passes
 from ckptguard_daemon.metrics import Metrics
 from ckptguard_daemon.roster import Roster
-from ckptguard_daemon.service import run_id_of
 
 from ckptguard.errors import CkptguardError
 from ckptguard.records.daemon_record import DaemonRecord
 from ckptguard.reporting.notify import Hooks
+from ckptguard.values.ids import run_id_of
 from ckptguard.values.settings import Settings
 from support.records_on_disk import files_of
 from support.tiny_run import inline

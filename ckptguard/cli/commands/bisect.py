@@ -38,7 +38,7 @@ def command(run: str, series: str | None, top: int | None, no_record: bool, shar
     from ckptguard.inspect.bisect import bisect_run
     from ckptguard.runs.run_view import open_view
 
-    view = open_view(run, shared.settings())
+    view = open_view(run, shared.settings([run]))
     with working("reading") as work:
         found = bisect_run(view, series=series, record=not no_record, work=work)
     for note in dict.fromkeys(found.notes):

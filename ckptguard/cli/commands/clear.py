@@ -37,7 +37,7 @@ def command(run: str, checkpoint: str, reason: str, shared: Shared) -> None:
 
     if not reason.strip():
         raise click.BadParameter("it is empty", param_hint="--reason")
-    view = open_view(run, shared.settings())
+    view = open_view(run, shared.settings([run]))
     verdict = clear(view, checkpoint, reason=reason)
     close_incidents_about(view.run, id=verdict.id, action=f"cleared: {reason}")
     if shared.as_json:
@@ -59,7 +59,7 @@ def reseal_command(ckpt: str, shared: Shared) -> None:
     from ckptguard.runs.target import resolve_target
     from ckptguard.verification.user_decisions import reseal
 
-    target = resolve_target(ckpt, shared.settings())
+    target = resolve_target(ckpt, shared.settings([ckpt]))
     if target.view is None or target.checkpoint is None:
         raise NotFoundError(f"{ckpt} is no checkpoint of a run with records", hint="name the checkpoint's own path")
     with working("verifying", bytes_below(ckpt)) as work:
@@ -83,7 +83,7 @@ def accept_command(run: str, checkpoint: str | None, step: int | None, shared: S
 
     if (checkpoint is None) == (step is None):
         raise click.UsageError("name one checkpoint: by its path or id, or by --step")
-    view = open_view(run, shared.settings())
+    view = open_view(run, shared.settings([run]))
     with working("verifying") as work:
         checked = accept(view, str(step) if checkpoint is None else checkpoint, work=work)
     raise click.exceptions.Exit(_tell("accept", view.run, checked, shared, did="its tensors were accepted"))

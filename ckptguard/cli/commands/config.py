@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from ckptguard.runs.settings_file import EffectiveSetting
+    from ckptguard.values.settings import Settings
 
 CODES = (ExitCode.NOT_FOUND,)
 
@@ -32,10 +33,12 @@ def command(run: str | None, shared: Shared) -> None:
     """
     from ckptguard.runs.settings_file import effective_settings
 
-    found = list(effective_settings(shared.config, os.environ, records=shared.records))
+    targets = [] if run is None else [run]
+    settings = shared.settings(targets)
+    found = list(effective_settings(settings, shared.config, os.environ, targets, records=shared.records))
     url = None
     if run is not None:
-        url, found = _of_run(run, shared, found)
+        url, found = _of_run(run, settings, found)
     if shared.as_json:
         emit("config", target=url, settings=found)
         return
@@ -43,7 +46,7 @@ def command(run: str | None, shared: Shared) -> None:
     table(("setting", "value", "from"), [(s.name, _text(s.value), s.place or s.source) for s in found])
 
 
-def _of_run(run: str, shared: Shared, found: Iterable[EffectiveSetting]) -> tuple[str, list[EffectiveSetting]]:
+def _of_run(run: str, settings: Settings, found: Iterable[EffectiveSetting]) -> tuple[str, list[EffectiveSetting]]:
     """The run's URL, and the settings as they are for it."""
     from msgspec.structs import replace
 
@@ -52,7 +55,6 @@ def _of_run(run: str, shared: Shared, found: Iterable[EffectiveSetting]) -> tupl
     from ckptguard.replicas.replicate import replica_urls
     from ckptguard.storage.redaction import redacted
 
-    settings = shared.settings()
     opened = open_run(run, settings)
     own = {
         "records": redacted(opened.records.url),

@@ -46,4 +46,5 @@ def command(
     given = {"--fleet": fleet, "--config": config, "--records": records}
     words += [word for option, value in given.items() if value is not None for word in (option, value)]
     words += ["--open"] if opened else []
-    os.execv(sys.executable, [sys.executable, "-m", "ckptguard_daemon", *words, "--", *runs])
+    # Without -P, Python would import what lies in the current folder: a downloaded run.
+    os.execv(sys.executable, [sys.executable, "-P", "-m", "ckptguard_daemon", *words, "--", *runs])

@@ -35,7 +35,7 @@ def command(a: str, b: str, top: int | None, shared: Shared) -> None:
     """
     from ckptguard.inspect.diff import diff
 
-    settings = shared.settings()
+    settings = shared.settings([a, b])
     with working("comparing") as work:
         found = diff(a, b, settings, work=work)
     if shared.as_json:

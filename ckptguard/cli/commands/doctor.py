@@ -38,7 +38,7 @@ def command(url: str, seconds: float | None, shared: Shared) -> None:
     from ckptguard.inspect.doctor import diagnose, words
     from ckptguard.storage import open_storage
 
-    settings = shared.settings()
+    settings = shared.settings([url])
     if settings.records is not None:
         storage = open_storage(url, must_exist="://" not in url, options=settings.storage)
         with contextlib.suppress(ObjectMissingError):  # a store has no empty folders

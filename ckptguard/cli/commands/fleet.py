@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ckptguard.cli.command import Command, Place, Shared, config_option, json_option, parse_rate, quiet_option
+from ckptguard.cli.command import Command, Place, Shared, config_option, json_option, parse_rate, quiet_option, warn
 from ckptguard.cli.exit_codes import ExitCode, of_outcomes
 from ckptguard.cli.output import emit, escape, is_quiet, log_trouble, progress_bar, say, say_well, trouble
 from ckptguard.cli.render import age, cell, print_findings, size, table, word
@@ -57,14 +57,15 @@ def command(
     from ckptguard.bulk.engine import open_engine
     from ckptguard.bulk.job import BulkOrder, carry_out, held_by, not_done, plan_bulk
     from ckptguard.errors import NotFoundError
-    from ckptguard.fleet.find_runs import find_runs
+    from ckptguard.fleet.find_runs import find_runs, folders_of
     from ckptguard.scan.options import workers_of
     from ckptguard.values.retention_policy import parse_span
 
     rate = None if how["rate"] is None else parse_rate(how["rate"])
     if rate is not None and verb in ("repair", "report"):
         raise click.UsageError(f"--rate is not for {verb}")
-    found = find_runs(fleet, Shared(as_json, config).settings(), environ=os.environ)
+    settings = Shared(as_json, config).settings(folders_of(fleet))
+    found = find_runs(fleet, settings, environ=os.environ, say=warn)
     if not found.runs and not found.troubles:
         raise NotFoundError(f"there is no run in {fleet}", hint="name the folder or URL above the runs")
     order = BulkOrder(verb=verb, runs=found.runs, rate=rate, max_age=parse_span(how["max_age"]))

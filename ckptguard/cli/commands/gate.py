@@ -14,6 +14,7 @@ from ckptguard.cli.output import emit, escape, is_quiet, say, trouble, working
 from ckptguard.errors import SettingsError
 
 if TYPE_CHECKING:
+    from ckptguard.records.starts import JobStart
     from ckptguard.supervise.gate import Gated
 
 CODES = (ExitCode.NOT_FOUND, ExitCode.BUSY, ExitCode.EXHAUSTED, ExitCode.NO_KNOWN_GOOD)
@@ -41,7 +42,7 @@ def command(run: str, argv: tuple[str, ...], attempts: int, require: bool, dry_r
     quarantine, so that the training's own resume finds the good one. If everything is good, nothing is moved.
 
     Each call counts as a start. After N starts without a new good save, the checkpoint is passed over. Gates of several
-    ranks that run at the same time count as one start, and agree.
+    ranks that run at the same time count as one start, and agree. In a Slurm job only that job's own starts count.
 
     Without COMMAND, the path of the checkpoint is printed. Where nothing was saved yet, nothing is printed.
     """
@@ -54,11 +55,11 @@ def command(run: str, argv: tuple[str, ...], attempts: int, require: bool, dry_r
         raise click.UsageError("--json and --dry-run are not for a COMMAND")
     if argv and shutil.which(argv[0]) is None:  # it must not count as a start
         raise SettingsError(f"there is no command {argv[0]}", hint="check its name, and that it can be executed")
-    settings = shared.settings()
+    settings = shared.settings([run])
     must_exist = (require and not settings.replicas) or os.path.lexists(run)  # what is there must be a folder
     view = open_named_run(run, settings, must_exist=must_exist)
     with scanner_of(settings) as scanner, working("reading", scanner=scanner) as work:
-        done = gate(view, attempts=attempts, require=require, dry_run=dry_run, work=work)
+        done = gate(view, attempts=attempts, require=require, dry_run=dry_run, job=_slurm_job(), work=work)
     if shared.as_json:
         emit("gate", done, target=view.run.url)
         return
@@ -68,6 +69,22 @@ def command(run: str, argv: tuple[str, ...], attempts: int, require: bool, dry_r
         become(argv)
     if done.known_good is not None:
         say(escape(done.known_good.path))
+
+
+def _slurm_job() -> JobStart | None:
+    """The Slurm job that this process belongs to, or whose prolog it is."""
+    from ckptguard.records.starts import JobStart
+
+    number = os.environ.get("SLURM_JOB_ID", "")
+    if not (number.isascii() and number.isdigit()):
+        return None
+    cluster = os.environ.get("SLURM_CLUSTER_NAME", "")
+    requeue = os.environ.get("SLURM_RESTART_COUNT") or os.environ.get("SLURM_JOB_RESTART_COUNT") or "0"
+    return JobStart(
+        job=f"{cluster}/{number}" if cluster else number,
+        requeue=int(requeue) if requeue.isascii() and requeue.isdigit() else 0,
+        prolog=os.environ.get("SLURM_SCRIPT_CONTEXT", "").startswith("prolog"),
+    )
 
 
 def _tell(done: Gated, url: str) -> None:

@@ -27,7 +27,7 @@ def command(run: str, shared: Shared) -> None:
     from ckptguard.records.incidents import list_incidents
     from ckptguard.records.run import open_run
 
-    opened = open_run(run, shared.settings())
+    opened = open_run(run, shared.settings([run]))
     found, actions = list_incidents(opened), list_actions(opened)
     if shared.as_json:
         lines = [fields(i, "line of incidents") for i in found]
@@ -59,7 +59,7 @@ def incident_command(run: str, incident_id: str | None, html: str | None, read: 
     from ckptguard.reporting.report_text import report_text
     from ckptguard.runs.run_view import open_view
 
-    view = open_view(run, shared.settings())
+    view = open_view(run, shared.settings([run]))
     incident = choose_incident(view.run, incident_id)
     with working("reading") as work:
         report = report_of(view, incident, read=read, work=work)

@@ -33,7 +33,7 @@ def command(run: str, before_step: int | None, series: str | None, read: bool, s
     """
     from ckptguard.runs.find_known_good import Wanted, best_on_record, openable
 
-    settings, wanted = shared.settings(), Wanted(before_step=before_step, series=series)
+    settings, wanted = shared.settings([run]), Wanted(before_step=before_step, series=series)
     known_good: KnownGood | None = None
     if not settings.replicas and not read:
         from ckptguard.records.run import open_run

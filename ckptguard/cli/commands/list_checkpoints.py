@@ -34,7 +34,7 @@ def command(run: str, watch: bool, shared: Shared) -> None:
     from ckptguard.inspect.list_states import survey
     from ckptguard.runs.target import open_named_run
 
-    settings = shared.settings()
+    settings = shared.settings([run])
     if watch:
         if shared.as_json:
             raise click.UsageError("--watch never ends, and --json prints one document: give only one of them")

@@ -25,7 +25,7 @@ def command(run: str | None, test: bool, shared: Shared) -> None:
     from ckptguard.reporting.events import trial_event
     from ckptguard.runs.target import open_named_run
 
-    settings = shared.settings()
+    settings = shared.settings([] if run is None else [run])
     require_apprise(settings)
     channels = channels_of(settings)
     if not channels:

@@ -39,7 +39,7 @@ def command(ckpt: str, note: str, until: str | None, shared: Shared) -> None:
         lasts = None if until is None else lasts_until(until)
     except SettingsError as error:
         raise click.BadParameter(error.message, param_hint="--until") from error
-    view, checkpoint = checkpoint_of_run(ckpt, shared.settings())
+    view, checkpoint = checkpoint_of_run(ckpt, shared.settings([ckpt]))
     pinned = pin(view, checkpoint, note=note, lasts=lasts)
     if shared.as_json:
         emit("pin", target=view.run.url, pins=[pinned])
@@ -55,7 +55,7 @@ def unpin_command(ckpt: str, shared: Shared) -> None:
     """Remove every pin that somebody set on CKPT. What is being loaded or restored stays until that has ended."""
     from ckptguard.retention.pin import unpin
 
-    view, checkpoint = checkpoint_of_run(ckpt, shared.settings())
+    view, checkpoint = checkpoint_of_run(ckpt, shared.settings([ckpt]))
     released = unpin(view, checkpoint)
     if shared.as_json:
         emit("unpin", target=view.run.url, pins=released)

@@ -45,7 +45,7 @@ def command(run: str, failed: bool, dry_run: bool, shared: Shared, **rules: obje
     from ckptguard.runs.target import open_named_run
     from ckptguard.values.retention_policy import parse_span
 
-    settings = shared.settings(prune_failed=failed or None, **rules)
+    settings = shared.settings([run], prune_failed=failed or None, **rules)
     view = open_named_run(run, settings)
     policy = settings.retention()
     done = prune(view, policy, grace=parse_span(settings.trash_grace), dry_run=dry_run)

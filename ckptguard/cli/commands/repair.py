@@ -33,7 +33,7 @@ def command(run: str, ckpt: str | None, dry_run: bool, shared: Shared) -> None:
     from ckptguard.runs.work import Work
     from ckptguard.scan.scanners import scanner_of
 
-    settings = shared.settings()
+    settings = shared.settings([run])
     view = open_named_run(run, settings)
     if ckpt is not None and "://" not in ckpt and os.path.lexists(ckpt):
         ckpt = os.path.abspath(ckpt)

@@ -42,7 +42,7 @@ def command(run: str, urls: tuple[str, ...], rate: str | None, dry_run: bool, sh
     from ckptguard.runs.target import open_named_run
 
     fastest = None if rate is None else parse_rate(rate)
-    settings = shared.settings(replicas=urls, replica_rate=fastest)
+    settings = shared.settings([run], replicas=urls, replica_rate=fastest)
     view = open_named_run(run, settings)
     places = replica_urls(view.run.url, settings)
     if not places:

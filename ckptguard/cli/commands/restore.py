@@ -46,7 +46,7 @@ def command(run: str, step: int | None, dest: str | None, as_run: str | None, fo
         raise click.UsageError("say either --to DEST or --as-run RUN")
     if as_run is not None and force:
         raise click.UsageError("--force is not for --as-run: training goes on from good checkpoints alone")
-    settings = shared.settings()
+    settings = shared.settings([run] if as_run is None else [run, as_run])
     done: Restored | Started
     with working("restoring") as work:
         if as_run is not None:

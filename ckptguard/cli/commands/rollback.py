@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
 from ckptguard.cli.command import Command, Place, Shared, quiet_option, shared_options
 from ckptguard.cli.exit_codes import ExitCode
 from ckptguard.cli.output import emit, is_quiet, trouble
 from ckptguard.cli.render import say_lines
+
+if TYPE_CHECKING:
+    from ckptguard.runs.run_view import RunView
 
 CODES = (ExitCode.BAD, ExitCode.NOT_FOUND, ExitCode.BUSY, ExitCode.EXHAUSTED, ExitCode.NO_KNOWN_GOOD)
 
@@ -18,9 +23,12 @@ CODES = (ExitCode.BAD, ExitCode.NOT_FOUND, ExitCode.BUSY, ExitCode.EXHAUSTED, Ex
 @click.option("--force", is_flag=True, help="Go back even while files of the run are being written.")
 @click.option("--to", "to", metavar="CKPT", help="Go back to this checkpoint: a path in RUN, or an id.")
 @click.option("--step", type=click.IntRange(min=0), metavar="N", help="Go back to the known-good checkpoint of step N.")
+@click.option("--undo-pointers", is_flag=True, help="Put back pointers and links that the last rollback rewrote.")
 @quiet_option
 @shared_options
-def command(run: str, dry_run: bool, force: bool, to: str | None, step: int | None, shared: Shared) -> None:
+def command(
+    run: str, dry_run: bool, force: bool, to: str | None, step: int | None, undo_pointers: bool, shared: Shared
+) -> None:
     """Make RUN's known-good checkpoint the newest one that a trainer can find. What is newer is moved to quarantine.
 
     Names that a trainer resumes from (last.pt, latest, links) hold the good one afterwards. If one of them cannot,
@@ -33,7 +41,12 @@ def command(run: str, dry_run: bool, force: bool, to: str | None, step: int | No
 
     if to is not None and step is not None:
         raise click.UsageError("give --to or --step, not both")
-    view = open_view(run, shared.settings())
+    if undo_pointers and (dry_run or force or to is not None or step is not None):
+        raise click.UsageError("give --undo-pointers alone")
+    view = open_view(run, shared.settings([run]))
+    if undo_pointers:
+        _undo_pointers(view, shared)
+        return
     id = None if to is None and step is None else known_good_of(view, to, step)
     back = GoBack(reason="rolled back from the command line", to_id=id, dry_run=dry_run, force=force)
     done = roll_back(view, back)
@@ -46,3 +59,16 @@ def command(run: str, dry_run: bool, force: bool, to: str | None, step: int | No
         say_lines(rollback_lines(done))
     for path in done.left_bad:
         trouble(f"warning: {path} is bad and stays, for it is of another training: go back there with --to")
+
+
+def _undo_pointers(view: RunView, shared: Shared) -> None:
+    from ckptguard.documents.done_lines import undone_lines
+    from ckptguard.recover.undo import undo_pointers
+
+    undone = undo_pointers(view)
+    if shared.as_json:
+        emit("rollback", undone, target=view.run.url)
+    elif not is_quiet():
+        say_lines(undone_lines(undone))
+    for key in undone.left:
+        trouble(f"warning: {key} was changed after the rollback and stays as it is")

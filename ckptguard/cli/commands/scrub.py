@@ -60,7 +60,7 @@ def command(
         md5=md5,
     )
     fastest = said(parse_rate, rate)
-    settings = shared.settings()
+    settings = shared.settings([run])
     view = open_named_run(run, settings)
     hooks = Hooks(settings, log_trouble)
     hooks.begin(view)

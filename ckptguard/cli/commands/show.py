@@ -33,7 +33,7 @@ def command(ckpt: str, tensors: bool, shared: Shared) -> None:
     """
     from ckptguard.inspect.show import show
 
-    settings = shared.settings()
+    settings = shared.settings([ckpt])
     with working("reading", bytes_below(ckpt)) as work:
         shown = show(ckpt, settings, magnitudes=tensors, work=work)
     for name in shown.left_out:

@@ -17,6 +17,7 @@ from ckptguard.errors import CkptguardError, NotFoundError
 
 if TYPE_CHECKING:
     from ckptguard.inspect.status import Status
+    from ckptguard.records.room import RoomProblem
     from ckptguard.runs.run_view import RunView
     from ckptguard.values.settings import Settings
 
@@ -36,7 +37,7 @@ def command(runs: tuple[str, ...], shared: Shared) -> None:
 
     Several runs have one line each. A pattern such as 'runs/*' stands for all runs with such a name.
     """
-    settings = shared.settings()
+    settings = shared.settings(runs)
     if len(runs) > 1 or _is_pattern(runs[0]):
         every = list(_each(runs, settings))
         if shared.as_json:
@@ -129,7 +130,8 @@ def _folders(pattern: str, settings: Settings) -> list[str]:
 
 def _code(every: Sequence[Status | Unseen]) -> ExitCode:
     """A run that surely has no known-good checkpoint weighs more than one that could not be looked at."""
-    if any(not isinstance(one, Unseen) and one.known_good is None for one in every):
+    alive = [one for one in every if isinstance(one, Unseen) or not one.explanation.startswith("ended")]
+    if any(not isinstance(one, Unseen) and one.known_good is None for one in alive):
         return ExitCode.NO_KNOWN_GOOD
     return next((of_error(one.error) for one in every if isinstance(one, Unseen)), ExitCode.GOOD)
 
@@ -188,6 +190,7 @@ def _show(found: Status) -> None:
         ("last incident", _incident_words(found)),
         ("daemon", daemon and f"pid {daemon.pid} on {daemon.host} since {daemon.started_at}"),
         ("kept copies", _copies(found)),
+        ("room", found.room and _room_words(found.room)),
         *(("replica", f"{r.url}: {r.trouble or standing_text(r)}") for r in found.replicas),
     )
 
@@ -196,6 +199,12 @@ def _copies(found: Status) -> str | None:
     """How the copies that are kept came to be, and what they take."""
     how = " and ".join(_COPIES.get(kind, kind) for kind in found.kept_kinds)
     return f"{how}, {size(found.kept_bytes)}" if found.kept_bytes else how or None
+
+
+def _room_words(room: RoomProblem) -> str:
+    released = f"; released: the copies of {some(room.released)}" if room.released else ""
+    what = f"the next saves need {size(room.needed)}, and {size(room.free)} were free"
+    return f"{room.problem}: {what}{released}"
 
 
 def _ago(found: Status) -> str:

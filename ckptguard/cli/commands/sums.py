@@ -30,7 +30,7 @@ def command(ckpt: str, shared: Shared) -> None:
     """
     from ckptguard.inspect.sums import check_line, sums
 
-    settings = shared.settings()
+    settings = shared.settings([ckpt])
     with working("reading", bytes_below(ckpt)) as work:
         found = sums(ckpt, settings, work=work)
     for name in found.left_out:

@@ -64,7 +64,7 @@ def command(
         done = supervise(
             run,
             argv,
-            Shared(config=config, records=records).settings(),
+            Shared(config=config, records=records).settings([run]),
             signals,
             max_rollbacks=max_rollbacks,
             stop_seconds=stop_seconds,

@@ -51,7 +51,7 @@ def command(target: str, no_record: bool, shared: Shared, **options: Any) -> Non
     from ckptguard.verification.selection import Selection
     from ckptguard.verification.target import verify_target
 
-    settings = shared.settings(**{name: options.pop(name) for name in _OF_SETTINGS})
+    settings = shared.settings([target], **{name: options.pop(name) for name in _OF_SETTINGS})
     what = Selection(record=not no_record, **{name: said for name, said in options.items() if said is not None})
     total = bytes_below(target) if what.step is None and what.newest is None else None
     with (

@@ -9,14 +9,28 @@ import stat
 from collections.abc import Iterator, Sequence
 
 from ckptguard.storage.failures import storage_error
-from ckptguard.storage.local.held_names import DEEPEST, is_holding, lying_as, own_name, split_root
+from ckptguard.storage.local.held_names import DEEPEST, are_plain, is_holding, lying_as, own_name, split_root
+from ckptguard.storage.local.removal import (
+    begin_again,
+    is_known_run,
+    is_records,
+    note_folder,
+    ours,
+    removed,
+    was_folder,
+    were_removed,
+    writing_below,
+)
+from ckptguard.storage.local.removal import make as make_new
 from ckptguard.storage.local.syncs import sync
 from ckptguard.storage.protocol import Enter, Entry, is_encodable, join
-from ckptguard.values.ids import escape
+from ckptguard.values.ids import RECORDS_FOLDER, escape
+from ckptguard.values.temporary_names import RECORD
 
 # O_PATH needs only search permission on the folders in between.
 _ENTER = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC
 LIST = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
+_LASTING = 1  # levels of the records whose folders are never removed alone: <kind>
 _KINDS = {stat.S_IFREG: "file", stat.S_IFDIR: "folder", stat.S_IFLNK: "link"}
 
 
@@ -34,7 +48,10 @@ def open_root(root: str, *, make: bool = False) -> int:
     except FileNotFoundError:
         if not make:
             raise
-    above = open_root(os.path.dirname(root), make=True)
+    if is_known_run(root) or (is_records(root) and were_removed(root)):
+        raise removed(root)
+    begin_again(root)
+    above = open_root(os.path.dirname(root), make=not is_records(root))  # a removed run is not made again
     try:
         with contextlib.suppress(FileExistsError):  # another writer was faster
             os.mkdir(root)
@@ -54,36 +71,74 @@ def _enter(folder: int, name: str) -> int:
 
 
 @contextlib.contextmanager
-def folder_of(root: str, parts: Sequence[str], *, make: bool = False) -> Iterator[int]:
-    """Yield the descriptor of the folder at `parts`. With `make`, missing folders are created durably."""
+def folder_of(root: str, parts: Sequence[str], *, make: bool = False, writes: bool = False) -> Iterator[int]:
+    """Yield the descriptor of the folder at `parts`. With `make`, missing folders are created durably.
+
+    With either, names in it may be made or removed; see `removal`.
+    """
+    writes = writes or make
     root, above = split_root(root)
     parts = [*above, *parts]
-    current = open_root(root, make=make)
-    try:
+    with contextlib.ExitStack() as opened:
+        current = _kept_open(opened, open_root(root, make=make))
+        records, inside = root, [current] if writes and is_records(root) else []
         for depth, own in enumerate(parts):
-            name = lying_as(current, own, held=is_holding(root, parts[:depth]))
+            name = _lying_as(current, own, root, parts[:depth], make=make)
             try:
                 below = _enter(current, name)
             except FileNotFoundError:
                 if not make:
                     raise
-                with contextlib.suppress(FileExistsError):  # another writer was faster
-                    os.mkdir(name, dir_fd=current)
-                    sync_folder(current)
-                below = _enter(current, name)
-            os.close(current)
-            current = below
+                below = _made(current, name, os.path.join(root, *parts[:depth], own), inside, records)
+            current = _kept_open(opened, below)
+            if inside and len(inside) <= _LASTING:
+                note_folder(records, os.path.join(root, *parts[: depth + 1]))
+            if inside or (writes and own == RECORDS_FOLDER):
+                records = records if inside else os.path.join(root, *parts[: depth + 1])
+                inside.append(current)
+        if inside:
+            opened.enter_context(writing_below(records, inside))
         yield current
-    finally:
-        os.close(current)
+
+
+def _kept_open(opened: contextlib.ExitStack, descriptor: int) -> int:
+    opened.callback(os.close, descriptor)
+    return descriptor
+
+
+def _made(folder: int, name: str, path: str, inside: Sequence[int], records: str) -> int:
+    """Make a folder that was missing, and open it."""
+    if was_folder(records, path) or (is_records(path) and were_removed(path)):
+        raise removed(path)
+    if is_records(path):
+        begin_again(path)
+    with contextlib.ExitStack() as known:
+        if inside:
+            known.enter_context(writing_below(records, inside))
+        with contextlib.suppress(FileExistsError):  # another writer was faster
+            make_new(folder, name, lambda: os.mkdir(name, dir_fd=folder), is_folder=True)
+            sync_folder(folder)
+    try:
+        below = _enter(folder, name)
+    except FileNotFoundError:
+        if inside:
+            raise removed(records) from None
+        raise
+    ours(below)
+    return below
 
 
 @contextlib.contextmanager
-def place_of(root: str, parts: Sequence[str], *, make: bool = False) -> Iterator[tuple[int, str]]:
+def place_of(root: str, parts: Sequence[str], *, make: bool = False, writes: bool = False) -> Iterator[tuple[int, str]]:
     """Yield the descriptor of the folder that contains `parts`, and the stored name of the last part."""
     *above, name = parts
-    with folder_of(root, above, make=make) as folder:
-        yield folder, lying_as(folder, name, held=is_holding(root, above))
+    with folder_of(root, above, make=make, writes=writes) as folder:
+        yield folder, _lying_as(folder, name, root, above, make=make)
+
+
+def _lying_as(folder: int, name: str, root: str, above: Sequence[str], *, make: bool) -> str:
+    held = is_holding(root, above)
+    return lying_as(folder, name, held=held, plain=held and make and are_plain(root, above))
 
 
 def sync_folder(folder: int) -> None:
@@ -192,6 +247,7 @@ def remove_tree(parent: int, name: str) -> None:
                 os.close(folder)
                 with contextlib.suppress(FileNotFoundError):
                     os.rmdir(own_name, dir_fd=stack[-1][0] if stack else parent)
+        ours(parent)
     finally:
         for folder, _ in stack:
             os.close(folder)
@@ -211,5 +267,5 @@ def _hoist(folder: int, name: str, top: int) -> bool:
     """Move a folder that is too deep to the top, so that descriptors and time stay bounded."""
     if not stat.S_ISDIR(os.lstat(name, dir_fd=folder).st_mode):
         return False
-    os.rename(name, f".tmp-{os.urandom(8).hex()}", src_dir_fd=folder, dst_dir_fd=top)
+    os.rename(name, RECORD.new(), src_dir_fd=folder, dst_dir_fd=top)
     return True

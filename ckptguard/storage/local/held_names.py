@@ -1,20 +1,23 @@
 """How names are stored below `_ckptguard` on a local disk, so that no trainer's search finds a checkpoint there.
 
 The names of a checkpoint (its series, folders and files) are stored as ``held.<name>.held``. So neither
-``rglob("step-*/*.pth")`` nor a suffix matches. Keys and all folders above contain the plain names. Older versions
-stored plain names, so each part of a key is looked up in both ways.
+``rglob("step-*/*.pth")`` nor a suffix matches. Keys and all folders above contain the plain names. Records of
+format 1 have plain names, so each part of a key is looked up in both ways.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import json
 import os
 import re
 from collections.abc import Sequence
 
 from ckptguard.storage.local.syncs import sync
 from ckptguard.values.ids import RECORDS_FOLDER
+from ckptguard.values.record_formats import FORMAT_KEY
+from ckptguard.values.temporary_names import REPAIR_OF_COPY
 
 _HELD = re.compile(r"held\.(.+)\.held", re.DOTALL)
 _LONGEST = 255  # bytes; a name that would be longer is stored plainly
@@ -23,7 +26,6 @@ _NAMED = _MOVED | {"manifests", "ledger", "scrubs", "metrics", "pins", "referenc
 _LIST = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 # Deeper folders are listed as "other" and not entered: nobody saves there, and every level holds a descriptor.
 DEEPEST = 64
-_STAGED = ".tmp-repair-"  # a random rest follows, and below it <path>
 
 
 def held_name(name: str) -> str:
@@ -59,17 +61,32 @@ def is_holding(root: str, parts: Sequence[str]) -> bool:
     if not inside:
         return False
     top = inside[0]
-    if top.startswith(_STAGED) or (len(inside) == 1 and top in _NAMED):
+    if REPAIR_OF_COPY.fits(top) or (len(inside) == 1 and top in _NAMED):
         return True
     return len(inside) > 2 and top in _MOVED
 
 
-def lying_as(folder: int, name: str, *, held: bool) -> str:
-    """Return the stored form of a name in an open folder. `held` is the answer of `is_holding` for that folder."""
+def lying_as(folder: int, name: str, *, held: bool, plain: bool = False) -> str:
+    """Return the stored form of a name in an open folder. `held` is the answer of `is_holding` for that folder.
+
+    `plain`: a name that does not exist is going to be stored plainly.
+    """
     if not held:
         return name
     spelled = held_name(name)
-    return name if _may_lie_bare(name) and not is_there(folder, spelled) and is_there(folder, name) else spelled
+    bare = _may_lie_bare(name) and not is_there(folder, spelled) and (plain or is_there(folder, name))
+    return name if bare else spelled
+
+
+def are_plain(root: str, parts: Sequence[str]) -> bool:
+    """True if the records that contain `parts` have format 1: its readers find no names but plain ones."""
+    base, above = split_root(root)
+    inside = [*above, *parts]
+    if base.rpartition("/")[2] != RECORDS_FOLDER:
+        base = os.path.join(base, *inside[: inside.index(RECORDS_FOLDER) + 1])
+    with contextlib.suppress(OSError, ValueError), open(os.path.join(base, FORMAT_KEY), "rb") as file:
+        return bool(json.loads(file.read(_LONGEST)) == {"format": 1})
+    return False
 
 
 def _may_lie_bare(name: str) -> bool:
@@ -94,7 +111,7 @@ def hold_names(folder: int, root: str, parts: Sequence[str]) -> None:
 
     After a kill in between, every name is still found, and a second call continues. What cannot be renamed stays.
     """
-    held = is_holding(root, parts)
+    held = is_holding(root, parts) and not are_plain(root, parts)
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
         found = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
         for name, is_folder in found:

@@ -18,8 +18,17 @@ from ckptguard.storage.failures import translated
 from ckptguard.storage.local import folders as folders
 from ckptguard.storage.local.folders import entry_of
 from ckptguard.storage.local.held_names import hold_names, is_holding, is_there, lying_path
+from ckptguard.storage.local.removal import await_quiet, is_being_removed, make, note_records, ours
 from ckptguard.storage.local.syncs import sync
-from ckptguard.storage.local.writes import NO_LINKS, clone_into, move_exclusively, publish, temporary, write_all
+from ckptguard.storage.local.writes import (
+    NO_LINKS,
+    clone_into,
+    move_exclusively,
+    publish,
+    temporary,
+    unnamed,
+    write_all,
+)
 from ckptguard.storage.protocol import Capabilities, Enter, Entry, Reader, Storage, Upload, parts_below, parts_of
 from ckptguard.values.ids import escape
 
@@ -34,6 +43,7 @@ class LocalStorage(Storage):
 
     def __init__(self, root: str) -> None:
         self.url = self.root = root
+        note_records(root)
 
     def list(self, prefix: str = "", *, recursive: bool = False, enter: Enter | None = None) -> list[Entry]:
         return sorted(self._walk(prefix, recursive=recursive, enter=enter), key=lambda entry: entry.key)
@@ -68,7 +78,7 @@ class LocalStorage(Storage):
         with (
             translated(key, self.url),
             self._place(key, make=True) as (folder, name),
-            temporary(folder) as (descriptor, temporary_name),
+            unnamed(folder) as (descriptor, temporary_name),
         ):
             write_all(descriptor, data, 0)
             publish(folder, descriptor, temporary_name, name)
@@ -109,10 +119,13 @@ class LocalStorage(Storage):
             if kind is None:
                 raise ObjectMissingError(f"{escape(source)}: there is no such file", key=source)
             with self._place(target, make=True) as (target_folder, target_name):
+                await_quiet(target_folder)
                 move_exclusively(folder, name, target_folder, target_name, is_folder=kind == "folder")
                 folders.sync_folder(target_folder)
+                ours(target_folder)
                 if not os.path.samestat(os.fstat(folder), os.fstat(target_folder)):
                     folders.sync_folder(folder)
+                    ours(folder)
         if kind == "folder" and self._is_holding(source) != self._is_holding(target):
             self.settle_names(target)
 
@@ -133,9 +146,10 @@ class LocalStorage(Storage):
     def remove(self, key: str) -> None:
         with translated(key, self.url):
             try:
-                with self._place(key) as (folder, name):
-                    folders.remove_tree(folder, name)
-                    folders.sync_folder(folder)
+                with self._place(key, writes=True) as (folder, name):
+                    if not is_being_removed(folder):
+                        folders.remove_tree(folder, name)
+                        folders.sync_folder(folder)
             except (FileNotFoundError, NotADirectoryError):
                 self._need_root()
 
@@ -143,9 +157,11 @@ class LocalStorage(Storage):
         with folders.folder_of(self.url, []):
             pass
 
-    def _place(self, key: str, *, make: bool = False) -> contextlib.AbstractContextManager[tuple[int, str]]:
+    def _place(
+        self, key: str, *, make: bool = False, writes: bool = False
+    ) -> contextlib.AbstractContextManager[tuple[int, str]]:
         """Return the folder's descriptor, and the stored form of the last part of a key."""
-        return folders.place_of(self.url, parts_below(self.url, key), make=make)
+        return folders.place_of(self.url, parts_below(self.url, key), make=make, writes=writes)
 
     def _open_file(self, folder: int, name: str, key: str) -> tuple[int, Entry]:
         # Opening a device can have effects, so the kind is checked before and, against races, after.
@@ -160,7 +176,7 @@ class LocalStorage(Storage):
 
     def _copy_file(self, source: int, entry: Entry, folder: int, name: str, how: str) -> str | None:
         """Copy or reflink one file. None if only a link is left to try."""
-        with temporary(folder, 0o600) as (descriptor, temporary_name):
+        with unnamed(folder, 0o600) as (descriptor, temporary_name):
             done = "reflink" if how != "copy" and clone_into(source, descriptor) else None
             if done is None:
                 if how == "link":
@@ -186,7 +202,11 @@ def _copy_blocks(source: int, target: int, entry: Entry) -> None:
 
 def _link(source_folder: int, source: str, descriptor: int, folder: int, name: str) -> bool:
     try:
-        os.link(source, name, src_dir_fd=source_folder, dst_dir_fd=folder, follow_symlinks=False)
+        make(
+            folder,
+            name,
+            lambda: os.link(source, name, src_dir_fd=source_folder, dst_dir_fd=folder, follow_symlinks=False),
+        )
     except OSError as error:
         if error.errno not in NO_LINKS:
             raise
@@ -228,6 +248,7 @@ class LocalUpload(Upload):
                     os.fsync(self._descriptor)
                     os.replace(self._temporary, self._name, src_dir_fd=self._folder, dst_dir_fd=self._folder)
                     folders.sync_folder(self._folder)
+                    ours(self._folder)
                 else:
                     publish(self._folder, self._descriptor, self._temporary, self._name)
         finally:

@@ -13,8 +13,10 @@ import os
 from collections.abc import Callable, Iterator
 
 from ckptguard.storage.failures import translated
-from ckptguard.storage.local.folders import place_of, sync_folder
+from ckptguard.storage.local.folders import folder_of, place_of, sync_folder
+from ckptguard.storage.local.removal import make, ours
 from ckptguard.storage.protocol import parts_of
+from ckptguard.values.temporary_names import RECORD
 
 _RENAME_NOREPLACE, _RENAME_EXCHANGE = 1, 2
 _FICLONE = 0x40049409  # _IOW(0x94, 9, int)
@@ -25,14 +27,18 @@ NO_LOCKS = UNSUPPORTED | {errno.ENOLCK}
 # Hard links are refused on FAT and some network file systems, and by the kernel for other users' files.
 NO_LINKS = UNSUPPORTED | {errno.EPERM, errno.EMLINK, errno.EXDEV, errno.EACCES}
 
+# Linux has files without a name, which are linked through /proc. Some file systems have none, or cannot link them.
+_UNNAMED = getattr(os, "O_TMPFILE", 0) if os.path.isdir("/proc/self/fd") else 0
+_named_only: set[int] = set()  # devices
+
 
 @contextlib.contextmanager
 def temporary(folder: int, mode: int = 0o666) -> Iterator[tuple[int, str]]:
     """Yield a new temporary file (descriptor, name) in a folder. It is locked while we live, and its name is
     removed."""
-    name = f".tmp-{os.urandom(8).hex()}"
+    name = RECORD.new()
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-    descriptor = os.open(name, flags, mode, dir_fd=folder)
+    descriptor = make(folder, name, lambda: os.open(name, flags, mode, dir_fd=folder))
     try:
         with contextlib.suppress(OSError):  # without locks, only its age can show it
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -43,6 +49,27 @@ def temporary(folder: int, mode: int = 0o666) -> Iterator[tuple[int, str]]:
         finally:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(name, dir_fd=folder)
+                ours(folder)
+
+
+@contextlib.contextmanager
+def unnamed(folder: int, mode: int = 0o666) -> Iterator[tuple[int, str | None]]:
+    """Yield a new file for `publish`, without a name where the system can do that.
+
+    ``shutil.rmtree`` fails if a name goes that it has seen, so it should see none of ours.
+    """
+    descriptor = None
+    if _UNNAMED and os.fstat(folder).st_dev not in _named_only:
+        with contextlib.suppress(OSError):
+            descriptor = os.open(".", os.O_RDWR | _UNNAMED | os.O_CLOEXEC, mode, dir_fd=folder)
+    if descriptor is None:
+        with temporary(folder, mode) as named:
+            yield named
+        return
+    try:
+        yield descriptor, None
+    finally:
+        os.close(descriptor)
 
 
 @contextlib.contextmanager
@@ -88,20 +115,50 @@ def is_being_written(path: str) -> bool:
     return False
 
 
-def publish(folder: int, descriptor: int, temporary_name: str, name: str) -> None:
+def open_lock(root: str, name: str) -> int:
+    """Open a file to lock in the folder `root`. Both are made if they are missing."""
+    flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
+    with folder_of(root, [], make=True) as folder:
+        with contextlib.suppress(FileNotFoundError):
+            return os.open(name, flags, dir_fd=folder)
+        with contextlib.suppress(FileExistsError):  # another process was faster
+            return make(folder, name, lambda: os.open(name, flags | os.O_CREAT | os.O_EXCL, 0o666, dir_fd=folder))
+        return os.open(name, flags, dir_fd=folder)
+
+
+def publish(folder: int, descriptor: int, temporary_name: str | None, name: str) -> None:
     """Give a finished temporary file its final name, durably. FileExistsError if the name is taken."""
     os.fsync(descriptor)
     try:
-        os.link(temporary_name, name, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
+        if temporary_name is None:
+            place = f"/proc/self/fd/{descriptor}"
+            make(folder, name, lambda: os.link(place, name, dst_dir_fd=folder, follow_symlinks=True))
+        else:
+            from_here = {"src_dir_fd": folder, "dst_dir_fd": folder}
+            make(folder, name, lambda: os.link(temporary_name, name, **from_here, follow_symlinks=False))
     except FileExistsError:
         # NFS repeats a request whose answer was lost: two names mean that the first one had succeeded.
-        if os.fstat(descriptor).st_nlink < 2:
+        if temporary_name is None or os.fstat(descriptor).st_nlink < 2:
             raise
     except OSError as error:
         if error.errno not in NO_LINKS:
             raise
+        if temporary_name is None:
+            _named_only.add(os.fstat(folder).st_dev)
+            with temporary(folder, 0o600) as (other, other_name):
+                os.fchmod(other, os.fstat(descriptor).st_mode & 0o777)
+                _copy_whole(descriptor, other)
+                publish(folder, other, other_name, name)
+            return
         move_exclusively(folder, temporary_name, folder, name, is_folder=False)
     sync_folder(folder)
+
+
+def _copy_whole(source: int, target: int) -> None:
+    offset = 0
+    while block := os.pread(source, 4 << 20, offset):
+        write_all(target, block, offset)
+        offset += len(block)
 
 
 def move_exclusively(source_folder: int, source: str, target_folder: int, target: str, *, is_folder: bool) -> None:

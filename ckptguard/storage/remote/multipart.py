@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from ckptguard.storage.traits import StoreTraits
+from ckptguard.values.temporary_names import RECORD
 
 
 class MultipartUpload(Protocol):
@@ -86,7 +87,7 @@ class MovedParts:
 
     def __init__(self, file_system: Any, path: str) -> None:
         folder, _, _ = path.rpartition("/")
-        self._fs, self._path, self._temporary = file_system, path, f"{folder}/.tmp-{secrets.token_hex(8)}"
+        self._fs, self._path, self._temporary = file_system, path, f"{folder}/{RECORD.new()}"
         file_system.makedirs(folder, exist_ok=True)
         self._file = file_system.open(self._temporary, "wb")
 

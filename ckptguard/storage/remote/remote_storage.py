@@ -8,7 +8,6 @@ a time is safe.
 from __future__ import annotations
 
 import contextlib
-import secrets
 import threading
 from collections.abc import Callable
 from typing import Any, cast
@@ -23,6 +22,7 @@ from ckptguard.storage.remote.upload import RemoteUpload
 from ckptguard.storage.retries import Retries, RetryingStorage
 from ckptguard.storage.traits import StoreTraits
 from ckptguard.values.ids import escape
+from ckptguard.values.temporary_names import RECORD
 
 # fsspec's memory file system checks and then writes. Its one store is global to the process, and so is this lock.
 _MEMORY_LOCK = threading.RLock()
@@ -221,7 +221,7 @@ class ConditionalPuts:
         return self._of_parts
 
     def _first_wins(self, mode: str, put_again: Callable[[str], None]) -> bool:
-        fs, probe = self._root.fs, self._root.path(f".tmp-{secrets.token_hex(8)}")
+        fs, probe = self._root.fs, self._root.path(RECORD.new())
         try:
             fs.pipe_file(probe, b"1", mode=mode)
             try:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import secrets
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar, cast
 
@@ -14,6 +13,7 @@ from ckptguard.storage.failures import translated
 from ckptguard.storage.protocol import Entry, Upload
 from ckptguard.storage.ranged_reader import RangedReader
 from ckptguard.values.ids import escape
+from ckptguard.values.temporary_names import RECORD
 
 T = TypeVar("T")
 _UNSUPPORTED = errno.EOPNOTSUPP
@@ -124,7 +124,7 @@ class SftpUpload(Upload):
 
     def __init__(self, session: SftpSession, path: str, key: str, where: str, *, replace: bool) -> None:
         self._session, self._path, self._key, self._where, self._replace = session, path, key, where, replace
-        self._temporary = f"{path.rpartition('/')[0]}/.tmp-{secrets.token_hex(8)}"
+        self._temporary = f"{path.rpartition('/')[0]}/{RECORD.new()}"
         self._length = 0
         self._over = False
         with translated(key, where):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import secrets
 import stat
 from collections.abc import Callable
 from typing import Any
@@ -16,6 +15,7 @@ from ckptguard.storage.protocol import Capabilities, Enter, Entry, Storage, is_p
 from ckptguard.storage.ranged_reader import listed_by_levels
 from ckptguard.storage.sftp.files import SftpReader, SftpSession, SftpUpload, attributes_of, publish
 from ckptguard.values.ids import escape
+from ckptguard.values.temporary_names import RECORD
 
 _KINDS = {stat.S_IFREG: "file", stat.S_IFDIR: "folder", stat.S_IFLNK: "link"}
 _BLOCK = 4 << 20
@@ -230,7 +230,7 @@ class SftpStorage(Storage):
     def _can_link(self) -> bool:
         """True if the server makes hard links and never replaces a file by one. Tried once with a file of ours."""
         if self._links is None:
-            probe = self._made(f".tmp-{secrets.token_hex(8)}")
+            probe = self._made(RECORD.new())
             try:
                 self._session.run(lambda client: _touch(client, probe))
                 self._session.run(lambda client: client.link(probe, probe + ".link"))
@@ -250,7 +250,7 @@ class SftpStorage(Storage):
 
     def _copied_there(self, entry: Entry, path: str) -> bool:
         """Copy on the server. False if it does not support that."""
-        temporary = f"{path.rpartition('/')[0]}/.tmp-{secrets.token_hex(8)}"
+        temporary = f"{path.rpartition('/')[0]}/{RECORD.new()}"
         try:
             self._session.run(lambda client: client.remote_copy(self._path(entry.key), temporary))
             found = attributes_of(self._session, temporary)

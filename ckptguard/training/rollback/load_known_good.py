@@ -47,6 +47,7 @@ from ckptguard.training.state.progress import wrong_with
 from ckptguard.training.state.rng import capture_rng, restore_rng
 from ckptguard.values.ids import MAX_STEP, CheckpointId, single_number, step_text
 from ckptguard.values.manifest import Manifest
+from ckptguard.values.record_formats import MANIFEST
 from ckptguard.values.verdict import Outcome
 from ckptguard.verification.checkpoint import Verification, verify_checkpoint
 from ckptguard.version import __version__
@@ -216,6 +217,7 @@ def _unsealed(view: RunView, checkpoint: Checkpoint) -> Manifest:
     """Stand in for the manifest of user files if none can be written. It names the next generation."""
     id = view.history.next_id(checkpoint.series, checkpoint.step)
     return Manifest(
+        format=MANIFEST.writes,
         series=id.series,
         path=checkpoint.path,
         layout=checkpoint.layout,

@@ -9,18 +9,17 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import shutil
 import threading
 import time
-import uuid
 from collections.abc import Iterator, Mapping, Sequence
 
 from ckptguard.errors import BusyError, CkptguardError, ObjectMissingError, SettingsError, StorageError
 from ckptguard.keep.quarantine import mark_suspect, quarantine
 from ckptguard.layouts.own import LAYOUT, MODEL_FILE, OPTIMIZER_FILE, STATE_FILE, folder_name
-from ckptguard.records.leases import RENEWED, Claim, claim_path, holds, read_claim, release, renew
+from ckptguard.records.leases import RENEWED, Claim, claim_path, read_claim, release, renew
 from ckptguard.records.run import Run
 from ckptguard.runs.history import history_of_series
+from ckptguard.runs.removal import remove_folder_of_ours, remove_half_save, remove_unsealed
 from ckptguard.runs.run_view import RunView
 from ckptguard.storage.failures import translated
 from ckptguard.storage.local.writes import shown_as_written
@@ -29,6 +28,7 @@ from ckptguard.training.content.safetensors_file import FileStream, Stream
 from ckptguard.upkeep.leftovers import collect_claim
 from ckptguard.values.ids import series_of
 from ckptguard.values.manifest import File, Manifest
+from ckptguard.values.temporary_names import ASIDE, SAVE
 from ckptguard.verification.seal import as_stored, seal_written
 
 _FILES = (MODEL_FILE, OPTIMIZER_FILE, STATE_FILE)
@@ -160,7 +160,7 @@ class LocalFolder(Destination):
         """Remove what was not committed, whether or not it was opened."""
         self._shown.close()
         if self._leads:
-            shutil.rmtree(self.folder, ignore_errors=True)
+            remove_folder_of_ours(self.folder, SAVE)
 
     @contextlib.contextmanager
     def file(self, name: str) -> Iterator[Stream]:
@@ -190,8 +190,7 @@ class LocalFolder(Destination):
             # Without its manifest it would never be good: leave nothing that looks like a checkpoint. But if this save
             # was abandoned, a later one may be there now.
             with contextlib.suppress(OSError):
-                if os.stat(os.path.join(self._root, name)).st_ino == own:
-                    run.storage.remove(name)
+                remove_half_save(run, name, inode=own)
             raise
 
 
@@ -233,7 +232,7 @@ class RemoteObjects(Destination):
 
 def temporary_name(step: int) -> str:
     """Return a new name for a folder in which the checkpoint of a step is written."""
-    return f"tmp-{folder_name(step)}-{uuid.uuid4().hex[:8]}"
+    return SAVE.new(folder_name(step).removeprefix("step-") + "-")
 
 
 def local_root(run: Run) -> str:
@@ -257,7 +256,7 @@ def make_room(view: RunView, path: str) -> None:
         quarantine(view, path, reason="the step is saved again", suspect=False)
     else:
         # An empty folder, or a file instead of a folder: not a checkpoint, but not ours, so it is never removed.
-        storage.move(path, f"tmp-aside-{uuid.uuid4().hex[:8]}")
+        storage.move(path, ASIDE.new())
 
 
 def sync_folder(folder: str) -> None:
@@ -305,8 +304,6 @@ def _claim(run: Run, name: str, step: int) -> Claim:
 def _remove_own(run: Run, claim: Claim) -> None:
     """Remove what this save wrote, unless it was given up for another save that writes there now."""
     try:
-        if holds(run, claim):
-            for file in _FILES:
-                run.storage.remove(f"{claim.path}/{file}")
+        remove_unsealed(run, claim, _FILES)
     except CkptguardError as error:
         _log.warning("the rest of %s could not be removed: %s", claim.path, error)

@@ -7,7 +7,6 @@ import dataclasses
 import functools
 import logging
 import os
-import shutil
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -29,6 +28,7 @@ from ckptguard.records.manifests import forget_metrics, write_metrics
 from ckptguard.records.run import Run, create_record, list_records, read_record
 from ckptguard.runs.free_space import need_room
 from ckptguard.runs.history import history_of_series
+from ckptguard.runs.removal import remove_half_save
 from ckptguard.runs.run_view import RunView
 from ckptguard.training.content.host_copy import HostCopy
 from ckptguard.training.content.tagged_json import decode_state, encode_state, from_text, to_text
@@ -197,7 +197,8 @@ class UserStore:
         except BaseException:
             if extra.get("metrics"):
                 forget_metrics(self._run, id)
-            self._remove_half(path, place)
+            with contextlib.suppress(OSError, StorageError):
+                remove_half_save(self._run, path)  # its name was free before
             raise
         try:
             self._run.storage.stat(path)
@@ -247,16 +248,6 @@ class UserStore:
         if self._size is not None:
             what = f"{path}, if it is as large as the one before"
             need_room(self._run.storage, self._size, what, wait=self._settings.on_full == "wait")
-
-    def _remove_half(self, path: str, place: str) -> None:
-        """Remove the half-written file of a save that raised. Its final name was free before."""
-        with contextlib.suppress(OSError, StorageError):
-            if self._run.storage.root is None:
-                self._run.storage.remove(path)
-            elif os.path.isdir(place) and not os.path.islink(place):
-                shutil.rmtree(place)
-            else:
-                os.unlink(place)
 
 
 class CollectiveStore(UserStore):

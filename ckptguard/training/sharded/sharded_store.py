@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import os
 import re
-import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +17,7 @@ from ckptguard.errors import CkptguardError, RecordsError, SettingsError, StateE
 from ckptguard.layouts.own import folder_name
 from ckptguard.records.manifests import read_manifest
 from ckptguard.records.run import Run
+from ckptguard.runs.removal import remove_temporary
 from ckptguard.runs.run_view import RunView
 from ckptguard.storage.failures import translated
 from ckptguard.training.content.host_copy import HostCopy
@@ -33,6 +33,7 @@ from ckptguard.upkeep.leftovers import collect_saves
 from ckptguard.values.ids import CheckpointId, series_of
 from ckptguard.values.manifest import Manifest
 from ckptguard.values.settings import Settings
+from ckptguard.values.temporary_names import VISIBLE
 
 _log = logging.getLogger("ckptguard")
 
@@ -174,14 +175,14 @@ class ShardedStore:
 
     def _check_visible(self) -> None:
         """Raise SettingsError on every rank unless all see the folder that rank 0 sees."""
-        name = str(self._ranks.tell(f"tmp-visible-{uuid.uuid4().hex}"))
+        name = str(self._ranks.tell(VISIBLE.new()))
         place = os.path.join(self._root, name)
         try:
             each(self._ranks, "writing to the run", lambda: _touch(place) if self._ranks.rank == 0 else None)
             blind = [rank for rank, sees in enumerate(self._ranks.gather(os.path.exists(place))) if not sees]
         finally:
             if self._ranks.rank == 0 and os.path.exists(place):
-                os.unlink(place)
+                remove_temporary(self._run.storage, name)
         if blind:
             raise SettingsError(
                 f"the run {self._run.url} of rank 0 is not the run of ranks {blind}",

@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Callable
 
 from ckptguard.decisions.thinning import Thinned
-from ckptguard.errors import CkptguardError
+from ckptguard.errors import CkptguardError, RunRemovedError
 from ckptguard.records.run import Run, has_content, list_records
 from ckptguard.records.samples import (
     FOLDER,
@@ -159,7 +159,7 @@ class CurveRecorder:
                 self._write_all(run)
             self._pause = _PAUSE
         except Exception as error:
-            if self._pause == _PAUSE:
+            if self._pause == _PAUSE and not isinstance(error, RunRemovedError):
                 reason = error.message if isinstance(error, CkptguardError) else repr(error)
                 _log.warning("the loss curve of %s cannot be recorded now: %s", run.url, reason)
             self._pause = min(2 * self._pause, _LONGEST_PAUSE)

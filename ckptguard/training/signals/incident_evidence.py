@@ -202,9 +202,9 @@ def learning_rate(optimizer: Any) -> float | None:
     wait)."""
     try:
         rate = optimizer.param_groups[0]["lr"]
-    except (AttributeError, IndexError, KeyError, TypeError):
+    except Exception:  # an optimizer of the user's
         return None
-    return rate if isinstance(rate, float) else None
+    return float.__float__(rate) if isinstance(rate, float) else None
 
 
 def _tried(ask: Callable[[], _T], otherwise: _T) -> _T:

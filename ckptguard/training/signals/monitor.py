@@ -2,29 +2,48 @@
 
 from __future__ import annotations
 
+import functools
 import logging
+import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import msgspec
 
 from ckptguard.decisions.health import Diagnosis, Health, Limits, Signal, overdue
 from ckptguard.decisions.rollback import RollbackPolicy
 from ckptguard.training.content.training_parts import TrainingParts
-from ckptguard.training.signals.device_signals import DeviceSignals, loss_scale, on_device
+from ckptguard.training.signals.device_signals import DeviceSignals, Numbers, loss_scale, on_device
 from ckptguard.training.signals.incident_evidence import IncidentEvidence, SampleBuffer
+from ckptguard.training.signals.read_number import NoAnswerError, NumberReader, aside
 from ckptguard.training.signals.weights import PendingLook, first_of, model_tensors, state_tensors
 from ckptguard.values.incident import Details, Resumed
 
+_LOCK_SECONDS = 60.0  # that an observation waits while another thread reads the tensors
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 _log = logging.getLogger("ckptguard")
+
+
+def _alone(method: Callable[_P, _T]) -> Callable[_P, _T]:
+    """Let one thread at a time change what is known."""
+
+    @functools.wraps(method)
+    def alone(*arguments: _P.args, **named: _P.kwargs) -> _T:
+        monitor: Any = arguments[0]
+        with monitor._lock:
+            return method(*arguments, **named)
+
+    return alone
 
 
 class TrainingMonitor:
     """Takes what is known about each update. `sick` is the first sickness since `restart`, or None.
 
-    `health` is the memory, `recent` the last signals, `evidence` is for an incident's report. Bad input never raises,
-    and only a read of the tensors waits for a device. `allow` has patterns of tensors that may be infinite. `share`
-    turns this rank's bad tensor (or None) into that of all ranks. Then all ranks must read at the same moments.
+    `health` is the memory, `recent` the last signals, `evidence` is for an incident's report. `observe` takes anything
+    from any thread, never raises and never waits forever. Only a read of the tensors waits for a device. `allow` has
+    patterns of tensors that may be infinite. `share` turns this rank's bad tensor (or None) into that of all ranks.
+    Then all ranks must read at the same moments.
     """
 
     def __init__(self, parts: TrainingParts, policy: RollbackPolicy, *, allow: Sequence[str] = ()) -> None:
@@ -33,9 +52,11 @@ class TrainingMonitor:
         self._check_every, self._most_unsaved = policy.check_every, policy.unsaved
         self._unsaved_since: int | None = -1  # the last save before the one that was reported
         self._last_look = 0
-        self._delayed = DeviceSignals()
+        self.reader = NumberReader()
+        self._delayed = DeviceSignals(self.reader.say)
+        self._lock = threading.RLock()
         self._looking: tuple[int, PendingLook] | None = None
-        self._warned = False
+        self._heard = False  # whether there was a loss or a gradient norm, or a call of observe
         self.share: Callable[[str | None], str | None] = lambda name: name
         self.health = Health()
         self.sick: Diagnosis | None = None
@@ -71,26 +92,49 @@ class TrainingMonitor:
     ) -> Diagnosis:
         """Take the signals of an update. Numbers on a device are judged some updates later, under their own step.
 
-        Returns what is known so far.
+        Returns what is known so far. What cannot be read counts as not reported.
         """
-        numbers = self._number(loss), self._number(grad_norm), loss_scale(self._parts.scaler)
-        if error is None and (self._delayed.waiting or any(map(on_device, numbers))):
-            self._delayed.put(step, numbers, skipped)
-            return self._take_in(self._delayed.ready()) or Diagnosis(step=step)
-        text = None
+        self._heard = True
+        try:
+            read = self.reader.read
+            numbers = read("loss", loss), read("grad_norm", grad_norm), self._scale(), read("skipped", skipped)
+            text = None if error is None else _text_of(error)
+            if not self._lock.acquire(timeout=_LOCK_SECONDS):
+                raise NoAnswerError("another thread reads the tensors")
+            try:
+                return self._observe(step, numbers, text)
+            finally:
+                self._lock.release()
+        except Exception as failed:  # training goes on, whatever it is
+            self.reader.say("update", type(failed), failed)
+            return Diagnosis(step=step)
+
+    def _observe(self, step: int, numbers: Numbers, error: str | None) -> Diagnosis:
         if error is not None:
             self.flush()
-            text = f"{type(error).__name__}: {error}"
-        known, norm, scale = (None if number is None else float(number) for number in numbers)
-        signal = Signal(step=step, loss=known, grad_norm=norm, scale=scale, skipped=skipped, error=text)
+        elif self._delayed.waiting or not all(value is None or type(value) is float for value in numbers):
+            self._delayed.put(step, numbers)
+            return self._take_in(self._delayed.ready()) or Diagnosis(step=step)
+        # An exception is judged at once, without numbers that a device still has.
+        loss, norm, scale, skipped = (value if type(value) is float else None for value in numbers)
+        skips = None if skipped is None else skipped != 0.0
+        signal = Signal(step=step, loss=loss, grad_norm=norm, scale=scale, skipped=skips, error=error)
         return self._take_in((signal,)) or Diagnosis(step=step)
 
+    def say_if_unheard(self, step: int, hint: str) -> None:
+        """Warn once if no loss and no gradient norm was reported up to this update."""
+        if not self._heard:
+            self._heard = True
+            _log.warning("after %s updates no loss and no gradient norm was reported: %s", step, hint)
+
+    @_alone
     def flush(self) -> None:
         """Take the signals that are still on their way from a device."""
         if self._delayed.waiting:
             self._take_in(self._delayed.flush())
         self._finish_look(wait=True)
 
+    @_alone
     def look(self, step: int) -> Diagnosis:
         """Read weights, buffers and optimizer state after an update, and all signals up to it."""
         self.flush()
@@ -98,6 +142,7 @@ class TrainingMonitor:
         looks = self._parts.model is not None
         return self.take_in(Signal(step=step, looked=looks, bad_tensor=self._bad_tensor() if looks else None))
 
+    @_alone
     def after_step(self, step: int, *, must_know: bool = False) -> None:
         """Handle a complete update: every `check_every` read the tensors without waiting for a device.
 
@@ -124,6 +169,7 @@ class TrainingMonitor:
         self._unsaved_since = last_saved
         return reason
 
+    @_alone
     def restart(self, step: int) -> None:
         """Forget everything: a verified good state of update `step` was loaded."""
         self._last_look = step
@@ -133,8 +179,10 @@ class TrainingMonitor:
         self._looking = None
         self.sick = None
 
+    @_alone
     def take_in(self, signal: Signal) -> Diagnosis:
         """Judge one signal as it is, without reading tensors."""
+        self._heard = self._heard or signal.loss is not None or signal.grad_norm is not None
         self.recent.append(signal)
         self.health, diagnosis = self.health.after(signal, self._limits)
         if diagnosis.sick and self.sick is None:
@@ -166,23 +214,18 @@ class TrainingMonitor:
     def _bad_tensor(self) -> str | None:
         return self.share(first_of(self._tensors(), self.allow))
 
-    def _number(self, value: Any) -> Any:
-        """Return a float, or a tensor of one number on a device; None if it is not a number."""
-        if value is None or type(value) is float:
-            return value
+    def _scale(self) -> Any:
         try:
-            if not hasattr(value, "detach"):
-                return float(value)
-            value = value.detach()
-            if hasattr(value, "to_local"):
-                value = value.to_local()  # send no message to other ranks from here
-            if value.is_complex() or not value.numel():
-                raise TypeError("a tensor of real numbers is expected")
-            if value.dim():
-                value = value.float().mean() if value.numel() != 1 else value.reshape(())
-            return value if on_device(value) else float(value)
-        except Exception as error:  # whatever it is, it is not a number
-            if not self._warned:
-                self._warned = True
-                _log.warning("observe() was given a %s, which is not a number: %s", type(value).__name__, error)
+            return self.reader.read("loss scale", loss_scale(self._parts.scaler))
+        except Exception as error:  # a scaler of the user's
+            self.reader.say("loss scale", type(self._parts.scaler), error)
             return None
+
+
+def _text_of(error: object) -> str:
+    """Return the class and text of an exception. Its text may be the user's own code."""
+    name = type(error).__name__
+    try:
+        return aside(lambda: f"{name}: {error}")
+    except Exception:
+        return name

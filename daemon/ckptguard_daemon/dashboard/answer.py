@@ -6,13 +6,13 @@ import gzip
 from collections.abc import Callable
 from typing import Any
 
-import msgspec
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
 from ckptguard.documents.build import Document
 from ckptguard.values.ids import escape
+from ckptguard.values.record_text import encoded
 
 _WORTH_PACKING = 4096  # bytes
 _HEADERS = {"Cache-Control": "no-store", "Vary": "Accept-Encoding"}
@@ -30,22 +30,6 @@ def pack(request: Request, document: Document) -> Response:
         text = gzip.compress(text, compresslevel=1)
         headers["Content-Encoding"] = "gzip"
     return Response(text, headers=headers, media_type="application/json")
-
-
-def encoded(value: object) -> bytes:
-    """Return a value as JSON. Half a character, which no reader of JSON accepts, is escaped."""
-    try:
-        return msgspec.json.encode(value)
-    except UnicodeEncodeError:
-        return msgspec.json.encode(_in_unicode(msgspec.to_builtins(value)))
-
-
-def _in_unicode(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {_in_unicode(k): _in_unicode(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_in_unicode(v) for v in value]
-    return value.encode("utf-8", "backslashreplace").decode() if isinstance(value, str) else value
 
 
 def escaped(value: Any) -> Any:

@@ -16,8 +16,8 @@ from starlette.types import Receive, Scope, Send
 from ckptguard.catalogue.rows import NumberedEvent
 from ckptguard.errors import SettingsError
 from ckptguard.values.access import Role
+from ckptguard.values.record_text import encoded
 from ckptguard_daemon.catalogue_feed import CatalogueFeed
-from ckptguard_daemon.dashboard.answer import encoded
 from ckptguard_daemon.dashboard.pages import event_fields
 from ckptguard_daemon.http.routes import Caller, Route, Served, caller_of
 from ckptguard_daemon.roster import Roster

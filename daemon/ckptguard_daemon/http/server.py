@@ -44,11 +44,15 @@ class HttpServer:
         self._thread.start()
         return self._started.wait(_START_SECONDS) and self._thread.is_alive()
 
-    def close(self) -> None:
-        """Stop serving. Waiting requests get a second."""
+    def begin_to_close(self) -> None:
+        """Take no more connections. Returns at once."""
         self._server.should_exit = True
+
+    def close(self, seconds: float = _STOP_SECONDS) -> None:
+        """Stop serving, and wait this long at most for the end. Waiting requests get a second."""
+        self.begin_to_close()
         if self._thread.ident is not None:
-            self._thread.join(timeout=_STOP_SECONDS)
+            self._thread.join(timeout=max(0.0, seconds))
 
     def _serve(self) -> None:
         try:

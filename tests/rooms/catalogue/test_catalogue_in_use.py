@@ -10,13 +10,12 @@ import sys
 import threading
 from functools import partial
 
-import msgspec
 import pytest
 
 from ckptguard.catalogue import catalogue as in_use
 from ckptguard.catalogue import schema, write
 from ckptguard.catalogue.catalogue import Catalogue
-from ckptguard.catalogue.questions import events_after, known_rows, newest_bad, one_run, runs, timeline, totals
+from ckptguard.catalogue.questions import events_after, known_rows, one_run, runs, timeline
 from ckptguard.catalogue.rows import Event, Generation, RunSeen, event_key
 from ckptguard.values.run_facts import RunFacts
 
@@ -92,6 +91,11 @@ def put(catalogue, *many):
     assert catalogue.settle(PATIENCE)
 
 
+def in_place(catalogue):
+    """How many checkpoints each run has, by outcome."""
+    return {run.id: run.facts.checkpoints for run in catalogue.ask(runs, now=1.0)}
+
+
 def test_it_answers_what_was_noted(opened, told):
     """Every question is answered from what was noted, also after a restart."""
     catalogue = opened()
@@ -100,8 +104,7 @@ def test_it_answers_what_was_noted(opened, told):
         ask = partial(one.ask, now=9.0)
         assert [run.id for run in ask(runs)] == ["aa", "bb"]
         assert ask(one_run, "bb").facts.bytes == {"bad": 10}
-        assert [(t.outcome, t.checkpoints, t.bytes) for t in one.ask(totals)] == [("bad", 5, 25)]
-        assert [bad.checkpoint.path for bad in one.ask(newest_bad, most=2)] == ["m-2", "m-1"]
+        assert in_place(one) == {"aa": {"bad": 3}, "bb": {"bad": 2}}
         assert len(ask(timeline, "aa").events) == 3
         assert one.digest("aa") == b"d"
         catalogue.close()
@@ -142,17 +145,6 @@ def test_only_the_newest_events_stay(opened, monkeypatch):
     assert catalogue.ask(events_after, 0).events == kept
 
 
-def test_totals_of_any_size(opened):
-    """Sparse files state any size: their sum is told, and is right again when they are gone."""
-    catalogue = opened()
-    huge = RunFacts(url="/x", name="x", checkpoints={"good": 5000}, bytes={"good": 5000 * 2**53})
-    put(catalogue, seen("aa", 3), msgspec.structs.replace(seen("xx", 0), facts=huge))
-    assert {t.outcome: t.bytes for t in catalogue.ask(totals)} == {"bad": 15, "good": 5000 * 2**53}
-    catalogue.keep_only({"aa"})
-    assert catalogue.settle(PATIENCE)
-    assert {t.outcome: t.bytes for t in catalogue.ask(totals)} == {"bad": 15}
-
-
 def test_a_deleted_one_is_made_anew(opened, path, told):
     """It may be deleted while it is in use: digests say what to note again, and old event numbers mean a reset."""
     catalogue = opened()
@@ -182,7 +174,7 @@ def test_a_damaged_one_is_made_anew(opened, path, junk, told):
     catalogue = opened()
     assert catalogue.digest("aa") == b""
     put(catalogue, seen())
-    assert catalogue.ask(totals)[0].checkpoints == 1
+    assert in_place(catalogue) == {"aa": {"bad": 1}}
     assert told.sentences == []
 
 
@@ -197,8 +189,9 @@ def test_every_flipped_page_is_survived(opened, path):
         with open(path, "wb") as file:
             file.write(whole[:place] + bytes(b ^ 0x5A for b in whole[place : place + 4096]) + whole[place + 4096 :])
         catalogue = opened()
-        for question in (runs, newest_bad, totals):
-            catalogue.ask(question, **({"now": 1.0} if question is runs else {}))
+        catalogue.ask(runs, now=1.0)
+        catalogue.ask(timeline, "aa", now=1.0)
+        catalogue.ask(events_after, 0)
         catalogue.see(seen(count=3))
         assert catalogue.settle(PATIENCE)
         catalogue.close()
@@ -211,7 +204,7 @@ def test_one_of_another_version_is_made_anew(opened, path):
         db.execute("PRAGMA user_version = 7")
     db.close()
     put(catalogue := opened(), seen())
-    assert catalogue.ask(totals)[0].bytes == 5
+    assert in_place(catalogue) == {"aa": {"bad": 1}}
 
 
 def test_a_locked_one_is_told_once(opened, path, told):
@@ -250,7 +243,7 @@ def test_none_is_possible(opened, path, told, trouble, monkeypatch):
     for n in range(50):
         catalogue.see(seen(count=n))
     assert catalogue.settle(PATIENCE)
-    assert catalogue.ask(totals) is None
+    assert catalogue.ask(runs, now=1.0) is None
     assert catalogue.digest("aa") == b""
     assert len(set(told.sentences)) == len(told.sentences) == 1
 
@@ -262,18 +255,17 @@ def test_a_value_that_cannot_be_stored_costs_only_itself(opened, told):
     rows = (Generation(name="m/000000000001.1", bytes=2**70),)
     catalogue.see(RunSeen(id="cc", digest=b"x", facts=RunFacts(url="/c", name="c"), generations=rows))
     told.wait_for(2)  # that, and that it can be used again
-    assert catalogue.ask(totals)[0].checkpoints == 1
+    assert in_place(catalogue)["aa"] == {"bad": 1}
     assert catalogue.digest("aa") == b"d"
 
 
 def test_a_forgotten_run_is_gone(opened):
-    """Its rows, events and part of the totals are removed."""
+    """Its rows and events are removed."""
     catalogue = opened()
     put(catalogue, seen(count=3), seen("bb"), seen("cc"))
     catalogue.keep_only({"bb"})
     assert catalogue.settle(PATIENCE)
-    assert [run.id for run in catalogue.ask(runs, now=1.0)] == ["bb"]
-    assert [(t.checkpoints, t.bytes) for t in catalogue.ask(totals)] == [(1, 5)]
+    assert in_place(catalogue) == {"bb": {"bad": 1}}
     assert {event.run for event in catalogue.ask(events_after, 0).events} == {"bb"}
 
 
@@ -294,7 +286,7 @@ for n in itertools.count(1):
 
 @pytest.mark.parametrize("after", [1, 2, 7, 40])
 def test_a_killed_writer_leaves_whole_rows(path, after):
-    """After SIGKILL at any time the digest, the rows and the totals are of one moment."""
+    """After SIGKILL at any time the digest, the rows and the facts are of one moment."""
     writer = subprocess.Popen([sys.executable, "-c", _WRITER, path], stdout=subprocess.PIPE)
     for _ in itertools.islice(writer.stdout, after):
         pass
@@ -305,8 +297,8 @@ def test_a_killed_writer_leaves_whole_rows(path, after):
         number = int(digest)
         assert number >= after
         assert [row.bytes for row in rows.values()] == [number] * (number % 50)
-        found = {total.outcome: (total.checkpoints, total.bytes) for total in totals(db)}
-        assert found == ({"good": (len(rows), number * len(rows))} if rows else {})
+        [listed] = runs(db, now=1.0)
+        assert listed.facts.bytes == {"good": number * len(rows)}
 
 
 def test_a_network_file_system_is_known_by_its_mount(monkeypatch, tmp_path):

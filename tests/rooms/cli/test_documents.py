@@ -84,6 +84,7 @@ def test_documents_of_replicas_are_as_shown(document, eventful, tmp_path, monkey
     document("replicate", eventful, "--to", place)
     monkeypatch.setenv("CKPTGUARD_REPLICAS", place)
     _, found = document("status", eventful)
+    found["room"] = found["room"] or EXAMPLES["status"]["room"]  # null while there is room for all copies
     found["at_risk"] = found["at_risk"] or EXAMPLES["status"]["at_risk"]  # null once training is silent for a while
     assert ordered(shape(found)) == ordered(shape(EXAMPLES["status"]))
     assert found["replicas"] == [{"url": place, "behind": 0, "last_good": "300.1", "trouble": None}]
@@ -123,6 +124,14 @@ def test_documents_of_retention_are_as_shown(document, invoke, eventful):
         assert shape(found["in_trash"]) == shape(EXAMPLES["prune"][key])
     found["emptied"] = emptied["emptied"]
     assert ordered(shape(found)) == ordered(shape(EXAMPLES["prune"]))
+
+
+def test_the_document_of_migrate_is_as_shown(document, eventful):
+    """migrate prints what json.md shows, also what changes."""
+    (eventful / "_ckptguard/format.json").write_text('{"format":1}\n')
+    code, found = document("migrate", eventful, "--dry-run")
+    assert code == 0
+    assert {**found, "target": ""} == {**EXAMPLES["migrate"], "target": ""}
 
 
 def test_documents_of_scrub_and_repair_are_as_shown(document, eventful):

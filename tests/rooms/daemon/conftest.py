@@ -6,6 +6,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.daemon_process import DaemonProcess, Starter
@@ -32,8 +33,8 @@ def start(short_folder: Path) -> Iterator[Starter]:
     """Starts daemons; what still runs after the test is killed."""
     started: list[DaemonProcess] = []
 
-    def start_one(*runs: Path, arguments: tuple[str, ...] = (), **environment: str) -> DaemonProcess:
-        started.append(DaemonProcess(short_folder, *runs, arguments=arguments, **environment))
+    def start_one(*runs: Path, **how: Any) -> DaemonProcess:
+        started.append(DaemonProcess(short_folder, *runs, **how))
         return started[-1]
 
     yield start_one

@@ -16,11 +16,11 @@ from pathlib import Path
 import pytest
 from ckptguard_daemon.__main__ import command
 from ckptguard_daemon.liveness import LONGEST_SILENCE, probe
-from ckptguard_daemon.service import run_id_of
 from click.testing import CliRunner
 from support.daemon_process import PATIENCE, request, save, until
 
 from ckptguard.runs.settings_file import load_settings
+from ckptguard.values.ids import run_id_of
 
 ROOT = Path(__file__).resolve().parents[3]
 SCRIPTS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["scripts"]
@@ -46,7 +46,7 @@ def test_the_settings_can_be_used_as_they_are(tmp_path: Path) -> None:
     """What is printed is a settings file that the daemon takes."""
     path = tmp_path / "ckptguard.toml"
     path.write_text(printed("settings"), encoding="utf-8")
-    assert load_settings(str(path), {}) == load_settings(None, {})
+    assert load_settings(str(path), {}, []) == load_settings(None, {}, [])
 
 
 def test_the_unit_starts_the_daemon() -> None:

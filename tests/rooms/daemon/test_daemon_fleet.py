@@ -66,7 +66,7 @@ def test_runs_come_and_go(tmp_path: Path, start: Starter) -> None:
     daemon.logged("run_left", run=str(first))
     assert set(guarded(daemon)) == {str(second), str(named)}
     shutil.rmtree(named)
-    daemon.logged("waiting", run=str(named))
+    daemon.logged("ended", run=str(named))
     assert make(tmp_path, "named", 3) == named
     until(lambda: known_good(daemon, named) == 3, "the verdict on a named run that came back")
     assert [line["run"] for line in daemon.log_lines() if line["event"] == "run_left"] == [str(first)]

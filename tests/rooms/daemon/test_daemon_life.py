@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -177,7 +178,7 @@ def test_several_runs_fail_and_recover_apart(tmp_path: Path, run: Path, start: S
     daemon.logged("failing", run=str(broken))
     assert daemon.ask("known-good?wait_seconds=20", run=run)[1]["step"] == 1
     assert daemon.ask("known-good", run=broken)[0] == 503
-    stamp.unlink()
+    stamp.write_text('{"format": 2}')
     daemon.logged("recovered", run=str(broken))
 
 
@@ -211,12 +212,14 @@ def test_once_answers_with_its_exit_code(run: Path, nan: bool, truncated: bool, 
     save(run, 100)
     if nan:
         save(run, 200, nan=True)
-    if truncated:
-        path = save(run, 300)
-        info = path.stat()
-        os.truncate(path, info.st_size - 1000)
-        os.utime(path, ns=(info.st_atime_ns, info.st_mtime_ns))
-    done = once(run, "--settle", "0.1")
+    with contextlib.ExitStack() as held:
+        if truncated:
+            path = save(run, 300)
+            info = path.stat()
+            os.truncate(path, info.st_size - 1000)
+            os.utime(path, ns=(info.st_atime_ns, info.st_mtime_ns))
+            held.enter_context(open(path, "ab"))  # its writer goes on
+        done = once(run, "--settle", "0.1")
     assert (done.returncode, done.stdout) == (code, "")
     assert open_run(str(run)).records.list("ledger") != []
 

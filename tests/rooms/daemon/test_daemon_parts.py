@@ -34,10 +34,10 @@ def test_flags_then_environment_then_file(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.chdir(tmp_path)
     Path("ckptguard.toml").write_text("settle = 1\nscan_interval = 2\nkeep_good = 3")
     environ = {"CKPTGUARD_SETTLE": "10", "CKPTGUARD_SCAN_INTERVAL": "20"}
-    settings = load_settings(None, environ, settle=100.0, scan_interval=None)
+    settings = load_settings(None, environ, [], settle=100.0, scan_interval=None)
     assert (settings.settle, settings.scan_interval, settings.keep_good) == (100.0, 20.0, 3)
     Path("other.toml").write_text("keep_good = 7")
-    assert load_settings("other.toml", {}) == Settings(keep_good=7)
+    assert load_settings("other.toml", {}, []) == Settings(keep_good=7)
 
 
 @pytest.mark.parametrize("text", ["settle = ", "unknown = 1", "settle = -1", b"\xff"])
@@ -46,9 +46,9 @@ def test_wrong_settings_are_refused(tmp_path: Path, text: str | bytes) -> None:
     path = tmp_path / "x.toml"
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(SettingsError):
-        load_settings(str(path), {})
+        load_settings(str(path), {}, [])
     with pytest.raises(SettingsError):
-        load_settings(str(tmp_path / "absent.toml"), {})
+        load_settings(str(tmp_path / "absent.toml"), {}, [])
 
 
 def test_the_example_shows_every_setting_with_its_default() -> None:

@@ -13,12 +13,13 @@ from ckptguard_daemon.following import Following
 from ckptguard_daemon.guarded import WatchedRun
 from ckptguard_daemon.plan import Plan
 from ckptguard_daemon.roster import Roster
-from ckptguard_daemon.service import HookSets, run_id_of
+from ckptguard_daemon.service import HookSets
 from support.daemon_process import PATIENCE, save, until
 
 from ckptguard.fleet import Discovery, FleetRun, find_runs, read_fleet
 from ckptguard.fleet.search import Search
 from ckptguard.reporting.notify import Hooks
+from ckptguard.values.ids import run_id_of
 from ckptguard.values.settings import Settings
 
 finding = importlib.import_module("ckptguard.fleet.find_runs")  # the package has a function of this name

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from ckptguard_daemon.guarded import WatchedRun
 from ckptguard_daemon.log import log
-from ckptguard_daemon.service import run_id_of
 from support.daemon_process import flip_bit, save
 from support.kill_points import Killed, kill_at
 from support.views import look
@@ -23,6 +22,7 @@ from ckptguard.reporting import open_and_close
 from ckptguard.reporting.notify import Hooks
 from ckptguard.runs.work import PLAIN
 from ckptguard.upkeep.reconcile import PassNotes, reconcile
+from ckptguard.values.ids import run_id_of
 from ckptguard.values.settings import Settings
 from ckptguard.verification.checkpoint import verify_checkpoint
 

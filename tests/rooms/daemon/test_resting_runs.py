@@ -11,7 +11,6 @@ import pytest
 from ckptguard_daemon import watcher as watcher_module
 from ckptguard_daemon.guarded import WatchedRun
 from ckptguard_daemon.log import log
-from ckptguard_daemon.service import run_id_of
 from ckptguard_daemon.watcher import Watcher
 from support.daemon_process import flip_bit, save
 
@@ -19,6 +18,7 @@ from ckptguard.records.run import open_run, write_once
 from ckptguard.reporting.notify import Hooks
 from ckptguard.runs.work import PLAIN
 from ckptguard.storage.local.local_storage import LocalStorage
+from ckptguard.values.ids import run_id_of
 from ckptguard.values.settings import Settings
 
 SETTINGS = Settings(settle=0.0, keep="none")

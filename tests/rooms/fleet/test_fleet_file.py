@@ -77,7 +77,7 @@ WRONG = {
     "empty": ("", "no list of `folders`"),
     "no folders": ("folders = []", "at least one folder"),
     "wrong type": ('folders = "runs"', "folders must be a list"),
-    "depth": ('folders = ["a"]\ndepth = 99', "depth must be between 0 and 8, not 99"),
+    "depth": ('folders = ["a"]\ndepth = 99', "depth must be between 0 and 8"),
     "depth type": ('folders = ["a"]\ndepth = "x"', "depth must be a whole number"),
     "unknown key": ('folders = ["a"]\ndept = 1', "there is no key 'dept'"),
     "unknown setting": ('folders = ["a"]\n[settings]\nkeep_god = 1', "there is no setting 'keep_god'"),

@@ -17,7 +17,7 @@ from unittest import mock
 import torch
 import transformers
 from leave import leave
-from support.tiny_trainer import Overflow, everything, same
+from support.tiny_trainer import Overflow, everything, same, tokenizer
 
 from ckptguard.decisions.rollback import RollbackPolicy
 from ckptguard.integrations.transformers import train
@@ -94,15 +94,6 @@ def make(kind: str, folder: Path, *callbacks) -> transformers.Trainer:
     made = Sharding if kind == "sharded" else transformers.Trainer
     arguments = transformers.TrainingArguments(str(folder), **(usual | OF_KIND.get(kind, {})))
     return made(model, arguments, train_dataset=data, callbacks=list(callbacks))
-
-
-def tokenizer():
-    """One word for each number."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
-
-    words = Tokenizer(models.WordLevel({"<pad>": 0, **{str(i): i for i in range(1, 64)}}, unk_token="<pad>"))
-    words.pre_tokenizer = pre_tokenizers.Whitespace()
-    return transformers.PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>", eos_token="<pad>")
 
 
 class Strike(Overflow):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import functools
 import logging
+import math
 import os
 import sys
 import warnings
@@ -18,6 +19,7 @@ from unittest import mock
 import lightning
 import pytest
 import torch
+from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.strategies import ModelParallelStrategy
 from support.tiny_trainer import same
@@ -207,14 +209,27 @@ def replay(root: Path, kind: type[Module] = Module, **more) -> None:
     assert left == ["epoch=1-step=10.ckpt", "epoch=2-step=15.ckpt", "epoch=3-step=20.ckpt"], left
 
 
+class Losses(Callback):
+    """What a callback of the user's sees of each batch."""
+
+    def __init__(self) -> None:
+        self.seen: list[float] = []
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        self.seen.append(float(outputs["loss"]))
+
+
 def leave_out(root: Path, kind: type[Module] = Module, **more) -> None:
     """A run resumes where another ended, and leaves out the batch that overflows; its momenta stay as they are."""
     ranks = more.get("devices", 1)
     harmed = trainer(root / "harmed", max_epochs=1, keep=-1, **more)
     fit(harmed, kind(), data(ranks=ranks), save_every=5)
     poisoned = trainer(root / "harmed", keep=-1, max_epochs=2, **more)
-    module = kind()
+    module, losses = kind(), Losses()
+    poisoned.callbacks.append(losses)
     fit(poisoned, module, data(huge=2 * ranks, ranks=ranks))
+    assert 0.0 not in losses.seen
+    assert any(map(math.isnan, losses.seen))
     assert poisoned.global_step == 10, poisoned.global_step
     assert module.seen[-1] == (1, 4), module.seen
     assert all(value.isfinite().all() for value in module.state_dict().values())

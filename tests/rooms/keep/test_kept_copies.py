@@ -12,7 +12,8 @@ from support.runs import QUICK, state_dict, write_torch
 from support.views import look
 
 from ckptguard.inspect.list_states import survey
-from ckptguard.keep.copies import keep_checkpoint, own_bytes
+from ckptguard.keep.copies import keep_checkpoint
+from ckptguard.keep.room import own_bytes
 from ckptguard.records.kept import read_kept
 from ckptguard.records.run import open_run
 from ckptguard.retention.pin import pin

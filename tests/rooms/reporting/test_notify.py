@@ -3,6 +3,7 @@
 import base64
 import importlib.util
 import json
+from types import SimpleNamespace
 
 import pytest
 from support.daemon_process import PATIENCE, until
@@ -395,3 +396,17 @@ def test_messages_say_what_happened_and_what_to_do_next(root, run):
     first, where, then = event["text"].splitlines()
     assert first.startswith("w: ")
     assert (where, then) == (f"Run: {run.url}", f"Next: ckptguard incident {run.url}")
+
+
+def test_a_command_of_another_user_keeps_no_other_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+    """sudo's process cannot be killed by us. The others are, when this process ends."""
+    asked = []
+
+    def refuse(group: int, number: int) -> None:
+        asked.append(group)
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(channels, "_commands", [SimpleNamespace(pid=10), SimpleNamespace(pid=11)])
+    monkeypatch.setattr(channels.os, "killpg", refuse)
+    channels.kill_commands()
+    assert asked == [10, 11]

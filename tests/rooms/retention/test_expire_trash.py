@@ -122,6 +122,12 @@ def test_what_lay_in_the_way_of_a_save_goes_too(root, run, machine):
     machine.days = 1.1
     notes.prune_at = 0.0
     reconcile(look(run), notes)
+    assert (root / "tmp-replaced-0123abcd").exists()  # by the times of its files it is new
+    for path in (root / "tmp-replaced-0123abcd").rglob("*"):
+        os.utime(path, (1, 1))
+    os.utime(root / "tmp-replaced-0123abcd", (1, 1))
+    notes.prune_at = 0.0
+    reconcile(look(run), notes)
     assert sorted(p.name for p in root.iterdir()) == ["_ckptguard", "tmp-replaced-mine"]
 
 

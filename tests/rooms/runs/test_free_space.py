@@ -8,6 +8,7 @@ import pytest
 from support.runs import QUICK, write_safetensors
 from support.views import look
 
+from ckptguard.decisions.room import SPARE
 from ckptguard.errors import SettingsError, StorageFullError
 from ckptguard.keep.copies import keep_checkpoint
 from ckptguard.records.run import open_run
@@ -105,24 +106,20 @@ def test_a_restore_without_room_writes_nothing(tmp_path, free):
 
 
 @pytest.mark.parametrize("keep", ["copy", "link"])
-def test_only_a_copy_needs_room(tmp_path, free, keep):
-    """A kept copy by link takes none; a copy that has none leaves nothing."""
+def test_a_link_is_made_where_a_copy_has_no_room(tmp_path, free, keep):
+    """Where the next save fits and a copy beside it does not, the newest good save gets a link. Where not even the next
+    save fits, nothing is made."""
     run = tmp_path / "run"
     name = write_safetensors(run, 10, 1)
     verify_target(str(run), Settings(settle=0.0, keep="none"))
     opened = open_run(str(run))
-    view = look(opened, Settings(keep=keep))
-    checkpoint = view.checkpoint(name)
+    checkpoint = look(opened, Settings(keep=keep)).checkpoint(name)
     id = CheckpointId(checkpoint.series, 10, 1)
     free[:] = [100]
-    if keep == "link":
-        assert keep_checkpoint(
-            look(opened, Settings(keep=keep)), checkpoint, CheckpointId(checkpoint.series, 10, 1)
-        ).how in ("link", "reflink")
-        return
-    with pytest.raises(StorageFullError, match="a kept copy of model-10"):
-        keep_checkpoint(view, checkpoint, id)
+    assert keep_checkpoint(look(opened, Settings(keep=keep)), checkpoint, id) is None
     assert not list((run / "_ckptguard" / "kept").rglob("*.safetensors*"))
+    free[:] = [SPARE + int(1.2 * checkpoint.bytes)]
+    assert keep_checkpoint(look(opened, Settings(keep=keep)), checkpoint, id).how in ("link", "reflink")
 
 
 def test_the_setting_is_one_of_two_words():

@@ -91,7 +91,7 @@ def test_any_other_failure_is_one_of_storage(tmp_path, locks_fail, monkeypatch):
     def full(*_, **__):
         raise OSError(errno.ENOSPC, "full")
 
-    monkeypatch.setattr(os, "makedirs", full)
+    monkeypatch.setattr("ckptguard.runs.lock.open_lock", full)
     with pytest.raises(StorageFullError), run_lock(run, timeout=0.0):
         pytest.fail("it was not locked")
 

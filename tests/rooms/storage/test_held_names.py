@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import glob
+import json
 import os
 import shutil
 from pathlib import Path
@@ -25,6 +26,7 @@ from ckptguard.runs.find_known_good import find_known_good
 from ckptguard.storage import open_storage
 from ckptguard.storage.local import held_names
 from ckptguard.upkeep.leftovers import collect_leftovers
+from ckptguard.upkeep.migrate import migrate
 from ckptguard.upkeep.reconcile import PassNotes, reconcile
 from ckptguard.values.ids import CheckpointId
 from ckptguard.values.retention_policy import Policy
@@ -177,7 +179,8 @@ def as_an_older_version_left_it(root: Path) -> None:
 
 
 def test_a_run_of_an_older_version_is_read_restored_and_goes_on(tmp_path):
-    """Plain names are found. What is kept from now on has the new ones, what was moved gets them."""
+    """Plain names are found. New ones are plain too, until a person raises the format: then they have the new form, and
+    what was moved gets it."""
     root = tmp_path / "run"
     for step in (100, 200, 300):
         write_sharded(root, step, seed=step)
@@ -196,8 +199,13 @@ def test_a_run_of_an_older_version_is_read_restored_and_goes_on(tmp_path):
     reconcile(look(run), PassNotes())
     assert str(find_known_good(run).id) == "400.1"
     assert read_kept(run, CheckpointId("sharded-#", 400, 1)) is not None
-    assert "held.sharded-400.held" in os.listdir(at(root, "_ckptguard/kept/sharded-#/000000000400.1"))
-    assert (root / "_ckptguard/format.json").read_text() == '{"format":2}\n'  # an older version looks for plain names
+    assert "sharded-400" in os.listdir(at(root, "_ckptguard/kept/sharded-#/000000000400.1"))  # as an older one reads it
+    assert json.loads((root / "_ckptguard/format.json").read_text()) == {"format": 1}
+    migrate(run, dry_run=False)
+    write_sharded(root, 500, seed=5)
+    reconcile(look(run), PassNotes())
+    assert "held.sharded-500.held" in os.listdir(at(root, "_ckptguard/kept/sharded-#/000000000500.1"))
+    assert str(find_known_good(run).id) == "500.1"
     collect_leftovers(look(run))
     assert os.listdir(at(root, "_ckptguard/quarantine/sharded-#/000000000300.1")) == ["held.sharded-300.held"]
     assert not list((root / "_ckptguard/quarantine").rglob("*.safetensors"))

@@ -171,7 +171,7 @@ def test_options_from_the_settings(tmp_path: Path) -> None:
     """A table of the file, or JSON in the environment; no representation shows them."""
     file = tmp_path / "ckptguard.toml"
     file.write_text('[storage.s3]\nsecret = "S3CRET"\n[storage."s3://bucket"]\nkey = "k"\nclient_kwargs = {x = 1}\n')
-    settings = load_settings(str(file), {})
+    settings = load_settings(str(file), {}, [])
     assert settings.storage.for_url("s3://bucket/run") == {"secret": "S3CRET", "key": "k", "client_kwargs": {"x": 1}}
     assert "S3CRET" not in repr(settings)
     assert repr(Settings()).startswith("Settings(settle=5.0")

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import subprocess
 import sys
 import threading
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -26,7 +28,7 @@ from ckptguard.records import starts as records_of_starts
 from ckptguard.records.incidents import list_incidents
 from ckptguard.records.leases import begin_training
 from ckptguard.records.run import open_run
-from ckptguard.records.starts import list_starts, still_goes_on
+from ckptguard.records.starts import JobStart, list_starts, still_goes_on
 from ckptguard.replicas.replicate import replicate
 from ckptguard.runs.work import Work
 from ckptguard.supervise import gate as gate_module
@@ -112,6 +114,46 @@ def test_so_many_deaths_lead_one_further_back(url):
     [incident] = list_incidents(open_run(url))
     assert (incident.source, incident.state) == ("gate", "closed")
     assert incident.reason == "training was started 3 times from model-300, without a new good save"
+
+
+def test_starts_of_other_jobs_do_not_count(url):
+    """For jobs in any order, each of which saves nothing: a good checkpoint is passed over by the job alone that was
+    requeued three times, whatever its siblings and starts outside of jobs did."""
+    chance, counts = random.Random(20), Counter()
+    for _ in range(60):
+        job = chance.choice((None, *(JobStart(job=f"c/{n}", requeue=counts[f"c/{n}"]) for n in range(30))))
+        name = job.job if job else ""
+        if counts[name] < 3:
+            counts[name] += 1
+            done = start(url, job=job)
+            assert (done.known_good.step, done.attempt, done.joined) == (300, counts[name], False)
+    assert max(counts.values()) == 3
+    assert in_place(url) == ["model-100", "model-200", "model-300"]
+    worst = max(counts, key=lambda name: counts[name])
+    done = start(url, job=JobStart(job=worst, requeue=3) if worst else None)
+    assert (done.known_good.step, done.spent) == (200, ("model-300",))
+
+
+def test_a_prolog_and_the_gate_of_its_job_are_one_start(url):
+    """The gate in the job takes the answer of its prolog. A second gate in the job, or after a requeue, is a start."""
+    prolog, job = JobStart(job="7", prolog=True), JobStart(job="7")
+    assert start(url, job=prolog).attempt == 1
+    done = start(url, job=job)
+    assert (done.attempt, done.joined, done.known_good.step) == (1, True, 300)
+    assert len(list_starts(open_run(url))) == 1
+    assert start(url, job=JobStart(job="7", requeue=1)).attempt == 2
+    assert start(url, job=JobStart(job="7", requeue=1)).attempt == 3
+
+
+def test_starts_of_older_versions_are_read(url):
+    """A record without a job is one outside of jobs."""
+    start(url)
+    [path] = Path(url, "_ckptguard", "starts").iterdir()
+    document = json.loads(path.read_text())
+    assert document.pop("job") is None
+    path.write_text(json.dumps(document) + "\n")
+    assert start(url).attempt == 2
+    assert start(url, job=JobStart(job="7")).attempt == 1
 
 
 def test_a_new_good_save_forgives(url):

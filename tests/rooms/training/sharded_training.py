@@ -174,7 +174,7 @@ def lose(folder: str) -> None:
     if os.path.isdir(f"{folder}/step-000000004"):
         replicate(look(run, settings), f"{folder}-replica")
     for path in (*Path(folder).glob("step-*"), Path(folder, "_ckptguard", "kept")):
-        shutil.rmtree(path)
+        shutil.rmtree(path, ignore_errors=True)  # there may be no kept copy
 
 
 def harm(model: nn.Module, trouble: str) -> None:

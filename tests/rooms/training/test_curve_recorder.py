@@ -18,6 +18,7 @@ from support.views import look
 from ckptguard.decisions.thinning import thinned
 from ckptguard.records.run import list_records, open_run, read_record
 from ckptguard.records.samples import FOLDER, Samples, new_token, read_samples, samples_name, superseded, write_samples
+from ckptguard.storage.local import removal
 from ckptguard.training.signals.curve_recorder import CurveRecorder
 from ckptguard.upkeep.leftovers import collect_leftovers
 from ckptguard.values.curve import MOST_POINTS, Curve, curve_of
@@ -163,8 +164,9 @@ def test_a_guard_that_was_replaced_writes_no_more(run):
     assert len(list_records(run, FOLDER)) == 1
 
 
-def test_records_that_were_removed_come_back(run):
-    """A person removed the records: the guard writes what it knows."""
+def test_records_that_were_removed_come_back(run, monkeypatch):
+    """A person removed the curves alone: once it is clear that the run stays, the guard writes what it knows."""
+    monkeypatch.setattr(removal, "_ALONE", -1.0)
     recorder = CurveRecorder(run)
     train(recorder, 1, 10)
     recorder.close(LONG)

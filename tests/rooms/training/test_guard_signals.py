@@ -2,6 +2,7 @@
 
 import math
 import os
+import random
 
 import pytest
 import torch
@@ -200,3 +201,25 @@ def test_a_margin_reaches_checkpoints_without_a_verdict(tmp_path):
             taken.append(step)
             guard.observe(loss=1.0, grad_norm=math.nan if number == 6 else 1.0)
     assert taken == [*range(1, 8), *range(5, 10)]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_only_the_batch_with_the_sign_is_skipped(tmp_path, seed):
+    """Wherever the harmful batch comes and however often is saved: all others are trained on, in their order."""
+    chance = random.Random(seed)
+    hot, save_every, total = chance.randrange(20), chance.randint(1, 7), 20
+    data, taken, policy = batches(total + 2, hot=(hot,)), {}, ckptguard.RollbackPolicy(check_every=chance.randint(1, 9))
+    model = Half()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    tells_norm = chance.random() < 0.5
+    with guarded(tmp_path / "run", model, optimizer, policy=policy) as guard:
+        for step, x in guard.steps(data, total=total, save_every=save_every):
+            taken[step] = next(n for n, batch in enumerate(data) if batch is x)
+            loss = model(x)
+            optimizer.zero_grad()
+            loss.backward()
+            norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            guard.observe(loss=loss, grad_norm=norm if tells_norm else None)
+    assert [taken[step] for step in range(1, total + 1)] == [n for n in range(total + 1) if n != hot]
+    assert len(incidents(tmp_path / "run")) == 1

@@ -40,11 +40,11 @@ def test_finite_losses_do_not_vouch_for_what_they_do_not_depend_on():
     assert "every tensor was finite after step 4" in found.reason
 
 
-def test_a_loss_that_shows_it_needs_no_range():
-    """The first NaN loss was computed from weights that the update before it left."""
+def test_the_first_nan_loss_is_the_first_sign():
+    """Its weights came from the update before it, whose own loss was finite: that one is skipped only on a repeat."""
     losses = [(step, {"loss": 1.0}) for step in range(1, 10)]
     found = diagnose((0, LOOK), *losses, (10, {"loss": math.nan, **BAD}))
-    assert (found.onset_step, found.onset_through) == (9, None)
+    assert (found.onset_step, found.onset_through, found.surely_by) == (9, 10, 10)
 
 
 def test_a_look_that_arrives_late_is_judged_under_its_own_step():

@@ -11,6 +11,7 @@ from support.records_on_disk import at
 from support.runs import QUICK, state_dict
 from support.views import look
 
+from ckptguard.decisions.room import SPARE
 from ckptguard.errors import StorageFullError
 from ckptguard.inspect.status import status
 from ckptguard.keep.own_bytes import give_own_bytes
@@ -73,16 +74,19 @@ def test_a_copy_that_is_called_off_is_no_trouble(root, run):
 
 
 def test_a_full_disk_leaves_the_link_and_says_so(root, run, monkeypatch):
-    """No room for bytes of its own: the link stays, a sentence says what it is not good for, and later it has them."""
+    """There is room for the next save, and none for bytes of its own: the link stays, a sentence says what is lacking,
+    and later it has them."""
     save(root / "epoch_2.pt", 1)
+    room = SPARE + int(1.2 * (root / "epoch_2.pt").stat().st_size)
     with monkeypatch.context() as full:
-        full.setattr(local_storage.LocalStorage, "free_space", lambda self: 0)
+        full.setattr(local_storage.LocalStorage, "free_space", lambda self: room)
         done = reconcile(look(run), PassNotes())
     assert [c.outcome.value for c in done.checked] == ["good"]
     if how_kept(run) == {"2.1": "reflink"}:
         pytest.skip("this file system has reflinks")
     assert how_kept(run) == {"2.1": "link"}
-    assert ["not against being overwritten" in one for one in done.could_not_tell] == [True]
+    assert done.room.problem == "not enough room: no copy, only a hard link"
+    assert not done.could_not_tell
     reconcile(look(run), PassNotes())
     assert how_kept(run) == {"2.1": "copy"}
 
@@ -236,19 +240,21 @@ def test_a_trainer_that_keeps_one_save_and_saves_every_second(root, run):
     assert (str(answer.id), answer.kept) == ("500.1", True)
 
 
-def test_what_does_not_prove_to_be_whole_is_not_judged_by_its_copy(root, run):
-    """A folder may gain a file until it is quiet: its copy says nothing, and one sentence says what to do, once."""
+def test_what_does_not_prove_to_be_whole_is_not_judged_by_its_copy(root, run, monkeypatch):
+    """A folder may gain a file until it is quiet: its copy says nothing. One sentence says what to do, once, and only
+    when training has gone on since."""
+    monkeypatch.setattr("ckptguard.upkeep.reconcile._GOING", 0.0)
     slow, notes, told = QUICK.changed(settle=60.0), PassNotes(), []
     for step in (1, 2, 3):
         (root / f"step-{step}").mkdir()
         save(root / f"step-{step}" / "model.pt", step)
-        reconcile(look(run, slow), notes)
+        told.append(reconcile(look(run, slow), notes).lost)
         shutil.rmtree(root / f"step-{step}")
         done = reconcile(look(run, slow), notes)
-        assert done.checked == ()
-        told.append(done.lost)
-    assert "step-1 was gone before it could be verified" in told[0]
-    assert told[1:] == [None, None]
+        assert (done.checked, done.lost) == ((), None)
+    assert told[0] is None
+    assert "step-1 was gone before it could be verified" in told[1]
+    assert told[2] is None
 
 
 def test_a_save_that_grows_keeps_its_id(root, run):

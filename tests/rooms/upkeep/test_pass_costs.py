@@ -18,7 +18,7 @@ from ckptguard.values.settings import Settings
 from ckptguard.values.verdict import Outcome
 
 SETTINGS = Settings(settle=0.0, scan_interval=1.0, workers=1)
-IDLE = {"records.names": 1, "run.list": 1}
+IDLE = {"records.names": 1, "run.list": 1, "records.free_space": 1}
 
 
 def save(root, step):

@@ -282,10 +282,10 @@ def test_a_sealed_folder_that_lost_its_weights_is_bad_not_gone(root, run):
 def test_old_temporaries_of_ours_are_collected_and_nothing_else(root, three):
     """A killed process leaves temporaries; after an hour they go. A trainer's own are never touched."""
     reconcile(look(three), PassNotes())
-    ours = at(root, "_ckptguard/ledger/net-#.pt") / ".tmp-0123"
-    staged = root / "tmp-rollback-0123"
+    ours = at(root, "_ckptguard/ledger/net-#.pt") / ".tmp-0123456789abcdef"
+    staged = root / "tmp-rollback-0123abcd"
     theirs = root / "tmp-checkpoint-9"
-    fresh = root / "_ckptguard" / ".tmp-4567"
+    fresh = root / "_ckptguard" / ".tmp-4567456745674567"
     for folder in (staged, theirs):
         folder.mkdir()
     for file in (ours, fresh):

@@ -100,7 +100,7 @@ def test_inside_a_training_an_unknown_variable_is_a_warning(monkeypatch, tmp_pat
     assert training_settings().settle == 7.0
     assert "did you mean CKPTGUARD_KEEP_GOOD?" in caplog.text
     with pytest.raises(SettingsError, match="CKPTGUARD_KEEP_GOD"):
-        load_settings(None, os.environ)
+        load_settings(None, os.environ, [])
 
 
 texts = st.lists(st.text(min_size=1).filter(lambda t: "\0" not in t), max_size=3).map(tuple)

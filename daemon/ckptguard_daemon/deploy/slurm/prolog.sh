@@ -1,46 +1,136 @@
 #!/bin/bash
 # A Slurm prolog: it keeps a job from starting from a checkpoint that is not good. It is off until you set GATE=on.
-# Slurm drains a node whose prolog fails, and holds the job. The gate in the job script does the same without that:
-#   ckptguard-daemon --example slurm-job
-# Use one of the two, for each call of the gate counts as a start.
 #   ckptguard-daemon --example slurm-prolog > /etc/slurm/ckptguard-prolog
 #   chmod 755 /etc/slurm/ckptguard-prolog
 #   Prolog=/etc/slurm/ckptguard-prolog        PrologFlags=Alloc
 # A job names its runs in its comment, one word each:
-#   #SBATCH --comment="ckptguard=/scratch/me/runs/exp1"
+#   #SBATCH --comment="ckptguard=/scratch/me/runs/exp1-%a"
+# It always ends with 0: Slurm drains a node whose prolog fails. A job that must not start is put back into the queue
+# and held. Its AdminComment and the log say why. The user puts it right, and then lets it go: scontrol release JOB.
 GATE=off
 BIN=/opt/ckptguard/bin
-# A gate that takes longer, or cannot tell, lets the job start.
-LIMIT=10m
+# Seconds. A gate that takes longer, or cannot tell, lets the job start.
+LIMIT=600
 LOG=/var/log/ckptguard-prolog.log
 
 [ "$GATE" = on ] || exit 0
-export PATH=/usr/sbin:/usr/bin:/sbin:/bin:$PATH
+trap 'exit 0' EXIT
+export PATH=/usr/sbin:/usr/bin:/sbin:/bin:$PATH LC_ALL=C.UTF-8
 exec </dev/null >/dev/null 2>&1
-exec >>"$LOG" 2>&1
 
-runs=()
-read -r -d '' -a words <<<"$SLURM_JOB_COMMENT"
-for word in "${words[@]}"; do
-    [[ $word == ckptguard=?* ]] && runs+=("${word#ckptguard=}")
-done
-first=$(scontrol show hostnames "$SLURM_NODELIST" 2>/dev/null | head -n 1)
+# The comment is a user's text. Only a word `ckptguard=RUN` means something, and RUN is a path from the root or a URL,
+# of letters, digits and ./_%+=@:,~- alone. In it %j is the job's id, %A the array's id, %a the task's number in the
+# array, %u the user's name, and %% a percent sign.
+note() { # each line of stdin, with the time and the job's id
+    local line
+    while IFS= read -r line || [ -n "$line" ]; do
+        printf '%(%F %T)T job %s: %s\n' -1 "$SLURM_JOB_ID" "${line//[^[:print:]]/?}"
+    done >>"$LOG"
+}
+read_runs() {
+    local word text sign user words=() row array=${SLURM_ARRAY_JOB_ID-} task=${SLURM_ARRAY_TASK_ID-}
+    runs=() name=$SLURM_JOB_ID
+    read -r -d '' -a words <<<"$SLURM_JOB_COMMENT"
+    for word in "${words[@]}"; do
+        [[ $word =~ ^ckptguard=((/|[a-z][a-z0-9+]*://)[[:alnum:]./_%+=@:,~-]{1,1000})$ ]] || continue
+        runs+=("${BASH_REMATCH[1]}")
+        [ ${#runs[@]} -lt 8 ] || break
+    done
+    [ ${#runs[@]} -gt 0 ] || return 0
+    user=$(timeout 10 id -nu -- "$SLURM_JOB_UID") || user=$SLURM_JOB_UID
+    if [ -z "$task" ]; then # an older Slurm does not say it; these columns hold numbers alone
+        while read -r -a row; do
+            [ "${row[0]}" = "$SLURM_JOB_ID" ] && array=${row[1]} task=${row[2]}
+        done < <(timeout 30 squeue --noheader --states=all --jobs "$SLURM_JOB_ID" --format '%A %F %K')
+    fi
+    [[ $array =~ ^[0-9]+$ && $task =~ ^[0-9]+$ ]] && name=${array}_$task || task=
+    [[ $array =~ ^[0-9]+$ ]] || array=$SLURM_JOB_ID
+    for word in "${!runs[@]}"; do
+        text=${runs[word]} sign=
+        while [[ $text =~ ^([^%]*)%(.)(.*)$ ]]; do
+            case ${BASH_REMATCH[2]} in
+                a)
+                    [ -n "$task" ] || break
+                    sign+=${BASH_REMATCH[1]}$task
+                    ;;
+                A) sign+=${BASH_REMATCH[1]}$array ;;
+                j) sign+=${BASH_REMATCH[1]}$SLURM_JOB_ID ;;
+                u) sign+=${BASH_REMATCH[1]}$user ;;
+                %) sign+=${BASH_REMATCH[1]}% ;;
+                *) break ;;
+            esac
+            text=${BASH_REMATCH[3]}
+        done
+        if [[ $text == *%* ]]; then
+            note <<<"no such % sign, or no array: ${runs[word]}"
+            unset "runs[word]"
+        else
+            runs[word]=$sign$text
+        fi
+    done
+}
+# A command with the rights of the job's user, in the job's folder, without root's environment. It ends with 90 where
+# the run is another user's, and with 91 where there is none.
+# shellcheck disable=SC2016 # the inner shell is to see these
+INNER='case $1 in /*)
+    cd -- "$1" 2>/dev/null || case $(stat -L -- "$1" 2>&1) in
+        *": No such file or directory" | *": Not a directory" | *"regular "*file*) exit 91 ;;
+        *) echo "$1 cannot be entered"; exit 1 ;;
+    esac
+    [ "$(stat -c %u .)" = "$(id -u)" ] || exit 90 ;;
+esac
+cd "$0" 2>/dev/null || cd /
+shift; exec "$@"'
+as_user() { # SECONDS COMMAND...
+    local limit=$1 home drop=()
+    shift
+    home=$(timeout 10 getent passwd "$SLURM_JOB_UID" | cut -d: -f6)
+    if [ "$(id -u)" != "$SLURM_JOB_UID" ]; then
+        drop=(setpriv --reuid "$SLURM_JOB_UID" --regid "$SLURM_JOB_GID" --init-groups --no-new-privs)
+    fi
+    env -i PATH="$PATH" HOME="${home:-/}" LC_ALL=C.UTF-8 ${SLURM_CONF:+"SLURM_CONF=$SLURM_CONF"} \
+        SLURM_JOB_ID="$SLURM_JOB_ID" SLURM_JOB_RESTART_COUNT="${SLURM_JOB_RESTART_COUNT:-0}" \
+        SLURM_CLUSTER_NAME="${SLURM_CLUSTER_NAME-}" SLURM_SCRIPT_CONTEXT="${SLURM_SCRIPT_CONTEXT-}" \
+        timeout --kill-after=5 "$limit" "${drop[@]}" "$@"
+}
+# What a user can stop, or a storage that hangs keeps even when it is killed, is not waited for longer than this.
+code_of() { # SECONDS COMMAND...: have its exit code in `code`, or nothing
+    local answer
+    exec {answer}< <(
+        as_user "$@" 2>&1 </dev/null | head -c 65536 | note
+        echo "${PIPESTATUS[0]}"
+    )
+    code=
+    read -r -t $(($1 + 10)) -u "$answer" code
+    exec {answer}<&-
+}
+hold() { # with the user's own rights: whatever went wrong here, no other user's job is touched
+    note <<<"it is held: $1"
+    timeout 30 scontrol update JobId="$name" AdminComment="ckptguard: $1" 2>&1 | note
+    code_of 60 scontrol requeuehold "$name"
+    if [ "$code" != 0 ]; then
+        note <<<"it cannot be put back into the queue, and is cancelled"
+        code_of 60 scancel "$name"
+        [ "$code" = 0 ] || note <<<"it cannot be cancelled, and starts"
+    fi
+    # Without PrologFlags=Alloc this node has the job's script already, and must hear of it before this prolog ends.
+    sleep 5
+    exit 0
+}
+
+first=$(timeout 30 scontrol show hostnames "$SLURM_NODELIST" 2>/dev/null | head -n 1)
 [ "${first:-$SLURMD_NODENAME}" = "$SLURMD_NODENAME" ] || exit 0
-
-as_user=()
-if [ "$(id -u)" != "$SLURM_JOB_UID" ]; then
-    as_user=(setpriv --reuid "$SLURM_JOB_UID" --regid "$SLURM_JOB_GID" --init-groups --no-new-privs)
-fi
-HOME=$(getent passwd "$SLURM_JOB_UID" | cut -d: -f6)
-export HOME
+read_runs
 for run in "${runs[@]}"; do
-    # shellcheck disable=SC2016 # the inner shell is to see these
-    timeout --kill-after=10 "$LIMIT" \
-        "${as_user[@]}" /bin/sh -c 'cd "$0" 2>/dev/null || cd /; exec "$@"' "$SLURM_JOB_WORK_DIR" \
-        "$BIN/ckptguard" gate -- "$run"
-    case $? in
-        # Bad, undecided, no start left, nothing good: 3, 4, 12, 13.
-        3 | 4 | 12 | 13) exit 1 ;;
+    code_of "$LIMIT" /bin/sh -c "$INNER" "$SLURM_JOB_WORK_DIR" "$run" "$BIN/ckptguard" gate -- "$run"
+    case $code in
+        3) hold "$run: what is there is bad" ;;
+        4) hold "$run: it is not decided what is good" ;;
+        10 | 91) hold "$run: there is no such run; make the folder, or correct the comment" ;;
+        12) hold "$run: no start is left" ;;
+        13) hold "$run: nothing good is there to start from" ;;
+        90) hold "$run: it belongs to another user" ;;
+        0) note <<<"$run: it starts" ;;
+        *) note <<<"$run: the gate could not tell (${code:-no answer}), so the job starts" ;;
     esac
 done
-exit 0

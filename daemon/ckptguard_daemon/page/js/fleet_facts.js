@@ -35,6 +35,7 @@ const unsettled = ({ last_incident: last, known_good_step: good }) => Boolean(la
 
 /** Return {word, ok, weight}: the state of a run in a word, and how much it needs somebody. */
 function standing(run, now) {
+  if (run.state === "ended") return { word: "Ended", ok: true, weight: 0 };
   if (run.state === "waiting" && !isFinite(run.newest_at)) return { word: "Not begun", ok: false, weight: 0 };
   if (run.state === "waiting" && run.trouble) return { word: "Gone", ok: false, weight: 5 };
   if (run.state === "failing") return { word: "Cannot be read", ok: false, weight: 4 };

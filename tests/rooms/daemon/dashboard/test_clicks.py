@@ -14,7 +14,6 @@ import pytest
 from ckptguard_daemon.dashboard import compare, reading
 from ckptguard_daemon.dashboard.heat import MOST, choose, first_bad
 from ckptguard_daemon.dashboard.reading import Remembered
-from ckptguard_daemon.service import run_id_of
 from hypothesis import given
 from hypothesis import strategies as st
 from support.dashboards import Dashboard, Opener
@@ -26,6 +25,7 @@ from ckptguard.inspect.diff import diff as diff_by_reading
 from ckptguard.inspect.show import show
 from ckptguard.records.incidents import open_incident
 from ckptguard.records.run import open_run
+from ckptguard.values.ids import run_id_of
 from ckptguard.values.verdict import Outcome
 
 SERIES = "model-#"

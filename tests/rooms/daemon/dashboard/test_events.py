@@ -10,7 +10,6 @@ import pytest
 from ckptguard_daemon.dashboard import events as events_module
 from ckptguard_daemon.dashboard.events import MOST_QUEUED
 from ckptguard_daemon.http.routes import Caller, Role
-from ckptguard_daemon.service import run_id_of
 from support.daemon_process import PATIENCE, Starter, until
 from support.daemon_process import save as save_file
 from support.dashboards import Dashboard, Listener, Opener
@@ -19,6 +18,7 @@ from support.tiny_run import WEIGHTS, delete, inline, name_of, poison, save
 from ckptguard.catalogue.rows import Event, event_key
 from ckptguard.runs.results import Checked
 from ckptguard.runs.work import Work
+from ckptguard.values.ids import run_id_of
 
 
 def happened(dashboard: Dashboard, url: str, count: int, *, first: int = 0) -> None:

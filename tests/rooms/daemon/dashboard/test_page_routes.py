@@ -15,7 +15,6 @@ import pytest
 import torch
 from ckptguard_daemon.dashboard.pages import NOT_SEEN
 from ckptguard_daemon.http.routes import Caller, Role
-from ckptguard_daemon.service import run_id_of
 from support.daemon_process import until
 from support.dashboards import Opener
 from support.tiny_run import TINY, WEIGHTS, delete, inline, name_of, poison, rot, save
@@ -26,7 +25,7 @@ from ckptguard.records.run import open_run
 from ckptguard.recover.roll_back import GoBack, roll_back
 from ckptguard.runs.run_view import open_view
 from ckptguard.runs.work import Work
-from ckptguard.values.ids import CheckpointId
+from ckptguard.values.ids import CheckpointId, run_id_of
 
 VIEWS = ("page", "curves")
 SERIES = "model-#"

@@ -24,7 +24,6 @@ from ckptguard_daemon.log import log
 from ckptguard_daemon.loop import Loop, Passes
 from ckptguard_daemon.metrics import Metrics
 from ckptguard_daemon.roster import Roster
-from ckptguard_daemon.service import run_id_of
 from starlette.types import ASGIApp
 from support.daemon_process import PATIENCE, Starter, save
 
@@ -34,7 +33,7 @@ from ckptguard.records.run import open_run
 from ckptguard.reporting.notify import Hooks
 from ckptguard.runs.history import load_history
 from ckptguard.runs.work import PLAIN
-from ckptguard.values.ids import CheckpointId
+from ckptguard.values.ids import CheckpointId, run_id_of
 from ckptguard.values.settings import Settings
 from ckptguard.values.verdict import Outcome
 

@@ -14,12 +14,12 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from ckptguard_daemon.service import run_id_of
 from support.daemon_process import PATIENCE, Starter, save, until
 
 from ckptguard.records.daemon_record import read_daemon_record
 from ckptguard.records.run import open_run
 from ckptguard.values.access import parse_tokens
+from ckptguard.values.ids import run_id_of
 
 
 class Dashboard:

@@ -1,0 +1,36 @@
+"""``ckptguard forget``: remove the records of a run whose checkpoints are gone."""
+
+from __future__ import annotations
+
+import click
+
+from ckptguard.cli.command import Command, Place, Shared, quiet_option, shared_options
+from ckptguard.cli.exit_codes import ExitCode
+from ckptguard.cli.output import emit, say_well
+from ckptguard.cli.render import cell
+
+CODES = (ExitCode.NOT_FOUND, ExitCode.BUSY)
+
+
+@click.command("forget", cls=Command, codes=CODES, short_help="Remove the records of a run that is gone.")
+@click.argument("run", type=Place())
+@click.option("--force", is_flag=True, help="Also remove the copies of checkpoints in the records.")
+@click.option("--dry-run", is_flag=True, help="Say what would be removed, and remove nothing.")
+@quiet_option
+@shared_options
+def command(run: str, force: bool, dry_run: bool, shared: Shared) -> None:
+    """Remove the records of RUN, if nothing but its records is left. A daemon watches it no longer.
+
+    Use it after a removal that left records behind, and for records elsewhere, which `rm -rf RUN` leaves. While
+    checkpoints or other files are in RUN, it refuses. It also refuses while a training uses RUN.
+    """
+    from ckptguard.retention.forget import forget
+    from ckptguard.runs.run_view import open_view
+
+    view = open_view(run, shared.settings([run]), must_exist=False)
+    done = forget(view, force=force, dry_run=dry_run)
+    if shared.as_json:
+        emit("forget", done, target=view.run.url)
+    else:
+        verb = "would remove" if dry_run else "removed"
+        say_well(f"{verb} {done.records} records of {cell(done.run)}, with {done.copies} files of checkpoints")

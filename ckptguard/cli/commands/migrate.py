@@ -1,0 +1,40 @@
+"""``ckptguard migrate``: raise the format of a run's records."""
+
+from __future__ import annotations
+
+import click
+
+from ckptguard.cli.command import Command, Place, Shared, quiet_option, shared_options
+from ckptguard.cli.exit_codes import ExitCode
+from ckptguard.cli.output import emit, say, say_well
+
+CODES = (ExitCode.NOT_FOUND, ExitCode.BUSY)
+
+
+@click.command("migrate", cls=Command, codes=CODES, short_help="Raise the format of a run's records.")
+@click.argument("run", type=Place())
+@click.option("--dry-run", is_flag=True, help="Say what would change, and change nothing.")
+@quiet_option
+@shared_options
+def command(run: str, dry_run: bool, shared: Shared) -> None:
+    """Raise the records of RUN to the format of the setting `records_format`.
+
+    Versions that do not know the format refuse the run from then on. So upgrade everything that uses RUN first. Nothing
+    else raises the format, and it cannot be lowered.
+    """
+    from ckptguard.runs.target import open_named_run
+    from ckptguard.upkeep.migrate import migrate
+
+    view = open_named_run(run, shared.settings([run]))
+    done = migrate(view.run, dry_run=dry_run)
+    if shared.as_json:
+        emit("migrate", done, target=view.run.url, dry_run=dry_run)
+        return
+    tell = say if dry_run else say_well
+    if done.to == done.format:
+        tell(f"nothing to do: the records have format {done.format}")
+        return
+    tell(f"format of the records: {done.format} -> {done.to}")
+    for change in done.changes:
+        tell(f"  {change}")
+    tell("run it without --dry-run to raise the format" if dry_run else "the format is raised")

@@ -1,0 +1,47 @@
+"""What a run lacks because there is too little room, on record: what was released, and what protection is left."""
+
+from __future__ import annotations
+
+import contextlib
+
+import msgspec
+
+from ckptguard.errors import RecordsError
+from ckptguard.records.run import Run, as_line, read_parsed
+from ckptguard.records.who_and_when import utc_now
+from ckptguard.values.record_formats import PLAIN
+
+_KEY = "room.json"
+_MOST = 20  # paths on record
+
+
+class RoomProblem(msgspec.Struct, frozen=True, kw_only=True):
+    """Why a run has fewer kept copies than its settings ask for. `released`: the paths of the saves whose copies were
+    released, the last ones last. `at`: when this was last noted."""
+
+    problem: str
+    released: tuple[str, ...] = ()
+    needed: int = 0
+    free: int = 0
+    at: str = ""
+    format: int = PLAIN.writes
+
+
+def read_room_problem(run: Run) -> RoomProblem | None:
+    """Return what the run lacks, or None. A record that cannot be read says nothing."""
+    with contextlib.suppress(RecordsError):
+        return read_parsed(run, _KEY, RoomProblem, "the record of too little room")
+    return None
+
+
+def write_room_problem(run: Run, problem: RoomProblem) -> None:
+    """Note what the run lacks, in place of what was noted before."""
+    value = msgspec.structs.replace(problem, released=problem.released[-_MOST:], at=utc_now())
+    with run.records.upload(_KEY, replace=True) as upload:
+        upload.write(as_line(value))
+        upload.commit()
+
+
+def clear_room_problem(run: Run) -> None:
+    """Note that the run lacks nothing."""
+    run.records.remove(_KEY)

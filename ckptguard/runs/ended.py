@@ -1,0 +1,28 @@
+"""Runs of which only records are left: their training has ended, and somebody removed what it saved."""
+
+from __future__ import annotations
+
+import time
+
+from ckptguard.errors import ObjectMissingError
+from ckptguard.records.daemon_record import KEY as DAEMON
+from ckptguard.records.leases import list_trainings, surely_gone
+from ckptguard.records.run import Run
+
+SHOWN = 86400.0  # seconds for which a run that has ended is shown
+
+
+def ended_at(run: Run) -> float | None:
+    """Return when the records of a run without any other file last changed, in seconds since 1970.
+
+    None if its training goes on for certain, and will save again. Nothing is written.
+    """
+    try:
+        entries = run.records.list("", recursive=True)
+    except ObjectMissingError:
+        entries = []
+    newest = max((e.mtime_ns for e in entries if e.mtime_ns is not None and e.key != DAEMON), default=None)
+    at = time.time() if newest is None else newest / 1e9
+    if time.time() - at < SHOWN and any(not surely_gone(run, one) for one in list_trainings(run)):
+        return None
+    return at

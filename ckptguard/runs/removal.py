@@ -1,0 +1,167 @@
+"""Remove files. Outside of the records and the storages, this is the only module that does.
+
+Each function says whose files it removes, and checks what can be checked. A name alone is proof only for a temporary
+that the caller itself has just made. What another process may have made is removed only if its name is exactly one of
+ours, if it is of the kind that has such a name, and if it is old.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Collection, Iterable
+
+from ckptguard.errors import ObjectMissingError
+from ckptguard.records.leases import Claim, holds
+from ckptguard.records.run import Run
+from ckptguard.runs.settling import was_left
+from ckptguard.storage import Entry, Storage
+from ckptguard.storage.local.removal import begin_again
+from ckptguard.storage.protocol import find_entry
+from ckptguard.values.ids import is_safe_path
+from ckptguard.values.record_formats import FORMAT_KEY
+from ckptguard.values.temporary_names import EVERY, LEFT_IN_RECORDS, TemporaryName
+
+# The names at the top of the records; docs/reference/records.md has the same.
+RECORDS = frozenset(
+    {
+        *(".gitignore", "audit", "daemon.json", FORMAT_KEY, "gate.lock", "incidents", "kept", "ledger", "lineage.json"),
+        *("lock", "manifests", "metrics", "pins", "quarantine", "reference", "rewrites", "room.json", "run.json"),
+        *("samples", "saving", "scrubs", "seen", "settings", "starts", "told", "training", "trainings", "trash"),
+    }
+)
+
+
+def remove_temporary(storage: Storage, key: str) -> None:
+    """Remove a temporary that the caller made: a file or folder with one of our names, or something in such a folder.
+
+    Raises:
+        ValueError: nothing in the key is a name that we make. Nothing is removed.
+    """
+    if not any(name.fits(part) for part in key.split("/") for name in EVERY):
+        raise ValueError(f"{key} is no temporary of ours")
+    storage.remove(key)
+
+
+def remove_folder_of_ours(path: str, kind: TemporaryName) -> None:
+    """Remove a local temporary folder that the caller made, as far as that is possible. A link stays.
+
+    Raises:
+        ValueError: this is not such a name. Nothing is removed.
+    """
+    if not kind.fits(os.path.basename(path)):
+        raise ValueError(f"{path} is no temporary of ours")
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def remove_leftover(storage: Storage, entry: Entry, kinds: Iterable[TemporaryName]) -> bool:
+    """Remove what a killed process of ours left. False if it may be somebody else's, or if it is not old."""
+    fitting = any(kind.fits(entry.name, entry.kind) for kind in kinds)
+    if not fitting or not was_left(storage, entry):
+        return False
+    storage.remove(entry.key)
+    return True
+
+
+def remove_staged(storage: Storage, folder: str, paths: Collection[str]) -> None:
+    """Remove these files, whose paths are relative to a folder in which they were staged, and folders left empty."""
+    with contextlib.suppress(ObjectMissingError):
+        for entry in storage.list(folder, recursive=True):
+            if entry.kind == "file" and entry.key.removeprefix(folder + "/") in paths:
+                storage.remove(entry.key)
+    remove_empty_folders(storage, folder)
+
+
+def remove_empty_folders(storage: Storage, folder: str) -> None:
+    """Remove a folder and those in it if there is nothing else in them."""
+    if storage.root is None:
+        with contextlib.suppress(ObjectMissingError):
+            if not storage.list(folder, recursive=True):
+                storage.remove(folder)
+        return
+    for place, _, _ in os.walk(storage.path_of(folder), topdown=False):
+        with contextlib.suppress(OSError):  # it holds something
+            os.rmdir(place)
+
+
+def remove_record(run: Run, key: str) -> None:
+    """Remove a record, or a folder of the records: there is nothing in them that we did not write.
+
+    Raises:
+        ValueError: the key leads out of the records. Nothing is removed.
+    """
+    if not is_safe_path(key):
+        raise ValueError(f"{key} is no key of a record")
+    run.records.remove(key)
+
+
+def remove_unchanged(run: Run, key: str, signature: tuple[object, ...]) -> None:
+    """Remove a file of a checkpoint that a policy gave up, if it still is the file that was marked for it."""
+    entry = find_entry(run.storage, key)
+    if entry is not None and entry.signature == signature:
+        run.storage.remove(key)
+
+
+def remove_irregular(run: Run, key: str) -> None:
+    """Remove a link, socket or device of a checkpoint that a policy gave up. A file or folder stays."""
+    entry = find_entry(run.storage, key)
+    if entry is not None and entry.kind not in ("file", "folder"):
+        run.storage.remove(key)
+
+
+def remove_unsealed(run: Run, claim: Claim, files: Iterable[str]) -> bool:
+    """Remove what a save of ours wrote under its claim. False if the path is claimed by another process now."""
+    if not holds(run, claim):
+        return False
+    for file in files:
+        run.storage.remove(f"{claim.path}/{file}" if file else claim.path)
+    return True
+
+
+def remove_half_save(run: Run, path: str, *, inode: int | None = None) -> None:
+    """Remove the rest of a save of this process that failed. Its name was free before, as the caller has checked.
+
+    `inode`: only if it still has this one.
+    """
+    if run.storage.root is not None:
+        place = run.storage.path_of(path)
+        if inode is not None and os.stat(place).st_ino != inode:
+            return
+        if os.path.isdir(place) and not os.path.islink(place):
+            shutil.rmtree(place)
+        else:
+            os.unlink(place)
+        return
+    run.storage.remove(path)
+
+
+def remove_wrong_copy(storage: Storage, key: str) -> None:
+    """Remove a file of a replica, or of a copy, that was read back and is not what was sent."""
+    storage.remove(key)
+
+
+def remove_made_folders(folders: Iterable[str]) -> None:
+    """Remove local folders that the caller made, if they are empty."""
+    for folder in folders:
+        with contextlib.suppress(OSError):
+            os.rmdir(folder)
+
+
+def remove_records(run: Run) -> None:
+    """Remove all records of a run, `format.json` first, so that other processes stop writing. Then remove the folder
+    of the records and that of the run, if they are local and empty.
+
+    Records elsewhere may be in a folder with other files. So only the names of records go, and of our temporaries.
+    """
+    if run.records.root is not None:
+        begin_again(run.records.root)
+    run.records.remove(FORMAT_KEY)
+    with contextlib.suppress(ObjectMissingError):
+        for entry in run.records.list(""):
+            if entry.name in RECORDS or any(kind.fits(entry.name) for kind in LEFT_IN_RECORDS):
+                run.records.remove(entry.key)
+    for folder in (run.records.root, run.storage.root):
+        if folder is not None:
+            with contextlib.suppress(OSError):  # something else is in it
+                os.rmdir(folder)

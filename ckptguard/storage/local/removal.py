@@ -1,0 +1,252 @@
+"""Keep out of the way when somebody removes a run: a file of ours that appears meanwhile would make ``rmdir`` fail.
+
+``rm -rf`` and ``shutil.rmtree`` read the names in a folder, remove what these name, and then the folder itself. So
+nothing is created in records that another process is changing, and what was created nevertheless is taken back.
+Nothing makes a run's folder again, and records that were there once are not begun again by themselves.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
+
+from ckptguard.errors import RunRemovedError
+from ckptguard.storage.local.held_names import is_there
+from ckptguard.values.ids import RECORDS_FOLDER, escape
+from ckptguard.values.temporary_names import RECORD
+
+QUIET = 0.05  # seconds without a change by others after which records are written
+_LONGEST = 0.5  # seconds to wait for that: two processes may write the records of one run
+_MOST = 20_000
+_FORMAT = "format.json"
+_ALONE = 10.0  # seconds after which the rest of the records stays
+_TRIES = 3
+_LIST = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+_Identity = tuple[int, int]
+_Witnesses = tuple[tuple[int, ...], str | None, bool]
+_Made = TypeVar("_Made")
+_Key = TypeVar("_Key")
+_Value = TypeVar("_Value")
+
+_lock = threading.Lock()
+_homes: dict[str, _Home] = {}  # by the records' root
+_changed: dict[_Identity, int] = {}  # folders, and their time after the last change that this process made
+_above: dict[int, tuple[str, tuple[int, ...]]] = {}  # open folder -> its records, and the folders from there to it
+
+
+class _Home:
+    """Records as this process saw them: the run's folder, what tells these records from later ones, and folders."""
+
+    def __init__(self, run: _Identity, first: tuple[int, int]) -> None:
+        self.run, self.first = run, first
+        self.folders: set[str] = set()
+        self.missed: dict[str, float] = {}  # folders that went alone, and since when (monotonic)
+
+
+def note_records(root: str) -> None:
+    """Remember that a run has records. If they go, they are not begun again in this folder without `begin_again`."""
+    if os.path.basename(root) == RECORDS_FOLDER:
+        with contextlib.suppress(OSError):
+            info = os.lstat(os.path.join(root, _FORMAT))
+            home = _Home(_identity(os.stat(os.path.dirname(root))), (info.st_ino, info.st_mtime_ns))
+            known = _homes.get(root)
+            if known is None or (known.run, known.first) != (home.run, home.first):
+                _remember(_homes, root, home)
+
+
+def note_folder(root: str, path: str) -> None:
+    """Remember a folder of the records that stays as long as they do."""
+    if (home := _homes.get(root)) is not None and len(home.folders) < _MOST:
+        home.folders.add(path)
+
+
+def was_folder(root: str, path: str) -> bool:
+    """True if this process saw this folder in these records: if it is missing, somebody removes them.
+
+    A folder that somebody removed alone is made again after a while.
+    """
+    home = _homes.get(root)
+    if home is None or path not in home.folders:
+        return False
+    if time.monotonic() - home.missed.setdefault(path, time.monotonic()) > _ALONE:
+        home.folders.discard(path)
+        del home.missed[path]
+        return False
+    return True
+
+
+def were_removed(root: str) -> bool:
+    """True if this process saw these records in this very folder, and they are gone, or are going."""
+    home = _homes.get(root)
+    if home is None or os.path.lexists(os.path.join(root, _FORMAT)):
+        return False
+    try:
+        return _identity(os.stat(os.path.dirname(root))) == home.run
+    except OSError:
+        return True
+
+
+def begin_again(root: str) -> None:
+    """Allow that records which were removed are begun again, because somebody trains there."""
+    _homes.pop(root, None)
+
+
+def removed(root: str) -> RunRemovedError:
+    """Return the error of a write into records that are being removed, or were."""
+    run = escape(root.split(f"/{RECORDS_FOLDER}")[0])
+    return RunRemovedError(f"{run} was removed, or is being removed; nothing is written there", key="")
+
+
+def is_known_run(path: str) -> bool:
+    """True if this is the folder of a run whose records this process saw: it is not made again."""
+    return os.path.join(path, RECORDS_FOLDER) in _homes
+
+
+def is_records(path: str) -> bool:
+    """True if this is the place of a run's records inside the run."""
+    return os.path.basename(path) == RECORDS_FOLDER
+
+
+@contextlib.contextmanager
+def writing_below(root: str, folders: Sequence[int]) -> Iterator[None]:
+    """Let `make` know the open folders from the records down to the last one, in which something will be made.
+
+    What fails in the block because a folder went is a RunRemovedError.
+    """
+    leaf = folders[-1]
+    _above[leaf] = root, tuple(folders)
+    try:
+        yield
+    except FileNotFoundError:
+        if _is_whole(root, folders):
+            raise
+        raise removed(root) from None
+    finally:
+        _above.pop(leaf, None)
+
+
+def ours(folder: int) -> None:
+    """Remember that this process has just changed an open folder."""
+    with contextlib.suppress(OSError):
+        info = os.fstat(folder)
+        _remember(_changed, _identity(info), info.st_mtime_ns)
+
+
+def is_being_removed(folder: int) -> bool:
+    """Wait while another process changes these records. True if they are being removed."""
+    if folder not in _above:
+        return False
+    root, chain = _above[folder]
+    _wait_until_quiet(chain, with_folders=False)
+    return not _is_whole(root, chain)
+
+
+def await_quiet(folder: int) -> None:
+    """Wait while another process changes these records. Raises RunRemovedError if they are being removed."""
+    if is_being_removed(folder):
+        raise removed(_above[folder][0])
+
+
+def make(folder: int, name: str, call: Callable[[], _Made], *, is_folder: bool = False) -> _Made:
+    """Make something new with this name in an open folder, and return what `call` returned.
+
+    Below records it first waits while another process changes them. If they are changed during the call, what it made
+    is taken back, and it is called again. Raises RunRemovedError if they are being removed.
+    """
+    if folder not in _above:
+        return call()
+    root, chain = _above[folder]
+    for left in reversed(range(_TRIES)):
+        _wait_until_quiet(chain, with_folders=is_folder)
+        if not _is_whole(root, chain):
+            raise removed(root)
+        before = _witnesses(chain)
+        try:
+            made = call()
+        except FileNotFoundError:
+            if _is_whole(root, chain):
+                raise
+            raise removed(root) from None  # a removed folder takes nothing any more
+        untouched, whole = before == _witnesses(chain, before), _is_whole(root, chain)
+        ours(folder)
+        if whole and (untouched or not left):
+            return made
+        _take_back(folder, name, made, is_folder=is_folder)
+        if not whole:
+            raise removed(root)
+    raise AssertionError
+
+
+def _wait_until_quiet(chain: Sequence[int], *, with_folders: bool) -> None:
+    end = time.monotonic() + _LONGEST
+    while (left := _unquiet(chain, with_folders=with_folders)) > 0 and time.monotonic() < end:
+        time.sleep(left)
+
+
+def _unquiet(chain: Sequence[int], *, with_folders: bool) -> float:
+    """Return for how many seconds to wait, because others have changed one of these folders lately."""
+    found = [os.fstat(one) for one in chain]
+    if with_folders:  # before the folder itself, the ones in it are removed
+        with contextlib.suppress(OSError):
+            inside = os.open(".", _LIST, dir_fd=chain[-1])
+            try:
+                with os.scandir(inside) as entries:
+                    found += [one.stat(follow_symlinks=False) for one in entries if one.is_dir(follow_symlinks=False)]
+            finally:
+                os.close(inside)
+    now, left = time.time(), 0.0
+    for info in found:
+        age = now - info.st_mtime_ns / 1e9
+        if 0 <= age < QUIET and _changed.get(_identity(info)) != info.st_mtime_ns:
+            left = max(left, QUIET - age)
+    return left
+
+
+def _is_whole(root: str, chain: Sequence[int]) -> bool:
+    """True if these folders exist, and the records have not lost their first file."""
+    if any(os.fstat(one).st_nlink == 0 for one in (chain[0], chain[-1])):
+        return False
+    return is_there(chain[0], _FORMAT) or root not in _homes
+
+
+def _witnesses(chain: Sequence[int], before: _Witnesses | None = None) -> _Witnesses:
+    """Return the times of the folders above, and whether the name exists with which a removal of the last would
+    begin."""
+    name = _first_name(chain[-1]) if before is None else before[1]
+    there = name is None or is_there(chain[-1], name)
+    return tuple(os.fstat(one).st_mtime_ns for one in chain[:-1]), name, there
+
+
+def _first_name(folder: int) -> str | None:
+    try:
+        inside = os.open(".", _LIST, dir_fd=folder)
+    except OSError:
+        return None
+    try:
+        with os.scandir(inside) as entries:  # temporary files of other threads go by themselves
+            return next((entry.name for entry in entries if not RECORD.fits(entry.name)), None)
+    finally:
+        os.close(inside)
+
+
+def _take_back(folder: int, name: str, made: object, *, is_folder: bool) -> None:
+    if isinstance(made, int):
+        os.close(made)
+    with contextlib.suppress(OSError):
+        (os.rmdir if is_folder else os.unlink)(name, dir_fd=folder)
+    ours(folder)
+
+
+def _identity(info: os.stat_result) -> _Identity:
+    return info.st_dev, info.st_ino
+
+
+def _remember(what: dict[_Key, _Value], key: _Key, value: _Value) -> None:
+    with _lock:
+        if len(what) >= _MOST:
+            what.clear()
+        what[key] = value

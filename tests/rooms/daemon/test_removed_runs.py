@@ -1,0 +1,181 @@
+"""Runs that somebody removed: they have ended, are no alarm, and are forgotten after a day."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+from ckptguard_daemon import guarded as guarded_module
+from ckptguard_daemon.following import Following
+from ckptguard_daemon.guarded import WatchedRun
+from ckptguard_daemon.metrics import exposition
+from ckptguard_daemon.plan import Plan
+from ckptguard_daemon.roster import Roster
+from ckptguard_daemon.service import run_id_of
+from support.tiny_run import inline, save
+
+from ckptguard.fleet import read_fleet
+from ckptguard.reporting.notify import Hooks
+from ckptguard.runs.work import Work
+from ckptguard.values.run_facts import RunFacts
+from ckptguard.values.settings import Settings
+
+SETTINGS = Settings(settle=0.0, scan_interval=0.01, keep="copy", workers=1)
+
+
+@pytest.fixture
+def said(monkeypatch) -> list[tuple[str, str]]:
+    """The level and the event of each line of the log."""
+    lines: list[tuple[str, str]] = []
+    monkeypatch.setattr(guarded_module, "log", lambda event, level="info", **_: lines.append((level, event)))
+    return lines
+
+
+def watched(run: Path | str, settings: Settings = SETTINGS) -> WatchedRun:
+    """A run as a daemon watches it."""
+    return WatchedRun(str(run), run_id_of(str(run)), settings, Hooks(settings, lambda *_, **__: None), None)
+
+
+def step(run: WatchedRun) -> str:
+    """Make a pass; the state after it."""
+    run.step(Work(scanner=inline))
+    return run.state
+
+
+def seen(run: Path) -> WatchedRun:
+    """A run with a verdict."""
+    save(str(run), 100, 1)
+    guarded = watched(run)
+    while not guarded.verdicts:
+        step(guarded)
+    return guarded
+
+
+def leftovers(run: Path, *, age: float = 0.0) -> Path:
+    """A run of which only records are left."""
+    seen(run)
+    shutil.rmtree(run / "model-100")
+    for path in (run / "_ckptguard").rglob("*"):
+        os.utime(path, (time.time() - age, time.time() - age))
+    return run
+
+
+def test_a_removed_run_has_ended(tmp_path, said):
+    """Without a warning, and whatever is removed first."""
+    for first in ("model-100", "_ckptguard", "_ckptguard/format.json", "."):
+        run = tmp_path / first.replace("/", "-").replace(".", "all")
+        guarded = seen(run)
+        place = run / first
+        place.unlink() if place.is_file() else shutil.rmtree(place)
+        before = sorted(run.rglob("*"))
+        while step(guarded) != "ended" and first == "model-100":
+            pass
+        if first == "model-100":
+            continue  # what is left are records, which may be kept up
+        assert guarded.state == "ended"
+        assert sorted(run.rglob("*")) == before
+    assert {level for level, _ in said} == {"info"}
+
+
+def test_nothing_is_written_where_only_records_are_left(tmp_path, said):
+    """A daemon that starts later sees that the run has ended, and leaves it alone."""
+    run = leftovers(tmp_path / "run")
+    before = {path: path.lstat().st_mtime_ns for path in run.rglob("*")}
+    guarded = watched(run)
+    assert [step(guarded) for _ in range(3)] == ["ended"] * 3
+    assert {path: path.lstat().st_mtime_ns for path in run.rglob("*")} == before
+    assert {level for level, _ in said} == {"info"}
+
+
+def test_saves_in_a_run_that_has_ended_are_guarded(tmp_path, said):
+    """It goes on with the records that are left."""
+    run = leftovers(tmp_path / "run")
+    guarded = watched(run)
+    assert step(guarded) == "ended"
+    save(str(run), 200, 2)
+    assert step(guarded) == "guarded"
+    assert [one.path for one in guarded.last_pass.checked] == ["model-200"]
+
+
+def test_records_alone_that_were_removed_are_begun_again(tmp_path, monkeypatch, said):
+    """The checkpoints stay for a while, so somebody trains there."""
+    monkeypatch.setattr(guarded_module, "_GOING", 0.0)
+    guarded = seen(tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / "_ckptguard")
+    assert [step(guarded) for _ in range(3)][-1] == "guarded"
+    assert (tmp_path / "run" / "_ckptguard" / "format.json").exists()
+
+
+def test_a_mount_that_is_away_is_no_removal(tmp_path, monkeypatch, said):
+    """Its runs are waited for, and a fleet keeps them."""
+    run, fleet = tmp_path / "fleet" / "run", tmp_path / "fleet"
+    save(str(run), 100, 1)
+    following, roster = followed(fleet)
+    following.look()
+    [guarded] = roster
+    step(guarded)
+    aside = run.rename(tmp_path / "aside")
+    monkeypatch.setattr(guarded, "_device_now", lambda: -1)  # another file system is there
+    for _ in range(5):
+        assert step(guarded) == "waiting"
+        following.look()
+    assert [one.url for one in roster] == [str(run)]
+    assert said[-1] == ("warning", "waiting")
+    aside.rename(run)
+    monkeypatch.undo()
+    assert step(guarded) == "guarded"
+
+
+def test_another_file_system_in_its_place_is_not_taken_for_the_run(tmp_path, said):
+    """An empty mount point has no records, and gets none."""
+    run = tmp_path / "run"
+    guarded = seen(run)
+    shutil.rmtree(run)
+    run.mkdir()
+    guarded._device = -1
+    assert step(guarded) == "failing"
+    assert list(run.iterdir()) == []
+
+
+def followed(fleet: Path) -> tuple[Following, Roster]:
+    """What finds the runs of a fleet."""
+    rules, roster = read_fleet(str(fleet), SETTINGS), Roster()
+    plan = Plan(urls=(), settings=SETTINGS, fleet=rules)
+    following = Following(plan, roster, lambda found: watched(found.url), lambda run, found: None)
+    return following, roster
+
+
+def test_a_fleet_shows_a_run_that_ended_for_a_day(tmp_path, said):
+    """Then it forgets it, until somebody saves there again."""
+    fleet = tmp_path / "fleet"
+    fresh, old = leftovers(fleet / "fresh"), leftovers(fleet / "old", age=90000.0)
+    following, roster = followed(fleet)
+    following.look()
+    for run in roster:
+        assert step(run) == "ended"
+    for _ in range(4):
+        following.look()
+        time.sleep(0.03)  # two intervals
+    assert [run.url for run in roster] == [str(fresh)]
+    save(str(old), 200, 2)
+    following.look()
+    assert sorted(run.url for run in roster) == sorted([str(fresh), str(old)])
+
+
+def test_no_alert_is_about_a_run_that_has_ended():
+    """Prometheus counts it, and has no other value of it."""
+    facts = RunFacts(url="/runs/a", name="a", state="ended", protected=False, training=True, began_at=1.0)
+    text = exposition([facts], None, 1e6).decode()
+    assert "/runs/a" not in text
+
+
+def test_a_run_that_went_between_the_search_and_its_first_pass_is_no_alarm(tmp_path, said):
+    """A run that a search found is gone before anything was read: silence. A run that a user named is waited for."""
+    for was_found in (True, False):
+        run = watched(tmp_path / "gone")
+        run.was_found = was_found
+        assert step(run) == "waiting"
+        assert said == ([] if was_found else [("warning", "waiting")])

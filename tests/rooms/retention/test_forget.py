@@ -1,0 +1,114 @@
+"""`ckptguard forget`: the records of a run that is gone go, and nothing else."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from support.tiny_run import TINY, cycle, opened, save
+
+from ckptguard.cli.entry import commands
+from ckptguard.errors import BusyError, NotFoundError
+from ckptguard.records.leases import begin_training
+from ckptguard.records.run import open_run
+from ckptguard.retention.forget import forget
+from ckptguard.runs.removal import RECORDS
+from ckptguard.runs.run_view import open_view
+from ckptguard.values.settings import Settings
+
+RUNS = Path(__file__).parents[3]
+
+
+def make(run: Path, settings: Settings = TINY) -> None:
+    """A run with a verdict and a kept copy, all of whose files were removed."""
+    save(str(run), 100, 1)
+    cycle(open_run(str(run), settings), settings)
+    shutil.rmtree(run / "model-100")
+
+
+def test_a_run_that_is_there_is_left_alone(tmp_path):
+    """Whatever is in it besides records, nothing is removed."""
+    run = tmp_path / "run"
+    make(run)
+    (run / "notes.txt").write_text("mine")
+    before = sorted(run.rglob("*"))
+    with pytest.raises(BusyError, match=r"notes\.txt"):
+        forget(open_view(str(run), TINY), force=True)
+    assert sorted(run.rglob("*")) == before
+
+
+def test_copies_go_only_by_force(tmp_path):
+    """They may be the only ones. A dry run says how many there are."""
+    run = tmp_path / "run"
+    make(run)
+    before = sorted(run.rglob("*"))
+    with pytest.raises(BusyError, match="files of checkpoints"):
+        forget(open_view(str(run), TINY))
+    assert forget(open_view(str(run), TINY), dry_run=True).copies == 2
+    assert sorted(run.rglob("*")) == before
+    assert forget(open_view(str(run), TINY), force=True).copies == 2
+    assert not run.exists()
+
+
+def test_a_training_keeps_its_records(tmp_path):
+    """It has saved nothing yet, but will."""
+    run = tmp_path / "run"
+    run.mkdir()
+    begin_training(opened(str(run)), "model-#", loops=True)
+    with pytest.raises(BusyError, match="training"):
+        forget(open_view(str(run), TINY))
+    assert (run / "_ckptguard").exists()
+
+
+def test_records_elsewhere_go_and_what_is_beside_them_stays(tmp_path):
+    """The run itself is gone already."""
+    run, records = tmp_path / "run", tmp_path / "records"
+    settings = TINY.changed(records=str(records), keep="none")
+    make(run, settings)
+    shutil.rmtree(run)
+    (records / "mine.txt").write_text("mine")
+    forget(open_view(str(run), settings, must_exist=False), force=True)
+    assert [path.name for path in records.iterdir()] == ["mine.txt"]
+    assert not run.exists()
+
+
+def test_half_of_the_records_are_enough(tmp_path):
+    """A removal that failed may have left any of them."""
+    run = tmp_path / "run"
+    (run / "_ckptguard" / "ledger" / "held.x.held").mkdir(parents=True)
+    (run / "_ckptguard" / "daemon.json").write_text("{}")
+    forget(open_view(str(run), TINY))
+    assert not run.exists()
+    with pytest.raises(NotFoundError):
+        forget(open_view(str(run), TINY, must_exist=False))
+
+
+def test_the_command_says_what_it_did(tmp_path):
+    """As text and as JSON, with the codes of its page."""
+    run = tmp_path / "run"
+    make(run)
+
+    def ckptguard(*words: str):
+        return CliRunner().invoke(commands, list(words))
+
+    status = ckptguard("status", str(run))
+    assert (status.exit_code, "ended" in status.output) == (0, True)
+    assert ckptguard("forget", str(run)).exit_code == 11
+    done = ckptguard("forget", str(run), "--force", "--json")
+    assert (done.exit_code, json.loads(done.stdout)["copies"]) == (0, 2)
+    assert ckptguard("forget", str(run)).exit_code == 10
+
+
+def test_all_names_of_records_are_known():
+    """Those of the reference, and no others."""
+    page = (RUNS / "docs/reference/records.md").read_text()
+    table = page[page.index("\n## Files") : page.index("\n## ", page.index("\n## Files") + 5)]
+    rows = re.findall(r"^\| (`.*?) \|", table, re.MULTILINE)
+    keys = [key for row in rows for key in re.findall(r"`([^`]+)`", row) if not key.startswith("<")]
+    tops = {key.partition("/")[0] for key in keys}
+    assert tops <= RECORDS
+    assert {"kept", "ledger", "daemon.json"} <= tops

@@ -1,0 +1,56 @@
+"""A trainer that removes its own run, while a guard and the guard's daemon are at it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+
+import pytest
+import torch
+from support.runs import QUICK
+
+import ckptguard
+
+
+def test_a_guard_makes_no_removed_run_again(tmp_path, caplog):
+    """Whatever it still had to record: the folder stays away, nothing is raised, and nothing is said."""
+    run = tmp_path / "run"
+    guard = ckptguard.TrainingGuard(run, model=torch.nn.Linear(2, 2), daemon=None, settings=QUICK)
+    for _ in guard.steps([1.0], total=3, save_every=1):
+        guard.observe(loss=1.0)
+    shutil.rmtree(run)
+    guard.close()
+    assert not run.exists()
+    assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
+
+
+def test_a_run_that_a_trainer_makes_again_is_a_new_one(tmp_path):
+    """In the same process, at once, under the same name."""
+    run = tmp_path / "run"
+    found = []
+    for _ in range(2):
+        shutil.rmtree(run, ignore_errors=True)
+        guard = ckptguard.TrainingGuard(run, model=torch.nn.Linear(2, 2), daemon=None, settings=QUICK)
+        for _ in guard.steps([1.0], total=2, save_every=1):
+            guard.observe(loss=1.0)
+        guard.close()
+        found.append([path.name for path in sorted((run / "_ckptguard" / "manifests").glob("*/*.json"))])
+    assert found[0] == found[1]
+    assert found[0]
+
+
+@pytest.mark.campaign
+@pytest.mark.skipif(
+    os.environ.get("CKPTGUARD_CAMPAIGN") != "full", reason="a removal while saves are judged may still fail"
+)
+def test_runs_are_removed_beside_their_guard_and_its_daemon(tmp_path):
+    """Right after a save, by `shutil.rmtree`: it works, and nothing comes back."""
+    for number in range(4):
+        run = tmp_path / f"run{number}"
+        guard = ckptguard.TrainingGuard(run, model=torch.nn.Linear(64, 64), daemon="auto", settings=QUICK)
+        for _ in guard.steps([1.0], total=4, save_every=1):
+            guard.observe(loss=1.0)
+        shutil.rmtree(run)
+        guard.close()
+        assert not run.exists()

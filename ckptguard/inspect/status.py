@@ -21,7 +21,7 @@ from ckptguard.records.room import RoomProblem, read_room_problem
 from ckptguard.records.run import list_records
 from ckptguard.records.who_and_when import seconds_of
 from ckptguard.replicas.replicate import Replica, replica_standings
-from ckptguard.runs.ended import ended_at
+from ckptguard.runs.ended import ended_at, ended_words
 from ckptguard.runs.find_known_good import KnownGood, openable, presence_of, ranked_candidates
 from ckptguard.runs.run_view import RunView
 from ckptguard.runs.sealed_content import sealed_outcome
@@ -101,7 +101,7 @@ def _ended(view: RunView) -> str | None:
     """Return what to say of a run of which only records are left."""
     if view.entries or not list_records(view.run, MANIFESTS) or ended_at(view.run) is None:
         return None
-    return f"ended: only its records are left (ckptguard forget {view.run.url})"
+    return ended_words(view.run.url)
 
 
 def _facts(view: RunView, glance: Glance, states: Sequence[CheckpointState], replicas: Sequence[Replica]) -> RunFacts:

@@ -8,8 +8,15 @@ from ckptguard.errors import ObjectMissingError
 from ckptguard.records.daemon_record import KEY as DAEMON
 from ckptguard.records.leases import list_trainings, surely_gone
 from ckptguard.records.run import Run
+from ckptguard.values.ids import escape
 
 SHOWN = 86400.0  # seconds for which a run that has ended is shown
+REMOVED = "ended: it was removed"
+
+
+def ended_words(url: str) -> str:
+    """Return what to say of a run of which only records are left."""
+    return f"ended: only its records are left (ckptguard forget {escape(url)})"
 
 
 def ended_at(run: Run) -> float | None:

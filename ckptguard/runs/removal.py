@@ -26,9 +26,10 @@ from ckptguard.values.temporary_names import EVERY, LEFT_IN_RECORDS, TemporaryNa
 # The names at the top of the records; docs/reference/records.md has the same.
 RECORDS = frozenset(
     {
-        *(".gitignore", "audit", "daemon.json", FORMAT_KEY, "gate.lock", "incidents", "kept", "ledger", "lineage.json"),
-        *("lock", "manifests", "metrics", "pins", "quarantine", "reference", "rewrites", "room.json", "run.json"),
-        *("samples", "saving", "scrubs", "seen", "settings", "starts", "told", "training", "trainings", "trash"),
+        *(".gitignore", "audit", "daemon.json", "emptied", FORMAT_KEY, "gate.lock", "incidents", "kept", "ledger"),
+        *("lineage.json", "lock", "manifests", "metrics", "pins", "quarantine", "reference", "rewrites", "room.json"),
+        *("run.json", "samples", "saving", "scrubs", "seen", "settings", "starts", "told", "training", "trainings"),
+        "trash",
     }
 )
 

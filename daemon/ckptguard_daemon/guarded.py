@@ -27,7 +27,7 @@ from ckptguard.reporting.events import Known, known_outcomes, news_in, reason_of
 from ckptguard.reporting.notify import Hooks
 from ckptguard.reporting.open_and_close import record_bad_save
 from ckptguard.reporting.owed_incidents import OwedIncidents
-from ckptguard.runs.ended import ended_at
+from ckptguard.runs.ended import REMOVED, ended_at, ended_words
 from ckptguard.runs.find_known_good import find_known_good
 from ckptguard.runs.results import Checked
 from ckptguard.runs.run_view import RunView
@@ -47,6 +47,7 @@ from ckptguard_daemon.log import log
 _SOONEST = 0.2
 _GOING = 2.0  # seconds without a change after which a run without records begins again
 _LONGEST_BACKOFF = 600.0
+_DOUBLINGS = 30  # of the pause between tries: more than anybody has to wait through
 _REMEMBERED = 1000
 _BETWEEN_REQUESTS = 2.0  # seconds in which other runs are asked once for room
 _NOTING_SHARE = 20  # of the time of a pass, at most this part is spent on noting verdicts before its end
@@ -117,6 +118,7 @@ class WatchedRun:
         self.run: Run | None = None
         self.state = "waiting"  # "waiting" (no such folder yet) | "guarded" | "failing" | "ended" (removed)
         self.ended_at: float | None = None  # seconds since 1970
+        self.ended_words = ""  # in which state it ended, as `status` says it
         self.is_away = False  # its folder is missing, and another file system is there: nobody removed it
         self.trouble: CkptguardError | None = None
         self.last_pass = PassResult()
@@ -217,7 +219,7 @@ class WatchedRun:
             if isinstance(error, OSError):
                 error = machine_trouble(error) or CkptguardError(str(error))
             if self.was_removed():
-                self._ended(time.time() if self.ended_at is None else self.ended_at)
+                self._ended(time.time() if self.ended_at is None else self.ended_at, REMOVED)
                 self.due = time.monotonic() + min(self.settings.scan_interval, 1.0)
             elif isinstance(error, NotFoundError):
                 self.is_away = self._device is not None and os.path.isabs(self.url)
@@ -240,7 +242,7 @@ class WatchedRun:
             self._logged = {k: None for k in self._logged if not k.startswith(("failing ", "waiting "))}
             log("recovered", run=self.url)
         if done.ended_at is not None:
-            self._ended(done.ended_at)
+            self._ended(done.ended_at, ended_words(self.url))
         else:
             self.state, self.trouble, self.ended_at, self.is_away = "guarded", None, None, False
         self.last_pass, self.last_pass_at = done, utc_now()
@@ -254,13 +256,13 @@ class WatchedRun:
         self.due = now if done.made_way else now + pause
         return done
 
-    def _ended(self, at: float) -> None:
+    def _ended(self, at: float, words: str) -> None:
         """Show that the run was removed, and know nothing of it any more: another one may get its name."""
         if self.state != "ended":
             log("ended", run=self.url)
             self.scrub, self.last_pass = _scrub_state(self.url, self.settings), PassResult()
             self._know_nothing()
-        self.state, self.trouble, self.ended_at, self.run = "ended", None, at, None
+        self.state, self.trouble, self.ended_at, self.ended_words, self.run = "ended", None, at, words, None
 
     def _know_nothing(self) -> None:
         self._notes, self._known, self._owed = PassNotes(), None, OwedIncidents("daemon")
@@ -496,8 +498,9 @@ class WatchedRun:
         self.due = time.monotonic() + pause
 
     def _backoff(self) -> float:
+        pause = self.settings.scan_interval * 2 ** min(self._failures, _DOUBLINGS)
         self._failures += 1
-        return float(min(self.settings.scan_interval * 2 ** (self._failures - 1), _LONGEST_BACKOFF))
+        return float(min(pause, _LONGEST_BACKOFF))
 
     def _log_once(self, event: str, *, level: str = "info", **fields: object) -> None:
         key = f"{event} {sorted(fields.items())}"

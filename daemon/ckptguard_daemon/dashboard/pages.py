@@ -101,13 +101,15 @@ class Pages:
         explanation = facts.explanation or NOT_SEEN
         if trouble is not None and facts.explanation:  # what was true then may be no longer
             explanation = f"unknown: {escape(trouble.message)}"
+        if run.state == "ended":
+            explanation = run.ended_words
         known = sum(one.behind is not None and not one.trouble for one in run.replicas)
         return {
             "id": run.run_id,
             **row,
             "url": escape(facts.url),
             "name": escape(facts.name),
-            "protected": facts.protected and trouble is None,
+            "protected": facts.protected and trouble is None and run.state != "ended",
             "explanation": explanation,
             "replicas_unknown": max(facts.replicas - known, 0),
             "at_risk": at_risk_words(at_risk(facts, now)),

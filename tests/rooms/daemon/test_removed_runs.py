@@ -6,9 +6,12 @@ import os
 import shutil
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from ckptguard_daemon import guarded as guarded_module
+from ckptguard_daemon.catalogue_feed import CatalogueFeed
+from ckptguard_daemon.dashboard.pages import Pages
 from ckptguard_daemon.following import Following
 from ckptguard_daemon.guarded import WatchedRun
 from ckptguard_daemon.metrics import exposition
@@ -18,7 +21,9 @@ from ckptguard_daemon.service import run_id_of
 from support.tiny_run import inline, save
 
 from ckptguard.fleet import read_fleet
+from ckptguard.inspect.status import status
 from ckptguard.reporting.notify import Hooks
+from ckptguard.runs.run_view import open_view
 from ckptguard.runs.work import Work
 from ckptguard.values.run_facts import RunFacts
 from ckptguard.values.settings import Settings
@@ -88,6 +93,18 @@ def test_nothing_is_written_where_only_records_are_left(tmp_path, said):
     assert [step(guarded) for _ in range(3)] == ["ended"] * 3
     assert {path: path.lstat().st_mtime_ns for path in run.rglob("*")} == before
     assert {level for level, _ in said} == {"info"}
+
+
+def test_the_page_and_status_say_the_same_of_it(tmp_path):
+    """The page of a run that has ended, and `ckptguard status`."""
+    guarded = watched(leftovers(tmp_path / "run"))
+    assert step(guarded) == "ended"
+    [row] = Pages(SimpleNamespace(feed=CatalogueFeed(None)))._fleet([guarded])["runs"]
+    assert row["explanation"] == status(open_view(guarded.url, SETTINGS)).explanation
+    shutil.rmtree(guarded.url)
+    assert step(guarded) == "ended"
+    [row] = Pages(SimpleNamespace(feed=CatalogueFeed(None)))._fleet([guarded])["runs"]
+    assert (row["explanation"], row["protected"]) == ("ended: it was removed", False)
 
 
 def test_saves_in_a_run_that_has_ended_are_guarded(tmp_path, said):

@@ -142,7 +142,7 @@ def test_a_leftover_that_cannot_be_looked_at_is_in_no_trainings_way(tmp_path, mo
     """On a full disk not even the storage can be asked what time it is: training begins all the same."""
     run = tmp_path / "run"
     guarded(run, model_of(1)).save(step=1)
-    left = run / "tmp-step-000000002-01234567"
+    left = run / "tmp-step-000000002-0123456a"
     left.mkdir()
     os.utime(left, (1, 1))
 

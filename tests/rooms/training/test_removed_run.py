@@ -2,27 +2,38 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
+from support.forked import Forked
 from support.runs import QUICK
 
 import ckptguard
 
+PATH = (str(Path(__file__).parents[2]),)
 
-def test_a_guard_makes_no_removed_run_again(tmp_path, caplog):
+
+def test_a_guard_makes_no_removed_run_again(tmp_path):
     """Whatever it still had to record: the folder stays away, nothing is raised, and nothing is said."""
-    run = tmp_path / "run"
-    guard = ckptguard.TrainingGuard(run, model=torch.nn.Linear(2, 2), daemon=None, settings=QUICK)
-    for _ in guard.steps([1.0], total=3, save_every=1):
-        guard.observe(loss=1.0)
-    shutil.rmtree(run)
-    guard.close()
-    assert not run.exists()
-    assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
+    script = (
+        "import shutil, sys\n"
+        "import torch\n"
+        "import ckptguard\n"
+        "from support.runs import QUICK\n"
+        "run = sys.argv[1]\n"
+        "guard = ckptguard.TrainingGuard(run, model=torch.nn.Linear(2, 2), daemon=None, settings=QUICK)\n"
+        "for _ in guard.steps([1.0], total=3, save_every=1):\n"
+        "    guard.observe(loss=1.0)\n"
+        "shutil.rmtree(run)\n"
+        "guard.close()\n"
+    )
+    process = Forked(script, tmp_path / "run", path=PATH)
+    said, trouble = process.communicate()
+    assert (process.returncode, said, trouble) == (0, "", "")
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_run_that_a_trainer_makes_again_is_a_new_one(tmp_path):

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 from ckptguard import CkptguardError
-from ckptguard.cli.exit_codes import of_outcomes
+from ckptguard.values.exit_codes import of_outcomes
 from ckptguard.values.ids import escape
 from ckptguard.values.settings import Settings
 from ckptguard.verification.selection import Selection

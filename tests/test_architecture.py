@@ -29,6 +29,7 @@ FLOORS = (
     ("catalogue", "fleet"),
     ("bulk",),
     ("documents",),
+    ("terminal",),
     ("supervise", "training", "daemon"),
     ("integrations", "cli", "api"),
     ("testing",),  # the contract that is shipped for others' stores: nothing imports it
@@ -36,8 +37,8 @@ FLOORS = (
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 DOORS = {"supervise", "training", "daemon", "integrations", "cli", "api"}
 # An integration is the guard's callback for one framework; supervise is a verb of the command line; load decodes what
-# a guard saved; the daemon's command tells wrong usage as the others do.
-ALLOWED_BETWEEN_DOORS = {("integrations", "training"), ("cli", "supervise"), ("api", "training"), ("daemon", "cli")}
+# a guard saved.
+ALLOWED_BETWEEN_DOORS = {("integrations", "training"), ("cli", "supervise"), ("api", "training")}
 PURE = {"values", "decisions"}
 MAY_USE_TORCH = {"training", "integrations", "api"}  # of the last only what load answers with
 BANNED_WORDS = {"utils", "util", "common", "core", "helpers", "helper"}
@@ -169,6 +170,24 @@ def test_folders_of_a_room_form_no_circle() -> None:
             arrows.setdefault(importer, set()).add(imported)
     assert arrows, "no room has folders that import each other: this test looks at nothing"
     assert list(TopologicalSorter(arrows).static_order())  # raises CycleError, which names the circle
+
+
+def test_no_modules_form_a_circle() -> None:
+    """No modules import each other in a circle, not even inside functions. Imports for annotations do not count."""
+    arrows: dict[str, set[str]] = {}
+    for path in source_files():
+        module = module_name(path)
+        for line, name in imports(path):
+            if name.split(".")[0] in PACKAGES and name != module and line not in only_for_annotations(path):
+                arrows.setdefault(module, set()).add(name)
+    assert list(TopologicalSorter(arrows).static_order())  # raises CycleError, which names the circle
+
+
+def only_for_annotations(path: Path) -> set[int]:
+    """The lines under `if TYPE_CHECKING`."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    blocks = (node for node in ast.walk(tree) if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
+    return {line for block in blocks for line in range(block.lineno, (block.body[-1].end_lineno or block.lineno) + 1)}
 
 
 def test_private_modules_stay_in_their_folder() -> None:

@@ -14,10 +14,10 @@ def main() -> None:
     # fifth of the time of a short command.
     gc.set_threshold(50_000)
     atexit.register(gc.freeze)
-    from ckptguard.cli.end_in_time import end_in_time
     from ckptguard.cli.entry import commands
-    from ckptguard.cli.exit_codes import ExitCode
-    from ckptguard.cli.output import open_closed_streams, trouble
+    from ckptguard.terminal.end_in_time import end_in_time
+    from ckptguard.terminal.output import open_closed_streams, trouble
+    from ckptguard.values.exit_codes import ExitCode
 
     open_closed_streams()
     if sys.argv[1:2] != ["supervise"]:  # which holds the signals, and ends with its command

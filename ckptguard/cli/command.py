@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from ckptguard.cli.exit_codes import ExitCode
-from ckptguard.cli.output import be_quiet, trouble
+from ckptguard.terminal.output import be_quiet, trouble
+from ckptguard.values.exit_codes import ExitCode
 
 if TYPE_CHECKING:
     from ckptguard.values.settings import Settings

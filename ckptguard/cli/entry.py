@@ -9,10 +9,10 @@ from typing import Any
 
 import click
 
-from ckptguard.cli.exit_codes import ExitCode
 from ckptguard.cli.failures import report_failure, trouble_of_machine
-from ckptguard.cli.output import discard_stdout, escape, prepare_streams
 from ckptguard.cli.waiting import told_of_waits
+from ckptguard.terminal.output import discard_stdout, escape, prepare_streams
+from ckptguard.values.exit_codes import ExitCode
 from ckptguard.version import __version__
 
 # The commands by what people want to do, in the order in which they need them. Help and documentation follow it.

@@ -10,9 +10,9 @@ from typing import Any
 
 import click
 
-from ckptguard.cli.exit_codes import ExitCode, of_error
-from ckptguard.cli.output import discard_stdout, emit_once, report_error, trouble
 from ckptguard.errors import CkptguardError
+from ckptguard.terminal.output import discard_stdout, emit_once, report_error, trouble
+from ckptguard.values.exit_codes import ExitCode, of_error
 
 
 def report_failure(error: BaseException, words: Sequence[str], commands: Collection[str]) -> int:
@@ -40,7 +40,7 @@ def _told(error: BaseException) -> tuple[ExitCode, CkptguardError]:
         trouble("interrupted")
         return ExitCode.INTERRUPTED, _error("interrupted", "interrupted")
     if isinstance(error, click.UsageError):
-        from ckptguard.cli.usage import restated  # only for who mistyped
+        from ckptguard.terminal.usage import restated  # only for who mistyped
 
         error = restated(error)
     if isinstance(error, click.ClickException):

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ckptguard.cli.columns import lay_out, wrap
-from ckptguard.cli.output import escape, say
+from ckptguard.terminal.columns import lay_out, wrap
+from ckptguard.terminal.output import escape, say
 from ckptguard.values.plain_numbers import age as age
 from ckptguard.values.plain_numbers import size as size
 

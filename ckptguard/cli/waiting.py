@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 
-from ckptguard.cli.output import trouble
+from ckptguard.terminal.output import trouble
 
 PATIENCE = 5.0  # seconds
 _LOOK = 0.5

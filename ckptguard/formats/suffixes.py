@@ -1,4 +1,4 @@
-"""What a file's name and first bytes say about its format. No reader is loaded for it.
+"""The table of formats: what a file's name and first bytes say about its format. No reader is loaded for it.
 
 A name alone never makes a file good or bad.
 """
@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from ckptguard.formats.structure import Format
+from ckptguard.formats.structure import Format
 
 LEGACY_MAGIC = b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19."
 LARGEST_SAFETENSORS_HEADER = 100_000_000  # the limit of the reference implementation
@@ -49,11 +47,9 @@ def name_of(path: str) -> str:
 def suffixes_of(*holds: str) -> tuple[str, ...]:
     """Return the suffixes of all formats whose files hold one of these, from the table of formats; the longest
     first."""
-    import ckptguard.formats as formats  # it imports the formats, which import this
-
     global _derived
-    if _derived[0] is not formats.FORMATS:
-        _derived = (formats.FORMATS, {})
+    if _derived[0] is not FORMATS:
+        _derived = (FORMATS, {})
     rows, known = _derived
     if holds not in known:
         found = {suffix for row in rows if row.holds in holds for suffix in row.suffixes}
@@ -172,3 +168,40 @@ def may_begin_file(head: bytes) -> bool:
 def is_own_state(path: str, head: bytes) -> bool:
     """True by the name, in a folder of our layout."""
     return _OWN_STATE.fullmatch(path) is not None
+
+
+TORCH_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".pth.tar", ".pt.tar")
+
+# The first row that matches reads the file.
+FORMATS: tuple[Format, ...] = (
+    Format("npz", by_end(".npz"), "numpy.arrays", "read_npz", suffixes=(".npz",), holds="arrays"),
+    Format("npy", by_end(".npy"), "numpy.arrays", "read_npy", unsummed=True, suffixes=(".npy",), holds="arrays"),
+    Format("dcp_metadata", lambda path, head: is_dcp_metadata(path), "dcp.metadata", unsummed=True),
+    Format("distcp", by_end(".distcp"), "dcp.distcp", explained_beside=True, suffixes=(".distcp",), holds="pieces"),
+    Format("safetensors", is_safetensors, "safetensors", unsummed=True, suffixes=(".safetensors",)),
+    Format("torch_zip", is_torch_zip, "torch.files", "read_zip", suffixes=TORCH_SUFFIXES),
+    Format("torch_legacy", is_torch_legacy, "torch.files", "read_legacy", unsummed=True),
+    Format(
+        "pickle",
+        is_pickle,
+        "torch.files",
+        "read_pickles",
+        unsummed=True,
+        suffixes=(".pkl", ".pickle"),
+        holds="objects",
+    ),
+    Format("hf_index", by_end(".index.json"), "json_files", "read_index"),
+    Format("trainer_state", by_name("trainer_state.json"), "json_files", "read_trainer_state"),
+    Format("ckptguard_state", is_own_state, "json_files", "read_own_state"),
+    Format("config_json", by_end("config.json", "model_index.json"), "json_files"),
+    Format("pointer", is_pointer, "text_files", "read_pointer"),
+    Format("yaml", by_end(".yaml", ".yml"), "text_files", "read_yaml"),
+    # The name promises tensors, but the bytes fit no format.
+    Format("unrecognised", lambda path, head: has_tensor_suffix(path), "opaque"),
+    Format("opaque", lambda path, head: True, "opaque"),
+)
+
+
+def format_of(path: str, head: bytes) -> Format:
+    """Return the row for a file with this name and these first bytes; "opaque" if no format claims it."""
+    return next(row for row in FORMATS if row.matches(path, head))

@@ -11,19 +11,19 @@ from typing import Any
 
 import click
 
-from ckptguard.cli.end_in_time import end_in_time
-from ckptguard.cli.usage import restated
-from ckptguard.errors import BusyError, CkptguardError, NotFoundError, SettingsError
+from ckptguard.errors import CkptguardError, SettingsError
 from ckptguard.storage.failures import machine_trouble
+from ckptguard.terminal.end_in_time import end_in_time
+from ckptguard.terminal.output import report_error
+from ckptguard.terminal.usage import restated
 from ckptguard.values.access import Role, role_named
-from ckptguard.values.ids import escape
+from ckptguard.values.exit_codes import ExitCode, of_error
 from ckptguard.values.retention_policy import parse_span
 from ckptguard.version import __version__
 from ckptguard_daemon.deploy import EXAMPLES, print_example
 from ckptguard_daemon.log import log, start_logging
 from ckptguard_daemon.plan import Again, Plan, read_plan
 
-_INTERRUPTED = 130
 _EPILOG = """\b
 Exit codes:
   0  stopped as asked; with --once: all good
@@ -164,7 +164,7 @@ def command(runs: tuple[str, ...], **options: Any) -> None:
     )
     stop, parent = threading.Event(), options["parent"]
     wanted = None if parent is None else lambda: os.getppid() == parent
-    code = _INTERRUPTED if options["once"] else 0
+    code: int = ExitCode.INTERRUPTED if options["once"] else ExitCode.GOOD
     codes: dict[int, int] = {signal.SIGTERM: code, signal.SIGINT: code}
     end_in_time(codes, stop.set, wanted=wanted, say=lambda: log("stop_forced", level="warning"))
     for number in codes:  # only now: before, a signal would be lost
@@ -183,7 +183,7 @@ def command(runs: tuple[str, ...], **options: Any) -> None:
             if timed is not None and timed.is_over:
                 code = timed.code_of(code)
             elif stop.is_set():
-                code = _INTERRUPTED
+                code = ExitCode.INTERRUPTED
         else:
             again = Again(asked=hang_up, read=read)
             code = serve(plan, os.environ, stop, wanted=wanted, again=again, metrics=metrics, http=http)
@@ -207,11 +207,8 @@ def _start_logging(log_file: str | None, form: str) -> None:
 
 
 def _end(error: CkptguardError) -> Any:
-    click.echo(f"error: {escape(error.message)}", err=True)
-    if error.hint:
-        click.echo(f"hint: {escape(error.hint)}", err=True)
-    codes: tuple[tuple[type[CkptguardError], int], ...] = ((SettingsError, 2), (NotFoundError, 10), (BusyError, 11))
-    sys.exit(next((code for kind, code in codes if isinstance(error, kind)), 1))
+    report_error(error)
+    sys.exit(of_error(error))
 
 
 def main() -> None:

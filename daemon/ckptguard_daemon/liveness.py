@@ -12,12 +12,12 @@ import threading
 import time
 from collections.abc import Iterable
 
+from ckptguard.values.exit_codes import ExitCode
 from ckptguard.values.retention_policy import span_text
 from ckptguard_daemon.guarded import WatchedRun
 from ckptguard_daemon.log import log
 
 LONGEST_SILENCE = 600.0  # seconds without any progress; WatchdogSec of the systemd units is the same
-_GOOD, _BAD, _UNDECIDED = 0, 3, 4  # the command line's exit codes
 _GRACE = 10.0  # seconds in which work that storage does not hold up ends
 _PATIENCE = 5.0  # seconds for an answer to a probe
 
@@ -127,7 +127,7 @@ class TimeLimit:
     @staticmethod
     def code_of(code: int) -> int:
         """Return the exit code of work that was cut off: what it could not tell is undecided, not a failure."""
-        return code if code in (_GOOD, _BAD) else _UNDECIDED
+        return code if code in (ExitCode.GOOD, ExitCode.BAD) else ExitCode.UNDECIDED
 
     def _wait(self) -> None:
         never = threading.Event()
@@ -137,4 +137,4 @@ class TimeLimit:
         self._stop.set()
         never.wait(_GRACE)
         log("limit_forced", level="error")
-        os._exit(_UNDECIDED)
+        os._exit(ExitCode.UNDECIDED)

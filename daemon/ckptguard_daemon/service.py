@@ -19,6 +19,7 @@ from ckptguard.records.who_and_when import this_host, utc_now
 from ckptguard.reporting.notify import LONGEST_CLOSE, Hooks
 from ckptguard.runs.run_view import open_view
 from ckptguard.runs.work import Work
+from ckptguard.values.exit_codes import ExitCode, of_outcomes
 from ckptguard.values.ids import run_id_of
 from ckptguard.values.run_facts import RunFacts
 from ckptguard.values.settings import Settings
@@ -45,7 +46,6 @@ from ckptguard_daemon.plan import Again, Plan
 from ckptguard_daemon.roster import Roster
 from ckptguard_daemon.watcher import Watcher
 
-GOOD, FAILED, BAD, UNDECIDED = 0, 1, 3, 4  # the command line's exit codes, for --once
 # The parts of a clean stop. What takes longer is left to the next start.
 _WORK_STOP_SECONDS = 1.5
 _HOOK_STOP_SECONDS = 3.0
@@ -161,7 +161,7 @@ def serve(
         log("metrics", address=address_of(scrapers))
     try:
         if not all(server.start() for server in servers):
-            return FAILED
+            return ExitCode.FAILED
         if file is not None:
             aside.append(threading.Thread(target=file.keep_written, args=(told.text, passed, stop), daemon=True))
         for begun in (thread, *aside):
@@ -207,7 +207,7 @@ def serve(
         hooks.close(patience=began + _HOOK_STOP_SECONDS - time.monotonic())
         calls.wait(began + _HOOK_STOP_SECONDS - time.monotonic())
         log("stopped", pid=presence.pid)
-    return GOOD
+    return ExitCode.GOOD
 
 
 class CallsAtOnce:
@@ -285,7 +285,7 @@ def run_once(plan: Plan, stop: threading.Event, *, metrics: MetricsOptions = NOW
             all_read = False
             continue
         outcomes += [Outcome.PENDING if state.changed else state.outcome for state in states if state.in_place]
-    return exit_code(outcomes, all_read=all_read)
+    return of_outcomes(outcomes, could_not_tell=not all_read)
 
 
 def _facts_of(runs: Roster, feed: CatalogueFeed) -> list[RunFacts]:
@@ -330,17 +330,6 @@ class HookSets:
 
 def _hooks_key(settings: Settings) -> object:
     return settings.on_incident, settings.webhook, settings.notify
-
-
-def exit_code(outcomes: Iterable[Outcome], *, all_read: bool) -> int:
-    """Return the first code that applies: something is bad, could not tell, something (or everything) undecided, all
-    good."""
-    found = set(outcomes)
-    if Outcome.BAD in found:
-        return BAD
-    if not all_read:
-        return FAILED
-    return GOOD if found == {Outcome.GOOD} else UNDECIDED
 
 
 def _settled_pass(run: WatchedRun, work: Work) -> bool:

@@ -25,7 +25,7 @@ from support.markdown import DOCS, ROOT, blocks, pages
 from terminal import on_a_terminal, without_colours
 
 from ckptguard.cli import entry
-from ckptguard.cli.exit_codes import PRECEDENCE, ExitCode
+from ckptguard.values.exit_codes import PRECEDENCE, ExitCode
 
 _MARK = "<!-- Written by tests/docs/refresh.py from the code: change it there. -->"
 

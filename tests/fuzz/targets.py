@@ -30,7 +30,7 @@ from ckptguard.formats.pickle.constants import PickleProblem
 from ckptguard.formats.pickle.machine import read_pickle
 from ckptguard.formats.structure import Structure
 from ckptguard.formats.suffixes import LEGACY_MAGIC
-from ckptguard.formats.torch import pickle_files, zip_file
+from ckptguard.formats.torch import files as torch_files
 from ckptguard.formats.zip.archive import read_archive
 from ckptguard.formats.zip.crc import crc32_of
 from ckptguard.records.incidents import Incident
@@ -59,7 +59,7 @@ def check_structure(structure: Structure, size: int) -> None:
 
 def fuzz_pickle(data: bytes) -> None:
     """Any stream ends in a value or a problem; one that we accept names all that real unpicklers look up."""
-    check_structure(pickle_files.read(MemoryReader("f.pkl", data), "f.pkl"), len(data))
+    check_structure(torch_files.read_pickles(MemoryReader("f.pkl", data), "f.pkl"), len(data))
     try:
         ours = read_pickle(data)
     except PickleProblem:
@@ -78,7 +78,7 @@ def fuzz_pickle(data: bytes) -> None:
 def fuzz_zip(data: bytes) -> None:
     """Any archive ends in a structure; in one that we accept, zipfile finds the same records and bytes."""
     reader = MemoryReader("f.pt", data)
-    check_structure(zip_file.read(reader, "f.pt"), len(data))
+    check_structure(torch_files.read_zip(reader, "f.pt"), len(data))
     archive = read_archive(reader)
     if archive.problems:
         return
@@ -247,7 +247,7 @@ PLAIN = frozenset(
 def fuzz_legacy(data: bytes) -> None:
     """Any file of the old torch format ends in a structure."""
     data = LEGACY_MAGIC + data
-    check_structure(pickle_files.read_legacy(MemoryReader("f.pt", data), "f.pt"), len(data))
+    check_structure(torch_files.read_legacy(MemoryReader("f.pt", data), "f.pt"), len(data))
 
 
 def fuzz_json(data: bytes) -> None:

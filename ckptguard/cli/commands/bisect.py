@@ -8,9 +8,9 @@ import click
 
 from ckptguard.cli.command import Command, Place, Shared, shared_options
 from ckptguard.cli.commands.diff import diff_fields, print_diff
-from ckptguard.cli.exit_codes import ExitCode, of_outcomes
-from ckptguard.cli.output import emit, say, trouble, working
 from ckptguard.cli.render import cell, say_lines, say_text, table
+from ckptguard.terminal.output import emit, say, trouble, working
+from ckptguard.values.exit_codes import ExitCode, of_outcomes
 
 if TYPE_CHECKING:
     from ckptguard.inspect.bad_tensors import Culprit

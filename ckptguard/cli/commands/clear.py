@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import click
 
 from ckptguard.cli.command import Command, Place, Shared, quiet_option, shared_options
-from ckptguard.cli.exit_codes import ExitCode, of_outcomes
-from ckptguard.cli.output import bytes_below, emit, is_quiet, say_well, working
 from ckptguard.cli.render import print_checked
+from ckptguard.terminal.output import bytes_below, emit, is_quiet, say_well, working
+from ckptguard.values.exit_codes import ExitCode, of_outcomes
 
 if TYPE_CHECKING:
     from ckptguard.records.run import Run

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from ckptguard.cli.command import Command
-from ckptguard.cli.output import say
+from ckptguard.terminal.output import say
 
 
 @click.command("completion", cls=Command, short_help="Print a shell's completion script.")

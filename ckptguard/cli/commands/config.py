@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import click
 
 from ckptguard.cli.command import Command, Place, Shared, shared_options
-from ckptguard.cli.exit_codes import ExitCode
-from ckptguard.cli.output import emit
 from ckptguard.cli.render import table
+from ckptguard.terminal.output import emit
+from ckptguard.values.exit_codes import ExitCode
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

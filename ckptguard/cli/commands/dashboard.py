@@ -8,7 +8,7 @@ import sys
 import click
 
 from ckptguard.cli.command import Command, Place, config_option, records_option
-from ckptguard.cli.exit_codes import ExitCode
+from ckptguard.values.exit_codes import ExitCode
 
 
 @click.command(

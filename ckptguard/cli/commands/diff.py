@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import click
 
 from ckptguard.cli.command import Command, Place, Shared, shared_options
-from ckptguard.cli.exit_codes import ExitCode
-from ckptguard.cli.output import emit, say, trouble, working
 from ckptguard.cli.render import say_text, table
+from ckptguard.terminal.output import emit, say, trouble, working
+from ckptguard.values.exit_codes import ExitCode
 
 if TYPE_CHECKING:
     from ckptguard.documents.build import Document

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import click
 
 from ckptguard.cli.command import Command, Place, Shared, shared_options
-from ckptguard.cli.exit_codes import ExitCode
-from ckptguard.cli.output import emit, trouble
 from ckptguard.cli.render import say_text, table
 from ckptguard.errors import ObjectMissingError
+from ckptguard.terminal.output import emit, trouble
+from ckptguard.values.exit_codes import ExitCode
 
 if TYPE_CHECKING:
     from ckptguard.inspect.doctor import StorageDiagnosis

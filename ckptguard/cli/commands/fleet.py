@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ckptguard.cli.command import Command, Place, Shared, config_option, json_option, parse_rate, quiet_option, warn
-from ckptguard.cli.exit_codes import ExitCode, of_outcomes
-from ckptguard.cli.output import emit, escape, is_quiet, log_trouble, progress_bar, say, say_well, trouble
 from ckptguard.cli.render import age, cell, print_findings, size, table, word
+from ckptguard.terminal.output import emit, escape, is_quiet, log_trouble, progress_bar, say, say_well, trouble
+from ckptguard.values.exit_codes import ExitCode, of_outcomes
 
 if TYPE_CHECKING:
     from ckptguard.bulk.job import BulkDone, Cost, Progress

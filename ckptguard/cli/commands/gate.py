@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import click
 
 from ckptguard.cli.command import Place, RunsAnother, Shared, quiet_option, shared_options
-from ckptguard.cli.exit_codes import ExitCode
-from ckptguard.cli.output import emit, escape, is_quiet, say, trouble, working
 from ckptguard.errors import SettingsError
+from ckptguard.terminal.output import emit, escape, is_quiet, say, trouble, working
+from ckptguard.values.exit_codes import ExitCode
 
 if TYPE_CHECKING:
     from ckptguard.records.starts import JobStart

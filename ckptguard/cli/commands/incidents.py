@@ -7,10 +7,10 @@ import os
 import click
 
 from ckptguard.cli.command import Command, Place, Shared, shared_options
-from ckptguard.cli.exit_codes import ExitCode
-from ckptguard.cli.output import emit, escape, say, working
 from ckptguard.cli.render import say_text, table
 from ckptguard.errors import CkptguardError
+from ckptguard.terminal.output import emit, escape, say, working
+from ckptguard.values.exit_codes import ExitCode
 
 
 @click.command("incidents", cls=Command, short_help="List a run's incidents.", codes=(ExitCode.NOT_FOUND,))

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import click
 
 from ckptguard.cli.command import Command, Place, Shared, shared_options
-from ckptguard.cli.exit_codes import ExitCode
-from ckptguard.cli.output import emit, escape, say, working
 from ckptguard.errors import CkptguardError
+from ckptguard.terminal.output import emit, escape, say, working
+from ckptguard.values.exit_codes import ExitCode
 
 if TYPE_CHECKING:
     from ckptguard.runs.find_known_good import Candidate, KnownGood, Wanted

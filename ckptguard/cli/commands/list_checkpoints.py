@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import click
 
 from ckptguard.cli.command import Command, Place, Shared, quiet_option, shared_options
-from ckptguard.cli.exit_codes import ExitCode
-from ckptguard.cli.output import emit, escape, has_reader, is_quiet, say, say_well, trouble
 from ckptguard.cli.render import size, table
+from ckptguard.terminal.output import emit, escape, has_reader, is_quiet, say, say_well, trouble
+from ckptguard.values.exit_codes import ExitCode
 
 if TYPE_CHECKING:
     from ckptguard.inspect.list_states import CheckpointState

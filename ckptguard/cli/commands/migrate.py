@@ -5,8 +5,8 @@ from __future__ import annotations
 import click
 
 from ckptguard.cli.command import Command, Place, Shared, quiet_option, shared_options
-from ckptguard.cli.exit_codes import ExitCode
-from ckptguard.cli.output import emit, say, say_well
+from ckptguard.terminal.output import emit, say, say_well
+from ckptguard.values.exit_codes import ExitCode
 
 CODES = (ExitCode.NOT_FOUND, ExitCode.BUSY)
 

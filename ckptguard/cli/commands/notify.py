@@ -5,9 +5,9 @@ from __future__ import annotations
 import click
 
 from ckptguard.cli.command import Command, Place, Shared, shared_options
-from ckptguard.cli.exit_codes import ExitCode
-from ckptguard.cli.output import emit, say
 from ckptguard.cli.render import table
+from ckptguard.terminal.output import emit, say
+from ckptguard.values.exit_codes import ExitCode
 
 
 @click.command("notify", cls=Command, codes=(ExitCode.NOT_FOUND,), short_help="Show who is told, and try it.")

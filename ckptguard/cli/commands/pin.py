@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import click
 
 from ckptguard.cli.command import Command, Place, Shared, quiet_option, shared_options
-from ckptguard.cli.exit_codes import ExitCode
-from ckptguard.cli.output import emit, say_well
 from ckptguard.cli.render import cell
+from ckptguard.terminal.output import emit, say_well
+from ckptguard.values.exit_codes import ExitCode
 
 if TYPE_CHECKING:
     from ckptguard.layouts import Checkpoint

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import click
 
 from ckptguard.cli.command import Command, Place, Shared, parse_rate, quiet_option, shared_options
-from ckptguard.cli.exit_codes import ExitCode
-from ckptguard.cli.output import emit, escape, is_quiet, trouble, working
 from ckptguard.cli.render import say_lines, table
+from ckptguard.terminal.output import emit, escape, is_quiet, trouble, working
+from ckptguard.values.exit_codes import ExitCode
 
 if TYPE_CHECKING:
     from ckptguard.replicas.replicate import Replica

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import click
 
 from ckptguard.cli.command import Command, Place, Shared, quiet_option, shared_options
-from ckptguard.cli.exit_codes import ExitCode
-from ckptguard.cli.output import emit, escape, is_quiet, say_well, trouble, working
 from ckptguard.cli.render import size
+from ckptguard.terminal.output import emit, escape, is_quiet, say_well, trouble, working
+from ckptguard.values.exit_codes import ExitCode
 
 if TYPE_CHECKING:
     from ckptguard.recover.restore import Restored, Restoring

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, TypeVar
 import click
 
 from ckptguard.cli.command import Command, Place, Shared, parse_rate, quiet_option, shared_options
-from ckptguard.cli.exit_codes import ExitCode, of_outcomes
-from ckptguard.cli.output import emit, is_quiet, log_trouble, say, say_well, trouble, working
 from ckptguard.cli.render import cell, print_findings, size, word
+from ckptguard.terminal.output import emit, is_quiet, log_trouble, say, say_well, trouble, working
+from ckptguard.values.exit_codes import ExitCode, of_outcomes
 
 if TYPE_CHECKING:
     from ckptguard.repair.scrub import Scrubbed

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import click
 
 from ckptguard.cli.command import Command, Place, Shared, shared_options
-from ckptguard.cli.exit_codes import ExitCode
-from ckptguard.cli.output import bytes_below, emit, say, trouble, working
 from ckptguard.cli.render import cell, facts, print_findings, size, table
+from ckptguard.terminal.output import bytes_below, emit, say, trouble, working
+from ckptguard.values.exit_codes import ExitCode
 
 if TYPE_CHECKING:
     from ckptguard.inspect.show import Shown

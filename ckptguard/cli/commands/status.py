@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, NamedTuple
 import click
 
 from ckptguard.cli.command import Command, Place, Shared, quiet_option, shared_options
-from ckptguard.cli.exit_codes import ExitCode, of_error
 from ckptguard.cli.failures import error_fields
-from ckptguard.cli.output import emit, is_quiet, report_error, trouble
 from ckptguard.cli.render import age, facts, say_text, size, some, table
 from ckptguard.errors import CkptguardError, NotFoundError
+from ckptguard.terminal.output import emit, is_quiet, report_error, trouble
+from ckptguard.values.exit_codes import ExitCode, of_error
 
 if TYPE_CHECKING:
     from ckptguard.inspect.status import Status

@@ -7,8 +7,8 @@ import sys
 import click
 
 from ckptguard.cli.command import Command, Place, Shared, shared_options
-from ckptguard.cli.exit_codes import ExitCode
-from ckptguard.cli.output import bytes_below, emit, escape, say, trouble, working
+from ckptguard.terminal.output import bytes_below, emit, escape, say, trouble, working
+from ckptguard.values.exit_codes import ExitCode
 
 CODES = (ExitCode.BAD, ExitCode.NOT_FOUND)
 

@@ -8,8 +8,8 @@ import sys
 import click
 
 from ckptguard.cli.command import Place, RunsAnother, Shared, config_option, records_option
-from ckptguard.cli.exit_codes import ExitCode, of_error
-from ckptguard.cli.output import report_error, trouble
+from ckptguard.terminal.output import report_error, trouble
+from ckptguard.values.exit_codes import ExitCode, of_error
 
 CODES = (ExitCode.BAD, ExitCode.BUSY, ExitCode.EXHAUSTED, ExitCode.NO_KNOWN_GOOD)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from ckptguard.cli.command import Command, json_option
-from ckptguard.cli.output import emit, say
+from ckptguard.terminal.output import emit, say
 
 _LONGEST = 100 * 365 * 86400.0
 

@@ -7,9 +7,9 @@ from typing import Any
 import click
 
 from ckptguard.cli.command import Command, Place, Shared, quiet_option, shared_options
-from ckptguard.cli.exit_codes import ExitCode, of_outcomes
-from ckptguard.cli.output import bytes_below, emit, is_quiet, log_trouble, trouble, working
 from ckptguard.cli.render import say_lines
+from ckptguard.terminal.output import bytes_below, emit, is_quiet, log_trouble, trouble, working
+from ckptguard.values.exit_codes import ExitCode, of_outcomes
 
 CODES = (ExitCode.BAD, ExitCode.UNDECIDED, ExitCode.NOT_FOUND)
 _OF_SETTINGS = ("trust_globals", "allow_nonfinite", "digest", "executor", "workers")

@@ -21,8 +21,8 @@ from ckptguard.formats.dcp import switch
 from ckptguard.formats.dcp.chunks import chunk_name
 from ckptguard.formats.pickle.machine import BUDGET
 from ckptguard.formats.structure import Beside, ChunkPlace, Found, Problem, SpanPlace, Structure, TensorPlace, broken
-from ckptguard.formats.torch import zip_file
-from ckptguard.formats.torch.contents import ReadingBudget
+from ckptguard.formats.torch import files
+from ckptguard.formats.torch.files import ReadingBudget
 from ckptguard.formats.torch.state_tree import MAX_LEAVES, MAX_UNREAD, below
 from ckptguard.formats.zip.crc import crc32_function
 from ckptguard.formats.zip.directory import CRC_IN_ENTRY, CRC_IN_HEADER, HAS_DESCRIPTOR, find_tail, read_directory
@@ -206,10 +206,10 @@ class IdenticalHeaders:
         self._crc32 = crc32_function()
 
     def read(self, window: Subrange) -> Structure:
-        """Return the same as `torch_zip.read_within`, in all cases."""
+        """Return the same as `files.read_zip_within`, in all cases."""
         raw = window.whole
         if raw is None or not switch.BY_HEART:
-            return zip_file.read_within(window, self._room)
+            return files.read_zip_within(window, self._room)
         key = (len(raw), raw[:_KEY])
         kind = self._kinds.get(key)
         if kind is not None:
@@ -217,7 +217,7 @@ class IdenticalHeaders:
             if structure is not None:
                 return structure
         budget, nodes = self._room.budget, self._room.nodes
-        structure = zip_file.read_within(window, self._room)
+        structure = files.read_zip_within(window, self._room)
         if not structure.problems and kind is None and len(self._kinds) < _MOST:
             kind = _kind_of(window, raw, structure, budget - self._room.budget, nodes - self._room.nodes)
             if kind is not None:

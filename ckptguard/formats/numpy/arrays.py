@@ -19,7 +19,7 @@ from ckptguard.formats.pickle.constants import PickleProblem
 from ckptguard.formats.pickle.machine import MAX_STREAM, read_pickle
 from ckptguard.formats.strict_json import printable
 from ckptguard.formats.structure import MAX_PROBLEMS, Found, Leaf, Problem, SpanPlace, Structure, TensorPlace, broken
-from ckptguard.formats.torch.contents import ReadingBudget, take
+from ckptguard.formats.torch.files import ReadingBudget, take
 from ckptguard.formats.torch.state_tree import below
 from ckptguard.formats.zip.archive import Record, read_archive, wrong_sum
 from ckptguard.formats.zip.crc import crc32_function, crc32_of_rest

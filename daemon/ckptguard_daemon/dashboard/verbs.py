@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from ckptguard.cli.columns import lay_out
 from ckptguard.decisions.known_good import Standing
 from ckptguard.decisions.retention import unknown_metrics
 from ckptguard.documents.build import fields
@@ -33,6 +32,7 @@ from ckptguard.retention.pin import lasts_until, pin, pinned_id, pins_on, releas
 from ckptguard.retention.prune import Pruned, Remembered, prune
 from ckptguard.runs.run_view import RunView, select_checkpoint
 from ckptguard.runs.target import Target
+from ckptguard.terminal.columns import lay_out
 from ckptguard.values.ids import CheckpointId, escape, id_from_record
 from ckptguard.values.retention_policy import parse_span
 from ckptguard.values.verdict import Outcome

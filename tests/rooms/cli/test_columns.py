@@ -9,8 +9,8 @@ import click
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ckptguard.cli.columns import lay_out, wrap
-from ckptguard.cli.output import escape
+from ckptguard.terminal.columns import lay_out, wrap
+from ckptguard.terminal.output import escape
 
 # Letters, wide and combining characters, what names are made of, and what `escape` makes of control characters.
 NAMES = st.text("ab9é漢字e\u0301\u0323/.-_+ \x1b\n\u202e…", max_size=60).map(escape)

@@ -7,7 +7,7 @@ import pytest
 
 from ckptguard import errors
 from ckptguard.cli.entry import COMMANDS
-from ckptguard.cli.exit_codes import ExitCode, of_error, of_outcomes
+from ckptguard.values.exit_codes import ExitCode, of_error, of_outcomes
 from ckptguard.values.verdict import Outcome
 
 ROOT = Path(__file__).resolve().parents[3]

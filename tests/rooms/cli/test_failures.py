@@ -13,8 +13,8 @@ from support.json_documents import ERROR, ordered, shape
 
 from ckptguard import errors
 from ckptguard.cli.entry import COMMANDS
-from ckptguard.cli.exit_codes import ExitCode, of_error
 from ckptguard.runs import find_known_good
+from ckptguard.values.exit_codes import ExitCode, of_error
 
 KINDS = sorted(
     (one for one in vars(errors).values() if isinstance(one, type) and issubclass(one, errors.CkptguardError)),

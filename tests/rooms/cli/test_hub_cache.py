@@ -8,8 +8,8 @@ import sys
 import pytest
 from support.hub_caches import COMMIT, LATER, Hub, flip, git_sha1, sharded_files
 
-from ckptguard.cli.output import bytes_below
 from ckptguard.runs.work import Work
+from ckptguard.terminal.output import bytes_below
 from ckptguard.values.settings import Settings
 from ckptguard.verification.target import verify_target
 

@@ -3,7 +3,7 @@
 import pytest
 from support.layouts import write_trainer
 
-from ckptguard.cli.exit_codes import ExitCode
+from ckptguard.values.exit_codes import ExitCode
 
 COMMANDS = ["list", "prune", "repair", "scrub", "replicate"]
 

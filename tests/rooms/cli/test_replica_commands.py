@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from ckptguard.cli.exit_codes import ExitCode
+from ckptguard.values.exit_codes import ExitCode
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ import sys
 
 import pytest
 
-from ckptguard.cli.output import bytes_below, progress_bar
 from ckptguard.cli.render import age, size, some
+from ckptguard.terminal.output import bytes_below, progress_bar
 
 
 def on_a_terminal(arguments, *, stdout, columns=80):

@@ -18,13 +18,11 @@ from ckptguard_daemon.guarded import storage_of
 from ckptguard_daemon.http.rendezvous import LONGEST_PATH, listen
 from ckptguard_daemon.log import log, start_logging
 from ckptguard_daemon.plan import distinct_urls
-from ckptguard_daemon.service import exit_code
 
 from ckptguard.errors import BusyError, SettingsError
 from ckptguard.runs.settings_file import load_settings
 from ckptguard.storage.local import mounts
 from ckptguard.values.settings import Settings
-from ckptguard.values.verdict import Outcome
 
 DEPLOY = Path(__file__).parents[3] / "daemon" / "ckptguard_daemon" / "deploy"
 
@@ -160,22 +158,6 @@ def test_log_lines_are_json_whatever_they_hold(tmp_path: Path, monkeypatch: pyte
     assert (one["text"], one["inner"]) == ("a\\u000ab\\u001b[0m\\udcff", {"k\\u000a": ["\\u202e"]})
     assert (library["logger"], library["message"]) == ("library", "said this\\u000a")
     assert (two["level"], "ValueError" in two["traceback"]) == ("error", True)
-
-
-@pytest.mark.parametrize(
-    ("outcomes", "told", "code"),
-    [
-        ([], True, 4),
-        ([Outcome.GOOD], True, 0),
-        ([Outcome.GOOD], False, 1),
-        ([Outcome.GOOD, Outcome.SUSPECT], True, 4),
-        ([Outcome.GOOD, Outcome.PENDING], False, 1),
-        ([Outcome.INCOMPLETE, Outcome.BAD], False, 3),
-    ],
-)
-def test_exit_codes(outcomes: list[Outcome], told: bool, code: int) -> None:
-    """Bad outweighs could not tell, that outweighs undecided, and nothing checked is undecided."""
-    assert exit_code(outcomes, all_read=told) == code
 
 
 def test_the_socket_can_be_served(short_folder: Path) -> None:

@@ -12,7 +12,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 from ckptguard.formats.dcp import metadata_pickle, switch
-from ckptguard.formats.torch import zip_file
+from ckptguard.formats.torch import files
 from ckptguard.scan import Scan, ScanOptions, scan_files
 from ckptguard.storage import open_storage
 
@@ -39,9 +39,9 @@ def everything(folder: Path) -> object:
 def test_the_same_is_found_with_the_switch_on_and_off(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Structures, digests and numbers, of a whole checkpoint and of damaged ones; and the switch saves reading."""
     in_full: list[int] = []
-    archive, alone = zip_file.read_within, metadata_pickle._FoldingMachine.repeat
+    archive, alone = files.read_zip_within, metadata_pickle._FoldingMachine.repeat
     by_heart: list[bool] = []
-    monkeypatch.setattr(zip_file, "read_within", lambda *given: in_full.append(1) or archive(*given))
+    monkeypatch.setattr(files, "read_zip_within", lambda *given: in_full.append(1) or archive(*given))
     monkeypatch.setattr(
         metadata_pickle._FoldingMachine, "repeat", lambda *given: by_heart.append(True) or alone(*given)
     )

@@ -13,8 +13,7 @@ from support.memory_reader import MemoryReader
 from ckptguard.formats.dcp.distcp import IdenticalHeaders, Subranges
 from ckptguard.formats.pickle.machine import BUDGET
 from ckptguard.formats.structure import Structure
-from ckptguard.formats.torch import zip_file
-from ckptguard.formats.torch.contents import ReadingBudget
+from ckptguard.formats.torch.files import ReadingBudget, read_zip_within
 
 
 def torch_archive(value: object) -> bytes:
@@ -47,7 +46,7 @@ def read_alike(first: bytes, others: list[bytes], room: ReadingBudget) -> list[S
 
 def read_in_full(raw: bytes) -> Structure:
     """One by itself."""
-    return zip_file.read_within(MemoryReader("x.pt", raw), ReadingBudget(BUDGET * 10))
+    return read_zip_within(MemoryReader("x.pt", raw), ReadingBudget(BUDGET * 10))
 
 
 def damaged(raw: bytes) -> Iterator[bytes]:
@@ -75,7 +74,7 @@ def test_reads_what_differs_only_in_elements(write, what):
     assert found == read_in_full(second)
     assert not found.problems
     for raw in (first, second):
-        zip_file.read_within(MemoryReader("x.pt", raw), alone)
+        read_zip_within(MemoryReader("x.pt", raw), alone)
     assert (room.budget, room.nodes) == (alone.budget, alone.nodes)
 
 
@@ -93,7 +92,7 @@ def test_reads_no_more_than_the_room_allows():
     """Being alike saves time, not room."""
     raw = torch_archive(torch.arange(8.0))
     alone = ReadingBudget()
-    zip_file.read_within(MemoryReader("x.pt", raw), alone)
+    read_zip_within(MemoryReader("x.pt", raw), alone)
     cost = BUDGET - alone.budget
     found = read_alike(raw, [raw] * 4, ReadingBudget(3 * cost + cost // 2))
     assert [bool(s.problems) for s in found] == [False, False, True, True]

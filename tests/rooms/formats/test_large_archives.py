@@ -14,8 +14,7 @@ from support.format_files import scan_of, structure_of, torch_bytes
 from support.memory_reader import MemoryReader
 
 from ckptguard.formats import read_structure
-from ckptguard.formats.torch import zip_file
-from ckptguard.formats.torch.contents import ReadingBudget
+from ckptguard.formats.torch.files import ReadingBudget, read_zip_within
 from ckptguard.storage import open_storage
 from ckptguard.values.manifest import File, Manifest, Span, Tensor, decode_manifest
 from ckptguard.values.record_text import encode_checked
@@ -148,5 +147,5 @@ def test_room_grows_with_the_storages_that_are_there() -> None:
     shared = torch.zeros(2)
     long = torch_bytes({f"w{i}": shared.view(2) for i in range(300)})
     for data, each, refused in ((own, 0, True), (own, 3000, False), (long, 3000, True)):
-        structure = zip_file.read_within(MemoryReader("m.pt", data), ReadingBudget(100_000, each=each))
+        structure = read_zip_within(MemoryReader("m.pt", data), ReadingBudget(100_000, each=each))
         assert any("more values than ckptguard reads" in p.message for p in structure.problems) == refused

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-import ckptguard.formats as formats
-from ckptguard.formats import Format, format_of, tensor_suffix
+from ckptguard.formats import Format, format_of, suffixes, tensor_suffix
 from ckptguard.formats.suffixes import has_tensor_suffix, is_pickle_name, suffixes_of
 from ckptguard.layouts.discovery import find_checkpoints
 from ckptguard.layouts.hub_snapshot import _are_other_weights
@@ -27,7 +26,7 @@ def added(monkeypatch: pytest.MonkeyPatch, holds: str) -> None:
         suffixes=(".new", ".new.gz"),
         holds=holds,  # type: ignore[arg-type]
     )
-    monkeypatch.setattr(formats, "FORMATS", (row, *formats.FORMATS))
+    monkeypatch.setattr(suffixes, "FORMATS", (row, *suffixes.FORMATS))
 
 
 def test_a_new_row_is_seen_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:

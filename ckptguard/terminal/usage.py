@@ -7,7 +7,7 @@ from typing import IO, Any
 
 import click
 
-from ckptguard.cli.output import trouble
+from ckptguard.terminal.output import trouble
 
 _VALUE = re.compile(r"(?P<value>.*) is not (a valid|in the range|one of)", re.DOTALL)
 _PLACE = re.compile(

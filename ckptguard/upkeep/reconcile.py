@@ -100,6 +100,7 @@ class PassNotes:
     told_of_lost: bool = False
     room: RoomNotes = field(default_factory=RoomNotes)
     empty_since: float | None = None  # monotonic: since when only records are left
+    was_empty: bool = False  # no path held anything when the run was looked at before
     settled: Start | None = None  # what the last pass started from, if it left nothing to do
     start: Start | None = None  # what the last pass started from
 
@@ -258,6 +259,9 @@ class _Pass:
         if unjudged and self.notes.lost is None:
             self.notes.lost = unjudged[0], time.monotonic()
         self.notes.gone.update(dict.fromkeys(self._gone, time.monotonic()))
+        if self.notes.was_empty:
+            self.notes.gone.update({c.path: float("-inf") for c in checkpoints})
+            self.notes.was_empty = False
         self._marks = self._mark_emptied(start)
         # The copy of an older save takes the room of the next one, until a newer save has its verdict.
         hurry = self.notes.room.held and self.notes.room.missing > 0
@@ -269,9 +273,8 @@ class _Pass:
             try:
                 if not sample.done:
                     sample.id = standing_of(view, checkpoint)
-                    sample.done = sample.id is not None
+                    sample.done = sample.id is not None and not self._was_empty(checkpoint.path, sample.id)
                 if sample.done:
-                    self._unmark_emptied(sample.id)
                     continue
                 known = view.current_if_readable(checkpoint) is not None
                 self.saved_over = self.saved_over or (known and is_saved_over(view, checkpoint))
@@ -313,6 +316,13 @@ class _Pass:
                 except CouldNotTellError as error:
                     self.troubles.append(f"{standing.id} of {series} could not be marked as gone: {error.message}")
         return marks
+
+    def _was_empty(self, path: str, id: CheckpointId) -> bool:
+        """True if a path was seen empty since its verdict: a new file may have the size, time and inode of the old."""
+        if path in self.notes.gone:
+            return True
+        standing = self.view.history.standings(id.series).get(id) if self._marks else None
+        return standing is not None and emptied_key(standing) in self._marks
 
     def _unmark_emptied(self, id: CheckpointId | None) -> None:
         """Remove the mark of a generation whose own files are in place again."""

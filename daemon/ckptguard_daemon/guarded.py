@@ -262,6 +262,7 @@ class WatchedRun:
             log("ended", run=self.url)
             self.scrub, self.last_pass = _scrub_state(self.url, self.settings), PassResult()
             self._know_nothing()
+        self._notes.was_empty = True
         self.state, self.trouble, self.ended_at, self.ended_words, self.run = "ended", None, at, words, None
 
     def _know_nothing(self) -> None:

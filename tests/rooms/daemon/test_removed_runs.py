@@ -18,6 +18,7 @@ from ckptguard_daemon.metrics import exposition
 from ckptguard_daemon.plan import Plan
 from ckptguard_daemon.roster import Roster
 from ckptguard_daemon.service import run_id_of
+from support.tiny_files import WEIGHTS
 from support.tiny_run import inline, save
 
 from ckptguard.fleet import read_fleet
@@ -27,6 +28,7 @@ from ckptguard.runs.run_view import open_view
 from ckptguard.runs.work import Work
 from ckptguard.values.run_facts import RunFacts
 from ckptguard.values.settings import Settings
+from ckptguard.values.verdict import Outcome
 
 SETTINGS = Settings(settle=0.0, scan_interval=0.01, keep="copy", workers=1)
 
@@ -50,10 +52,10 @@ def step(run: WatchedRun) -> str:
     return run.state
 
 
-def seen(run: Path) -> WatchedRun:
+def seen(run: Path, settings: Settings = SETTINGS) -> WatchedRun:
     """A run with a verdict."""
     save(str(run), 100, 1)
-    guarded = watched(run)
+    guarded = watched(run, settings)
     while not guarded.verdicts:
         step(guarded)
     return guarded
@@ -115,6 +117,31 @@ def test_saves_in_a_run_that_has_ended_are_guarded(tmp_path, said):
     save(str(run), 200, 2)
     assert step(guarded) == "guarded"
     assert [one.path for one in guarded.last_pass.checked] == ["model-200"]
+
+
+@pytest.mark.parametrize("ended", ["while it was guarded", "before", "with its folder"])
+def test_what_appears_where_a_run_had_ended_is_a_new_save(tmp_path, said, ended):
+    """A healthy replay of the step, of which one number differs, with the times of the save that went."""
+    run, settings = tmp_path / "run", SETTINGS
+    if ended == "with its folder":
+        settings = SETTINGS.changed(records=str(tmp_path / "records"))
+    guarded = seen(run, settings)
+    times = {path.name: path.stat().st_mtime_ns for path in (run / "model-100").iterdir()}
+    shutil.rmtree(run if ended == "with its folder" else run / "model-100")
+    if ended == "before":
+        guarded = watched(run)
+    while step(guarded) != "ended":
+        pass
+    save(str(run), 100, 1)
+    weights = run / "model-100" / WEIGHTS
+    data = bytearray(weights.read_bytes())
+    data[-1] ^= 0x01
+    weights.write_bytes(data)
+    for name, time_ns in times.items():
+        os.utime(run / "model-100" / name, ns=(time_ns, time_ns))
+    while not guarded.last_pass.checked:
+        step(guarded)
+    assert [(str(one.id), one.outcome) for one in guarded.last_pass.checked] == [("100.2", Outcome.GOOD)]
 
 
 def test_records_alone_that_were_removed_are_begun_again(tmp_path, monkeypatch, said):

@@ -11,7 +11,6 @@ import os
 import posixpath
 import re
 import stat
-import uuid
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 
@@ -26,6 +25,7 @@ from ckptguard.runs.run_view import RunView
 from ckptguard.storage.failures import translated
 from ckptguard.storage.protocol import Entry, find_entry, is_encodable
 from ckptguard.values.ids import escape, folder_of, is_safe_path
+from ckptguard.values.temporary_names import LINK
 from ckptguard.values.verdict import Outcome
 
 _TRACKER = "latest_checkpointed_iteration.txt"
@@ -301,7 +301,7 @@ def _linked_path(run: Run, key: str) -> str | None:
 def _replace_link(run: Run, key: str, name: str) -> None:
     assert run.storage.root is not None
     place = os.path.join(run.storage.root, *key.split("/"))
-    temporary = os.path.join(os.path.dirname(place), f".tmp-{uuid.uuid4().hex[:8]}")
+    temporary = os.path.join(os.path.dirname(place), LINK.new())
     with translated(key, run.url):
         os.symlink(name, temporary)
         os.replace(temporary, place)

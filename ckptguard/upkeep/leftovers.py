@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 
 from ckptguard.errors import CouldNotTellError, ObjectMissingError
+from ckptguard.layouts.discovery import enter
 from ckptguard.records.leases import Claim, holds, list_claims, release, surely_gone
 from ckptguard.records.pins import counts, list_pins, release_pin
 from ckptguard.records.quarantine import FOLDER as QUARANTINE
@@ -22,7 +23,7 @@ from ckptguard.runs.removal import remove_leftover, remove_unsealed
 from ckptguard.runs.run_view import RunView
 from ckptguard.storage.remote.remote_storage import end_uploads
 from ckptguard.values.ids import RECORDS_FOLDER
-from ckptguard.values.temporary_names import LEFT_IN_RECORDS, ROLLBACK, SAVE
+from ckptguard.values.temporary_names import LEFT_IN_RECORDS, LINK, RECORD, ROLLBACK, SAVE
 
 _LONGEST_COPY = 86400.0  # the longest time in seconds to copy one file between two storages
 
@@ -46,6 +47,14 @@ def collect_leftovers(view: RunView) -> list[str]:
     for entry in run.storage.list(""):
         if remove_leftover(run.storage, entry, (ROLLBACK,)):
             removed.append(entry.key)
+    if run.storage.root is not None:  # pointers may be in any folder of the run
+
+        def outside(key: str) -> bool:
+            return enter(key) and view.checkpoint(key) is None
+
+        for entry in run.storage.list("", recursive=True, enter=outside):
+            if remove_leftover(run.storage, entry, (LINK, RECORD)):
+                removed.append(entry.key)
     for pin in list_pins(run):
         if not counts(run, pin):
             with contextlib.suppress(CouldNotTellError):  # an expired pin does no harm

@@ -17,7 +17,7 @@ class TemporaryName(msgspec.Struct, frozen=True):
 
     start: str
     digits: int
-    kind: Literal["file", "folder", "either"]
+    kind: Literal["file", "folder", "link", "either"]
     middle: str = ""  # a pattern of what is between the two
 
     def new(self, middle: str = "") -> str:
@@ -28,7 +28,7 @@ class TemporaryName(msgspec.Struct, frozen=True):
 
     def fits(self, name: str, kind: str | None = None) -> bool:
         """True if `new` may have returned this name, and if this `kind` of entry may have it."""
-        if kind is not None and self.kind not in (kind, "either"):
+        if kind is not None and kind not in (("file", "folder") if self.kind == "either" else (self.kind,)):
             return False
         digits = f"(?=[0-9]*[a-f])[0-9a-f]{{{self.digits}}}"
         return re.fullmatch(f"{re.escape(self.start)}{self.middle}{digits}", name) is not None
@@ -40,6 +40,7 @@ REPAIR = TemporaryName("tmp-repair-", 8, "folder")
 SAVE = TemporaryName("tmp-step-", 8, "folder", r"[0-9]{9,}-")
 REPLACED = TemporaryName("tmp-replaced-", 8, "folder")  # came back from the trash while its place was taken
 ASIDE = TemporaryName("tmp-aside-", 8, "folder")  # not ours: it was in the way of a save, and is never removed
+LINK = TemporaryName(".tmp-link-", 8, "link")  # beside a link that gets another target; beside a file it is a RECORD
 VISIBLE = TemporaryName("tmp-visible-", 32, "file")
 # In the records.
 RECORD = TemporaryName(".tmp-", 16, "either")  # a folder that is removed is moved to such a name if it is too deep
@@ -50,6 +51,6 @@ DOCTOR = TemporaryName(".tmp-doctor-", 16, "folder")
 # In a folder that a user named.
 RESTORE = TemporaryName(".tmp-restore-", 8, "folder")
 
-LEFT_IN_RUN = (ROLLBACK, SAVE)
+LEFT_IN_RUN = (ROLLBACK, SAVE, LINK)
 LEFT_IN_RECORDS = (RECORD, NOW, REPAIR_OF_COPY, SAMPLE, DOCTOR)
 EVERY = (*LEFT_IN_RUN, *LEFT_IN_RECORDS, REPAIR, REPLACED, VISIBLE, RESTORE)

@@ -14,7 +14,9 @@ import pytest
 from support.store_operations import OPERATIONS, Stage, build
 from support.views import look
 
+from ckptguard.records.rewrites import Rewrite
 from ckptguard.records.run import open_run
+from ckptguard.runs.pointers import write_pointers
 from ckptguard.runs.removal import remove_folder_of_ours, remove_leftover, remove_record, remove_temporary
 from ckptguard.storage import open_storage
 from ckptguard.upkeep.leftovers import collect_leftovers
@@ -54,6 +56,8 @@ def make(place: Path, kind: str, rng: random.Random, *, old: bool = True) -> Non
         target = place.with_name(f"user-{rng.randrange(10**9)}")
         make(target, "folder", rng)
         place.symlink_to(target.name)
+        if old:
+            os.utime(place, (LONG_AGO, LONG_AGO), follow_symlinks=False)
         return
     if kind == "folder":
         (place / "deep").mkdir(parents=True)
@@ -72,8 +76,8 @@ def plant(folder: Path, rng: random.Random) -> list[Path]:
         for name in look_alikes(kind, rng):
             planted.append(folder / name)
             make(planted[-1], rng.choice(["file", "folder", "link"]), rng)
-        odd = {"file": ["folder", "link"], "folder": ["file", "link"], "either": ["link"]}[kind.kind]
-        for other in odd:
+        own = ("file", "folder") if kind.kind == "either" else (kind.kind,)
+        for other in [one for one in ("file", "folder", "link") if one not in own]:
             planted.append(folder / an_own_name(kind))
             make(planted[-1], other, rng)
         planted.append(folder / an_own_name(kind))
@@ -157,6 +161,29 @@ def test_what_a_killed_process_left_goes_when_it_is_old(kind, tmp_path):
         make(place, "file" if kind.kind == "either" else kind.kind, rng, old=place is old)
     collect_leftovers(look(run))
     assert (old.exists(), fresh.exists()) == (False, True)
+
+
+@pytest.mark.parametrize("link", [True, False], ids=["link", "file"])
+def test_what_a_killed_rewrite_of_a_pointer_left_goes_when_it_is_old(tmp_path, monkeypatch, link):
+    """It is beside the pointer, in whatever folder that is."""
+    build(str(tmp_path), pending=False)
+    pointer = tmp_path / "deep" / "er" / "latest"
+    pointer.parent.mkdir(parents=True)
+    pointer.symlink_to("model-100") if link else pointer.write_text("model-100")
+    before = set(pointer.parent.iterdir())
+    rewrite = Rewrite(key="deep/er/latest", link=link, old="model-100", new="model-200")
+    pid = os.fork()
+    if pid == 0:
+        monkeypatch.setattr(os, "replace", lambda *_, **__: os._exit(9))  # as a kill at that moment
+        write_pointers(open_run(str(tmp_path)), [rewrite])
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 9
+    [left] = set(pointer.parent.iterdir()) - before
+    collect_leftovers(look(open_run(str(tmp_path))))
+    assert os.path.lexists(left)
+    os.utime(left, (LONG_AGO, LONG_AGO), follow_symlinks=False)
+    collect_leftovers(look(open_run(str(tmp_path))))
+    assert set(pointer.parent.iterdir()) == before
 
 
 @pytest.mark.parametrize("kind", EVERY, ids=lambda kind: kind.start)

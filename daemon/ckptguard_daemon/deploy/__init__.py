@@ -34,7 +34,7 @@ def print_example(context: click.Context, _: click.Parameter, name: str | None) 
     if place.is_dir():
         _write_folder(place)
     else:
-        click.echo(_with_programs(place.read_text(encoding="utf-8")), nl=False)
+        click.echo(_with_programs(_whole(place)), nl=False)
     context.exit()
 
 
@@ -47,6 +47,12 @@ def _write_folder(source: Path) -> None:
         raise click.ClickException(f"the folder {source.name} cannot be written: {error.strerror or error}") from None
     for path in sorted(p for p in Path(source.name).rglob("*") if p.is_file()):
         click.echo(path)
+
+
+def _whole(place: Path) -> str:
+    """Return the text of an example, with what several have in common."""
+    text = place.read_text(encoding="utf-8")
+    return re.sub(r"(?m)^#include (\S+)\n", lambda line: (place.parent / line[1]).read_text(encoding="utf-8"), text)
 
 
 def _with_programs(text: str) -> str:

@@ -173,8 +173,9 @@ def lose(folder: str) -> None:
     reconcile(look(run, settings), PassNotes())
     if os.path.isdir(f"{folder}/step-000000004"):
         replicate(look(run, settings), f"{folder}-replica")
-    for path in (*Path(folder).glob("step-*"), Path(folder, "_ckptguard", "kept")):
-        shutil.rmtree(path, ignore_errors=True)  # there may be no kept copy
+    kept = Path(folder, "_ckptguard", "kept")  # the second time there is none: what was removed is not made at once
+    for path in (*Path(folder).glob("step-*"), *([kept] if kept.exists() else ())):
+        shutil.rmtree(path)
 
 
 def harm(model: nn.Module, trouble: str) -> None:

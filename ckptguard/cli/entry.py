@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import sys
 from collections.abc import Sequence
@@ -10,7 +11,6 @@ from typing import Any
 import click
 
 from ckptguard.cli.failures import report_failure, trouble_of_machine
-from ckptguard.cli.waiting import told_of_waits
 from ckptguard.terminal.output import discard_stdout, escape, prepare_streams
 from ckptguard.values.exit_codes import ExitCode
 from ckptguard.version import __version__
@@ -77,7 +77,11 @@ class Commands(click.Group):
         words = list(sys.argv[1:] if args is None else args)
         prepare_streams()
         try:
-            with told_of_waits(words):
+            with contextlib.ExitStack() as waits:
+                if any("://" in word for word in words):
+                    from ckptguard.cli.waiting import told_of_waits  # only a store lets people wait
+
+                    waits.enter_context(told_of_waits(words))
                 code = super().main(words, *further, **{**options, "standalone_mode": False})
         except BrokenPipeError:
             discard_stdout()

@@ -23,7 +23,6 @@ from ckptguard.errors import CouldNotTellError, NoKnownGoodError
 from ckptguard.records.kept import KeptCopy, read_kept
 from ckptguard.records.names_by_step import ListedSteps, list_steps
 from ckptguard.records.run import Run, has_records
-from ckptguard.records.trash import list_trashed
 from ckptguard.runs.file_signatures import looks_as_read
 from ckptguard.runs.history import History, histories_by_step, load_history
 from ckptguard.runs.sealed_content import Judged, Sealed, is_good, kept_matches
@@ -196,6 +195,8 @@ def _has_no_records(run: Run) -> bool:
 
 def _good_in_trash(run: Run, before_step: int | None) -> int | None:
     """Return the newest good step in the trash, or None if there is none or it cannot be read."""
+    from ckptguard.records.trash import list_trashed  # only where there is no answer
+
     with contextlib.suppress(CouldNotTellError):
         history = load_history(run)
         good = [id.number for id in list_trashed(run) if id.number is not None and is_good(history, id)]

@@ -24,7 +24,6 @@ from ckptguard.records.manifests import manifest_names, read_manifest, sealed_id
 from ckptguard.records.names_by_step import ListedSteps, StepRecords
 from ckptguard.records.quarantine import quarantined_generations, quarantined_of_series, read_quarantined
 from ckptguard.records.run import Run
-from ckptguard.records.run_settings import accepted_references
 from ckptguard.runs.file_signatures import late_state
 from ckptguard.values.ids import CheckpointId, Step, numbers_of
 from ckptguard.values.manifest import Manifest, content_digest
@@ -263,6 +262,8 @@ class History(msgspec.Struct):
         newest earlier GOOD one. An accepted schema counts as GOOD and needs no reference. Earlier checkpoints need not
         match it. By the `sizes` of its files, it is never the same save before files with state were added.
         """
+        from ckptguard.records.run_settings import accepted_references  # an answer from the records needs none
+
         accepted = accepted_references(self.run, id.series)
         if id in accepted:
             return None

@@ -10,7 +10,6 @@ from ckptguard.errors import NotFoundError, ObjectMissingError, SettingsError
 from ckptguard.storage.local.held_names import split_root
 from ckptguard.storage.protocol import Capabilities, Entry, Reader, Storage, Upload
 from ckptguard.storage.redaction import refuse_secrets
-from ckptguard.storage.traits import LOCAL, traits_of_url
 from ckptguard.values.ids import escape
 from ckptguard.values.storage_options import NO_OPTIONS, StorageOptions
 
@@ -31,10 +30,12 @@ def normalise_url(url: str | os.PathLike[str]) -> str:
         raise SettingsError(f"{escape(text[:80])} is no path or URL: it holds a NUL")
     scheme, mark, rest = text.partition("://")
     try:
-        if mark and scheme in LOCAL:
-            return _plain(os.path.abspath(rest))
         if not _SCHEME.match(text):
             return _plain(os.path.abspath(os.path.expanduser(text)))
+        from ckptguard.storage.traits import LOCAL, traits_of_url  # of URLs alone
+
+        if mark and scheme in LOCAL:
+            return _plain(os.path.abspath(rest))
     except FileNotFoundError as error:  # for a relative path
         raise NotFoundError("the current folder no longer exists", hint="change to a folder that exists") from error
     refuse_secrets(text)

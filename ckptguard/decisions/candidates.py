@@ -10,9 +10,8 @@ from collections.abc import Iterable
 
 import msgspec
 
+from ckptguard.decisions.known_good import IN_PLACE, KEPT
 from ckptguard.values.ids import CheckpointId
-
-IN_PLACE, KEPT = "in place", "kept"
 
 
 class Choice(msgspec.Struct, frozen=True, kw_only=True):

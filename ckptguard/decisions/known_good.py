@@ -14,6 +14,8 @@ import msgspec
 from ckptguard.values.ids import CheckpointId, Step, numbers_of, parse_id, single_number
 from ckptguard.values.verdict import Outcome, worst
 
+IN_PLACE, KEPT = "in place", "kept"  # where the files of a checkpoint are
+
 _NAME = re.compile(
     r"(?P<id>(?:\d{12}(?:-\d{12})*|-)\.[1-9]\d*)\.(?P<number>\d{4,9})\.(?P<outcome>good|suspect|incomplete|bad)\.json"
 )

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 
 import msgspec
 
-from ckptguard.decisions.candidates import IN_PLACE, KEPT, Choice, Search
+from ckptguard.decisions.candidates import Choice, Search
+from ckptguard.decisions.known_good import IN_PLACE, KEPT
 from ckptguard.errors import FORCE, CkptguardError, CouldNotTellError, NoKnownGoodError, NotFoundError, RefusedError
 from ckptguard.records.kept import read_kept
 from ckptguard.records.pins import InUse

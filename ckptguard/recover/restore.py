@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from ckptguard.decisions.candidates import IN_PLACE, KEPT
+from ckptguard.decisions.known_good import IN_PLACE, KEPT
 from ckptguard.errors import (
     ChangedWhileReadError,
     CkptguardError,

@@ -7,7 +7,8 @@ from typing import Generic, Protocol, TypeVar
 
 import msgspec
 
-from ckptguard.decisions.candidates import KEPT, Choice, Search, Skipped, places_of
+from ckptguard.decisions.candidates import Choice, Search, Skipped, places_of
+from ckptguard.decisions.known_good import KEPT
 from ckptguard.errors import CkptguardError, CouldNotTellError, StoppedError
 from ckptguard.runs.find_known_good import ANY, Candidate, Wanted, candidate_of, known_good_candidates, none_found
 from ckptguard.runs.run_view import RunView

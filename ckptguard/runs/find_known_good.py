@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from ckptguard.decisions.candidates import IN_PLACE, KEPT
 from ckptguard.decisions.known_good import (
+    IN_PLACE,
+    KEPT,
     NUMBER_IN_NAME,
     Standpoint,
     choose_known_good,

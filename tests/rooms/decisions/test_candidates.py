@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckptguard.decisions.candidates import IN_PLACE, KEPT, Choice, Search, places_of
+from ckptguard.decisions.candidates import Choice, Search, places_of
+from ckptguard.decisions.known_good import IN_PLACE, KEPT
 from ckptguard.values.ids import CheckpointId
 
 GOOD, BAD, UNSURE = "good", "bad", "unsure"

@@ -64,7 +64,7 @@ def scan_part(task: Task, settings: Settings, work: Work) -> Answer:
     if checkpoint is None:
         return Answer(trouble="it was removed meanwhile")
     storage = view.run.storage
-    sums = find_sums(storage, checkpoint, view.listing.sum_lists_beside(checkpoint))
+    sums = find_sums(storage, checkpoint, view.sum_lists_beside(checkpoint))
     return Answer(scan=work.scanner(storage, task.files, sums.added_to(ScanOptions()), work.progress))
 
 

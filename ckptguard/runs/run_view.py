@@ -20,9 +20,10 @@ from ckptguard.runs.history import History, load_history
 from ckptguard.runs.sealed_content import is_good
 from ckptguard.storage.protocol import UNNAMED, Entry, find_entry
 from ckptguard.values.ids import CheckpointId, Step, escape, parse_id, series_from_folder, series_of
+from ckptguard.values.manifest import Manifest
 from ckptguard.values.settings import Settings
 
-_KEY = attrgetter("key")
+_KEY, _ORDER = attrgetter("key"), attrgetter("order")
 
 
 class RunView:
@@ -36,6 +37,7 @@ class RunView:
         self.run = run
         self.settings = settings
         self._listing: Listing | None = None
+        self._near: Listing | None = None  # of one checkpoint only
         self._history: History | None = None
 
     @property
@@ -51,13 +53,7 @@ class RunView:
 
     def list_near(self, path: str) -> None:
         """List only what one checkpoint consists of and what lies beside it: enough to verify it."""
-        if path == ".":
-            self.take_listed(_entries_of(self.run, path))
-            return
-        beside = self.run.storage.list(path.rpartition("/")[0], recursive=False)
-        below = next((e for e in beside if e.key == path and e.kind == "folder"), None)
-        own = self.run.storage.list(path, recursive=True, enter=enter) if below is not None else ()
-        self.take_listed([*(e for e in beside if e.kind != "folder"), *own])
+        self._listing = list_near(self.run, (path,))
 
     def list_after(self, before: Listing | None) -> Listing:
         """List the run now, and return `before` if nothing differs from it. Raises StorageError."""
@@ -87,8 +83,52 @@ class RunView:
 
     def look_again(self, path: str) -> Checkpoint | None:
         """List only this checkpoint's entries again, and return it as it is now, or None."""
+        if self._listing is None and (found := self._look_near(path)) is not None:
+            return found
         self._listing = self.listing.again(path)
         return self._listing.checkpoints.get(path)
+
+    def holding(self, path: str) -> Checkpoint | None:
+        """Return the checkpoint that has this path, or a file with it. On a disk usually only this one is listed."""
+        parts = path.split("/")
+        for place in ("/".join(parts[:depth]) for depth in range(len(parts), 0, -1)):
+            found = self._look_near(place) if self._listing is None else None
+            if found is not None and (place == path or path in found.files):
+                return found
+        return next((c for c in self.checkpoints if path == c.path or path in c.files), None)
+
+    def sum_lists_beside(self, checkpoint: Checkpoint) -> Sequence[Entry]:
+        """Return the files with checksums that lie beside a checkpoint without a folder of its own."""
+        near = self._near if self._listing is None else None
+        known = near if near is not None and checkpoint.path in near.checkpoints else self.listing
+        return known.sum_lists_beside(checkpoint)
+
+    def _look_near(self, path: str) -> Checkpoint | None:
+        """Return a checkpoint from a listing of its own folder and that of one sealed neighbour.
+
+        All folders of a series together decide how they are read. So None, unless the neighbour was sealed under the
+        layout that this one has. Files at the run's top are read alone. None on an object store, where a listing of
+        everything costs less.
+        """
+        if self.run.storage.root is None:
+            return None
+        neighbour = self._sealed_neighbour(path)
+        self._near = list_near(self.run, (path, neighbour.path) if neighbour is not None else (path,))
+        found = self._near.checkpoints.get(path)
+        alone = found is not None and "/" not in path and (path == "." or path in found.files)
+        confirmed = found is not None and neighbour is not None and found.layout == neighbour.layout
+        return found if alone or confirmed else None
+
+    def _sealed_neighbour(self, path: str) -> Manifest | None:
+        """Return the manifest of the nearest step of a path's series, if possible one before it, or of this one."""
+        if path == ".":
+            return None
+        series = series_of(path)
+        known = sorted(self.history.sealed(series), key=_ORDER)
+        step = step_from_name(path.rpartition("/")[2])
+        place = bisect_left(known, CheckpointId(series, step, 0).order, key=_ORDER)
+        near = known[place - 1 : place] if place else known[:1]
+        return self.history.manifest(near[0]) if near else None
 
     def refresh(self, series: str | None = None) -> None:
         """Read the record names of one series again, or of all when next needed."""
@@ -99,7 +139,7 @@ class RunView:
 
     def forget(self) -> None:
         """List files and records again when next needed. Call it after many files were moved."""
-        self._listing = None
+        self._listing = self._near = None
         self._history = None
 
     def current(self, checkpoint: Checkpoint) -> CheckpointId | None:
@@ -187,9 +227,14 @@ class Listing:
             return ()
         return self._sum_lists.get(checkpoint.path.rpartition("/")[0], ())
 
-    def is_of(self, run: Run) -> bool:
-        """True if this is a listing of the run."""
-        return self._run == run
+    def taken_over(self, run: Run, entries: Sequence[Entry]) -> bool:
+        """True if listing this run gave just these entries again, whoever opened it. Then this is its listing."""
+        known = self._run
+        same = (known.url, known.records.url, known.patterns, known.options)
+        if same != (run.url, run.records.url, run.patterns, run.options) or self.entries != entries:
+            return False
+        self._run = run  # the storage of an earlier opening may have lost its connection
+        return True
 
     def again(self, path: str) -> Listing:
         """Return the listing with one checkpoint's entries listed again. Only these are read."""
@@ -216,10 +261,26 @@ class Listing:
 
 def list_run(run: Run, before: Listing | None = None) -> Listing:
     """List a run; return `before` if no entry differs. A failed listing raises: it never looks like an empty run."""
-    entries = run.storage.list("", recursive=True, enter=enter)
-    if before is not None and before.is_of(run) and before.entries == tuple(sorted(entries, key=_KEY)):
-        return before
-    return Listing(run, entries)
+    entries = tuple(sorted(run.storage.list("", recursive=True, enter=enter), key=_KEY))
+    return before if before is not None and before.taken_over(run, entries) else Listing(run, entries)
+
+
+def list_near(run: Run, paths: Iterable[str]) -> Listing:
+    """List only some checkpoints, and the files beside and above them."""
+    beside: dict[str, list[Entry]] = {}
+    found: list[Entry] = []
+    for path in paths:
+        parts = [] if path == "." else path.split("/")
+        above = ["/".join(parts[:depth]) for depth in range(len(parts) or 1)]
+        if not all(map(enter, (*above[1:], path))):
+            continue
+        for folder in above:
+            if folder not in beside:
+                beside[folder] = run.storage.list(folder, recursive=False)
+                found += (e for e in beside[folder] if e.kind != "folder")
+        if any(e.key == path and e.kind == "folder" for e in beside[above[-1]]):
+            found += run.storage.list(path, recursive=True, enter=enter)
+    return Listing(run, {e.key: e for e in found}.values())
 
 
 def select_checkpoint(run: Run, checkpoints: Iterable[Checkpoint], word: str) -> Checkpoint:

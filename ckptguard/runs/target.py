@@ -71,11 +71,11 @@ def resolve_target(target: str, settings: Settings) -> Target:
         lone = Checkpoint(path=name, layout=layout, series=series, step=step, entries=(entry,))
         return _inside_run(url, settings) or Target(url=url, kind="file", storage=storage, checkpoint=lone)
     run_storage = open_storage(url, options=settings.storage)
-    below = run_storage.list("", recursive=True, enter=enter)
     with_records = _has_records_in(run_storage)
     inside = None if with_records else _inside_run(url, settings)
     if inside is not None:
         return inside
+    below = run_storage.list("", recursive=True, enter=enter)
     named = [msgspec.structs.replace(e, key=f"{name}/{e.key}") for e in below]
     found = find_checkpoints(named, settings.patterns)
     # A trainer's own checkpoint has its parts in it. A run may have a number in its name, and files of any kind.
@@ -194,7 +194,7 @@ def _inside_run(url: str, settings: Settings) -> Target | None:
         run = view.run
         path = "/".join(parts[-up:])
         # A file of a checkpoint means the whole checkpoint: a single shard is neither good nor bad.
-        found = next((c for c in view.checkpoints if path == c.path or path in c.files), None)
+        found = view.holding(path)
         if found is not None:
             url = run.usable(found.path)
             return Target(url=url, kind=_kind(found), storage=run.storage, checkpoint=found, view=view)

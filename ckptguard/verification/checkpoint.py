@@ -105,7 +105,7 @@ def verify_checkpoint(
     may_spare_md5 = how.md5 and view.settings.digest == "blake3" and not how.resealed
     if spares_md5(view, checkpoint.bytes, work) or (may_spare_md5 and _md5_is_recorded(view, checkpoint)):
         how = msgspec.structs.replace(how, md5=False)
-    sums = find_sums(view.run.storage, checkpoint, view.listing.sum_lists_beside(checkpoint))
+    sums = find_sums(view.run.storage, checkpoint, view.sum_lists_beside(checkpoint))
     options = sums.added_to(ScanOptions(md5=how.md5, patience=work.patience))
     scan = scan_checkpoint(view.run.storage, checkpoint, options, work)
     now = view.look_again(checkpoint.path)

@@ -149,3 +149,25 @@ def test_a_scrub_that_ends_late_brings_back_no_old_settings(resting: Resting) ->
     run.take("run", SETTINGS.changed(scrub_every=0), run.hooks)
     run.note_scrub(new)
     assert run.scrub is None
+
+
+def test_an_unchanged_run_that_nobody_watches_costs_two_listings(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Although each pass opens it again. A new save has all of it looked at."""
+    watched = WatchedRun(str(run), run_id_of(str(run)), SETTINGS, Hooks(SETTINGS, log), None)
+    listings: list[str] = []
+    honest = LocalStorage._walk
+
+    def counting(storage: LocalStorage, prefix: str, **options: object) -> object:
+        listings.append(os.path.join(os.path.basename(storage.url), prefix))
+        return honest(storage, prefix, **options)  # type: ignore[arg-type]
+
+    save(run, 1)
+    for _ in range(3):  # until its own records are written
+        watched.step(PLAIN)
+    monkeypatch.setattr(LocalStorage, "_walk", counting)
+    assert watched.step(PLAIN) is not None
+    assert listings == ["_ckptguard/", "run/"]
+    save(run, 2)
+    assert watched.step(PLAIN) is not None
+    assert len(listings) > 4
+    assert watched.verdicts == 2

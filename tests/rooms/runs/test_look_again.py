@@ -179,6 +179,24 @@ def test_it_is_as_the_whole_run_listed_again(tmp_path, kind, seed):
         forget(url)
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_a_fresh_look_is_as_the_whole_run_listed(tmp_path, seed):
+    """Where what was sealed says how a series is read, one checkpoint alone is read as among all the others."""
+    chance = random.Random(seed)
+    place, run = Place(str(tmp_path)), begin_run(str(tmp_path))
+    fill(place, chance)
+    seal(run, chance)
+    for _ in range(3):
+        paths = sorted(list_run(run).checkpoints)
+        change(place, run, chance.choice([*paths, "."]), chance)
+        whole = list_run(run).checkpoints
+        for path in {*paths, *whole}:
+            assert look(run, TINY).look_again(path) == whole.get(path)
+            assert look(run, TINY).holding(path) == next(
+                (c for c in whole.values() if path == c.path or path in c.files), None
+            )
+
+
 def test_a_sealed_folder_that_lost_its_weights_is_still_one(tmp_path):
     """No layout would take it for a checkpoint any more; its manifest does."""
     place, run = Place(str(tmp_path)), begin_run(str(tmp_path))

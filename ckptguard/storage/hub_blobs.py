@@ -83,7 +83,7 @@ class HubCacheStorage(LocalStorage):
         place = self._place_of(link)
         if place is None:
             return super()._open_file(folder, name, key)
-        with self._place(place) as (blobs, blob):
+        with folders.place_of(self.url, place) as (blobs, blob):
             descriptor, entry = super()._open_file(blobs, blob, key)
         return descriptor, msgspec.structs.replace(entry, target=link.target)
 

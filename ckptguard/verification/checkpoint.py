@@ -49,7 +49,7 @@ from ckptguard.verification.collect_evidence import (
     scan_checkpoint,
 )
 from ckptguard.verification.damage_or_resave import Change, KnownBefore, classify_change
-from ckptguard.verification.found_sums import NO_SUMS, FoundSums, find_sums
+from ckptguard.verification.found_sums import FoundSums, find_sums
 from ckptguard.verification.seal import seal_observed
 from ckptguard.verification.selection import Selection
 from ckptguard.version import __version__
@@ -96,27 +96,24 @@ _OTHERS = 20  # neighbours by step whose content a file may be a stale copy of
 def verify_checkpoint(
     view: RunView, checkpoint: Checkpoint, how: Verification = FULLY, *, work: Work = PLAIN
 ) -> Checked:
-    """Verify a checkpoint in place now, and record the verdict. The caller has waited until its files are quiet.
+    """Verify a checkpoint in place now, and record the verdict: all bytes are read once, it is told whether they are a
+    new save, and they are checked. The caller has waited until its files are quiet.
 
     After reading, only its own files are listed again, and its series' record names. Raises CouldNotTellError and its
     kinds if there can be no verdict: a file changed or vanished meanwhile, storage failed, or the scanning process
     died.
     """
-    may_spare_md5 = how.md5 and view.settings.digest == "blake3" and not how.resealed
-    if spares_md5(view, checkpoint.bytes, work) or (may_spare_md5 and _md5_is_recorded(view, checkpoint)):
-        how = msgspec.structs.replace(how, md5=False)
-    sums = find_sums(view.run.storage, checkpoint, view.sum_lists_beside(checkpoint))
-    options = sums.added_to(ScanOptions(md5=how.md5, patience=work.patience))
-    scan = scan_checkpoint(view.run.storage, checkpoint, options, work)
-    now = view.look_again(checkpoint.path)
-    if now is None or now.signature != checkpoint.signature:
-        raise ChangedWhileReadError(f"{checkpoint.path} changed while it was read", key=checkpoint.path)
+    read = _read(view, checkpoint, how, work)
     for _ in range(_RACES):
         view.refresh(checkpoint.series)
         try:
-            return _judge_and_record(view, checkpoint, Read(scan, sums), how, work)
+            content = _content_of(view, checkpoint, read, how)
+            found = record_verdict(view, checkpoint, read, how, content)
         except BusyError:
             continue
+        if how.record and content.sealed is not None and content.change is not Change.SAME:
+            _confirm_kept(view, content.sealed, work)
+        return found
     raise CouldNotTellError(f"other processes kept sealing {checkpoint.path} at the same time")
 
 
@@ -169,10 +166,11 @@ def _md5_is_recorded(view: RunView, checkpoint: Checkpoint) -> bool:
 
 
 class Read(msgspec.Struct, frozen=True):
-    """The pass over a checkpoint's bytes, and what checksum files state about them."""
+    """The pass over a checkpoint's bytes, and what checksum files state about them. `md5`: it took MD5, too."""
 
     scan: Scan
-    sums: FoundSums = NO_SUMS
+    sums: FoundSums
+    md5: bool
 
 
 class Content(msgspec.Struct, frozen=True):
@@ -187,34 +185,37 @@ class Content(msgspec.Struct, frozen=True):
     grew_from: CheckpointId | None = None
 
 
-def _judge_and_record(view: RunView, checkpoint: Checkpoint, read: Read, how: Verification, work: Work) -> Checked:
-    history, scan = view.history, read.scan
+def _read(view: RunView, checkpoint: Checkpoint, how: Verification, work: Work) -> Read:
+    """Read all bytes once. Raises ChangedWhileReadError if its files are no longer those that were listed."""
+    md5 = how.md5 and not spares_md5(view, checkpoint.bytes, work)
+    if md5 and view.settings.digest == "blake3" and not how.resealed:
+        md5 = not _md5_is_recorded(view, checkpoint)
+    sums = find_sums(view.run.storage, checkpoint, view.sum_lists_beside(checkpoint))
+    options = sums.added_to(ScanOptions(md5=md5, patience=work.patience))
+    scan = scan_checkpoint(view.run.storage, checkpoint, options, work)
+    now = view.look_again(checkpoint.path)
+    if now is None or now.signature != checkpoint.signature:
+        raise ChangedWhileReadError(f"{checkpoint.path} changed while it was read", key=checkpoint.path)
+    return Read(scan, sums, md5)
+
+
+def _content_of(view: RunView, checkpoint: Checkpoint, read: Read, how: Verification) -> Content:
+    """Say which generation was read: the sealed one, even if it is damaged now, or a new save."""
     id = None if how.resealed else view.current(checkpoint)
-    sealed = history.manifest(id) if id is not None else None
-    content = Content(id, sealed) if id is not None else None
-    if id is not None and sealed is not None:
-        change = change_of(view, checkpoint, scan, sealed, was_gone=how.was_gone)
-        if change is Change.RESAVING and how.resave is Resave.WAIT:
-            raise ResavingError(f"{checkpoint.path} is being saved again", key=checkpoint.path)
-        content = Content(id, sealed, change)
-    if content is None or content.change in NEW_GENERATION:
-        if content is not None:
-            _check_sums_are_of_this_save(read)
-        change = content.change if content is not None else Change.SAME
-        content = Content(view.new_id(checkpoint), change=change, grew_from=id if change is Change.GREW else None)
-    found = record_verdict(view, checkpoint, read, how, content)
-    if how.record and content.sealed is not None and content.change is not Change.SAME:
-        _confirm_kept(view, content.sealed, work)
-    return found
-
-
-def _check_sums_are_of_this_save(read: Read) -> None:
-    """CouldNotTellError if a list of checksums is older than a new save, and states those of another one."""
+    sealed = view.history.manifest(id) if id is not None else None
+    if id is None or sealed is None:
+        return Content(view.new_id(checkpoint) if id is None else id)
+    change = change_of(view, checkpoint, read.scan, sealed, was_gone=how.was_gone)
+    if change is Change.RESAVING and how.resave is Resave.WAIT:
+        raise ResavingError(f"{checkpoint.path} is being saved again", key=checkpoint.path)
+    if change not in NEW_GENERATION:
+        return Content(id, sealed, change)
     for one in read.sums.stated:
         if one.earlier and one.differs(read.scan):
             raise CouldNotTellError(
                 f"the checksum file {one.source} is older than {escape(one.file)}, and not about it"
             )
+    return Content(view.new_id(checkpoint), change=change, grew_from=id if change is Change.GREW else None)
 
 
 def record_verdict(view: RunView, checkpoint: Checkpoint, read: Read, how: Verification, content: Content) -> Checked:
@@ -250,7 +251,7 @@ def record_verdict(view: RunView, checkpoint: Checkpoint, read: Read, how: Verif
             findings=limit_findings(findings),
             checked_at=utc_now(),
             version=__version__,
-            digests=("blake3", "md5") if how.md5 else ("blake3",),
+            digests=("blake3", "md5") if read.md5 else ("blake3",),
             seconds=round(scan.seconds, 3),
             facts=facts_of(evidence),
             place_damaged=damaged,

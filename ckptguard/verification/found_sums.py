@@ -48,9 +48,6 @@ class FoundSums(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(known, expected_sums=self.stated, sum_lists=self.lists, remarks=self.remarks)
 
 
-NO_SUMS = FoundSums()
-
-
 def given_sums(sums: CheckSums, storage: Storage, checkpoint: Checkpoint) -> FoundSums:
     """What the checksum file that the user named states about a checkpoint; SettingsError if it is nothing."""
     stated = sums.of(checkpoint.path, checkpoint.files, storage.url)

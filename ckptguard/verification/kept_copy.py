@@ -91,7 +91,7 @@ def _read(view: RunView, copy: KeptCopy, checkpoint: Checkpoint, how: Verificati
         size, mtime_ns, inode, etag = source
         entry = Entry(key=file, kind="file", size=size, mtime_ns=mtime_ns, inode=inode, etag=etag)
         files.append(msgspec.structs.replace(found, entry=entry))
-    return Read(msgspec.structs.replace(scan, files=tuple(files)), sums)
+    return Read(msgspec.structs.replace(scan, files=tuple(files)), sums, how.md5)
 
 
 def _sealed_before(view: RunView, copy: KeptCopy) -> Manifest | None:

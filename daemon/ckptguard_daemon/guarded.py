@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import threading
 import time
 from typing import Protocol
@@ -11,6 +12,7 @@ import msgspec
 
 from ckptguard.errors import CkptguardError, CouldNotTellError, NotFoundError, RunRemovedError
 from ckptguard.inspect.state_memo import StateMemo
+from ckptguard.records.daemon_record import KEY as DAEMON_KEY
 from ckptguard.records.daemon_record import (
     DaemonRecord,
     clear_daemon_record,
@@ -38,6 +40,7 @@ from ckptguard.storage.local.removal import begin_again, were_removed
 from ckptguard.upkeep.look_on import look_on
 from ckptguard.upkeep.reconcile import PassNotes, PassResult, reconcile
 from ckptguard.values.ids import RECORDS_FOLDER, CheckpointId, name_of_run
+from ckptguard.values.record_formats import FORMAT_KEY
 from ckptguard.values.settings import Settings
 from ckptguard.values.verdict import Outcome
 from ckptguard.verification.checkpoint import verify_checkpoint
@@ -83,6 +86,15 @@ class ScrubState(msgspec.Struct, frozen=True, kw_only=True):
 def _scrub_state(url: str, settings: Settings) -> ScrubState | None:
     every = settings.scrub_seconds(local=os.path.isabs(url))
     return None if every is None else ScrubState(every=every, rate=settings.scrub_rate)
+
+
+def _identity(path: str) -> tuple[int, ...] | None:
+    """Return what differs if another file or folder gets this name, or if a file gets other content."""
+    try:
+        info = os.lstat(path)
+    except OSError:
+        return None
+    return info.st_dev, info.st_ino, info.st_mode, 0 if stat.S_ISDIR(info.st_mode) else info.st_mtime_ns
 
 
 class Silence(Protocol):
@@ -141,6 +153,7 @@ class WatchedRun:
         self._asked: set[str] = set()
         self._asked_lock = threading.Lock()
         self._device: int | None = None  # of its folder
+        self._opened: tuple[object, DaemonRecord | None] | None = None  # what `run` was opened at, and who guarded it
         self._going: tuple[frozenset[str], float] | None = None  # what is left without records, and since when
         self._failures = 0
         self._logged: dict[str, None] = {}
@@ -163,6 +176,15 @@ class WatchedRun:
     def open(self) -> Run:
         """Open the run again, so that a removed folder is noticed (NotFoundError) and not created by our records."""
         return open_run(self.url, self.settings, may_begin=False)
+
+    def _open_if_changed(self) -> tuple[Run, DaemonRecord | None]:
+        """Return the run, and the daemon on record. Nothing is opened and read again that certainly is as it was."""
+        inside = ("", RECORDS_FOLDER, f"{RECORDS_FOLDER}/{FORMAT_KEY}", f"{RECORDS_FOLDER}/{DAEMON_KEY}")
+        now = (self.settings, *(_identity(os.path.join(self.url, key)) for key in inside))
+        if self.run is None or self._opened is None or self._opened[0] != now or None in now or self.settings.records:
+            self.run = self.open()
+            self._opened = now, None if self._presence is None else read_daemon_record(self.run)
+        return self.run, self._opened[1]
 
     def was_removed(self) -> bool:
         """True if this run was guarded, and somebody removed it, or is removing it. Never of a mount that is away."""
@@ -302,13 +324,12 @@ class WatchedRun:
     def _pass(self, work: Work) -> PassResult:
         self._noted = self._beside()
         self._records_changed = False
-        view = self.look()
-        self.run = run = view.run
+        run, current = self._open_if_changed()
+        view = RunView(run, self.settings)
         if os.path.isabs(self.url):
             self._find_its_place(view)
         if self._known is None and (ended := self._only_records(view)) is not None:
             return PassResult(ended_at=ended)
-        current = None if self._presence is None else read_daemon_record(run)
         with self._asked_lock:
             asked, self._asked = self._asked, set()
         other = current if self.yields and current not in (None, self._presence) else None

@@ -9,7 +9,7 @@ import stat
 from collections.abc import Iterator, Sequence
 
 from ckptguard.storage.failures import storage_error
-from ckptguard.storage.local.held_names import DEEPEST, are_plain, is_holding, lying_as, own_name, split_root
+from ckptguard.storage.local.held_names import DEEPEST, is_holding, lying_as, own_name, split_root
 from ckptguard.storage.local.removal import (
     begin_again,
     is_known_run,
@@ -23,7 +23,7 @@ from ckptguard.storage.local.removal import (
 )
 from ckptguard.storage.local.removal import make as make_new
 from ckptguard.storage.local.syncs import sync
-from ckptguard.storage.protocol import Enter, Entry, is_encodable, join
+from ckptguard.storage.protocol import Enter, Entry, is_encodable, parts_below
 from ckptguard.values.ids import RECORDS_FOLDER, escape
 from ckptguard.values.temporary_names import RECORD
 
@@ -80,17 +80,19 @@ def folder_of(root: str, parts: Sequence[str], *, make: bool = False, writes: bo
     root, above = split_root(root)
     parts = [*above, *parts]
     with contextlib.ExitStack() as opened:
-        current = _kept_open(opened, open_root(root, make=make))
+        current = open_root(root, make=make)
+        opened.callback(os.close, current)
         records, inside = root, [current] if writes and is_records(root) else []
         for depth, own in enumerate(parts):
-            name = _lying_as(current, own, root, parts[:depth], make=make)
+            name = lying_as(current, own, root, parts[:depth], make=make)
             try:
                 below = _enter(current, name)
             except FileNotFoundError:
                 if not make:
                     raise
                 below = _made(current, name, os.path.join(root, *parts[:depth], own), inside, records)
-            current = _kept_open(opened, below)
+            current = below
+            opened.callback(os.close, current)
             if inside and len(inside) <= _LASTING:
                 note_folder(records, os.path.join(root, *parts[: depth + 1]))
             if inside or (writes and own == RECORDS_FOLDER):
@@ -99,11 +101,6 @@ def folder_of(root: str, parts: Sequence[str], *, make: bool = False, writes: bo
         if inside:
             opened.enter_context(writing_below(records, inside))
         yield current
-
-
-def _kept_open(opened: contextlib.ExitStack, descriptor: int) -> int:
-    opened.callback(os.close, descriptor)
-    return descriptor
 
 
 def _made(folder: int, name: str, path: str, inside: Sequence[int], records: str) -> int:
@@ -129,16 +126,11 @@ def _made(folder: int, name: str, path: str, inside: Sequence[int], records: str
 
 
 @contextlib.contextmanager
-def place_of(root: str, parts: Sequence[str], *, make: bool = False, writes: bool = False) -> Iterator[tuple[int, str]]:
-    """Yield the descriptor of the folder that contains `parts`, and the stored name of the last part."""
-    *above, name = parts
+def place_of(root: str, key: str, *, make: bool = False, writes: bool = False) -> Iterator[tuple[int, str]]:
+    """Yield the descriptor of the folder that contains a key, and the stored form of its last part."""
+    *above, name = parts_below(root, key)
     with folder_of(root, above, make=make, writes=writes) as folder:
-        yield folder, _lying_as(folder, name, root, above, make=make)
-
-
-def _lying_as(folder: int, name: str, root: str, above: Sequence[str], *, make: bool) -> str:
-    held = is_holding(root, above)
-    return lying_as(folder, name, held=held, plain=held and make and are_plain(root, above))
+        yield folder, lying_as(folder, name, root, above, make=make)
 
 
 def sync_folder(folder: int) -> None:
@@ -165,18 +157,18 @@ _Listed = tuple[str, Entry]  # the stored name, and its entry
 
 def _entries(folder: int, key: str, bare: bool, held: bool) -> list[_Listed]:
     """Return the entries of a folder; with `bare`, only names and which are folders, without a call for each."""
-    found = []
+    found, above = [], f"{key}/" if key else ""
     with os.scandir(folder) as names:
         for item in names:
             own = own_name(item.name) if held else item.name
             if not is_encodable(own):
-                found.append((item.name, Entry(key=join(key, escape(own)), kind="unnamed", inode=item.inode())))
+                found.append((item.name, Entry(key=above + escape(own), kind="unnamed", inode=item.inode())))
             elif bare:
                 kind = "folder" if item.is_dir(follow_symlinks=False) else "other"
-                found.append((item.name, Entry(key=join(key, own), kind=kind)))
+                found.append((item.name, Entry(key=above + own, kind=kind)))
             else:
                 with contextlib.suppress(FileNotFoundError):  # removed between the two calls
-                    found.append((item.name, entry_at(folder, item.name, join(key, own))))
+                    found.append((item.name, entry_at(folder, item.name, above + own)))
     return found
 
 

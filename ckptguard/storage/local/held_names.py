@@ -61,21 +61,20 @@ def is_holding(root: str, parts: Sequence[str]) -> bool:
     if not inside:
         return False
     top = inside[0]
-    if REPAIR_OF_COPY.fits(top) or (len(inside) == 1 and top in _NAMED):
-        return True
-    return len(inside) > 2 and top in _MOVED
+    if top in _NAMED:
+        return len(inside) == 1 or (len(inside) > 2 and top in _MOVED)
+    return REPAIR_OF_COPY.fits(top)
 
 
-def lying_as(folder: int, name: str, *, held: bool, plain: bool = False) -> str:
-    """Return the stored form of a name in an open folder. `held` is the answer of `is_holding` for that folder.
-
-    `plain`: a name that does not exist is going to be stored plainly.
-    """
-    if not held:
+def lying_as(folder: int, name: str, root: str, above: Sequence[str], *, make: bool = False) -> str:
+    """Return the stored form of a name in an open folder, which is at `above` below `root`. With `make`, the form that
+    it gets if it does not exist."""
+    if not is_holding(root, above):
         return name
     spelled = held_name(name)
-    bare = _may_lie_bare(name) and not is_there(folder, spelled) and (plain or is_there(folder, name))
-    return name if bare else spelled
+    if not _may_lie_bare(name) or is_there(folder, spelled):
+        return spelled
+    return name if is_there(folder, name) or (make and are_plain(root, above)) else spelled
 
 
 def are_plain(root: str, parts: Sequence[str]) -> bool:

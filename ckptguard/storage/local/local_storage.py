@@ -15,8 +15,8 @@ from ckptguard.errors import (
     StorageError,
 )
 from ckptguard.storage.failures import translated
-from ckptguard.storage.local import folders as folders
-from ckptguard.storage.local.folders import entry_of
+from ckptguard.storage.local import folders
+from ckptguard.storage.local.folders import entry_of, place_of
 from ckptguard.storage.local.held_names import hold_names, is_holding, is_there, lying_path
 from ckptguard.storage.local.removal import await_quiet, is_being_removed, make, note_records, ours
 from ckptguard.storage.local.syncs import sync
@@ -29,7 +29,7 @@ from ckptguard.storage.local.writes import (
     unnamed,
     write_all,
 )
-from ckptguard.storage.protocol import Capabilities, Enter, Entry, Reader, Storage, Upload, parts_below, parts_of
+from ckptguard.storage.protocol import Capabilities, Enter, Entry, Reader, Storage, Upload, parts_of
 from ckptguard.values.ids import escape
 
 _OPEN = os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0) | os.O_NONBLOCK
@@ -66,18 +66,18 @@ class LocalStorage(Storage):
         with translated(key, self.url):
             if not key:
                 return entry_of("", os.stat(self.path_of("")))
-            with self._place(key) as (folder, name):
+            with place_of(self.url, key) as (folder, name):
                 return folders.entry_at(folder, name, key)
 
     def open(self, key: str) -> LocalReader:
-        with translated(key, self.url), self._place(key) as (folder, name):
+        with translated(key, self.url), place_of(self.url, key) as (folder, name):
             descriptor, entry = self._open_file(folder, name, key)
         return LocalReader(descriptor, entry, self.url, self.stat)
 
     def create(self, key: str, data: bytes) -> None:
         with (
             translated(key, self.url),
-            self._place(key, make=True) as (folder, name),
+            place_of(self.url, key, make=True) as (folder, name),
             unnamed(folder) as (descriptor, temporary_name),
         ):
             write_all(descriptor, data, 0)
@@ -100,10 +100,13 @@ class LocalStorage(Storage):
             return found.f_bavail * found.f_frsize
 
     def copy(self, source: str, target: str, *, how: str = "copy") -> str:
-        with translated(source, self.url), self._place(source) as (folder, name):
+        with translated(source, self.url), place_of(self.url, source) as (folder, name):
             descriptor, entry = self._open_file(folder, name, source)
             try:
-                with translated(target, self.url), self._place(target, make=True) as (target_folder, target_name):
+                with (
+                    translated(target, self.url),
+                    place_of(self.url, target, make=True) as (target_folder, target_name),
+                ):
                     if is_there(target_folder, target_name):  # before any work; the publication is exclusive anyway
                         raise ObjectExistsError(f"{escape(target)}: exists already", key=target)
                     done = self._copy_file(descriptor, entry, target_folder, target_name, how)
@@ -114,11 +117,15 @@ class LocalStorage(Storage):
                 os.close(descriptor)
 
     def move(self, source: str, target: str) -> None:
-        with translated(source, self.url), self._place(source) as (folder, name), translated(target, self.url):
+        with (
+            translated(source, self.url),
+            place_of(self.url, source) as (folder, name),
+            translated(target, self.url),
+        ):
             kind = folders.entry_at(folder, name, source).kind if is_there(folder, name) else None
             if kind is None:
                 raise ObjectMissingError(f"{escape(source)}: there is no such file", key=source)
-            with self._place(target, make=True) as (target_folder, target_name):
+            with place_of(self.url, target, make=True) as (target_folder, target_name):
                 await_quiet(target_folder)
                 move_exclusively(folder, name, target_folder, target_name, is_folder=kind == "folder")
                 folders.sync_folder(target_folder)
@@ -130,7 +137,11 @@ class LocalStorage(Storage):
             self.settle_names(target)
 
     def settle_names(self, key: str) -> None:
-        with contextlib.suppress(StorageError), translated(key, self.url), self._place(key) as (above, name):
+        with (
+            contextlib.suppress(StorageError),
+            translated(key, self.url),
+            place_of(self.url, key) as (above, name),
+        ):
             folder = os.open(name, folders.LIST, dir_fd=above)
             try:
                 hold_names(folder, self.url, parts_of(key))
@@ -146,7 +157,7 @@ class LocalStorage(Storage):
     def remove(self, key: str) -> None:
         with translated(key, self.url):
             try:
-                with self._place(key, writes=True) as (folder, name):
+                with place_of(self.url, key, writes=True) as (folder, name):
                     if not is_being_removed(folder):
                         folders.remove_tree(folder, name)
                         folders.sync_folder(folder)
@@ -156,12 +167,6 @@ class LocalStorage(Storage):
     def _need_root(self) -> None:
         with folders.folder_of(self.url, []):
             pass
-
-    def _place(
-        self, key: str, *, make: bool = False, writes: bool = False
-    ) -> contextlib.AbstractContextManager[tuple[int, str]]:
-        """Return the folder's descriptor, and the stored form of the last part of a key."""
-        return folders.place_of(self.url, parts_below(self.url, key), make=make, writes=writes)
 
     def _open_file(self, folder: int, name: str, key: str) -> tuple[int, Entry]:
         # Opening a device can have effects, so the kind is checked before and, against races, after.
@@ -224,10 +229,9 @@ class LocalUpload(Upload):
     """An `Upload` into a temporary file beside the target."""
 
     def __init__(self, root: str, key: str, *, replace: bool) -> None:
-        parts = parts_below(root, key)
         self._root, self._key, self._replace, self._length = root, key, replace, 0
         with contextlib.ExitStack() as stack, translated(key, root):
-            self._folder, self._name = stack.enter_context(folders.place_of(root, parts, make=True))
+            self._folder, self._name = stack.enter_context(place_of(root, key, make=True))
             self._refuse_taken()
             self._descriptor, self._temporary = stack.enter_context(temporary(self._folder))
             self._open = stack.pop_all()

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator
 from ckptguard.storage.failures import translated
 from ckptguard.storage.local.folders import folder_of, place_of, sync_folder
 from ckptguard.storage.local.removal import make, ours
-from ckptguard.storage.protocol import parts_of
 from ckptguard.values.temporary_names import RECORD
 
 _RENAME_NOREPLACE, _RENAME_EXCHANGE = 1, 2
@@ -196,7 +195,7 @@ def swap_files(root: str, one: str, other: str) -> bool:
     """Exchange two files below a local root in one step, durably. False, without a change, if that is impossible."""
     with translated(other, root):
         try:
-            with place_of(root, parts_of(one)) as (folder, name), place_of(root, parts_of(other)) as found:
+            with place_of(root, one) as (folder, name), place_of(root, other) as found:
                 other_folder, other_name = found
                 _rename(folder, name, other_folder, other_name, _RENAME_EXCHANGE)
                 sync_folder(other_folder)

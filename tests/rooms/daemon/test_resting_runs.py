@@ -7,6 +7,7 @@ import queue
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from ckptguard_daemon import watcher as watcher_module
 from ckptguard_daemon.guarded import WatchedRun
@@ -14,7 +15,9 @@ from ckptguard_daemon.log import log
 from ckptguard_daemon.watcher import Watcher
 from support.daemon_process import flip_bit, save
 
+from ckptguard.records.daemon_record import DaemonRecord, write_daemon_record
 from ckptguard.records.run import open_run, write_once
+from ckptguard.records.who_and_when import this_host, utc_now
 from ckptguard.reporting.notify import Hooks
 from ckptguard.runs.work import PLAIN
 from ckptguard.storage.local.local_storage import LocalStorage
@@ -171,3 +174,39 @@ def test_an_unchanged_run_that_nobody_watches_costs_two_listings(run: Path, monk
     assert watched.step(PLAIN) is not None
     assert len(listings) > 4
     assert watched.verdicts == 2
+
+
+def test_a_run_that_is_not_opened_again_is_still_seen_to_change(run: Path) -> None:
+    """Another format of its records, another daemon, and another folder under its name are noticed at the next look."""
+    host, boot_id = this_host()
+    own = DaemonRecord(address="/own", host=host, boot_id=boot_id, pid=os.getpid(), started_at=utc_now())
+    watched = WatchedRun(str(run), run_id_of(str(run)), SETTINGS, Hooks(SETTINGS, log), own)
+    save(run, 1)
+    for _ in range(3):
+        assert watched.step(PLAIN) is not None
+    opened = watched.run
+    assert watched.step(PLAIN) is not None
+    assert watched.run is opened
+
+    write_daemon_record(open_run(str(run)), msgspec.structs.replace(own, address="/other"))
+    watched.yields = True
+    assert watched.step(PLAIN) is not None
+    assert not watched.guards
+    write_daemon_record(open_run(str(run)), own)
+    assert watched.step(PLAIN) is not None
+    assert watched.guards
+
+    known = run / "_ckptguard" / "format.json"
+    before = known.read_bytes()
+    known.write_text('{"format": 99}')
+    assert watched.step(PLAIN) is None
+    assert watched.state == "failing"
+    known.write_bytes(before)
+    assert watched.step(PLAIN) is not None
+
+    run.rename(run.with_name("moved"))
+    assert watched.step(PLAIN) is None
+    assert watched.state == "ended"
+    run.with_name("moved").rename(run)
+    assert watched.step(PLAIN) is not None
+    assert watched.state == "guarded"

@@ -228,7 +228,7 @@ class Listing:
         return self._sum_lists.get(checkpoint.path.rpartition("/")[0], ())
 
     def taken_over(self, run: Run, entries: Sequence[Entry]) -> bool:
-        """True if listing this run gave just these entries again, whoever opened it. Then this is its listing."""
+        """True if listing the same run gave just these entries again. Then this is the listing of `run` from now on."""
         known = self._run
         same = (known.url, known.records.url, known.patterns, known.options)
         if same != (run.url, run.records.url, run.patterns, run.options) or self.entries != entries:

@@ -5,7 +5,7 @@ Undoing a rollback puts the old content back from here.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import msgspec
 
@@ -50,15 +50,21 @@ def mark_undone(run: Run, rewrites: Rewrites) -> None:
 
 def last_rewrites(run: Run) -> Rewrites | None:
     """Return the newest record that was not undone and can be read, or None."""
-    names = set(list_records(run, FOLDER))
+    names = list_records(run, FOLDER)
+    return next((found for found in _newest_first(run, names) if f"{found.name}.undone" not in names), None)
+
+
+def all_rewrites(run: Run) -> Iterator[Rewrite]:
+    """Yield every pointer that a rollback began to rewrite, as far as the records can be read."""
+    for found in _newest_first(run, list_records(run, FOLDER)):
+        yield from found.pointers
+
+
+def _newest_first(run: Run, names: Collection[str]) -> Iterator[Rewrites]:
     for name in sorted((n.removesuffix(".json") for n in names if n.endswith(".json")), reverse=True):
-        if f"{name}.undone" in names:
-            continue
         found = read_sound(run, f"{FOLDER}/{name}.json", Rewrites, "the record of rewritten pointers")
-        keys = [one.key for one in found.pointers] if found is not None else []
-        if found is not None and found.name == name and all(map(_is_users, keys)):
-            return found
-    return None
+        if found is not None and found.name == name and all(_is_users(one.key) for one in found.pointers):
+            yield found
 
 
 def _is_users(key: str) -> bool:

@@ -48,7 +48,7 @@ from ckptguard.runs.find_known_good import Wanted, known_good_candidates
 from ckptguard.runs.removal import (
     remove_empty_folders,
     remove_irregular,
-    remove_leftover,
+    remove_leftover_of_run,
     remove_record,
     remove_unchanged,
 )
@@ -177,7 +177,7 @@ def expire_aside(view: RunView, grace: float) -> list[str]:
         if (seen_for(run, key, note=True) or 0.0) > grace:
             if key in damaged:
                 remove_record(run, key)
-            elif not remove_leftover(run.storage, replaced[key], (REPLACED,)):
+            elif not remove_leftover_of_run(view, replaced[key], REPLACED):
                 continue
             removed.append(key)
     elsewhere = _marks_of_others(run)

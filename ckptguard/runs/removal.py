@@ -9,19 +9,25 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 from collections.abc import Collection, Iterable
 
 from ckptguard.errors import ObjectMissingError
+from ckptguard.records.kept import list_kept, read_kept
 from ckptguard.records.leases import Claim, holds
 from ckptguard.records.run import Run
+from ckptguard.runs.run_view import RunView
 from ckptguard.runs.settling import was_left
 from ckptguard.storage import Entry, Storage
 from ckptguard.storage.local.removal import begin_again
 from ckptguard.storage.protocol import find_entry
 from ckptguard.values.ids import is_safe_path
 from ckptguard.values.record_formats import FORMAT_KEY
-from ckptguard.values.temporary_names import EVERY, LEFT_IN_RECORDS, TemporaryName
+from ckptguard.values.temporary_names import EVERY, LEFT_IN_RECORDS, SAVE, TemporaryName
+
+# What a save of ours writes: one file for each part, or the shards of torch.distributed.checkpoint with their index.
+_OF_SAVE = re.compile(r"(model|optimizer)\.safetensors|state\.json|(__\d+_\d+\.distcp|(__\d+)?\.metadata)(\.tmp)?")
 
 # The names at the top of the records; docs/reference/records.md has the same.
 RECORDS = frozenset(
@@ -63,6 +69,46 @@ def remove_leftover(storage: Storage, entry: Entry, kinds: Iterable[TemporaryNam
         return False
     storage.remove(entry.key)
     return True
+
+
+def remove_leftover_of_run(view: RunView, entry: Entry, kind: TemporaryName) -> bool:
+    """Remove a temporary folder in the run that a killed process of ours left.
+
+    False if it may be somebody else's, or if it is not old. Its name is no proof, because users choose names as well:
+    it must hold nothing but files of this run's checkpoints, under their own paths.
+    """
+    if not kind.fits(entry.name, entry.kind):
+        return False
+    inside = {one.key.removeprefix(entry.key + "/") for one in _files_below(view.run.storage, entry.key)}
+    if inside and not inside <= _paths_of_checkpoints(view):
+        return False
+    return remove_leftover(view.run.storage, entry, (kind,))
+
+
+def remove_leftover_of_save(run: Run, entry: Entry) -> bool:
+    """Remove the folder of a save of ours that was killed. False as for `remove_leftover_of_run`.
+
+    It must hold nothing but files with the names that such a save writes.
+    """
+    if not SAVE.fits(entry.name, entry.kind):
+        return False
+    names = (one.key.removeprefix(entry.key + "/") for one in _files_below(run.storage, entry.key))
+    if not all(_OF_SAVE.fullmatch(name) for name in names):
+        return False
+    return remove_leftover(run.storage, entry, (SAVE,))
+
+
+def _files_below(storage: Storage, folder: str) -> list[Entry]:
+    return [one for one in storage.list(folder, recursive=True) if one.kind != "folder"]
+
+
+def _paths_of_checkpoints(view: RunView) -> frozenset[str]:
+    """Return the paths in the run of all files that are on record."""
+    history = view.history
+    sealed = (history.manifest(id) for series in history.names for id in history.sealed(series))
+    copies = (read_kept(view.run, id) for id in list_kept(view.run))
+    found = {file.path for manifest in sealed if manifest is not None for file in manifest.files}
+    return frozenset(found.union(*(copy.files for copy in copies if copy is not None)))
 
 
 def remove_staged(storage: Storage, folder: str, paths: Collection[str]) -> None:

@@ -9,21 +9,27 @@ from __future__ import annotations
 import contextlib
 
 from ckptguard.errors import CouldNotTellError, ObjectMissingError
-from ckptguard.layouts.discovery import enter
 from ckptguard.records.leases import Claim, holds, list_claims, release, surely_gone
 from ckptguard.records.pins import counts, list_pins, release_pin
 from ckptguard.records.quarantine import FOLDER as QUARANTINE
+from ckptguard.records.rewrites import all_rewrites
 from ckptguard.records.run import Run, list_records
 from ckptguard.records.samples import FOLDER as SAMPLES
 from ckptguard.records.samples import remove_samples, superseded
 from ckptguard.records.trash import FOLDER as TRASH
 from ckptguard.records.who_and_when import storage_time
 from ckptguard.runs.history import history_of_series
-from ckptguard.runs.removal import remove_leftover, remove_unsealed
+from ckptguard.runs.pointers import holds as content_of_pointer
+from ckptguard.runs.removal import (
+    remove_leftover,
+    remove_leftover_of_run,
+    remove_leftover_of_save,
+    remove_unsealed,
+)
 from ckptguard.runs.run_view import RunView
 from ckptguard.storage.remote.remote_storage import end_uploads
-from ckptguard.values.ids import RECORDS_FOLDER
-from ckptguard.values.temporary_names import LEFT_IN_RECORDS, LINK, RECORD, ROLLBACK, SAVE
+from ckptguard.values.ids import RECORDS_FOLDER, folder_of
+from ckptguard.values.temporary_names import LEFT_IN_RECORDS, LINK, RECORD, ROLLBACK
 
 _LONGEST_COPY = 86400.0  # the longest time in seconds to copy one file between two storages
 
@@ -45,16 +51,9 @@ def collect_leftovers(view: RunView) -> list[str]:
             if remove_leftover(run.records, entry, LEFT_IN_RECORDS):
                 removed.append(f"{RECORDS_FOLDER}/{entry.key}")
     for entry in run.storage.list(""):
-        if remove_leftover(run.storage, entry, (ROLLBACK,)):
+        if remove_leftover_of_run(view, entry, ROLLBACK):
             removed.append(entry.key)
-    if run.storage.root is not None:  # pointers may be in any folder of the run
-
-        def outside(key: str) -> bool:
-            return enter(key) and view.checkpoint(key) is None
-
-        for entry in run.storage.list("", recursive=True, enter=outside):
-            if remove_leftover(run.storage, entry, (LINK, RECORD)):
-                removed.append(entry.key)
+    removed += _left_by_rewrites(run)
     for pin in list_pins(run):
         if not counts(run, pin):
             with contextlib.suppress(CouldNotTellError):  # an expired pin does no harm
@@ -65,6 +64,23 @@ def collect_leftovers(view: RunView) -> list[str]:
         remove_samples(run, old)
         removed += [f"{RECORDS_FOLDER}/{SAMPLES}/{name}" for name in old]
     return removed + collect_saves(run)
+
+
+def _left_by_rewrites(run: Run) -> list[str]:
+    """Remove what a killed rewrite of a pointer left beside it: the begin of the one or the other content."""
+    removed = []
+    for rewrite in all_rewrites(run) if run.storage.root is not None else ():
+        with contextlib.suppress(ObjectMissingError):
+            for entry in run.storage.list(folder_of(rewrite.key)):
+                kind = LINK if rewrite.link else RECORD
+                if entry.kind != ("link" if rewrite.link else "file") or not kind.fits(entry.name):
+                    continue
+                content = content_of_pointer(run, entry.key, rewrite.link)
+                whole = (rewrite.old, rewrite.new)
+                ours = content is not None and any(one.startswith(content) for one in whole)
+                if ours and remove_leftover(run.storage, entry, (kind,)):
+                    removed.append(entry.key)
+    return removed
 
 
 def _settle_names(run: Run) -> None:
@@ -86,7 +102,7 @@ def collect_saves(run: Run) -> list[str]:
     if run.storage.root is not None:
         for entry in run.storage.list(""):
             with contextlib.suppress(CouldNotTellError):  # it does no harm, and a training may be about to begin
-                if remove_leftover(run.storage, entry, (SAVE,)):
+                if remove_leftover_of_save(run, entry):
                     removed.append(entry.key)
         return removed
     for claim in list_claims(run):

@@ -36,7 +36,7 @@ from ckptguard.runs.run_view import RunView
 from ckptguard.runs.work import Work
 from ckptguard.storage.failures import machine_trouble
 from ckptguard.storage.local.mounts import mount_of
-from ckptguard.storage.local.removal import begin_again, were_removed
+from ckptguard.storage.local.removal import begin_again, times_refused, were_removed
 from ckptguard.upkeep.look_on import look_on
 from ckptguard.upkeep.reconcile import PassNotes, PassResult, reconcile
 from ckptguard.values.ids import RECORDS_FOLDER, CheckpointId, name_of_run
@@ -326,6 +326,7 @@ class WatchedRun:
         self._records_changed = False
         run, current = self._open_if_changed()
         view = RunView(run, self.settings)
+        refused = times_refused(self.url)
         if os.path.isabs(self.url):
             self._find_its_place(view)
         if self._known is None and (ended := self._only_records(view)) is not None:
@@ -366,7 +367,8 @@ class WatchedRun:
             raise NotFoundError(f"{self.url} was removed")
         if done.ended_at is not None:
             return done
-        self._report(run, done, stopping=work.is_stopped())
+        # What failed because somebody removes the run is no trouble. If nobody does, the next pass reports the rest.
+        self._report(run, done, quiet=work.is_stopped() or times_refused(self.url) != refused)
         touched = {c.path for c in done.checked} | {w.path for w in done.pending if self.guards}
         for path in sorted(asked - touched):
             if not self._read_again(view, path, work):
@@ -435,12 +437,12 @@ class WatchedRun:
             self.mend_soon()
         return True
 
-    def _report(self, run: Run, done: PassResult, *, stopping: bool) -> None:
+    def _report(self, run: Run, done: PassResult, *, quiet: bool) -> None:
         if done.checked:
             self._log_known_good(run)
         for waiting in done.pending:
             self._log_once("pending", path=waiting.path, step=waiting.step, reason=waiting.reason)
-        for sentence in () if stopping else done.could_not_tell:
+        for sentence in () if quiet else done.could_not_tell:
             self._log_once("could_not_tell", level="warning", reason=sentence)
         for path in done.gone:
             log("gone", run=self.url, path=path)

@@ -35,6 +35,7 @@ _Value = TypeVar("_Value")
 _lock = threading.Lock()
 _homes: dict[str, _Home] = {}  # by the records' root
 _changed: dict[_Identity, int] = {}  # folders, and their time after the last change that this process made
+_refused: dict[str, int] = {}  # runs, and how often nothing was written because they were being removed
 _above: dict[int, tuple[str, tuple[int, ...]]] = {}  # open folder -> its records, and the folders from there to it
 
 
@@ -97,8 +98,14 @@ def begin_again(root: str) -> None:
 
 def removed(root: str) -> RunRemovedError:
     """Return the error of a write into records that are being removed, or were."""
-    run = escape(root.split(f"/{RECORDS_FOLDER}")[0])
-    return RunRemovedError(f"{run} was removed, or is being removed; nothing is written there", key="")
+    run = root.split(f"/{RECORDS_FOLDER}")[0]
+    _remember(_refused, run, times_refused(run) + 1)
+    return RunRemovedError(f"{escape(run)} was removed, or is being removed; nothing is written there", key="")
+
+
+def times_refused(run: str) -> int:
+    """Return how often this process wrote nothing into a run because it was removed, or seemed to be."""
+    return _refused.get(run, 0)
 
 
 def is_known_run(path: str) -> bool:

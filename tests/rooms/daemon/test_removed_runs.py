@@ -26,6 +26,7 @@ from ckptguard.inspect.status import status
 from ckptguard.reporting.notify import Hooks
 from ckptguard.runs.run_view import open_view
 from ckptguard.runs.work import Work
+from ckptguard.storage.local.removal import removed
 from ckptguard.values.run_facts import RunFacts
 from ckptguard.values.settings import Settings
 from ckptguard.values.verdict import Outcome
@@ -85,6 +86,31 @@ def test_a_removed_run_has_ended(tmp_path, said):
         assert guarded.state == "ended"
         assert sorted(run.rglob("*")) == before
     assert {level for level, _ in said} == {"info"}
+
+
+def test_what_fails_because_a_run_is_being_removed_is_no_alarm(tmp_path, said, monkeypatch):
+    """Whatever a pass wanted to record just then. If the run stays, the next pass does it."""
+    run = tmp_path / "run"
+    guarded = seen(run)
+    save(str(run), 200, 2)
+    while guarded.verdicts < 2:
+        step(guarded)
+    asked = []
+
+    def refused(run_of_mark, standing):
+        asked.append(standing.id.step)
+        raise removed(run_of_mark.records.root)
+
+    said.clear()
+    with monkeypatch.context() as going:
+        going.setattr("ckptguard.upkeep.reconcile.mark_emptied", refused)
+        shutil.rmtree(run / "model-200")
+        while not asked:
+            step(guarded)
+    assert [event for level, event in said if level == "warning"] == []
+    while not list((run / "_ckptguard" / "emptied").rglob("*.json")):
+        step(guarded)
+    assert guarded.state == "guarded"
 
 
 def test_nothing_is_written_where_only_records_are_left(tmp_path, said):

@@ -6,6 +6,7 @@ import random
 import pytest
 from support import damage
 from support.kept_runs import guarded
+from support.runs import write_torch
 from support.views import look
 
 from ckptguard.keep.quarantine import mark_suspect
@@ -109,10 +110,11 @@ def test_damaged_bytes_go_although_their_checkpoint_was_rotated_away(root, machi
 
 
 def test_what_lay_in_the_way_of_a_save_goes_too(root, run, machine):
-    """By the name that we gave it; what looks like it is somebody's."""
-    (root / "tmp-replaced-0123abcd" / "deep").mkdir(parents=True)
-    (root / "tmp-replaced-0123abcd" / "deep" / "file").write_bytes(b"x")
-    (root / "tmp-replaced-mine").mkdir()
+    """By the name that we gave it and what is in it; what looks like it is somebody's."""
+    write_torch(root, 1, seed=1)
+    for name, inside in (("0123abcd", "net-1.pt"), ("mine", "net-1.pt"), ("4567cdef", "notes.txt")):
+        (root / f"tmp-replaced-{name}").mkdir()
+        (root / f"tmp-replaced-{name}" / inside).write_bytes(b"x")
     notes = PassNotes()
     reconcile(look(run), notes)
     machine.days = 0.9
@@ -123,12 +125,17 @@ def test_what_lay_in_the_way_of_a_save_goes_too(root, run, machine):
     notes.prune_at = 0.0
     reconcile(look(run), notes)
     assert (root / "tmp-replaced-0123abcd").exists()  # by the times of its files it is new
-    for path in (root / "tmp-replaced-0123abcd").rglob("*"):
-        os.utime(path, (1, 1))
-    os.utime(root / "tmp-replaced-0123abcd", (1, 1))
+    for path in root.glob("tmp-*"):
+        for one in (*path.iterdir(), path):
+            os.utime(one, (1, 1))
     notes.prune_at = 0.0
     reconcile(look(run), notes)
-    assert sorted(p.name for p in root.iterdir()) == ["_ckptguard", "tmp-replaced-mine"]
+    assert sorted(p.name for p in root.iterdir()) == [
+        "_ckptguard",
+        "net-1.pt",
+        "tmp-replaced-4567cdef",
+        "tmp-replaced-mine",
+    ]
 
 
 def test_a_long_running_daemon_collects_what_is_killed_later(root, run):

@@ -14,13 +14,24 @@ import pytest
 from support.store_operations import OPERATIONS, Stage, build
 from support.views import look
 
-from ckptguard.records.rewrites import Rewrite
-from ckptguard.records.run import open_run
+from ckptguard.records.rewrites import Rewrite, record_rewrites
+from ckptguard.records.run import Run, open_run
 from ckptguard.runs.pointers import write_pointers
 from ckptguard.runs.removal import remove_folder_of_ours, remove_leftover, remove_record, remove_temporary
 from ckptguard.storage import open_storage
 from ckptguard.upkeep.leftovers import collect_leftovers
-from ckptguard.values.temporary_names import EVERY, LEFT_IN_RECORDS, LEFT_IN_RUN, RESTORE, TemporaryName
+from ckptguard.values.temporary_names import (
+    EVERY,
+    LEFT_IN_RECORDS,
+    LEFT_IN_RUN,
+    LINK,
+    RECORD,
+    REPLACED,
+    RESTORE,
+    ROLLBACK,
+    SAVE,
+    TemporaryName,
+)
 
 LONG_AGO = 1_000_000_000
 
@@ -82,6 +93,9 @@ def plant(folder: Path, rng: random.Random) -> list[Path]:
             make(planted[-1], other, rng)
         planted.append(folder / an_own_name(kind))
         make(planted[-1], "file" if kind.kind == "either" else kind.kind, rng, old=False)
+    for kind in (ROLLBACK, SAVE, REPLACED):  # a name that we may have made, old, and in it what we cannot have made
+        planted.append(folder / an_own_name(kind))
+        make(planted[-1], "folder", rng)
     return planted
 
 
@@ -149,6 +163,13 @@ def test_no_save_of_a_guard_touches_what_only_looks_like_ours(tmp_path):
     assert len(list(tmp_path.glob("step-*"))) == 3
 
 
+def a_recorded_path(run: Run) -> str:
+    """The path of a file that a manifest names."""
+    history = look(run).history
+    [id, *_] = (id for series in history.names for id in history.sealed(series))
+    return history.manifest(id).files[0].path
+
+
 @pytest.mark.parametrize("kind", [*LEFT_IN_RUN, *LEFT_IN_RECORDS], ids=lambda kind: kind.start)
 def test_what_a_killed_process_left_goes_when_it_is_old(kind, tmp_path):
     """The same look-alike test would pass if nothing was ever removed."""
@@ -157,8 +178,16 @@ def test_what_a_killed_process_left_goes_when_it_is_old(kind, tmp_path):
     build(run.url, pending=False)
     folder = tmp_path if kind in LEFT_IN_RUN else tmp_path / "_ckptguard"
     old, fresh = folder / an_own_name(kind), folder / an_own_name(kind)
+    inside = {ROLLBACK: a_recorded_path(run), SAVE: "model.safetensors"}.get(kind)
     for place in (old, fresh):
-        make(place, "file" if kind.kind == "either" else kind.kind, rng, old=place is old)
+        if inside is None:
+            make(place, "file" if kind.kind == "either" else kind.kind, rng, old=place is old)
+            continue
+        (place / inside).parent.mkdir(parents=True)
+        (place / inside).write_bytes(b"half of it")
+        if place is old:
+            for path in (*place.rglob("*"), place):
+                os.utime(path, (LONG_AGO, LONG_AGO))
     collect_leftovers(look(run))
     assert (old.exists(), fresh.exists()) == (False, True)
 
@@ -172,6 +201,7 @@ def test_what_a_killed_rewrite_of_a_pointer_left_goes_when_it_is_old(tmp_path, m
     pointer.symlink_to("model-100") if link else pointer.write_text("model-100")
     before = set(pointer.parent.iterdir())
     rewrite = Rewrite(key="deep/er/latest", link=link, old="model-100", new="model-200")
+    record_rewrites(open_run(str(tmp_path)), [rewrite])
     pid = os.fork()
     if pid == 0:
         monkeypatch.setattr(os, "replace", lambda *_, **__: os._exit(9))  # as a kill at that moment
@@ -179,6 +209,14 @@ def test_what_a_killed_rewrite_of_a_pointer_left_goes_when_it_is_old(tmp_path, m
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 9
     [left] = set(pointer.parent.iterdir()) - before
+    theirs = [pointer.with_name(an_own_name(LINK if link else RECORD)) for _ in range(2)]  # of other contents
+    if link:
+        theirs[0].symlink_to("model-300")
+        os.utime(theirs[0], (LONG_AGO, LONG_AGO), follow_symlinks=False)
+    else:
+        make(theirs[0], "file", random.Random(4))
+    make(theirs[1], "folder", random.Random(5))
+    before.update(theirs)
     collect_leftovers(look(open_run(str(tmp_path))))
     assert os.path.lexists(left)
     os.utime(left, (LONG_AGO, LONG_AGO), follow_symlinks=False)

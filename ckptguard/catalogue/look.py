@@ -9,18 +9,12 @@ import msgspec
 
 from ckptguard.records.audit import FOLDER as AUDIT
 from ckptguard.records.incidents import FOLDER as INCIDENTS
-from ckptguard.records.kept import FOLDER as KEPT
-from ckptguard.records.ledger import FOLDER as LEDGER
-from ckptguard.records.manifests import FOLDER as MANIFESTS
 from ckptguard.records.pins import FOLDER as PINS
-from ckptguard.records.quarantine import FOLDER as QUARANTINE
 from ckptguard.records.samples import FOLDER as SAMPLES
 from ckptguard.records.scrubs import FOLDER as SCRUBS
-from ckptguard.records.trash import FOLDER as TRASH
+from ckptguard.runs.history import FOLDERS
 from ckptguard.storage.protocol import Entry
 from ckptguard.values.ids import CheckpointId
-
-BY_GENERATION = (LEDGER, MANIFESTS, QUARANTINE, KEPT, TRASH)
 
 
 class WaitingSave(msgspec.Struct, frozen=True):
@@ -80,7 +74,7 @@ def counts(key: str) -> bool:
     top, _, rest = key.partition("/")
     depth = rest.count("/")
     return rest.endswith(".json") and (
-        (top in BY_GENERATION and depth == 1)
+        (top in FOLDERS and depth == 1)
         or (top == SCRUBS and depth == 1)
         or (top, depth) in ((INCIDENTS, 0), (SAMPLES, 0), (AUDIT, 0), (PINS, 2))
     )

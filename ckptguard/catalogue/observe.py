@@ -12,7 +12,7 @@ import msgspec
 from ckptguard.catalogue.actions import action_events
 from ckptguard.catalogue.curves import see_curve
 from ckptguard.catalogue.facts import facts_of
-from ckptguard.catalogue.look import BY_GENERATION, RunLook, below, counts, digest_of
+from ckptguard.catalogue.look import RunLook, below, digest_of
 from ckptguard.catalogue.rows import LONGEST_TEXT, Event, Generation, IncidentRow, RunSeen, event_key
 from ckptguard.decisions.at_risk import ranks_named
 from ckptguard.decisions.known_good import parse_verdict_name, standings, updates_in, verdict_name
@@ -21,10 +21,8 @@ from ckptguard.records.incidents import FOLDER as INCIDENTS
 from ckptguard.records.incidents import Incident, newest_revisions, read_revision
 from ckptguard.records.kept import FOLDER as KEPT
 from ckptguard.records.kept import read_kept
-from ckptguard.records.ledger import FOLDER as LEDGER
 from ckptguard.records.ledger import read_verdict
 from ckptguard.records.manifests import FOLDER as MANIFESTS
-from ckptguard.records.names_by_step import ListedSteps
 from ckptguard.records.pins import FOLDER as PINS
 from ckptguard.records.pins import PINNED, read_pins
 from ckptguard.records.pins import counts as still_counts
@@ -37,23 +35,14 @@ from ckptguard.records.trash import FOLDER as TRASH
 from ckptguard.records.who_and_when import seconds_of
 from ckptguard.reporting.events import reason_of
 from ckptguard.runs.find_known_good import Wanted, best_on_record
-from ckptguard.runs.history import history_of_step
+from ckptguard.runs.history import History, StepRecords
 from ckptguard.runs.sealed_content import sealed_outcome
-from ckptguard.values.ids import CheckpointId, escape, id_from_record, parse_id, series_from_folder
+from ckptguard.values.ids import CheckpointId, escape, parse_id
 from ckptguard.values.manifest import Manifest
 from ckptguard.values.verdict import Outcome, Verdict
 
 _MOST_READ = 200  # generations whose records are read in one pass; the next pass goes on
 _LARGEST = 2**63 - 1  # that SQLite stores
-
-
-class _Records(msgspec.Struct):
-    """The names of the records of one generation."""
-
-    verdicts: list[str] = []
-    sealed: bool = False
-    kept: bool = False
-    aside: str = ""
 
 
 def observe(
@@ -67,7 +56,13 @@ def observe(
     known_actions: Collection[int] = (),
 ) -> RunSeen:
     """Return the rows of a run. What `known` rows say is not read again. Raises CouldNotTellError."""
-    records, listed = _by_generation(look.names), ListedSteps(look.names)
+    history = History(run, look.names, has_kept=True)
+    records = {
+        id: step
+        for series in history.series
+        for step in history.steps(series)
+        for id in (*step.standings, *step.ids(MANIFESTS))
+    }
     scrubs = [scrub for key in below(SCRUBS, look.names) if (scrub := parse_scrub(key)) is not None]
     read = newest_scrubs([scrub for scrub in scrubs if scrub.is_whole], now)
     pins = read_pins(run, below(PINS, look.names))
@@ -83,7 +78,7 @@ def observe(
         if row is None or not _is_current(row, id, records[id]):
             row = _named(id, records[id])
             if left > 0:
-                row, news = _described(run, listed, id, records[id])
+                row, news = _described(history, id)
                 events += reversed(news)
             left -= 1
         row = msgspec.structs.replace(row, pinned=pinned.get(id, ""))
@@ -94,7 +89,7 @@ def observe(
     return RunSeen(
         id=run.run_id,
         digest=digest_of(look) if is_whole else b"",
-        facts=facts_of(look, rows, incidents, known_good_of(run, listed)),
+        facts=facts_of(look, rows, incidents, known_good_of(history)),
         generations=tuple(rows.values()),
         incidents=tuple(incidents),
         events=(*reversed(events), *told, *action_events(run, look.names, known_actions)),
@@ -102,33 +97,12 @@ def observe(
     )
 
 
-def known_good_of(run: Run, listed: ListedSteps) -> CheckpointId | None:
+def known_good_of(history: History) -> CheckpointId | None:
     """Return what known-good is now, or None if nothing is. Raises CouldNotTellError."""
     try:
-        return best_on_record(run, Wanted(sure=True), listed).id
+        return best_on_record(history.run, Wanted(sure=True), history).id
     except NoKnownGoodError:
         return None
-
-
-def _by_generation(names: Iterable[str]) -> dict[CheckpointId, _Records]:
-    """Return the records of every generation that has a manifest or a verdict."""
-    found: dict[CheckpointId, _Records] = {}
-    for key in filter(counts, names):
-        top, _, rest = key.partition("/")
-        folder, _, name = rest.partition("/")
-        if top == LEDGER:
-            entry = parse_verdict_name(series_from_folder(folder), name)
-            if entry is not None:
-                found.setdefault(entry.id, _Records()).verdicts.append(name)
-            continue
-        id = id_from_record(folder, name.removesuffix(".json")) if top in BY_GENERATION else None
-        if id is None:
-            continue
-        records = found.setdefault(id, _Records())
-        records.sealed = records.sealed or top == MANIFESTS
-        records.kept = records.kept or top == KEPT
-        records.aside = top if top in (QUARANTINE, TRASH) else records.aside
-    return {id: one for id, one in found.items() if one.verdicts or one.sealed}
 
 
 def _standing(id: CheckpointId, names: Iterable[str]) -> str:
@@ -141,29 +115,31 @@ def _short(id: CheckpointId, name: str) -> str:
     return name.removeprefix(f"{id.record_name}.").removesuffix(".json")
 
 
-def _is_current(row: Generation, id: CheckpointId, records: _Records) -> bool:
+def _is_current(row: Generation, id: CheckpointId, records: StepRecords) -> bool:
     """True if no record of it is new since its row was made."""
-    return row.verdict == _short(id, _standing(id, records.verdicts)) and (row.path is not None or not records.sealed)
+    standing = records.standings.get(id)
+    same = row.verdict == ("" if standing is None else _short(id, verdict_name(standing)))
+    return same and (row.path is not None or id not in records.ids(MANIFESTS))
 
 
-def _named(id: CheckpointId, records: _Records) -> Generation:
+def _named(id: CheckpointId, records: StepRecords) -> Generation:
     """Return the row of a generation whose records are not read yet."""
-    entry = parse_verdict_name(id.series, _standing(id, records.verdicts))
+    entry = records.standings.get(id)
     # Only the record itself says that a good one is about these bytes.
     outcome = entry.outcome if entry is not None and entry.outcome is not Outcome.GOOD else Outcome.PENDING
     return Generation(name=id.record_path, outcome=outcome.value)
 
 
-def _described(run: Run, listed: ListedSteps, id: CheckpointId, records: _Records) -> tuple[Generation, list[Event]]:
+def _described(history: History, id: CheckpointId) -> tuple[Generation, list[Event]]:
     """Read the records of a generation. Returns its row, and the events of its verdicts."""
-    history = history_of_step(run, id.series, id.step, listed)
-    manifest = history.manifest(id) if records.sealed else None
+    manifest = history.manifest(id) if history.is_sealed(id) else None
     verdicts: dict[str, Verdict] = {}
-    for name in sorted(records.verdicts):
+    for name in sorted(history.entries(id)):
         entry = parse_verdict_name(id.series, name)
-        verdict = read_verdict(run, entry, history.fits) if entry is not None else None
+        verdict = read_verdict(history.run, entry, history.fits) if entry is not None else None
         if verdict is not None:
             verdicts[name] = verdict
+    history.forget(id)  # a manifest may be large, and there may be many
     name = _standing(id, verdicts)
     standing = verdicts.get(name)
     path = None if manifest is None else escape(manifest.path)
@@ -209,10 +185,10 @@ def saved_at(manifest: Manifest) -> float | None:
 
 
 def _placed(
-    run: Run, row: Generation, id: CheckpointId, look: RunLook, records: _Records, read: Mapping[Where, Scrub]
+    run: Run, row: Generation, id: CheckpointId, look: RunLook, records: StepRecords, read: Mapping[Where, Scrub]
 ) -> Generation:
     """Add where a generation is, and when its places were last read."""
-    copy = read_kept(run, id) if records.kept else None
+    copy = read_kept(run, id) if id in records.ids(KEPT) else None
     places = [IN_PLACE] * (id in look.places) + [KEPT_PLACE] * (copy is not None and copy.how != "link")
     whole = [scrub.began if (scrub := read.get((id, place))) is not None else None for place in places]
     times = [row.judged_at if began is None else began for began in whole]
@@ -220,7 +196,7 @@ def _placed(
         row,
         in_place=id in look.places,
         kept="" if copy is None else copy.how,
-        aside=records.aside,
+        aside=next((folder for folder in (TRASH, QUARANTINE) if id in records.ids(folder)), ""),
         replicated=look.replicated.get(id, 0),
         scrubbed_at=min((time for time in times if time is not None), default=None),
     )

@@ -62,16 +62,6 @@ def weightier(one: Standing | None, other: Standing) -> Standing:
     return msgspec.structs.replace(one, outcome=worst((one.outcome, other.outcome)))
 
 
-def by_generation(series: str, names: Iterable[str]) -> dict[CheckpointId, list[str]]:
-    """Group a series' ledger names by generation."""
-    found: dict[CheckpointId, list[str]] = {}
-    for name in names:
-        entry = parse_verdict_name(series, name)
-        if entry is not None:
-            found.setdefault(entry.id, []).append(name)
-    return found
-
-
 def since(id: CheckpointId, names: Iterable[str], outcomes: Collection[Outcome]) -> Standing | None:
     """Return the first of a generation's newest verdicts that all say one of these outcomes. None if the newest says
     another one."""

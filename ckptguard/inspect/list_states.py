@@ -11,10 +11,9 @@ from ckptguard.inspect.state_memo import Glance, StateMemo, remembered
 from ckptguard.keep.room import own_bytes
 from ckptguard.layouts import Checkpoint
 from ckptguard.records.kept import list_kept, read_kept
-from ckptguard.records.names_by_step import ListedSteps
 from ckptguard.records.trash import list_trashed
 from ckptguard.runs.file_signatures import looks_as_read
-from ckptguard.runs.history import history_of_step
+from ckptguard.runs.history import History
 from ckptguard.runs.removal_holds import pins_of
 from ckptguard.runs.run_view import RunView
 from ckptguard.runs.sealed_content import kept_matches
@@ -119,11 +118,10 @@ def states_by_glance(view: RunView, glance: Glance) -> tuple[CheckpointState, ..
     return tuple(sorted(found, key=lambda s: (s.series, s.step is None, numbers_of(s.step), str(s.id or ""), s.path)))
 
 
-def undecided(view: RunView, listed: ListedSteps, checkpoints: Iterable[Checkpoint]) -> list[Checkpoint]:
-    """Return those of some checkpoints in place that `survey` calls PENDING or changed. `listed`: the record names."""
+def undecided(history: History, checkpoints: Iterable[Checkpoint]) -> list[Checkpoint]:
+    """Return those of some checkpoints in place that `survey` calls PENDING or changed."""
     found = []
     for checkpoint in checkpoints:
-        history = history_of_step(view.run, checkpoint.series, checkpoint.step, listed)
         id = history.current_if_readable(checkpoint.series, checkpoint.step, checkpoint.path)
         verdict = history.verdict(id or history.next_id(checkpoint.series, checkpoint.step))
         sealed = history.manifest(id) if id is not None else None

@@ -76,7 +76,7 @@ def show(target: str, settings: Settings, *, magnitudes: bool = False, work: Wor
         sealed = msgspec.structs.replace(sealed, files=_with_magnitudes(sealed.files, read))
     verdict = view.history.verdict(id)
     nonfinite = [f for f in (verdict.findings if verdict else ()) if f.check == "finite" and f.count is not None]
-    entries = (parse_verdict_name(id.series, name) for name in view.history.names.get(id.series, ()))
+    entries = (parse_verdict_name(id.series, name) for name in view.history.entries(id))
     lines = (VerdictLine(number=e.number, outcome=e.outcome) for e in entries if e is not None and e.id == id)
     return Shown(
         target=resolved.url,

@@ -18,7 +18,7 @@ from functools import partial
 
 import msgspec
 
-from ckptguard.decisions.known_good import Standpoint, by_generation, parse_verdict_name
+from ckptguard.decisions.known_good import Standpoint, parse_verdict_name
 from ckptguard.errors import ObjectMissingError, RecordsError
 from ckptguard.records.ledger import FOLDER as LEDGER
 from ckptguard.records.ledger import is_about, latest_verdict
@@ -215,7 +215,6 @@ class Glance:
         self._entries = _listed(view.run)
         self._history = view.history
         self._rows: dict[CheckpointId, MemoRow] = {}
-        self._names: dict[str, dict[CheckpointId, list[str]]] = {}
 
     def sealed(self, id: CheckpointId, *, files: bool = False) -> SealedAs | None:
         """Return what its manifest says, with the files only on request; None if it cannot be read."""
@@ -264,7 +263,7 @@ class Glance:
     def _read(self, id: CheckpointId, stamp: bytes, files: bool) -> MemoRow:
         # From storage, because the history's memory may be older than the stamp.
         manifest, sealed, judged = None, None, None
-        is_sealed = id in self._history.sealed(id.series)
+        is_sealed = self._history.is_sealed(id)
         if is_sealed:
             with contextlib.suppress(RecordsError):
                 manifest = read_manifest(self._run, id)
@@ -292,16 +291,14 @@ class Glance:
         """Return the stamp of a checkpoint's records, or None if they cannot be identified."""
         listed = self._entries.get(id, {})
         names = {f"{LEDGER}/{name}" for name in self._names_of(id)}
-        if id in self._history.sealed(id.series):
+        if self._history.is_sealed(id):
             names.add(MANIFESTS)
         if not names or names != listed.keys() or not all(map(_is_told_apart, listed.values())):
             return None
         return _digest((name, *entry.signature) for name, entry in listed.items())
 
     def _names_of(self, id: CheckpointId) -> list[str]:
-        if id.series not in self._names:
-            self._names[id.series] = by_generation(id.series, self._history.names.get(id.series, ()))
-        return self._names[id.series].get(id, [])
+        return self._history.entries(id)
 
 
 def _digest(signatures: Iterable[Seen]) -> bytes:

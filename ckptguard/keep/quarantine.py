@@ -54,7 +54,7 @@ def quarantine_checkpoint(view: RunView, checkpoint: Checkpoint, *, reason: str,
         moved_at=utc_now(),
     )
     mark_quarantined(run, mark)
-    history.quarantined.setdefault(id.series, set()).add(id)
+    history.note_quarantined(id)
     _move_files(run, mark.path, mark.files, mark.folder)
     mark_moved(run, mark)
     view.look_again(checkpoint.path)

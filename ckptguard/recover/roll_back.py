@@ -216,7 +216,7 @@ def _repeats(known_good: CheckpointId, moved: Iterable[CheckpointId]) -> tuple[i
 
 def _left_bad(view: RunView, folders: frozenset[str]) -> tuple[str, ...]:
     there = ((c, view.current_if_readable(c)) for c in view.checkpoints if folder_of(c.path) not in folders)
-    judged = ((c.path, view.history.standings(c.series).get(id)) for c, id in there if id is not None)
+    judged = ((c.path, view.history.standing(id)) for c, id in there if id is not None)
     return tuple(path for path, standing in judged if standing is not None and standing.outcome is Outcome.BAD)
 
 

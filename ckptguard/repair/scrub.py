@@ -377,7 +377,7 @@ def _in_place(view: RunView) -> Iterator[Due]:
     for checkpoint in view.checkpoints:
         # By names alone: thousands of manifests are gigabytes. The generation is checked again before reading.
         there = newest.get((checkpoint.series, checkpoint.step))
-        if there is not None and there in history.sealed(checkpoint.series):
+        if there is not None and history.is_sealed(there):
             yield Due(id=there, place=IN_PLACE, path=checkpoint.path, checkpoint=checkpoint)
 
 
@@ -391,7 +391,7 @@ def _kept(view: RunView) -> Iterator[Due]:
 
 def _dated(view: RunView, due: Due, newest: Scrub | None, whole: Scrub | None) -> Due:
     """Add the times of the newest reading and the newest whole reading."""
-    since, standing = due.last, view.history.standings(due.id.series).get(due.id)
+    since, standing = due.last, view.history.standing(due.id)
     if (whole is None and since is None) or (standing is not None and standing.outcome is not Outcome.GOOD):
         verdict = view.history.verdict(due.id)
         since = seconds_of(verdict.checked_at) if verdict is not None else None

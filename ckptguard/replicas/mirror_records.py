@@ -155,7 +155,7 @@ def mirror_verdicts(source: RunView, target: RunView) -> None:
     here, there = source.history, target.history
     for series in list(there.names):
         for id, standing in list(there.standings(series).items()):
-            ours = here.standings(series).get(id)
+            ours = here.standing(id)
             if ours is None or ours.outcome is standing.outcome:
                 continue
             verdict, theirs = here.verdict(id), there.verdict(id)

@@ -262,7 +262,7 @@ def _is_gone(view: RunView, candidate: Candidate) -> bool:
     id = candidate.id
     try:
         view.refresh(id.series)
-        found = view.history.standings(id.series).get(id)
+        found = view.history.standing(id)
         if found is None or found.outcome is not Outcome.GOOD:
             return False
         files = candidate.manifest.files

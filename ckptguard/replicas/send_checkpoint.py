@@ -90,7 +90,7 @@ def send_checkpoint(source: RunView, target: RunView, candidate: Candidate, *, w
     """
     id, manifest = candidate.id, candidate.manifest
     there = manifest_there(target, candidate)
-    if there is None and id in target.history.sealed(id.series):
+    if there is None and target.history.is_sealed(id):
         remove_record(target.run, manifest_key(id))  # an unreadable manifest seals nothing
         target.refresh(id.series)
     lies = target.history.current(id.series, id.step, manifest.path)
@@ -119,7 +119,7 @@ def send_checkpoint(source: RunView, target: RunView, candidate: Candidate, *, w
             return Delivery(done="raced", sent=sending.sent, message=first)
     elif aside:
         _mark_kept(target.run, there)
-    standing = target.history.standings(id.series).get(id)
+    standing = target.history.standing(id)
     if there is not None and not sending.sent and standing is not None and standing.outcome is Outcome.GOOD:
         verdict, found = target.history.verdict(id), (find_entry(target.run.storage, f.path) for f in manifest.files)
         if not aside and not looks_as_read([e for e in found if e is not None], there, verdict):
@@ -139,7 +139,7 @@ def manifest_there(target: RunView, candidate: Candidate) -> Manifest | None:
     """Return the target's manifest of this checkpoint, or None if it is missing or damaged. Raises CouldNotTellError if
     the target has another manifest with the same id."""
     id = candidate.id
-    if id not in target.history.sealed(id.series):
+    if not target.history.is_sealed(id):
         return None
     text = _whole_manifest(target.run, id)
     if text is None:

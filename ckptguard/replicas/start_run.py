@@ -149,7 +149,7 @@ def _send_first_whole(replica: RunView, target: RunView, wanted: Wanted, work: W
 
 def _is_good(replica: RunView, id: CheckpointId) -> bool:
     """True if a generation may be sent. Its record's name decides if it can: the records are sent with it."""
-    standing = replica.history.standings(id.series).get(id)
+    standing = replica.history.standing(id)
     return (standing is not None and standing.outcome is Outcome.GOOD) or replica.is_good(id)
 
 

@@ -285,7 +285,7 @@ def _look(view: RunView, remembered: Remembered, keep_good: int) -> _Look:
 
 def _strict_verdict(view: RunView, id: CheckpointId) -> Verdict | None:
     """Return the newest verdict on a generation. Raises RecordsError if it is unreadable: an older one may differ."""
-    standing = view.history.standings(id.series).get(id)
+    standing = view.history.standing(id)
     if standing is None:
         return None
     verdict = read_verdict(view.run, standing, view.history.fits)
@@ -310,9 +310,8 @@ def _basis(view: RunView, checkpoint: Checkpoint) -> object:
     """Return everything that `_present` depends on, without reading a record: the files, and the names of its
     records."""
     history = view.history
-    standings, sealed = history.standings(checkpoint.series), history.sealed(checkpoint.series)
     ids = history.generations(checkpoint.series, checkpoint.step)
-    known = [(id, id in sealed, history.is_quarantined(id), standings.get(id)) for id in ids]
+    known = [(id, history.is_sealed(id), history.is_quarantined(id), history.standing(id)) for id in ids]
     return checkpoint.signature, known
 
 

@@ -22,10 +22,9 @@ from ckptguard.decisions.known_good import (
 )
 from ckptguard.errors import CouldNotTellError, NoKnownGoodError
 from ckptguard.records.kept import KeptCopy, read_kept
-from ckptguard.records.names_by_step import ListedSteps, list_steps
 from ckptguard.records.run import Run, has_records
 from ckptguard.runs.file_signatures import looks_as_read
-from ckptguard.runs.history import History, histories_by_step, load_history
+from ckptguard.runs.history import History, load_history, names_alone
 from ckptguard.runs.sealed_content import Judged, Sealed, is_good, kept_matches
 from ckptguard.storage.protocol import find_entry
 from ckptguard.values.ids import CheckpointId, Step, folder_of
@@ -120,16 +119,13 @@ ANY = Wanted()
 SURE = Wanted(sure=True)
 
 
-def find_known_good(
-    run: Run, *, before_step: int | None = None, series: str | None = None, listed: ListedSteps | None = None
-) -> KnownGood:
+def find_known_good(run: Run, *, before_step: int | None = None, series: str | None = None) -> KnownGood:
     """Return the newest GOOD checkpoint that is present and unchanged since its bytes were read.
 
-    `before_step` is exclusive. Without `series`, the newest ones of all series are compared by `choose_series`.
-    `listed` are the record names if the caller has them. Raises NoKnownGoodError if there is none.
+    `before_step` is exclusive. Without `series`, the newest ones of all series are compared by `choose_series`. Raises
+    NoKnownGoodError if there is none.
     """
-    wanted = Wanted(before_step=before_step, series=series, sure=True)
-    return openable(best_on_record(run, wanted, list_steps(run) if listed is None else listed).answer)
+    return openable(best_on_record(run, Wanted(before_step=before_step, series=series, sure=True)).answer)
 
 
 def openable(answer: KnownGood) -> KnownGood:
@@ -147,19 +143,12 @@ def openable(answer: KnownGood) -> KnownGood:
     return answer
 
 
-def best_on_record(run: Run, wanted: Wanted, listed: ListedSteps | None = None) -> Candidate:
+def best_on_record(run: Run, wanted: Wanted, history: History | None = None) -> Candidate:
     """Return the best known-good checkpoint with as few reads as possible. Raises NoKnownGoodError."""
-    steps, series = list_steps(run) if listed is None else listed, wanted.series
-    every = (_in_order(run, steps, one, wanted) for one in ([series] if series is not None else steps.series))
-    for found in _best_first(every):
+    history = names_alone(run) if history is None else history
+    for found in _best_first(_of_series(history, one, wanted, False) for one in _wanted_series(history, wanted)):
         return found
     raise none_found(run, wanted.before_step)
-
-
-def _in_order(run: Run, listed: ListedSteps, series: str, wanted: Wanted) -> Iterator[Candidate]:
-    """Yield the candidates of a series, newest first, with as few reads as possible."""
-    for history in histories_by_step(run, listed, series, before_step=wanted.before_step):
-        yield from _of_series(history, series, wanted, False)
 
 
 def none_found(run: Run, before_step: int | None) -> NoKnownGoodError:
@@ -210,9 +199,8 @@ def known_good_candidates(view: RunView, wanted: Wanted = ANY) -> Iterator[Candi
 
     Each one is searched for only when it is asked for. Raises CouldNotTellError if one cannot be read.
     """
-    series = wanted.series if wanted.only is None else wanted.only.series
-    names = [one for one in sorted(view.history.names) if wanted.is_of(one)] if series is None else [series]
-    return _best_first(_of_series(view.history, one, wanted, True) for one in names)
+    history = view.history
+    return _best_first(_of_series(history, one, wanted, True) for one in _wanted_series(history, wanted))
 
 
 def newest_candidate(view: RunView, wanted: Wanted = ANY) -> Candidate | None:
@@ -225,16 +213,27 @@ def ranked_candidates(history: History, wanted: Wanted = ANY) -> list[Checkpoint
 
     The newest of each series come first. Across series the highest steps come first, which does not mean the newest.
     """
+    every = (_ranked_in(history, series, wanted) for series in _wanted_series(history, wanted))
+    return sorted((id for ids in every for id in ids), key=lambda id: id.order, reverse=True)
+
+
+def _wanted_series(history: History, wanted: Wanted) -> list[str]:
     series = wanted.series if wanted.only is None else wanted.only.series
-    names = history.names if series is None else {series: history.names.get(series, {})}
-    found = choose_known_good(names, before_step=wanted.before_step, exclude=wanted.exclude)
-    ids = [s.id for s in found if wanted.only in (None, s.id) and wanted.may_be(s.id)]
-    return sorted(ids, key=lambda id: id.order, reverse=True)
+    return [one for one in history.series if wanted.is_of(one)] if series is None else [series]
+
+
+def _ranked_in(history: History, series: str, wanted: Wanted) -> Iterator[CheckpointId]:
+    """Yield the ids of a series that may be known-good, newest first, and parse no name before it is needed."""
+    for step in history.steps(series, wanted.before_step):
+        names = {series: [name for names in step.entries.values() for name in names]}
+        for standing in choose_known_good(names, before_step=wanted.before_step, exclude=wanted.exclude):
+            if wanted.only in (None, standing.id) and wanted.may_be(standing.id):
+                yield standing.id
 
 
 def _of_series(history: History, series: str, wanted: Wanted, every_copy: bool) -> Iterator[Candidate]:
     """Yield the candidates of one series, newest first."""
-    for id in ranked_candidates(history, msgspec.structs.replace(wanted, series=series)):
+    for id in _ranked_in(history, series, wanted):
         candidate = candidate_of(history, id, every_copy=every_copy, sure=wanted.sure)
         if candidate is not None and wanted.includes(candidate.manifest):
             yield candidate

@@ -1,104 +1,172 @@
-"""What the records say about a run, read once for all operations of a call."""
+"""What the records of a run say, from one listing of their names."""
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, KeysView, Mapping
-from itertools import islice, takewhile
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from itertools import islice
 from operator import attrgetter
 
 import msgspec
 
-from ckptguard.decisions.known_good import (
-    Standing,
-    by_generation,
-    ever_good,
-    parse_verdict_name,
-    since,
-    standings,
-    weightier,
-)
-from ckptguard.errors import RecordsError
-from ckptguard.records.ledger import append_verdict, is_about, latest_verdict, ledger_names, series_names
-from ckptguard.records.manifests import manifest_names, read_manifest, sealed_id
-from ckptguard.records.names_by_step import ListedSteps, StepRecords
-from ckptguard.records.quarantine import quarantined_generations, quarantined_of_series, read_quarantined
-from ckptguard.records.run import Run
+from ckptguard.decisions.known_good import Standing, ever_good, parse_verdict_name, since, weightier
+from ckptguard.errors import ObjectMissingError, RecordsError
+from ckptguard.records.kept import FOLDER as KEPT
+from ckptguard.records.ledger import FOLDER as LEDGER
+from ckptguard.records.ledger import append_verdict, is_about, latest_verdict, series_names
+from ckptguard.records.manifests import FOLDER as MANIFESTS
+from ckptguard.records.manifests import read_manifest
+from ckptguard.records.quarantine import FOLDER as QUARANTINE
+from ckptguard.records.quarantine import read_quarantined
+from ckptguard.records.run import Run, record_names
+from ckptguard.records.trash import FOLDER as TRASH
 from ckptguard.runs.file_signatures import late_state
-from ckptguard.values.ids import CheckpointId, Step, numbers_of
+from ckptguard.values.ids import (
+    CheckpointId,
+    Step,
+    numbers_of,
+    parse_id,
+    record_step,
+    series_folder,
+    series_from_folder,
+)
 from ckptguard.values.manifest import Manifest, content_digest
 from ckptguard.values.record_formats import VERDICT
 from ckptguard.values.verdict import Facts, Outcome, Verdict
 
 _ORDER = attrgetter("order")
 _MOST_MANIFESTS = 64  # kept in memory at once: the manifest of a large checkpoint takes about 25 MB
+_NONE: frozenset[CheckpointId] = frozenset()
+FOLDERS = (LEDGER, MANIFESTS, QUARANTINE, KEPT, TRASH)  # whose names count, as <folder>/<series>/<name>
+_STEP = re.compile(r"\d{12}(?:-\d{12})*|-")
 
 
-class History(msgspec.Struct):
-    """The ledger names, manifests and quarantine marks of a run, each read when first needed.
+class StepRecords:
+    """What the record names of one step of a series say. `entries` are the ledger names of each generation."""
 
-    `refresh` reads the names of one series again. An outdated history is safe: records are created exclusively, and the
-    second writer gets an error.
+    __slots__ = ("_ids", "_series", "entries", "standings")  # there may be very many
+
+    def __init__(self, series: str, keys: Iterable[str] = ()) -> None:
+        self._series = series
+        self.entries: dict[CheckpointId, list[str]] = {}
+        self.standings: dict[CheckpointId, Standing] = {}
+        self._ids: dict[str, set[CheckpointId]] = {}
+        for key in keys:
+            self.add(key)
+
+    def add(self, key: str) -> CheckpointId | None:
+        """Add a key. Returns the id that it is about, if it is that of a record."""
+        folder, _, name = key.split("/")
+        if folder == LEDGER:
+            entry = parse_verdict_name(self._series, name)
+            if entry is None:
+                return None
+            self.entries.setdefault(entry.id, []).append(name)
+            self.standings[entry.id] = weightier(self.standings.get(entry.id), entry)
+            return entry.id
+        id = parse_id(self._series, name.removesuffix(".json")) if name.endswith(".json") else None
+        if id is not None:
+            self._ids.setdefault(folder, set()).add(id)
+        return id
+
+    def ids(self, folder: str) -> Set[CheckpointId]:
+        """Return the generations with a record in a folder other than the ledger."""
+        return self._ids.get(folder, _NONE)
+
+
+class History:
+    """What the records of a run say, by the keys of one listing. Manifests and verdicts are read when first needed.
+
+    `refresh` lists the names of one series again. An outdated history is safe: records are created exclusively, and the
+    second writer gets an error. If the listing had empty entries, too, reading one shows that it does not count.
     """
 
-    run: Run
-    names: dict[str, dict[str, None]]
-    quarantined: dict[str, set[CheckpointId]]
-    _sealed: dict[str, dict[CheckpointId, None]] = {}
-    _manifest_names: dict[str, set[str]] = {}
-    _standings: dict[str, dict[CheckpointId, Standing]] = {}
-    _ordered: dict[str, list[CheckpointId]] = {}
-    _manifests: dict[CheckpointId, Manifest | None] = {}
-    _verdicts: dict[CheckpointId, Verdict | None] = {}
-    _names_of: dict[str, dict[CheckpointId, list[str]]] = {}
-    _ever_good: dict[str, set[CheckpointId]] = {}
-    _kept: dict[str, set[CheckpointId]] | None = None
+    def __init__(self, run: Run, keys: Iterable[str] = (), *, has_kept: bool = False) -> None:
+        self.run = run
+        self._has_kept = has_kept  # the keys are those of kept copies, too, and all of it is asked at once
+        self._steps: dict[tuple[str, str], StepRecords] = {}  # those that were asked for
+        self._ordered: dict[str, list[CheckpointId]] = {}
+        self._manifests: dict[CheckpointId, Manifest | None] = {}
+        self._verdicts: dict[CheckpointId, Verdict | None] = {}
+        by_folder: defaultdict[str, defaultdict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+        for key in keys:
+            parts = key.split("/")
+            if len(parts) == 3 and parts[0] in FOLDERS:
+                by_folder[parts[1]][parts[2].partition(".")[0]].append(key)
+        # By series, and by step as in the names.
+        self._keys = {series_from_folder(folder): steps for folder, steps in by_folder.items()}
+
+    @property
+    def names(self) -> dict[str, set[str]]:
+        """The ledger names of each series that has any."""
+        found = {series: self._names_in(series, LEDGER) for series in self._keys}
+        return {series: names for series, names in found.items() if names}
+
+    @property
+    def quarantined(self) -> dict[str, set[CheckpointId]]:
+        """The generations that were moved aside, by series."""
+        found = {series: self._ids_in(series, QUARANTINE) for series in self._keys}
+        return {series: ids for series, ids in found.items() if ids}
+
+    @property
+    def series(self) -> list[str]:
+        """Every series with any record, sorted."""
+        return sorted(self._keys)
+
+    def _names_in(self, series: str, folder: str) -> set[str]:
+        steps, own = self._keys[series].values() if series in self._keys else (), f"{folder}/"
+        return {key.rpartition("/")[2] for keys in steps for key in keys if key.startswith(own)}
+
+    def _ids_in(self, series: str, folder: str) -> set[CheckpointId]:
+        return {id for step in self.steps(series) for id in step.ids(folder)}
+
+    def _of(self, id: CheckpointId) -> StepRecords:
+        return self._at(id.series, record_step(id.step))
+
+    def _at(self, series: str, text: str) -> StepRecords:
+        if (series, text) not in self._steps:
+            keys = self._keys[series].get(text, ()) if series in self._keys else ()
+            self._steps[series, text] = StepRecords(series, keys)
+        return self._steps[series, text]
+
+    def steps(self, series: str, before_step: int | None = None) -> Iterator[StepRecords]:
+        """Yield the records of each step of a series, newest first. `before_step` is exclusive, and ignores names
+        without a single number."""
+        limit = None if before_step is None else record_step(before_step)
+        for text in sorted(filter(_STEP.fullmatch, self._keys.get(series, ())), reverse=True):
+            if limit is None or not text.isdigit() or text < limit or len(text) < len(limit):
+                yield self._at(series, text)
 
     def standings(self, series: str) -> dict[CheckpointId, Standing]:
         """Return the current standing of each generation of a series, by names alone."""
-        if series not in self._standings:
-            self._standings[series] = standings(series, self.names.get(series, ()))
-        return self._standings[series]
+        oldest_first = reversed(list(self.steps(series)))
+        return {id: standing for step in oldest_first for id, standing in step.standings.items()}
+
+    def standing(self, id: CheckpointId) -> Standing | None:
+        """Return the current standing of a generation, by names alone."""
+        return self._of(id).standings.get(id)
 
     def has_verdict(self, id: CheckpointId) -> bool:
         """True if the ledger has an entry of this generation."""
-        return id in self.standings(id.series)
+        return self.standing(id) is not None
 
-    def sealed(self, series: str) -> KeysView[CheckpointId]:
+    def sealed(self, series: str) -> set[CheckpointId]:
         """Return the generations of a series that have a manifest."""
-        if series not in self._sealed:
-            self._sealed[series] = {}
-            self._note_manifests(series)
-        return self._sealed[series].keys()
+        return self._ids_in(series, MANIFESTS)
 
-    def _note_manifests(self, series: str) -> None:
-        names, known = set(manifest_names(self.run, series)), self._manifest_names.get(series, set())
-        self._manifest_names[series] = names
-        if not known <= names:  # some were deleted, which ckptguard never does: start again
-            self._sealed[series] = {}
-            self._ordered.pop(series, None)
-            known = set()
-        for name in names - known:
-            id = sealed_id(series, name)
-            if id is not None:
-                self._sealed[series][id] = None
-                self._manifests.pop(id, None)
-                self._note_order(id)
-
-    def _note_order(self, id: CheckpointId) -> None:
-        ordered = self._ordered.get(id.series)
-        if ordered is not None:
-            place = bisect_left(ordered, id.order, key=_ORDER)
-            if ordered[place : place + 1] != [id]:
-                ordered.insert(place, id)
+    def is_sealed(self, id: CheckpointId) -> bool:
+        """True if a generation has a manifest."""
+        return id in self._of(id).ids(MANIFESTS)
 
     def is_quarantined(self, id: CheckpointId) -> bool:
         """True if a generation was moved aside."""
-        return id in self.quarantined.get(id.series, ())
+        return id in self._of(id).ids(QUARANTINE)
 
     def may_be_kept(self, id: CheckpointId) -> bool:
         """True unless it is known that there is no kept copy."""
-        return self._kept is None or id in self._kept.get(id.series, ())
+        return not self._has_kept or id in self._of(id).ids(KEPT)
 
     def manifest(self, id: CheckpointId) -> Manifest | None:
         """Return a manifest, or None if it does not exist or cannot be read."""
@@ -111,6 +179,11 @@ class History(msgspec.Struct):
         self._remember(id, manifest)
         return manifest
 
+    def forget(self, id: CheckpointId) -> None:
+        """Read the manifest and the verdict of a generation again when next needed."""
+        self._manifests.pop(id, None)
+        self._verdicts.pop(id, None)
+
     def _remember(self, id: CheckpointId, manifest: Manifest | None) -> None:
         if len(self._manifests) >= _MOST_MANIFESTS:
             del self._manifests[next(iter(self._manifests))]
@@ -120,13 +193,13 @@ class History(msgspec.Struct):
         """Return the verdict that counts for a generation, or None. Entries that cannot be read or that are about other
         content are ignored."""
         if id not in self._verdicts:
-            self._verdicts[id] = latest_verdict(self.run, id, self._entries(id.series).get(id, []), self.fits)
+            self._verdicts[id] = latest_verdict(self.run, id, self.entries(id), self.fits)
         return self._verdicts[id]
 
     def fits(self, verdict: Verdict) -> bool:
         """True if a verdict of this ledger is about the content that was sealed under its id."""
         manifest = self.manifest(verdict.id) if verdict.manifest else None
-        sealed = bool(verdict.manifest) and manifest is None and verdict.id in self.sealed(verdict.series)
+        sealed = bool(verdict.manifest) and manifest is None and self.is_sealed(verdict.id)
         return is_about(verdict, manifest, sealed=sealed)
 
     def add_verdict(self, verdict: Verdict, *, after: int | None = None) -> None:
@@ -139,68 +212,73 @@ class History(msgspec.Struct):
 
     def refresh(self, series: str) -> None:
         """List the record names of one series again: verdicts, manifests and quarantine marks."""
-        known = self.names.setdefault(series, {})
-        names = series_names(self.run, series, known=known)
-        if not known.keys() <= set(names):  # entries were deleted, which ckptguard never does: start again
-            self.names[series] = known = {}
-            for remembered in (self._standings, self._names_of, self._ever_good, self._ordered):
-                remembered.pop(series, None)
-            self._verdicts = {id: verdict for id, verdict in self._verdicts.items() if id.series != series}
-        for name in names:
-            if name not in known:
-                self.note_verdict(series, name)
-        if series in self._sealed:
-            self._note_manifests(series)
-        self.quarantined[series] = quarantined_of_series(self.run, series)
+        known = {folder: self._names_in(series, folder) for folder in (LEDGER, MANIFESTS, QUARANTINE)}
+        listed = {LEDGER: series_names(self.run, series, known=known[LEDGER])}
+        listed |= {top: record_names(self.run, f"{top}/{series_folder(series)}") for top in (MANIFESTS, QUARANTINE)}
+        if any(not known[folder] <= set(listed[folder]) for folder in listed):  # some were removed: start again
+            listed[KEPT] = list(self._names_in(series, KEPT))
+            del self._keys[series]
+            self._steps = {at: step for at, step in self._steps.items() if at[0] != series}
+            self._ordered.pop(series, None)
+            self._manifests = {id: found for id, found in self._manifests.items() if id.series != series}
+            self._verdicts = {id: found for id, found in self._verdicts.items() if id.series != series}
+            known = {folder: set() for folder in FOLDERS}
+        for folder, names in listed.items():
+            for name in names:
+                if name not in known[folder] and "/" not in name:
+                    self._add(series, folder, name)
+
+    def _add(self, series: str, folder: str, name: str) -> None:
+        key, text = f"{folder}/{series_folder(series)}/{name}", name.partition(".")[0]
+        keys = self._keys.setdefault(series, defaultdict(list))[text]
+        if key in keys:
+            return
+        keys.append(key)
+        step = self._steps.get((series, text))
+        id = (step or StepRecords(series)).add(key)
+        if id is None:
+            return
+        self._verdicts.pop(id, None)
+        if folder == MANIFESTS and self._manifests.get(id, key) is None:
+            del self._manifests[id]  # it was not there when it was asked for
+        ordered = self._ordered.get(series)
+        if ordered is not None and folder in (LEDGER, MANIFESTS):
+            place = bisect_left(ordered, id.order, key=_ORDER)
+            if ordered[place : place + 1] != [id]:
+                ordered.insert(place, id)
 
     def note_verdict(self, series: str, name: str) -> None:
         """Add one ledger name, such as that of a verdict just written."""
-        entry = parse_verdict_name(series, name)
-        names = self.names.setdefault(series, {})
-        if name in names or entry is None:
-            return
-        names[name] = None
-        self._verdicts.pop(entry.id, None)
-        if series in self._standings:
-            self._standings[series][entry.id] = weightier(self._standings[series].get(entry.id), entry)
-        if series in self._names_of:
-            self._names_of[series].setdefault(entry.id, []).append(name)
-        if series in self._ever_good and entry.outcome is Outcome.GOOD:
-            self._ever_good[series].add(entry.id)
-        self._note_order(entry.id)
+        self._add(series, LEDGER, name)
+
+    def note_quarantined(self, id: CheckpointId) -> None:
+        """Add one quarantine mark, such as one just written."""
+        self._add(id.series, QUARANTINE, f"{id.record_name}.json")
 
     def note_manifest(self, manifest: Manifest) -> None:
         """Add one manifest, such as one just written."""
-        id = manifest.id
-        self._remember(id, manifest)
-        if id.series in self._sealed:
-            self._sealed[id.series][id] = None
-            self._manifest_names.setdefault(id.series, set()).add(f"{id.record_name}.json")
-        self._note_order(id)
+        self._add(manifest.series, MANIFESTS, f"{manifest.id.record_name}.json")
+        self._remember(manifest.id, manifest)
 
     def first_of(self, standing: Standing) -> Standing:
         """Return the verdict since which a generation has the outcome of its current standing."""
-        names = self._entries(standing.id.series).get(standing.id, [])
-        return since(standing.id, names, (standing.outcome,)) or standing
+        return since(standing.id, self.entries(standing.id), (standing.outcome,)) or standing
 
-    def _entries(self, series: str) -> dict[CheckpointId, list[str]]:
-        """Return the ledger names of a series by generation."""
-        if series not in self._names_of:
-            self._names_of[series] = by_generation(series, self.names.get(series, ()))
-        return self._names_of[series]
+    def entries(self, id: CheckpointId) -> list[str]:
+        """Return the ledger names of a generation."""
+        return self._of(id).entries.get(id, [])
 
     def ordered(self, series: str) -> list[CheckpointId]:
         """Return every generation of a series that has a manifest or a verdict, in the order of training."""
         if series not in self._ordered:
-            self._ordered[series] = sorted({*self.sealed(series), *self.standings(series)}, key=_ORDER)
+            every = {id for step in self.steps(series) for id in (*step.standings, *step.ids(MANIFESTS))}
+            self._ordered[series] = sorted(every, key=_ORDER)
         return self._ordered[series]
 
     def generations(self, series: str, step: Step) -> list[CheckpointId]:
-        """Return every generation of a step that any record mentions, ascending."""
-        known = self.ordered(series)
-        first = bisect_left(known, CheckpointId(series, step, 0).order, key=_ORDER)
-        found = set(takewhile(lambda id: id.step == step, islice(known, first, None)))
-        return sorted(found | {id for id in self.quarantined.get(series, ()) if id.step == step}, key=_ORDER)
+        """Return every generation of a step that has a manifest, a verdict or a quarantine mark, ascending."""
+        found = self._at(series, record_step(step))
+        return sorted({*found.standings, *found.ids(MANIFESTS), *found.ids(QUARANTINE)}, key=_ORDER)
 
     def current(
         self, series: str, step: Step, path: str, *, path_of: Callable[[CheckpointId], str | None] | None = None
@@ -216,7 +294,7 @@ class History(msgspec.Struct):
                 mark = read_quarantined(self.run, id)
                 if mark is None or mark.path == path:
                     return None
-            elif id in self.sealed(series):
+            elif self.is_sealed(id):
                 sealed_for = (path_of or self._sealed_path)(id)
                 if sealed_for is None:
                     raise RecordsError(
@@ -246,14 +324,12 @@ class History(msgspec.Struct):
         if not known:
             return CheckpointId(series, step, 1)
         newest = known[-1]
-        is_open = newest not in self.sealed(series) and not self.is_quarantined(newest)
+        is_open = not self.is_sealed(newest) and not self.is_quarantined(newest)
         return newest if is_open else CheckpointId(series, step, newest.generation + 1)
 
     def was_good(self, id: CheckpointId) -> bool:
         """True if any verdict of this generation was ever GOOD."""
-        if id.series not in self._ever_good:
-            self._ever_good[id.series] = ever_good(id.series, self.names.get(id.series, ()))
-        return id in self._ever_good[id.series]
+        return id in ever_good(id.series, self.entries(id))
 
     def reference(self, id: CheckpointId, sizes: Mapping[str, int]) -> tuple[Manifest, Verdict | None] | None:
         """Return the manifest that a checkpoint's schema must match, and its verdict; None if it needs no reference.
@@ -268,7 +344,7 @@ class History(msgspec.Struct):
         if id in accepted:
             return None
         for other in self._nearest(id):
-            standing = self.standings(id.series).get(other)
+            standing = self.standing(other)
             if other in accepted and other.order > id.order:
                 return None
             if other not in accepted and (standing is None or standing.outcome is not Outcome.GOOD):
@@ -301,7 +377,7 @@ class History(msgspec.Struct):
         first = bisect_left(known, ((0,), 0), key=_ORDER)  # skip records of an older version that have no number
         for place in range(bisect_left(known, CheckpointId(series, step, 0).order, key=_ORDER) - 1, first - 1, -1):
             id = known[place]
-            went_on = id in self.sealed(series) and not self.is_quarantined(id)
+            went_on = self.is_sealed(id) and not self.is_quarantined(id)
             manifest = self.manifest(id) if went_on else None
             if manifest is not None:
                 verdict = self.verdict(id)
@@ -318,7 +394,7 @@ class History(msgspec.Struct):
         known = self.ordered(series)
         for place in range(bisect_left(known, ((*numbers_of(step), -1), 0), key=_ORDER), len(known)):
             id = known[place]
-            if id in self.sealed(series) and not self.is_quarantined(id):
+            if self.is_sealed(id) and not self.is_quarantined(id):
                 return self.manifest(id) if read else self._manifests.get(id)
         return None
 
@@ -328,37 +404,27 @@ def _is_part_of(manifest: Manifest, sizes: Mapping[str, int]) -> bool:
     return all(sizes.get(f.path) == f.size for f in manifest.files) and bool(late_state(sizes, manifest))
 
 
-def histories_by_step(
-    run: Run, listed: ListedSteps, series: str, *, before_step: int | None = None
-) -> Iterator[History]:
-    """Yield the history of each step of a series that has verdicts, newest first. Nothing is read before it is
-    needed."""
-    for found in listed.below(series, before_step):
-        yield _history_of(run, found)
-
-
-def history_of_step(run: Run, series: str, step: Step, listed: ListedSteps) -> History:
-    """Return the history of one step of a series, which may be empty."""
-    return _history_of(run, listed.of(series, step))
-
-
-def _history_of(run: Run, found: StepRecords) -> History:
-    return History(
-        run=run,
-        names={found.series: dict.fromkeys(found.names)},
-        quarantined={found.series: set(found.quarantined)},
-        _sealed={found.series: dict.fromkeys(found.sealed)},
-        _kept={found.series: set(found.kept)},
-    )
-
-
 def load_history(run: Run) -> History:
-    """Read the names of the ledger and of the quarantine."""
-    names = {series: dict.fromkeys(names) for series, names in ledger_names(run).items()}
-    return History(run=run, names=names, quarantined=quarantined_generations(run))
+    """List the names of the records. Empty entries of the ledger do not count."""
+    try:
+        entries = run.records.list("", recursive=True, enter=_has_names)
+    except ObjectMissingError:
+        entries = []
+    return History(run, (e.key for e in entries if e.kind == "file" and (e.size or not e.key.startswith(f"{LEDGER}/"))))
+
+
+def names_alone(run: Run) -> History:
+    """Return the history by a listing of names alone: the cheapest, and enough to choose among very many."""
+    return History(run, record_names(run, ""), has_kept=True)
 
 
 def history_of_series(run: Run, series: str) -> History:
     """Return the history of one series. Its cost does not depend on the others."""
-    names, quarantined = dict.fromkeys(series_names(run, series)), quarantined_of_series(run, series)
-    return History(run=run, names={series: names}, quarantined={series: quarantined})
+    history = History(run)
+    history.refresh(series)
+    return history
+
+
+def _has_names(folder: str) -> bool:
+    top, _, series = folder.partition("/")
+    return top in (LEDGER, MANIFESTS, QUARANTINE) and "/" not in series

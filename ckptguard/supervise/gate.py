@@ -30,7 +30,6 @@ from ckptguard.errors import (
 from ckptguard.layouts import Checkpoint
 from ckptguard.records.incidents import open_incident
 from ckptguard.records.leases import list_trainings
-from ckptguard.records.names_by_step import list_steps
 from ckptguard.records.starts import (
     JobStart,
     Start,
@@ -47,7 +46,7 @@ from ckptguard.recover.verify_pending import verify_pending
 from ckptguard.replicas.start_run import regain
 from ckptguard.reporting.open_and_close import close_incident, close_incidents_about
 from ckptguard.runs.find_known_good import ANY, KnownGood, Wanted, candidate_of, known_good_candidates
-from ckptguard.runs.history import History
+from ckptguard.runs.history import History, names_alone
 from ckptguard.runs.lock import run_lock
 from ckptguard.runs.run_view import RunView
 from ckptguard.runs.settling import youngest_age
@@ -132,7 +131,7 @@ def _is_new(view: RunView) -> bool:
             return False
         if view.listing.unnamed:
             raise CouldNotTellError(view.listing.unnamed_notes[0])
-    return not list_steps(view.run).series
+    return not names_alone(view.run).series
 
 
 def _nothing_saved(view: RunView, attempts: int, require: bool) -> Gated:

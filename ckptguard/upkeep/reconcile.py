@@ -21,18 +21,17 @@ from ckptguard.records.emptied import FOLDER as EMPTIED
 from ckptguard.records.emptied import emptied_key, mark_emptied, unmark_emptied
 from ckptguard.records.incidents import FOLDER as INCIDENTS
 from ckptguard.records.kept import KeptCopy
-from ckptguard.records.names_by_step import FOLDERS
 from ckptguard.records.pins import FOLDER as PINS
 from ckptguard.records.room import RoomProblem
 from ckptguard.records.run import record_names
 from ckptguard.records.samples import FOLDER as SAMPLES
 from ckptguard.records.scrubs import FOLDER as SCRUBS
 from ckptguard.records.scrubs import Where
-from ckptguard.records.trash import FOLDER as TRASH
 from ckptguard.repair.repair import mend
 from ckptguard.retention.prune import Remembered, prune_by_settings
 from ckptguard.retention.trash import settle_trash
 from ckptguard.runs.ended import ended_at
+from ckptguard.runs.history import FOLDERS
 from ckptguard.runs.lock import run_lock
 from ckptguard.runs.results import Checked
 from ckptguard.runs.run_view import RunView
@@ -52,7 +51,7 @@ from ckptguard.verification.kept_copy import verify_kept
 _COLLECT_INTERVAL = 3600.0  # seconds; files that are not old enough yet are removed next time
 _PRUNE_INTERVAL = 600.0  # seconds; empties the trash and lifts pins even if nothing is saved
 _GOING = 2.0  # seconds for which a run may be on its way out
-_COUNTED = tuple(f"{folder}/" for folder in (*FOLDERS, TRASH, PINS))  # what a pass reads besides the scrub plan
+_COUNTED = tuple(f"{folder}/" for folder in (*FOLDERS, PINS))  # what a pass reads besides the scrub plan
 
 _MARKED = 64  # steps of each series
 
@@ -326,7 +325,7 @@ class _Pass:
 
     def _unmark_emptied(self, id: CheckpointId | None) -> None:
         """Remove the mark of a generation whose own files are in place again."""
-        standing = self.view.history.standings(id.series).get(id) if id is not None and self._marks else None
+        standing = self.view.history.standing(id) if id is not None and self._marks else None
         if standing is not None and emptied_key(standing) in self._marks:
             unmark_emptied(self.view.run, standing)
 

@@ -289,7 +289,7 @@ def change_of(view: RunView, checkpoint: Checkpoint, scan: Scan, sealed: Manifes
 
 def _was_emptied(view: RunView, id: CheckpointId) -> bool:
     """True if a pass saw its path empty since its verdict."""
-    standing = view.history.standings(id.series).get(id)
+    standing = view.history.standing(id)
     return standing is not None and was_emptied(view.run, standing)
 
 
@@ -327,7 +327,7 @@ def _other_contents(history: History, id: CheckpointId) -> Sequence[Manifest]:
     known = history.ordered(id.series)
     place = bisect_left(known, id.order, key=lambda other: other.order)
     near = known[max(0, place - _OTHERS) : place + _OTHERS]
-    nearest = [other for other in near if other.step != id.step and other in history.sealed(id.series)][:_OTHERS]
+    nearest = [other for other in near if other.step != id.step and history.is_sealed(other)][:_OTHERS]
     manifests = (history.manifest(other) for other in nearest)
     return [m for m in manifests if m is not None]
 
@@ -371,7 +371,7 @@ def _verdicts_of_the_same_bytes(history: History, evidence: Evidence, id: Checkp
 
 def _says_nothing_new(history: History, verdict: Verdict, before: Verdict | None) -> bool:
     """True if the ledger already says all this: the outcome, the heavy findings, and the file signatures."""
-    standing = history.standings(verdict.series).get(verdict.id)
+    standing = history.standing(verdict.id)
     if before is None or before.outcome is not verdict.outcome:
         return False
     torn = standing is not None and standing.outcome is not before.outcome

@@ -100,7 +100,7 @@ def _sealed_before(view: RunView, copy: KeptCopy) -> Manifest | None:
     for id in reversed(history.generations(copy.series, copy.step)):
         if id.generation <= copy.generation and history.is_quarantined(id):
             return None
-        if id.generation <= copy.generation and id in history.sealed(copy.series):
+        if id.generation <= copy.generation and history.is_sealed(id):
             manifest = history.manifest(id)
             if manifest is None or manifest.path == copy.path:
                 return manifest

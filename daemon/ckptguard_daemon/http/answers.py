@@ -24,9 +24,9 @@ from ckptguard.errors import (
 from ckptguard.inspect.list_states import survey, undecided
 from ckptguard.layouts import Checkpoint
 from ckptguard.records.incidents import open_incident
-from ckptguard.records.names_by_step import list_steps
 from ckptguard.reporting.events import incident_event
 from ckptguard.runs.find_known_good import KnownGood, find_known_good
+from ckptguard.runs.history import names_alone
 from ckptguard.upkeep.reconcile import Waiting
 from ckptguard.values.access import Role
 from ckptguard.values.ids import MAX_STEP, CheckpointId, Step, is_safe_path, single_number
@@ -203,7 +203,7 @@ class Answers:
             seen = _id_of(answer)
             view.forget()
             found = [c for c in view.checkpoints if could_change(c.series, c.step)]
-            pending = undecided(view, list_steps(view.run), found)
+            pending = undecided(names_alone(view.run), found)
             answer = best()  # again: it may have got its verdict in between
         return answer, [w.path for w in pending if could_change(w.series, w.step)]
 

@@ -13,10 +13,10 @@ from support.views import look
 
 from ckptguard.errors import NoKnownGoodError
 from ckptguard.inspect.list_states import survey, undecided
-from ckptguard.records.names_by_step import list_steps
 from ckptguard.records.run import open_run
 from ckptguard.recover.roll_back import GoBack, roll_back
 from ckptguard.runs.find_known_good import Wanted, find_known_good, known_good_candidates, openable
+from ckptguard.runs.history import names_alone
 from ckptguard.runs.work import Work
 from ckptguard.storage.remote.remote_storage import RemoteStorage
 from ckptguard.upkeep.reconcile import PassNotes, reconcile
@@ -91,7 +91,7 @@ def test_it_is_the_first_of_the_candidates(kind, tmp_path):
         states = [s for s in survey(look(run)) if s.in_place and (s.outcome is Outcome.PENDING or s.changed)]
         for above in (-1, 200, 400, 10**6):
             numbered = [c for c in look(run).checkpoints if c.step is not None and c.step > above]
-            unjudged = [c.path for c in undecided(look(run), list_steps(run), numbered)]
+            unjudged = [c.path for c in undecided(names_alone(run), numbered)]
             assert unjudged == sorted(s.path for s in states if s.step is not None and s.step > above)
         return [str(c.id) for c in known_good_candidates(look(run))]
 

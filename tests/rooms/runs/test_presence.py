@@ -20,10 +20,10 @@ from ckptguard.inspect.show import show
 from ckptguard.inspect.state_memo import StateMemo
 from ckptguard.inspect.status import status
 from ckptguard.keep.quarantine import mark_suspect
-from ckptguard.records.names_by_step import list_steps
 from ckptguard.records.run import open_run
 from ckptguard.runs.file_signatures import looks_as_read
 from ckptguard.runs.find_known_good import ANY, find_known_good
+from ckptguard.runs.history import names_alone
 from ckptguard.runs.work import Work
 from ckptguard.storage.protocol import Entry
 from ckptguard.upkeep.reconcile import PassNotes, reconcile
@@ -117,7 +117,7 @@ class TamperedRun:
             if state.in_place and state.outcome is Outcome.GOOD and not state.changed:
                 assert self.is_right(state.id, self.root / state.path), state
         assert status(look(run), StateMemo()).changed == tuple(s.path for s in states if s.changed)
-        listed = [c.path for c in undecided(look(run), list_steps(run), look(run).checkpoints)]
+        listed = [c.path for c in undecided(names_alone(run), look(run).checkpoints)]
         assert listed == sorted(s.path for s in states if s.changed or (s.in_place and s.outcome is Outcome.PENDING))
         for state in states:
             if state.in_place and state.id is not None:

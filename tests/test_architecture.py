@@ -246,7 +246,7 @@ def test_no_class_is_named_for_being_vague() -> None:
 # What removes something outside of any run: its own socket, lock, cache, page or catalogue, or a file it has just made.
 REMOVES_ITS_OWN = {
     "ckptguard/catalogue/schema.py",
-    "ckptguard/inspect/state_memo.py",
+    "ckptguard/runs/run_reader.py",
     "ckptguard/integrations/lightning_io.py",
     "ckptguard/supervise/lock_file.py",
     "daemon/ckptguard_daemon/http/callers.py",

@@ -7,7 +7,6 @@ from collections.abc import Iterable
 import msgspec
 
 from ckptguard.decisions.known_good import finest_counter
-from ckptguard.inspect.state_memo import Glance, StateMemo, remembered
 from ckptguard.keep.room import own_bytes
 from ckptguard.layouts import Checkpoint
 from ckptguard.records.kept import list_kept, read_kept
@@ -15,6 +14,7 @@ from ckptguard.records.trash import list_trashed
 from ckptguard.runs.file_signatures import looks_as_read
 from ckptguard.runs.history import History
 from ckptguard.runs.removal_holds import pins_of
+from ckptguard.runs.run_reader import RunReader, remembered
 from ckptguard.runs.run_view import RunView
 from ckptguard.runs.sealed_content import kept_matches
 from ckptguard.values.ids import CheckpointId, Step, numbers_of
@@ -50,27 +50,27 @@ class CheckpointState(msgspec.Struct, frozen=True, kw_only=True):
     counter: str | None = None  # the finest counter inside it, such as "iter_num 3500"
 
 
-def survey(view: RunView, memo: StateMemo | None = None) -> tuple[CheckpointState, ...]:
+def survey(view: RunView) -> tuple[CheckpointState, ...]:
     """Return every checkpoint in place, then every recorded generation that is elsewhere or gone, by series and step.
 
-    Checkpoints with unchanged records are not read again: the last survey's results are in `memo`, or in a file of this
-    user. See `state_memo`.
+    Checkpoints with unchanged records are not read again: what they said is in the view's memory, or in a file of this
+    user. See `run_reader`.
     """
-    with remembered(view.run, memo) as own:
-        return states_by_glance(view, Glance(view, own))
+    with remembered(view) as reader:
+        return states_by_reader(view, reader)
 
 
-def states_by_glance(view: RunView, glance: Glance) -> tuple[CheckpointState, ...]:
-    """Do the same from a glance at the records."""
-    run, history = view.run, view.history
+def states_by_reader(view: RunView, reader: RunReader) -> tuple[CheckpointState, ...]:
+    """Do the same with a reader."""
+    run, history = view.run, reader.history
     in_kept, in_trash, pins = set(list_kept(run)), set(list_trashed(run)), pins_of(run)
 
     def state_of(id: CheckpointId, checkpoint: Checkpoint | None) -> CheckpointState:
         """Return what is known about a generation, whose content is in this checkpoint if there is one."""
-        verdict, sealed = glance.judged(id), glance.sealed(id)
+        verdict, sealed = reader.judged(id), reader.sealed(id)
         copy = read_kept(run, id) if id in in_kept else None
         if copy is not None:
-            files = glance.sealed(id, files=True)
+            files = reader.sealed(id, files=True)
             if files is not None and not kept_matches(run, copy, files):
                 copy = None  # a hard link shares changes to the original
         lies = checkpoint or sealed  # both have path, layout and size
@@ -84,7 +84,7 @@ def states_by_glance(view: RunView, glance: Glance) -> tuple[CheckpointState, ..
             step=id.step,
             id=id,
             outcome=outcome,
-            changed=checkpoint is not None and glance.has_changed(id, checkpoint.entries),
+            changed=checkpoint is not None and reader.has_changed(id, checkpoint.entries),
             in_place=checkpoint is not None,
             kept=copy is not None,
             kept_how=copy.how if copy else None,
@@ -102,7 +102,7 @@ def states_by_glance(view: RunView, glance: Glance) -> tuple[CheckpointState, ..
     fresh: list[CheckpointState] = []
     for checkpoint in view.checkpoints:
         series, step = checkpoint.series, checkpoint.step
-        id = history.current_if_readable(series, step, checkpoint.path, path_of=glance.sealed_path)
+        id = history.current_if_readable(series, step, checkpoint.path, path_of=reader.sealed_path)
         own = id or history.next_id(series, step)
         state = state_of(own, checkpoint)
         if id is not None or history.has_verdict(own):
@@ -111,9 +111,9 @@ def states_by_glance(view: RunView, glance: Glance) -> tuple[CheckpointState, ..
             fresh.append(msgspec.structs.replace(state, id=None))
     for series in history.names:
         for id in history.standings(series):
-            if id not in states and (glance.judged(id) or glance.sealed(id) or id in in_kept or id in in_trash):
+            if id not in states and (reader.judged(id) or reader.sealed(id) or id in in_kept or id in in_trash):
                 states[id] = state_of(id, None)
-    glance.forget_others()
+    reader.forget_others()
     found = [*states.values(), *fresh]
     return tuple(sorted(found, key=lambda s: (s.series, s.step is None, numbers_of(s.step), str(s.id or ""), s.path)))
 

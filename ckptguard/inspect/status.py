@@ -12,8 +12,7 @@ from ckptguard.decisions.at_risk import AtRisk, at_risk, ranks_named
 from ckptguard.decisions.fleet_health import is_training, shortest_interval
 from ckptguard.decisions.known_good import Standpoint, choose_series
 from ckptguard.decisions.protection import GoodCheckpoint, explain, own_copy
-from ckptguard.inspect.list_states import CheckpointState, states_by_glance
-from ckptguard.inspect.state_memo import Glance, StateMemo, remembered
+from ckptguard.inspect.list_states import CheckpointState, states_by_reader
 from ckptguard.records.daemon_record import DaemonRecord, read_daemon_record, surely_ended
 from ckptguard.records.incidents import Incident, list_incidents
 from ckptguard.records.manifests import FOLDER as MANIFESTS
@@ -23,6 +22,7 @@ from ckptguard.records.who_and_when import seconds_of
 from ckptguard.replicas.replicate import Replica, replica_standings
 from ckptguard.runs.ended import ended_at, ended_words
 from ckptguard.runs.find_known_good import KnownGood, openable, presence_of, ranked_candidates
+from ckptguard.runs.run_reader import RunReader, remembered
 from ckptguard.runs.run_view import RunView
 from ckptguard.runs.sealed_content import sealed_outcome
 from ckptguard.values.ids import CheckpointId, escape
@@ -60,16 +60,15 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     room: RoomProblem | None = None
 
 
-def status(view: RunView, memo: StateMemo | None = None, *, supervised: bool = False) -> Status:
+def status(view: RunView, *, supervised: bool = False) -> Status:
     """Look at the records and the listing of a run, and at those of the settings' replicas; reads no tensor bytes.
     `supervised`: somebody watches the run who leaves no record of it.
 
     Of checkpoints whose records are unchanged since the last look nothing is read, as for `survey`.
     """
-    with remembered(view.run, memo) as own:
-        glance = Glance(view, own)
-        states = states_by_glance(view, glance)
-        known_good = _known_good(view, glance)
+    with remembered(view) as reader:
+        states = states_by_reader(view, reader)
+        known_good = _known_good(view, reader)
     present = [s for s in states if s.in_place]
     newest = list_incidents(view.run, most=1) or list_incidents(view.run)  # the newest may be damaged
     good = _good(known_good, states)
@@ -93,7 +92,7 @@ def status(view: RunView, memo: StateMemo | None = None, *, supervised: bool = F
         kept_bytes=sum(s.kept_bytes or 0 for s in states),
         replicas=replicas,
         room=read_room_problem(view.run),
-        at_risk=at_risk(_facts(view, glance, states, replicas), time.time()),
+        at_risk=at_risk(_facts(view, reader, states, replicas), time.time()),
     )
 
 
@@ -104,7 +103,9 @@ def _ended(view: RunView) -> str | None:
     return ended_words(view.run.url)
 
 
-def _facts(view: RunView, glance: Glance, states: Sequence[CheckpointState], replicas: Sequence[Replica]) -> RunFacts:
+def _facts(
+    view: RunView, reader: RunReader, states: Sequence[CheckpointState], replicas: Sequence[Replica]
+) -> RunFacts:
     """Return what of a run says how much is at risk. The time of a save is that of its files."""
     saved: dict[str, list[float]] = {}
     safe: list[tuple[float, CheckpointId]] = []
@@ -122,7 +123,7 @@ def _facts(view: RunView, glance: Glance, states: Sequence[CheckpointState], rep
     times = [at for series in saved.values() for at in series]
     interval = shortest_interval(saved)
     last = max(safe, key=lambda one: (one[0], one[1].generation), default=None)
-    sealed = glance.sealed(last[1], files=True) if last is not None else None
+    sealed = reader.sealed(last[1], files=True) if last is not None else None
     safe_at = None if last is None else last[0]
     if safe_at is not None and sealed is not None:  # of what is not in place only the time of its verdict was known
         safe_at = min(safe_at, max((file.mtime_ns / 1e9 for file in sealed.files if file.mtime_ns), default=safe_at))
@@ -136,15 +137,15 @@ def _facts(view: RunView, glance: Glance, states: Sequence[CheckpointState], rep
     )
 
 
-def _known_good(view: RunView, glance: Glance) -> KnownGood | None:
-    """What `find_known_good` says, by what a glance tells of the records."""
+def _known_good(view: RunView, reader: RunReader) -> KnownGood | None:
+    """What `find_known_good` says, by what a reader says of the records."""
     heads: dict[str, tuple[KnownGood, Standpoint]] = {}
     for id in ranked_candidates(view.history):
-        verdict = None if id.series in heads else glance.judged(id, files=True)
-        sealed = glance.sealed(id, files=True) if verdict and sealed_outcome(verdict) is Outcome.GOOD else None
+        verdict = None if id.series in heads else reader.judged(id, files=True)
+        sealed = reader.sealed(id, files=True) if verdict and sealed_outcome(verdict) is Outcome.GOOD else None
         if verdict is None or sealed is None:
             continue
-        history, path_of = view.history, glance.sealed_path
+        history, path_of = view.history, reader.sealed_path
         found = presence_of(history, id, verdict, sealed, every_copy=False, sure=True, path_of=path_of)
         if found is not None:
             heads[id.series] = (found.answer, sealed.standpoint)

@@ -60,15 +60,17 @@ def read_verdict(run: Run, standing: Standing, fits: Callable[[Verdict], bool]) 
     return verdict if said == asked and fits(verdict) else None
 
 
-def latest_verdict(run: Run, id: CheckpointId, names: Sequence[str], fits: Callable[[Verdict], bool]) -> Verdict | None:
-    """Return the verdict that counts for one generation, ignoring entries that do not count."""
+def latest_verdict(
+    run: Run, id: CheckpointId, names: Sequence[str], fits: Callable[[Verdict], bool]
+) -> tuple[int, Verdict | None]:
+    """Return the verdict that counts for one generation, and its number, ignoring entries that do not count."""
     left = list(names)
     while (standing := standings(id.series, left).get(id)) is not None:
         verdict = read_verdict(run, standing, fits)
         if verdict is not None:
-            return verdict
+            return standing.number, verdict
         left.remove(verdict_name(standing))
-    return None
+    return 0, None
 
 
 def append_verdict(run: Run, verdict: Verdict, *, after: int | None = None) -> str:

@@ -7,26 +7,25 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import msgspec
 
 from ckptguard.decisions.retention import Present, RetentionDecision, decide
 from ckptguard.errors import BusyError, CouldNotTellError, RecordsError
 from ckptguard.layouts import Checkpoint
-from ckptguard.records.ledger import read_verdict
 from ckptguard.records.run import Run
 from ckptguard.records.trash import MARKED, Trashed, list_trashed, read_trash
 from ckptguard.records.who_and_when import seconds_of, this_moment
 from ckptguard.retention.trash import delete_for_good, expire_aside, in_trash_for, settle_trash, throw_away
-from ckptguard.runs.file_signatures import looks_as_read
 from ckptguard.runs.lock import run_lock
 from ckptguard.runs.removal_holds import pins_of, references_to
+from ckptguard.runs.run_reader import RunMemory, RunReader
 from ckptguard.runs.run_view import RunView
 from ckptguard.storage.protocol import find_entry
 from ckptguard.values.ids import CheckpointId
 from ckptguard.values.retention_policy import Policy, parse_span
-from ckptguard.values.verdict import Outcome, Verdict
+from ckptguard.values.verdict import Outcome
 
 _NOT_COLLECTED = "expired files that were moved aside could not be removed"
 
@@ -52,26 +51,24 @@ def prune(
     *,
     grace: float,
     dry_run: bool = False,
-    remembered: Remembered | None = None,
     agree: Callable[[Pruned], None] | None = None,
 ) -> Pruned:
     """Move what the policy does not keep to the trash, and delete what was there for more than `grace` seconds.
 
-    The decision is made under the run's lock from a new listing. `remembered` records are not read again. With
-    `dry_run` the view is used as it is. A problem with one checkpoint ends the work, and is part of the result. `agree`
-    is called with the plan, as a dry run answers it, before anything is removed. It may raise.
+    The decision is made under the run's lock from a new listing. With `dry_run` the view is used as it is. A problem
+    with one checkpoint ends the work, and is part of the result. `agree` is called with the plan, as a dry run answers
+    it, before anything is removed. It may raise.
 
     Raises:
         CouldNotTellError: a listing failed, or a record of a checkpoint in place is unreadable. Nothing is removed.
         BusyError: another process holds the run.
     """
-    remembered = remembered if remembered is not None else Remembered()
     if dry_run:
-        return _planned(view, _look(view, remembered, policy.keep_good), policy, grace)
+        return _planned(view, _look(view, policy.keep_good), policy, grace)
     with run_lock(view.run):
         settle_trash(view.run)
         view.forget()
-        seen = _look(view, remembered, policy.keep_good)
+        seen = _look(view, policy.keep_good)
         decisions = decide(seen.present, policy, now=this_moment().wall)
         may_go: Collection[Trashed] | None = None
         if agree is not None:
@@ -85,7 +82,7 @@ def prune(
         in_trash: list[Trashed] = []
         if not troubles:
             with _telling(troubles, "the trash could not be emptied"):
-                _empty(view, policy, grace, remembered, emptied, may_go)
+                _empty(view, policy, grace, emptied, may_go)
         with _telling(troubles, "the trash could not be listed"):
             in_trash = read_trash(view.run)
         with _telling(troubles, _NOT_COLLECTED):
@@ -114,7 +111,7 @@ def _planned(view: RunView, seen: _Look, policy: Policy, grace: float) -> Pruned
     )
 
 
-def prune_by_settings(view: RunView, remembered: Remembered | None = None) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def prune_by_settings(view: RunView) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Prune by the settings, empty the trash, and remove expired files that were moved aside.
 
     Returns the removed paths and the problems as sentences. Without rules in the settings no checkpoint is removed.
@@ -128,7 +125,7 @@ def prune_by_settings(view: RunView, remembered: Remembered | None = None) -> tu
                 with _telling(troubles, _NOT_COLLECTED):
                     expire_aside(view, grace)
             return (), tuple(troubles)
-        done = prune(view, policy, grace=grace, remembered=remembered)
+        done = prune(view, policy, grace=grace)
     except (BusyError, CouldNotTellError) as error:
         return (), (f"nothing was pruned: {error.message}",)
     return tuple(d.checkpoint.path for d in done.removed), done.could_not_tell
@@ -148,7 +145,7 @@ def empty_trash_early(view: RunView, has_enough: Callable[[], bool]) -> list[str
     with run_lock(view.run):
         settle_trash(view.run)
         view.forget()
-        due = _due(view, _look(view, Remembered(), policy.keep_good), policy, -1.0)
+        due = _due(view, _look(view, policy.keep_good), policy, -1.0)
         for mark in sorted((mark for mark in due if mark.how != MARKED), key=lambda mark: mark.removed_at):
             if has_enough():
                 break
@@ -191,13 +188,12 @@ def _empty(
     view: RunView,
     policy: Policy,
     grace: float,
-    remembered: Remembered,
     emptied: list[Trashed],
     only: Collection[Trashed] | None,
 ) -> None:
     """Delete what is due in the trash. This lists the run again, because what was just removed no longer counts."""
     if list_trashed(view.run):
-        for mark in _due(view, _look(view, remembered, policy.keep_good), policy, grace):
+        for mark in _due(view, _look(view, policy.keep_good), policy, grace):
             if mark.id in pins_of(view.run) or (only is not None and mark not in only):
                 continue  # it was put to use meanwhile, or nobody agreed to it
             delete_for_good(view.run, mark)
@@ -220,14 +216,13 @@ def _due(view: RunView, seen: _Look, policy: Policy, grace: float) -> list[Trash
     """
     pins = pins_of(view.run)
     laws = Policy(keep_last=policy.keep_good, keep_good=policy.keep_good, drop_failed=True)
-    trashed = []
+    trashed, reader = [], RunReader(view.history, RunMemory())
     for mark in seen.trash:
-        verdict = _strict_verdict(view, mark.id)
         trashed.append(
             Present(
                 path=mark.folder,
                 id=mark.id,
-                outcome=verdict.outcome if verdict is not None else Outcome.PENDING,
+                outcome=_strict_outcome(reader, mark.id),
                 holds=tuple(pins.get(mark.id, ())),
             )
         )
@@ -244,19 +239,8 @@ class _Look:
     trash: list[Trashed]
 
 
-@dataclass
-class Remembered:
-    """What earlier passes read about each checkpoint in place, by its path, and from which files and records.
-
-    Records never change under their names, so an entry is valid while files and names are the same. But disks decay:
-    what justifies a removal is read again.
-    """
-
-    known: dict[str, tuple[object, Present]] = field(default_factory=dict)
-
-
-def _look(view: RunView, remembered: Remembered, keep_good: int) -> _Look:
-    """Read the checkpoints in place that are not `remembered`, and the newest `keep_good` good ones of each series.
+def _look(view: RunView, keep_good: int) -> _Look:
+    """Look at the checkpoints in place. What justifies a removal is read again: disks decay.
 
     A checkpoint in the trash is not in place, wherever its files are. Raises CouldNotTellError if a listing fails, or a
     record of a checkpoint in place cannot be read.
@@ -264,17 +248,13 @@ def _look(view: RunView, remembered: Remembered, keep_good: int) -> _Look:
     pins, references = pins_of(view.run), references_to(view)
     trash = read_trash(view.run)
     marked = {(mark.id, mark.path): mark.signature for mark in trash if mark.how == MARKED}
-    before = remembered.known
-    bases = {checkpoint.path: _basis(view, checkpoint) for checkpoint in view.checkpoints}
-    stand = {path: before[path][1] for path, basis in bases.items() if path in before and before[path][0] == basis}
-    for good in _newest_good(stand.values(), keep_good).values():
-        for one in good:
-            del stand[one.path]
-    remembered.known = {}
+    found = {checkpoint.path: _present(checkpoint, view.reader) for checkpoint in view.checkpoints}
+    anew = RunReader(view.history, RunMemory())
+    for good in _newest_good(found.values(), keep_good).values():
+        found |= {one.path: _present(view.listing.checkpoints[one.path], anew) for one in good}
     present = []
     for checkpoint in view.checkpoints:
-        one = stand.get(checkpoint.path) or _present(view, checkpoint)
-        remembered.known[checkpoint.path] = bases[checkpoint.path], one
+        one = found[checkpoint.path]
         signature = tuple((e.key, *e.signature) for e in checkpoint.entries)
         if marked.get((one.id, checkpoint.path)) == signature:
             continue
@@ -283,18 +263,17 @@ def _look(view: RunView, remembered: Remembered, keep_good: int) -> _Look:
     return _Look(present, {checkpoint.path: checkpoint for checkpoint in view.checkpoints}, trash)
 
 
-def _strict_verdict(view: RunView, id: CheckpointId) -> Verdict | None:
-    """Return the newest verdict on a generation. Raises RecordsError if it is unreadable: an older one may differ."""
-    standing = view.history.standing(id)
+def _strict_outcome(reader: RunReader, id: CheckpointId) -> Outcome:
+    """Return the newest outcome of a generation. Raises RecordsError if it is unreadable: an older one may differ."""
+    standing, judged = reader.history.standing(id), reader.judged(id)
     if standing is None:
-        return None
-    verdict = read_verdict(view.run, standing, view.history.fits)
-    if verdict is None:
+        return Outcome.PENDING
+    if judged is None or (judged.number, judged.outcome) != (standing.number, standing.outcome):
         raise RecordsError(
             f"the verdict {standing.number} on {id} of {id.series} cannot be read",
             hint="run ckptguard verify on that checkpoint: a newer verdict replaces it",
         )
-    return verdict
+    return judged.outcome
 
 
 def _newest_good(found: Iterable[Present], keep_good: int) -> dict[str, list[Present]]:
@@ -306,31 +285,20 @@ def _newest_good(found: Iterable[Present], keep_good: int) -> dict[str, list[Pre
     return {series: good[:keep_good] for series, good in by_series.items()}
 
 
-def _basis(view: RunView, checkpoint: Checkpoint) -> object:
-    """Return everything that `_present` depends on, without reading a record: the files, and the names of its
-    records."""
-    history = view.history
-    ids = history.generations(checkpoint.series, checkpoint.step)
-    known = [(id, history.is_sealed(id), history.is_quarantined(id), history.standing(id)) for id in ids]
-    return checkpoint.signature, known
-
-
-def _present(view: RunView, checkpoint: Checkpoint) -> Present:
+def _present(checkpoint: Checkpoint, reader: RunReader) -> Present:
     """Return a checkpoint in place without its holds. An unsealed one may have the verdict INCOMPLETE."""
-    current = view.current(checkpoint)
-    id = current or view.history.next_id(checkpoint.series, checkpoint.step)
-    manifest = view.history.manifest(current) if current is not None else None
-    verdict = _strict_verdict(view, id)
-    outcome = verdict.outcome if verdict is not None else Outcome.PENDING
-    as_judged = manifest is not None and looks_as_read(checkpoint.entries, manifest, verdict)
-    sealed = manifest is not None and (outcome is not Outcome.GOOD or as_judged)
-    is_of_other_files = current is not None and not sealed  # a verdict on what lay there before is none
+    history, series, step = reader.history, checkpoint.series, checkpoint.step
+    current = history.current(series, step, checkpoint.path, path_of=reader.sealed_path)
+    id = current or history.next_id(series, step)
+    sealed, outcome = reader.sealed(id) if current is not None else None, _strict_outcome(reader, id)
+    of_others = outcome is Outcome.GOOD and reader.has_changed(id, checkpoint.entries)
+    is_of_other_files = current is not None and (sealed is None or of_others)  # a verdict on what lay there before
     return Present(
         path=checkpoint.path,
         id=id,
         outcome=Outcome.PENDING if is_of_other_files else outcome,
-        changed=is_of_other_files and verdict is not None and manifest is not None,
-        saved=seconds_of(manifest.sealed_at) if manifest is not None else None,
-        metrics=manifest.metrics if manifest is not None else {},
+        changed=is_of_other_files and sealed is not None,
+        saved=seconds_of(sealed.standpoint.sealed_at) if sealed is not None else None,
+        metrics=sealed.metrics if sealed is not None else {},
         bytes=checkpoint.bytes,
     )

@@ -17,12 +17,13 @@ from ckptguard.records.kept import FOLDER as KEPT
 from ckptguard.records.ledger import FOLDER as LEDGER
 from ckptguard.records.ledger import append_verdict, is_about, latest_verdict, series_names
 from ckptguard.records.manifests import FOLDER as MANIFESTS
-from ckptguard.records.manifests import read_manifest
+from ckptguard.records.manifests import manifest_key, read_manifest
 from ckptguard.records.quarantine import FOLDER as QUARANTINE
 from ckptguard.records.quarantine import read_quarantined
 from ckptguard.records.run import Run, record_names
 from ckptguard.records.trash import FOLDER as TRASH
 from ckptguard.runs.file_signatures import late_state
+from ckptguard.storage.protocol import Entry
 from ckptguard.values.ids import (
     CheckpointId,
     Step,
@@ -85,11 +86,12 @@ class History:
 
     def __init__(self, run: Run, keys: Iterable[str] = (), *, has_kept: bool = False) -> None:
         self.run = run
+        self.listed: Mapping[str, Entry] = {}  # the records of the listing by their keys, if it had more than names
         self._has_kept = has_kept  # the keys are those of kept copies, too, and all of it is asked at once
         self._steps: dict[tuple[str, str], StepRecords] = {}  # those that were asked for
         self._ordered: dict[str, list[CheckpointId]] = {}
         self._manifests: dict[CheckpointId, Manifest | None] = {}
-        self._verdicts: dict[CheckpointId, Verdict | None] = {}
+        self._verdicts: dict[CheckpointId, tuple[int, Verdict | None]] = {}
         by_folder: defaultdict[str, defaultdict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
         for key in keys:
             parts = key.split("/")
@@ -192,6 +194,10 @@ class History:
     def verdict(self, id: CheckpointId) -> Verdict | None:
         """Return the verdict that counts for a generation, or None. Entries that cannot be read or that are about other
         content are ignored."""
+        return self.judged(id)[1]
+
+    def judged(self, id: CheckpointId) -> tuple[int, Verdict | None]:
+        """Return the same with the number in its name, which is 0 if there is none."""
         if id not in self._verdicts:
             self._verdicts[id] = latest_verdict(self.run, id, self.entries(id), self.fits)
         return self._verdicts[id]
@@ -267,6 +273,11 @@ class History:
     def entries(self, id: CheckpointId) -> list[str]:
         """Return the ledger names of a generation."""
         return self._of(id).entries.get(id, [])
+
+    def keys(self, id: CheckpointId) -> list[str]:
+        """Return the keys of what a generation was sealed and judged as."""
+        found = [f"{LEDGER}/{series_folder(id.series)}/{name}" for name in self.entries(id)]
+        return [*found, manifest_key(id)] if self.is_sealed(id) else found
 
     def ordered(self, series: str) -> list[CheckpointId]:
         """Return every generation of a series that has a manifest or a verdict, in the order of training."""
@@ -410,7 +421,10 @@ def load_history(run: Run) -> History:
         entries = run.records.list("", recursive=True, enter=_has_names)
     except ObjectMissingError:
         entries = []
-    return History(run, (e.key for e in entries if e.kind == "file" and (e.size or not e.key.startswith(f"{LEDGER}/"))))
+    listed = {e.key: e for e in entries if e.kind == "file" and (e.size or not e.key.startswith(f"{LEDGER}/"))}
+    history = History(run, listed)
+    history.listed = listed
+    return history
 
 
 def names_alone(run: Run) -> History:

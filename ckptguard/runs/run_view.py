@@ -17,6 +17,7 @@ from ckptguard.records.manifests import FOLDER as MANIFESTS
 from ckptguard.records.manifests import read_manifest, sealed_generations
 from ckptguard.records.run import Run, list_records, open_run
 from ckptguard.runs.history import History, load_history
+from ckptguard.runs.run_reader import RunMemory, RunReader
 from ckptguard.runs.sealed_content import is_good
 from ckptguard.storage.protocol import UNNAMED, Entry, find_entry
 from ckptguard.values.ids import CheckpointId, Step, escape, parse_id, series_from_folder, series_of
@@ -33,9 +34,11 @@ class RunView:
     the second writer gets BusyError.
     """
 
-    def __init__(self, run: Run, settings: Settings) -> None:
+    def __init__(self, run: Run, settings: Settings, memory: RunMemory | None = None) -> None:
         self.run = run
         self.settings = settings
+        self.memory = memory  # of whoever looks again and again
+        self._reader: RunReader | None = None
         self._listing: Listing | None = None
         self._near: Listing | None = None  # of one checkpoint only
         self._history: History | None = None
@@ -76,6 +79,13 @@ class RunView:
         if self._history is None:
             self._history = load_history(self.run)
         return self._history
+
+    @property
+    def reader(self) -> RunReader:
+        """What the records say about each checkpoint. What the view's memory has is not read again."""
+        if self._reader is None or self._reader.history is not self.history:
+            self._reader = RunReader(self.history, RunMemory() if self.memory is None else self.memory)
+        return self._reader
 
     def checkpoint(self, path: str) -> Checkpoint | None:
         """Return the listed checkpoint with exactly this path, or None."""

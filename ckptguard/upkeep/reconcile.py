@@ -28,12 +28,13 @@ from ckptguard.records.samples import FOLDER as SAMPLES
 from ckptguard.records.scrubs import FOLDER as SCRUBS
 from ckptguard.records.scrubs import Where
 from ckptguard.repair.repair import mend
-from ckptguard.retention.prune import Remembered, prune_by_settings
+from ckptguard.retention.prune import prune_by_settings
 from ckptguard.retention.trash import settle_trash
 from ckptguard.runs.ended import ended_at
 from ckptguard.runs.history import FOLDERS
 from ckptguard.runs.lock import run_lock
 from ckptguard.runs.results import Checked
+from ckptguard.runs.run_reader import RunMemory
 from ckptguard.runs.run_view import RunView
 from ckptguard.runs.work import PLAIN, Work
 from ckptguard.runs.writers import writer_of
@@ -94,7 +95,7 @@ class PassNotes:
     collect_at: float = 0.0  # monotonic: when to look for leftovers of killed processes
     hopeless: dict[Where, float] = field(default_factory=dict)  # what could not be repaired, and when to try again
     prune_at: float = 0.0  # monotonic: when to prune although nothing new was verified
-    remembered: Remembered = field(default_factory=Remembered)  # what retention has read
+    memory: RunMemory = field(default_factory=RunMemory)  # what the records said
     lost: tuple[str, float] | None = None  # a path that went without a verdict, and when (monotonic)
     told_of_lost: bool = False
     room: RoomNotes = field(default_factory=RoomNotes)
@@ -130,6 +131,7 @@ def reconcile(view: RunView, notes: PassNotes, *, work: Work = PLAIN, assume_qui
     """Make one pass, and read the view again for it. `assume_quiet`: the trainer knows that its saves are finished. If
     neither files nor records changed since a pass that left nothing to do, it only makes two listings. Raises
     StorageError if the run cannot be listed. Problems with one checkpoint are part of the result."""
+    view.memory = notes.memory
     start = start_of(view, notes.settled)
     notes.start = start
     if notes.nothing_to_do(start) and not notes.room.has_shrunk(view.run):
@@ -397,7 +399,7 @@ class _Pass:
         mended = mend(self.view, self.notes.hopeless, work=self.work)
         for result in mended.checked:
             self._found(result)
-        self._pruned, troubles = prune_by_settings(self.view, self.notes.remembered)
+        self._pruned, troubles = prune_by_settings(self.view)
         self.troubles += [*mended.could_not_tell, *troubles]
 
     def _wait(self, checkpoint: Checkpoint, waits: NotYet) -> None:

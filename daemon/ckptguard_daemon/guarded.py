@@ -11,7 +11,6 @@ from typing import Protocol
 import msgspec
 
 from ckptguard.errors import CkptguardError, CouldNotTellError, NotFoundError, RunRemovedError
-from ckptguard.inspect.state_memo import StateMemo
 from ckptguard.records.daemon_record import KEY as DAEMON_KEY
 from ckptguard.records.daemon_record import (
     DaemonRecord,
@@ -32,6 +31,7 @@ from ckptguard.reporting.owed_incidents import OwedIncidents
 from ckptguard.runs.ended import REMOVED, ended_at, ended_words
 from ckptguard.runs.find_known_good import find_known_good
 from ckptguard.runs.results import Checked
+from ckptguard.runs.run_reader import RunMemory
 from ckptguard.runs.run_view import RunView
 from ckptguard.runs.work import Work
 from ckptguard.storage.failures import machine_trouble
@@ -140,7 +140,6 @@ class WatchedRun:
         self.scrub = _scrub_state(url, settings)  # None: it is not scrubbed
         self.replicas: tuple[Replica, ...] = ()  # as of their last update
         self.verdicts = 0  # given since the start
-        self.states = StateMemo()
         self.hooks, self._presence = hooks, presence
         self._notes = PassNotes()
         self._feed, self._noted = feed, self._beside()
@@ -207,7 +206,12 @@ class WatchedRun:
 
     def look(self) -> RunView:
         """Return the run as it is now, for one call in one thread. Raises NotFoundError."""
-        return RunView(self.open(), self.settings)
+        return RunView(self.open(), self.settings, self.memory)
+
+    @property
+    def memory(self) -> RunMemory:
+        """What its records said, for all who look at it."""
+        return self._notes.memory
 
     def ask(self, path: str) -> None:
         """Read a checkpoint again in the next pass, whatever the records say. Any thread may call it."""
@@ -325,7 +329,7 @@ class WatchedRun:
         self._noted = self._beside()
         self._records_changed = False
         run, current = self._open_if_changed()
-        view = RunView(run, self.settings)
+        view = RunView(run, self.settings, self.memory)
         refused = times_refused(self.url)
         if os.path.isabs(self.url):
             self._find_its_place(view)

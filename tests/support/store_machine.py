@@ -29,7 +29,7 @@ from ckptguard.repair.repair import repair
 from ckptguard.repair.scrub import ScrubListener, scrub
 from ckptguard.replicas.replicate import replicate
 from ckptguard.retention.pin import pin, unpin
-from ckptguard.retention.prune import Remembered, _look, prune
+from ckptguard.retention.prune import _look, prune
 from ckptguard.runs.find_known_good import find_known_good
 from ckptguard.runs.history import load_history
 from ckptguard.runs.work import Work
@@ -190,7 +190,7 @@ class StoreMachine(StoreModel, RuleBasedStateMachine):
             prune(look(self.run_of()), policy, grace=grace)
         for step in stay:
             assert files_below(self.url, name_of(step)) == before[step], f"{step} was removed"
-            trashed = {mark.step for mark in _look(look(self.run_of()), Remembered(), 1).trash}
+            trashed = {mark.step for mark in _look(look(self.run_of()), 1).trash}
             assert self.untrashed(step) or step not in trashed
 
     @rule(step=STEPS)
@@ -342,7 +342,7 @@ class StoreMachine(StoreModel, RuleBasedStateMachine):
         before = {step: files_below(self.url, name_of(step)) for step in stay}
         with self.passing(sure=False), contextlib.suppress(CkptguardError), at_call(number, between):
             self.do(name, words)
-        seen = _look(look(self.run_of()), Remembered(), 1).present
+        seen = _look(look(self.run_of()), 1).present
         good = [p.id.step for p in seen if p.outcome is Outcome.GOOD and p.id.step is not None]
         for kept in stay:
             if files_below(self.url, name_of(kept)) != before[kept]:  # newer ones may have got their verdict meanwhile

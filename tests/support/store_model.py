@@ -10,7 +10,7 @@ from blake3 import blake3
 
 from ckptguard.records.kept import read_kept
 from ckptguard.records.run import open_run
-from ckptguard.retention.prune import Remembered, _look
+from ckptguard.retention.prune import _look
 from ckptguard.runs.history import History, load_history
 from ckptguard.values.ids import CheckpointId
 from ckptguard.values.manifest import Manifest
@@ -157,7 +157,7 @@ class StoreModel:
 
     def must_stay(self) -> set[int]:
         """The steps that no policy may remove: pinned, among the newest two good ones, or older than a pending one."""
-        seen = _look(look(self.run_of()), Remembered(), 1).present
+        seen = _look(look(self.run_of()), 1).present
         good = sorted((p.id.step for p in seen if p.outcome is Outcome.GOOD and p.id.step is not None), reverse=True)
         pending = max((p.id.step or 0 for p in seen if p.outcome is Outcome.PENDING), default=0)
         held = {p.id.step for p in seen if key_of(p.id) in self.pinned}
@@ -165,7 +165,7 @@ class StoreModel:
 
     def untrashed(self, step: int) -> bool:
         """Whether the checkpoint in place counts."""
-        return any(p.id.step == step for p in _look(look(self.run_of()), Remembered(), 1).present)
+        return any(p.id.step == step for p in _look(look(self.run_of()), 1).present)
 
     def newest_are_kept(self) -> None:
         """The newest two good ones that lie in place have a copy."""

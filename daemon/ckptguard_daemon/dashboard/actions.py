@@ -6,7 +6,6 @@ Each real one is on record before it begins. It runs in a thread of its own, whe
 from __future__ import annotations
 
 import hashlib
-import threading
 import uuid
 from collections.abc import Sequence
 from typing import Any
@@ -31,7 +30,6 @@ from ckptguard.records.audit import (
 )
 from ckptguard.records.run import Run
 from ckptguard.records.who_and_when import utc_text
-from ckptguard.retention.prune import Remembered
 from ckptguard.runs.work import Work
 from ckptguard.values.record_text import what_is_wrong
 from ckptguard_daemon.dashboard.asked import Asked, Asking, Plan, Rules
@@ -46,7 +44,6 @@ from ckptguard_daemon.loop import LaneScanner
 
 _PATIENCE, _LONGEST_WAIT = 10.0, 60.0  # seconds until a caller is told to come back
 _MOST_SHOWN = 100  # actions
-_MOST_REMEMBERED = 4  # runs; one of 5,000 checkpoints takes some 10 MB
 
 
 def routes(served: Served, clicks: Clicks) -> list[Route]:
@@ -66,8 +63,6 @@ class Actions:
 
     def __init__(self, served: Served, clicks: Clicks) -> None:
         self._served, self._clicks = served, clicks
-        self._lock = threading.Lock()
-        self._remembered: dict[str, Remembered] = {}  # by run; that of the last one is the newest
 
     def routes(self) -> list[Route]:
         """Return the routes."""
@@ -81,22 +76,13 @@ class Actions:
 
     async def _retention(self, request: Request) -> Response:
         guarded, rules = self._served.run_of(request), _rules(request)
-        memory = self._memory_of(guarded.run_id)
 
         def preview(_: Reads) -> Response:
-            done = dry_prune(guarded.look(), rules, memory)
+            done = dry_prune(guarded.look(), rules)
             found = document("retention", run=guarded.run_id, target=guarded.url, **fields(done))
             return reply({**found, "plan": prune_words(done), "costs": prune_plan(done).costs})
 
         return await self._clicks.do(request, preview)
-
-    def _memory_of(self, run_id: str) -> Remembered:
-        """Return what plans of retention have read of a run. Only a few runs are remembered."""
-        with self._lock:
-            memory = self._remembered[run_id] = self._remembered.pop(run_id, Remembered())
-            while len(self._remembered) > _MOST_REMEMBERED:
-                del self._remembered[next(iter(self._remembered))]
-            return memory
 
     async def _list(self, request: Request) -> Response:
         guarded = self._served.run_of(request)
@@ -116,7 +102,6 @@ class Actions:
         if not asking.dry_run:
             _refuse_unfounded(asking)
         act = Acting(self._served, guarded, name, asking, caller_of(request))
-        act.remembered = self._memory_of(guarded.run_id)
         job = self._served.jobs.begin(uuid.uuid4().hex, guarded.run_id, name, act, exclusive=not asking.dry_run)
         return await self._answer(request, job)
 
@@ -160,7 +145,6 @@ class Acting:
     def __init__(self, served: Served, guarded: WatchedRun, verb: str, asking: Asking, caller: Caller) -> None:
         self._served, self._guarded, self._verb = served, guarded, verb
         self._asking, self._caller = asking, caller
-        self.remembered = Remembered()
 
     def __call__(self, job: Job) -> Document:
         """Do it, in the job's thread. Scanning processes end with the thread that started them."""
@@ -168,9 +152,7 @@ class Acting:
         try:
             work = Work(scanner=scanner.by(self._guarded.settings), stop=job.stop)
             view = self._guarded.look()
-            asked = Asked(
-                guarded=self._guarded, view=view, arguments=self._asking, work=work, remembered=self.remembered
-            )
+            asked = Asked(guarded=self._guarded, view=view, arguments=self._asking, work=work)
             return self._plan(asked) if self._asking.dry_run else self._carry_out(asked, job)
         finally:
             scanner.close()

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import msgspec
 
-from ckptguard.retention.prune import Remembered
 from ckptguard.runs.run_view import RunView
 from ckptguard.runs.work import Work
 from ckptguard.storage.redaction import redacted
@@ -42,14 +41,12 @@ Agree = Callable[[Plan], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """What is asked of one run. The view is fresh. `arguments` are of the verb's own kind of `Asking`. `remembered` is
-    what earlier plans of retention read."""
+    """What is asked of one run. The view is fresh. `arguments` are of the verb's own kind of `Asking`."""
 
     guarded: WatchedRun
     view: RunView
     arguments: Any
     work: Work
-    remembered: Remembered = field(default_factory=Remembered)
 
     @property
     def reason(self) -> str:

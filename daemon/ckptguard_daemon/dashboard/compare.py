@@ -159,7 +159,7 @@ def _by_reading(
         raise BusyError("another comparison reads tensors now", hint="try again when it is done")
     try:
         view = watched.look()
-        states = {state.id: state for state in survey(view, watched.states)}
+        states = {state.id: state for state in survey(view)}
         sources = []
         for id in (a, b):
             state = states.get(id)

@@ -67,7 +67,7 @@ def counted_view(run: WatchedRun, reads: Reads) -> RunView:
     """Return a run as it is now, for one click. Raises NotFoundError."""
     opened = run.open()
     storage, records = (cast(Storage, _Counted(one, reads)) for one in (opened.storage, opened.records))
-    return RunView(msgspec.structs.replace(opened, storage=storage, records=records), run.settings)
+    return RunView(msgspec.structs.replace(opened, storage=storage, records=records), run.settings, run.memory)
 
 
 class Clicks:

@@ -29,7 +29,7 @@ from ckptguard.replicas.replicate import Replica, replica_urls, replicate
 from ckptguard.reporting.incidents_of_saves import IncidentsOfSaves
 from ckptguard.reporting.open_and_close import close_incidents_about
 from ckptguard.retention.pin import lasts_until, pin, pinned_id, pins_on, release
-from ckptguard.retention.prune import Pruned, Remembered, prune
+from ckptguard.retention.prune import Pruned, prune
 from ckptguard.runs.run_view import RunView, select_checkpoint
 from ckptguard.runs.target import Target
 from ckptguard.terminal.columns import lay_out
@@ -190,15 +190,15 @@ def prune_plan(done: Pruned) -> Plan:
     )
 
 
-def dry_prune(view: RunView, rules: Rules, remembered: Remembered) -> Pruned:
+def dry_prune(view: RunView, rules: Rules) -> Pruned:
     """Return what these rules would remove. Nothing is changed."""
     settings = rules.settings(view.settings)
     grace = parse_span(settings.trash_grace)
-    return prune(view, settings.retention(), grace=grace, dry_run=True, remembered=remembered)
+    return prune(view, settings.retention(), grace=grace, dry_run=True)
 
 
 def _plan_prune(asked: Asked) -> Plan:
-    return prune_plan(dry_prune(asked.view, asked.arguments, asked.remembered))
+    return prune_plan(dry_prune(asked.view, asked.arguments))
 
 
 def _prune(asked: Asked, agree: Agree) -> Done:
@@ -208,7 +208,6 @@ def _prune(asked: Asked, agree: Agree) -> Done:
         asked.view,
         settings.retention(),
         grace=grace,
-        remembered=asked.remembered,
         agree=lambda planned: agree(prune_plan(planned)),
     )
     return Done(

@@ -118,7 +118,7 @@ class Answers:
 
     async def _checkpoints(self, request: Request) -> Response:
         guarded = self._served.run_of(request)
-        states = await self._turns.do(request, lambda: survey(guarded.look(), guarded.states))
+        states = await self._turns.do(request, lambda: survey(guarded.look()))
         return reply(document("checkpoints", run=guarded.run_id, target=guarded.url, checkpoints=states))
 
     async def _known_good(self, request: Request) -> Response:

@@ -19,9 +19,10 @@ from ckptguard.records.run import open_run
 from ckptguard.records.trash import list_trashed
 from ckptguard.recover.restore import restore
 from ckptguard.recover.roll_back import GoBack, roll_back
-from ckptguard.retention.prune import Remembered, prune
+from ckptguard.retention.prune import prune
 from ckptguard.runs.find_known_good import find_known_good
 from ckptguard.runs.lock import run_lock
+from ckptguard.runs.run_reader import RunMemory
 from ckptguard.storage.local.local_storage import LocalStorage
 from ckptguard.upkeep.reconcile import PassNotes, reconcile
 from ckptguard.values.ids import CheckpointId, series_of
@@ -347,9 +348,9 @@ def test_a_daemon_prunes_by_the_settings_after_its_verdicts(five, root):
 @pytest.mark.parametrize("record", ["verdict", "manifest"])
 def test_what_is_remembered_of_a_record_that_rots_removes_nothing(five, root, record):
     """The newest good ones are why others may go: that they are good is read again, whatever an earlier look read."""
-    remembered = Remembered()
+    memory = RunMemory()
     everything = Policy(keep_last=5, keep_good=2)
-    assert removed(prune(look(five), everything, grace=DAY, remembered=remembered)) == []
+    assert removed(prune(look(five, memory=memory), everything, grace=DAY)) == []
     for id in (CheckpointId("net-#.pt", step, 1) for step in (400, 500)):
         place = {
             "verdict": f"ledger/net-#.pt/{entry_name(id.step, 1, 1, Outcome.GOOD)}",
@@ -357,5 +358,5 @@ def test_what_is_remembered_of_a_record_that_rots_removes_nothing(five, root, re
         }[record]
         at(root, f"_ckptguard/{place}").write_bytes(b"rotten")
     with pytest.raises(CouldNotTellError):
-        prune(look(five), LAST, grace=DAY, remembered=remembered)
+        prune(look(five, memory=memory), LAST, grace=DAY)
     assert in_place(root) == [100, 200, 300, 400, 500]

@@ -17,13 +17,13 @@ from support.views import look
 from ckptguard.errors import ChangedWhileReadError, NoKnownGoodError
 from ckptguard.inspect.list_states import survey, undecided
 from ckptguard.inspect.show import show
-from ckptguard.inspect.state_memo import StateMemo
 from ckptguard.inspect.status import status
 from ckptguard.keep.quarantine import mark_suspect
 from ckptguard.records.run import open_run
 from ckptguard.runs.file_signatures import looks_as_read
 from ckptguard.runs.find_known_good import ANY, find_known_good
 from ckptguard.runs.history import names_alone
+from ckptguard.runs.run_reader import RunMemory
 from ckptguard.runs.work import Work
 from ckptguard.storage.protocol import Entry
 from ckptguard.upkeep.reconcile import PassNotes, reconcile
@@ -110,13 +110,13 @@ class TamperedRun:
             answer = find_known_good(run)
         except NoKnownGoodError:
             answer = None
-        assert status(look(run), StateMemo()).known_good == answer
+        assert status(look(run, memory=RunMemory())).known_good == answer
         assert answer is None or self.is_right(answer.id, Path(answer.path))
-        states = survey(look(run), StateMemo())
+        states = survey(look(run, memory=RunMemory()))
         for state in states:
             if state.in_place and state.outcome is Outcome.GOOD and not state.changed:
                 assert self.is_right(state.id, self.root / state.path), state
-        assert status(look(run), StateMemo()).changed == tuple(s.path for s in states if s.changed)
+        assert status(look(run, memory=RunMemory())).changed == tuple(s.path for s in states if s.changed)
         listed = [c.path for c in undecided(names_alone(run), look(run).checkpoints)]
         assert listed == sorted(s.path for s in states if s.changed or (s.in_place and s.outcome is Outcome.PENDING))
         for state in states:

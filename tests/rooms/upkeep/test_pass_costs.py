@@ -135,8 +135,7 @@ def test_what_is_pending_is_looked_at_in_every_pass(tmp_path):
 def test_what_retention_remembers_is_not_taken_for_what_changed(tmp_path, change):
     """A verdict or a file that is another now is read again."""
     daemon = Daemon(tmp_path, 5, SETTINGS.changed(keep_last=1000)).settle()
-    assert daemon.notes.remembered.known.keys() == {f"model-{step}" for step in range(1, 6)}
-    view = RunView(daemon.run, daemon.settings)
+    view = RunView(daemon.run, daemon.settings, daemon.notes.memory)
     if change == "verdict":
         mark_suspect(view, CheckpointId("model-#", 5, 1), "sick")
         expected = Outcome.SUSPECT
@@ -145,7 +144,7 @@ def test_what_retention_remembers_is_not_taken_for_what_changed(tmp_path, change
         weights.write_bytes(weights.read_bytes())
         expected = Outcome.PENDING
     view.forget()
-    done = prune(view, Policy(keep_last=1, keep_good=1), grace=1e9, dry_run=True, remembered=daemon.notes.remembered)
+    done = prune(view, Policy(keep_last=1, keep_good=1), grace=1e9, dry_run=True)
     outcomes = {d.checkpoint.path: d.checkpoint.outcome for d in done.decisions}
     assert outcomes["model-5"] is expected
     assert [outcomes[f"model-{step}"] for step in range(1, 5)] == [Outcome.GOOD] * 4

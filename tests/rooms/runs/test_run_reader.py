@@ -16,9 +16,7 @@ from support.tiny_run import TINY, delete, forget, inline, name_of, rot, save, t
 from support.views import look
 
 from ckptguard.errors import CkptguardError
-from ckptguard.inspect import state_memo
 from ckptguard.inspect.list_states import survey
-from ckptguard.inspect.state_memo import StateMemo
 from ckptguard.inspect.status import status
 from ckptguard.keep.copies import release
 from ckptguard.keep.quarantine import mark_suspect, quarantine
@@ -28,6 +26,8 @@ from ckptguard.records.run import Run, open_run
 from ckptguard.recover.roll_back import GoBack, roll_back
 from ckptguard.retention.pin import pin
 from ckptguard.retention.prune import prune
+from ckptguard.runs import run_reader
+from ckptguard.runs.run_reader import RunMemory
 from ckptguard.runs.work import Work
 from ckptguard.storage.local.local_storage import LocalStorage
 from ckptguard.upkeep.reconcile import PassNotes, reconcile
@@ -65,8 +65,8 @@ def opened(call):
 
 def told(run, memo):
     """All that `list` and `status` say, but for what depends on the time."""
-    found = status(look(run), memo)
-    return survey(look(run), memo), msgspec.structs.replace(found, known_good_age_seconds=None, at_risk=None)
+    found = status(look(run, memory=memo))
+    return survey(look(run, memory=memo)), msgspec.structs.replace(found, known_good_age_seconds=None, at_risk=None)
 
 
 @pytest.fixture(scope="module")
@@ -103,15 +103,15 @@ def test_kept_copies_are_held_against_what_was_sealed(tmp_path):
     reconcile(look(url, TINY), PassNotes(), work=WORK)
     assert {s.kept for s in survey(look(url))} == {True, False}
     assert opened(lambda: told(open_run(url), None)) == []
-    assert told(open_run(url), None) == told(open_run(url), StateMemo())
+    assert told(open_run(url), None) == told(open_run(url), RunMemory())
 
 
 def test_in_memory_alone(many, folder):
     """Who keeps a memo in memory writes no file, and reads none."""
-    memo = StateMemo()
-    assert len(opened(lambda: status(look(many), memo))) >= 800
+    memo = RunMemory()
+    assert len(opened(lambda: status(look(many, memory=memo)))) >= 800
     assert not folder.exists()
-    assert opened(lambda: status(look(many), memo)) == []
+    assert opened(lambda: status(look(many, memory=memo))) == []
 
 
 def only_file(folder):
@@ -142,7 +142,7 @@ def _empty(path):
 
 
 def _other_version(path):
-    path.write_bytes(path.read_bytes().replace(state_memo.__version__.encode(), b"9" * len(state_memo.__version__), 1))
+    path.write_bytes(path.read_bytes().replace(run_reader.__version__.encode(), b"9" * len(run_reader.__version__), 1))
 
 
 def _other_run(path):
@@ -163,13 +163,13 @@ def _fifo(path):
 
 def _huge(path):
     with open(path, "ab") as file:
-        file.truncate(state_memo._LARGEST + 1)
+        file.truncate(run_reader._LARGEST + 1)
 
 
 @pytest.mark.parametrize("spoil", [_cut, _noise, _empty, _other_version, _other_run, _link, _fifo, _huge])
 def test_a_file_that_is_none_is_as_if_it_were_not_there(many, folder, spoil):
     """Everything is read, the answer is the same, and the next look has a memo again."""
-    expected = survey(look(many), StateMemo())
+    expected = survey(look(many, memory=RunMemory()))
     survey(look(many))
     spoil(only_file(folder))
     found = []
@@ -180,7 +180,7 @@ def test_a_file_that_is_none_is_as_if_it_were_not_there(many, folder, spoil):
 
 def test_where_none_can_be_written_none_is(many, folder, monkeypatch):
     """A full disk, or a folder that is not ours alone, costs nothing but time."""
-    expected = survey(look(many), StateMemo())
+    expected = survey(look(many, memory=RunMemory()))
     folder.mkdir()
     folder.chmod(0o755)
     assert survey(look(many)) == expected
@@ -190,14 +190,14 @@ def test_where_none_can_be_written_none_is(many, folder, monkeypatch):
     def full(*arguments):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(state_memo.os, "replace", full)
+    monkeypatch.setattr(run_reader.os, "replace", full)
     assert survey(look(many)) == expected
     assert list(folder.iterdir()) == []
 
 
 def test_memos_of_many_runs_are_bounded(tmp_path, folder, monkeypatch):
     """Those that were written last stay."""
-    monkeypatch.setattr(state_memo, "_MOST_RUNS", 3)
+    monkeypatch.setattr(run_reader, "_MOST_RUNS", 3)
     for number in range(5):
         url = str(tmp_path / f"run-{number}")
         save(url, 100, 100)
@@ -251,7 +251,7 @@ def _pin(run: Run, chance: random.Random) -> None:
 
 
 def _suspect(run: Run, chance: random.Random) -> None:
-    ids = [s.id for s in survey(look(run), StateMemo()) if s.id is not None]
+    ids = [s.id for s in survey(look(run, memory=RunMemory())) if s.id is not None]
     if ids:
         mark_suspect(look(run), chance.choice(ids), "odd")
 
@@ -264,11 +264,11 @@ def test_a_record_that_is_not_what_it_was_is_read_again(tmp_path, top, how):
     for step in STEPS[:2]:
         save(url, step, step)
     reconcile(look(url, TINY), PassNotes(), work=WORK)
-    memo, run = StateMemo(), open_run(url)
+    memo, run = RunMemory(), open_run(url)
     before = told(run, memo)
     for entry in run.records.list(top, recursive=True):
         _spoil(run, entry.key, how)
-    assert told(run, memo) == told(run, StateMemo()) != before
+    assert told(run, memo) == told(run, RunMemory()) != before
 
 
 def test_what_an_older_view_saw_is_not_remembered_for_newer_records(tmp_path):
@@ -276,11 +276,13 @@ def test_what_an_older_view_saw_is_not_remembered_for_newer_records(tmp_path):
     url = str(tmp_path / "run")
     save(url, 100, 100)
     reconcile(look(url, TINY), PassNotes(), work=WORK)
-    view, memo = look(url), StateMemo()
-    (state,) = survey(view, StateMemo())
+    view, memo = look(url), RunMemory()
+    (state,) = survey(look(url, memory=RunMemory()))
+    assert view.history.names
     mark_suspect(look(url), state.id, "odd")
-    survey(view, memo)
-    assert survey(look(url), memo)[0].outcome is Outcome.SUSPECT
+    view.memory = memo
+    survey(view)
+    assert survey(look(url, memory=memo))[0].outcome is Outcome.SUSPECT
 
 
 OPERATIONS = {
@@ -320,7 +322,7 @@ def test_whatever_happened_it_says_what_it_would_say_without(tmp_path, kind, his
     url = f"memory://memo-{tmp_path.name}-{number}" if kind == "memory" else str(tmp_path / f"run-{number}")
     for step in STEPS[:3]:
         save(url, step, step)
-    memo = StateMemo()
+    memo = RunMemory()
     reconcile(look(url, TINY), PassNotes(), work=WORK)
     for name, seed, looks in (("pass", 0, True), *history, ("pass", 0, True)):
         run = open_run(url)
@@ -329,7 +331,7 @@ def test_whatever_happened_it_says_what_it_would_say_without(tmp_path, kind, his
         except (CkptguardError, OSError, KeyError):
             pass  # there is nothing to rot, to clear or to go back to
         if looks:
-            fresh = told(run, StateMemo())
+            fresh = told(run, RunMemory())
             assert told(run, memo) == fresh
             assert told(run, None) == fresh
     if kind == "memory":

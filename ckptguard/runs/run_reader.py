@@ -1,7 +1,7 @@
-"""Remember what the records said about each checkpoint, so that the next survey reads only what is new.
+"""Read what the records say about each checkpoint, and remember it, so that the next look reads only what is new.
 
-A memo is only a cache. Its row for a checkpoint counts while every source record is unchanged: same name, size, time,
-and inode or tag. Without a memo everything is read. It may be deleted at any time.
+What is remembered is only a cache. It counts for a checkpoint while every record of it is listed as it was: same name,
+size, time, and inode or tag. The names are always listed. Without a memory everything is read.
 """
 
 from __future__ import annotations
@@ -14,31 +14,29 @@ import threading
 import time
 import uuid
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from functools import partial
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from ckptguard.decisions.known_good import Standpoint, parse_verdict_name
-from ckptguard.errors import ObjectMissingError, RecordsError
-from ckptguard.records.ledger import FOLDER as LEDGER
-from ckptguard.records.ledger import is_about, latest_verdict
-from ckptguard.records.manifests import FOLDER as MANIFESTS
-from ckptguard.records.manifests import read_manifest, sealed_id
-from ckptguard.records.run import Run
+from ckptguard.decisions.known_good import Standpoint
 from ckptguard.runs.file_signatures import looks_as_read
 from ckptguard.runs.find_known_good import standpoint_of
-from ckptguard.runs.run_view import RunView
+from ckptguard.runs.history import History
 from ckptguard.runs.sealed_content import Seen
 from ckptguard.storage.protocol import Entry
 from ckptguard.storage.runtime_folder import private_runtime_folder
-from ckptguard.values.ids import CheckpointId, Step, series_from_folder
+from ckptguard.values.ids import CheckpointId, Step
 from ckptguard.values.record_text import decodable
 from ckptguard.values.verdict import Outcome, Severity, Verdict
 from ckptguard.version import __version__
 
+if TYPE_CHECKING:
+    from ckptguard.runs.run_view import RunView
+
 _COARSE = 5.0  # seconds: more than the time resolution of any file system
 _LARGEST = 16 << 20  # bytes of one run's memo: about 100,000 checkpoints
 _MOST_RUNS = 64
+_MOST_ROWS = 50_000  # of one run
 _PREFIX, _SUFFIX = "states-", ".memo"
 Digest = bytes
 
@@ -65,11 +63,14 @@ class SealedAs(msgspec.Struct, frozen=True, array_like=True):
     files: tuple[RememberedFile, ...]
     looked: Digest
     standpoint: Standpoint
+    metrics: dict[str, float]
 
 
 class JudgedAs(msgspec.Struct, frozen=True, array_like=True):
-    """The part of a verdict that a listing shows, and the signatures that it saw, or with `looked` their digest."""
+    """The part of a verdict that a listing shows, and the signatures that it saw, or with `looked` their digest.
+    `number` is that in its name."""
 
+    number: int
     outcome: Outcome
     checked_at: str
     place_damaged: bool
@@ -79,7 +80,7 @@ class JudgedAs(msgspec.Struct, frozen=True, array_like=True):
     looked: Digest
 
 
-class MemoRow(msgspec.Struct, frozen=True, array_like=True):
+class ReadRecords(msgspec.Struct, frozen=True, array_like=True):
     """What the records say about one checkpoint. `stamp` identifies its source records.
 
     `sealed` is None if no manifest can be read, `judged` if there is no verdict. Without `has_files` the files were
@@ -103,28 +104,31 @@ class MemoRow(msgspec.Struct, frozen=True, array_like=True):
 class _Stored(msgspec.Struct, frozen=True, array_like=True):
     version: str
     run: str
-    rows: tuple[MemoRow, ...]
+    rows: tuple[ReadRecords, ...]
 
 
-class StateMemo:
-    """The rows of one run, in memory. Any thread may use it."""
+class RunMemory:
+    """What the records of one run said, in memory. Any thread may use it, and any number of readers."""
 
-    def __init__(self, rows: Collection[MemoRow] = ()) -> None:
+    def __init__(self, rows: Collection[ReadRecords] = ()) -> None:
         self._lock = threading.Lock()
         self._rows = {row.id: row for row in rows}
         self._changed = False
 
-    def row(self, id: CheckpointId, stamp: bytes) -> MemoRow | None:
+    def row(self, id: CheckpointId, stamp: bytes) -> ReadRecords | None:
         """Return the row of a checkpoint, if it came from the records with this stamp."""
         with self._lock:
             row = self._rows.get(id)
         return row if row is not None and row.stamp == stamp else None
 
-    def put(self, row: MemoRow) -> None:
+    def put(self, row: ReadRecords) -> None:
         """Remember what the records say about a checkpoint."""
         with self._lock:
+            self._rows.pop(row.id, None)
             self._rows[row.id] = row
             self._changed = True
+            if len(self._rows) > _MOST_ROWS:
+                del self._rows[next(iter(self._rows))]
 
     def keep_only(self, ids: Collection[CheckpointId]) -> None:
         """Forget all other checkpoints."""
@@ -133,34 +137,34 @@ class StateMemo:
                 del self._rows[id]
                 self._changed = True
 
-    def news(self) -> tuple[MemoRow, ...] | None:
+    def news(self) -> tuple[ReadRecords, ...] | None:
         """Return all rows if any changed since this was made, else None."""
         with self._lock:
             return tuple(self._rows.values()) if self._changed else None
 
 
 @contextlib.contextmanager
-def remembered(run: Run, memo: StateMemo | None = None) -> Iterator[StateMemo]:
-    """Yield this memo of a run, else the one from this user's file, and save what is new at the end.
+def remembered(view: RunView) -> Iterator[RunReader]:
+    """Yield the view's reader. A view without a memory gets that of this user's file, which is saved at the end.
 
     A damaged file, one of another owner or version is ignored. If none can be written, none is.
     """
-    if memo is not None:
-        yield memo
+    if view.memory is not None:
+        yield view.reader
         return
     # The run without its URL, which may hold a password.
-    name = hashlib.sha256(run.url.encode("utf-8", "surrogateescape")).hexdigest()
+    name = hashlib.sha256(view.run.url.encode("utf-8", "surrogateescape")).hexdigest()
     path = ""
     with contextlib.suppress(OSError):
         path = os.path.join(private_runtime_folder(os.environ), f"{_PREFIX}{name[:32]}{_SUFFIX}")
-    memo = StateMemo(_load(path, name))
-    yield memo
-    rows = memo.news()
+    memory = RunMemory(_load(path, name))
+    yield RunReader(view.history, memory)
+    rows = memory.news()
     if path and rows is not None:
         _save(path, _Stored(__version__, name, rows))
 
 
-def _load(path: str, name: str) -> tuple[MemoRow, ...]:
+def _load(path: str, name: str) -> tuple[ReadRecords, ...]:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
@@ -203,18 +207,16 @@ def _forget_old(folder: str) -> None:
             os.unlink(path)
 
 
-class Glance:
+class RunReader:
     """What the records of a run say about its checkpoints, with as few reads as possible.
 
-    The records are listed first, so what is read later is at least as new as the stamp in the memo. If the listing and
-    the view's history differ, the memo is not used.
+    The history listed the records first, so what is read later is at least as new as the stamp in the memory. A record
+    that the history knows by its name alone is read, and not remembered.
     """
 
-    def __init__(self, view: RunView, memo: StateMemo) -> None:
-        self._memo, self._run = memo, view.run
-        self._entries = _listed(view.run)
-        self._history = view.history
-        self._rows: dict[CheckpointId, MemoRow] = {}
+    def __init__(self, history: History, memory: RunMemory) -> None:
+        self.history, self._memory = history, memory
+        self._rows: dict[CheckpointId, tuple[list[str], ReadRecords]] = {}
 
     def sealed(self, id: CheckpointId, *, files: bool = False) -> SealedAs | None:
         """Return what its manifest says, with the files only on request; None if it cannot be read."""
@@ -244,39 +246,41 @@ class Glance:
         return not looks_as_read(entries, row.sealed, row.judged)
 
     def forget_others(self) -> None:
-        """Make the memo forget what this glance did not use."""
-        self._memo.keep_only(self._rows.keys())
+        """Make the memory forget what was not asked for."""
+        self._memory.keep_only(self._rows.keys())
 
-    def _row(self, id: CheckpointId, *, files: bool) -> MemoRow:
-        row = self._rows.get(id)
-        if row is not None and (row.has_files or not files):
+    def _row(self, id: CheckpointId, *, files: bool) -> ReadRecords:
+        keys = self.history.keys(id)
+        known, row = self._rows.get(id, ([], None))
+        if row is not None and known == keys and (row.has_files or not files):
             return row
-        stamp = self._stamp(id)
-        row = self._memo.row(id, stamp) if stamp is not None else None
+        stamp = self._stamp(keys)
+        row = self._memory.row(id, stamp) if stamp is not None else None
         if row is None or (files and not row.has_files):
             row = self._read(id, stamp or b"", files)
             if stamp is not None:
-                self._memo.put(row)
-        self._rows[id] = row
+                self._memory.put(row)
+        self._rows[id] = keys, row
         return row
 
-    def _read(self, id: CheckpointId, stamp: bytes, files: bool) -> MemoRow:
-        # From storage, because the history's memory may be older than the stamp.
-        manifest, sealed, judged = None, None, None
-        is_sealed = self._history.is_sealed(id)
-        if is_sealed:
-            with contextlib.suppress(RecordsError):
-                manifest = read_manifest(self._run, id)
+    def _read(self, id: CheckpointId, stamp: bytes, files: bool) -> ReadRecords:
+        history, sealed, judged = self.history, None, None
+        manifest = history.manifest(id) if history.is_sealed(id) else None
         if manifest is not None:
             found = tuple((f.path, f.size, f.mtime_ns, f.inode, f.etag) for f in manifest.files)
-            remembered_files = tuple(RememberedFile(*one) for one in found if files)
-            place, looked = (manifest.path, manifest.layout, manifest.bytes), _digest(found)
-            sealed = SealedAs(*place, remembered_files, looked, standpoint_of(manifest))
-        verdict = latest_verdict(
-            self._run, id, self._names_of(id), partial(is_about, manifest=manifest, sealed=is_sealed)
-        )
+            sealed = SealedAs(
+                manifest.path,
+                manifest.layout,
+                manifest.bytes,
+                tuple(RememberedFile(*one) for one in found if files),
+                _digest(found),
+                standpoint_of(manifest),
+                manifest.metrics,
+            )
+        number, verdict = history.judged(id)
         if verdict is not None:
             judged = JudgedAs(
+                number,
                 verdict.outcome,
                 verdict.checked_at,
                 verdict.place_damaged,
@@ -285,20 +289,15 @@ class Glance:
                 verdict.seen if files else (),
                 _digest(verdict.seen) if verdict.seen else b"",
             )
-        return MemoRow(id.series, id.step, id.generation, stamp, sealed, judged, files or manifest is None)
+        history.forget(id)  # a manifest may be large, and there may be many
+        return ReadRecords(id.series, id.step, id.generation, stamp, sealed, judged, files or manifest is None)
 
-    def _stamp(self, id: CheckpointId) -> bytes | None:
+    def _stamp(self, keys: Sequence[str]) -> bytes | None:
         """Return the stamp of a checkpoint's records, or None if they cannot be identified."""
-        listed = self._entries.get(id, {})
-        names = {f"{LEDGER}/{name}" for name in self._names_of(id)}
-        if self._history.is_sealed(id):
-            names.add(MANIFESTS)
-        if not names or names != listed.keys() or not all(map(_is_told_apart, listed.values())):
+        found = [self.history.listed.get(key) for key in keys]
+        if not found or not all(entry is not None and _is_told_apart(entry) for entry in found):
             return None
-        return _digest((name, *entry.signature) for name, entry in listed.items())
-
-    def _names_of(self, id: CheckpointId) -> list[str]:
-        return self._history.entries(id)
+        return _digest((entry.key, *entry.signature) for entry in found if entry is not None)
 
 
 def _digest(signatures: Iterable[Seen]) -> bytes:
@@ -325,29 +324,3 @@ def _is_told_apart(entry: Entry) -> bool:
         return False
     # With whole-second times (SFTP), only for a record older than that.
     return entry.mtime_ns % 1_000_000_000 != 0 or time.time() - entry.mtime_ns / 1e9 > _COARSE
-
-
-def _listed(run: Run) -> dict[CheckpointId, dict[str, Entry]]:
-    """Return the records of each checkpoint: ledger entries with content by name, and the manifest."""
-    found: dict[CheckpointId, dict[str, Entry]] = {}
-    for series, name, entry in _records(run, LEDGER):
-        standing = parse_verdict_name(series, name) if entry.size else None
-        if standing is not None:
-            found.setdefault(standing.id, {})[f"{LEDGER}/{name}"] = entry
-    for series, name, entry in _records(run, MANIFESTS):
-        id = sealed_id(series, name)
-        if id is not None:
-            found.setdefault(id, {})[MANIFESTS] = entry
-    return found
-
-
-def _records(run: Run, top: str) -> Iterator[tuple[str, str, Entry]]:
-    try:
-        entries = run.records.list(top, recursive=True)
-    except ObjectMissingError:
-        return
-    for entry in entries:
-        _, _, rest = entry.key.partition("/")
-        folder, _, name = rest.partition("/")
-        if entry.kind == "file" and name:
-            yield series_from_folder(folder), name, entry

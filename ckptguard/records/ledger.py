@@ -7,22 +7,12 @@ from collections.abc import Callable, Collection, Sequence
 from ckptguard.decisions.known_good import Standing, standings, verdict_name
 from ckptguard.errors import RecordsError
 from ckptguard.records.run import Run, has_content, list_records, read_record, record_names, write_once
-from ckptguard.values.ids import CheckpointId, series_folder, series_from_folder
+from ckptguard.values.ids import CheckpointId, series_folder
 from ckptguard.values.manifest import Manifest, content_digest
 from ckptguard.values.record_text import encode_checked
 from ckptguard.values.verdict import Verdict, decode_verdict
 
 FOLDER = "ledger"
-
-
-def ledger_names(run: Run) -> dict[str, list[str]]:
-    """Return every entry's name by series, from one listing of names. Empty entries do not count."""
-    by_series: dict[str, list[str]] = {}
-    for key in list_records(run, FOLDER, recursive=True, with_content=True):
-        folder, _, name = key.partition("/")
-        if name:
-            by_series.setdefault(series_from_folder(folder), []).append(name)
-    return by_series
 
 
 def series_names(run: Run, series: str, *, known: Collection[str] = ()) -> list[str]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from ckptguard.records.move_marks import Mark, list_marks, list_series_marks, mark_folder
+from ckptguard.records.move_marks import Mark, mark_folder
 from ckptguard.records.run import Run, read_record, read_sound, write_once
-from ckptguard.values.ids import CheckpointId, series_folder
+from ckptguard.values.ids import CheckpointId
 
 FOLDER = "quarantine"
 
@@ -32,19 +32,6 @@ def mark_moved(run: Run, mark: Quarantined) -> None:
 def was_moved(run: Run, mark: Quarantined) -> bool:
     """True if the move was finished."""
     return read_record(run, mark.folder + ".moved") is not None
-
-
-def quarantined_generations(run: Run) -> dict[str, set[CheckpointId]]:
-    """Return all marked generations by series. Their content is no longer in place."""
-    found: dict[str, set[CheckpointId]] = {}
-    for id in list_marks(run, FOLDER):
-        found.setdefault(id.series, set()).add(id)
-    return found
-
-
-def quarantined_of_series(run: Run, series: str) -> set[CheckpointId]:
-    """Return the marked generations of one series."""
-    return set(list_series_marks(run, FOLDER, series_folder(series)))
 
 
 def read_quarantined(run: Run, id: CheckpointId) -> Quarantined | None:

@@ -18,16 +18,15 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from ckptguard.decisions.known_good import Standpoint
 from ckptguard.runs.file_signatures import looks_as_read
 from ckptguard.runs.find_known_good import standpoint_of
 from ckptguard.runs.history import History
-from ckptguard.runs.sealed_content import Seen
+from ckptguard.runs.sealed_content import JudgedAs, RememberedFile, SealedAs, Seen
 from ckptguard.storage.protocol import Entry
 from ckptguard.storage.runtime_folder import private_runtime_folder
 from ckptguard.values.ids import CheckpointId, Step
 from ckptguard.values.record_text import decodable
-from ckptguard.values.verdict import Outcome, Severity, Verdict
+from ckptguard.values.verdict import Severity, Verdict
 from ckptguard.version import __version__
 
 if TYPE_CHECKING:
@@ -38,46 +37,6 @@ _LARGEST = 16 << 20  # bytes of one run's memo: about 100,000 checkpoints
 _MOST_RUNS = 64
 _MOST_ROWS = 50_000  # of one run
 _PREFIX, _SUFFIX = "states-", ".memo"
-Digest = bytes
-
-
-class RememberedFile(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What storage said about a file when it was sealed."""
-
-    path: str
-    size: int
-    mtime_ns: int | None
-    inode: int | None
-    etag: str | None
-
-
-class SealedAs(msgspec.Struct, frozen=True, array_like=True):
-    """The part of a manifest that says what was sealed and where. No digests: nothing is verified with it.
-
-    If the file signatures were left out, `looked` is their digest.
-    """
-
-    path: str
-    layout: str
-    bytes: int
-    files: tuple[RememberedFile, ...]
-    looked: Digest
-    standpoint: Standpoint
-    metrics: dict[str, float]
-
-
-class JudgedAs(msgspec.Struct, frozen=True, array_like=True):
-    """The part of a verdict that a listing shows, and the signatures that it saw, or with `looked` their digest.
-    `number` is that in its name."""
-
-    number: int
-    outcome: Outcome
-    checked_at: str
-    place_damaged: bool
-    content: Outcome | None
-    reason: str
-    seen: tuple[Seen, ...]
-    looked: Digest
 
 
 class ReadRecords(msgspec.Struct, frozen=True, array_like=True):

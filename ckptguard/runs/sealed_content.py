@@ -2,57 +2,66 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
+import msgspec
+
+from ckptguard.decisions.known_good import Standpoint
 from ckptguard.records.kept import KeptCopy
 from ckptguard.records.run import Run
 from ckptguard.values.ids import CheckpointId
-from ckptguard.values.verdict import Outcome
+from ckptguard.values.manifest import Manifest
+from ckptguard.values.verdict import Outcome, Verdict
 
 if TYPE_CHECKING:
     from ckptguard.runs.history import History
 
 Seen = tuple[str, int, int | None, int | None, str | None]  # path, size, mtime, inode and etag of a file
+Digest = bytes
 
 
-class SealedFile(Protocol):
+class RememberedFile(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What storage said about a file when it was sealed."""
 
-    @property
-    def path(self) -> str: ...
-    @property
-    def size(self) -> int: ...
-    @property
-    def mtime_ns(self) -> int | None: ...
-    @property
-    def inode(self) -> int | None: ...
-    @property
-    def etag(self) -> str | None: ...
+    path: str
+    size: int
+    mtime_ns: int | None
+    inode: int | None
+    etag: str | None
 
 
-class Sealed(Protocol):
-    """The part of a manifest that names its files."""
+class SealedAs(msgspec.Struct, frozen=True, array_like=True):
+    """The part of a manifest that says what was sealed and where. No digests: nothing is verified with it.
 
-    @property
-    def path(self) -> str: ...
-    @property
-    def files(self) -> Sequence[SealedFile]: ...
+    If the file signatures were left out, `looked` is their digest.
+    """
+
+    path: str
+    layout: str
+    bytes: int
+    files: tuple[RememberedFile, ...]
+    looked: Digest
+    standpoint: Standpoint
+    metrics: dict[str, float]
 
 
-class Judged(Protocol):
-    """The part of a verdict that says what it is about."""
+class JudgedAs(msgspec.Struct, frozen=True, array_like=True):
+    """The part of a verdict that a listing shows, and the signatures that it saw, or with `looked` their digest.
+    `number` is that in its name."""
 
-    @property
-    def outcome(self) -> Outcome: ...
-    @property
-    def checked_at(self) -> str: ...
-    @property
-    def place_damaged(self) -> bool: ...
-    @property
-    def content(self) -> Outcome | None: ...
-    @property
-    def seen(self) -> tuple[Seen, ...]: ...
+    number: int
+    outcome: Outcome
+    checked_at: str
+    place_damaged: bool
+    content: Outcome | None
+    reason: str
+    seen: tuple[Seen, ...]
+    looked: Digest
+
+
+Sealed = Manifest | SealedAs
+Judged = Verdict | JudgedAs
 
 
 def is_good(history: History, id: CheckpointId) -> bool:

@@ -24,7 +24,6 @@ from pathlib import Path
 import numpy as np
 from servers.processes import free_port, listens, running
 
-from ckptguard.records.ledger import ledger_names
 from ckptguard.records.manifests import read_manifest
 from ckptguard.records.run import open_run
 from ckptguard.runs.history import load_history
@@ -75,8 +74,8 @@ def verified(run: Path, *words: str) -> tuple[float, Manifest, Verdict]:
     took = time.perf_counter() - began
     assert done.returncode == 0, done.stdout + done.stderr
     opened = open_run(str(run))
-    assert [len(names) for names in ledger_names(opened).values()] == [1]
-    [series] = ledger_names(opened)
+    assert [len(names) for names in load_history(opened).names.values()] == [1]
+    [series] = load_history(opened).names
     history = load_history(opened)
     [id] = history.standings(series)
     manifest, verdict = read_manifest(opened, id), history.verdict(id)

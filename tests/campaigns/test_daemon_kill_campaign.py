@@ -15,10 +15,10 @@ from support.daemon_process import DaemonProcess, save, until
 from support.hook_commands import toml
 
 from ckptguard.records.incidents import Incident, list_incidents
-from ckptguard.records.ledger import ledger_names
 from ckptguard.records.manifests import sealed_generations
 from ckptguard.records.run import open_run
 from ckptguard.runs.find_known_good import find_known_good
+from ckptguard.runs.history import load_history
 
 RUNS = 20
 KILLS = 200 if os.environ.get("CKPTGUARD_CAMPAIGN") == "full" else 6
@@ -35,7 +35,7 @@ def short_folder() -> Iterator[Path]:
 
 def verdicts_of(run: Path) -> list[str]:
     """The names of all verdicts on a run. What a killed process left is none."""
-    named = ledger_names(open_run(str(run))).values()
+    named = load_history(open_run(str(run))).names.values()
     return [name for names in named for name in names if not name.startswith(".tmp-")]
 
 

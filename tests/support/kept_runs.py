@@ -2,8 +2,8 @@
 
 import os
 
-from ckptguard.records.ledger import ledger_names
 from ckptguard.records.run import open_run
+from ckptguard.runs.history import load_history
 from ckptguard.upkeep.reconcile import PassNotes, reconcile
 from ckptguard.values.ids import CheckpointId
 from support.records_on_disk import files_of
@@ -71,5 +71,5 @@ def leftovers(root):
 
 def outcomes(run, id=ID_200):
     """The outcomes in the ledger of one generation, in order."""
-    names = [n for n in ledger_names(run)["sharded-#"] if n.startswith(f"{id.record_name}.")]
+    names = [n for n in load_history(run).names["sharded-#"] if n.startswith(f"{id.record_name}.")]
     return [name.split(".")[3] for name in sorted(names)]

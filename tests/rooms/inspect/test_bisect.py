@@ -10,8 +10,8 @@ from support.views import look
 
 from ckptguard.errors import NotFoundError, SettingsError
 from ckptguard.inspect.bisect import bisect_run
-from ckptguard.records.ledger import ledger_names
 from ckptguard.recover.roll_back import GoBack, roll_back
+from ckptguard.runs.history import load_history
 from ckptguard.upkeep.reconcile import PassNotes, reconcile
 from ckptguard.values.verdict import Outcome
 from ckptguard.verification.target import verify_target
@@ -54,7 +54,7 @@ def test_the_last_good_is_held_against_the_first_bad(turned):
     assert [c.name for c in found.diff.changes[:2]] == ["layers.2.norm.bias", "embed.weight"]
     assert found.diff.changes[1].difference.first_nonfinite == (2, 4)
     assert (str(found.diff.a.id), str(found.diff.b.id)) == ("300.1", "400.1")
-    assert len(ledger_names(turned)["net-#.pt"]) == 5
+    assert len(load_history(turned).names["net-#.pt"]) == 5
 
 
 def test_nothing_is_recorded_if_not_wanted(turned):
@@ -63,7 +63,7 @@ def test_nothing_is_recorded_if_not_wanted(turned):
     assert (found.last_good.step, found.first_bad.step) == (300, 400)
     assert [c.tensor for c in found.culprits] == ["layers.2.norm.bias", "embed.weight"]
     assert found.findings
-    assert ledger_names(turned) == {}
+    assert load_history(turned).names == {}
 
 
 def test_damage_is_named_before_what_training_changed(root, three):

@@ -11,7 +11,6 @@ from support.views import entry_name, look
 
 from ckptguard.errors import RecordsError, SettingsError
 from ckptguard.records.incidents import list_incidents, open_incident, update_incident
-from ckptguard.records.ledger import ledger_names
 from ckptguard.records.lineage import begin_lineage
 from ckptguard.records.run import create_record, has_records, list_records, open_run
 from ckptguard.runs.find_known_good import find_known_good
@@ -168,6 +167,6 @@ def test_a_run_in_memory(tmp_path):
         answer = find_known_good(run)
         assert (str(answer.id), answer.kept) == ("200.1", True)
         assert memory.cat_file(answer.path) == (tmp_path / "net-200.pt").read_bytes()
-        assert set(ledger_names(run)) == {"net-#.pt"}
+        assert set(load_history(run).names) == {"net-#.pt"}
     finally:
         memory.rm("/runs/records-test", recursive=True)

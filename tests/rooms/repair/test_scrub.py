@@ -13,7 +13,6 @@ from support.views import look
 from ckptguard.errors import SettingsError
 from ckptguard.records.incidents import list_incidents
 from ckptguard.records.kept import read_kept, read_set_aside
-from ckptguard.records.ledger import ledger_names
 from ckptguard.records.run import open_run
 from ckptguard.records.scrubs import read_scrubs
 from ckptguard.repair.scrub import ScrubListener, ScrubOrder, parse_subset, scrub
@@ -31,12 +30,12 @@ ID_200 = CheckpointId("sharded-#", 200, 1)
 def test_all_is_read_and_a_good_one_changes_nothing(root):
     """In place and kept copies; the ledger is as it was, and when they were read is on record, once."""
     run = guarded(root)
-    before = ledger_names(run)
+    before = load_history(run).names
     for _ in range(2):
         done = scrub(look(run))
         assert sorted(told(done)) == [(id, place, "good") for id in ("100.1", "200.1") for place in ("kept", "place")]
         assert (done.left, done.stopped, done.could_not_tell) == (0, False, ())
-    assert ledger_names(run) == before
+    assert load_history(run).names == before
     assert sorted((s.id.step, s.place, s.done, s.files) for s in read_scrubs(run)) == [
         (step, place, 4, 4) for step in (100, 200) for place in ("kept", "place")
     ]
@@ -178,7 +177,7 @@ def test_stopped_anywhere_it_goes_on_there(root):
     """Stopped before each block in turn, in the middle of a checkpoint: no verdict, nothing lost, no file is read
     twice, and all is read in the end."""
     run = guarded(root, keep="none", steps=(100,))
-    before = ledger_names(run)
+    before = load_history(run).names
     rounds, read = 0, []
     while True:
         rounds += 1
@@ -187,7 +186,7 @@ def test_stopped_anywhere_it_goes_on_there(root):
         if not done.stopped:
             break
         assert (done.left, done.places) == (1, ())
-        assert ledger_names(run) == before
+        assert load_history(run).names == before
     assert told(done) == [("100.1", "place", "good")]
     assert rounds == 4
     assert sum(read) == sum(p.stat().st_size for p in (root / "sharded-100").iterdir())
@@ -277,21 +276,21 @@ def test_a_damaged_manifest_is_no_verdict(root):
     run = guarded(root, keep="none", writer=write_torch, steps=(100, 200))
     [manifest] = root.glob("_ckptguard/manifests/*/*100.1.json")
     manifest.write_bytes(manifest.read_bytes()[:-30])
-    before = ledger_names(run)
+    before = load_history(run).names
     done = scrub(look(run))
     assert told(done) == [("200.1", "place", "good")]
     assert len(done.could_not_tell) == 1
-    assert ledger_names(run) == before
+    assert load_history(run).names == before
 
 
 def test_a_save_in_progress_is_left_alone(root):
     """A checkpoint that is being saved again gets no verdict from a scrub."""
     run = guarded(root, keep="none")
     (root / "sharded-200" / "model-00001-of-00003.safetensors").write_bytes(b"")
-    before = ledger_names(run)
+    before = load_history(run).names
     done = scrub(look(run, QUICK.changed(settle=60.0)))
     assert told(done) == []
-    assert ledger_names(run) == before
+    assert load_history(run).names == before
 
 
 def test_on_an_object_store(tmp_path):

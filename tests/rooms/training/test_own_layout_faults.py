@@ -17,9 +17,9 @@ from support.views import look
 import ckptguard
 from ckptguard.errors import SettingsError, StorageFullError
 from ckptguard.inspect.list_states import survey
-from ckptguard.records.ledger import ledger_names
 from ckptguard.records.run import open_run
 from ckptguard.runs.find_known_good import find_known_good
+from ckptguard.runs.history import load_history
 from ckptguard.upkeep.reconcile import PassNotes, reconcile
 from ckptguard.values.verdict import Outcome
 from ckptguard.verification.target import verify_target
@@ -196,7 +196,7 @@ def test_damage_in_place_is_healed_by_an_independent_copy(tmp_path):
     checked = {str(c.id): c.outcome for c in verify_target(str(tmp_path / "run"), copying).checkpoints}
     assert checked == {"10.1": Outcome.GOOD}
     assert {str(s.id): s.outcome for s in survey(look(run))} == {"10.1": Outcome.GOOD}
-    history = [name.split(".")[3] for name in sorted(ledger_names(run)["step-#"])]
+    history = [name.split(".")[3] for name in sorted(load_history(run).names["step-#"])]
     assert history == ["good", "bad", "good"]
 
 

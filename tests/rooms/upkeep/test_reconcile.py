@@ -12,8 +12,8 @@ from support.views import look
 from ckptguard.errors import CouldNotTellError, DeniedError, NoKnownGoodError, WorkerError
 from ckptguard.inspect.list_states import survey
 from ckptguard.records.kept import list_kept, read_kept
-from ckptguard.records.ledger import ledger_names
 from ckptguard.runs.find_known_good import find_known_good
+from ckptguard.runs.history import load_history
 from ckptguard.runs.work import Work
 from ckptguard.scan import scan_files
 from ckptguard.upkeep.reconcile import PassNotes, reconcile
@@ -47,14 +47,14 @@ def test_a_second_pass_reads_and_writes_nothing(three):
     """What stands is not read again, neither by the same process nor by a new one."""
     notes = PassNotes()
     reconcile(look(three), notes)
-    names = ledger_names(three)
+    names = load_history(three).names
 
     def refuse(*args):
         raise AssertionError("scanned again")
 
     assert reconcile(look(three), notes, work=Work(scanner=refuse)).checked == ()
     assert reconcile(look(three), PassNotes(), work=Work(scanner=refuse)).checked == ()
-    assert ledger_names(three) == names
+    assert load_history(three).names == names
 
 
 def test_a_poisoned_save_is_bad_and_its_copy_is_released(root, three):
@@ -135,7 +135,7 @@ def test_a_save_that_changes_while_it_is_read_gets_no_verdict(root, run):
     done = reconcile(look(run), PassNotes(), work=Work(scanner=meddling))
     assert done.checked == ()
     assert [w.path for w in done.pending] == ["net-100.pt"]
-    assert ledger_names(run) == {}
+    assert load_history(run).names == {}
 
 
 @pytest.mark.parametrize("error", [WorkerError("killed"), DeniedError("no", key="x"), CouldNotTellError("?")])
@@ -150,7 +150,7 @@ def test_could_not_tell_is_never_bad(root, run, error):
     assert done.checked == ()
     assert [w.path for w in done.pending] == ["net-100.pt"]
     assert done.could_not_tell
-    assert ledger_names(run) == {}
+    assert load_history(run).names == {}
     assert [c.outcome for c in reconcile(look(run), PassNotes()).checked] == [Outcome.GOOD]
 
 

@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 import msgspec
 
 from ckptguard.values.ids import CheckpointId, Step, numbers_of, parse_id, single_number
+from ckptguard.values.manifest import Manifest
 from ckptguard.values.verdict import Outcome, worst
 
 IN_PLACE, KEPT = "in place", "kept"  # where the files of a checkpoint are
@@ -123,6 +124,19 @@ class Standpoint(msgspec.Struct, frozen=True, kw_only=True):
     counters: Mapping[str, int]
     has_optimizer: bool
     sealed_at: str
+
+
+def standpoint_of(manifest: Manifest) -> Standpoint:
+    """Describe a checkpoint for a comparison with other series."""
+    counters = {c.kind: c.value for c in manifest.counters}
+    if manifest.id.number is not None:
+        counters.setdefault(NUMBER_IN_NAME, manifest.id.number)
+    return Standpoint(
+        series=manifest.series,
+        counters=counters,
+        has_optimizer=any(t.role == "optimizer" for f in manifest.files for t in f.tensors),
+        sealed_at=manifest.sealed_at,
+    )
 
 
 def choose_series(heads: Sequence[Standpoint]) -> tuple[int, str]:

@@ -5,17 +5,11 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator
 
 from ckptguard.checks.order import named_counters
-from ckptguard.decisions.known_good import NUMBER_IN_NAME
+from ckptguard.decisions.known_good import NUMBER_IN_NAME, standpoint_of
 from ckptguard.decisions.rollback_plan import Content, SeriesNow, folders_of_training, is_newer, next_save
 from ckptguard.layouts import Checkpoint
 from ckptguard.records.quarantine import read_quarantined
-from ckptguard.runs.find_known_good import (
-    Candidate,
-    Wanted,
-    candidate_of,
-    known_good_candidates,
-    standpoint_of,
-)
+from ckptguard.runs.find_known_good import Candidate, Wanted, candidate_of, known_good_candidates
 from ckptguard.runs.pointers import pointers_in
 from ckptguard.runs.run_view import RunView
 from ckptguard.values.ids import CheckpointId, folder_of, numbers_of

@@ -14,11 +14,10 @@ import msgspec
 from ckptguard.decisions.known_good import (
     IN_PLACE,
     KEPT,
-    NUMBER_IN_NAME,
-    Standpoint,
     choose_known_good,
     choose_series,
     is_ahead,
+    standpoint_of,
 )
 from ckptguard.errors import CouldNotTellError, NoKnownGoodError
 from ckptguard.records.kept import KeptCopy, read_kept
@@ -258,19 +257,6 @@ def is_newer(one: Candidate, other: Candidate) -> bool:
     if one.id.series == other.id.series:
         return one.id.order > other.id.order
     return is_ahead(standpoint_of(one.manifest), standpoint_of(other.manifest))
-
-
-def standpoint_of(manifest: Manifest) -> Standpoint:
-    """Describe a checkpoint for a comparison with other series."""
-    counters = {c.kind: c.value for c in manifest.counters}
-    if manifest.id.number is not None:
-        counters.setdefault(NUMBER_IN_NAME, manifest.id.number)
-    return Standpoint(
-        series=manifest.series,
-        counters=counters,
-        has_optimizer=any(t.role == "optimizer" for f in manifest.files for t in f.tensors),
-        sealed_at=manifest.sealed_at,
-    )
 
 
 def candidate_of(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from bisect import bisect_left
+from bisect import bisect_left, insort
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from itertools import islice
@@ -89,6 +89,8 @@ class History:
         self.listed: Mapping[str, Entry] = {}  # the records of the listing by their keys, if it had more than names
         self._has_kept = has_kept  # the keys are those of kept copies, too, and all of it is asked at once
         self._steps: dict[tuple[str, str], StepRecords] = {}  # those that were asked for
+        self._sorted: dict[str, list[str]] = {}  # the steps of a series, as in the names
+        self._names: dict[tuple[str, str], set[str]] = {}  # by series and folder
         self._ordered: dict[str, list[CheckpointId]] = {}
         self._manifests: dict[CheckpointId, Manifest | None] = {}
         self._verdicts: dict[CheckpointId, tuple[int, Verdict | None]] = {}
@@ -118,8 +120,12 @@ class History:
         return sorted(self._keys)
 
     def _names_in(self, series: str, folder: str) -> set[str]:
-        steps, own = self._keys[series].values() if series in self._keys else (), f"{folder}/"
-        return {key.rpartition("/")[2] for keys in steps for key in keys if key.startswith(own)}
+        if (series, folder) not in self._names:
+            steps, own = self._keys[series].values() if series in self._keys else (), f"{folder}/"
+            self._names[series, folder] = {
+                key.rpartition("/")[2] for keys in steps for key in keys if key.startswith(own)
+            }
+        return self._names[series, folder]
 
     def _ids_in(self, series: str, folder: str) -> set[CheckpointId]:
         return {id for step in self.steps(series) for id in step.ids(folder)}
@@ -137,7 +143,9 @@ class History:
         """Yield the records of each step of a series, newest first. `before_step` is exclusive, and ignores names
         without a single number."""
         limit = None if before_step is None else record_step(before_step)
-        for text in sorted(filter(_STEP.fullmatch, self._keys.get(series, ())), reverse=True):
+        if series not in self._sorted:
+            self._sorted[series] = sorted(filter(_STEP.fullmatch, self._keys.get(series, ())))
+        for text in self._sorted[series][::-1]:
             if limit is None or not text.isdigit() or text < limit or len(text) < len(limit):
                 yield self._at(series, text)
 
@@ -224,22 +232,27 @@ class History:
         if any(not known[folder] <= set(listed[folder]) for folder in listed):  # some were removed: start again
             listed[KEPT] = list(self._names_in(series, KEPT))
             del self._keys[series]
+            self._sorted.pop(series, None)
+            self._names = {of: names for of, names in self._names.items() if of[0] != series}
             self._steps = {at: step for at, step in self._steps.items() if at[0] != series}
             self._ordered.pop(series, None)
             self._manifests = {id: found for id, found in self._manifests.items() if id.series != series}
             self._verdicts = {id: found for id, found in self._verdicts.items() if id.series != series}
             known = {folder: set() for folder in FOLDERS}
         for folder, names in listed.items():
-            for name in names:
-                if name not in known[folder] and "/" not in name:
-                    self._add(series, folder, name)
+            for name in [name for name in names if name not in known[folder] and "/" not in name]:
+                self._add(series, folder, name)
 
     def _add(self, series: str, folder: str, name: str) -> None:
         key, text = f"{folder}/{series_folder(series)}/{name}", name.partition(".")[0]
-        keys = self._keys.setdefault(series, defaultdict(list))[text]
-        if key in keys:
+        steps = self._keys.setdefault(series, defaultdict(list))
+        if key in steps[text]:
             return
-        keys.append(key)
+        if not steps[text] and series in self._sorted and _STEP.fullmatch(text):
+            insort(self._sorted[series], text)
+        steps[text].append(key)
+        if (series, folder) in self._names:
+            self._names[series, folder].add(name)
         step = self._steps.get((series, text))
         id = (step or StepRecords(series)).add(key)
         if id is None:

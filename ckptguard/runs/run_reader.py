@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from ckptguard.decisions.known_good import standpoint_of
 from ckptguard.runs.file_signatures import looks_as_read
-from ckptguard.runs.find_known_good import standpoint_of
 from ckptguard.runs.history import History
 from ckptguard.runs.sealed_content import JudgedAs, RememberedFile, SealedAs, Seen
 from ckptguard.storage.protocol import Entry

@@ -37,7 +37,7 @@ class RunView:
     def __init__(self, run: Run, settings: Settings, memory: RunMemory | None = None) -> None:
         self.run = run
         self.settings = settings
-        self.memory = memory  # of whoever looks again and again
+        self.memory = memory  # of a caller that looks again and again
         self._reader: RunReader | None = None
         self._listing: Listing | None = None
         self._near: Listing | None = None  # of one checkpoint only

@@ -7,6 +7,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import islice
 
 import msgspec
 
@@ -387,8 +388,9 @@ class _Pass:
 
     def _settle_first_good(self, result: Checked) -> None:
         """Make a full copy of the only good checkpoint of a series before anything else is read."""
-        standings = self.view.history.standings(result.series).values()
-        if result.outcome is Outcome.GOOD and sum(s.outcome is Outcome.GOOD for s in standings) == 1:
+        steps = self.view.history.steps(result.series)
+        good = (s for step in steps for s in step.standings.values() if s.outcome is Outcome.GOOD)
+        if result.outcome is Outcome.GOOD and len(list(islice(good, 2))) == 1:
             try:
                 self.troubles += settle_kept(self.view, work=self.work, saved_over=self.saved_over)
             except CouldNotTellError as error:

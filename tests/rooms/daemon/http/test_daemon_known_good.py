@@ -128,9 +128,9 @@ def looked_through(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     found: list[list[str]] = []
     real = answers_module.undecided
 
-    def look(run: Any, listed: Any, checkpoints: Any) -> Any:
+    def look(history: Any, checkpoints: Any) -> Any:
         found.append([c.path for c in checkpoints])
-        return real(run, listed, checkpoints)
+        return real(history, checkpoints)
 
     monkeypatch.setattr(answers_module, "undecided", look)
     return found
@@ -196,9 +196,9 @@ def test_a_verdict_while_it_is_looked_through(guarded: Guarded, run: Path, monke
     real = answers_module.undecided
     changes: list[Callable[[], None]] = [lambda: make_suspect(run, 500), lambda: None]
 
-    def look(opened: Any, listed: Any, checkpoints: Any) -> Any:
+    def look(history: Any, checkpoints: Any) -> Any:
         changes.pop(0)()
-        return real(opened, listed, checkpoints)
+        return real(history, checkpoints)
 
     save(run, 400)
     guarded.make_pass()

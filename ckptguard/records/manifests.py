@@ -52,19 +52,10 @@ def read_manifest(run: Run, id: CheckpointId) -> Manifest | None:
     return manifest
 
 
-def manifest_names(run: Run, series: str) -> list[str]:
-    """Return the names of a series' manifests, in no guaranteed order."""
-    return record_names(run, f"{FOLDER}/{series_folder(series)}")
-
-
-def sealed_id(series: str, name: str) -> CheckpointId | None:
-    """Return the generation whose manifest has this name, or None."""
-    return parse_id(series, name.removesuffix(".json")) if name.endswith(".json") else None
-
-
 def sealed_generations(run: Run, series: str) -> list[CheckpointId]:
     """Return every generation of a series that has a manifest, in no guaranteed order."""
-    ids = (sealed_id(series, name) for name in manifest_names(run, series))
+    names = record_names(run, f"{FOLDER}/{series_folder(series)}")
+    ids = (parse_id(series, name.removesuffix(".json")) for name in names if name.endswith(".json"))
     return [id for id in ids if id is not None]
 
 

@@ -12,6 +12,7 @@ from ckptguard.records.incidents import FOLDER as INCIDENTS
 from ckptguard.records.pins import FOLDER as PINS
 from ckptguard.records.samples import FOLDER as SAMPLES
 from ckptguard.records.scrubs import FOLDER as SCRUBS
+from ckptguard.records.trash import FOLDER as TRASH
 from ckptguard.runs.history import FOLDERS
 from ckptguard.storage.protocol import Entry
 from ckptguard.values.ids import CheckpointId
@@ -74,7 +75,7 @@ def counts(key: str) -> bool:
     top, _, rest = key.partition("/")
     depth = rest.count("/")
     return rest.endswith(".json") and (
-        (top in FOLDERS and depth == 1)
+        (top in (*FOLDERS, TRASH) and depth == 1)
         or (top == SCRUBS and depth == 1)
         or (top, depth) in ((INCIDENTS, 0), (SAMPLES, 0), (AUDIT, 0), (PINS, 2))
     )

@@ -196,7 +196,7 @@ def _placed(
         row,
         in_place=id in look.places,
         kept="" if copy is None else copy.how,
-        aside=next((folder for folder in (TRASH, QUARANTINE) if id in records.ids(folder)), ""),
+        aside=TRASH if f"{TRASH}/{id.record_path}.json" in look.names else QUARANTINE * (id in records.ids(QUARANTINE)),
         replicated=look.replicated.get(id, 0),
         scrubbed_at=min((time for time in times if time is not None), default=None),
     )

@@ -21,7 +21,6 @@ from ckptguard.records.manifests import manifest_key, read_manifest
 from ckptguard.records.quarantine import FOLDER as QUARANTINE
 from ckptguard.records.quarantine import read_quarantined
 from ckptguard.records.run import Run, record_names
-from ckptguard.records.trash import FOLDER as TRASH
 from ckptguard.runs.file_signatures import late_state
 from ckptguard.storage.protocol import Entry
 from ckptguard.values.ids import (
@@ -40,7 +39,7 @@ from ckptguard.values.verdict import Facts, Outcome, Verdict
 _ORDER = attrgetter("order")
 _MOST_MANIFESTS = 64  # kept in memory at once: the manifest of a large checkpoint takes about 25 MB
 _NONE: frozenset[CheckpointId] = frozenset()
-FOLDERS = (LEDGER, MANIFESTS, QUARANTINE, KEPT, TRASH)  # whose names count, as <folder>/<series>/<name>
+FOLDERS = (LEDGER, MANIFESTS, QUARANTINE, KEPT)  # whose names count, as <folder>/<series>/<name>
 _STEP = re.compile(r"\d{12}(?:-\d{12})*|-")
 
 

@@ -28,6 +28,7 @@ from ckptguard.records.run import record_names
 from ckptguard.records.samples import FOLDER as SAMPLES
 from ckptguard.records.scrubs import FOLDER as SCRUBS
 from ckptguard.records.scrubs import Where
+from ckptguard.records.trash import FOLDER as TRASH
 from ckptguard.repair.repair import mend
 from ckptguard.retention.prune import prune_by_settings
 from ckptguard.retention.trash import settle_trash
@@ -53,7 +54,7 @@ from ckptguard.verification.kept_copy import verify_kept
 _COLLECT_INTERVAL = 3600.0  # seconds; files that are not old enough yet are removed next time
 _PRUNE_INTERVAL = 600.0  # seconds; empties the trash and lifts pins even if nothing is saved
 _GOING = 2.0  # seconds for which a run may be on its way out
-_COUNTED = tuple(f"{folder}/" for folder in (*FOLDERS, PINS))  # what a pass reads besides the scrub plan
+_COUNTED = tuple(f"{folder}/" for folder in (*FOLDERS, TRASH, PINS))  # what a pass reads besides the scrub plan
 
 _MARKED = 64  # steps of each series
 
@@ -323,7 +324,7 @@ class _Pass:
         """True if a path was seen empty since its verdict: a new file may have the size, time and inode of the old."""
         if path in self.notes.gone:
             return True
-        standing = self.view.history.standings(id.series).get(id) if self._marks else None
+        standing = self.view.history.standing(id) if self._marks else None
         return standing is not None and emptied_key(standing) in self._marks
 
     def _unmark_emptied(self, id: CheckpointId | None) -> None:

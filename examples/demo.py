@@ -96,7 +96,8 @@ def prepare(run: Path) -> None:
 def guarded(run: Path) -> Iterator[str]:
     """A real daemon, as a process of its own, on this run; yields the address of its socket."""
     command = [sys.executable, "-m", "ckptguard_daemon", str(run), "--log-file", str(run / "daemon.log")]
-    with subprocess.Popen([*command, "--settle", "0.3", "--interval", "2"]) as daemon:
+    quick = {**os.environ, "CKPTGUARD_SETTLE": "0.3", "CKPTGUARD_SCAN_INTERVAL": "2"}
+    with subprocess.Popen(command, env=quick) as daemon:
         try:
             record = run / "_ckptguard" / "daemon.json"
             deadline = time.monotonic() + 60

@@ -34,8 +34,6 @@ def load_verified(target: str, step: int | None, map_location: Any, allow_suspec
     """See `ckptguard.load`."""
     device = device_of(map_location)
     resolved = resolve_target(target, settings)
-    if settings.executor == "processes":
-        settings = settings.changed(executor="threads")  # what another process reads, this one does not hold
     with scanner_of(settings) as scanner:
         if resolved.checkpoint is None and resolved.view is not None:
             wanted = Wanted(step=step)

@@ -1,6 +1,6 @@
 """Find the runs of a fleet, and the settings of each.
 
-    fleet = find_runs("/data/runs", settings, environ=os.environ, flags={"settle": None})
+    fleet = find_runs("/data/runs", settings, environ=os.environ)
 
 `Discovery(read_fleet(...)).find()` does the same again and again.
 """

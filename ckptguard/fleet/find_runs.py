@@ -21,7 +21,7 @@ from ckptguard.runs.settings_origin import read_own
 from ckptguard.storage import normalise_url
 from ckptguard.storage.protocol import join
 from ckptguard.values.ids import escape
-from ckptguard.values.settings import Settings, with_environment
+from ckptguard.values.settings import Settings
 
 _OVERDUE = 60.0  # seconds
 _WILD = frozenset("*?[")
@@ -50,20 +50,15 @@ class FleetRules(msgspec.Struct, frozen=True, kw_only=True):
     file: FleetFile
     base: Settings
     environ: Mapping[str, str]
-    flags: Mapping[str, Any]
-
-    def fixed(self, settings: Settings) -> Settings:
-        """Return the settings with those of the environment and the flags, which stand above a fleet file."""
-        return with_environment(settings, self.environ).changed(**self.flags)
 
     def settings_of(self, name: str, url: str) -> Settings:
         """Return the settings of one run. Raises SettingsError."""
-        return self.file.settings_of(name, url, self.base, self.fixed)
+        return self.file.settings_of(name, url, self.base, self.environ)
 
     @property
     def settings(self) -> Settings:
         """The settings that no run's own table changes."""
-        return self.file.settings_of("", "", self.base, self.fixed)
+        return self.file.settings_of("", "", self.base, self.environ)
 
 
 def folders_of(fleet: str) -> tuple[str, ...]:
@@ -76,19 +71,18 @@ def read_fleet(
     settings: Settings,
     *,
     environ: Mapping[str, str] | None = None,
-    flags: Mapping[str, Any] | None = None,
     say: Say = warn_once,
 ) -> FleetRules:
     """Read what FLEET is: a folder, a URL, or a fleet file. Nothing is searched yet.
 
-    `settings` are those of every door. What `environ` and `flags` set of them stands above the file. A file that
+    `settings` are those of every door. What `environ` sets of them stands above the file. A file that
     another user may have written gives no URLs and only `HARMLESS` settings, and `say` gets a sentence about the rest.
 
     Raises:
         NotFoundError: there is no such folder or file.
         SettingsError: it is no fleet file, or a wrong one.
     """
-    rules = FleetRules(file=_read(fleet, say), base=settings, environ=environ or {}, flags=flags or {})
+    rules = FleetRules(file=_read(fleet, say), base=settings, environ=environ or {})
     if rules.settings.records is not None:  # a conflict of the file with what stands above it is told here, too
         raise SettingsError(
             "`records` names one place, but a fleet has several runs",
@@ -172,8 +166,6 @@ class Discovery:
         known, self._settings = self._settings, {}
         runs = []
         for url, name in names.items():
-            if not self.rules.file.wants(name, url):
-                continue
             settings = known.get((name, url)) or self._settings_of(name, url)
             self._settings[name, url] = settings
             if isinstance(settings, str):

@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import re
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
 import msgspec
 
 from ckptguard.errors import SettingsError
-from ckptguard.values.settings import HARMLESS, Settings, with_table
+from ckptguard.values.settings import HARMLESS, Settings, with_environment, with_table
 
 DEEPEST = 8
 _Tables = dict[str, dict[str, Any]]
@@ -21,30 +21,24 @@ _Tables = dict[str, dict[str, Any]]
 class FleetFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a fleet file says.
 
-    `folders` are searched for runs, at most `depth` levels down. A name in `match` is a shell pattern, and so is a key
-    of `runs`: see `fits`. `settings` are for all runs, and a table of `runs` for those that fit its key.
+    `folders` are searched for runs, at most `depth` levels down. `settings` are for all runs, and a table of `runs`
+    for those that fit its key, a shell pattern: see `fits`.
     """
 
     folders: tuple[str, ...]
     depth: int = 2
-    match: tuple[str, ...] = ()
     settings: dict[str, Any] = {}
     runs: _Tables = {}
 
-    def wants(self, name: str, url: str) -> bool:
-        """True if the fleet has this run."""
-        return not self.match or any(fits(pattern, name, url) for pattern in self.match)
-
-    def settings_of(self, name: str, url: str, base: Settings, fixed: Callable[[Settings], Settings]) -> Settings:
-        """Return a run's settings: `base`, then those of all runs, then each table that fits, in the file's order.
-
-        `fixed` puts back what stands above the file: the environment and the flags. SettingsError if they conflict.
+    def settings_of(self, name: str, url: str, base: Settings, environ: Mapping[str, str]) -> Settings:
+        """Return a run's settings: `base`, then those of all runs, then each table that fits, in the file's order, then
+        those of the environment. SettingsError if they conflict.
         """
         found = with_table(base, self.settings, "[settings]")
         for pattern, table in self.runs.items():
             if fits(pattern, name, url):
                 found = with_table(found, table, f'[runs."{pattern}"]')
-        return fixed(found)
+        return with_environment(found, environ)
 
 
 def fits(pattern: str, name: str, url: str) -> bool:
@@ -117,7 +111,6 @@ def _beside(folder: str, place: str) -> str:
 _KEYS: Mapping[str, str] = {
     "folders": "a list of folders, URLs or patterns",
     "depth": "a whole number",
-    "match": "a list of patterns",
     "settings": "a table of settings",
     "runs": 'tables of settings by pattern, such as [runs."exp-*"]',
 }
@@ -125,6 +118,8 @@ _KEYS: Mapping[str, str] = {
 
 def _what_is_wrong(error: msgspec.ValidationError) -> str:
     unknown = re.search(r"unknown field `(.*?)`", str(error))
+    if unknown and unknown[1] == "match":
+        return "a fleet file has no `match` any more: write its patterns into `folders`, such as /data/runs/exp-*"
     if unknown:
         return f"there is no key {unknown[1]!r} in a fleet file: it has {', '.join(_KEYS)}"
     place = re.search(r"at `\$\.(\w+)", str(error))

@@ -50,9 +50,7 @@ def give_own_bytes(view: RunView, work: Work, *, saved_over: bool) -> list[str]:
             if not _has_room(view, copy, [older for older in good if older.id.order < copy.id.order]):
                 break
             try:
-                wrong = _beside_training(
-                    settings.niceness, functools.partial(_replace_links, view, copy, manifest, work)
-                )
+                wrong = _beside_training(functools.partial(_replace_links, view, copy, manifest, work))
             except StoppedError:
                 return troubles  # stopped without an error: the next pass does it
             except (BusyError, CouldNotTellError) as error:
@@ -64,11 +62,10 @@ def give_own_bytes(view: RunView, work: Work, *, saved_over: bool) -> list[str]:
     return troubles
 
 
-def _beside_training(niceness: int, copying: Callable[[], str | None]) -> str | None:
-    """Run the copying in a thread with this niceness, so that training comes first."""
+def _beside_training(copying: Callable[[], str | None]) -> str | None:
+    """Run the copying in a thread of low priority, so that training comes first."""
     with ThreadPoolExecutor(1, "ckptguard-copy") as thread:
-        if niceness:
-            thread.submit(lower_priority, niceness).result()
+        thread.submit(lower_priority).result()
         return thread.submit(copying).result()
 
 

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import math
-import re
 import time
 from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass, field
 
 import msgspec
 
-from ckptguard.errors import BusyError, CouldNotTellError, ObjectMissingError, RecordsError, SettingsError
+from ckptguard.errors import BusyError, CouldNotTellError, ObjectMissingError, RecordsError
 from ckptguard.keep.copies import shares_place
 from ckptguard.layouts import LAYOUTS, Checkpoint
 from ckptguard.records.kept import list_kept, read_kept
@@ -66,27 +64,6 @@ class Due(msgspec.Struct, frozen=True, kw_only=True):
         return self.id, self.place
 
 
-class Subset(msgspec.Struct, frozen=True):
-    """The `number`-th of `of` parts of all checkpoints. A checkpoint is always in the same part."""
-
-    number: int
-    of: int
-
-    def holds(self, due: Due) -> bool:
-        """True if a generation is in this part."""
-        digest = hashlib.sha256(f"{due.id.series}/{due.id}".encode("utf-8", "surrogateescape")).digest()
-        return int.from_bytes(digest[:8], "big") % self.of == self.number - 1
-
-
-def parse_subset(text: str) -> Subset:
-    """Parse ``n/t``. Raises SettingsError."""
-    match = re.fullmatch(r"([0-9]{1,6})/([0-9]{1,6})", text)
-    number, of = map(int, match.groups()) if match else (0, 0)
-    if not 1 <= number <= of:
-        raise SettingsError(f"{text!r} is not a subset", hint="use 1/7, 2/7 ... 7/7")
-    return Subset(number, of)
-
-
 class ScrubOrder(msgspec.Struct, frozen=True, kw_only=True):
     """What a scrub reads, and for how long.
 
@@ -97,7 +74,6 @@ class ScrubOrder(msgspec.Struct, frozen=True, kw_only=True):
 
     max_duration: float | None = None
     max_age: float | None = None
-    subset: Subset | None = None
     leave_out: Container[Where] = frozenset()
     md5: bool = False
     only: Where | None = None
@@ -218,7 +194,7 @@ def due_places(view: RunView, order: ScrubOrder = ALL) -> list[Due]:
 
 
 def _is_due(one: Due, order: ScrubOrder, now: float) -> bool:
-    if one.where in order.leave_out or (order.subset is not None and not order.subset.holds(one)):
+    if one.where in order.leave_out:
         return False
     return order.max_age is None or one.last is None or not 0 <= now - one.last < order.max_age
 

@@ -103,7 +103,7 @@ class _Supervisor:
         self._command = SupervisedCommand(
             argv, self._environment, held.before, lambda: [*self._scanner.pids, *self._hooks.pids]
         )
-        self._background = Background("saves", settings.niceness)
+        self._background = Background("saves")
         self._watch = SignalWatch(held, self._command, self._background, tell)
         self._saves = SaveWatch(
             url, settings, self._scanner, tell=tell, event=self._hooks.tell, begin_telling=self._hooks.begin

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any, Self, TypeVar
 
+from ckptguard.scan.process.low_priority import NICENESS
 from ckptguard.supervise.command import SupervisedCommand
 
 Result = TypeVar("Result")
@@ -89,11 +90,10 @@ def means_it(asked: Sequence[float], now: float, from_terminal: bool) -> bool:
 
 
 class Background:
-    """Runs submitted calls one after another in a thread with some `niceness`. The process may end without it."""
+    """Runs submitted calls one after another in a thread of low priority. The process may end without it."""
 
-    def __init__(self, name: str, niceness: int) -> None:
+    def __init__(self, name: str) -> None:
         self._work: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = queue.SimpleQueue()
-        self._niceness = niceness
         threading.Thread(target=self._run, name=name, daemon=True).start()
 
     def submit(self, call: Callable[[], Result]) -> Future[Result]:
@@ -106,7 +106,7 @@ class Background:
     def _run(self) -> None:
         try:
             thread = threading.get_native_id()  # only this thread, and what it starts
-            os.setpriority(os.PRIO_PROCESS, thread, max(self._niceness, os.getpriority(os.PRIO_PROCESS, thread)))
+            os.setpriority(os.PRIO_PROCESS, thread, max(NICENESS, os.getpriority(os.PRIO_PROCESS, thread)))
         except (OSError, AttributeError):
             pass
         while True:

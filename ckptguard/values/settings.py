@@ -20,6 +20,8 @@ from ckptguard.values.storage_options import NO_OPTIONS, StorageOptions
 _WEEK = 7 * 86400.0
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://\S.*", re.DOTALL)
 ENVIRONMENT_PREFIX = "CKPTGUARD_"
+# Settings that there were once. They say nothing any more, but an older release may read the same file.
+_REMOVED = frozenset(("executor", "niceness"))
 # Variables with that prefix that are not settings: of the commands, and of ckptguard's own tests.
 _NO_SETTINGS = ("DEBUG", "SUPERVISED", "CAMPAIGN", "MUTANTS", "TRAINERS", "TORCH", "TEST_DEVICE", "AZURITE")
 
@@ -42,7 +44,6 @@ HARMLESS = frozenset(
         "allow_nonfinite",
         "digest",
         "workers",
-        "niceness",
         "verify_rate",
         "scrub_every",
         "scrub_rate",
@@ -75,11 +76,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     # "md5": each pass computes MD5 of whole files, too; "auto": not of a large checkpoint beside training;
     # "blake3": only if none is recorded
     digest: str = "auto"
-    executor: str = "threads"  # where the command line scans: "inline", "threads" or "processes"; a daemon: a process
-    workers: int = 0  # threads or processes that scan in parallel; 0: one per processor
+    workers: int = 0  # threads that scan in parallel; 0: one per processor
     worker_memory: int = 4 * 1024**3  # bytes of address space of a scanning process
     worker_seconds: float = 3600.0  # a scan that takes longer is "could not tell"
-    niceness: int = 10  # how much lower the priority of a late verdict is than training's; 0: always equal
     verify_rate: float | None = None  # bytes a second that verifying a run beside training may read
     scrub_every: float | str = "auto"  # how often a daemon reads each checkpoint again: seconds, "7d"; 0: never
     scrub_rate: float | None = 50e6  # bytes a second that this may read from one storage
@@ -117,14 +116,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             raise SettingsError(f"copy_limit must be a number of bytes, not {self.copy_limit}")
         if self.digest not in ("auto", "md5", "blake3"):
             raise SettingsError(f'digest must be "auto", "md5" or "blake3", not "{self.digest}"')
-        if self.executor not in ("inline", "threads", "processes"):
-            raise SettingsError(f'executor must be "inline", "threads" or "processes", not "{self.executor}"')
         if self.on_full not in ("error", "wait"):
             raise SettingsError(f'on_full must be "error" or "wait", not "{self.on_full}"')
         if not 0 <= self.workers <= 256:
             raise SettingsError(f"workers must be between 0 and 256, not {self.workers}")
-        if not 0 <= self.niceness <= 19:
-            raise SettingsError(f"niceness must be between 0 and 19, not {self.niceness}")
         for name in ("verify_rate", "scrub_rate", "replica_rate"):
             rate = getattr(self, name)
             if rate is not None and not 2**16 <= rate < 1e15:
@@ -218,11 +213,11 @@ def parse_table(text: str, source: str) -> dict[str, Any]:
         place = re.search(r"\(at (line \d+, column \d+)\)$", str(error))
         raise SettingsError(f"{source} is not valid TOML{f': see {place[1]}' if place else ''}") from error
     _refuse_unknown_names(table, source)
-    return table
+    return {name: value for name, value in table.items() if name not in _REMOVED}
 
 
 def _refuse_unknown_names(table: Mapping[str, Any], source: str) -> None:
-    unknown = [name for name in table if name not in _FIELDS]
+    unknown = [name for name in table if name not in _FIELDS and name not in _REMOVED]
     if unknown:
         hint = _did_you_mean(str(unknown[0]), _FIELDS)
         raise SettingsError(f"{source}: there is no setting {unknown[0]!r}", hint=hint)
@@ -232,7 +227,7 @@ def with_table(settings: Settings, table: Mapping[str, Any], source: str) -> Set
     """Return settings with some replaced by name. SettingsError names `source` and the problem."""
     _refuse_unknown_names(table, source)
     try:
-        given = {name: _converted(name, value, name) for name, value in table.items()}
+        given = {name: _converted(name, value, name) for name, value in table.items() if name not in _REMOVED}
         return msgspec.structs.replace(settings, **given)
     except SettingsError as error:
         raise SettingsError(f"{source}: {error.message}", hint=error.hint) from None  # it says all that this one says
@@ -258,7 +253,7 @@ def with_environment(settings: Settings, environ: Mapping[str, str]) -> Settings
 
 def refuse_unknown(environ: Mapping[str, str]) -> None:
     """Raise SettingsError for an unknown variable with our prefix: a mistyped one would have no effect."""
-    known = {ENVIRONMENT_PREFIX + name.upper() for name in _FIELDS}
+    known = {ENVIRONMENT_PREFIX + name.upper() for name in (*_FIELDS, *_REMOVED)}
     for variable in sorted(environ):
         name = variable.removeprefix(ENVIRONMENT_PREFIX)
         if name != variable and name not in _NO_SETTINGS and variable not in known and environ[variable]:

@@ -77,10 +77,6 @@ class _Command(click.Command):
     metavar="FORM",
     help="Log text or json; auto is text on a terminal.",
 )
-@click.option(
-    "--settle", type=float, metavar="SECONDS", help="Take a save for finished when it is unchanged for so long."
-)
-@click.option("--interval", type=float, metavar="SECONDS", help="Look this often, also without a sign of change.")
 @click.option("--metrics", metavar="HOST:PORT", help="Answer Prometheus here, too: GET /metrics.")
 @click.option("--metrics-token", metavar="FILE", help="Tell the metrics only to those who know this file's secret.")
 @click.option("--metrics-file", metavar="PATH", help="Keep the metrics in this file, for a node's textfile collector.")
@@ -97,7 +93,6 @@ class _Command(click.Command):
 )
 @click.option("--open", "opened", is_flag=True, help="With --link: open the page in your browser.")
 @click.option("--if-unguarded", is_flag=True, help="Only look at a run while another daemon guards it.")
-@click.option("--records", metavar="URL", help="Keep the records here, not in RUN/_ckptguard.")
 @click.option(
     "--example",
     type=click.Choice(list(EXAMPLES)),
@@ -131,8 +126,7 @@ def command(runs: tuple[str, ...], **options: Any) -> None:
     """
 
     def read() -> Plan:
-        flags = {"settle": options["settle"], "scan_interval": options["interval"], "records": options["records"]}
-        return read_plan(runs, options["fleet"], options["config"], os.environ, flags)
+        return read_plan(runs, options["fleet"], options["config"], os.environ)
 
     try:
         limit = None if options["limit"] is None else parse_span(options["limit"])

@@ -69,17 +69,14 @@ class IdleWork:
         urgent: Callable[[str], bool],
         wake: Callable[[str], None],
         stop: threading.Event,
-        *,
-        niceness: int,
     ) -> None:
         self._runs, self._urgent, self._wake, self._stop = runs, urgent, wake, stop
-        self._niceness = niceness
         self._rates = Rates()
         self.lanes = Lanes(self.name, self._turn, stop, storage_of=self._storage_of, begin_lane=self._stand_back)
 
     def _stand_back(self) -> None:
         # Not SCHED_IDLE: the thread may have Python's lock, which the answers need, too.
-        if self._niceness and sys.platform == "linux":
+        if sys.platform == "linux":
             lower_priority(_LOWEST)
 
     def after_pass(self, run: WatchedRun) -> None:

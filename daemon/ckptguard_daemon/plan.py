@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
@@ -39,16 +39,14 @@ class Again(NamedTuple):
     read: Callable[[], Plan]
 
 
-def read_plan(
-    runs: Sequence[str], fleet: str | None, config: str | None, environ: Mapping[str, str], flags: Mapping[str, Any]
-) -> Plan:
+def read_plan(runs: Sequence[str], fleet: str | None, config: str | None, environ: Mapping[str, str]) -> Plan:
     """Read the settings and the fleet file. Raises SettingsError or NotFoundError, in one sentence."""
     if not runs and fleet is None:
         raise SettingsError("name at least one RUN, or a fleet with --fleet")
     targets = (*runs, *(() if fleet is None else folders_of(fleet)))
-    settings = load_settings(config, environ, targets, say=_say, **flags)
+    settings = load_settings(config, environ, targets, say=_say)
     urls = distinct_urls(runs, settings)
-    rules = None if fleet is None else read_fleet(fleet, settings, environ=environ, flags=flags, say=_say)
+    rules = None if fleet is None else read_fleet(fleet, settings, environ=environ, say=_say)
     return Plan(urls=urls, settings=settings if rules is None else rules.settings, fleet=rules)
 
 

@@ -73,7 +73,6 @@ def serve(
     scrapers = listen_for_scrapers(metrics)
     front = open_front(http)
     file = MetricsFile(metrics.file) if metrics.file is not None else None
-    niceness = plan.settings.niceness
     rendezvous = listen(http.socket, plan.places, environ)
     host, boot_id = this_host()
     presence = DaemonRecord(address=rendezvous.path, host=host, boot_id=boot_id, pid=os.getpid(), started_at=utc_now())
@@ -119,8 +118,8 @@ def serve(
         return loop.lanes.somebody_waits() or loop.verdicts_first(run_id) or replicating.is_busy(run_id)
 
     loop = Loop(runs, stop, after_pass, lambda run: replicating.after_pass(run))
-    replicating = Replicating(runs, loop.verdicts_first, loop.wake, stop, niceness=niceness)
-    scrubbing = Scrubbing(runs, replicas_first, loop.wake, stop, niceness=niceness)
+    replicating = Replicating(runs, loop.verdicts_first, loop.wake, stop)
+    scrubbing = Scrubbing(runs, replicas_first, loop.wake, stop)
     behind = (replicating, scrubbing)
     following = Following(
         plan,
@@ -256,8 +255,7 @@ def run_once(plan: Plan, stop: threading.Event, *, metrics: MetricsOptions = NOW
         lambda run, found: run.take(found.name, found.settings, hooks.of(found.settings)),
     )
     following.look()
-    niceness = plan.settings.niceness
-    replicating = Replicating(runs, lambda run_id: False, lambda run_id: None, stop, niceness=niceness)
+    replicating = Replicating(runs, lambda run_id: False, lambda run_id: None, stop)
 
     def settle(run: WatchedRun) -> bool:
         scanner = LaneScanner(stop)

@@ -6,7 +6,7 @@
 A training loop (torch on the processors, as many threads) makes steps of about so many milliseconds. In each round,
 in a shuffled order, a checkpoint of that size arrives in the run (a rename, its bytes in the page cache as after any
 save) while: a daemon verifies it with the default limits (it stands back: nice, SCHED_BATCH, last in line for the
-disk), the same with none of them (`niceness = 0`), and with `--rate` the same held to so many bytes a second. Before
+disk), and with `--rate` the same held to so many bytes a second. Before
 and after each, steps without a daemon. Printed for each kind, medians over the rounds: the median step, the
 95th percentile and the steps per second between arrival and verdict, as ratios to those without a daemon; and the
 time from arrival to verdict.
@@ -161,7 +161,7 @@ def main() -> None:
     processors = sorted(os.sched_getaffinity(0))[:2]
     os.sched_setaffinity(0, processors)  # the daemon inherits it
     torch.set_num_threads(len(processors))
-    kinds = {"default limits": "", "without limits": "niceness = 0"}
+    kinds = {"default limits": ""}
     if options.rate:
         kinds[f"at {options.rate / 1e6:g} MB/s"] = f"verify_rate = {options.rate!r}"
     if options.copies:

@@ -71,7 +71,7 @@ def main() -> None:
         make_fleet(fleet, given.runs, given.checkpoints)
         print(f"{given.runs} runs with {given.checkpoints} checkpoints each, made in {time.monotonic() - began:.1f} s")
         began = time.monotonic()
-        daemon = DaemonProcess(Path(short), arguments=("--fleet", str(fleet), "--interval", given.interval))
+        daemon = DaemonProcess(Path(short), arguments=("--fleet", str(fleet)), CKPTGUARD_SCAN_INTERVAL=given.interval)
         try:
             pid = daemon.process.pid
             while request(daemon.address, "GET", "/readyz")[0] != 200:

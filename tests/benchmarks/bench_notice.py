@@ -26,7 +26,7 @@ from ckptguard.values.settings import Settings
 from ckptguard.values.verdict import Outcome
 from ckptguard.verification.target import verify_target
 
-QUICK = Settings(settle=0.0, workers=1, executor="inline")
+QUICK = Settings(settle=0.0, workers=1)
 
 
 def state(seed: int, *, bad: float | None = None) -> dict[str, torch.Tensor]:

@@ -25,7 +25,7 @@ from ckptguard.verification.target import verify_target
 
 CHUNK = 8 << 20
 FILES = 5
-SETTINGS = Settings(settle=0.0, keep="none", niceness=0)
+SETTINGS = Settings(settle=0.0, keep="none")
 
 
 def write_run(run: Path, size: int) -> int:

@@ -145,9 +145,11 @@ class RealDaemon(Daemon):
         return self.folder / "log"
 
     def _begin(self) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "ckptguard_daemon", str(self.run), "--settle", "0.1", "--interval", "1"]
+        command = [sys.executable, "-m", "ckptguard_daemon", str(self.run)]
         with self._log.open("ab") as log:
-            return subprocess.Popen(command, stderr=log, env=os.environ | {"XDG_RUNTIME_DIR": str(self.folder)})
+            quick = {"CKPTGUARD_SETTLE": "0.1", "CKPTGUARD_SCAN_INTERVAL": "1"}
+            environment = {**os.environ, **quick, "XDG_RUNTIME_DIR": str(self.folder)}
+            return subprocess.Popen(command, stderr=log, env=environment)
 
 
 def bind(server: socket.socket, run: Path, place: Path) -> None:

@@ -530,10 +530,9 @@ class Soak:
 
     def start_daemon(self) -> None:
         """Over the whole fleet."""
-        arguments = ("--fleet", str(self.fleet), "--settle", str(SETTLE), "--interval", str(INTERVAL))
-        self.daemon = DaemonProcess(
-            self.plan.folder, arguments=(*arguments, "--log-format", "json"), **self.environment
-        )
+        quick = {"CKPTGUARD_SETTLE": str(SETTLE), "CKPTGUARD_SCAN_INTERVAL": str(INTERVAL)}
+        arguments = ("--fleet", str(self.fleet), "--log-format", "json")
+        self.daemon = DaemonProcess(self.plan.folder, arguments=arguments, **quick, **self.environment)
         self.log_at, self.began_daemon = 0, time.monotonic()
         self.socket = self.daemon.address
         self.report.actions["daemons started"] += 1

@@ -68,7 +68,7 @@ def test_every_save_gets_its_verdict_and_none_starves(
     options = json.dumps({f"s3://{bucket}": {**moto.options, "endpoint_url": proxy.url}})
     url: Any = stuck
     daemon = DaemonProcess(
-        short_folder, url, arguments=("--fleet", str(file), "--interval", INTERVAL), CKPTGUARD_STORAGE=options
+        short_folder, url, arguments=("--fleet", str(file)), CKPTGUARD_STORAGE=options, CKPTGUARD_SCAN_INTERVAL=INTERVAL
     )
 
     def verdicts() -> dict[tuple[str, int], list[str]]:

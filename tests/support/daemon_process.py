@@ -97,6 +97,9 @@ def request(
         connection.close()
 
 
+QUICK = {"CKPTGUARD_SETTLE": "0.2", "CKPTGUARD_SCAN_INTERVAL": "1"}
+
+
 class DaemonProcess:
     """``ckptguard-daemon`` over some runs, or another `program` that becomes it."""
 
@@ -111,7 +114,7 @@ class DaemonProcess:
         self.runs = runs
         self.folder = folder
         self.log_path = folder / f"log-{len(list(folder.glob('log-*')))}"
-        command = [sys.executable, *program, *map(str, runs), "--settle", "0.2", "--interval", "1"]
+        command = [sys.executable, *program, *map(str, runs)]
         kept = {name: value for name, value in os.environ.items() if not name.startswith("CKPTGUARD_")}
         self.out_path = self.log_path.with_name(f"out-{self.log_path.name}")
         with self.log_path.open("wb") as log, self.out_path.open("wb") as out:
@@ -120,7 +123,7 @@ class DaemonProcess:
                 stdout=out,
                 stderr=log,
                 cwd=folder,
-                env={**kept, "XDG_RUNTIME_DIR": str(folder), **environment},
+                env={**kept, "XDG_RUNTIME_DIR": str(folder), **QUICK, **environment},
             )
 
     @property

@@ -43,7 +43,9 @@ def command(
     if not runs and fleet is None:
         raise click.UsageError("name at least one RUN, or a fleet with --fleet")
     words = ["--http", f"127.0.0.1:{port}", "--link", "reader" if read_only else "operator", "--if-unguarded"]
-    given = {"--fleet": fleet, "--config": config, "--records": records}
+    given = {"--fleet": fleet, "--config": config}
+    if records is not None:
+        os.environ["CKPTGUARD_RECORDS"] = records
     words += [word for option, value in given.items() if value is not None for word in (option, value)]
     words += ["--open"] if opened else []
     # Without -P, Python would import what lies in the current folder: a downloaded run.

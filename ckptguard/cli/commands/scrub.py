@@ -25,7 +25,6 @@ Value = TypeVar("Value")
 @click.argument("run", type=Place())
 @click.option("--max-duration", metavar="SPAN", help="Stop after SPAN (2h); the next scrub goes on there.")
 @click.option("--max-age", metavar="SPAN", help="Skip what was read within SPAN (7d).")
-@click.option("--subset", metavar="N/T", help="Read only the N-th of T parts (1/7 on Mondays, ...).")
 @click.option("--rate", metavar="RATE", help="Read at most this many bytes a second: 100MB, 50MiB.")
 @click.option("--md5", is_flag=True, help="Compare recorded MD5 sums too.")
 @quiet_option
@@ -34,7 +33,6 @@ def command(
     run: str,
     max_duration: str | None,
     max_age: str | None,
-    subset: str | None,
     rate: str | None,
     md5: bool,
     shared: Shared,
@@ -44,7 +42,7 @@ def command(
     Bytes come from the disk, not from the page cache, and are compared by BLAKE3. Damage makes the verdict bad, opens
     an incident, and is told to your hooks. `ckptguard repair` puts the right bytes back.
     """
-    from ckptguard.repair.scrub import ScrubListener, ScrubOrder, parse_subset, scrub
+    from ckptguard.repair.scrub import ScrubListener, ScrubOrder, scrub
     from ckptguard.reporting.notify import Hooks
     from ckptguard.runs.target import open_named_run
     from ckptguard.scan.scanners import scanner_of
@@ -56,7 +54,6 @@ def command(
     order = ScrubOrder(
         max_duration=said(parse_span, max_duration),
         max_age=said(parse_span, max_age),
-        subset=said(parse_subset, subset),
         md5=md5,
     )
     fastest = said(parse_rate, rate)

@@ -12,7 +12,7 @@ from ckptguard.terminal.output import bytes_below, emit, is_quiet, log_trouble, 
 from ckptguard.values.exit_codes import ExitCode, of_outcomes
 
 CODES = (ExitCode.BAD, ExitCode.UNDECIDED, ExitCode.NOT_FOUND)
-_OF_SETTINGS = ("trust_globals", "allow_nonfinite", "digest", "executor", "workers")
+_OF_SETTINGS = ("trust_globals", "allow_nonfinite", "digest", "workers")
 
 
 @click.command("verify", cls=Command, codes=CODES, short_help="Read checkpoints, and say which are good.")
@@ -26,13 +26,7 @@ _OF_SETTINGS = ("trust_globals", "allow_nonfinite", "digest", "executor", "worke
 @click.option("--trust-global", "trust_globals", multiple=True, metavar="NAME", help="Accept this name in a pickle.")
 @click.option("--allow-nonfinite", multiple=True, metavar="PATTERN", help="Let these tensors hold NaN or Inf.")
 @click.option("--digest", type=click.Choice(["md5", "blake3"]), help="With blake3, a known MD5 is not read again.")
-@click.option(
-    "--executor",
-    type=click.Choice(["inline", "threads", "processes"]),
-    metavar="HOW",
-    help="Read inline, in threads, or in processes.",
-)
-@click.option("--workers", type=click.IntRange(1, 256), metavar="N", help="Use N threads or processes.")
+@click.option("--workers", type=click.IntRange(1, 256), metavar="N", help="Use N threads.")
 @click.option("--no-record", is_flag=True, help="Record no verdicts and no incidents.")
 @click.option(
     "--wait", type=click.FloatRange(min=0), metavar="SECONDS", help="Wait this long for a save that is being written."

@@ -12,11 +12,12 @@ import time
 _IOPRIO_SET = {"x86_64": 251, "aarch64": 30}
 _IO_LOWEST = 2 << 13 | 7  # best effort, lowest priority
 _IO_IDLE = 3 << 13
+NICENESS = 10  # of what is done beside training
 _LOWEST = 19
 _ATTEMPTS, _BETWEEN = 10, 0.11
 
 
-def lower_priority(niceness: int) -> None:
+def lower_priority(niceness: int = NICENESS) -> None:
     """Lower the priority of the calling thread, and of what it starts, to this niceness."""
     # Not os.nice: the starting thread may have a lower priority already.
     with contextlib.suppress(OSError):  # a sandbox may refuse even this
@@ -45,7 +46,7 @@ def leads_session() -> bool:
     return os.getsid(0) == os.getpid()
 
 
-def lower_session(niceness: int) -> None:
+def lower_session(niceness: int = NICENESS) -> None:
     """Give the session that this process leads this niceness as a whole.
 
     Where Linux has autogroups, it shares processors between sessions first. So without this, a session apart from

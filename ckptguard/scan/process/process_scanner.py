@@ -1,11 +1,10 @@
-"""A scanner that works in separate processes: limited, without secrets, and replaceable when they die."""
+"""A scanner that works in a separate process: limited, without secrets, and replaceable when it dies."""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from types import TracebackType
 from typing import Self
 
@@ -22,25 +21,24 @@ from ckptguard.storage.protocol import Storage
 
 
 class ProcessScanner:
-    """A `Scanner` that reads local files in up to `processes` processes, each within `limits`.
+    """A `Scanner` that reads local files in a process with `workers` threads, within `limits`.
 
-    They share `workers` threads and the `rate` in bytes per second. A rate extends the time limit of a scan, and a
-    change of it restarts the scan. Idle processes end after a while. If one dies, hangs or sends nonsense, the scan
-    raises WorkerError, which is no verdict. Setting `stop` ends a scan at once. Remote storages are scanned in this
-    process, because one without secrets could not open them.
+    `rate` is in bytes per second. It extends the time limit of a scan, and a change of it restarts the scan. An idle
+    process ends after a while. If it dies, hangs or sends nonsense, the scan raises WorkerError, which is no verdict.
+    Setting `stop` ends a scan at once. Remote storages are scanned in this process, because one without secrets could
+    not open them.
 
     If `yields` says so, a long scan with `ScanOptions.patience` leaves the processors to everything else, and uses one
     thread. The end of the patience restarts it.
 
-    Call it from a thread that lives as long as the scanner: the system ends the processes with the thread that started
-    them.
+    Call it from a thread that lives as long as the scanner: the system ends the process with the thread that started
+    it.
     """
 
     def __init__(
         self,
         limits: WorkerLimits,
         *,
-        processes: int = 1,
         workers: int = 2,
         stop: threading.Event | None = None,
         spare_cache: bool = False,
@@ -48,12 +46,12 @@ class ProcessScanner:
         yields: Callable[[], bool] = lambda: True,
     ) -> None:
         self._seconds = limits.seconds
-        self._may_yield = yields if limits.niceness else lambda: False
+        self._may_yield = yields
         self._workers = workers
         self._stop = stop or threading.Event()
         self._spare_cache = spare_cache
         self._rate = rate
-        self._processes = [WorkerProcess(limits) for _ in range(processes)]
+        self._process = WorkerProcess(limits)
         self._lock = threading.Lock()
 
     def __call__(
@@ -103,61 +101,37 @@ class ProcessScanner:
         yields: bool,
     ) -> Scan:
         started = time.perf_counter()
-        shares = _shares(storage, keys, len(self._processes))
-        threads = 1 if yields else max(self._workers // len(shares), 1)
-        rate, held_up = options.rate, 0.0
-        if rate is not None:
-            held_up, rate = sum(storage.stat(key).size for key in keys) / rate, rate / len(shares)
+        threads, held_up = 1 if yields else self._workers, 0.0
+        if options.rate is not None:
+            held_up = sum(storage.stat(key).size for key in keys) / options.rate
         options = msgspec.structs.replace(
-            options, workers=threads, rate=rate, spare_cache=options.spare_cache or self._spare_cache
+            options, workers=threads, spare_cache=options.spare_cache or self._spare_cache
         )
-        cpu_seconds = self._seconds * 2 * threads  # each has another thread for a whole-file digest
-        root = storage.root or ""
-        requests = [
-            Request(url=root, keys=share, options=options, cpu_seconds=cpu_seconds, yields=yields) for share in shares
-        ]
+        request = Request(
+            url=storage.root or "",
+            keys=tuple(keys),
+            options=options,
+            cpu_seconds=self._seconds * 2 * threads,  # each has another thread for a whole-file digest
+            yields=yields,
+        )
         with self._lock:
-            scans = self._ask(requests, self._seconds + held_up, is_over)
-        files = {file.entry.key: file for scan in scans for file in scan.files}
+            self._process.start(yields=yields)
+            scan = self._process.scan(request, self._seconds + held_up, is_over)
+        files = {file.entry.key: file for file in scan.files}
         if progress is not None:
-            progress(sum(file.entry.size for file in files.values()))
+            progress(sum(file.entry.size for file in scan.files))
         return Scan(files=tuple(files[key] for key in keys), seconds=time.perf_counter() - started)
-
-    def _ask(self, requests: list[Request], seconds: float, is_over: Callable[[], bool]) -> list[Scan]:
-        processes = self._processes[: len(requests)]
-        for process in processes:  # here and not in the executor's threads, which soon end
-            process.start(yields=requests[0].yields)
-        if len(requests) == 1:
-            return [processes[0].scan(requests[0], seconds, is_over)]
-        failed = threading.Event()
-
-        def stopped() -> bool:
-            return is_over() or failed.is_set()
-
-        with ThreadPoolExecutor(len(requests), "ckptguard-scan") as executor:
-            futures: list[Future[Scan]] = [
-                executor.submit(process.scan, request, seconds, stopped)
-                for process, request in zip(processes, requests, strict=True)
-            ]
-            try:
-                ended = wait(futures, return_when=FIRST_EXCEPTION).done
-                first = next((error for error in (f.exception() for f in futures if f in ended) if error), None)
-            finally:
-                failed.set()  # the others need not continue
-        if first is not None:
-            raise first
-        return [future.result() for future in futures]
 
     @property
     def pids(self) -> list[int]:
-        """The ids of the existing scanning processes."""
-        return [pid for pid in (process.pid for process in self._processes) if pid is not None]
+        """The id of the scanning process, if there is one."""
+        pid = self._process.pid
+        return [] if pid is None else [pid]
 
     def close(self) -> None:
-        """End the processes. After `stop` was set it does not wait for a scan."""
+        """End the process. After `stop` was set it does not wait for a scan."""
         with self._lock:
-            for process in self._processes:
-                process.end()
+            self._process.end()
 
     def __enter__(self) -> Self:
         return self
@@ -178,17 +152,3 @@ def _until(is_over: Callable[[], bool], progress: Progress | None) -> Progress:
             progress(done)
 
     return report
-
-
-def _shares(storage: Storage, keys: Sequence[str], most: int) -> list[tuple[str, ...]]:
-    """Split the files for the processes, with about equal bytes, and no more processes than files."""
-    if most == 1 or len(keys) < 2:
-        return [tuple(keys)]
-    sizes = {key: storage.stat(key).size for key in keys}
-    shares: list[list[str]] = [[] for _ in range(min(most, len(sizes)))]
-    loads = [0] * len(shares)
-    for key in sorted(sizes, key=lambda key: -sizes[key]):
-        lightest = loads.index(min(loads))
-        shares[lightest].append(key)
-        loads[lightest] += sizes[key] + 1
-    return [tuple(share) for share in shares]

@@ -1,4 +1,4 @@
-"""The scanning process: ``python -m ckptguard.scan.process.worker MEMORY IDLE PARENT NICENESS``.
+"""The scanning process: ``python -m ckptguard.scan.process.worker MEMORY IDLE PARENT``.
 
 It parses files that may be hostile, so it has no secrets, and limited memory and time. It has low priority, and dies
 with its parent. It serves one request at a time, and ends after being idle for a while.
@@ -30,14 +30,13 @@ _OPEN_FILES = 256
 
 def main() -> None:
     """Serve requests from stdin until it closes, or none comes for the idle time."""
-    memory, idle, parent, niceness = int(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
+    memory, idle, parent = int(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3])
     answers = os.dup(1)
     os.dup2(2, 1)  # a library's prints must not mix with the answers
     die_with(parent)
     _limit(memory)
-    if niceness:
-        lower_session(niceness)
-        lower_priority(niceness)
+    lower_session()
+    lower_priority()
     while select.select([0], [], [], idle)[0]:
         body = _read_request()
         if body is None:

@@ -30,18 +30,17 @@ _PASSED_ON = ("PATH", "LANG", "LANGUAGE", "TMPDIR", "VIRTUAL_ENV", "LD_LIBRARY_P
 class WorkerLimits(msgspec.Struct, frozen=True, kw_only=True):
     """The limits of one scanning process: `memory` bytes of address space, and `seconds` for a scan.
 
-    It ends after `idle` seconds without a request. `niceness` lowers its priority for processors and disks.
+    It ends after `idle` seconds without a request.
     """
 
     memory: int
     seconds: float
     idle: float = 60.0
-    niceness: int = 10
 
 
 def limits_of(settings: Settings) -> WorkerLimits:
     """Return the limits from the settings."""
-    return WorkerLimits(memory=settings.worker_memory, seconds=settings.worker_seconds, niceness=settings.niceness)
+    return WorkerLimits(memory=settings.worker_memory, seconds=settings.worker_seconds)
 
 
 class WorkerProcess:
@@ -74,7 +73,7 @@ class WorkerProcess:
         self._complaints = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as the process
         limits = self._limits
         apart = leads_session()  # then the process gets a session of its own, which it can lower as a whole
-        arguments = (str(limits.memory), str(limits.idle), str(os.getpid()), str(limits.niceness))
+        arguments = (str(limits.memory), str(limits.idle), str(os.getpid()))
         try:
             with self._starting:
                 self._process = subprocess.Popen(

@@ -84,7 +84,7 @@ def test_hooks_are_told(invoke, copied, tmp_path):
 
 @pytest.mark.parametrize(
     "flags",
-    [("--rate", "5"), ("--rate", "fast"), ("--subset", "3/2"), ("--max-age", "soon"), ("--max-duration", "-1")],
+    [("--rate", "5"), ("--rate", "fast"), ("--max-age", "soon"), ("--max-duration", "-1")],
 )
 def test_flags_that_make_no_sense_are_wrong_usage(invoke, copied, flags):
     """One sentence, exit code 2."""

@@ -106,7 +106,7 @@ def hostile(web: Listener, folder: Path) -> str:
     """A settings file with all that must come from the user."""
     return (
         hooks(web, folder / "marker")
-        + f'notify = ["{web.address}"]\nreplicas = ["memory://elsewhere/{{run}}"]\nexecutor = "processes"\n'
+        + f'notify = ["{web.address}"]\nreplicas = ["memory://elsewhere/{{run}}"]\n'
         + f"records = {json.dumps(str(folder / 'records'))}\nrepair = true\nkeep_last = 1\nprune_failed = true\n"
         + 'trash_grace = 0.0\ntrust_globals = ["os.system"]\n[storage.memory]\nsecret = "x"\n'
     )
@@ -219,8 +219,8 @@ def test_a_strangers_file_means_nothing_to_python_either(
 PROCESSES: dict[str, tuple[str, ...]] = {
     "supervise": ("ckptguard", "supervise", "--max-rollbacks", "0", "R", "--", "true"),
     "gate": ("ckptguard", "gate", "R", "--", "true"),
-    "daemon --once": ("ckptguard_daemon", "--once", "--settle", "0", "R"),
-    "daemon --once --fleet": ("ckptguard_daemon", "--once", "--settle", "0", "--fleet", "R"),
+    "daemon --once": ("ckptguard_daemon", "--once", "R"),
+    "daemon --once --fleet": ("ckptguard_daemon", "--once", "--fleet", "R"),
     "fleet --engine processes": ("ckptguard", "fleet", "verify", "R", "--engine", "processes"),
 }
 
@@ -252,7 +252,12 @@ def test_a_process_obeys_the_users_file(name: str, run: Path, web: Listener, mon
 def _start(module: str, *words: str) -> subprocess.CompletedProcess[str]:
     """Run a command as its script does: without -P, Python would import from the current folder by our own doing."""
     return subprocess.run(
-        [sys.executable, "-P", "-m", module, *words], capture_output=True, text=True, timeout=PATIENCE, check=False
+        [sys.executable, "-P", "-m", module, *words],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        env={"CKPTGUARD_SETTLE": "0", **os.environ},
+        check=False,
     )
 
 

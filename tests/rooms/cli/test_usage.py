@@ -60,13 +60,14 @@ def test_wrong_usage_is_one_sentence_of_ours(invoke, arguments):
     ("arguments", "words"),
     [
         (("--nosuch", "run"), "there is no option --nosuch"),
-        (("--settle", "x", "run"), "--settle: it must be a number, not 'x'"),
+        (("--settle", "5", "run"), "there is no option --settle any more: use the setting settle, or CKPTGUARD_SETTLE"),
+        (("--parent", "x", "run"), "--parent: it must be a whole number, not 'x'"),
         (("--log-format", "x", "run"), "--log-format: it must be auto, text or json, not 'x'"),
         (("--parent",), "--parent needs a value after it"),
     ],
 )
 def test_the_daemon_tells_wrong_usage_in_the_same_words(arguments, words):
-    """Its own options, too."""
+    """Its own options, too, and those that it once had."""
     done = click.testing.CliRunner().invoke(daemon, arguments, prog_name="ckptguard-daemon")
     assert (done.exit_code, done.stderr) == (2, f"error: {words}\nhint: ckptguard-daemon --help\n")
 

@@ -41,13 +41,14 @@ def known_good(daemon: DaemonProcess, run: Path) -> int:
     return until(look, f"a verdict for {run}")
 
 
-def once(*arguments: object) -> subprocess.CompletedProcess[str]:
+def once(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
     """`ckptguard-daemon ... --once`, ended."""
     return subprocess.run(
-        [sys.executable, "-m", "ckptguard_daemon", "--settle", "0.1", "--once", *map(str, arguments)],
+        [sys.executable, "-m", "ckptguard_daemon", "--once", *map(str, arguments)],
         capture_output=True,
         text=True,
         timeout=PATIENCE,
+        env={**os.environ, "CKPTGUARD_SETTLE": "0.1", **environment},
         check=False,
     )
 
@@ -164,7 +165,6 @@ def test_once_over_a_fleet(tmp_path: Path) -> None:
         ((), "name at least one RUN", 2),
         (("--fleet", "nothing"), "no folder or fleet file", 10),
         (("--fleet", "model.pt"), "no fleet file", 2),
-        (("--fleet", ".", "--records", "elsewhere"), "a fleet has several runs", 2),
     ],
 )
 def test_wrong_use_gets_one_sentence(
@@ -176,6 +176,12 @@ def test_wrong_use_gets_one_sentence(
     done = once(*arguments)
     assert (done.returncode, sentence in done.stderr) == (code, True), done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_fleet_has_no_one_place_for_records(tmp_path: Path) -> None:
+    """The setting is refused, wherever it comes from."""
+    done = once("--fleet", tmp_path, CKPTGUARD_RECORDS="elsewhere")
+    assert (done.returncode, "a fleet has several runs" in done.stderr) == (2, True), done.stderr
 
 
 def test_the_address_is_found_again(tmp_path: Path, start: Starter) -> None:

@@ -130,7 +130,7 @@ def test_a_stop_in_the_middle_of_a_scan(run: Path, start: Starter, number: signa
     daemon.process.send_signal(number)
     assert daemon.process.wait(PATIENCE) == 0
     assert not Path(f"/proc/{worker}").exists()
-    assert once(run, "--settle", "0.1").returncode == 0
+    assert once(run, CKPTGUARD_SETTLE="0.1").returncode == 0
 
 
 def test_the_socket_is_private(run: Path, start: Starter) -> None:
@@ -219,7 +219,7 @@ def test_once_answers_with_its_exit_code(run: Path, nan: bool, truncated: bool, 
             os.truncate(path, info.st_size - 1000)
             os.utime(path, ns=(info.st_atime_ns, info.st_mtime_ns))
             held.enter_context(open(path, "ab"))  # its writer goes on
-        done = once(run, "--settle", "0.1")
+        done = once(run, CKPTGUARD_SETTLE="0.1")
     assert (done.returncode, done.stdout) == (code, "")
     assert open_run(str(run)).records.list("ledger") != []
 
@@ -227,7 +227,7 @@ def test_once_answers_with_its_exit_code(run: Path, nan: bool, truncated: bool, 
 def test_once_waits_for_what_is_settling(run: Path) -> None:
     """A save that was written just now is waited for and verified."""
     os.utime(save(run, 1))
-    assert once(run, "--settle", "0.5").returncode == 0
+    assert once(run, CKPTGUARD_SETTLE="0.5").returncode == 0
 
 
 def test_once_over_a_storage_that_is_not_local() -> None:

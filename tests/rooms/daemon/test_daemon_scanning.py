@@ -172,7 +172,7 @@ def test_only_a_long_scan_with_patience_yields(
     second, policy = policy_of(scanner)
     assert second != first
     assert policy == os.SCHED_BATCH
-    monkeypatch.setattr(scanner, "_may_yield", lambda: False)  # as with niceness 0, or without training
+    monkeypatch.setattr(scanner, "_may_yield", lambda: False)  # as without training
     scanner(storage, KEYS, patient)
     assert policy_of(scanner) == (second, os.SCHED_BATCH)
 

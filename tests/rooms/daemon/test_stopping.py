@@ -356,8 +356,8 @@ def test_a_log_that_nobody_reads(run: Path, tmp_path: Path, short_folder: Path) 
     fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, 4096)
     os.write(writing, b"x" * 4096)
     save(run, 100)
-    environment = {**os.environ, "XDG_RUNTIME_DIR": str(short_folder)}
-    words = [sys.executable, "-m", "ckptguard_daemon", str(run), "--settle", "0.1"]
+    environment = {**os.environ, "XDG_RUNTIME_DIR": str(short_folder), "CKPTGUARD_SETTLE": "0.1"}
+    words = [sys.executable, "-m", "ckptguard_daemon", str(run)]
     with subprocess.Popen(words, stderr=writing, env=environment) as daemon:
         try:
             os.close(writing)

@@ -25,11 +25,11 @@ def once(*arguments: object, code: str | None = None, **environment: str) -> tup
     """The exit code of `--once`, and the events that it logged."""
     program = ["-m", "ckptguard_daemon"] if code is None else ["-c", code]
     done = subprocess.run(
-        [sys.executable, *program, *map(str, arguments), "--once", "--settle", "0.1", "--log-format", "json"],
+        [sys.executable, *program, *map(str, arguments), "--once", "--log-format", "json"],
         stderr=subprocess.PIPE,
         text=True,
         timeout=PATIENCE,
-        env={**os.environ, **environment},
+        env={**os.environ, "CKPTGUARD_SETTLE": "0.1", **environment},
         check=False,
     )
     lines = [line for line in done.stderr.splitlines() if line.startswith("{")]

@@ -13,7 +13,7 @@ from ckptguard.errors import CkptguardError, NotFoundError, SettingsError
 from ckptguard.fleet import find_runs, read_fleet
 from ckptguard.fleet.find_runs import names_of, split_pattern
 from ckptguard.fleet.fleet_file import FleetFile, parse_fleet
-from ckptguard.values.settings import Settings, with_environment
+from ckptguard.values.settings import Settings
 
 NAMES = st.sampled_from(["exp1", "exp2", "team/exp1", "team/big"])
 PATTERNS = st.sampled_from(["*", "exp*", "team/*", "exp1", "/data/*", "none"])
@@ -26,7 +26,6 @@ VALUES = st.dictionaries(st.sampled_from(["keep_good", "keep_pending", "workers"
     everyone=VALUES,
     tables=st.dictionaries(PATTERNS, VALUES, max_size=4),
     environ=VALUES,
-    flags=VALUES,
 )
 def test_the_nearest_word_counts(
     name: str,
@@ -34,22 +33,17 @@ def test_the_nearest_word_counts(
     everyone: dict[str, int],
     tables: dict[str, dict[str, int]],
     environ: dict[str, int],
-    flags: dict[str, int],
 ) -> None:
-    """Of every setting that of the flags counts, else of the environment, else of the last table that fits, else of the
-    fleet's settings, else of the settings file, else the default."""
+    """Of every setting that of the environment counts, else of the last table that fits, else of the fleet's settings,
+    else of the settings file, else the default."""
     url = f"/data/{name}"
     variables = {f"CKPTGUARD_{key.upper()}": str(value) for key, value in environ.items()}
     file = FleetFile(folders=("/data",), settings=everyone, runs=tables)
     given_settings = Settings().changed(**base)
-
-    def fixed(settings: Settings) -> Settings:
-        return with_environment(settings, variables).changed(**flags)
-
-    got = file.settings_of(name, url, given_settings, fixed)
+    got = file.settings_of(name, url, given_settings, variables)
     fitting = [t for p, t in tables.items() if fnmatchcase(name, p) or fnmatchcase(url, p)]
     for key in ("keep_good", "keep_pending", "workers"):
-        words = [base, everyone, *fitting, environ, flags]
+        words = [base, everyone, *fitting, environ]
         expected = next((w[key] for w in reversed(words) if key in w), getattr(Settings(), key))
         assert getattr(got, key) == expected
 
@@ -61,14 +55,13 @@ def test_tables_apply_to_the_runs_they_name(tmp_path: Path) -> None:
         (tmp_path / name / "last.pt").write_bytes(b"x")
     file = tmp_path / "fleet.toml"
     file.write_text(
-        'folders = ["runs/*"]\ndepth = 1\nmatch = ["*/exp*"]\n'
-        '[settings]\nkeep_good = 5\n[runs."b/*"]\nreplicas = ["/backup/{run}"]\n'
+        'folders = ["runs/*/exp*"]\ndepth = 0\n[settings]\nkeep_good = 5\n[runs."b/*"]\nreplicas = ["/backup/{run}"]\n'
     )
-    fleet = find_runs(str(file), Settings(), environ={"CKPTGUARD_WORKERS": "3"}, flags={"settle": 1.5})
+    fleet = find_runs(str(file), Settings(), environ={"CKPTGUARD_WORKERS": "3"})
     assert [run.name for run in fleet.runs] == ["a/exp1", "b/exp2"]
     first, second = (run.settings for run in fleet.runs)
-    assert first == Settings(keep_good=5, workers=3, settle=1.5)
-    assert second == Settings(keep_good=5, workers=3, settle=1.5, replicas=("/backup/{run}",))
+    assert first == Settings(keep_good=5, workers=3)
+    assert second == Settings(keep_good=5, workers=3, replicas=("/backup/{run}",))
 
 
 WRONG = {
@@ -79,6 +72,7 @@ WRONG = {
     "wrong type": ('folders = "runs"', "folders must be a list"),
     "depth": ('folders = ["a"]\ndepth = 99', "depth must be between 0 and 8"),
     "depth type": ('folders = ["a"]\ndepth = "x"', "depth must be a whole number"),
+    "a key that went": ('folders = ["a"]\nmatch = ["*"]', "write its patterns into `folders`"),
     "unknown key": ('folders = ["a"]\ndept = 1', "there is no key 'dept'"),
     "unknown setting": ('folders = ["a"]\n[settings]\nkeep_god = 1', "there is no setting 'keep_god'"),
     "a run's setting": ('folders = ["a"]\n[runs."x*"]\nkeep_good = "many"', r"x\*.*keep_good must be a whole number"),

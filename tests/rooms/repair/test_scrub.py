@@ -10,12 +10,11 @@ from support.records_on_disk import at
 from support.runs import QUICK, write_sharded, write_torch
 from support.views import look
 
-from ckptguard.errors import SettingsError
 from ckptguard.records.incidents import list_incidents
 from ckptguard.records.kept import read_kept, read_set_aside
 from ckptguard.records.run import open_run
 from ckptguard.records.scrubs import read_scrubs
-from ckptguard.repair.scrub import ScrubListener, ScrubOrder, parse_subset, scrub
+from ckptguard.repair.scrub import ScrubListener, ScrubOrder, scrub
 from ckptguard.runs.find_known_good import find_known_good
 from ckptguard.runs.history import load_history
 from ckptguard.runs.work import Work
@@ -142,23 +141,6 @@ def test_the_oldest_comes_first_and_the_young_are_left_out(root):
             old.unlink()
         (folder / name).write_text("{}")
     assert [str(one.id) for one in scrub(look(run)).places] == ["100.1", "300.1", "200.1"]
-
-
-def test_subsets_are_a_partition(root):
-    """Each checkpoint is in one of t parts, the same one each time."""
-    run = guarded(root, keep="none", writer=write_torch, steps=tuple(range(10, 130, 10)))
-    orders = [ScrubOrder(subset=parse_subset(f"{n}/3")) for n in (1, 2, 3)]
-    parts = [[str(one.id) for one in scrub(look(run), order).places] for order in orders]
-    assert sorted(id for part in parts for id in part) == sorted(f"{step}.1" for step in range(10, 130, 10))
-    assert all(parts)
-    assert {*parts[1]} == {str(one.id) for one in scrub(look(run), orders[1]).places}
-
-
-@pytest.mark.parametrize("text", ["", "1", "0/3", "4/3", "1/0", "a/b", "-1/3", "1/3/5", "1/99999999"])
-def test_subsets_that_make_no_sense(text):
-    """A sentence."""
-    with pytest.raises(SettingsError):
-        parse_subset(text)
 
 
 class StopAfter:

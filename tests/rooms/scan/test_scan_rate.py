@@ -15,7 +15,6 @@ from ckptguard.scan.paced_reader import CATCH_UP, Rate
 from ckptguard.scan.process.process_scanner import ProcessScanner
 from ckptguard.scan.process.worker_process import WorkerLimits, WorkerProcess
 from ckptguard.storage import open_storage
-from ckptguard.values.settings import Settings
 
 KEYS = ["a.safetensors", "b.safetensors"]
 SLOWEST = 65536.0
@@ -107,9 +106,9 @@ def test_who_waits_for_its_turn_hears_that_it_is_not_wanted(folder):
         scan_files(open_storage(folder), KEYS, ScanOptions(rate=SLOWEST), report)
 
 
-def scanning(*, niceness=10, **options):
+def scanning(**options):
     """A scanning process for a few files."""
-    return ProcessScanner(WorkerLimits(memory=2**32, seconds=60.0, niceness=niceness), **options)
+    return ProcessScanner(WorkerLimits(memory=2**32, seconds=60.0), **options)
 
 
 @pytest.mark.parametrize("is_local", [True, False])
@@ -141,7 +140,7 @@ def test_a_scan_goes_on_without_limit_when_there_is_none_any_more(folder):
     assert found.files == scan_files(open_storage(folder), KEYS).files
 
 
-def test_processes_share_the_rate_and_get_the_time_that_it_takes(monkeypatch, folder):
+def test_a_process_gets_the_time_that_the_rate_takes(monkeypatch, folder):
     """A limit is no reason not to be able to tell; structures are read without it."""
     asked = []
 
@@ -150,24 +149,22 @@ def test_processes_share_the_rate_and_get_the_time_that_it_takes(monkeypatch, fo
         return scan_files(open_storage(request.url), request.keys)
 
     monkeypatch.setattr(WorkerProcess, "scan", scan)
-    with scanning(processes=2, rate=lambda: 1e6) as scanner:
+    with scanning(rate=lambda: 1e6) as scanner:
         scanner(open_storage(folder), KEYS)
-        assert asked == [(60.0 + size_of(folder) / 1e6, 5e5)] * 2
-        scanner(open_storage(folder), KEYS[:1], ScanOptions(structure_only=True))
-    assert asked[2:] == [(60.0, None)]
+        assert asked == [(60.0 + size_of(folder) / 1e6, 1e6)]
+        scanner(open_storage(folder), KEYS, ScanOptions(structure_only=True))
+    assert asked[1:] == [(60.0, None)]
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="scheduling classes of Linux")
-@pytest.mark.parametrize(("niceness", "policy"), [(10, os.SCHED_BATCH), (3, os.SCHED_BATCH), (0, os.SCHED_OTHER)])
-def test_the_process_stands_back_as_far_as_it_is_told(folder, niceness, policy):
-    """With 0 it is a process like any other."""
-    with scanning(niceness=niceness) as scanner:
+def test_the_process_has_low_priority(folder):
+    """Training comes first."""
+    with scanning() as scanner:
         scanner(open_storage(folder), KEYS[1:])
         [pid] = scanner.pids
         ours = os.getpriority(os.PRIO_PROCESS, 0)
-        assert os.getpriority(os.PRIO_PROCESS, pid) == max(ours, niceness)
-        assert os.sched_getscheduler(pid) == policy
-    assert Settings().niceness == 10
+        assert os.getpriority(os.PRIO_PROCESS, pid) == max(ours, 10)
+        assert os.sched_getscheduler(pid) == os.SCHED_BATCH
 
 
 OF_ITS_OWN = """
@@ -176,7 +173,7 @@ from ckptguard.scan.process.process_scanner import ProcessScanner
 from ckptguard.scan.process.worker_process import WorkerLimits
 from ckptguard.storage import open_storage
 
-with ProcessScanner(WorkerLimits(memory=2**32, seconds=60.0, niceness=10)) as scanner:
+with ProcessScanner(WorkerLimits(memory=2**32, seconds=60.0)) as scanner:
     scanner(open_storage(sys.argv[1]), ["b.safetensors"])
     [pid] = scanner.pids
     print(os.getsid(pid) == pid, os.getsid(pid) == os.getsid(0), os.getpgid(pid) == os.getpgid(0))

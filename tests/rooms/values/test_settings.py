@@ -30,7 +30,7 @@ def test_toml_and_environment():
     "text",
     ["settle = -1", "settle = nan", "keep_good = 0", 'keep = "links"', "colour = 1", 'settle = "soon"', "settle = ",
      'webhook = "ftp://x"', "worker_memory = 1", "scan_interval = 0", "keep_pending = 0",
-     'digest = "sha1"', 'executor = "gpu"', "workers = -1", "niceness = 20", "niceness = -1", "verify_rate = 1000",
+     'digest = "sha1"', "workers = -1", "verify_rate = 1000",
      "verify_rate = nan", "verify_rate = inf", "keep_last = 0", "keep_every = -5", 'keep_within = "soon"',
      "keep_within = 0", 'keep_best = ["loss"]', 'trash_grace = "-1d"',
      'replicas = [""]', 'replicas = ["/mnt/{runs}"]'],
@@ -40,6 +40,14 @@ def test_nonsense_is_refused_with_the_source(text):
     with pytest.raises(SettingsError) as caught:
         parse_settings(text, "ckptguard.toml")
     assert caught.value.message
+
+
+def test_settings_that_went_say_nothing():
+    """A file or an environment that an older release reads, too, is no mistake."""
+    assert parse_settings('executor = "gpu"\nniceness = 0\nkeep_good = 3', "x") == Settings(keep_good=3)
+    environ = {"CKPTGUARD_EXECUTOR": "processes", "CKPTGUARD_NICENESS": "x"}
+    refuse_unknown(environ)
+    assert with_environment(Settings(), environ) == Settings()
 
 
 def test_none_leaves_what_was():

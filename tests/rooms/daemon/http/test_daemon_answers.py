@@ -71,7 +71,7 @@ def test_a_series_can_be_named(run: Path, start: Starter) -> None:
     """With `series`, another series neither answers nor is waited for."""
     save(run, 100, age=7200)
     save(run, 200, age=7200).rename(run / "other-200.safetensors")
-    daemon = start(run, arguments=("--settle", "3600"))
+    daemon = start(run, CKPTGUARD_SETTLE="3600")
     daemon.known_good(200)
     save(run, 300, age=0)
     status, answer = daemon.ask("known-good?wait_seconds=20&series=other-%23.safetensors")
@@ -101,7 +101,7 @@ def test_a_question_waits_for_the_verdict(run: Path, start: Starter) -> None:
 def test_waiting_blocks_nobody(run: Path, start: Starter) -> None:
     """With a hundred waiting questions the daemon answers others, and still stops within its time."""
     save(run, 100)
-    daemon = start(run, arguments=("--settle", "1000"))
+    daemon = start(run, CKPTGUARD_SETTLE="1000")
     daemon.post("verify")
     save(run, 200, age=0)
     sockets = [send_question(daemon, "known-good?wait_seconds=600") for _ in range(100)]

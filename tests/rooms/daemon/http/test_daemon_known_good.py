@@ -52,7 +52,7 @@ def test_a_change_is_in_the_next_answer(run: Path, start: Starter) -> None:
     """Verdicts, files and records that change behind its back, right after a question or long after."""
     for step in (100, 200, 300, 400):
         save(run, step)
-    daemon = start(run, arguments=("--settle", "0.1", "--interval", "1000"))
+    daemon = start(run, CKPTGUARD_SETTLE="0.1", CKPTGUARD_SCAN_INTERVAL="1000")
     daemon.known_good(400)
     assert [daemon.ask("known-good")[1]["id"] for _ in range(3)] == ["400.1"] * 3
     make_suspect(run, 400)

@@ -38,6 +38,7 @@ from ckptguard_daemon.http.routes import Served
 from ckptguard_daemon.http.server import HttpServer
 from ckptguard_daemon.idle_work import Replicating, Scrubbing
 from ckptguard_daemon.jobs import Jobs
+from ckptguard_daemon.lanes import Lanes
 from ckptguard_daemon.liveness import Systemd, is_fresh
 from ckptguard_daemon.log import log
 from ckptguard_daemon.loop import LaneScanner, Loop, Passes
@@ -70,143 +71,200 @@ def serve(
     Raises SettingsError or BusyError if the socket is unavailable. Later errors do not end it.
     """
     manager = Systemd()
-    scrapers = listen_for_scrapers(metrics)
-    front = open_front(http)
-    file = MetricsFile(metrics.file) if metrics.file is not None else None
-    rendezvous = listen(http.socket, plan.places, environ)
-    host, boot_id = this_host()
-    presence = DaemonRecord(address=rendezvous.path, host=host, boot_id=boot_id, pid=os.getpid(), started_at=utc_now())
-    hooks, runs, passes, passed = HookSets(), Roster(), Passes(), threading.Event()
-    feed = CatalogueFeed(open_catalogue(rendezvous.path, environ))
-
-    def notice(key: str) -> None:
-        following.wake() if key == _FLEET else loop.wake(key)
-
-    watcher = Watcher(notice)
-
-    def make(found: FleetRun) -> WatchedRun:
-        run = WatchedRun(found.url, run_id_of(found.url), found.settings, hooks.of(found.settings), presence, feed)
-        if os.path.isabs(run.url):
-            run.silence = watcher
-        run.yields = http.yields
-        return run
-
-    def left(run: WatchedRun) -> None:
-        watcher.forget(run.run_id)
-        run.leave()
-
-    def looked() -> None:
-        watcher.keep(_FLEET, following.folders)
-        feed.keep_only(run.run_id for run in runs)
-        hooks.keep_only(run.settings for run in runs)
-
-    def after_pass(run: WatchedRun) -> None:
-        passes.done(run.run_id)
-        passed.set()
-        if runs.get(run.run_id) is not run:
-            left(run)  # it went during this pass, which wrote and watched once more
-            return
-        if run.asks_others_for_room():
-            for other in runs:
-                if other is not run and other.storage == run.storage:
-                    other.look_soon()
-                    loop.wake(other.run_id)
-        for work in behind if run.guards else ():
-            work.after_pass(run)
-
-    def replicas_first(run_id: str) -> bool:
-        return loop.lanes.somebody_waits() or loop.verdicts_first(run_id) or replicating.is_busy(run_id)
-
-    loop = Loop(runs, stop, after_pass, lambda run: replicating.after_pass(run))
-    replicating = Replicating(runs, loop.verdicts_first, loop.wake, stop)
-    scrubbing = Scrubbing(runs, replicas_first, loop.wake, stop)
-    behind = (replicating, scrubbing)
-    following = Following(
-        plan,
-        runs,
-        make,
-        lambda run, found: run.take(found.name, found.settings, hooks.of(found.settings)),
-        arrived=lambda run: loop.wake(run.run_id),
-        left=left,
-        looked=looked,
-    )
-    thread = threading.Thread(target=loop.run, name="loop", daemon=True)
-    aside = [threading.Thread(target=work.lanes.run, name=work.name, daemon=True) for work in behind]
-    aside.append(threading.Thread(target=following.run, args=(stop, again), name="fleet", daemon=True))
-    told = Metrics(lambda: _facts_of(runs, feed), loop.last_progress)
-
-    def alive() -> bool:
-        return thread.is_alive() and is_fresh(loop.last_progress())
-
-    served = Served(
-        runs=runs,
-        loop=loop,
-        passes=passes,
-        presence=presence,
-        feed=feed,
-        metrics=told,
-        alive=alive,
-        searched=lambda: following.has_looked,
-        stop=stop,
-        jobs=Jobs(stop),
-    )
-    routes = application(served)
-    servers = [HttpServer(LocalGate(routes), rendezvous.socket)]
-    if front is not None:
-        front.remember(rendezvous.path, environ)
-        servers.append(front.server(routes))
-    if scrapers is not None:
-        servers.append(HttpServer(ScrapeAnswers(told.text, metrics.token_file), scrapers))
-        log("metrics", address=address_of(scrapers))
+    listening = Listening(plan, environ, metrics, http)
+    feed = CatalogueFeed(open_catalogue(listening.presence.address, environ))
+    guarding = Guarding(plan, stop, listening.presence, feed, only_looks=http.yields)
     try:
-        if not all(server.start() for server in servers):
+        if not listening.start(guarding):
             return ExitCode.FAILED
-        if file is not None:
-            aside.append(threading.Thread(target=file.keep_written, args=(told.text, passed, stop), daemon=True))
-        for begun in (thread, *aside):
-            begun.start()
-        log("started", version=__version__, pid=presence.pid, socket=rendezvous.path, runs=list(plan.urls))
+        guarding.start(again)
+        log("started", version=__version__, pid=os.getpid(), socket=listening.presence.address, runs=list(plan.urls))
         if plan.fleet is not None:
             log("searching", folders=list(plan.fleet.file.folders))
         manager.is_ready()
-        if front is not None:
-            front.show_link()
+        if listening.front is not None:
+            listening.front.show_link()
         while not stop.wait(1.0):
-            manager.tell_progress(loop.last_progress(), runs)
-            if front is not None:
-                front.look()
+            manager.tell_progress(guarding.loop.last_progress(), guarding.runs)
+            if listening.front is not None:
+                listening.front.look()
             if again is not None and again.asked.is_set():
-                following.wake()
+                guarding.following.wake()
         if wanted is not None and not wanted():
             log("parent_gone")
     finally:
         began = time.monotonic()
         manager.is_stopping()
         stop.set()
-        feed.wake()  # streams of events end before the servers do
-        following.wake()
-        everywhere = (loop.lanes, replicating.lanes, scrubbing.lanes)
-        for lanes in everywhere:
-            lanes.wake(())
-        passed.set()
-        for server in servers:
-            server.begin_to_close()
-        for server in servers:
-            server.close(began + _WORK_STOP_SECONDS - time.monotonic())
-        rendezvous.close()
-        if front is not None:
-            front.close()
-        watcher.close()
-        for lanes in everywhere:
-            lanes.wait_for_end(began + _WORK_STOP_SECONDS - time.monotonic())
-        served.jobs.wait_for_end(began + _WORK_STOP_SECONDS - time.monotonic())
-        # Those with work under way may hang, and so may their records.
-        left_last = sorted(runs, key=lambda run: any(lanes.turn_of(run.run_id) for lanes in everywhere))
-        calls = CallsAtOnce([feed.close, *(run.leave for run in left_last)])
-        hooks.close(patience=began + _HOOK_STOP_SECONDS - time.monotonic())
-        calls.wait(began + _HOOK_STOP_SECONDS - time.monotonic())
-        log("stopped", pid=presence.pid)
+        guarding.end_waits()
+        listening.close(began + _WORK_STOP_SECONDS)
+        guarding.close(began)
+        log("stopped", pid=os.getpid())
     return ExitCode.GOOD
+
+
+class Guarding:
+    """The runs, the threads that work on them, and what each of these tells the others."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        stop: threading.Event,
+        presence: DaemonRecord,
+        feed: CatalogueFeed,
+        *,
+        only_looks: bool,
+    ) -> None:
+        self._presence, self._only_looks, self.stop = presence, only_looks, stop
+        self.hooks, self.runs, self.passes, self.passed = HookSets(), Roster(), Passes(), threading.Event()
+        self.feed, self.jobs = feed, Jobs(stop)
+        self._watcher = Watcher(self._notice)
+        self.loop = Loop(self.runs, stop, self._after_pass, lambda run: self._replicating.after_pass(run))
+        self._replicating = Replicating(self.runs, self.loop.verdicts_first, self.loop.wake, stop)
+        self._scrubbing = Scrubbing(self.runs, self._replicas_first, self.loop.wake, stop)
+        self.following = Following(
+            plan,
+            self.runs,
+            self._make,
+            lambda run, found: run.take(found.name, found.settings, self.hooks.of(found.settings)),
+            arrived=lambda run: self.loop.wake(run.run_id),
+            left=self._leave,
+            looked=self._looked,
+        )
+        self._thread = threading.Thread(target=self.loop.run, name="loop", daemon=True)
+        self.metrics = Metrics(lambda: _facts_of(self.runs, self.feed), self.loop.last_progress)
+
+    @property
+    def _lanes(self) -> tuple[Lanes, ...]:
+        return self.loop.lanes, self._replicating.lanes, self._scrubbing.lanes
+
+    def is_alive(self) -> bool:
+        """True while passes are made."""
+        return self._thread.is_alive() and is_fresh(self.loop.last_progress())
+
+    def start(self, again: Again | None) -> None:
+        """Start the threads."""
+        self._thread.start()
+        for work in (self._replicating, self._scrubbing):
+            threading.Thread(target=work.lanes.run, name=work.name, daemon=True).start()
+        threading.Thread(target=self.following.run, args=(self.stop, again), name="fleet", daemon=True).start()
+
+    def end_waits(self) -> None:
+        """Let each thread see that `stop` is set."""
+        self.feed.wake()  # streams of events end before the servers do
+        self.following.wake()
+        for lanes in self._lanes:
+            lanes.wake(())
+        self.passed.set()
+
+    def close(self, began: float) -> None:
+        """Wait for what is under way, but not long. Stopping `began` then, by the monotonic clock."""
+        self._watcher.close()
+        for lanes in self._lanes:
+            lanes.wait_for_end(began + _WORK_STOP_SECONDS - time.monotonic())
+        self.jobs.wait_for_end(began + _WORK_STOP_SECONDS - time.monotonic())
+        # Those with work under way may hang, and so may their records.
+        left_last = sorted(self.runs, key=lambda run: any(lanes.turn_of(run.run_id) for lanes in self._lanes))
+        calls = CallsAtOnce([self.feed.close, *(run.leave for run in left_last)])
+        self.hooks.close(patience=began + _HOOK_STOP_SECONDS - time.monotonic())
+        calls.wait(began + _HOOK_STOP_SECONDS - time.monotonic())
+
+    def _notice(self, key: str) -> None:
+        self.following.wake() if key == _FLEET else self.loop.wake(key)
+
+    def _make(self, found: FleetRun) -> WatchedRun:
+        hooks = self.hooks.of(found.settings)
+        run = WatchedRun(found.url, run_id_of(found.url), found.settings, hooks, self._presence, self.feed)
+        if os.path.isabs(run.url):
+            run.silence = self._watcher
+        run.yields = self._only_looks
+        return run
+
+    def _leave(self, run: WatchedRun) -> None:
+        self._watcher.forget(run.run_id)
+        run.leave()
+
+    def _looked(self) -> None:
+        self._watcher.keep(_FLEET, self.following.folders)
+        self.feed.keep_only(run.run_id for run in self.runs)
+        self.hooks.keep_only(run.settings for run in self.runs)
+
+    def _after_pass(self, run: WatchedRun) -> None:
+        self.passes.done(run.run_id)
+        self.passed.set()
+        if self.runs.get(run.run_id) is not run:
+            self._leave(run)  # it went during this pass, which wrote and watched once more
+            return
+        if run.asks_others_for_room():
+            for other in self.runs:
+                if other is not run and other.storage == run.storage:
+                    other.look_soon()
+                    self.loop.wake(other.run_id)
+        if run.guards:
+            self._replicating.after_pass(run)
+            self._scrubbing.after_pass(run)
+
+    def _replicas_first(self, run_id: str) -> bool:
+        waits = self.loop.lanes.somebody_waits() or self.loop.verdicts_first(run_id)
+        return waits or self._replicating.is_busy(run_id)
+
+
+class Listening:
+    """The places where the daemon is asked: its Unix socket, and by TCP for browsers and scrapers. And the file of its
+    metrics."""
+
+    def __init__(self, plan: Plan, environ: Mapping[str, str], metrics: MetricsOptions, http: HttpOptions) -> None:
+        """Raises SettingsError or BusyError."""
+        self._environ, self._token_file = environ, metrics.token_file
+        self._scrapers = listen_for_scrapers(metrics)
+        self.front = open_front(http)
+        self._file = MetricsFile(metrics.file) if metrics.file is not None else None
+        self._rendezvous = listen(http.socket, plan.places, environ)
+        self._servers: list[HttpServer] = []
+        host, boot_id = this_host()
+        self.presence = DaemonRecord(
+            address=self._rendezvous.path, host=host, boot_id=boot_id, pid=os.getpid(), started_at=utc_now()
+        )
+
+    def start(self, guarding: Guarding) -> bool:
+        """Start the servers, which answer about the guarded runs. Returns whether all of them work."""
+        served = Served(
+            runs=guarding.runs,
+            loop=guarding.loop,
+            passes=guarding.passes,
+            presence=self.presence,
+            feed=guarding.feed,
+            metrics=guarding.metrics,
+            alive=guarding.is_alive,
+            searched=lambda: guarding.following.has_looked,
+            stop=guarding.stop,
+            jobs=guarding.jobs,
+        )
+        routes = application(served)
+        self._servers.append(HttpServer(LocalGate(routes), self._rendezvous.socket))
+        if self.front is not None:
+            self.front.remember(self._rendezvous.path, self._environ)
+            self._servers.append(self.front.server(routes))
+        if self._scrapers is not None:
+            answers = ScrapeAnswers(guarding.metrics.text, self._token_file)
+            self._servers.append(HttpServer(answers, self._scrapers))
+            log("metrics", address=address_of(self._scrapers))
+        if not all(server.start() for server in self._servers):
+            return False
+        if self._file is not None:
+            given = (guarding.metrics.text, guarding.passed, guarding.stop)
+            threading.Thread(target=self._file.keep_written, args=given, daemon=True).start()
+        return True
+
+    def close(self, deadline: float) -> None:
+        """End the servers by then, on the monotonic clock."""
+        for server in self._servers:
+            server.begin_to_close()
+        for server in self._servers:
+            server.close(deadline - time.monotonic())
+        self._rendezvous.close()
+        if self.front is not None:
+            self.front.close()
 
 
 class CallsAtOnce:

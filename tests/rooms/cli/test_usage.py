@@ -56,10 +56,27 @@ def test_wrong_usage_is_one_sentence_of_ours(invoke, arguments):
     assert [words for words in CLICKS_WORDS if words in first.replace("'x'", "")] == []
 
 
+@pytest.mark.parametrize(("command", "option"), [("verify", "--executor"), ("scrub", "--subset")])
+def test_an_option_that_went_says_what_to_use(invoke, command, option):
+    """It is wrong usage, and a sentence helps. Where there never was such an option, none does."""
+    for name, told in ((command, True), ("list", False)):
+        result = invoke(name, "run", option, "x")
+        assert (result.exit_code, f"there is no option {option}" in result.stderr) == (2, True)
+        assert ("any more: " in result.stderr) is told
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (("--nosuch", "run"), "there is no option --nosuch"),
+        (
+            ("--interval", "5", "run"),
+            "there is no option --interval any more: use the setting scan_interval, or CKPTGUARD_SCAN_INTERVAL",
+        ),
+        (
+            ("--records", "x", "run"),
+            "there is no option --records any more: use the setting records, or CKPTGUARD_RECORDS",
+        ),
         (("--settle", "5", "run"), "there is no option --settle any more: use the setting settle, or CKPTGUARD_SETTLE"),
         (("--parent", "x", "run"), "--parent: it must be a whole number, not 'x'"),
         (("--log-format", "x", "run"), "--log-format: it must be auto, text or json, not 'x'"),

@@ -27,8 +27,13 @@ def numbers_of(step: Step) -> tuple[int, ...]:
 
 
 def run_id_of(url: str) -> str:
-    """Return the id of a run, by its normalised URL: the first 12 hexadecimal digits of its SHA-256."""
-    return hashlib.sha256(url.encode("utf-8", "surrogateescape")).hexdigest()[:12]
+    """Return the id of a run, by its normalised URL."""
+    return short_digest(url)
+
+
+def short_digest(text: str) -> str:
+    """Return the first 12 hexadecimal digits of a text's SHA-256."""
+    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:12]
 
 
 def name_of_run(url: str) -> str:

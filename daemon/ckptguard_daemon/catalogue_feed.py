@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import time
 from collections import Counter
@@ -33,7 +32,7 @@ from ckptguard.runs.trainer_log import find_logs
 from ckptguard.storage.runtime_folder import private_runtime_folder
 from ckptguard.upkeep.reconcile import PassNotes
 from ckptguard.upkeep.samples import Start
-from ckptguard.values.ids import CheckpointId, escape, name_of_run
+from ckptguard.values.ids import CheckpointId, escape, name_of_run, short_digest
 from ckptguard.values.run_facts import RunFacts
 from ckptguard_daemon.event_log import EventLog
 from ckptguard_daemon.log import log
@@ -70,7 +69,7 @@ class _Before(msgspec.Struct, frozen=True):
 def open_catalogue(socket_path: str, environ: Mapping[str, str]) -> Catalogue | None:
     """Open the catalogue of the daemon at this socket, in this user's private folder. None if there is no such
     folder."""
-    name = hashlib.sha256(socket_path.encode("utf-8", "surrogateescape")).hexdigest()[:12]
+    name = short_digest(socket_path)
     try:
         folder = private_runtime_folder(environ)
     except OSError as error:

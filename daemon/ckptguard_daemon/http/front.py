@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import socket
 import ssl
@@ -20,6 +19,7 @@ from starlette.types import ASGIApp
 from ckptguard.errors import SettingsError
 from ckptguard.storage.runtime_folder import private_runtime_folder
 from ckptguard.values.access import Role
+from ckptguard.values.ids import short_digest
 from ckptguard_daemon.http.callers import Callers
 from ckptguard_daemon.http.places import address_of, place_named
 from ckptguard_daemon.http.server import HttpServer
@@ -73,7 +73,7 @@ class Front:
 
     def remember(self, socket_path: str, environ: Mapping[str, str]) -> None:
         """Keep the sessions in this user's private folder, under a name that follows from the daemon's socket."""
-        name = hashlib.sha256(socket_path.encode("utf-8", "surrogateescape")).hexdigest()[:12]
+        name = short_digest(socket_path)
         try:
             self._private = os.path.join(private_runtime_folder(environ), name)
             self.door.callers.remember(f"{self._private}.sessions")

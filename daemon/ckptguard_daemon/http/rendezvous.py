@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import hashlib
 import os
 import socket
 import stat
@@ -15,6 +14,7 @@ from dataclasses import dataclass, replace
 
 from ckptguard.errors import BusyError, SettingsError
 from ckptguard.storage.runtime_folder import private_runtime_folder
+from ckptguard.values.ids import short_digest
 
 LONGEST_PATH = 107  # the most that a socket's address can hold
 
@@ -54,7 +54,7 @@ def listen(path: str | None, urls: Sequence[str], environ: Mapping[str, str]) ->
         _check_folder(os.path.dirname(place))
         with _alone(os.path.dirname(place)):
             return _bind(place)
-    name = hashlib.sha256("\n".join(sorted(urls)).encode("utf-8", "surrogateescape")).hexdigest()[:12]
+    name = short_digest("\n".join(sorted(urls)))
     try:
         folder = private_runtime_folder(environ)
     except OSError:  # another user was first; the address is in the records

@@ -119,7 +119,7 @@ _KEYS: Mapping[str, str] = {
 def _what_is_wrong(error: msgspec.ValidationError) -> str:
     unknown = re.search(r"unknown field `(.*?)`", str(error))
     if unknown and unknown[1] == "match":
-        return "a fleet file has no `match` any more: write its patterns into `folders`, such as /data/runs/exp-*"
+        return "a fleet file has no key match any more: write its patterns into `folders`, such as /data/runs/exp-*"
     if unknown:
         return f"there is no key {unknown[1]!r} in a fleet file: it has {', '.join(_KEYS)}"
     place = re.search(r"at `\$\.(\w+)", str(error))

@@ -13,13 +13,13 @@ _VALUE = re.compile(r"(?P<value>.*) is not (a valid|in the range|one of)", re.DO
 _PLACE = re.compile(
     r"(File|Directory|Path) (?P<value>.*) (?P<wrong>does not exist|is a file|is a directory)\.", re.DOTALL
 )
-# What became of options that a command once had.
+# What to use instead of options that a command once had.
 _REMOVED = {
-    ("ckptguard-daemon", "--settle"): "use the setting settle, or CKPTGUARD_SETTLE",
-    ("ckptguard-daemon", "--interval"): "use the setting scan_interval, or CKPTGUARD_SCAN_INTERVAL",
-    ("ckptguard-daemon", "--records"): "use the setting records, or CKPTGUARD_RECORDS",
-    ("verify", "--executor"): "it reads in threads, as many as the setting workers says",
-    ("scrub", "--subset"): "use --max-duration, and the next scrub goes on where it stopped",
+    ("ckptguard-daemon", "settle"): "use the setting settle, or CKPTGUARD_SETTLE",
+    ("ckptguard-daemon", "interval"): "use the setting scan_interval, or CKPTGUARD_SCAN_INTERVAL",
+    ("ckptguard-daemon", "records"): "use the setting records, or CKPTGUARD_RECORDS",
+    ("verify", "executor"): "it reads in threads, as many as the setting workers says",
+    ("scrub", "subset"): "use --max-duration, and the next scrub goes on where it stopped",
 }
 _WRONG = {"does not exist": "does not exist", "is a file": "is a file", "is a directory": "is a folder"}
 
@@ -47,7 +47,7 @@ def _words(error: click.UsageError) -> str:
     if isinstance(error, click.BadParameter):
         return f"{_name_of(error)}: {_of_value(error)}"
     if isinstance(error, click.NoSuchOption):
-        instead = _REMOVED.get((error.ctx.info_name or "" if error.ctx else "", error.option_name))
+        instead = _REMOVED.get((error.ctx.info_name or "" if error.ctx else "", error.option_name.removeprefix("--")))
         if instead is not None:
             return f"there is no option {error.option_name} any more: {instead}"
         return _with_guess(f"there is no option {error.option_name}", error.possibilities)

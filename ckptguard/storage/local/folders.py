@@ -79,11 +79,11 @@ def folder_of(root: str, parts: Sequence[str], *, make: bool = False, writes: bo
     writes = writes or make
     root, above = split_root(root)
     parts = [*above, *parts]
-    with contextlib.ExitStack() as opened:
-        current = open_root(root, make=make)
-        opened.callback(os.close, current)
-        records, inside = root, [current] if writes and is_records(root) else []
+    opened = [open_root(root, make=make)]
+    try:
+        records, inside = root, [*opened] if writes and is_records(root) else []
         for depth, own in enumerate(parts):
+            current = opened[-1]
             name = lying_as(current, own, root, parts[:depth], make=make)
             try:
                 below = _enter(current, name)
@@ -91,16 +91,19 @@ def folder_of(root: str, parts: Sequence[str], *, make: bool = False, writes: bo
                 if not make:
                     raise
                 below = _made(current, name, os.path.join(root, *parts[:depth], own), inside, records)
-            current = below
-            opened.callback(os.close, current)
-            if inside and len(inside) <= _LASTING:
+            opened.append(below)
+            if not inside:
+                os.close(opened.pop(0))
+            elif len(inside) <= _LASTING:
                 note_folder(records, os.path.join(root, *parts[: depth + 1]))
             if inside or (writes and own == RECORDS_FOLDER):
                 records = records if inside else os.path.join(root, *parts[: depth + 1])
-                inside.append(current)
-        if inside:
-            opened.enter_context(writing_below(records, inside))
-        yield current
+                inside.append(below)
+        with writing_below(records, inside) if inside else contextlib.nullcontext():
+            yield opened[-1]
+    finally:
+        for descriptor in opened:
+            os.close(descriptor)
 
 
 def _made(folder: int, name: str, path: str, inside: Sequence[int], records: str) -> int:

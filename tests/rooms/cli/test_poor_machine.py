@@ -67,8 +67,8 @@ def run_with(limits, *command):
 
 
 def test_few_descriptors_are_enough_for_many_shards(sharded):
-    """All doors read, keep and put back forty files with twenty-six descriptors."""
-    few = {resource.RLIMIT_NOFILE: 26}
+    """All doors read, keep and put back forty files with twenty-four descriptors."""
+    few = {resource.RLIMIT_NOFILE: 24}
     code, said = run_with(few, "ckptguard_daemon", sharded, "--once")
     assert (code, "could_not_tell" in said) == (0, False), said
     for words in (("verify",), ("scrub",), ("known-good", "--read"), ("list",), ("rollback", "--dry-run")):

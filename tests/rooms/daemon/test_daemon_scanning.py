@@ -86,7 +86,7 @@ def in_background(scanner: ProcessScanner, storage: Storage) -> tuple[threading.
 
 def unread(scanner: ProcessScanner) -> int:
     """How many bytes of a request wait for the scanning process."""
-    process = scanner._processes[0]._process
+    process = scanner._process._process
     assert process is not None
     assert process.stdin is not None
     return int.from_bytes(fcntl.ioctl(process.stdin.fileno(), termios.FIONREAD, b"\0" * 4), sys.byteorder)

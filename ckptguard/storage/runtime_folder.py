@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
-import tempfile
 from collections.abc import Mapping
 
 
@@ -14,6 +13,8 @@ def private_runtime_folder(environ: Mapping[str, str]) -> str:
     above = environ.get("XDG_RUNTIME_DIR")
     folder = os.path.join(above, "ckptguard") if above and os.path.isabs(above) else None
     if folder is None or not os.path.isdir(os.path.dirname(folder)):
+        import tempfile  # it imports much, and most machines have the other folder
+
         folder = os.path.join(tempfile.gettempdir(), f"ckptguard-{os.getuid()}")
     with contextlib.suppress(FileExistsError):
         os.mkdir(folder, 0o700)

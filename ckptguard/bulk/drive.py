@@ -123,7 +123,7 @@ class Drive:
 
     def _lost(self, call: _Call, error: Exception, waiting: Waiting) -> None:
         call.losses += 1
-        if call.losses <= 2:  # once beside a task that killed the worker, and once by chance: it gets another try alone
+        if call.losses == 1:
             self._suspects.append(call)
             return
         reason = escape(str(error)[:300])

@@ -212,17 +212,21 @@ def test_processes_find_the_same(tmp_path, command, engine):
 
 
 def test_a_process_that_dies_takes_down_only_its_task(tmp_path, command):
-    """One dies each time it reads one checkpoint, another once, after its verdict: all else is recorded once."""
+    """One dies once, after its verdict; later one dies each time it reads one checkpoint: all else is recorded once."""
+    engine = ("--engine", "support.dying_workers:pool", "--workers", "2")
+    root = make_fleet(tmp_path / "once", 5, 3)
+    code, text = command("verify", root, *engine, DYING_ONCE=f"run4/{name_of(step_of(0))}")
+    done = json.loads(text)
+    assert (code, counts(done), len(ledger_of(root))) == (0, {"good": 15}, 15)
+    assert (tmp_path / "notes/once").exists()
     root = make_fleet(tmp_path / "fleet", 5, 3)
-    poison, once = f"run2/{name_of(step_of(1))}", f"run4/{name_of(step_of(0))}"
-    deaths = {"DYING_ALWAYS": poison, "DYING_ONCE": once}
-    code, text = command("verify", root, "--engine", "support.dying_workers:pool", "--workers", "2", **deaths)
+    poison = f"run2/{name_of(step_of(1))}"
+    code, text = command("verify", root, *engine, DYING_ALWAYS=poison)
     done = json.loads(text)
     assert (code, counts(done)) == (1, {"good": 14, "pending": 1})
     assert [f"{Path(one['run']).name}/{one['path']}" for one in done["wrong"]] == [poison]
     assert len(ledger_of(root)) == 14
-    assert (tmp_path / "notes/once").exists()
-    assert len(list((tmp_path / "notes").glob("died-*"))) >= 2
+    assert len(list((tmp_path / "notes").glob("died-*"))) >= 3
     code, text = command("verify", root)
     assert (code, json.loads(text)["done"], len(ledger_of(root))) == (0, 1, 15)
 

@@ -2,7 +2,7 @@
 
 Every update's numbers are copied into a block on the device, with one asynchronous copy each. A full block is copied
 to pinned host memory in the background, and read once it has arrived. So a sickness is seen some updates late, but with
-the step at which it began. Before a save, `flush` waits foreverything in flight, but not forever: numbers of a device
+the step at which it began. Before a save, `flush` waits for everything in flight, but not forever: numbers of a device
 that does not answer count as not reported, until it answers again.
 """
 

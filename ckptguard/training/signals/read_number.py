@@ -123,7 +123,7 @@ def aside(work: Callable[[], _T], seconds: float = _SECONDS) -> _T:
         except BaseException as error:  # the value's own, also one that would end a process
             done.append((None, reason_of(error)))
 
-    thread = threading.Thread(target=run, name="ckptguard-read", daemon=True)
+    thread = threading.Thread(target=run, name="ckptguard-number", daemon=True)
     thread.start()
     thread.join(seconds)
     if not done:

@@ -32,6 +32,11 @@ def reader(request, tmp_path):
         yield opened, storage.root is None
 
 
+def _readers() -> set[threading.Thread]:
+    """The threads that read ahead. Those that hang in another test's place stay."""
+    return {thread for thread in threading.enumerate() if thread.name.startswith("ckptguard-read")}
+
+
 def test_every_byte_comes_once_in_order_and_is_told(reader):
     """In blocks, of which the last is shorter."""
     taken, told = [], []
@@ -42,7 +47,7 @@ def test_every_byte_comes_once_in_order_and_is_told(reader):
 
 def test_hold_ends_it_before_the_next_block(reader):
     """Whatever it raises comes out; no thread stays."""
-    taken = []
+    taken, before = [], _readers()
 
     def hold():
         if len(taken) == 3:
@@ -51,18 +56,19 @@ def test_hold_ends_it_before_the_next_block(reader):
     with pytest.raises(InterruptedError):
         read_through(reader[0], taken.append, Pace(hold=hold), block=BLOCK, remote=reader[1])
     assert b"".join(taken) == DATA[: 3 * BLOCK]
-    assert not [t for t in threading.enumerate() if t.name.startswith("ckptguard-read")]
+    assert not _readers() - before
 
 
 def test_what_fails_while_taking_ends_the_requests_too(reader):
     """Nobody reads on after that."""
+    before = _readers()
 
     def take(block):
         raise ValueError
 
     with pytest.raises(ValueError):
         read_through(reader[0], take, Pace(), block=BLOCK, remote=reader[1])
-    assert not [t for t in threading.enumerate() if t.name.startswith("ckptguard-read")]
+    assert not _readers() - before
 
 
 @pytest.mark.parametrize(("rate", "ahead"), [(None, IN_FLIGHT), (1e9, 1)])

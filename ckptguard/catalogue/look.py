@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
-
-import msgspec
+from collections.abc import Iterable
 
 from ckptguard.records.audit import FOLDER as AUDIT
 from ckptguard.records.incidents import FOLDER as INCIDENTS
@@ -15,34 +13,14 @@ from ckptguard.records.scrubs import FOLDER as SCRUBS
 from ckptguard.records.trash import FOLDER as TRASH
 from ckptguard.runs.history import FOLDERS
 from ckptguard.storage.protocol import Entry
-from ckptguard.values.ids import CheckpointId
+from ckptguard.values.run_rows import RunPlaces
 
 
-class WaitingSave(msgspec.Struct, frozen=True):
-    """A save in place that has no verdict. `since` is when it was first seen so, in seconds since 1970."""
+class RunLook(RunPlaces, frozen=True, kw_only=True):
+    """What a pass over a run has seen. `names` are the keys of all records. `logs` are the files in which the trainer
+    logs its updates, the newest first."""
 
-    series: str
-    bytes: int
-    written_at: float | None
-    since: float
-
-
-class RunLook(msgspec.Struct, frozen=True, kw_only=True):
-    """What a pass over a run has seen. `places` are the judged checkpoints in place, and their sizes.
-
-    `names` are the keys of all records. `replicated` says how many replicas hold a generation. `logs` are the files in
-    which the trainer logs its updates, the newest first.
-    """
-
-    url: str
     names: frozenset[str]
-    places: Mapping[CheckpointId, int] = {}
-    waiting: tuple[WaitingSave, ...] = ()
-    replicas: int = 0
-    behind: int | None = 0  # None: of some replica nobody knows what it holds
-    replicated: Mapping[CheckpointId, int] = {}
-    scrub_interval: float | None = None
-    keep: str = ""
     logs: tuple[Entry, ...] = ()
 
     @property
@@ -59,7 +37,7 @@ def digest_of(look: RunLook) -> bytes:
     digest = hashlib.blake2b(digest_size=16)
     state = (
         look.url,
-        sorted((id.record_path, size) for id, size in look.places.items()),
+        sorted((id.record_path, place.bytes, place.written_at) for id, place in look.places.items()),
         sorted((id.record_path, count) for id, count in look.replicated.items()),
         [(save.series, save.bytes, save.written_at) for save in look.waiting],
         (look.replicas, look.behind, look.scrub_interval, look.keep, look.curve),

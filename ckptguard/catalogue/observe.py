@@ -6,16 +6,17 @@ The same names give the same rows, whatever the catalogue held before. Only read
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from functools import partial
 
 import msgspec
 
 from ckptguard.catalogue.actions import action_events
 from ckptguard.catalogue.curves import see_curve
-from ckptguard.catalogue.facts import facts_of
 from ckptguard.catalogue.look import RunLook, below, digest_of
-from ckptguard.catalogue.rows import LONGEST_TEXT, Event, Generation, IncidentRow, RunSeen, event_key
+from ckptguard.catalogue.rows import LONGEST_TEXT, Event, RunSeen, event_key
 from ckptguard.decisions.at_risk import ranks_named
 from ckptguard.decisions.known_good import parse_verdict_name, standings, updates_in, verdict_name
+from ckptguard.decisions.run_summary import last_read, summarize
 from ckptguard.errors import NoKnownGoodError
 from ckptguard.records.incidents import FOLDER as INCIDENTS
 from ckptguard.records.incidents import Incident, newest_revisions, read_revision
@@ -27,18 +28,20 @@ from ckptguard.records.pins import FOLDER as PINS
 from ckptguard.records.pins import PINNED, read_pins
 from ckptguard.records.pins import counts as still_counts
 from ckptguard.records.quarantine import FOLDER as QUARANTINE
+from ckptguard.records.quarantine import read_quarantined
 from ckptguard.records.run import Run
 from ckptguard.records.scrubs import FOLDER as SCRUBS
-from ckptguard.records.scrubs import IN_PLACE, Scrub, Where, newest_scrubs, parse_scrub
+from ckptguard.records.scrubs import IN_PLACE, Where, newest_scrubs, parse_scrub
 from ckptguard.records.scrubs import KEPT as KEPT_PLACE
 from ckptguard.records.trash import FOLDER as TRASH
-from ckptguard.records.who_and_when import seconds_of
+from ckptguard.records.who_and_when import saved_at, seconds_of
 from ckptguard.reporting.events import reason_of
 from ckptguard.runs.find_known_good import Wanted, best_on_record
 from ckptguard.runs.history import History, StepRecords
 from ckptguard.runs.sealed_content import sealed_outcome
 from ckptguard.values.ids import CheckpointId, escape, parse_id
-from ckptguard.values.manifest import Manifest
+from ckptguard.values.manifest import bytes_digest
+from ckptguard.values.run_rows import Generation, IncidentRow
 from ckptguard.values.verdict import Outcome, Verdict
 
 _MOST_READ = 200  # generations whose records are read in one pass; the next pass goes on
@@ -64,7 +67,7 @@ def observe(
         for id in (*step.standings, *step.ids(MANIFESTS))
     }
     scrubs = [scrub for key in below(SCRUBS, look.names) if (scrub := parse_scrub(key)) is not None]
-    read = newest_scrubs([scrub for scrub in scrubs if scrub.is_whole], now)
+    read = {where: s.began for where, s in newest_scrubs([s for s in scrubs if s.is_whole], now).items()}
     pins = read_pins(run, below(PINS, look.names))
     pinned: dict[CheckpointId, str] = {}
     for pin in sorted(pins, key=lambda pin: pin.key):
@@ -89,7 +92,7 @@ def observe(
     return RunSeen(
         id=run.run_id,
         digest=digest_of(look) if is_whole else b"",
-        facts=facts_of(look, rows, incidents, known_good_of(history)),
+        summary=summarize(look, rows, incidents, known_good_of(history)),
         generations=tuple(rows.values()),
         incidents=tuple(incidents),
         events=(*reversed(events), *told, *action_events(run, look.names, known_actions)),
@@ -142,6 +145,9 @@ def _described(history: History, id: CheckpointId) -> tuple[Generation, list[Eve
     history.forget(id)  # a manifest may be large, and there may be many
     name = _standing(id, verdicts)
     standing = verdicts.get(name)
+    world_size = standing.facts.world_size if standing is not None else None
+    if world_size is None and manifest is not None:
+        world_size = ranks_named(file.path for file in manifest.files)
     path = None if manifest is None else escape(manifest.path)
     row = Generation(
         name=id.record_path,
@@ -154,7 +160,8 @@ def _described(history: History, id: CheckpointId) -> tuple[Generation, list[Eve
         updates=None if manifest is None else _stored(updates_in({c.kind: c.value for c in manifest.counters})),
         judged_at=None if standing is None else seconds_of(standing.checked_at),
         reason="" if standing is None else reason_of(standing)[:LONGEST_TEXT],
-        world_size=_world_size(manifest, standing),
+        world_size=_stored(world_size),
+        content="" if manifest is None else bytes_digest(manifest.files),
     )
     events = [
         Event(
@@ -171,30 +178,24 @@ def _described(history: History, id: CheckpointId) -> tuple[Generation, list[Eve
     return row, events
 
 
-def _world_size(manifest: Manifest | None, standing: Verdict | None) -> int | None:
-    stated = None if standing is None else standing.facts.world_size
-    return _stored(stated or (None if manifest is None else ranks_named(file.path for file in manifest.files)))
-
-
-def saved_at(manifest: Manifest) -> float | None:
-    """Return when a checkpoint was saved. Its writer knows; an observer has only the times of its files."""
-    times = [file.mtime_ns for file in manifest.files if file.mtime_ns is not None]
-    if manifest.digest_origin == "writer" or not times:
-        return seconds_of(manifest.sealed_at)
-    return max(times) / 1e9
-
-
 def _placed(
-    run: Run, row: Generation, id: CheckpointId, look: RunLook, records: StepRecords, read: Mapping[Where, Scrub]
+    run: Run, row: Generation, id: CheckpointId, look: RunLook, records: StepRecords, read: Mapping[Where, float]
 ) -> Generation:
     """Add where a generation is, and when its places were last read."""
-    copy = read_kept(run, id) if id in records.ids(KEPT) else None
-    places = [IN_PLACE] * (id in look.places) + [KEPT_PLACE] * (copy is not None and copy.how != "link")
-    whole = [scrub.began if (scrub := read.get((id, place))) is not None else None for place in places]
-    times = [row.judged_at if began is None else began for began in whole]
+    copy, place = read_kept(run, id) if id in records.ids(KEPT) else None, look.places.get(id)
+    saved, good, times = row.saved_at, row.outcome == Outcome.GOOD.value, list[float | None]()
+    is_sealed = id in records.ids(MANIFESTS)
+    if not is_sealed:  # an incomplete one has only the times of its files
+        mark = read_quarantined(run, id) if id in records.ids(QUARANTINE) else None
+        saved = place.written_at if place is not None else mark.written_at if mark is not None else None
+    if place is not None and is_sealed:
+        times.append(last_read(row.judged_at, read.get((id, IN_PLACE)), None, good=good))
+    if copy is not None and (copy.how != "link" or place is None):  # else it is read in place
+        times.append(last_read(row.judged_at, read.get((id, KEPT_PLACE)), seconds_of(copy.kept_at), good=good))
     return msgspec.structs.replace(
         row,
-        in_place=id in look.places,
+        in_place=place is not None,
+        saved_at=saved,
         kept="" if copy is None else copy.how,
         aside=TRASH if f"{TRASH}/{id.record_path}.json" in look.names else QUARANTINE * (id in records.ids(QUARANTINE)),
         replicated=look.replicated.get(id, 0),
@@ -238,32 +239,17 @@ def _incident_row(name: str, revision: int, incident: Incident | None) -> Incide
         reason=_text(incident.reason),
         went_back=None if went_back is None else _text(went_back),
         went_back_to=None if id is None else id.number,
+        went_back_at=None if went_back is None else seconds_of(incident.closed_at or incident.opened_at),
     )
 
 
 def _incident_events(row: IncidentRow) -> list[Event]:
-    at, cause, text = row.at, row.cause or "", row.reason
-    opened = Event(
-        key=event_key("incident", row.name),
-        kind="incident",
-        at=at,
-        about=row.name,
-        step=row.step,
-        cause=cause,
-        text=text,
-    )
+    event = partial(Event, about=row.name, cause=row.cause or "", text=row.reason)
+    opened = event(key=event_key("incident", row.name), kind="incident", at=row.at, step=row.step)
     if row.went_back is None:
         return [opened]
-    back = Event(
-        key=event_key("rollback", row.name),
-        kind="rollback",
-        at=at,
-        about=row.name,
-        step=row.went_back_to,
-        cause=cause,
-        text=text,
-    )
-    return [opened, back]
+    key = event_key("rollback", row.name)
+    return [opened, event(key=key, kind="rollback", at=row.went_back_at, step=row.went_back_to)]
 
 
 def _stored(number: int | None) -> int | None:

@@ -8,30 +8,21 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from ckptguard.catalogue.rows import CurveRow, Event, Generation, IncidentRow, NumberedEvent
+from ckptguard.catalogue.rows import CurveRow, Event, NumberedEvent
 from ckptguard.catalogue.schema import columns
-from ckptguard.decisions.fleet_health import is_training
-from ckptguard.values.run_facts import RunFacts
+from ckptguard.values.run_rows import Generation, IncidentRow
+from ckptguard.values.run_summary import RunSummary
 
 _Row = TypeVar("_Row", bound=msgspec.Struct)
-_FACTS = msgspec.json.Decoder(RunFacts)
-
-
-class ListedRun(msgspec.Struct, frozen=True, kw_only=True):
-    """One run. `number` is its place in the catalogue, to go on behind it."""
-
-    number: int
-    id: str
-    facts: RunFacts
+_SUMMARY = msgspec.json.Decoder(RunSummary)
 
 
 class Timeline(msgspec.Struct, frozen=True, kw_only=True):
-    """One run: its generations in the order of their saving, its incidents, and its events."""
+    """What is noted of one run: its generations in the order of their saving, its incidents, and its newest events."""
 
-    run: ListedRun
-    generations: tuple[Generation, ...]
-    incidents: tuple[IncidentRow, ...]
-    events: tuple[NumberedEvent, ...]
+    generations: tuple[Generation, ...] = ()
+    incidents: tuple[IncidentRow, ...] = ()
+    events: tuple[NumberedEvent, ...] = ()
 
 
 class EventPage(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,31 +36,23 @@ class EventPage(msgspec.Struct, frozen=True, kw_only=True):
     reset: bool
 
 
-def runs(db: sqlite3.Connection, *, now: float, after: int = 0, most: int = 100) -> list[ListedRun]:
-    """Return the runs behind a number, in the order in which they came."""
-    found = db.execute("SELECT run, id, facts FROM run WHERE run > ? ORDER BY run LIMIT ?", (after, most))
-    return [_listed(row, now) for row in found]
+def summaries(db: sqlite3.Connection) -> dict[str, RunSummary]:
+    """Return the summary of each run by the run's id."""
+    return {id: _SUMMARY.decode(text) for id, text in db.execute("SELECT id, summary FROM run")}
 
 
-def one_run(db: sqlite3.Connection, id: str, *, now: float) -> ListedRun | None:
-    """Return one run, or None."""
-    row = db.execute("SELECT run, id, facts FROM run WHERE id = ?", (id,)).fetchone()
-    return None if row is None else _listed(row, now)
-
-
-def timeline(db: sqlite3.Connection, id: str, *, now: float, most: int = 1000) -> Timeline | None:
+def timeline(db: sqlite3.Connection, id: str, *, most: int = 1000) -> Timeline | None:
     """Return what happened in one run, at most the newest `most` events. None if there is no such run."""
-    run = one_run(db, id, now=now)
-    if run is None:
+    row = db.execute("SELECT run FROM run WHERE id = ?", (id,)).fetchone()
+    if row is None:
         return None
-    generations = sorted(_of_run(db, Generation, "generation", run.number), key=lambda g: (g.saved_at or 0.0, g.name))
+    generations = sorted(_of_run(db, Generation, "generation", row[0]), key=lambda g: (g.saved_at or 0.0, g.name))
     named = ", ".join(columns(Event))
     text = f"SELECT number, {named} FROM event WHERE run = ? ORDER BY number DESC LIMIT ?"
-    events = [_event(id, row) for row in db.execute(text, (run.number, most))]
+    events = [_event(id, event) for event in db.execute(text, (row[0], most))]
     return Timeline(
-        run=run,
         generations=tuple(generations),
-        incidents=tuple(_of_run(db, IncidentRow, "incident", run.number)),
+        incidents=tuple(_of_run(db, IncidentRow, "incident", row[0])),
         events=tuple(reversed(events)),
     )
 
@@ -129,10 +112,3 @@ def _row(kind: type[_Row], values: Sequence[Any]) -> _Row:
 
 def _event(run: str, row: Sequence[Any]) -> NumberedEvent:
     return NumberedEvent(number=row[0], run=run, event=_row(Event, row[1:]))
-
-
-def _listed(row: Sequence[Any], now: float) -> ListedRun:
-    number, id, text = row
-    facts = _FACTS.decode(text)
-    training = is_training(now, facts.newest_at, facts.save_interval)
-    return ListedRun(number=number, id=id, facts=msgspec.structs.replace(facts, training=training))

@@ -6,67 +6,8 @@ import hashlib
 
 import msgspec
 
-from ckptguard.values.ids import CheckpointId, id_from_record
-from ckptguard.values.run_facts import RunFacts
-
-
-class Generation(msgspec.Struct, frozen=True, kw_only=True):
-    """One content of one checkpoint that the records name. None: there is none, or its records were not read yet.
-
-    - `name`: its series and its id, as in the names of the records.
-    - `outcome`, `verdict`: those of the verdict that counts. "pending": there is none.
-    - `good`: its sealed bytes are good, wherever a whole copy of them is.
-    - `kept`: how its kept copy was made: link, reflink or copy. `aside`: quarantine or trash.
-    - `reason`: the heaviest finding of that verdict, in one line.
-    - `updates`: how many the checkpoint itself says it has behind it.
-    - `pinned`: why a user pinned it, so that nothing removes it. Empty: nobody did.
-    - `scrubbed_at`: when the place of it that waits longest was last read.
-    """
-
-    name: str
-    path: str | None = None
-    outcome: str = "pending"
-    verdict: str = ""
-    good: bool = False
-    bytes: int | None = None
-    saved_at: float | None = None
-    updates: int | None = None
-    judged_at: float | None = None
-    reason: str = ""
-    world_size: int | None = None
-    in_place: bool = False
-    kept: str = ""
-    aside: str = ""
-    pinned: str = ""
-    replicated: int = 0
-    scrubbed_at: float | None = None
-
-    @property
-    def id(self) -> CheckpointId:
-        """The id of the checkpoint."""
-        folder, _, name = self.name.partition("/")
-        id = id_from_record(folder, name)
-        assert id is not None
-        return id
-
-
-class IncidentRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One incident. `cause` is None if its record cannot be read. `went_back` names the rollback that ended it.
-
-    - `at`: when it was opened. `onset`: the first suspect update. `open`: it is not closed.
-    - `went_back`: the id of the checkpoint, and the incident's own name if it was the only one that it ended.
-    """
-
-    name: str
-    revision: int
-    cause: str | None = None
-    step: int | None = None
-    at: float | None = None
-    onset: int | None = None
-    open: bool = False
-    reason: str = ""
-    went_back: str | None = None
-    went_back_to: int | None = None
+from ckptguard.values.run_rows import Generation, IncidentRow
+from ckptguard.values.run_summary import RunSummary
 
 
 class CurveRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -123,7 +64,7 @@ class RunSeen(msgspec.Struct, frozen=True, kw_only=True):
 
     id: str
     digest: bytes
-    facts: RunFacts
+    summary: RunSummary
     generations: tuple[Generation, ...] = ()
     incidents: tuple[IncidentRow, ...] = ()
     events: tuple[Event, ...] = ()

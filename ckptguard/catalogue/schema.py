@@ -14,9 +14,10 @@ from typing import Any
 
 import msgspec
 
-from ckptguard.catalogue.rows import CurveRow, Event, Generation, IncidentRow
+from ckptguard.catalogue.rows import CurveRow, Event
 from ckptguard.storage.local.mounts import mount_of
 from ckptguard.storage.runtime_folder import require_private
+from ckptguard.values.run_rows import Generation, IncidentRow
 
 BUSY_SECONDS = 1.0
 _NETWORKS = re.compile(r"nfs|cifs|smb|lustre|gpfs|beegfs|ceph|gluster|afs|9p|fuse|wekafs|pvfs|orangefs|ncpfs|sshfs")
@@ -40,7 +41,7 @@ def _declared(kind: type[msgspec.Struct]) -> str:
 
 # `run` is short for the run's id: its rowid, so that a million rows stay small.
 _TABLES = (
-    "CREATE TABLE run (run INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, digest BLOB, facts BLOB)",
+    "CREATE TABLE run (run INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, digest BLOB, summary BLOB)",
     f"CREATE TABLE generation (run INTEGER NOT NULL, {_declared(Generation)}, PRIMARY KEY (run, name)) WITHOUT ROWID",
     f"CREATE TABLE incident (run INTEGER NOT NULL, {_declared(IncidentRow)}, PRIMARY KEY (run, name)) WITHOUT ROWID",
     f"CREATE TABLE curve (run INTEGER PRIMARY KEY, {_declared(CurveRow)})",

@@ -9,13 +9,13 @@ from collections.abc import Iterator, Mapping, Sequence
 import msgspec
 
 from ckptguard.catalogue.questions import known_rows
-from ckptguard.catalogue.rows import Event, Generation, RunSeen, event_key
+from ckptguard.catalogue.rows import Event, RunSeen, event_key
 from ckptguard.catalogue.schema import insert
-from ckptguard.values.run_facts import RunFacts
+from ckptguard.values.run_rows import Generation
+from ckptguard.values.run_summary import RunSummary
 
 MOST_EVENTS = 5000  # of a run, the newest of those without a record
 _WITHOUT_RECORD = ("gone", "prune", "quarantine", "replica")
-_FACTS = msgspec.json.Decoder(RunFacts)
 
 
 def write_run(db: sqlite3.Connection, seen: RunSeen, *, now: float) -> None:
@@ -32,7 +32,7 @@ def write_run(db: sqlite3.Connection, seen: RunSeen, *, now: float) -> None:
         moved = [_moved(row, new.get(row.name), now) for row in generations.values() if row.in_place]
         _add_events(db, run, [*seen.events, *filter(None, moved)])
         insert(db, "curve", run, [] if seen.curve is None else [seen.curve])
-        _write_facts(db, run, seen.facts, digest=seen.digest)
+        _write_summary(db, run, seen.summary, digest=seen.digest)
 
 
 def write_event(db: sqlite3.Connection, id: str, event: Event) -> None:
@@ -71,7 +71,7 @@ def _transaction(db: sqlite3.Connection) -> Iterator[None]:
 
 def _run_of(db: sqlite3.Connection, id: str) -> int:
     """Return the number of a run. An unknown one is added."""
-    db.execute("INSERT OR IGNORE INTO run (id, digest, facts) VALUES (?, x'', x'')", (id,))
+    db.execute("INSERT OR IGNORE INTO run (id, digest, summary) VALUES (?, x'', x'')", (id,))
     (run,) = db.execute("SELECT run FROM run WHERE id = ?", (id,)).fetchone()
     return int(run)
 
@@ -109,6 +109,6 @@ def _moved(before: Generation, after: Generation | None, now: float) -> Event | 
     return Event(key=key, kind=kind, at=now, about=before.name, step=before.id.number, cause=before.outcome)
 
 
-def _write_facts(db: sqlite3.Connection, run: int, facts: RunFacts, *, digest: bytes) -> None:
-    row = (digest, msgspec.json.encode(facts), run)
-    db.execute("UPDATE run SET digest = ?, facts = ? WHERE run = ?", row)
+def _write_summary(db: sqlite3.Connection, run: int, summary: RunSummary, *, digest: bytes) -> None:
+    row = (digest, msgspec.json.encode(summary), run)
+    db.execute("UPDATE run SET digest = ?, summary = ? WHERE run = ?", row)

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from ckptguard.values.run_facts import RunFacts
+from ckptguard.values.run_summary import RunSummary
 
 # A file of each rank: torch.distributed.checkpoint's, the random states of the Trainer and Accelerate, and ZeRO's.
 _OF_RANK = (
@@ -29,14 +29,14 @@ class AtRisk(msgspec.Struct, frozen=True, kw_only=True):
     remains: bool  # False: no good checkpoint is safe
 
 
-def is_stale(facts: RunFacts, now: float) -> bool:
+def is_stale(facts: RunSummary, now: float) -> bool:
     """True if a run trains, and its known-good checkpoint is older than three of its own save intervals."""
     if facts.known_good_at is None or facts.save_interval is None or not facts.training:
         return False
     return now - facts.known_good_at > 3 * facts.save_interval
 
 
-def at_risk(facts: RunFacts, now: float) -> AtRisk | None:
+def at_risk(facts: RunSummary, now: float) -> AtRisk | None:
     """Return what would be lost now; None if the run does not train, or nothing of it is on record."""
     since = facts.safe_at if facts.safe_at is not None else facts.began_at
     if not facts.training or since is None:

@@ -2,31 +2,31 @@
 
 from __future__ import annotations
 
-import shlex
 import time
-from collections.abc import Iterable, Sequence
+from collections import Counter
 
 import msgspec
 
-from ckptguard.decisions.at_risk import AtRisk, at_risk, ranks_named
-from ckptguard.decisions.fleet_health import is_training, shortest_interval
+from ckptguard.decisions.at_risk import AtRisk, at_risk
 from ckptguard.decisions.known_good import Standpoint, choose_series
-from ckptguard.decisions.protection import GoodCheckpoint, explain, own_copy
+from ckptguard.decisions.run_summary import in_state, summarize
 from ckptguard.inspect.list_states import CheckpointState, states_by_reader
 from ckptguard.records.daemon_record import DaemonRecord, read_daemon_record, surely_ended
 from ckptguard.records.incidents import Incident, list_incidents
 from ckptguard.records.manifests import FOLDER as MANIFESTS
+from ckptguard.records.quarantine import read_quarantined
 from ckptguard.records.room import RoomProblem, read_room_problem
 from ckptguard.records.run import list_records
 from ckptguard.records.who_and_when import seconds_of
-from ckptguard.replicas.replicate import Replica, replica_standings
+from ckptguard.replicas.replicate import Replica, furthest_behind, replica_standings
 from ckptguard.runs.ended import ended_at, ended_words
 from ckptguard.runs.find_known_good import KnownGood, openable, presence_of, ranked_candidates
 from ckptguard.runs.run_reader import RunReader, remembered
 from ckptguard.runs.run_view import RunView
 from ckptguard.runs.sealed_content import sealed_outcome
-from ckptguard.values.ids import CheckpointId, escape
-from ckptguard.values.run_facts import RunFacts
+from ckptguard.values.ids import escape
+from ckptguard.values.run_rows import Generation, Place, RunPlaces, WaitingSave
+from ckptguard.values.run_summary import RunSummary
 from ckptguard.values.verdict import Outcome
 
 
@@ -39,6 +39,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     - `changed`: paths that changed since they were read; `outcomes` counts the others.
     - `at_risk`: what would be lost if training died now; None if it does not train.
     - `room`: which copies it lacks because there is no room, and whose copies were released; None if there is room.
+    - `bad`: paths in place; `summary`: all that the other views of a fleet say of it.
     - `daemon`: the record of who guards the run. On another machine it does not prove that the daemon lives.
     """
 
@@ -58,6 +59,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     replicas: tuple[Replica, ...] = ()
     at_risk: AtRisk | None = None
     room: RoomProblem | None = None
+    summary: RunSummary
+    bad: tuple[str, ...] = ()
 
 
 def status(view: RunView, *, supervised: bool = False) -> Status:
@@ -69,18 +72,28 @@ def status(view: RunView, *, supervised: bool = False) -> Status:
     with remembered(view) as reader:
         states = states_by_reader(view, reader)
         known_good = _known_good(view, reader)
+        rows = {s.id: _row(view, reader, s) for s in states if s.id is not None}
     present = [s for s in states if s.in_place]
     newest = list_incidents(view.run, most=1) or list_incidents(view.run)  # the newest may be damaged
-    good = _good(known_good, states)
     daemon = read_daemon_record(view.run)
     replicas = replica_standings(view)
-    watched = supervised or (daemon is not None and not surely_ended(daemon))
-    waiting = 0 if watched else sum(s.changed or s.outcome is Outcome.PENDING for s in present)
+    there = RunPlaces(
+        url=view.run.url,
+        places={s.id: Place(s.bytes or 0) for s in present if s.id is not None and not _waits(s)},
+        waiting=tuple(WaitingSave(s.series, s.bytes or 0, _written_at(view, s)) for s in present if _waits(s)),
+        watched=supervised or (daemon is not None and not surely_ended(daemon)),
+        replicas=len(replicas),
+        behind=furthest_behind(replicas),
+        replicated=Counter(id for replica in replicas for id in replica.held),
+        keep=view.settings.keep,
+    )
+    summary = summarize(there, rows, (), None if known_good is None else known_good.id)
+    summary = in_state(summary, time.time(), ended=_ended(view))
     return Status(
         run=view.run.url,
-        protected=own_copy(good) is not None and not waiting,
-        explanation=_ended(view) or _unwatched(view.run.url, waiting) or explain(good, view.settings.keep),
-        watched=watched,
+        protected=summary.protected,
+        explanation=summary.explanation,
+        watched=there.watched,
         known_good=known_good,
         known_good_age_seconds=_age(known_good),
         pending=tuple(s.path for s in present if s.outcome is Outcome.PENDING),
@@ -92,7 +105,9 @@ def status(view: RunView, *, supervised: bool = False) -> Status:
         kept_bytes=sum(s.kept_bytes or 0 for s in states),
         replicas=replicas,
         room=read_room_problem(view.run),
-        at_risk=at_risk(_facts(view, reader, states, replicas), time.time()),
+        at_risk=at_risk(summary, time.time()),
+        summary=summary,
+        bad=tuple(s.path for s in present if s.outcome is Outcome.BAD and not s.changed),
     )
 
 
@@ -103,37 +118,35 @@ def _ended(view: RunView) -> str | None:
     return ended_words(view.run.url)
 
 
-def _facts(
-    view: RunView, reader: RunReader, states: Sequence[CheckpointState], replicas: Sequence[Replica]
-) -> RunFacts:
-    """Return what of a run says how much is at risk. The time of a save is that of its files."""
-    saved: dict[str, list[float]] = {}
-    safe: list[tuple[float, CheckpointId]] = []
-    replicated = {replica.last_good for replica in replicas}
-    for state in states:
-        checkpoint = view.checkpoint(state.path) if state.in_place else None
-        written = checkpoint.written_at / 1e9 if checkpoint is not None else None
-        at = written or seconds_of(state.verified_at or "")
-        if at is None:
-            continue
-        saved.setdefault(state.series, []).append(at)
-        own = state.kept and state.kept_how != "link"
-        if state.id is not None and state.outcome is Outcome.GOOD and (own or state.id in replicated):
-            safe.append((at, state.id))
-    times = [at for series in saved.values() for at in series]
-    interval = shortest_interval(saved)
-    last = max(safe, key=lambda one: (one[0], one[1].generation), default=None)
-    sealed = reader.sealed(last[1], files=True) if last is not None else None
-    safe_at = None if last is None else last[0]
-    if safe_at is not None and sealed is not None:  # of what is not in place only the time of its verdict was known
-        safe_at = min(safe_at, max((file.mtime_ns / 1e9 for file in sealed.files if file.mtime_ns), default=safe_at))
-    return RunFacts(
-        url=view.run.url,
-        name=view.run.url,
-        training=is_training(time.time(), max(times, default=None), interval),
-        safe_at=safe_at,
-        began_at=min(times, default=None),
-        world_size=None if sealed is None else ranks_named(file.path for file in sealed.files),
+def _waits(state: CheckpointState) -> bool:
+    return state.changed or state.outcome is Outcome.PENDING
+
+
+def _written_at(view: RunView, state: CheckpointState) -> float | None:
+    checkpoint = view.checkpoint(state.path) if state.in_place else None
+    return checkpoint.written_at / 1e9 if checkpoint is not None and checkpoint.written_at else None
+
+
+def _row(view: RunView, reader: RunReader, state: CheckpointState) -> Generation:
+    """Return what the records and the listing say of a save, as the daemon notes it."""
+    assert state.id is not None
+    sealed, judged = reader.sealed(state.id), reader.judged(state.id)
+    world_size = judged.world_size if judged is not None else None
+    saved_at = sealed.saved_at if sealed is not None else _written_at(view, state)
+    if sealed is None and state.quarantined:
+        mark = read_quarantined(view.run, state.id)
+        saved_at = mark.written_at if mark is not None else None
+    return Generation(
+        name=state.id.record_path,
+        path=escape(state.path),
+        outcome=state.outcome.value,
+        good=judged is not None and sealed_outcome(judged) is Outcome.GOOD,
+        saved_at=saved_at,
+        world_size=world_size or (sealed.ranks if sealed is not None else None),
+        in_place=state.in_place and not _waits(state),
+        kept=state.kept_how or "",
+        aside="quarantine" if state.quarantined else "",
+        content=sealed.content if sealed is not None else "",
     )
 
 
@@ -155,29 +168,6 @@ def _known_good(view: RunView, reader: RunReader) -> KnownGood | None:
     chosen, why = choose_series([standpoint for _, standpoint in answers])
     answer = openable(answers[chosen][0])
     return msgspec.structs.replace(answer, reason=f"{answer.reason}; {why}") if why else answer
-
-
-def _unwatched(run: str, waiting: int) -> str | None:
-    """Why a run is not protected whose newest saves nobody looks at."""
-    if not waiting:
-        return None
-    saves = f"{waiting} saves wait" if waiting > 1 else "1 save waits"
-    what = f"start `ckptguard-daemon {shlex.quote(run)}`, or run `ckptguard verify {shlex.quote(run)}`"
-    return f"no: {saves} for a verdict, and nothing watches this run; {what}"
-
-
-def _good(known_good: KnownGood | None, states: Iterable[CheckpointState]) -> list[GoodCheckpoint]:
-    """The known-good checkpoint and the good ones of its series before it, the newest first."""
-    if known_good is None:
-        return []
-    own = (s for s in states if s.id == known_good.id or (s.id and s.outcome is Outcome.GOOD))
-    found = [(s.id.order, s) for s in own if s.id and s.series == known_good.series]
-    before = [one for one in found if one[0] <= known_good.id.order]
-    good = [
-        GoodCheckpoint(f"{escape(s.path)}{s.id.nth_save if s.id else ''}", s.kept_how or "" if s.kept else "")
-        for _, s in sorted(before, key=lambda one: one[0], reverse=True)
-    ]
-    return good or [GoodCheckpoint(escape(known_good.path), "")]  # it went meanwhile
 
 
 def _age(known_good: KnownGood | None) -> float | None:

@@ -10,7 +10,7 @@ import msgspec
 
 from ckptguard.errors import ObjectExistsError
 from ckptguard.records.run import Run, create_record, list_records, read_sound
-from ckptguard.records.who_and_when import dated_name
+from ckptguard.records.who_and_when import dated_name, utc_now
 from ckptguard.values.incident import Details, worded
 from ckptguard.values.record_formats import PLAIN
 from ckptguard.values.record_text import encoded
@@ -36,6 +36,7 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
     source: str  # who noticed: "guard", "daemon", "callback", "cli", "supervise", "gate"
     known_good: str | None = None
     details: Details | msgspec.UnsetType = msgspec.UNSET
+    closed_at: str | msgspec.UnsetType = msgspec.UNSET  # release 0.1 did not write it
 
     def known_details(self) -> Details:
         """Return the details; empty ones if there are none."""
@@ -65,8 +66,10 @@ def update_incident(
 ) -> Incident:
     """Record an action on an incident, or more evidence, after any concurrent update of it."""
     while True:
+        closes = state == "closed" and incident.state != "closed"
         incident = msgspec.structs.replace(
             incident,
+            closed_at=utc_now() if closes else incident.closed_at,
             revision=incident.revision + 1,
             state=state or incident.state,
             actions=(*incident.actions, action) if action else incident.actions,

@@ -18,6 +18,11 @@ class Quarantined(Mark, frozen=True, kw_only=True):
     reason: str
     moved_at: str
 
+    @property
+    def written_at(self) -> float | None:
+        """When its files were written, in seconds since 1970."""
+        return max((time / 1e9 for _, _, time, *_ in self.signature if time is not None), default=None)
+
 
 def mark_quarantined(run: Run, mark: Quarantined) -> bool:
     """Write the mark. False if this generation was already marked."""

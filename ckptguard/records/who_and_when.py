@@ -21,6 +21,7 @@ import msgspec
 from ckptguard.errors import CouldNotTellError, StorageError
 from ckptguard.records.run import Run, list_records, read_parsed, write_once
 from ckptguard.storage.protocol import Storage, find_entry
+from ckptguard.values.manifest import Manifest
 from ckptguard.values.record_formats import PLAIN
 from ckptguard.values.temporary_names import NOW
 
@@ -108,6 +109,14 @@ def dated_name() -> tuple[str, str]:
     now, micros = utc_moment()
     second = now.replace("-", "").replace(":", "").removesuffix("Z")
     return f"{second}-{micros:05x}{uuid.uuid4().hex[:3]}", now
+
+
+def saved_at(manifest: Manifest) -> float | None:
+    """Return when a checkpoint was saved. Its writer knows; an observer has only the times of its files."""
+    times = [file.mtime_ns for file in manifest.files if file.mtime_ns is not None]
+    if manifest.digest_origin == "writer" or not times:
+        return seconds_of(manifest.sealed_at)
+    return max(times) / 1e9
 
 
 def utc_text(seconds: float) -> str:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from ckptguard.decisions.run_summary import last_read
 from ckptguard.errors import BusyError, CouldNotTellError, ObjectMissingError, RecordsError
 from ckptguard.keep.copies import shares_place
 from ckptguard.layouts import LAYOUTS, Checkpoint
@@ -367,10 +368,9 @@ def _kept(view: RunView) -> Iterator[Due]:
 
 def _dated(view: RunView, due: Due, newest: Scrub | None, whole: Scrub | None) -> Due:
     """Add the times of the newest reading and the newest whole reading."""
-    since, standing = due.last, view.history.standing(due.id)
-    if (whole is None and since is None) or (standing is not None and standing.outcome is not Outcome.GOOD):
-        verdict = view.history.verdict(due.id)
-        since = seconds_of(verdict.checked_at) if verdict is not None else None
-    times = [time for time in (whole.began if whole is not None else None, since) if time is not None]
+    standing, read = view.history.standing(due.id), None if whole is None else whole.began
+    good = standing is None or standing.outcome is Outcome.GOOD
+    verdict = view.history.verdict(due.id) if not good or (read is None and due.last is None) else None
+    judged = seconds_of(verdict.checked_at) if verdict is not None else None
     begun = newest if newest is not None and not newest.is_whole else None
-    return msgspec.structs.replace(due, last=max(times, default=None), begun=begun)
+    return msgspec.structs.replace(due, last=last_read(judged, read, due.last, good=good), begun=begun)

@@ -83,6 +83,9 @@ class Replicated(msgspec.Struct, frozen=True, kw_only=True):
     message: str | None = None
 
 
+_THERE = ("there", "sent", "raced")
+
+
 class Replica(msgspec.Struct, frozen=True, kw_only=True):
     """What one replica holds now. `behind`: how many wanted checkpoints are not good there; `last_good`: the newest
     that is. `trouble` says what ended the work early. `made_way`: `work.may_begin` ended it, so the next call should
@@ -94,6 +97,18 @@ class Replica(msgspec.Struct, frozen=True, kw_only=True):
     checkpoints: tuple[Replicated, ...] = ()
     trouble: str | None = None
     made_way: bool = False
+
+    @property
+    def held(self) -> frozenset[CheckpointId]:
+        """The checkpoints that are there for certain."""
+        there = {one.id for one in self.checkpoints if one.done in _THERE}
+        return frozenset(there if self.last_good is None else there | {self.last_good})
+
+
+def furthest_behind(replicas: Sequence[Replica]) -> int | None:
+    """Return how many checkpoints the replica lacks that lacks most. None: of some of them nobody knows."""
+    behind = [replica.behind for replica in replicas]
+    return None if None in behind else max((count for count in behind if count is not None), default=0)
 
 
 def replicate(

@@ -18,13 +18,16 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from ckptguard.decisions.at_risk import ranks_named
 from ckptguard.decisions.known_good import standpoint_of
+from ckptguard.records.who_and_when import saved_at
 from ckptguard.runs.file_signatures import looks_as_read
 from ckptguard.runs.history import History
 from ckptguard.runs.sealed_content import JudgedAs, RememberedFile, SealedAs, Seen
 from ckptguard.storage.protocol import Entry
 from ckptguard.storage.runtime_folder import private_runtime_folder
 from ckptguard.values.ids import CheckpointId, Step
+from ckptguard.values.manifest import bytes_digest
 from ckptguard.values.record_text import decodable
 from ckptguard.values.verdict import Severity, Verdict
 from ckptguard.version import __version__
@@ -235,6 +238,9 @@ class RunReader:
                 _digest(found),
                 standpoint_of(manifest),
                 manifest.metrics,
+                saved_at(manifest),
+                bytes_digest(manifest.files),
+                ranks_named(f.path for f in manifest.files),
             )
         number, verdict = history.judged(id)
         if verdict is not None:
@@ -247,6 +253,7 @@ class RunReader:
                 _heaviest_reason(verdict),
                 verdict.seen if files else (),
                 _digest(verdict.seen) if verdict.seen else b"",
+                verdict.facts.world_size,
             )
         history.forget(id)  # a manifest may be large, and there may be many
         return ReadRecords(id.series, id.step, id.generation, stamp, sealed, judged, files or manifest is None)

@@ -32,9 +32,10 @@ class RememberedFile(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class SealedAs(msgspec.Struct, frozen=True, array_like=True):
-    """The part of a manifest that says what was sealed and where. No digests: nothing is verified with it.
+    """The part of a manifest that says what was sealed, where and when. Nothing is verified with it.
 
-    If the file signatures were left out, `looked` is their digest.
+    If the file signatures were left out, `looked` is their digest. `content` is that of the bytes. `ranks` is how many
+    ranks its files name.
     """
 
     path: str
@@ -44,6 +45,9 @@ class SealedAs(msgspec.Struct, frozen=True, array_like=True):
     looked: Digest
     standpoint: Standpoint
     metrics: dict[str, float]
+    saved_at: float | None
+    content: str
+    ranks: int | None
 
 
 class JudgedAs(msgspec.Struct, frozen=True, array_like=True):
@@ -58,6 +62,7 @@ class JudgedAs(msgspec.Struct, frozen=True, array_like=True):
     reason: str
     seen: tuple[Seen, ...]
     looked: Digest
+    world_size: int | None
 
 
 Sealed = Manifest | SealedAs

@@ -6,38 +6,42 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from ckptguard.catalogue.catalogue import Catalogue
-from ckptguard.catalogue.look import RunLook, WaitingSave, digest_of
+from ckptguard.catalogue.look import RunLook, digest_of
 from ckptguard.catalogue.observe import observe
 from ckptguard.catalogue.questions import (
     EventPage,
+    Timeline,
     action_keys,
     curve,
     curve_identity,
     events_after,
     known_rows,
-    runs,
+    summaries,
     timeline,
 )
-from ckptguard.catalogue.rows import CurveRow, Event, Generation, IncidentRow, NumberedEvent, RunSeen, event_key
-from ckptguard.decisions.fleet_health import is_training
+from ckptguard.catalogue.rows import CurveRow, Event, RunSeen, event_key
+from ckptguard.decisions.run_summary import in_state
 from ckptguard.errors import CkptguardError, NotFoundError
 from ckptguard.records.run import record_names
-from ckptguard.replicas.replicate import Replica
+from ckptguard.replicas.replicate import Replica, furthest_behind
 from ckptguard.runs.run_view import RunView
 from ckptguard.runs.trainer_log import find_logs
 from ckptguard.storage.runtime_folder import private_runtime_folder
 from ckptguard.upkeep.reconcile import PassNotes
 from ckptguard.upkeep.samples import Start
-from ckptguard.values.ids import CheckpointId, escape, name_of_run, short_digest
-from ckptguard.values.run_facts import RunFacts
+from ckptguard.values.ids import CheckpointId, escape, short_digest
+from ckptguard.values.run_rows import IncidentRow, Place, WaitingSave
+from ckptguard.values.run_summary import RunSummary
 from ckptguard_daemon.event_log import EventLog
 from ckptguard_daemon.log import log
 
-_THERE = ("there", "sent", "raced")  # what a replica holds
+if TYPE_CHECKING:
+    from ckptguard_daemon.guarded import WatchedRun
 
 
 class Passed(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,14 +53,6 @@ class Passed(msgspec.Struct, frozen=True, kw_only=True):
     scrub_interval: float | None = None
     wrote: bool = False
     troubled: bool = False
-
-
-class RunRows(msgspec.Struct, frozen=True, kw_only=True):
-    """What is noted of one run: its generations in the order of their saving, its incidents, and its newest events."""
-
-    generations: tuple[Generation, ...] = ()
-    incidents: tuple[IncidentRow, ...] = ()
-    events: tuple[NumberedEvent, ...] = ()
 
 
 class _Before(msgspec.Struct, frozen=True):
@@ -82,7 +78,7 @@ def open_catalogue(socket_path: str, environ: Mapping[str, str]) -> Catalogue | 
 
 
 class CatalogueFeed:
-    """Notes runs in a catalogue, if there is one, and remembers the facts of each. Any thread may call it."""
+    """Notes runs in a catalogue, if there is one, and remembers the summary of each. Any thread may call it."""
 
     def __init__(self, catalogue: Catalogue | None) -> None:
         self._catalogue = catalogue
@@ -95,8 +91,7 @@ class CatalogueFeed:
         self._listeners: list[Callable[[], None]] = []
         if catalogue is not None:
             catalogue.after_write = self.wake
-        known = catalogue.ask(runs, now=time.time(), most=-1) if catalogue is not None else None
-        self._facts = {run.id: run.facts for run in known or ()}
+        self._summaries = (catalogue.ask(summaries) if catalogue is not None else None) or {}
 
     def note(self, view: RunView, passed: Passed) -> None:
         """Note what a pass over a run has seen. Never raises."""
@@ -132,17 +127,17 @@ class CatalogueFeed:
         """True if all of a run is noted, and what was noted is still there."""
         return bool(self._digest(run_id))
 
-    def rows(self, run_id: str) -> RunRows | None:
+    def rows(self, run_id: str) -> Timeline | None:
         """Return what is noted of a run. None: nothing yet, or its catalogue is being made anew."""
         if self._catalogue is not None:
-            line = self._catalogue.ask(timeline, run_id, now=time.time())
+            line = self._catalogue.ask(timeline, run_id)
             if line is not None:
-                return RunRows(generations=line.generations, incidents=line.incidents, events=line.events)
+                return line
         seen = self._rows.get(run_id)
         if seen is None:
             return None
         generations = tuple(sorted(seen.generations, key=lambda g: (g.saved_at or 0.0, g.name)))
-        return RunRows(generations=generations, incidents=seen.incidents, events=self._unwritten.of(run_id))
+        return Timeline(generations=generations, incidents=seen.incidents, events=self._unwritten.of(run_id))
 
     def curve(self, run_id: str) -> tuple[CurveRow, tuple[IncidentRow, ...]]:
         """Return the curve of a run, and its incidents. Nothing while its catalogue is being made anew."""
@@ -173,20 +168,19 @@ class CatalogueFeed:
         if wanted == self._wanted:
             return
         self._wanted = wanted
-        for known in (self._before, self._rows, self._facts):
+        for known in (self._before, self._rows, self._summaries):
             for run_id in [id for id in list(known) if id not in wanted]:
                 known.pop(run_id, None)
         if self._catalogue is not None:
             self._catalogue.keep_only(wanted)
 
-    def facts(self, run_id: str, url: str, state: str, name: str | None = None) -> RunFacts:
-        """Return the facts of a guarded run as of now."""
-        known = self._facts.get(run_id)
-        name = name or name_of_run(url)
-        if known is None:
-            return RunFacts(url=url, name=name, state=state)
-        training = is_training(time.time(), known.newest_at, known.save_interval)
-        return msgspec.structs.replace(known, url=url, name=name, state=state, training=training)
+    def summary(self, watched: WatchedRun) -> RunSummary:
+        """Return the summary of a guarded run as of now."""
+        known = self._summaries.get(watched.run_id, RunSummary(url="", name=""))
+        known = msgspec.structs.replace(known, url=watched.url, name=watched.name)
+        trouble = None if watched.trouble is None else watched.trouble.message
+        ended = watched.ended_words if watched.state == "ended" else None
+        return in_state(known, time.time(), watched.state, trouble, ended)
 
     def _note(self, view: RunView, passed: Passed) -> None:
         run, start = view.run, passed.notes.start
@@ -247,7 +241,7 @@ class CatalogueFeed:
             # It went while it was looked at: the rows of nothing must not replace what is known.
             raise NotFoundError(f"{view.run.url} went meanwhile")
         self._was_gone.discard(run_id)
-        self._facts[run_id] = seen.facts
+        self._summaries[run_id] = seen.summary
         if self._catalogue is not None and self._catalogue.is_usable:
             self._rows.pop(run_id, None)
             self._catalogue.see(seen)
@@ -270,27 +264,26 @@ class CatalogueFeed:
 
 
 def _look_of(view: RunView, passed: Passed, start: Start, names: frozenset[str]) -> RunLook:
-    places: dict[CheckpointId, int] = {}
+    places: dict[CheckpointId, Place] = {}
     waiting: list[WaitingSave] = []
     for path, checkpoint in start.listing.checkpoints.items():
         sample = passed.notes.samples.get(path)
         if sample is None or (sample.done and sample.id is None):
             continue
+        written = checkpoint.written_at / 1e9 if checkpoint.written_at else None
         if sample.id is not None:
-            places[sample.id] = checkpoint.bytes
+            places[sample.id] = Place(checkpoint.bytes, written)
             continue
-        since, written = time.time() - (time.monotonic() - sample.since), checkpoint.written_at
-        waiting.append(WaitingSave(checkpoint.series, checkpoint.bytes, written / 1e9 if written else None, since))
-    behind = [replica.behind for replica in passed.replicas]
-    held = Counter(one.id for replica in passed.replicas for one in replica.checkpoints if one.done in _THERE)
+        since = time.time() - (time.monotonic() - sample.since)
+        waiting.append(WaitingSave(checkpoint.series, checkpoint.bytes, written, since))
     return RunLook(
         url=view.run.url,
         names=names,
         places=places,
         waiting=tuple(waiting),
         replicas=len(view.settings.replicas),
-        behind=max((count for count in behind if count is not None), default=0) if None not in behind else None,
-        replicated=dict(held),
+        behind=furthest_behind(passed.replicas),
+        replicated=Counter(id for replica in passed.replicas for id in replica.held),
         scrub_interval=passed.scrub_interval,
         keep=view.settings.keep,
         logs=find_logs(start.listing.entries),

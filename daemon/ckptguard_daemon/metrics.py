@@ -19,7 +19,7 @@ import msgspec
 
 from ckptguard.decisions.at_risk import at_risk, is_stale
 from ckptguard.values.ids import escape, run_id_of
-from ckptguard.values.run_facts import RunFacts
+from ckptguard.values.run_summary import RunSummary
 from ckptguard.version import __version__
 from ckptguard_daemon.log import FIELDS, also_to
 
@@ -118,7 +118,7 @@ class _Family(NamedTuple):
 
     name: str
     help: str
-    of: Callable[[RunFacts, float], Any]
+    of: Callable[[RunSummary, float], Any]
     total: Callable[[Iterable[float]], float] | None = sum
     label: str | None = None
 
@@ -169,8 +169,8 @@ _FAMILIES = (
 class Metrics:
     """The metrics of one daemon, for any number of threads that ask."""
 
-    def __init__(self, facts: Callable[[], Sequence[RunFacts]], loop_at: Callable[[], float]) -> None:
-        self._facts, self._loop_at = facts, loop_at
+    def __init__(self, runs: Callable[[], Sequence[RunSummary]], loop_at: Callable[[], float]) -> None:
+        self._summaries, self._loop_at = runs, loop_at
         self._counts = Counts()
         self._lock = threading.Lock()
         self._text, self._made_at = b"", -_FRESH
@@ -181,33 +181,33 @@ class Metrics:
         with self._lock:
             if time.monotonic() - self._made_at >= _FRESH:
                 daemon = DaemonFacts(loop_at=self._loop_at(), counted=self._counts.take())
-                self._text = exposition(self._facts(), daemon, time.time())
+                self._text = exposition(self._summaries(), daemon, time.time())
                 self._made_at = time.monotonic()
             return self._text
 
 
-def exposition(facts: Sequence[RunFacts], daemon: DaemonFacts | None, now: float) -> bytes:
+def exposition(runs: Sequence[RunSummary], daemon: DaemonFacts | None, now: float) -> bytes:
     """Return all metrics in Prometheus' text format. Without `daemon`, those of the runs only.
 
     No two series have equal labels, whatever the runs are called.
     """
-    return "".join(_lines(list({run.url: run for run in facts}.values()), daemon, now)).encode()
+    return "".join(_lines(list({run.url: run for run in runs}.values()), daemon, now)).encode()
 
 
-def _lines(facts: Sequence[RunFacts], daemon: DaemonFacts | None, now: float) -> Iterator[str]:
+def _lines(runs: Sequence[RunSummary], daemon: DaemonFacts | None, now: float) -> Iterator[str]:
     # Of a run that has ended nothing is measured any more, so that no alert is about it.
-    every, facts = facts, [run for run in facts if run.state != "ended"]
+    every, runs = runs, [run for run in runs if run.state != "ended"]
     states = Counter({"guarded": 0, "waiting": 0, "failing": 0, "ended": 0})
     states.update(run.state for run in every)
-    causes = _shown_causes(facts)
+    causes = _shown_causes(runs)
     families: tuple[_Family, ...] = _FAMILIES
     if daemon is not None:
         states_of = [(f'state="{_quoted(state)}"', count) for state, count in sorted(states.items())]
         yield from _family("runs", "gauge", "Runs by state.", states_of)
         families = (*_FAMILIES, _verdicts(daemon.counted))
-    labels = None if len(facts) > MOST_RUNS else _run_labels(facts)
+    labels = None if len(runs) > MOST_RUNS else _run_labels(runs)
     for family in families:
-        found = [(place, family.of(run, now)) for place, run in enumerate(facts)]
+        found = [(place, family.of(run, now)) for place, run in enumerate(runs)]
         kind = "counter" if family.name.endswith("_total") else "gauge"
         if family.label is None:
             samples = _plain(found, labels, family.total)
@@ -215,7 +215,7 @@ def _lines(facts: Sequence[RunFacts], daemon: DaemonFacts | None, now: float) ->
             samples = _by_label(found, labels, family.label, causes)
         yield from _family(family.name, kind, family.help, samples)
     if labels is None:
-        stale, bare = sum(is_stale(run, now) for run in facts), sum(_protected(run) is False for run in facts)
+        stale, bare = sum(is_stale(run, now) for run in runs), sum(_protected(run) is False for run in runs)
         yield from _family("known_good_stale", "gauge", "Training runs whose known-good is old.", [("", stale)])
         yield from _family("unprotected", "gauge", "Runs that are not protected.", [("", bare)])
     if daemon is not None:
@@ -279,30 +279,28 @@ def _family(name: str, kind: str, told: str, samples: Iterable[Labelled]) -> Ite
             )
 
 
-def _protected(run: RunFacts) -> bool | None:
-    # A run that never was there has nothing to protect. Of one that cannot be looked at, or is gone, nobody can tell.
-    never_seen = run.state == "waiting" and not run.checkpoints
-    return None if never_seen or run.state == "ended" else run.protected and run.state == "guarded"
+def _protected(run: RunSummary) -> bool | None:
+    return None if run.state == "waiting" and not run.checkpoints else run.protected  # it never was there
 
 
-def _at_risk(run: RunFacts, now: float) -> float | None:
+def _at_risk(run: RunSummary, now: float) -> float | None:
     found = at_risk(run, now)
     return found.gpu_seconds if found is not None else None if run.training else 0.0
 
 
-def _run_labels(facts: Sequence[RunFacts]) -> list[str]:
-    shown = [_quoted(run.url) for run in facts]
+def _run_labels(runs: Sequence[RunSummary]) -> list[str]:
+    shown = [_quoted(run.url) for run in runs]
     often = Counter(shown)
-    for place, run in enumerate(facts):
+    for place, run in enumerate(runs):
         if often[shown[place]] > 1:  # names that look the same once they are escaped
             shown[place] = f"{shown[place]} ({run_id_of(run.url)})"
     return [f'run="{label}"' for label in shown]
 
 
-def _shown_causes(facts: Sequence[RunFacts]) -> set[str]:
+def _shown_causes(runs: Sequence[RunSummary]) -> set[str]:
     """Anybody who reports an incident names its cause, so only the most frequent ones become labels."""
     counts: Counter[str] = Counter()
-    for run in facts:
+    for run in runs:
         for causes in (run.incidents, run.rollbacks):
             counts.update({cause: count for cause, count in causes.items() if _CAUSE.fullmatch(cause)})
     return {cause for cause, _ in counts.most_common(_MOST_CAUSES)}

@@ -21,7 +21,6 @@ from ckptguard.runs.run_view import open_view
 from ckptguard.runs.work import Work
 from ckptguard.values.exit_codes import ExitCode, of_outcomes
 from ckptguard.values.ids import run_id_of
-from ckptguard.values.run_facts import RunFacts
 from ckptguard.values.settings import Settings
 from ckptguard.values.verdict import Outcome
 from ckptguard.version import __version__
@@ -132,7 +131,7 @@ class Guarding:
             looked=self._looked,
         )
         self._thread = threading.Thread(target=self.loop.run, name="loop", daemon=True)
-        self.metrics = Metrics(lambda: _facts_of(self.runs, self.feed), self.loop.last_progress)
+        self.metrics = Metrics(lambda: [self.feed.summary(run) for run in self.runs], self.loop.last_progress)
 
     @property
     def _lanes(self) -> tuple[Lanes, ...]:
@@ -329,7 +328,7 @@ def run_once(plan: Plan, stop: threading.Event, *, metrics: MetricsOptions = NOW
             all_read = all(list(lanes.map(settle, runs)))
     finally:
         if file is not None:
-            file.write(exposition(_facts_of(runs, feed), None, time.time()))
+            file.write(exposition([feed.summary(run) for run in runs], None, time.time()))
         hooks.close(patience=0.0 if stop.is_set() else LONGEST_CLOSE)
     all_read = all_read and following.has_looked and not following.troubles
     outcomes: list[Outcome] = []
@@ -342,10 +341,6 @@ def run_once(plan: Plan, stop: threading.Event, *, metrics: MetricsOptions = NOW
             continue
         outcomes += [Outcome.PENDING if state.changed else state.outcome for state in states if state.in_place]
     return of_outcomes(outcomes, could_not_tell=not all_read)
-
-
-def _facts_of(runs: Roster, feed: CatalogueFeed) -> list[RunFacts]:
-    return [feed.facts(run.run_id, run.url, run.state, run.name) for run in runs]
 
 
 class HookSets:

@@ -24,10 +24,11 @@ from typing import Any
 import msgspec
 
 from ckptguard.catalogue import questions
-from ckptguard.catalogue.rows import Event, Generation, RunSeen, event_key
+from ckptguard.catalogue.rows import Event, RunSeen, event_key
 from ckptguard.catalogue.schema import insert, open_for_reading, open_for_writing
 from ckptguard.catalogue.write import write_run
-from ckptguard.values.run_facts import RunFacts
+from ckptguard.values.run_rows import Generation
+from ckptguard.values.run_summary import RunSummary
 
 Question = Callable[[sqlite3.Connection], Any]
 TIMES = 30
@@ -56,12 +57,12 @@ def generations(number: int, count: int) -> list[Generation]:
     ]
 
 
-def facts(number: int, rows: list[Generation]) -> RunFacts:
+def facts(number: int, rows: list[Generation]) -> RunSummary:
     """What is said of one run."""
     size = Counter[str]()
     for row in rows:
         size[row.outcome] += row.bytes or 0
-    return RunFacts(
+    return RunSummary(
         url=f"/data/team{number % 40}/run-{number}",
         name=f"run-{number}",
         protected=number % 2 == 0,
@@ -97,12 +98,10 @@ def build(path: str, runs: int, count: int) -> None:
         db.execute("COMMIT")
 
 
-def asked_of(run: str, number: int, event: int) -> dict[str, Question]:
-    """The questions, about one run and its number, and behind an event."""
+def asked_of(run: str, event: int) -> dict[str, Question]:
+    """The questions, about one run, and behind an event."""
     return {
-        "100 runs": partial(questions.runs, now=NOW, after=number),
-        "1 run": partial(questions.one_run, id=run, now=NOW),
-        "timeline of 1 run": partial(questions.timeline, id=run, now=NOW),
+        "timeline of 1 run": partial(questions.timeline, id=run),
         "newest 100 events": partial(questions.events_after, number=event),
     }
 
@@ -133,12 +132,12 @@ def main() -> None:
         middle = f"{asked.runs // 2:012x}"
         with contextlib.closing(open_for_reading(path)) as db:
             last = questions.events_after(db, 0, most=1).last + asked.runs * asked.generations - 101
-        for name, question in asked_of(middle, asked.runs // 2, last).items():
+        for name, question in asked_of(middle, last).items():
             print(f"{name:42} {timed(path, question):8.2f} ms")
         rows = generations(asked.runs, asked.generations)
         with contextlib.closing(open_for_writing(path)) as db:
             for state in ("unchanged", "one more"):
-                seen = RunSeen(id=middle, digest=b"e", facts=facts(1, rows), generations=tuple(rows))
+                seen = RunSeen(id=middle, digest=b"e", summary=facts(1, rows), generations=tuple(rows))
                 if state == "unchanged":
                     write_run(db, seen, now=NOW)
                 else:

@@ -24,7 +24,7 @@ from ckptguard.records.manifests import write_manifest
 from ckptguard.records.run import begin_run
 from ckptguard.values.ids import run_id_of
 from ckptguard.values.manifest import File, Manifest, Span, Tensor
-from ckptguard.values.run_facts import RunFacts
+from ckptguard.values.run_summary import RunSummary
 
 
 def manifest(step: int, tensors: int) -> Manifest:
@@ -80,9 +80,9 @@ def main() -> None:
         shown = choose([row.outcome for row in rows], MOST)
         for step in {rows[n].id.number or 0 for n in (*shown, 0, 1)}:
             write_manifest(run, manifest(step, given.tensors))
-        facts = RunFacts(url=url, name="run", explanation="yes: it is", checkpoints={"good": len(rows)})
+        facts = RunSummary(url=url, name="run", explanation="yes: it is", checkpoints={"good": len(rows)})
         assert dashboard.catalogue is not None
-        dashboard.catalogue.see(RunSeen(id=run_id_of(url), digest=b"d", facts=facts, generations=tuple(rows)))
+        dashboard.catalogue.see(RunSeen(id=run_id_of(url), digest=b"d", summary=facts, generations=tuple(rows)))
         assert dashboard.catalogue.settle(300)
         below, names = f"/v1/runs/{run_id_of(url)}", [row.name.replace("#", "%23") for row in rows[:2]]
         timed(dashboard, "page", f"{below}/page")

@@ -12,17 +12,18 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
 
 from ckptguard_daemon.catalogue_feed import CatalogueFeed
 from ckptguard_daemon.metrics import Counted, DaemonFacts, exposition
 
-from ckptguard.values.run_facts import RunFacts
+from ckptguard.values.run_summary import RunSummary
 
 
-def facts(number: int) -> RunFacts:
+def facts(number: int) -> RunSummary:
     """A run of which everything is known."""
     now = time.time()
-    return RunFacts(
+    return RunSummary(
         url=f"/data/runs/experiment-{number}",
         name=f"experiment-{number}",
         protected=True,
@@ -84,10 +85,12 @@ def main() -> None:
     counted = Counted(verdicts={run.url: {"good": 90, "bad": 2} for run in runs})
     daemon = DaemonFacts(loop_at=time.time(), counted=counted)
     feed = CatalogueFeed(None)
-    feed._facts = {run.url: run for run in runs}
+    feed._summaries = {run.url: run for run in runs}
+
+    watched = [SimpleNamespace(run_id=r.url, url=r.url, name=r.name, state="guarded", trouble=None) for r in runs]
 
     def scrape() -> bytes:
-        return exposition([feed.facts(run.url, run.url, "guarded") for run in runs], daemon, time.time())
+        return exposition([feed.summary(one) for one in watched], daemon, time.time())
 
     text = scrape()
     print(f"{len(runs)} runs: {text.count(b'ckptguard_')} lines, {len(text) / 1e6:.1f} MB")

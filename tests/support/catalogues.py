@@ -7,9 +7,10 @@ import sqlite3
 import time
 from typing import Any
 
-from ckptguard.catalogue.rows import CurveRow, Event, Generation, IncidentRow, RunSeen
+from ckptguard.catalogue.rows import CurveRow, Event, RunSeen
 from ckptguard.catalogue.schema import columns, open_for_writing
 from ckptguard.catalogue.write import run_digests, write_event, write_run
+from ckptguard.values.run_rows import Generation, IncidentRow
 from support.kill_points import Killed
 
 # What must be the same however a catalogue came about. An event's number and what leaves no record may differ.
@@ -17,7 +18,7 @@ _GENERATION = ", ".join(f"generation.{name}" for name in columns(Generation))
 _INCIDENT = ", ".join(f"incident.{name}" for name in columns(IncidentRow))
 _CURVE = ", ".join(f"curve.{name}" for name in columns(CurveRow))
 ROWS = (
-    "SELECT id, digest, facts FROM run ORDER BY id",
+    "SELECT id, digest, summary FROM run ORDER BY id",
     f"SELECT id, {_GENERATION} FROM generation JOIN run USING (run) ORDER BY id, name",
     f"SELECT id, {_INCIDENT} FROM incident JOIN run USING (run) ORDER BY id, name",
     f"SELECT id, {_CURVE} FROM curve JOIN run USING (run) WHERE identity != '' ORDER BY id",

@@ -184,7 +184,7 @@ def _show_rows(rows: Sequence[RunRow]) -> None:
     if not shown:
         say_well("no runs")
         return
-    titles = ("run", "protected", "known good", "verified", *_ORDER, "size", "oldest read")
+    titles = ("run", "protected", "known good", "saved", *_ORDER, "size", "oldest read")
     table(
         titles,
         [

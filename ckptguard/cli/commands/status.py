@@ -130,7 +130,7 @@ def _folders(pattern: str, settings: Settings) -> list[str]:
 
 def _code(every: Sequence[Status | Unseen]) -> ExitCode:
     """A run that surely has no known-good checkpoint weighs more than one that could not be looked at."""
-    alive = [one for one in every if isinstance(one, Unseen) or not one.explanation.startswith("ended")]
+    alive = [one for one in every if isinstance(one, Unseen) or one.summary.state != "ended"]
     if any(not isinstance(one, Unseen) and one.known_good is None for one in alive):
         return ExitCode.NO_KNOWN_GOOD
     return next((of_error(one.error) for one in every if isinstance(one, Unseen)), ExitCode.GOOD)

@@ -10,7 +10,6 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ckptguard.catalogue.rows import Generation
 from ckptguard.checks.finite import counts_in
 from ckptguard.documents.build import Document, document
 from ckptguard.errors import CkptguardError, NotFoundError, RecordsError
@@ -18,6 +17,7 @@ from ckptguard.records.manifests import read_manifest
 from ckptguard.runs.run_view import RunView
 from ckptguard.values.ids import MAX_STEP, CheckpointId, escape
 from ckptguard.values.manifest import Manifest
+from ckptguard.values.run_rows import Generation
 from ckptguard.values.verdict import Outcome, Severity
 from ckptguard_daemon.dashboard.one_checkpoint import judgement_of, sick_tensors
 from ckptguard_daemon.dashboard.reading import Clicks, Reads, Remembered, counted_view

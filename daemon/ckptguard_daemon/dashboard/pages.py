@@ -13,18 +13,16 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ckptguard.catalogue.rows import Generation, IncidentRow, NumberedEvent
+from ckptguard.catalogue.questions import Timeline
+from ckptguard.catalogue.rows import NumberedEvent
 from ckptguard.decisions.at_risk import at_risk, at_risk_words
 from ckptguard.documents.build import Document, document, fields, plain
 from ckptguard.records.who_and_when import seconds_of
 from ckptguard.values.ids import escape
-from ckptguard_daemon.catalogue_feed import RunRows
+from ckptguard.values.run_rows import Generation, IncidentRow
 from ckptguard_daemon.dashboard.answer import answer
 from ckptguard_daemon.guarded import WatchedRun
 from ckptguard_daemon.http.routes import Role, Route, Served
-
-NOT_SEEN = "unknown: ckptguard has not looked through this run yet"
-_HELD = ("there", "sent", "raced")
 
 
 def routes(served: Served) -> list[Route]:
@@ -75,7 +73,7 @@ class Pages:
         now, feed = time.time(), self._served.feed
         newest = feed.events_after(0, most=0)
         row, rows = self._row(run, now), feed.rows(run.run_id)
-        known, replicas, scrub = rows or RunRows(), run.replicas, run.scrub
+        known, replicas, scrub = rows or Timeline(), run.replicas, run.scrub
         return {
             **document("page"),
             "as_of": seconds_of(run.last_pass_at or ""),
@@ -89,37 +87,29 @@ class Pages:
             "events": [event_fields(e) for e in known.events],
             "pending": plain(run.last_pass.pending),
             "could_not_tell": [*map(escape, run.last_pass.could_not_tell), *run.last_pass.unnamed],
-            "replicas": [
-                {**fields(r, "standing"), "held": sum(one.done in _HELD for one in r.checkpoints)} for r in replicas
-            ],
+            "replicas": [{**fields(r, "standing"), "held": len(r.held)} for r in replicas],
             "scrub": plain(scrub),
         }
 
     def _row(self, run: WatchedRun, now: float) -> Document:
-        facts = self._served.feed.facts(run.run_id, run.url, run.state, run.name)
-        trouble, row = run.trouble, msgspec.to_builtins(facts)
-        explanation = facts.explanation or NOT_SEEN
-        if trouble is not None and facts.explanation:  # what was true then may be no longer
-            explanation = f"unknown: {escape(trouble.message)}"
-        if run.state == "ended":
-            explanation = run.ended_words
+        summary = self._served.feed.summary(run)
         known = sum(one.behind is not None and not one.trouble for one in run.replicas)
         return {
             "id": run.run_id,
-            **row,
-            "url": escape(facts.url),
-            "name": escape(facts.name),
-            "protected": facts.protected and trouble is None and run.state != "ended",
-            "explanation": explanation,
-            "replicas_unknown": max(facts.replicas - known, 0),
-            "at_risk": at_risk_words(at_risk(facts, now)),
-            "trouble": None if trouble is None else escape(trouble.message),
+            **msgspec.to_builtins(summary),
+            "url": escape(summary.url),
+            "name": escape(summary.name),
+            "replicas_unknown": max(summary.replicas - known, 0),
+            "at_risk": at_risk_words(at_risk(summary, now)),
+            "trouble": None if run.trouble is None else escape(run.trouble.message),
         }
 
 
 def _generation(row: Generation) -> Document:
     id = row.id
-    return {**msgspec.to_builtins(row), "id": str(id), "series": escape(id.series), "step": id.step}
+    found: Document = {**msgspec.to_builtins(row), "id": str(id), "series": escape(id.series), "step": id.step}
+    del found["content"]
+    return found
 
 
 def _incident(row: IncidentRow) -> Document:

@@ -8,7 +8,7 @@ from benchmarks.bench_catalogue import asked_of, build
 from ckptguard.catalogue.questions import events_after
 from ckptguard.catalogue.schema import open_for_reading
 
-NAMES = tuple(asked_of("", 0, 0))
+NAMES = tuple(asked_of("", 0))
 FLEETS = (220, 660)  # runs: more than a question answers with
 
 
@@ -21,7 +21,7 @@ def steps(tmp_path_factory):
         build(str(folder / "catalogue"), runs, 100)
         with contextlib.closing(open_for_reading(str(folder / "catalogue"))) as db:
             last = events_after(db, 0, most=1).last + 100 * runs - 101
-            for name, question in asked_of(f"{runs // 4:012x}", runs // 4, last).items():
+            for name, question in asked_of(f"{runs // 4:012x}", last).items():
                 counted = [0]
 
                 def count(counted=counted):

@@ -1,22 +1,24 @@
 """What a pass tells the catalogue: no request more for an unchanged run, and what `status` would say."""
 
+from types import SimpleNamespace
+
 import pytest
 from ckptguard_daemon.catalogue_feed import CatalogueFeed, Passed
 from support.catalogues import PromptCatalogue
 from support.counting_storage import counted
 from support.tiny_run import TINY, WEIGHTS, delete, forget, inline, name_of, poison, rot, save
 
-from ckptguard.catalogue.questions import events_after, runs, timeline
+from ckptguard.catalogue.questions import events_after, summaries, timeline
 from ckptguard.errors import StorageError
 from ckptguard.inspect.status import status
 from ckptguard.records.incidents import open_incident, update_incident
 from ckptguard.records.run import open_run
 from ckptguard.recover.roll_back import GoBack, roll_back
 from ckptguard.replicas.replicate import Replica
-from ckptguard.runs.ended import ended_words
 from ckptguard.runs.run_view import RunView
 from ckptguard.runs.work import Work
 from ckptguard.upkeep.reconcile import PassNotes, reconcile
+from ckptguard.values.ids import name_of_run
 
 
 class Guarded:
@@ -43,9 +45,10 @@ class Guarded:
         return self.requests.total()
 
     @property
-    def facts(self):
+    def summary(self):
         """What the feed says of it."""
-        return self.feed.facts(self.run.run_id, self.url, "guarded")
+        known = {"run_id": self.run.run_id, "url": self.url, "name": name_of_run(self.url)}
+        return self.feed.summary(SimpleNamespace(**known, state="guarded", trouble=None))
 
     def events(self):
         """The kinds and causes of its events, in order."""
@@ -71,7 +74,7 @@ def test_an_unchanged_run_costs_nothing(guarded):
     assert [guarded.make_pass() for _ in range(3)] == [0, 0, 0]
     guarded.restart()
     assert guarded.make_pass() == 0
-    assert guarded.facts.checkpoints == {"good": 3}
+    assert guarded.summary.checkpoints == {"good": 3}
 
 
 def test_a_new_save_costs_as_much_whatever_is_there(guarded):
@@ -89,13 +92,12 @@ def test_it_says_what_status_says(guarded):
     def same():
         guarded.make_pass()
         told = status(RunView(open_run(guarded.url), guarded.settings), supervised=True)
-        facts = guarded.facts
-        assert facts.protected == told.protected
-        if told.explanation != ended_words(guarded.url):  # of such a run a daemon notes nothing, and says it itself
-            assert facts.explanation == told.explanation
-        assert facts.known_good_step == (told.known_good.step if told.known_good else None)
+        summary = guarded.summary
+        if told.summary.state != "ended":  # of such a run a daemon notes nothing, and says it itself
+            assert (summary.protected, summary.explanation) == (told.protected, told.explanation)
+        assert summary.known_good_step == (told.known_good.step if told.known_good else None)
         counts = {outcome: count for outcome, count in told.outcomes.items() if count}
-        assert facts.checkpoints == counts
+        assert summary.checkpoints == counts
 
     same()
     rot(guarded.url, f"{name_of(3)}/{WEIGHTS}")
@@ -130,8 +132,8 @@ def test_what_happened_is_told_in_order(guarded):
         ("replica", "trouble"),
         ("replica", "recovered"),
     ]
-    assert (guarded.facts.incidents, guarded.facts.rollbacks) == ({"numeric": 1}, {"numeric": 1})
-    assert (guarded.facts.steps_saved, guarded.facts.replicas_behind) == (3, 1)
+    assert (guarded.summary.incidents, guarded.summary.rollbacks) == ({"numeric": 1}, {"numeric": 1})
+    assert (guarded.summary.steps_saved, guarded.summary.replicas_behind) == (3, 1)
 
 
 def test_what_was_taken_away_says_by_whom(tmp_path, tmp_path_factory):
@@ -169,7 +171,7 @@ def test_a_bad_one_is_found_by_name_and_reason(tmp_path, tmp_path_factory):
         guarded.make_pass()
         [event] = [e.event for e in guarded.catalogue.ask(events_after, 0).events if e.event.cause == "bad"]
         assert "NaN" in event.text
-        line = guarded.catalogue.ask(timeline, guarded.run.run_id, now=1.0)
+        line = guarded.catalogue.ask(timeline, guarded.run.run_id)
         [bad] = [g for g in line.generations if g.outcome == "bad"]
         assert bad.path == "<img src=x>\\u202e-5"
         assert event.about == bad.name
@@ -183,8 +185,8 @@ def test_a_name_in_no_encoding_is_noted(tmp_path, tmp_path_factory):
     save(str(root), 1, 1)
     guarded = Guarded(str(root), tmp_path_factory.mktemp("private"))
     guarded.make_pass()
-    assert guarded.facts.checkpoints == {"good": 1}
-    assert [run.facts.name for run in guarded.catalogue.ask(runs, now=1.0)] == ["run\\udcff"]
+    assert guarded.summary.checkpoints == {"good": 1}
+    assert [one.name for one in guarded.catalogue.ask(summaries).values()] == ["run\\udcff"]
 
 
 def test_a_storage_that_fails_fails_no_pass(guarded, monkeypatch):
@@ -200,9 +202,9 @@ def test_a_storage_that_fails_fails_no_pass(guarded, monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr("ckptguard_daemon.catalogue_feed.record_names", broken)
         guarded.feed.note(view, Passed(notes=guarded.notes, wrote=True))
-    assert guarded.facts.checkpoints == {"good": 3}
+    assert guarded.summary.checkpoints == {"good": 3}
     guarded.make_pass()
-    assert guarded.facts.checkpoints == {"good": 4}
+    assert guarded.summary.checkpoints == {"good": 4}
 
 
 def test_a_run_that_goes_during_a_pass_stays_known(tmp_path, tmp_path_factory):
@@ -213,16 +215,16 @@ def test_a_run_that_goes_during_a_pass_stays_known(tmp_path, tmp_path_factory):
         save(str(run), step, step)
     guarded = Guarded(str(run), tmp_path_factory.mktemp("private"))
     guarded.make_pass()
-    before = guarded.facts, guarded.events()
+    before = guarded.summary, guarded.events()
     save(str(run), 3, 3)
     view = RunView(guarded.run, TINY)
     reconcile(view, guarded.notes, work=Work(scanner=inline), assume_quiet=True)
     run.rename(aside)
     guarded.feed.note(view, Passed(notes=guarded.notes, wrote=True))
-    assert (guarded.facts, guarded.events()) == before
+    assert (guarded.summary, guarded.events()) == before
     aside.rename(run)
     guarded.make_pass()
-    assert guarded.facts.checkpoints == {"good": 3}
+    assert guarded.summary.checkpoints == {"good": 3}
 
 
 def test_many_are_read_over_several_passes(tmp_path, tmp_path_factory, monkeypatch):
@@ -235,8 +237,8 @@ def test_many_are_read_over_several_passes(tmp_path, tmp_path_factory, monkeypat
     guarded, found = Guarded(url, tmp_path_factory.mktemp("private")), []
     for _ in range(4):
         guarded.make_pass()
-        found.append(guarded.facts.checkpoints.get("good", 0))
-        assert guarded.facts.known_good_step == 10
+        found.append(guarded.summary.checkpoints.get("good", 0))
+        assert guarded.summary.known_good_step == 10
     assert found == [4, 8, 10, 10]
     assert guarded.make_pass() == 0
 
@@ -249,4 +251,4 @@ def test_without_a_catalogue_the_facts_are_the_same(guarded, tmp_path_factory):
     alone.make_pass()
     assert alone.make_pass() == 0
     guarded.make_pass()
-    assert alone.facts == guarded.facts
+    assert alone.summary == guarded.summary

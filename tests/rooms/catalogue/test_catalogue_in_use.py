@@ -8,16 +8,16 @@ import sqlite3
 import subprocess
 import sys
 import threading
-from functools import partial
 
 import pytest
 
 from ckptguard.catalogue import catalogue as in_use
 from ckptguard.catalogue import schema, write
 from ckptguard.catalogue.catalogue import Catalogue
-from ckptguard.catalogue.questions import events_after, known_rows, one_run, runs, timeline
-from ckptguard.catalogue.rows import Event, Generation, RunSeen, event_key
-from ckptguard.values.run_facts import RunFacts
+from ckptguard.catalogue.questions import events_after, known_rows, summaries, timeline
+from ckptguard.catalogue.rows import Event, RunSeen, event_key
+from ckptguard.values.run_rows import Generation
+from ckptguard.values.run_summary import RunSummary
 
 PATIENCE = 60.0
 
@@ -31,8 +31,8 @@ def seen(run="aa", count=1, *, digest=b"d"):
     events = tuple(
         Event(key=event_key("verdict", r.name), kind="verdict", at=r.judged_at, about=r.name, cause="bad") for r in rows
     )
-    facts = RunFacts(url=f"/{run}", name=run, checkpoints={"bad": count}, bytes={"bad": 5 * count})
-    return RunSeen(id=run, digest=digest, facts=facts, generations=rows, events=events)
+    facts = RunSummary(url=f"/{run}", name=run, checkpoints={"bad": count}, bytes={"bad": 5 * count})
+    return RunSeen(id=run, digest=digest, summary=facts, generations=rows, events=events)
 
 
 class Told:
@@ -93,7 +93,7 @@ def put(catalogue, *many):
 
 def in_place(catalogue):
     """How many checkpoints each run has, by outcome."""
-    return {run.id: run.facts.checkpoints for run in catalogue.ask(runs, now=1.0)}
+    return {run: one.checkpoints for run, one in catalogue.ask(summaries).items()}
 
 
 def test_it_answers_what_was_noted(opened, told):
@@ -101,9 +101,9 @@ def test_it_answers_what_was_noted(opened, told):
     catalogue = opened()
     put(catalogue, seen(count=3), seen("bb", 2))
     for one in (catalogue, opened()):
-        ask = partial(one.ask, now=9.0)
-        assert [run.id for run in ask(runs)] == ["aa", "bb"]
-        assert ask(one_run, "bb").facts.bytes == {"bad": 10}
+        ask = one.ask
+        assert list(ask(summaries)) == ["aa", "bb"]
+        assert ask(summaries)["bb"].bytes == {"bad": 10}
         assert in_place(one) == {"aa": {"bad": 3}, "bb": {"bad": 2}}
         assert len(ask(timeline, "aa").events) == 3
         assert one.digest("aa") == b"d"
@@ -189,8 +189,8 @@ def test_every_flipped_page_is_survived(opened, path):
         with open(path, "wb") as file:
             file.write(whole[:place] + bytes(b ^ 0x5A for b in whole[place : place + 4096]) + whole[place + 4096 :])
         catalogue = opened()
-        catalogue.ask(runs, now=1.0)
-        catalogue.ask(timeline, "aa", now=1.0)
+        catalogue.ask(summaries)
+        catalogue.ask(timeline, "aa")
         catalogue.ask(events_after, 0)
         catalogue.see(seen(count=3))
         assert catalogue.settle(PATIENCE)
@@ -243,7 +243,7 @@ def test_none_is_possible(opened, path, told, trouble, monkeypatch):
     for n in range(50):
         catalogue.see(seen(count=n))
     assert catalogue.settle(PATIENCE)
-    assert catalogue.ask(runs, now=1.0) is None
+    assert catalogue.ask(summaries) is None
     assert catalogue.digest("aa") == b""
     assert len(set(told.sentences)) == len(told.sentences) == 1
 
@@ -253,7 +253,7 @@ def test_a_value_that_cannot_be_stored_costs_only_itself(opened, told):
     catalogue = opened()
     put(catalogue, seen())
     rows = (Generation(name="m/000000000001.1", bytes=2**70),)
-    catalogue.see(RunSeen(id="cc", digest=b"x", facts=RunFacts(url="/c", name="c"), generations=rows))
+    catalogue.see(RunSeen(id="cc", digest=b"x", summary=RunSummary(url="/c", name="c"), generations=rows))
     told.wait_for(2)  # that, and that it can be used again
     assert in_place(catalogue)["aa"] == {"bad": 1}
     assert catalogue.digest("aa") == b"d"
@@ -273,13 +273,14 @@ _WRITER = """
 import itertools, sys
 from ckptguard.catalogue.schema import open_for_writing
 from ckptguard.catalogue.write import write_run
-from ckptguard.catalogue.rows import Generation, RunSeen
-from ckptguard.values.run_facts import RunFacts
+from ckptguard.catalogue.rows import RunSeen
+from ckptguard.values.run_rows import Generation
+from ckptguard.values.run_summary import RunSummary
 db = open_for_writing(sys.argv[1])
 for n in itertools.count(1):
     rows = tuple(Generation(name=f"m/{k:012d}.1", outcome="good", bytes=n) for k in range(n % 50))
-    facts = RunFacts(url="/a", name="a", checkpoints={"good": len(rows)}, bytes={"good": n * len(rows)})
-    write_run(db, RunSeen(id="aa", digest=b"%d" % n, facts=facts, generations=rows), now=1.0)
+    facts = RunSummary(url="/a", name="a", checkpoints={"good": len(rows)}, bytes={"good": n * len(rows)})
+    write_run(db, RunSeen(id="aa", digest=b"%d" % n, summary=facts, generations=rows), now=1.0)
     print(n, flush=True)
 """
 
@@ -297,8 +298,7 @@ def test_a_killed_writer_leaves_whole_rows(path, after):
         number = int(digest)
         assert number >= after
         assert [row.bytes for row in rows.values()] == [number] * (number % 50)
-        [listed] = runs(db, now=1.0)
-        assert listed.facts.bytes == {"good": number * len(rows)}
+        assert summaries(db)["aa"].bytes == {"good": number * len(rows)}
 
 
 def test_a_network_file_system_is_known_by_its_mount(monkeypatch, tmp_path):

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
-import time
 from pathlib import Path
 from typing import Any
 
 from support.daemon_process import Starter, save, until
 
-from ckptguard.catalogue.questions import Timeline, events_after, runs, timeline
+from ckptguard.catalogue.questions import Timeline, events_after, summaries, timeline
 from ckptguard.catalogue.schema import open_for_reading
 from ckptguard.storage.runtime_folder import private_runtime_folder
 
@@ -29,11 +28,11 @@ def ask(path: Path, question: Any, **named: Any) -> Any:
 
 def outcomes(path: Path) -> dict[int | None, str]:
     """What the catalogue says of the one run in it, by step."""
-    listed = ask(path, runs, now=time.time()) or []
-    if not listed:
-        return {}
-    line = ask(path, timeline, id=listed[0].id, now=time.time())
-    return {g.id.number: g.outcome for g in line.generations if g.in_place} if isinstance(line, Timeline) else {}
+    found: dict[int | None, str] = {}
+    for id in ask(path, summaries) or ():
+        line = ask(path, timeline, id=id)
+        found = {g.id.number: g.outcome for g in line.generations if g.in_place} if isinstance(line, Timeline) else {}
+    return found
 
 
 def test_it_follows_the_run(run: Path, start: Starter, short_folder: Path) -> None:
@@ -55,5 +54,5 @@ def test_it_follows_the_run(run: Path, start: Starter, short_folder: Path) -> No
     save(run, 300)
     until(lambda: outcomes(path).keys() == {100, 200, 300}, "a new catalogue")
     assert ask(path, events_after, number=first).reset
-    [one] = ask(path, runs, now=time.time())
-    assert (one.facts.known_good_step, one.facts.protected, one.facts.incidents) == (300, True, {"numeric": 1})
+    [one] = ask(path, summaries).values()
+    assert (one.known_good_step, one.protected, one.incidents) == (300, True, {"numeric": 1})

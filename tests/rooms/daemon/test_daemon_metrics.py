@@ -14,16 +14,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from ckptguard.values.run_facts import RunFacts
+from ckptguard.decisions.run_summary import in_state
+from ckptguard.values.run_summary import RunSummary
 
 NOW = 1_000_000.0
 DAEMON = DaemonFacts(loop_at=NOW - 5)
 Series = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 
-def facts(url: str = "/runs/exp1", **known: Any) -> RunFacts:
+def facts(url: str = "/runs/exp1", **known: Any) -> RunSummary:
     """A run."""
-    return RunFacts(url=url, name=url.rpartition("/")[2], **known)
+    return RunSummary(url=url, name=url.rpartition("/")[2], **known)
 
 
 def read(text: bytes) -> Series:
@@ -81,18 +82,15 @@ def test_each_run_has_its_values() -> None:
 
 def test_what_could_not_be_looked_at_is_not_called_protected() -> None:
     """The records of yesterday do not say what is there now."""
-    found = read(exposition([facts(state="failing", protected=True)], DAEMON, NOW))
+    found = read(exposition([in_state(facts(protected=True), NOW, "failing", "no route")], DAEMON, NOW))
     assert of(found, "protected", run="/runs/exp1") == 0
     assert of(found, "failing", run="/runs/exp1") == 1
 
 
 def test_a_run_that_never_was_there_is_not_called_unprotected() -> None:
     """The daemon may be told of it long before its first save. One whose folder went away is unprotected."""
-    found = read(
-        exposition(
-            [facts(state="waiting"), facts("/b", state="waiting", checkpoints={"good": 1}, protected=True)], DAEMON, NOW
-        )
-    )
+    gone = in_state(facts("/b", checkpoints={"good": 1}, protected=True), NOW, "waiting", "no such folder")
+    found = read(exposition([facts(state="waiting"), gone], DAEMON, NOW))
     assert of(found, "protected", run="/runs/exp1") is None
     assert of(found, "protected", run="/b") == 0
 
@@ -201,7 +199,7 @@ def test_many_who_ask_at_once_cost_one_look(monkeypatch: pytest.MonkeyPatch) -> 
     """The same text serves all who ask while it is fresh."""
     looks: list[int] = []
 
-    def look() -> list[RunFacts]:
+    def look() -> list[RunSummary]:
         looks.append(1)
         return []
 

@@ -14,7 +14,7 @@ from ckptguard_daemon.__main__ import command
 from ckptguard_daemon.metrics import Counted, DaemonFacts, exposition
 from click.testing import CliRunner
 
-from ckptguard.values.run_facts import RunFacts
+from ckptguard.values.run_summary import RunSummary
 
 RUN = 'run="/r",instance="n1"'
 LOOP = 'loop_timestamp_seconds{instance="n1"}'
@@ -144,7 +144,7 @@ def test_every_alert_fires_where_it_should_and_nowhere_else(promtool: str, rules
 
 def test_every_panel_shows_something(promtool: str, tmp_path: Path) -> None:
     """In two hours of a run of which everything is known, and of which something is wrong."""
-    run = RunFacts(
+    run = RunSummary(
         url="/r",
         name="r",
         protected=True,
@@ -193,7 +193,7 @@ def test_promtool_has_no_remark_about_the_metrics(promtool: str) -> None:
         "incidents": {"numeric": 1},
         "checkpoints": {"good": 1},
     }
-    runs = [RunFacts(url=f"/r/{n} \"'\n\\", name="r", rollbacks={"numeric": 1}, **known) for n in range(1001)]
+    runs = [RunSummary(url=f"/r/{n} \"'\n\\", name="r", rollbacks={"numeric": 1}, **known) for n in range(1001)]
     for shown in (runs[:1], runs):
         text = exposition(shown, DaemonFacts(loop_at=now), now)
         succeeds(promtool, "check", "metrics", input=text.decode())
@@ -203,8 +203,8 @@ def test_the_rules_and_the_dashboard_ask_for_metrics_that_there_are(rules: Path)
     """A misspelled name would be an alert that never fires."""
     now = time.time()
     known: dict[str, Any] = {"known_good_at": now, "known_good_step": 1, "save_interval": 1.0, "scrubbed_at": now}
-    run = RunFacts(url="/r", name="r", replicas=1, world_size=1, scrub_interval=1.0, **known)
-    many = [RunFacts(url=f"/r/{n}", name="r") for n in range(1001)]
+    run = RunSummary(url="/r", name="r", replicas=1, world_size=1, scrub_interval=1.0, **known)
+    many = [RunSummary(url=f"/r/{n}", name="r") for n in range(1001)]
     text = exposition([run], DaemonFacts(loop_at=now), now) + exposition(many, DaemonFacts(loop_at=now), now)
     there = set(re.findall(r"# TYPE (\w+)", text.decode())) | {"ckptguard_verify_seconds_bucket"}
     dashboard = json.loads(printed("grafana"))

@@ -27,7 +27,7 @@ from ckptguard.reporting.notify import Hooks
 from ckptguard.runs.run_view import open_view
 from ckptguard.runs.work import Work
 from ckptguard.storage.local.removal import removed
-from ckptguard.values.run_facts import RunFacts
+from ckptguard.values.run_summary import RunSummary
 from ckptguard.values.settings import Settings
 from ckptguard.values.verdict import Outcome
 
@@ -237,7 +237,7 @@ def test_a_fleet_shows_a_run_that_ended_for_a_day(tmp_path, said):
 
 def test_no_alert_is_about_a_run_that_has_ended():
     """Prometheus counts it, and has no other value of it."""
-    facts = RunFacts(url="/runs/a", name="a", state="ended", protected=False, training=True, began_at=1.0)
+    facts = RunSummary(url="/runs/a", name="a", state="ended", protected=False, training=True, began_at=1.0)
     text = exposition([facts], None, 1e6).decode()
     assert "/runs/a" not in text
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from ckptguard.decisions.at_risk import at_risk, is_stale, ranks_named
-from ckptguard.values.run_facts import RunFacts
+from ckptguard.values.run_summary import RunSummary
 
 
-def facts(**known: object) -> RunFacts:
+def facts(**known: object) -> RunSummary:
     """A run that trains, with what is known of it."""
-    return RunFacts(**{"url": "/r", "name": "r", "training": True, **known})  # type: ignore[arg-type]
+    return RunSummary(**{"url": "/r", "name": "r", "training": True, **known})  # type: ignore[arg-type]
 
 
 def test_it_is_the_time_since_the_safe_checkpoint_on_all_gpus() -> None:

@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 import torch
-from ckptguard_daemon.dashboard.pages import NOT_SEEN
 from ckptguard_daemon.http.routes import Caller, Role
 from support.daemon_process import until
 from support.dashboards import Opener
 from support.tiny_run import TINY, WEIGHTS, delete, inline, name_of, poison, rot, save
 
+from ckptguard.decisions.run_summary import NOT_SEEN
 from ckptguard.records.incidents import open_incident, update_incident
 from ckptguard.records.pins import pin_checkpoint
 from ckptguard.records.run import open_run

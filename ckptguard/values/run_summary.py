@@ -1,4 +1,4 @@
-"""What a fleet's views say about one run: the row of a table, the values of its metrics."""
+"""The summary of one run: what `status`, `fleet`, the page, the metrics and the alerts say of it."""
 
 from __future__ import annotations
 
@@ -15,20 +15,21 @@ class LastIncident(msgspec.Struct, frozen=True):
     open: bool
 
 
-class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
+class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     """One run as of one moment. Times are in seconds since 1970. None: there is none, or nobody knows."""
 
     url: str
     name: str  # the last part of the URL, or what the fleet's file calls it
     state: str = "guarded"  # "waiting" (no such folder yet) | "guarded" | "failing" | "ended"
-    protected: bool = False  # as `status` says: a known-good checkpoint, with an independent copy of it or an older one
-    explanation: str = ""  # why, in one sentence: that of `status`. Empty: nothing was seen yet
-    training: bool = False  # a save arrived within the last three save intervals
+    protected: bool = False  # there is a known-good checkpoint, with an independent copy of it or an older one
+    explanation: str = ""  # why, in one sentence. Empty: nothing was seen yet
+    training: bool = False  # a save arrived within the last three save intervals, and was not rolled back
     known_good_step: int | None = None
     known_good_at: float | None = None  # when the known-good checkpoint was saved
     safe_at: float | None = None  # the same of the newest good one with a full copy or a replica
-    newest_at: float | None = None  # when the newest save was made
+    newest_at: float | None = None  # when the newest save was made, of those that no rollback moved aside
     newest_outcome: str | None = None
+    trained_at: float | None = None  # when training saved last; None if it went back, and has saved nothing since
     save_interval: float | None = None  # seconds: the median between the last saves
     world_size: int | None = None  # GPUs that train it
     began_at: float | None = None  # when its first save on record was made

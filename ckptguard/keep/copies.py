@@ -23,6 +23,7 @@ from ckptguard.records.kept import (
     replace_kept,
     set_aside,
 )
+from ckptguard.records.pins import FOLDER as PINS
 from ckptguard.records.pins import pinned_generations
 from ckptguard.records.run import Run
 from ckptguard.records.who_and_when import utc_now
@@ -127,12 +128,11 @@ def keep_checkpoint(
 def _is_as_listed(view: RunView, copy: KeptCopy) -> bool:
     """True if the copied files are the listed ones. A link always is; for other copies the sources must not have
     changed."""
-    entries = (find_entry(view.run.records, copy.key(file)) for file in copy.files)
-    kept = [entry.signature if entry is not None else None for entry in entries]
-    if copy.how == "link" and all(
-        one is None or one[2] == source[2] for one, source in zip(kept, copy.sources, strict=True)
-    ):
-        return kept == list(copy.sources)
+    if copy.how == "link":
+        entries = (find_entry(view.run.records, copy.key(file)) for file in copy.files)
+        kept = [entry.signature if entry is not None else None for entry in entries]
+        if all(one is None or one[2] == source[2] for one, source in zip(kept, copy.sources, strict=True)):
+            return kept == list(copy.sources)
     now = view.look_again(copy.path)
     return now is not None and copy.lies_in(now.entries)
 
@@ -181,6 +181,8 @@ def _is_linked(run: Run, copy: KeptCopy, file: str) -> bool:
 def release_unpinned(run: Run, ids: Iterable[CheckpointId]) -> list[CheckpointId]:
     """Remove unwanted kept copies except pinned ones, and the rest of unfinished ones. Returns what was removed."""
     unwanted = list(ids)
+    if unwanted:
+        run.records.renew(PINS)
     pinned = pinned_generations(run) if unwanted else set()
     removed = [id for id in unwanted if id not in pinned or not is_marked(run, id)]
     for id in removed:

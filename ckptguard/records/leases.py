@@ -94,7 +94,8 @@ def take(run: Run, lease: Lease) -> bool:
 
 def holds(run: Run, lease: Lease) -> bool:
     """True if it still exists, and was not replaced by another one. Raises CouldNotTellError."""
-    found = read_parsed(run, lease.key, Lease, "a lease")
+    now = msgspec.structs.replace(run, records=run.records.now())
+    found = read_parsed(now, lease.key, Lease, "a lease")
     return found is not None and found.token == lease.token
 
 

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from ckptguard.errors import ObjectExistsError, ObjectMissingError, RecordsError, SettingsError
-from ckptguard.storage import Storage, normalise_url, open_storage
+from ckptguard.storage import Storage, folder_must_exist, normalise_url, open_storage
 from ckptguard.storage.failures import translated
 from ckptguard.storage.local.removal import begin_again, note_records
 from ckptguard.storage.protocol import find_entry
 from ckptguard.storage.redaction import plain_url
+from ckptguard.storage.traits import traits_of_url
 from ckptguard.values.ids import RECORDS_FOLDER, escape, name_of_run, run_id_of
 from ckptguard.values.patterns import Pattern
 from ckptguard.values.record_formats import FORMAT_KEY, PLAIN, RECORDS
@@ -24,6 +25,7 @@ from ckptguard.values.settings import Settings
 from ckptguard.values.storage_options import NO_OPTIONS, StorageOptions
 
 if TYPE_CHECKING:
+    from ckptguard.storage.remote.listed_storage import ListedRun
     from ckptguard.storage.retries import Retries
 
 _WHOSE_KEY = "run.json"  # for records outside the run
@@ -79,11 +81,13 @@ def open_run(
     must_exist: bool = True,
     retries: Retries | None = None,
     may_begin: bool = True,
+    listed: ListedRun | None = None,
 ) -> Run:
     """Open a run by its settings: the place of its records, its naming rules, and its storage options.
 
     Nothing is written. `retries` are for a remote run. Without `may_begin`, local records that this process saw, and
-    that were removed from this folder, are not begun again: somebody may be removing the run.
+    that were removed from this folder, are not begun again: somebody may be removing the run. `listed` are the storages
+    of the same run, opened by `open_listed`.
 
     Raises:
         NotFoundError: it does not exist, and must.
@@ -92,9 +96,15 @@ def open_run(
     """
     normal = normalise_url(url)
     opening = functools.partial(open_storage, retries=retries, options=settings.storage)
-    storage = opening(normal, must_exist=must_exist)
     inside = not settings.records
-    records = opening(settings.records or f"{normal.rstrip('/')}/{RECORDS_FOLDER}", must_exist=False)
+    if listed is not None:
+        storage: Storage = listed.storage
+        records: Storage = listed.records
+        if must_exist:
+            folder_must_exist(storage, normal)
+    else:
+        storage = opening(normal, must_exist=must_exist)
+        records = opening(settings.records or f"{normal.rstrip('/')}/{RECORDS_FOLDER}", must_exist=False)
     run = Run(
         normal,
         storage,
@@ -113,6 +123,19 @@ def open_run(
     _refuse_anothers_records(run)
     _refuse_counted_folder(run)
     return run
+
+
+def open_listed(url: str, settings: Settings) -> ListedRun | None:
+    """Open the storages of a run for one that looks again and again. None if one listing does not show all of it: it is
+    not on an object store, or its records are elsewhere."""
+    normal = normalise_url(url)
+    if settings.records or not traits_of_url(normal).flat_listing:
+        return None
+    from ckptguard.storage.remote.listed_storage import ListedRun
+
+    places = (normal, f"{normal}/{RECORDS_FOLDER}")
+    storage, records = (open_storage(place, must_exist=False, options=settings.storage) for place in places)
+    return ListedRun(storage, records, RECORDS_FOLDER)
 
 
 def begin_run(url: str | os.PathLike[str], settings: Settings = _DEFAULTS) -> Run:

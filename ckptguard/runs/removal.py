@@ -145,7 +145,7 @@ def remove_record(run: Run, key: str) -> None:
 
 def remove_unchanged(run: Run, key: str, signature: tuple[object, ...]) -> None:
     """Remove a file of a checkpoint that a policy gave up, if it still is the file that was marked for it."""
-    entry = find_entry(run.storage, key)
+    entry = find_entry(run.storage.now(), key)
     if entry is not None and entry.signature == signature:
         run.storage.remove(key)
 

@@ -13,6 +13,7 @@ from ckptguard.formats import tensor_suffix
 from ckptguard.formats.suffixes import is_sum_list
 from ckptguard.layouts import LAYOUTS, Checkpoint, enter, find_checkpoints, step_from_name
 from ckptguard.records.kept import KeptCopy, kept_of_series, read_kept
+from ckptguard.records.ledger import FOLDER as LEDGER
 from ckptguard.records.manifests import FOLDER as MANIFESTS
 from ckptguard.records.manifests import read_manifest, sealed_generations
 from ckptguard.records.run import Run, list_records, open_run
@@ -20,7 +21,7 @@ from ckptguard.runs.history import History, load_history
 from ckptguard.runs.run_reader import RunMemory, RunReader
 from ckptguard.runs.sealed_content import is_good
 from ckptguard.storage.protocol import UNNAMED, Entry, find_entry
-from ckptguard.values.ids import CheckpointId, Step, escape, parse_id, series_from_folder, series_of
+from ckptguard.values.ids import CheckpointId, Step, escape, parse_id, series_folder, series_from_folder, series_of
 from ckptguard.values.manifest import Manifest
 from ckptguard.values.settings import Settings
 
@@ -42,6 +43,7 @@ class RunView:
         self._listing: Listing | None = None
         self._near: Listing | None = None  # of one checkpoint only
         self._history: History | None = None
+        self._all_is_new = False  # the last `look_again` listed everything
 
     @property
     def listing(self) -> Listing:
@@ -95,6 +97,8 @@ class RunView:
         """List only this checkpoint's entries again, and return it as it is now, or None."""
         if self._listing is None and (found := self._look_near(path)) is not None:
             return found
+        parent = path.rpartition("/")[0]
+        self._all_is_new = self.run.storage.renew(*(() if path == "." else (path,)), beside=parent)
         self._listing = self.listing.again(path)
         return self._listing.checkpoints.get(path)
 
@@ -140,11 +144,20 @@ class RunView:
         near = known[place - 1 : place] if place else known[:1]
         return self.history.manifest(near[0]) if near else None
 
-    def refresh(self, series: str | None = None) -> None:
-        """Read the record names of one series again, or of all when next needed."""
+    def refresh(self, series: str | None = None, *, just_listed: bool = False) -> None:
+        """Read the record names of one series again, or of all when next needed.
+
+        `just_listed`: the caller called `look_again` a moment ago, or has read nothing since the run was listed. So on
+        an object store the same listing will do.
+        """
         if series is None:
             self._history = None
+            if not just_listed:
+                self.run.records.renew()
         elif self._history is not None:
+            folder = series_folder(series)
+            if not (just_listed and self._all_is_new):
+                self.run.records.renew(*(f"{top}/{folder}" for top in (LEDGER, MANIFESTS)))
             self._history.refresh(series)
 
     def forget(self) -> None:

@@ -16,7 +16,7 @@ from ckptguard.values.storage_options import NO_OPTIONS, StorageOptions
 if TYPE_CHECKING:
     from ckptguard.storage.retries import Retries
 
-__all__ = ["Capabilities", "Entry", "Reader", "Storage", "Upload", "normalise_url", "open_storage"]
+__all__ = ["Capabilities", "Entry", "Reader", "Storage", "Upload", "folder_must_exist", "normalise_url", "open_storage"]
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*(://|::)")
 
@@ -69,15 +69,20 @@ def open_storage(
     place = normalise_url(url)
     storage = _opened(place, retries, options)
     if must_exist:
-        try:
-            found = storage.stat("").kind
-        except ObjectMissingError as error:
-            if storage.root is None:  # a bucket that is not there looks the same as one without such objects
-                raise NotFoundError(f"there is nothing at {escape(place)}", hint="check the URL") from error
-            raise NotFoundError(f"there is no folder {escape(place)}", hint="check the path") from error
-        if found != "folder":
-            raise NotFoundError(f"{escape(place)} is not a folder", hint="name the folder that contains it")
+        folder_must_exist(storage, place)
     return storage
+
+
+def folder_must_exist(storage: Storage, place: str) -> None:
+    """Raise NotFoundError if there is no folder at the root of a storage, which was opened at this place."""
+    try:
+        found = storage.stat("").kind
+    except ObjectMissingError as error:
+        if storage.root is None:  # a bucket that is not there looks the same as one without such objects
+            raise NotFoundError(f"there is nothing at {escape(place)}", hint="check the URL") from error
+        raise NotFoundError(f"there is no folder {escape(place)}", hint="check the path") from error
+    if found != "folder":
+        raise NotFoundError(f"{escape(place)} is not a folder", hint="name the folder that contains it")
 
 
 def _opened(place: str, retries: Retries | None, options: StorageOptions) -> Storage:

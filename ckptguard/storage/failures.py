@@ -141,6 +141,11 @@ def _chain(error: BaseException) -> list[BaseException]:
     return found
 
 
+def is_condition_failed(error: BaseException) -> bool:
+    """True if a store refused a request because the object is not the one that the request names."""
+    return _status(error) == 412
+
+
 def _status(error: BaseException) -> int | None:
     """Return the HTTP status of a store's answer, if its library reports it."""
     for each in _chain(error):

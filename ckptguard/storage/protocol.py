@@ -172,6 +172,30 @@ class Storage(Protocol):
         """Return the bytes that can still be written, or None if unknown (object stores)."""
         return None
 
+    # What a look at an object store needs to ask nothing twice; see `remote.listed_storage`.
+
+    def renew(self, *folders: str, beside: str | None = None) -> bool:
+        """List again what is below some folders, and the files directly in `beside`. True if all was listed. Nothing to
+        do where no listing is remembered."""
+        return False
+
+    def now(self) -> Storage:
+        """Return the storage that answers as of now, without anything remembered."""
+        return self
+
+    def open_listed(self, entry: Entry) -> Reader:
+        """Open a file that was listed a moment ago. If it is another one now, reading fails, or `check_unchanged`."""
+        return self.open(entry.key)
+
+    def copy_listed(self, entry: Entry, target: str, *, how: str = "copy") -> str:
+        """Copy a file that was listed a moment ago to a key that was free then."""
+        return self.copy(entry.key, target, how=how)
+
+    def remove_listed(self, keys: Sequence[str]) -> None:
+        """Remove files that were listed a moment ago. A missing one is no error."""
+        for key in keys:
+            self.remove(key)
+
 
 UNNAMED = "its name is not valid Unicode; rename it"
 

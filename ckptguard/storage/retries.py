@@ -174,6 +174,20 @@ class RetryingStorage(Storage):
     def free_space(self) -> int | None:
         return self.retries.run("", self.inner.free_space)
 
+    def open_listed(self, entry: Entry) -> RetryingReader:
+        return RetryingReader(self.inner.open_listed(entry), self.retries)
+
+    def copy_listed(self, entry: Entry, target: str, *, how: str = "copy") -> str:
+        done = self.retries.run_exclusive(
+            entry.key,
+            lambda: self.inner.copy_listed(entry, target, how=how),
+            lambda: self._same(entry.key, target),
+        )
+        return done or "copy"
+
+    def remove_listed(self, keys: Sequence[str]) -> None:
+        self.retries.run(keys[0] if keys else "", lambda: self.inner.remove_listed(keys))
+
     def _holds(self, key: str, data: bytes) -> bool:
         try:
             with self.inner.open(key) as reader:

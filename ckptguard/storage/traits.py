@@ -26,6 +26,8 @@ class StoreTraits(msgspec.Struct, frozen=True, kw_only=True):
     lists_uploads: bool = False  # unfinished uploads stay, cost money, and can be listed
     flat_listing: bool = False  # one request lists everything below a prefix, and reports its failure
     etags: bool = False  # entries have a tag of their content
+    conditional_reads: bool = False  # a read or a copy may name the tag of what it means (by s3fs' `call_s3`)
+    lists_by_prefix: bool = False  # its library lists what begins with a text, by one kind of request
     own_retries: bool = False  # its library retries, too, beside ours and its own library's
     mangled_names: str | None = None  # a pattern of names that it, or its library, would silently change
 
@@ -38,7 +40,15 @@ UNKNOWN = StoreTraits()
 _object_store = functools.partial(StoreTraits, flat_listing=True, etags=True)
 _AZURE_MANGLES = r"[\x00-\x1f\x7f\\?]|^\s|\s$"
 _STORES = (
-    _object_store(names=("s3a", "s3"), extra="s3", multipart="parts", lists_uploads=True, own_retries=True),
+    _object_store(
+        names=("s3a", "s3"),
+        extra="s3",
+        multipart="parts",
+        lists_uploads=True,
+        conditional_reads=True,
+        lists_by_prefix=True,
+        own_retries=True,
+    ),
     _object_store(names=("gcs", "gs"), extra="gcs", multipart="held"),
     _object_store(names=("az", "abfss", "abfs"), extra="azure", multipart="blocks", mangled_names=_AZURE_MANGLES),
     StoreTraits(names=("ssh", "sftp"), extra="sftp", sessions=True),

@@ -34,10 +34,11 @@ from ckptguard.values.temporary_names import LEFT_IN_RECORDS, LINK, RECORD, ROLL
 _LONGEST_COPY = 86400.0  # the longest time in seconds to copy one file between two storages
 
 
-def collect_leftovers(view: RunView) -> list[str]:
+def collect_leftovers(view: RunView, *, uploads: bool = True) -> list[str]:
     """Remove our old temporaries, expired pins, old samples, and what killed saves left. Returns their keys.
 
-    The caller holds the run's lock. Everything goes only when it is old. A trainer's own temporaries stay.
+    `uploads`: also what was begun to be uploaded, which a store lists apart. The caller holds the run's lock.
+    Everything goes only when it is old. A trainer's own temporaries stay.
     """
     run = view.run
     _settle_names(run)
@@ -63,7 +64,7 @@ def collect_leftovers(view: RunView) -> list[str]:
         old = superseded(list_records(run, SAMPLES))
         remove_samples(run, old)
         removed += [f"{RECORDS_FOLDER}/{SAMPLES}/{name}" for name in old]
-    return removed + collect_saves(run)
+    return removed + collect_saves(run, uploads=uploads)
 
 
 def _left_by_rewrites(run: Run) -> list[str]:
@@ -93,8 +94,8 @@ def _settle_names(run: Run) -> None:
             run.records.settle_names(place.key)
 
 
-def collect_saves(run: Run) -> list[str]:
-    """Remove what saves left whose writers have certainly ended. Returns keys and paths.
+def collect_saves(run: Run, *, uploads: bool = True) -> list[str]:
+    """Remove what saves left whose writers have certainly ended. Returns keys and paths. `uploads` is as above.
 
     On an object store, files without a claim are not ours, and stay.
     """
@@ -109,7 +110,7 @@ def collect_saves(run: Run) -> list[str]:
         with contextlib.suppress(CouldNotTellError):
             removed += [claim.path] if collect_claim(run, claim) else []
     with contextlib.suppress(CouldNotTellError):
-        removed += _copies_cut_short(run)
+        removed += _copies_cut_short(run) if uploads else []
     return removed
 
 

@@ -51,6 +51,7 @@ from ckptguard.verification.checkpoint import Resave, Verification, verify_check
 from ckptguard.verification.collect_evidence import completeness
 from ckptguard.verification.kept_copy import verify_kept
 
+_UPLOADS_INTERVAL = 86400.0  # seconds; a store lists unfinished uploads apart, and they are removed after a day
 _COLLECT_INTERVAL = 3600.0  # seconds; files that are not old enough yet are removed next time
 _PRUNE_INTERVAL = 600.0  # seconds; empties the trash and lifts pins even if nothing is saved
 _GOING = 2.0  # seconds for which a run may be on its way out
@@ -94,6 +95,7 @@ class PassNotes:
 
     samples: dict[str, CheckpointSample] = field(default_factory=dict)
     gone: dict[str, float] = field(default_factory=dict)  # monotonic: since when paths were empty after their verdict
+    uploads_at: float = 0.0  # monotonic: when to look for unfinished uploads, too
     collect_at: float = 0.0  # monotonic: when to look for leftovers of killed processes
     hopeless: dict[Where, float] = field(default_factory=dict)  # what could not be repaired, and when to try again
     prune_at: float = 0.0  # monotonic: when to prune although nothing new was verified
@@ -145,10 +147,11 @@ def reconcile(view: RunView, notes: PassNotes, *, work: Work = PLAIN, assume_qui
     one = _Pass(view, notes, work)
     one.clean_up(start)
     one.leave_room()
-    one.verify(one.look(start, assume_quiet=assume_quiet))
+    ready = one.look(start, assume_quiet=assume_quiet)
+    one.verify(ready)
     try:
         one.judge_copies()
-        view.refresh()
+        view.refresh(just_listed=not (ready or one.checked))
         one.troubles += settle_kept(view, work=work, saved_over=one.saved_over)
         one.leave_room()
         one.troubles += note_room(view, notes.room)
@@ -243,7 +246,9 @@ class _Pass:
             if due:
                 notes.collect_at = time.monotonic() + _COLLECT_INTERVAL
                 try:
-                    collect_leftovers(view)
+                    collect_leftovers(view, uploads=time.monotonic() >= notes.uploads_at)
+                    if time.monotonic() >= notes.uploads_at:
+                        notes.uploads_at = time.monotonic() + _UPLOADS_INTERVAL
                 except CouldNotTellError as error:
                     self.troubles.append(f"leftovers of killed processes could not be removed: {error.message}")
         if start.has_unfinished_quarantines or start.has_trash or due:

@@ -104,8 +104,8 @@ def verify_checkpoint(
     died.
     """
     read = _read(view, checkpoint, how, work)
-    for _ in range(_RACES):
-        view.refresh(checkpoint.series)
+    for race in range(_RACES):
+        view.refresh(checkpoint.series, just_listed=race == 0)
         try:
             content = _content_of(view, checkpoint, read, how)
             found = record_verdict(view, checkpoint, read, how, content)

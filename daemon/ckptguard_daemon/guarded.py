@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 import threading
@@ -10,6 +11,8 @@ from typing import Protocol
 
 import msgspec
 
+from ckptguard.decisions.fleet_health import is_training, shortest_interval
+from ckptguard.decisions.store_requests import next_pause
 from ckptguard.errors import CkptguardError, CouldNotTellError, NotFoundError, RunRemovedError
 from ckptguard.records.daemon_record import KEY as DAEMON_KEY
 from ckptguard.records.daemon_record import (
@@ -20,7 +23,7 @@ from ckptguard.records.daemon_record import (
     write_daemon_record,
 )
 from ckptguard.records.manifests import FOLDER as MANIFESTS
-from ckptguard.records.run import Run, has_records, list_records, open_run
+from ckptguard.records.run import Run, has_records, list_records, open_listed, open_run
 from ckptguard.records.samples import FOLDER as SAMPLES
 from ckptguard.records.who_and_when import utc_now
 from ckptguard.replicas.replicate import Replica
@@ -37,8 +40,10 @@ from ckptguard.runs.work import Work
 from ckptguard.storage.failures import machine_trouble
 from ckptguard.storage.local.mounts import mount_of
 from ckptguard.storage.local.removal import begin_again, times_refused, were_removed
+from ckptguard.storage.remote.listed_storage import ListedRun
 from ckptguard.upkeep.look_on import look_on
 from ckptguard.upkeep.reconcile import PassNotes, PassResult, reconcile
+from ckptguard.upkeep.samples import Start
 from ckptguard.values.ids import RECORDS_FOLDER, CheckpointId, name_of_run
 from ckptguard.values.record_formats import FORMAT_KEY
 from ckptguard.values.settings import Settings
@@ -128,6 +133,9 @@ class WatchedRun:
         self.was_found = False  # by a search in a fleet; nobody named it
         self.storage = storage_of(url)  # equal for runs that may be slow together
         self.run: Run | None = None
+        self._store: ListedRun | None = None  # of a run on an object store
+        self._pause = 0.0  # seconds between its last look and the next one
+        self._looked_at: Start | None = None  # what that look saw
         self.state = "waiting"  # "waiting" (no such folder yet) | "guarded" | "failing" | "ended" (removed)
         self.ended_at: float | None = None  # seconds since 1970
         self.ended_words = ""  # in which state it ended, as `status` says it
@@ -165,6 +173,7 @@ class WatchedRun:
         self.name = name
         if settings != self.settings:
             self.settings, self.hooks, self.scrub = settings, hooks, _scrub_state(self.url, settings)
+            self._store = None
 
     def note_scrub(self, state: ScrubState) -> None:
         """Note how far a scrub came, unless other settings were given to the run meanwhile."""
@@ -172,16 +181,16 @@ class WatchedRun:
         if now is not None and (now.every, now.rate) == (state.every, state.rate):
             self.scrub = state
 
-    def open(self) -> Run:
+    def open(self, listed: ListedRun | None = None) -> Run:
         """Open the run again, so that a removed folder is noticed (NotFoundError) and not created by our records."""
-        return open_run(self.url, self.settings, may_begin=False)
+        return open_run(self.url, self.settings, may_begin=False, listed=listed)
 
     def _open_if_changed(self) -> tuple[Run, DaemonRecord | None]:
         """Return the run, and the daemon on record. Nothing is opened and read again that certainly is as it was."""
         inside = ("", RECORDS_FOLDER, f"{RECORDS_FOLDER}/{FORMAT_KEY}", f"{RECORDS_FOLDER}/{DAEMON_KEY}")
         now = (self.settings, *(_identity(os.path.join(self.url, key)) for key in inside))
         if self.run is None or self._opened is None or self._opened[0] != now or None in now or self.settings.records:
-            self.run = self.open()
+            self.run = self.open(self._store)
             self._opened = now, None if self._presence is None else read_daemon_record(self.run)
         return self.run, self._opened[1]
 
@@ -274,13 +283,33 @@ class WatchedRun:
         self.last_pass, self.last_pass_at = done, utc_now()
         self.passes += 1
         now = time.monotonic()
-        pause = self.settings.scan_interval
+        pause = self._pause = self._until_next_look(done)
         if done.next_in is not None:
             # A slow listing must not repeat at once: training has priority on the storage.
             cost = 0.0 if done.checked else now - began
             pause = min(pause, max(done.next_in + 0.01, _SOONEST, 2 * cost))
         self.due = now if done.made_way else now + pause
         return done
+
+    def _until_next_look(self, done: PassResult) -> float:
+        """Return the seconds until the next look. A look at an object store costs money, so it follows the run."""
+        before, start = self._looked_at, self._notes.start
+        self._looked_at = start
+        if self._store is None or start is None:
+            return self.settings.scan_interval
+        changed = start != before or bool(done.checked or done.pending)
+        saved: dict[str, list[float]] = {}
+        for checkpoint in start.listing.checkpoints.values():
+            if checkpoint.written_at:
+                saved.setdefault(checkpoint.series, []).append(checkpoint.written_at / 1e9)
+        interval, newest = shortest_interval(saved), max((max(times) for times in saved.values()), default=None)
+        training = is_training(time.time(), newest, interval)
+        return next_pause(
+            self.settings.scan_interval,
+            self._pause,
+            changed=changed,
+            save_interval=interval if training else None,
+        )
 
     def _ended(self, at: float, words: str) -> None:
         """Show that the run was removed, and know nothing of it any more: another one may get its name."""
@@ -328,6 +357,12 @@ class WatchedRun:
     def _pass(self, work: Work) -> PassResult:
         self._noted = self._beside()
         self._records_changed = False
+        if self._store is None:
+            self._store = open_listed(self.url, self.settings)
+        with self._store.look() if self._store is not None else contextlib.nullcontext():
+            return self._pass_listed(work)
+
+    def _pass_listed(self, work: Work) -> PassResult:
         run, current = self._open_if_changed()
         view = RunView(run, self.settings, self.memory)
         refused = times_refused(self.url)

@@ -1,4 +1,5 @@
-"""A proxy in front of an HTTP server: of every hundred requests some fail, break off or take long."""
+"""A proxy in front of an HTTP server: it notes every request, and of every hundred some fail, break off or take
+long."""
 
 from __future__ import annotations
 
@@ -20,11 +21,12 @@ class FaultyProxy:
     """What the proxy does: `share` of all requests have a fault, and those whose path holds `held` wait for
     `released`."""
 
-    def __init__(self, target: str, *, share: float, held: str = "", seed: int = 0) -> None:
+    def __init__(self, target: str, *, share: float = 0.0, held: str = "", seed: int = 0) -> None:
         self._target, self._share, self._held = urlsplit(target).netloc, share, held
         self._random, self._lock = random.Random(seed), threading.Lock()
         self.released = threading.Event()
         self.counts: Counter[str] = Counter()  # of "ok", "busy", "broken", "slow" and "held"
+        self.asked: list[tuple[str, str]] = []  # the method and the path of each request, with its query
         self.url = ""
 
     def fate_of(self, path: str) -> str:
@@ -47,6 +49,7 @@ class FaultyProxy:
             protocol_version = "HTTP/1.1"
 
             def forward(self) -> None:
+                proxy.asked.append((self.command, self.path))
                 body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
                 fate = proxy.fate_of(self.path)
                 if fate == "held":

@@ -26,11 +26,11 @@ make_server("127.0.0.1", int(sys.argv[1]), DomainDispatcherApplication(create_ba
 
 
 @contextlib.contextmanager
-def moto_server(folder: Path, *, port: int | None = None) -> Iterator[S3Server]:
-    """A running server, on this port or any free one; its log lies in `folder`."""
+def moto_server(folder: Path, *, port: int | None = None, page: int = 100) -> Iterator[S3Server]:
+    """A running server, on this port or any free one; its log lies in `folder`. A listing has pages of `page` names."""
     if importlib.util.find_spec("moto") is None:
         raise NotInstalledError('no moto here: pip install "ckptguard[servers]"')
     port = port or free_port()
-    env = {**os.environ, "MOTO_S3_DEFAULT_MAX_KEYS": "100"}
+    env = {**os.environ, "MOTO_S3_DEFAULT_MAX_KEYS": str(page)}
     with running([sys.executable, "-c", _SERVE, str(port)], folder / "moto.log", lambda: listens(port), env=env):
         yield S3Server(f"http://127.0.0.1:{port}", "testing", "testing-secret-key")

@@ -97,7 +97,10 @@ class RemoteRoot:
     def _everything(self, prefix: str, enter: Enter | None) -> list[Entry]:
         """Return everything below a prefix from one flat listing."""
         path = self.path(prefix)
-        listed = self.fs.find(self.cut_above(path) or path, detail=True)
+        if self.traits.lists_by_prefix and prefix and self.cut_above(path) is None:
+            listed = self.fs.find(self._base, prefix=f"{prefix}/", detail=True)  # asks nothing else if there is nothing
+        else:
+            listed = self.fs.find(self.cut_above(path) or path, detail=True)
         entered = {prefix: True}
 
         def wanted(folder: str) -> bool:

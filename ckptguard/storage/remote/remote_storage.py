@@ -9,11 +9,18 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
-from ckptguard.errors import DeniedError, ObjectExistsError, ObjectMissingError, StorageError, TransientError
-from ckptguard.storage.failures import storage_error, translated
+from ckptguard.errors import (
+    ChangedWhileReadError,
+    DeniedError,
+    ObjectExistsError,
+    ObjectMissingError,
+    StorageError,
+    TransientError,
+)
+from ckptguard.storage.failures import is_condition_failed, storage_error, translated
 from ckptguard.storage.protocol import Capabilities, Enter, Entry, Storage, parts_below, parts_of
 from ckptguard.storage.ranged_reader import RangedReader
 from ckptguard.storage.remote.listing import RemoteRoot, entry_of
@@ -27,6 +34,8 @@ from ckptguard.values.temporary_names import RECORD
 # fsspec's memory file system checks and then writes. Its one store is global to the process, and so is this lock.
 _MEMORY_LOCK = threading.RLock()
 _MOST_PAGES = 1000
+_SMALL = 1 << 20  # bytes of an object that is read at once
+_LARGEST_COPY = 5 << 30  # bytes that one request may copy
 
 
 class RemoteStorage(Storage):
@@ -60,6 +69,12 @@ class RemoteStorage(Storage):
         if entry.kind != "file":
             raise DeniedError(f"{escape(key)} is not a regular file", key=key)
         return RemoteReader(lambda: self._fs, self._root.path(key), entry, self.url, self.stat)
+
+    def open_listed(self, entry: Entry) -> RemoteReader:
+        path = self._root.path(entry.key)
+        if self.traits.conditional_reads and entry.etag is not None:
+            return ConditionalReader(lambda: self._fs, path, entry, self.url, self.stat)
+        return RemoteReader(lambda: self._fs, path, entry, self.url, self.stat)
 
     def create(self, key: str, data: bytes) -> None:
         """Create as `Storage.create` does. After a conflict the object is read back, because an answer may have been
@@ -122,6 +137,25 @@ class RemoteStorage(Storage):
                 self._copy_object(entry, target)
         return "copy"
 
+    def copy_listed(self, entry: Entry, target: str, *, how: str = "copy") -> str:
+        # A store that copies what a condition names needs no look at either side.
+        if not self.traits.conditional_reads or entry.etag is None or entry.size > _LARGEST_COPY:
+            return self.copy(entry.key, target, how=how)
+        with translated(entry.key, self.url):
+            path = self._root.object_path(target)
+            bucket, key, _ = self._fs.split_path(self._root.path(entry.key))
+            into, name, _ = self._fs.split_path(path)
+            source = {"Bucket": bucket, "Key": key}
+            with _only_unchanged(entry.key):
+                self._fs.call_s3("copy_object", Bucket=into, Key=name, CopySource=source, CopySourceIfMatch=entry.etag)
+        return "copy"
+
+    def remove_listed(self, keys: Sequence[str]) -> None:
+        for key in keys:
+            parts_below(self.url, key)
+            with translated(key, self.url), contextlib.suppress(FileNotFoundError):
+                self._fs.rm_file(self._root.path(key))
+
     def move(self, source: str, target: str) -> None:
         parts_of(target)
         with translated(source, self.url), self._exclusive():
@@ -139,10 +173,12 @@ class RemoteStorage(Storage):
     def remove(self, key: str) -> None:
         parts_below(self.url, key)
         with translated(key, self.url), self._exclusive():
-            folders: set[str] = {key}
+            folders: set[str] = {key} if not self.traits.flat_listing else set()
             for entry in self._root.at_or_below(key):
                 with contextlib.suppress(FileNotFoundError):
                     self._fs.rm_file(self._root.path(entry.key))
+                if self.traits.flat_listing:
+                    continue  # there are no folders
                 parts = entry.key.split("/")
                 folders.update("/".join(parts[:n]) for n in range(key.count("/") + 1, len(parts)))
             for folder in sorted(folders, reverse=True):
@@ -200,6 +236,59 @@ class RemoteReader(RangedReader):
         return cast("bytes", self._fs().cat_file(self._path, start=offset, end=offset + length))
 
 
+class ConditionalReader(RemoteReader):
+    """The same for an object that was listed. Each request names its tag, so all bytes are of this object and of no
+    later one. Nobody has to ask at the end whether it is still there: who lists again sees that. A small object is one
+    request.
+    """
+
+    def __init__(
+        self, file_system: Callable[[], Any], path: str, entry: Entry, where: str, stat_now: Callable[[str], Entry]
+    ) -> None:
+        super().__init__(file_system, path, entry, where, stat_now)
+        self._whole: bytes | None = None
+        self._lock = threading.Lock()
+
+    def read(self, offset: int, length: int) -> bytes:
+        if self.entry.size > _SMALL or offset + length > self.entry.size:
+            return super().read(offset, length)
+        with self._lock:
+            if self._whole is None:
+                self._whole = super().read(0, self.entry.size)
+        return self._whole[offset : offset + length]
+
+    def _answer(self, offset: int, length: int) -> bytes:
+        from fsspec.asyn import sync  # it takes long to import, and local runs need none of this
+
+        fs = self._fs()
+        with _only_unchanged(self.entry.key):
+            return cast("bytes", sync(fs.loop, self._get, fs, offset, offset + length - 1))
+
+    async def _get(self, fs: Any, first: int, last: int) -> bytes:
+        bucket, key, _ = fs.split_path(self._path)
+        found = await fs._call_s3(
+            "get_object", Bucket=bucket, Key=key, Range=f"bytes={first}-{last}", IfMatch=self.entry.etag
+        )
+        try:
+            return cast("bytes", await found["Body"].read())
+        finally:
+            found["Body"].close()
+
+    def check_unchanged(self) -> None:
+        """Do nothing: each read did."""
+
+
+@contextlib.contextmanager
+def _only_unchanged(key: str) -> Iterator[None]:
+    """Raise ChangedWhileReadError if the store refuses a request because the object is another one now."""
+    try:
+        yield
+    except Exception as error:
+        if is_condition_failed(error):
+            raise ChangedWhileReadError(f"{escape(key)} changed while it was read", key=key) from error
+        raise
+
+
 class ConditionalPuts:
     """What a store can do, each tried once with an object of our own. An error of the store is no answer."""
 
@@ -255,6 +344,7 @@ def end_uploads(storage: Storage, folder: str, begun_before: Callable[[], float 
     such parts after a week, and elsewhere they are visible files. The caller knows that nobody writes there. `folder`
     is not the root.
     """
+    storage = storage.now()
     while isinstance(storage, RetryingStorage):
         storage = storage.inner
     if not isinstance(storage, RemoteStorage) or not storage.traits.lists_uploads:

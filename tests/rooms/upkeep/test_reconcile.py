@@ -299,7 +299,7 @@ def test_old_temporaries_of_ours_are_collected_and_nothing_else(root, three):
 def test_leftovers_that_cannot_be_removed_are_in_no_verdicts_way(three, monkeypatch):
     """Somebody else's rights on what a killed process left: it is told, and the pass goes on."""
 
-    def denied(run):
+    def denied(run, *, uploads):
         raise DeniedError("tmp-rollback-0123 may not be removed", key="tmp-rollback-0123")
 
     monkeypatch.setattr("ckptguard.upkeep.reconcile.collect_leftovers", denied)

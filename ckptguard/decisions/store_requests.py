@@ -1,0 +1,54 @@
+"""How often a run on an object store is looked at, and what its requests cost. Pure.
+
+Prices are those of S3 in its first region, in dollars. Other stores have others, of the same size.
+"""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+
+PAGE = 1000  # names in one answer of a store
+LONGEST_PAUSE = 900.0  # seconds between two looks at a run in which nothing changes
+SAVE_REQUESTS = 30  # the most for a new save of six files, besides the reading of its bytes
+_TIMES = 30  # `scan_interval` grows to at most so many times itself
+_LOOKS_EACH_SAVE = 4
+_MONTH = 30 * 86400.0  # seconds
+_FOR_LIST_OR_PUT = 0.005 / 1000  # dollars
+
+
+class IdleCost(msgspec.Struct, frozen=True, kw_only=True):
+    """What the looks at runs cost in a month of 30 days: requests that list, and dollars."""
+
+    requests: int
+    dollars: float
+
+
+def longest_pause(scan_interval: float) -> float:
+    """Return the longest time between two looks, in seconds."""
+    return max(scan_interval, min(_TIMES * scan_interval, LONGEST_PAUSE))
+
+
+def next_pause(scan_interval: float, last: float, *, changed: bool, save_interval: float | None) -> float:
+    """Return the seconds until the next look, after one that came `last` seconds after the one before.
+
+    `changed`: it saw something new. `save_interval` are the seconds between two saves if training goes on.
+    """
+    if changed:
+        return scan_interval
+    longest = longest_pause(scan_interval)
+    if save_interval is not None:
+        longest = max(scan_interval, min(longest, save_interval / _LOOKS_EACH_SAVE))
+    return min(max(2 * last, scan_interval), longest)
+
+
+def cost_of_looks(pause: float, *, runs: int = 1, objects: int = PAGE) -> IdleCost:
+    """Return what looks with this pause cost. `objects` are those of each run, its records among them."""
+    requests = math.ceil(_MONTH / pause) * runs * max(math.ceil(objects / PAGE), 1)
+    return IdleCost(requests=requests, dollars=requests * _FOR_LIST_OR_PUT)
+
+
+def cost_of_save() -> float:
+    """Return at most what the requests for one new save cost, in dollars."""
+    return SAVE_REQUESTS * _FOR_LIST_OR_PUT

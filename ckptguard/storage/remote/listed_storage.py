@@ -1,0 +1,366 @@
+"""A run on an object store, as one look sees it: one listing answers what is there, and nothing is asked twice.
+
+A request to a store costs money and a round trip. So a look lists the run once, and answers listings, existence and
+sizes from that. What the look itself writes and removes is added to it. `renew` lists again, and `now` asks the store
+itself: whoever removes files of others uses them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import threading
+from bisect import bisect_left
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from operator import attrgetter
+
+import msgspec
+
+from ckptguard.decisions.store_requests import PAGE
+from ckptguard.errors import ChangedWhileReadError, DeniedError, ObjectExistsError, ObjectMissingError
+from ckptguard.storage.protocol import Capabilities, Enter, Entry, Reader, Storage, Upload
+from ckptguard.values.ids import escape
+
+_SMALL = 1 << 20  # bytes of a record that is worth remembering
+_MOST_REMEMBERED = 64 << 20  # bytes, of all runs together
+_KEY = attrgetter("key")
+
+Entries = list[Entry]  # inside the class, `list` is the method
+
+
+class ListedRun:
+    """The storages of a run and of the records in it, for one thread that looks again and again.
+
+    Between `begin` and `end` they answer from one listing. Otherwise they pass everything on.
+    """
+
+    def __init__(self, storage: Storage, records: Storage, folder: str) -> None:
+        self._listing = _Listing(storage)
+        self.storage = ListedStorage(storage, self._listing, "")
+        self.records = ListedStorage(records, self._listing, f"{folder}/")
+
+    @contextlib.contextmanager
+    def look(self) -> Iterator[None]:
+        """List the run, and answer from that until the block ends. Raises StorageError."""
+        self._listing.begin()
+        try:
+            yield
+        finally:
+            self._listing.end()
+
+
+class ListedStorage(Storage):
+    """One of the storages of a `ListedRun`. `prefix` is that of its keys in the run."""
+
+    def __init__(self, storage: Storage, listing: _Listing, prefix: str) -> None:
+        self._storage, self._listing, self._prefix = storage, listing, prefix
+        self.url, self.root = storage.url, storage.root
+
+    def list(self, prefix: str = "", *, recursive: bool = False, enter: Enter | None = None) -> Entries:
+        if not self._listing.is_valid:
+            return self._storage.list(prefix, recursive=recursive, enter=enter)
+        found: dict[tuple[str, str], Entry] = {}
+        entered = {prefix: True}
+
+        def wanted(folder: str) -> bool:
+            if folder not in entered:
+                entered[folder] = wanted(folder.rpartition("/")[0]) and (enter is None or enter(folder))
+            return entered[folder]
+
+        start = f"{prefix}/" if prefix else ""
+        for entry in self._below(prefix):
+            below = entry.key[len(start) :]
+            if not recursive and "/" in below:
+                key = start + below.partition("/")[0]
+                found[key, "folder"] = Entry(key=key, kind="folder")
+            elif "/" not in below or wanted(entry.key.rpartition("/")[0]):
+                found[entry.key, entry.kind] = entry
+        if not found:
+            self._root_must_exist()
+        return sorted(found.values(), key=_KEY)
+
+    def names(self, prefix: str = "") -> Sequence[str]:
+        if not self._listing.is_valid:
+            return self._storage.names(prefix)
+        found = [entry.key for entry in self._below(prefix)]
+        if not found:
+            self._root_must_exist()
+        return found
+
+    def stat(self, key: str) -> Entry:
+        if not self._listing.is_valid:
+            return self._storage.stat(key)
+        found = self._listing.get(self._prefix + key) if key else None
+        if found is not None:  # of what was just written nobody knows the time
+            return self._own(found) if found.etag is not None else self._storage.stat(key)
+        if next(self._below(key), None) is None:
+            raise ObjectMissingError(f"{escape(self.url)}/{escape(key)}: there is no such object", key=key)
+        return Entry(key=key, kind="folder")
+
+    def open(self, key: str) -> Reader:
+        if not self._listing.is_valid:
+            return self._storage.open(key)
+        listed = self._listing.get(self._prefix + key)
+        if listed is None or listed.kind != "file":
+            self.stat(key)
+            raise DeniedError(f"{escape(key)} is not a regular file", key=key)
+        entry = self._own(listed)
+        data = _REMEMBERED.get(self._place(key), entry) if self._prefix else None
+        if data is not None:
+            return _RecordReader(entry, data)
+        if entry.etag is None:
+            return self._storage.open(key)
+        reader = self._storage.open_listed(entry)
+        if not self._prefix or entry.size > _SMALL:
+            return reader
+        try:
+            with reader:
+                data = reader.read(0, entry.size)
+        except ChangedWhileReadError:
+            return self._storage.open(key)  # it was replaced or removed since the listing
+        _REMEMBERED.put(self._place(key), entry, data)
+        return _RecordReader(entry, data)
+
+    def create(self, key: str, data: bytes) -> None:
+        try:
+            self._storage.create(key, data)
+        except ObjectExistsError:
+            self._listing.forget()  # another process was faster
+            raise
+        entry = Entry(key=key, kind="file", size=len(data))  # the store will say when, and with which tag
+        self._listing.add(self._prefix, entry)
+        _REMEMBERED.put(self._place(key), entry, data)
+
+    def upload(self, key: str, *, replace: bool = False) -> Upload:
+        self._listing.forget()
+        return self._storage.upload(key, replace=replace)
+
+    def copy(self, source: str, target: str, *, how: str = "copy") -> str:
+        if not self._listing.is_valid:
+            return self._storage.copy(source, target, how=how)
+        entry = self.stat(source)
+        with contextlib.suppress(ObjectMissingError):
+            self.stat(target)
+            raise ObjectExistsError(f"{escape(self.url)}/{escape(target)}: exists already", key=target)
+        done = self._storage.copy_listed(entry, target, how=how)
+        _REMEMBERED.drop(self._place(target))
+        self._listing.add(self._prefix, Entry(key=target, kind="file", size=entry.size))
+        return done
+
+    def move(self, source: str, target: str) -> None:
+        self._listing.forget()
+        self._storage.move(source, target)
+
+    def remove(self, key: str) -> None:
+        own = self._listing.get(self._prefix + key)
+        keys = [*([key] if own is not None else ()), *(entry.key for entry in self._below(key))]
+        if not self._prefix or not self._listing.is_valid:
+            self._storage.remove(key)  # more may be there than was listed
+        else:
+            self._storage.remove_listed(keys)
+        for name in keys:
+            _REMEMBERED.drop(self._place(name))
+        self._listing.drop(self._prefix + key)
+
+    def capabilities(self) -> Capabilities:
+        return self._storage.capabilities()
+
+    def free_space(self) -> int | None:
+        return self._storage.free_space()
+
+    def path_of(self, key: str) -> str:
+        return self._storage.path_of(key)
+
+    def renew(self, *folders: str, beside: str | None = None) -> bool:
+        places = [(self._prefix + folder).rstrip("/") for folder in folders]
+        return self._listing.renew(places, None if beside is None else (self._prefix + beside).rstrip("/"))
+
+    def now(self) -> Storage:
+        return self._storage
+
+    def _place(self, key: str) -> str:
+        return f"{self._listing.url}/{self._prefix}{key}"
+
+    def _below(self, folder: str) -> Iterator[Entry]:
+        start = f"{self._prefix}{folder}/" if folder else self._prefix
+        return map(self._own, self._listing.below(start))
+
+    def _own(self, entry: Entry) -> Entry:
+        return _renamed(entry, entry.key.removeprefix(self._prefix)) if self._prefix else entry
+
+    def _root_must_exist(self) -> None:
+        if next(self._below(""), None) is None:
+            raise ObjectMissingError(f"{escape(self.url)}: there is no such object", key="")
+
+
+class _Listing:
+    """What lies in a run, by key. Threads that scan may ask it while its own thread waits for them."""
+
+    def __init__(self, storage: Storage) -> None:
+        self.url, self._storage = storage.url, storage
+        self._entries: dict[str, Entry] | None = None  # None: no look is under way
+        self._keys: list[str] = []  # the same, sorted
+        self._is_old = False
+        self._lock = threading.RLock()
+
+    @property
+    def is_valid(self) -> bool:
+        """True while a look is under way."""
+        return self._entries is not None
+
+    def begin(self) -> None:
+        """List all."""
+        with self._lock:
+            self._take({entry.key: entry for entry in self._storage.list("", recursive=True)})
+
+    def renew(self, folders: Sequence[str] = (), beside: str | None = None) -> bool:
+        """List again: all, if that is one request or nothing is named; otherwise what is below some folders, and the
+        files directly in the folder `beside`. True if all was listed. While no look is under way, do nothing."""
+        with self._lock:
+            if self._entries is None:
+                return False
+            if not folders or self._is_old or len(self._entries) <= PAGE:
+                self.begin()
+                return True
+            kept, found = dict(self._entries), []
+            for folder in folders:
+                for entry in self.below(f"{folder}/"):
+                    del kept[entry.key]
+                found += self._storage.list(folder, recursive=True)
+            if beside is not None:
+                level = [entry for entry in self._storage.list(beside) if entry.kind != "folder"]
+                start = f"{beside}/" if beside else ""
+                for key in [key for key in kept if key.startswith(start) and "/" not in key[len(start) :]]:
+                    del kept[key]
+                found += level
+            self._take(kept | {entry.key: entry for entry in found})
+            return False
+
+    def _take(self, entries: dict[str, Entry]) -> None:
+        self._entries, self._keys, self._is_old = entries, sorted(entries), False
+
+    def end(self) -> None:
+        """Forget all, until the next `begin`."""
+        with self._lock:
+            self._entries, self._keys, self._is_old = None, [], False
+
+    def forget(self) -> None:
+        """List again before anything is answered: it is not known what will be there."""
+        self._is_old = True
+
+    def get(self, key: str) -> Entry | None:
+        """Return the entry of an object."""
+        with self._lock:
+            return self._known().get(key)
+
+    def below(self, start: str) -> list[Entry]:
+        """Return the entries whose keys begin with this text, in the order of their keys."""
+        with self._lock:
+            entries, keys = self._known(), self._keys
+            first = bisect_left(keys, start)
+            last = first
+            while last < len(keys) and keys[last].startswith(start):
+                last += 1
+            return [entries[key] for key in keys[first:last]]
+
+    def add(self, prefix: str, entry: Entry) -> None:
+        """Add what was just written."""
+        with self._lock:
+            if self._entries is None:
+                return
+            key = prefix + entry.key
+            if key not in self._entries:
+                self._keys.insert(bisect_left(self._keys, key), key)
+            self._entries[key] = _renamed(entry, key)
+
+    def drop(self, key: str) -> None:
+        """Leave out what was just removed: an object, and what is below it."""
+        with self._lock:
+            if self._entries is not None:
+                gone = {key, *(entry.key for entry in self.below(f"{key}/"))}
+                self._take({k: entry for k, entry in self._entries.items() if k not in gone})
+
+    def _known(self) -> dict[str, Entry]:
+        if self._is_old and self._entries is not None:
+            self.begin()
+        return self._entries or {}
+
+
+class _Remembered:
+    """The bytes of records, by their place. They count only for an object that certainly has the same bytes."""
+
+    def __init__(self, most: int) -> None:
+        self._most, self._size = most, 0
+        self._known: OrderedDict[str, tuple[Entry, bytes]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, place: str, entry: Entry) -> bytes | None:
+        """Return the bytes of an object with this entry, or None. One without a tag was written by this look."""
+        with self._lock:
+            known = self._known.get(place)
+            if known is None:
+                return None
+            self._known.move_to_end(place)
+        before, data = known
+        same = before.signature == entry.signature or _is_md5_of(entry, data)
+        return data if same else None
+
+    def put(self, place: str, entry: Entry, data: bytes) -> None:
+        """Remember the bytes of an object, unless its tag says that others were sent."""
+        sent_others = entry.etag is not None and _is_md5(entry.etag) and not _is_md5_of(entry, data)
+        if len(data) > _SMALL or sent_others:
+            return
+        with self._lock:
+            before = self._known.pop(place, None)
+            self._known[place] = entry, data
+            self._size += len(data) - (len(before[1]) if before is not None else 0)
+            while self._size > self._most:
+                self._size -= len(self._known.popitem(last=False)[1][1])
+
+    def drop(self, place: str) -> None:
+        """Forget what was there."""
+        with self._lock:
+            gone = self._known.pop(place, None)
+            self._size -= len(gone[1]) if gone is not None else 0
+
+
+_REMEMBERED = _Remembered(_MOST_REMEMBERED)
+
+
+class _RecordReader(Reader):
+    """A record whose bytes are known."""
+
+    def __init__(self, entry: Entry, data: bytes) -> None:
+        self.entry, self._data = msgspec.structs.replace(entry, size=len(data)), data
+
+    def read(self, offset: int, length: int) -> bytes:
+        found = self._data[offset : offset + length]
+        if len(found) != length:
+            raise ChangedWhileReadError(f"{escape(self.entry.key)} ends earlier than expected", key=self.entry.key)
+        return found
+
+    def read_into(self, offset: int, buffer: memoryview) -> None:
+        buffer[:] = self.read(offset, len(buffer))
+
+    def check_unchanged(self) -> None:
+        """Do nothing: the bytes are those of the listed object."""
+
+    def done_with(self, offset: int, length: int) -> None:
+        """Do nothing."""
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+def _is_md5(etag: str) -> bool:
+    return len(etag.strip('"')) == 32
+
+
+def _is_md5_of(entry: Entry, data: bytes) -> bool:
+    tag = (entry.etag or "").strip('"')
+    return len(tag) == 32 and len(data) == entry.size and tag == hashlib.md5(data, usedforsecurity=False).hexdigest()
+
+
+def _renamed(entry: Entry, key: str) -> Entry:
+    return msgspec.structs.replace(entry, key=key)

@@ -1,0 +1,203 @@
+"""What guarding a run on an object store asks of the store: a proxy before a real server counts it."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from ckptguard_daemon.guarded import WatchedRun
+from servers.faulty_proxy import FaultyProxy
+from servers.fixtures import skip_or_fail
+from servers.moto_server import moto_server
+from servers.processes import NotInstalledError
+from servers.s3 import S3Server
+from support.store_requests import Bill
+from support.store_runs import StoreRun, look
+
+from ckptguard.keep.quarantine import mark_suspect
+from ckptguard.runs.run_view import open_view
+from ckptguard.values.ids import CheckpointId
+from ckptguard.values.settings import Settings
+from ckptguard.values.verdict import Outcome
+
+BUCKET = "ckptguard-requests"
+SAVES = 3
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    """A server whose listings have a thousand names in one answer, as everywhere."""
+    try:
+        with moto_server(tmp_path_factory.mktemp("moto"), page=1000) as running:
+            running.client().create_bucket(Bucket=BUCKET)
+            yield running
+    except NotInstalledError as error:
+        skip_or_fail(error)
+
+
+@pytest.fixture(scope="module")
+def proxy(server: S3Server) -> Iterator[FaultyProxy]:
+    """What counts the requests to it."""
+    with FaultyProxy(server.endpoint).running() as running:
+        yield running
+
+
+@pytest.fixture
+def run(server: S3Server, proxy: FaultyProxy, tmp_path: Path) -> StoreRun:
+    """A run with some saves."""
+    one = StoreRun(server, proxy, BUCKET, f"run-{uuid.uuid4().hex[:12]}", tmp_path)
+    for number in range(1, SAVES + 1):
+        one.save(10 * number)
+    return one
+
+
+@pytest.fixture
+def bill(proxy: FaultyProxy) -> Callable[[], Bill]:
+    """Begins a bill."""
+    return lambda: Bill(proxy)
+
+
+def at_rest(run: StoreRun, settings: Settings | None = None) -> WatchedRun:
+    """Guard it until nothing is left to do."""
+    guarded = run.guard(settings)
+    assert len(look(guarded).checked) == SAVES
+    look(guarded)
+    look(guarded)
+    return guarded
+
+
+def test_an_idle_look_is_one_listing(run: StoreRun, bill: Callable[[], Bill]) -> None:
+    """Nothing else is asked, whatever was saved and verified before."""
+    guarded = at_rest(run)
+    idle = bill()
+    for _ in range(3):
+        look(guarded)
+    assert idle.counts() == Counter(LIST=3)
+    assert idle.reads() == 0
+
+
+def test_what_is_due_at_times_asks_for_nothing_more(run: StoreRun, bill: Callable[[], Bill]) -> None:
+    """Pruning is due every few minutes: where there is nothing to remove, it needs no request of its own."""
+    guarded = at_rest(run, run.settings.changed(keep_last=100))
+    guarded.mend_soon()
+    idle = bill()
+    look(guarded)
+    assert idle.counts() == Counter(LIST=1)
+
+
+def test_a_new_save_costs_few_requests(run: StoreRun, bill: Callable[[], Bill]) -> None:
+    """At most thirty besides its bytes, with the looks that see it, its copy, and the removal of an older one. None of
+    them asks whether an object is there."""
+    guarded = at_rest(run)
+    run.save(1000)
+    new = bill()
+    assert [c.outcome for c in look(guarded).checked] == [Outcome.GOOD]
+    look(guarded)
+    assert look(guarded).checked == ()
+    assert new.counts().total() <= 30, new.counts()
+    assert new.counts()["HEAD"] == 0
+    assert new.reads() <= 3 * 6
+
+
+def test_a_save_in_a_large_run_costs_as_much(
+    run: StoreRun, bill: Callable[[], Bill], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where one answer does not hold all names, only what matters is listed again."""
+    monkeypatch.setattr("ckptguard.storage.remote.listed_storage.PAGE", 10)
+    guarded = at_rest(run)
+    run.save(1000)
+    new = bill()
+    assert [c.outcome for c in look(guarded).checked] == [Outcome.GOOD]
+    look(guarded)
+    assert new.counts().total() <= 30, new.counts()
+    run.save(1000, seed=7)
+    assert [c.outcome for c in look(guarded).checked] == [Outcome.GOOD]
+
+
+def test_each_record_is_read_once(run: StoreRun, bill: Callable[[], Bill]) -> None:
+    """However often something changes, and however often it is looked at."""
+    whole = bill()
+    guarded = at_rest(run)
+    for step in (1000, 2000):
+        run.save(step)
+        look(guarded)
+        look(guarded)
+    read = Counter(key for kind, key in whole.asked if kind == "GET" and "/_ckptguard/" in key)
+    assert max(read.values(), default=0) <= 1, read
+
+
+def test_what_others_do_is_seen(run: StoreRun) -> None:
+    """A verdict of another process, a save in place of another one, and one that goes: the next look knows."""
+    guarded = at_rest(run)
+    mark_suspect(open_view(run.url, run.settings), CheckpointId("checkpoint-#", 30, 1), "somebody said so")
+    look(guarded)
+    assert look(guarded).checked == ()
+    assert (
+        open_view(run.url, run.settings).history.standings("checkpoint-#")[CheckpointId("checkpoint-#", 30, 1)].outcome
+        is Outcome.SUSPECT
+    )
+    run.save(20, seed=5)
+    assert [c.path for c in look(guarded).checked] == ["checkpoint-20"]
+    run.client.delete_object(Bucket=BUCKET, Key=f"{run.name}/checkpoint-10/config.json")
+    assert [c.path for c in look(guarded).checked] == ["checkpoint-10"]
+
+
+def test_damage_is_found_with_as_few_requests(run: StoreRun) -> None:
+    """Bytes that differ from the sealed ones are bad, though no object is asked for twice."""
+    guarded = at_rest(run)
+    whole = bytearray(run.get("checkpoint-30/model.safetensors"))
+    whole[-3] ^= 0x40
+    run.put("checkpoint-30/model.safetensors", bytes(whole))
+    assert [c.outcome for c in look(guarded).checked] == [Outcome.BAD]
+
+
+def test_an_object_that_is_replaced_while_it_is_read_gets_no_verdict(
+    run: StoreRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing of it is taken for the listed object; the next look judges the new one."""
+    guarded = at_rest(run)
+    run.save(1000)
+    other = run.get("checkpoint-10/model.safetensors")
+    begin, replaced = StoreRun.put, []
+
+    from ckptguard.storage.remote.remote_storage import RemoteStorage
+
+    honest = RemoteStorage.open_listed
+
+    def open_listed(storage, entry):  # type: ignore[no-untyped-def]
+        if entry.key == "checkpoint-1000/model.safetensors" and not replaced:
+            replaced.append(entry)
+            begin(run, entry.key, other)
+        return honest(storage, entry)
+
+    monkeypatch.setattr(RemoteStorage, "open_listed", open_listed)
+    first = look(guarded)
+    assert replaced
+    assert first.checked == ()
+    assert [w.path for w in first.pending] == ["checkpoint-1000"]
+    assert [c.path for c in look(guarded).checked] == ["checkpoint-1000"]
+    sealed = open_view(run.url, run.settings).history.manifest(CheckpointId("checkpoint-#", 1000, 1))
+    assert sealed is not None
+    tag = {f.path: f.etag for f in sealed.files}["checkpoint-1000/model.safetensors"]
+    assert tag != replaced[0].etag
+
+
+def test_the_looks_follow_the_run(run: StoreRun) -> None:
+    """While nothing changes the pauses double, up to thirty times `scan_interval`; a new save makes them short."""
+    settings = run.settings.changed(scan_interval=20.0)
+    guarded = at_rest(run, settings)
+
+    def pause() -> float:
+        look(guarded)
+        return round(guarded.due - time.monotonic())
+
+    pauses = [pause() for _ in range(7)]
+    assert pauses == sorted(pauses)
+    assert pauses[-1] > 15 * 20.0
+    assert max(pauses) <= 30 * 20.0
+    run.save(1000)
+    assert pause() <= 20.0

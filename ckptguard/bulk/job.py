@@ -12,8 +12,10 @@ from ckptguard.bulk.drive import Drive
 from ckptguard.bulk.engine import Engine, Held
 from ckptguard.bulk.messages import Answer, Item, Planned, RunRow, Table, Task, item_of, portable
 from ckptguard.decisions.bulk_order import Job, Waiting, parts_of, seconds_for
+from ckptguard.decisions.store_requests import LookCost, cost_of_looks, longest_pause
 from ckptguard.errors import WorkerError
 from ckptguard.fleet.find_runs import FleetRun
+from ckptguard.storage.traits import traits_of_url
 from ckptguard.values.verdict import Outcome
 
 LARGE = 2 << 30  # bytes of a checkpoint that several workers scan together
@@ -33,12 +35,17 @@ class BulkOrder(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Cost(msgspec.Struct, frozen=True, kw_only=True):
-    """What a job will read: `seconds` at its rate, else at what workers commonly reach."""
+    """What a job will read: `seconds` at its rate, else at what workers commonly reach.
+
+    `idle_looks`: what a daemon that guards these runs asks of object stores in a month in which nothing is saved, for
+    each 1,000 objects of a run.
+    """
 
     runs: int
     checkpoints: int
     bytes: int
     seconds: float
+    idle_looks: LookCost
 
 
 class BulkPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -213,6 +220,9 @@ def _cost(engine: Engine, order: BulkOrder, jobs: Sequence[Job], tasks: Sequence
         checkpoints=len(tasks),
         bytes=total,
         seconds=round(seconds_for(total, workers=engine.workers, rate=order.rate), 3),
+        idle_looks=cost_of_looks(
+            longest_pause(run.settings.scan_interval) for run in order.runs if traits_of_url(run.url).flat_listing
+        ),
     )
 
 

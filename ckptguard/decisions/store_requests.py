@@ -6,10 +6,12 @@ Prices are those of S3 in its first region, in dollars. Other stores have others
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 import msgspec
 
-PAGE = 1000  # names in one answer of a store
+from ckptguard.values.storage_options import PAGE
+
 LONGEST_PAUSE = 900.0  # seconds between two looks at a run in which nothing changes
 SAVE_REQUESTS = 30  # the most for a new save of six files, besides the reading of its bytes
 _TIMES = 30  # `scan_interval` grows to at most so many times itself
@@ -18,7 +20,7 @@ _MONTH = 30 * 86400.0  # seconds
 _FOR_LIST_OR_PUT = 0.005 / 1000  # dollars
 
 
-class IdleCost(msgspec.Struct, frozen=True, kw_only=True):
+class LookCost(msgspec.Struct, frozen=True, kw_only=True):
     """What the looks at runs cost in a month of 30 days: requests that list, and dollars."""
 
     requests: int
@@ -43,10 +45,10 @@ def next_pause(scan_interval: float, last: float, *, changed: bool, save_interva
     return min(max(2 * last, scan_interval), longest)
 
 
-def cost_of_looks(pause: float, *, runs: int = 1, objects: int = PAGE) -> IdleCost:
-    """Return what looks with this pause cost. `objects` are those of each run, its records among them."""
-    requests = math.ceil(_MONTH / pause) * runs * max(math.ceil(objects / PAGE), 1)
-    return IdleCost(requests=requests, dollars=requests * _FOR_LIST_OR_PUT)
+def cost_of_looks(pauses: Iterable[float], *, objects: int = PAGE) -> LookCost:
+    """Return what looks at runs cost, one pause for each. `objects` are those of each run, its records among them."""
+    requests = sum(math.ceil(_MONTH / pause) for pause in pauses) * max(math.ceil(objects / PAGE), 1)
+    return LookCost(requests=requests, dollars=round(requests * _FOR_LIST_OR_PUT, 2))
 
 
 def cost_of_save() -> float:

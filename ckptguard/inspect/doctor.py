@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from ckptguard.decisions.store_requests import SAVE_REQUESTS, cost_of_looks, cost_of_save, longest_pause
 from ckptguard.errors import (
     CkptguardError,
     CouldNotTellError,
@@ -29,7 +30,9 @@ from ckptguard.storage.failures import machine_trouble
 from ckptguard.storage.local.inotify import Inotify
 from ckptguard.storage.local.writes import has_locks
 from ckptguard.storage.retries import Retries
+from ckptguard.storage.traits import traits_of_url
 from ckptguard.values.ids import escape
+from ckptguard.values.settings import Settings
 from ckptguard.values.storage_options import NO_OPTIONS, StorageOptions
 from ckptguard.values.temporary_names import DOCTOR
 
@@ -38,6 +41,7 @@ _GRACE = 0.9  # seconds to remove what was written when time is up
 _PATIENCE = 2.0  # seconds in which a listing may catch up
 _CLOCK = 5.0  # seconds by which clocks may differ without a word
 _MEGABYTE = 1 << 20
+_INTERVAL = Settings().scan_interval
 
 
 class Probe(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,7 +76,7 @@ _UNSAFE = {"read after write", "ranged reads", "overwrites"}
 _LIMITING = {"write", "exclusive create", "listing after write", "delete"}
 _NAMES = (
     *("write", "exclusive create", "read after write", "ranged reads", "overwrites", "listing after write", "delete"),
-    *("large objects", "clock", "free space", "round trip", "locks", "links", "reflinks", "inotify"),
+    *("large objects", "clock", "free space", "round trip", "locks", "links", "reflinks", "inotify", "requests"),
 )
 # What follows from a "yes", and from a "no".
 _MEANS = {
@@ -332,6 +336,17 @@ class _Probing:
         if root is None:
             return _Answer(False, "the daemon looks by its timer (`scan_interval`)")
         return _Answer(_events_arrive(f"{root}/{self._folder}"))
+
+    def _requests(self) -> _Answer:
+        if not traits_of_url(self._storage.url).flat_listing:
+            return _Answer(False, "no request costs money here")
+        idle, busy = (cost_of_looks([pause]) for pause in (longest_pause(_INTERVAL), _INTERVAL))
+        means = (
+            f"to guard an idle run takes {idle.requests:,} listings a month (${idle.dollars:.2f}), one that saves at "
+            f"most {busy.requests:,} (${busy.dollars:.2f}), for each 1,000 objects; a new save takes at most "
+            f"{SAVE_REQUESTS} requests besides its bytes (${cost_of_save():.5f})"
+        )
+        return _Answer(True, means, idle.dollars)
 
     def _large_objects(self) -> bool:
         return self._storage.capabilities().exclusive_upload

@@ -7,6 +7,8 @@ from typing import Any
 
 from ckptguard.errors import SettingsError
 
+PAGE = 1000  # names in one answer of an object store
+
 
 class StorageOptions:
     """Options for URLs, by protocol (``s3``) or by the beginning of a URL (``s3://bucket``). Immutable.

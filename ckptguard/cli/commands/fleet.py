@@ -18,6 +18,7 @@ from ckptguard.values.exit_codes import ExitCode, of_outcomes
 if TYPE_CHECKING:
     from ckptguard.bulk.job import BulkDone, Cost, Progress
     from ckptguard.bulk.messages import RunRow
+    from ckptguard.decisions.store_requests import LookCost
     from ckptguard.fleet.find_runs import FleetRun
 
 CODES = (ExitCode.BAD, ExitCode.UNDECIDED, ExitCode.NOT_FOUND)
@@ -73,6 +74,8 @@ def command(
         plan = plan_bulk(opened, order)
         if verb != "report" and not is_quiet():
             trouble(_cost_text(plan.cost, opened.workers, rate))
+        if how["dry_run"] and plan.cost.idle_looks.requests and not is_quiet():
+            trouble(_looks_text(plan.cost.idle_looks))
         if how["dry_run"]:
             done = not_done(plan)
         else:
@@ -109,6 +112,13 @@ def _cost_text(cost: Cost, workers: int, rate: float | None) -> str:
     return (
         f"{cost.checkpoints} to do in {cost.runs} runs: {size(cost.bytes)},"
         f" about {age(cost.seconds)} with {workers} workers at {speed}"
+    )
+
+
+def _looks_text(cost: LookCost) -> str:
+    return (
+        f"a daemon that guards them makes {cost.requests:,} requests to object stores in an idle month"
+        f" (${cost.dollars:,.2f}), for each 1,000 objects of a run"
     )
 
 

@@ -12,15 +12,15 @@ import hashlib
 import threading
 from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from operator import attrgetter
 
 import msgspec
 
-from ckptguard.decisions.store_requests import PAGE
-from ckptguard.errors import ChangedWhileReadError, DeniedError, ObjectExistsError, ObjectMissingError
+from ckptguard.errors import ChangedWhileReadError, DeniedError, ObjectExistsError, ObjectMissingError, StorageError
 from ckptguard.storage.protocol import Capabilities, Enter, Entry, Reader, Storage, Upload
 from ckptguard.values.ids import escape
+from ckptguard.values.storage_options import PAGE
 
 _SMALL = 1 << 20  # bytes of a record that is worth remembering
 _MOST_REMEMBERED = 64 << 20  # bytes, of all runs together
@@ -116,25 +116,22 @@ class ListedStorage(Storage):
             return reader
         try:
             with reader:
-                data = reader.read(0, entry.size)
+                data = reader.read(0, reader.entry.size)
         except ChangedWhileReadError:
             return self._storage.open(key)  # it was replaced or removed since the listing
-        _REMEMBERED.put(self._place(key), entry, data)
-        return _RecordReader(entry, data)
+        if (reader.entry.size, reader.entry.etag) == (entry.size, entry.etag):
+            _REMEMBERED.put(self._place(key), entry, data)
+        return _RecordReader(reader.entry, data)
 
     def create(self, key: str, data: bytes) -> None:
-        try:
+        with self._listed_again_after_trouble():
             self._storage.create(key, data)
-        except ObjectExistsError:
-            self._listing.forget()  # another process was faster
-            raise
         entry = Entry(key=key, kind="file", size=len(data))  # the store will say when, and with which tag
         self._listing.add(self._prefix, entry)
         _REMEMBERED.put(self._place(key), entry, data)
 
     def upload(self, key: str, *, replace: bool = False) -> Upload:
-        self._listing.forget()
-        return self._storage.upload(key, replace=replace)
+        return _ListedUpload(self._storage.upload(key, replace=replace), self._listing.forget)
 
     def copy(self, source: str, target: str, *, how: str = "copy") -> str:
         if not self._listing.is_valid:
@@ -143,22 +140,26 @@ class ListedStorage(Storage):
         with contextlib.suppress(ObjectMissingError):
             self.stat(target)
             raise ObjectExistsError(f"{escape(self.url)}/{escape(target)}: exists already", key=target)
-        done = self._storage.copy_listed(entry, target, how=how)
+        with self._listed_again_after_trouble():
+            done = self._storage.copy_listed(entry, target, how=how)
         _REMEMBERED.drop(self._place(target))
         self._listing.add(self._prefix, Entry(key=target, kind="file", size=entry.size))
         return done
 
     def move(self, source: str, target: str) -> None:
-        self._listing.forget()
-        self._storage.move(source, target)
+        try:
+            self._storage.move(source, target)
+        finally:
+            self._listing.forget()
 
     def remove(self, key: str) -> None:
         own = self._listing.get(self._prefix + key)
         keys = [*([key] if own is not None else ()), *(entry.key for entry in self._below(key))]
-        if not self._prefix or not self._listing.is_valid:
-            self._storage.remove(key)  # more may be there than was listed
-        else:
-            self._storage.remove_listed(keys)
+        with self._listed_again_after_trouble():
+            if not self._prefix or not self._listing.is_valid:
+                self._storage.remove(key)  # more may be there than was listed
+            else:
+                self._storage.remove_listed(keys)
         for name in keys:
             _REMEMBERED.drop(self._place(name))
         self._listing.drop(self._prefix + key)
@@ -178,6 +179,15 @@ class ListedStorage(Storage):
 
     def now(self) -> Storage:
         return self._storage
+
+    @contextlib.contextmanager
+    def _listed_again_after_trouble(self) -> Iterator[None]:
+        """Something may have been done all the same, or another process was faster."""
+        try:
+            yield
+        except StorageError:
+            self._listing.forget()
+            raise
 
     def _place(self, key: str) -> str:
         return f"{self._listing.url}/{self._prefix}{key}"
@@ -210,9 +220,12 @@ class _Listing:
         return self._entries is not None
 
     def begin(self) -> None:
-        """List all."""
+        """List all. Nothing at all is no error here: who opens the run says so."""
         with self._lock:
-            self._take({entry.key: entry for entry in self._storage.list("", recursive=True)})
+            found: list[Entry] = []
+            with contextlib.suppress(ObjectMissingError):
+                found = self._storage.list("", recursive=True)
+            self._take({entry.key: entry for entry in found})
 
     def renew(self, folders: Sequence[str] = (), beside: str | None = None) -> bool:
         """List again: all, if that is one request or nothing is named; otherwise what is below some folders, and the
@@ -326,6 +339,25 @@ class _Remembered:
 
 
 _REMEMBERED = _Remembered(_MOST_REMEMBERED)
+
+
+class _ListedUpload(Upload):
+    """An upload after which the run is listed again."""
+
+    def __init__(self, upload: Upload, forget: Callable[[], None]) -> None:
+        self._upload, self._forget = upload, forget
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self._upload.write(data)
+
+    def commit(self) -> None:
+        try:
+            self._upload.commit()
+        finally:
+            self._forget()
+
+    def abort(self) -> None:
+        self._upload.abort()
 
 
 class _RecordReader(Reader):

@@ -71,10 +71,9 @@ class RemoteStorage(Storage):
         return RemoteReader(lambda: self._fs, self._root.path(key), entry, self.url, self.stat)
 
     def open_listed(self, entry: Entry) -> RemoteReader:
-        path = self._root.path(entry.key)
-        if self.traits.conditional_reads and entry.etag is not None:
-            return ConditionalReader(lambda: self._fs, path, entry, self.url, self.stat)
-        return RemoteReader(lambda: self._fs, path, entry, self.url, self.stat)
+        if not self.traits.conditional_reads or entry.etag is None:
+            return self.open(entry.key)
+        return ConditionalReader(lambda: self._fs, self._root.path(entry.key), entry, self.url, self.stat)
 
     def create(self, key: str, data: bytes) -> None:
         """Create as `Storage.create` does. After a conflict the object is read back, because an answer may have been

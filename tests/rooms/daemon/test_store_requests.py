@@ -11,15 +11,19 @@ from pathlib import Path
 import pytest
 from ckptguard_daemon.guarded import WatchedRun
 from servers.faulty_proxy import FaultyProxy
-from servers.fixtures import skip_or_fail
+from servers.fixtures import S3_BUCKETS, skip_or_fail
 from servers.moto_server import moto_server
 from servers.processes import NotInstalledError
 from servers.s3 import S3Server
 from support.store_requests import Bill
 from support.store_runs import StoreRun, look
 
+from ckptguard.errors import ChangedWhileReadError
 from ckptguard.keep.quarantine import mark_suspect
 from ckptguard.runs.run_view import open_view
+from ckptguard.runs.work import Work
+from ckptguard.storage.protocol import Entry
+from ckptguard.storage.remote.remote_storage import RemoteReader, RemoteStorage
 from ckptguard.values.ids import CheckpointId
 from ckptguard.values.settings import Settings
 from ckptguard.values.verdict import Outcome
@@ -146,6 +150,16 @@ def test_what_others_do_is_seen(run: StoreRun) -> None:
     assert [c.path for c in look(guarded).checked] == ["checkpoint-10"]
 
 
+def test_a_run_that_is_not_there_is_waited_for(run: StoreRun) -> None:
+    """Nothing at a URL is no trouble: the daemon waits for the first save."""
+    run.name, run.url = f"{run.name}-later", f"{run.url}-later"
+    guarded = run.guard()
+    assert guarded.step(Work()) is None
+    assert guarded.state == "waiting"
+    run.save(10)
+    assert [c.outcome for c in look(guarded).checked] == [Outcome.GOOD]
+
+
 def test_damage_is_found_with_as_few_requests(run: StoreRun) -> None:
     """Bytes that differ from the sealed ones are bad, though no object is asked for twice."""
     guarded = at_rest(run)
@@ -162,16 +176,13 @@ def test_an_object_that_is_replaced_while_it_is_read_gets_no_verdict(
     guarded = at_rest(run)
     run.save(1000)
     other = run.get("checkpoint-10/model.safetensors")
-    begin, replaced = StoreRun.put, []
-
-    from ckptguard.storage.remote.remote_storage import RemoteStorage
-
+    replaced: list[Entry] = []
     honest = RemoteStorage.open_listed
 
-    def open_listed(storage, entry):  # type: ignore[no-untyped-def]
+    def open_listed(storage: RemoteStorage, entry: Entry) -> RemoteReader:
         if entry.key == "checkpoint-1000/model.safetensors" and not replaced:
             replaced.append(entry)
-            begin(run, entry.key, other)
+            run.put(entry.key, other)
         return honest(storage, entry)
 
     monkeypatch.setattr(RemoteStorage, "open_listed", open_listed)
@@ -201,3 +212,28 @@ def test_the_looks_follow_the_run(run: StoreRun) -> None:
     assert max(pauses) <= 30 * 20.0
     run.save(1000)
     assert pause() <= 20.0
+
+
+def test_ceph_understands_it_too(ceph: S3Server, tmp_path: Path) -> None:
+    """Reads and copies that name the tag of an object work on another server, and a replaced object is refused."""
+    with FaultyProxy(ceph.endpoint).running() as proxy:
+        one = StoreRun(ceph, proxy, S3_BUCKETS[1], f"run-{uuid.uuid4().hex[:12]}", tmp_path)
+        for number in range(1, SAVES + 1):
+            one.save(10 * number)
+        guarded = at_rest(one)
+        idle = Bill(proxy)
+        look(guarded)
+        assert idle.counts() == Counter(LIST=1)
+        one.save(1000)
+        new = Bill(proxy)
+        assert [c.outcome for c in look(guarded).checked] == [Outcome.GOOD]
+        look(guarded)
+        assert new.counts().total() <= 30, new.counts()
+        storage = guarded.look().run.storage
+        listed = storage.stat("checkpoint-1000/model.safetensors")
+        one.put(listed.key, one.get("checkpoint-10/model.safetensors"))
+        with storage.open_listed(listed) as reader, pytest.raises(ChangedWhileReadError):
+            reader.read(0, 8)
+        with pytest.raises(ChangedWhileReadError):
+            storage.copy_listed(listed, "copied")
+        assert [c.path for c in look(guarded).checked] == ["checkpoint-1000"]

@@ -43,7 +43,7 @@ def test_the_default_reaches_a_quarter_of_an_hour() -> None:
 
 def test_the_price_of_an_idle_fleet() -> None:
     """500 runs of up to a thousand objects: 2,880 looks a month each, at half a cent for a thousand listings."""
-    cost = cost_of_looks(900.0, runs=500)
+    cost = cost_of_looks([900.0] * 500)
     assert cost.requests == 500 * 2880
     assert cost.dollars == pytest.approx(7.2)
-    assert cost_of_looks(900.0, objects=1001).requests == 2 * 2880
+    assert cost_of_looks([900.0], objects=1001).requests == 2 * 2880

@@ -58,6 +58,7 @@ def test_a_sound_folder(tmp_path: Path) -> None:
     outcome, found = answers(str(tmp_path))
     assert outcome == "good"
     assert {found[name] for name in ("exclusive create", "links", "inotify", "large objects", "free space")} == {"yes"}
+    assert found["requests"] == "no"
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
 
 
@@ -198,6 +199,7 @@ def test_an_object_store(server: str, request: pytest.FixtureRequest, monkeypatc
     outcome, probes = answers(url)
     assert (outcome, probes["exclusive create"]) == ("good", "yes")
     assert (probes["links"], probes["inotify"], probes["free space"]) == ("no", "no", "unknown")
+    assert probes["requests"] == "yes"
     assert left(url) == []
 
 

@@ -1,0 +1,64 @@
+"""What guarding a run on an object store asks of the store: requests by kind, and dollars at the prices of S3.
+
+    python tests/benchmarks/bench_requests.py [--saves 10] [--server radosgw|moto] [--requests]
+
+A save has six files, as those of Transformers' Trainer. Listings have 1,000 names in one answer with moto, and 100 with
+radosgw. `--requests` prints each request of an idle look and of a new save.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from pathlib import Path
+
+sys.path[:0] = [str(Path(__file__).parent.parent)]
+
+BUCKET = "ckptguard-bench"
+MONTH = 30 * 86400
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--saves", type=int, default=10)
+    parser.add_argument("--server", choices=("moto", "radosgw"), default="moto")
+    parser.add_argument("--requests", action="store_true")
+    given = parser.parse_args()
+    from servers.faulty_proxy import FaultyProxy
+    from servers.moto_server import moto_server
+    from servers.radosgw import radosgw
+    from support.store_requests import Bill
+    from support.store_runs import StoreRun, look
+
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder)
+        starting = moto_server(place, page=1000) if given.server == "moto" else radosgw(place)
+        with starting as server, FaultyProxy(server.endpoint).running() as proxy:
+            server.client().create_bucket(Bucket=BUCKET)
+            run = StoreRun(server, proxy, BUCKET, "run", place / "saves")
+            for number in range(1, given.saves + 1):
+                run.save(10 * number)
+            guarded = run.guard()
+
+            def show(what: str, looks: int) -> Bill:
+                bill = Bill(proxy)
+                for _ in range(looks):
+                    look(guarded)
+                counts = ", ".join(f"{count} {kind}" for kind, count in sorted(bill.counts().items()))
+                print(f"{what}: {counts}; {bill.reads()} reads of its bytes; ${bill.dollars():.6f}", flush=True)
+                return bill
+
+            show(f"the first looks at {given.saves} saves", 3)
+            idle = show("an idle look", 1)
+            run.save(10 * given.saves + 10)
+            new = show("a new save, with the looks until the run is idle again", 3)
+            for pause in (30, 900):
+                print(f"500 idle runs, a look each {pause} s: ${500 * idle.dollars() * MONTH / pause:,.2f} a month")
+            for kind, key in [*idle.asked, *new.asked] if given.requests else ():
+                print(f"  {kind} {key}")
+
+
+if __name__ == "__main__":
+    main()

@@ -14,7 +14,7 @@ from ckptguard.values.storage_options import PAGE
 
 LONGEST_PAUSE = 900.0  # seconds between two looks at a run in which nothing changes
 SAVE_REQUESTS = 30  # the most for a new save of six files, besides the reading of its bytes
-_TIMES = 30  # `scan_interval` grows to at most so many times itself
+_TIMES = 30  # the pause grows to at most this multiple of `scan_interval`
 _LOOKS_EACH_SAVE = 4
 _MONTH = 30 * 86400.0  # seconds
 _FOR_LIST_OR_PUT = 0.005 / 1000  # dollars

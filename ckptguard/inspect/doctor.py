@@ -342,9 +342,9 @@ class _Probing:
             return _Answer(False, "no request costs money here")
         idle, busy = (cost_of_looks([pause]) for pause in (longest_pause(_INTERVAL), _INTERVAL))
         means = (
-            f"to guard an idle run takes {idle.requests:,} listings a month (${idle.dollars:.2f}), one that saves at "
-            f"most {busy.requests:,} (${busy.dollars:.2f}), for each 1,000 objects; a new save takes at most "
-            f"{SAVE_REQUESTS} requests besides its bytes (${cost_of_save():.5f})"
+            f"an idle run takes {idle.requests:,} listings a month for each 1,000 objects (${idle.dollars:.2f}). "
+            f"One that is saved all the time takes at most {busy.requests:,} (${busy.dollars:.2f}). "
+            f"A new save takes at most {SAVE_REQUESTS} requests besides its bytes (${cost_of_save():.5f})"
         )
         return _Answer(True, means, idle.dollars)
 

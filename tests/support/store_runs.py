@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +38,9 @@ class StoreRun:
 
     def save(self, step: int, *, seed: int | None = None) -> None:
         """Upload a save of six files."""
-        name = write_trainer(self._folder / f"{step}-{seed}", step, step if seed is None else seed)
-        for file in sorted((self._folder / f"{step}-{seed}" / name).iterdir()):
+        place = self._folder / uuid.uuid4().hex
+        name = write_trainer(place, step, step if seed is None else seed)
+        for file in sorted((place / name).iterdir()):
             self.put(f"{name}/{file.name}", file.read_bytes())
 
     def put(self, key: str, data: bytes) -> None:

@@ -2,7 +2,7 @@
 
 A request to a store costs money and a round trip. So a look lists the run once, and answers listings, existence and
 sizes from that. What the look itself writes and removes is added to it. `renew` lists again, and `now` asks the store
-itself: whoever removes files of others uses them.
+itself: what removes files of others uses them.
 """
 
 from __future__ import annotations

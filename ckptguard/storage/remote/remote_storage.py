@@ -237,8 +237,7 @@ class RemoteReader(RangedReader):
 
 class ConditionalReader(RemoteReader):
     """The same for an object that was listed. Each request names its tag, so all bytes are of this object and of no
-    later one. Nobody has to ask at the end whether it is still there: who lists again sees that. A small object is one
-    request.
+    later one. The caller lists again at the end, which shows whether it is still there. A small object is one request.
     """
 
     def __init__(

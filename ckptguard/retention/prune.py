@@ -72,7 +72,7 @@ def prune(
         decisions = decide(seen.present, policy, now=this_moment().wall)
         if any(not d.keep for d in decisions) and view.run.storage.renew():
             view.forget()  # others may have pinned some since they were listed
-            seen = _look(view, remembered, policy.keep_good)
+            seen = _look(view, policy.keep_good)
             decisions = decide(seen.present, policy, now=this_moment().wall)
         may_go: Collection[Trashed] | None = None
         if agree is not None:

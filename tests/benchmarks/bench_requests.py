@@ -46,6 +46,7 @@ def main() -> None:
                 bill = Bill(proxy)
                 for _ in range(looks):
                     look(guarded)
+                bill.end()
                 counts = ", ".join(f"{count} {kind}" for kind, count in sorted(bill.counts().items()))
                 print(f"{what}: {counts}; {bill.reads()} reads of its bytes; ${bill.dollars():.6f}", flush=True)
                 return bill

@@ -31,11 +31,16 @@ class Bill:
     def __init__(self, proxy: FaultyProxy) -> None:
         self._proxy = proxy
         self._begin = len(proxy.asked)
+        self._end: int | None = None
+
+    def end(self) -> None:
+        """Count no later requests."""
+        self._end = len(self._proxy.asked)
 
     @property
     def asked(self) -> list[tuple[str, str]]:
         """The kind of each request, and the key that it names."""
-        return [(kind_of(*one), key_of(one[1])) for one in self._proxy.asked[self._begin :]]
+        return [(kind_of(*one), key_of(one[1])) for one in self._proxy.asked[self._begin : self._end]]
 
     def counts(self) -> Counter[str]:
         """How many of each kind, without those that read bytes of checkpoints."""

@@ -41,6 +41,7 @@ SMALL, LARGE = 2048, 1 << 17  # floats of a save: on the common disk, on a small
 PATIENCE = 120.0  # a verdict takes longer only if it never comes
 _TICKS = os.sysconf("SC_CLK_TCK")
 GOOD, SICK, CUT, ROTTEN, HALF = "good", "sick", "cut", "rotten", "half"
+FIRST = "half, and the first"  # weights without an optimizer may be all that a run saves, until it saved more
 EXPECTED = {GOOD: {"good"}, SICK: {"bad"}}  # a save of another kind is never good, but a rotten one was
 
 
@@ -364,7 +365,7 @@ class Soak:
         """A trainer died in a save. The one before is whole where the new one has another name until its end."""
         files = run.files.below(run.saved_as)
         whole = bool(files) and all(of in run.ever[name] for name, of in files.items())
-        run.saves[run.saved_as].state = GOOD if whole else HALF
+        run.saves[run.saved_as].state = GOOD if whole else HALF if run.healthy else FIRST
         if not whole:
             run.spoilt.add(run.saved_as)
         if not files:
@@ -671,7 +672,7 @@ class Soak:
         outcomes = {c["path"]: "pending" if c["changed"] else c["outcome"] for c in found}
         for name, save in run.saves.items():
             outcome = outcomes.get(name)
-            if save.state == ROTTEN:
+            if save.state in (ROTTEN, FIRST):
                 continue
             if outcome == "good" if save.state not in EXPECTED else outcome not in EXPECTED[save.state]:
                 return f"{name} is {save.state}, and for the daemon {outcome}"
@@ -682,7 +683,7 @@ class Soak:
         name = os.path.relpath(path, run.folder)
         if name in run.saves:
             state = run.saves[name].state
-            return "" if state in (GOOD, ROTTEN) else f"known-good is {name}, which is {state}"
+            return "" if state in (GOOD, ROTTEN, FIRST) else f"known-good is {name}, which is {state}"
         files = [path] if path.is_file() else [p for p in below(path) if p.is_file()]
         wrong = [str(p) for p in files if digest(p.read_bytes()) not in run.healthy]
         return "" if files and not wrong else f"known-good {path} holds other bytes than were saved: {wrong}"
@@ -693,7 +694,7 @@ class Soak:
         environment = os.environ | self.environment | {"CKPTGUARD_SETTLE": str(SETTLE)}
         program = [sys.executable, "-m", "ckptguard", "rollback", "--json", str(run.folder)]
         has_good = self.ask(run, "known-good")[0] == 200
-        half = any(save.state == HALF for save in run.saves.values())
+        half = any(save.state in (HALF, FIRST) for save in run.saves.values())
         done = subprocess.run(
             program, capture_output=True, text=True, check=False, cwd=self.plan.folder, env=environment
         )

@@ -14,9 +14,7 @@ from support.runs import write_torch
 
 @pytest.fixture
 def root(tmp_path, monkeypatch):
-    """An empty run's folder; files count as quiet at once, and no settings of this machine leak in."""
-    for name in [n for n in os.environ if n.startswith("CKPTGUARD_")]:
-        monkeypatch.delenv(name)
+    """An empty run's folder; files count as quiet at once."""
     monkeypatch.setenv("CKPTGUARD_SETTLE", "0")
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "run"

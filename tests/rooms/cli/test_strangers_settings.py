@@ -86,8 +86,6 @@ def web() -> Iterator[Listener]:
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A run with a verified checkpoint and a new one that holds NaN."""
-    for name in [name for name in os.environ if name.startswith("CKPTGUARD_")]:
-        monkeypatch.delenv(name)
     folder = tmp_path / "work" / "run"
     folder.mkdir(parents=True)
     monkeypatch.chdir(tmp_path)

@@ -33,6 +33,7 @@ class _Folder(msgspec.Struct):
     below: tuple[str, ...]  # the names of the folders to search
     only_records: bool = False  # nothing else is in it
     holds: bool | None = None  # checkpoints; None: not judged yet, or there are none so far
+    unwritten: tuple[str, ...] = ()  # the folders below with names of saves that held nothing yet
 
 
 class _TooManyError(CkptguardError):
@@ -107,7 +108,9 @@ class Search:
                 return [key]
             certain = key in self._runs or folder.has_records
             if not certain and not self._holds(key, folder):
-                return self._inside(key, folder.below, depth)
+                # A first save that is being written may hold something by now. It is no run.
+                names = [name for name in folder.below if name not in folder.unwritten]
+                return self._inside(key, names, depth)
             # A stray save, or a command on the wrong folder, must not turn a fleet into one run.
             saves = self._saves_in(folder)
             if any(self._is_recorded(join(key, name)) for name in saves[:_PEEKS]):
@@ -175,12 +178,15 @@ class Search:
         if folder.holds is not None:
             return folder.holds
         names = [name for name in self._saves_in(folder) if join(key, name) not in self._runs]
+        folder.unwritten = ()
         for name in names[:_PEEKS]:
             below = join(key, name)
             holds = self._is_run_of_saves(below) if name == _SAVES else self._is_save(below, name)
             if holds is not None:
                 folder.holds = holds
                 return holds
+            if not (name == _SAVES and self._look(below).has_records):
+                folder.unwritten += (name,)
         if names:
             folder.stamp = None  # what is written into these folders changes nothing that this folder shows
         return False

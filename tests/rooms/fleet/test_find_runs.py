@@ -257,3 +257,36 @@ def test_searching_again_finds_what_a_first_search_finds(
         for run in fleet.runs:
             put(Path(run.url), "_ckptguard/format.json")
         assert discovery.find() == find_runs(str(root), PLAIN)
+
+
+@pytest.mark.parametrize("files", WAYS_TO_SAVE.values(), ids=WAYS_TO_SAVE.keys())
+def test_a_save_that_is_written_while_it_is_searched_is_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: list[str]
+) -> None:
+    """At whichever listing each file of the first save appears: its run is found then or at the next search, or none."""
+    listed = LocalStorage.list
+    for early in range(len(files) + 1):
+        for late in range(1, 7):
+            root = tmp_path / f"fleet-{early}-{late}"
+            put(root, *(f"a/{name}" for name in files[:early]), *(f"a/{Path(name).parent}/" for name in files))
+            calls = 0
+
+            def list_with_writer(
+                self: LocalStorage,
+                *words: object,
+                root: Path = root,
+                early: int = early,
+                late: int = late,
+                **how: object,
+            ) -> object:
+                nonlocal calls
+                calls += 1
+                if calls == late:
+                    put(root, *(f"a/{name}" for name in files[early:]))
+                return listed(self, *words, **how)  # type: ignore[arg-type]
+
+            monkeypatch.setattr(LocalStorage, "list", list_with_writer)
+            searched = searching.Search(str(root), (), 3, PLAIN)
+            assert searched.find() in ([], ["a"]), (early, late)
+            put(root, *(f"a/{name}" for name in files))
+            assert searched.find() == ["a"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 
 import msgspec
 
@@ -27,8 +28,8 @@ class MadeRoom(msgspec.Struct, frozen=True, kw_only=True):
     held: bool = False
 
 
-def release_for_next_saves(view: RunView) -> MadeRoom:
-    """Release kept copies until the next saves of all runs on the file system fit, oldest first.
+def release_for_next_saves(view: RunView, size: int = 0) -> MadeRoom:
+    """Release kept copies until the next saves of all runs on the file system fit, and `size` bytes, oldest first.
 
     The bytes of one good save of each series stay. They are in a kept copy, or, if even that is too little room, where
     the trainer saved them.
@@ -37,7 +38,7 @@ def release_for_next_saves(view: RunView) -> MadeRoom:
         BusyError: another process holds the run.
         CouldNotTellError: the run or its records cannot be read.
     """
-    room = measure(view)
+    room = _measure(view, size)
     if room.ample or room.free is None:
         return MadeRoom()
     held = held_copies(view)
@@ -51,13 +52,19 @@ def release_for_next_saves(view: RunView) -> MadeRoom:
         held = held_copies(view)
         for number in to_release([one.held for one in held], room.free, room.needed):
             released += _release(view, held[number])
-        room, held = measure(view), held_copies(view)
+        room, held = _measure(view, size), held_copies(view)
         if _missing(room, held) > 0:
             released += [one.copy.path for one in held if _leave_in_place(view, one)]
-            room, held = measure(view), held_copies(view)
+            room, held = _measure(view, size), held_copies(view)
     SHARED.note_links(room.file_system, view.run.url, _later(held))
     stays = any(one.held.stays and one.held.now for one in held)
     return MadeRoom(released=tuple(dict.fromkeys(released)), missing=max(_missing(room, held), 0), held=stays)
+
+
+def _measure(view: RunView, size: int) -> Room:
+    room = measure(view)
+    enough = room.free is None or room.free >= size
+    return dataclasses.replace(room, needed=max(room.needed, size), ample=room.ample and enough)
 
 
 def _later(held: list[HeldCopy]) -> int:

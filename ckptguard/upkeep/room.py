@@ -34,14 +34,16 @@ class RoomNotes:
         return free < needed + SHARED.links_of(file_system, run.url) and (free, needed) != self.left
 
 
-def leave_room(view: RunView, notes: RoomNotes) -> list[str]:
-    """Release kept copies, then what is in the trash, until the next saves fit. Returns problems as sentences."""
+def leave_room(view: RunView, notes: RoomNotes, size: int = 0) -> list[str]:
+    """Release kept copies, then what is in the trash, until the next saves fit, and one of `size` bytes.
+
+    Returns problems as sentences."""
     try:
-        made = release_for_next_saves(view)
+        made = release_for_next_saves(view, size)
         if made.missing:
-            emptied = empty_trash_early(view, lambda: not _still_missing(view))
+            emptied = empty_trash_early(view, lambda: not _still_missing(view, size))
             if emptied:
-                made = MadeRoom(released=(*made.released, *emptied), missing=_still_missing(view), held=made.held)
+                made = MadeRoom(released=(*made.released, *emptied), missing=_still_missing(view, size), held=made.held)
     except (BusyError, CouldNotTellError) as error:
         return [f"no room could be made for the next save: {error.message}"]
     notes.released += made.released
@@ -49,9 +51,9 @@ def leave_room(view: RunView, notes: RoomNotes) -> list[str]:
     return []
 
 
-def _still_missing(view: RunView) -> int:
+def _still_missing(view: RunView, size: int) -> int:
     room = measure(view)
-    return 0 if room.free is None else max(room.needed - room.free, 0)
+    return 0 if room.free is None else max(room.needed - room.free, size - room.free, 0)
 
 
 def note_room(view: RunView, notes: RoomNotes) -> list[str]:

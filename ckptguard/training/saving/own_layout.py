@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 from ckptguard.errors import ObjectMissingError, StateError
 from ckptguard.layouts.own import MODEL_FILE, OPTIMIZER_FILE, STATE_FILE, folder_name
 from ckptguard.records.run import Run
-from ckptguard.runs.free_space import need_room
 from ckptguard.runs.run_view import RunView
 from ckptguard.storage.protocol import Reader
 from ckptguard.storage.read_ahead import IN_FLIGHT, ReadAhead
@@ -22,6 +21,7 @@ from ckptguard.training.content.tagged_json import decode_state, encode_state, f
 from ckptguard.training.content.tensor_bytes import stored_size
 from ckptguard.training.content.training_parts import Captured, TrainingParts
 from ckptguard.training.saving.destinations import Destination, Gate, SaveAbandoned, destination, settle
+from ckptguard.training.saving.room import room_for
 from ckptguard.training.signals.weights import first_of
 from ckptguard.values.manifest import File, Manifest
 
@@ -62,8 +62,8 @@ def write_checkpoint(view: RunView, snapshot: Snapshot, gate: Gate | None = None
     """
     gate = gate if gate is not None else Gate()
     captured, settings = snapshot.captured, view.settings
-    need_room(
-        view.run.storage,
+    room_for(
+        view,
         len(snapshot.text) + stored_size(captured.model) + stored_size(captured.others),
         folder_name(snapshot.step),
         wait=settings.on_full == "wait",

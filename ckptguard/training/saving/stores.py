@@ -26,7 +26,6 @@ from ckptguard.layouts.own import FOLDER, folder_name
 from ckptguard.layouts.step_names import step_from_name
 from ckptguard.records.manifests import forget_metrics, write_metrics
 from ckptguard.records.run import Run, create_record, list_records, read_record
-from ckptguard.runs.free_space import need_room
 from ckptguard.runs.history import history_of_series
 from ckptguard.runs.removal import remove_half_save
 from ckptguard.runs.run_view import RunView
@@ -36,6 +35,7 @@ from ckptguard.training.content.training_parts import TrainingParts
 from ckptguard.training.ranks import Ranks, each, together
 from ckptguard.training.saving.destinations import Gate, make_room
 from ckptguard.training.saving.own_layout import read_checkpoint, snapshot_of, write_checkpoint
+from ckptguard.training.saving.room import room_for
 from ckptguard.upkeep.leftovers import collect_saves
 from ckptguard.values.ids import CheckpointId, is_safe_path, is_temporary, numbers_of, series_folder, series_of
 from ckptguard.values.manifest import Manifest
@@ -247,7 +247,7 @@ class UserStore:
                 self._size = max(own, key=lambda c: numbers_of(c.step)).bytes if own else None
         if self._size is not None:
             what = f"{path}, if it is as large as the one before"
-            need_room(self._run.storage, self._size, what, wait=self._settings.on_full == "wait")
+            room_for(view, self._size, what, wait=self._settings.on_full == "wait")
 
 
 class CollectiveStore(UserStore):

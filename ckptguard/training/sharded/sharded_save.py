@@ -16,7 +16,6 @@ import msgspec
 from ckptguard.errors import CkptguardError, RanksError, SickTrainingError, StateError
 from ckptguard.layouts.own import folder_name
 from ckptguard.layouts.roles import assign_roles
-from ckptguard.runs.free_space import need_room
 from ckptguard.runs.run_view import RunView
 from ckptguard.scan import ScanOptions, scan_files
 from ckptguard.training.content.host_copy import HostCopy
@@ -25,6 +24,7 @@ from ckptguard.training.content.training_parts import TrainingParts
 from ckptguard.training.ranks import GlooRanks, Ranks, each, together
 from ckptguard.training.saving.destinations import Gate, LocalFolder, settle, temporary_name
 from ckptguard.training.saving.own_layout import STATE_FORMAT, write_state
+from ckptguard.training.saving.room import room_for
 from ckptguard.training.sharded.dcp_plan import HashingWriter, LastPlan, Planned, from_words, in_words
 from ckptguard.training.signals.weights import first_of
 from ckptguard.values.manifest import File
@@ -77,8 +77,7 @@ class ShardedSave:
         place = self._place(gate)
         try:
             size = sum(together(ranks, self._what, lambda: self._planned.bytes))
-            storage = self._view.run.storage
-            together(ranks, self._what, lambda: need_room(storage, size, self.path) if self._leads else None)
+            together(ranks, self._what, lambda: room_for(self._view, size, self.path) if self._leads else None)
             reports = together(ranks, self._what, lambda: self._write_own(place))
             sick = [f"rank {rank}: {own['sick']}" for rank, own in enumerate(reports) if own["sick"] is not None]
             if sick:

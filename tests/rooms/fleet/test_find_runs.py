@@ -263,7 +263,7 @@ def test_searching_again_finds_what_a_first_search_finds(
 def test_a_save_that_is_written_while_it_is_searched_is_no_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: list[str]
 ) -> None:
-    """At whichever listing each file of the first save appears: its run is found then or at the next search, or none."""
+    """At whichever listing each file of the first save appears: its run is found then, or at the next search."""
     listed = LocalStorage.list
     for early in range(len(files) + 1):
         for late in range(1, 7):

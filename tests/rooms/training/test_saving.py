@@ -6,16 +6,23 @@ import os
 
 import pytest
 import torch
-from support.guards import fill_disk, guard_of
+from safetensors.torch import save_file
+from support.guards import fill_disk, guard_of, guarded
 from support.runs import QUICK
+from support.small_disk import BLOCK, SmallDisk
 from support.views import look
 
 import ckptguard
+from ckptguard.decisions import room
 from ckptguard.errors import SettingsError, StorageFullError
 from ckptguard.inspect.list_states import survey
 from ckptguard.records.incidents import list_incidents
+from ckptguard.records.kept import list_kept
 from ckptguard.records.run import open_run
+from ckptguard.storage.local.local_storage import LocalStorage
 from ckptguard.training.saving import destinations
+from ckptguard.upkeep.reconcile import PassNotes, reconcile
+from ckptguard.values.settings import Settings
 from ckptguard.values.verdict import Outcome
 from ckptguard.verification.selection import Selection
 from ckptguard.verification.target import verify_target
@@ -33,6 +40,32 @@ def test_a_full_disk_leaves_the_known_good_alone(tmp_path, monkeypatch, after):
             guard.save(step=20)
     assert sorted(p.name for p in (tmp_path / "run").iterdir()) == before
     assert guard.resume() == 10
+
+
+@pytest.mark.parametrize("free", [0, 4 * BLOCK])
+@pytest.mark.parametrize("user_files", [False, True], ids=["own layout", "user's files"])
+def test_copies_make_way_for_a_save(tmp_path, monkeypatch, free, user_files):
+    """Where only kept copies leave too little room, they go, all but one good save's, and the save does not fail."""
+    disk, run = SmallDisk(tmp_path / "run", 1 << 30), tmp_path / "run"
+    monkeypatch.setattr(LocalStorage, "free_space", lambda self: disk.free())
+    monkeypatch.setattr(room, "SPARE", 0)
+    model = torch.nn.Linear(64, 64)
+    own = {"save": lambda path, step: save_file(model.state_dict(), path), "load": lambda path: None}
+    options = own | {"name": "{step}.safetensors"} if user_files else {}
+    with guarded(run, model, **options) as guard:
+        for step in (10, 20, 30):
+            guard.save(step=step)
+        keeping = Settings(settle=0.0, keep="copy", keep_good=3)
+        reconcile(look(open_run(str(run)), keeping), PassNotes(), assume_quiet=True)
+        copies = list_kept(open_run(str(run)))
+        disk.capacity = disk.used() + free
+        guard.save(step=40)
+    assert len(copies) > len(list_kept(open_run(str(run))))
+    disk.capacity = 0
+    with guarded(run, model, **options) as guard, pytest.raises(StorageFullError):
+        guard.save(step=50)
+    with guarded(run, model, **options) as guard:
+        assert guard.resume() == 40
 
 
 def test_an_automatic_save_that_fails_does_not_end_training(tmp_path, monkeypatch, caplog):

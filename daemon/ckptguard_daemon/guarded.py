@@ -249,7 +249,12 @@ class WatchedRun:
         if self.silence is not None:  # here, in the run's own lane, because its mount may hang
             self.silence.watch(self.url, self.run_id)
         try:
-            done = self.last_pass if self._rests() else self._pass(work)
+            if self._rests():
+                done = self.last_pass
+            else:
+                self._noted, self._records_changed = self._beside(), False
+                with self._one_listing():
+                    done = self._pass(work)
         except (CkptguardError, OSError) as error:
             if isinstance(error, OSError):
                 error = machine_trouble(error) or CkptguardError(str(error))
@@ -283,7 +288,7 @@ class WatchedRun:
         self.last_pass, self.last_pass_at = done, utc_now()
         self.passes += 1
         now = time.monotonic()
-        pause = self._pause = self._until_next_look(done)
+        pause = self._pause = self.settings.scan_interval if self._store is None else self._until_next_look(done)
         if done.next_in is not None:
             # A slow listing must not repeat at once: training has priority on the storage.
             cost = 0.0 if done.checked else now - began
@@ -295,7 +300,7 @@ class WatchedRun:
         """Return the seconds until the next look. A look at an object store costs money, so it follows the run."""
         before, start = self._looked_at, self._notes.start
         self._looked_at = start
-        if self._store is None or start is None:
+        if start is None:
             return self.settings.scan_interval
         changed = start != before or bool(done.checked or done.pending)
         saved: dict[str, list[float]] = {}
@@ -354,15 +359,15 @@ class WatchedRun:
             except CkptguardError as error:
                 log("presence_not_cleared", level="warning", run=self.url, reason=error.message)
 
-    def _pass(self, work: Work) -> PassResult:
-        self._noted = self._beside()
-        self._records_changed = False
+    def _one_listing(self) -> contextlib.AbstractContextManager[object]:
+        """Have all that a pass asks of an object store answered by one listing."""
+        if os.path.isabs(self.url):
+            return contextlib.nullcontext()
         if self._store is None:
             self._store = open_listed(self.url, self.settings)
-        with self._store.look() if self._store is not None else contextlib.nullcontext():
-            return self._pass_listed(work)
+        return self._store.look() if self._store is not None else contextlib.nullcontext()
 
-    def _pass_listed(self, work: Work) -> PassResult:
+    def _pass(self, work: Work) -> PassResult:
         run, current = self._open_if_changed()
         view = RunView(run, self.settings, self.memory)
         refused = times_refused(self.url)
@@ -489,7 +494,8 @@ class WatchedRun:
             log("lost", level="warning", run=self.url, reason=done.lost)
         for path in done.pruned:
             log("pruned", run=self.url, path=path)
-        self._report_room(done)
+        if done.room is not None or self._room_problem is not None:
+            self._report_room(done)
 
     def _report_room(self, done: PassResult) -> None:
         """Log once that there is no room for all copies, and once that there is again."""

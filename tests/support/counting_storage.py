@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from ckptguard.records.run import Run
-from ckptguard.storage.protocol import Storage
+from ckptguard.storage.protocol import Entry, Storage
 
 VERBS = ("list", "names", "stat", "open", "create", "upload", "copy", "move", "remove", "capabilities", "free_space")
 
@@ -23,6 +23,12 @@ class CountingStorage:
     def __getattr__(self, verb: str) -> Any:
         found = getattr(self._storage, verb)
         return self._counted(verb, found) if verb in VERBS else found
+
+    def now(self) -> CountingStorage:
+        return self
+
+    def open_listed(self, entry: Entry) -> Any:
+        return self.open(entry.key)
 
     def _counted(self, verb: str, call: Callable[..., Any]) -> Callable[..., Any]:
         def counting(*args: Any, **kwargs: Any) -> Any:

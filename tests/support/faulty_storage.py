@@ -169,6 +169,15 @@ class FaultyStorage:
     def free_space(self) -> int | None:
         return self.inner.free_space()
 
+    def renew(self, *folders: str, beside: str | None = None) -> bool:
+        return False
+
+    def now(self) -> Storage:
+        return self
+
+    def open_listed(self, entry: Entry) -> Reader:
+        return self.open(entry.key)
+
     def _spoil(self, data: bytes) -> bytes:
         return self.faults.spoil(data)
 

@@ -10,6 +10,7 @@ from ckptguard.recover.restore import restore
 from ckptguard.replicas.replicate import replicate
 from ckptguard.runs.history import load_history
 from ckptguard.runs.work import Work
+from ckptguard.values.temporary_names import RECORD
 from ckptguard.values.verdict import Outcome
 from support.store_operations import Operation, Stage
 from support.tiny_run import TINY, Content, candidates, cycle, files_below, inline, leftovers, name_of
@@ -81,7 +82,9 @@ def arrived_wrong(stage: Stage, saved: dict[int, Content], *, lied: bool = False
             replicate(look(open_run(stage.url), TINY), stage.replica, work=Work(scanner=inline))
             continue
         for found in candidates(there):
-            if found.in_place and files_below(stage.replica, name_of(found.id.step)) != saved[found.id.step]:
+            below = files_below(stage.replica, name_of(found.id.step))
+            arrived = {name: data for name, data in below.items() if not RECORD.fits(name)}  # see `leftovers`
+            if found.in_place and arrived != saved[found.id.step]:
                 wrong.append(f"{moment}: {found.answer.id} is good in the replica, and damaged")
         if moment == "at once":
             again = replicate(look(open_run(stage.url), TINY), stage.replica, work=Work(scanner=inline))

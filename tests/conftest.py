@@ -24,7 +24,7 @@ pytest.register_assert_rewrite("support")  # what its assertions compare is to b
 
 from servers.fixtures import azure, ceph, gcs, moto, promtool, sftp, slurm  # noqa: E402, F401 - fixtures for all
 
-from ckptguard.runs.free_space import SHARED  # noqa: E402
+from ckptguard.runs.free_space import SHARED, SharedSpace  # noqa: E402
 
 # How long an example takes says how busy the machine is.
 hypothesis.settings.register_profile(
@@ -57,9 +57,9 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _no_other_runs() -> Iterator[None]:
     """The runs and the full disks of one test take no room from the next one."""
-    SHARED.forget()
+    vars(SHARED).update(vars(SharedSpace()))
     yield
-    SHARED.forget()
+    vars(SHARED).update(vars(SharedSpace()))
 
 
 def pytest_collection_finish() -> None:

@@ -10,9 +10,14 @@ _INTERVALS = 8  # the newest ones count: a run may change how often it saves
 _QUIET = 3.0  # save intervals without a save, after which nobody trains
 
 
+def newest_saves(saved_at: Iterable[float]) -> tuple[float, ...]:
+    """Return those times of saves that say how often a series is saved, oldest first."""
+    return tuple(sorted(set(saved_at))[-_INTERVALS - 1 :])
+
+
 def save_interval(saved_at: Iterable[float]) -> float | None:
     """Return the median time between the newest saves of a series, or None if there are fewer than two."""
-    newest = sorted(set(saved_at))[-_INTERVALS - 1 :]
+    newest = newest_saves(saved_at)
     return median(later - earlier for earlier, later in pairwise(newest)) if len(newest) > 1 else None
 
 

@@ -13,10 +13,8 @@ from ckptguard.decisions.run_summary import in_state, summarize
 from ckptguard.inspect.list_states import CheckpointState, states_by_reader
 from ckptguard.records.daemon_record import DaemonRecord, read_daemon_record, surely_ended
 from ckptguard.records.incidents import Incident, list_incidents
-from ckptguard.records.manifests import FOLDER as MANIFESTS
 from ckptguard.records.quarantine import read_quarantined
 from ckptguard.records.room import RoomProblem, read_room_problem
-from ckptguard.records.run import list_records
 from ckptguard.records.who_and_when import seconds_of
 from ckptguard.replicas.replicate import Replica, furthest_behind, replica_standings
 from ckptguard.runs.ended import ended_at, ended_words
@@ -88,7 +86,8 @@ def status(view: RunView, *, supervised: bool = False) -> Status:
         keep=view.settings.keep,
     )
     summary = summarize(there, rows, (), None if known_good is None else known_good.id)
-    summary = in_state(summary, time.time(), ended=_ended(view))
+    ended = None if ended_at(view) is None else ended_words(view.run.url)
+    summary = in_state(summary, time.time(), ended=ended)
     return Status(
         run=view.run.url,
         protected=summary.protected,
@@ -109,13 +108,6 @@ def status(view: RunView, *, supervised: bool = False) -> Status:
         summary=summary,
         bad=tuple(s.path for s in present if s.outcome is Outcome.BAD and not s.changed),
     )
-
-
-def _ended(view: RunView) -> str | None:
-    """Return what to say of a run of which only records are left."""
-    if view.entries or not list_records(view.run, MANIFESTS) or ended_at(view.run) is None:
-        return None
-    return ended_words(view.run.url)
 
 
 def _waits(state: CheckpointState) -> bool:

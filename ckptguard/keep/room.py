@@ -18,7 +18,7 @@ from ckptguard.records.kept import KeptCopy, list_kept, list_set_aside, read_kep
 from ckptguard.records.pins import pinned_generations
 from ckptguard.records.run import Run
 from ckptguard.runs.free_space import SHARED, file_system_of, free_space
-from ckptguard.runs.run_view import RunView
+from ckptguard.runs.run_view import RunView, SeriesInPlace
 from ckptguard.runs.sealed_content import kept_matches
 from ckptguard.storage.protocol import Entry, find_entry
 from ckptguard.values.ids import CheckpointId
@@ -60,29 +60,26 @@ def measure(view: RunView) -> Room:
     free, file_system = free_space(run.records), file_system_of(run.records)
     if free is None:
         return Room(None, 0, file_system, ample=True)
-    saves: dict[str, list[Checkpoint]] = {}
-    for checkpoint in view.checkpoints:
-        saves.setdefault(checkpoint.series, []).append(checkpoint)
+    saves = view.listing.series
     where = file_system if run.records_inside else file_system_of(run.storage)
-    largest = {series: max(c.bytes for c in own) for series, own in saves.items()}
-    _note(run, where, saves, largest)
-    copies = (settings.keep_good + settings.keep_pending + 1) * sum(largest.values())
-    in_place = sum(c.bytes for own in saves.values() for c in own)
+    needs = {series: own.largest for series, own in saves.items()}
+    _note(run, where, saves, needs)
+    copies = (settings.keep_good + settings.keep_pending + 1) * sum(needs.values())
+    in_place = sum(own.bytes for own in saves.values())
     needed = SHARED.needed(file_system, run.url)
     full = SHARED.is_full(file_system)
     if not full and free >= needed + copies + min(copies, in_place):
         SHARED.note_links(file_system, run.url, 0)
         return Room(free, needed, file_system, ample=True)
     for series, own in saves.items():
-        if len(own) == 1 and frees_before_writing(view, own[0]):
-            largest[series] -= own[0].bytes
-    _note(run, where, saves, largest)
+        if len(own.checkpoints) == 1 and frees_before_writing(view, own.checkpoints[0]):
+            needs[series] = 0
+    _note(run, where, saves, needs)
     return Room(free, SHARED.needed(file_system, run.url), file_system, ample=False)
 
 
-def _note(run: Run, file_system: str, saves: dict[str, list[Checkpoint]], needs: dict[str, int]) -> None:
-    times = {series: tuple(c.written_at / 1e9 for c in own if c.written_at) for series, own in saves.items()}
-    series = [SeriesSaves(bytes=needs[name], saved_at=times[name]) for name in saves]
+def _note(run: Run, file_system: str, saves: dict[str, SeriesInPlace], needs: dict[str, int]) -> None:
+    series = [SeriesSaves(bytes=needs[name], saved_at=own.saved_at) for name, own in saves.items()]
     SHARED.note_save(file_system, run.url, next_save(series))
 
 
@@ -133,19 +130,15 @@ def room_problem(view: RunView) -> str | None:
     room = measure(view)
     if room.ample or room.free is None or settings.keep == "none":
         return None
-    place: dict[str, list[Checkpoint]] = {}
-    for checkpoint in view.checkpoints:
-        place.setdefault(checkpoint.series, []).append(checkpoint)
     kept: dict[str, list[KeptCopy]] = {}
     for one in held_copies(view):
         if view.is_good(one.id):
             kept.setdefault(one.id.series, []).append(one.copy)
     for copies in kept.values():
         copies.sort(key=lambda copy: copy.id.order)
-    for series, own in place.items():
-        copies = kept.get(series, [])
-        good = {id for c in own if (id := view.current_if_readable(c)) is not None and view.is_good(id)}
-        size = max(c.bytes for c in own)
+    for series, own in view.listing.series.items():
+        copies, size = kept.get(series, []), own.largest
+        good = {id for c in own.checkpoints if (id := view.current_if_readable(c)) is not None and view.is_good(id)}
         full = any(copy.how != "link" for copy in copies)
         linked = bool(good) and all(copy.how == "link" for copy in copies[-1:])  # the newest one, or there is none
         if linked and settings.keep != "link" and not fits(view, size, independent=True):

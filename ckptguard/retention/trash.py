@@ -14,6 +14,7 @@ import itertools
 import os
 import re
 from collections.abc import Iterator
+from functools import partial
 
 import msgspec
 
@@ -46,9 +47,10 @@ from ckptguard.records.who_and_when import (
 )
 from ckptguard.runs.find_known_good import Wanted, known_good_candidates
 from ckptguard.runs.removal import (
+    holds_checkpoints,
     remove_empty_folders,
     remove_irregular,
-    remove_leftover_of_run,
+    remove_leftover,
     remove_record,
     remove_unchanged,
 )
@@ -177,9 +179,9 @@ def expire_aside(view: RunView, grace: float) -> list[str]:
         if (seen_for(run, key, note=True) or 0.0) > grace:
             if key in damaged:
                 remove_record(run, key)
-            elif not remove_leftover_of_run(view, replaced[key], REPLACED):
-                continue
-            removed.append(key)
+                removed.append(key)
+            elif remove_leftover(run.storage, replaced[key], (REPLACED,), holds=partial(holds_checkpoints, view, key)):
+                removed.append(key)
     elsewhere = _marks_of_others(run)
     for key in elsewhere:
         seen_for(run, key, note=True)

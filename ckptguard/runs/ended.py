@@ -7,7 +7,7 @@ import time
 from ckptguard.errors import ObjectMissingError
 from ckptguard.records.daemon_record import KEY as DAEMON
 from ckptguard.records.leases import list_trainings, surely_gone
-from ckptguard.records.run import Run
+from ckptguard.runs.run_view import RunView
 from ckptguard.values.ids import escape
 
 SHOWN = 86400.0  # seconds for which a run that has ended is shown
@@ -19,11 +19,15 @@ def ended_words(url: str) -> str:
     return f"ended: only its records are left (ckptguard forget {escape(url)})"
 
 
-def ended_at(run: Run) -> float | None:
-    """Return when the records of a run without any other file last changed, in seconds since 1970.
+def ended_at(view: RunView) -> float | None:
+    """Return when the records of a run last changed, in seconds since 1970, if they are all that is left of it.
 
-    None if its training goes on for certain, and will save again. Nothing is written.
+    None if there are other files, if no checkpoint is on record, or if its training goes on for certain, and will save
+    again. Nothing is written.
     """
+    run = view.run
+    if view.entries or not view.history.series:
+        return None
     try:
         entries = run.records.list("", recursive=True)
     except ObjectMissingError:

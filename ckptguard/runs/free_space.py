@@ -139,11 +139,5 @@ class SharedSpace:
         with self._lock:
             return time.monotonic() < self._full_until.get(file_system, 0.0)
 
-    def forget(self) -> None:
-        """Begin again, for tests."""
-        with self._lock:
-            for known in (self._saves, self._links, self._copying, self._full_until):
-                known.clear()
-
 
 SHARED = SharedSpace()

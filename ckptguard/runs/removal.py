@@ -1,8 +1,9 @@
 """Remove files. Outside of the records and the storages, this is the only module that does.
 
 Each function says whose files it removes, and checks what can be checked. A name alone is proof only for a temporary
-that the caller itself has just made. What another process may have made is removed only if its name is exactly one of
-ours, if it is of the kind that has such a name, and if it is old.
+that the caller itself has just made, and inside of the records. What another process may have made is removed only if
+its name is exactly one of ours, if it is of the kind that has such a name, and if it is old. Users choose names beside
+checkpoints, too: there, what it holds must also be ours.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import contextlib
 import os
 import re
 import shutil
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 from ckptguard.errors import ObjectMissingError
 from ckptguard.records.kept import list_kept, read_kept
@@ -24,7 +25,7 @@ from ckptguard.storage.local.removal import begin_again
 from ckptguard.storage.protocol import find_entry
 from ckptguard.values.ids import is_safe_path
 from ckptguard.values.record_formats import FORMAT_KEY
-from ckptguard.values.temporary_names import EVERY, LEFT_IN_RECORDS, SAVE, TemporaryName
+from ckptguard.values.temporary_names import EVERY, LEFT_IN_RECORDS, TemporaryName
 
 # What a save of ours writes: one file for each part, or the shards of torch.distributed.checkpoint with their index.
 _OF_SAVE = re.compile(r"(model|optimizer)\.safetensors|state\.json|(__\d+_\d+\.distcp|(__\d+)?\.metadata)(\.tmp)?")
@@ -62,44 +63,34 @@ def remove_folder_of_ours(path: str, kind: TemporaryName) -> None:
     shutil.rmtree(path, ignore_errors=True)
 
 
-def remove_leftover(storage: Storage, entry: Entry, kinds: Iterable[TemporaryName]) -> bool:
-    """Remove what a killed process of ours left. False if it may be somebody else's, or if it is not old."""
+def remove_leftover(
+    storage: Storage, entry: Entry, kinds: Iterable[TemporaryName], *, holds: Callable[[], bool] = lambda: True
+) -> bool:
+    """Remove what a killed process of ours left. False if it may be somebody else's, or if it is not old.
+
+    `holds`: asked only about something old with one of these names. True if what it holds can only be ours.
+    """
     fitting = any(kind.fits(entry.name, entry.kind) for kind in kinds)
-    if not fitting or not was_left(storage, entry):
+    if not fitting or not was_left(storage, entry) or not holds():
         return False
     storage.remove(entry.key)
     return True
 
 
-def remove_leftover_of_run(view: RunView, entry: Entry, kind: TemporaryName) -> bool:
-    """Remove a temporary folder in the run that a killed process of ours left.
-
-    False if it may be somebody else's, or if it is not old. Its name is no proof, because users choose names as well:
-    it must hold nothing but files of this run's checkpoints, under their own paths.
-    """
-    if not kind.fits(entry.name, entry.kind):
-        return False
-    inside = {one.key.removeprefix(entry.key + "/") for one in _files_below(view.run.storage, entry.key)}
-    if inside and not inside <= _paths_of_checkpoints(view):
-        return False
-    return remove_leftover(view.run.storage, entry, (kind,))
+def holds_checkpoints(view: RunView, folder: str) -> bool:
+    """True if a folder in the run has nothing but files of this run's checkpoints, under their own paths."""
+    inside = _paths_below(view.run.storage, folder)
+    return not inside or inside <= _paths_of_checkpoints(view)
 
 
-def remove_leftover_of_save(run: Run, entry: Entry) -> bool:
-    """Remove the folder of a save of ours that was killed. False as for `remove_leftover_of_run`.
-
-    It must hold nothing but files with the names that such a save writes.
-    """
-    if not SAVE.fits(entry.name, entry.kind):
-        return False
-    names = (one.key.removeprefix(entry.key + "/") for one in _files_below(run.storage, entry.key))
-    if not all(_OF_SAVE.fullmatch(name) for name in names):
-        return False
-    return remove_leftover(run.storage, entry, (SAVE,))
+def holds_a_save(storage: Storage, folder: str) -> bool:
+    """True if a folder has nothing but files with the names that a save of ours writes."""
+    return all(_OF_SAVE.fullmatch(path) for path in _paths_below(storage, folder))
 
 
-def _files_below(storage: Storage, folder: str) -> list[Entry]:
-    return [one for one in storage.list(folder, recursive=True) if one.kind != "folder"]
+def _paths_below(storage: Storage, folder: str) -> set[str]:
+    entries = storage.list(folder, recursive=True)
+    return {entry.key.removeprefix(f"{folder}/") for entry in entries if entry.kind != "folder"}
 
 
 def _paths_of_checkpoints(view: RunView) -> frozenset[str]:

@@ -7,7 +7,9 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from operator import attrgetter
+from typing import NamedTuple
 
+from ckptguard.decisions.fleet_health import newest_saves
 from ckptguard.errors import NotFoundError, RecordsError
 from ckptguard.formats import tensor_suffix
 from ckptguard.formats.suffixes import is_sum_list
@@ -210,6 +212,19 @@ def open_view(url: str, settings: Settings, *, must_exist: bool = True) -> RunVi
     return RunView(open_run(url, settings, must_exist=must_exist), settings)
 
 
+class SeriesInPlace(NamedTuple):
+    """The checkpoints of one series in place, sorted by path.
+
+    `bytes` is the size of all, `largest` that of the largest. `saved_at`: when the newest ones were written, in seconds
+    since 1970.
+    """
+
+    checkpoints: tuple[Checkpoint, ...]
+    bytes: int
+    largest: int
+    saved_at: tuple[float, ...]
+
+
 class Listing:
     """A run's `entries`, sorted by key, and its `checkpoints` by path.
 
@@ -229,6 +244,14 @@ class Listing:
         owned = {entry.key for checkpoint in self.checkpoints.values() for entry in checkpoint.irregular}
         odd = (e for e in self.entries if e.kind == "unnamed" and e.key not in owned)
         return tuple(e.key for e in odd if tensor_suffix(e.key) or "." not in e.name)
+
+    @cached_property
+    def series(self) -> dict[str, SeriesInPlace]:
+        """The checkpoints by series."""
+        found: dict[str, list[Checkpoint]] = {}
+        for checkpoint in self.checkpoints.values():
+            found.setdefault(checkpoint.series, []).append(checkpoint)
+        return {series: _in_place(tuple(own)) for series, own in found.items()}
 
     @property
     def unnamed_notes(self) -> tuple[str, ...]:
@@ -280,6 +303,12 @@ class Listing:
             if not self.entries[place].key.startswith(f"{path}/"):
                 break
             yield self.entries[place]
+
+
+def _in_place(checkpoints: tuple[Checkpoint, ...]) -> SeriesInPlace:
+    sizes = [c.bytes for c in checkpoints]
+    times = newest_saves(at / 1e9 for c in checkpoints if (at := c.written_at))
+    return SeriesInPlace(checkpoints, sum(sizes), max(sizes), times)
 
 
 def list_run(run: Run, before: Listing | None = None) -> Listing:

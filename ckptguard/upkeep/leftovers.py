@@ -7,12 +7,14 @@ sealed, and unfinished uploads.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterable
+from functools import partial
 
 from ckptguard.errors import CouldNotTellError, ObjectMissingError
 from ckptguard.records.leases import Claim, holds, list_claims, release, surely_gone
 from ckptguard.records.pins import counts, list_pins, release_pin
 from ckptguard.records.quarantine import FOLDER as QUARANTINE
-from ckptguard.records.rewrites import all_rewrites
+from ckptguard.records.rewrites import Rewrite, all_rewrites
 from ckptguard.records.run import Run, list_records
 from ckptguard.records.samples import FOLDER as SAMPLES
 from ckptguard.records.samples import remove_samples, superseded
@@ -20,16 +22,12 @@ from ckptguard.records.trash import FOLDER as TRASH
 from ckptguard.records.who_and_when import storage_time
 from ckptguard.runs.history import history_of_series
 from ckptguard.runs.pointers import holds as content_of_pointer
-from ckptguard.runs.removal import (
-    remove_leftover,
-    remove_leftover_of_run,
-    remove_leftover_of_save,
-    remove_unsealed,
-)
+from ckptguard.runs.removal import holds_a_save, holds_checkpoints, remove_leftover, remove_unsealed
 from ckptguard.runs.run_view import RunView
+from ckptguard.storage import Entry
 from ckptguard.storage.remote.remote_storage import end_uploads
 from ckptguard.values.ids import RECORDS_FOLDER, folder_of
-from ckptguard.values.temporary_names import LEFT_IN_RECORDS, LINK, RECORD, ROLLBACK
+from ckptguard.values.temporary_names import LEFT_IN_RECORDS, LINK, RECORD, ROLLBACK, SAVE
 
 _LONGEST_COPY = 86400.0  # the longest time in seconds to copy one file between two storages
 
@@ -52,7 +50,7 @@ def collect_leftovers(view: RunView, *, uploads: bool = True) -> list[str]:
             if remove_leftover(run.records, entry, LEFT_IN_RECORDS):
                 removed.append(f"{RECORDS_FOLDER}/{entry.key}")
     for entry in run.storage.list(""):
-        if remove_leftover_of_run(view, entry, ROLLBACK):
+        if remove_leftover(run.storage, entry, (ROLLBACK,), holds=partial(holds_checkpoints, view, entry.key)):
             removed.append(entry.key)
     removed += _left_by_rewrites(run)
     for pin in list_pins(run):
@@ -68,20 +66,26 @@ def collect_leftovers(view: RunView, *, uploads: bool = True) -> list[str]:
 
 
 def _left_by_rewrites(run: Run) -> list[str]:
-    """Remove what a killed rewrite of a pointer left beside it: the begin of the one or the other content."""
-    removed = []
+    """Remove what a killed rewrite of a pointer left beside it. It holds the beginning of the old or new content."""
+    rewrites: dict[str, list[Rewrite]] = {}
     for rewrite in all_rewrites(run) if run.storage.root is not None else ():
+        rewrites.setdefault(folder_of(rewrite.key), []).append(rewrite)
+    removed = []
+    for folder, own in rewrites.items():
         with contextlib.suppress(ObjectMissingError):
-            for entry in run.storage.list(folder_of(rewrite.key)):
-                kind = LINK if rewrite.link else RECORD
-                if entry.kind != ("link" if rewrite.link else "file") or not kind.fits(entry.name):
-                    continue
-                content = content_of_pointer(run, entry.key, rewrite.link)
-                whole = (rewrite.old, rewrite.new)
-                ours = content is not None and any(one.startswith(content) for one in whole)
-                if ours and remove_leftover(run.storage, entry, (kind,)):
+            for entry in run.storage.list(folder):
+                kind = LINK if entry.kind == "link" else RECORD
+                if remove_leftover(run.storage, entry, (kind,), holds=partial(_is_begun, run, entry, own)):
                     removed.append(entry.key)
     return removed
+
+
+def _is_begun(run: Run, entry: Entry, rewrites: Iterable[Rewrite]) -> bool:
+    """True if one of these rewrites may have begun to write this file or link."""
+    is_link = entry.kind == "link"
+    content = content_of_pointer(run, entry.key, is_link)
+    whole = (one for rewrite in rewrites if rewrite.link == is_link for one in (rewrite.old, rewrite.new))
+    return content is not None and any(one.startswith(content) for one in whole)
 
 
 def _settle_names(run: Run) -> None:
@@ -103,7 +107,7 @@ def collect_saves(run: Run, *, uploads: bool = True) -> list[str]:
     if run.storage.root is not None:
         for entry in run.storage.list(""):
             with contextlib.suppress(CouldNotTellError):  # it does no harm, and a training may be about to begin
-                if remove_leftover_of_save(run, entry):
+                if remove_leftover(run.storage, entry, (SAVE,), holds=partial(holds_a_save, run.storage, entry.key)):
                     removed.append(entry.key)
         return removed
     for claim in list_claims(run):

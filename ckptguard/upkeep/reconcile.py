@@ -115,11 +115,6 @@ class PassNotes:
         self.prune_at = now + _PRUNE_INTERVAL if due else self.prune_at
         return due
 
-    def forget(self, path: str) -> None:
-        """Check a checkpoint again in the next pass."""
-        self.samples.pop(path, None)
-        self.settled = None
-
     def nothing_to_do(self, start: Start) -> bool:
         """True if a pass with this start would do nothing, like the last one."""
         return start == self.settled and self.has_nothing_due(start.settings)
@@ -164,8 +159,8 @@ def reconcile(view: RunView, notes: PassNotes, *, work: Work = PLAIN, assume_qui
     done = one.result(start.listing.unnamed_notes)
     if not done.pending and not done.could_not_tell and not done.made_way and not one.marks_later:
         notes.settled = start
-        if start.names and not start.listing.entries and not waiting_alone(view):
-            done = msgspec.structs.replace(done, ended_at=ended_at(view.run))
+        if not start.listing.entries and not waiting_alone(view):
+            done = msgspec.structs.replace(done, ended_at=ended_at(view))
     return done
 
 
@@ -389,8 +384,8 @@ class _Pass:
 
     def _patient(self, one: Checkpoint | KeptCopy, waited: float) -> Work:
         """Return the work for one verdict: it yields to training until the verdict is late."""
-        times = [c.written_at / 1e9 for c in self.view.checkpoints if c.series == one.series and c.written_at]
-        return msgspec.structs.replace(self.work, patience=patience(waited, save_interval(times)))
+        own = self.view.listing.series.get(one.series)
+        return msgspec.structs.replace(self.work, patience=patience(waited, save_interval(own.saved_at if own else ())))
 
     def _settle_first_good(self, result: Checked) -> None:
         """Make a full copy of the only good checkpoint of a series before anything else is read."""

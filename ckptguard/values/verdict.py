@@ -131,9 +131,9 @@ def is_clearance(finding: Finding) -> bool:
     return finding.check == "incident" and finding.severity is Severity.NOTICE and finding.message.startswith(_CLEARED)
 
 
-def limit_findings(findings: Sequence[Finding], limit: int = MAX_FINDINGS_PER_CHECK) -> tuple[Finding, ...]:
-    """Return at most `limit` findings of each check, heaviest first, then one with the number left out."""
-    heaviest_first = list(Severity)
+def limit_findings(findings: Sequence[Finding]) -> tuple[Finding, ...]:
+    """Return the heaviest findings of each check, heaviest first, then one with the number left out."""
+    heaviest_first, limit = list(Severity), MAX_FINDINGS_PER_CHECK
     kept: list[Finding] = []
     for check in dict.fromkeys(f.check for f in findings):
         own = sorted((f for f in findings if f.check == check), key=lambda f: heaviest_first.index(f.severity))

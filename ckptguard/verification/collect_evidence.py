@@ -15,7 +15,7 @@ from ckptguard.layouts import LAYOUTS, Checkpoint, Gap
 from ckptguard.layouts.roles import assign_roles
 from ckptguard.runs.file_signatures import is_same_file
 from ckptguard.runs.work import PLAIN, Work
-from ckptguard.scan import Progress, Scanner, ScanOptions, digest_places, scan_files
+from ckptguard.scan import Scanner, ScanOptions, digest_places, scan_files
 from ckptguard.scan.result import Scan, ScannedFile
 from ckptguard.storage import Storage
 from ckptguard.storage.protocol import UNNAMED
@@ -78,16 +78,14 @@ def scan_checkpoint(storage: Storage, checkpoint: Checkpoint, options: ScanOptio
     return scan
 
 
-def copy_differs(
-    storage: Storage, prefix: str, manifest: Manifest, *, scanner: Scanner, progress: Progress | None = None
-) -> str | None:
+def copy_differs(storage: Storage, prefix: str, manifest: Manifest, *, scanner: Scanner) -> str | None:
     """Return what is wrong with the copy of a checkpoint below `prefix`; None if every byte is as sealed.
 
     Its errors say nothing about the bytes.
     """
     keys = [prefix + f.path for f in manifest.files]
     try:
-        scan = scanner(storage, keys, ScanOptions(md5=False), progress)
+        scan = scanner(storage, keys, ScanOptions(md5=False), None)
     except ObjectMissingError as error:
         return f"{error.key.removeprefix(prefix)} is missing"
     for sealed, found in zip(manifest.files, scan.files, strict=True):

@@ -22,8 +22,7 @@ from ckptguard.records.daemon_record import (
     surely_ended,
     write_daemon_record,
 )
-from ckptguard.records.manifests import FOLDER as MANIFESTS
-from ckptguard.records.run import Run, has_records, list_records, open_listed, open_run
+from ckptguard.records.run import Run, has_records, open_listed, open_run
 from ckptguard.records.samples import FOLDER as SAMPLES
 from ckptguard.records.who_and_when import utc_now
 from ckptguard.replicas.replicate import Replica
@@ -303,10 +302,7 @@ class WatchedRun:
         if start is None:
             return self.settings.scan_interval
         changed = start != before or bool(done.checked or done.pending)
-        saved: dict[str, list[float]] = {}
-        for checkpoint in start.listing.checkpoints.values():
-            if checkpoint.written_at:
-                saved.setdefault(checkpoint.series, []).append(checkpoint.written_at / 1e9)
+        saved = {series: own.saved_at for series, own in start.listing.series.items() if own.saved_at}
         interval, newest = shortest_interval(saved), max((max(times) for times in saved.values()), default=None)
         training = is_training(time.time(), newest, interval)
         return next_pause(
@@ -373,7 +369,7 @@ class WatchedRun:
         refused = times_refused(self.url)
         if os.path.isabs(self.url):
             self._find_its_place(view)
-        if self._known is None and (ended := self._only_records(view)) is not None:
+        if self._known is None and (ended := ended_at(view)) is not None:
             return PassResult(ended_at=ended)
         with self._asked_lock:
             asked, self._asked = self._asked, set()
@@ -440,12 +436,6 @@ class WatchedRun:
             raise NotFoundError(f"the records of {self.url} were removed")
         begin_again(records)
         self._know_nothing()
-
-    def _only_records(self, view: RunView) -> float | None:
-        """Return when the run ended, if only its records are left."""
-        if view.entries or not has_records(view.run) or not list_records(view.run, MANIFESTS):
-            return None
-        return ended_at(view.run)
 
     def _note(self, view: RunView, *, wrote: bool, troubled: bool = False) -> None:
         """Note in the catalogue what this pass saw."""

@@ -67,7 +67,7 @@ def sealed_and_judged(view: RunView, id: CheckpointId) -> tuple[Manifest | None,
     return manifest, judgement
 
 
-def judgement_of(run: Run, id: CheckpointId, manifest: Manifest | None, most: int = _MOST_VERDICTS) -> Judgement:
+def judgement_of(run: Run, id: CheckpointId, manifest: Manifest | None) -> Judgement:
     """Return the newest verdicts on a generation, whose manifest was read."""
     names = sorted(
         name
@@ -75,14 +75,14 @@ def judgement_of(run: Run, id: CheckpointId, manifest: Manifest | None, most: in
         if (entry := parse_verdict_name(id.series, name)) is not None and entry.id == id
     )
     fits, found = partial(is_about, manifest=manifest, sealed=manifest is not None), dict[str, Verdict]()
-    for name in names[-most:]:
+    for name in names[-_MOST_VERDICTS:]:
         entry = parse_verdict_name(id.series, name)
         verdict = read_verdict(run, entry, fits) if entry is not None else None
         if verdict is not None:
             found[name] = verdict
     standing = standings(id.series, found).get(id)
     counts = found[verdict_name(standing)] if standing is not None else None
-    return Judgement(counts=counts, verdicts=tuple(found.items()), omitted=max(0, len(names) - most))
+    return Judgement(counts=counts, verdicts=tuple(found.items()), omitted=max(0, len(names) - _MOST_VERDICTS))
 
 
 def sick_tensors(verdict: Verdict | None) -> dict[tuple[str, str], Finding]:

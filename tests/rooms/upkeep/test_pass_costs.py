@@ -113,7 +113,8 @@ def test_an_idle_pass_sees_what_others_did(tmp_path):
     assert len(list(at(tmp_path, "_ckptguard/kept/model-#").glob("*.json"))) == 1
     daemon.settle()
 
-    daemon.notes.forget("model-3")
+    del daemon.notes.samples["model-3"]
+    daemon.notes.settled = None
     daemon.cycle()
     assert daemon.requests != IDLE
 

@@ -13,7 +13,7 @@ from ckptguard.decisions import room
 from ckptguard.inspect.status import status
 from ckptguard.records.kept import list_kept, read_kept
 from ckptguard.records.run import open_run
-from ckptguard.runs.free_space import SHARED
+from ckptguard.runs.free_space import SHARED, SharedSpace
 from ckptguard.storage.local import local_storage
 from ckptguard.upkeep.reconcile import PassNotes, reconcile
 from ckptguard.values.settings import Settings
@@ -161,7 +161,7 @@ def test_no_save_fails_because_of_copies(disk, part):
     """Generated disks, saves, rotations and orders: with a pass between two rounds of saves a save has the room that it
     has without a daemon, unless the bytes of the last good save take it; and those are never released."""
     for seed in range(part, SEQUENCES, 8):
-        SHARED.forget()
+        vars(SHARED).update(vars(SharedSpace()))
         for path in disk.folder.iterdir():
             shutil.rmtree(path)
         one = Sequence(disk, seed)

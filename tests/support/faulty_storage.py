@@ -109,7 +109,7 @@ class Faults:
         return bytes(spoilt)
 
 
-class FaultyStorage:
+class FaultyStorage(Storage):
     """A storage over another one, some of whose operations fail."""
 
     def __init__(self, inner: Storage, faults: Faults) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from ckptguard.decisions.bulk_order import Job
 from ckptguard.scan.result import Scan
 from ckptguard.values.ids import CheckpointId
 from ckptguard.values.record_formats import MANIFEST, RECORDS, VERDICT
@@ -24,59 +25,34 @@ SOFTWARE = {
 }
 # Settings that may hold secrets, or that only a coordinator uses.
 _STAY = ("storage", "webhook", "notify", "on_incident")
-# What replicating a checkpoint did, as an outcome. Anything else has left it where it was.
-OF_REPLICA = {"sent": Outcome.GOOD, "there": Outcome.GOOD, "damaged": Outcome.BAD}
 
 
-class Portable(msgspec.Struct, frozen=True):
-    """Settings without secrets: those that are no defaults, and the names of the storage options that a worker must
-    have."""
-
-    table: Table
-    storage: tuple[str, ...] = ()
-
-
-def portable(settings: Settings) -> Portable:
-    """Return settings as they travel."""
-    default = Settings()
-    changed = (name for name in settings.__struct_fields__ if getattr(settings, name) != getattr(default, name))
-    table = {name: msgspec.to_builtins(getattr(settings, name)) for name in changed if name not in _STAY}
-    return Portable(table, settings.storage.names)
-
-
-class Planned(msgspec.Struct, frozen=True, kw_only=True):
-    """One checkpoint that has something to be done. `place` is where: "place" or "kept" for a scrub, the replica's URL
-    for a replica. Those of one `chain` of a run are done one after another. `files` with their sizes are given for
-    large ones. `last`: when it was read, 0 is never."""
-
-    path: str
-    chain: str = ""
-    id: CheckpointId | None = None
-    place: str = ""
-    layout: str = ""
-    bytes: int = 0
-    last: float = 0.0
-    files: tuple[tuple[str, int], ...] = ()
-
-
-class Task(msgspec.Struct, frozen=True, kw_only=True):
+class Task(Job, frozen=True, kw_only=True, omit_defaults=True):
     """What a worker is to do: one of `worker.VERBS`, of one run or of one checkpoint in it.
 
-    - `about`: what verb a plan is for. `max_age`: a scrub skips what was read within these seconds.
-    - `files`: the part of a large checkpoint to scan. `scans`: what the scans of its parts found.
-    - `large`: from how many bytes on a checkpoint is split.
+    - `settings`: those that are no defaults. `storage`: the names of the storage options that a worker must have.
     - `rate`: bytes a second that this task may read.
+
+    To plan a run: `about` is what verb the plan is for, `max_age` and `large` as in `BulkOrder`.
+
+    Of a checkpoint: `place` is "place" or "kept" for a scrub, and the replica's URL for a replica. A large one has
+    `parts`, groups of its files. `files` is one of them, to be scanned, and `scans` what was found in all of them.
     """
 
     verb: str
     url: str
-    name: str
-    settings: Portable
+    name: str = ""
+    settings: Table = msgspec.field(default_factory=dict)
+    storage: tuple[str, ...] = ()
+    rate: float | None = None
     about: str = ""
     max_age: float = 0.0
     large: int = 0
-    rate: float | None = None
-    planned: Planned | None = None
+    path: str = ""
+    id: CheckpointId | None = None
+    place: str = ""
+    layout: str = ""
+    parts: tuple[tuple[str, ...], ...] = ()
     files: tuple[str, ...] = ()
     scans: tuple[Scan, ...] = ()
 
@@ -117,13 +93,14 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What a worker says. `trouble` says why something could not be done; the rest counts all the same.
 
     - `items`: what was done. Of a plan: what needs nothing, and is not good. `settled` counts all of these by outcome.
+    - `tasks`: what a plan found to do, in its order. `protection`: how well the run is protected.
     - `events`: what people must be told.
     - `differs`: the worker has other software, and has done nothing.
     """
 
     host: str = ""
     items: tuple[Item, ...] = ()
-    planned: tuple[Planned, ...] = ()
+    tasks: tuple[Task, ...] = ()
     settled: dict[str, int] = {}
     protection: int = 0
     scan: Scan | None = None
@@ -133,15 +110,14 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     differs: dict[str, str] = {}
 
 
-def item_of(task: Task, planned: Planned, outcome: Outcome, *, done: str = "", message: str = "") -> Item:
-    """Return the line of a result about what was planned."""
-    return Item(
-        run=task.url,
-        path=planned.path,
-        id=planned.id,
-        place=planned.place,
-        outcome=outcome,
-        bytes=planned.bytes,
-        done=done,
-        message=message,
-    )
+def portable(settings: Settings) -> Table:
+    """Return settings as they travel: without secrets, and without defaults."""
+    default = Settings()
+    changed = (name for name in settings.__struct_fields__ if getattr(settings, name) != getattr(default, name))
+    return {name: msgspec.to_builtins(getattr(settings, name)) for name in changed if name not in _STAY}
+
+
+def item_of(task: Task, outcome: Outcome, **known: Any) -> Item:
+    """Return what is known of a task's checkpoint. `known` replaces what the task says of it."""
+    said: Table = {"run": task.url, "path": task.path, "id": task.id, "place": task.place, "bytes": task.bytes}
+    return Item(outcome=outcome, **{**said, **known})

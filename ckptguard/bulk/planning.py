@@ -6,10 +6,12 @@ What is done is on record, so the plan of a job that was interrupted has only th
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
+from typing import Any
 
-import msgspec
-
-from ckptguard.bulk.messages import OF_REPLICA, Answer, Item, Planned, Task
+from ckptguard.bulk.messages import Answer, Item, Task, item_of
+from ckptguard.bulk.tasks import replica_item
+from ckptguard.decisions.bulk_order import parts_of
 from ckptguard.layouts import Checkpoint
 from ckptguard.records.kept import list_kept, list_set_aside, read_kept
 from ckptguard.records.scrubs import IN_PLACE
@@ -22,6 +24,8 @@ from ckptguard.values.ids import numbers_of
 from ckptguard.values.settings import Settings
 from ckptguard.values.verdict import Outcome
 
+_SHARE = 32  # files with less than this part of `large` bytes are scanned together
+
 
 def plan(task: Task, settings: Settings, work: Work) -> Answer:
     """Return what the verb `task.about` has to do in a run, in its order, and what is settled."""
@@ -32,23 +36,24 @@ def plan(task: Task, settings: Settings, work: Work) -> Answer:
 
 def _to_verify(task: Task, view: RunView) -> Answer:
     """What has no verdict on its present files, in the order of training: checks compare a save with earlier ones."""
-    planned: list[Planned] = []
+    found: list[Task] = []
     known: list[Item] = []
     for one in sorted(view.checkpoints, key=lambda c: (c.step is None, numbers_of(c.step), c.written_at, c.path)):
-        item = _known(view, one)
-        if item is not None:
+        item = _known(task, view, one)
+        if item is None:
+            parts = _parts_of(one, task.large)
+            found.append(_to_do(task, path=one.path, layout=one.layout, chain=one.series, bytes=one.bytes, parts=parts))
+        else:
             known.append(item)
-            continue
-        files = tuple((e.key, e.size) for e in one.entries) if one.bytes >= task.large else ()
-        planned.append(Planned(path=one.path, layout=one.layout, chain=one.series, bytes=one.bytes, files=files))
-    return _plan_of(view, planned, known)
+    return _plan_of(view, found, known)
 
 
 def _to_scrub(task: Task, view: RunView) -> Answer:
     """What nobody has read for `max_age` seconds."""
     due = due_places(view, ScrubOrder(max_age=task.max_age))
-    planned = [
-        Planned(
+    found = [
+        _to_do(
+            task,
             path=one.path,
             id=one.id,
             place=one.place,
@@ -59,41 +64,56 @@ def _to_scrub(task: Task, view: RunView) -> Answer:
         for one in due
     ]
     paths = {one.path for one in due if one.place == IN_PLACE}
-    rest = (_known(view, one) for one in view.checkpoints if one.path not in paths)
-    return _plan_of(view, planned, [one for one in rest if one is not None])
+    return _plan_of(view, found, _all_known(task, view, (c for c in view.checkpoints if c.path not in paths)))
 
 
 def _to_replicate(task: Task, view: RunView) -> Answer:
     """What a replica does not have yet, the newest first. One replica of a run gets one checkpoint at a time."""
-    planned: list[Planned] = []
+    found: list[Task] = []
     known: list[Item] = []
     troubles: list[str] = []
     for place in replica_urls(view.run.url, view.settings):
         replica = replicate(view, place, dry_run=True)
         troubles += [] if replica.trouble is None else [f"{place}: {replica.trouble}"]
         for one in replica.checkpoints:
+            sending = _to_do(task, path=one.path, id=one.id, place=place, chain=place, bytes=one.bytes)
             if one.done == "would send":
-                planned.append(Planned(path=one.path, id=one.id, place=place, chain=place, bytes=one.bytes))
-            elif one.done in OF_REPLICA or one.done == "failed":
-                outcome, message = OF_REPLICA.get(one.done, Outcome.PENDING), one.message or ""
-                item = Item(run=view.run.url, path=one.path, id=one.id, place=place, outcome=outcome, message=message)
-                known.append(msgspec.structs.replace(item, bytes=one.bytes, done=one.done))
+                found.append(sending)
+            elif one.done != "gone":
+                known.append(replica_item(sending, one))
     if not view.settings.replicas:
         troubles.append("its settings name no replica")
-    return _plan_of(view, planned, known, "; ".join(troubles))
+    return _plan_of(view, found, known, "; ".join(troubles))
 
 
 def _to_repair(task: Task, view: RunView) -> Answer:
     """The whole run, if it has known damage: a repair holds the run's lock."""
-    known = [one for one in (_known(view, c) for c in view.checkpoints) if one is not None]
+    known = _all_known(task, view, view.checkpoints)
     bad = [one for one in known if one.outcome is Outcome.BAD]
     if not bad and not list_set_aside(view.run):
         return _plan_of(view, [], known)
-    whole = Planned(path="", chain="", bytes=sum(one.bytes for one in bad))
+    whole = _to_do(task, bytes=sum(one.bytes for one in bad))
     return _plan_of(view, [whole], [one for one in known if one.outcome is not Outcome.BAD])
 
 
-def _known(view: RunView, checkpoint: Checkpoint) -> Item | None:
+def _to_do(task: Task, **about: Any) -> Task:
+    """Return a task that the plan has found. Its coordinator knows the settings."""
+    return Task(verb=task.about, url=task.url, name=task.name, **about)
+
+
+def _parts_of(checkpoint: Checkpoint, large: int) -> tuple[tuple[str, ...], ...]:
+    """Return the parts in which a large checkpoint is scanned; none for another one."""
+    if checkpoint.bytes < large:
+        return ()
+    parts = parts_of(((entry.key, entry.size) for entry in checkpoint.entries), large // _SHARE)
+    return tuple(parts) if len(parts) > 1 else ()
+
+
+def _all_known(task: Task, view: RunView, checkpoints: Iterable[Checkpoint]) -> list[Item]:
+    return [item for one in checkpoints if (item := _known(task, view, one)) is not None]
+
+
+def _known(task: Task, view: RunView, checkpoint: Checkpoint) -> Item | None:
     """Return what is on record of the files in place; None if that is nothing, or they may be others."""
     history = view.history
     id = view.current_if_readable(checkpoint)
@@ -101,19 +121,13 @@ def _known(view: RunView, checkpoint: Checkpoint) -> Item | None:
     sealed = history.manifest(id) if id is not None else None
     if verdict is None or sealed is None or not looks_as_read(checkpoint.entries, sealed, verdict):
         return None  # also what was unfinished when it was read: it may be complete now
-    return Item(
-        run=view.run.url,
-        path=checkpoint.path,
-        id=id,
-        outcome=verdict.outcome,
-        bytes=checkpoint.bytes,
-        findings=verdict.findings,
-    )
+    about = {"path": checkpoint.path, "id": id, "bytes": checkpoint.bytes}
+    return item_of(task, verdict.outcome, findings=verdict.findings, **about)
 
 
-def _plan_of(view: RunView, planned: list[Planned], known: list[Item], trouble: str = "") -> Answer:
+def _plan_of(view: RunView, found: list[Task], known: list[Item], trouble: str = "") -> Answer:
     return Answer(
-        planned=tuple(planned),
+        tasks=tuple(found),
         settled=dict(Counter(one.outcome.value for one in known)),
         items=tuple(one for one in known if one.outcome is not Outcome.GOOD),
         protection=_protection(view),

@@ -1,20 +1,20 @@
-"""The tasks: verify, scrub or replicate one checkpoint, scan a part of a large one, repair one run."""
+"""The tasks: verify, scrub or replicate one checkpoint, scan a part of a large one, repair or report one run."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
-from ckptguard.bulk.messages import OF_REPLICA, Answer, Item, Planned, Task, item_of
-from ckptguard.errors import CkptguardError
+from ckptguard.bulk.messages import Answer, Item, RunRow, Task, item_of
+from ckptguard.inspect.status import status
 from ckptguard.layouts import LAYOUTS, Checkpoint
 from ckptguard.repair.repair import repair
-from ckptguard.repair.scrub import ScrubListener, ScrubOrder, scrub
-from ckptguard.replicas.replicate import replicate
+from ckptguard.repair.scrub import Reread, ScrubListener, ScrubOrder, due_places, scrub
+from ckptguard.replicas.replicate import Replicated, replicate
 from ckptguard.reporting.channels import Event
-from ckptguard.reporting.events import verdict_event
-from ckptguard.reporting.open_and_close import record_bad_save
+from ckptguard.reporting.incidents_of_saves import IncidentsOfSaves
 from ckptguard.runs.results import Checked
 from ckptguard.runs.run_view import RunView, open_view
 from ckptguard.runs.settling import wait_until_quiet
@@ -28,34 +28,31 @@ from ckptguard.verification.checkpoint import judge_in_run
 from ckptguard.verification.found_sums import find_sums
 from ckptguard.verification.selection import Selection
 
-_SOURCE = "cli"
+# What replicating a checkpoint did, as an outcome. Anything else has left it where it was.
+_OF_REPLICA = {"sent": Outcome.GOOD, "there": Outcome.GOOD, "damaged": Outcome.BAD}
 
 
 def verify_one(task: Task, settings: Settings, work: Work) -> Answer:
     """Verify one checkpoint, record the verdict, and open an incident if it is bad. `task.scans` is not read again."""
-    planned = _planned(task)
     view, checkpoint = _near(task, settings)
     if checkpoint is None:
         return Answer()  # the trainer or retention has removed it
     quiet: Checkpoint | None = checkpoint
     if not LAYOUTS[checkpoint.layout].sealed_by_writer:  # these are finished by a seal, not by time
         settle = settings.settle
-        quiet = wait_until_quiet(checkpoint, lambda: view.look_again(planned.path), settle=settle, limit=2 * settle)
+        quiet = wait_until_quiet(checkpoint, lambda: view.look_again(task.path), settle=settle, limit=2 * settle)
     if quiet is None:
-        item = item_of(task, planned, Outcome.PENDING, message="it is still being written")
-        return Answer(items=(item,))
+        return Answer(items=(item_of(task, Outcome.PENDING, message="it is still being written"),))
     if task.scans:
         scanner = _scanned_before(view.run.storage, task.scans, work.scanner)
         work = msgspec.structs.replace(work, scanner=scanner)
     notes: list[str] = []
-    found = judge_in_run(view, Selection(), None, notes, work)(quiet)
     events: list[Event] = []
-    try:
-        if record_bad_save(view.run, found, source=_SOURCE) is not None:
-            events.append(verdict_event(view.run, found, source=_SOURCE))
-    except CkptguardError as error:
-        notes.append(f"the incident of {found.path} could not be recorded: {error.message}")
-    return Answer(items=(_checked(task, found),), events=tuple(events), trouble="; ".join(notes))
+    found = judge_in_run(view, Selection(), None, notes, work)(quiet)
+    with IncidentsOfSaves(settings, source="cli", log=lambda event, **fields: None, tell=events.append) as incidents:
+        trouble = incidents.judged(view.run, found)
+    notes += [trouble] if trouble is not None else []
+    return Answer(items=(_item_read(task, found),), events=tuple(events), trouble="; ".join(notes))
 
 
 def scan_part(task: Task, settings: Settings, work: Work) -> Answer:
@@ -70,44 +67,19 @@ def scan_part(task: Task, settings: Settings, work: Work) -> Answer:
 
 def scrub_one(task: Task, settings: Settings, work: Work) -> Answer:
     """Read one place of a verified checkpoint again."""
-    planned = _planned(task)
-    assert planned.id is not None
+    assert task.id is not None
     events: list[Event] = []
-    order = ScrubOrder(only=(planned.id, planned.place))
+    order = ScrubOrder(only=(task.id, task.place))
     done = scrub(open_view(task.url, settings), order, work=work, watcher=ScrubListener(tell=events.append))
-    items = (
-        Item(
-            run=task.url,
-            path=one.path,
-            id=one.id,
-            place=one.place,
-            outcome=one.outcome,
-            bytes=one.bytes,
-            seconds=one.seconds,
-            findings=one.findings,
-        )
-        for one in done.places
-    )
-    return Answer(items=tuple(items), events=tuple(events), trouble="; ".join(done.could_not_tell))
+    items = tuple(_item_read(task, one) for one in done.places)
+    return Answer(items=items, events=tuple(events), trouble="; ".join(done.could_not_tell))
 
 
 def replicate_one(task: Task, settings: Settings, work: Work) -> Answer:
     """Send one checkpoint to one replica, and read it back from there."""
-    planned = _planned(task)
-    done = replicate(
-        open_view(task.url, settings), planned.place, work=work, only=None if planned.id is None else [planned.id]
-    )
-    items = tuple(
-        item_of(
-            task,
-            planned,
-            OF_REPLICA.get(one.done, Outcome.PENDING),
-            done=one.done,
-            message=one.message or "",
-        )
-        for one in done.checkpoints
-        if one.done != "gone"
-    )
+    assert task.id is not None
+    done = replicate(open_view(task.url, settings), task.place, work=work, only=[task.id])
+    items = tuple(replica_item(task, one) for one in done.checkpoints if one.done != "gone")
     return Answer(items=items, trouble=done.trouble or "")
 
 
@@ -115,28 +87,58 @@ def repair_run(task: Task, settings: Settings, work: Work) -> Answer:
     """Repair what is known to be damaged in one run, under its lock."""
     done = repair(open_view(task.url, settings), work=work)
     failed = [
-        Item(run=task.url, path=f.path, id=f.id, place=f.place, outcome=Outcome.BAD, message=f.reason or "")
+        item_of(task, Outcome.BAD, path=f.path, id=f.id, place=f.place, bytes=0, message=f.reason or "")
         for f in done.files
         if not f.repaired
     ]
-    items = (*failed, *(_checked(task, one) for one in done.checked))
+    items = (*failed, *(_item_read(task, one) for one in done.checked))
     return Answer(items=items, trouble="; ".join(done.could_not_tell))
 
 
-def _planned(task: Task) -> Planned:
-    assert task.planned is not None
-    return task.planned
+def report_run(task: Task, settings: Settings, work: Work) -> Answer:
+    """Return what is known of one run, from its records and its listing, without reading bytes."""
+    view = open_view(task.url, settings)
+    found = status(view)
+    summary, known = found.summary, found.known_good
+    read = [one.last for one in due_places(view) if one.last is not None]
+    row = RunRow(
+        url=view.run.url,
+        name=task.name,
+        protected=summary.explanation.partition(":")[0],
+        explanation=summary.explanation,
+        known_good=known.id if known is not None else None,
+        known_good_path=known.path if known is not None else None,
+        known_good_at=summary.known_good_at,
+        outcomes=summary.checkpoints,
+        bytes=summary.bytes,
+        bad=found.bad,
+        oldest_read_at=min(read, default=None),
+        replicas_behind=None if any(one.behind is None for one in found.replicas) else summary.replicas_behind,
+    )
+    return Answer(row=row)
+
+
+def replica_item(task: Task, one: Replicated) -> Item:
+    """Return what is known of a checkpoint and the replica that a task is for."""
+    return item_of(task, _OF_REPLICA.get(one.done, Outcome.PENDING), done=one.done, message=one.message or "")
+
+
+def _item_read(task: Task, one: Checked | Reread) -> Item:
+    """Return what is known of a checkpoint that was read."""
+    known: dict[str, Any] = {name: getattr(one, name) for name in ("path", "id", "bytes", "seconds", "findings")}
+    if one.outcome is Outcome.PENDING:
+        known["message"] = next((f.message for f in one.findings if f.check == "reading"), "")
+    return item_of(task, one.outcome, **known)
 
 
 def _near(task: Task, settings: Settings) -> tuple[RunView, Checkpoint | None]:
-    """Return a view of the run, and the planned checkpoint as it is now. Usually only this one is listed."""
-    planned = _planned(task)
+    """Return a view of the run, and the task's checkpoint as it is now. Usually only this one is listed."""
     view = open_view(task.url, settings)
-    view.list_near(planned.path)
-    checkpoint = view.checkpoint(planned.path)
-    if checkpoint is None or checkpoint.layout != planned.layout:  # what lies further away decides
+    view.list_near(task.path)
+    checkpoint = view.checkpoint(task.path)
+    if checkpoint is None or checkpoint.layout != task.layout:  # what lies further away decides
         view.forget()
-        checkpoint = view.checkpoint(planned.path)
+        checkpoint = view.checkpoint(task.path)
     return view, checkpoint
 
 
@@ -156,17 +158,3 @@ def _scanned_before(storage: Storage, scans: Sequence[Scan], scanner: Scanner) -
         return Scan(files=tuple(found[key] for key in keys), seconds=seconds)
 
     return scan
-
-
-def _checked(task: Task, one: Checked) -> Item:
-    message = next((f.message for f in one.findings if f.check == "reading"), "")
-    return Item(
-        run=task.url,
-        path=one.path,
-        id=one.id,
-        outcome=one.outcome,
-        bytes=one.bytes,
-        seconds=one.seconds,
-        findings=one.findings,
-        message=message if one.outcome is Outcome.PENDING else "",
-    )

@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Protocol
 
 import msgspec
 
 from ckptguard.bulk import planning, tasks
-from ckptguard.bulk.messages import SOFTWARE, Answer, Portable, Table, Task
-from ckptguard.bulk.report import report_run
+from ckptguard.bulk.messages import SOFTWARE, Answer, Table, Task
 from ckptguard.errors import CkptguardError, SettingsError, StoppedError
 from ckptguard.runs.settings_file import load_settings
 from ckptguard.runs.work import Work
@@ -29,7 +28,7 @@ VERBS: dict[str, Callable[[Task, Settings, Work], Answer]] = {
     "scrub": tasks.scrub_one,
     "replicate": tasks.replicate_one,
     "repair": tasks.repair_run,
-    "report": report_run,
+    "report": tasks.report_run,
 }
 _THREADS = 2  # of one task, if the settings do not say: an engine runs several side by side
 
@@ -42,15 +41,13 @@ class Stop(Protocol):
 
 
 _stop: Stop | None = None
-_held: dict[str, StorageOptions] = {}  # by the URL of a run
 
 
-def begin(stop: Stop, held: Mapping[str, Mapping[str, Table]], parent: int | None = None) -> None:
-    """Prepare a worker on the coordinator's own machine: when to stop, and the storage options of each run. `parent` is
-    the process that it must not outlive."""
-    global _stop, _held
+def begin(stop: Stop | None, parent: int | None = None) -> None:
+    """Prepare a worker on the coordinator's own machine. Its tasks end once `stop` is set. `parent` is the process that
+    it must not outlive."""
+    global _stop
     _stop = stop
-    _held = {url: StorageOptions(options) for url, options in held.items()}
     if parent is not None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is for the coordinator, which says when to stop
         die_with(parent)
@@ -62,7 +59,8 @@ def identify() -> Table:
 
 
 def perform(table: Table) -> Table:
-    """Do one task."""
+    """Do one task. Beside it the table says what `software` the coordinator has, and on its own machine the storage
+    `options` of the run."""
     answer: Answer
     try:
         answer = _answer(table)
@@ -78,11 +76,13 @@ def perform(table: Table) -> Table:
 def _answer(table: Table) -> Answer:
     if table.get("software") != SOFTWARE:
         return Answer(differs=SOFTWARE)
+    _check_stop(0)
     task = msgspec.convert(table, decodable(Task))
-    settings = _settings_of(task)
+    settings = with_table(Settings(), task.settings, "a task")
+    options = StorageOptions(table["options"]) if "options" in table else _own_options(task)
+    settings = settings.changed(storage=options, workers=settings.workers or _THREADS)
     with scanner_of(settings, rate=task.rate) as scanner:
-        work = Work(scanner=scanner, progress=_check_stop, rate=task.rate)
-        return VERBS[task.verb](task, settings, work)
+        return VERBS[task.verb](task, settings, Work(scanner=scanner, progress=_check_stop, rate=task.rate))
 
 
 def _check_stop(_: int) -> None:
@@ -90,21 +90,15 @@ def _check_stop(_: int) -> None:
         raise StoppedError("it was stopped", key="")
 
 
-def _settings_of(task: Task) -> Settings:
-    """Return the settings of a task's run, with the secrets that this worker holds."""
-    settings = with_table(Settings(), task.settings.table, "a task")
-    options = _options_for(task.url, task.settings)
-    return settings.changed(storage=options, workers=settings.workers or _THREADS)
-
-
-def _options_for(url: str, given: Portable) -> StorageOptions:
-    if url in _held or not given.storage:
-        return _held.get(url, StorageOptions())
-    own = load_settings(None, os.environ, [url]).storage.revealed()
-    missing = [name for name in given.storage if name not in own]
+def _own_options(task: Task) -> StorageOptions:
+    """Return the storage options of a task's run, with the secrets that this worker has itself."""
+    if not task.storage:
+        return StorageOptions()
+    own = load_settings(None, os.environ, [task.url]).storage.revealed()
+    missing = [name for name in task.storage if name not in own]
     if missing:
         raise SettingsError(
             f"the worker {identify()['host']} has no storage options for {', '.join(missing)}",
             hint="set CKPTGUARD_STORAGE where the worker starts, or put ckptguard.toml there",
         )
-    return StorageOptions({name: own[name] for name in given.storage})
+    return StorageOptions({name: own[name] for name in task.storage})

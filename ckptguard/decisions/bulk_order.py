@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Iterable
+from typing import Generic, TypeVar
 
 import msgspec
 
@@ -18,31 +19,34 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     since 1970; 0 is never.
     """
 
-    number: int
-    chain: str
+    number: int = 0
+    chain: str = ""
     protection: int = 0
     last: float = 0.0
     bytes: int = 0
 
 
-class Waiting:
+AnyJob = TypeVar("AnyJob", bound=Job)
+
+
+class Waiting(Generic[AnyJob]):
     """The jobs that nobody has begun. `take` the best one, and say `free` when it is done."""
 
-    def __init__(self, jobs: Iterable[Job]) -> None:
-        self._chains: dict[str, deque[Job]] = {}
+    def __init__(self, jobs: Iterable[AnyJob]) -> None:
+        self._chains: dict[str, deque[AnyJob]] = {}
         self._left: dict[str, int] = {}
         for job in jobs:
             self._chains.setdefault(job.chain, deque()).append(job)
             self._left[job.chain] = self._left.get(job.chain, 0) + job.bytes
-        self._ready: list[tuple[int, float, int, int, Job]] = []
+        self._ready: list[tuple[int, float, int, int, AnyJob]] = []
         for chain in self._chains:
             self._offer(chain)
 
-    def take(self) -> Job | None:
+    def take(self) -> AnyJob | None:
         """Return the job to begin now; None if each chain that is not done has one under way."""
         return heapq.heappop(self._ready)[-1] if self._ready else None
 
-    def free(self, job: Job) -> None:
+    def free(self, job: AnyJob) -> None:
         """A job is done: its chain may go on."""
         self._left[job.chain] -= job.bytes
         self._offer(job.chain)

@@ -22,11 +22,11 @@ from pathlib import Path
 from unittest import mock
 
 from support.counting_storage import CountingStorage
-from support.fleets import order_for
+from support.fleets import done_by, order_for
 
 import ckptguard.records.run
 from ckptguard.bulk.engine import open_engine
-from ckptguard.bulk.job import carry_out, plan_bulk
+from ckptguard.bulk.job import plan_bulk
 from ckptguard.decisions.bulk_order import SLOWEST, Job, Waiting
 from ckptguard.storage import open_storage
 
@@ -57,8 +57,8 @@ def requests(root: Path) -> Counter[str]:
         order = order_for(root)
         plan = plan_bulk(engine, order)
         with mock.patch.object(ckptguard.records.run, "open_storage", opened):
-            carry_out(engine, order, plan)
-    return Counter({verb: count // len(plan.jobs) for verb, count in asked.items()})
+            done_by(engine, plan)
+    return Counter({verb: count // len(plan.tasks) for verb, count in asked.items()})
 
 
 def seconds(root: Path, workers: int) -> float:
@@ -70,8 +70,8 @@ def seconds(root: Path, workers: int) -> float:
             order = order_for(root)
             plan = plan_bulk(engine, order)
             began = time.perf_counter()
-            done = carry_out(engine, order, plan)
-            assert done.outcomes == {"good": len(plan.jobs)}
+            done = done_by(engine, plan)
+            assert done.outcomes == {"good": len(plan.tasks)}
     return time.perf_counter() - began
 
 

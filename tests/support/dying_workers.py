@@ -26,7 +26,7 @@ _verify = worker.VERBS["verify"]
 
 def _is(task: Task, name: str) -> bool:
     wanted = os.environ.get(name)
-    return bool(wanted) and task.planned is not None and f"{task.url}/{task.planned.path}".endswith(str(wanted))
+    return bool(wanted) and f"{task.url}/{task.path}".endswith(str(wanted))
 
 
 def _verify_or_die(task: Task, settings: Settings, work: Work) -> Answer:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import math
 import struct
+from collections import deque
 from collections.abc import Iterable
 from pathlib import Path
 
-from ckptguard.bulk.job import BulkOrder
+from ckptguard.bulk.engine import Engine
+from ckptguard.bulk.job import BulkDone, BulkOrder, BulkPlan, carry_out
 from ckptguard.fleet.find_runs import find_runs
 from ckptguard.values.settings import Settings
 from support.tiny_files import WEIGHTS
@@ -37,6 +39,12 @@ def step_of(number: int) -> int:
 def order_for(root: Path, verb: str = "verify", settings: Settings = QUICK, **how: object) -> BulkOrder:
     """What to do with the runs of a fleet."""
     return BulkOrder(verb=verb, runs=find_runs(str(root), settings).runs, **how)  # type: ignore[arg-type]
+
+
+def done_by(engine: Engine, plan: BulkPlan) -> BulkDone:
+    """What a plan that is carried out finds."""
+    deque(carry_out(engine, plan), maxlen=0)
+    return plan.done
 
 
 def ledger_of(root: Path) -> list[str]:

@@ -16,7 +16,8 @@ from ckptguard.terminal.output import emit, escape, is_quiet, log_trouble, progr
 from ckptguard.values.exit_codes import ExitCode, of_outcomes
 
 if TYPE_CHECKING:
-    from ckptguard.bulk.job import BulkDone, Cost, Progress
+    from ckptguard.bulk.engine import Engine
+    from ckptguard.bulk.job import BulkDone, BulkPlan, Cost
     from ckptguard.bulk.messages import RunRow
     from ckptguard.decisions.store_requests import LookCost
     from ckptguard.fleet.find_runs import FleetRun
@@ -53,10 +54,8 @@ def command(
     no verdict, replicate sends what is missing. So after an interruption the same command does the rest.
     Runs without protection come first. A worker that dies costs no verdict: what it read is pending, never bad.
     """
-    from msgspec.structs import replace
-
     from ckptguard.bulk.engine import open_engine
-    from ckptguard.bulk.job import BulkOrder, carry_out, held_by, not_done, plan_bulk
+    from ckptguard.bulk.job import BulkOrder, options_of, plan_bulk
     from ckptguard.errors import NotFoundError
     from ckptguard.fleet.find_runs import find_runs, folders_of
     from ckptguard.scan.options import workers_of
@@ -65,34 +64,50 @@ def command(
     rate = None if how["rate"] is None else parse_rate(how["rate"])
     if rate is not None and verb in ("repair", "report"):
         raise click.UsageError(f"--rate is not for {verb}")
+    dry_run: bool = how["dry_run"]
     settings = Shared(as_json, config).settings(folders_of(fleet))
     found = find_runs(fleet, settings, environ=os.environ, say=warn)
     if not found.runs and not found.troubles:
         raise NotFoundError(f"there is no run in {fleet}", hint="name the folder or URL above the runs")
     order = BulkOrder(verb=verb, runs=found.runs, rate=rate, max_age=parse_span(how["max_age"]))
-    with open_engine(engine, workers or workers_of(0), held_by(found.runs)) as opened:
+    with open_engine(engine, workers or workers_of(0), options_of(found.runs)) as opened:
         plan = plan_bulk(opened, order)
         if verb != "report" and not is_quiet():
             trouble(_cost_text(plan.cost, opened.workers, rate))
-        if how["dry_run"] and plan.cost.idle_looks.requests and not is_quiet():
+        if dry_run and plan.cost.idle_looks.requests and not is_quiet():
             trouble(_looks_text(plan.cost.idle_looks))
-        if how["dry_run"]:
-            done = not_done(plan)
-        else:
-            with _hooks() as tell, _progress(verb, plan.cost) as advanced:
-                done = carry_out(opened, order, plan, advanced=advanced, tell=tell)
-    done = replace(done, could_not_tell=(*found.troubles, *done.could_not_tell))
+        if not dry_run:
+            _carry_out(opened, verb, plan, found.runs, rate)
+    done = plan.done
+    done.could_not_tell[:0] = found.troubles
     if as_json:
-        emit("fleet", done, target=fleet, verb=verb, dry_run=how["dry_run"], cost=plan.cost)
+        emit("fleet", done, target=fleet, verb=verb, dry_run=dry_run, cost=plan.cost)
     elif verb == "report":
         _show_rows(done.rows)
     else:
         _show_wrong(done)
-        if not how["dry_run"]:
+        if not dry_run:
             _show(verb, done)
     for sentence in done.could_not_tell:
         trouble(f"error: {sentence}")
-    raise click.exceptions.Exit(_code(verb, done, dry_run=how["dry_run"]))
+    raise click.exceptions.Exit(_code(verb, done, dry_run=dry_run))
+
+
+def _carry_out(engine: Engine, verb: str, plan: BulkPlan, runs: Sequence[FleetRun], rate: float | None) -> None:
+    """Do what is planned, and show how far it is: by a bar on a terminal, else by a line now and then."""
+    from ckptguard.bulk.job import carry_out
+
+    of = {run.url: run for run in runs}
+    began = said = time.monotonic()
+    with _hooks() as tell, progress_bar(verb, plan.cost.bytes) as bar:
+        for task, answer in carry_out(engine, plan, rate):
+            for event in answer.events:
+                tell(of[task.url], event)
+            if bar is not None:
+                bar(task.bytes)
+            elif not is_quiet() and time.monotonic() - said >= _LINE_EVERY:
+                said = time.monotonic()
+                trouble(_progress_text(verb, plan, said - began))
 
 
 def _code(verb: str, done: BulkDone, *, dry_run: bool) -> ExitCode:
@@ -144,31 +159,13 @@ def _hooks() -> Iterator[Callable[[FleetRun, dict[str, Any]], None]]:
         yield tell
 
 
-@contextlib.contextmanager
-def _progress(verb: str, cost: Cost) -> Iterator[Callable[[Progress], None]]:
-    """Yield what shows how far the job is: a bar on a terminal, else a line now and then."""
-    began = told = time.monotonic()
-    shown = 0
-    with progress_bar(verb, cost.bytes) as bar:
-
-        def advanced(progress: Progress) -> None:
-            nonlocal told, shown
-            if bar is not None:
-                bar(progress.bytes - shown)
-                shown = progress.bytes
-            elif not is_quiet() and time.monotonic() - told >= _LINE_EVERY:
-                told = time.monotonic()
-                trouble(_progress_text(verb, progress, cost, told - began))
-
-        yield advanced
-
-
-def _progress_text(verb: str, progress: Progress, cost: Cost, seconds: float) -> str:
-    speed = progress.bytes / seconds
-    left = f", {age((cost.bytes - progress.bytes) / speed)} left" if speed else ""
+def _progress_text(verb: str, plan: BulkPlan, seconds: float) -> str:
+    done, cost = plan.done, plan.cost
+    speed = done.bytes / seconds
+    left = f", {age((cost.bytes - done.bytes) / speed)} left" if speed else ""
     return (
-        f"{verb}: {progress.checkpoints} of {cost.checkpoints} done,"
-        f" {size(progress.bytes)} of {size(cost.bytes)}, {size(round(speed))} a second{left}"
+        f"{verb}: {done.done} of {cost.checkpoints} done,"
+        f" {size(done.bytes)} of {size(cost.bytes)}, {size(round(speed))} a second{left}"
     )
 
 

@@ -6,29 +6,24 @@ import json
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import msgspec
 import pytest
-from support.fleets import QUICK, bad_in, counts, ledger_of, make_fleet, order_for, step_of
+from support.fleets import QUICK, bad_in, counts, done_by, ledger_of, make_fleet, order_for, step_of
 from support.tiny_run import name_of, rot
 
-from ckptguard.bulk import worker
-from ckptguard.bulk.engine import open_engine
-from ckptguard.bulk.job import carry_out, plan_bulk
-from ckptguard.bulk.messages import portable
-from ckptguard.errors import CkptguardError
+from ckptguard.bulk.engine import Engine, open_engine
+from ckptguard.bulk.job import BulkOrder, plan_bulk
+from ckptguard.bulk.messages import SOFTWARE, Answer
+from ckptguard.bulk.worker import VERBS, perform
+from ckptguard.fleet import FleetRun
+from ckptguard.records.incidents import list_incidents
+from ckptguard.records.run import open_run
 from ckptguard.values.settings import Settings
 from ckptguard.values.storage_options import StorageOptions
 
 TESTS = Path(__file__).resolve().parents[2]
-
-
-@pytest.fixture(autouse=True)
-def _own_worker(monkeypatch):
-    """What an engine of threads leaves in this process ends with the test."""
-    monkeypatch.setattr(worker, "_stop", None)
-    monkeypatch.setattr(worker, "_held", {})
 
 
 @pytest.fixture
@@ -38,7 +33,7 @@ def work():
     def run(order):
         with open_engine("threads", 2, {}) as engine:
             plan = plan_bulk(engine, order)
-            return plan, carry_out(engine, order, plan)
+            return plan, done_by(engine, plan)
 
     return run
 
@@ -79,8 +74,23 @@ def test_every_checkpoint_is_verified_once_and_damage_is_found(tmp_path, work):
     assert len(entries) == 12
     assert len(list((root / "run1" / "_ckptguard/incidents").glob("*.json"))) == 1
     plan, again = work(order_for(root))
-    assert (plan.jobs, again.outcomes, again.wrong[0].outcome) == ((), done.outcomes, "bad")
+    assert (plan.tasks, again.outcomes, again.wrong[0].outcome) == ((), done.outcomes, "bad")
     assert ledger_of(root) == entries
+
+
+def test_a_checkpoint_that_is_good_again_has_no_open_incident(tmp_path, work):
+    """Somebody put the right bytes back. The incident is closed, as by `ckptguard verify`."""
+    root = make_fleet(tmp_path / "fleet", 1, 2)
+    run, key = open_run(str(root / "run0")), f"{name_of(step_of(1))}/model.safetensors"
+    work(order_for(root))
+    right = (root / "run0" / key).read_bytes()
+    rot(str(root / "run0"), key)
+    work(order_for(root, "scrub", max_age=0.0))
+    assert [one.state for one in list_incidents(run)] == ["open"]
+    (root / "run0" / key).write_bytes(right)
+    _, done = work(order_for(root))
+    assert (done.outcomes, done.wrong) == ({"good": 2}, [])
+    assert [one.state for one in list_incidents(run)] == ["closed"]
 
 
 def test_what_changed_is_read_again(tmp_path, work):
@@ -89,20 +99,20 @@ def test_what_changed_is_read_again(tmp_path, work):
     work(order_for(root))
     os.utime(root / "run0" / name_of(step_of(1)) / "config.json")
     plan, _ = work(order_for(root))
-    assert [task.planned.path for task in plan.tasks] == [name_of(step_of(1))]
+    assert [task.path for task in plan.tasks] == [name_of(step_of(1))]
 
 
 def test_a_large_checkpoint_is_scanned_in_parts_and_sealed_once(tmp_path, work, monkeypatch):
     """Each file by a task of its own, and no byte is read twice."""
     root = make_fleet(tmp_path / "fleet", 1, 2)
     scanned = []
-    scan = worker.VERBS["scan"]
-    monkeypatch.setitem(worker.VERBS, "scan", lambda task, *rest: scanned.append(task.files) or scan(task, *rest))
+    scan = VERBS["scan"]
+    monkeypatch.setitem(VERBS, "scan", lambda task, *rest: scanned.append(task.files) or scan(task, *rest))
     plan, done = work(order_for(root, large=64))
     folder = name_of(step_of(0))
     assert scanned[:2] == [(f"{folder}/model.safetensors",), (f"{folder}/config.json",)]
     assert len(scanned) == 4
-    assert (len(plan.jobs), done.outcomes, len(ledger_of(root))) == (2, {"good": 2}, 2)
+    assert (len(plan.tasks), done.outcomes, len(ledger_of(root))) == (2, {"good": 2}, 2)
     whole = make_fleet(tmp_path / "whole", 1, 2)
     work(order_for(whole))
     assert manifests(root) == manifests(whole)
@@ -123,11 +133,11 @@ def test_a_scrub_reads_what_nobody_read_for_long(tmp_path, work):
     work(order_for(root))
     rot(str(root / "run1"), f"{name_of(step_of(0))}/model.safetensors")
     plan, _ = work(order_for(root, "scrub", max_age=3600.0))
-    assert plan.jobs == ()  # the verdict is younger
+    assert plan.tasks == ()  # the verdict is younger
     plan, done = work(order_for(root, "scrub", max_age=0.0))
-    assert (len(plan.jobs), done.outcomes) == (4, {"good": 3, "bad": 1})
+    assert (len(plan.tasks), done.outcomes) == (4, {"good": 3, "bad": 1})
     plan, done = work(order_for(root, "scrub", max_age=3600.0))
-    assert (plan.jobs, done.outcomes) == ((), {"good": 3, "bad": 1})
+    assert (plan.tasks, done.outcomes) == ((), {"good": 3, "bad": 1})
 
 
 def test_replicas_get_what_they_lack_and_repair_uses_them(tmp_path, work):
@@ -136,15 +146,15 @@ def test_replicas_get_what_they_lack_and_repair_uses_them(tmp_path, work):
     settings = QUICK.changed(replicas=(str(tmp_path / "copies/{run}"),))
     work(order_for(root, settings=settings))
     plan, done = work(order_for(root, "replicate", settings))
-    assert (len(plan.jobs), done.outcomes, done.could_not_tell) == (4, {"good": 4}, ())
+    assert (len(plan.tasks), done.outcomes, done.could_not_tell) == (4, {"good": 4}, [])
     plan, done = work(order_for(root, "replicate", settings))
-    assert (plan.jobs, done.outcomes) == ((), {"good": 4})
+    assert (plan.tasks, done.outcomes) == ((), {"good": 4})
     key = f"{name_of(step_of(0))}/model.safetensors"
     right = (root / "run1" / key).read_bytes()
     rot(str(root / "run1"), key)
     work(order_for(root, "scrub", settings, max_age=0.0))
     plan, done = work(order_for(root, "repair", settings))
-    assert (len(plan.jobs), done.outcomes) == (1, {"good": 4})
+    assert (len(plan.tasks), done.outcomes) == (1, {"good": 4})
     assert (root / "run1" / key).read_bytes() == right
 
 
@@ -184,26 +194,45 @@ def test_a_task_has_no_secret(tmp_path):
         on_incident=("tell", "hush"),
         keep_good=5,
     )
-    travels = portable(settings)
-    assert "hush" not in repr(msgspec.to_builtins(travels))
-    assert (travels.storage, travels.table) == (("s3",), {"keep_good": 5})
+    run = FleetRun(url="s3://bucket/run", name="run", settings=settings)
+    given = []
+
+    class Notes(ThreadPoolExecutor):
+        def submit(self, fn, /, *arguments):
+            given.extend(arguments)
+            return super().submit(fn, *arguments)
+
+    plan_bulk(Engine(lambda: Notes(1), 1), BulkOrder(verb="verify", runs=(run,)))
+    [task] = given
+    assert "hush" not in repr(task)
+    assert (task["storage"], task["settings"]) == (("s3",), {"keep_good": 5})
 
 
 def test_a_worker_uses_the_secrets_that_it_holds(monkeypatch):
     """By their names; one that lacks them says so, and touches nothing."""
-    given = portable(Settings(storage=StorageOptions({"memory": {"skip_instance_cache": True}})))
+    used = []
+
+    def note(task, settings, work):
+        used.append(settings.storage.revealed())
+        return Answer()
+
+    monkeypatch.setitem(VERBS, "report", note)
+    task = {"verb": "report", "url": "memory://run", "storage": ["memory"], "software": SOFTWARE}
     monkeypatch.setenv("CKPTGUARD_STORAGE", '{"memory": {"x": 1}, "s3": {"secret": "hush"}}')
-    assert worker._options_for("memory://run", given).revealed() == {"memory": {"x": 1}}
+    perform(task)
     monkeypatch.delenv("CKPTGUARD_STORAGE")
-    with pytest.raises(CkptguardError, match="has no storage options for memory"):
-        worker._options_for("memory://run", given)
-    monkeypatch.setattr(worker, "_held", {"memory://run": StorageOptions({"memory": {"y": 2}})})
-    assert worker._options_for("memory://run", given).revealed() == {"memory": {"y": 2}}
+    assert "has no storage options for memory" in perform(task)["trouble"]
+    perform({**task, "options": {"memory": {"y": 2}}})
+    assert used == [{"memory": {"x": 1}}, {"memory": {"y": 2}}]
 
 
-@pytest.mark.parametrize("engine", ["processes", "support.dying_workers:pool"])
-def test_processes_find_the_same(tmp_path, command, engine):
-    """Also those of a factory."""
+@pytest.mark.parametrize(
+    "engine", ["processes", "support.dying_workers:pool", "support.engines:Threads", "support.engines:dask_client"]
+)
+def test_every_engine_finds_the_same(tmp_path, command, engine):
+    """Also those of a factory: an executor, what has only `submit`, and a Dask client."""
+    if "dask" in engine:
+        pytest.importorskip("distributed")
     root = make_fleet(tmp_path / "fleet", 2, 3, sick=[(0, 0)])
     code, text = command("verify", root, "--engine", engine, "--workers", "2")
     assert code == 3

@@ -9,14 +9,10 @@ import pytest
 from support.fleets import make_fleet, step_of
 from support.tiny_run import name_of
 
-from ckptguard.bulk import worker
-
 
 @pytest.fixture
-def fleet(tmp_path, root, monkeypatch):
+def fleet(tmp_path, root):
     """Two runs of two saves each, one of which holds a NaN."""
-    monkeypatch.setattr(worker, "_stop", None)
-    monkeypatch.setattr(worker, "_held", {})
     return make_fleet(tmp_path / "fleet", 2, 2, sick=[(1, 1)])
 
 

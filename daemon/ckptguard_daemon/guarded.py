@@ -155,7 +155,7 @@ class WatchedRun:
         self.yields = False  # only look while another daemon guards it
         self.guards = True  # False: another daemon does, as of the last pass
         self._known: Known | None = None
-        self._owed, self._owes = OwedIncidents("daemon"), False
+        self._owed, self._owes, self._owes_known_good = OwedIncidents("daemon"), False, False
         self._asked: set[str] = set()
         self._asked_lock = threading.Lock()
         self._device: int | None = None  # of its folder
@@ -333,6 +333,7 @@ class WatchedRun:
             return False
         idle = self.state == "guarded" and self.passes and not self._asked and not self.last_pass.pending
         idle = idle and not self._records_changed and self._noted == self._beside() and not self._owes
+        idle = idle and not self._owes_known_good
         held = self._feed is None or self._feed.holds(self.run_id)
         if idle and held and self._notes.has_nothing_due(self.settings) and self.silence.rests(self.run_id):
             return self.run is not None and not self._notes.room.has_shrunk(self.run)
@@ -408,7 +409,7 @@ class WatchedRun:
         if done.ended_at is not None:
             return done
         # What failed because somebody removes the run is no trouble. If nobody does, the next pass reports the rest.
-        self._report(run, done, quiet=work.is_stopped() or times_refused(self.url) != refused)
+        self._report(view, done, quiet=work.is_stopped() or times_refused(self.url) != refused)
         touched = {c.path for c in done.checked} | {w.path for w in done.pending if self.guards}
         for path in sorted(asked - touched):
             if not self._read_again(view, path, work):
@@ -466,16 +467,17 @@ class WatchedRun:
             log("could_not_tell", level="warning", run=self.url, path=path, reason=error.message)
             return True
         self._tell(view.run, checked)
-        self._log_known_good(view.run)
+        self._log_known_good(view)
         if checked.outcome is Outcome.BAD:
             self.mend_soon()
         return True
 
-    def _report(self, run: Run, done: PassResult, *, quiet: bool) -> None:
-        if done.checked:
-            self._log_known_good(run)
+    def _report(self, view: RunView, done: PassResult, *, quiet: bool) -> None:
+        if done.checked or self._owes_known_good:
+            self._log_known_good(view)
         for waiting in done.pending:
             self._log_once("pending", path=waiting.path, step=waiting.step, reason=waiting.reason)
+        quiet = quiet or (bool(done.could_not_tell) and self._has_lost(view))
         for sentence in () if quiet else done.could_not_tell:
             self._log_once("could_not_tell", level="warning", reason=sentence)
         for path in done.gone:
@@ -537,14 +539,21 @@ class WatchedRun:
             self.hooks.tell(verdict_event(view.run, one, source="daemon"))
         return bool(opened)
 
-    def _log_known_good(self, run: Run) -> None:
+    def _log_known_good(self, view: RunView) -> None:
+        self._owes_known_good = False
         try:
-            good = find_known_good(run)
+            good = find_known_good(view.run)
             log("known_good", run=self.url, id=str(good.id), path=good.path)
         except CkptguardError as error:
-            if self.was_removed():
+            if self.was_removed() or self._has_lost(view):
+                self._owes_known_good = True
                 return
             log("known_good", level="warning", run=self.url, id=None, reason=error.message)
+
+    def _has_lost(self, view: RunView) -> bool:
+        """True if a file that the pass listed has gone. If nobody removes the run, the next pass says what is wrong."""
+        files = (entry.key for entry in view.entries if entry.kind != "folder")
+        return os.path.isabs(self.url) and any(not os.path.lexists(os.path.join(self.url, key)) for key in files)
 
     def _failed(self, state: str, error: CkptguardError, *, pause: float) -> None:
         self.state, self.trouble = state, error

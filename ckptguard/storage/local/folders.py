@@ -14,10 +14,10 @@ from ckptguard.storage.local.removal import (
     begin_again,
     is_known_run,
     is_records,
-    note_folder,
+    note_lasting,
     ours,
     removed,
-    was_folder,
+    was_lasting,
     were_removed,
     writing_below,
 )
@@ -95,7 +95,7 @@ def folder_of(root: str, parts: Sequence[str], *, make: bool = False, writes: bo
             if not inside:
                 os.close(opened.pop(0))
             elif len(inside) <= _LASTING:
-                note_folder(records, os.path.join(root, *parts[: depth + 1]))
+                note_lasting(records, os.path.join(root, *parts[: depth + 1]))
             if inside or (writes and own == RECORDS_FOLDER):
                 records = records if inside else os.path.join(root, *parts[: depth + 1])
                 inside.append(below)
@@ -108,7 +108,7 @@ def folder_of(root: str, parts: Sequence[str], *, make: bool = False, writes: bo
 
 def _made(folder: int, name: str, path: str, inside: Sequence[int], records: str) -> int:
     """Make a folder that was missing, and open it."""
-    if was_folder(records, path) or (is_records(path) and were_removed(path)):
+    if was_lasting(records, path) or (is_records(path) and were_removed(path)):
         raise removed(path)
     if is_records(path):
         begin_again(path)

@@ -25,7 +25,7 @@ from ckptguard.storage.local.writes import (
     clone_into,
     move_exclusively,
     publish,
-    temporary,
+    replace,
     unnamed,
     write_all,
 )
@@ -226,14 +226,14 @@ def _link(source_folder: int, source: str, descriptor: int, folder: int, name: s
 
 
 class LocalUpload(Upload):
-    """An `Upload` into a temporary file beside the target."""
+    """An `Upload` into a temporary file, without a name where that is possible."""
 
     def __init__(self, root: str, key: str, *, replace: bool) -> None:
         self._root, self._key, self._replace, self._length = root, key, replace, 0
         with contextlib.ExitStack() as stack, translated(key, root):
             self._folder, self._name = stack.enter_context(place_of(root, key, make=True))
             self._refuse_taken()
-            self._descriptor, self._temporary = stack.enter_context(temporary(self._folder))
+            self._descriptor, self._temporary = stack.enter_context(unnamed(self._folder))
             self._open = stack.pop_all()
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
@@ -249,10 +249,7 @@ class LocalUpload(Upload):
                     with contextlib.suppress(FileNotFoundError):  # a user who could not read the old file still cannot
                         mode = os.lstat(self._name, dir_fd=self._folder).st_mode
                         os.fchmod(self._descriptor, stat.S_IMODE(mode) & 0o777)
-                    os.fsync(self._descriptor)
-                    os.replace(self._temporary, self._name, src_dir_fd=self._folder, dst_dir_fd=self._folder)
-                    folders.sync_folder(self._folder)
-                    ours(self._folder)
+                    replace(self._folder, self._descriptor, self._temporary, self._name)
                 else:
                     publish(self._folder, self._descriptor, self._temporary, self._name)
         finally:

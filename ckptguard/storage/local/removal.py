@@ -40,12 +40,12 @@ _above: dict[int, tuple[str, tuple[int, ...]]] = {}  # open folder -> its record
 
 
 class _Home:
-    """Records as this process saw them: the run's folder, what tells these records from later ones, and folders."""
+    """Records as this process saw them: the run's folder, what tells these records from later ones, and what lasts."""
 
     def __init__(self, run: _Identity, first: tuple[int, int]) -> None:
         self.run, self.first = run, first
-        self.folders: set[str] = set()
-        self.missed: dict[str, float] = {}  # folders that went alone, and since when (monotonic)
+        self.lasting: set[str] = set()
+        self.missed: dict[str, float] = {}  # what went alone, and since when (monotonic)
 
 
 def note_records(root: str) -> None:
@@ -59,22 +59,22 @@ def note_records(root: str) -> None:
                 _remember(_homes, root, home)
 
 
-def note_folder(root: str, path: str) -> None:
-    """Remember a folder of the records that stays as long as they do."""
-    if (home := _homes.get(root)) is not None and len(home.folders) < _MOST:
-        home.folders.add(path)
+def note_lasting(root: str, path: str) -> None:
+    """Remember a file or folder of the records that stays as long as they do."""
+    if (home := _homes.get(root)) is not None and len(home.lasting) < _MOST:
+        home.lasting.add(path)
 
 
-def was_folder(root: str, path: str) -> bool:
-    """True if this process saw this folder in these records: if it is missing, somebody removes them.
+def was_lasting(root: str, path: str) -> bool:
+    """True if this process saw this in these records: if it is missing, somebody removes them.
 
-    A folder that somebody removed alone is made again after a while.
+    What somebody removed alone is made again after a while.
     """
     home = _homes.get(root)
-    if home is None or path not in home.folders:
+    if home is None or path not in home.lasting:
         return False
     if time.monotonic() - home.missed.setdefault(path, time.monotonic()) > _ALONE:
-        home.folders.discard(path)
+        home.lasting.discard(path)
         del home.missed[path]
         return False
     return True

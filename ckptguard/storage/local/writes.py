@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterator
 
 from ckptguard.storage.failures import translated
 from ckptguard.storage.local.folders import folder_of, place_of, sync_folder
-from ckptguard.storage.local.removal import make, ours
+from ckptguard.storage.local.held_names import is_there
+from ckptguard.storage.local.removal import make, note_lasting, ours, removed, was_lasting
 from ckptguard.values.temporary_names import RECORD
 
 _RENAME_NOREPLACE, _RENAME_EXCHANGE = 1, 2
@@ -116,13 +117,21 @@ def is_being_written(path: str) -> bool:
 
 def open_lock(root: str, name: str) -> int:
     """Open a file to lock in the folder `root`. Both are made if they are missing."""
-    flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
+    flags, path = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, os.path.join(root, name)
     with folder_of(root, [], make=True) as folder:
-        with contextlib.suppress(FileNotFoundError):
-            return os.open(name, flags, dir_fd=folder)
-        with contextlib.suppress(FileExistsError):  # another process was faster
-            return make(folder, name, lambda: os.open(name, flags | os.O_CREAT | os.O_EXCL, 0o666, dir_fd=folder))
-        return os.open(name, flags, dir_fd=folder)
+        try:
+            descriptor = os.open(name, flags, dir_fd=folder)
+        except FileNotFoundError:
+            if was_lasting(root, path) and not is_there(folder, name):
+                raise removed(root) from None
+            try:
+                descriptor = make(
+                    folder, name, lambda: os.open(name, flags | os.O_CREAT | os.O_EXCL, 0o666, dir_fd=folder)
+                )
+            except FileExistsError:  # another thread or process was faster
+                descriptor = os.open(name, flags, dir_fd=folder)
+        note_lasting(root, path)
+        return descriptor
 
 
 def publish(folder: int, descriptor: int, temporary_name: str | None, name: str) -> None:
@@ -150,6 +159,24 @@ def publish(folder: int, descriptor: int, temporary_name: str | None, name: str)
                 publish(folder, other, other_name, name)
             return
         move_exclusively(folder, temporary_name, folder, name, is_folder=False)
+    sync_folder(folder)
+
+
+def replace(folder: int, descriptor: int, temporary_name: str | None, name: str) -> None:
+    """Give a finished temporary file its final name, durably, whatever has that name."""
+    new = temporary_name or RECORD.new()
+    if temporary_name is None:
+        publish(folder, descriptor, None, new)
+    else:
+        os.fsync(descriptor)
+    try:
+        os.replace(new, name, src_dir_fd=folder, dst_dir_fd=folder)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(new, dir_fd=folder)
+        raise
+    finally:
+        ours(folder)
     sync_folder(folder)
 
 

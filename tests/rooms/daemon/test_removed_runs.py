@@ -21,6 +21,7 @@ from ckptguard_daemon.service import run_id_of
 from support.tiny_files import WEIGHTS
 from support.tiny_run import inline, save
 
+from ckptguard.errors import NoKnownGoodError
 from ckptguard.fleet import read_fleet
 from ckptguard.inspect.status import status
 from ckptguard.reporting.notify import Hooks
@@ -111,6 +112,53 @@ def test_what_fails_because_a_run_is_being_removed_is_no_alarm(tmp_path, said, m
     while not list((run / "_ckptguard" / "emptied").rglob("*.json")):
         step(guarded)
     assert guarded.state == "guarded"
+
+
+@pytest.mark.parametrize("stays", [(), ("model-100",)], ids=["all", "all but one"])
+def test_checkpoints_that_go_during_a_pass_are_no_alarm(tmp_path, said, stays):
+    """A removal that comes to the records last. What is wrong with a run that stays is said by the next pass."""
+    run = tmp_path / "run"
+    guarded = seen(run)
+    save(str(run), 200, 2)
+
+    scanned = []
+
+    def scan_and_remove(*words, **how):
+        found = inline(*words, **how)
+        for name in ("model-100", "model-200"):
+            if name not in stays and (run / name).is_dir():
+                shutil.rmtree(run / name)
+        scanned.append(found)
+        return found
+
+    said.clear()
+    while not scanned:
+        guarded.step(Work(scanner=scan_and_remove))
+    assert [event for level, event in said if level == "warning"] == []
+    shutil.rmtree(run)
+    assert step(guarded) == "ended"
+    assert [event for level, event in said if level == "warning"] == []
+
+
+def test_a_run_without_known_good_that_stays_is_said_by_the_next_pass(tmp_path, said, monkeypatch):
+    """Something went while the pass looked for the known-good, as rotation does; it stays without one."""
+    run = tmp_path / "run"
+    guarded = seen(run)
+    save(str(run), 200, 2)
+
+    def none_left(_):
+        shutil.rmtree(run / "model-100", ignore_errors=True)
+        raise NoKnownGoodError("none", hint="")
+
+    monkeypatch.setattr(guarded_module, "find_known_good", none_left)
+    said.clear()
+    while guarded.verdicts < 2:
+        step(guarded)
+    assert ("warning", "known_good") not in said
+    step(guarded)
+    assert said.count(("warning", "known_good")) == 1
+    step(guarded)
+    assert said.count(("warning", "known_good")) == 1
 
 
 def test_nothing_is_written_where_only_records_are_left(tmp_path, said):

@@ -51,14 +51,15 @@ class Engine:
 
     def check(self) -> None:
         """Raise WorkerError if no worker answers, or the one that does has other software."""
-        future, answered = self._submit(identify), threading.Event()
+        answered = threading.Event()
+        future = self._submit(identify)
         try:
             future.add_done_callback(lambda _: answered.set())
-            said = future.result() if answered.wait(_PATIENCE) else None
+            said = dict(future.result()) if answered.wait(_PATIENCE) else {}
         except Exception as error:
             reason = escape(str(error)) or type(error).__name__
             raise WorkerError(f"the engine's workers cannot work: {reason}") from error
-        if said is None:
+        if not said:
             raise WorkerError(f"no worker of the engine answered within {_PATIENCE:.0f} seconds")
         compare(said)
 
@@ -94,11 +95,8 @@ def compare(said: Table) -> None:
     theirs = said.get("software")
     if theirs == SOFTWARE:
         return
-    differs = [
-        f"{name} {theirs.get(name) if isinstance(theirs, dict) else 'unknown'}, not {ours}"
-        for name, ours in SOFTWARE.items()
-        if not isinstance(theirs, dict) or theirs.get(name) != ours
-    ]
+    theirs = theirs if isinstance(theirs, dict) else {}
+    differs = [f"{name} {theirs.get(name)}, not {ours}" for name, ours in SOFTWARE.items() if theirs.get(name) != ours]
     raise WorkerError(
         f"the worker {said.get('host')} has other software: {', '.join(differs)}",
         hint="install the same version there",

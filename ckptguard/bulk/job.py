@@ -21,17 +21,6 @@ from ckptguard.values.verdict import Outcome
 LARGE = 2 << 30  # bytes of a checkpoint that several workers scan together
 
 
-class BulkOrder(msgspec.Struct, frozen=True, kw_only=True):
-    """What to do with which runs. `rate`: bytes a second for all workers together. `max_age`: a scrub skips what was
-    read within these seconds. `large`: from how many bytes on a checkpoint is scanned in parts."""
-
-    verb: str
-    runs: tuple[FleetRun, ...]
-    rate: float | None = None
-    max_age: float = 0.0
-    large: int = LARGE
-
-
 class Cost(msgspec.Struct, frozen=True, kw_only=True):
     """What a job will read: `seconds` at its rate, else at what workers commonly reach.
 
@@ -80,10 +69,12 @@ class BulkDone(msgspec.Struct, kw_only=True):
 
 
 class BulkPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """The tasks in order, and what they cost. `done` is the result so far: at first what is on record."""
+    """The tasks in order, and what they cost at the `rate`, in bytes a second for all workers together. `done` is the
+    result so far: at first what is on record."""
 
-    cost: Cost
     tasks: tuple[Task, ...]
+    cost: Cost
+    rate: float | None
     done: BulkDone
 
 
@@ -92,45 +83,58 @@ def options_of(runs: Sequence[FleetRun]) -> dict[str, dict[str, Table]]:
     return {run.url: run.settings.storage.revealed() for run in runs if run.settings.storage}
 
 
-def plan_bulk(engine: Engine, order: BulkOrder) -> BulkPlan:
-    """Ask the workers what there is to do in each run. Raises WorkerError if the engine is lost."""
-    found, known = list[Task](), BulkDone()
-    first = [_first_task(number, run, order) for number, run in enumerate(order.runs)]
-    if order.verb == "report":  # one task for each run, and nothing to ask before
-        found = first
-    else:
-        answers = {task.number: answer for task, answer in dispatch(engine, first)}
-        for asked in first:
-            answer = answers[asked.number]
-            known.outcomes.update(answer.settled)
-            known.wrong += answer.items
-            known.could_not_tell += [f"{asked.url}: {answer.trouble}"] if answer.trouble else []
-            for task in answer.tasks:
-                about = {"settings": asked.settings, "storage": asked.storage, "protection": answer.protection}
-                chain = f"{asked.url} {task.chain}"
-                found.append(msgspec.structs.replace(task, number=len(found), chain=chain, **about))
-    known.left = len(found)
-    total = sum(task.bytes for task in found)
+def plan_bulk(
+    engine: Engine,
+    verb: str,
+    runs: Sequence[FleetRun],
+    *,
+    rate: float | None = None,
+    max_age: float = 0.0,
+    large: int = LARGE,
+) -> BulkPlan:
+    """Ask the workers what a verb has to do in each run. Raises WorkerError if the engine is lost.
+
+    A scrub skips what was read within `max_age` seconds. A checkpoint of `large` bytes or more is scanned in parts.
+    """
+    asked = [
+        Task(
+            number=number,
+            chain=run.url,
+            verb="report" if verb == "report" else "plan",
+            about=verb,
+            url=run.url,
+            name=run.name,
+            settings=portable(run.settings),
+            storage=run.settings.storage.names,
+            max_age=max_age,
+            large=large,
+        )
+        for number, run in enumerate(runs)
+    ]
+    done = BulkDone()
+    # A report has one task for each run, and nothing to ask before.
+    tasks = asked if verb == "report" else _tasks_found(engine, asked, done)
+    done.left, total = len(tasks), sum(task.bytes for task in tasks)
     cost = Cost(
-        runs=len(order.runs),
-        checkpoints=0 if order.verb == "report" else len(found),
+        runs=len(runs),
+        checkpoints=0 if verb == "report" else len(tasks),
         bytes=total,
-        seconds=round(seconds_for(total, workers=engine.workers, rate=order.rate), 3),
+        seconds=round(seconds_for(total, workers=engine.workers, rate=rate), 3),
         idle_looks=cost_of_looks(
-            longest_pause(run.settings.scan_interval) for run in order.runs if traits_of_url(run.url).flat_listing
+            longest_pause(run.settings.scan_interval) for run in runs if traits_of_url(run.url).flat_listing
         ),
     )
-    return BulkPlan(cost=cost, tasks=tuple(found), done=known)
+    return BulkPlan(tasks=tuple(tasks), cost=cost, rate=rate, done=done)
 
 
-def carry_out(engine: Engine, plan: BulkPlan, rate: float | None = None) -> Iterator[tuple[Task, Answer]]:
+def carry_out(engine: Engine, plan: BulkPlan) -> Iterator[tuple[Task, Answer]]:
     """Do what is planned, add it to `plan.done`, and yield each task with its answer.
 
     A lost engine ends the job: what has no answer is left, and the next call does it.
     """
     done, began = plan.done, time.monotonic()
     try:
-        for task, answer in dispatch(engine, plan.tasks, rate):
+        for task, answer in dispatch(engine, plan.tasks, plan.rate):
             done.add(task, answer)
             yield task, answer
     except WorkerError as error:
@@ -140,17 +144,17 @@ def carry_out(engine: Engine, plan: BulkPlan, rate: float | None = None) -> Iter
     done.rows.sort(key=lambda row: row.url)
 
 
-def _first_task(number: int, run: FleetRun, order: BulkOrder) -> Task:
-    """Return the task that says what there is to do in a run, or in a report what is known of it."""
-    return Task(
-        number=number,
-        chain=run.url,
-        verb="report" if order.verb == "report" else "plan",
-        url=run.url,
-        name=run.name,
-        settings=portable(run.settings),
-        storage=run.settings.storage.names,
-        about=order.verb,
-        max_age=order.max_age,
-        large=order.large,
-    )
+def _tasks_found(engine: Engine, asked: Sequence[Task], done: BulkDone) -> list[Task]:
+    """Return what is to do in the runs that are asked about. What is on record of them is added to the result."""
+    answers = {task.number: answer for task, answer in dispatch(engine, asked)}
+    found: list[Task] = []
+    for run in asked:
+        answer = answers[run.number]
+        done.outcomes.update(answer.settled)
+        done.wrong += answer.items
+        done.could_not_tell += [f"{run.url}: {answer.trouble}"] if answer.trouble else []
+        for task in answer.tasks:
+            chain, protection = f"{run.url} {task.chain}", answer.protection
+            task = msgspec.structs.replace(task, number=len(found), chain=chain, protection=protection)
+            found.append(msgspec.structs.replace(task, settings=run.settings, storage=run.storage))
+    return found

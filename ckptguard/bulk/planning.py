@@ -6,7 +6,7 @@ What is done is on record, so the plan of a job that was interrupted has only th
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from ckptguard.bulk.messages import Answer, Item, Task, item_of
@@ -24,76 +24,72 @@ from ckptguard.values.ids import numbers_of
 from ckptguard.values.settings import Settings
 from ckptguard.values.verdict import Outcome
 
+Found = Task | Item | str  # something to do, what is on record of a checkpoint, or what could not be found out
 _SHARE = 32  # files with less than this part of `large` bytes are scanned together
 
 
 def plan(task: Task, settings: Settings, work: Work) -> Answer:
     """Return what the verb `task.about` has to do in a run, in its order, and what is settled."""
     view = open_view(task.url, settings)
-    plans = {"verify": _to_verify, "scrub": _to_scrub, "replicate": _to_replicate, "repair": _to_repair}
-    return plans[task.about](task, view)
+    found = list(_PLANS[task.about](task, view))
+    known = [one for one in found if isinstance(one, Item)]
+    return Answer(
+        tasks=tuple(one for one in found if isinstance(one, Task)),
+        settled=dict(Counter(one.outcome.value for one in known)),
+        items=tuple(one for one in known if one.outcome is not Outcome.GOOD),
+        protection=_protection(view),
+        trouble="; ".join(one for one in found if isinstance(one, str)),
+    )
 
 
-def _to_verify(task: Task, view: RunView) -> Answer:
+def _to_verify(task: Task, view: RunView) -> Iterator[Found]:
     """What has no verdict on its present files, in the order of training: checks compare a save with earlier ones."""
-    found: list[Task] = []
-    known: list[Item] = []
     for one in sorted(view.checkpoints, key=lambda c: (c.step is None, numbers_of(c.step), c.written_at, c.path)):
-        item = _known(task, view, one)
-        if item is None:
-            parts = _parts_of(one, task.large)
-            found.append(_to_do(task, path=one.path, layout=one.layout, chain=one.series, bytes=one.bytes, parts=parts))
-        else:
-            known.append(item)
-    return _plan_of(view, found, known)
+        parts = _parts_of(one, task.large)
+        due = _to_do(task, path=one.path, layout=one.layout, chain=one.series, bytes=one.bytes, parts=parts)
+        yield _known(task, view, one) or due
 
 
-def _to_scrub(task: Task, view: RunView) -> Answer:
+def _to_scrub(task: Task, view: RunView) -> Iterator[Found]:
     """What nobody has read for `max_age` seconds."""
-    due = due_places(view, ScrubOrder(max_age=task.max_age))
-    found = [
-        _to_do(
-            task,
-            path=one.path,
-            id=one.id,
-            place=one.place,
-            chain=f"{one.id.series}/{one.id}/{one.place}",
-            bytes=_bytes_of(view, one),
-            last=one.last or 0.0,
-        )
-        for one in due
-    ]
-    paths = {one.path for one in due if one.place == IN_PLACE}
-    return _plan_of(view, found, _all_known(task, view, (c for c in view.checkpoints if c.path not in paths)))
+    in_place = set()
+    for due in due_places(view, ScrubOrder(max_age=task.max_age)):
+        in_place |= {due.path} if due.place == IN_PLACE else set()
+        chain, last = f"{due.id.series}/{due.id}/{due.place}", due.last or 0.0
+        bytes = _bytes_of(view, due)
+        yield _to_do(task, path=due.path, id=due.id, place=due.place, chain=chain, bytes=bytes, last=last)
+    yield from filter(None, (_known(task, view, one) for one in view.checkpoints if one.path not in in_place))
 
 
-def _to_replicate(task: Task, view: RunView) -> Answer:
+def _to_replicate(task: Task, view: RunView) -> Iterator[Found]:
     """What a replica does not have yet, the newest first. One replica of a run gets one checkpoint at a time."""
-    found: list[Task] = []
-    known: list[Item] = []
-    troubles: list[str] = []
     for place in replica_urls(view.run.url, view.settings):
         replica = replicate(view, place, dry_run=True)
-        troubles += [] if replica.trouble is None else [f"{place}: {replica.trouble}"]
+        if replica.trouble is not None:
+            yield f"{place}: {replica.trouble}"
         for one in replica.checkpoints:
-            sending = _to_do(task, path=one.path, id=one.id, place=place, chain=place, bytes=one.bytes)
-            if one.done == "would send":
-                found.append(sending)
-            elif one.done != "gone":
-                known.append(replica_item(sending, one))
+            due = _to_do(task, path=one.path, id=one.id, place=place, chain=place, bytes=one.bytes)
+            if one.done != "gone":
+                yield due if one.done == "would send" else replica_item(due, one)
     if not view.settings.replicas:
-        troubles.append("its settings name no replica")
-    return _plan_of(view, found, known, "; ".join(troubles))
+        yield "its settings name no replica"
 
 
-def _to_repair(task: Task, view: RunView) -> Answer:
+def _to_repair(task: Task, view: RunView) -> Iterator[Found]:
     """The whole run, if it has known damage: a repair holds the run's lock."""
-    known = _all_known(task, view, view.checkpoints)
+    known = [item for one in view.checkpoints if (item := _known(task, view, one)) is not None]
     bad = [one for one in known if one.outcome is Outcome.BAD]
-    if not bad and not list_set_aside(view.run):
-        return _plan_of(view, [], known)
-    whole = _to_do(task, bytes=sum(one.bytes for one in bad))
-    return _plan_of(view, [whole], [one for one in known if one.outcome is not Outcome.BAD])
+    if bad or list_set_aside(view.run):
+        yield _to_do(task, bytes=sum(one.bytes for one in bad))
+    yield from (one for one in known if one.outcome is not Outcome.BAD)
+
+
+_PLANS: dict[str, Callable[[Task, RunView], Iterator[Found]]] = {
+    "verify": _to_verify,
+    "scrub": _to_scrub,
+    "replicate": _to_replicate,
+    "repair": _to_repair,
+}
 
 
 def _to_do(task: Task, **about: Any) -> Task:
@@ -109,10 +105,6 @@ def _parts_of(checkpoint: Checkpoint, large: int) -> tuple[tuple[str, ...], ...]
     return tuple(parts) if len(parts) > 1 else ()
 
 
-def _all_known(task: Task, view: RunView, checkpoints: Iterable[Checkpoint]) -> list[Item]:
-    return [item for one in checkpoints if (item := _known(task, view, one)) is not None]
-
-
 def _known(task: Task, view: RunView, checkpoint: Checkpoint) -> Item | None:
     """Return what is on record of the files in place; None if that is nothing, or they may be others."""
     history = view.history
@@ -123,16 +115,6 @@ def _known(task: Task, view: RunView, checkpoint: Checkpoint) -> Item | None:
         return None  # also what was unfinished when it was read: it may be complete now
     about = {"path": checkpoint.path, "id": id, "bytes": checkpoint.bytes}
     return item_of(task, verdict.outcome, findings=verdict.findings, **about)
-
-
-def _plan_of(view: RunView, found: list[Task], known: list[Item], trouble: str = "") -> Answer:
-    return Answer(
-        tasks=tuple(found),
-        settled=dict(Counter(one.outcome.value for one in known)),
-        items=tuple(one for one in known if one.outcome is not Outcome.GOOD),
-        protection=_protection(view),
-        trouble=trouble,
-    )
 
 
 def _protection(view: RunView) -> int:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import os
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, wait
+from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
 import msgspec
@@ -21,7 +22,7 @@ from ckptguard.runs.settings_origin import read_own
 from ckptguard.storage import normalise_url
 from ckptguard.storage.protocol import join
 from ckptguard.values.ids import escape
-from ckptguard.values.settings import Settings
+from ckptguard.values.settings import Settings, with_environment, with_table
 
 _OVERDUE = 60.0  # seconds
 _WILD = frozenset("*?[")
@@ -52,13 +53,18 @@ class FleetRules(msgspec.Struct, frozen=True, kw_only=True):
     environ: Mapping[str, str]
 
     def settings_of(self, name: str, url: str) -> Settings:
-        """Return the settings of one run. Raises SettingsError."""
-        return self.file.settings_of(name, url, self.base, self.environ)
+        """Return a run's settings: `base`, then those of all runs, then each table whose pattern fits its name or URL,
+        in the file's order, then those of the environment. Raises SettingsError if they conflict."""
+        found = with_table(self.base, self.file.settings, "[settings]")
+        for pattern, table in self.file.runs.items():
+            if fnmatchcase(name, pattern) or fnmatchcase(url, pattern):
+                found = with_table(found, table, f'[runs."{pattern}"]')
+        return with_environment(found, self.environ)
 
     @property
     def settings(self) -> Settings:
         """The settings that no run's own table changes."""
-        return self.file.settings_of("", "", self.base, self.environ)
+        return self.settings_of("", "")
 
 
 def folders_of(fleet: str) -> tuple[str, ...]:
@@ -126,13 +132,14 @@ class Discovery:
 
     def __init__(self, rules: FleetRules, late: Callable[[], None] = lambda: None) -> None:
         self.rules = rules
-        self._places = {folder: _Place(folder, rules, late) for folder in rules.file.folders}
+        self._late = late
+        self._places = {folder: _Place(folder, rules) for folder in rules.file.folders}
         self._settings: dict[tuple[str, str], Settings | str] = {}
 
     @property
     def folders(self) -> list[str]:
         """The local folders in which a new run would be seen, as of the last `find`. None of a place that hangs."""
-        return [folder for place in self._places.values() if place.is_done for folder in place.seen.folders]
+        return [folder for place in self._places.values() if place.search is None for folder in place.seen.folders]
 
     def forget(self, url: str) -> None:
         """Find a run no more while only its records are left: it has ended long ago."""
@@ -143,22 +150,19 @@ class Discovery:
         """Return the runs that are there now. After `patience` seconds it waits no longer for places that do not
         answer: what was found there before counts."""
         places = self._places.values()
-        for place in places:
-            place.begin()
-        deadline = math.inf if patience is None else time.monotonic() + patience
-        answered = {place.folder for place in places if place.wait(deadline)}
+        wait([place.begin() for place in places], patience)
         troubles: list[str] = []
         found: dict[str, _Found] = {}
         for place in places:
-            seen = place.take()
-            for url, run in seen.runs.items():
+            place.take(self._late)
+            for url, run in place.seen.runs.items():
                 found.setdefault(url, run)
-            if place.folder in answered:
-                troubles += seen.troubles
+            if place.search is None:
+                troubles += place.seen.troubles
             elif place.is_overdue:
                 troubles.append(f"{escape(place.folder)} does not answer: its runs are as they were before")
         runs = self._runs(found, troubles)
-        searching = tuple(p.folder for p in places if p.folder not in answered and not p.is_overdue)
+        searching = tuple(p.folder for p in places if p.search is not None and not p.is_overdue)
         return Fleet(runs=tuple(runs), troubles=tuple(dict.fromkeys(troubles)), searching=searching)
 
     def _runs(self, found: Mapping[str, _Found], troubles: list[str]) -> Iterable[FleetRun]:
@@ -201,83 +205,67 @@ class _Seen(NamedTuple):
     runs: Mapping[str, _Found] = {}
     troubles: Sequence[str] = ()
     folders: Sequence[str] = ()
-    error: Exception | None = None
 
 
 class _Place:
-    """One place of a fleet. It is searched in a thread of its own, so that a mount that hangs holds up no other."""
+    """One place of a fleet. It is searched in a thread of its own, so that a mount that hangs holds up no other.
 
-    def __init__(self, folder: str, rules: FleetRules, late: Callable[[], None]) -> None:
-        self.folder, self._rules, self._late = folder, rules, late
+    `search` goes on, or has ended and was not taken yet. None: neither. `seen` was taken last.
+    """
+
+    def __init__(self, folder: str, rules: FleetRules) -> None:
+        self.folder, self._rules = folder, rules
+        self.search: Future[_Seen] | None = None
         self.seen = _Seen()
-        self._search: tuple[Search, str] | None = None
-        self._changed = threading.Condition()
-        self._searches = self._is_awaited = False
-        self._is_new = False  # what was seen was not taken yet
+        self._searched: tuple[Search, str] | None = None
         self._began = 0.0
-
-    @property
-    def is_done(self) -> bool:
-        """True if no search goes on."""
-        return not self._searches
+        self._is_late = False
 
     @property
     def is_overdue(self) -> bool:
         """True if a search takes longer than any that works."""
-        return self._searches and time.monotonic() - self._began > _OVERDUE
+        return self.search is not None and time.monotonic() - self._began > _OVERDUE
 
     def forget(self, url: str) -> None:
         """Find a run no more while only its records are left."""
-        search = self._search
-        if search is not None and f"{url}/".startswith(f"{search[1].rstrip('/')}/"):
-            search[0].forget(url[len(search[1].rstrip("/")) :].strip("/"))
+        if self._searched is not None:
+            search, root = self._searched[0], self._searched[1].rstrip("/")
+            if f"{url}/".startswith(f"{root}/"):
+                search.forget(url[len(root) :].strip("/"))
 
-    def begin(self) -> None:
-        """Search, unless a search goes on, or one has ended for which nobody waited."""
-        with self._changed:
-            if self._searches or self._is_new:
-                return
-            self._searches, self._began = True, time.monotonic()
+    def begin(self) -> Future[_Seen]:
+        """Search, unless a search goes on, or has ended and was not taken."""
+        if self.search is None:
+            self.search, self._began, self._is_late = Future(), time.monotonic(), False
+            try:
+                threading.Thread(target=self._run, args=(self.search,), name="search", daemon=True).start()
+            except RuntimeError:  # no more threads
+                self._run(self.search)
+        return self.search
+
+    def take(self, late: Callable[[], None]) -> None:
+        """Take the result of a search that has ended. If it goes on, `late` is called at its end. Raises what ended it,
+        if that is no trouble of the place."""
+        search = self.search
+        if search is not None and search.done():
+            self.search = None
+            self.seen = search.result()
+        elif search is not None and not self._is_late:
+            self._is_late = True
+            search.add_done_callback(lambda _: late())
+
+    def _run(self, search: Future[_Seen]) -> None:
         try:
-            threading.Thread(target=self._run, name="search", daemon=True).start()
-        except RuntimeError:  # no more threads
-            self._run()
-
-    def wait(self, deadline: float) -> bool:
-        """Wait until the search has ended, at most until then. True if it has."""
-        with self._changed:
-            self._is_awaited = True
-            left = None if deadline == math.inf else deadline - time.monotonic()
-            self._changed.wait_for(lambda: not self._searches, left)
-            self._is_awaited = False
-            return not self._searches
-
-    def take(self) -> _Seen:
-        """Return what was seen last. Raises what ended the search, if that is no trouble of the place."""
-        with self._changed:
-            self._is_new = False
-            if self.seen.error is not None:
-                raise self.seen.error
-            return self.seen
-
-    def _run(self) -> None:
-        try:
-            seen = self._look()
+            search.set_result(self._look())
         except Exception as error:
-            seen = self.seen._replace(error=error)
-        with self._changed:
-            self.seen, self._searches, self._is_new = seen, False, True
-            is_late = not self._is_awaited
-            self._changed.notify_all()
-        if is_late:
-            self._late()
+            search.set_exception(error)
 
     def _look(self) -> _Seen:
         try:
-            if self._search is None:
+            if self._searched is None:
                 root, parts = split_pattern(normalise_url(self.folder))
-                self._search = Search(root, parts, self._rules.file.depth, self._rules.settings), root
-            search, root = self._search
+                self._searched = Search(root, parts, self._rules.file.depth, self._rules.settings), root
+            search, root = self._searched
             runs: dict[str, _Found] = {}
             for key in search.find():
                 url = join(root, key).rstrip("/") or "/"

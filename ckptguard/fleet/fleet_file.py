@@ -6,13 +6,12 @@ import os
 import re
 import tomllib
 from collections.abc import Mapping
-from fnmatch import fnmatchcase
 from typing import Any
 
 import msgspec
 
 from ckptguard.errors import SettingsError
-from ckptguard.values.settings import HARMLESS, Settings, with_environment, with_table
+from ckptguard.values.settings import HARMLESS, Settings, with_table
 
 DEEPEST = 8
 _Tables = dict[str, dict[str, Any]]
@@ -22,28 +21,13 @@ class FleetFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """What a fleet file says.
 
     `folders` are searched for runs, at most `depth` levels down. `settings` are for all runs, and a table of `runs`
-    for those that fit its key, a shell pattern: see `fits`.
+    for those that fit its key, a shell pattern (fnmatch; ``*`` also matches ``/``).
     """
 
     folders: tuple[str, ...]
     depth: int = 2
     settings: dict[str, Any] = {}
     runs: _Tables = {}
-
-    def settings_of(self, name: str, url: str, base: Settings, environ: Mapping[str, str]) -> Settings:
-        """Return a run's settings: `base`, then those of all runs, then each table that fits, in the file's order, then
-        those of the environment. SettingsError if they conflict.
-        """
-        found = with_table(base, self.settings, "[settings]")
-        for pattern, table in self.runs.items():
-            if fits(pattern, name, url):
-                found = with_table(found, table, f'[runs."{pattern}"]')
-        return with_environment(found, environ)
-
-
-def fits(pattern: str, name: str, url: str) -> bool:
-    """True if a shell pattern (fnmatch; ``*`` also matches ``/``) is for this run, by its name or its whole URL."""
-    return fnmatchcase(name, pattern) or fnmatchcase(url, pattern)
 
 
 def parse_fleet(text: str, path: str) -> FleetFile:

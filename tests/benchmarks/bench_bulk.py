@@ -22,11 +22,10 @@ from pathlib import Path
 from unittest import mock
 
 from support.counting_storage import CountingStorage
-from support.fleets import done_by, order_for
+from support.fleets import done_by, plan_of
 
 import ckptguard.records.run
 from ckptguard.bulk.engine import open_engine
-from ckptguard.bulk.job import plan_bulk
 from ckptguard.decisions.bulk_order import SLOWEST, Job, Waiting
 from ckptguard.storage import open_storage
 
@@ -54,8 +53,7 @@ def requests(root: Path) -> Counter[str]:
         return CountingStorage(open_storage(*arguments, **how), "asked", asked)  # type: ignore[arg-type]
 
     with open_engine("threads", 1, {}) as engine:
-        order = order_for(root)
-        plan = plan_bulk(engine, order)
+        plan = plan_of(engine, root)
         with mock.patch.object(ckptguard.records.run, "open_storage", opened):
             done_by(engine, plan)
     return Counter({verb: count // len(plan.tasks) for verb, count in asked.items()})
@@ -67,8 +65,7 @@ def seconds(root: Path, workers: int) -> float:
         for _ in range(2):
             for records in root.glob("*/_ckptguard"):
                 shutil.rmtree(records)
-            order = order_for(root)
-            plan = plan_bulk(engine, order)
+                plan = plan_of(engine, root)
             began = time.perf_counter()
             done = done_by(engine, plan)
             assert done.outcomes == {"good": len(plan.tasks)}

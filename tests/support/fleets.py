@@ -8,9 +8,10 @@ import struct
 from collections import deque
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from ckptguard.bulk.engine import Engine
-from ckptguard.bulk.job import BulkDone, BulkOrder, BulkPlan, carry_out
+from ckptguard.bulk.job import BulkDone, BulkPlan, carry_out, plan_bulk
 from ckptguard.fleet.find_runs import find_runs
 from ckptguard.values.settings import Settings
 from support.tiny_files import WEIGHTS
@@ -36,9 +37,9 @@ def step_of(number: int) -> int:
     return (number + 1) * 100
 
 
-def order_for(root: Path, verb: str = "verify", settings: Settings = QUICK, **how: object) -> BulkOrder:
-    """What to do with the runs of a fleet."""
-    return BulkOrder(verb=verb, runs=find_runs(str(root), settings).runs, **how)  # type: ignore[arg-type]
+def plan_of(engine: Engine, root: Path, verb: str = "verify", settings: Settings = QUICK, **how: Any) -> BulkPlan:
+    """What there is to do with the runs of a fleet."""
+    return plan_bulk(engine, verb, find_runs(str(root), settings).runs, **how)
 
 
 def done_by(engine: Engine, plan: BulkPlan) -> BulkDone:

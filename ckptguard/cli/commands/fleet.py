@@ -55,7 +55,7 @@ def command(
     Runs without protection come first. A worker that dies costs no verdict: what it read is pending, never bad.
     """
     from ckptguard.bulk.engine import open_engine
-    from ckptguard.bulk.job import BulkOrder, options_of, plan_bulk
+    from ckptguard.bulk.job import options_of, plan_bulk
     from ckptguard.errors import NotFoundError
     from ckptguard.fleet.find_runs import find_runs, folders_of
     from ckptguard.scan.options import workers_of
@@ -69,15 +69,15 @@ def command(
     found = find_runs(fleet, settings, environ=os.environ, say=warn)
     if not found.runs and not found.troubles:
         raise NotFoundError(f"there is no run in {fleet}", hint="name the folder or URL above the runs")
-    order = BulkOrder(verb=verb, runs=found.runs, rate=rate, max_age=parse_span(how["max_age"]))
+    max_age = parse_span(how["max_age"])
     with open_engine(engine, workers or workers_of(0), options_of(found.runs)) as opened:
-        plan = plan_bulk(opened, order)
+        plan = plan_bulk(opened, verb, found.runs, rate=rate, max_age=max_age)
         if verb != "report" and not is_quiet():
             trouble(_cost_text(plan.cost, opened.workers, rate))
         if dry_run and plan.cost.idle_looks.requests and not is_quiet():
             trouble(_looks_text(plan.cost.idle_looks))
         if not dry_run:
-            _carry_out(opened, verb, plan, found.runs, rate)
+            _carry_out(opened, verb, plan, found.runs)
     done = plan.done
     done.could_not_tell[:0] = found.troubles
     if as_json:
@@ -93,14 +93,14 @@ def command(
     raise click.exceptions.Exit(_code(verb, done, dry_run=dry_run))
 
 
-def _carry_out(engine: Engine, verb: str, plan: BulkPlan, runs: Sequence[FleetRun], rate: float | None) -> None:
+def _carry_out(engine: Engine, verb: str, plan: BulkPlan, runs: Sequence[FleetRun]) -> None:
     """Do what is planned, and show how far it is: by a bar on a terminal, else by a line now and then."""
     from ckptguard.bulk.job import carry_out
 
     of = {run.url: run for run in runs}
     began = said = time.monotonic()
     with _hooks() as tell, progress_bar(verb, plan.cost.bytes) as bar:
-        for task, answer in carry_out(engine, plan, rate):
+        for task, answer in carry_out(engine, plan):
             for event in answer.events:
                 tell(of[task.url], event)
             if bar is not None:

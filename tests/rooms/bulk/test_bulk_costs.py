@@ -7,12 +7,11 @@ from collections import Counter
 
 import pytest
 from support.counting_storage import CountingStorage
-from support.fleets import done_by, make_fleet, order_for, step_of
+from support.fleets import done_by, make_fleet, plan_of, step_of
 from support.tiny_run import name_of, save
 
 import ckptguard.records.run
 from ckptguard.bulk.engine import open_engine
-from ckptguard.bulk.job import plan_bulk
 from ckptguard.storage import open_storage
 
 
@@ -27,10 +26,9 @@ def test_requests_of_one_verdict_are_the_same_in_a_long_run(tmp_path, monkeypatc
     for count in counts:
         root = make_fleet(tmp_path / str(count), 1, count)
         with open_engine("threads", 1, {}) as engine:
-            order = order_for(root)
-            done_by(engine, plan_bulk(engine, order))
+            done_by(engine, plan_of(engine, root))
             save(str(root / "run0"), step_of(count), 7)
-            plan = plan_bulk(engine, order)
+            plan = plan_of(engine, root)
             assert [task.path for task in plan.tasks] == [name_of(step_of(count))]
             requests: Counter[str] = Counter()
             with monkeypatch.context() as patch:

@@ -10,11 +10,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from support.fleets import QUICK, bad_in, counts, done_by, ledger_of, make_fleet, order_for, step_of
+from support.fleets import QUICK, bad_in, counts, done_by, ledger_of, make_fleet, plan_of, step_of
 from support.tiny_run import name_of, rot
 
 from ckptguard.bulk.engine import Engine, open_engine
-from ckptguard.bulk.job import BulkOrder, plan_bulk
+from ckptguard.bulk.job import plan_bulk
 from ckptguard.bulk.messages import SOFTWARE, Answer
 from ckptguard.bulk.worker import VERBS, perform
 from ckptguard.fleet import FleetRun
@@ -28,11 +28,11 @@ TESTS = Path(__file__).resolve().parents[2]
 
 @pytest.fixture
 def work():
-    """Do an order in two threads: the plan and the result."""
+    """Do a verb in two threads: the plan and the result."""
 
-    def run(order):
+    def run(*what, **how):
         with open_engine("threads", 2, {}) as engine:
-            plan = plan_bulk(engine, order)
+            plan = plan_of(engine, *what, **how)
             return plan, done_by(engine, plan)
 
     return run
@@ -66,14 +66,14 @@ def command(tmp_path):
 def test_every_checkpoint_is_verified_once_and_damage_is_found(tmp_path, work):
     """The second call reads nothing, and still says what is bad."""
     root = make_fleet(tmp_path / "fleet", 3, 4, sick=[(1, 2)])
-    plan, done = work(order_for(root))
+    plan, done = work(root)
     assert (plan.cost.runs, plan.cost.checkpoints, done.done, done.left) == (3, 12, 12, 0)
     assert done.outcomes == {"good": 11, "bad": 1}
     assert [(Path(one.run).name, one.path) for one in done.wrong] == [("run1", name_of(step_of(2)))]
     entries = ledger_of(root)
     assert len(entries) == 12
     assert len(list((root / "run1" / "_ckptguard/incidents").glob("*.json"))) == 1
-    plan, again = work(order_for(root))
+    plan, again = work(root)
     assert (plan.tasks, again.outcomes, again.wrong[0].outcome) == ((), done.outcomes, "bad")
     assert ledger_of(root) == entries
 
@@ -82,13 +82,13 @@ def test_a_checkpoint_that_is_good_again_has_no_open_incident(tmp_path, work):
     """Somebody put the right bytes back. The incident is closed, as by `ckptguard verify`."""
     root = make_fleet(tmp_path / "fleet", 1, 2)
     run, key = open_run(str(root / "run0")), f"{name_of(step_of(1))}/model.safetensors"
-    work(order_for(root))
+    work(root)
     right = (root / "run0" / key).read_bytes()
     rot(str(root / "run0"), key)
-    work(order_for(root, "scrub", max_age=0.0))
+    work(root, "scrub", max_age=0.0)
     assert [one.state for one in list_incidents(run)] == ["open"]
     (root / "run0" / key).write_bytes(right)
-    _, done = work(order_for(root))
+    _, done = work(root)
     assert (done.outcomes, done.wrong) == ({"good": 2}, [])
     assert [one.state for one in list_incidents(run)] == ["closed"]
 
@@ -96,9 +96,9 @@ def test_a_checkpoint_that_is_good_again_has_no_open_incident(tmp_path, work):
 def test_what_changed_is_read_again(tmp_path, work):
     """Files that were saved again have no verdict."""
     root = make_fleet(tmp_path / "fleet", 1, 3)
-    work(order_for(root))
+    work(root)
     os.utime(root / "run0" / name_of(step_of(1)) / "config.json")
-    plan, _ = work(order_for(root))
+    plan, _ = work(root)
     assert [task.path for task in plan.tasks] == [name_of(step_of(1))]
 
 
@@ -108,13 +108,13 @@ def test_a_large_checkpoint_is_scanned_in_parts_and_sealed_once(tmp_path, work, 
     scanned = []
     scan = VERBS["scan"]
     monkeypatch.setitem(VERBS, "scan", lambda task, *rest: scanned.append(task.files) or scan(task, *rest))
-    plan, done = work(order_for(root, large=64))
+    plan, done = work(root, large=64)
     folder = name_of(step_of(0))
     assert scanned[:2] == [(f"{folder}/model.safetensors",), (f"{folder}/config.json",)]
     assert len(scanned) == 4
     assert (len(plan.tasks), done.outcomes, len(ledger_of(root))) == (2, {"good": 2}, 2)
     whole = make_fleet(tmp_path / "whole", 1, 2)
-    work(order_for(whole))
+    work(whole)
     assert manifests(root) == manifests(whole)
 
 
@@ -130,13 +130,13 @@ def manifests(root):
 def test_a_scrub_reads_what_nobody_read_for_long(tmp_path, work):
     """It finds rot, and a second call does not read the same again."""
     root = make_fleet(tmp_path / "fleet", 2, 2)
-    work(order_for(root))
+    work(root)
     rot(str(root / "run1"), f"{name_of(step_of(0))}/model.safetensors")
-    plan, _ = work(order_for(root, "scrub", max_age=3600.0))
+    plan, _ = work(root, "scrub", max_age=3600.0)
     assert plan.tasks == ()  # the verdict is younger
-    plan, done = work(order_for(root, "scrub", max_age=0.0))
+    plan, done = work(root, "scrub", max_age=0.0)
     assert (len(plan.tasks), done.outcomes) == (4, {"good": 3, "bad": 1})
-    plan, done = work(order_for(root, "scrub", max_age=3600.0))
+    plan, done = work(root, "scrub", max_age=3600.0)
     assert (plan.tasks, done.outcomes) == ((), {"good": 3, "bad": 1})
 
 
@@ -144,16 +144,16 @@ def test_replicas_get_what_they_lack_and_repair_uses_them(tmp_path, work):
     """Of each run, once; then the damaged file is as it was sealed."""
     root = make_fleet(tmp_path / "fleet", 2, 2)
     settings = QUICK.changed(replicas=(str(tmp_path / "copies/{run}"),))
-    work(order_for(root, settings=settings))
-    plan, done = work(order_for(root, "replicate", settings))
+    work(root, settings=settings)
+    plan, done = work(root, "replicate", settings)
     assert (len(plan.tasks), done.outcomes, done.could_not_tell) == (4, {"good": 4}, [])
-    plan, done = work(order_for(root, "replicate", settings))
+    plan, done = work(root, "replicate", settings)
     assert (plan.tasks, done.outcomes) == ((), {"good": 4})
     key = f"{name_of(step_of(0))}/model.safetensors"
     right = (root / "run1" / key).read_bytes()
     rot(str(root / "run1"), key)
-    work(order_for(root, "scrub", settings, max_age=0.0))
-    plan, done = work(order_for(root, "repair", settings))
+    work(root, "scrub", settings, max_age=0.0)
+    plan, done = work(root, "repair", settings)
     assert (len(plan.tasks), done.outcomes) == (1, {"good": 4})
     assert (root / "run1" / key).read_bytes() == right
 
@@ -161,10 +161,10 @@ def test_replicas_get_what_they_lack_and_repair_uses_them(tmp_path, work):
 def test_the_report_has_a_row_for_each_run(tmp_path, work):
     """Also for one that was never verified."""
     root = make_fleet(tmp_path / "fleet", 2, 2, sick=[(0, 1)])
-    _, done = work(order_for(root, "report"))
+    _, done = work(root, "report")
     assert [row.outcomes for row in done.rows] == [{"pending": 2}] * 2
-    work(order_for(root))
-    _, done = work(order_for(root, "report"))
+    work(root)
+    _, done = work(root, "report")
     assert [(row.name, row.outcomes, row.bad) for row in done.rows] == [
         ("run0", {"good": 1, "bad": 1}, (name_of(step_of(1)),)),
         ("run1", {"good": 2}, ()),
@@ -176,10 +176,9 @@ def test_the_report_has_a_row_for_each_run(tmp_path, work):
 def test_a_run_that_cannot_be_read_is_told_and_the_others_are_done(tmp_path, work):
     """It is neither good nor bad."""
     root = make_fleet(tmp_path / "fleet", 2, 1)
-    order = order_for(root)
     (root / "run0/_ckptguard").mkdir()
     (root / "run0/_ckptguard/format.json").write_text('{"format": 99}\n')
-    _, done = work(order)
+    _, done = work(root)
     assert done.outcomes == {"good": 1}
     assert len(done.could_not_tell) == 1
     assert "have format 99" in done.could_not_tell[0]
@@ -202,7 +201,7 @@ def test_a_task_has_no_secret(tmp_path):
             given.extend(arguments)
             return super().submit(fn, *arguments)
 
-    plan_bulk(Engine(lambda: Notes(1), 1), BulkOrder(verb="verify", runs=(run,)))
+    plan_bulk(Engine(lambda: Notes(1), 1), "verify", [run])
     [task] = given
     assert "hush" not in repr(task)
     assert (task["storage"], task["settings"]) == (("s3",), {"keep_good": 5})

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckptguard.errors import CkptguardError, NotFoundError, SettingsError
-from ckptguard.fleet import find_runs, read_fleet
+from ckptguard.fleet import FleetRules, find_runs, read_fleet
 from ckptguard.fleet.find_runs import names_of, split_pattern
 from ckptguard.fleet.fleet_file import FleetFile, parse_fleet
 from ckptguard.values.settings import Settings
@@ -40,7 +40,7 @@ def test_the_nearest_word_counts(
     variables = {f"CKPTGUARD_{key.upper()}": str(value) for key, value in environ.items()}
     file = FleetFile(folders=("/data",), settings=everyone, runs=tables)
     given_settings = Settings().changed(**base)
-    got = file.settings_of(name, url, given_settings, variables)
+    got = FleetRules(file=file, base=given_settings, environ=variables).settings_of(name, url)
     fitting = [t for p, t in tables.items() if fnmatchcase(name, p) or fnmatchcase(url, p)]
     for key in ("keep_good", "keep_pending", "workers"):
         words = [base, everyone, *fitting, environ]

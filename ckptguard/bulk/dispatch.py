@@ -31,10 +31,10 @@ def dispatch(engine: Engine, tasks: Iterable[Task], rate: float | None = None) -
     this = _Dispatch(engine, Waiting(tasks), rate)
     try:
         while this.begin():
-            attempt, answer = this.next_answer()
-            if attempt is not None and answer is not None and this.ends(attempt, answer):
-                yield attempt.job, answer
-                this.waiting.free(attempt.job)
+            for attempt, answer in this.answered():
+                if this.ends(attempt, answer):
+                    yield attempt.job, answer
+                    this.waiting.free(attempt.job)
     finally:
         for future in this.flying:
             future.cancel()
@@ -75,26 +75,27 @@ class _Dispatch:
             future.add_done_callback(self._ended.put)
         return bool(self.flying)
 
-    def next_answer(self) -> tuple[_Attempt | None, Answer | None]:
-        """Return what has ended, and its answer: None if it is to be tried again. Without anything for a second
-        nothing is returned. Raises WorkerError if the engine is lost."""
+    def answered(self) -> Iterator[tuple[_Attempt, Answer]]:
+        """Yield what has ended, and its answer. Nothing, if nothing ends within a second, or what ended is to be tried
+        again. Raises WorkerError if the engine is lost."""
         if time.monotonic() - self._looked >= _TICK:
             self._looked = time.monotonic()
             self._engine.look()
         try:
             future = self._ended.get(timeout=_TICK)
         except Empty:
-            return None, None
+            return
         attempt = self.flying.pop(future)
         try:
             answer = msgspec.convert(future.result(), decodable(Answer))
             if not answer.host:
                 raise ValueError("its answer is not from us")
         except Exception as error:  # no task raises: it is its worker, or the engine
-            return attempt, self._lost(attempt, error)
+            yield from self._lost(attempt, error)
+            return
         if answer.differs:
             compare({"host": answer.host, "software": answer.differs})
-        return attempt, answer
+        yield attempt, answer
 
     def ends(self, attempt: _Attempt, answer: Answer) -> bool:
         """True if this answer is that of the job, not only that of a part of it."""
@@ -124,12 +125,12 @@ class _Dispatch:
         # Whatever else is in flight could die with a task that kills its worker, and would then look like it.
         return self._alone.popleft() if self._alone and not self.flying else None
 
-    def _lost(self, attempt: _Attempt, error: Exception) -> Answer | None:
+    def _lost(self, attempt: _Attempt, error: Exception) -> Iterator[tuple[_Attempt, Answer]]:
         self._engine.look()
         if not attempt.was_lost:
             attempt.was_lost = True
             self._alone.append(attempt)
-            return None
+            return
         self._engine.check()
         reason = ": ".join(filter(None, (type(error).__name__, escape(str(error)[:300]))))
-        return Answer(trouble=f"its worker died twice while it was read ({reason})")
+        yield attempt, Answer(trouble=f"its worker died twice while it was read ({reason})")

@@ -33,7 +33,7 @@ class Task(Job, frozen=True, kw_only=True, omit_defaults=True):
     - `settings`: those that are no defaults. `storage`: the names of the storage options that a worker must have.
     - `rate`: bytes a second that this task may read.
 
-    To plan a run: `about` is what verb the plan is for, `max_age` and `large` as in `BulkOrder`.
+    To plan a run: `about` is what verb the plan is for, `max_age` and `large` as in `plan_bulk`.
 
     Of a checkpoint: `place` is "place" or "kept" for a scrub, and the replica's URL for a replica. A large one has
     `parts`, groups of its files. `files` is one of them, to be scanned, and `scans` what was found in all of them.

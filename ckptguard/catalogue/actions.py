@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 
 from ckptguard.catalogue.look import below
-from ckptguard.catalogue.rows import LONGEST_TEXT, Event, event_key
+from ckptguard.catalogue.rows import Event, event_key
 from ckptguard.records.audit import BEGAN, parse_action, read_state
 from ckptguard.records.audit import FOLDER as AUDIT
 from ckptguard.records.run import Run
 from ckptguard.records.who_and_when import seconds_of
 from ckptguard.values.ids import escape
+from ckptguard.values.run_rows import LONGEST_TEXT
 
 KIND = "action"
 

@@ -1,7 +1,8 @@
 """The catalogue in use: one thread writes, any thread asks. It is a cache, and may be deleted at any time.
 
-Nothing here raises or waits for the disk, except `ask`, which waits for a second at most. What could not be written is
-dropped: `digest` then says that the run must be noted again.
+While its file cannot be used, it is in memory, and begins empty. Nothing here raises or waits for the disk, except
+`ask`, which waits for a second at most. What could not be written is dropped: `digest` then says that the run must be
+noted again.
 """
 
 from __future__ import annotations
@@ -18,13 +19,12 @@ from typing import Concatenate, ParamSpec, TypeVar
 import msgspec
 
 from ckptguard.catalogue.rows import Event, RunSeen
-from ckptguard.catalogue.schema import UnusableError, delete, open_for_reading, open_for_writing
+from ckptguard.catalogue.schema import UnusableError, delete, in_memory, open_for_reading, open_for_writing
 from ckptguard.catalogue.write import forget_run, run_digests, write_event, write_run
 
 _CHECK = 5.0  # seconds between two checks that the file is still there
 _LONGEST_PAUSE = 60.0  # seconds until a catalogue that cannot be written is tried again
 _MOST_WAITING = 10_000
-_KEEP_ONLY = ("keep only",)  # must also be done if it cannot be done now
 _OPEN_SECONDS = _CLOSE_SECONDS = 2.0
 _Asked = ParamSpec("_Asked")
 _Answer = TypeVar("_Answer")
@@ -32,10 +32,14 @@ _Write = Callable[[sqlite3.Connection], None]
 
 
 class Catalogue:
-    """The catalogue at a path. `tell` gets a sentence when it cannot be used, and when it can be used again."""
+    """The catalogue at a path, or only in memory. `tell` gets a sentence when its file cannot be used, and when it can
+    be used again."""
 
-    def __init__(self, path: str, tell: Callable[[str], None]) -> None:
-        self._path, self._tell = path, tell
+    def __init__(self, path: str | None = None, tell: Callable[[str], None] = lambda reason: None) -> None:
+        self._path, self._tell = path or "", tell
+        self._lock = threading.Lock()  # for what is in memory
+        self._memory: sqlite3.Connection | None = in_memory()
+        self._wanted: Collection[str] | None = None  # the only runs to keep
         self._changed = threading.Condition()
         self._waiting: dict[tuple[str, ...], _Write] = {}
         self._digests: dict[str, bytes] = {}
@@ -44,18 +48,18 @@ class Catalogue:
         self._doubtful = self._damaged = self._closing = self._busy = False
         self._tried = threading.Event()
         self._failures, self._told = 0, ""
-        self.after_write: Callable[[], None] = lambda: None  # called in the writing thread; it must not raise
+        self.after_write: Callable[[], None] = lambda: None  # called in the thread that wrote; it must not raise
         self._thread = threading.Thread(target=self._run, name="catalogue", daemon=True)
 
     def start(self) -> None:
-        """Open the catalogue, and write what comes, in a thread of its own."""
+        """Open the catalogue's file, and write what comes, in a thread of its own."""
         self._thread.start()
         self._tried.wait(_OPEN_SECONDS)
 
     @property
-    def is_usable(self) -> bool:
-        """True if it is open. Until then there is no use in noting anything."""
-        return self._db is not None
+    def is_in_file(self) -> bool:
+        """True if it stays when the process ends."""
+        return self._memory is None
 
     def digest(self, run_id: str) -> bytes:
         """Return the digest of what was last written for a run; empty if it must be noted."""
@@ -76,13 +80,14 @@ class Catalogue:
 
     def keep_only(self, run_ids: Collection[str]) -> None:
         """Remove all other runs."""
+        if run_ids != self._wanted:
+            self._wanted = run_ids
+            self._put(("keep only",), self._forget_others)
 
-        def write(db: sqlite3.Connection) -> None:
-            for run_id in [id for id in self._digests if id not in run_ids]:
-                forget_run(db, run_id)
-                self._digests.pop(run_id, None)
-
-        self._put(_KEEP_ONLY, write)
+    def _forget_others(self, db: sqlite3.Connection) -> None:
+        for run_id in [id for id in self._digests if self._wanted is not None and id not in self._wanted]:
+            forget_run(db, run_id)
+            self._digests.pop(run_id, None)
 
     def ask(
         self,
@@ -91,9 +96,10 @@ class Catalogue:
         **named: _Asked.kwargs,
     ) -> _Answer | None:
         """Return the answer to a question of `questions`, or None if there is no catalogue now."""
-        if self._db is None:
-            return None
         try:
+            with self._lock:
+                if self._memory is not None:
+                    return question(self._memory, *args, **named)
             with contextlib.closing(open_for_reading(self._path)) as db:
                 return question(db, *args, **named)
         except (sqlite3.Error, ValueError) as error:  # it was deleted or damaged: the writer looks
@@ -116,14 +122,22 @@ class Catalogue:
             self._thread.join(_CLOSE_SECONDS)
 
     def _put(self, key: tuple[str, ...], write: _Write) -> None:
+        if self._put_in_memory(write):
+            self.after_write()
+            return
         with self._changed:
-            if self._failures and key != _KEEP_ONLY:
-                return
             self._waiting.pop(key, None)  # the later one counts, and comes after what came before it
             while len(self._waiting) >= _MOST_WAITING:
                 del self._waiting[next(iter(self._waiting))]
             self._waiting[key] = write
             self._changed.notify_all()
+
+    def _put_in_memory(self, write: _Write) -> bool:
+        with self._lock:
+            if self._memory is not None:
+                with contextlib.suppress(sqlite3.Error, OverflowError):  # a value that cannot be stored
+                    write(self._memory)
+            return self._memory is not None
 
     def _run(self) -> None:
         while True:
@@ -132,7 +146,7 @@ class Catalogue:
             with self._changed:
                 pause = _CHECK if not self._failures else min(2.0**self._failures, _LONGEST_PAUSE)
                 self._changed.wait_for(self._has_work, pause)
-                if self._closing and (self._db is None or not self._waiting):
+                if self._closing and not self._waiting:
                     break
                 waiting, self._waiting = self._waiting, {}
                 self._busy = True
@@ -140,7 +154,6 @@ class Catalogue:
                 del waiting[next(iter(waiting))]
                 self.after_write()
             with self._changed:
-                self._waiting = {key: waiting[key] for key in waiting if key == _KEEP_ONLY} | self._waiting
                 self._busy = False
                 self._changed.notify_all()
         if self._db is not None:
@@ -148,7 +161,7 @@ class Catalogue:
                 self._db.close()
 
     def _has_work(self) -> bool:
-        return self._closing or (self._db is not None and (bool(self._waiting) or self._doubtful))
+        return self._closing or bool(self._waiting) or self._doubtful
 
     def _write(self, write: _Write) -> None:
         self._open_if_gone()
@@ -187,15 +200,19 @@ class Catalogue:
             delete(self._path)  # what is left of it belongs to no whole catalogue
         db = open_for_writing(self._path)
         try:
-            self._digests = run_digests(db)
-            self._files = _inodes(self._path)
+            digests, self._files = run_digests(db), _inodes(self._path)
         except BaseException:
             db.close()
             raise
-        self._db = db
+        with self._lock:
+            self._db, self._digests, self._memory = db, digests, None
+        self._forget_others(db)
 
     def _shut(self) -> None:
-        db, self._db, self._digests = self._db, None, {}
+        with self._lock:
+            db, self._db = self._db, None
+            if self._memory is None:
+                self._memory, self._digests = in_memory(), {}
         if db is not None:
             with contextlib.suppress(sqlite3.Error):
                 db.close()

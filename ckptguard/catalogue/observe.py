@@ -5,7 +5,7 @@ The same names give the same rows, whatever the catalogue held before. Only read
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 
 import msgspec
@@ -13,9 +13,8 @@ import msgspec
 from ckptguard.catalogue.actions import action_events
 from ckptguard.catalogue.curves import see_curve
 from ckptguard.catalogue.look import RunLook, below, digest_of
-from ckptguard.catalogue.rows import LONGEST_TEXT, Event, RunSeen, event_key
-from ckptguard.decisions.at_risk import ranks_named
-from ckptguard.decisions.known_good import parse_verdict_name, standings, updates_in, verdict_name
+from ckptguard.catalogue.rows import Event, Known, RunSeen, event_key
+from ckptguard.decisions.known_good import parse_verdict_name, verdict_name
 from ckptguard.decisions.run_summary import last_read, summarize
 from ckptguard.errors import NoKnownGoodError
 from ckptguard.records.incidents import FOLDER as INCIDENTS
@@ -34,18 +33,17 @@ from ckptguard.records.scrubs import FOLDER as SCRUBS
 from ckptguard.records.scrubs import IN_PLACE, Where, newest_scrubs, parse_scrub
 from ckptguard.records.scrubs import KEPT as KEPT_PLACE
 from ckptguard.records.trash import FOLDER as TRASH
-from ckptguard.records.who_and_when import saved_at, seconds_of
+from ckptguard.records.who_and_when import seconds_of
 from ckptguard.reporting.events import reason_of
 from ckptguard.runs.find_known_good import Wanted, best_on_record
 from ckptguard.runs.history import History, StepRecords
-from ckptguard.runs.sealed_content import sealed_outcome
+from ckptguard.runs.run_reader import RunMemory, RunReader, stored
 from ckptguard.values.ids import CheckpointId, escape, parse_id
-from ckptguard.values.manifest import bytes_digest
-from ckptguard.values.run_rows import Generation, IncidentRow
-from ckptguard.values.verdict import Outcome, Verdict
+from ckptguard.values.run_rows import LONGEST_TEXT, Generation, IncidentRow
+from ckptguard.values.verdict import Outcome
 
 _MOST_READ = 200  # generations whose records are read in one pass; the next pass goes on
-_LARGEST = 2**63 - 1  # that SQLite stores
+_NOTHING = Known()
 
 
 def observe(
@@ -53,13 +51,11 @@ def observe(
     look: RunLook,
     *,
     now: float,
-    known: Mapping[str, Generation] = {},
-    known_incidents: Mapping[str, IncidentRow] = {},
-    known_curve: str = "",
-    known_actions: Collection[int] = (),
+    known: Known = _NOTHING,
 ) -> RunSeen:
-    """Return the rows of a run. What `known` rows say is not read again. Raises CouldNotTellError."""
+    """Return the rows of a run. What is known is not read again. Raises CouldNotTellError."""
     history = History(run, look.names, has_kept=True)
+    reader = RunReader(history, RunMemory())
     records = {
         id: step
         for series in history.series
@@ -77,25 +73,25 @@ def observe(
     events: list[Event] = []
     left = _MOST_READ
     for id in sorted(records, key=lambda id: (id.order, id.series), reverse=True):
-        row = known.get(id.record_path)
+        row = known.generations.get(id.record_path)
         if row is None or not _is_current(row, id, records[id]):
             row = _named(id, records[id])
             if left > 0:
-                row, news = _described(history, id)
+                row, news = _described(reader, id)
                 events += reversed(news)
             left -= 1
         row = msgspec.structs.replace(row, pinned=pinned.get(id, ""))
         rows[id] = _placed(run, row, id, look, records[id], read)
-    incidents, told = _incidents(run, look.names, known_incidents)
-    curve = see_curve(run, look) if look.curve != known_curve else None
-    is_whole = left >= 0 and (curve is not None or look.curve == known_curve)
+    incidents, told = _incidents(run, look.names, known.incidents)
+    curve = see_curve(run, look) if look.curve != known.curve else None
+    is_whole = left >= 0 and (curve is not None or look.curve == known.curve)
     return RunSeen(
         id=run.run_id,
         digest=digest_of(look) if is_whole else b"",
         summary=summarize(look, rows, incidents, known_good_of(history)),
         generations=tuple(rows.values()),
         incidents=tuple(incidents),
-        events=(*reversed(events), *told, *action_events(run, look.names, known_actions)),
+        events=(*reversed(events), *told, *action_events(run, look.names, known.actions)),
         curve=curve,
     )
 
@@ -106,11 +102,6 @@ def known_good_of(history: History) -> CheckpointId | None:
         return best_on_record(history.run, Wanted(sure=True), history).id
     except NoKnownGoodError:
         return None
-
-
-def _standing(id: CheckpointId, names: Iterable[str]) -> str:
-    standing = standings(id.series, names).get(id)
-    return "" if standing is None else verdict_name(standing)
 
 
 def _short(id: CheckpointId, name: str) -> str:
@@ -133,48 +124,23 @@ def _named(id: CheckpointId, records: StepRecords) -> Generation:
     return Generation(name=id.record_path, outcome=outcome.value)
 
 
-def _described(history: History, id: CheckpointId) -> tuple[Generation, list[Event]]:
+def _described(reader: RunReader, id: CheckpointId) -> tuple[Generation, list[Event]]:
     """Read the records of a generation. Returns its row, and the events of its verdicts."""
-    manifest = history.manifest(id) if history.is_sealed(id) else None
-    verdicts: dict[str, Verdict] = {}
+    row, history, events = reader.row(id), reader.history, []
     for name in sorted(history.entries(id)):
-        entry = parse_verdict_name(id.series, name)
-        verdict = read_verdict(history.run, entry, history.fits) if entry is not None else None
-        if verdict is not None:
-            verdicts[name] = verdict
+        standing = parse_verdict_name(id.series, name)
+        if standing is None:
+            continue
+        cause, at, reason = row.outcome, row.judged_at, row.reason
+        if _short(id, name) != row.verdict:  # an earlier one
+            verdict = read_verdict(history.run, standing, history.fits)
+            if verdict is None:
+                continue
+            cause, at, reason = verdict.outcome.value, seconds_of(verdict.checked_at), reason_of(verdict)[:LONGEST_TEXT]
+        key = event_key("verdict", id.record_path, name)
+        event = Event(key=key, kind="verdict", at=at, about=id.record_path, step=id.number, cause=cause, text=reason)
+        events.append(event)
     history.forget(id)  # a manifest may be large, and there may be many
-    name = _standing(id, verdicts)
-    standing = verdicts.get(name)
-    world_size = standing.facts.world_size if standing is not None else None
-    if world_size is None and manifest is not None:
-        world_size = ranks_named(file.path for file in manifest.files)
-    path = None if manifest is None else escape(manifest.path)
-    row = Generation(
-        name=id.record_path,
-        outcome=(Outcome.PENDING if standing is None else standing.outcome).value,
-        path=path,
-        verdict=_short(id, name),
-        good=standing is not None and sealed_outcome(standing) is Outcome.GOOD,
-        bytes=None if manifest is None else _stored(manifest.bytes),
-        saved_at=None if manifest is None else saved_at(manifest),
-        updates=None if manifest is None else _stored(updates_in({c.kind: c.value for c in manifest.counters})),
-        judged_at=None if standing is None else seconds_of(standing.checked_at),
-        reason="" if standing is None else reason_of(standing)[:LONGEST_TEXT],
-        world_size=_stored(world_size),
-        content="" if manifest is None else bytes_digest(manifest.files),
-    )
-    events = [
-        Event(
-            key=event_key("verdict", id.record_path, name),
-            kind="verdict",
-            at=seconds_of(verdict.checked_at),
-            about=id.record_path,
-            step=id.number,
-            cause=verdict.outcome.value,
-            text=reason_of(verdict)[:LONGEST_TEXT],
-        )
-        for name, verdict in verdicts.items()
-    ]
     return row, events
 
 
@@ -232,9 +198,9 @@ def _incident_row(name: str, revision: int, incident: Incident | None) -> Incide
         name=name,
         revision=revision,
         cause=_text(incident.cause),
-        step=_stored(incident.step),
+        step=stored(incident.step),
         at=seconds_of(incident.opened_at),
-        onset=_stored(incident.known_details().onset),
+        onset=stored(incident.known_details().onset),
         open=incident.state != "closed",
         reason=_text(incident.reason),
         went_back=None if went_back is None else _text(went_back),
@@ -250,10 +216,6 @@ def _incident_events(row: IncidentRow) -> list[Event]:
         return [opened]
     key = event_key("rollback", row.name)
     return [opened, event(key=key, kind="rollback", at=row.went_back_at, step=row.went_back_to)]
-
-
-def _stored(number: int | None) -> int | None:
-    return None if number is None else max(-_LARGEST, min(number, _LARGEST))
 
 
 def _text(text: str) -> str:

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from ckptguard.catalogue.rows import CurveRow, Event, NumberedEvent
+from ckptguard.catalogue.rows import CurveRow, Event, Known, NumberedEvent
 from ckptguard.catalogue.schema import columns
 from ckptguard.values.run_rows import Generation, IncidentRow
 from ckptguard.values.run_summary import RunSummary
@@ -57,18 +57,6 @@ def timeline(db: sqlite3.Connection, id: str, *, most: int = 1000) -> Timeline |
     )
 
 
-def action_keys(db: sqlite3.Connection, id: str) -> frozenset[int]:
-    """Return the keys of a run's events of actions."""
-    found = db.execute("SELECT key FROM event JOIN run USING (run) WHERE id = ? AND kind = 'action'", (id,))
-    return frozenset(key for (key,) in found)
-
-
-def curve_identity(db: sqlite3.Connection, id: str) -> str:
-    """Return from what the known curve of a run was made; empty if none is known."""
-    row = db.execute("SELECT identity FROM curve JOIN run USING (run) WHERE id = ?", (id,)).fetchone()
-    return "" if row is None else str(row[0])
-
-
 def curve(db: sqlite3.Connection, id: str) -> tuple[CurveRow, tuple[IncidentRow, ...]]:
     """Return the curve of a run, and its incidents."""
     named = ", ".join(f"curve.{name}" for name in columns(CurveRow))
@@ -92,13 +80,18 @@ def events_after(db: sqlite3.Connection, number: int, *, most: int = 1000) -> Ev
     )
 
 
-def known_rows(db: sqlite3.Connection, id: str) -> tuple[bytes, dict[str, Generation], dict[str, IncidentRow]]:
-    """Return the digest of a run's rows, and the rows by their names; nothing for an unknown run."""
-    row = db.execute("SELECT run, digest FROM run WHERE id = ?", (id,)).fetchone()
+def known(db: sqlite3.Connection, id: str) -> Known:
+    """Return what is known of a run."""
+    row = db.execute("SELECT run, identity FROM run LEFT JOIN curve USING (run) WHERE id = ?", (id,)).fetchone()
     if row is None:
-        return b"", {}, {}
-    generations = {g.name: g for g in _of_run(db, Generation, "generation", row[0])}
-    return row[1], generations, {i.name: i for i in _of_run(db, IncidentRow, "incident", row[0])}
+        return Known()
+    actions = db.execute("SELECT key FROM event WHERE run = ? AND kind = 'action'", row[:1])
+    return Known(
+        generations={g.name: g for g in _of_run(db, Generation, "generation", row[0])},
+        incidents={i.name: i for i in _of_run(db, IncidentRow, "incident", row[0])},
+        curve=row[1] or "",
+        actions=frozenset(key for (key,) in actions),
+    )
 
 
 def _of_run(db: sqlite3.Connection, kind: type[_Row], table: str, run: int) -> list[_Row]:

@@ -21,9 +21,6 @@ class CurveRow(msgspec.Struct, frozen=True, kw_only=True):
     packed: bytes = b""
 
 
-LONGEST_TEXT = 500  # characters of a text from a record
-
-
 class Event(msgspec.Struct, frozen=True, kw_only=True):
     """One thing that happened. `key` is the same whenever the same event is noted again.
 
@@ -53,6 +50,16 @@ class NumberedEvent(msgspec.Struct, frozen=True, kw_only=True):
     number: int
     run: str
     event: Event
+
+
+class Known(msgspec.Struct, frozen=True, kw_only=True):
+    """What a catalogue holds of a run, so that it is not read again: rows by their names, the identity of its curve,
+    and the keys of the events of its actions."""
+
+    generations: dict[str, Generation] = {}
+    incidents: dict[str, IncidentRow] = {}
+    curve: str = ""
+    actions: frozenset[int] = frozenset()
 
 
 class RunSeen(msgspec.Struct, frozen=True, kw_only=True):

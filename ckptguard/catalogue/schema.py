@@ -106,6 +106,13 @@ def _make(connection: sqlite3.Connection) -> None:
     connection.execute("COMMIT")
 
 
+def in_memory() -> sqlite3.Connection:
+    """Return an empty catalogue without a file."""
+    connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+    _make(connection)
+    return connection
+
+
 def open_for_reading(path: str) -> sqlite3.Connection:
     """Open the catalogue for questions. Raises sqlite3.Error if there is none."""
     place = Path(path).absolute().as_uri()

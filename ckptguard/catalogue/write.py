@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
-from ckptguard.catalogue.questions import known_rows
+from ckptguard.catalogue.questions import known
 from ckptguard.catalogue.rows import Event, RunSeen, event_key
 from ckptguard.catalogue.schema import insert
 from ckptguard.values.run_rows import Generation
@@ -22,14 +22,14 @@ def write_run(db: sqlite3.Connection, seen: RunSeen, *, now: float) -> None:
     """Replace what is known of a run, and add its new events."""
     with _transaction(db):
         run = _run_of(db, seen.id)
-        _, generations, incidents = known_rows(db, seen.id)
+        before = known(db, seen.id)
         new = {row.name: row for row in seen.generations}
         for table, old, rows in (
-            ("generation", generations, new),
-            ("incident", incidents, {i.name: i for i in seen.incidents}),
+            ("generation", before.generations, new),
+            ("incident", before.incidents, {i.name: i for i in seen.incidents}),
         ):
             _replace_rows(db, table, run, old, rows)
-        moved = [_moved(row, new.get(row.name), now) for row in generations.values() if row.in_place]
+        moved = [_moved(row, new.get(row.name), now) for row in before.generations.values() if row.in_place]
         _add_events(db, run, [*seen.events, *filter(None, moved)])
         insert(db, "curve", run, [] if seen.curve is None else [seen.curve])
         _write_summary(db, run, seen.summary, digest=seen.digest)

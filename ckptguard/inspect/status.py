@@ -122,23 +122,19 @@ def _written_at(view: RunView, state: CheckpointState) -> float | None:
 def _row(view: RunView, reader: RunReader, state: CheckpointState) -> Generation:
     """Return what the records and the listing say of a save, as the daemon notes it."""
     assert state.id is not None
-    sealed, judged = reader.sealed(state.id), reader.judged(state.id)
-    world_size = judged.world_size if judged is not None else None
-    saved_at = sealed.saved_at if sealed is not None else _written_at(view, state)
-    if sealed is None and state.quarantined:
+    row = reader.row(state.id)
+    saved_at = row.saved_at if row.path is not None else _written_at(view, state)
+    if row.path is None and state.quarantined:
         mark = read_quarantined(view.run, state.id)
         saved_at = mark.written_at if mark is not None else None
-    return Generation(
-        name=state.id.record_path,
+    return msgspec.structs.replace(
+        row,
         path=escape(state.path),
         outcome=state.outcome.value,
-        good=judged is not None and sealed_outcome(judged) is Outcome.GOOD,
         saved_at=saved_at,
-        world_size=world_size or (sealed.ranks if sealed is not None else None),
         in_place=state.in_place and not _waits(state),
         kept=state.kept_how or "",
         aside="quarantine" if state.quarantined else "",
-        content=sealed.content if sealed is not None else "",
     )
 
 

@@ -19,17 +19,18 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ckptguard.decisions.at_risk import ranks_named
-from ckptguard.decisions.known_good import standpoint_of
-from ckptguard.records.who_and_when import saved_at
+from ckptguard.decisions.known_good import standpoint_of, updates_in
+from ckptguard.records.who_and_when import saved_at, seconds_of
 from ckptguard.runs.file_signatures import looks_as_read
 from ckptguard.runs.history import History
-from ckptguard.runs.sealed_content import JudgedAs, RememberedFile, SealedAs, Seen
+from ckptguard.runs.sealed_content import JudgedAs, RememberedFile, SealedAs, Seen, sealed_outcome
 from ckptguard.storage.protocol import Entry
 from ckptguard.storage.runtime_folder import private_runtime_folder
-from ckptguard.values.ids import CheckpointId, Step
+from ckptguard.values.ids import CheckpointId, Step, escape
 from ckptguard.values.manifest import bytes_digest
 from ckptguard.values.record_text import decodable
-from ckptguard.values.verdict import Severity, Verdict
+from ckptguard.values.run_rows import LONGEST_TEXT, Generation
+from ckptguard.values.verdict import Outcome, Severity, Verdict
 from ckptguard.version import __version__
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ _COARSE = 5.0  # seconds: more than the time resolution of any file system
 _LARGEST = 16 << 20  # bytes of one run's memo: about 100,000 checkpoints
 _MOST_RUNS = 64
 _MOST_ROWS = 50_000  # of one run
+_LARGEST_NUMBER = 2**63 - 1  # that SQLite stores
 _PREFIX, _SUFFIX = "states-", ".memo"
 
 
@@ -193,6 +195,27 @@ class RunReader:
         """Return what the verdict that counts says, with what it saw only on request; None if there is none."""
         return self._row(id, files=files).judged
 
+    def row(self, id: CheckpointId) -> Generation:
+        """Return what the records say of a checkpoint, without where its bytes are."""
+        sealed, judged = self.sealed(id), self.judged(id)
+        ranks = None if judged is None else judged.world_size
+        if ranks is None and sealed is not None:
+            ranks = sealed.ranks
+        return Generation(
+            name=id.record_path,
+            path=None if sealed is None else escape(sealed.path),
+            outcome=(Outcome.PENDING if judged is None else judged.outcome).value,
+            verdict="" if judged is None else f"{judged.number:04d}.{judged.outcome.value}",
+            good=judged is not None and sealed_outcome(judged) is Outcome.GOOD,
+            bytes=None if sealed is None else stored(sealed.bytes),
+            saved_at=None if sealed is None else sealed.saved_at,
+            updates=None if sealed is None else stored(updates_in(sealed.standpoint.counters)),
+            judged_at=None if judged is None else seconds_of(judged.checked_at),
+            reason="" if judged is None else escape(judged.reason)[:LONGEST_TEXT],
+            world_size=stored(ranks),
+            content="" if sealed is None else sealed.content,
+        )
+
     def has_changed(self, id: CheckpointId, entries: Sequence[Entry]) -> bool:
         """True if there is a verdict on what was sealed under this id, but about other files than these."""
         row = self._row(id, files=False)
@@ -264,6 +287,11 @@ class RunReader:
         if not found or not all(entry is not None and _is_told_apart(entry) for entry in found):
             return None
         return _digest((entry.key, *entry.signature) for entry in found if entry is not None)
+
+
+def stored(number: int | None) -> int | None:
+    """Return the number, or the nearest one that a catalogue can hold."""
+    return None if number is None else max(-_LARGEST_NUMBER, min(number, _LARGEST_NUMBER))
 
 
 def _digest(signatures: Iterable[Seen]) -> bytes:

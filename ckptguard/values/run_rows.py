@@ -8,6 +8,8 @@ import msgspec
 
 from ckptguard.values.ids import CheckpointId, id_from_record
 
+LONGEST_TEXT = 500  # characters of a text from a record
+
 
 class Generation(msgspec.Struct, frozen=True, kw_only=True):
     """One content of one checkpoint that the records name. None: there is none, or its records were not read yet.

@@ -334,7 +334,7 @@ class WatchedRun:
         idle = self.state == "guarded" and self.passes and not self._asked and not self.last_pass.pending
         idle = idle and not self._records_changed and self._noted == self._beside() and not self._owes
         idle = idle and not self._owes_known_good
-        held = self._feed is None or self._feed.holds(self.run_id)
+        held = self._feed is None or bool(self._feed.catalogue.digest(self.run_id))
         if idle and held and self._notes.has_nothing_due(self.settings) and self.silence.rests(self.run_id):
             return self.run is not None and not self._notes.room.has_shrunk(self.run)
         self.silence.settle(self.run_id)

@@ -164,7 +164,7 @@ class Guarding:
         self.jobs.wait_for_end(began + _WORK_STOP_SECONDS - time.monotonic())
         # Those with work under way may hang, and so may their records.
         left_last = sorted(self.runs, key=lambda run: any(lanes.turn_of(run.run_id) for lanes in self._lanes))
-        calls = CallsAtOnce([self.feed.close, *(run.leave for run in left_last)])
+        calls = CallsAtOnce([self.feed.catalogue.close, *(run.leave for run in left_last)])
         self.hooks.close(patience=began + _HOOK_STOP_SECONDS - time.monotonic())
         calls.wait(began + _HOOK_STOP_SECONDS - time.monotonic())
 
@@ -304,7 +304,7 @@ def run_once(plan: Plan, stop: threading.Event, *, metrics: MetricsOptions = NOW
     file = MetricsFile(metrics.file) if metrics.file is not None else None
     for url in plan.urls:
         open_run(url, plan.settings)
-    hooks, runs, feed = HookSets(), Roster(), CatalogueFeed(None)
+    hooks, runs, feed = HookSets(), Roster(), CatalogueFeed()
     following = Following(
         plan,
         runs,

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from types import SimpleNamespace
 
-from ckptguard_daemon.catalogue_feed import CatalogueFeed
+from ckptguard_daemon.catalogue_feed import CatalogueFeed, _OfRun
 from ckptguard_daemon.metrics import Counted, DaemonFacts, exposition
 
 from ckptguard.values.run_summary import RunSummary
@@ -84,8 +84,8 @@ def main() -> None:
     runs = [facts(number) for number in range(options.runs)]
     counted = Counted(verdicts={run.url: {"good": 90, "bad": 2} for run in runs})
     daemon = DaemonFacts(loop_at=time.time(), counted=counted)
-    feed = CatalogueFeed(None)
-    feed._summaries = {run.url: run for run in runs}
+    feed = CatalogueFeed()
+    feed._runs = {run.url: _OfRun(run) for run in runs}
 
     watched = [SimpleNamespace(run_id=r.url, url=r.url, name=r.name, state="guarded", trouble=None) for r in runs]
 

@@ -53,7 +53,7 @@ class Mortal:
 class PromptCatalogue:
     """What a feed needs of a catalogue, without its thread."""
 
-    is_usable = True
+    is_in_file = True
 
     def __init__(self, path: str) -> None:
         self._path = path

@@ -101,7 +101,7 @@ class Dashboard:
         """Make a pass; whether the catalogue then holds the run."""
         self.make_passes()
         noted = self.ask("page", run=url)["noted"]  # a catalogue that is asked notices that it was deleted
-        return bool(noted) and self.feed.holds(run_id_of(url)) and self.feed.has_catalogue
+        return bool(noted) and self.feed.catalogue.digest(run_id_of(url)) != b"" and self.feed.catalogue.is_in_file
 
     def get(self, path: str, **headers: str) -> tuple[int, dict[str, str], bytes]:
         """The status, the headers and the body of one answer."""
@@ -132,7 +132,7 @@ class Dashboard:
         self.stop.set()
         self.feed.wake()
         self._server.close()
-        self.feed.close()
+        self.feed.catalogue.close()
         self._hooks.close(patience=0.0)
         self._patch.stop()
 

@@ -53,7 +53,7 @@ def served_run(url: str, settings: Settings) -> tuple[WatchedRun, Served]:
         loop=Loop(Roster([run]), threading.Event(), lambda run: None),
         passes=Passes(),
         presence=DaemonRecord(address="", host="", boot_id="", pid=0, started_at=""),
-        feed=CatalogueFeed(None),
+        feed=CatalogueFeed(),
         metrics=cast(Metrics, None),
         alive=lambda: True,
         stop=threading.Event(),

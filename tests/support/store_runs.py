@@ -56,7 +56,7 @@ class StoreRun:
         """Guard it, as a daemon that listens somewhere."""
         host, boot = this_host()
         presence = DaemonRecord(address="/nowhere", host=host, boot_id=boot, pid=os.getpid(), started_at=utc_now())
-        settings, feed = settings or self.settings, CatalogueFeed(None)
+        settings, feed = settings or self.settings, CatalogueFeed()
         return WatchedRun(self.url, run_id_of(self.url), settings, Hooks(settings, log), presence, feed)
 
 

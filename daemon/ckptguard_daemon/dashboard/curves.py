@@ -6,6 +6,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ckptguard.catalogue.curves import unpacked
+from ckptguard.catalogue.questions import curve as curve_of
+from ckptguard.catalogue.rows import CurveRow
 from ckptguard.documents.build import Document, document
 from ckptguard.records.who_and_when import seconds_of
 from ckptguard_daemon.dashboard.answer import answer
@@ -25,7 +27,7 @@ def routes(served: Served) -> list[Route]:
 
 def _curves(served: Served, run: WatchedRun) -> Document:
     """Return the columns as they are: a number that is not finite is a word."""
-    row, incidents = served.feed.curve(run.run_id)
+    row, incidents = served.feed.ask(curve_of, run.run_id) or (CurveRow(), ())
     curve = unpacked(row)
     back = [i for i in incidents if i.went_back_to is not None and i.step is not None]
     return {

@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from ckptguard.catalogue.questions import events_after
 from ckptguard.catalogue.rows import NumberedEvent
 from ckptguard.errors import SettingsError
 from ckptguard.values.access import Role
@@ -104,9 +105,9 @@ class EventHub:
             if self._clients:
                 self._deliver()
             else:
-                newest = self._feed.events_after(0, most=0)
+                newest = self._feed.ask(events_after, 0, most=0)
                 self._last = newest.last if newest is not None else self._last
-            missed = None if after is None else self._feed.events_after(after, most=MOST_QUEUED)
+            missed = None if after is None else self._feed.ask(events_after, after, most=MOST_QUEUED)
             if after is None:
                 client.put([_text("hello", self._last)])
             elif missed is None or missed.reset or missed.last < self._last:
@@ -123,10 +124,10 @@ class EventHub:
             self._clients.discard(client)
 
     def _deliver(self) -> None:
-        page = self._feed.events_after(self._last, most=MOST_QUEUED)
+        page = self._feed.ask(events_after, self._last, most=MOST_QUEUED)
         if page is None:
             return  # it is being made anew: the next write tells
-        newest = self._feed.events_after(0, most=0)
+        newest = self._feed.ask(events_after, 0, most=0)
         self._last = page.last
         if page.reset or (newest is not None and newest.last > page.last):
             # More than one client may have waiting: all are told to ask for everything again.

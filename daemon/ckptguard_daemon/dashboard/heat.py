@@ -10,6 +10,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from ckptguard.catalogue.questions import timeline
 from ckptguard.checks.finite import counts_in
 from ckptguard.documents.build import Document, document
 from ckptguard.errors import CkptguardError, NotFoundError, RecordsError
@@ -80,7 +81,7 @@ class Heat:
         reads: Reads,
     ) -> Document:
         """Return the document. Raises NotFoundError if the run has no such series."""
-        rows = self._feed.rows(watched.run_id)
+        rows = self._feed.ask(timeline, watched.run_id)
         every = {g.id: g for g in rows.generations} if rows is not None else {}
         known = sorted({escape(id.series) for id in every})
         if series is None and known:

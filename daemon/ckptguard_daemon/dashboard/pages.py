@@ -13,7 +13,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ckptguard.catalogue.questions import Timeline
+from ckptguard.catalogue.questions import Timeline, events_after, timeline
 from ckptguard.catalogue.rows import NumberedEvent
 from ckptguard.decisions.at_risk import at_risk, at_risk_words
 from ckptguard.documents.build import Document, document, fields, plain
@@ -53,7 +53,7 @@ class Pages:
 
     def _fleet(self, runs: Sequence[WatchedRun]) -> Document:
         now, feed = time.time(), self._served.feed
-        newest = feed.events_after(0, most=0)
+        newest = feed.ask(events_after, 0, most=0)
         rows = [self._row(run, now) for run in runs]
         checkpoints, size = Counter[str](), Counter[str]()
         for row in rows:
@@ -63,7 +63,7 @@ class Pages:
         return {
             **document("fleet"),
             "as_of": now,
-            "catalogue": feed.has_catalogue,
+            "catalogue": feed.catalogue.is_in_file,
             "newest_event": None if newest is None else newest.last,
             "totals": totals,
             "runs": rows,
@@ -71,8 +71,8 @@ class Pages:
 
     def _run(self, run: WatchedRun) -> Document:
         now, feed = time.time(), self._served.feed
-        newest = feed.events_after(0, most=0)
-        row, rows = self._row(run, now), feed.rows(run.run_id)
+        newest = feed.ask(events_after, 0, most=0)
+        row, rows = self._row(run, now), feed.ask(timeline, run.run_id)
         known, replicas, scrub = rows or Timeline(), run.replicas, run.scrub
         return {
             **document("page"),

@@ -243,10 +243,10 @@ def test_many_are_read_over_several_passes(tmp_path, tmp_path_factory, monkeypat
     assert guarded.make_pass() == 0
 
 
-def test_without_a_catalogue_the_facts_are_the_same(guarded, tmp_path_factory):
-    """A feed without a catalogue remembers the rows itself, and reads as little."""
+def test_without_a_file_the_facts_are_the_same(guarded, tmp_path_factory):
+    """A catalogue in memory has the same rows, and reads as little."""
     alone = Guarded(guarded.url, tmp_path_factory.mktemp("none"))
-    alone.feed = CatalogueFeed(None)
+    alone.feed = CatalogueFeed()
     alone.make_pass()
     alone.make_pass()
     assert alone.make_pass() == 0

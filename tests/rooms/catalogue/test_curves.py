@@ -11,12 +11,15 @@ from support.counting_storage import counted
 from support.faulty_storage import Fault, Faults, FaultyStorage
 from support.tiny_run import TINY, inline
 
+from ckptguard.catalogue.catalogue import Catalogue
 from ckptguard.catalogue.curves import unpacked
+from ckptguard.catalogue.questions import curve
 from ckptguard.records.run import open_run
 from ckptguard.runs.run_view import RunView
 from ckptguard.runs.work import Work
 from ckptguard.training.signals.curve_recorder import CurveRecorder
 from ckptguard.upkeep.reconcile import PassNotes, reconcile
+from ckptguard.values.curve import Curve
 
 RECORD = "the record of the guard"
 
@@ -27,7 +30,7 @@ class Watched:
     def __init__(self, folder, *, catalogue):
         (folder / "run").mkdir()
         self.folder = folder / "run"
-        self.catalogue = PromptCatalogue(str(folder / "catalogue")) if catalogue else None
+        self.catalogue = PromptCatalogue(str(folder / "catalogue")) if catalogue else Catalogue()
         self.run, self.requests = counted(open_run(str(self.folder)))
         self.notes, self.feed = PassNotes(), CatalogueFeed(self.catalogue)
 
@@ -37,8 +40,8 @@ class Watched:
         reconcile(view, self.notes, work=Work(scanner=inline), assume_quiet=True)
         self.requests.clear()
         self.feed.note(view, Passed(notes=self.notes))
-        assert not self.feed._failed
-        row, _ = self.feed.curve(self.run.run_id)
+        assert not [one for one in self.feed._runs.values() if one.failed]
+        row, _ = self.feed.ask(curve, self.run.run_id)
         return unpacked(row), row.source, self.requests.total()
 
     def train(self, first, last):
@@ -67,7 +70,7 @@ def watched(request, tmp_path):
 
 def test_the_record_is_read_once(watched):
     """A record is taken in with the next pass; an unchanged one is not asked for again."""
-    assert watched.make_pass()[:2] == (unpacked(watched.feed.curve("")[0]), None)
+    assert watched.make_pass()[:2] == (Curve(), None)
     watched.train(1, 5)
     curve, source, requests = watched.make_pass()
     assert (curve.step, curve.loss, source) == ((1, 2, 3, 4, 5), (1.0, 1.0, "nan", 1.0, 1.0), RECORD)
@@ -115,7 +118,7 @@ def test_a_curve_that_is_gone_is_shown_no_more(watched):
     watched.train(1, 5)
     watched.make_pass()
     watched.run.records.remove("samples")
-    assert watched.make_pass()[:2] == (unpacked(watched.feed.curve("")[0]), None)
+    assert watched.make_pass()[:2] == (Curve(), None)
 
 
 @pytest.mark.parametrize("kind", [Fault.EIO, Fault.EACCES])

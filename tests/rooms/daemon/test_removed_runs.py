@@ -175,11 +175,11 @@ def test_the_page_and_status_say_the_same_of_it(tmp_path):
     """The page of a run that has ended, and `ckptguard status`."""
     guarded = watched(leftovers(tmp_path / "run"))
     assert step(guarded) == "ended"
-    [row] = Pages(SimpleNamespace(feed=CatalogueFeed(None)))._fleet([guarded])["runs"]
+    [row] = Pages(SimpleNamespace(feed=CatalogueFeed()))._fleet([guarded])["runs"]
     assert row["explanation"] == status(open_view(guarded.url, SETTINGS)).explanation
     shutil.rmtree(guarded.url)
     assert step(guarded) == "ended"
-    [row] = Pages(SimpleNamespace(feed=CatalogueFeed(None)))._fleet([guarded])["runs"]
+    [row] = Pages(SimpleNamespace(feed=CatalogueFeed()))._fleet([guarded])["runs"]
     assert (row["explanation"], row["protected"]) == ("ended: it was removed", False)
 
 

@@ -61,7 +61,7 @@ class Behind:
             loop=Loop(roster, threading.Event(), lambda run: None),
             passes=Passes(),
             presence=DaemonRecord(address="", host="", boot_id="", pid=0, started_at=""),
-            feed=CatalogueFeed(None),
+            feed=CatalogueFeed(),
             metrics=Metrics(list, lambda: 0.0),
             alive=lambda: True,
             stop=threading.Event(),

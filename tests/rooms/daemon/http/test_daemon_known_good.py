@@ -81,7 +81,7 @@ class Guarded:
             loop=self.loop,
             passes=Passes(),
             presence=presence,
-            feed=CatalogueFeed(None),
+            feed=CatalogueFeed(),
             metrics=cast(Metrics, None),
             alive=lambda: self.alive,
             stop=threading.Event(),

@@ -79,32 +79,6 @@ def since(id: CheckpointId, names: Iterable[str], outcomes: Collection[Outcome])
     return found
 
 
-def ever_good(series: str, names: Iterable[str]) -> set[CheckpointId]:
-    """Return every generation of a series that ever had a GOOD verdict."""
-    entries = (parse_verdict_name(series, name) for name in names)
-    return {e.id for e in entries if e is not None and e.outcome is Outcome.GOOD}
-
-
-def choose_known_good(
-    names: Mapping[str, Collection[str]], *, before_step: int | None = None, exclude: Collection[CheckpointId] = ()
-) -> list[Standing]:
-    """Return the generations that may be known-good, series by series, newest first.
-
-    Each of them was GOOD at some time. If its files were damaged later, a copy may still be whole, which only its entry
-    says. So the caller takes the first one whose entry says GOOD and whose bytes exist.
-    `before_step` is exclusive, and ignores names without a single number. Ids in `exclude` are left out.
-    """
-    chosen: list[Standing] = []
-    for series in sorted(names):
-        good = ever_good(series, names[series])
-        standing_of = standings(series, names[series])
-        for id, standing in sorted(standing_of.items(), key=lambda item: item[0].order, reverse=True):
-            in_time = before_step is None or id.number is None or id.number < before_step
-            if id in good and in_time and id not in exclude:
-                chosen.append(standing)
-    return chosen
-
-
 # Counters of training progress, the finest first: counters inside a checkpoint, then those in its name.
 OPTIMIZER_STEP = "optimizer step"
 COUNTERS = ("global_step", "iter_num", "iteration", "num_updates", "step", OPTIMIZER_STEP, "epoch")

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 import msgspec
 from msgspec.structs import replace
 
-from ckptguard.decisions.known_good import choose_known_good
 from ckptguard.decisions.rollback_plan import Mention, Pointed, RollbackPlan, is_needed, plan_rollback
 from ckptguard.errors import FORCE, BusyError, CouldNotTellError, NoKnownGoodError, NotGivenBackError
 from ckptguard.keep.quarantine import mark_suspect, move_aside, quarantine_checkpoint
@@ -24,7 +23,7 @@ from ckptguard.recover.put_back import staged
 from ckptguard.recover.rollback_scope import RollbackScope, training_in
 from ckptguard.recover.verify_pending import verify_pending
 from ckptguard.runs.candidates import Taken, first_whole
-from ckptguard.runs.find_known_good import Candidate, KnownGood, Wanted, known_good_candidates
+from ckptguard.runs.find_known_good import Candidate, KnownGood, Wanted, known_good_candidates, ranked_candidates
 from ckptguard.runs.lock import run_lock
 from ckptguard.runs.pointers import mentions_of, rewritten, write_pointers
 from ckptguard.runs.run_view import RunView
@@ -355,8 +354,8 @@ def _suspect_copies(view: RunView, back: GoBack, scope: RollbackScope) -> None:
     suspects = {c.id for series in scope.series for c in series.good if scope.is_newer(c)}
     if back.before_step is not None:
         own = scope.known_good.id.series
-        on_record = choose_known_good({own: view.history.names.get(own, ())})
-        suspects |= {s.id for s in on_record if (s.id.number or 0) >= back.before_step}
+        on_record = ranked_candidates(view.history, Wanted(series=own))
+        suspects |= {id for id in on_record if (id.number or 0) >= back.before_step}
     for id in sorted(suspects, key=lambda id: (id.series, id.order)):
         if view.is_good(id):
             mark_suspect(view, id, back.reason)

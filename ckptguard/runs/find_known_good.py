@@ -7,6 +7,7 @@ import contextlib
 import os
 import shlex
 from collections.abc import Callable, Iterable, Iterator
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -14,7 +15,6 @@ import msgspec
 from ckptguard.decisions.known_good import (
     IN_PLACE,
     KEPT,
-    choose_known_good,
     choose_series,
     is_ahead,
     standpoint_of,
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from ckptguard.runs.run_view import RunView  # an answer from the records needs no listing
 
 REPLICA = "replica"
+_ORDER = attrgetter("order")
 
 
 class KnownGood(msgspec.Struct, frozen=True, kw_only=True):
@@ -222,12 +223,14 @@ def _wanted_series(history: History, wanted: Wanted) -> list[str]:
 
 
 def _ranked_in(history: History, series: str, wanted: Wanted) -> Iterator[CheckpointId]:
-    """Yield the ids of a series that may be known-good, newest first, and parse no name before it is needed."""
+    """Yield the ids of a series that may be known-good, newest first, and parse no name before it is needed.
+
+    Each was GOOD at some time. If its files were damaged later, a copy may still be whole, which only its entry says.
+    """
     for step in history.steps(series, wanted.before_step):
-        names = {series: [name for names in step.entries.values() for name in names]}
-        for standing in choose_known_good(names, before_step=wanted.before_step, exclude=wanted.exclude):
-            if wanted.only in (None, standing.id) and wanted.may_be(standing.id):
-                yield standing.id
+        for id in sorted(step.was_good, key=_ORDER, reverse=True):
+            if id not in wanted.exclude and wanted.only in (None, id) and wanted.may_be(id):
+                yield id
 
 
 def _of_series(history: History, series: str, wanted: Wanted, every_copy: bool) -> Iterator[Candidate]:

@@ -11,7 +11,7 @@ from operator import attrgetter
 
 import msgspec
 
-from ckptguard.decisions.known_good import Standing, ever_good, parse_verdict_name, since, weightier
+from ckptguard.decisions.known_good import Standing, parse_verdict_name, since, weightier
 from ckptguard.errors import ObjectMissingError, RecordsError
 from ckptguard.records.kept import FOLDER as KEPT
 from ckptguard.records.ledger import FOLDER as LEDGER
@@ -44,14 +44,16 @@ _STEP = re.compile(r"\d{12}(?:-\d{12})*|-")
 
 
 class StepRecords:
-    """What the record names of one step of a series say. `entries` are the ledger names of each generation."""
+    """What the record names of one step of a series say. `entries` are the ledger names of each generation, and
+    `was_good` the generations with any verdict GOOD."""
 
-    __slots__ = ("_ids", "_series", "entries", "standings")  # there may be very many
+    __slots__ = ("_ids", "_series", "entries", "standings", "was_good")  # there may be very many
 
     def __init__(self, series: str, keys: Iterable[str] = ()) -> None:
         self._series = series
         self.entries: dict[CheckpointId, list[str]] = {}
         self.standings: dict[CheckpointId, Standing] = {}
+        self.was_good: set[CheckpointId] = set()
         self._ids: dict[str, set[CheckpointId]] = {}
         for key in keys:
             self.add(key)
@@ -65,6 +67,8 @@ class StepRecords:
                 return None
             self.entries.setdefault(entry.id, []).append(name)
             self.standings[entry.id] = weightier(self.standings.get(entry.id), entry)
+            if entry.outcome is Outcome.GOOD:
+                self.was_good.add(entry.id)
             return entry.id
         id = parse_id(self._series, name.removesuffix(".json")) if name.endswith(".json") else None
         if id is not None:
@@ -318,7 +322,11 @@ class History:
                 if mark is None or mark.path == path:
                     return None
             elif self.is_sealed(id):
-                sealed_for = (path_of or self._sealed_path)(id)
+                if path_of is not None:
+                    sealed_for = path_of(id)
+                else:
+                    manifest = self.manifest(id)
+                    sealed_for = manifest.path if manifest is not None else None
                 if sealed_for is None:
                     raise RecordsError(
                         f"the manifest of {id} of {series} is damaged: {path} cannot be compared with it",
@@ -337,10 +345,6 @@ class History:
         except RecordsError:
             return None
 
-    def _sealed_path(self, id: CheckpointId) -> str | None:
-        manifest = self.manifest(id)
-        return manifest.path if manifest is not None else None
-
     def next_id(self, series: str, step: Step) -> CheckpointId:
         """Return the id for the next content of a step. A generation with verdicts but no manifest is still open."""
         known = self.generations(series, step)
@@ -352,7 +356,7 @@ class History:
 
     def was_good(self, id: CheckpointId) -> bool:
         """True if any verdict of this generation was ever GOOD."""
-        return id in ever_good(id.series, self.entries(id))
+        return id in self._of(id).was_good
 
     def reference(self, id: CheckpointId, sizes: Mapping[str, int]) -> tuple[Manifest, Verdict | None] | None:
         """Return the manifest that a checkpoint's schema must match, and its verdict; None if it needs no reference.

@@ -215,7 +215,7 @@ def parts_of(key: str) -> list[str]:
     parts = key.split("/") if key else []
     if not is_encodable(key):
         raise DeniedError(f"{escape(key)} cannot be read: {UNNAMED}", key=escape(key))
-    if not all(map(is_plain, parts)):
+    if "\0" in key or not {"", ".", ".."}.isdisjoint(parts):
         raise DeniedError(f"not a key: {escape(key)!r}", key=escape(key))
     return parts
 

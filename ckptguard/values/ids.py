@@ -80,7 +80,7 @@ class CheckpointId(msgspec.Struct, frozen=True):
     @property
     def number(self) -> int | None:
         """The step as one number, if its name states one."""
-        return single_number(self.step)
+        return self.step if isinstance(self.step, int) else None
 
     @property
     def nth_save(self) -> str:

@@ -72,7 +72,8 @@ def lying_as(folder: int, name: str, root: str, above: Sequence[str], *, make: b
     if not is_holding(root, above):
         return name
     spelled = held_name(name)
-    if not _may_lie_bare(name) or is_there(folder, spelled):
+    is_anothers = own_name(name) != name != spelled  # the stored form of another name
+    if is_anothers or is_there(folder, spelled):
         return spelled
     return name if is_there(folder, name) or (make and are_plain(root, above)) else spelled
 
@@ -88,18 +89,15 @@ def are_plain(root: str, parts: Sequence[str]) -> bool:
     return False
 
 
-def _may_lie_bare(name: str) -> bool:
-    """True if a file stored under this plain name can be the one meant, and not another one's stored form."""
-    return own_name(name) == name or held_name(name) == name
-
-
 def lying_path(root: str, parts: Sequence[str]) -> str:
     """Return the stored path of a key's parts."""
     root, above = split_root(root)
     parts, place = [*above, *parts], root
     for depth, name in enumerate(parts):
-        held, place = os.path.join(place, held_name(name)), os.path.join(place, name)
-        bare = _may_lie_bare(name) and os.path.lexists(place) and not os.path.lexists(held)
+        spelled = held_name(name)
+        held, place = os.path.join(place, spelled), os.path.join(place, name)
+        is_anothers = own_name(name) != name != spelled
+        bare = not is_anothers and os.path.lexists(place) and not os.path.lexists(held)
         if is_holding(root, parts[:depth]) and not bare:
             place = held
     return place

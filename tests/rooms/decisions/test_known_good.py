@@ -10,7 +10,6 @@ from ckptguard.decisions.known_good import (
     NUMBER_IN_NAME,
     Standing,
     Standpoint,
-    choose_known_good,
     choose_series,
     is_ahead,
     parse_verdict_name,
@@ -58,18 +57,6 @@ def test_order_of_names_does_not_matter_and_the_worst_of_the_newest_counts(found
         newest = max(e[2] for e in own)
         assert standing.number == newest
         assert standing.outcome is worst(e[3] for e in own if e[2] == newest)
-
-
-@given(st.lists(entries, max_size=20), st.integers(0, 10**12))
-def test_nothing_that_never_was_good_is_ever_chosen(found, before):
-    """Candidates were GOOD at some time, state no step at or above the limit, and come newest first."""
-    names = {"a": [name_of(entry) for entry in found]}
-    chosen = choose_known_good(names, before_step=before)
-    was_good = {(e[0], e[1]) for e in found if e[3] is Outcome.GOOD}
-    assert all((s.id.step, s.id.generation) in was_good and (s.id.step is None or s.id.step < before) for s in chosen)
-    order = [s.id.order for s in chosen]
-    assert order == sorted(order, reverse=True)
-    assert choose_known_good(names, before_step=before, exclude=[s.id for s in chosen]) == []
 
 
 def test_foreign_names_are_no_entries():

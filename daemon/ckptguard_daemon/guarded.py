@@ -54,6 +54,7 @@ from ckptguard_daemon.log import log
 _SOONEST = 0.2
 _GOING = 2.0  # seconds without a change after which a run without records begins again
 _LONGEST_BACKOFF = 600.0
+_REFUSED_AT_MOST = 4  # passes over a run that seems to be going, until that is said
 _DOUBLINGS = 30  # of the pause between tries: more than anybody has to wait through
 _REMEMBERED = 1000
 _BETWEEN_REQUESTS = 2.0  # seconds in which other runs are asked once for room
@@ -263,6 +264,8 @@ class WatchedRun:
             elif isinstance(error, NotFoundError):
                 self.is_away = self._device is not None and os.path.isabs(self.url)
                 self._failed("waiting", error, pause=min(self.settings.scan_interval, 1.0))
+            elif isinstance(error, RunRemovedError) and self._failures < _REFUSED_AT_MOST:
+                self.due = time.monotonic() + self._backoff()  # it is going; if it stays, its records are made again
             else:
                 self._failed("failing", error, pause=self._backoff())
             return None

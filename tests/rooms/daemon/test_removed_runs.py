@@ -140,6 +140,27 @@ def test_checkpoints_that_go_during_a_pass_are_no_alarm(tmp_path, said, stays):
     assert [event for level, event in said if level == "warning"] == []
 
 
+def test_a_pass_that_cannot_write_because_a_run_goes_is_said_only_if_that_lasts(tmp_path, said, monkeypatch):
+    """Whatever it wanted to write. Another cause of trouble is said at once."""
+    run = tmp_path / "run"
+    guarded = seen(run)
+    records, troubles = str(run / "_ckptguard"), []
+
+    def refused(*_, **__):
+        troubles.append(removed(records))
+        raise troubles[-1]
+
+    said.clear()
+    monkeypatch.setattr(guarded_module, "reconcile", refused)
+    states = [step(guarded) for _ in range(6)]
+    assert states[:3] == ["guarded"] * 3
+    assert states[-1] == "failing"
+    assert said == [("warning", "failing")]
+    assert len(troubles) == 6
+    shutil.rmtree(run)
+    assert step(guarded) == "ended"
+
+
 def test_a_run_without_known_good_that_stays_is_said_by_the_next_pass(tmp_path, said, monkeypatch):
     """Something went while the pass looked for the known-good, as rotation does; it stays without one."""
     run = tmp_path / "run"

@@ -10,7 +10,7 @@ import contextlib
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 
 from ckptguard.errors import CkptguardError, RunRemovedError, SettingsError
@@ -128,6 +128,47 @@ class Hooks:
                 pass
             except CkptguardError as error:
                 self._log("hook_records", level="warning", run=run.url, reason=error.message)
+
+
+class HookSets:
+    """The hooks of many runs: one set for each way of being told."""
+
+    def __init__(self, log: Log) -> None:
+        self._log = log
+        self._lock = threading.Lock()
+        self._sets: dict[object, Hooks] = {}
+        self._ending: list[Hooks] = []
+
+    def of(self, settings: Settings) -> Hooks:
+        """Return the hooks that these settings ask for."""
+        key = _hooks_key(settings)
+        with self._lock:
+            if key not in self._sets:
+                self._sets[key] = Hooks(settings, self._log)
+            return self._sets[key]
+
+    def keep_only(self, used: Iterable[Settings]) -> None:
+        """End the others, after what they still have to tell."""
+        wanted = {_hooks_key(settings) for settings in used}
+        with self._lock:
+            for key in self._sets.keys() - wanted:
+                hooks = self._sets.pop(key)
+                hooks.end()
+                self._ending.append(hooks)
+            self._ending = [hooks for hooks in self._ending if not hooks.has_ended]
+
+    def close(self, *, patience: float) -> None:
+        """Close all, at most `patience` seconds in all."""
+        deadline = time.monotonic() + patience
+        every = (*self._sets.values(), *self._ending)
+        for hooks in every:
+            hooks.end()
+        for hooks in every:
+            hooks.close(patience=max(0.0, deadline - time.monotonic()))
+
+
+def _hooks_key(settings: Settings) -> object:
+    return settings.on_incident, settings.webhook, settings.notify
 
 
 class _Line:

@@ -16,12 +16,11 @@ from ckptguard.inspect.list_states import survey
 from ckptguard.records.daemon_record import DaemonRecord
 from ckptguard.records.run import open_run
 from ckptguard.records.who_and_when import this_host, utc_now
-from ckptguard.reporting.notify import LONGEST_CLOSE, Hooks
+from ckptguard.reporting.notify import LONGEST_CLOSE, HookSets
 from ckptguard.runs.run_view import open_view
 from ckptguard.runs.work import Work
 from ckptguard.values.exit_codes import ExitCode, of_outcomes
 from ckptguard.values.ids import run_id_of
-from ckptguard.values.settings import Settings
 from ckptguard.values.verdict import Outcome
 from ckptguard.version import __version__
 from ckptguard_daemon.application import application
@@ -115,7 +114,7 @@ class Guarding:
         only_looks: bool,
     ) -> None:
         self._presence, self._only_looks, self.stop = presence, only_looks, stop
-        self.hooks, self.runs, self.passes, self.passed = HookSets(), Roster(), Passes(), threading.Event()
+        self.hooks, self.runs, self.passes, self.passed = HookSets(log), Roster(), Passes(), threading.Event()
         self.feed, self.jobs = feed, Jobs(stop)
         self._watcher = Watcher(self._notice)
         self.loop = Loop(self.runs, stop, self._after_pass, lambda run: self._replicating.after_pass(run))
@@ -304,7 +303,7 @@ def run_once(plan: Plan, stop: threading.Event, *, metrics: MetricsOptions = NOW
     file = MetricsFile(metrics.file) if metrics.file is not None else None
     for url in plan.urls:
         open_run(url, plan.settings)
-    hooks, runs, feed = HookSets(), Roster(), CatalogueFeed()
+    hooks, runs, feed = HookSets(log), Roster(), CatalogueFeed()
     following = Following(
         plan,
         runs,
@@ -341,46 +340,6 @@ def run_once(plan: Plan, stop: threading.Event, *, metrics: MetricsOptions = NOW
             continue
         outcomes += [Outcome.PENDING if state.changed else state.outcome for state in states if state.in_place]
     return of_outcomes(outcomes, could_not_tell=not all_read)
-
-
-class HookSets:
-    """The hooks of many runs: one set for each way of being told."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._sets: dict[object, Hooks] = {}
-        self._ending: list[Hooks] = []
-
-    def of(self, settings: Settings) -> Hooks:
-        """Return the hooks that these settings ask for."""
-        key = _hooks_key(settings)
-        with self._lock:
-            if key not in self._sets:
-                self._sets[key] = Hooks(settings, log)
-            return self._sets[key]
-
-    def keep_only(self, used: Iterable[Settings]) -> None:
-        """End the others, after what they still have to tell."""
-        wanted = {_hooks_key(settings) for settings in used}
-        with self._lock:
-            for key in self._sets.keys() - wanted:
-                hooks = self._sets.pop(key)
-                hooks.end()
-                self._ending.append(hooks)
-            self._ending = [hooks for hooks in self._ending if not hooks.has_ended]
-
-    def close(self, *, patience: float) -> None:
-        """Close all, at most `patience` seconds in all."""
-        deadline = time.monotonic() + patience
-        every = (*self._sets.values(), *self._ending)
-        for hooks in every:
-            hooks.end()
-        for hooks in every:
-            hooks.close(patience=max(0.0, deadline - time.monotonic()))
-
-
-def _hooks_key(settings: Settings) -> object:
-    return settings.on_incident, settings.webhook, settings.notify
 
 
 def _settled_pass(run: WatchedRun, work: Work) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -96,13 +96,22 @@ def command(
 def _carry_out(engine: Engine, verb: str, plan: BulkPlan, runs: Sequence[FleetRun]) -> None:
     """Do what is planned, and show how far it is: by a bar on a terminal, else by a line now and then."""
     from ckptguard.bulk.job import carry_out
+    from ckptguard.errors import CkptguardError
+    from ckptguard.records.run import open_run
+    from ckptguard.reporting.notify import LONGEST_CLOSE, HookSets
 
-    of = {run.url: run for run in runs}
+    settings = {run.url: run.settings for run in runs}
     began = said = time.monotonic()
-    with _hooks() as tell, progress_bar(verb, plan.cost.bytes) as bar:
+    with contextlib.ExitStack() as stack:
+        hooks = HookSets(log_trouble)
+        stack.callback(hooks.close, patience=LONGEST_CLOSE)
+        bar = stack.enter_context(progress_bar(verb, plan.cost.bytes))
         for task, answer in carry_out(engine, plan):
             for event in answer.events:
-                tell(of[task.url], event)
+                told = hooks.of(settings[task.url])
+                with contextlib.suppress(CkptguardError):  # then it may be told again
+                    told.note(open_run(task.url, settings[task.url]))
+                told.tell(event)
             if bar is not None:
                 bar(task.bytes)
             elif not is_quiet() and time.monotonic() - said >= _LINE_EVERY:
@@ -135,28 +144,6 @@ def _looks_text(cost: LookCost) -> str:
         f"a daemon that guards them makes {cost.requests:,} requests to object stores in an idle month"
         f" (${cost.dollars:,.2f}), for each 1,000 objects of a run"
     )
-
-
-@contextlib.contextmanager
-def _hooks() -> Iterator[Callable[[FleetRun, dict[str, Any]], None]]:
-    """Yield what tells people of an event, by the hooks of the run's own settings."""
-    with contextlib.ExitStack() as held:
-        opened: dict[int, Any] = {}
-
-        def tell(run: FleetRun, event: dict[str, Any]) -> None:
-            from ckptguard.errors import CkptguardError
-            from ckptguard.records.run import open_run
-            from ckptguard.reporting.notify import LONGEST_CLOSE, Hooks
-
-            hooks = opened.get(id(run.settings))
-            if hooks is None:
-                hooks = opened[id(run.settings)] = Hooks(run.settings, log_trouble)
-                held.callback(hooks.close, patience=LONGEST_CLOSE)
-            with contextlib.suppress(CkptguardError):  # then it may be told again
-                hooks.note(open_run(run.url, run.settings))
-            hooks.tell(event)
-
-        yield tell
 
 
 def _progress_text(verb: str, plan: BulkPlan, seconds: float) -> str:

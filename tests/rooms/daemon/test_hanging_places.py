@@ -11,14 +11,14 @@ import pytest
 from ckptguard_daemon import following as following_module
 from ckptguard_daemon.following import Following
 from ckptguard_daemon.guarded import WatchedRun
+from ckptguard_daemon.log import log
 from ckptguard_daemon.plan import Plan
 from ckptguard_daemon.roster import Roster
-from ckptguard_daemon.service import HookSets
 from support.daemon_process import PATIENCE, save, until
 
 from ckptguard.fleet import Discovery, FleetRun, find_runs, read_fleet
 from ckptguard.fleet.search import Search
-from ckptguard.reporting.notify import Hooks
+from ckptguard.reporting.notify import Hooks, HookSets
 from ckptguard.values.ids import run_id_of
 from ckptguard.values.settings import Settings
 
@@ -106,7 +106,7 @@ def test_the_daemon_goes_on_and_says_so_once(mounts: Mounts, monkeypatch: pytest
     told: list[object] = []
     monkeypatch.setattr(following_module, "log", lambda event, **fields: told.append((event, fields.get("reason"))))
     monkeypatch.setattr(following_module, "_PATIENCE", 0.01)
-    roster, hooks = Roster(), HookSets()
+    roster, hooks = Roster(), HookSets(log)
 
     def make(found: FleetRun) -> WatchedRun:
         return WatchedRun(found.url, run_id_of(found.url), found.settings, hooks.of(found.settings), None)
@@ -140,7 +140,7 @@ def test_the_daemon_goes_on_and_says_so_once(mounts: Mounts, monkeypatch: pytest
 def test_hooks_that_no_run_has_any_more_end(tmp_path: Path) -> None:
     """After what they still have to tell. Those of other runs stay."""
     told = tmp_path / "told"
-    sets = HookSets()
+    sets = HookSets(log)
     gone, kept = (Settings(on_incident=("sh", "-c", f"cat > {told}-{name}")) for name in ("gone", "kept"))
     hooks: dict[str, Hooks] = {"gone": sets.of(gone), "kept": sets.of(kept)}
     hooks["gone"].tell({"event": "test", "id": "1"})

@@ -293,7 +293,7 @@ def test_a_hook_does_not_outlive_a_forced_stop(run: Path, start: Starter, tmp_pa
     """Also where the thread that would end it hangs itself."""
     began = tmp_path / "began"
     arguments = toml(tmp_path, on_incident=["sh", "-c", f"touch {began}; sleep 1000"])
-    where = program("ckptguard_daemon.service:HookSets.close", tmp_path / "hangs")
+    where = program("ckptguard.reporting.notify:HookSets.close", tmp_path / "hangs")
     save(run, 200, nan=True)
     daemon = start(run, arguments=arguments, program=where)
     until(began.exists, "the command's start")

@@ -187,9 +187,16 @@ class DaemonProcess:
             for task in Path(f"/proc/{self.process.pid}/task").iterdir():
                 with contextlib.suppress(OSError):  # a thread that ended meanwhile
                     words += (task / "children").read_text().split()
-            return int(words[0]) if words else None
+            return next((int(word) for word in words if self._has_begun(word)), None)
 
         return until(look, "a scanning process")
+
+    def _has_begun(self, pid: str) -> bool:
+        """Whether a process does what it was started for: before that it has the arguments of its parent."""
+        with contextlib.suppress(OSError):
+            own, given = (Path(f"/proc/{one}/cmdline").read_bytes() for one in (pid, self.process.pid))
+            return own not in (b"", given)
+        return False
 
     def stop(self) -> int:
         """End the daemon cleanly; its exit code."""

@@ -7,6 +7,7 @@ import os
 import stat
 import threading
 import time
+from collections.abc import Mapping
 from typing import Protocol
 
 import msgspec
@@ -161,6 +162,7 @@ class WatchedRun:
         self._asked_lock = threading.Lock()
         self._device: int | None = None  # of its folder
         self._opened: tuple[object, DaemonRecord | None] | None = None  # what `run` was opened at, and who guarded it
+        self._last_identities: dict[str, tuple[int, ...]] = {}  # of its folder and of the first of its records
         self._going: tuple[frozenset[str], float] | None = None  # what is left without records, and since when
         self._failures = 0
         self._logged: dict[str, None] = {}
@@ -188,11 +190,23 @@ class WatchedRun:
     def _open_if_changed(self) -> tuple[Run, DaemonRecord | None]:
         """Return the run, and the daemon on record. Nothing is opened and read again that certainly is as it was."""
         inside = ("", RECORDS_FOLDER, f"{RECORDS_FOLDER}/{FORMAT_KEY}", f"{RECORDS_FOLDER}/{DAEMON_KEY}")
-        now = (self.settings, *(_identity(os.path.join(self.url, key)) for key in inside))
+        identities = {key: _identity(os.path.join(self.url, key)) for key in inside}
+        self._notice_another_run(identities)
+        now = (self.settings, *identities.values())
         if self.run is None or self._opened is None or self._opened[0] != now or None in now or self.settings.records:
             self.run = self.open(self._store)
             self._opened = now, None if self._presence is None else read_daemon_record(self.run)
         return self.run, self._opened[1]
+
+    def _notice_another_run(self, identities: Mapping[str, tuple[int, ...] | None]) -> None:
+        """Know nothing any more if the run was removed and another one begun between two passes."""
+        found = {key: identities[key] for key in ("", f"{RECORDS_FOLDER}/{FORMAT_KEY}")}
+        now = {key: identity for key, identity in found.items() if identity is not None}
+        before = {key: identity for key, identity in self._last_identities.items() if key in now}
+        # On another file system it may be the same run, mounted again.
+        if any(now[key][0] == identity[0] and now[key] != identity for key, identity in before.items()):
+            self._know_nothing()
+        self._last_identities |= now
 
     def was_removed(self) -> bool:
         """True if this run was guarded, and somebody removed it, or is removing it. Never of a mount that is away."""
@@ -322,6 +336,7 @@ class WatchedRun:
             self.scrub, self.last_pass = _scrub_state(self.url, self.settings), PassResult()
             self._know_nothing()
         self._notes.was_empty = True
+        self._last_identities.clear()
         self.state, self.trouble, self.ended_at, self.ended_words, self.run = "ended", None, at, words, None
 
     def _know_nothing(self) -> None:

@@ -21,6 +21,7 @@ from ckptguard_daemon.service import run_id_of
 from support.tiny_files import WEIGHTS
 from support.tiny_run import inline, save
 
+from ckptguard.catalogue.questions import timeline
 from ckptguard.errors import NoKnownGoodError
 from ckptguard.fleet import read_fleet
 from ckptguard.inspect.status import status
@@ -61,6 +62,14 @@ def seen(run: Path, settings: Settings = SETTINGS) -> WatchedRun:
     while not guarded.verdicts:
         step(guarded)
     return guarded
+
+
+def seen_by_another(run: Path) -> WatchedRun:
+    """Another process, or a guard in the training, gives a verdict first."""
+    other = watched(run)
+    while not other.verdicts:
+        step(other)
+    return other
 
 
 def leftovers(run: Path, *, age: float = 0.0) -> Path:
@@ -237,6 +246,33 @@ def test_what_appears_where_a_run_had_ended_is_a_new_save(tmp_path, said, ended)
     while not guarded.last_pass.checked:
         step(guarded)
     assert [(str(one.id), one.outcome) for one in guarded.last_pass.checked] == [("100.2", Outcome.GOOD)]
+
+
+@pytest.mark.parametrize("guards", [False, True], ids=["unguarded", "with a guard's records"])
+def test_a_run_that_was_removed_and_begun_anew_between_two_passes_is_another(tmp_path, said, guards):
+    """Its save of the same name and verdict is the new one for the page, with the time of it."""
+    run, feed = tmp_path / "run", CatalogueFeed()
+    guarded = WatchedRun(str(run), run_id_of(str(run)), SETTINGS, Hooks(SETTINGS, lambda *_, **__: None), None, feed)
+    save(str(run), 100, 1)
+    while not guarded.verdicts:
+        step(guarded)
+    [before] = feed.ask(timeline, guarded.run_id).generations
+    run.rename(tmp_path / "aside")  # its numbers are taken
+    save(str(run), 100, 2)
+    saved = time.time() - 500.0
+    for path in (run / "model-100").iterdir():
+        os.utime(path, (saved, saved))
+    if guards:
+        begun = seen_by_another(run)
+        assert begun.verdicts == 1
+    while guarded.verdicts < 1 + (not guards):
+        step(guarded)
+    step(guarded)
+    [row] = feed.ask(timeline, guarded.run_id).generations
+    assert row.name == before.name
+    assert row.outcome == before.outcome == "good"
+    assert row.content != before.content
+    assert row.saved_at == pytest.approx(saved)
 
 
 def test_records_alone_that_were_removed_are_begun_again(tmp_path, monkeypatch, said):

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from msgspec.structs import asdict, replace
 
-from ckptguard.errors import ChangedWhileReadError, ObjectExistsError, SettingsError, StorageError, StorageFullError
+from ckptguard.errors import ChangedWhileReadError, ObjectExistsError, StorageError, StorageFullError
 from ckptguard.keep.room import fits, may_link
 from ckptguard.keep.saved_over import is_saved_over
 from ckptguard.layouts import Checkpoint
@@ -28,12 +28,13 @@ from ckptguard.records.pins import pinned_generations
 from ckptguard.records.run import Run
 from ckptguard.records.who_and_when import utc_now
 from ckptguard.runs.free_space import SHARED, file_system_of
+from ckptguard.runs.publish import Place, copy_within
 from ckptguard.runs.removal import remove_record, remove_temporary
 from ckptguard.runs.run_view import RunView
-from ckptguard.storage import Storage
 from ckptguard.storage.local.syncs import synced_together
 from ckptguard.storage.protocol import find_entry
 from ckptguard.values.ids import CheckpointId
+from ckptguard.values.record_formats import FORMAT_KEY
 from ckptguard.values.temporary_names import SAMPLE
 
 _WEAKEST = ("link", "reflink", "copy")  # a copy with several kinds of files is only as independent as its weakest file
@@ -73,9 +74,7 @@ def keep_checkpoint(
         return present
     if read_set_aside(run, id) is not None:
         return None  # its whole files may be the last ones, which a repair needs
-    try:
-        storage, run_prefix, records_prefix = run.shared()
-    except SettingsError:
+    if not run.has_shared:
         return None
     if how is None:
         how = settings.keep
@@ -86,21 +85,19 @@ def keep_checkpoint(
         release(run, id)  # of the same save, before it was finished
     folder = kept_folder(id)
     remove_record(run, folder)  # leftovers of an unfinished copy
-    if how == "clone" and _takes_bytes(storage, records_prefix, folder, how):
+    if how == "clone" and _takes_bytes(run, folder, how):
         how = "copy"
     if how == "copy" and not fits(view, checkpoint.bytes, independent=True):
         how = "link"
     if how != "copy" and not fits(view, checkpoint.bytes, independent=False):
         wanted = always or may_link(view, checkpoint, id)
-        if not wanted or _takes_bytes(storage, records_prefix, folder, how):
+        if not wanted or _takes_bytes(run, folder, how):
             return None
-    done = []
-    file_system = file_system_of(run.records)
+    file_system, place, kept = file_system_of(run.records), Place(run.storage), Place(run.records, folder + "/")
     try:
         # Synced before the mark, which makes them count.
         with SHARED.copying(file_system, checkpoint.bytes if how == "copy" else 0), synced_together(run.records.url):
-            for key in checkpoint.files:
-                done.append(storage.copy(run_prefix + key, f"{records_prefix}{folder}/{key}", how=how))
+            done = [copy_within(run, place, kept, file, how=how) for file in checkpoint.files]
     except StorageError as error:
         remove_record(run, folder)
         if isinstance(error, StorageFullError):
@@ -137,18 +134,18 @@ def _is_as_listed(view: RunView, copy: KeptCopy) -> bool:
     return now is not None and copy.lies_in(now.entries)
 
 
-def _takes_bytes(storage: Storage, records_prefix: str, folder: str, how: str) -> bool:
+def _takes_bytes(run: Run, folder: str, how: str) -> bool:
     """True if a copy made like this certainly shares no bytes. It is tried with a small record of ours."""
-    if storage.root is None:
+    if run.records.root is None:
         return False
-    sample = f"{records_prefix}{folder}/{SAMPLE.new()}"
+    sample = f"{folder}/{SAMPLE.new()}"
     try:
-        return storage.copy(f"{records_prefix}format.json", sample, how=how) == "copy"
+        return run.records.copy(FORMAT_KEY, sample, how=how) == "copy"
     except StorageError:
         return False
     finally:
         with contextlib.suppress(StorageError):
-            remove_temporary(storage, sample)
+            remove_temporary(run.records, sample)
 
 
 def release(run: Run, id: CheckpointId) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
@@ -18,15 +19,14 @@ from ckptguard.records.run import Run
 from ckptguard.records.who_and_when import seconds_of
 from ckptguard.runs.free_space import SHARED, file_system_of
 from ckptguard.runs.lock import run_lock
+from ckptguard.runs.publish import Place, publish_file
 from ckptguard.runs.run_view import RunView
 from ckptguard.runs.work import Work
-from ckptguard.scan.paced_reader import Pace, read_through
+from ckptguard.scan.paced_reader import Pace
 from ckptguard.scan.process.low_priority import lower_priority
-from ckptguard.storage.protocol import find_entry
-from ckptguard.values.manifest import File, Manifest
+from ckptguard.values.manifest import Manifest
 
 _LINK_ONLY = "{path} is kept, but not against being overwritten: {why}"
-_REMOTE_BLOCK = 8 << 20  # each is one request
 
 
 def give_own_bytes(view: RunView, work: Work, *, saved_over: bool) -> list[str]:
@@ -99,9 +99,8 @@ def _replace_links(view: RunView, copy: KeptCopy, manifest: Manifest, work: Work
     """
     run = view.run
     inodes = {file: inode for file, (_, _, inode, _) in zip(copy.files, copy.sources, strict=False)}
-    linked = [
-        f for f in manifest.files if (e := find_entry(run.records, copy.key(f.path))) and e.inode == inodes[f.path]
-    ]
+    kept = Place(run.records, copy.folder + "/")
+    linked = [file for file in manifest.files if (e := kept.entry(file.path)) and e.inode == inodes[file.path]]
 
     def hold() -> None:
         if work.is_stopped():
@@ -111,7 +110,7 @@ def _replace_links(view: RunView, copy: KeptCopy, manifest: Manifest, work: Work
     with SHARED.copying(file_system, sum(f.size for f in linked)):
         for file in linked:
             try:
-                wrong = _replace_link(run, copy, file, pace)
+                wrong = publish_file(kept, kept, file, pace, replace=True, committing=_while_kept(run, copy))
             except StorageFullError:
                 SHARED.note_full(file_system)
                 raise
@@ -123,25 +122,10 @@ def _replace_links(view: RunView, copy: KeptCopy, manifest: Manifest, work: Work
     return None
 
 
-def _replace_link(run: Run, copy: KeptCopy, file: File, pace: Pace) -> str | None:
-    # Imported here, because a daemon that copies nothing does not need it.
-    from ckptguard.scan.sealed_stream import SealedStream
-    from ckptguard.scan.thread_buffers import BLOCK
-
-    key, stream, remote = copy.key(file.path), SealedStream(file), run.records.root is None
-    with run.records.open(key) as reader, run.records.upload(key, replace=True) as upload:
-
-        def take(block: bytes) -> None:
-            stream.add(block)
-            upload.write(block)
-
-        read_through(reader, take, pace, block=_REMOTE_BLOCK if remote else BLOCK, remote=remote)
-        reader.check_unchanged()
-        wrong = stream.wrong()
-        if wrong is not None:
-            return wrong
-        with run_lock(run):
-            if read_kept(run, copy.id) != copy:
-                raise BusyError("it was released meanwhile")
-            upload.commit()
-    return None
+@contextlib.contextmanager
+def _while_kept(run: Run, copy: KeptCopy) -> Iterator[None]:
+    """Hold the run's lock. Raises BusyError if the copy is no longer kept."""
+    with run_lock(run):
+        if read_kept(run, copy.id) != copy:
+            raise BusyError("it was released meanwhile")
+        yield

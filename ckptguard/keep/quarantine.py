@@ -15,6 +15,7 @@ from ckptguard.records.quarantine import Quarantined, mark_moved, mark_quarantin
 from ckptguard.records.run import Run
 from ckptguard.records.who_and_when import utc_now
 from ckptguard.runs.lock import run_lock
+from ckptguard.runs.publish import Place, move_within
 from ckptguard.runs.run_view import RunView
 from ckptguard.storage.protocol import find_entry
 from ckptguard.values.ids import CheckpointId
@@ -116,12 +117,12 @@ def mark_suspect(view: RunView, id: CheckpointId, reason: str) -> None:
 
 
 def _move_files(run: Run, path: str, files: Sequence[str], folder: str) -> None:
-    storage, run_prefix, records_prefix = run.shared()
+    place = Place(run.storage)
     # A folder is moved as one piece, with everything nested in it. Model files at the run's root are moved one by one.
     for key in tops(path, files):
         try:
-            storage.move(run_prefix + key, f"{records_prefix}{folder}/{key}")
+            move_within(run, place, Place(run.records, folder + "/"), key)
         except ObjectMissingError:
             continue  # moved before a crash, or deleted by the trainer meanwhile
         except ObjectExistsError:
-            storage.move(run_prefix + key, f"{records_prefix}{folder}.{uuid.uuid4().hex[:8]}/{key}")
+            move_within(run, place, Place(run.records, f"{folder}.{uuid.uuid4().hex[:8]}/"), key)

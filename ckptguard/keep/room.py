@@ -11,7 +11,6 @@ import stat
 from dataclasses import dataclass
 
 from ckptguard.decisions.room import Held, SeriesSaves, next_save
-from ckptguard.errors import SettingsError
 from ckptguard.keep.saved_over import frees_before_writing, keeps_old_bytes
 from ckptguard.layouts import Checkpoint
 from ckptguard.records.kept import KeptCopy, list_kept, list_set_aside, read_kept, read_set_aside
@@ -101,9 +100,7 @@ def held_copies(view: RunView) -> list[HeldCopy]:
     """Return the kept copies of a run, the oldest first. These stay: pinned ones, and in each series the bytes of one
     good save, which is the newest that has safe ones."""
     run = view.run
-    try:
-        run.shared()
-    except SettingsError:
+    if not run.has_shared:
         return []
     pinned = pinned_generations(run)
     found: list[HeldCopy] = []

@@ -59,6 +59,11 @@ class Run(msgspec.Struct, frozen=True):
         """Return an absolute path or URL for a key of the records."""
         return self.records.path_of(key)
 
+    @property
+    def has_shared(self) -> bool:
+        """True if one storage contains the run and the records, so that files can be copied and moved between them."""
+        return self.records_inside or (self.storage.root is not None and self.records.root is not None)
+
     def shared(self) -> tuple[Storage, str, str]:
         """Return one storage that contains the run and the records, and the key prefix of each.
 

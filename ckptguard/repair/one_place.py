@@ -22,14 +22,13 @@ from ckptguard.replicas.replicate import open_replicas
 from ckptguard.reporting.open_and_close import leave_report
 from ckptguard.runs.file_signatures import all_there
 from ckptguard.runs.lock import run_lock
+from ckptguard.runs.publish import Place
 from ckptguard.runs.results import Checked
 from ckptguard.runs.run_view import RunView
 from ckptguard.runs.sealed_content import sealed_outcome
 from ckptguard.runs.settling import youngest_age
 from ckptguard.runs.work import Work
 from ckptguard.scan.reread import WrongFile, reread
-from ckptguard.storage import Storage
-from ckptguard.storage.protocol import find_entry
 from ckptguard.storage.redaction import plain_url
 from ckptguard.values.ids import CheckpointId
 from ckptguard.values.manifest import Manifest
@@ -101,7 +100,7 @@ class Repair:
         """Return the replicas as the farthest sources. They are opened only when nothing else helps."""
         if self.opened is None:
             runs = [view.run for view in open_replicas(self.view)]
-            self.opened = [CopySource(f"replica {plain_url(run.url)}", run.storage, near=False) for run in runs]
+            self.opened = [CopySource(run.storage, name=f"replica {plain_url(run.url)}", near=False) for run in runs]
         return self.opened
 
     def note(self, target: ToRepair, damaged: Damaged, source: str | None, *, reason: str = "") -> None:
@@ -129,7 +128,7 @@ def repair_place(repair: Repair, target: ToRepair) -> None:
             f"{manifest.path} was written {age:.1f} s ago: training may still be writing it",
             hint="try again when training has finished writing it",
         )
-    damaged = _damaged(run.storage, manifest)
+    damaged = _damaged(Place(run.storage), manifest)
     copy = read_kept(run, id)
     linked = copy is not None and shares_place(run, copy, copy.files)  # then it is no independent copy
     if checkpoint is not None and not _is_still(repair, checkpoint, id, damaged=bool(damaged)):
@@ -143,7 +142,7 @@ def repair_place(repair: Repair, target: ToRepair) -> None:
             repair.note(target, one, None, reason="the sealed bytes were not good either")
         return
     beside = read_kept(run, id) or read_set_aside(run, id)  # its other files may be whole
-    sources = [*repair.staged, *([CopySource("kept copy", run.records, beside.folder + "/")] if beside else [])]
+    sources = [*repair.staged, *([CopySource(run.records, beside.folder + "/", name="kept copy")] if beside else [])]
     done = _put_right(repair, target, damaged, sources, none=LINKED if linked else _NO_COPY)
     if not done:
         return
@@ -163,12 +162,12 @@ def repair_kept(repair: Repair, target: ToRepair) -> None:
     copy = aside or marked
     if copy is None or (aside is None and shares_place(run, copy, copy.files)):
         return
-    damaged = _damaged(run.records, manifest, copy.folder + "/")
+    damaged = _damaged(Place(run.records, copy.folder + "/"), manifest)
     if aside is None and not damaged:
         return
     if not repair.dry_run:
         set_aside(run, copy)
-    done = _put_right(repair, target, damaged, [CopySource("place", run.storage)])
+    done = _put_right(repair, target, damaged, [CopySource(run.storage, name="place")])
     if repair.dry_run or len(done) < len(damaged):
         return
     reinstate_kept(run, copy)
@@ -178,11 +177,10 @@ def repair_kept(repair: Repair, target: ToRepair) -> None:
     _close_incidents(run, about, done)
 
 
-def _damaged(storage: Storage, manifest: Manifest, prefix: str = "") -> list[Damaged]:
+def _damaged(place: Place, manifest: Manifest) -> list[Damaged]:
     """Return the files whose bytes on the disk are wrong now."""
-    keys = [(file, prefix + file.path) for file in manifest.files]
-    wrong = [(file, key) for file, key in keys if reread(storage, key, file) is not None]
-    return [Damaged(file, storage, key, find_entry(storage, key)) for file, key in wrong]
+    wrong = [file for file in manifest.files if reread(place.storage, place.key(file.path), file) is not None]
+    return [Damaged(file, place, place.entry(file.path)) for file in wrong]
 
 
 def _is_still(repair: Repair, checkpoint: Checkpoint, wanted: CheckpointId, *, damaged: bool) -> bool:
@@ -218,14 +216,15 @@ def _put_right(
     # If the settings want full copies, a repaired file is one, too.
     run, how = repair.run, "copy" if repair.view.settings.keep == "copy" else "clone"
     ready, done = [], []
-    with nullcontext(Staged("")) if repair.dry_run else staging(run, damaged[0].storage) as staged:
+    storage = damaged[0].storage
+    with nullcontext(Staged(Place(storage))) if repair.dry_run else staging(run, storage) as staged:
         for one in damaged:
             source, why = whole_source(one, sources)
             if source is None:
                 source, more = whole_source(one, repair.replicas())
                 why = "; ".join(reason for reason in (why or none, more) if reason)
             if source is not None:
-                why = "" if repair.dry_run else stage(run, one, source, staged.prefix, how=how) or ""
+                why = "" if repair.dry_run else stage(run, one, source, staged.place, how=how) or ""
             if source is None or why:
                 repair.note(target, one, None, reason=why)
             elif repair.dry_run:
@@ -236,9 +235,9 @@ def _put_right(
         for one, name in ready:
             staged.needed = True
             try:
-                exchange(run, one, staged.prefix, aside)
+                exchange(run, one, staged.place, aside)
             except BusyError:
-                staged.needed = find_entry(one.storage, one.key) is None
+                staged.needed = one.now() is None
                 raise
             staged.needed = False
             done.append((one, name))

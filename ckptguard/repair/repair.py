@@ -139,7 +139,7 @@ def _finish(one: Repair) -> None:
     hit = _current(history, lambda manifest: not missing.isdisjoint(_paths(manifest))) if missing else []
     targets = [ToRepair(manifest, IN_PLACE) for manifest in hit]
     beside = [(storage, folder) for storage, folder in folders if storage is run.storage]
-    one.staged = [CopySource("copy that was staged", storage, folder + "/") for storage, folder in beside]
+    one.staged = [CopySource(storage, folder + "/", name="copy that was staged") for storage, folder in beside]
     _repair_all(one, targets, named=False)
     one.staged = []
     if all(find_entry(run.storage, file) is not None for target in targets for file in _paths(target.manifest)):

@@ -15,54 +15,59 @@ import msgspec
 
 from ckptguard.errors import BusyError, CouldNotTellError, ObjectExistsError, ObjectMissingError, StorageError
 from ckptguard.records.run import Run
+from ckptguard.runs.publish import Place, copy_within, move_within, publish_file
 from ckptguard.runs.removal import remove_record, remove_temporary
 from ckptguard.runs.settling import is_old
+from ckptguard.scan.paced_reader import Pace
 from ckptguard.scan.reread import reread
 from ckptguard.storage import Entry, Storage
 from ckptguard.storage.local.writes import swap_files
-from ckptguard.storage.protocol import find_entry
 from ckptguard.values.ids import is_safe_path
 from ckptguard.values.manifest import File
 from ckptguard.values.temporary_names import REPAIR, REPAIR_OF_COPY
 
 LINKED = "the kept copy is a hard link to the damaged file"
-_BLOCK = 4 << 20
 
 
-class CopySource(msgspec.Struct, frozen=True):
-    """Another place with a generation's files, under `prefix` plus their paths in the run. `storage` belongs to this
-    run, its records, or another run."""
+class CopySource(Place, frozen=True, kw_only=True):
+    """Another place with a generation's files. `storage` belongs to this run, its records, or another run."""
 
     name: str
-    storage: Storage
-    prefix: str = ""
     near: bool = True  # on the same file system as the damaged file: equal inodes are one file
-
-    def key(self, file: str) -> str:
-        """Return the key of a file there."""
-        return self.prefix + file
 
 
 class Damaged(msgspec.Struct, frozen=True):
-    """One file to repair: its `key` in `storage`, and its entry when it was checked."""
+    """One file to repair, its place, and its entry when it was checked."""
 
     file: File
-    storage: Storage
-    key: str
+    place: Place
     seen: Entry | None
+
+    @property
+    def storage(self) -> Storage:
+        """Where it is."""
+        return self.place.storage
+
+    @property
+    def path(self) -> str:
+        """Its path in the run."""
+        return self.file.path
+
+    def now(self) -> Entry | None:
+        """Return what has its name now."""
+        return self.place.entry(self.path)
 
 
 def whole_source(damaged: Damaged, sources: Sequence[CopySource]) -> tuple[CopySource | None, str]:
     """Return the first source with the right bytes of a file, read now from the disk; else why none has them."""
     reasons = []
     for source in sources:
-        key = source.key(damaged.file.path)
-        entry = find_entry(source.storage, key) if source.near else None
+        entry = source.entry(damaged.path) if source.near else None
         if entry is not None and damaged.seen is not None and entry.inode == damaged.seen.inode is not None:
             reasons.append(LINKED)
             continue
         try:
-            wrong = reread(source.storage, key, damaged.file)
+            wrong = reread(source.storage, source.key(damaged.path), damaged.file)
         except CouldNotTellError as error:
             reasons.append(f"the {source.name} cannot be read: {error.message}")
             continue
@@ -76,7 +81,7 @@ def whole_source(damaged: Damaged, sources: Sequence[CopySource]) -> tuple[CopyS
 class Staged:
     """Where files are staged. `needed`: a name is free until its staged file takes it."""
 
-    prefix: str
+    place: Place
     needed: bool = False
 
 
@@ -84,7 +89,7 @@ class Staged:
 def staging(run: Run, storage: Storage) -> Iterator[Staged]:
     """Make a place for staged files, in the run or its records. It is removed at the end, unless it is still needed."""
     folder = (REPAIR_OF_COPY if storage is run.records else REPAIR).new()
-    staged = Staged(folder + "/")
+    staged = Staged(Place(storage, folder + "/"))
     try:
         yield staged
     finally:
@@ -93,34 +98,38 @@ def staging(run: Run, storage: Storage) -> Iterator[Staged]:
                 remove_temporary(storage, folder)
 
 
-def stage(run: Run, damaged: Damaged, source: CopySource, prefix: str, *, how: str) -> str | None:
+def stage(run: Run, damaged: Damaged, source: CopySource, staged: Place, *, how: str) -> str | None:
     """Copy a file to the staging place, and read it back. Returns what is wrong with it, or None.
 
     The copy is never a link: changes to one file must not reach the other. StorageFullError leaves nothing there.
     """
-    target = prefix + damaged.file.path
-    _copy(run, source, damaged, target, how)
-    wrong = reread(damaged.storage, target, damaged.file)
-    return None if wrong is None else f"{damaged.file.path} was not copied correctly: {wrong.message}"
+    wrong = None
+    if source.storage in (run.storage, run.records):
+        copy_within(run, source, staged, damaged.path, how=how)
+    else:
+        wrong = publish_file(source, staged, damaged.file, Pace())
+    if wrong is None:
+        found = reread(staged.storage, staged.key(damaged.path), damaged.file)
+        wrong = None if found is None else found.message
+    return None if wrong is None else f"{damaged.path} was not copied correctly: {wrong}"
 
 
-def exchange(run: Run, damaged: Damaged, prefix: str, aside: str) -> None:
-    """Move the damaged file to `aside`, a folder in the records, and the staged file to its name.
+def exchange(run: Run, damaged: Damaged, staged: Place, folder: str) -> None:
+    """Move the damaged file to a folder in the records, and the staged file to its name.
 
     Raises BusyError if another process saved a file there meanwhile. That file is not lost.
     """
-    seen, staged, target = damaged.seen, prefix + damaged.file.path, f"{aside}/{damaged.file.path}"
-    now = find_entry(damaged.storage, damaged.key)
+    seen, now, aside = damaged.seen, damaged.now(), Place(run.records, folder + "/")
     if (now and now.signature) != (seen and seen.signature):
-        raise BusyError(f"{damaged.file.path} changed while it was repaired")
-    if _swapped(run, damaged, staged, target):
+        raise BusyError(f"{damaged.path} changed while it was repaired")
+    if _swapped(run, damaged, staged, aside):
         return
     if seen is not None:
-        _to_records(run, damaged, target)
+        _move_aside(run, damaged, aside)
     try:
-        damaged.storage.move(staged, damaged.key)
+        move_within(run, staged, damaged.place, damaged.path)
     except ObjectExistsError:
-        raise BusyError(f"{damaged.file.path} was saved again while it was repaired") from None
+        raise _saved_again(damaged) from None
 
 
 def cut_short(run: Run) -> tuple[set[str], list[tuple[Storage, str]]]:
@@ -146,50 +155,36 @@ def cut_short(run: Run) -> tuple[set[str], list[tuple[Storage, str]]]:
     return files, folders
 
 
-def _copy(run: Run, source: CopySource, damaged: Damaged, target: str, how: str) -> None:
-    own = (run.storage, run.records)
-    if source.storage in own and damaged.storage in own:
-        storage, run_prefix, records_prefix = run.shared()
-        begin, end = (run_prefix if s is run.storage else records_prefix for s in (source.storage, damaged.storage))
-        storage.copy(begin + source.key(damaged.file.path), end + target, how=how)
-        return
-    with source.storage.open(source.key(damaged.file.path)) as reader, damaged.storage.upload(target) as upload:
-        for offset in range(0, reader.entry.size, _BLOCK):
-            upload.write(reader.read(offset, min(_BLOCK, reader.entry.size - offset)))
-        reader.check_unchanged()
-        upload.commit()
-
-
-def _swapped(run: Run, damaged: Damaged, staged: str, target: str) -> bool:
-    """Link the damaged file to `target`, then exchange the two files in one step. False, without a change, if that is
-    impossible."""
+def _swapped(run: Run, damaged: Damaged, staged: Place, aside: Place) -> bool:
+    """Link the damaged file aside, then exchange it with the staged one in one step. False, without a change, if that
+    is impossible."""
     root, seen = damaged.storage.root, damaged.seen
     if root is None or seen is None or seen.kind != "file":
         return False
-    storage, run_prefix, records_prefix = run.shared()
-    begin = records_prefix if damaged.storage is run.records else run_prefix
     try:
-        storage.copy(begin + damaged.key, records_prefix + target, how="link")
+        copy_within(run, damaged.place, aside, damaged.path, how="link")
     except StorageError:
         return False
-    if not swap_files(root, staged, damaged.key):
-        remove_record(run, target)
+    names = staged.key(damaged.path), damaged.place.key(damaged.path)
+    if not swap_files(root, *names):
+        remove_record(run, aside.key(damaged.path))
         return False
-    out = find_entry(damaged.storage, staged)
+    out = staged.entry(damaged.path)
     if out is None or out.signature != seen.signature:
-        swap_files(root, staged, damaged.key)
-        remove_record(run, target)
-        raise BusyError(f"{damaged.file.path} was saved again while it was repaired")
-    remove_temporary(damaged.storage, staged)
+        swap_files(root, *names)
+        remove_record(run, aside.key(damaged.path))
+        raise _saved_again(damaged)
+    remove_temporary(staged.storage, names[0])
     return True
 
 
-def _to_records(run: Run, damaged: Damaged, target: str) -> None:
-    storage, run_prefix, records_prefix = run.shared()
-    begin = records_prefix if damaged.storage is run.records else run_prefix
-    storage.move(begin + damaged.key, records_prefix + target)
-    moved = storage.stat(records_prefix + target)
-    assert damaged.seen is not None
-    if storage.root is not None and moved.signature != damaged.seen.signature:
-        storage.move(records_prefix + target, begin + damaged.key)  # a trainer saved between the check and the move
-        raise BusyError(f"{damaged.file.path} was saved again while it was repaired")
+def _move_aside(run: Run, damaged: Damaged, aside: Place) -> None:
+    move_within(run, damaged.place, aside, damaged.path)
+    moved = aside.entry(damaged.path)
+    if damaged.storage.root is not None and (moved and moved.signature) != (damaged.seen and damaged.seen.signature):
+        move_within(run, aside, damaged.place, damaged.path)  # a trainer saved between the check and the move
+        raise _saved_again(damaged)
+
+
+def _saved_again(damaged: Damaged) -> BusyError:
+    return BusyError(f"{damaged.path} was saved again while it was repaired")

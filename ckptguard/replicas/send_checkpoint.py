@@ -7,7 +7,6 @@ import contextlib
 import shlex
 import threading
 import uuid
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,15 +29,14 @@ from ckptguard.runs.file_signatures import looks_as_read
 from ckptguard.runs.find_known_good import Candidate
 from ckptguard.runs.free_space import need_room
 from ckptguard.runs.history import History
+from ckptguard.runs.publish import Place, for_each, move_within, publish_file
 from ckptguard.runs.removal import remove_record, remove_wrong_copy
 from ckptguard.runs.run_view import RunView
 from ckptguard.runs.sealed_content import sealed_outcome
 from ckptguard.runs.work import Work
-from ckptguard.scan.paced_reader import Pace, read_through
+from ckptguard.scan.paced_reader import Pace
 from ckptguard.scan.reread import read_back
-from ckptguard.storage import Storage
 from ckptguard.storage.protocol import find_entry
-from ckptguard.storage.remote.upload import SMALLEST_PART
 from ckptguard.values.ids import CheckpointId
 from ckptguard.values.manifest import File, Manifest, decode_manifest, identity
 from ckptguard.values.record_formats import VERDICT
@@ -47,7 +45,6 @@ from ckptguard.values.verdict import Facts, Finding, Outcome, Severity, Verdict,
 from ckptguard.verification.checkpoint import Verification, verify_checkpoint
 from ckptguard.version import __version__
 
-_FILES_AT_ONCE = 3
 _TRIES = 2  # in case a source is readable at the second attempt, or a store corrupted what was sent
 _CHECK = "replica"
 _ARRIVED = "every byte was read back here and is as it was sealed"
@@ -64,16 +61,15 @@ class Delivery(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass
 class Sending:
-    """The state of sending one checkpoint to `storage`, below `prefix`. `places` are its whole copies, best first."""
+    """The state of sending one checkpoint to the place `to`. `places` are its whole copies, best first."""
 
     source: RunView
     target: RunView
     candidate: Candidate
     work: Work
     pace: Pace
-    storage: Storage
-    prefix: str
-    places: list[tuple[Storage, str]]
+    to: Place
+    places: list[Place]
     sent: int = 0
     claimed: dict[str, CheckpointId] | None = None  # the target's files that belong to other checkpoints
     lock: threading.Lock = field(default_factory=threading.Lock)  # for the changing fields above, and the views
@@ -96,17 +92,16 @@ def send_checkpoint(source: RunView, target: RunView, candidate: Candidate, *, w
     lies = target.history.current(id.series, id.step, manifest.path)
     # The path belongs to the generation that is there, even if older ones of the step miss their files.
     aside = lies not in (None, id) or read_kept(target.run, id) is not None
-    places = [(source.run.storage, "")] if candidate.in_place else []
+    places = [Place(source.run.storage)] if candidate.in_place else []
     if candidate.copy is not None:
-        places.append((source.run.records, candidate.copy.folder + "/"))
+        places.append(Place(source.run.records, candidate.copy.folder + "/"))
     sending = Sending(
         source=source,
         target=target,
         candidate=candidate,
         work=work,
         pace=pace,
-        storage=target.run.records if aside else target.run.storage,
-        prefix=kept_folder(id) + "/" if aside else "",
+        to=Place(target.run.records, kept_folder(id) + "/") if aside else Place(target.run.storage),
         places=places,
     )
     _need_room(sending)
@@ -164,17 +159,17 @@ def _whole_manifest(target: Run, id: CheckpointId) -> bytes | None:
 
 def _need_room(sending: Sending) -> None:
     """Raise StorageFullError before the first byte if the missing files do not fit."""
-    if sending.storage.free_space() is None:
+    if sending.to.storage.free_space() is None:
         return
-    now = ((find_entry(sending.storage, sending.prefix + f.path), f.size) for f in sending.candidate.manifest.files)
+    now = ((sending.to.entry(f.path), f.size) for f in sending.candidate.manifest.files)
     missing = sum(size for entry, size in now if entry is None or entry.size != size)
-    need_room(sending.storage, missing, f"the replica of {sending.candidate.answer.path}")
+    need_room(sending.to.storage, missing, f"the replica of {sending.candidate.answer.path}")
 
 
 def _commit(sending: Sending, *, aside: bool, occupant: CheckpointId | None) -> str | None:
     """Seal it there. Returns a sentence if another process was first."""
     target, manifest, id = sending.target, sending.candidate.manifest, sending.candidate.id
-    files = tuple(_as_described(file, sending.storage, sending.prefix + file.path, aside) for file in manifest.files)
+    files = tuple(_as_described(file, sending.to, aside) for file in manifest.files)
     manifest = msgspec.structs.replace(manifest, files=files, nonce=uuid.uuid4().hex)
     if aside:
         _mark_kept(target.run, manifest)
@@ -191,11 +186,11 @@ def _commit(sending: Sending, *, aside: bool, occupant: CheckpointId | None) -> 
     return None
 
 
-def _as_described(file: File, storage: Storage, key: str, aside: bool) -> File:
+def _as_described(file: File, place: Place, aside: bool) -> File:
     """Describe the file as its new place reports it. A kept copy has no place in the run."""
     if aside:
         return msgspec.structs.replace(file, mtime_ns=None, inode=None, etag=None)
-    entry = storage.stat(key)
+    entry = place.storage.stat(place.key(file.path))
     return msgspec.structs.replace(file, mtime_ns=entry.mtime_ns, inode=entry.inode, etag=entry.etag)
 
 
@@ -226,7 +221,7 @@ def _give_verdict(sending: Sending, *, sealed_before: bool) -> None:
     arrived = Finding(check=_CHECK, severity=Severity.NOTICE, message=_ARRIVED)
     verdict = msgspec.structs.replace(verdict_on_content(before, arrived), read_back="bytes")
     if sealed_before and verdict.outcome is Outcome.GOOD:
-        entries = [sending.storage.stat(file.path) for file in sending.candidate.manifest.files]
+        entries = [sending.to.storage.stat(file.path) for file in sending.candidate.manifest.files]
         verdict = msgspec.structs.replace(verdict, seen=tuple((e.key, *e.signature) for e in entries))
     target.history.add_verdict(verdict)
 
@@ -253,59 +248,47 @@ def verdict_on_content(before: Verdict, *more: Finding) -> Verdict:
 def send_files(sending: Sending) -> str | None:
     """Send every file and read it back. Returns what is wrong with the source, if it is damaged. Damage found in the
     source gets its verdict there. Raises CouldNotTellError if a file could not be sent."""
-    files = sorted(sending.candidate.manifest.files, key=lambda f: -f.size)
-    with ThreadPoolExecutor(min(_FILES_AT_ONCE, len(files) or 1), thread_name_prefix="ckptguard-send") as threads:
-        tasks = [threads.submit(_have_file, sending, file) for file in files]
-        try:
-            wait(tasks, return_when=FIRST_EXCEPTION)
-        finally:
-            for one in tasks:
-                one.cancel()
-    failed = [error for one in tasks if not one.cancelled() and (error := one.exception()) is not None]
-    if failed:
-        raise failed[0]
-    return next((wrong for one in tasks if (wrong := one.result()) is not None), None)
+    found = for_each(sending.candidate.manifest.files, lambda file: _have_file(sending, file))
+    return next((wrong for wrong in found if wrong is not None), None)
 
 
 def _have_file(sending: Sending, file: File) -> str | None:
     """Send one file. An existing file counts if it is whole; a wrong one is replaced."""
-    key = sending.prefix + file.path
-    wrong = _wrong_there(sending, key, file)
+    wrong = _wrong_there(sending, file)
     for _ in range(_TRIES):
         if wrong:
-            _move_aside(sending, key, file)
+            _move_aside(sending, file)
         if wrong is not None:
-            damaged = _send_from_any_place(sending, key, file)
+            damaged = _send_from_any_place(sending, file)
             if damaged is not None:
                 return damaged
-            wrong = _wrong_there(sending, key, file)
+            wrong = _wrong_there(sending, file)
     if wrong:
-        remove_wrong_copy(sending.storage, key)
+        remove_wrong_copy(sending.to.storage, sending.to.key(file.path))
     if wrong is not None:
         url = sending.target.run.url
         raise CouldNotTellError(f"{url} does not hold what was sent: {wrong or file.path + ' is not there'}")
     return None
 
 
-def _wrong_there(sending: Sending, key: str, file: File) -> str | None:
+def _wrong_there(sending: Sending, file: File) -> str | None:
     """Return None if the file exists and is whole, "" if it does not exist, else what is wrong."""
     try:
-        wrong = read_back(sending.storage, key, file, sending.pace)
+        wrong = read_back(sending.to.storage, sending.to.key(file.path), file, sending.pace)
     except ObjectMissingError:
         return ""
     return None if wrong is None else f"{file.path}: {wrong.message}"
 
 
-def _move_aside(sending: Sending, key: str, file: File) -> None:
+def _move_aside(sending: Sending, file: File) -> None:
     """Move a damaged or foreign file out of the way. It is kept, but not in place."""
-    if sending.prefix:
-        remove_wrong_copy(sending.storage, key)
+    run, to = sending.target.run, sending.to
+    if to.prefix:
+        remove_wrong_copy(to.storage, to.key(file.path))
         return
     _refuse_claimed(sending, file.path)
-    storage, run_prefix, records_prefix = sending.target.run.shared()
-    folder = damaged_folder(sending.candidate.id)
     with contextlib.suppress(ObjectMissingError):
-        storage.move(run_prefix + key, f"{records_prefix}{folder}/{key}")
+        move_within(run, to, Place(run.records, damaged_folder(sending.candidate.id) + "/"), file.path)
 
 
 def _refuse_claimed(sending: Sending, path: str) -> None:
@@ -330,13 +313,13 @@ def _claimed(history: History, but: CheckpointId) -> dict[str, CheckpointId]:
     return {file.path: one.id for one in manifests if one is not None for file in one.files}
 
 
-def _send_from_any_place(sending: Sending, key: str, file: File) -> str | None:
+def _send_from_any_place(sending: Sending, file: File) -> str | None:
     """Send a file from the first whole copy. Returns what is wrong with every copy, or None when it was sent."""
     wrong = f"no copy of {file.path} is left"
-    for storage, prefix in list(sending.places):
+    for place in list(sending.places):
         for _ in range(_TRIES):
             try:
-                found = send_file(storage, prefix + file.path, sending.storage, key, file, sending.pace)
+                found = publish_file(place, sending.to, file, sending.pace)
             except (ObjectMissingError, ChangedWhileReadError) as error:
                 wrong = error.message
                 break
@@ -347,48 +330,22 @@ def _send_from_any_place(sending: Sending, key: str, file: File) -> str | None:
                     sending.sent += file.size
                 return None
             wrong = found
-            if _is_damaged(sending, storage, prefix):
+            if _is_damaged(sending, place):
                 break
     if sending.places:
         raise CouldNotTellError(f"{sending.candidate.answer.path} could not be read: {wrong}")
     return wrong
 
 
-def send_file(source: Storage, source_key: str, target: Storage, target_key: str, file: File, pace: Pace) -> str | None:
-    """Copy a sealed file to a free key. Returns what is wrong with the source's bytes; then nothing was written.
-
-    Raises:
-        ObjectExistsError: the key is taken.
-        ChangedWhileReadError: the source changed.
-    """
-    from ckptguard.scan.sealed_stream import SealedStream
-
-    stream = SealedStream(file)
-    with source.open(source_key) as reader:
-        if reader.entry.size != file.size:
-            return f"{file.path} has {reader.entry.size} bytes instead of {file.size}"
-        with target.upload(target_key) as upload:
-
-            def send(block: bytes) -> None:
-                stream.add(block)
-                upload.write(block)
-
-            read_through(reader, send, pace, block=SMALLEST_PART, remote=source.root is None)
-            reader.check_unchanged()
-            wrong = stream.wrong()
-            if wrong is None:
-                upload.commit()
-    return wrong
-
-
-def _is_damaged(sending: Sending, storage: Storage, prefix: str) -> bool:
+def _is_damaged(sending: Sending, place: Place) -> bool:
     """Read a whole copy of the source again: is it damaged? Files in place get their verdict."""
     manifest = sending.candidate.manifest
     with sending.lock:
-        if (storage, prefix) not in sending.places:
+        if place not in sending.places:
             return True
-        if prefix:
-            damaged = any(read_back(storage, prefix + file.path, file, sending.pace) for file in manifest.files)
+        if place.prefix:
+            read = (read_back(place.storage, place.key(file.path), file, sending.pace) for file in manifest.files)
+            damaged = any(read)
         else:
             checkpoint = sending.source.look_again(manifest.path)
             if checkpoint is None:
@@ -399,5 +356,5 @@ def _is_damaged(sending: Sending, storage: Storage, prefix: str) -> bool:
                 raise CouldNotTellError(f"{manifest.path} was saved again meanwhile")
             damaged = checked.outcome is not Outcome.GOOD
         if damaged:
-            sending.places.remove((storage, prefix))
+            sending.places.remove(place)
         return damaged

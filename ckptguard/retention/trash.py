@@ -46,6 +46,7 @@ from ckptguard.records.who_and_when import (
     utc_text,
 )
 from ckptguard.runs.find_known_good import Wanted, known_good_candidates
+from ckptguard.runs.publish import Place, move_within
 from ckptguard.runs.removal import (
     holds_checkpoints,
     remove_empty_folders,
@@ -82,12 +83,9 @@ def throw_away(run: Run, checkpoint: Checkpoint, id: CheckpointId) -> bool:
         return False
     if mark.how == MOVED:
         remove_record(run, mark.folder)  # without a mark it belongs to nobody
-        storage, run_prefix, records_prefix = run.shared()
         for top in tops(mark.path, mark.files):
-            try:
-                storage.move(run_prefix + top, f"{records_prefix}{mark.folder}/{top}")
-            except ObjectMissingError:
-                continue  # deleted by the trainer meanwhile
+            with contextlib.suppress(ObjectMissingError):  # deleted by the trainer meanwhile
+                move_within(run, Place(run.storage), Place(run.records, mark.folder + "/"), top)
         mark_taken(run, mark)
     return True
 
@@ -154,12 +152,11 @@ def in_trash_for(run: Run, mark: Trashed) -> float:
 
 
 def _put_back(run: Run, mark: Trashed, key: str) -> None:
-    storage, run_prefix, records_prefix = run.shared()
-    place = key.removeprefix(mark.folder + "/")
+    trash, path = Place(run.records, mark.folder + "/"), key.removeprefix(mark.folder + "/")
     try:
-        storage.move(records_prefix + key, run_prefix + place)
+        move_within(run, trash, Place(run.storage), path)
     except ObjectExistsError:  # saved again meanwhile: the file in place is newer
-        storage.move(records_prefix + key, f"{run_prefix}{REPLACED.new()}/{place}")
+        move_within(run, trash, Place(run.storage, REPLACED.new() + "/"), path)
 
 
 def expire_aside(view: RunView, grace: float) -> list[str]:

@@ -12,6 +12,7 @@ from ckptguard.storage.protocol import Reader
 from ckptguard.storage.read_ahead import IN_FLIGHT, ReadAhead
 
 CATCH_UP = 0.25  # seconds of reading to catch up at most: more would be a burst that training feels
+REMOTE_BLOCK = 8 << 20  # each is one request, and one part of an upload
 _TICK = 0.1  # seconds between checks for a stop while waiting
 
 

@@ -8,11 +8,10 @@ import time
 import msgspec
 
 from ckptguard.errors import ObjectMissingError, RecordsError
-from ckptguard.scan.paced_reader import Pace, read_through
+from ckptguard.scan.paced_reader import REMOTE_BLOCK, Pace, read_through
 from ckptguard.storage.protocol import Storage
 from ckptguard.values.manifest import File
 
-_REMOTE_BLOCK = 8 << 20  # each is one request
 _LOOK = 5.0  # seconds between checks that the file still exists: an open one keeps its space when removed
 
 
@@ -73,7 +72,7 @@ def read_back(
                 looked = time.monotonic()
 
         remote = storage.root is None
-        read_through(reader, take, pace or Pace(), block=_REMOTE_BLOCK if remote else BLOCK, remote=remote)
+        read_through(reader, take, pace or Pace(), block=REMOTE_BLOCK if remote else BLOCK, remote=remote)
         reader.check_unchanged()
     if stream.wrong() is not None:
         hit = set(stream.wrong_spans)

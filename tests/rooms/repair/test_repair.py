@@ -251,13 +251,13 @@ def test_a_source_that_rots_while_it_is_copied_is_none(root, monkeypatch):
     rot(root / SECOND)
     scrub(look(run))
     harmed = contents(root)
-    real = replace_files._copy
+    real = replace_files.copy_within
 
-    def rotten(run, source, damaged, target, how):
-        real(run, source, damaged, target, how)
-        rot(root / target)
+    def rotten(run, source, target, path, *, how):
+        real(run, source, target, path, how=how)
+        rot(root / target.key(path))
 
-    monkeypatch.setattr(replace_files, "_copy", rotten)
+    monkeypatch.setattr(replace_files, "copy_within", rotten)
     [file] = repair(look(run)).files
     assert not file.repaired
     assert "was not copied correctly" in file.reason

@@ -19,17 +19,17 @@ def test_a_save_that_comes_between_wins(root, monkeypatch, moment):
     rot(root / SECOND)
     scrub(look(run))
     new = b"saved again by the trainer"
-    real = replace_files._to_records
+    real = replace_files._move_aside
 
-    def raced(run, damaged, target):
+    def raced(run, damaged, aside):
         if moment == "before the move":
             (root / "new").write_bytes(new)
             os.replace(root / "new", root / SECOND)
-        real(run, damaged, target)
+        real(run, damaged, aside)
         (root / SECOND).write_bytes(new)
 
     monkeypatch.setattr(replace_files, "swap_files", lambda *_: False)
-    monkeypatch.setattr(replace_files, "_to_records", raced)
+    monkeypatch.setattr(replace_files, "_move_aside", raced)
     with pytest.raises(BusyError):
         repair(look(run), "sharded-200")
     assert (root / SECOND).read_bytes() == new

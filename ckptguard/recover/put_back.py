@@ -3,61 +3,50 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from ckptguard.decisions.rollback_plan import Content
-from ckptguard.errors import SettingsError
 from ckptguard.layouts import tops
 from ckptguard.records.kept import list_kept, read_kept
 from ckptguard.records.run import Run
 from ckptguard.runs.find_known_good import Candidate
 from ckptguard.runs.lock import run_lock
-from ckptguard.runs.removal import remove_temporary
+from ckptguard.runs.publish import Place, copy_within, give_names, staging
 from ckptguard.runs.run_view import RunView
 from ckptguard.runs.work import Work
 from ckptguard.storage.protocol import find_entry
 from ckptguard.values.temporary_names import ROLLBACK
 from ckptguard.verification.collect_evidence import copy_differs
 
+Publish = Callable[[str], None]  # gives a staged checkpoint its name
+
 
 @contextlib.contextmanager
-def staged(run: Run, source: Candidate, content: Content, path: str, work: Work) -> Iterator[Callable[[], None] | None]:
-    """Stage a checkpoint and read it back. Yields the call that publishes it under `path`, or None if its bytes are not
+def staged(run: Run, source: Candidate, content: Content, work: Work) -> Iterator[Publish | None]:
+    """Stage a checkpoint and read it back. Yields the call that publishes it under a path, or None if its bytes are not
     the sealed ones."""
     manifest, copy = source.manifest, None if content.in_place else source.copy
-    files = [f.path for f in manifest.files]
-    with _copied_back(run, manifest.path, files, "" if copy is None else copy.folder + "/", path) as done:
-        temporary, publish = done
-        if copy_differs(run.storage, temporary + "/", manifest, scanner=work.scanner) is None:
-            yield publish
-            return
-        yield None
+    place = Place(run.storage) if copy is None else Place(run.records, copy.folder + "/")
+    with _copied(run, manifest.path, [f.path for f in manifest.files], place) as (temporary, publish):
+        wrong = copy_differs(run.storage, temporary.prefix, manifest, scanner=work.scanner)
+        yield publish if wrong is None else None
 
 
 @contextlib.contextmanager
-def _copied_back(
-    run: Run, path: str, files: Iterable[str], kept: str, name: str
-) -> Iterator[tuple[str, Callable[[], None]]]:
-    """Copy files to a temporary folder of the run. Yields that folder, and the call that gives the files their `name`.
+def _copied(run: Run, path: str, files: Sequence[str], place: Place) -> Iterator[tuple[Place, Publish]]:
+    """Copy a checkpoint's files to a temporary place of the run. Yields that place, and the call that publishes them.
 
-    They come from the folder `kept` of the records, or from their place in the run. They are never links: what the
-    trainer does to one file must not reach another.
+    They are never links: what the trainer does to one file must not reach another.
     """
-    storage, run_prefix, records_prefix = run.shared()
-    prefix, files = records_prefix + kept if kept else run_prefix, list(files)
-    temporary = ROLLBACK.new()
 
-    def publish() -> None:
-        for top in tops(path, files):
-            target = name if top == path else top
-            storage.move(f"{run_prefix}{temporary}/{top}", run_prefix + target)
+    def publish(name: str) -> None:
+        give_names(temporary, [(top, name if top == path else top) for top in tops(path, files)])
 
-    try:
+    with staging(run.storage, ROLLBACK) as at:
+        temporary = at.place
         for file in files:
-            storage.copy(prefix + file, f"{run_prefix}{temporary}/{file}", how="clone")
+            copy_within(run, place, temporary, file, how="clone")
         yield temporary, publish
-    finally:
-        remove_temporary(run.storage, temporary)
 
 
 def restore_pending_copies(view: RunView, *, series: str) -> list[str]:
@@ -66,9 +55,7 @@ def restore_pending_copies(view: RunView, *, series: str) -> list[str]:
     A trainer's rotation may have left nothing else. They stay pending there.
     """
     run = view.run
-    try:
-        run.shared()
-    except SettingsError:
+    if not run.has_shared:
         return []
     places = []
     with run_lock(run):
@@ -78,8 +65,8 @@ def restore_pending_copies(view: RunView, *, series: str) -> list[str]:
             copy = read_kept(run, id) if wanted else None
             if copy is None or copy.path == "." or any(find_entry(run.storage, t) for t in tops(copy.path, copy.files)):
                 continue
-            with _copied_back(run, copy.path, copy.files, copy.folder + "/", copy.path) as (_, publish):
-                publish()
+            with _copied(run, copy.path, copy.files, Place(run.records, copy.folder + "/")) as (_, publish):
+                publish(copy.path)
                 places.append(copy.path)
     for path in places:
         view.look_again(path)

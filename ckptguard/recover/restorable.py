@@ -6,8 +6,6 @@ import contextlib
 import logging
 from collections.abc import Iterator
 
-import msgspec
-
 from ckptguard.decisions.candidates import Choice, Search
 from ckptguard.decisions.known_good import IN_PLACE, KEPT
 from ckptguard.errors import FORCE, CkptguardError, CouldNotTellError, NoKnownGoodError, NotFoundError, RefusedError
@@ -17,6 +15,7 @@ from ckptguard.records.quarantine import FOLDER as QUARANTINE
 from ckptguard.records.trash import list_trashed, trash_folder
 from ckptguard.replicas.replicate import has_newest, known_bad, open_replicas
 from ckptguard.runs.find_known_good import Wanted, candidate_of, known_good_candidates, none_found
+from ckptguard.runs.publish import Place
 from ckptguard.runs.run_view import RunView
 from ckptguard.runs.work import Work
 from ckptguard.storage import Storage
@@ -30,16 +29,14 @@ _QUARANTINED, _TRASHED = "quarantine", "trash"
 _NONE_HERE = (NoKnownGoodError, NotFoundError, RefusedError, CouldNotTellError)
 
 
-class ReadablePlace(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the files of a manifest can be read: in `storage`, at `prefix` plus their paths."""
+class ReadablePlace(Place, frozen=True, kw_only=True):
+    """Where the files of a manifest can be read, and what they are."""
 
     view: RunView
     id: CheckpointId
     manifest: Manifest
     outcome: Outcome
     where: str
-    storage: Storage
-    prefix: str
 
     @property
     def name(self) -> str:
@@ -130,9 +127,7 @@ class _Places:
             return
         for where, storage, prefix in self._lies(id, manifest):
             choice = Choice(id=id, place=where, source=self._source)
-            place = ReadablePlace(
-                view=view, id=id, manifest=manifest, outcome=outcome, where=where, storage=storage, prefix=prefix
-            )
+            place = ReadablePlace(storage, prefix, view=view, id=id, manifest=manifest, outcome=outcome, where=where)
             yield choice, place
 
     def _ids(self, refused: frozenset[CheckpointId]) -> Iterator[CheckpointId]:

@@ -7,7 +7,6 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_EXCEPTION, Executor, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,8 +18,10 @@ from ckptguard.errors import (
     CkptguardError,
     CouldNotTellError,
     DeniedError,
+    ObjectExistsError,
     ObjectMissingError,
     SettingsError,
+    StorageError,
     StorageFullError,
 )
 from ckptguard.formats.suffixes import name_of, suffixes_of
@@ -29,24 +30,22 @@ from ckptguard.records.run import Run
 from ckptguard.recover.restorable import ReadablePlace, Restorable
 from ckptguard.runs.candidates import Taken, first_of
 from ckptguard.runs.free_space import need_room
-from ckptguard.runs.removal import remove_folder_of_ours, remove_made_folders
+from ckptguard.runs.publish import FILES_AT_ONCE, Place, for_each, give_names, publish_file, staging
+from ckptguard.runs.removal import remove_made_folders
 from ckptguard.runs.run_view import RunView
 from ckptguard.runs.work import PLAIN, Work
 from ckptguard.scan import Progress
-from ckptguard.storage import Reader, Storage, open_storage
-from ckptguard.storage.failures import FULL
-from ckptguard.storage.local.writes import move_exclusively
-from ckptguard.storage.read_ahead import CHUNK, IN_FLIGHT
+from ckptguard.scan.paced_reader import REMOTE_BLOCK, Pace
+from ckptguard.storage import Storage, open_storage
+from ckptguard.storage.read_ahead import IN_FLIGHT
 from ckptguard.values.ids import CheckpointId, Step, name_of_run
-from ckptguard.values.manifest import Manifest
+from ckptguard.values.manifest import File, Manifest
 from ckptguard.values.temporary_names import RESTORE
 from ckptguard.values.verdict import Outcome
 from ckptguard.verification.checkpoint import Verification, verify_checkpoint
 from ckptguard.verification.collect_evidence import copy_differs
 
 _log = logging.getLogger("ckptguard")
-_BLOCK = 4 << 20  # from a local disk, where one reader is enough
-_FILES_AT_ONCE = 3  # others are read while one is opened or synced
 
 
 class Restored(msgspec.Struct, frozen=True, kw_only=True):
@@ -190,7 +189,7 @@ class _Attempts:
             need_room(open_storage(self.goal.folder, must_exist=False), manifest.bytes, manifest.path, wait=self.wait)
             done = self._restore_from(place, made)
         except CouldNotTellError as error:
-            if isinstance(error, StorageFullError) or getattr(error, "key", "").startswith(self.goal.folder):
+            if isinstance(error, StorageFullError) or _is_of_dest(getattr(error, "key", ""), self.goal):
                 return error
             self._note(place, error.message)
             raise
@@ -200,14 +199,15 @@ class _Attempts:
 
     def _restore_from(self, place: ReadablePlace, made: str) -> Restored | str:
         try:
-            with _staging(self.goal.folder) as temporary:
-                _copy(place, temporary, self.work.progress)
-                wrong = copy_differs(open_storage(temporary), "", place.manifest, scanner=self.work.scanner)
+            with _made(self.goal.folder) as dest, staging(dest, RESTORE) as staged:
+                temporary, manifest = staged.place, place.manifest
+                copy_files(place, temporary, manifest.files, self.work.progress)
+                wrong = copy_differs(dest, temporary.prefix, manifest, scanner=self.work.scanner)
                 if wrong is not None and not self.force:
                     return wrong
-                url, size, kept = place.view.run.url, place.manifest.bytes, place.where == KEPT
-                _publish(temporary, made, place.manifest)
-            return Restored(path=made, id=place.id, bytes=size, kept=kept, outcome=place.outcome, source=url)
+                _publish(temporary, made, manifest)
+            url, kept = place.view.run.url, place.where == KEPT
+            return Restored(path=made, id=place.id, bytes=manifest.bytes, kept=kept, outcome=place.outcome, source=url)
         except (ObjectMissingError, ChangedWhileReadError) as error:
             return error.message
 
@@ -220,6 +220,10 @@ class _Attempts:
                 if checkpoint is not None:
                     how, work = Verification(md5=False), Work(scanner=self.work.scanner)
                     verify_checkpoint(place.view, checkpoint, how, work=work)
+
+
+def _is_of_dest(key: str, goal: _Goal) -> bool:
+    return key.startswith(goal.folder) or RESTORE.fits(key.split("/")[0])
 
 
 def _refuse_unless_free(goal: _Goal) -> None:
@@ -241,148 +245,47 @@ def _refuse_unless_free(goal: _Goal) -> None:
 
 
 @contextlib.contextmanager
-def _staging(dest: str) -> Iterator[str]:
-    """Make a temporary folder inside DEST, so that publishing is one rename. After a failure DEST is as before."""
-    made: list[str] = []
-    folder = dest
-    while folder and not os.path.isdir(folder):
-        made.append(folder)
-        folder = os.path.dirname(folder)
-    temporary = os.path.join(dest, RESTORE.new())
+def _made(folder: str) -> Iterator[Storage]:
+    """Make DEST. After a failure it is as before."""
+    made, above = [], folder
+    while above and not os.path.isdir(above):
+        made.append(above)
+        above = os.path.dirname(above)
     try:
-        os.makedirs(temporary)
-    except OSError as error:
-        raise DeniedError(f"{dest} cannot be made: {error.strerror}", key=dest) from error
-    done = False
-    try:
-        yield temporary
-        done = True
-    finally:
-        remove_folder_of_ours(temporary, RESTORE)
-        if not done or not os.listdir(dest):
-            remove_made_folders(made)
-
-
-def _copy(place: ReadablePlace, temporary: str, progress: Progress | None) -> None:
-    files = place.manifest.files
-    wanted = [(place.prefix + file.path, os.path.join(temporary, *file.path.split("/"))) for file in files]
-    fetch_files(place.storage, wanted, progress)
-
-
-def _publish(temporary: str, final: str, manifest: Manifest) -> None:
-    """Give the copied checkpoint its name, and its files beside it theirs."""
-    dest = os.path.dirname(final)
-    if os.path.lexists(final):
-        raise SettingsError(f"{final} appeared meanwhile")
-    handle = os.open(dest, os.O_RDONLY)
-    try:
-        if manifest.path == ".":
-            os.makedirs(final)
-            for name in os.listdir(temporary):
-                os.rename(os.path.join(temporary, name), os.path.join(final, name))
-        else:
-            first, *beside = tops(manifest.path, [f.path for f in manifest.files])
-            own = final if first == manifest.path else os.path.join(dest, first.rpartition("/")[2])
-            goals = [(key, os.path.join(dest, key.rpartition("/")[2])) for key in beside]
-            moves = [(os.path.join(temporary, *key.split("/")), goal) for key, goal in (*goals, (first, own))]
-            _move_all(handle, moves)
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def _move_all(folder: int, moves: Sequence[tuple[str, str]]) -> None:
-    """Move everything, or nothing. What appeared meanwhile under one of the names is not replaced."""
-    moved: list[tuple[str, str]] = []
-    try:
-        for source, goal in moves:
-            try:
-                move_exclusively(folder, source, folder, goal, is_folder=os.path.isdir(source))
-            except FileExistsError as error:
-                raise SettingsError(f"{goal} appeared meanwhile") from error
-            moved.append((source, goal))
-    except BaseException:
-        for source, goal in moved:
-            with contextlib.suppress(OSError):
-                os.rename(goal, source)
-        raise
-
-
-def fetch_files(storage: Storage, files: Sequence[tuple[str, str]], progress: Progress | None = None) -> None:
-    """Copy objects to local paths that must not exist yet, and sync them. `files` are (key, path) pairs.
-
-    If one fails, the others are given up, and parts of them stay behind. Remote files are read in parallel chunks, so
-    memory use is bounded. Raises StorageFullError and DeniedError with the local path. Several threads call `progress`.
-    """
-    if storage.root is not None:
-        chunks = _Chunks(progress)
-        for key, target in files:
-            _fetch(storage, key, target, chunks)
-        return
-    with (
-        ThreadPoolExecutor(IN_FLIGHT, "ckptguard-fetch") as requests,
-        ThreadPoolExecutor(_FILES_AT_ONCE, "ckptguard-fetch-file") as threads,
-    ):
-        chunks = _Chunks(progress, requests)
         try:
-            fetching = [threads.submit(_fetch, storage, key, target, chunks) for key, target in files]
-            wait(fetching, return_when=FIRST_EXCEPTION)
-        finally:
-            chunks.given_up.set()
-            threads.shutdown(cancel_futures=True)
-    for one in fetching:
-        if not one.cancelled():
-            one.result()
+            os.makedirs(folder, exist_ok=True)
+        except OSError as error:
+            raise DeniedError(f"{folder} cannot be made: {error.strerror}", key=folder) from error
+        yield open_storage(folder)
+    finally:
+        remove_made_folders(made)  # if they are empty
 
 
-class _Chunks:
-    """Copies the bytes of files piece by piece, in the threads of `requests` if there are any."""
+def copy_files(source: Place, target: Place, files: Sequence[File], progress: Progress | None = None) -> None:
+    """Copy files as they are, whatever their bytes. Of a remote source several are read at once, within 64 MiB."""
+    over = threading.Event()
+    pace = Pace(progress=progress).until(over)
+    large = sum(file.size > REMOTE_BLOCK for file in files)
+    ahead = 2 * IN_FLIGHT // max(min(large, FILES_AT_ONCE), 1)
 
-    def __init__(self, progress: Progress | None, requests: Executor | None = None) -> None:
-        self.given_up = threading.Event()
-        self._progress, self._requests = progress, requests
-        self._length = _BLOCK if requests is None else CHUNK
+    def copy(file: File) -> None:
+        publish_file(source, target, file, pace, compare=False, ahead=ahead)
 
-    def copy(self, reader: Reader, descriptor: int) -> None:
-        begins = range(0, reader.entry.size, self._length)
-        if self._requests is None:
-            for begin in begins:
-                self._piece(reader, descriptor, begin)
-            return
-        pieces = [self._requests.submit(self._piece, reader, descriptor, begin) for begin in begins]
-        if wait(pieces, return_when=FIRST_EXCEPTION).not_done:
-            self.given_up.set()
-            wait(pieces)  # no thread may read or write after the files are closed
-        for piece in pieces:
-            piece.result()
-
-    def _piece(self, reader: Reader, descriptor: int, begin: int) -> None:
-        if self.given_up.is_set():
-            return
-        data = reader.read(begin, min(self._length, reader.entry.size - begin))
-        left, position = memoryview(data), begin
-        while left:
-            written = os.pwrite(descriptor, left, position)
-            left, position = left[written:], position + written
-            if self._progress is not None:
-                self._progress(written)
-        # Make Linux write these bytes now, so that the final fsync is short. It writes pages that are no longer needed,
-        # and keeps them in memory until then.
-        if hasattr(os, "posix_fadvise"):
-            with contextlib.suppress(OSError):  # only a hint
-                os.posix_fadvise(descriptor, begin, len(data), os.POSIX_FADV_DONTNEED)
+    if source.storage.root is None:
+        for_each(files, copy, over)
+    else:
+        for file in files:
+            copy(file)
 
 
-def _fetch(storage: Storage, key: str, target: str, chunks: _Chunks) -> None:
-    if chunks.given_up.is_set():
-        return
+def _publish(staged: Place, made: str, manifest: Manifest) -> None:
+    """Give the copied checkpoint its name, and its files beside it theirs."""
+    folder, name = os.path.split(made)
+    files = [""] if manifest.path == "." else tops(manifest.path, [f.path for f in manifest.files])
+    own = ("", manifest.path)
     try:
-        os.makedirs(os.path.dirname(target), exist_ok=True)
-        with storage.open(key) as reader, open(target, "xb", buffering=0) as out:
-            chunks.copy(reader, out.fileno())
-            if not chunks.given_up.is_set():
-                os.fsync(out.fileno())
-    except OSError as error:
-        if error.errno in FULL:
-            raise StorageFullError(f"no space left for {target}", key=target) from error
-        raise DeniedError(f"{target} cannot be written: {error.strerror}", key=target) from error
+        give_names(staged, [(top, name if top in own else top.rpartition("/")[2]) for top in reversed(files)])
+    except ObjectExistsError as error:
+        raise SettingsError(f"{folder}/{error.key} appeared meanwhile") from error
+    except StorageError as error:
+        raise DeniedError(f"{made} cannot be made: {error.message}", key=made) from error

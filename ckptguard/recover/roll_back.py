@@ -19,7 +19,7 @@ from ckptguard.keep.quarantine import mark_suspect, move_aside, quarantine_check
 from ckptguard.layouts import LAYOUTS, Checkpoint
 from ckptguard.records.pins import InUse
 from ckptguard.records.rewrites import record_rewrites
-from ckptguard.recover.put_back import staged
+from ckptguard.recover.put_back import Publish, staged
 from ckptguard.recover.rollback_scope import RollbackScope, training_in
 from ckptguard.recover.verify_pending import verify_pending
 from ckptguard.runs.candidates import Taken, first_whole
@@ -259,14 +259,14 @@ def _carry_out(
     run = view.run
     with contextlib.ExitStack() as held:
         # Stage and read back everything first. If that fails, for example on a full disk, nothing was moved.
-        publish = []
+        publish: list[tuple[Publish, str]] = []
         for given in plan.given:
             source = scope.candidates[given.content.id]
             in_use.pin(source.id)
-            done = held.enter_context(staged(run, source, given.content, given.path, work))
+            done = held.enter_context(staged(run, source, given.content, work))
             if done is None:
                 return source.id
-            publish.append(done)
+            publish.append((done, given.path))
         giving = {(g.path, g.content.id) for g in plan.given}
         for content in plan.moved:
             checkpoint = view.checkpoint(content.path)
@@ -277,8 +277,8 @@ def _carry_out(
             else:
                 quarantine_checkpoint(view, checkpoint, reason=back.reason)
         _suspect_copies(view, back, scope)
-        for done in publish:
-            done()
+        for done, path in publish:
+            done(path)
     return None
 
 

@@ -17,12 +17,12 @@ from ckptguard.records.kept import KeptCopy, read_kept, read_set_aside, reinstat
 from ckptguard.records.run import Run
 from ckptguard.records.scrubs import Where
 from ckptguard.records.who_and_when import utc_now
-from ckptguard.repair.replace_files import LINKED, CopySource, Damaged, Staged, exchange, stage, staging, whole_source
+from ckptguard.repair.replace_files import LINKED, CopySource, Damaged, exchange, stage, whole_source
 from ckptguard.replicas.replicate import open_replicas
 from ckptguard.reporting.open_and_close import leave_report
 from ckptguard.runs.file_signatures import all_there
 from ckptguard.runs.lock import run_lock
-from ckptguard.runs.publish import Place
+from ckptguard.runs.publish import Place, Staged, staging
 from ckptguard.runs.results import Checked
 from ckptguard.runs.run_view import RunView
 from ckptguard.runs.sealed_content import sealed_outcome
@@ -32,6 +32,7 @@ from ckptguard.scan.reread import WrongFile, reread
 from ckptguard.storage.redaction import plain_url
 from ckptguard.values.ids import CheckpointId
 from ckptguard.values.manifest import Manifest
+from ckptguard.values.temporary_names import REPAIR, REPAIR_OF_COPY
 from ckptguard.values.verdict import Finding, Outcome, Severity, limit_findings
 from ckptguard.verification.checkpoint import Resave, Verification, verify_checkpoint
 from ckptguard.version import __version__
@@ -217,7 +218,8 @@ def _put_right(
     run, how = repair.run, "copy" if repair.view.settings.keep == "copy" else "clone"
     ready, done = [], []
     storage = damaged[0].storage
-    with nullcontext(Staged(Place(storage))) if repair.dry_run else staging(run, storage) as staged:
+    kind = REPAIR_OF_COPY if storage is run.records else REPAIR
+    with nullcontext(Staged(Place(storage))) if repair.dry_run else staging(storage, kind) as staged:
         for one in damaged:
             source, why = whole_source(one, sources)
             if source is None:

@@ -7,9 +7,7 @@ the next repair finds the staged file.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import msgspec
 
@@ -75,27 +73,6 @@ def whole_source(damaged: Damaged, sources: Sequence[CopySource]) -> tuple[CopyS
             return source, ""
         reasons.append(f"in the {source.name} {wrong.message}")
     return None, "; ".join(reasons)
-
-
-@dataclass
-class Staged:
-    """Where files are staged. `needed`: a name is free until its staged file takes it."""
-
-    place: Place
-    needed: bool = False
-
-
-@contextlib.contextmanager
-def staging(run: Run, storage: Storage) -> Iterator[Staged]:
-    """Make a place for staged files, in the run or its records. It is removed at the end, unless it is still needed."""
-    folder = (REPAIR_OF_COPY if storage is run.records else REPAIR).new()
-    staged = Staged(Place(storage, folder + "/"))
-    try:
-        yield staged
-    finally:
-        if not staged.needed:
-            with contextlib.suppress(CouldNotTellError):  # the next repair finds it
-                remove_temporary(storage, folder)
 
 
 def stage(run: Run, damaged: Damaged, source: CopySource, staged: Place, *, how: str) -> str | None:

@@ -61,7 +61,8 @@ class Delivery(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass
 class Sending:
-    """The state of sending one checkpoint to the place `to`. `places` are its whole copies, best first."""
+    """The state of sending one checkpoint to the place `to`. `places` are its whole copies, best first. The pace ends
+    all reading once it is `over`."""
 
     source: RunView
     target: RunView
@@ -70,6 +71,7 @@ class Sending:
     pace: Pace
     to: Place
     places: list[Place]
+    over: threading.Event
     sent: int = 0
     claimed: dict[str, CheckpointId] | None = None  # the target's files that belong to other checkpoints
     lock: threading.Lock = field(default_factory=threading.Lock)  # for the changing fields above, and the views
@@ -95,14 +97,16 @@ def send_checkpoint(source: RunView, target: RunView, candidate: Candidate, *, w
     places = [Place(source.run.storage)] if candidate.in_place else []
     if candidate.copy is not None:
         places.append(Place(source.run.records, candidate.copy.folder + "/"))
+    over = threading.Event()
     sending = Sending(
         source=source,
         target=target,
         candidate=candidate,
         work=work,
-        pace=pace,
+        pace=pace.until(over),
         to=Place(target.run.records, kept_folder(id) + "/") if aside else Place(target.run.storage),
         places=places,
+        over=over,
     )
     _need_room(sending)
     wrong = send_files(sending)
@@ -248,7 +252,8 @@ def verdict_on_content(before: Verdict, *more: Finding) -> Verdict:
 def send_files(sending: Sending) -> str | None:
     """Send every file and read it back. Returns what is wrong with the source, if it is damaged. Damage found in the
     source gets its verdict there. Raises CouldNotTellError if a file could not be sent."""
-    found = for_each(sending.candidate.manifest.files, lambda file: _have_file(sending, file))
+    files = sending.candidate.manifest.files
+    found = for_each(files, lambda file: _have_file(sending, file), sending.over)
     return next((wrong for wrong in found if wrong is not None), None)
 
 

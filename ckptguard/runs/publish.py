@@ -7,23 +7,29 @@ their manifest meanwhile.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
+from ckptguard.errors import CouldNotTellError, StoppedError, StorageError
 from ckptguard.records.run import Run
+from ckptguard.runs.removal import remove_temporary
 from ckptguard.storage import Storage
 from ckptguard.storage.protocol import Entry, find_entry
+from ckptguard.storage.read_ahead import IN_FLIGHT
 from ckptguard.values.manifest import File
+from ckptguard.values.temporary_names import TemporaryName
 
 if TYPE_CHECKING:
     from ckptguard.scan.paced_reader import Pace
 
 T = TypeVar("T")
 
-_FILES_AT_ONCE = 3  # others are read while one is opened or synced
+FILES_AT_ONCE = 3  # others are read while one is opened or synced
 
 
 class Place(msgspec.Struct, frozen=True):
@@ -33,8 +39,8 @@ class Place(msgspec.Struct, frozen=True):
     prefix: str = ""
 
     def key(self, path: str) -> str:
-        """Return the key of a file there."""
-        return self.prefix + path
+        """Return the key of a file there, or of the whole place."""
+        return (self.prefix + path).rstrip("/")
 
     def entry(self, path: str) -> Entry | None:
         """Return the entry of a file there, or None."""
@@ -47,12 +53,15 @@ def publish_file(
     file: File,
     pace: Pace,
     *,
+    compare: bool = True,
     replace: bool = False,
     committing: contextlib.AbstractContextManager[object] | None = None,
+    ahead: int = IN_FLIGHT,
 ) -> str | None:
     """Copy a sealed file, which is read once. Returns what is wrong with its bytes; then nothing was written.
 
-    `replace` allows the target to exist. `committing` is entered while the copy gets its name, and may raise.
+    Without `compare` it is copied as it is. `replace` allows the target to exist. `committing` is entered while the
+    copy gets its name, and may raise. `ahead`: how many requests to a store may be under way.
 
     Raises:
         ObjectExistsError: the target exists.
@@ -63,38 +72,88 @@ def publish_file(
     from ckptguard.scan.sealed_stream import SealedStream
     from ckptguard.scan.thread_buffers import BLOCK
 
-    stream, remote = SealedStream(file), source.storage.root is None
+    stream = SealedStream(file) if compare else None
+    remote = source.storage.root is None
     block = REMOTE_BLOCK if remote or target.storage.root is None else BLOCK
     with source.storage.open(source.key(file.path)) as reader:
-        if reader.entry.size != file.size:
+        if stream is not None and reader.entry.size != file.size:
             return f"{file.path} has {reader.entry.size} bytes instead of {file.size}"
         with target.storage.upload(target.key(file.path), replace=replace) as upload:
 
             def take(block: bytes) -> None:
-                stream.add(block)
+                if stream is not None:
+                    stream.add(block)
                 upload.write(block)
 
-            read_through(reader, take, pace, block=block, remote=remote)
+            read_through(reader, take, pace, block=block, remote=remote, ahead=ahead)
             reader.check_unchanged()
-            wrong = stream.wrong()
+            wrong = stream.wrong() if stream is not None else None
             if wrong is None:
                 with committing or contextlib.nullcontext():
                     upload.commit()
     return wrong
 
 
-def for_each(files: Sequence[File], act: Callable[[File], T]) -> list[T]:
-    """Call `act` for the files, several at once, the largest first. Returns the results. After an error none is begun,
-    and it is raised."""
+def for_each(files: Sequence[File], act: Callable[[File], T], over: threading.Event) -> list[T]:
+    """Call `act` for the files, several at once, the largest first, and return the results.
+
+    After an error none is begun, `over` is set, so that those under way can end, and the error is raised.
+    """
     largest_first = sorted(files, key=lambda file: -file.size)
-    with ThreadPoolExecutor(min(_FILES_AT_ONCE, len(files) or 1), "ckptguard-publish") as threads:
+    with ThreadPoolExecutor(min(FILES_AT_ONCE, len(files) or 1), "ckptguard-publish") as threads:
         tasks = [threads.submit(act, file) for file in largest_first]
         try:
-            wait(tasks, return_when=FIRST_EXCEPTION)
+            if wait(tasks, return_when=FIRST_EXCEPTION).not_done:
+                over.set()
+        except BaseException:
+            over.set()
+            raise
         finally:
             for task in tasks:
                 task.cancel()
-    return [task.result() for task in tasks if not task.cancelled()]
+    done = [task for task in tasks if not task.cancelled()]
+    errors = [error for task in done if (error := task.exception()) is not None]
+    if errors:
+        raise next((error for error in errors if not isinstance(error, StoppedError)), errors[0])
+    return [task.result() for task in done]
+
+
+@dataclass
+class Staged:
+    """A temporary place of files that get their names later. It stays if it is still `needed`."""
+
+    place: Place
+    needed: bool = False
+
+
+@contextlib.contextmanager
+def staging(storage: Storage, name: TemporaryName) -> Iterator[Staged]:
+    """Make a temporary place, and remove it at the end. What cannot be removed is found later by its name."""
+    folder = name.new()
+    staged = Staged(Place(storage, folder + "/"))
+    try:
+        yield staged
+    finally:
+        if not staged.needed:
+            with contextlib.suppress(CouldNotTellError):
+                remove_temporary(storage, folder)  # if it was published itself, it is gone
+
+
+def give_names(staged: Place, names: Iterable[tuple[str, str]]) -> None:
+    """Move what was staged to other keys of its storage: all of it, or nothing after an error.
+
+    Raises ObjectExistsError if one is taken.
+    """
+    moved: list[tuple[str, str]] = []
+    try:
+        for path, key in names:
+            staged.storage.move(staged.key(path), key)
+            moved.append((path, key))
+    except StorageError:
+        for path, key in moved:
+            with contextlib.suppress(StorageError):
+                staged.storage.move(key, staged.key(path))
+        raise
 
 
 def copy_within(run: Run, source: Place, target: Place, path: str, *, how: str) -> str:

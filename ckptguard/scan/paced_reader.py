@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
+from ckptguard.errors import StoppedError
 from ckptguard.scan.options import Progress
 from ckptguard.storage.protocol import Reader
 from ckptguard.storage.read_ahead import IN_FLIGHT, ReadAhead
@@ -49,6 +50,16 @@ class Pace:
         self._hold = hold
         self._progress = progress
 
+    def until(self, over: threading.Event) -> Pace:
+        """Return the same pace, which raises StoppedError once `over` is set."""
+
+        def hold() -> None:
+            self.before()
+            if over.is_set():
+                raise StoppedError("another file failed", key="")
+
+        return Pace(self._rate, hold, self._progress)
+
     @property
     def is_limited(self) -> bool:
         """True if there is a rate."""
@@ -71,15 +82,17 @@ class Pace:
             self.before()
 
 
-def read_through(reader: Reader, take: Callable[[bytes], None], pace: Pace, *, block: int, remote: bool) -> None:
+def read_through(
+    reader: Reader, take: Callable[[bytes], None], pace: Pace, *, block: int, remote: bool, ahead: int = IN_FLIGHT
+) -> None:
     """Give every byte of a file to `take`, in order. The next blocks of a remote file are requested ahead.
 
-    At most `IN_FLIGHT` blocks are in memory; with a rate, one and the current one.
+    At most `ahead` blocks are in memory; with a rate, one and the current one.
     """
     if not remote or reader.entry.size <= block:
         _blocks(reader, take, pace, block)
         return
-    ahead = 1 if pace.is_limited else IN_FLIGHT
+    ahead = 1 if pace.is_limited else ahead
     with (
         ThreadPoolExecutor(ahead, thread_name_prefix="ckptguard-read") as threads,
         ReadAhead(reader, threads, chunk=block, in_flight=lambda: ahead) as source,

@@ -18,6 +18,7 @@ from ckptguard.recover import restore as module
 from ckptguard.recover.restore import restore
 from ckptguard.retention import prune as prune_module
 from ckptguard.retention.prune import prune
+from ckptguard.storage.local.local_storage import LocalStorage
 from ckptguard.upkeep.reconcile import PassNotes, reconcile
 from ckptguard.values.ids import CheckpointId
 from ckptguard.values.retention_policy import Policy
@@ -77,29 +78,18 @@ def test_a_file_is_never_written_over(three, tmp_path):
 def test_what_appears_while_it_is_copied_is_not_written_over(three, tmp_path, monkeypatch):
     """Even at the last moment: it stays, and nothing of the checkpoint does."""
     reconcile(look(three), PassNotes())
-    move = module.move_exclusively
+    move = LocalStorage.move
 
-    def late(folder, source, folder_too, goal, **how):
+    def late(storage, source, target):
         (tmp_path / "out" / "back.pt").write_text("mine")
-        move(folder, source, folder_too, goal, **how)
+        move(storage, source, target)
 
-    monkeypatch.setattr(module, "move_exclusively", late)
+    monkeypatch.setattr(LocalStorage, "move", late)
     (tmp_path / "out").mkdir()
     with pytest.raises(SettingsError, match="appeared meanwhile"):
         restore(look(three), str(tmp_path / "out" / "back.pt"))
     assert (tmp_path / "out" / "back.pt").read_text() == "mine"
     assert os.listdir(tmp_path / "out") == ["back.pt"]
-
-
-def test_files_that_have_a_name_already_move_none(tmp_path):
-    """Those that had moved go back."""
-    for name in ("a", "b", "goal-b"):
-        (tmp_path / name).write_text(name)
-    handle = os.open(tmp_path, os.O_RDONLY)
-    with pytest.raises(SettingsError, match="goal-b appeared meanwhile"):
-        module._move_all(handle, [(f"{tmp_path}/{name}", f"{tmp_path}/goal-{name}") for name in "ab"])
-    os.close(handle)
-    assert {p.name: p.read_text() for p in tmp_path.iterdir()} == {"a": "a", "b": "b", "goal-b": "goal-b"}
 
 
 def test_a_file_name_that_cannot_be_is_refused(root, run, three, tmp_path):
@@ -208,15 +198,15 @@ def test_an_older_one_stands_in_for_damage_and_it_is_said(root, three, tmp_path,
 def test_an_older_one_stands_in_for_what_cannot_be_read(root, three, tmp_path, monkeypatch):
     """An I/O error says nothing about the bytes: nothing is recorded, and with the step named it is the error."""
     reconcile(look(three, QUICK.changed(keep="none")), PassNotes())
-    real = module.fetch_files
+    real = module.copy_files
 
-    def fetch(storage, files, progress=None):
-        for key, _ in files:
-            if "300" in key:
-                raise DeniedError("the disk says no", key=key)
-        real(storage, files, progress)
+    def copy(source, target, files, progress=None):
+        for file in files:
+            if "300" in file.path:
+                raise DeniedError("the disk says no", key=file.path)
+        real(source, target, files, progress)
 
-    monkeypatch.setattr(module, "fetch_files", fetch)
+    monkeypatch.setattr(module, "copy_files", copy)
     assert str(restore(look(three), str(tmp_path / "out")).id) == "200.1"
     assert look(three).history.standings("net-#.pt")[CheckpointId("net-#.pt", 300, 1)].outcome is Outcome.GOOD
     with pytest.raises(DeniedError):
@@ -284,7 +274,7 @@ def test_what_is_restored_from_the_trash_is_not_removed_meanwhile(root, three, t
     reconcile(look(three, QUICK.changed(keep="none")), PassNotes())
     prune(look(three), Policy(keep_last=1, keep_good=1), grace=3600.0)
     decided, pinned = threading.Event(), threading.Event()
-    real_due, real_copy = prune_module._due, module._copy
+    real_due, real_copy = prune_module._due, module.copy_files
 
     def due(*arguments):
         found = real_due(*arguments)
@@ -298,7 +288,7 @@ def test_what_is_restored_from_the_trash_is_not_removed_meanwhile(root, three, t
         real_copy(*arguments)
 
     monkeypatch.setattr(prune_module, "_due", due)
-    monkeypatch.setattr(module, "_copy", copy)
+    monkeypatch.setattr(module, "copy_files", copy)
     policy = Policy(keep_last=1, keep_good=1)
     emptying = threading.Thread(target=prune, args=(look(three), policy), kwargs={"grace": -1.0})
     emptying.start()

@@ -34,6 +34,7 @@ from ckptguard.values.ids import escape
 
 _OPEN = os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0) | os.O_NONBLOCK
 _BLOCK = 4 << 20
+_WRITTEN_OUT = 16 << 20  # bytes of an upload that are written to the disk together
 
 Entries = list[Entry]  # inside the class, `list` is the method
 
@@ -237,9 +238,15 @@ class LocalUpload(Upload):
             self._open = stack.pop_all()
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
+        left, before = memoryview(data).cast("B"), self._length
         with translated(self._key, self._root):
-            write_all(self._descriptor, memoryview(data).cast("B"), self._length)
-        self._length += len(memoryview(data).cast("B"))
+            write_all(self._descriptor, left, before)
+        self._length += len(left)
+        begin, end = (at - at % _WRITTEN_OUT for at in (before, self._length))
+        if begin < end and hasattr(os, "posix_fadvise"):
+            # Linux writes pages that are no longer needed: begin now, so that the final fsync is short.
+            with contextlib.suppress(OSError):  # only a hint
+                os.posix_fadvise(self._descriptor, begin, end - begin, os.POSIX_FADV_DONTNEED)
 
     def commit(self) -> None:
         try:

@@ -134,7 +134,7 @@ def test_a_pin_that_cannot_be_read_still_holds(root, three, tmp_path):
 def test_what_is_restored_or_gone_back_to_is_pinned_meanwhile(root, three, tmp_path, monkeypatch):
     """While the bytes are copied there is one pin, and none afterwards, whether or not it worked."""
     reconcile(look(three), PassNotes())
-    seen, real = [], restore_module._copy
+    seen, real = [], restore_module.copy_files
 
     def copy(*arguments):
         seen.append([(p.step, p.generation, p.reason, p.note) for p in list_pins(three)])
@@ -142,7 +142,7 @@ def test_what_is_restored_or_gone_back_to_is_pinned_meanwhile(root, three, tmp_p
             raise StorageFullError("no space left", key="x")
         real(*arguments)
 
-    monkeypatch.setattr(restore_module, "_copy", copy)
+    monkeypatch.setattr(restore_module, "copy_files", copy)
     restore(look(three), str(tmp_path / "out"))
     with pytest.raises(StorageFullError):
         restore(look(three), str(tmp_path / "again"))

@@ -17,7 +17,7 @@ import msgspec
 
 from ckptguard.errors import CouldNotTellError, StoppedError, StorageError
 from ckptguard.records.run import Run
-from ckptguard.runs.removal import remove_temporary
+from ckptguard.runs.removal import remove_folder_of_ours, remove_temporary
 from ckptguard.storage import Storage
 from ckptguard.storage.protocol import Entry, find_entry
 from ckptguard.storage.read_ahead import IN_FLIGHT
@@ -135,8 +135,11 @@ def staging(storage: Storage, name: TemporaryName) -> Iterator[Staged]:
         yield staged
     finally:
         if not staged.needed:
-            with contextlib.suppress(CouldNotTellError):
+            try:
                 remove_temporary(storage, folder)  # if it was published itself, it is gone
+            except CouldNotTellError:
+                if storage.root is not None:
+                    remove_folder_of_ours(storage.path_of(folder), name)
 
 
 def give_names(staged: Place, names: Iterable[tuple[str, str]]) -> None:

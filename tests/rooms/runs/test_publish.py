@@ -17,9 +17,9 @@ from ckptguard.runs.publish import Place, for_each, give_names, publish_file, st
 from ckptguard.scan import paced_reader
 from ckptguard.scan.paced_reader import Pace
 from ckptguard.storage import open_storage
-from ckptguard.storage.local.local_storage import LocalReader, LocalStorage
+from ckptguard.storage.local.local_storage import LocalReader
 from ckptguard.storage.read_ahead import IN_FLIGHT
-from ckptguard.storage.remote.remote_storage import RemoteReader
+from ckptguard.storage.remote.remote_storage import RemoteReader, RemoteStorage
 from ckptguard.values.manifest import File
 from ckptguard.values.temporary_names import ROLLBACK
 
@@ -245,7 +245,7 @@ def test_names_are_given_to_all_or_to_none(storages, kind):
 
 def test_a_place_that_is_needed_or_cannot_be_removed_stays(storages, monkeypatch):
     """The next one finds it by its name."""
-    storage = storages["local", "to"]
+    storage = storages["memory", "to"].inner
     with staging(storage, ROLLBACK) as staged:
         put(storage, staged.place.key("a"), b"a")
         staged.needed = True
@@ -254,7 +254,7 @@ def test_a_place_that_is_needed_or_cannot_be_removed_stays(storages, monkeypatch
     def refuse(self, key):
         raise TransientError("busy", key=key)
 
-    monkeypatch.setattr(LocalStorage, "remove", refuse)
+    monkeypatch.setattr(RemoteStorage, "remove", refuse)
     with staging(storage, ROLLBACK) as other:
         put(storage, other.place.key("b"), b"b")
     assert sorted(contents(storage)) == sorted([staged.place.key("a"), other.place.key("b")])

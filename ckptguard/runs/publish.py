@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
@@ -99,23 +99,27 @@ def for_each(files: Sequence[File], act: Callable[[File], T], over: threading.Ev
 
     After an error none is begun, `over` is set, so that those under way can end, and the error is raised.
     """
-    largest_first = sorted(files, key=lambda file: -file.size)
-    with ThreadPoolExecutor(min(FILES_AT_ONCE, len(files) or 1), "ckptguard-publish") as threads:
-        tasks = [threads.submit(act, file) for file in largest_first]
+
+    def one(file: File) -> T:
+        if over.is_set():
+            raise StoppedError("another file failed", key="")
         try:
-            if wait(tasks, return_when=FIRST_EXCEPTION).not_done:
-                over.set()
+            return act(file)
         except BaseException:
             over.set()
             raise
-        finally:
-            for task in tasks:
-                task.cancel()
-    done = [task for task in tasks if not task.cancelled()]
-    errors = [error for task in done if (error := task.exception()) is not None]
+
+    with ThreadPoolExecutor(min(FILES_AT_ONCE, len(files) or 1), "ckptguard-publish") as threads:
+        tasks = [threads.submit(one, file) for file in sorted(files, key=lambda file: -file.size)]
+        try:
+            wait(tasks)
+        except BaseException:
+            over.set()
+            raise
+    errors = [error for task in tasks if (error := task.exception()) is not None]
     if errors:
         raise next((error for error in errors if not isinstance(error, StoppedError)), errors[0])
-    return [task.result() for task in done]
+    return [task.result() for task in tasks]
 
 
 @dataclass
@@ -147,15 +151,17 @@ def give_names(staged: Place, names: Iterable[tuple[str, str]]) -> None:
 
     Raises ObjectExistsError if one is taken.
     """
-    moved: list[tuple[str, str]] = []
+    storage = staged.storage
+    moved: list[tuple[str, str, Entry | None]] = []
     try:
         for path, key in names:
-            staged.storage.move(staged.key(path), key)
-            moved.append((path, key))
+            storage.move(staged.key(path), key)
+            moved.append((staged.key(path), key, find_entry(storage, key)))
     except StorageError:
-        for path, key in moved:
+        for temporary, key, entry in moved:
             with contextlib.suppress(StorageError):
-                staged.storage.move(key, staged.key(path))
+                if find_entry(storage, key) == entry:  # else another process has saved there: that stays
+                    storage.move(key, temporary)
         raise
 
 

@@ -199,24 +199,39 @@ def test_a_full_disk_is_named(storages, monkeypatch):
     assert contents(storages["local", "to"]) == {}
 
 
-def test_one_that_fails_ends_the_others(storages, monkeypatch):
-    """However many wait, and however long those are that were begun: the failure is what is raised, and nobody reads
-    on."""
+def test_one_that_fails_ends_the_others():
+    """However many wait: none is begun after it, those under way are told, and the failure is what is raised."""
+    begun, over = [], threading.Event()
+
+    def act(file):
+        begun.append(file.path)
+        if file.path == "01":
+            raise TransientError("503", key="01")
+        assert over.wait(60)
+        Pace().until(over).before()
+
+    with pytest.raises(TransientError):
+        for_each([sealed(f"{number:02d}") for number in range(50)], act, over)
+    assert set(begun) <= {f"{number:02d}" for number in range(publish.FILES_AT_ONCE)}
+
+
+def test_a_read_that_fails_ends_a_copy(storages, monkeypatch):
+    """The failure is the storage's, no thread is left, and no half of a file."""
     source, target = Place(storages["memory", "from"].inner), Place(storages["local", "to"])
     for number in range(50):
         put(source.storage, f"{number:02d}", DATA)
-    real, read = RemoteReader.read, []
+    real = RemoteReader.read
 
     def fail(self, offset, length):
         if self.entry.key == "01":
             raise TransientError("503", key="01")
-        read.append(self.entry.key)
         return real(self, offset, length)
 
     monkeypatch.setattr(RemoteReader, "read", fail)
     with pytest.raises(TransientError):
         copy_files(source, target, [sealed(f"{n:02d}") for n in range(50)])
-    assert len(set(read)) <= publish.FILES_AT_ONCE
+    assert set(contents(target.storage).values()) <= {DATA}
+    assert "01" not in contents(target.storage)
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("ckptguard-publish")]
 
 
@@ -241,6 +256,27 @@ def test_names_are_given_to_all_or_to_none(storages, kind):
         put(storage, staged.place.key("deep/a"), b"a")
         give_names(staged.place, [("", "whole")])
     assert contents(storage) == {"goal-b": b"another's", "whole/deep/a": b"a"}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_save_that_comes_between_two_names_stays(storages, monkeypatch, kind):
+    """What another process put there is not taken back with what was staged."""
+    storage = storages[kind, "to"]
+    real = type(storage).move
+
+    def raced(self, source, target):
+        if target == "goal-b":
+            put(storage, "goal-a", b"another's")
+            put(storage, "goal-b", b"another's")
+        real(self, source, target)
+
+    monkeypatch.setattr(type(storage), "move", raced)
+    with staging(storage, ROLLBACK) as staged:
+        for name in "ab":
+            put(storage, staged.place.key(name), name.encode())
+        with pytest.raises(ObjectExistsError):
+            give_names(staged.place, [("a", "goal-a"), ("b", "goal-b")])
+    assert contents(storage) == {"goal-a": b"another's", "goal-b": b"another's"}
 
 
 def test_a_place_that_is_needed_or_cannot_be_removed_stays(storages, monkeypatch):

@@ -249,10 +249,9 @@ REMOVES_ITS_OWN = {
     "ckptguard/runs/run_reader.py",
     "ckptguard/integrations/lightning_io.py",
     "ckptguard/supervise/lock_file.py",
-    "daemon/ckptguard_daemon/http/callers.py",
     "daemon/ckptguard_daemon/http/front.py",
-    "daemon/ckptguard_daemon/http/publish.py",
-    "daemon/ckptguard_daemon/http/rendezvous.py",
+    "daemon/ckptguard_daemon/http/unix_socket.py",
+    "daemon/ckptguard_daemon/whole_file.py",
 }
 
 

@@ -138,8 +138,8 @@ def command(runs: tuple[str, ...], **options: Any) -> None:
         _end(error)
     # Imported after the settings were checked, so that a mistake in them is reported at once.
     from ckptguard_daemon.http.front import HttpOptions
-    from ckptguard_daemon.http.publish import MetricsOptions
     from ckptguard_daemon.liveness import TimeLimit
+    from ckptguard_daemon.scraping import MetricsOptions
     from ckptguard_daemon.service import run_once, serve
 
     metrics = MetricsOptions(

@@ -2,17 +2,57 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from starlette.applications import Starlette
+from starlette.datastructures import MutableHeaders
+from starlette.middleware import Middleware
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ckptguard_daemon.dashboard import clicks, curves, events, pages
-from ckptguard_daemon.http import access, answers, page_files
+from ckptguard_daemon import run_routes
+from ckptguard_daemon.dashboard import clicks, curves, events, page_files, pages
+from ckptguard_daemon.http import session_routes
+from ckptguard_daemon.http.gate import Admit, Gate
 from ckptguard_daemon.http.replies import REFUSALS
-from ckptguard_daemon.http.routes import Served
+from ckptguard_daemon.http.routes import Route, Served
 
-_MODULES = (answers, access, page_files, pages, curves, events, clicks)  # each has `routes(served)`
+_MODULES = (run_routes, session_routes, page_files, pages, curves, events, clicks)  # each has `routes(served)`
+_HEADERS = {
+    "Content-Security-Policy": page_files.POLICY,
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "Cache-Control": "no-store",
+}
 
 
-def application(served: Served) -> Starlette:
-    """Return the ASGI application, without a gate."""
-    routes = [route for module in _MODULES for route in module.routes(served)]
-    return Starlette(routes=routes, exception_handlers=REFUSALS)
+def routes(served: Served) -> list[Route]:
+    """Return the routes, for the applications of all sockets."""
+    return [route for module in _MODULES for route in module.routes(served)]
+
+
+def application(routes: Sequence[Route], admit: Admit) -> Starlette:
+    """Return the ASGI application of one socket."""
+    return Starlette(
+        routes=routes,
+        middleware=[Middleware(_SafeHeaders), Middleware(Gate, admit=admit)],
+        exception_handlers=REFUSALS,
+    )
+
+
+class _SafeHeaders:
+    """Tells browsers what an answer may do, also a refusal."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._application = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in _HEADERS.items():
+                    headers.setdefault(name, value)
+            await send(message)
+
+        await self._application(scope, receive, send_with_headers)

@@ -23,17 +23,16 @@ from ckptguard.values.exit_codes import ExitCode, of_outcomes
 from ckptguard.values.ids import run_id_of
 from ckptguard.values.verdict import Outcome
 from ckptguard.version import __version__
-from ckptguard_daemon.application import application
+from ckptguard_daemon.application import application, routes
 from ckptguard_daemon.catalogue_feed import CatalogueFeed, open_catalogue
 from ckptguard_daemon.following import Following
 from ckptguard_daemon.guarded import WatchedRun
 from ckptguard_daemon.http.front import NO_HTTP, HttpOptions, open_front
-from ckptguard_daemon.http.local_gate import LocalGate
-from ckptguard_daemon.http.places import address_of
-from ckptguard_daemon.http.publish import NOWHERE, MetricsFile, MetricsOptions, ScrapeAnswers, listen_for_scrapers
-from ckptguard_daemon.http.rendezvous import listen
+from ckptguard_daemon.http.gate import admit_owner
 from ckptguard_daemon.http.routes import Served
 from ckptguard_daemon.http.server import HttpServer
+from ckptguard_daemon.http.tcp_address import address_of
+from ckptguard_daemon.http.unix_socket import listen
 from ckptguard_daemon.idle_work import Replicating, Scrubbing
 from ckptguard_daemon.jobs import Jobs
 from ckptguard_daemon.lanes import Lanes
@@ -41,8 +40,10 @@ from ckptguard_daemon.liveness import Systemd, is_fresh
 from ckptguard_daemon.log import log
 from ckptguard_daemon.loop import LaneScanner, Loop, Passes
 from ckptguard_daemon.metrics import Metrics, exposition
+from ckptguard_daemon.metrics_file import MetricsFile
 from ckptguard_daemon.plan import Again, Plan
 from ckptguard_daemon.roster import Roster
+from ckptguard_daemon.scraping import NOWHERE, MetricsOptions, Scrapers, listen_for_scrapers
 from ckptguard_daemon.watcher import Watcher
 
 # The parts of a clean stop. What takes longer is left to the next start.
@@ -217,11 +218,11 @@ class Listening:
         self._scrapers = listen_for_scrapers(metrics)
         self.front = open_front(http)
         self._file = MetricsFile(metrics.file) if metrics.file is not None else None
-        self._rendezvous = listen(http.socket, plan.places, environ)
+        self._socket = listen(http.socket, plan.places, environ)
         self._servers: list[HttpServer] = []
         host, boot_id = this_host()
         self.presence = DaemonRecord(
-            address=self._rendezvous.path, host=host, boot_id=boot_id, pid=os.getpid(), started_at=utc_now()
+            address=self._socket.path, host=host, boot_id=boot_id, pid=os.getpid(), started_at=utc_now()
         )
 
     def start(self, guarding: Guarding) -> bool:
@@ -238,15 +239,15 @@ class Listening:
             stop=guarding.stop,
             jobs=guarding.jobs,
         )
-        routes = application(served)
-        self._servers.append(HttpServer(LocalGate(routes), self._rendezvous.socket))
+        every = routes(served)
+        self._servers.append(HttpServer(application(every, admit_owner), self._socket.socket))
         if self.front is not None:
-            self.front.remember(self._rendezvous.path, self._environ)
-            self._servers.append(self.front.server(routes))
+            self.front.remember(self._socket.path, self._environ)
+            self._servers.append(self.front.server(application(every, self.front.door.admit)))
         if self._scrapers is not None:
-            answers = ScrapeAnswers(guarding.metrics.text, self._token_file)
-            self._servers.append(HttpServer(answers, self._scrapers))
             log("metrics", address=address_of(self._scrapers))
+            admit = Scrapers(self._token_file).admit
+            self._servers.append(HttpServer(application(every, admit), self._scrapers))
         if not all(server.start() for server in self._servers):
             return False
         if self._file is not None:
@@ -260,7 +261,7 @@ class Listening:
             server.begin_to_close()
         for server in self._servers:
             server.close(deadline - time.monotonic())
-        self._rendezvous.close()
+        self._socket.close()
         if self.front is not None:
             self.front.close()
 

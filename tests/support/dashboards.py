@@ -17,7 +17,7 @@ from urllib.parse import quote
 
 import msgspec
 from ckptguard_daemon import guarded
-from ckptguard_daemon.application import application
+from ckptguard_daemon.application import application, routes
 from ckptguard_daemon.catalogue_feed import CatalogueFeed
 from ckptguard_daemon.guarded import WatchedRun
 from ckptguard_daemon.http.routes import OWNER, Caller, Served
@@ -25,7 +25,8 @@ from ckptguard_daemon.http.server import HttpServer
 from ckptguard_daemon.loop import Loop, Passes
 from ckptguard_daemon.metrics import Metrics
 from ckptguard_daemon.roster import Roster
-from starlette.types import Receive, Scope, Send
+from starlette.datastructures import Headers
+from starlette.types import Scope
 
 from ckptguard.catalogue.catalogue import Catalogue
 from ckptguard.records.daemon_record import DaemonRecord
@@ -67,19 +68,17 @@ class Dashboard:
             alive=lambda: True,
             stop=self.stop,
         )
-        routes = application(self.served)
 
-        async def gate(scope: Scope, receive: Receive, send: Send) -> None:
+        def admit(scope: Scope, headers: Headers) -> None:
             if self.caller is not None:
                 scope["caller"] = self.caller
             scope["still_in"] = lambda: self.still_in
-            await routes(scope, receive, send)
 
         self.address = str(folder / "socket")
         listening = socket.socket(socket.AF_UNIX)
         listening.bind(self.address)
         listening.listen(64)
-        self._server = HttpServer(gate, listening)
+        self._server = HttpServer(application(routes(self.served), admit), listening)
         assert self._server.start()
 
     def add(self, url: str) -> WatchedRun:

@@ -47,10 +47,10 @@ def _number(text: str) -> int:
 
 
 class Client:
-    """One stream: what waits to be sent. All but `put` belongs to the thread of its event loop."""
+    """One stream, in the task that made it: what waits to be sent. All but `put` belongs to the thread of its loop."""
 
-    def __init__(self, caller: Caller, abort: Callable[[], None]) -> None:
-        self.caller, self._abort = caller, abort
+    def __init__(self, caller: Caller) -> None:
+        self.caller, self._task = caller, asyncio.current_task()
         self.waiting: deque[bytes] = deque()
         self.news = asyncio.Event()
         self.has_ended = False
@@ -70,7 +70,8 @@ class Client:
         if len(self.waiting) + len(texts) > MOST_QUEUED:
             self.waiting.clear()  # it reads too slowly; when it comes back it names the last event that it got
             self._end()
-            self._abort()
+            if self._task is not None:
+                self._task.cancel()  # it waits for a client that takes nothing
             return
         self.waiting += texts
         self.news.set()
@@ -162,7 +163,7 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send events until the client goes, is too slow, or the daemon ends."""
-        client = Client(self._caller, scope.get("abort", lambda: None))
+        client = Client(self._caller)
         still_in: Callable[[], bool] = scope.get("still_in", lambda: True)
         listening = asyncio.create_task(_until_gone(receive, client))
         try:

@@ -20,11 +20,11 @@ from ckptguard.storage.protocol import Storage
 from ckptguard.values.ids import CheckpointId, id_from_record
 from ckptguard_daemon.dashboard.answer import pack
 from ckptguard_daemon.guarded import WatchedRun
-from ckptguard_daemon.http.turns import Bounds, Turns
+from ckptguard_daemon.http.turns import Turns
 
 MOST_SECONDS = 20.0  # until a click asks the storage nothing more
 MOST_REQUESTS = 1000
-AT_ONCE = Bounds(most=8, of_caller=4, of_run=4, waiting=16)  # clicks that read
+_AT_ONCE, _OF_RUN = 8, 4  # clicks that read
 LONGEST_NAME = 4000
 _ASKS = frozenset(("list", "names", "stat", "open"))
 
@@ -74,7 +74,7 @@ class Clicks:
     """Does what clicks ask for in a few threads, so that a slow storage holds up nothing else."""
 
     def __init__(self) -> None:
-        self._turns = Turns(AT_ONCE)
+        self._turns = Turns(most=_AT_ONCE, of_run=_OF_RUN)
 
     async def answer(self, request: Request, make: Callable[[Reads], Document]) -> Response:
         """Return the document that `make` returns, with the number of its requests. Raises BusyError."""

@@ -6,7 +6,6 @@ import contextlib
 import hmac
 import os
 import secrets
-import tempfile
 import threading
 
 import msgspec
@@ -16,6 +15,7 @@ from ckptguard.runs.token_file import read_tokens
 from ckptguard.values.access import Role, Token, digest_of
 from ckptguard_daemon.http.routes import Caller
 from ckptguard_daemon.log import log
+from ckptguard_daemon.whole_file import replace_file
 
 SESSION_SECONDS = 7 * 86400.0
 LINK_SECONDS = 600.0
@@ -44,7 +44,7 @@ class Callers:
         self._links: dict[str, tuple[Role, float]] = {}
         self._lock = threading.Lock()
         if tokens is not None:
-            self._seen = _stamp(tokens)
+            self._seen = stamp_of(tokens)
             self._tokens = read_tokens(tokens)
         self._sessions: dict[str, Session] = {}
 
@@ -55,7 +55,7 @@ class Callers:
     def look(self) -> None:
         """Read the file of tokens again if it changed. If it is wrong, no token is right."""
         path = self._tokens_path
-        if path is None or (stamp := _stamp(path)) == self._seen:
+        if path is None or (stamp := stamp_of(path)) == self._seen:
             return
         self._seen = stamp
         try:
@@ -128,19 +128,11 @@ class Callers:
         return Caller(name=found.name, role=found.role, runs=found.runs, expires=found.expires)
 
     def _save(self) -> None:
-        if not self._sessions_path:
-            return
-        temporary = None
-        try:
-            descriptor, temporary = tempfile.mkstemp(prefix=".sessions-", dir=os.path.dirname(self._sessions_path))
-            with open(descriptor, "wb") as file:
-                file.write(msgspec.json.encode(self._sessions))
-            os.replace(temporary, self._sessions_path)
-        except OSError as error:
-            log("sessions_not_kept", level="warning", reason=error.strerror)
-            if temporary is not None:
-                with contextlib.suppress(OSError):
-                    os.unlink(temporary)
+        if self._sessions_path:
+            try:
+                replace_file(self._sessions_path, msgspec.json.encode(self._sessions))
+            except OSError as error:
+                log("sessions_not_kept", level="warning", reason=error.strerror)
 
 
 def _load(path: str) -> dict[str, Session]:
@@ -150,7 +142,8 @@ def _load(path: str) -> dict[str, Session]:
     return {}
 
 
-def _stamp(path: str) -> object:
+def stamp_of(path: str) -> object:
+    """Return something that differs after a file was written again."""
     try:
         found = os.stat(path)
     except OSError as error:

@@ -20,11 +20,12 @@ from ckptguard.errors import SettingsError
 from ckptguard.storage.runtime_folder import private_runtime_folder
 from ckptguard.values.access import Role
 from ckptguard.values.ids import short_digest
-from ckptguard_daemon.http.callers import Callers
-from ckptguard_daemon.http.places import address_of, place_named
+from ckptguard_daemon.http.callers import Callers, stamp_of
+from ckptguard_daemon.http.gate import Door, Names
 from ckptguard_daemon.http.server import HttpServer
-from ckptguard_daemon.http.tcp_gate import Door, TcpGate, own_names
+from ckptguard_daemon.http.tcp_address import address_of, place_named
 from ckptguard_daemon.log import log
+from ckptguard_daemon.whole_file import replace_file
 
 
 class HttpOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,7 +52,8 @@ class Front:
     def __init__(self, options: HttpOptions, address: str) -> None:
         """Raises SettingsError, also where secrets would cross a network in clear text."""
         place = place_named("--http", address)
-        self._options, self._tls, self._seen = options, _tls(options), _stamps(options)
+        self._options, self._seen = options, _stamps(options)
+        self._tls = _tls(options)
         if self._tls is None and not place.is_loopback:
             raise SettingsError(
                 f"other machines could listen to what is said at {address}",
@@ -64,9 +66,8 @@ class Front:
         self._socket = place.listen()
         port = self._socket.getsockname()[1]
         secure = self._tls is not None or (url or "").startswith("https:")
-        self.door = Door(callers, secure=secure, port=port)
-        self._private = ""
-        self._names = own_names(place.host, url, beyond=not place.is_loopback)
+        names = Names(url, None if place.is_loopback else place.host)
+        self.door, self._private = Door(callers, names, secure=secure, port=port), ""
         host = socket.gethostname() if place.is_any else place.host
         shown = f"{host}:{port}" if ":" not in host else f"[{host}]:{port}"
         self.url = url or f"{'https' if self._tls else 'http'}://{shown}"
@@ -81,9 +82,9 @@ class Front:
             log("sessions_not_kept", level="warning", reason=str(error))
 
     def server(self, application: ASGIApp) -> HttpServer:
-        """Return the server, which is not started."""
+        """Return the server of the application that asks `door`. It is not started."""
         log("http", address=address_of(self._socket), url=self.url, tls=self._tls is not None)
-        return HttpServer(TcpGate(application, self._names, self.door), self._socket, self._tls)
+        return HttpServer(application, self._socket, self._tls)
 
     def show_link(self) -> None:
         """Print a link that logs in once, if one is wanted, and open it."""
@@ -98,19 +99,15 @@ class Front:
 
     def _open(self, link: str) -> None:
         """Open a link by way of a private file: the arguments of a browser are for every user to see."""
-        path = f"{self._private}.html"
+        page = f'<!doctype html><meta http-equiv="refresh" content="0;url={link}">'
         try:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(path)
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with open(descriptor, "w", encoding="ascii") as file:
-                file.write(f'<!doctype html><meta http-equiv="refresh" content="0;url={link}">')
-            opened = webbrowser.open(f"file://{path}")
+            replace_file(f"{self._private}.html", page.encode())
+            opened = webbrowser.open(f"file://{self._private}.html")
+            reason = None if opened else "no browser was found; open the link yourself"
         except OSError as error:
-            log("browser_not_opened", level="warning", reason=error.strerror)
-        else:
-            if not opened:
-                log("browser_not_opened", level="warning", reason="no browser was found; open the link yourself")
+            reason = error.strerror
+        if reason is not None:
+            log("browser_not_opened", level="warning", reason=reason)
 
     def close(self) -> None:
         """Remove what was made to open a browser."""
@@ -165,14 +162,7 @@ def _load(context: ssl.SSLContext, options: HttpOptions) -> None:
 
 
 def _stamps(options: HttpOptions) -> list[object]:
-    found: list[object] = []
-    for path in (options.certificate, options.key):
-        try:
-            info = os.stat(path or "")
-            found.append((info.st_ino, info.st_size, info.st_mtime_ns))
-        except OSError as error:
-            found.append(error.errno)
-    return found
+    return [stamp_of(path or "") for path in (options.certificate, options.key)]
 
 
 def _checked_url(url: str) -> str:

@@ -52,6 +52,13 @@ def refusal(kind: str, message: str, status: int, hint: str | None = None) -> Re
     return reply({"error": {"kind": kind, "message": message, "hint": hint}}, status)
 
 
+def unauthorized(message: str, hint: str | None = None) -> Response:
+    """Return the refusal of who has no right token."""
+    refused = refusal("unauthorized", message, 401, hint)
+    refused.headers["WWW-Authenticate"] = "Bearer"
+    return refused
+
+
 def number(request: Request, name: str, kind: Callable[[str], Any], most: float) -> Any:
     """Return a number of the query, or None. Raises SettingsError unless it is from 0 to `most`."""
     text = request.query_params.get(name)
@@ -110,7 +117,10 @@ async def _refuse_error(request: Request, error: Exception) -> Response:
 async def _refuse_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     kinds = {404: "not_found", 405: "method", 408: "timeout", 413: "too_large"}
-    return refusal(kinds.get(error.status_code, "request"), error.detail, error.status_code)
+    refused = refusal(kinds.get(error.status_code, "request"), error.detail, error.status_code)
+    if error.status_code in (408, 413):
+        refused.headers["Connection"] = "close"  # the rest of the body is not waited for
+    return refused
 
 
 async def _refuse_mistake(request: Request, error: Exception) -> Response:

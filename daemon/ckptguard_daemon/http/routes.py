@@ -6,7 +6,6 @@ A module of routes has one function, ``routes(served) -> list[Route]``; `ckptgua
 from __future__ import annotations
 
 import threading
-from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -23,7 +22,7 @@ from ckptguard.values.access import Role as Role
 from ckptguard.values.ids import name_of_run
 from ckptguard_daemon.catalogue_feed import CatalogueFeed
 from ckptguard_daemon.guarded import WatchedRun
-from ckptguard_daemon.http.replies import refusal
+from ckptguard_daemon.http.replies import refusal, unauthorized
 from ckptguard_daemon.jobs import Jobs
 from ckptguard_daemon.loop import Loop, Passes
 from ckptguard_daemon.metrics import Metrics
@@ -44,7 +43,7 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
         return self.runs is None or any(fnmatchcase(name, p) for p in self.runs for name in names)
 
 
-STREAMS, STREAMS_OF_ONE = 1024, 512  # at a time, in all and of one caller
+STREAMS = 200  # at a time
 
 OWNER = Caller(name="owner", role=Role.OPERATOR)  # a process that can open the Unix socket
 
@@ -87,7 +86,7 @@ def caller_of(request: Request) -> Caller:
 class Route(routing.Route):
     """A route that only callers of a role reach. With None anybody does, who passed the gate.
 
-    The answer of a `stream` has no end. Streams do not count as connections. A caller has at most `STREAMS_OF_ONE`.
+    The answer of a `stream` has no end. At most `STREAMS` of them are open.
     """
 
     def __init__(
@@ -100,37 +99,29 @@ class Route(routing.Route):
         stream: bool = False,
     ) -> None:
         super().__init__(path, endpoint, methods=list(methods))
-        self.role, self.stream = role, stream
+        self.role, self.stream, self._under_way = role, stream, 0
         if stream:
             self.methods = set(methods)  # HEAD would never end
-        self._streams: Counter[str] = Counter()
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer, or refuse."""
-        caller: Caller | None = scope.get("caller")
-        refused = self._refusal(caller)
+        refused = self._refusal(scope.get("caller"))
         if refused is not None:
             await refused(scope, receive, send)
-        elif not self.stream or caller is None:
+            return
+        self._under_way += 1
+        try:
             await super().handle(scope, receive, send)
-        else:
-            scope["stream"] = True
-            scope.get("is_stream", lambda: None)()
-            self._streams[caller.name] += 1
-            try:
-                await super().handle(scope, receive, send)
-            finally:
-                self._streams[caller.name] -= 1
+        finally:
+            self._under_way -= 1
 
     def _refusal(self, caller: Caller | None) -> Response | None:
         if self.role is None:
             return None
         if caller is None:
-            refused = refusal("unauthorized", "a token is needed", 401, "`ckptguard token --help` says how to get one")
-            refused.headers["WWW-Authenticate"] = "Bearer"
-            return refused
+            return unauthorized("a token is needed", "`ckptguard token --help` says how to get one")
         if caller.role < self.role:
             return refusal("forbidden", f"this needs the role {self.role.word}", 403)
-        if self.stream and (self._streams[caller.name] >= STREAMS_OF_ONE or self._streams.total() >= STREAMS):
+        if self.stream and self._under_way >= STREAMS:
             return refusal("busy", "too many streams at a time", 503)
         return None

@@ -15,7 +15,7 @@ import msgspec
 import pytest
 from ckptguard_daemon import log as log_module
 from ckptguard_daemon.guarded import storage_of
-from ckptguard_daemon.http.rendezvous import LONGEST_PATH, listen
+from ckptguard_daemon.http.unix_socket import LONGEST_PATH, listen
 from ckptguard_daemon.log import log, start_logging
 from ckptguard_daemon.plan import distinct_urls
 

@@ -48,7 +48,7 @@ FUNCTIONS = {
 AT_THE_STOP = {
     "clearing the daemon's record": "ckptguard_daemon.guarded:clear_daemon_record",
     "closing the catalogue": "ckptguard.catalogue.catalogue:Catalogue.close",
-    "closing the socket": "ckptguard_daemon.http.rendezvous:Rendezvous.close",
+    "closing the socket": "ckptguard_daemon.http.unix_socket:ListeningSocket.close",
     "telling systemd": "ckptguard_daemon.liveness:Systemd.is_stopping",
 }
 

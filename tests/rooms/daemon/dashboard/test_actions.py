@@ -12,11 +12,11 @@ from unittest import mock
 
 import msgspec
 import pytest
-from ckptguard_daemon.application import application
+from ckptguard_daemon.application import application, routes
 from ckptguard_daemon.dashboard import actions, verbs
 from ckptguard_daemon.dashboard.asked import Done, Plan
 from ckptguard_daemon.dashboard.verbs import VERBS
-from ckptguard_daemon.http.access import ACTIONS
+from ckptguard_daemon.http.session_routes import ACTIONS
 from ckptguard_daemon.http.routes import Caller, Role
 from ckptguard_daemon.jobs import MOST_RUNNING, JobStop
 from support.http_documents import assert_like, example
@@ -44,7 +44,7 @@ class Asking:
             save(self.url, step, step)
         cycle(open_run(self.url), TINY)
         self.run, self.served = served_run(self.url, TINY.changed(replicas=(str(folder / "replica"),), keep_good=1))
-        self.application = application(self.served)
+        self.application = application(routes(self.served), lambda *_: None)
 
     def ask(self, path: str, body: object = None, *, caller: Caller = ALICE) -> tuple[int, Any]:
         """The status and the document of one request."""

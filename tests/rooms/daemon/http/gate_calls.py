@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
-from ckptguard_daemon.application import application
+from ckptguard_daemon.application import application, routes
 from ckptguard_daemon.catalogue_feed import CatalogueFeed
 from ckptguard_daemon.guarded import WatchedRun
 from ckptguard_daemon.http.callers import Callers
+from ckptguard_daemon.http.gate import Door, Names
 from ckptguard_daemon.http.routes import Served
-from ckptguard_daemon.http.tcp_gate import Door, TcpGate, own_names
 from ckptguard_daemon.log import log
 from ckptguard_daemon.loop import Loop, Passes
 from ckptguard_daemon.metrics import Metrics
@@ -67,9 +67,10 @@ class Behind:
             stop=threading.Event(),
         )
         self.callers = Callers(str(self.tokens), Role.OPERATOR)
-        self.door = Door(self.callers, secure=secure, port=PORT)
-        self.application = application(self.served)
-        self.gate = TcpGate(self.application, own_names("127.0.0.1", url, beyond=beyond), self.door)
+        names = Names(url, "127.0.0.1" if beyond else None)
+        self.door = Door(self.callers, names, secure=secure, port=PORT)
+        self.routes = routes(self.served)
+        self.application = application(self.routes, self.door.admit)
         self._addresses = iter(range(1, 2**31))
 
     def ask(
@@ -107,7 +108,7 @@ class Behind:
         async def send(message: Any) -> None:
             parts.append(message)
 
-        await self.gate(scope, receive, send)
+        await self.application(scope, receive, send)
         headers = {name.decode(): value.decode("latin-1") for name, value in parts[0]["headers"]}
         return Answer(parts[0]["status"], headers, b"".join(part.get("body", b"") for part in parts[1:]))
 

@@ -1,8 +1,8 @@
-"""Connections: whoever sends half a question, or very many, holds up nobody else."""
+"""Connections: whoever sends half a question, or very many, takes neither memory nor file descriptors without bound."""
 
 from __future__ import annotations
 
-import json
+import contextlib
 import os
 import socket
 import subprocess
@@ -12,13 +12,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from ckptguard_daemon.http import answers, connections, replies
+from ckptguard_daemon.http import replies, server
 from ckptguard_daemon.http.server import HttpServer
+from ckptguard_daemon.run_routes import VerifyBody
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
+from support.daemon_process import until
 
 WHOLE = b"GET /now HTTP/1.1\r\nHost: localhost\r\n\r\n"
 HALVES = (b"", b"G", b"GET /now HT", b"GET /now HTTP/1.1\r\nHost: loc", b"GET /now HTTP/1.1\r\nHost: localhost\r\n")
@@ -42,7 +44,7 @@ def address(short_folder: Path, release: threading.Event) -> Iterator[str]:
         return PlainTextResponse("waited")
 
     async def post(request: Request) -> Response:
-        await replies.read_body(request, answers.VerifyBody)
+        await replies.read_body(request, VerifyBody)
         return PlainTextResponse("posted")
 
     listening = socket.socket(socket.AF_UNIX)
@@ -51,12 +53,11 @@ def address(short_folder: Path, release: threading.Event) -> Iterator[str]:
     listening.listen(512)
     listening.setblocking(False)
     routes = [Route("/now", now), Route("/wait", wait), Route("/post", post, methods=["POST"])]
-    server = HttpServer(Starlette(routes=routes), listening)
-    assert server.start()
+    made = HttpServer(Starlette(routes=routes, exception_handlers=replies.REFUSALS), listening)
+    assert made.start()
     yield path
     release.set()
-    server.close()
-    listening.close()
+    made.close()
 
 
 def caller(address: str, text: bytes = b"") -> socket.socket:
@@ -67,73 +68,66 @@ def caller(address: str, text: bytes = b"") -> socket.socket:
     return made
 
 
+def answered(address: str) -> bool:
+    """Whether one question is answered. One that is ended or told to come back may ask again."""
+    try:
+        with caller(address, WHOLE) as made:
+            return made.recv(12) == b"HTTP/1.1 200"
+    except OSError:
+        return False
+
+
 def answer(made: socket.socket) -> bytes:
     """All that comes until the server closes."""
     with made, made.makefile("rb") as reading:
         return reading.read()
 
 
-def test_half_a_head_is_given_up(address: str, release: threading.Event, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However much of it came, the connection ends with one sentence; a question that arrived whole may take longer."""
-    monkeypatch.setattr(connections, "HEAD_SECONDS", 0.05)
-    waiting = caller(address, b"GET /wait HTTP/1.1\r\nHost: localhost\r\n\r\n")
-    for half in HALVES:
-        said = answer(caller(address, half))
-        assert said.startswith(b"HTTP/1.1 408 ")
-        assert json.loads(said.partition(b"\r\n\r\n")[2])["error"]["kind"] == "timeout"
-    release.set()
-    assert b"waited" in answer(waiting)  # and then it is closed, for no other question comes
-
-
-def test_half_a_second_head_is_given_up(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After an answer the next question has the same time, and one byte of it is no question."""
-    monkeypatch.setattr(connections, "HEAD_SECONDS", 0.05)
-    for half in HALVES[1:]:
-        assert answer(caller(address, WHOLE + half)).endswith(b"now")
-
-
-def test_an_unread_body_is_given_up(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A body that nobody asked for and that never comes whole holds nothing either."""
-    monkeypatch.setattr(connections, "HEAD_SECONDS", 0.05)
-    assert b"now" in answer(caller(address, b"GET /now HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n1"))
-
-
 def test_half_a_body_is_given_up(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever waits for a body waits so long, however it drips."""
-    monkeypatch.setattr(connections, "HEAD_SECONDS", 0.05)
     monkeypatch.setattr(replies, "BODY_SECONDS", 0.05)
     for half in (b"", b"{", b'{"path": "a"'):
-        said = answer(caller(address, b"POST /post HTTP/1.1\r\nHost: x\r\nContent-Length: 13\r\n\r\n" + half))
-        assert said.startswith(b"HTTP/1.1 408 ")
-        assert said.endswith(b"the body did not arrive in time")
+        made = caller(address, b"POST /post HTTP/1.1\r\nHost: x\r\nContent-Length: 13\r\n\r\n" + half)
+        assert made.recv(12) == b"HTTP/1.1 408"
+        made.close()
+
+
+@pytest.mark.parametrize("half", HALVES)
+def test_slow_callers_make_room(address: str, half: bytes) -> None:
+    """However many wait, and at whatever point: the oldest is ended for a new one, which is answered."""
+    with contextlib.ExitStack() as stack:
+        slow = [stack.enter_context(caller(address, half)) for _ in range(2 * server.MOST)]
+        until(lambda: answered(address), "an answer")
+        assert slow[0].recv(1) == b""
 
 
 OTHER = """
-import socket, sys
+import contextlib, socket, sys
 made = []
 for _ in range(int(sys.argv[2])):
     made.append(socket.socket(socket.AF_UNIX))
     made[-1].connect(sys.argv[1])
-print(made[0].recv(12).decode(), flush=True)
+    with contextlib.suppress(OSError):  # it was ended already
+        made[-1].sendall(sys.argv[3].encode())
+print("connected", flush=True)
 sys.stdin.read()
 """
 
 
-def test_one_process_cannot_take_all_connections(address: str) -> None:
-    """Who waits longest makes room for what it opens beyond its part; other processes are answered."""
-    command = [sys.executable, "-c", OTHER, address, str(connections.MOST_OF_ONE + 1)]
+@pytest.mark.parametrize("text", ["", "GET /wait HTTP/1.1\r\nHost: localhost\r\n\r\n" * 2 + "x" * 20_000])
+def test_connections_are_bounded(address: str, text: str) -> None:
+    """Another process opens many, also with questions that take for ever and more of them behind: this one keeps its
+    file descriptors, and answers again when the other has gone."""
+    before = len(os.listdir("/proc/self/fd"))
+    command = [sys.executable, "-c", OTHER, address, "1000", text]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout is not None
-        assert other.stdout.readline() == "HTTP/1.1 503\n"
-        made = caller(address, WHOLE)
-        assert made.recv(12) == b"HTTP/1.1 200"
-        made.close()
+        assert other.stdout.readline() == "connected\n"
+        assert len(os.listdir("/proc/self/fd")) - before < 2 * server.MOST
         other.communicate("")
-    assert other.pid != os.getpid()
+    until(lambda: answered(address), "an answer")
 
 
-def test_what_is_no_http_gets_a_sentence(address: str) -> None:
-    """In the form of every other refusal."""
-    said = answer(caller(address, b"\0\r\n\r\n"))
-    assert said.startswith(b"HTTP/1.1 400 ")
-    assert json.loads(said.partition(b"\r\n\r\n")[2])["error"]["kind"] == "request"
+def test_what_is_no_http_is_refused(address: str) -> None:
+    """With the status of it, and the connection ends."""
+    assert answer(caller(address, b"\0\r\n\r\n")).startswith(b"HTTP/1.1 400 ")

@@ -14,11 +14,11 @@ from typing import Any, cast
 import msgspec
 import pytest
 from benchmarks.bench_known_good import counted
-from ckptguard_daemon.application import application
+from ckptguard_daemon import run_routes
+from ckptguard_daemon.application import application, routes
 from ckptguard_daemon.catalogue_feed import CatalogueFeed
 from ckptguard_daemon.guarded import WatchedRun
-from ckptguard_daemon.http import answers as answers_module
-from ckptguard_daemon.http.local_gate import LocalGate
+from ckptguard_daemon.http.gate import admit_owner
 from ckptguard_daemon.http.routes import Served
 from ckptguard_daemon.log import log
 from ckptguard_daemon.loop import Loop, Passes
@@ -86,7 +86,7 @@ class Guarded:
             alive=lambda: self.alive,
             stop=threading.Event(),
         )
-        self.application = LocalGate(application(served))
+        self.application = application(routes(served), admit_owner)
         self.alive = True
 
     def make_pass(self) -> None:
@@ -126,13 +126,13 @@ def guarded(run: Path) -> Guarded:
 def looked_through(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """How often the run was looked through for what is pending: the checkpoints that could be newer."""
     found: list[list[str]] = []
-    real = answers_module.undecided
+    real = run_routes.undecided
 
     def look(history: Any, checkpoints: Any) -> Any:
         found.append([c.path for c in checkpoints])
         return real(history, checkpoints)
 
-    monkeypatch.setattr(answers_module, "undecided", look)
+    monkeypatch.setattr(run_routes, "undecided", look)
     return found
 
 
@@ -145,7 +145,7 @@ def time_passes_by_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
         nonlocal now
         now += seconds
 
-    monkeypatch.setattr(answers_module, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(run_routes, "time", SimpleNamespace(monotonic=lambda: now))
     monkeypatch.setattr(Passes, "wait", wait)
 
 
@@ -193,7 +193,7 @@ def test_who_is_locked_out_meanwhile_learns_nothing(guarded: Guarded, run: Path)
 
 def test_a_verdict_while_it_is_looked_through(guarded: Guarded, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What gets its verdict meanwhile is the answer, and what loses it is looked behind."""
-    real = answers_module.undecided
+    real = run_routes.undecided
     changes: list[Callable[[], None]] = [lambda: make_suspect(run, 500), lambda: None]
 
     def look(history: Any, checkpoints: Any) -> Any:
@@ -203,7 +203,7 @@ def test_a_verdict_while_it_is_looked_through(guarded: Guarded, run: Path, monke
     save(run, 400)
     guarded.make_pass()
     (run / "net-450.safetensors").write_bytes(b"\x10" + bytes(7))
-    monkeypatch.setattr(answers_module, "undecided", look)
+    monkeypatch.setattr(run_routes, "undecided", look)
     answer = guarded.ask("wait_seconds=1e-9")
     assert (answer["id"], answer["pending"]) == ("400.1", ["net-450.safetensors"])
     assert changes == []

@@ -1,27 +1,26 @@
-"""Questions to storages: whoever asks too much, or about a run that hangs, holds up nobody else."""
+"""Questions to storages: a run that hangs holds up no question about another, and what waits is bounded."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from ckptguard_daemon.application import application
-from ckptguard_daemon.http import answers
-from ckptguard_daemon.http.routes import OWNER, Caller
-from ckptguard_daemon.http.turns import Bounds, Turns
+from ckptguard_daemon import run_routes
+from ckptguard_daemon.application import application, routes
+from ckptguard_daemon.http import turns as turns_module
+from ckptguard_daemon.http.routes import OWNER
+from ckptguard_daemon.http.turns import Turns
 from starlette.requests import Request
 from support.operators import served_run
 from support.tiny_run import TINY, save
 
 from ckptguard.errors import BusyError
-from ckptguard.values.access import Role
 
-BOUNDS = Bounds(most=4, of_caller=3, of_run=2, waiting=5)
+MOST, OF_RUN = 4, 2
 PATIENCE = 60
 
 
@@ -32,9 +31,9 @@ class Hanging:
         self.release = threading.Event()
         self.begun: list[str] = []
 
-    def ask(self, turns: Turns, caller: str, run: str) -> asyncio.Task[str]:
+    def ask(self, turns: Turns, run: str) -> asyncio.Task[str]:
         """Ask a question about a run."""
-        scope = {"type": "http", "caller": Caller(name=caller, role=Role.READER), "path_params": {"run": run}}
+        scope = {"type": "http", "path_params": {"run": run}}
 
         def work() -> str:
             self.begun.append(run)
@@ -53,13 +52,13 @@ def hanging() -> Iterator[Hanging]:
 
 
 def test_a_run_that_hangs_holds_up_no_other(hanging: Hanging) -> None:
-    """Many ask about it, and others about another run: these are answered, also the same caller."""
+    """Many ask about it, and others about another run: these are answered."""
 
     async def ask() -> list[str]:
-        turns = Turns(BOUNDS)
-        stuck = [hanging.ask(turns, "ann", "hangs") for _ in range(7)]
-        found = [await asyncio.wait_for(hanging.ask(turns, who, "well"), PATIENCE) for who in ("ann", "bob")]
-        assert hanging.begun == ["hangs", "hangs", "well", "well"]
+        turns = Turns(most=MOST, of_run=OF_RUN)
+        stuck = [hanging.ask(turns, "hangs") for _ in range(7)]
+        found = [await asyncio.wait_for(hanging.ask(turns, "well"), PATIENCE) for _ in range(2)]
+        assert hanging.begun == ["hangs"] * OF_RUN + ["well", "well"]
         hanging.release.set()
         assert await asyncio.gather(*stuck) == ["hangs"] * 7
         return found
@@ -67,44 +66,41 @@ def test_a_run_that_hangs_holds_up_no_other(hanging: Hanging) -> None:
     assert asyncio.run(ask()) == ["well", "well"]
 
 
-def test_a_caller_that_asks_too_much_is_refused_alone(hanging: Hanging) -> None:
-    """It gets its share of the turns and of the places to wait. Others are answered meanwhile."""
+def test_what_waits_is_bounded(hanging: Hanging, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond that a question is refused at once. About another run it is answered."""
+    monkeypatch.setattr(turns_module, "_MOST_WAITING", 5)
 
     async def ask() -> None:
-        turns = Turns(BOUNDS)
-        stuck = [hanging.ask(turns, "ann", f"hangs {n % 4}") for n in range(9)]
+        turns = Turns(most=MOST, of_run=OF_RUN)
+        stuck = [hanging.ask(turns, "hangs") for _ in range(OF_RUN + 6)]
         done, waiting = await asyncio.wait(stuck, timeout=PATIENCE, return_when=asyncio.FIRST_COMPLETED)
         assert [type(one.exception()) for one in done] == [BusyError]
-        assert len(waiting) == BOUNDS.of_caller + BOUNDS.waiting
-        for run in ("hangs 0", "hangs 3"):
-            for _ in range(BOUNDS.of_run):
-                assert await asyncio.wait_for(hanging.ask(turns, "bob", run.replace("hangs", "well")), PATIENCE)
+        assert len(waiting) == OF_RUN + 5
+        assert await asyncio.wait_for(hanging.ask(turns, "well"), PATIENCE) == "well"
         hanging.release.set()
         await asyncio.gather(*waiting)
 
     asyncio.run(ask())
-    assert sorted(hanging.begun[: BOUNDS.of_caller]) == ["hangs 0", "hangs 1", "hangs 2"]
 
 
 def test_who_goes_leaves_its_turn(hanging: Hanging) -> None:
     """A question that is given up while it waits, or just when its turn came, costs no turn."""
 
     async def ask() -> None:
-        turns = Turns(BOUNDS)
-        stuck = [hanging.ask(turns, "ann", "hangs") for _ in range(6)]
-        while len(hanging.begun) < BOUNDS.of_run:
+        turns = Turns(most=MOST, of_run=OF_RUN)
+        stuck = [hanging.ask(turns, "hangs") for _ in range(6)]
+        while len(hanging.begun) < OF_RUN:
             await asyncio.sleep(0)
         stuck[3].cancel()
         hanging.release.set()
         await stuck[0]
         for one in stuck[4:]:
             one.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.gather(*stuck, return_exceptions=True)
+        await asyncio.gather(*stuck, return_exceptions=True)
         hanging.release.clear()
-        stuck = [hanging.ask(turns, who, f"hangs {n}") for n, who in enumerate(["ann", "ann", "ann", "bob"])]
+        stuck = [hanging.ask(turns, f"hangs {n}") for n in range(MOST)]
         at_work = len(hanging.begun)
-        while len(hanging.begun) < at_work + BOUNDS.most:
+        while len(hanging.begun) < at_work + MOST:
             await asyncio.sleep(0)
         hanging.release.set()
         await asyncio.gather(*stuck)
@@ -118,7 +114,7 @@ def test_pages_are_answered_while_a_storage_hangs(
     """However many ask a storage that does not answer: what the catalogue knows is answered."""
     save(str(tmp_path), 1, 1)
     run, served = served_run(str(tmp_path), TINY)
-    routes = application(served)
+    asked = application(routes(served), lambda *_: None)
     begun = threading.Semaphore(0)
 
     def survey(*_: Any) -> list[Any]:
@@ -126,7 +122,7 @@ def test_pages_are_answered_while_a_storage_hangs(
         assert hanging.release.wait(PATIENCE)
         return []
 
-    monkeypatch.setattr(answers, "survey", survey)
+    monkeypatch.setattr(run_routes, "survey", survey)
 
     async def ask(path: str) -> int:
         parts: list[Any] = []
@@ -138,7 +134,7 @@ def test_pages_are_answered_while_a_storage_hangs(
             parts.append(message)
 
         scope = {"type": "http", "method": "GET", "path": path, "query_string": b"", "headers": [], "caller": OWNER}
-        await routes(scope, receive, send)
+        await asked(scope, receive, send)
         return int(parts[0]["status"])
 
     async def ask_all() -> None:

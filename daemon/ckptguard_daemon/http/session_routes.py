@@ -13,9 +13,9 @@ from ckptguard.errors import NotFoundError, SettingsError
 from ckptguard.records.who_and_when import utc_text
 from ckptguard.values.access import Role
 from ckptguard.version import __version__
+from ckptguard_daemon.http.gate import Door, address_of_client
 from ckptguard_daemon.http.replies import read_body, refusal, reply
 from ckptguard_daemon.http.routes import Route, Served, caller_of
-from ckptguard_daemon.http.tcp_gate import Door, address_of_client, too_many
 from ckptguard_daemon.log import log
 
 ACTIONS = ("verify", "pin", "unpin", "clear", "accept", "prune", "replicate", "repair", "rollback")
@@ -51,20 +51,18 @@ async def _me(request: Request) -> Response:
 
 
 async def _log_in(request: Request) -> Response:
-    door, address = _door_of(request), address_of_client(request.scope)
-    token = (await read_body(request, LoginBody)).token
+    door = _door_of(request)
+    token = (await read_body(request, LoginBody)).token.strip()
     if len(token) > _LONGEST_SECRET:
         raise SettingsError("this is no token")
-    wait = door.attempts.begin(address, time.monotonic())
-    if wait > 0:
-        return too_many(wait)
     now = time.time()
-    made = door.callers.log_in(token.strip(), now)
+    made = door.try_secret(request.scope, token, lambda: door.callers.log_in(token, now))
+    if isinstance(made, Response):
+        return made
     if made is None:
-        log("login_refused", level="warning", address=address)
+        log("login_refused", level="warning", address=address_of_client(request.scope))
         hint = "ask for a new link or token" if request.headers.get("origin") else None
         return refusal("unauthorized", "this token or link is wrong, was used, or has expired", 401, hint)
-    door.attempts.worked(address)
     secret, expires = made
     answer = reply(document("session", expires=utc_text(expires)), 201)
     _set_cookie(answer, door, secret, int(expires - now))

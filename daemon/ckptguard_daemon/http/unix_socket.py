@@ -10,7 +10,7 @@ import socket
 import stat
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from ckptguard.errors import BusyError, SettingsError
 from ckptguard.storage.runtime_folder import private_runtime_folder
@@ -20,7 +20,7 @@ LONGEST_PATH = 107  # the most that a socket's address can hold
 
 
 @dataclass(frozen=True)
-class Rendezvous:
+class ListeningSocket:
     """A listening socket and its path."""
 
     socket: socket.socket
@@ -38,7 +38,7 @@ class Rendezvous:
                     os.rmdir(self.made)
 
 
-def listen(path: str | None, urls: Sequence[str], environ: Mapping[str, str]) -> Rendezvous:
+def listen(path: str | None, urls: Sequence[str], environ: Mapping[str, str]) -> ListeningSocket:
     """Bind and listen, at `path` or at a path of our own that follows from the runs. The path's folder is made.
 
     The socket of a dead daemon is replaced.
@@ -49,80 +49,70 @@ def listen(path: str | None, urls: Sequence[str], environ: Mapping[str, str]) ->
     """
     if path is not None:
         place = os.path.abspath(path)
-        with contextlib.suppress(OSError):  # it is there, or the check says what is wrong
+        with contextlib.suppress(OSError):  # it is there, or opening it says what is wrong
             os.mkdir(os.path.dirname(place), 0o700)
-        _check_folder(os.path.dirname(place))
-        with _alone(os.path.dirname(place)):
-            return _bind(place)
-    name = short_digest("\n".join(sorted(urls)))
+        return _bind(place)
+    name, made = short_digest("\n".join(sorted(urls))), None
     try:
         folder = private_runtime_folder(environ)
     except OSError:  # another user was first; the address is in the records
-        return _listen_aside(name)
-    with _alone(folder):
-        try:
-            return _bind(os.path.join(folder, f"{name}.sock"))
-        except BusyError:  # two daemons on one run are harmless, each at its own address
-            return _bind(os.path.join(folder, f"{name}-{os.getpid()}.sock"))
-
-
-def _listen_aside(name: str) -> Rendezvous:
-    """Bind and listen in a new folder."""
+        folder = made = _new_folder()
     try:
-        folder = tempfile.mkdtemp(prefix="ckptguard-")
+        return _bind(os.path.join(folder, f"{name}.sock"), made)
+    except BusyError:  # two daemons on one run are harmless, each at its own address
+        return _bind(os.path.join(folder, f"{name}-{os.getpid()}.sock"))
+
+
+def _new_folder() -> str:
+    try:
+        return tempfile.mkdtemp(prefix="ckptguard-")
     except OSError as error:
         raise SettingsError(
             f"a folder for the socket cannot be created: {error.strerror}", hint="choose a path with --socket"
         ) from error
-    return replace(_bind(os.path.join(folder, f"{name}.sock")), made=folder)
 
 
-def _check_folder(folder: str) -> None:
-    try:
-        found = os.stat(folder)
-    except OSError as error:
-        raise SettingsError(f"the folder {folder} of the socket cannot be used: {error.strerror}") from error
-    if found.st_uid not in (os.getuid(), 0) or stat.S_IMODE(found.st_mode) & 0o022:
-        raise SettingsError(
-            f"other users may write to {folder}, so they could replace a socket in it",
-            hint="use a folder with mode 0700",
-        )
-
-
-@contextlib.contextmanager
-def _alone(folder: str) -> Iterator[None]:
-    """Let one daemon at a time replace a dead socket, if there are locks. Raises SettingsError."""
-    try:
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError as error:
-        raise SettingsError(f"the folder {folder} of the socket cannot be used: {error.strerror}") from error
-    try:
-        with contextlib.suppress(OSError):
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
-
-
-def _bind(path: str) -> Rendezvous:
+def _bind(path: str, made: str | None = None) -> ListeningSocket:
     if len(os.fsencode(path)) > LONGEST_PATH:
         raise SettingsError(
             f"the socket's path has {len(os.fsencode(path))} bytes, but only {LONGEST_PATH} are possible: {path}",
             hint="choose a shorter path with --socket",
         )
-    _remove_dead(path)
-    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    before = os.umask(0o177)
+    with _locked(os.path.dirname(path)):
+        _remove_dead(path)
+        listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        before = os.umask(0o177)
+        try:
+            listening.bind(path)
+        except OSError as error:
+            listening.close()
+            raise SettingsError(f"cannot listen at {path}: {error.strerror}") from error
+        finally:
+            os.umask(before)
+        listening.listen(128)
+        return ListeningSocket(socket=listening, path=path, identity=_identity(path), made=made)
+
+
+@contextlib.contextmanager
+def _locked(folder: str) -> Iterator[None]:
+    """Let one daemon at a time replace a dead socket, if there are locks. Raises SettingsError, also for a folder in
+    which other users could replace a socket."""
     try:
-        listening.bind(path)
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
-        listening.close()
-        raise SettingsError(f"cannot listen at {path}: {error.strerror}") from error
+        raise SettingsError(f"the folder {folder} of the socket cannot be used: {error.strerror}") from error
+    try:
+        found = os.fstat(descriptor)
+        if found.st_uid not in (os.getuid(), 0) or stat.S_IMODE(found.st_mode) & 0o022:
+            raise SettingsError(
+                f"other users may write to {folder}, so they could replace a socket in it",
+                hint="use a folder with mode 0700",
+            )
+        with contextlib.suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
     finally:
-        os.umask(before)
-    listening.listen(128)
-    listening.setblocking(False)
-    return Rendezvous(socket=listening, path=path, identity=_identity(path))
+        os.close(descriptor)
 
 
 def _identity(path: str) -> tuple[int, int]:

@@ -34,13 +34,13 @@ from ckptguard.version import __version__
 from ckptguard_daemon.guarded import WatchedRun
 from ckptguard_daemon.http.replies import number, read_body, refusal, reply
 from ckptguard_daemon.http.routes import Route, Served, caller_of
-from ckptguard_daemon.http.turns import Bounds, Turns
+from ckptguard_daemon.http.turns import Turns
 from ckptguard_daemon.log import log
 from ckptguard_daemon.metrics import CONTENT_TYPE
 
 LONGEST_WAIT = 600.0
 _LOOK_AGAIN = 30.0  # another daemon may give the verdict that a client waits for
-_AT_ONCE = Bounds(most=32, of_caller=16, of_run=8, waiting=256)  # questions that ask a storage
+_AT_ONCE, _OF_RUN = 32, 8  # questions that ask a storage
 
 
 class IncidentBody(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,7 +71,7 @@ class Answers:
         self._served = served
         self._loop, self._passes, self._alive = served.loop, served.passes, served.alive
         self._was_ready = False
-        self._turns = Turns(_AT_ONCE)
+        self._turns = Turns(most=_AT_ONCE, of_run=_OF_RUN)
 
     def routes(self) -> list[Route]:
         """Return the routes."""

@@ -67,8 +67,8 @@ def _files() -> dict[str, _File]:
     return found
 
 
-def _answer(request: Request, name: str) -> Response:
-    file = _files().get(name)
+async def _answer(request: Request, *, name: str | None = None) -> Response:
+    file = _files().get(name or request.path_params["name"])
     if file is None:
         raise HTTPException(404, "the page has no such file")
     headers = {"ETag": file.tag, "Cache-Control": "no-cache", "Vary": "Accept-Encoding"}
@@ -79,27 +79,8 @@ def _answer(request: Request, name: str) -> Response:
     return Response(file.text, media_type=file.kind, headers=headers)
 
 
-async def _index(request: Request) -> Response:
-    return _answer(request, "index.html")
-
-
-async def _login(request: Request) -> Response:
-    return _answer(request, "login.html")
-
-
-async def _icon(request: Request) -> Response:
-    return _answer(request, "icon.svg")
-
-
-async def _file(request: Request) -> Response:
-    return _answer(request, request.path_params["name"])
-
-
 def routes(served: Served) -> list[Route]:
     """Return the routes of the page. Its files hold nothing of any run, so everybody may read them."""
-    return [
-        Route("/", _index, None),
-        Route("/login", _login, None),
-        Route("/favicon.ico", _icon, None),
-        Route("/page/{name:path}", _file, None),
-    ]
+    names = {"/": "index.html", "/login": "login.html", "/favicon.ico": "icon.svg"}
+    pages = [Route(path, functools.partial(_answer, name=name), None) for path, name in names.items()]
+    return [*pages, Route("/page/{name:path}", _answer, None)]

@@ -53,6 +53,8 @@ PROGRAMS = {
     "sshd": ("openssh-server",),
     "promtool": ("prometheus",),
     "radosgw": ("ceph-mon", "ceph-osd", "radosgw"),
+    "nginx": ("nginx-light",),
+    "caddy": ("caddy",),
     "strace": ("strace",),
     "bwrap": ("bubblewrap",),
     "slurmctld": ("slurmctld", "slurmd", "slurm-client"),

@@ -19,6 +19,8 @@ EXAMPLES = {
     "settings": "ckptguard.toml",
     "rules": "ckptguard-rules.yml",
     "grafana": "ckptguard-grafana.json",
+    "nginx": "nginx.conf",
+    "caddy": "Caddyfile",
     "slurm-epilog": "slurm/epilog.sh",
     "slurm-prolog": "slurm/prolog.sh",
     "slurm-job": "slurm/job.sh",

@@ -16,8 +16,8 @@ from ckptguard_daemon.application import application, routes
 from ckptguard_daemon.dashboard import actions, verbs
 from ckptguard_daemon.dashboard.asked import Done, Plan
 from ckptguard_daemon.dashboard.verbs import VERBS
-from ckptguard_daemon.http.session_routes import ACTIONS
 from ckptguard_daemon.http.routes import Caller, Role
+from ckptguard_daemon.http.session_routes import ACTIONS
 from ckptguard_daemon.jobs import MOST_RUNNING, JobStop
 from support.http_documents import assert_like, example
 from support.operators import ALICE, InlineScanner, all_files, served_run, without_records

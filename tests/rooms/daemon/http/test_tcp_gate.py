@@ -155,11 +155,7 @@ def test_a_run_outside_a_tokens_patterns_does_not_exist(behind: Behind) -> None:
 
 def test_a_hidden_run_is_in_no_list(behind: Behind) -> None:
     """No list that needs no run names it; of what cannot leave it out, the caller gets nothing."""
-    lists = [
-        route
-        for route in behind.routes
-        if "{" not in route.path and route.role
-    ]
+    lists = [route for route in behind.routes if "{" not in route.path and route.role]
     assert len(lists) > 5
     for route in lists:
         if route.stream or "GET" not in (route.methods or ()):

@@ -10,72 +10,21 @@ import resource
 import shutil
 import socket
 import ssl
-import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from ckptguard_daemon.application import application
 from ckptguard_daemon.dashboard import events, page_files
 from ckptguard_daemon.http import front, routes, server, tcp_address
 from ckptguard_daemon.http.front import Front, HttpOptions
-from ckptguard_daemon.http.server import HttpServer
-from gate_calls import SECRETS, Behind
+from gate_calls import SECRETS
+from sites import TOKEN, Site, make_certificate, rest_of
 from support.daemon_process import PATIENCE, Starter, save, until
 
 from ckptguard.errors import SettingsError
 from ckptguard.values.access import Role
 
 MANY = server.MOST + 50
-TOKEN = f"Authorization: Bearer {SECRETS[Role.READER]}\r\n"
-
-
-class Site:
-    """A front that serves `Behind`'s application."""
-
-    def __init__(self, folder: Path, **options: str) -> None:
-        self.behind = Behind(folder)
-        self.front = Front(HttpOptions(tokens=str(self.behind.tokens), **options), "127.0.0.1:0")
-        self.port = int(self.front.url.rpartition(":")[2])
-        self.server: HttpServer = self.front.server(application(self.behind.routes, self.front.door.admit))
-        self.context: ssl.SSLContext | None = None
-        assert self.server.start()
-
-    def connect(self) -> socket.socket:
-        """A connection, with TLS if this is a site with it."""
-        made = socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE)
-        return made if self.context is None else self.context.wrap_socket(made, server_hostname="localhost")
-
-    def say(self, text: str | bytes) -> bytes:
-        """All that is answered to this until the other side closes."""
-        with self.connect() as made:
-            made.sendall(text.encode("latin-1") if isinstance(text, str) else text)
-            return rest_of(made)
-
-    def get(self, path: str, more: str = "") -> bytes:
-        """What one request is answered, as it comes."""
-        return self.say(f"GET {path} HTTP/1.1\r\nHost: localhost:{self.port}\r\nConnection: close\r\n{more}\r\n")
-
-    def works(self) -> bool:
-        """Whether somebody with a token is answered."""
-        with contextlib.suppress(OSError):  # it was ended for others
-            return self.get("/v1/me", TOKEN).startswith(b"HTTP/1.1 200 ")
-        return False
-
-    def close(self) -> None:
-        """End it as the daemon does: streams first."""
-        self.behind.served.stop.set()
-        self.behind.served.feed.wake()
-        self.server.close()
-
-
-def rest_of(made: socket.socket) -> bytes:
-    """All that comes until the end."""
-    parts = []
-    with contextlib.suppress(ConnectionError, ssl.SSLEOFError):
-        while part := made.recv(65536):
-            parts.append(part)
-    return b"".join(parts)
 
 
 @pytest.fixture
@@ -84,25 +33,6 @@ def site(tmp_path: Path) -> Iterator[Site]:
     made = Site(tmp_path)
     yield made
     made.close()
-
-
-@pytest.fixture
-def make_certificate(tmp_path: Path) -> Callable[[str], tuple[str, str]]:
-    """Makes a certificate for localhost and its key, under a name."""
-    openssl = shutil.which("openssl")
-    if openssl is None:
-        pytest.skip("the command openssl makes the certificate, and is not here")
-
-    def make(name: str) -> tuple[str, str]:
-        certificate, key = tmp_path / f"{name}.pem", tmp_path / f"{name}.key"
-        words = ["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2"]
-        words += ["-subj", f"/O={name}/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
-        words += ["-keyout", str(key), "-out", str(certificate)]
-        subprocess.run([openssl, *words], check=True, capture_output=True)
-        key.chmod(0o600)
-        return str(certificate), str(key)
-
-    return make
 
 
 SLOW = {
@@ -229,9 +159,9 @@ def test_forwarded_headers_are_nobodys(site: Site) -> None:
     assert said[-1] == b"429"
 
 
-def test_tls_is_served_and_renewed(tmp_path: Path, make_certificate: Callable[[str], tuple[str, str]]) -> None:
+def test_tls_is_served_and_renewed(tmp_path: Path) -> None:
     """A client that checks the certificate is answered; a new certificate is taken over without a restart."""
-    certificate, key = make_certificate("first")
+    certificate, key = make_certificate(tmp_path, "first")
     site = Site(tmp_path / "site", certificate=certificate, key=key)
     try:
         assert site.front.url.startswith("https://")
@@ -243,7 +173,7 @@ def test_tls_is_served_and_renewed(tmp_path: Path, make_certificate: Callable[[s
         head = f"POST /v1/session HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: {len(body)}\r\n"
         said = site.say(f"{head}\r\n{body}")
         assert b"; secure" in said.lower()
-        second, second_key = make_certificate("second")
+        second, second_key = make_certificate(tmp_path, "second")
         shutil.move(second, certificate)
         shutil.move(second_key, key)
         site.front.look()
@@ -258,9 +188,9 @@ def test_tls_is_served_and_renewed(tmp_path: Path, make_certificate: Callable[[s
         site.close()
 
 
-def test_half_handshakes_make_room(tmp_path: Path, make_certificate: Callable[[str], tuple[str, str]]) -> None:
+def test_half_handshakes_make_room(tmp_path: Path) -> None:
     """Who never says a word of TLS holds nobody up for long; plain HTTP gets no answer."""
-    certificate, key = make_certificate("only")
+    certificate, key = make_certificate(tmp_path, "only")
     site = Site(tmp_path / "site", certificate=certificate, key=key)
     try:
         with contextlib.ExitStack() as stack:
@@ -349,11 +279,9 @@ def test_nobody_could_log_in(tmp_path: Path) -> None:
     assert front.open_front(HttpOptions()) is None
 
 
-def test_a_key_that_everybody_reads_is_refused(
-    tmp_path: Path, make_certificate: Callable[[str], tuple[str, str]]
-) -> None:
+def test_a_key_that_everybody_reads_is_refused(tmp_path: Path) -> None:
     """The hint says how to close it."""
-    certificate, key = make_certificate("open")
+    certificate, key = make_certificate(tmp_path, "open")
     Path(key).chmod(0o644)
     tokens = tmp_path / "tokens"
     tokens.touch(0o600)

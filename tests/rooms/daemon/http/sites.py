@@ -1,0 +1,83 @@
+"""A site on loopback: the real application, its gate and its server, in this process, and what is said to it."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import socket
+import ssl
+import subprocess
+from pathlib import Path
+
+import pytest
+from ckptguard_daemon.application import application
+from ckptguard_daemon.http.front import Front, HttpOptions
+from ckptguard_daemon.http.server import HttpServer
+from gate_calls import SECRETS, Behind
+from support.daemon_process import PATIENCE
+
+from ckptguard.values.access import Role
+
+TOKEN = f"Authorization: Bearer {SECRETS[Role.READER]}\r\n"
+
+
+class Site:
+    """A front that serves `Behind`'s application."""
+
+    def __init__(self, folder: Path, **options: str) -> None:
+        self.behind = Behind(folder)
+        self.front = Front(HttpOptions(tokens=str(self.behind.tokens), **options), "127.0.0.1:0")
+        self.port = int(self.front.door.cookie.rpartition("-")[2])  # its name holds it
+        self.server: HttpServer = self.front.server(application(self.behind.routes, self.front.door.admit))
+        self.context: ssl.SSLContext | None = None
+        assert self.server.start()
+
+    def connect(self) -> socket.socket:
+        """A connection, with TLS if this is a site with it."""
+        made = socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE)
+        return made if self.context is None else self.context.wrap_socket(made, server_hostname="localhost")
+
+    def say(self, text: str | bytes) -> bytes:
+        """All that is answered to this until the other side closes."""
+        with self.connect() as made:
+            made.sendall(text.encode("latin-1") if isinstance(text, str) else text)
+            return rest_of(made)
+
+    def get(self, path: str, more: str = "") -> bytes:
+        """What one request is answered, as it comes."""
+        return self.say(f"GET {path} HTTP/1.1\r\nHost: localhost:{self.port}\r\nConnection: close\r\n{more}\r\n")
+
+    def works(self) -> bool:
+        """Whether somebody with a token is answered."""
+        with contextlib.suppress(OSError):  # it was ended for others
+            return self.get("/v1/me", TOKEN).startswith(b"HTTP/1.1 200 ")
+        return False
+
+    def close(self) -> None:
+        """End it as the daemon does: streams first."""
+        self.behind.served.stop.set()
+        self.behind.served.feed.wake()
+        self.server.close()
+
+
+def rest_of(made: socket.socket) -> bytes:
+    """All that comes until the end."""
+    parts = []
+    with contextlib.suppress(ConnectionError, ssl.SSLEOFError):
+        while part := made.recv(65536):
+            parts.append(part)
+    return b"".join(parts)
+
+
+def make_certificate(folder: Path, name: str) -> tuple[str, str]:
+    """A certificate for localhost and its key, under a name."""
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        pytest.skip("the command openssl makes the certificate, and is not here")
+    certificate, key = folder / f"{name}.pem", folder / f"{name}.key"
+    words = ["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2"]
+    words += ["-subj", f"/O={name}/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
+    words += ["-keyout", str(key), "-out", str(certificate)]
+    subprocess.run([openssl, *words], check=True, capture_output=True)
+    key.chmod(0o600)
+    return str(certificate), str(key)

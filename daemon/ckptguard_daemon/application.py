@@ -32,20 +32,17 @@ def routes(served: Served) -> list[Route]:
     return [route for module in _MODULES for route in module.routes(served)]
 
 
-def application(routes: Sequence[Route], admit: Admit) -> Starlette:
+def application(routes: Sequence[Route], admit: Admit) -> ASGIApp:
     """Return the ASGI application of one socket."""
-    return Starlette(
-        routes=routes,
-        middleware=[Middleware(_SafeHeaders), Middleware(Gate, admit=admit)],
-        exception_handlers=REFUSALS,
-    )
+    gate = Middleware(Gate, admit=admit)
+    return _SafeHeaders(Starlette(routes=routes, middleware=[gate], exception_handlers=REFUSALS))
 
 
 class _SafeHeaders:
     """Tells browsers what an answer may do, also a refusal."""
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._application = app
+    def __init__(self, application: ASGIApp) -> None:
+        self._application = application
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def send_with_headers(message: Message) -> None:

@@ -117,11 +117,8 @@ class Door:
         address, digest, now = address_of_client(scope), digest_of(secret), time.monotonic()
         wait = self._attempts.wait(address, digest, now)
         if wait > 0:
-            refused = refusal(
-                "too_many", "too many wrong tokens came from there", 429, f"try again in {int(wait) + 1} s"
-            )
-            refused.headers["Retry-After"] = str(int(wait) + 1)
-            return refused
+            message, seconds = "too many wrong tokens came from there", int(wait) + 1
+            return refusal("too_many", message, 429, f"try again in {seconds} s", {"Retry-After": str(seconds)})
         found = find()
         if found is None:
             self._attempts.was_wrong(address, digest, now)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import msgspec
@@ -42,21 +42,21 @@ _STATUS: dict[int, tuple[type[CkptguardError], ...]] = {
 _Body = TypeVar("_Body", bound=msgspec.Struct)
 
 
-def reply(document: Document, status: int = 200) -> Response:
+def reply(document: Document, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     """Return a document as the answer."""
-    return Response(msgspec.json.encode(document) + b"\n", status_code=status, media_type="application/json")
+    return Response(msgspec.json.encode(document) + b"\n", status, headers, "application/json")
 
 
-def refusal(kind: str, message: str, status: int, hint: str | None = None) -> Response:
+def refusal(
+    kind: str, message: str, status: int, hint: str | None = None, headers: Mapping[str, str] | None = None
+) -> Response:
     """Return the answer that says why not."""
-    return reply({"error": {"kind": kind, "message": message, "hint": hint}}, status)
+    return reply({"error": {"kind": kind, "message": message, "hint": hint}}, status, headers)
 
 
 def unauthorized(message: str, hint: str | None = None) -> Response:
     """Return the refusal of who has no right token."""
-    refused = refusal("unauthorized", message, 401, hint)
-    refused.headers["WWW-Authenticate"] = "Bearer"
-    return refused
+    return refusal("unauthorized", message, 401, hint, {"WWW-Authenticate": "Bearer"})
 
 
 def number(request: Request, name: str, kind: Callable[[str], Any], most: float) -> Any:
@@ -117,10 +117,9 @@ async def _refuse_error(request: Request, error: Exception) -> Response:
 async def _refuse_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     kinds = {404: "not_found", 405: "method", 408: "timeout", 413: "too_large"}
-    refused = refusal(kinds.get(error.status_code, "request"), error.detail, error.status_code)
-    if error.status_code in (408, 413):
-        refused.headers["Connection"] = "close"  # the rest of the body is not waited for
-    return refused
+    # The rest of a body is not waited for.
+    headers = {"Connection": "close"} if error.status_code in (408, 413) else None
+    return refusal(kinds.get(error.status_code, "request"), error.detail, error.status_code, None, headers)
 
 
 async def _refuse_mistake(request: Request, error: Exception) -> Response:

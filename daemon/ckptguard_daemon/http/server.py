@@ -20,8 +20,8 @@ _START_SECONDS, _STOP_SECONDS = 10.0, 2.0
 
 
 class BoundedSocket(socket.socket):
-    """A listening socket with a limited number of open connections: a daemon needs its file descriptors for its runs.
-    Who never says a whole request, or takes no answer, makes room in the end."""
+    """A listening socket with a limited number of open connections: the daemon needs file descriptors for its runs. Who
+    never says a whole request, or takes no answer, makes room in the end. asyncio takes connections by `accept`."""
 
     def __init__(self, listening: socket.socket) -> None:
         super().__init__(fileno=listening.detach())

@@ -42,7 +42,7 @@ class Gate:
 
 
 def admit_owner(scope: Scope, headers: Headers) -> Response | None:
-    """Admit what comes by the Unix socket: a process that can open it is its owner's. A browser could be made to send a
+    """Admit who asks by the Unix socket: a process that can open it is its owner's. A browser could be made to send a
     foreign Host, or any Origin."""
     host = headers.get("host", "").partition(":")[0]
     if host.lower() not in ("", "localhost", "ckptguard") or "origin" in headers:

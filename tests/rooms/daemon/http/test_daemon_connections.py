@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.metadata
 import os
+import re
 import socket
 import subprocess
 import sys
 import threading
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,6 +25,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from support.daemon_process import until
 
+ROOT = Path(__file__).resolve().parents[4]
 WHOLE = b"GET /now HTTP/1.1\r\nHost: localhost\r\n\r\n"
 HALVES = (b"", b"G", b"GET /now HT", b"GET /now HTTP/1.1\r\nHost: loc", b"GET /now HTTP/1.1\r\nHost: localhost\r\n")
 
@@ -131,3 +135,16 @@ def test_connections_are_bounded(address: str, text: str) -> None:
 def test_what_is_no_http_is_refused(address: str) -> None:
     """With the status of it, and the connection ends."""
     assert answer(caller(address, b"\0\r\n\r\n")).startswith(b"HTTP/1.1 400 ")
+
+
+def test_uvicorn_is_one_of_those_that_are_tested() -> None:
+    """Its limits and its shutdown are ours, and it promises nothing of them: the requirement has an upper bound, below
+    the next release."""
+    requirements = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["dependencies"]
+    (said,) = (one for one in requirements if one.startswith("uvicorn"))
+    found = re.fullmatch(r"uvicorn>=0\.(\d+),<0\.(\d+)", said)
+    assert found is not None
+    oldest, beyond = map(int, found.groups())
+    installed = importlib.metadata.version("uvicorn").split(".")
+    assert installed[0] == "0"
+    assert oldest <= int(installed[1]) == beyond - 1

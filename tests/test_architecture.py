@@ -275,6 +275,25 @@ def removes(call: ast.Attribute) -> bool:
     return call.attr in {"unlink", "rmdir", "rmtree", "removedirs", "rm", "rm_file"}
 
 
+def test_no_class_of_the_daemon_has_the_inside_of_a_server_as_its_base() -> None:
+    """uvicorn, asyncio and h11 promise nothing of theirs."""
+    inside = {"uvicorn", "asyncio", "h11"}
+    found = []
+    for path in sorted(PACKAGES["ckptguard_daemon"].rglob("*.py")):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        names = set(inside)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] in inside:
+                names |= {one.asname or one.name for one in node.names}
+            elif isinstance(node, ast.Import):
+                names |= {one.asname or "" for one in node.names if one.name.partition(".")[0] in inside}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef):
+                bases = {ast.unparse(base).partition(".")[0] for base in node.bases}
+                found += [f"{path.name}: {node.name}"] if bases & names else []
+    assert found == []
+
+
 def test_every_module_says_what_it_is() -> None:
     """Every module with code in it opens with a docstring."""
     silent = [

@@ -34,9 +34,9 @@ from ckptguard.version import __version__
 from ckptguard_daemon.guarded import WatchedRun
 from ckptguard_daemon.http.replies import number, read_body, refusal, reply
 from ckptguard_daemon.http.routes import Route, Served, caller_of
-from ckptguard_daemon.http.turns import Turns
 from ckptguard_daemon.log import log
 from ckptguard_daemon.metrics import CONTENT_TYPE
+from ckptguard_daemon.turns import Turns
 
 LONGEST_WAIT = 600.0
 _LOOK_AGAIN = 30.0  # another daemon may give the verdict that a client waits for
@@ -118,7 +118,7 @@ class Answers:
 
     async def _checkpoints(self, request: Request) -> Response:
         guarded = self._served.run_of(request)
-        states = await self._turns.do(request, lambda: survey(guarded.look()))
+        states = await self._turns.do(guarded.run_id, lambda: survey(guarded.look()))
         return reply(document("checkpoints", run=guarded.run_id, target=guarded.url, checkpoints=states))
 
     async def _known_good(self, request: Request) -> Response:
@@ -131,7 +131,7 @@ class Answers:
         while True:
             with self._passes.next(guarded.run_id) as passed:
                 answer, pending = await self._turns.do(
-                    request, lambda: self._best_and_pending(guarded, before, series, patience > 0)
+                    guarded.run_id, lambda: self._best_and_pending(guarded, before, series, patience > 0)
                 )
                 left = deadline - time.monotonic()
                 if not pending or left <= 0 or await request.is_disconnected():
@@ -150,11 +150,11 @@ class Answers:
 
     async def _incidents(self, request: Request) -> Response:
         guarded = self._served.run_of(request)
-        run = await self._turns.do(request, guarded.open)
+        run = await self._turns.do(guarded.run_id, guarded.open)
         body = await read_body(request, IncidentBody, empty=None)
         if body.step is not None and not 0 <= body.step <= MAX_STEP:
             raise SettingsError("`step` must be a number of updates, 0 or more")
-        incident = await self._turns.do(request, lambda: open_incident(run, **msgspec.structs.asdict(body)))
+        incident = await self._turns.do(guarded.run_id, lambda: open_incident(run, **msgspec.structs.asdict(body)))
         log("incident", level="warning", run=run.url, step=incident.step, cause=incident.cause, reason=incident.reason)
         guarded.hooks.tell(incident_event(run, incident))
         self._loop.wake(guarded.run_id)
@@ -162,12 +162,12 @@ class Answers:
 
     async def _verify(self, request: Request) -> Response:
         guarded = self._served.run_of(request)
-        run = await self._turns.do(request, guarded.open)
+        run = await self._turns.do(guarded.run_id, guarded.open)
         path = (await read_body(request, VerifyBody, empty=VerifyBody())).path
         if path is not None:
             if path != "." and not is_safe_path(path):
                 raise SettingsError("`path` must be the path of a checkpoint, relative to its run")
-            if await self._turns.do(request, lambda: guarded.look().checkpoint(path)) is None:
+            if await self._turns.do(guarded.run_id, lambda: guarded.look().checkpoint(path)) is None:
                 raise NotFoundError(f"there is no checkpoint {path} in {run.url}")
             guarded.ask(path)
         self._loop.wake(guarded.run_id)

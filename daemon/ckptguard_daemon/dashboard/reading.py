@@ -20,7 +20,7 @@ from ckptguard.storage.protocol import Storage
 from ckptguard.values.ids import CheckpointId, id_from_record
 from ckptguard_daemon.dashboard.answer import pack
 from ckptguard_daemon.guarded import WatchedRun
-from ckptguard_daemon.http.turns import Turns
+from ckptguard_daemon.turns import Turns
 
 MOST_SECONDS = 20.0  # until a click asks the storage nothing more
 MOST_REQUESTS = 1000
@@ -88,7 +88,7 @@ class Clicks:
 
     async def do(self, request: Request, make: Callable[[Reads], Response]) -> Response:
         """Return what `make` returns. Raises BusyError."""
-        return await self._turns.do(request, lambda: make(Reads()))
+        return await self._turns.do(request.path_params["run"], lambda: make(Reads()))
 
 
 class Remembered:

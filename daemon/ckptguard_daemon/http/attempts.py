@@ -10,14 +10,19 @@ _MOST_ADDRESSES = 1024
 
 
 class Attempts:
-    """Remembers wrong secrets by their digests. A program that repeats an expired token guesses nothing."""
+    """Remembers wrong secrets by their digests. A program that repeats an expired token guesses nothing. What was right
+    does not wait for what others try from its address: behind a proxy all have the same."""
 
     def __init__(self) -> None:
         self._wrong: OrderedDict[str, dict[str, float]] = OrderedDict()
+        self._right: OrderedDict[tuple[str, str], None] = OrderedDict()
 
     def wait(self, address: str, digest: str, now: float) -> float:
         """Return the seconds until a secret may be tried, 0 for now."""
-        wrong = self._wrong.get(_network_of(address), {})
+        key = _network_of(address)
+        if (key, digest) in self._right:
+            return 0.0
+        wrong = self._wrong.get(key, {})
         for old in [other for other, at in wrong.items() if at + SECONDS <= now]:
             del wrong[old]
         return 0.0 if digest in wrong or len(wrong) < MOST else min(wrong.values()) + SECONDS - now
@@ -29,6 +34,12 @@ class Attempts:
         self._wrong.move_to_end(key)
         if len(self._wrong) > _MOST_ADDRESSES:
             self._wrong.popitem(last=False)
+
+    def was_right(self, address: str, digest: str) -> None:
+        """Remember a secret that lets somebody in."""
+        self._right[_network_of(address), digest] = None
+        if len(self._right) > _MOST_ADDRESSES:
+            self._right.popitem(last=False)
 
 
 def _network_of(address: str) -> str:

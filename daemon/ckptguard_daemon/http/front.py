@@ -122,6 +122,7 @@ class Front:
             return
         self._seen = stamps
         try:
+            _tls(self._options)  # first one of its own: a pair that does not fit would leave ours without a key
             _load(self._tls, self._options)
             log("certificate_read", file=self._options.certificate)
         except SettingsError as error:

@@ -122,6 +122,8 @@ class Door:
         found = find()
         if found is None:
             self._attempts.was_wrong(address, digest, now)
+        else:
+            self._attempts.was_right(address, digest)
         return found
 
     def _by_token(self, scope: Scope, secret: str) -> Response | None:

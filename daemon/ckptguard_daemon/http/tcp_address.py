@@ -38,8 +38,8 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
             listening = socket.create_server(self.place, family=self.family, backlog=128)
         except OSError as error:
             raise SettingsError(f"cannot listen at {self.said}: {error.strerror}") from error
-        if hasattr(socket, "TCP_USER_TIMEOUT"):  # connections inherit it: who takes nothing that long has gone
-            listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(WRITE_SECONDS * 1000))
+        # Connections inherit it: who takes nothing that long has gone.
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(WRITE_SECONDS * 1000))
         return listening
 
 

@@ -10,6 +10,7 @@ import stat
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -71,6 +72,25 @@ def test_the_runtime_folder_is_private(short_folder: Path) -> None:
     assert stat.S_IMODE((short_folder / "ckptguard").stat().st_mode) == 0o700
     assert Path(place.path).parent == short_folder / "ckptguard"
     place.close()
+
+
+def test_the_socket_is_private_from_the_first_moment(short_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also before it listens, with a umask that forbids nothing, and where its folder is one that others can enter."""
+    modes: list[int] = []
+
+    class Seen(socket.socket):
+        def bind(self, address: Any) -> None:
+            super().bind(address)
+            modes.append(stat.S_IMODE(os.lstat(address).st_mode))
+
+    monkeypatch.setattr(socket, "socket", Seen)
+    before = os.umask(0)
+    try:
+        listen(str(short_folder / "s"), [], {}).close()
+        assert os.umask(0) == 0  # it is as it was
+    finally:
+        os.umask(before)
+    assert modes == [0o600]
 
 
 @pytest.mark.parametrize("theirs", ["open", "link", "file", "foreign"])

@@ -172,6 +172,19 @@ def test_wrong_tokens_are_limited(behind: Behind) -> None:
     assert behind.ask("GET", "/v1/me", bearer(SECRETS[Role.READER])).status == 200
 
 
+def test_wrong_tokens_lock_out_no_program_that_works(behind: Behind) -> None:
+    """Behind a proxy everybody has one address: whose token came in from there before does not wait for others."""
+    reader, guard = bearer(SECRETS[Role.READER]), bearer(SECRETS[Role.GUARD])
+    assert behind.ask("GET", "/v1/me", reader, address="127.0.0.1").status == 200
+    statuses = [behind.ask("GET", "/v1/me", bearer(f"guess-{n}"), address="127.0.0.1").status for n in range(100)]
+    assert statuses[-1] == 429
+    assert behind.ask("GET", "/v1/me", reader, address="127.0.0.1").status == 200
+    assert behind.ask("GET", "/v1/me", guard, address="127.0.0.1").status == 429
+    behind.tokens.write_text("")
+    behind.callers.look()
+    assert behind.ask("GET", "/v1/me", reader, address="127.0.0.1").status == 401
+
+
 def test_a_program_with_an_expired_token_locks_nobody_out(behind: Behind) -> None:
     """It is refused each time, and guesses nothing: others at its address are let in. It is again, once it is right."""
     tokens, address = behind.tokens.read_text(), "192.0.2.200"

@@ -10,11 +10,10 @@ from typing import Any
 
 import pytest
 from ckptguard_daemon import run_routes
+from ckptguard_daemon import turns as turns_module
 from ckptguard_daemon.application import application, routes
-from ckptguard_daemon.http import turns as turns_module
 from ckptguard_daemon.http.routes import OWNER
-from ckptguard_daemon.http.turns import Turns
-from starlette.requests import Request
+from ckptguard_daemon.turns import Turns
 from support.operators import served_run
 from support.tiny_run import TINY, save
 
@@ -33,14 +32,13 @@ class Hanging:
 
     def ask(self, turns: Turns, run: str) -> asyncio.Task[str]:
         """Ask a question about a run."""
-        scope = {"type": "http", "path_params": {"run": run}}
 
         def work() -> str:
             self.begun.append(run)
             assert not run.startswith("hangs") or self.release.wait(PATIENCE)
             return run
 
-        return asyncio.create_task(turns.do(Request(scope), work))
+        return asyncio.create_task(turns.do(run, work))
 
 
 @pytest.fixture

@@ -175,6 +175,8 @@ def test_tls_is_served_and_renewed(tmp_path: Path) -> None:
         assert b"; secure" in said.lower()
         second, second_key = make_certificate(tmp_path, "second")
         shutil.move(second, certificate)
+        site.front.look()  # the certificate came before its key: what worked goes on
+        assert site.works()
         shutil.move(second_key, key)
         site.front.look()
         with pytest.raises(ssl.SSLCertVerificationError):
@@ -202,6 +204,26 @@ def test_half_handshakes_make_room(tmp_path: Path) -> None:
         assert b"HTTP" not in site.get("/v1/me", TOKEN)
     finally:
         site.close()
+
+
+def test_half_handshakes_hold_up_no_stop(run: Path, start: Starter, tmp_path: Path) -> None:
+    """TLS clients that say nothing, half a hello, or nothing after the handshake: nothing is forced to end."""
+    certificate, key = make_certificate(tmp_path, "only")
+    tokens = tmp_path / "tokens"
+    tokens.touch(0o600)
+    words = ("--http", "127.0.0.1:0", "--tokens", str(tokens), "--tls-cert", certificate, "--tls-key", key)
+    daemon = start(run, arguments=words)
+    place = ("127.0.0.1", int(daemon.logged("http")["url"].rpartition(":")[2]))
+    context, hello = ssl.create_default_context(cafile=certificate), ssl.MemoryBIO()
+    with contextlib.suppress(ssl.SSLWantReadError):
+        context.wrap_bio(ssl.MemoryBIO(), hello, server_hostname="localhost").do_handshake()
+    with contextlib.ExitStack() as stack:
+        for text in (b"", hello.read()[:40]) * 10:
+            stack.enter_context(socket.create_connection(place, timeout=PATIENCE)).sendall(text)
+        last = stack.enter_context(socket.create_connection(place, timeout=PATIENCE))
+        stack.enter_context(context.wrap_socket(last, server_hostname="localhost"))  # the others were taken by now
+        assert daemon.stop() == 0
+    assert "stop_forced" not in daemon.log_path.read_text()
 
 
 def test_streams_leave_connections_to_others(

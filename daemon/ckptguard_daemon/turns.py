@@ -8,7 +8,6 @@ from typing import TypeVar
 
 import anyio.to_thread
 from anyio import CapacityLimiter
-from starlette.requests import Request
 
 from ckptguard.errors import BusyError
 
@@ -23,11 +22,11 @@ class Turns:
         self._most, self._of_run = most, of_run
         self._limits: dict[tuple[asyncio.AbstractEventLoop, str], CapacityLimiter] = {}  # each server has a loop
 
-    async def do(self, request: Request, work: Callable[[], _Answer]) -> _Answer:
+    async def do(self, run_id: str, work: Callable[[], _Answer]) -> _Answer:
         """Return what `work` returns. Raises BusyError if too much about the run waits."""
-        loop, run = asyncio.get_running_loop(), request.path_params["run"]
+        loop = asyncio.get_running_loop()
         threads = self._limits.setdefault((loop, ""), CapacityLimiter(self._most))
-        turns = self._limits.setdefault((loop, run), CapacityLimiter(self._of_run))
+        turns = self._limits.setdefault((loop, run_id), CapacityLimiter(self._of_run))
         if turns.statistics().tasks_waiting >= _MOST_WAITING:
             raise BusyError("too many questions about this run wait for its storage", hint="try again in a few seconds")
         async with turns:

@@ -271,6 +271,21 @@ def test_strangers_cannot_fill_the_log(site: Site, caplog: pytest.LogCaptureFixt
     assert caplog.records == []
 
 
+def test_no_secret_is_in_the_log(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+    """However it is said, and whether it is right: in no line, of whatever level, of us or of a library."""
+    secrets = (SECRETS[Role.OPERATOR], "a-wrong-guess")
+    with caplog.at_level(logging.DEBUG):
+        for secret in secrets:
+            site.get("/v1/me", f"Authorization: Bearer {secret}\r\n")
+            site.get(f"/v1/me?token={secret}", f"Cookie: {site.front.door.cookie}={secret}\r\n")
+            body = json.dumps({"token": secret})
+            head = "POST /v1/session HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
+            site.say(f"{head}Content-Length: {len(body)}\r\n\r\n{body}")
+    lines = [repr(vars(record)) for record in caplog.records]
+    assert any("login_refused" in line for line in lines)
+    assert not [line for line in lines for secret in secrets if secret in line]
+
+
 REFUSED = {
     "another machine could listen": ({}, "0.0.0.0:0", "other machines could listen"),
     "a certificate alone": ({"certificate": "c.pem"}, "127.0.0.1:0", "TLS needs"),

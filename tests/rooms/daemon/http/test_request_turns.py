@@ -56,7 +56,8 @@ def test_a_run_that_hangs_holds_up_no_other(hanging: Hanging) -> None:
         turns = Turns(most=MOST, of_run=OF_RUN)
         stuck = [hanging.ask(turns, "hangs") for _ in range(7)]
         found = [await asyncio.wait_for(hanging.ask(turns, "well"), PATIENCE) for _ in range(2)]
-        assert hanging.begun == ["hangs"] * OF_RUN + ["well", "well"]
+        assert hanging.begun.count("well") == 2
+        assert hanging.begun.count("hangs") <= OF_RUN
         hanging.release.set()
         assert await asyncio.gather(*stuck) == ["hangs"] * 7
         return found

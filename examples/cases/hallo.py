@@ -134,6 +134,7 @@ def main() -> None:
     for part in sys.argv[2:]:
         PARTS[part](folder)
     if len(sys.argv) > 2:
+        torch.distributed.destroy_process_group()  # its threads do not outlive the program
         return
     os.makedirs(folder, exist_ok=True)
     damaged_file(folder)

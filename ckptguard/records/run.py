@@ -17,7 +17,7 @@ from ckptguard.storage.local.removal import begin_again, note_records
 from ckptguard.storage.protocol import find_entry
 from ckptguard.storage.redaction import plain_url
 from ckptguard.storage.traits import traits_of_url
-from ckptguard.values.ids import RECORDS_FOLDER, escape, name_of_run, run_id_of
+from ckptguard.values.ids import RECORDS_FOLDER, escape, run_id_of
 from ckptguard.values.patterns import Pattern
 from ckptguard.values.record_formats import FORMAT_KEY, PLAIN, RECORDS
 from ckptguard.values.record_text import decode_record
@@ -125,8 +125,10 @@ def open_run(
     if folder is not None and folder.kind == "link":
         raise RecordsError(f"{RECORDS_FOLDER} in {run.url} is a link; records are never written through links")
     read_format(run)
-    _refuse_anothers_records(run)
-    _refuse_counted_folder(run)
+    if not inside:
+        _refuse_anothers_records(run)
+    elif normal.endswith("/checkpoints"):
+        _refuse_counted_folder(run)
     return run
 
 
@@ -161,8 +163,6 @@ def _refuse_anothers_records(run: Run) -> None:
 
     A local run that is no longer at the recorded path has been moved, which is fine.
     """
-    if run.records_inside:
-        return
     found = read_parsed(run, _WHOSE_KEY, dict[str, Any], f"{_WHOSE_KEY} of {run.records.url}")
     stated = None if found is None else found.get("run")
     if not isinstance(stated, str) or stated == plain_url(run.url):
@@ -179,8 +179,6 @@ def _refuse_anothers_records(run: Run) -> None:
 def _refuse_counted_folder(run: Run) -> None:
     """Raise SettingsError in Accelerate's ``checkpoints/``, where it reads a number in every name: ours would be an
     IndexError."""
-    if not run.records_inside or name_of_run(run.url) != "checkpoints":
-        return
     try:
         names = {e.key for e in run.storage.list("", recursive=False) if e.kind == "folder"}
     except ObjectMissingError:
@@ -297,7 +295,8 @@ def raise_format(run: Run, to: int) -> None:
 def _ensure_format(run: Run) -> None:
     if find_entry(run.records, FORMAT_KEY) is None:
         _create_format(run)
-    _refuse_anothers_records(run)  # another run may have created them since this one was opened
+    if not run.records_inside:
+        _refuse_anothers_records(run)  # another run may have created them since this one was opened
 
 
 def _create_format(run: Run) -> None:

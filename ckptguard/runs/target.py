@@ -166,10 +166,9 @@ def _in_hub(url: str, place: HubPlace) -> Target:
 
 def _has_records_in(storage: Storage) -> bool:
     try:
-        storage.stat(f"{RECORDS_FOLDER}/format.json")
+        return any(entry.name == "format.json" for entry in storage.list(RECORDS_FOLDER))
     except StorageError:
         return False
-    return True
 
 
 def _has_children(below: Sequence[Entry], patterns: tuple[Pattern, ...]) -> bool:

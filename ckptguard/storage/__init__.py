@@ -30,24 +30,20 @@ def normalise_url(url: str | os.PathLike[str]) -> str:
         raise SettingsError(f"{escape(text[:80])} is no path or URL: it holds a NUL")
     scheme, mark, rest = text.partition("://")
     try:
-        if not _SCHEME.match(text):
-            return _plain(os.path.abspath(os.path.expanduser(text)))
-        from ckptguard.storage.traits import LOCAL, traits_of_url  # of URLs alone
+        local = None if _SCHEME.match(text) else os.path.expanduser(text)
+        if local is None:
+            from ckptguard.storage.traits import LOCAL, traits_of_url  # of URLs alone
 
-        if mark and scheme in LOCAL:
-            return _plain(os.path.abspath(rest))
+            local = rest if mark and scheme in LOCAL else None
+        if local is not None:
+            root, below = split_root(os.path.abspath(local))
+            return "/".join((root, *below))  # names in the records without their disguise
     except FileNotFoundError as error:  # for a relative path
         raise NotFoundError("the current folder no longer exists", hint="change to a folder that exists") from error
     refuse_secrets(text)
     if "::" not in text and not traits_of_url(text).hosts:
         return f"{scheme}://{rest.strip('/')}"  # one slash more or less means the same place
     return text.rstrip("/")
-
-
-def _plain(path: str) -> str:
-    """Return a path as keys spell it: names in the records without their disguise."""
-    root, below = split_root(path)
-    return "/".join((root, *below))
 
 
 def open_storage(
@@ -67,7 +63,16 @@ def open_storage(
         SettingsError: nothing here can open the URL.
     """
     place = normalise_url(url)
-    storage = _opened(place, retries, options)
+    if _SCHEME.match(place):
+        from ckptguard.storage.opening import open_remote
+        from ckptguard.storage.retries import Retries, RetryingStorage
+
+        retries = retries if retries is not None else Retries()
+        storage: Storage = RetryingStorage(open_remote(place, retries, options), retries)
+    else:
+        from ckptguard.storage.local.local_storage import LocalStorage
+
+        storage = LocalStorage(place)
     if must_exist:
         folder_must_exist(storage, place)
     return storage
@@ -83,15 +88,3 @@ def folder_must_exist(storage: Storage, place: str) -> None:
         raise NotFoundError(f"there is no folder {escape(place)}", hint="check the path") from error
     if found != "folder":
         raise NotFoundError(f"{escape(place)} is not a folder", hint="name the folder that contains it")
-
-
-def _opened(place: str, retries: Retries | None, options: StorageOptions) -> Storage:
-    if _SCHEME.match(place):
-        from ckptguard.storage.opening import open_remote
-        from ckptguard.storage.retries import Retries, RetryingStorage
-
-        retries = retries if retries is not None else Retries()
-        return RetryingStorage(open_remote(place, retries, options), retries)
-    from ckptguard.storage.local.local_storage import LocalStorage
-
-    return LocalStorage(place)

@@ -30,7 +30,7 @@ from ckptguard.storage.local.writes import (
     write_all,
 )
 from ckptguard.storage.protocol import Capabilities, Enter, Entry, Reader, Storage, Upload, parts_of
-from ckptguard.values.ids import escape
+from ckptguard.values.ids import RECORDS_FOLDER, escape
 
 _OPEN = os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0) | os.O_NONBLOCK
 _BLOCK = 4 << 20
@@ -60,13 +60,14 @@ class LocalStorage(Storage):
             except (FileNotFoundError, NotADirectoryError):
                 if not prefix:
                     raise
-                self._need_root()  # an absent root is an error, an absent folder is not
-                return []
+                with folders.folder_of(self.url, []):  # an absent root is an error, an absent folder is not
+                    return []
 
     def stat(self, key: str) -> Entry:
         with translated(key, self.url):
             if not key:
-                return entry_of("", os.stat(self.path_of("")))
+                disguised = RECORDS_FOLDER in self.url  # names in the records are stored in another form
+                return entry_of("", os.stat(self.path_of("") if disguised else self.url))
             with place_of(self.url, key) as (folder, name):
                 return folders.entry_at(folder, name, key)
 
@@ -163,11 +164,8 @@ class LocalStorage(Storage):
                         folders.remove_tree(folder, name)
                         folders.sync_folder(folder)
             except (FileNotFoundError, NotADirectoryError):
-                self._need_root()
-
-    def _need_root(self) -> None:
-        with folders.folder_of(self.url, []):
-            pass
+                with folders.folder_of(self.url, []):
+                    pass
 
     def _open_file(self, folder: int, name: str, key: str) -> tuple[int, Entry]:
         # Opening a device can have effects, so the kind is checked before and, against races, after.

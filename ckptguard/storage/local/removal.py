@@ -12,6 +12,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from ckptguard.errors import RunRemovedError
@@ -39,13 +40,14 @@ _refused: dict[str, int] = {}  # runs, and how often nothing was written because
 _above: dict[int, tuple[str, tuple[int, ...]]] = {}  # open folder -> its records, and the folders from there to it
 
 
+@dataclass
 class _Home:
     """Records as this process saw them: the run's folder, what tells these records from later ones, and what lasts."""
 
-    def __init__(self, run: _Identity, first: tuple[int, int]) -> None:
-        self.run, self.first = run, first
-        self.lasting: set[str] = set()
-        self.missed: dict[str, float] = {}  # what went alone, and since when (monotonic)
+    run: _Identity
+    first: tuple[int, int]
+    lasting: set[str] = field(default_factory=set)
+    missed: dict[str, float] = field(default_factory=dict)  # what went alone, and since when (monotonic)
 
 
 def note_records(root: str) -> None:

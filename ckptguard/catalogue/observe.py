@@ -14,7 +14,7 @@ from ckptguard.catalogue.actions import action_events
 from ckptguard.catalogue.curves import see_curve
 from ckptguard.catalogue.look import RunLook, below, digest_of
 from ckptguard.catalogue.rows import Event, Known, RunSeen, event_key
-from ckptguard.decisions.known_good import parse_verdict_name, verdict_name
+from ckptguard.decisions.known_good import verdict_name
 from ckptguard.decisions.run_summary import last_read, summarize
 from ckptguard.errors import NoKnownGoodError
 from ckptguard.records.incidents import FOLDER as INCIDENTS
@@ -60,7 +60,7 @@ def observe(
         id: step
         for series in history.series
         for step in history.steps(series)
-        for id in (*step.standings, *step.ids(MANIFESTS))
+        for id in (*step.standings, *step.ids[MANIFESTS])
     }
     scrubs = [scrub for key in below(SCRUBS, look.names) if (scrub := parse_scrub(key)) is not None]
     read = {where: s.began for where, s in newest_scrubs([s for s in scrubs if s.is_whole], now).items()}
@@ -113,7 +113,7 @@ def _is_current(row: Generation, id: CheckpointId, records: StepRecords) -> bool
     """True if no record of it is new since its row was made."""
     standing = records.standings.get(id)
     same = row.verdict == ("" if standing is None else _short(id, verdict_name(standing)))
-    return same and (row.path is not None or id not in records.ids(MANIFESTS))
+    return same and (row.path is not None or id not in records.ids[MANIFESTS])
 
 
 def _named(id: CheckpointId, records: StepRecords) -> Generation:
@@ -127,14 +127,11 @@ def _named(id: CheckpointId, records: StepRecords) -> Generation:
 def _described(reader: RunReader, id: CheckpointId) -> tuple[Generation, list[Event]]:
     """Read the records of a generation. Returns its row, and the events of its verdicts."""
     row, history, events = reader.row(id), reader.history, []
-    for name in sorted(history.entries(id)):
-        standing = parse_verdict_name(id.series, name)
-        if standing is None:
-            continue
+    for name, standing in sorted(history.entries(id).items()):
         cause, at, reason = row.outcome, row.judged_at, row.reason
         if _short(id, name) != row.verdict:  # an earlier one
-            verdict = read_verdict(history.run, standing, history.fits)
-            if verdict is None:
+            verdict = read_verdict(history.run, standing, name)
+            if verdict is None or not history.fits(verdict):
                 continue
             cause, at, reason = verdict.outcome.value, seconds_of(verdict.checked_at), reason_of(verdict)[:LONGEST_TEXT]
         key = event_key("verdict", id.record_path, name)
@@ -148,11 +145,11 @@ def _placed(
     run: Run, row: Generation, id: CheckpointId, look: RunLook, records: StepRecords, read: Mapping[Where, float]
 ) -> Generation:
     """Add where a generation is, and when its places were last read."""
-    copy, place = read_kept(run, id) if id in records.ids(KEPT) else None, look.places.get(id)
+    copy, place = read_kept(run, id) if id in records.ids[KEPT] else None, look.places.get(id)
     saved, good, times = row.saved_at, row.outcome == Outcome.GOOD.value, list[float | None]()
-    is_sealed = id in records.ids(MANIFESTS)
+    is_sealed = id in records.ids[MANIFESTS]
     if not is_sealed:  # an incomplete one has only the times of its files
-        mark = read_quarantined(run, id) if id in records.ids(QUARANTINE) else None
+        mark = read_quarantined(run, id) if id in records.ids[QUARANTINE] else None
         saved = place.written_at if place is not None else mark.written_at if mark is not None else None
     if place is not None and is_sealed:
         times.append(last_read(row.judged_at, read.get((id, IN_PLACE)), None, good=good))
@@ -163,7 +160,7 @@ def _placed(
         in_place=place is not None,
         saved_at=saved,
         kept="" if copy is None else copy.how,
-        aside=TRASH if f"{TRASH}/{id.record_path}.json" in look.names else QUARANTINE * (id in records.ids(QUARANTINE)),
+        aside=TRASH if f"{TRASH}/{id.record_path}.json" in look.names else QUARANTINE * (id in records.ids[QUARANTINE]),
         replicated=look.replicated.get(id, 0),
         scrubbed_at=min((time for time in times if time is not None), default=None),
     )

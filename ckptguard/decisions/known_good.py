@@ -13,7 +13,7 @@ import msgspec
 
 from ckptguard.values.ids import CheckpointId, Step, numbers_of, parse_id, single_number
 from ckptguard.values.manifest import Manifest
-from ckptguard.values.verdict import Outcome, worst
+from ckptguard.values.verdict import WORST_FIRST, Outcome
 
 IN_PLACE, KEPT = "in place", "kept"  # where the files of a checkpoint are
 
@@ -50,17 +50,13 @@ def standings(series: str, names: Iterable[str]) -> dict[CheckpointId, Standing]
     for name in names:
         entry = parse_verdict_name(series, name)
         if entry is not None:
-            current[entry.id] = weightier(current.get(entry.id), entry)
+            current[entry.id] = max(current.get(entry.id, entry), entry, key=weight)
     return current
 
 
-def weightier(one: Standing | None, other: Standing) -> Standing:
-    """Return the verdict that counts for one generation: the later one, or the worse of two with one number."""
-    if one is None or one.number < other.number:
-        return other
-    if one.number > other.number:
-        return one
-    return msgspec.structs.replace(one, outcome=worst((one.outcome, other.outcome)))
+def weight(entry: Standing) -> tuple[int, int]:
+    """Return the order of the verdicts on one generation: the latest counts, or the worse of two with one number."""
+    return entry.number, -WORST_FIRST.index(entry.outcome)
 
 
 def since(id: CheckpointId, names: Iterable[str], outcomes: Collection[Outcome]) -> Standing | None:
@@ -70,7 +66,7 @@ def since(id: CheckpointId, names: Iterable[str], outcomes: Collection[Outcome])
     for name in names:
         entry = parse_verdict_name(id.series, name)
         if entry is not None and entry.id == id:
-            entries[entry.number] = weightier(entries.get(entry.number), entry)
+            entries[entry.number] = max(entries.get(entry.number, entry), entry, key=weight)
     found = None
     for number in sorted(entries, reverse=True):
         if entries[number].outcome not in outcomes:

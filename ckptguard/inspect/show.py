@@ -8,7 +8,6 @@ from collections.abc import Sequence
 import msgspec
 
 from ckptguard.checks.order import counters_of
-from ckptguard.decisions.known_good import parse_verdict_name
 from ckptguard.formats.dtypes import DTYPES, FP16_LIMIT, SAFETENSORS_DTYPES
 from ckptguard.layouts import Checkpoint
 from ckptguard.runs.file_signatures import looks_as_read
@@ -76,8 +75,8 @@ def show(target: str, settings: Settings, *, magnitudes: bool = False, work: Wor
         sealed = msgspec.structs.replace(sealed, files=_with_magnitudes(sealed.files, read))
     verdict = view.history.verdict(id)
     nonfinite = [f for f in (verdict.findings if verdict else ()) if f.check == "finite" and f.count is not None]
-    entries = (parse_verdict_name(id.series, name) for name in view.history.entries(id))
-    lines = (VerdictLine(number=e.number, outcome=e.outcome) for e in entries if e is not None and e.id == id)
+    entries = view.history.entries(id).values()
+    lines = (VerdictLine(number=entry.number, outcome=entry.outcome) for entry in entries)
     return Shown(
         target=resolved.url,
         id=id,

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection
 
 from ckptguard.decisions.known_good import Standing, standings, verdict_name
 from ckptguard.errors import RecordsError
 from ckptguard.records.run import Run, has_content, list_records, read_record, record_names, write_once
-from ckptguard.values.ids import CheckpointId, series_folder
+from ckptguard.values.ids import series_folder
 from ckptguard.values.manifest import Manifest, content_digest
 from ckptguard.values.record_text import encode_checked
 from ckptguard.values.verdict import Verdict, decode_verdict
@@ -34,12 +34,9 @@ def is_about(verdict: Verdict, manifest: Manifest | None, *, sealed: bool) -> bo
     return sealed if manifest is None else content_digest(manifest.files) == verdict.manifest
 
 
-def read_verdict(run: Run, standing: Standing, fits: Callable[[Verdict], bool]) -> Verdict | None:
-    """Return the entry of a standing. An entry that is empty, unreadable or does not fit counts as missing.
-
-    `fits` decides whether it is about what was sealed here.
-    """
-    text = read_record(run, f"{FOLDER}/{series_folder(standing.id.series)}/{verdict_name(standing)}")
+def read_verdict(run: Run, standing: Standing, name: str) -> Verdict | None:
+    """Return the entry with this name, which says this. An entry that is empty or unreadable counts as missing."""
+    text = read_record(run, f"{FOLDER}/{series_folder(standing.id.series)}/{name}")
     if not text:
         return None
     try:
@@ -47,20 +44,7 @@ def read_verdict(run: Run, standing: Standing, fits: Callable[[Verdict], bool]) 
     except RecordsError:
         return None
     said, asked = (verdict.id.order, verdict.outcome), (standing.id.order, standing.outcome)
-    return verdict if said == asked and fits(verdict) else None
-
-
-def latest_verdict(
-    run: Run, id: CheckpointId, names: Sequence[str], fits: Callable[[Verdict], bool]
-) -> tuple[int, Verdict | None]:
-    """Return the verdict that counts for one generation, and its number, ignoring entries that do not count."""
-    left = list(names)
-    while (standing := standings(id.series, left).get(id)) is not None:
-        verdict = read_verdict(run, standing, fits)
-        if verdict is not None:
-            return standing.number, verdict
-        left.remove(verdict_name(standing))
-    return 0, None
+    return verdict if said == asked else None
 
 
 def append_verdict(run: Run, verdict: Verdict, *, after: int | None = None) -> str:

@@ -19,12 +19,12 @@ from ckptguard.decisions.known_good import (
     is_ahead,
     standpoint_of,
 )
-from ckptguard.errors import CouldNotTellError, NoKnownGoodError
+from ckptguard.errors import CouldNotTellError, NoKnownGoodError, RecordsError
 from ckptguard.records.kept import KeptCopy, read_kept
 from ckptguard.records.run import Run, has_records
 from ckptguard.runs.file_signatures import looks_as_read
 from ckptguard.runs.history import History, load_history, names_alone
-from ckptguard.runs.sealed_content import Judged, Sealed, is_good, kept_matches
+from ckptguard.runs.sealed_content import Judged, Sealed, is_good, kept_matches, sealed_outcome
 from ckptguard.storage.protocol import find_entry
 from ckptguard.values.ids import CheckpointId, Step, folder_of
 from ckptguard.values.manifest import Manifest
@@ -245,7 +245,8 @@ def _best_first(every: Iterable[Iterator[Candidate]]) -> Iterator[Candidate]:
     """Merge the candidates of several series, each newest first, into one order."""
     heads = [(head, series) for series in every if (head := next(series, None)) is not None]
     while heads:
-        chosen, why = choose_series([standpoint_of(head.manifest) for head, _ in heads])
+        several = len(heads) > 1
+        chosen, why = choose_series([standpoint_of(head.manifest) for head, _ in heads]) if several else (0, "")
         best, series = heads.pop(chosen)
         if why:
             answer = msgspec.structs.replace(best.answer, reason=f"{best.answer.reason}; {why}")
@@ -267,10 +268,11 @@ def candidate_of(
 ) -> Candidate | None:
     """Return the checkpoint if it is good and present, else None. `sure` is as in `Wanted`. Raises
     CouldNotTellError."""
-    if not is_good(history, id):
+    verdict = history.verdict(id) if history.was_good(id) else None
+    if verdict is None or sealed_outcome(verdict) is not Outcome.GOOD:
         return None
-    verdict, manifest = history.verdict(id), history.manifest(id)
-    if verdict is None or manifest is None:
+    manifest = history.manifest(id)
+    if manifest is None:
         return None
     found = presence_of(history, id, verdict, manifest, every_copy=every_copy, sure=sure)
     return None if found is None else Candidate(**msgspec.structs.asdict(found), manifest=manifest)
@@ -293,7 +295,8 @@ def presence_of(
     run = history.run
     in_place, why = False, "the file in place is damaged"
     if verdict.outcome is Outcome.GOOD:
-        in_place = history.current_if_readable(id.series, id.step, sealed.path, path_of=path_of) == id
+        with contextlib.suppress(RecordsError):  # a manifest that cannot be read may be of the files in place
+            in_place = history.current(id.series, id.step, sealed.path, path_of=path_of) == id
         why = "it is no longer in place"
     there = [find_entry(run.storage, f.path) for f in sealed.files] if in_place else []
     entries = [e for e in there if e is not None and e.kind == "file"]

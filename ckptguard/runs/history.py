@@ -5,17 +5,17 @@ from __future__ import annotations
 import re
 from bisect import bisect_left, insort
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from operator import attrgetter
 
 import msgspec
 
-from ckptguard.decisions.known_good import Standing, parse_verdict_name, since, weightier
+from ckptguard.decisions.known_good import Standing, parse_verdict_name, since, weight
 from ckptguard.errors import ObjectMissingError, RecordsError
 from ckptguard.records.kept import FOLDER as KEPT
 from ckptguard.records.ledger import FOLDER as LEDGER
-from ckptguard.records.ledger import append_verdict, is_about, latest_verdict, series_names
+from ckptguard.records.ledger import append_verdict, is_about, read_verdict, series_names
 from ckptguard.records.manifests import FOLDER as MANIFESTS
 from ckptguard.records.manifests import manifest_key, read_manifest
 from ckptguard.records.quarantine import FOLDER as QUARANTINE
@@ -38,23 +38,23 @@ from ckptguard.values.verdict import Facts, Outcome, Verdict
 
 _ORDER = attrgetter("order")
 _MOST_MANIFESTS = 64  # kept in memory at once: the manifest of a large checkpoint takes about 25 MB
-_NONE: frozenset[CheckpointId] = frozenset()
+_NONE: set[CheckpointId] = set()  # shared, and never changed
 FOLDERS = (LEDGER, MANIFESTS, QUARANTINE, KEPT)  # whose names count, as <folder>/<series>/<name>
 _STEP = re.compile(r"\d{12}(?:-\d{12})*|-")
 
 
 class StepRecords:
-    """What the record names of one step of a series say. `entries` are the ledger names of each generation, and
-    `was_good` the generations with any verdict GOOD."""
+    """What the record names of one step of a series say. `entries` are those of the ledger by generation and name, and
+    `was_good` the generations with any verdict GOOD. `ids` are those with a record in one of the other folders."""
 
-    __slots__ = ("_ids", "_series", "entries", "standings", "was_good")  # there may be very many
+    __slots__ = ("_series", "entries", "ids", "standings", "was_good")  # there may be very many
 
     def __init__(self, series: str, keys: Iterable[str] = ()) -> None:
         self._series = series
-        self.entries: dict[CheckpointId, list[str]] = {}
+        self.entries: dict[CheckpointId, dict[str, Standing]] = {}
         self.standings: dict[CheckpointId, Standing] = {}
         self.was_good: set[CheckpointId] = set()
-        self._ids: dict[str, set[CheckpointId]] = {}
+        self.ids: dict[str, set[CheckpointId]] = {MANIFESTS: _NONE, QUARANTINE: _NONE, KEPT: _NONE}
         for key in keys:
             self.add(key)
 
@@ -65,19 +65,16 @@ class StepRecords:
             entry = parse_verdict_name(self._series, name)
             if entry is None:
                 return None
-            self.entries.setdefault(entry.id, []).append(name)
-            self.standings[entry.id] = weightier(self.standings.get(entry.id), entry)
+            self.entries.setdefault(entry.id, {})[name] = entry
+            self.standings[entry.id] = max(self.standings.get(entry.id, entry), entry, key=weight)
             if entry.outcome is Outcome.GOOD:
                 self.was_good.add(entry.id)
             return entry.id
         id = parse_id(self._series, name.removesuffix(".json")) if name.endswith(".json") else None
         if id is not None:
-            self._ids.setdefault(folder, set()).add(id)
+            self.ids[folder] = self.ids[folder] or set()
+            self.ids[folder].add(id)
         return id
-
-    def ids(self, folder: str) -> Set[CheckpointId]:
-        """Return the generations with a record in a folder other than the ledger."""
-        return self._ids.get(folder, _NONE)
 
 
 class History:
@@ -131,7 +128,7 @@ class History:
         return self._names[series, folder]
 
     def _ids_in(self, series: str, folder: str) -> set[CheckpointId]:
-        return {id for step in self.steps(series) for id in step.ids(folder)}
+        return {id for step in self.steps(series) for id in step.ids[folder]}
 
     def _of(self, id: CheckpointId) -> StepRecords:
         return self._at(id.series, record_step(id.step))
@@ -171,15 +168,15 @@ class History:
 
     def is_sealed(self, id: CheckpointId) -> bool:
         """True if a generation has a manifest."""
-        return id in self._of(id).ids(MANIFESTS)
+        return id in self._of(id).ids[MANIFESTS]
 
     def is_quarantined(self, id: CheckpointId) -> bool:
         """True if a generation was moved aside."""
-        return id in self._of(id).ids(QUARANTINE)
+        return id in self._of(id).ids[QUARANTINE]
 
     def may_be_kept(self, id: CheckpointId) -> bool:
         """True unless it is known that there is no kept copy."""
-        return not self._has_kept or id in self._of(id).ids(KEPT)
+        return not self._has_kept or id in self._of(id).ids[KEPT]
 
     def manifest(self, id: CheckpointId) -> Manifest | None:
         """Return a manifest, or None if it does not exist or cannot be read."""
@@ -205,13 +202,18 @@ class History:
     def verdict(self, id: CheckpointId) -> Verdict | None:
         """Return the verdict that counts for a generation, or None. Entries that cannot be read or that are about other
         content are ignored."""
-        return self.judged(id)[1]
+        if id not in self._verdicts:
+            entries = self._of(id).entries.get(id, {})
+            newest_first = sorted(entries, key=lambda name: weight(entries[name]), reverse=True)
+            read = ((entries[name].number, read_verdict(self.run, entries[name], name)) for name in newest_first)
+            fitting = ((number, found) for number, found in read if found is not None and self.fits(found))
+            self._verdicts[id] = next(fitting, (0, None))
+        return self._verdicts[id][1]
 
     def judged(self, id: CheckpointId) -> tuple[int, Verdict | None]:
         """Return the same with the number in its name, which is 0 if there is none."""
-        if id not in self._verdicts:
-            self._verdicts[id] = latest_verdict(self.run, id, self.entries(id), self.fits)
-        return self._verdicts[id]
+        verdict = self.verdict(id)
+        return self._verdicts[id][0], verdict
 
     def fits(self, verdict: Verdict) -> bool:
         """True if a verdict of this ledger is about the content that was sealed under its id."""
@@ -286,9 +288,9 @@ class History:
         """Return the verdict since which a generation has the outcome of its current standing."""
         return since(standing.id, self.entries(standing.id), (standing.outcome,)) or standing
 
-    def entries(self, id: CheckpointId) -> list[str]:
-        """Return the ledger names of a generation."""
-        return self._of(id).entries.get(id, [])
+    def entries(self, id: CheckpointId) -> Mapping[str, Standing]:
+        """Return what the ledger names of a generation say, by name."""
+        return self._of(id).entries.get(id, {})
 
     def keys(self, id: CheckpointId) -> list[str]:
         """Return the keys of what a generation was sealed and judged as."""
@@ -298,14 +300,14 @@ class History:
     def ordered(self, series: str) -> list[CheckpointId]:
         """Return every generation of a series that has a manifest or a verdict, in the order of training."""
         if series not in self._ordered:
-            every = {id for step in self.steps(series) for id in (*step.standings, *step.ids(MANIFESTS))}
+            every = {id for step in self.steps(series) for id in (*step.standings, *step.ids[MANIFESTS])}
             self._ordered[series] = sorted(every, key=_ORDER)
         return self._ordered[series]
 
     def generations(self, series: str, step: Step) -> list[CheckpointId]:
         """Return every generation of a step that has a manifest, a verdict or a quarantine mark, ascending."""
         found = self._at(series, record_step(step))
-        return sorted({*found.standings, *found.ids(MANIFESTS), *found.ids(QUARANTINE)}, key=_ORDER)
+        return sorted({*found.standings, *found.ids[MANIFESTS], *found.ids[QUARANTINE]}, key=_ORDER)
 
     def current(
         self, series: str, step: Step, path: str, *, path_of: Callable[[CheckpointId], str | None] | None = None
@@ -316,24 +318,25 @@ class History:
         quarantined. `path_of` may give the sealed path of a generation without its manifest, and None for an unreadable
         one. RecordsError if a manifest that matters cannot be read: the content then must not count as new.
         """
-        for id in reversed(self.generations(series, step)):
-            if self.is_quarantined(id):
+        ids = self._at(series, record_step(step)).ids
+        for id in sorted(ids[MANIFESTS] | ids[QUARANTINE], key=_ORDER, reverse=True):
+            if id in ids[QUARANTINE]:
                 mark = read_quarantined(self.run, id)
                 if mark is None or mark.path == path:
                     return None
-            elif self.is_sealed(id):
-                if path_of is not None:
-                    sealed_for = path_of(id)
-                else:
-                    manifest = self.manifest(id)
-                    sealed_for = manifest.path if manifest is not None else None
-                if sealed_for is None:
-                    raise RecordsError(
-                        f"the manifest of {id} of {series} is damaged: {path} cannot be compared with it",
-                        hint="run ckptguard reseal if you know that the files there are right",
-                    )
-                if sealed_for == path:
-                    return id
+                continue
+            if path_of is not None:
+                sealed_for = path_of(id)
+            else:
+                manifest = self.manifest(id)
+                sealed_for = manifest.path if manifest is not None else None
+            if sealed_for is None:
+                raise RecordsError(
+                    f"the manifest of {id} of {series} is damaged: {path} cannot be compared with it",
+                    hint="run ckptguard reseal if you know that the files there are right",
+                )
+            if sealed_for == path:
+                return id
         return None
 
     def current_if_readable(

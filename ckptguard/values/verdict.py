@@ -38,7 +38,7 @@ class Severity(enum.StrEnum):
 
 
 # The worst first. For a whole target a pending checkpoint outweighs a good one, never a bad one.
-_WORST_FIRST = (Outcome.BAD, Outcome.INCOMPLETE, Outcome.PENDING, Outcome.SUSPECT, Outcome.GOOD)
+WORST_FIRST = (Outcome.BAD, Outcome.INCOMPLETE, Outcome.PENDING, Outcome.SUSPECT, Outcome.GOOD)
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -101,12 +101,12 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 def worst(outcomes: Iterable[Outcome]) -> Outcome:
     """Return the worst of some written outcomes: bad > incomplete > suspect > good."""
-    return min(outcomes, key=_WORST_FIRST.index)
+    return min(outcomes, key=WORST_FIRST.index)
 
 
 def target_outcome(outcomes: Iterable[Outcome]) -> Outcome:
     """Return the outcome of a run from its checkpoints. A run without checkpoints is pending."""
-    return min(outcomes, key=_WORST_FIRST.index, default=Outcome.PENDING)
+    return min(outcomes, key=WORST_FIRST.index, default=Outcome.PENDING)
 
 
 def judge(findings: Iterable[Finding], *, sealed: bool) -> Outcome:

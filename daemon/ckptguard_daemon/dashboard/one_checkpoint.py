@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from functools import partial
 
 import msgspec
 from starlette.requests import Request
@@ -74,11 +73,11 @@ def judgement_of(run: Run, id: CheckpointId, manifest: Manifest | None) -> Judge
         for name in record_names(run, f"{LEDGER}/{series_folder(id.series)}")
         if (entry := parse_verdict_name(id.series, name)) is not None and entry.id == id
     )
-    fits, found = partial(is_about, manifest=manifest, sealed=manifest is not None), dict[str, Verdict]()
+    found: dict[str, Verdict] = {}
     for name in names[-_MOST_VERDICTS:]:
         entry = parse_verdict_name(id.series, name)
-        verdict = read_verdict(run, entry, fits) if entry is not None else None
-        if verdict is not None:
+        verdict = read_verdict(run, entry, name) if entry is not None else None
+        if verdict is not None and is_about(verdict, manifest, sealed=manifest is not None):
             found[name] = verdict
     standing = standings(id.series, found).get(id)
     counts = found[verdict_name(standing)] if standing is not None else None

@@ -165,11 +165,6 @@ def may_begin_file(head: bytes) -> bool:
     return head[:1] in _BEGIN_PICKLES and head != b""
 
 
-def is_own_state(path: str, head: bytes) -> bool:
-    """True by the name, in a folder of our layout."""
-    return _OWN_STATE.fullmatch(path) is not None
-
-
 TORCH_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".pth.tar", ".pt.tar")
 
 # The first row that matches reads the file.
@@ -192,7 +187,7 @@ FORMATS: tuple[Format, ...] = (
     ),
     Format("hf_index", by_end(".index.json"), "json_files", "read_index"),
     Format("trainer_state", by_name("trainer_state.json"), "json_files", "read_trainer_state"),
-    Format("ckptguard_state", is_own_state, "json_files", "read_own_state"),
+    Format("ckptguard_state", lambda path, head: bool(_OWN_STATE.fullmatch(path)), "json_files", "read_own_state"),
     Format("config_json", by_end("config.json", "model_index.json"), "json_files"),
     Format("pointer", is_pointer, "text_files", "read_pointer"),
     Format("yaml", by_end(".yaml", ".yml"), "text_files", "read_yaml"),

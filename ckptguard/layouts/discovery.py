@@ -67,8 +67,11 @@ class _Tree:
         self.patterns = patterns
         self.folders: dict[str, list[Entry]] = {"": []}
         self._below: dict[str, set[str]] = {}
+        ignoring = any(pattern.ignore for pattern in patterns)
         for entry in entries:
-            if any(is_temporary(part) for part in entry.key.split("/")) or is_ignored(patterns, entry.key):
+            if any(is_temporary(part) for part in entry.key.split("/")) or (
+                ignoring and is_ignored(patterns, entry.key)
+            ):
                 continue
             parent = entry.key.rpartition("/")[0]
             for folder in _upwards(parent):

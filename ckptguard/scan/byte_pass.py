@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from blake3 import blake3
@@ -52,7 +52,7 @@ class BytePass:
         self._cursors: dict[int, int] = {}  # the next segment of each group in the current region
         self._position = part.begin
         self._region = part.first_region
-        self._next_tally: Callable[[int], Tally] | None = None
+        self._readings: dict[tuple[str, str], Reading] = {}
 
     def ends(self, block_size: int) -> Iterator[int]:
         """Yield where each block ends: at most `block_size` (at least 8) after the previous one, and never inside a
@@ -76,29 +76,21 @@ class BytePass:
 
     def add(self, block: memoryview) -> None:
         """Take the part's next bytes."""
-        start, done = self._position, 0
+        start = here = self._position
         stop = start + len(block)
-        while done < len(block):
-            if self._region == self.part.last_region:
-                self._outside(block[done:])
-                break
-            region = self._plan.regions[self._region]
-            here = start + done
-            if here < region.begin:
-                length = min(region.begin, stop) - here
-                self._outside(block[done : done + length])
-                done += length
-                continue
-            length = min(region.end, stop) - here
-            self._inside(region, block[done : done + length], here)
-            done += length
-            if here + length == region.end:
-                self._close(region)
+        while here < stop:
+            region = None if self._region == self.part.last_region else self._plan.regions[self._region]
+            outside = region is None or here < region.begin
+            end = stop if region is None else min(region.begin if outside else region.end, stop)
+            piece = block[here - start : end - start]
+            if region is not None and not outside:
+                self._inside(region, piece, here)
+                if end == region.end:
+                    self._close(region)
+            elif self._envelope is not None:
+                self._envelope.update(piece)
+            here = end
         self._position = stop
-
-    def _outside(self, piece: memoryview) -> None:
-        if self._envelope is not None:
-            self._envelope.update(piece)
 
     def _inside(self, region: Region, piece: memoryview, start: int) -> None:
         self._hasher.update(piece)
@@ -121,18 +113,26 @@ class BytePass:
             segment = self._plan.segments[segments[cursor]]
             if segment.begin >= stop:
                 break
-            self._tally(segments[cursor]).add(piece[max(segment.begin - start, 0) : min(segment.end, stop) - start])
+            tally = self.tallies.get(segments[cursor]) or self._new_tally(segments[cursor])
+            tally.add(piece[max(segment.begin - start, 0) : min(segment.end, stop) - start])
             if segment.end > stop:
                 break
             cursor += 1
         self._cursors[group] = cursor
 
-    def _tally(self, number: int) -> Tally:
-        tally = self.tallies.get(number)
-        if tally is None:
-            if self._next_tally is None:
-                self._next_tally = _tally_maker(self._plan)
-            tally = self.tallies[number] = self._next_tally(number)
+    def _new_tally(self, number: int) -> Tally:
+        segment = self._plan.segments[number]
+        kind = (segment.dtype, segment.byte_order)
+        if segment.end - segment.begin <= _TINY or self._plan.float_bytes <= _FEW_BYTES:
+            tally: Tally = FewTally(*kind)
+        else:
+            # numpy is imported only for many floats: by then the digest threads have work.
+            from ckptguard.scan.numbers import ArrayTally, Reading
+
+            if kind not in self._readings:
+                self._readings[kind] = Reading(*kind)
+            tally = ArrayTally(self._readings[kind])
+        self.tallies[number] = tally
         return tally
 
     def _close(self, region: Region) -> None:
@@ -174,22 +174,3 @@ def numbers_of(plan: Plan, tallies: dict[int, Tally]) -> tuple[Numbers | None, .
             merged[pieces] = merge(found) if found else None
         result.append(merged[pieces])
     return tuple(result)
-
-
-def _tally_maker(plan: Plan) -> Callable[[int], Tally]:
-    few = sum(one.end - one.begin for one in plan.segments) <= _FEW_BYTES
-    readings: dict[tuple[str, str], Reading] = {}
-
-    def make(number: int) -> Tally:
-        segment = plan.segments[number]
-        kind = (segment.dtype, segment.byte_order)
-        if few or segment.end - segment.begin <= _TINY:
-            return FewTally(*kind)
-        # numpy is imported only for many floats: by then the digest threads have work.
-        from ckptguard.scan.numbers import ArrayTally, Reading
-
-        if kind not in readings:
-            readings[kind] = Reading(*kind)
-        return ArrayTally(readings[kind])
-
-    return make

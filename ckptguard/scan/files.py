@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 from blake3 import blake3
@@ -31,7 +32,7 @@ def scan_files(
     options = options or ScanOptions()
     workers = workers_of(options.workers)
     try:
-        with FileScanner(storage, options, progress, workers) as scanner:
+        with closing(FileScanner(storage, options, progress, workers)) as scanner:
             files = _side_by_side(storage, keys, options, scanner, workers)
     except (MemoryError, RuntimeError) as error:
         told = machine_trouble(error)

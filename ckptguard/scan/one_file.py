@@ -6,8 +6,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from functools import partial
+from typing import TYPE_CHECKING
 
 import msgspec
 from blake3 import blake3
@@ -17,7 +17,7 @@ from ckptguard.formats import Structure, read_structure
 from ckptguard.scan.byte_pass import BytePass, numbers_of, problems_of
 from ckptguard.scan.options import Progress, ScanOptions
 from ckptguard.scan.plan import Part, Plan, parts_of, plan_of
-from ckptguard.scan.result import Numbers, ScannedFile
+from ckptguard.scan.result import ScannedFile
 from ckptguard.scan.span_pieces import elements_of
 from ckptguard.scan.thread_buffers import BLOCK, REMOTE_BLOCK, ThreadBuffers
 from ckptguard.scan.whole_file_digests import new_hasher
@@ -76,7 +76,8 @@ class FileScanner:
         self._stopped = True
 
     def _scan(self, key: str) -> ScannedFile:
-        self._check_stopped()
+        if self._stopped:
+            raise Stopped
         with self._storage.open(key) as reader:
             structure = self._structures.read(reader, key)
             if self._options.structure_only:
@@ -95,11 +96,18 @@ class FileScanner:
                 whole = Part(0, reader.entry.size, 0, len(plan.regions))
                 passes = [BytePass(plan, whole, envelope, elements)]
                 with self._in_order(reader) as ahead, self._borrowed() as buffers:
-                    buffers.run(ahead, passes[0], hashers, self._done_with(reader))
+                    buffers.run(ahead, passes[0], hashers, partial(self._done_with, reader))
             tallies = {number: tally for one in passes for number, tally in one.tallies.items()}
             pieces = {number: text for one in passes for number, text in one.pieces.items()}
-            numbers = _exact(reader, structure, numbers_of(plan, tallies))
-            structure = _opened(reader, structure, {n: head for one in passes for n, head in one.heads.items()})
+            numbers = numbers_of(plan, tallies)
+            if any(tensor.strides for tensor in structure.tensors):
+                from ckptguard.scan.numbers import numbers_of_views  # of views with gaps, which few files have
+
+                numbers = numbers_of_views(reader, structure, numbers)
+            if heads := {number: head for one in passes for number, head in one.heads.items()}:
+                from ckptguard.scan.nested_files import open_nested  # in tensors of bytes
+
+                structure = open_nested(reader, structure, heads)
             reader.check_unchanged()
             entry = reader.entry
         sums = {name: hasher.hexdigest() for name, hasher in zip(self._names, hashers, strict=True)}
@@ -160,7 +168,7 @@ class FileScanner:
 
         with self._parts_lock:
             self._parts = self._parts or ThreadPoolExecutor(self._workers, "ckptguard-scan")
-        done = self._done_with(reader)
+        done = partial(self._done_with, reader)
         passes = [BytePass(plan, part, elements=elements) for part in parts]
 
         def outside() -> None:
@@ -194,34 +202,30 @@ class FileScanner:
 
     def _unless_stopped(self, work: Callable[[], None]) -> None:
         try:
-            self._check_stopped()
+            if self._stopped:
+                raise Stopped
             work()
         except BaseException:
             self._stopped = True
             raise
 
-    def _check_stopped(self) -> None:
+    def _done_with(self, reader: Reader, offset: int, length: int) -> None:
         if self._stopped:
             raise Stopped
-
-    def _done_with(self, reader: Reader) -> Callable[[int, int], None]:
-        def done(offset: int, length: int) -> None:
-            self._check_stopped()
-            if self._options.spare_cache:
-                reader.done_with(offset, length)
-            if self._progress is not None:
-                self._progress(length)
-            if self._rate is not None:
-                self._pause(self._rate.take(length))
-
-        return done
+        if self._options.spare_cache:
+            reader.done_with(offset, length)
+        if self._progress is not None:
+            self._progress(length)
+        if self._rate is not None:
+            self._pause(self._rate.take(length))
 
     def _pause(self, seconds: float) -> None:
         """Wait, and check meanwhile if the scan is given up, here or by its progress callback."""
         end = time.monotonic() + seconds
         while (left := end - time.monotonic()) > 0:
             time.sleep(min(left, _TICK))
-            self._check_stopped()
+            if self._stopped:
+                raise Stopped
             if self._progress is not None:
                 self._progress(0)
 
@@ -235,12 +239,8 @@ class FileScanner:
         yield buffers
         self._idle.append(buffers)  # not after an error: a digest thread may still use its blocks
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
+        """End the threads."""
         if self._parts is not None:
             self._parts.shutdown()
         if self._requests is not None:
@@ -297,24 +297,6 @@ def _rate_of(per_second: float) -> Rate:
     from ckptguard.scan.paced_reader import Rate
 
     return Rate(per_second, time.monotonic)
-
-
-def _exact(reader: Reader, structure: Structure, numbers: tuple[Numbers | None, ...]) -> tuple[Numbers | None, ...]:
-    """Make the numbers of views with gaps exact."""
-    if not any(tensor.strides for tensor in structure.tensors):
-        return numbers
-    from ckptguard.scan.numbers import numbers_of_views
-
-    return numbers_of_views(reader, structure, numbers)
-
-
-def _opened(reader: Reader, structure: Structure, heads: dict[int, bytes]) -> Structure:
-    """Add nested files in tensors of bytes to the structure. `heads`: the first bytes of such spans."""
-    if not heads:
-        return structure
-    from ckptguard.scan.nested_files import open_nested
-
-    return open_nested(reader, structure, heads)
 
 
 def raise_first(errors: list[BaseException | None]) -> None:

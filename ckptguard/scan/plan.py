@@ -43,12 +43,16 @@ class Part(msgspec.Struct, frozen=True, gc=False):
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """`pieces` aligns with the structure's tensors: the segments of each one, or None if it is not counted."""
+    """`pieces` aligns with the structure's tensors: the segments of each one, or None if it is not counted.
+
+    `float_bytes` is the size of all segments.
+    """
 
     regions: list[Region]
     segments: list[Segment]
     pieces: list[tuple[int, ...] | None]
     problems: tuple[Problem, ...]
+    float_bytes: int
 
 
 def plan_of(structure: Structure) -> Plan:
@@ -70,7 +74,8 @@ def plan_of(structure: Structure) -> Plan:
             problems.append(Problem(message="its tensors overlap too often", tensor=first_name))
             cuts.room = 0
         regions.append(Region(span.offset, span.offset + span.length, span.crc32, groups, number in of_bytes))
-    return Plan(regions, cuts.segments, cuts.pieces, tuple(problems))
+    float_bytes = sum(segment.end - segment.begin for segment in cuts.segments)
+    return Plan(regions, cuts.segments, cuts.pieces, tuple(problems), float_bytes)
 
 
 def parts_of(regions: Sequence[Region], length: int) -> list[Part]:

@@ -97,7 +97,7 @@ class FewTally(Tally):
 
 def merge(tallies: Sequence[Tally]) -> Numbers:
     """Return the numbers of a tensor from its segments, in order."""
-    samples = [tally.finish() for tally in tallies]
+    finite, zeros, total, huge = (sum(column) for column in zip(*[tally.finish() for tally in tallies], strict=True))
     one = tallies[0] if len(tallies) == 1 else _as_one(tallies)
     largest = one.layout.magnitude(one.largest)
     return Numbers(
@@ -107,8 +107,8 @@ def merge(tallies: Sequence[Tally]) -> Numbers:
         neginf=one.neginf,
         first_bad=one.first_bad,
         largest=largest,
-        rms=_rms_of(samples),
-        zeros=_zeros_of(samples),
+        rms=_rms_of(finite, total, huge),
+        zeros=zeros / finite if finite else None,
         constant=one.count > 0 and one.constant,
         zero=one.count > 0 and one.first_bad is None and largest == 0,
         single_finite=one.bits_of_finite is not None and one.single_finite,
@@ -133,17 +133,10 @@ def _as_one(tallies: Sequence[Tally]) -> Tally:
     return whole
 
 
-def _zeros_of(samples: Sequence[Sample]) -> float | None:
-    """Return the share of the finite elements that have no bit set."""
-    count = sum(sample[0] for sample in samples)
-    return sum(sample[1] for sample in samples) / count if count else None
-
-
-def _rms_of(samples: Sequence[Sample]) -> float | None:
-    """Return the root mean square over several segments; None if no element of the sample is finite."""
-    count, _, total, large = (sum(column) for column in zip(*samples, strict=True))
-    if count == 0:
+def _rms_of(finite: float, total: float, huge: float) -> float | None:
+    """Return the root mean square of so many finite elements; None if there is none."""
+    if finite == 0:
         return None
-    if large:
-        return math.sqrt((large + total * SCALE * SCALE) / count) / SCALE
-    return math.sqrt(total / count)
+    if huge:
+        return math.sqrt((huge + total * SCALE * SCALE) / finite) / SCALE
+    return math.sqrt(total / finite)

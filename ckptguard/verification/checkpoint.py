@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
@@ -108,7 +108,7 @@ def verify_checkpoint(
         view.refresh(checkpoint.series, just_listed=race == 0)
         try:
             content = _content_of(view, checkpoint, read, how)
-            found = record_verdict(view, checkpoint, read, how, content)
+            found = judge_and_record(view, checkpoint, read, how, content)
         except BusyError:
             continue
         if how.record and content.sealed is not None and content.change is not Change.SAME:
@@ -218,51 +218,83 @@ def _content_of(view: RunView, checkpoint: Checkpoint, read: Read, how: Verifica
     return Content(view.new_id(checkpoint), change=change, grew_from=id if change is Change.GREW else None)
 
 
-def record_verdict(view: RunView, checkpoint: Checkpoint, read: Read, how: Verification, content: Content) -> Checked:
-    """Judge what was read, seal it if it is new, and record the verdict. Raises BusyError if another process sealed
-    it."""
-    run, history, layout = view.run, view.history, LAYOUTS[checkpoint.layout]
-    id, sealed, change, scan = content.id, content.sealed, content.change, read.scan
-    sizes = {entry.key: entry.size for entry in checkpoint.entries}
-    known = read.sums.added_to_known(_known(view, id, sealed, how.reference, sizes))
-    evidence = collect_evidence(run.storage, checkpoint, scan, known)
-    findings = run_checks(evidence)
-    if layout.sealed_by_writer and sealed is None:
+def judge_and_record(view: RunView, checkpoint: Checkpoint, read: Read, how: Verification, content: Content) -> Checked:
+    """Check what was read, judge it, and record the verdict. Raises BusyError if another process sealed it."""
+    evidence = _evidence(view, checkpoint, read, how, content)
+    findings = _findings(view, evidence, how, content)
+    outcome = judge(findings, sealed=content.sealed is not None)
+    if content.change is Change.RESAVING and how.resave is Resave.GIVE_UP:
+        outcome = Outcome.INCOMPLETE
+    sealed = _recorded(view, evidence, read, content, findings, outcome) if how.record else content.sealed
+    named = content.id if how.record or sealed else None
+    return checked(checkpoint, named, outcome, sealed=sealed, seconds=read.scan.seconds, findings=findings)
+
+
+def _evidence(view: RunView, checkpoint: Checkpoint, read: Read, how: Verification, content: Content) -> Evidence:
+    """Gather what the checks need: what was read, and what the run's records and settings say."""
+    history, settings, id = view.history, view.settings, content.id
+    manifest, verdict = how.reference, None
+    if manifest is None:
+        sizes = {entry.key: entry.size for entry in checkpoint.entries}
+        manifest, verdict = history.reference(id, sizes) or (None, None)
+    previous, previous_facts = history.previous(id.series, id.step) or (None, None)
+    known = KnownFacts(
+        sealed=content.sealed,
+        reference=manifest,
+        reference_facts=verdict.facts if verdict is not None else None,
+        must_match=how.reference is not None,
+        previous=previous,
+        previous_facts=previous_facts,
+        following=history.following(id.series, id.step, read=content.sealed is None),
+        allow_nonfinite=(*settings.allow_nonfinite, *allowed_nonfinite(view.run)),
+        trust_globals=settings.trust_globals,
+        **read.sums.known(),
+    )
+    return collect_evidence(view.run.storage, checkpoint, read.scan, known)
+
+
+def _findings(view: RunView, evidence: Evidence, how: Verification, content: Content) -> list[Finding]:
+    """Return what the checks find, and what earlier verdicts on the same content add."""
+    history, findings = view.history, run_checks(evidence)
+    if content.sealed is None and LAYOUTS[evidence.checkpoint.layout].sealed_by_writer:
         message = "its writer never sealed it, so the save did not finish"
         findings.append(Finding("completeness", Severity.ERROR, message))
-    before = history.verdict(id)
-    if change is Change.UNCLEAR:
+    if content.change is Change.UNCLEAR:
         findings.append(Finding(UNCLEAR_SAVE, Severity.SICKNESS, _UNCLEAR))
     smaller = history.verdict(content.grew_from) if content.grew_from is not None else None
-    same_bytes = _verdicts_of_the_same_bytes(history, evidence, id)
-    findings = [*_with_suspicion(findings, before, smaller, *same_bytes), *how.notes]
-    outcome = judge(findings, sealed=sealed is not None)
-    if change is Change.RESAVING and how.resave is Resave.GIVE_UP:
-        outcome = Outcome.INCOMPLETE
-    damaged = sealed is not None and change is not Change.SAME
-    if how.record:
-        if sealed is None and outcome is not Outcome.INCOMPLETE and not layout.sealed_by_writer:
-            sealed = seal_observed(run, evidence, id)
-            history.note_manifest(sealed)
-        verdict = Verdict(
-            format=VERDICT.writes,
-            **msgspec.structs.asdict(id),
-            outcome=outcome,
-            findings=limit_findings(findings),
-            checked_at=utc_now(),
-            version=__version__,
-            digests=("blake3", "md5") if read.md5 else ("blake3",),
-            seconds=round(scan.seconds, 3),
-            facts=facts_of(evidence),
-            place_damaged=damaged,
-            seen=signature_seen(checkpoint.entries, sealed, damaged=damaged) if sealed is not None else (),
-            read_back="bytes",
-            content=sealed_outcome(before) if damaged and before is not None else None,
-        )
-        if not _says_nothing_new(history, verdict, before):
-            history.add_verdict(verdict)
-    named = id if how.record or sealed else None
-    return checked(checkpoint, named, outcome, sealed=sealed, seconds=scan.seconds, findings=findings)
+    same_bytes = _verdicts_of_the_same_bytes(history, evidence, content.id)
+    return [*_with_suspicion(findings, history.verdict(content.id), smaller, *same_bytes), *how.notes]
+
+
+def _recorded(
+    view: RunView, evidence: Evidence, read: Read, content: Content, findings: list[Finding], outcome: Outcome
+) -> Manifest | None:
+    """Seal the checkpoint if it is new, and record the verdict. Returns its manifest, if it has one."""
+    history, sealed, id = view.history, content.sealed, content.id
+    entries, before = evidence.checkpoint.entries, history.verdict(id)
+    damaged = sealed is not None and content.change is not Change.SAME
+    by_writer = LAYOUTS[evidence.checkpoint.layout].sealed_by_writer
+    if sealed is None and outcome is not Outcome.INCOMPLETE and not by_writer:
+        sealed = seal_observed(view.run, evidence, id)
+        history.note_manifest(sealed)
+    verdict = Verdict(
+        format=VERDICT.writes,
+        **msgspec.structs.asdict(id),
+        outcome=outcome,
+        findings=limit_findings(findings),
+        checked_at=utc_now(),
+        version=__version__,
+        digests=("blake3", "md5") if read.md5 else ("blake3",),
+        seconds=round(read.scan.seconds, 3),
+        facts=facts_of(evidence),
+        place_damaged=damaged,
+        seen=signature_seen(entries, sealed, damaged=damaged) if sealed is not None else (),
+        read_back="bytes",
+        content=sealed_outcome(before) if damaged and before is not None else None,
+    )
+    if not _says_nothing_new(history, verdict, before):
+        history.add_verdict(verdict)
+    return sealed
 
 
 def change_of(view: RunView, checkpoint: Checkpoint, scan: Scan, sealed: Manifest, *, was_gone: bool = False) -> Change:
@@ -300,26 +332,6 @@ def _was_thrown_away(view: RunView, id: CheckpointId) -> bool:
     except RecordsError:
         return False
     return mark is not None and mark.how == MOVED
-
-
-def _known(
-    view: RunView, id: CheckpointId, sealed: Manifest | None, reference: Manifest | None, sizes: Mapping[str, int]
-) -> KnownFacts:
-    """Return what the run's records and settings say about a checkpoint with files of these `sizes`."""
-    history, settings = view.history, view.settings
-    manifest, verdict = (reference, None) if reference is not None else history.reference(id, sizes) or (None, None)
-    previous, previous_facts = history.previous(id.series, id.step) or (None, None)
-    return KnownFacts(
-        sealed=sealed,
-        reference=manifest,
-        reference_facts=verdict.facts if verdict is not None else None,
-        must_match=reference is not None,
-        previous=previous,
-        previous_facts=previous_facts,
-        following=history.following(id.series, id.step, read=sealed is None),
-        allow_nonfinite=(*settings.allow_nonfinite, *allowed_nonfinite(view.run)),
-        trust_globals=settings.trust_globals,
-    )
 
 
 def _other_contents(history: History, id: CheckpointId) -> Sequence[Manifest]:

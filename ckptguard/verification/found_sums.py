@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import msgspec
 
-from ckptguard.checks.evidence import KnownFacts, StatedSum
+from ckptguard.checks.evidence import StatedSum
 from ckptguard.errors import CouldNotTellError, NotFoundError, ObjectMissingError, SettingsError, StorageError
 from ckptguard.formats import tensor_suffix
 from ckptguard.formats.suffixes import is_sum_list, summed_file
@@ -43,9 +44,9 @@ class FoundSums(msgspec.Struct, frozen=True):
         sums = {*options.sums, *algorithms} - {"md5"}
         return msgspec.structs.replace(options, md5=options.md5 or "md5" in algorithms, sums=tuple(sorted(sums)))
 
-    def added_to_known(self, known: KnownFacts) -> KnownFacts:
-        """What is known of a checkpoint, and what they state."""
-        return msgspec.structs.replace(known, expected_sums=self.stated, sum_lists=self.lists, remarks=self.remarks)
+    def known(self) -> dict[str, Any]:
+        """Fields of `KnownFacts`: what they state."""
+        return {"expected_sums": self.stated, "sum_lists": self.lists, "remarks": self.remarks}
 
 
 def given_sums(sums: CheckSums, storage: Storage, checkpoint: Checkpoint) -> FoundSums:

@@ -23,7 +23,7 @@ from ckptguard.verification.checkpoint import (
     Read,
     Verification,
     change_of,
-    record_verdict,
+    judge_and_record,
     spares_md5,
 )
 from ckptguard.verification.damage_or_resave import Change
@@ -57,7 +57,7 @@ def verify_kept(view: RunView, copy: KeptCopy, *, work: Work = PLAIN) -> Checked
         try:
             grew_from = before.id if before is not None and change is Change.GREW else None
             content = Content(copy.id, before if own else None, change, grew_from)
-            return record_verdict(view, checkpoint, read, how, content)
+            return judge_and_record(view, checkpoint, read, how, content)
         except BusyError:
             continue
     raise CouldNotTellError(f"other processes kept sealing {copy.path} at the same time")

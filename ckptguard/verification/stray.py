@@ -101,8 +101,8 @@ class StrayJudge:
             allow_nonfinite=settings.allow_nonfinite,
             trust_globals=settings.trust_globals,
             vouched=frozenset(checkpoint.files if facts is not None else ()),  # else a finding says so
+            **sums.known(),
         )
-        known = sums.added_to_known(known)
         findings = run_checks(collect_evidence(target.storage, checkpoint, scan, known))
         if facts is not None:
             findings += _hub_findings(scan, facts)

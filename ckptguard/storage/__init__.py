@@ -63,16 +63,7 @@ def open_storage(
         SettingsError: nothing here can open the URL.
     """
     place = normalise_url(url)
-    if _SCHEME.match(place):
-        from ckptguard.storage.opening import open_remote
-        from ckptguard.storage.retries import Retries, RetryingStorage
-
-        retries = retries if retries is not None else Retries()
-        storage: Storage = RetryingStorage(open_remote(place, retries, options), retries)
-    else:
-        from ckptguard.storage.local.local_storage import LocalStorage
-
-        storage = LocalStorage(place)
+    storage = _opened(place, retries, options)
     if must_exist:
         folder_must_exist(storage, place)
     return storage
@@ -88,3 +79,15 @@ def folder_must_exist(storage: Storage, place: str) -> None:
         raise NotFoundError(f"there is no folder {escape(place)}", hint="check the path") from error
     if found != "folder":
         raise NotFoundError(f"{escape(place)} is not a folder", hint="name the folder that contains it")
+
+
+def _opened(place: str, retries: Retries | None, options: StorageOptions) -> Storage:
+    if _SCHEME.match(place):
+        from ckptguard.storage.opening import open_remote
+        from ckptguard.storage.retries import Retries, RetryingStorage
+
+        retries = retries if retries is not None else Retries()
+        return RetryingStorage(open_remote(place, retries, options), retries)
+    from ckptguard.storage.local.local_storage import LocalStorage
+
+    return LocalStorage(place)

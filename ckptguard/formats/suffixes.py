@@ -92,7 +92,7 @@ def promises_state(path: str) -> bool:
 def is_sum_list(path: str) -> bool:
     """Whether a file's name says that it holds checksums: ``SHA256SUMS``, ``model.pt.md5``, ``checksums.txt``."""
     name = path.rpartition("/")[2]
-    return _SUM_LIST.fullmatch(name) is not None or summed_file(name) is not None
+    return (_SUM_LIST.fullmatch(name) or _SIDECAR.fullmatch(name)) is not None
 
 
 def summed_file(path: str) -> str | None:

@@ -6,6 +6,7 @@ import re
 from bisect import bisect_left, insort
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from itertools import islice
 from operator import attrgetter
 
@@ -39,30 +40,27 @@ from ckptguard.values.verdict import Facts, Outcome, Verdict
 _ORDER = attrgetter("order")
 _MOST_MANIFESTS = 64  # kept in memory at once: the manifest of a large checkpoint takes about 25 MB
 _NONE: set[CheckpointId] = set()  # shared, and never changed
+_NO_IDS = {MANIFESTS: _NONE, QUARANTINE: _NONE, KEPT: _NONE}
 FOLDERS = (LEDGER, MANIFESTS, QUARANTINE, KEPT)  # whose names count, as <folder>/<series>/<name>
 _STEP = re.compile(r"\d{12}(?:-\d{12})*|-")
 
 
+@dataclass(slots=True, eq=False)  # there may be very many
 class StepRecords:
     """What the record names of one step of a series say. `entries` are those of the ledger by generation and name, and
     `was_good` the generations with any verdict GOOD. `ids` are those with a record in one of the other folders."""
 
-    __slots__ = ("_series", "entries", "ids", "standings", "was_good")  # there may be very many
-
-    def __init__(self, series: str, keys: Iterable[str] = ()) -> None:
-        self._series = series
-        self.entries: dict[CheckpointId, dict[str, Standing]] = {}
-        self.standings: dict[CheckpointId, Standing] = {}
-        self.was_good: set[CheckpointId] = set()
-        self.ids: dict[str, set[CheckpointId]] = {MANIFESTS: _NONE, QUARANTINE: _NONE, KEPT: _NONE}
-        for key in keys:
-            self.add(key)
+    series: str
+    entries: dict[CheckpointId, dict[str, Standing]] = field(default_factory=dict)
+    standings: dict[CheckpointId, Standing] = field(default_factory=dict)
+    was_good: set[CheckpointId] = field(default_factory=set)
+    ids: dict[str, set[CheckpointId]] = field(default_factory=_NO_IDS.copy)
 
     def add(self, key: str) -> CheckpointId | None:
         """Add a key. Returns the id that it is about, if it is that of a record."""
         folder, _, name = key.split("/")
         if folder == LEDGER:
-            entry = parse_verdict_name(self._series, name)
+            entry = parse_verdict_name(self.series, name)
             if entry is None:
                 return None
             self.entries.setdefault(entry.id, {})[name] = entry
@@ -70,7 +68,7 @@ class StepRecords:
             if entry.outcome is Outcome.GOOD:
                 self.was_good.add(entry.id)
             return entry.id
-        id = parse_id(self._series, name.removesuffix(".json")) if name.endswith(".json") else None
+        id = parse_id(self.series, name.removesuffix(".json")) if name.endswith(".json") else None
         if id is not None:
             self.ids[folder] = self.ids[folder] or set()
             self.ids[folder].add(id)
@@ -111,7 +109,7 @@ class History:
     @property
     def quarantined(self) -> dict[str, set[CheckpointId]]:
         """The generations that were moved aside, by series."""
-        found = {series: self._ids_in(series, QUARANTINE) for series in self._keys}
+        found = {s: {id for step in self.steps(s) for id in step.ids[QUARANTINE]} for s in self._keys}
         return {series: ids for series, ids in found.items() if ids}
 
     @property
@@ -127,16 +125,14 @@ class History:
             }
         return self._names[series, folder]
 
-    def _ids_in(self, series: str, folder: str) -> set[CheckpointId]:
-        return {id for step in self.steps(series) for id in step.ids[folder]}
-
     def _of(self, id: CheckpointId) -> StepRecords:
         return self._at(id.series, record_step(id.step))
 
     def _at(self, series: str, text: str) -> StepRecords:
         if (series, text) not in self._steps:
-            keys = self._keys[series].get(text, ()) if series in self._keys else ()
-            self._steps[series, text] = StepRecords(series, keys)
+            step = self._steps[series, text] = StepRecords(series)
+            for key in self._keys[series].get(text, ()) if series in self._keys else ():
+                step.add(key)
         return self._steps[series, text]
 
     def steps(self, series: str, before_step: int | None = None) -> Iterator[StepRecords]:
@@ -164,7 +160,7 @@ class History:
 
     def sealed(self, series: str) -> set[CheckpointId]:
         """Return the generations of a series that have a manifest."""
-        return self._ids_in(series, MANIFESTS)
+        return {id for step in self.steps(series) for id in step.ids[MANIFESTS]}
 
     def is_sealed(self, id: CheckpointId) -> bool:
         """True if a generation has a manifest."""

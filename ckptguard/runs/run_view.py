@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from operator import attrgetter
 from typing import NamedTuple
@@ -30,6 +31,7 @@ from ckptguard.values.settings import Settings
 _KEY, _ORDER = attrgetter("key"), attrgetter("order")
 
 
+@dataclass(eq=False)
 class RunView:
     """One run, for one call, in one thread. Files and record names are listed when first needed, and remembered.
 
@@ -37,15 +39,14 @@ class RunView:
     the second writer gets BusyError.
     """
 
-    def __init__(self, run: Run, settings: Settings, memory: RunMemory | None = None) -> None:
-        self.run = run
-        self.settings = settings
-        self.memory = memory  # of a caller that looks again and again
-        self._reader: RunReader | None = None
-        self._listing: Listing | None = None
-        self._near: Listing | None = None  # of one checkpoint only
-        self._history: History | None = None
-        self._all_is_new = False  # the last `look_again` listed everything
+    run: Run
+    settings: Settings
+    memory: RunMemory | None = None  # of a caller that looks again and again
+    _reader: RunReader | None = None
+    _listing: Listing | None = None
+    _near: Listing | None = None  # of one checkpoint only
+    _history: History | None = None
+    _all_is_new: bool = False  # the last `look_again` listed everything
 
     @property
     def listing(self) -> Listing:

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -249,17 +250,17 @@ class FileScanner:
             buffers.close()
 
 
+@dataclass
 class Structures:
     """The structures of a storage's files during a scan. Files that others refer to are read only once.
 
     Several threads may use it at once.
     """
 
-    def __init__(self, storage: Storage) -> None:
-        self._storage = storage
-        self._known: dict[str, tuple[Entry, Structure] | None] = {}
-        self._locks: dict[str, threading.Lock] = {}
-        self._lock = threading.Lock()
+    _storage: Storage
+    _known: dict[str, tuple[Entry, Structure] | None] = field(default_factory=dict)
+    _locks: dict[str, threading.Lock] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def read(self, reader: Reader, key: str) -> Structure:
         """Return the structure of an open file."""

@@ -134,7 +134,7 @@ def _as_one(tallies: Sequence[Tally]) -> Tally:
 
 
 def _rms_of(finite: float, total: float, huge: float) -> float | None:
-    """Return the root mean square of so many finite elements; None if there is none."""
+    """Return the root mean square over all `finite` elements; None if there is none."""
     if finite == 0:
         return None
     if huge:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 from blake3 import blake3
 
@@ -18,24 +19,24 @@ RING = 2  # chunks that reading may be ahead of the slowest whole-file digest; f
 Done = Callable[[int, int], None]  # offset and length of bytes that are not needed again
 
 
+@dataclass
 class ThreadBuffers:
     """Serves one file, or one part of one, at a time. `threaded`: each whole-file digest gets a thread."""
 
-    def __init__(self, block: int, *, threaded: bool) -> None:
-        self._block = block
-        self._threaded = threaded
-        self._buffers: list[memoryview] = []
-        self._threads: DigestThreads | None = None
+    block: int
+    threaded: bool
+    _buffers: list[memoryview] = field(default_factory=list)
+    _threads: DigestThreads | None = None
 
     def run(self, reader: Reader, one_pass: BytePass, hashers: Sequence[Hasher], done: Done) -> None:
         """Read a part once, block by block, into its pass and the whole-file digests."""
-        small = one_pass.part.end - one_pass.part.begin <= self._block
+        small = one_pass.part.end - one_pass.part.begin <= self.block
         threads = None if small else self._threads_for(len(hashers))
-        length = self._block if threads is None else max(CHUNK, self._block)
+        length = self.block if threads is None else max(CHUNK, self.block)
         position = one_pass.part.begin
         number = filled = 0
         chunk = self._buffer(0, length)
-        for end in one_pass.ends(self._block):
+        for end in one_pass.ends(self.block):
             if filled + end - position > length:
                 self._feed(threads, hashers, chunk[:filled])
                 number, filled = number + 1, 0
@@ -61,20 +62,20 @@ class ThreadBuffers:
 
     def hash_range(self, reader: Reader, begin: int, end: int, hasher: blake3, done: Done) -> None:
         """Read a range once, into one digest."""
-        for position in range(begin, end, self._block):
-            block = self._buffer(0, min(self._block, end - position))
+        for position in range(begin, end, self.block):
+            block = self._buffer(0, min(self.block, end - position))
             reader.read_into(position, block)
             hasher.update(block)
             done(position, len(block))
 
     def _threads_for(self, count: int) -> DigestThreads | None:
-        if self._threaded and count and self._threads is None:
+        if self.threaded and count and self._threads is None:
             self._threads = DigestThreads(count, RING)
         return self._threads if count else None
 
     def _buffer(self, number: int, length: int) -> memoryview:
         while len(self._buffers) <= number:
-            self._buffers.append(memoryview(bytearray(max(CHUNK, self._block) if self._threaded else self._block)))
+            self._buffers.append(memoryview(bytearray(max(CHUNK, self.block) if self.threaded else self.block)))
         return self._buffers[number][:length]
 
     def close(self) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import os
 import stat
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from ckptguard.errors import (
     ChangedWhileReadError,
@@ -273,11 +274,14 @@ class LocalUpload(Upload):
             raise ObjectExistsError(f"{escape(self._key)}: exists already", key=self._key)
 
 
+@dataclass(eq=False)
 class LocalReader(Reader):
     """A `Reader` with pread. No memory maps, because a writer that truncates a mapped file kills the reader."""
 
-    def __init__(self, descriptor: int, entry: Entry, where: str, stat_now: Callable[[str], Entry]) -> None:
-        self.entry, self._descriptor, self._where, self._stat_now = entry, descriptor, where, stat_now
+    _descriptor: int
+    entry: Entry
+    _where: str
+    _stat_now: Callable[[str], Entry]
 
     def read(self, offset: int, length: int) -> bytes:
         # Do not allocate the requested length first: a hostile header could ask for more than the file holds.

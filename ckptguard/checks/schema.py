@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
@@ -66,13 +67,21 @@ def check_schema(evidence: Evidence) -> Iterator[Finding]:
     a suspicion there, unless the user asked for a match.
     """
     reference, question = evidence.reference, Severity.ERROR if evidence.must_match else Severity.SICKNESS
+    if not evidence.scan.files or _undescribed(evidence):
+        return
+    scanned = [(f.entry.key, f.structure.format, evidence.tensors_of(f)) for f in evidence.scan.files]
+    found = _places(evidence.checkpoint.path, scanned)
     for manifest, where, severity in (
         (evidence.sealed, "the sealed manifest", Severity.ERROR),
         (reference, reference and f"{reference.path}{reference.id.nth_save}", question),
     ):
-        if manifest is not None and where and evidence.scan.files and not _undescribed(evidence):
-            compared = [_compare_role(evidence, manifest, role, where) for role in ("model", "ema")]
-            for finding in itertools.chain(*compared, _optimizer(evidence, manifest, where)):
+        if manifest is not None and where:
+            expected = _places(manifest.path, [(f.path, f.format, f.tensors) for f in manifest.files])
+            compared = [
+                compare(evidence, manifest, expected[role], found[role], where)
+                for role, compare in (("model", _weights), ("ema", _weights), ("optimizer", _optimizer))
+            ]
+            for finding in itertools.chain(*compared):
                 yield msgspec.structs.replace(finding, severity=severity)
 
 
@@ -126,8 +135,9 @@ def _prefix_change(reference: TensorSchema, found: TensorSchema) -> tuple[str, s
     return None
 
 
-def _compare_role(evidence: Evidence, reference: Manifest, role: str, where: str) -> Iterator[Finding]:
-    expected, found = _of_manifest(reference, role), _of_scan(evidence, role)
+def _weights(
+    evidence: Evidence, reference: Manifest, expected: list[_Place], found: list[_Place], where: str
+) -> Iterator[Finding]:
     if not expected:
         return
     whole = evidence.is_whole()
@@ -169,33 +179,23 @@ def _schema(tensors: Iterable[_Place]) -> dict[str, set[_Kind]]:
     return schema
 
 
-def _of_manifest(manifest: Manifest, role: str) -> list[_Place]:
-    return _places(manifest.path, role, [(f.path, f.format, f.tensors) for f in manifest.files])
-
-
-def _of_scan(evidence: Evidence, role: str) -> list[_Place]:
-    files = [(f.entry.key, f.structure.format, evidence.tensors_of(f)) for f in evidence.scan.files]
-    return _places(evidence.checkpoint.path, role, files)
-
-
 def _places(
-    checkpoint: str, role: str, files: Sequence[tuple[str, str, Sequence[Tensor | ScannedTensor]]]
-) -> list[_Place]:
-    """Return the tensors of a role, from (path, format, tensors) of each file.
+    checkpoint: str, files: Sequence[tuple[str, str, Sequence[Tensor | ScannedTensor]]]
+) -> Mapping[str, list[_Place]]:
+    """Return the tensors by role, from (path, format, tensors) of each file.
 
     Files with only pieces of tensors are left out if a ``.metadata`` beside them lists the whole tensors.
     """
     described = {path.rpartition("/")[0] for path, format, _ in files if format == _DCP_METADATA}
-    found = []
+    found: defaultdict[str, list[_Place]] = defaultdict(list)
     for path, _, tensors in files:
         if path.endswith(".distcp") and path.rpartition("/")[0] in described:
             continue
         inside = path.removeprefix(checkpoint + "/")
         kind, by_rank = re.sub(r"\d+", "#", inside), _BY_RANK.fullmatch(inside) is not None
         for t in tensors:
-            if t.role == role:
-                cut = by_rank or _FLAT.fullmatch(t.name) is not None
-                found.append(_Place(path, kind, t.name, t.dtype, t.shape, cut))
+            cut = by_rank or _FLAT.fullmatch(t.name) is not None
+            found[t.role].append(_Place(path, kind, t.name, t.dtype, t.shape, cut))
     return found
 
 
@@ -227,12 +227,13 @@ def _differences(difference: SchemaDifference, where: str) -> Iterator[Finding]:
         yield _error(f"the dtype differs from {where}", tensor=name, expected=dtype, found=kind)
 
 
-def _optimizer(evidence: Evidence, reference: Manifest, where: str) -> Iterator[Finding]:
+def _optimizer(
+    evidence: Evidence, reference: Manifest, expected: list[_Place], found: list[_Place], where: str
+) -> Iterator[Finding]:
     """Report optimizer state that vanished or changed its shape. It may appear after the first step.
 
     Of partitions only the kinds of state count (``exp_avg``), because another number of ranks splits them differently.
     """
-    expected, found = _of_manifest(reference, "optimizer"), _of_scan(evidence, "optimizer")
     if not expected or not evidence.is_whole():
         return
     before = {_state_name(t): t for t in reversed(expected)}

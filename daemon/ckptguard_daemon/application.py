@@ -10,13 +10,26 @@ from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ckptguard_daemon import run_routes
-from ckptguard_daemon.dashboard import clicks, curves, events, page_files, pages
+from ckptguard_daemon.dashboard import (
+    actions,
+    compare,
+    curves,
+    events,
+    heat,
+    incident,
+    one_checkpoint,
+    page_files,
+    pages,
+)
+from ckptguard_daemon.dashboard.reading import Clicks
 from ckptguard_daemon.http import session_routes
 from ckptguard_daemon.http.gate import Admit, Gate
 from ckptguard_daemon.http.replies import REFUSALS
 from ckptguard_daemon.http.routes import Route, Served
 
-_MODULES = (run_routes, session_routes, page_files, pages, curves, events, clicks)  # each has `routes(served)`
+_MODULES = (run_routes, session_routes, page_files, pages, curves, events)  # each has `routes(served)`
+# What is read or done only when somebody clicks: `routes(served, clicks)`.
+_OF_CLICKS = (one_checkpoint, heat, compare, incident, actions)
 _HEADERS = {
     "Content-Security-Policy": page_files.POLICY,
     "Cross-Origin-Opener-Policy": "same-origin",
@@ -29,7 +42,9 @@ _HEADERS = {
 
 def routes(served: Served) -> list[Route]:
     """Return the routes, for the applications of all sockets."""
-    return [route for module in _MODULES for route in module.routes(served)]
+    clicks = Clicks()  # all that they read shares one bound
+    found = [module.routes(served) for module in _MODULES] + [module.routes(served, clicks) for module in _OF_CLICKS]
+    return [route for routes in found for route in routes]
 
 
 def application(routes: Sequence[Route], admit: Admit) -> ASGIApp:

@@ -549,7 +549,8 @@ class WatchedRun:
             opened = self._owed.make_up(view, names)
         except CkptguardError as error:
             self._owes = True
-            self._log_once("incident_not_recorded", level="warning", path=".", reason=error.message)
+            if not isinstance(error, RunRemovedError):  # it is going, or the next pass records them
+                self._log_once("incident_not_recorded", level="warning", path=".", reason=error.message)
             return True
         self._owes = False
         for one in opened:

@@ -170,6 +170,26 @@ def test_a_pass_that_cannot_write_because_a_run_goes_is_said_only_if_that_lasts(
     assert step(guarded) == "ended"
 
 
+def test_incidents_that_cannot_be_recorded_because_a_run_goes_are_no_alarm(tmp_path, said, monkeypatch):
+    """They are recorded later, if it stays."""
+    run = tmp_path / "run"
+    guarded = seen(run)
+    asked = []
+
+    def refused(*_):
+        asked.append(removed(str(run / "_ckptguard")))
+        raise asked[-1]
+
+    said.clear()
+    with monkeypatch.context() as going:
+        going.setattr(guarded_module.OwedIncidents, "make_up", refused)
+        for _ in range(3):
+            step(guarded)
+    assert len(asked) == 3
+    assert [event for level, event in said if level == "warning"] == []
+    assert guarded.state == "guarded"
+
+
 def test_a_run_without_known_good_that_stays_is_said_by_the_next_pass(tmp_path, said, monkeypatch):
     """Something went while the pass looked for the known-good, as rotation does; it stays without one."""
     run = tmp_path / "run"

@@ -7,6 +7,8 @@ save to save is the step, wherever it stands. What stays undecided is a fixed na
 from __future__ import annotations
 
 import calendar
+import itertools
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
@@ -82,7 +84,7 @@ _METRIC_WORDS = frozenset(
 # Numbers after these are a part of the name: a sweep, a size, a version.
 _LABEL_WORDS = frozenset(
     "seed fold run exp experiment trial version v job task cv split lr bs wd dim depth layers layer heads hidden fp bf"
-    " int bit bits topk resnet vit size res width cfg beta decay gamma lambda alpha dropout temp crop patch".split()
+    " int bit bits topk resnet vit size res width cfg beta decay gamma lambda alpha dropout temp crop patch copy ave avg average averaged".split()
 )
 _NEWEST_WORDS = ("latest", "last", "best", "final", "newest")
 _SUFFIXES = (
@@ -106,6 +108,8 @@ _NUMBER = re.compile(
 _SIGN = re.compile(r"(?:(?<=[_=\[(])[-+]|(?<=-)-)$")
 _BEFORE = re.compile(r"(?P<word>[a-z]+)(?P<gap>[-_=.+:@\[( ]{0,2})$", re.IGNORECASE)
 _AFTER = re.compile(r"(?P<thousands>[km](?![a-z]))?(?P<gap>[-_ ]?)(?P<word>[a-z]+)?(?P<next>[-_=.]?\d)?", re.IGNORECASE)
+_THOUSANDS = re.compile(r"[km](?![a-z])", re.IGNORECASE)
+_ORDINAL = re.compile(r"(?:st|nd|rd|th)(?![a-z])", re.IGNORECASE)
 _CAMEL = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 # Names whose digits are a part's, although no word says so.
 _PARTS = re.compile(
@@ -116,13 +120,15 @@ _LIKELY_PARTS = re.compile(
     r"^(?:custom_checkpoint|optimizer|scheduler|sampler|dl_state_dict)_(\d+)\.(?:bin|pkl)$"
     r"|^(?:pytorch_model(?:_fsdp)?|optimizer)_(\d+)$"
 )
-_SECOND_MODEL = re.compile(r"((?:model|pytorch_model))_(\d+)(\.(?:safetensors|bin))")
-_OF_A_SAVE = re.compile(r"(?:checkpoint|ckpt|chkpt|snapshot|save)[-_=.+]?$", re.IGNORECASE)
+_SECOND = re.compile(r"(model|pytorch_model|optimizer|scheduler|sampler|dl_state_dict)_(\d+)(\.(?:safetensors|bin))")
+_SAVE_WORD = r"(?:checkpoint|ckpt|chkpt|snapshot|save)[-_=.+]?"
+_OF_A_SAVE = re.compile(_SAVE_WORD + "$", re.IGNORECASE)
 _PLACEHOLDERS = ("2333333",)  # written by RVC and its kin instead of a step when only the newest save is kept
 _TOGETHER = 5 * 10**9
 _LONG_ENOUGH = 60 * 10**9  # a listing of files that were all written within this time is perhaps a copy
 
-_COARSE, _FINE, _TIME, _PART, _TOTAL, _METRIC, _LABEL, _PLAIN = "coarse fine time part total metric label plain".split()
+_COARSE, _FINE, _TIME, _PART = "coarse", "fine", "time", "part"
+_TOTAL, _METRIC, _LABEL, _PLAIN = "total", "metric", "label", "plain"
 
 
 class _Number(NamedTuple):
@@ -239,13 +245,13 @@ def _numbers(name: str, offset: int, *, in_name: bool) -> list[_Number]:
             one = _number(name, start, end, kind, found[-1] if found else None, offset)
             if start in marked:
                 one = one._replace(means=_PART, word=None)
-            lone = (start, end) == (0, stem)
+            last = end + (_THOUSANDS.match(name, end) is not None)
             after = _AFTER_SUFFIX.search(name, 0, start) is not None
             found.append(
                 one._replace(
-                    at_end=one.end - offset == stem and one.means != _METRIC,
+                    at_end=last == stem and one.means != _METRIC,
                     in_name=in_name,
-                    alone=lone,
+                    alone=(start, last) == (0, stem),
                     after_suffix=after,
                 )
             )
@@ -287,7 +293,7 @@ def _number(name: str, start: int, end: int, kind: str | None, last: _Number | N
         value = int(text[:20])
         behind = after["word"].lower() if after is not None and after["word"] and not after["next"] else ""
         if after is not None and after["thousands"]:
-            value, end = value * (1000 if after["thousands"].lower() == "k" else 10**6), end + 1
+            value *= 1000 if after["thousands"].lower() == "k" else 10**6
         means, counted = _by_words(name[:start].lower(), name[end:].lower(), (whole, word, behind), attached, last)
         if means == _METRIC and (sign := _SIGN.search(name, 0, start)) is not None:
             start = sign.start()
@@ -307,6 +313,8 @@ def _by_words(
         return _TOTAL, None
     if re.match(r"[-_]?of[-_]?\d", after):
         return _PART, None
+    if _ORDINAL.match(after):
+        return _LABEL, None
     for one in (whole, word):
         if one in _WORDS:
             rank, kind = _WORDS[one]
@@ -321,8 +329,11 @@ def _by_words(
             return _LABEL, None
     if whole == "e" and attached:
         return _COARSE, "epoch"
-    if whole == "s" and attached and last is not None and last.means == _COARSE:
-        return _FINE, "step"
+    if attached and last is not None and last.means in (_COARSE, _FINE):
+        if whole in ("s", "b"):
+            return _FINE, "step" if whole == "s" else "batch"
+        if whole in ("w", "r"):
+            return _PART, None
     if behind in _WORDS:
         rank, kind = _WORDS[behind]
         return (_COARSE if rank == "coarse" else _FINE), kind
@@ -449,7 +460,8 @@ def _is_finer(numbers: Sequence[_Number], n: int, family: Sequence[_Path]) -> bo
     if not numbers[n].in_name or n == 0 or numbers[n - 1].means != _COARSE:
         return False
     path = family[0].listed.path
-    return numbers[n].at_end and re.fullmatch(r"[-_.]", path[numbers[n - 1].end : numbers[n].start]) is not None
+    between = path[numbers[n - 1].end : numbers[n].start]
+    return numbers[n].at_end and re.fullmatch(rf"[-_.](?:{_SAVE_WORD})?", between, re.IGNORECASE) is not None
 
 
 def _tells_apart(family: Sequence[_Path], known: Sequence[int]) -> bool:
@@ -505,22 +517,24 @@ def _reading(path: _Path, meaning: _Meaning) -> NameReading:
     numbers, name = path.numbers, path.listed.path
     order = tuple(numbers[n].value for n in meaning.counts)
     finest = numbers[meaning.counts[-1]] if meaning.counts else None
-    total = next((number.value for number in numbers if number.means == _TOTAL), None)
+    totals = [number.value for number in numbers if number.means == _TOTAL]
+    total = math.prod(totals) if totals else None
     part = numbers[meaning.parts[-1]].value if meaning.parts else None
     if part is None and total is not None:
-        part = next((n.value for n, m in zip(numbers, numbers[1:], strict=False) if m.means == _TOTAL), None)
+        part = next((n.value for n, m in itertools.pairwise(numbers) if m.means == _TOTAL), None)
     kept = [numbers[n] for n in meaning.labels]
     kept += [number for number in numbers if not number.in_name and number.means == _LABEL]
     base = name.rpartition("/")[2]
-    named = path.listed.kind != "folder" and _POINTER.fullmatch(base.lower()) is not None
+    named = path.listed.kind == "file" and _POINTER.fullmatch(base.lower()) and not _HAS_SUFFIX.search(base)
+    pointer = path.listed.kind == "link" or bool(named)
     return NameReading(
         series=_blanked(name, numbers, kept),
         step=finest.value if finest is not None else None,
         word=finest.word if finest is not None else None,
         part=part,
         parts=total if part is not None else None,
-        role=role_of(name),
-        pointer=path.listed.kind == "link" or (named and _HAS_SUFFIX.search(base) is None),
+        role="unknown" if pointer else role_of(name),
+        pointer=pointer,
         order=order,
     )
 
@@ -533,7 +547,7 @@ def _join_second_ranks(readings: dict[str, NameReading], found: Mapping[str, tup
         if last is None or not last.in_name or last.means != _PLAIN:
             continue
         folder, slash, base = name.rpartition("/")
-        second = _SECOND_MODEL.fullmatch(base)
+        second = _SECOND.fullmatch(base)
         without = name[: last.start - 1] if last.after_suffix and last.end == len(name) else None
         if second is not None:
             without = folder + slash + second[1] + second[3]
@@ -565,13 +579,13 @@ _ROLES = (
     (
         "trainer state",
         "rng random scheduler schedulers sched scaler scalers sampler samplers dataloader dataset resume trainer"
-        " training recipe lr train state states pdstates progress meta args",
+        " training recipe lr state states pdstates progress meta args replay buffer vecnormalize",
     ),
     (
         "model",
         "model models net nets netg netd generator discriminator disc actor critic policy qf encoder decoder unet vae"
         " weights weight params lora adapter backbone module g d head gen dis student teacher mm lm embeddings pdparams"
-        " consolidated pytorch controlnet transformer vocoder layer qnet dit codec safetensors",
+        " consolidated pytorch controlnet transformer vocoder layer qnet network networks dit codec safetensors",
     ),
 )
 _ROLE_OF_WORD = {word: (n, role) for n, (role, words) in enumerate(_ROLES) for word in words.split()}
@@ -585,6 +599,8 @@ def role_of(path: str) -> str:
     for part in reversed(path.split("/")):
         words = {word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", part)}
         words |= {word.lower() for word in re.findall(r"[A-Za-z]+", part)}
+        if words == {"train"}:
+            return "trainer state"
         found = sorted({_ROLE_OF_WORD[word] for word in words if word in _ROLE_OF_WORD})
         if found:
             return _only_role(found, words)

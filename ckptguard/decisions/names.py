@@ -75,6 +75,7 @@ _PART_WORDS = frozenset(
     "rank ranks shard shards part parts worker workers proc process gpu device node host tp pp dp mp partition"
     " slice piece consolidated expert".split()
 )
+_AROUND_PARTS = _PART_WORDS | {"model", "local", "global", "world", "size", "zero"}
 _TOTAL_WORDS = frozenset("of world ws worldsize nranks".split())
 _METRIC_WORDS = frozenset(
     "loss acc accuracy rew reward rewards score miou iou map ap mae mse rmse bleu wer cer per psnr ssim fid auc val"
@@ -100,7 +101,7 @@ _POINTER = re.compile(r"latest.*|last_checkpoint.*|checkpoint", re.DOTALL)
 _REAL = r"\d+(?:\.\d+)+(?:e[-+]?\d+)?|\d+e[-+]\d+|(?:nan|inf)(?![a-z])"
 _NUMBER = re.compile(
     r"(?P<time>(?<!\d)(?:19|20)\d\d[-_.](?:0[1-9]|1[0-2])[-_.](?:[0-2]\d|3[01])"
-    r"(?:[-_+T. ]+\d\d[-_:.h]?\d\d(?:[-_:.m]?\d\d)?s?)?(?!\d)|(?<!\d)(?:19|20)\d{6}[-_T]\d{4}(?:\d\d)?(?!\d))"
+    r"(?:[-_+T. ]+\d\d[-_:.h]?\d\d(?:[-_:.m]?\d\d)?s?(?:\+\d\d)?)?(?!\d)|(?<!\d)(?:19|20)\d{6}[-_T]\d{4}(?:\d\d)?(?!\d))"
     rf"|(?P<real>(?:(?<=[_=\[(])[-+]|(?<=-)-)?(?:{_REAL}))"
     r"|(?P<int>\d+)",
     re.IGNORECASE,
@@ -124,6 +125,7 @@ _SECOND = re.compile(r"(model|pytorch_model|optimizer|scheduler|sampler|dl_state
 _SAVE_WORD = r"(?:checkpoint|ckpt|chkpt|snapshot|save)[-_=.+]?"
 _OF_A_SAVE = re.compile(_SAVE_WORD + "$", re.IGNORECASE)
 _PLACEHOLDERS = ("2333333",)  # written by RVC and its kin instead of a step when only the newest save is kept
+_MOST_RANKS = 64  # a number below is more likely a rank than a step, where both are possible
 _TOGETHER = 5 * 10**9
 _LONG_ENOUGH = 60 * 10**9  # a listing of files that were all written within this time is perhaps a copy
 
@@ -148,7 +150,13 @@ class _Number(NamedTuple):
 
     @property
     def is_padded(self) -> bool:
+        """True for a number that is more likely a step than a version or a size."""
         return len(self.text) >= 4 or (self.text[0] == "0" and len(self.text) >= 3)
+
+    @property
+    def is_a_save(self) -> bool:
+        """True for a wordless number of a folder that is surely a save: ``0000100``, ``checkpoint_5``; not ``5``."""
+        return not self.in_name and (self.is_padded or not self.alone)
 
 
 class _Path(NamedTuple):
@@ -255,7 +263,16 @@ def _numbers(name: str, offset: int, *, in_name: bool) -> list[_Number]:
                     after_suffix=after,
                 )
             )
-    return found
+    return [*_before_parts(name, offset, found)]
+
+
+def _before_parts(name: str, offset: int, numbers: Sequence[_Number]) -> Iterable[_Number]:
+    """Let the number before a rank be the last one: ``checkpoint_1_500-shard0.pt``."""
+    for one, behind in itertools.zip_longest(numbers, numbers[1:]):
+        between = name[one.end - offset : behind.start - offset] if behind is not None else ""
+        words = re.findall(r"[a-z]+", between.lower())
+        is_last = bool(words) and behind is not None and behind.means in (_PART, _TOTAL)
+        yield one._replace(at_end=True) if is_last and _AROUND_PARTS.issuperset(words) else one
 
 
 def _places(match: re.Match[str]) -> list[int]:
@@ -341,14 +358,15 @@ def _by_words(
 
 
 def _seconds(text: str) -> int:
-    """Return a date or time in a name as seconds, which sort like it."""
-    digits = re.sub(r"\D", "", text).ljust(14, "0")
+    """Return a date or time in a name as hundredths of seconds, which sort like it."""
+    digits = re.sub(r"\D", "", text).ljust(16, "0")
     fields = [int(digits[:4]), *(int(digits[n : n + 2]) for n in range(4, 14, 2))]
-    return calendar.timegm((fields[0], fields[1], max(fields[2], 1), fields[3], fields[4], fields[5]))
+    seconds = calendar.timegm((fields[0], fields[1], max(fields[2], 1), fields[3], fields[4], fields[5]))
+    return seconds * 100 + int(digits[14:16])
 
 
 def _by_folder(family: list[_Path]) -> list[list[_Path]]:
-    """Separate paths in folders that are only a number, if the files inside count for themselves.
+    """Separate paths in numbered folders if the files inside count for themselves.
 
     ``0/epoch_3.pt`` and ``1/epoch_3.pt`` are of two trainings; ``100/0.pt`` is a part of save 100.
     """
@@ -358,12 +376,14 @@ def _by_folder(family: list[_Path]) -> list[list[_Path]]:
     if not bare or not own:
         return [family]
     worded = any(numbers[n].means != _PLAIN for n in own)
+    may_hold_parts = all(numbers[n].is_a_save for n in bare) or all(numbers[n].alone for n in own)
     inside: dict[tuple[int, ...], set[tuple[int, ...]]] = {}
     for path in family:
         key = tuple(path.numbers[n].value for n in bare)
         inside.setdefault(key, set()).add(tuple(path.numbers[n].value for n in own))
-    parts = all(len(own) == 1 and _counts_on(n for (n,) in values) for values in inside.values())
-    if not worded and parts:
+    same = len(set().union(*inside.values())) == 1 and len(inside) > 1
+    parts = may_hold_parts and all(len(own) == 1 and _counts_on(n for (n,) in values) for values in inside.values())
+    if not worded and (parts or same):
         return [family]
     groups: dict[tuple[int, ...], list[_Path]] = {}
     for path in family:
@@ -449,7 +469,7 @@ def _grid(family: Sequence[_Path], loose: Sequence[int], in_folder: Sequence[int
             groups.setdefault(tuple(path.numbers[m].value for m in others), set()).add(path.numbers[n].value)
         whole = [values for values in groups.values() if len(values) > 1 and _counts_on(values)]
         most = max((max(values) for values in whole), default=-1)
-        enough = 1 if in_folder and family[0].numbers[n].alone else 2
+        enough = 1 if in_folder else 2
         if len(whole) >= enough and all(max(values) <= most for values in groups.values()):
             return [n]
     return []
@@ -478,15 +498,20 @@ def _alone(path: _Path, parts: Sequence[int], known: set[str]) -> list[int]:
         if number.means == _PLAIN and n not in parts and number.text not in _PLACEHOLDERS
     ]
     last = [n for n in plain if _counts_alone(path.numbers[n], path.listed.path, known)]
+    folders = [n for n in plain if path.numbers[n].is_a_save]
+    if folders:
+        return folders[-1:]
     if not last:
         return [n for n, number in enumerate(path.numbers) if number.means == _TIME]
+    if len(last) > 1 and not path.numbers[last[-2]].in_name and path.numbers[last[-1]].value < _MOST_RANKS:
+        return [last[-2]]  # 100/0.pt
     earlier = [n for n in plain if n < last[-1] and path.numbers[n].in_name and not path.numbers[n].attached]
     return [*earlier, last[-1]]
 
 
 def _counts_alone(number: _Number, path: str, known: set[str]) -> bool:
     if number.after_suffix:
-        return not re.search(r"\d", path[: number.start].rpartition("/")[2])
+        return number.value >= _MOST_RANKS and not re.search(r"\d", path[: number.start].rpartition("/")[2])
     if number.at_end or number.alone:
         return not number.attached or number.is_padded
     if number.is_padded:

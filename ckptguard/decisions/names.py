@@ -49,6 +49,10 @@ class NameReading(msgspec.Struct, frozen=True):
     order: tuple[int, ...] = ()
 
 
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
 # What words before or after a number say about it. Each class has the words by what they count.
 _STEPS = {
     "step": "step steps gstep globalstep globalsteps timestep timesteps stp",
@@ -71,22 +75,24 @@ _WORDS = {
     for kind, words in table.items()
     for word in words.split()
 }
-_PART_WORDS = frozenset(
+_PART_WORDS = _words(
     "rank ranks shard shards part parts worker workers proc process gpu device node host tp pp dp mp partition"
-    " slice piece consolidated expert".split()
+    " slice piece consolidated expert"
 )
 _AROUND_PARTS = _PART_WORDS | {"model", "local", "global", "world", "size", "zero"}
-_TOTAL_WORDS = frozenset("of world ws worldsize nranks".split())
-_METRIC_WORDS = frozenset(
-    "loss acc accuracy rew reward rewards score miou iou map ap mae mse rmse bleu wer cer per psnr ssim fid auc val"
-    " valid metric metrics perplexity ppl dice bpb bpc mrr ndcg recall precision prec top kl elbo nll err error win"
-    " winrate return ret eer rouge meteor cider spice lpips mcd stoi pesq snr sdr mcc f kappa dev test eval".split()
+_TOTAL_WORDS = _words("of world ws worldsize nranks")
+_METRIC_WORDS = _words(
+    "loss acc accuracy rew reward rewards score miou iou map ap mae mse rmse bleu wer cer psnr ssim fid auc val"
+    " valid metric metrics perplexity ppl dice bpb bpc mrr ndcg recall precision prec top kl elbo nll err error"
+    " winrate return eer rouge meteor cider spice lpips mcd stoi pesq snr sdr mcc kappa"
 )
 # Numbers after these are a part of the name: a sweep, a size, a version.
-_LABEL_WORDS = frozenset(
-    "seed fold run exp experiment trial version v job task cv split lr bs wd dim depth layers layer heads hidden fp bf"
-    " int bit bits topk resnet vit size res width cfg beta decay gamma lambda alpha dropout temp crop patch copy ave avg average averaged".split()
+_LABEL_WORDS = _words(
+    "seed fold trial version v lr bs wd dim depth layers layer heads hidden fp bf"
+    " int bit bits topk resnet vit size res width cfg beta decay gamma lambda alpha dropout temp crop patch copy ave"
+    " avg average averaged"
 )
+_DECIMAL_WORDS = _METRIC_WORDS | _LABEL_WORDS | {"ema", "tau", "momentum", "rate"}
 _NEWEST_WORDS = ("latest", "last", "best", "final", "newest")
 _SUFFIXES = (
     "pt|pth|bin|ckpt|safetensors|th|pkl|pickle|tar|npz|npy|state|states|model|h5|hdf5|keras|pdparams|pdopt|pdstates"
@@ -101,15 +107,18 @@ _POINTER = re.compile(r"latest.*|last_checkpoint.*|checkpoint", re.DOTALL)
 _REAL = r"\d+(?:\.\d+)+(?:e[-+]?\d+)?|\d+e[-+]\d+|(?:nan|inf)(?![a-z])"
 _NUMBER = re.compile(
     r"(?P<time>(?<!\d)(?:19|20)\d\d[-_.](?:0[1-9]|1[0-2])[-_.](?:[0-2]\d|3[01])"
-    r"(?:[-_+T. ]+\d\d[-_:.h]?\d\d(?:[-_:.m]?\d\d)?s?(?:\+\d\d)?)?(?!\d)|(?<!\d)(?:19|20)\d{6}[-_T]\d{4}(?:\d\d)?(?!\d))"
+    r"(?:[-_+T. ]+\d\d[-_:.h]?\d\d(?:[-_:.m]?\d\d)?s?(?:\+\d\d)?)?(?!\d)"
+    r"|(?<!\d)(?:19|20)\d{6}[-_T]\d{4}(?:\d\d)?(?!\d))"
     rf"|(?P<real>(?:(?<=[_=\[(])[-+]|(?<=-)-)?(?:{_REAL}))"
     r"|(?P<int>\d+)",
     re.IGNORECASE,
 )
 _SIGN = re.compile(r"(?:(?<=[_=\[(])[-+]|(?<=-)-)$")
 _BEFORE = re.compile(r"(?P<word>[a-z]+)(?P<gap>[-_=.+:@\[( ]{0,2})$", re.IGNORECASE)
-_AFTER = re.compile(r"(?P<thousands>[km](?![a-z]))?(?P<gap>[-_ ]?)(?P<word>[a-z]+)?(?P<next>[-_=.]?\d)?", re.IGNORECASE)
-_THOUSANDS = re.compile(r"[km](?![a-z])", re.IGNORECASE)
+_THOUSANDS = re.compile(rf"[km](?=(?:{'|'.join(sorted(_WORDS, key=len, reverse=True))})?(?![a-z]))", re.IGNORECASE)
+_AFTER = re.compile(
+    rf"(?P<thousands>{_THOUSANDS.pattern})?(?P<gap>[-_. ]?)(?P<word>[a-z]+)?(?P<next>[-_=.]?\d)?", re.IGNORECASE
+)
 _ORDINAL = re.compile(r"(?:st|nd|rd|th)(?![a-z])", re.IGNORECASE)
 _CAMEL = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 # Names whose digits are a part's, although no word says so.
@@ -208,7 +217,9 @@ def _parse(listed: Listed) -> _Path:
     numbers: list[_Number] = []
     start = 0
     for part in folder.split("/") if slash else ():
-        numbers += (n for n in _numbers(part, start, in_name=False) if n.alone or _counts_in_folder(n, part, start))
+        every = _numbers(part, start, in_name=False)
+        counted = [n for n in every if n.alone or _counts_in_folder(n, part, start)]
+        numbers += (n for n in every if n in counted or (counted and n.means == _METRIC))
         start += len(part) + 1
     numbers += _numbers(name, start, in_name=True)
     return _Path(listed, tuple(numbers), _blanked(listed.path, numbers))
@@ -246,9 +257,9 @@ def _numbers(name: str, offset: int, *, in_name: bool) -> list[_Number]:
         if any(start <= match.start() < end for start, end in skipped):
             continue
         pieces = [(match.start(), match.end(), match.lastgroup)]
-        if match["real"] and _is_pair(name, match):
+        if match["real"] and (kind := _kind_behind(name, match)) is not None:
             dot = match.start() + match[0].index(".")
-            pieces = [(match.start(), dot, "int"), (dot + 1, match.end(), "int")]
+            pieces = [(match.start(), dot, "int"), (dot + 1, match.end(), kind)]
         for start, end, kind in pieces:
             one = _number(name, start, end, kind, found[-1] if found else None, offset)
             if start in marked:
@@ -267,24 +278,30 @@ def _numbers(name: str, offset: int, *, in_name: bool) -> list[_Number]:
 
 
 def _before_parts(name: str, offset: int, numbers: Sequence[_Number]) -> Iterable[_Number]:
-    """Let the number before a rank be the last one: ``checkpoint_1_500-shard0.pt``."""
+    """Let the number before a rank or a metric be the last one: ``ckpt_500-shard0.pt``, ``weights-05-0.91.pt``."""
     for one, behind in itertools.zip_longest(numbers, numbers[1:]):
         between = name[one.end - offset : behind.start - offset] if behind is not None else ""
-        words = re.findall(r"[a-z]+", between.lower())
-        is_last = bool(words) and behind is not None and behind.means in (_PART, _TOTAL)
-        yield one._replace(at_end=True) if is_last and _AROUND_PARTS.issuperset(words) else one
+        words = set(re.findall(r"[a-z]+", between.lower()))
+        is_last = behind is not None and (
+            (behind.means in (_PART, _TOTAL) and bool(words) and words <= _AROUND_PARTS)
+            or (behind.means == _METRIC and words <= _METRIC_WORDS)
+        )
+        yield one._replace(at_end=True) if is_last else one
 
 
 def _places(match: re.Match[str]) -> list[int]:
     return [match.start(n) for n in range(1, len(match.groups()) + 1) if match.start(n) >= 0]
 
 
-def _is_pair(name: str, match: re.Match[str]) -> bool:
-    """True for two numbers with a point between them: ``ep1.1000``, not ``epoch1.5`` or ``loss0.35``."""
-    if not re.fullmatch(r"\d+\.\d{3,}", match[0]):
-        return False
+def _kind_behind(name: str, match: re.Match[str]) -> str | None:
+    """Return what follows the first point where it divides two numbers: ``ep1.1000`` (an integer), ``.5.0.31`` (a
+    decimal). None for one number, as in ``epoch1.5`` and ``loss0.35``."""
+    if re.fullmatch(r"\d+\.\d+\.\d+", match[0]) and name[: match.start()].endswith("."):
+        return "real"
     before = _BEFORE.search(name, 0, match.start())
-    return before is not None and _WORDS.get(_last_word(before["word"])) is not None
+    counted = before is not None and _last_word(before["word"]) in _WORDS
+    named = before is not None and not before["gap"] and _last_word(before["word"]) not in _DECIMAL_WORDS
+    return "int" if (counted or named) and re.fullmatch(r"\d+\.\d{3,}", match[0]) else None
 
 
 def _last_word(letters: str) -> str:
@@ -460,6 +477,7 @@ def _grid(family: Sequence[_Path], loose: Sequence[int], in_folder: Sequence[int
 
     In a folder that is only a number, one save is enough.
     """
+    counted_folder = any(one.means in (_COARSE, _FINE) and not one.in_name for one in family[0].numbers)
     for n in reversed(loose):
         if not family[0].numbers[n].in_name:
             continue
@@ -469,7 +487,7 @@ def _grid(family: Sequence[_Path], loose: Sequence[int], in_folder: Sequence[int
             groups.setdefault(tuple(path.numbers[m].value for m in others), set()).add(path.numbers[n].value)
         whole = [values for values in groups.values() if len(values) > 1 and _counts_on(values)]
         most = max((max(values) for values in whole), default=-1)
-        enough = 1 if in_folder else 2
+        enough = 1 if in_folder or (counted_folder and family[0].numbers[n].alone) else 2
         if len(whole) >= enough and all(max(values) <= most for values in groups.values()):
             return [n]
     return []

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 from ckptguard.layouts.checkpoint import Checkpoint, Folder, Layout
 from ckptguard.layouts.plain_folder import holds_state, is_loose
-from ckptguard.layouts.step_names import counts_steps, is_part, step_from_name
+from ckptguard.layouts.step_names import counts_steps, is_part, save_by_rank, step_from_name
 from ckptguard.layouts.table import LAYOUTS
 from ckptguard.storage.protocol import Entry
 from ckptguard.values.ids import RECORDS_FOLDER, is_temporary, series_of
@@ -138,14 +138,19 @@ class _Tree:
             final += [e for e in entries if e.name in _FINAL_BESIDE or e.name.endswith(".index.json")]
             found.append(_checkpoint(".", LAYOUTS["folder"], dict.fromkeys(final), series=FINAL_SERIES))
         taken = {e.key for e in final}
+        states = frozenset(e.name for e in state)
         for entry in state:
             chosen = choose(self.patterns, entry.key)
             if entry.key in taken or (is_part(entry.name, around) and not chosen):
                 continue
+            by_rank = save_by_rank(entry.name, states) if chosen is None else None
+            ranks = by_rank.names if by_rank is not None else (entry.name,)
+            if entry.name != ranks[0]:
+                continue
             row = next(row for row in LAYOUTS.values() if row.accepts_file(entry.name, around))
-            beside = row.companions(entry.name, around)
+            beside = (*ranks[1:], *row.companions(entry.name, around))
             own = [entry, *(by_name[name] for name in beside if name in by_name)]
-            found.append(_checkpoint(entry.key, row, own, chosen=chosen))
+            found.append(_checkpoint(entry.key, row, own, chosen=chosen, around=around))
         return found
 
 
@@ -156,10 +161,16 @@ def _upwards(folder: str) -> list[str]:
 
 
 def _checkpoint(
-    path: str, row: Layout, entries: Iterable[Entry], *, series: str | None = None, chosen: Pattern | None = None
+    path: str,
+    row: Layout,
+    entries: Iterable[Entry],
+    *,
+    series: str | None = None,
+    chosen: Pattern | None = None,
+    around: frozenset[str] = frozenset(),
 ) -> Checkpoint:
     ordered = sorted(entries, key=lambda e: e.key)
-    step = step_from_name(path.rpartition("/")[2]) if series is None else None
+    step = step_from_name(path.rpartition("/")[2], around) if series is None else None
     return Checkpoint(
         path=path,
         layout=row.name,

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from functools import lru_cache
 
+import msgspec
+
+from ckptguard.decisions.names import Listed, NameReading, read_names
 from ckptguard.formats.suffixes import suffixes_of
 from ckptguard.values.ids import MAX_STEP, Step, single_number, step_of_numbers
 
@@ -21,16 +25,58 @@ _PART = re.compile(
     r"|^(?:optimizer|scheduler|sampler|dl_state_dict)_\d+\.bin$"
     r"|^layer_\d+-model_|^(?:pytorch_model(?:_fsdp)?|optimizer)_\d+$|^shard[-_]\d+"
 )
+_FINE_WORDS = ("step", "iteration", "update", "batch")
 _MODEL = re.compile(r"((?:model|pytorch_model))_(\d+)(\.(?:safetensors|bin))")
 
 
+class SaveByRank(msgspec.Struct, frozen=True):
+    """A save of one file for each rank, all in one folder: its step, and their names in the order of the ranks."""
+
+    step: Step
+    names: tuple[str, ...]
+
+
+def save_by_rank(name: str, around: Collection[str] = ()) -> SaveByRank | None:
+    """Return the save that a file of one rank belongs to, from its name and those beside it.
+
+    None if its name states no step: ``model_0000099.rank_0.pth`` is of save 99, ``rank_0.pth`` of the folder.
+    """
+    if _PART.search(name) is None:
+        return None
+    names = around if isinstance(around, frozenset) and name in around else frozenset((*around, name))
+    return _saves_by_rank(names).get(name)
+
+
+@lru_cache(maxsize=32)
+def _saves_by_rank(names: frozenset[str]) -> Mapping[str, SaveByRank]:
+    listed = [Listed(name) for name in sorted(names) if _PART.search(name) is not None]
+    readings = read_names(listed)
+    saves: dict[tuple[str, Step], list[tuple[int, str]]] = {}
+    for name, reading in readings.items():
+        if reading.part is not None and reading.step is not None and _is_surely_step(name, reading, readings):
+            whole = reading.step if reading.word in _FINE_WORDS else step_of_numbers(reading.order)
+            saves.setdefault((reading.series, whole), []).append((reading.part, name))
+    found = ((step, tuple(name for _, name in sorted(parts))) for (_, step), parts in saves.items())
+    return {name: SaveByRank(step, own) for step, own in found for name in own}
+
+
+def _is_surely_step(name: str, reading: NameReading, readings: Mapping[str, NameReading]) -> bool:
+    """True if a word or another save confirms the step of a rank's file. A lone ``unet_512_rank0.pt`` does not."""
+    if reading.word is not None:
+        return True
+    if reading.parts is not None:
+        return False  # "Large-2407-00001-of-00051" is a model's name
+    padded = re.search(rf"(?<!\d)0+{reading.step}(?!\d)", name) is not None and reading.step != 0
+    return padded or any(o.series == reading.series and o.step not in (None, reading.step) for o in readings.values())
+
+
 def is_part(name: str, around: Collection[str] = ()) -> bool:
-    """True if a name's digits are those of a shard or a rank, not a step. `around` are the names beside it.
+    """True if a name's digits are only those of a shard or a rank, not a step. `around` are the names beside it.
 
     ``model_1.safetensors`` is Accelerate's second model if ``model.safetensors`` exists, too; otherwise it is a save.
     """
     if _PART.search(name) is not None:
-        return True
+        return save_by_rank(name, around) is None
     model = _MODEL.fullmatch(name)
     return model is not None and model[1] + model[3] in around
 
@@ -42,6 +88,9 @@ def step_from_name(name: str, around: Collection[str] = ()) -> Step:
     None if it has none. A number after a word for step is the step, else the last one after a counting word. Otherwise
     all numbers count, in their order: fairseq's ``checkpoint_1_500.pt`` is (1, 500), update 500 in epoch 1.
     """
+    by_rank = save_by_rank(name, around)
+    if by_rank is not None:
+        return by_rank.step
     if is_part(name, around):
         return None
     stem = _stem(name)

@@ -16,6 +16,7 @@ from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 import msgspec
 
 from ckptguard.decisions.known_good import finest_common
+from ckptguard.decisions.names import Listed, read_names
 from ckptguard.values.ids import CheckpointId, folder_of, series_of
 
 _EPOCHS = ("epoch", "epoch in its name")  # several saves may share one
@@ -26,7 +27,7 @@ class Content(msgspec.Struct, frozen=True, kw_only=True):
 
     `good`: its bytes are known-good and exist. `shape`: equal if the names, shapes, types and roles of all tensors are
     equal;
-    None if unknown. `saved_at` is in ns by the storage's clock.
+    None if unknown. `saved_at` is in ns by the storage's clock. `files`: its own, if it is no folder.
     """
 
     id: CheckpointId
@@ -37,6 +38,7 @@ class Content(msgspec.Struct, frozen=True, kw_only=True):
     has_optimizer: bool = False
     saved_at: int | None = None
     shape: Hashable = None
+    files: tuple[str, ...] = ()
 
 
 class SeriesNow(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,13 +58,14 @@ class SeriesNow(msgspec.Struct, frozen=True, kw_only=True):
 
 class Pointer(msgspec.Struct, frozen=True, kw_only=True):
     """A link or a file that names a path. `leads`: a checkpoint exists there. `sure`: it certainly is a pointer. `far`:
-    it can name a path in any folder."""
+    it can name a path in any folder. `file`: it names this file of the checkpoint, the one of another rank."""
 
     key: str
     names: str
     leads: bool
     sure: bool = True
     far: bool = False
+    file: str = ""
 
 
 class Given(msgspec.Struct, frozen=True, kw_only=True):
@@ -168,11 +171,19 @@ def plan_rollback(known_good: Content, every: Sequence[SeriesNow], pointers: Ite
         target = targets.get(series_of(pointer.names), known_good if wrong else None)
         if not (lost or wrong) or target is None:
             continue
-        if pointer.far or folder_of(target.path) == folder_of(pointer.names):
-            pointed.append(Pointed(key=pointer.key, path=target.path))
+        path = _of_equal_rank(pointer.file, target) if pointer.file else target.path
+        if path is not None and (pointer.far or folder_of(target.path) == folder_of(pointer.names)):
+            pointed.append(Pointed(key=pointer.key, path=path))
         elif pointer.sure:
             refused.append(pointer.key)
     return RollbackPlan(moved=tuple(moved), given=tuple(given), pointed=tuple(pointed), refused=tuple(refused))
+
+
+def _of_equal_rank(file: str, target: Content) -> str | None:
+    """Return the target's file of the rank that has written `file`; None if there is none."""
+    readings = read_names(map(Listed, (file, *target.files)))
+    wanted = readings[file].part
+    return next((own for own in target.files if wanted is not None and readings[own].part == wanted), None)
 
 
 def is_needed(

@@ -25,6 +25,7 @@ _PART = re.compile(
     r"|^(?:optimizer|scheduler|sampler|dl_state_dict)_\d+\.bin$"
     r"|^layer_\d+-model_|^(?:pytorch_model(?:_fsdp)?|optimizer)_\d+$|^shard[-_]\d+"
 )
+_OF_RANK = re.compile(_PART.pattern + r"|[-_.]shard[-_]?\d+")
 _FINE_WORDS = ("step", "iteration", "update", "batch")
 _MODEL = re.compile(r"((?:model|pytorch_model))_(\d+)(\.(?:safetensors|bin))")
 
@@ -36,12 +37,17 @@ class SaveByRank(msgspec.Struct, frozen=True):
     names: tuple[str, ...]
 
 
+def may_be_of_rank(name: str) -> bool:
+    """True if a name may be one of several that are one save. The names beside it then decide."""
+    return _OF_RANK.search(name) is not None
+
+
 def save_by_rank(name: str, around: Collection[str] = ()) -> SaveByRank | None:
     """Return the save that a file of one rank belongs to, from its name and those beside it.
 
     None if its name states no step: ``model_0000099.rank_0.pth`` is of save 99, ``rank_0.pth`` of the folder.
     """
-    if _PART.search(name) is None:
+    if not may_be_of_rank(name):
         return None
     names = around if isinstance(around, frozenset) and name in around else frozenset((*around, name))
     return _saves_by_rank(names).get(name)
@@ -49,7 +55,7 @@ def save_by_rank(name: str, around: Collection[str] = ()) -> SaveByRank | None:
 
 @lru_cache(maxsize=32)
 def _saves_by_rank(names: frozenset[str]) -> Mapping[str, SaveByRank]:
-    listed = [Listed(name) for name in sorted(names) if _PART.search(name) is not None]
+    listed = [Listed(name) for name in sorted(names) if may_be_of_rank(name)]
     readings = read_names(listed)
     saves: dict[tuple[str, Step], list[tuple[int, str]]] = {}
     for name, reading in readings.items():

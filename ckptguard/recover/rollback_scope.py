@@ -139,6 +139,7 @@ def _content(manifest: Manifest, *, good: bool, in_place: bool) -> Content:
         has_optimizer=stands.has_optimizer,
         saved_at=max((f.mtime_ns for f in manifest.files if f.mtime_ns is not None), default=None),
         shape=_shape(manifest),
+        files=tuple(f.path for f in manifest.files) if any(f.path == manifest.path for f in manifest.files) else (),
     )
 
 

@@ -19,6 +19,7 @@ from ckptguard.errors import CouldNotTellError
 from ckptguard.formats import tensor_suffix
 from ckptguard.formats.suffixes import is_pointer, may_be_pointer
 from ckptguard.formats.text_files import read_pointer
+from ckptguard.layouts.step_names import may_be_of_rank
 from ckptguard.records.rewrites import Rewrite
 from ckptguard.records.run import Run
 from ckptguard.runs.run_view import RunView
@@ -87,6 +88,8 @@ def pointers_in(view: RunView, folders: frozenset[str]) -> list[Pointer]:
     of the folders or above it, unless its name is certain.
     """
     found = []
+    by_rank = (c for c in view.checkpoints if c.path in c.files and may_be_of_rank(c.path.rpartition("/")[2]))
+    by_file = {key: c.path for c in by_rank for key in c.files}
     for entry in _outside_checkpoints(view):
         sure = entry.kind == "link" or is_pointer(entry.key, b"")
         text = path = None
@@ -98,8 +101,18 @@ def pointers_in(view: RunView, folders: frozenset[str]) -> list[Pointer]:
         path = path or (text and _named(view, entry.key, text))
         if path and folder_of(path) in folders:
             far = text is None or ("/" in text and path in (_beside(entry.key, text), text[-len(path) :]))
-            leads = view.checkpoint(path) is not None
-            found.append(Pointer(key=entry.key, names=path, leads=leads, sure=sure, far=far))
+            whole = by_file.get(path)
+            leads = whole is not None or view.checkpoint(path) is not None
+            found.append(
+                Pointer(
+                    key=entry.key,
+                    names=whole or path,
+                    leads=leads,
+                    sure=sure,
+                    far=far,
+                    file=path if whole is not None else "",
+                )
+            )
     return found
 
 
@@ -128,7 +141,7 @@ def rewritten(run: Run, pointed: Iterable[Pointed], pointers: Iterable[Pointer])
 
     A pointer that is no longer what it was is left out.
     """
-    named = {pointer.key: pointer.names for pointer in pointers}
+    named = {pointer.key: pointer.file or pointer.names for pointer in pointers}
     found = []
     for pointer in pointed:
         key = pointer.key

@@ -15,6 +15,7 @@ from ckptguard.errors import NotFoundError, RecordsError
 from ckptguard.formats import tensor_suffix
 from ckptguard.formats.suffixes import is_sum_list
 from ckptguard.layouts import LAYOUTS, Checkpoint, enter, find_checkpoints, step_from_name
+from ckptguard.layouts.step_names import may_be_of_rank
 from ckptguard.records.kept import KeptCopy, kept_of_series, read_kept
 from ckptguard.records.ledger import FOLDER as LEDGER
 from ckptguard.records.manifests import FOLDER as MANIFESTS
@@ -24,7 +25,16 @@ from ckptguard.runs.history import History, load_history
 from ckptguard.runs.run_reader import RunMemory, RunReader
 from ckptguard.runs.sealed_content import is_good
 from ckptguard.storage.protocol import UNNAMED, Entry, find_entry
-from ckptguard.values.ids import CheckpointId, Step, escape, parse_id, series_folder, series_from_folder, series_of
+from ckptguard.values.ids import (
+    CheckpointId,
+    Step,
+    escape,
+    folder_of,
+    parse_id,
+    series_folder,
+    series_from_folder,
+    series_of,
+)
 from ckptguard.values.manifest import Manifest
 from ckptguard.values.settings import Settings
 
@@ -293,13 +303,14 @@ class Listing:
 
     def _near(self, path: str) -> Iterator[Entry]:
         """Yield the listed entries that `_entries_of` would list again."""
-        if path == ".":
-            yield from (entry for entry in self.entries if "/" not in entry.key)
-            return
-        for key in (path, *_companions(path)):
-            place = bisect_left(self.entries, key, key=_KEY)
-            if place < len(self.entries) and self.entries[place].key == key:
-                yield self.entries[place]
+        if _all_beside_decide(path):
+            folder = folder_of(path)
+            yield from (entry for entry in self.entries if folder_of(entry.key) == folder)
+        else:
+            for key in (path, *_companions(path)):
+                place = bisect_left(self.entries, key, key=_KEY)
+                if place < len(self.entries) and self.entries[place].key == key:
+                    yield self.entries[place]
         for place in range(bisect_left(self.entries, f"{path}/", key=_KEY), len(self.entries)):
             if not self.entries[place].key.startswith(f"{path}/"):
                 break
@@ -360,12 +371,17 @@ def _companions(path: str) -> list[str]:
     return [parent + slash + other for other in sorted(beside)]
 
 
+def _all_beside_decide(path: str) -> bool:
+    """True if the names of all files beside a checkpoint decide which of them belong to it."""
+    return path == "." or may_be_of_rank(path.rpartition("/")[2])
+
+
 def _entries_of(run: Run, path: str) -> list[Entry]:
     """List what is under a checkpoint's path, and the files beside it that may belong to it."""
-    if path == ".":
-        return [e for e in run.storage.list("", recursive=False) if e.kind != "folder"]
     wanted = (path, *_companions(path))
-    if run.storage.root is None:  # a store may state another time for a single object than in a listing
+    if _all_beside_decide(path):
+        alone = run.storage.list(folder_of(path), recursive=False)
+    elif run.storage.root is None:  # a store may state another time for a single object than in a listing
         alone = [e for e in run.storage.list(path.rpartition("/")[0], recursive=False) if e.key in wanted]
     else:
         alone = [entry for key in wanted if (entry := find_entry(run.storage, key)) is not None]

@@ -202,8 +202,9 @@ class TrainerContract:
             flip_bit(path, -path.stat().st_size // 2)
             bad = [c for c in ask("verify", training.run, code=3)["checkpoints"] if c["outcome"] == "bad"]
             own = path.relative_to(training.run).as_posix()
-            assert any(own == c["path"] or own.startswith(f"{c['path']}/") for c in bad), (own, bad)
-            assert any(f["file"] == own or f["tensor"] for c in bad for f in c["findings"]), (own, bad)
+            named = {f["file"] for c in bad for f in c["findings"]}
+            assert own in named or any(own == c["path"] or own.startswith(f"{c['path']}/") for c in bad), (own, bad)
+            assert own in named or any(f["tensor"] for c in bad for f in c["findings"]), (own, bad)
             flip_bit(path, -path.stat().st_size // 2)
             ask("verify", training.run)
 

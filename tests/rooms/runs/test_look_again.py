@@ -45,6 +45,9 @@ SAVES: dict[str, tuple[str, ...]] = {
     "dcp": ("sharded/{}/.metadata", "sharded/{}/__0_0.distcp", "sharded/{}/__1_0.distcp"),
     "folder": ("model-{}/model.safetensors", "model-{}/config.json", "model-{}/evaluation/results.json"),
     "nested": ("model-{}/checkpoint-7/model.safetensors", "model-{}/checkpoint-7/trainer_state.json"),
+    "by rank": ("dino/model_{:07d}.rank_0.pth", "dino/model_{:07d}.rank_1.pth", "dino/last_checkpoint.rank_0"),
+    "by rank at the top": ("unet_{}_rank0.pt", "unet_{}_rank1.pt"),
+    "folder of a rank": ("rank_{}/model.safetensors", "rank_{}/optimizer.pt"),
     "single": ("net-{}.pt", "sub/net-{}.safetensors"),
     "final": ("model.safetensors", "config.json", "model.safetensors.index.json", "pytorch_model.bin"),
 }
@@ -68,11 +71,13 @@ class Place:
                 Path(self.url, key).write_bytes(data)
 
     def remove(self, key: str) -> None:
-        """No such file any more; folders that are empty go with it."""
+        """No such file any more; folders that are empty go with it. A folder in its place stays."""
         if self._memory:
             fsspec.filesystem("memory").store.pop(f"{memory_path(self.url)}/{key}", None)
             return
         path = Path(self.url, key)
+        if path.is_dir():
+            return
         path.unlink(missing_ok=True)
         with contextlib.suppress(OSError):
             while path.parent != Path(self.url):
@@ -146,6 +151,9 @@ def _own_keys(run: Run, path: str) -> list[str]:
     keys = [e.key for e in list_run(run).entries if e.kind == "file"]
     if path == ".":
         return [key for key in keys if "/" not in key and key in SAVES["final"]]
+    held = list_run(run).checkpoints.get(path)
+    if held is not None and path in held.files:
+        return [key for key in keys if key in held.files]
     return [key for key in keys if key == path or key.startswith(path + "/") or key in _companions(path)]
 
 

@@ -49,8 +49,8 @@ class NameReading(msgspec.Struct, frozen=True):
     order: tuple[int, ...] = ()
 
 
-def _words(text: str) -> frozenset[str]:
-    return frozenset(text.split())
+def _words(*lines: str) -> frozenset[str]:
+    return frozenset(word for line in lines for word in line.split())
 
 
 # What words before or after a number say about it. Each class has the words by what they count.
@@ -82,15 +82,15 @@ _PART_WORDS = _words(
 _AROUND_PARTS = _PART_WORDS | {"model", "local", "global", "world", "size", "zero"}
 _TOTAL_WORDS = _words("of world ws worldsize nranks")
 _METRIC_WORDS = _words(
-    "loss acc accuracy rew reward rewards score miou iou map ap mae mse rmse bleu wer cer psnr ssim fid auc val"
-    " valid metric metrics perplexity ppl dice bpb bpc mrr ndcg recall precision prec top kl elbo nll err error"
-    " winrate return eer rouge meteor cider spice lpips mcd stoi pesq snr sdr mcc kappa"
+    "loss acc accuracy rew reward rewards score miou iou map ap mae mse rmse bleu wer cer psnr ssim fid auc val",
+    "valid metric metrics perplexity ppl dice bpb bpc mrr ndcg recall precision prec top kl elbo nll err error",
+    "winrate return eer rouge meteor cider spice lpips mcd stoi pesq snr sdr mcc kappa",
 )
 # Numbers after these are a part of the name: a sweep, a size, a version.
 _LABEL_WORDS = _words(
-    "seed fold trial version v lr bs wd dim depth layers layer heads hidden fp bf"
-    " int bit bits topk resnet vit size res width cfg beta decay gamma lambda alpha dropout temp crop patch copy ave"
-    " avg average averaged"
+    "seed fold trial version v lr bs wd dim depth layers layer heads hidden fp bf",
+    "int bit bits topk resnet vit size res width cfg beta decay gamma lambda alpha dropout temp crop patch copy ave",
+    "avg average averaged",
 )
 _DECIMAL_WORDS = _METRIC_WORDS | _LABEL_WORDS | {"ema", "tau", "momentum", "rate"}
 _NEWEST_WORDS = ("latest", "last", "best", "final", "newest")
@@ -617,21 +617,26 @@ def _join_many_parts(readings: dict[str, NameReading], found: Mapping[str, tuple
 
 
 _ROLES = (
-    ("ema", "ema swa emas averaged avg"),
-    ("optimizer", "opt optim optims optimizer optimizers optimiser optimg optimd optstate opts pdopt"),
+    ("ema", _words("ema swa emas averaged avg")),
+    ("optimizer", _words("opt optim optims optimizer optimizers optimiser optimg optimd optstate opts pdopt")),
     (
         "trainer state",
-        "rng random scheduler schedulers sched scaler scalers sampler samplers dataloader dataset resume trainer"
-        " training recipe lr state states pdstates progress meta args replay buffer vecnormalize",
+        _words(
+            "rng random scheduler schedulers sched scaler scalers sampler samplers dataloader dataset resume trainer",
+            "training recipe lr state states pdstates progress meta args replay buffer vecnormalize",
+        ),
     ),
     (
         "model",
-        "model models net nets netg netd generator discriminator disc actor critic policy qf encoder decoder unet vae"
-        " weights weight params lora adapter backbone module g d head gen dis student teacher mm lm embeddings pdparams"
-        " consolidated pytorch controlnet transformer vocoder layer qnet network networks dit codec safetensors",
+        _words(
+            "model models net nets netg netd generator discriminator disc actor critic policy qf encoder decoder unet",
+            "vae weights weight params lora adapter backbone module g d head gen dis student teacher mm lm embeddings",
+            "pdparams consolidated pytorch controlnet transformer vocoder layer qnet network networks dit codec",
+            "safetensors",
+        ),
     ),
 )
-_ROLE_OF_WORD = {word: (n, role) for n, (role, words) in enumerate(_ROLES) for word in words.split()}
+_ROLE_OF_WORD = {word: (n, role) for n, (role, words) in enumerate(_ROLES) for word in words}
 
 
 def role_of(path: str) -> str:

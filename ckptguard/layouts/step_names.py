@@ -68,7 +68,7 @@ def _saves_by_rank(names: frozenset[str]) -> Mapping[str, SaveByRank]:
 
 def _is_surely_step(name: str, reading: NameReading, readings: Mapping[str, NameReading]) -> bool:
     """True if a word or another save confirms the step of a rank's file. A lone ``unet_512_rank0.pt`` does not."""
-    if reading.word is not None:
+    if reading.word is not None or _COUNTED.search(name) is not None:
         return True
     if reading.parts is not None:
         return False  # "Large-2407-00001-of-00051" is a model's name

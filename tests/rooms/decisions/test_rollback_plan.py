@@ -204,6 +204,29 @@ def test_pointers_follow_what_they_named():
     assert {p.key: p.path for p in plan.pointed} == {"a": old.path, "c": old.path}
 
 
+def test_pointers_of_ranks_name_the_files_of_their_own_ranks():
+    """A rank that the save gone back to had not keeps its pointer: another rank's file is not its own."""
+    names = {step: tuple(f"model_{step:07d}.rank_{rank}.pth" for rank in range(4)) for step in (99, 199)}
+    old, new = (
+        Content(
+            id=CheckpointId("model_#.rank_#.pth", step, 1),
+            path=own[0],
+            in_place=True,
+            good=step == 99,
+            files=own if step == 199 else own[:3],
+        )
+        for step, own in names.items()
+    )
+    every = [SeriesNow(name=old.id.series, lying=(new, old), good=(old,), ever_good=True)]
+    pointers = [
+        Pointer(key=f"last_checkpoint.rank_{rank}", names=new.path, leads=True, sure=False, file=file)
+        for rank, file in enumerate(new.files)
+    ]
+    plan = plan_rollback(old, every, pointers)
+    assert plan.moved == (new,)
+    assert {p.key: p.path for p in plan.pointed} == {p.key: file for p, file in zip(pointers, old.files, strict=False)}
+
+
 def test_saves_of_one_moment_belong_together_whatever_their_order():
     """Without a counter that both have, the nearer in time counts: a pair is one save."""
     good, following = numbered(1), 2000

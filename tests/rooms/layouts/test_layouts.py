@@ -3,7 +3,7 @@
 import pytest
 
 from ckptguard.formats.structure import TensorPlace
-from ckptguard.layouts import find_checkpoints, folder_as_checkpoint, step_from_name
+from ckptguard.layouts import LAYOUTS, find_checkpoints, folder_as_checkpoint, step_from_name
 from ckptguard.layouts.roles import assign_roles
 from ckptguard.storage.protocol import Entry
 
@@ -72,6 +72,42 @@ def test_flat_files_are_checkpoints_each_and_shards_are_not():
     }
     shards = ("m/model-00001-of-00002.safetensors", "m/model-00002-of-00002.safetensors", "m/rng_state_0.pth")
     assert summary(*shards) == {"m": ("folder", "m", None, 3)}
+
+
+def test_files_of_ranks_that_state_a_step_are_one_save():
+    """A word, zeros before it or another save says that a number is the step. A number alone may be a size."""
+    dino = [f"model_{step:07d}.rank_{rank}.pth" for step in (99, 199) for rank in range(2)]
+    assert summary(*dino, "last_checkpoint.rank_0") == {
+        "model_0000099.rank_0.pth": ("file", "model_#.rank_#.pth", 99, 2),
+        "model_0000199.rank_0.pth": ("file", "model_#.rank_#.pth", 199, 2),
+    }
+    composer = [f"run/ep{epoch}-ba{epoch * 10}-rank{rank}.pt" for epoch in (1, 2) for rank in range(10)]
+    found = {path: (step, files) for path, (_, _, step, files) in summary(*composer).items()}
+    assert found == {"run/ep1-ba10-rank0.pt": (10, 10), "run/ep2-ba20-rank0.pt": (20, 10)}
+    assert summary("checkpoint_1_500-shard0.pt", "checkpoint_1_500-shard1.pt", "checkpoint_last-shard0.pt") == {
+        "checkpoint_1_500-shard0.pt": ("file", "checkpoint_#_#-shard#.pt", (1, 500), 2),
+        "checkpoint_last-shard0.pt": ("file", "checkpoint_last-shard#.pt", None, 1),
+    }
+    sizes = ("unet_512_rank0.pt", "unet_512_rank1.pt")
+    assert summary(*sizes) == {".": ("folder", "final", None, 2)}
+    both = summary(*sizes, "unet_1024_rank0.pt")
+    assert {path: files for path, (_, _, _, files) in both.items()} == {"unet_512_rank0.pt": 2, "unet_1024_rank0.pt": 1}
+
+
+@pytest.mark.parametrize(
+    ("names", "lack"),
+    [
+        (["step_5-00001-of-00003.pt", "step_5-00002-of-00003.pt"], ["only 2 of 3 parts are there: [1, 2]"]),
+        (["step_5-00001-of-00002.pt", "step_5-00002-of-00002.pt"], []),
+        (["epoch_5_world_size_4_rank_0.pt"], ["only 1 of 4 parts are there: [0]"]),
+        (["epoch_5_rank_1.pt"], []),
+        (["epoch_5.pt"], []),
+    ],
+)
+def test_parts_that_names_count_are_all_needed(names, lack):
+    """Only a name that says how many there are can say that some are missing."""
+    (found,) = find_checkpoints(listing(*names))
+    assert [gap.message for gap in LAYOUTS[found.layout].gaps(found, {})] == lack
 
 
 def test_nested_checkpoints_stop_the_outer_one_and_pieces_do_not():

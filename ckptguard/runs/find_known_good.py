@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shlex
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
@@ -146,9 +146,10 @@ def openable(answer: KnownGood) -> KnownGood:
 def best_on_record(run: Run, wanted: Wanted, history: History | None = None) -> Candidate:
     """Return the best known-good checkpoint with as few reads as possible. Raises NoKnownGoodError."""
     history = names_alone(run) if history is None else history
-    for found in _best_first(_of_series(history, one, wanted, False) for one in _wanted_series(history, wanted)):
-        return found
-    raise none_found(run, wanted.before_step)
+    found = next(_best_first(history, wanted, every_copy=False), None)
+    if found is None:
+        raise none_found(run, wanted.before_step)
+    return found
 
 
 def none_found(run: Run, before_step: int | None) -> NoKnownGoodError:
@@ -199,8 +200,7 @@ def known_good_candidates(view: RunView, wanted: Wanted = ANY) -> Iterator[Candi
 
     Each one is searched for only when it is asked for. Raises CouldNotTellError if one cannot be read.
     """
-    history = view.history
-    return _best_first(_of_series(history, one, wanted, True) for one in _wanted_series(history, wanted))
+    return _best_first(view.history, wanted, every_copy=True)
 
 
 def newest_candidate(view: RunView, wanted: Wanted = ANY) -> Candidate | None:
@@ -241,8 +241,9 @@ def _of_series(history: History, series: str, wanted: Wanted, every_copy: bool) 
             yield candidate
 
 
-def _best_first(every: Iterable[Iterator[Candidate]]) -> Iterator[Candidate]:
-    """Merge the candidates of several series, each newest first, into one order."""
+def _best_first(history: History, wanted: Wanted, *, every_copy: bool) -> Iterator[Candidate]:
+    """Yield the candidates of all series, each newest first, in one order."""
+    every = [_of_series(history, series, wanted, every_copy) for series in _wanted_series(history, wanted)]
     heads = [(head, series) for series in every if (head := next(series, None)) is not None]
     while heads:
         several = len(heads) > 1

@@ -96,8 +96,8 @@ _OTHERS = 20  # neighbours by step whose content a file may be a stale copy of
 def verify_checkpoint(
     view: RunView, checkpoint: Checkpoint, how: Verification = FULLY, *, work: Work = PLAIN
 ) -> Checked:
-    """Verify a checkpoint in place now, and record the verdict: all bytes are read once, it is told whether they are a
-    new save, and they are checked. The caller has waited until its files are quiet.
+    """Verify a checkpoint in place now, and record the verdict, in the steps of docs/explain/verdict.md: all bytes are
+    read once, compared with what is sealed, checked and judged. The caller has waited until its files are quiet.
 
     After reading, only its own files are listed again, and its series' record names. Raises CouldNotTellError and its
     kinds if there can be no verdict: a file changed or vanished meanwhile, storage failed, or the scanning process

@@ -4,7 +4,6 @@ process, for the tests share the cores; and quick collections of garbage."""
 from __future__ import annotations
 
 import gc
-import logging
 import os
 import signal
 from collections.abc import Iterator
@@ -61,15 +60,6 @@ def _no_other_runs() -> Iterator[None]:
     vars(SHARED).update(vars(SharedSpace()))
     yield
     vars(SHARED).update(vars(SharedSpace()))
-
-
-@pytest.fixture(autouse=True)
-def _no_other_listeners() -> Iterator[None]:
-    """What a daemon of one test had count the lines of its log counts none of the next one."""
-    lines = logging.getLogger("ckptguard_daemon")
-    before = list(lines.handlers)
-    yield
-    lines.handlers[:] = before
 
 
 def pytest_collection_finish() -> None:

@@ -40,6 +40,7 @@ from ckptguard.runs.run_reader import RunMemory
 from ckptguard.runs.run_view import RunView
 from ckptguard.runs.work import PLAIN, Work
 from ckptguard.runs.writers import writer_of
+from ckptguard.storage.local.removal import own_removals
 from ckptguard.upkeep.leftovers import collect_leftovers
 from ckptguard.upkeep.room import RoomNotes, leave_room, note_room
 from ckptguard.upkeep.samples import CheckpointSample, NotYet, Start
@@ -104,6 +105,8 @@ class PassNotes:
     told_of_lost: bool = False
     room: RoomNotes = field(default_factory=RoomNotes)
     empty_since: float | None = None  # monotonic: since when only records are left
+    own_removals: int | None = None  # of records by this process, when the last pass started
+    records_went_at: float = float("-inf")  # monotonic: when records were last seen to have gone
     was_empty: bool = False  # no path held anything when the run was looked at before
     settled: Start | None = None  # what the last pass started from, if it left nothing to do
     start: Start | None = None  # what the last pass started from
@@ -114,6 +117,19 @@ class PassNotes:
         due = now >= self.prune_at
         self.prune_at = now + _PRUNE_INTERVAL if due else self.prune_at
         return due
+
+    def note_start(self, start: Start, records: str | None) -> None:
+        """Remember what a pass starts from, and whether others removed records on a local disk since the last one."""
+        before, self.start = self.start, start
+        own, self.own_removals = self.own_removals, None if records is None else own_removals(records)
+        if before is None or own is None or own != self.own_removals:
+            return
+        if not (before.names <= start.names and before.beside <= start.beside):
+            self.records_went_at = time.monotonic()
+
+    def removal_may_last(self, settings: Settings) -> float:
+        """Return for how many seconds the run may still be on its way out, because records went. 0: it stays."""
+        return max(0.0, self.records_went_at + min(_GOING, settings.settle) - time.monotonic())
 
     def nothing_to_do(self, start: Start) -> bool:
         """True if a pass with this start would do nothing, like the last one."""
@@ -132,7 +148,10 @@ def reconcile(view: RunView, notes: PassNotes, *, work: Work = PLAIN, assume_qui
     StorageError if the run cannot be listed. Problems with one checkpoint are part of the result."""
     view.memory = notes.memory
     start = start_of(view, notes.settled)
-    notes.start = start
+    notes.note_start(start, view.run.records.root)
+    if not assume_quiet and (wait := notes.removal_may_last(view.settings)) > 0:
+        notes.settled = None
+        return PassResult(next_in=wait, unnamed=start.listing.unnamed_notes, room=notes.room.on_record)
     if notes.nothing_to_do(start) and not notes.room.has_shrunk(view.run):
         notes.settled = start
         return PassResult(unnamed=start.listing.unnamed_notes, room=notes.room.on_record)
@@ -285,7 +304,8 @@ class _Pass:
             except CouldNotTellError as error:
                 waits = NotYet(why=error.message, seconds=sample.retry_later(view.settings))
                 self.troubles.append(f"{checkpoint.path}: {error.message}")
-            if sample.is_finished:
+            is_going = sample.judged and waits is not None  # it only lost files since its verdict
+            if sample.is_finished and not is_going:
                 # Quiet files, or those of a save before the next one, are a whole save, unless they are being
                 # overwritten part by part.
                 quiet = waits is None or _is_followed(checkpoint, checkpoints)

@@ -7,7 +7,6 @@ import os
 import stat
 import threading
 import time
-from collections.abc import Mapping
 from typing import Protocol
 
 import msgspec
@@ -55,6 +54,8 @@ from ckptguard_daemon.log import log
 _SOONEST = 0.2
 _GOING = 2.0  # seconds without a change after which a run without records begins again
 _LONGEST_BACKOFF = 600.0
+_Identity = tuple[int, ...] | None  # None: there is none
+_PRESENCE_LOST = 10.0  # seconds after which the record of a daemon that somebody removed is written again
 _REFUSED_AT_MOST = 4  # passes over a run that seems to be going, until that is said
 _DOUBLINGS = 30  # of the pause between tries: more than anybody has to wait through
 _REMEMBERED = 1000
@@ -94,7 +95,7 @@ def _scrub_state(url: str, settings: Settings) -> ScrubState | None:
     return None if every is None else ScrubState(every=every, rate=settings.scrub_rate)
 
 
-def _identity(path: str) -> tuple[int, ...] | None:
+def _identity(path: str) -> _Identity:
     """Return what differs if another file or folder gets this name, or if a file gets other content."""
     try:
         info = os.lstat(path)
@@ -162,7 +163,9 @@ class WatchedRun:
         self._asked_lock = threading.Lock()
         self._device: int | None = None  # of its folder
         self._opened: tuple[object, DaemonRecord | None] | None = None  # what `run` was opened at, and who guarded it
-        self._last_identities: dict[str, tuple[int, ...]] = {}  # of its folder and of the first of its records
+        self._first: tuple[_Identity, _Identity] = None, None  # of its folder and of the first of its records
+        self._recorded = False  # its presence, in the run as it is
+        self._presence_lost_at: float | None = None  # monotonic
         self._going: tuple[frozenset[str], float] | None = None  # what is left without records, and since when
         self._failures = 0
         self._logged: dict[str, None] = {}
@@ -191,22 +194,31 @@ class WatchedRun:
         """Return the run, and the daemon on record. Nothing is opened and read again that certainly is as it was."""
         inside = ("", RECORDS_FOLDER, f"{RECORDS_FOLDER}/{FORMAT_KEY}", f"{RECORDS_FOLDER}/{DAEMON_KEY}")
         identities = {key: _identity(os.path.join(self.url, key)) for key in inside}
-        self._notice_another_run(identities)
+        first = (identities[""], identities[f"{RECORDS_FOLDER}/{FORMAT_KEY}"])
+        known = [(was, now) for was, now in zip(self._first, first, strict=True) if was is not None and now is not None]
+        # On another file system it may be the same run, mounted again.
+        if any(was[0] == now[0] and was != now for was, now in known):
+            self._know_nothing()  # the run was removed, and another one begun since the last pass
+        self._first = (first[0] or self._first[0], first[1] or self._first[1])
         now = (self.settings, *identities.values())
         if self.run is None or self._opened is None or self._opened[0] != now or None in now or self.settings.records:
             self.run = self.open(self._store)
             self._opened = now, None if self._presence is None else read_daemon_record(self.run)
         return self.run, self._opened[1]
 
-    def _notice_another_run(self, identities: Mapping[str, tuple[int, ...] | None]) -> None:
-        """Know nothing any more if the run was removed and another one begun between two passes."""
-        found = {key: identities[key] for key in ("", f"{RECORDS_FOLDER}/{FORMAT_KEY}")}
-        now = {key: identity for key, identity in found.items() if identity is not None}
-        before = {key: identity for key, identity in self._last_identities.items() if key in now}
-        # On another file system it may be the same run, mounted again.
-        if any(now[key][0] == identity[0] and now[key] != identity for key, identity in before.items()):
-            self._know_nothing()
-        self._last_identities |= now
+    def _has_lost_presence(self, current: DaemonRecord | None) -> bool:
+        """True if this daemon's record of its presence went a moment ago, with which the removal of a run may begin."""
+        self._recorded = self._recorded if current is None else current == self._presence
+        if current is not None or not self._recorded or not os.path.isabs(self.url):
+            self._presence_lost_at = None
+            return False
+        now = time.monotonic()
+        if self._presence_lost_at is None:
+            self._presence_lost_at = now
+        if now - self._presence_lost_at < _PRESENCE_LOST:
+            return True
+        self._presence_lost_at = None
+        return False
 
     def was_removed(self) -> bool:
         """True if this run was guarded, and somebody removed it, or is removing it. Never of a mount that is away."""
@@ -336,11 +348,12 @@ class WatchedRun:
             self.scrub, self.last_pass = _scrub_state(self.url, self.settings), PassResult()
             self._know_nothing()
         self._notes.was_empty = True
-        self._last_identities.clear()
+        self._first = None, None
         self.state, self.trouble, self.ended_at, self.ended_words, self.run = "ended", None, at, words, None
 
     def _know_nothing(self) -> None:
         self._notes, self._known, self._owed = PassNotes(), None, OwedIncidents("daemon")
+        self._recorded, self._presence_lost_at = False, None
         if self._feed is not None:
             self._feed.gone(self.run_id)
 
@@ -351,7 +364,7 @@ class WatchedRun:
             return False
         idle = self.state == "guarded" and self.passes and not self._asked and not self.last_pass.pending
         idle = idle and not self._records_changed and self._noted == self._beside() and not self._owes
-        idle = idle and not self._owes_known_good
+        idle = idle and not self._owes_known_good and self._presence_lost_at is None
         held = self._feed is None or bool(self._feed.catalogue.digest(self.run_id))
         if idle and held and self._notes.has_nothing_due(self.settings) and self.silence.rests(self.run_id):
             return self.run is not None and not self._notes.room.has_shrunk(self.run)
@@ -400,8 +413,10 @@ class WatchedRun:
             self._known = known_outcomes(view.history)
             log("guarding" if self.guards else "looking", run=self.url, run_id=self.run_id)
         new = current is None or other is not None or (self.passes == 0 and current != self._presence)
-        if self._presence is not None and self.guards and new:
+        lost = self._has_lost_presence(current)
+        if self._presence is not None and self.guards and new and not lost:
             write_daemon_record(run, self._presence)
+            self._recorded = True
         if self.guards and not self._owed.has_begun and (has_records(run) or view.checkpoints):  # see `Hooks.begin`
             self._owed.begin(view)
         if begins and self.guards:
@@ -425,6 +440,10 @@ class WatchedRun:
         if self.was_removed():
             raise NotFoundError(f"{self.url} was removed")
         if done.ended_at is not None:
+            return done
+        if self.guards and self._notes.removal_may_last(self.settings) > 0:
+            with self._asked_lock:
+                self._asked |= asked
             return done
         # What failed because somebody removes the run is no trouble. If nobody does, the next pass reports the rest.
         self._report(view, done, quiet=work.is_stopped() or times_refused(self.url) != refused)

@@ -422,7 +422,8 @@ class Soak:
                 if done.returncode != 0:
                     raise OSError(done.stderr.strip())
         except OSError as error:
-            self.report.violation("removal", f"{run}: {how}: {error}")
+            left = sorted(str(path.relative_to(run.folder)) for path in below(run.folder))
+            self.report.violation("removal", f"{run}: {how}: {error}; left: {', '.join(left)}")
         while run.folder.exists():
             shutil.rmtree(run.folder, ignore_errors=True)
         self.leave(run)

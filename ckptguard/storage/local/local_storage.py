@@ -19,7 +19,14 @@ from ckptguard.storage.failures import translated
 from ckptguard.storage.local import folders
 from ckptguard.storage.local.folders import entry_of, place_of
 from ckptguard.storage.local.held_names import hold_names, is_holding, is_there, lying_path
-from ckptguard.storage.local.removal import await_quiet, is_being_removed, make, note_records, ours
+from ckptguard.storage.local.removal import (
+    await_quiet,
+    is_being_removed,
+    make,
+    note_own_removal,
+    note_records,
+    ours,
+)
 from ckptguard.storage.local.syncs import sync
 from ckptguard.storage.local.writes import (
     NO_LINKS,
@@ -133,6 +140,7 @@ class LocalStorage(Storage):
                 move_exclusively(folder, name, target_folder, target_name, is_folder=kind == "folder")
                 folders.sync_folder(target_folder)
                 ours(target_folder)
+                note_own_removal(self.url)
                 if not os.path.samestat(os.fstat(folder), os.fstat(target_folder)):
                     folders.sync_folder(folder)
                     ours(folder)
@@ -163,6 +171,7 @@ class LocalStorage(Storage):
                 with place_of(self.url, key, writes=True) as (folder, name):
                     if not is_being_removed(folder):
                         folders.remove_tree(folder, name)
+                        note_own_removal(self.url)
                         folders.sync_folder(folder)
             except (FileNotFoundError, NotADirectoryError):
                 with folders.folder_of(self.url, []):

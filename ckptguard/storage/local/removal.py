@@ -37,6 +37,7 @@ _lock = threading.Lock()
 _homes: dict[str, _Home] = {}  # by the records' root
 _changed: dict[_Identity, int] = {}  # folders, and their time after the last change that this process made
 _refused: dict[str, int] = {}  # runs, and how often nothing was written because they were being removed
+_own_removals: dict[str, int] = {}  # records, and how often this process removed something there
 _above: dict[int, tuple[str, tuple[int, ...]]] = {}  # open folder -> its records, and the folders from there to it
 
 
@@ -108,6 +109,16 @@ def removed(root: str) -> RunRemovedError:
 def times_refused(run: str) -> int:
     """Return how often this process wrote nothing into a run because it was removed, or seemed to be."""
     return _refused.get(run, 0)
+
+
+def note_own_removal(root: str) -> None:
+    """Remember that this process has just removed something in these records."""
+    _remember(_own_removals, root, own_removals(root) + 1)
+
+
+def own_removals(root: str) -> int:
+    """Return how often this process removed something in these records."""
+    return _own_removals.get(root, 0)
 
 
 def is_known_run(path: str) -> bool:

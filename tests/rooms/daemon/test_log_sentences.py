@@ -28,6 +28,7 @@ def logged(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., io.StringI
     """Start logging in a form to a terminal, or not; returns what is written."""
     root = logging.getLogger()
     monkeypatch.setattr(root, "handlers", [])
+    monkeypatch.setattr(logging.getLogger("ckptguard_daemon"), "handlers", [])  # a daemon of another test counts there
     monkeypatch.setattr(log_module.logging, "captureWarnings", lambda _: None)
     level = root.level
 

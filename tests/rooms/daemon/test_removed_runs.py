@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import random
 import shutil
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -25,10 +27,14 @@ from ckptguard.catalogue.questions import timeline
 from ckptguard.errors import NoKnownGoodError
 from ckptguard.fleet import read_fleet
 from ckptguard.inspect.status import status
+from ckptguard.records.daemon_record import DaemonRecord
+from ckptguard.records.who_and_when import this_host, utc_now
 from ckptguard.reporting.notify import Hooks
 from ckptguard.runs.run_view import open_view
 from ckptguard.runs.work import Work
+from ckptguard.storage.local import removal
 from ckptguard.storage.local.removal import removed
+from ckptguard.upkeep import reconcile
 from ckptguard.values.run_summary import RunSummary
 from ckptguard.values.settings import Settings
 from ckptguard.values.verdict import Outcome
@@ -44,9 +50,21 @@ def said(monkeypatch) -> list[tuple[str, str]]:
     return lines
 
 
-def watched(run: Path | str, settings: Settings = SETTINGS) -> WatchedRun:
+def watched(
+    run: Path | str,
+    settings: Settings = SETTINGS,
+    presence: DaemonRecord | None = None,
+    feed: CatalogueFeed | None = None,
+) -> WatchedRun:
     """A run as a daemon watches it."""
-    return WatchedRun(str(run), run_id_of(str(run)), settings, Hooks(settings, lambda *_, **__: None), None)
+    hooks = Hooks(settings, lambda *_, **__: None)
+    return WatchedRun(str(run), run_id_of(str(run)), settings, hooks, presence, feed)
+
+
+def of_this_process() -> DaemonRecord:
+    """What a daemon that listens nowhere records in a run."""
+    host, boot = this_host()
+    return DaemonRecord(address="/nowhere", host=host, boot_id=boot, pid=os.getpid(), started_at=utc_now())
 
 
 def step(run: WatchedRun) -> str:
@@ -147,6 +165,60 @@ def test_checkpoints_that_go_during_a_pass_are_no_alarm(tmp_path, said, stays):
     shutil.rmtree(run)
     assert step(guarded) == "ended"
     assert [event for level, event in said if level == "warning"] == []
+
+
+def in_order_of_removal(folder: Path, rng: random.Random) -> Iterator[Path]:
+    """What is below a folder as a removal reaches it: a folder after what is in it, otherwise in any order."""
+    for path in sorted(folder.iterdir(), key=lambda _: rng.random()):
+        if path.is_dir() and not path.is_symlink():
+            yield from in_order_of_removal(path, rng)
+        yield path
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_nothing_is_made_while_a_run_is_removed_however_slowly(tmp_path, said, monkeypatch, seed):
+    """A removal in any order, with passes after each step. A folder that lost something gets nothing new."""
+    for module, name in ((guarded_module, "_GOING"), (guarded_module, "_PRESENCE_LOST"), (reconcile, "_GOING")):
+        monkeypatch.setattr(module, name, 3600.0)
+    monkeypatch.setattr(removal, "_ALONE", 3600.0)
+    rng, run = random.Random(seed), tmp_path / "run"
+    for step_number in (100, 200, 300):
+        save(str(run), step_number, step_number)
+    guarded = watched(run, presence=of_this_process())
+    while guarded.verdicts < 3:
+        step(guarded)
+    for _ in range(2):
+        step(guarded)
+    guarded.take("run", SETTINGS.changed(settle=3600.0), guarded.hooks)
+    said.clear()
+    losers: set[Path] = set()
+    for path in list(in_order_of_removal(run, rng)):
+        path.rmdir() if path.is_dir() else path.unlink()
+        losers.add(path.parent)
+        before = {folder: set(folder.iterdir()) for folder in losers if folder.exists()}
+        step(guarded)
+        assert {folder: set(folder.iterdir()) for folder in before} == before, path.relative_to(run)
+    run.rmdir()
+    assert step(guarded) == "ended"
+    assert [event for level, event in said if level == "warning"] == []
+
+
+def test_the_record_of_a_daemon_that_was_removed_alone_is_written_again(tmp_path, said, monkeypatch):
+    """After a while, for the run may be going."""
+    run = tmp_path / "run"
+    save(str(run), 100, 1)
+    guarded = watched(run, presence=of_this_process())
+    while not guarded.verdicts:
+        step(guarded)
+    place = run / "_ckptguard" / "daemon.json"
+    record = place.read_bytes()
+    place.unlink()
+    for _ in range(3):
+        step(guarded)
+        assert not place.exists()
+    monkeypatch.setattr(guarded_module, "_PRESENCE_LOST", 0.0)
+    step(guarded)
+    assert place.read_bytes() == record
 
 
 def test_a_pass_that_cannot_write_because_a_run_goes_is_said_only_if_that_lasts(tmp_path, said, monkeypatch):
@@ -272,7 +344,7 @@ def test_what_appears_where_a_run_had_ended_is_a_new_save(tmp_path, said, ended)
 def test_a_run_that_was_removed_and_begun_anew_between_two_passes_is_another(tmp_path, said, guards):
     """Its save of the same name and verdict is the new one for the page, with the time of it."""
     run, feed = tmp_path / "run", CatalogueFeed()
-    guarded = WatchedRun(str(run), run_id_of(str(run)), SETTINGS, Hooks(SETTINGS, lambda *_, **__: None), None, feed)
+    guarded = watched(run, feed=feed)
     save(str(run), 100, 1)
     while not guarded.verdicts:
         step(guarded)

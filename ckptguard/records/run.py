@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from ckptguard.storage.remote.listed_storage import ListedRun
     from ckptguard.storage.retries import Retries
 
-_WHOSE_KEY = "run.json"  # for records outside the run
+IGNORE_KEY, IGNORE_TEXT = ".gitignore", b"*\n"
+WHOSE_KEY = "run.json"  # for records outside the run
 _DEFAULTS = Settings()
 _COUNTED = re.compile(r"checkpoint_\d+")
 _Kind = TypeVar("_Kind")
@@ -163,7 +164,7 @@ def _refuse_anothers_records(run: Run) -> None:
 
     A local run that is no longer at the recorded path has been moved, which is fine.
     """
-    found = read_parsed(run, _WHOSE_KEY, dict[str, Any], f"{_WHOSE_KEY} of {run.records.url}")
+    found = read_parsed(run, WHOSE_KEY, dict[str, Any], f"{WHOSE_KEY} of {run.records.url}")
     stated = None if found is None else found.get("run")
     if not isinstance(stated, str) or stated == plain_url(run.url):
         return
@@ -188,6 +189,16 @@ def _refuse_counted_folder(run: Run) -> None:
             f"Accelerate reads a number in every name in {run.url}, so records cannot be stored there",
             hint="name the folder above it as the run, or put the records elsewhere (records = URL)",
         )
+
+
+def says_whose(run: Run) -> bool:
+    """True if records outside the run say that they are this run's, under the path that it has now."""
+    found = read_parsed(run, WHOSE_KEY, dict[str, Any], f"{WHOSE_KEY} of {run.records.url}")
+    stated = None if found is None else found.get("run")
+    if not isinstance(stated, str):
+        return False
+    root = run.storage.root if "://" not in stated else None
+    return stated == plain_url(run.url) or (root is not None and os.path.realpath(stated) == os.path.realpath(root))
 
 
 def has_records(run: Run) -> bool:
@@ -300,9 +311,9 @@ def _ensure_format(run: Run) -> None:
 
 
 def _create_format(run: Run) -> None:
-    first = [(".gitignore", b"*\n"), (FORMAT_KEY, as_line({"format": run.new_format}))]
+    first = [(IGNORE_KEY, IGNORE_TEXT), (FORMAT_KEY, as_line({"format": run.new_format}))]
     if not run.records_inside:
-        first.insert(0, (_WHOSE_KEY, as_line({"format": PLAIN.writes, "run": plain_url(run.url)})))
+        first.insert(0, (WHOSE_KEY, as_line({"format": PLAIN.writes, "run": plain_url(run.url)})))
     for key, value in first:
         with contextlib.suppress(ObjectExistsError):  # another process was first, with equal bytes
             run.records.create(key, value)

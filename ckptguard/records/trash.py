@@ -66,7 +66,9 @@ def remove_unmarked(run: Run) -> None:
         names = set(list_records(run, f"{FOLDER}/{folder}"))
         for name in names:
             own = name.removesuffix(".taken")
-            if id_from_record(folder, own) is not None and f"{own}.json" not in names:
+            id = id_from_record(folder, own)
+            # Beside records elsewhere a user may have a folder such as trash/old/2026.1.
+            if id is not None and id.record_name == own and f"{own}.json" not in names:
                 run.records.remove(f"{FOLDER}/{folder}/{name}")
 
 

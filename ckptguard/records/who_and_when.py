@@ -11,6 +11,7 @@ import datetime
 import hashlib
 import math
 import os
+import re
 import socket
 import time
 import uuid
@@ -26,6 +27,7 @@ from ckptguard.values.record_formats import PLAIN
 from ckptguard.values.temporary_names import NOW
 
 SIGHTINGS = "seen"  # the folder of what this machine first saw, and when
+_SIGHTING = re.compile(r"[0-9a-f]{32}\.json")
 _FORM = "%Y-%m-%dT%H:%M:%SZ"
 
 
@@ -220,9 +222,14 @@ def seen_for(run: Run, what: str, *, note: bool = False) -> float | None:
 
 
 def forget_sightings(run: Run, keep: Collection[str]) -> None:
-    """Remove sightings of everything else, from all machines. Unreadable ones go, too: they are recorded again."""
+    """Remove sightings of everything else, from all machines. Unreadable ones go, too: they are recorded again.
+
+    What has no name of a sighting stays: the user may have chosen a folder that had other files for the records.
+    """
     for name in list_records(run, SIGHTINGS):
         key = f"{SIGHTINGS}/{name}"
+        if _SIGHTING.fullmatch(name) is None:
+            continue
         found = _sighting(run, key)
         if found is None or found.key != key or found.what not in keep:
             run.records.remove(key)

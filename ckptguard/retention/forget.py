@@ -8,9 +8,9 @@ from ckptguard.errors import FORCE, BusyError, NotFoundError, ObjectMissingError
 from ckptguard.records.kept import FOLDER as KEPT
 from ckptguard.records.leases import list_trainings, surely_gone
 from ckptguard.records.quarantine import FOLDER as QUARANTINE
-from ckptguard.records.run import Run
+from ckptguard.records.run import Run, says_whose
 from ckptguard.records.trash import FOLDER as TRASH
-from ckptguard.runs.removal import remove_records
+from ckptguard.runs.removal import records_elsewhere, remove_records
 from ckptguard.runs.run_view import RunView
 from ckptguard.storage import Entry
 
@@ -43,11 +43,11 @@ def forget(view: RunView, *, force: bool = False, dry_run: bool = False) -> Forg
             f"{run.url} is still there: it has {left[0]}" + (f" and {len(left) - 1} more files" * (len(left) > 1)),
             hint="remove the run first (rm -rf RUN)",
         )
-    if any(not surely_gone(run, one) for one in list_trainings(run)):
-        raise BusyError(f"a training of {run.url} is still running", hint="end it first")
     records = _records_of(run)
     if not records:
         raise NotFoundError(f"{run.url} has no records", hint="check the path, and the setting records")
+    if any(not surely_gone(run, one) for one in list_trainings(run)):
+        raise BusyError(f"a training of {run.url} is still running", hint="end it first")
     copies = [e for e in records if e.key.partition("/")[0] in _COPIES and _is_file_of_checkpoint(e)]
     size = sum(e.size for e in copies)
     if copies and not (force or dry_run):
@@ -69,9 +69,15 @@ def _files_of(run: Run, view: RunView) -> list[str]:
 
 def _records_of(run: Run) -> list[Entry]:
     try:
-        return run.records.list("", recursive=True)
+        found = run.records.list("", recursive=True)
     except ObjectMissingError:
         return []
+    if run.records_inside:
+        return found
+    if not says_whose(run):
+        return []  # a user's folder, or records of a run that has this path no more
+    keys = set(records_elsewhere(run))
+    return [entry for entry in found if entry.key in keys]
 
 
 def _is_file_of_checkpoint(entry: Entry) -> bool:

@@ -16,7 +16,8 @@ from ckptguard.errors import BusyError, NotFoundError
 from ckptguard.records.leases import begin_training
 from ckptguard.records.run import open_run
 from ckptguard.retention.forget import forget
-from ckptguard.runs.removal import RECORDS
+from ckptguard.retention.prune import prune_by_settings
+from ckptguard.runs.removal import RECORDS, is_record
 from ckptguard.runs.run_view import open_view
 from ckptguard.values.settings import Settings
 
@@ -112,3 +113,68 @@ def test_all_names_of_records_are_known():
     tops = {key.partition("/")[0] for key in keys}
     assert tops <= RECORDS
     assert {"kept", "ledger", "daemon.json"} <= tops
+
+
+def fill(folder: Path) -> dict[str, bytes]:
+    """A user's folder with names of its own that are also names at the top of our records."""
+    for top in sorted(RECORDS - {"format.json", "run.json"}):
+        if "." in top or top == "lock":
+            (folder / top).write_text("mine")
+            continue
+        for name in ("mine.txt", "mine.json", "part/mine.json", "part/2024.1/mine.bin", "0.1.json", f"{'0' * 32}.pt"):
+            path = folder / top / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text("mine")
+    return contents(folder)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_files_of_the_user_in_a_folder_for_records_stay(tmp_path):
+    """The folder had other files, in folders of the same names as ours. What is removed for good later, too."""
+    run, records = tmp_path / "run", tmp_path / "project"
+    settings = TINY.changed(records=str(records), trash_grace=0.0, keep_last=1)
+    records.mkdir()
+    for step in (100, 200, 300):
+        save(str(run), step, step)
+    mine = fill(records)
+    for name in ("daemon.json", "lineage.json", "room.json", "saving", "trainings"):
+        # These cannot be told from ours. A folder in `trainings` is an error of every reader.
+        shutil.rmtree(records / name) if "." not in name else (records / name).unlink()
+    mine = contents(records)
+    opened_run = open_run(str(run), settings)
+    cycle(opened_run, settings)
+    for _ in range(2):
+        prune_by_settings(open_view(str(run), settings))
+    assert mine.items() <= contents(records).items()
+    ours = set(contents(records)) - set(mine)
+    assert {key for key in ours if not is_record(key)} == set()
+    shutil.rmtree(run)
+    forget(open_view(str(run), settings, must_exist=False), force=True)
+    assert contents(records) == mine
+
+
+def test_a_folder_that_holds_no_records_is_never_emptied(tmp_path):
+    """A path that is mistyped, and a folder of the user's as the place of the records: nothing goes."""
+    records = tmp_path / "project"
+    records.mkdir()
+    mine = fill(records)
+    settings = TINY.changed(records=str(records))
+    for force in (False, True):
+        with pytest.raises(NotFoundError):
+            forget(open_view(str(tmp_path / "typo"), settings, must_exist=False), force=force)
+    assert contents(records) == mine
+
+
+def test_records_of_a_run_that_has_another_path_stay(tmp_path):
+    """Its disk may only be away for now."""
+    run, records = tmp_path / "run", tmp_path / "records"
+    settings = TINY.changed(records=str(records))
+    make(run, settings)
+    run.rename(tmp_path / "away")
+    before = contents(records)
+    with pytest.raises(NotFoundError):
+        forget(open_view(str(tmp_path / "typo"), settings, must_exist=False), force=True)
+    assert contents(records) == before

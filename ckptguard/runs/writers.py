@@ -87,11 +87,16 @@ def _open_file(run: Run, checkpoint: Checkpoint) -> str | None:
     records = os.path.join(root, RECORDS_FOLDER)
     names = {checkpoint.path.rpartition("/")[2], *(entry.name for entry in checkpoint.entries)} - {"."}
     files = [run.storage.path_of(key) for key in checkpoint.files]
-    mine = os.readlink("/proc/self/ns/mnt")
+    mine, output = os.readlink("/proc/self/ns/mnt"), _our_output() - {*files}
+    if checkpoint.path != ".":
+        own = run.storage.path_of(checkpoint.path)
+        output = {path for path in output if not is_below(path, own)}
     for pid in filter(str.isdigit, os.listdir("/proc")):
         try:
             same_paths = os.readlink(f"/proc/{pid}/ns/mnt") == mine
             for path in _written(pid):
+                if same_paths and path in output:
+                    continue
                 # A container has paths of its own: there any file of such a name counts.
                 here = same_paths and is_below(path, root) and not is_below(path, records)
                 if (
@@ -128,6 +133,20 @@ def _written(pid: str) -> Iterator[str]:
             words = line.rstrip("\n").split(None, 5)
             if len(words) == 6 and words[1][1] == "w" and words[1][3] == "s":
                 yield words[5].removesuffix(" (deleted)")
+
+
+def _our_output() -> set[str]:
+    """Return where this process and those that started it write their output and errors. Such a file is no save:
+    ``ckptguard rollback RUN > RUN/log``, or a job whose output is in RUN."""
+    found: set[str] = set()
+    seen, pid = {"0"}, str(os.getpid())
+    with contextlib.suppress(OSError, IndexError):
+        while pid not in seen:
+            seen.add(pid)
+            found |= {os.readlink(f"/proc/{pid}/fd/{stream}") for stream in (1, 2)}
+            with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+                pid = file.read().rpartition(")")[2].split()[1]
+    return found
 
 
 def _may_write(pid: str) -> bool:

@@ -230,6 +230,36 @@ def test_any_way_to_hold_a_file_open_counts(run):
     assert writer_of(*_torn(run), 0.05) is None
 
 
+@pytest.mark.parametrize("by", ["itself", "a shell", "a shell, later"])
+def test_output_that_goes_into_the_run_holds_nothing_up(run, by):
+    """`ckptguard rollback RUN > RUN/log`, and a job whose output is in RUN: neither can be a save."""
+    with hanging_save(run, "file", 30_000):
+        pass
+    until(lambda: writer_of(*_torn(run), 0.05) is None)
+    command = [sys.executable, "-m", "ckptguard", "rollback", str(run)]
+    lines = {"a shell": '"$@"; true', "a shell, later": 'exec 7>&1; "$@" 2>/dev/null; true'}
+    if by != "itself":
+        command = ["/bin/sh", "-c", lines[by], "sh", *command]
+    with open(run / "slurm-7.out", "w") as log:
+        environ = os.environ | {"CKPTGUARD_SETTLE": "0.05"}
+        subprocess.run(command, stdout=log, stderr=log, env=environ, timeout=DEADLINE, check=False)
+    said = (run / "slurm-7.out").read_text()
+    assert "went back to" in said, said
+    assert not (run / "net-400.pt").exists()
+
+
+def test_output_into_the_checkpoint_itself_counts(run, monkeypatch):
+    """What a shell writes into the file of a save is the save."""
+    with hanging_save(run, "file", 30_000):
+        pass
+    until(lambda: writer_of(*_torn(run), 0.05) is None)
+    monkeypatch.setattr(writers, "_our_output", lambda: {str(run / "net-400.pt")})
+    with open(run / "net-400.pt", "r+b"):
+        assert "net-400.pt open" in until(
+            lambda: (why := writer_of(*_torn(run), 0.05) or "") and "s ago" not in why and why
+        )
+
+
 def test_a_file_that_is_open_by_another_path_counts(run, tmp_path):
     """A writer that came to the file by another path, as through a bind mount, is seen."""
     other = tmp_path / "other"

@@ -98,7 +98,8 @@ def pointers_in(view: RunView, folders: frozenset[str]) -> list[Pointer]:
                 path = _linked_path(view.run, entry.key)
             elif _is_named_pointer(view, entry) and (sure or _is_around(entry, folders)):
                 text = _only_name(_read_bytes(view.run, entry.key), entry.key)
-        path = path or (text and _named(view, entry.key, text))
+        if text and not _leads_elsewhere(view.run, entry.key, text):
+            path = _named(view, entry.key, text)
         if path and folder_of(path) in folders:
             far = text is None or ("/" in text and path in (_beside(entry.key, text), text[-len(path) :]))
             whole = by_file.get(path)
@@ -285,6 +286,16 @@ def _named(view: RunView, key: str, text: str) -> str:
     return next(seen, _beside(key, parts[-1]))
 
 
+def _leads_elsewhere(run: Run, key: str, text: str) -> bool:
+    """True if a path in a text leads out of the run to something that is there: another run may have equal names."""
+    root = run.storage.root
+    if root is None or is_safe_path(posixpath.normpath(_beside(key, text)) if not text.startswith("/") else ""):
+        return False
+    place = os.path.join(root, *key.split("/")[:-1], text)  # an absolute path as it is
+    folder = os.path.realpath(os.path.dirname(place))
+    return os.path.lexists(place) and folder != (own := os.path.realpath(root)) and not is_below(folder, own)
+
+
 def _renamed(key: str, text: str, old: str, new: str) -> str:
     """Return a text that names another path in the same style."""
     if _beside(key, text) == old:
@@ -317,6 +328,9 @@ def _replace_link(run: Run, key: str, name: str) -> None:
     temporary = os.path.join(os.path.dirname(place), LINK.new())
     with translated(key, run.url):
         os.symlink(name, temporary)
+        with contextlib.suppress(OSError):
+            before = os.lstat(place)
+            os.lchown(temporary, before.st_uid, before.st_gid)
         os.replace(temporary, place)
 
 

@@ -199,7 +199,10 @@ class LocalStorage(Storage):
                 done = "copy"
             if entry_of(entry.key, os.fstat(source)).signature != entry.signature:
                 raise ChangedWhileReadError(f"{escape(entry.key)} changed while it was copied", key=entry.key)
-            os.fchmod(descriptor, stat.S_IMODE(os.fstat(source).st_mode) & 0o777)
+            before = os.fstat(source)
+            with contextlib.suppress(OSError):
+                os.fchown(descriptor, before.st_uid, before.st_gid)
+            os.fchmod(descriptor, stat.S_IMODE(before.st_mode) & 0o777)
             publish(folder, descriptor, temporary_name, name)
             return done
 
@@ -262,8 +265,10 @@ class LocalUpload(Upload):
                 self._refuse_taken()
                 if self._replace:
                     with contextlib.suppress(FileNotFoundError):  # a user who could not read the old file still cannot
-                        mode = os.lstat(self._name, dir_fd=self._folder).st_mode
-                        os.fchmod(self._descriptor, stat.S_IMODE(mode) & 0o777)
+                        before = os.lstat(self._name, dir_fd=self._folder)
+                        with contextlib.suppress(OSError):  # who wrote it must be able to write it again
+                            os.fchown(self._descriptor, before.st_uid, before.st_gid)
+                        os.fchmod(self._descriptor, stat.S_IMODE(before.st_mode) & 0o777)
                     replace(self._folder, self._descriptor, self._temporary, self._name)
                 else:
                     publish(self._folder, self._descriptor, self._temporary, self._name)

@@ -144,6 +144,44 @@ def test_what_mentions_a_checkpoint_is_reported_and_stays(tmp_path):
         assert {name: (run / name).read_text() for name in texts} == texts
 
 
+def test_a_path_to_a_checkpoint_of_another_run_stays(tmp_path):
+    """It has the same name there. Of a path that is nowhere it cannot be told: the run may have another in a
+    container."""
+    run, teacher = a_run(tmp_path / "run"), tmp_path / "teacher"
+    (teacher / "model-300").mkdir(parents=True)
+    (tmp_path / "linked").symlink_to(run)
+    texts = {
+        "latest_teacher": f"{teacher}/model-300",
+        "latest_teacher_beside": "../teacher/model-300",
+        "latest_here": f"{run}/model-300",
+        "latest_beside": "../run/model-300",
+        "latest_linked": f"{tmp_path}/linked/model-300",
+        "latest_away": "/mnt/elsewhere/model-300",
+    }
+    for name, text in texts.items():
+        (run / name).write_text(text)
+    reconcile(look(open_run(str(run))), PassNotes())
+    done = roll_back(look(open_run(str(run))), BACK)
+    changed = {name for name, text in texts.items() if (run / name).read_text() != text}
+    assert changed == {"latest_here", "latest_beside", "latest_linked", "latest_away"}
+    assert {mention.key for mention in done.mentions} == {"latest_teacher", "latest_teacher_beside"}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_what_root_rewrites_stays_its_owners(tmp_path):
+    """A trainer writes `latest` in place: it must be able to go on."""
+    run = a_run(tmp_path / "run")
+    (run / "latest").write_text("model-300")
+    (run / "final").symlink_to("model-300")
+    for path in (run, *run.rglob("*")):
+        os.lchown(path, 1234, 1235)
+    reconcile(look(open_run(str(run))), PassNotes())
+    roll_back(look(open_run(str(run))), BACK)
+    assert ((run / "latest").read_text(), os.readlink(run / "final")) == ("model-200", "model-200")
+    owners = {(path.lstat().st_uid, path.lstat().st_gid) for path in run.rglob("*") if "_ckptguard" not in path.parts}
+    assert owners == {(1234, 1235)}
+
+
 def test_a_pointer_that_was_changed_since_is_not_put_back(tmp_path):
     """Training went on, and what it wrote is newer than what the rollback kept."""
     run = a_run(tmp_path / "run")

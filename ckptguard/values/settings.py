@@ -28,7 +28,7 @@ _NO_SETTINGS = ("DEBUG", "SUPERVISED", "CAMPAIGN", "MUTANTS", "TRAINERS", "TORCH
 
 # What a settings file may say that another user may have written. It starts nothing, names no place, opens no
 # connection, holds no key, removes and repairs nothing, trusts no code, hides no file, and raises no limit that hostile
-# files have. The regular expression of a pattern may never end.
+# files have, and lets no verdict pass. The regular expression of a pattern may never end.
 # A new setting counts only in the user's own file until it is put here.
 HARMLESS = frozenset(
     (
@@ -41,7 +41,6 @@ HARMLESS = frozenset(
         "copy_limit",
         "copy_every",
         "on_full",
-        "allow_nonfinite",
         "digest",
         "workers",
         "verify_rate",

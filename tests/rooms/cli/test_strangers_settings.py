@@ -308,3 +308,18 @@ def test_the_settings_that_a_guard_hands_on_stay_the_users(
     assert done.returncode == 3, done.stderr
     assert (run.parent / "mine").exists()
     assert (web.posted, (run.parent / "marker").exists()) == ([], False)
+
+
+def test_a_download_does_not_say_that_its_own_nan_is_fine(tmp_path: Path) -> None:
+    """Its verdict is the same with and without a settings file in it. A file that the user names counts."""
+    save(tmp_path, 100, nan=True)
+    (tmp_path / "ckptguard.toml").write_text('allow_nonfinite = ["*"]\n')
+
+    def verify(*options: str) -> tuple[int, str]:
+        command = [sys.executable, "-m", "ckptguard", "verify", "net-100.safetensors", *options]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE, check=False)
+        return done.returncode, done.stderr
+
+    code, said = verify()
+    assert (code, "allow_nonfinite ignored" in said) == (3, True)
+    assert verify("--config", "ckptguard.toml")[0] == 0

@@ -33,7 +33,7 @@ VALUES: dict[str, tuple[Any, bool]] = {
     "on_full": ("wait", True),
     "records": ("/elsewhere", False),
     "records_format": (1, False),
-    "allow_nonfinite": (["mask"], True),
+    "allow_nonfinite": (["mask"], False),
     "trust_globals": (["os.system"], False),
     "patterns": ([{"path": "w*.bin"}], False),
     "pointers": (["resume_from"], False),

@@ -27,6 +27,7 @@ from ckptguard.recover.roll_back import GoBack, RolledBack, roll_back
 from ckptguard.replicas.replicate import replicate
 from ckptguard.retention.prune import prune
 from ckptguard.runs.find_known_good import known_good_candidates
+from ckptguard.runs.free_space import SHARED, SharedSpace
 from ckptguard.runs.history import load_history
 from ckptguard.runs.run_view import RunView
 from ckptguard.runs.work import Work
@@ -57,7 +58,8 @@ class TrainerMachine(TrainerPromises, RuleBasedStateMachine):
 
     @initialize(trainer=st.sampled_from(TRAINERS))
     def begin(self, trainer) -> None:
-        """An empty run."""
+        """An empty run. What earlier ones in this process said of the disk, such as that it is full, is forgotten."""
+        vars(SHARED).update(vars(SharedSpace()))
         self.folder = tempfile.mkdtemp(prefix="ckptguard-", dir=self.scratch)
         self.url = f"memory://trainer-{os.getpid()}-{next(_runs)}" if self.memory else f"{self.folder}/run"
         self.replica = f"{self.url}-replica"

@@ -8,6 +8,7 @@ SystemExit are meant for training there, and pass.
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 from collections.abc import Callable
 from itertools import islice
@@ -150,8 +151,14 @@ def reason_of(error: BaseException) -> str:
 
 
 def _is_known(kind: type) -> bool:
-    module = type.__getattribute__(kind, "__module__")
-    return isinstance(module, str) and module.partition(".")[0] in _KNOWN
+    """True if a class is of one of the known modules, and is found there: what it says of itself may be wrong."""
+    module, path = (type.__getattribute__(kind, name) for name in ("__module__", "__qualname__"))
+    if not isinstance(module, str) or module.partition(".")[0] not in _KNOWN:
+        return False
+    found: Any = sys.modules.get(module)
+    for name in path.split("."):
+        found = getattr(found, "__dict__", {}).get(name)
+    return found is kind
 
 
 def _number(value: Any) -> Any:
@@ -175,7 +182,7 @@ def _plain(value: Any) -> Any:
 
     kind = type(value)
     if kind is torch.Tensor:
-        return value
+        return torch.Tensor.detach(value) if vars(value) else value  # an attribute of its own may hide a method
     if kind.__torch_dispatch__ is torch.Tensor.__torch_dispatch__:
         with torch._C.DisableTorchFunctionSubclass():
             return torch.Tensor.as_subclass(value, torch.Tensor)

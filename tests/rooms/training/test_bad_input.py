@@ -90,6 +90,18 @@ def object_whose(names, end):
     return type("Odd", (), {"__hash__": None, **dict.fromkeys(names, ENDS[end])})()
 
 
+def impostor(module, name, method, end):
+    """An object whose class says that it is one of a module of others."""
+    return type(name, (), {"__module__": module, method: ENDS[end]})()
+
+
+def overridden(method, end):
+    """A plain tensor one of whose methods an attribute hides."""
+    tensor = torch.ones(2)
+    setattr(tensor, method, ENDS[end])
+    return tensor
+
+
 def subclass(method, end):
     """A tensor whose class takes part in torch's calls in a bad way."""
     code = classmethod(lambda cls, *_, **__: ENDS[end]())
@@ -173,6 +185,7 @@ tensors = st.one_of(
     st.builds(inference, SHAPES),
     st.builds(quantised, SHAPES),
     st.builds(freed, st.integers(2, 9), st.integers(0, 1)),
+    st.builds(overridden, st.sampled_from(["numel", "detach", "dim", "item", "mean"]), st.sampled_from(sorted(ENDS))),
     st.builds(fake, st.sampled_from(["cpu", "cuda", "meta"])),
     st.builds(subclass, st.sampled_from(["__torch_function__", "__torch_dispatch__"]), st.sampled_from(sorted(ENDS))),
     st.sampled_from([torch.sparse_coo, torch.sparse_csr, torch.sparse_csc]).map(
@@ -198,6 +211,13 @@ objects = st.one_of(
     st.sampled_from([numpy.ones(3), numpy.ones((1, 1)), numpy.ones(0), numpy.array("x"), numpy.array(object())]),
     st.sampled_from([decimal.Decimal("sNaN"), fractions.Fraction(10**400), object(), object, len, ..., NotImplemented]),
     st.builds(object_whose, st.sets(st.sampled_from(NAMES), min_size=1).map(sorted), st.sampled_from(sorted(ENDS))),
+    st.builds(
+        impostor,
+        st.sampled_from(["torch.x", "torch", "builtins", "numpy"]),
+        st.sampled_from(["Odd", "Tensor", "float", "float64"]),
+        st.sampled_from(NAMES[:3]),
+        st.sampled_from(sorted(ENDS)),
+    ),
 )
 values = st.one_of(st.none(), st.floats(0, 10), objects, tensors)
 around = st.sampled_from(["", "no_grad", "inference_mode", "autocast", "thread", "default device", "compile"])

@@ -134,8 +134,8 @@ def main() -> None:
     for part in sys.argv[2:]:
         PARTS[part](folder)
     if len(sys.argv) > 2:
-        torch.distributed.destroy_process_group()  # its threads do not outlive the program
-        return
+        sys.stdout.flush()
+        os._exit(0)  # gloo's threads sometimes abort a process that ends in the usual way
     os.makedirs(folder, exist_ok=True)
     damaged_file(folder)
     start(2, folder, "plainly", "guarded")

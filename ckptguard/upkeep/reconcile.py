@@ -4,6 +4,7 @@ pass is simply repeated."""
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -24,7 +25,7 @@ from ckptguard.records.incidents import FOLDER as INCIDENTS
 from ckptguard.records.kept import KeptCopy
 from ckptguard.records.pins import FOLDER as PINS
 from ckptguard.records.room import RoomProblem
-from ckptguard.records.run import record_names
+from ckptguard.records.run import Run, record_names
 from ckptguard.records.samples import FOLDER as SAMPLES
 from ckptguard.records.scrubs import FOLDER as SCRUBS
 from ckptguard.records.scrubs import Where
@@ -56,8 +57,10 @@ _UPLOADS_INTERVAL = 86400.0  # seconds; a store lists unfinished uploads apart, 
 _COLLECT_INTERVAL = 3600.0  # seconds; files that are not old enough yet are removed next time
 _PRUNE_INTERVAL = 600.0  # seconds; empties the trash and lifts pins even if nothing is saved
 _GOING = 2.0  # seconds for which a run may be on its way out
+_LONGEST_GOING = 10.0  # seconds after which a pass is made although records go on going
 _COUNTED = tuple(f"{folder}/" for folder in (*FOLDERS, TRASH, PINS))  # what a pass reads besides the scrub plan
 
+_PASSING = (f"{PINS}/", f"{SAMPLES}/")  # they come and go while a run is used
 _MARKED = 64  # steps of each series
 
 _BESIDE = (f"{INCIDENTS}/", f"{SCRUBS}/", f"{SAMPLES}/", f"{AUDIT}/", f"{EMPTIED}/")
@@ -106,7 +109,8 @@ class PassNotes:
     room: RoomNotes = field(default_factory=RoomNotes)
     empty_since: float | None = None  # monotonic: since when only records are left
     own_removals: int | None = None  # of records by this process, when the last pass started
-    records_went_at: float = float("-inf")  # monotonic: when records were last seen to have gone
+    records_went: tuple[float, float] = (float("-inf"), float("-inf"))  # monotonic: first and last, without a pass
+    waited: bool = False  # the last pass did nothing, because records went
     was_empty: bool = False  # no path held anything when the run was looked at before
     settled: Start | None = None  # what the last pass started from, if it left nothing to do
     start: Start | None = None  # what the last pass started from
@@ -124,12 +128,23 @@ class PassNotes:
         own, self.own_removals = self.own_removals, None if records is None else own_removals(records)
         if before is None or own is None or own != self.own_removals:
             return
-        if not (before.names <= start.names and before.beside <= start.beside):
-            self.records_went_at = time.monotonic()
+        gone = (before.names - start.names) | (before.beside - start.beside)
+        if not all(name.startswith(_PASSING) for name in gone):
+            now = time.monotonic()
+            self.records_went = self.records_went[0] if self.waited else now, now
+
+    def records_go(self, run: Run) -> bool:
+        """True if records on a local disk have gone since the last pass started."""
+        names = () if self.start is None or run.records.root is None else self.start.names
+        return any(not os.path.lexists(run.records.path_of(name)) for name in names)
 
     def removal_may_last(self, settings: Settings) -> float:
-        """Return for how many seconds the run may still be on its way out, because records went. 0: it stays."""
-        return max(0.0, self.records_went_at + min(_GOING, settings.settle) - time.monotonic())
+        """Return for how many seconds the run may still be on its way out, because records went. 0: it stays.
+
+        However often records go, a pass is made from time to time.
+        """
+        first, last = self.records_went
+        return max(0.0, min(last + min(_GOING, settings.settle), first + _LONGEST_GOING) - time.monotonic())
 
     def nothing_to_do(self, start: Start) -> bool:
         """True if a pass with this start would do nothing, like the last one."""
@@ -149,7 +164,9 @@ def reconcile(view: RunView, notes: PassNotes, *, work: Work = PLAIN, assume_qui
     view.memory = notes.memory
     start = start_of(view, notes.settled)
     notes.note_start(start, view.run.records.root)
-    if not assume_quiet and (wait := notes.removal_may_last(view.settings)) > 0:
+    wait = 0.0 if assume_quiet else notes.removal_may_last(view.settings)
+    notes.waited = wait > 0
+    if notes.waited:
         notes.settled = None
         return PassResult(next_in=wait, unnamed=start.listing.unnamed_notes, room=notes.room.on_record)
     if notes.nothing_to_do(start) and not notes.room.has_shrunk(view.run):

@@ -441,7 +441,7 @@ class WatchedRun:
             raise NotFoundError(f"{self.url} was removed")
         if done.ended_at is not None:
             return done
-        if self.guards and self._notes.removal_may_last(self.settings) > 0:
+        if self.guards and self._notes.waited:
             with self._asked_lock:
                 self._asked |= asked
             return done
@@ -514,7 +514,8 @@ class WatchedRun:
             self._log_known_good(view)
         for waiting in done.pending:
             self._log_once("pending", path=waiting.path, step=waiting.step, reason=waiting.reason)
-        quiet = quiet or (bool(done.could_not_tell) and self._has_lost(view))
+        if done.could_not_tell and not quiet:
+            quiet = self._has_lost(view) or self._notes.records_go(view.run)
         for sentence in () if quiet else done.could_not_tell:
             self._log_once("could_not_tell", level="warning", reason=sentence)
         for path in done.gone:

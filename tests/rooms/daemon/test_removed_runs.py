@@ -20,6 +20,7 @@ from ckptguard_daemon.metrics import exposition
 from ckptguard_daemon.plan import Plan
 from ckptguard_daemon.roster import Roster
 from ckptguard_daemon.service import run_id_of
+from support.daemon_process import until
 from support.tiny_files import WEIGHTS
 from support.tiny_run import inline, save
 
@@ -27,6 +28,7 @@ from ckptguard.catalogue.questions import timeline
 from ckptguard.errors import NoKnownGoodError
 from ckptguard.fleet import read_fleet
 from ckptguard.inspect.status import status
+from ckptguard.keep import own_bytes
 from ckptguard.records.daemon_record import DaemonRecord
 from ckptguard.records.who_and_when import this_host, utc_now
 from ckptguard.reporting.notify import Hooks
@@ -165,6 +167,54 @@ def test_checkpoints_that_go_during_a_pass_are_no_alarm(tmp_path, said, stays):
     shutil.rmtree(run)
     assert step(guarded) == "ended"
     assert [event for level, event in said if level == "warning"] == []
+
+
+def test_copies_that_go_while_they_are_read_are_no_alarm(tmp_path, said, monkeypatch):
+    """A removal that comes to them while a link is replaced by a copy."""
+    run, asked = tmp_path / "run", []
+    guarded = seen(run, SETTINGS.changed(keep="auto"))
+    real = own_bytes.publish_file
+
+    def remove_and_publish(source, target, file, *words, **how):
+        asked.append(file.path)
+        shutil.rmtree(run / "_ckptguard" / "kept", ignore_errors=True)
+        return real(source, target, file, *words, **how)
+
+    monkeypatch.setattr(own_bytes, "publish_file", remove_and_publish)
+    said.clear()
+    save(str(run), 200, 2)
+    until(lambda: step(guarded) and asked, "a copy of its own")
+    step(guarded)
+    assert [event for level, event in said if level == "warning"] == []
+    shutil.rmtree(run)
+    assert step(guarded) == "ended"
+
+
+def test_records_that_go_again_and_again_hold_up_no_verdict_for_ever(tmp_path, said, monkeypatch):
+    """Another process may prune all the time. What only comes and goes holds up nothing."""
+    monkeypatch.setattr(removal, "QUIET", 0.0)
+    run = tmp_path / "run"
+    guarded = seen(run, SETTINGS.changed(settle=0.2))
+    monkeypatch.setattr(reconcile, "_LONGEST_GOING", 0.5)
+    incidents, pin = run / "_ckptguard" / "incidents", run / "_ckptguard" / "pins" / "model-#" / "000000000100.1"
+    incidents.mkdir()
+    pin.mkdir(parents=True)
+    held = []
+    for mark in (pin / "0123abcd.json", incidents / "20261124T000000-0123abcd.0001.json"):
+        before = guarded.verdicts
+        save(str(run), 200 + before, before)
+
+        def verdict_beside_loss(mark=mark, before=before):
+            mark.write_text("{}")
+            step(guarded)
+            mark.unlink()
+            step(guarded)
+            held.append((mark.parent.name, guarded._notes.waited))
+            return guarded.verdicts > before
+
+        until(verdict_beside_loss, "a verdict")
+    assert ("incidents", True) in held
+    assert ("000000000100.1", True) not in held
 
 
 def in_order_of_removal(folder: Path, rng: random.Random) -> Iterator[Path]:

@@ -272,7 +272,7 @@ def test_a_signal_goes_to_that_very_process(monkeypatch, has_descriptors):
 @pytest.mark.parametrize("what", ["hook", "scanning process"])
 def test_what_is_being_started_is_known_to_be_ours(monkeypatch, what):
     """Else what stops the command would now and then take a hook with it, which nobody tells of anything then."""
-    forked, go = threading.Event(), threading.Event()
+    forked, go, done = threading.Event(), threading.Event(), threading.Event()
     real = subprocess.Popen
 
     def slow(*args, **kwargs):
@@ -281,13 +281,17 @@ def test_what_is_being_started_is_known_to_be_ours(monkeypatch, what):
         assert go.wait(PATIENCE)
         return process
 
+    def start_and_stay(worker):
+        worker.start()
+        assert done.wait(PATIENCE)  # the system ends a scanning process with the thread that started it
+
     monkeypatch.setattr(subprocess, "Popen", slow)
     if what == "hook":
         hooks = Hooks(Settings(on_incident=("sleep", "1000")), lambda *_, **__: None)
         start, pids = (lambda: hooks.tell({})), (lambda: hooks.pids)
     else:
         worker = WorkerProcess(WorkerLimits(memory=2**32, seconds=60.0))
-        start, pids = threading.Thread(target=worker.start).start, (lambda: [worker.pid])
+        start, pids = threading.Thread(target=start_and_stay, args=(worker,)).start, (lambda: [worker.pid])
     start()
     assert forked.wait(PATIENCE)
     seen = []
@@ -297,6 +301,7 @@ def test_what_is_being_started_is_known_to_be_ours(monkeypatch, what):
     go.set()
     asking.join(PATIENCE)
     started = [p.pid for p in descendants(os.getpid())]
+    done.set()
     assert len(seen[0]) == 1
     assert seen[0][0] in started
     hooks.close(patience=0.0) if what == "hook" else worker.end()

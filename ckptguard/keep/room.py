@@ -11,7 +11,7 @@ import stat
 from dataclasses import dataclass
 
 from ckptguard.decisions.room import Held, SeriesSaves, next_save
-from ckptguard.keep.saved_over import frees_before_writing, keeps_old_bytes
+from ckptguard.keep.saved_over import freed_before_writing, keeps_old_bytes
 from ckptguard.layouts import Checkpoint
 from ckptguard.records.kept import KeptCopy, list_kept, list_set_aside, read_kept, read_set_aside
 from ckptguard.records.pins import pinned_generations
@@ -71,8 +71,8 @@ def measure(view: RunView) -> Room:
         SHARED.note_links(file_system, run.url, 0)
         return Room(free, needed, file_system, ample=True)
     for series, own in saves.items():
-        if len(own.checkpoints) == 1 and frees_before_writing(view, own.checkpoints[0]):
-            needs[series] = 0
+        if len(own.checkpoints) == 1:
+            needs[series] -= freed_before_writing(view, own.checkpoints[0])
     _note(run, where, saves, needs)
     return Room(free, SHARED.needed(file_system, run.url), file_system, ample=False)
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import pairwise
 
 from ckptguard.layouts import Checkpoint
 from ckptguard.runs.file_signatures import saved_over, seen_when_sealed
 from ckptguard.runs.run_view import RunView
+from ckptguard.storage.local.birth_time import born_ns
+from ckptguard.storage.protocol import Entry
 from ckptguard.values.ids import Step
 from ckptguard.values.manifest import Manifest
 
@@ -14,19 +17,32 @@ _SEEN_TWICE = 3  # contents under one name, of which two replaced another
 
 
 def is_saved_over(view: RunView, checkpoint: Checkpoint) -> bool:
-    """True if this path was overwritten in place: one of its files was written again through its inode."""
+    """True if this path seems to be overwritten in place: one of its files was written again through its inode."""
+    return any(True for _ in _saved_over(view, checkpoint))
+
+
+def freed_before_writing(view: RunView, checkpoint: Checkpoint) -> int:
+    """Return the bytes of the files that were surely overwritten in place. The next save frees them before it writes.
+
+    The inode of a deleted file may be that of a new one, which then was made after the earlier content was written. A
+    file of which the system does not know when it was made counts as new.
+    """
+    storage, freed = view.run.storage, dict[str, int]()
+    for entry, written in _saved_over(view, checkpoint):
+        if storage.root is not None and written is not None:
+            born = born_ns(storage.path_of(entry.key))
+            if born is not None and born < written:
+                freed[entry.key] = entry.size
+    return sum(freed.values())
+
+
+def _saved_over(view: RunView, checkpoint: Checkpoint) -> Iterator[tuple[Entry, int | None]]:
     waiting = [c for c in view.waiting_copies(checkpoint.series) if c.path == checkpoint.path]
     sealed = _sealed(view, checkpoint.series, checkpoint.step, checkpoint.path)[-2:]
     before = [seen_when_sealed(manifest) for manifest in sealed]
     before += [[(file, *source) for file, source in zip(c.files, c.sources, strict=False)] for c in waiting]
-    return any(saved_over(contents, checkpoint.entries) for contents in before)
-
-
-def frees_before_writing(view: RunView, checkpoint: Checkpoint) -> bool:
-    """True if the last save under this name went through the files of the one before, which frees their space first."""
-    sealed = _sealed(view, checkpoint.series, checkpoint.step, checkpoint.path)[-2:]
-    went = len(sealed) == 2 and _shares_files(*sealed)
-    return went or is_saved_over(view, checkpoint)
+    for contents in before:
+        yield from saved_over(contents, checkpoint.entries)
 
 
 def keeps_old_bytes(view: RunView, series: str, step: Step, path: str) -> bool:

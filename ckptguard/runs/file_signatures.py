@@ -5,7 +5,7 @@ Equal signatures prove nothing. If they differ at all, the bytes are unknown unt
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from ckptguard.runs.sealed_content import Judged, Sealed, Seen
@@ -96,11 +96,16 @@ def is_new(sealed: File, entry: Entry | None) -> bool:
     return any(a is not None and b is not None and a != b for a, b in pairs)
 
 
-def saved_over(before: Iterable[Seen], now: Iterable[Entry]) -> bool:
-    """True if a file was overwritten through its inode. Every hard link to it then changed, too."""
+def saved_over(before: Iterable[Seen], now: Iterable[Entry]) -> Iterator[tuple[Entry, int | None]]:
+    """Yield the files that seem to be overwritten through their inodes, and when each was written before.
+
+    Every hard link to such a file changed, too. A file system may also have given the inode of a deleted file to it.
+    """
     known = {path: (inode, size, mtime_ns) for path, size, mtime_ns, inode, _ in before if inode is not None}
-    there = ((known.get(e.key), (e.inode, e.size, e.mtime_ns)) for e in now)
-    return any(was is not None and was[0] == is_[0] and was != is_ for was, is_ in there)
+    for entry in now:
+        was = known.get(entry.key)
+        if was is not None and was[0] == entry.inode and was != (entry.inode, entry.size, entry.mtime_ns):
+            yield entry, was[2]
 
 
 def seen_when_sealed(manifest: Manifest) -> list[Seen]:

@@ -21,9 +21,10 @@ from ckptguard.storage import normalise_url
 from ckptguard.values.ids import CheckpointId, escape
 from ckptguard.values.settings import Settings
 from ckptguard.values.verdict import Outcome
-from ckptguard.verification.checkpoint import verify_checkpoint
+from ckptguard.verification.checkpoint import Verification, verify_checkpoint
 
 _log = logging.getLogger("ckptguard")
+_WRITTEN_HERE = Verification(trusted=True)
 
 
 def seal_saved(place: str, run: str | None, metrics: Mapping[str, Any] | None, settings: Settings) -> Report:
@@ -51,7 +52,7 @@ def seal_saved(place: str, run: str | None, metrics: Mapping[str, Any] | None, s
         scanner_of(settings) as scanner,
         _metrics_of(view, checkpoint, numbers) as sealed,
     ):
-        checked = verify_checkpoint(view, checkpoint, work=Work(scanner=scanner))
+        checked = verify_checkpoint(view, checkpoint, _WRITTEN_HERE, work=Work(scanner=scanner))
         sealed.append(checked.id)
         incidents.judged(view.run, checked)
     if checked.outcome is not Outcome.GOOD:

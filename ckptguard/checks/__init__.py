@@ -18,10 +18,12 @@ from ckptguard.checks.same_save import check_one_save
 from ckptguard.checks.schema import check_schema
 from ckptguard.checks.stale import check_stale, is_stale, skipped_steps
 from ckptguard.checks.structure import check_structure
+from ckptguard.checks.understood import check_understood
 from ckptguard.values.verdict import MOST_CONSTANT, Facts, Finding
 
 CHECKS: tuple[Callable[[Evidence], Iterable[Finding]], ...] = (
     check_structure,
+    check_understood,
     check_completeness,
     check_one_save,
     check_digests,

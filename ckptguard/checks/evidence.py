@@ -54,6 +54,7 @@ class KnownFacts(msgspec.Struct, frozen=True, kw_only=True):
     - `in_run`: saved by the user's own training, not a file of unknown origin.
     - `expected_sums`: from the checksum files `sum_lists` and other sources; `remarks` say which could not be used.
     - `vouched`: files whose digest something else states.
+    - `trusted`: what nobody can read was vouched for, by the program that wrote it, a checksum or a user.
     """
 
     sealed: Manifest | None = None
@@ -70,6 +71,7 @@ class KnownFacts(msgspec.Struct, frozen=True, kw_only=True):
     sum_lists: tuple[str, ...] = ()
     remarks: tuple[Finding, ...] = ()
     vouched: frozenset[str] = frozenset()
+    trusted: bool = False
 
 
 class Evidence(KnownFacts, frozen=True, kw_only=True):

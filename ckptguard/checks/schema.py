@@ -14,13 +14,13 @@ import msgspec
 from ckptguard.checks.completeness import precedes
 from ckptguard.checks.evidence import Evidence, ScannedTensor
 from ckptguard.values.manifest import Manifest, Tensor
-from ckptguard.values.verdict import Finding, Severity
+from ckptguard.values.verdict import UNDERSTOOD, Finding, Severity
 
 PREFIXES = ("module.", "_orig_mod.", "model.", "base_model.model.", "network.", "net.")
 _DCP_METADATA = "dcp_metadata"
 QUESTION = "schema"  # the check whose suspicions are questions, which say nothing about a sick training
 UNCLEAR_SAVE = "resave"  # questions, too: was it saved again, or damaged?
-QUESTIONS = frozenset((QUESTION, UNCLEAR_SAVE))
+QUESTIONS = frozenset((QUESTION, UNCLEAR_SAVE, UNDERSTOOD))
 # Files by rank: their sizes and their number change with the number of ranks.
 _BY_RANK = re.compile(
     r".*zero_pp_rank_\d+_mp_rank_\d+_(?:optim|model)_states\.pt|.*distrib_optim\.pt|.*\.distcp|.*shard-\d+-model-.*\.safetensors"

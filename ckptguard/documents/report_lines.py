@@ -122,6 +122,13 @@ def _what_to_do(report: Report, incident_of: str | None) -> list[str]:
                 said.setdefault(check, "download it again; if you changed it yourself: remove its .cache/huggingface")
             elif severity == "sickness" and not errors and check == "schema":
                 said.setdefault(check, f"if other tensors are deliberate: {escape(f'ckptguard accept {which}')}")
+            elif severity == "sickness" and not errors and check == "understood":
+                said.setdefault(
+                    check, f"if you know that it is whole: {escape(f'ckptguard clear {which}')} --reason TEXT"
+                )
+                said.setdefault(
+                    "seal", "for the next ones: a list of checksums beside them, or ckptguard.seal in your code"
+                )
             elif severity == "sickness" and not errors:
                 said.setdefault("suspicion", f"if all is well: {escape(f'ckptguard clear {which}')} --reason TEXT")
             elif severity == "error" and errors == {check} == {"finite"} and finding.tensor and finding.count:

@@ -36,6 +36,19 @@ _SUM_LIST = re.compile(
     r"|checklist\.chk",
     re.IGNORECASE,
 )
+# Names of what is no training state: logs, text, code, pictures, sound, tables, tokenizers, locks, checksums.
+_NO_STATE = re.compile(
+    r".*\.(?:log|out|err|txt|md|rst|csv|tsv|json|jsonl|ya?ml|toml|cfg|conf|ini|xml|html?|css|[jt]sx?|map|py[cix]?|ipynb|sh|c"
+    r"|cc|cpp|cu|cuh|h|hpp|o|so|a|egg|whl|patch|diff|lock|pid|png|jpe?g|gif|bmp|webp|svg|tiff?|ico|pdf|eps|mp[34]|avi|mov"
+    r"|mkv|webm|wav|flac|ogg|ttf|woff2?|db|sqlite3?|parquet|arrow|feather|lmdb|mdb|tfrecords?|spm|vocab|bpe|tiktoken"
+    r"|prof|nsys-rep|ncu-rep|trace|tmp|bak|swp|asc|sig|gitignore|gitattributes|jinja2?|proto|wandb|gpg|core)"
+    r"(?:\.(?:gz|xz|bz2|zst|\d+))?"
+    r"|.*tfevents.*|(?:tokenizer|spiece|sentencepiece|source|target|spm)[^/]*\.model|core\.\d+|license.*|readme.*|makefile"
+    r"|dockerfile|merges|vocab"
+)
+_NO_STATE_FOLDERS = frozenset(
+    ("wandb", "tensorboard", "tb_logs", "tblogs", "tb", "logs", "log", "mlruns", "tensorboard_logs", "site-packages")
+)
 Rule = Callable[[str, bytes], bool]  # of a path and the file's first bytes
 
 
@@ -87,6 +100,14 @@ def may_be_foreign(path: str) -> bool:
 def promises_state(path: str) -> bool:
     """True if a name says that the file holds weights or optimizer state, and nothing else."""
     return _PROMISES_STATE.search(name_of(path)) is not None
+
+
+def may_hold_state(path: str) -> bool:
+    """True unless a name says that the file is something else than training state: a log, a picture, a checksum."""
+    name = name_of(path)
+    if _NO_STATE.fullmatch(name) or is_sum_list(name) or may_be_pointer(name):
+        return False
+    return _NO_STATE_FOLDERS.isdisjoint(path.lower().split("/")[:-1])
 
 
 def is_sum_list(path: str) -> bool:

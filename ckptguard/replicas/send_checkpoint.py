@@ -41,7 +41,7 @@ from ckptguard.values.ids import CheckpointId
 from ckptguard.values.manifest import File, Manifest, decode_manifest, identity
 from ckptguard.values.record_formats import VERDICT
 from ckptguard.values.record_text import decode_checked
-from ckptguard.values.verdict import Facts, Finding, Outcome, Severity, Verdict, is_clearance
+from ckptguard.values.verdict import UNDERSTOOD, Facts, Finding, Outcome, Severity, Verdict, is_clearance
 from ckptguard.verification.checkpoint import Verification, verify_checkpoint
 from ckptguard.version import __version__
 
@@ -234,7 +234,7 @@ def verdict_on_content(before: Verdict, *more: Finding) -> Verdict:
     """Return the verdict on the sealed bytes alone, without findings about their place."""
     findings = [f for f in before.findings if f.check != _CHECK]
     if before.place_damaged:
-        findings = [f for f in findings if f.severity is Severity.SICKNESS or is_clearance(f)]
+        findings = [f for f in findings if f.severity is Severity.SICKNESS or is_clearance(f) or f.check == UNDERSTOOD]
     return Verdict(
         format=VERDICT.writes,
         series=before.series,

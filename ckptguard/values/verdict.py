@@ -15,6 +15,7 @@ from ckptguard.values.record_text import decode_checked
 MAX_FINDINGS_PER_CHECK = 50
 MOST_CONSTANT = 1000  # names in `Facts.constant`: with that many, others may be missing
 _CLEARED = "cleared: "
+UNDERSTOOD = "understood"  # the check of whether anybody can read a file
 
 
 class Outcome(enum.StrEnum):
@@ -129,6 +130,11 @@ def clearance(reason: str) -> Finding:
 def is_clearance(finding: Finding) -> bool:
     """True if a finding says that a user lifted SUSPECT."""
     return finding.check == "incident" and finding.severity is Severity.NOTICE and finding.message.startswith(_CLEARED)
+
+
+def is_vouched_for(findings: Iterable[Finding]) -> bool:
+    """True if findings say that something vouched for files that nobody can read."""
+    return any(f.check == UNDERSTOOD and f.severity is Severity.NOTICE for f in findings)
 
 
 def limit_findings(findings: Sequence[Finding]) -> tuple[Finding, ...]:

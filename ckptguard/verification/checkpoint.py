@@ -40,7 +40,18 @@ from ckptguard.scan.result import Scan
 from ckptguard.values.ids import CheckpointId, escape
 from ckptguard.values.manifest import Manifest, identity
 from ckptguard.values.record_formats import VERDICT
-from ckptguard.values.verdict import Facts, Finding, Outcome, Severity, Verdict, is_clearance, judge, limit_findings
+from ckptguard.values.verdict import (
+    UNDERSTOOD,
+    Facts,
+    Finding,
+    Outcome,
+    Severity,
+    Verdict,
+    is_clearance,
+    is_vouched_for,
+    judge,
+    limit_findings,
+)
 from ckptguard.verification.collect_evidence import (
     collect_evidence,
     copy_differs,
@@ -72,6 +83,7 @@ class Verification(msgspec.Struct, frozen=True, kw_only=True):
     - `was_gone`: its path was empty at some time since the last verdict.
     - `reference`: the schema to match, instead of the run's own.
     - `notes`: findings to add to the verdict.
+    - `trusted`: the program that has just written the files says that they are as they should be.
     """
 
     record: bool = True
@@ -81,6 +93,7 @@ class Verification(msgspec.Struct, frozen=True, kw_only=True):
     resave: Resave = Resave.JUDGE
     reference: Manifest | None = None
     notes: tuple[Finding, ...] = ()
+    trusted: bool = False
 
 
 FULLY = Verification()
@@ -90,6 +103,7 @@ _UNCLEAR = (
     " If it was saved again, run: ckptguard clear RUN CHECKPOINT"
 )
 _RACES = 4  # other processes may seal the same checkpoint meanwhile; then try again
+_ASKED_AGAIN = (QUESTION, UNDERSTOOD)
 _OTHERS = 20  # neighbours by step whose content a file may be a stale copy of
 
 
@@ -237,6 +251,7 @@ def _evidence(view: RunView, checkpoint: Checkpoint, read: Read, how: Verificati
     if manifest is None:
         sizes = {entry.key: entry.size for entry in checkpoint.entries}
         manifest, verdict = history.reference(id, sizes) or (None, None)
+    before = history.verdict(id)
     previous, previous_facts = history.previous(id.series, id.step) or (None, None)
     known = KnownFacts(
         sealed=content.sealed,
@@ -248,6 +263,7 @@ def _evidence(view: RunView, checkpoint: Checkpoint, read: Read, how: Verificati
         following=history.following(id.series, id.step, read=content.sealed is None),
         allow_nonfinite=(*settings.allow_nonfinite, *allowed_nonfinite(view.run)),
         trust_globals=settings.trust_globals,
+        trusted=how.trusted or (before is not None and is_vouched_for(before.findings)),
         **read.sums.known(),
     )
     return collect_evidence(view.run.storage, checkpoint, read.scan, known)
@@ -347,13 +363,14 @@ def _other_contents(history: History, id: CheckpointId) -> Sequence[Manifest]:
 def _with_suspicion(findings: list[Finding], *before: Verdict | None) -> list[Finding]:
     """Keep SUSPECT for a generation when it is verified again: only `clear` lifts it, permanently.
 
-    A question about the schema is asked again each time, until `accept` answers it.
+    A question about the schema is asked again each time, until `accept` answers it. So is whether the files are
+    understood: checksums, or a later version of ours, may answer that.
     """
     sickness: list[Finding] = []
     cleared: list[Finding] = []
     for verdict in before:
         if verdict is not None and not sickness and not cleared:
-            sickness = [f for f in verdict.findings if f.severity is Severity.SICKNESS and f.check != QUESTION]
+            sickness = [f for f in verdict.findings if f.severity is Severity.SICKNESS and f.check not in _ASKED_AGAIN]
             cleared = [f for f in verdict.findings if is_clearance(f)]
     if cleared:
         findings = [

@@ -12,9 +12,9 @@ import msgspec
 
 from ckptguard.checks import run_checks
 from ckptguard.checks.evidence import KnownFacts
+from ckptguard.checks.understood import not_understood
 from ckptguard.errors import CouldNotTellError, DeniedError, ObjectMissingError
 from ckptguard.formats import FORMATS
-from ckptguard.formats.opaque import NAME as OPAQUE
 from ckptguard.layouts import Checkpoint, enter, folder_as_checkpoint
 from ckptguard.layouts.hub_snapshot import HubFacts
 from ckptguard.runs.hub_paths import hub_checkpoint, hub_facts
@@ -89,8 +89,6 @@ class StrayJudge:
             sums = self._sums_of(checkpoint)
             options = sums.added_to(ScanOptions(md5=settings.digest != "blake3"))
             scan = scan_checkpoint(target.storage, checkpoint, options, self._work)
-            if target.kind == "file" and not sums.stated and scan.files[0].structure.format == OPAQUE:
-                raise CouldNotTellError("its format is unknown, and no checksum is stated for it")
         # The manifest in a run's own records must also agree.
         id = target.view.current(checkpoint) if target.view is not None else None
         known = KnownFacts(
@@ -103,7 +101,11 @@ class StrayJudge:
             vouched=frozenset(checkpoint.files if facts is not None else ()),  # else a finding says so
             **sums.known(),
         )
-        findings = run_checks(collect_evidence(target.storage, checkpoint, scan, known))
+        evidence = collect_evidence(target.storage, checkpoint, scan, known)
+        if unread := not_understood(evidence):
+            what = "its format" if unread[0] == checkpoint.path else f"the format of {escape(unread[0])}"
+            raise CouldNotTellError(f"{what} is unknown, and no checksum is stated for it")
+        findings = run_checks(evidence)
         if facts is not None:
             findings += _hub_findings(scan, facts)
         outcome = judge(findings, sealed=known.sealed is not None)

@@ -40,6 +40,11 @@ def own_name(name: str) -> str:
     return match[1] if match else name
 
 
+def is_anothers(name: str) -> bool:
+    """True if a name is the stored form of another one: it is itself never stored plainly."""
+    return own_name(name) != name != held_name(name)
+
+
 @functools.lru_cache(64)
 def split_root(root: str) -> tuple[str, tuple[str, ...]]:
     """Split a local path into its records folder and the plain names below it. Without one, return the whole path."""
@@ -72,8 +77,7 @@ def lying_as(folder: int, name: str, root: str, above: Sequence[str], *, make: b
     if not is_holding(root, above):
         return name
     spelled = held_name(name)
-    is_anothers = own_name(name) != name != spelled  # the stored form of another name
-    if is_anothers or is_there(folder, spelled):
+    if is_anothers(name) or is_there(folder, spelled):
         return spelled
     return name if is_there(folder, name) or (make and are_plain(root, above)) else spelled
 
@@ -94,10 +98,8 @@ def lying_path(root: str, parts: Sequence[str]) -> str:
     root, above = split_root(root)
     parts, place = [*above, *parts], root
     for depth, name in enumerate(parts):
-        spelled = held_name(name)
-        held, place = os.path.join(place, spelled), os.path.join(place, name)
-        is_anothers = own_name(name) != name != spelled
-        bare = not is_anothers and os.path.lexists(place) and not os.path.lexists(held)
+        held, place = os.path.join(place, held_name(name)), os.path.join(place, name)
+        bare = not is_anothers(name) and os.path.lexists(place) and not os.path.lexists(held)
         if is_holding(root, parts[:depth]) and not bare:
             place = held
     return place

@@ -200,11 +200,15 @@ class LocalStorage(Storage):
             if entry_of(entry.key, os.fstat(source)).signature != entry.signature:
                 raise ChangedWhileReadError(f"{escape(entry.key)} changed while it was copied", key=entry.key)
             before = os.fstat(source)
-            with contextlib.suppress(OSError):
-                os.fchown(descriptor, before.st_uid, before.st_gid)
-            os.fchmod(descriptor, stat.S_IMODE(before.st_mode) & 0o777)
+            _give_owner_and_mode(descriptor, before)
             publish(folder, descriptor, temporary_name, name)
             return done
+
+
+def _give_owner_and_mode(descriptor: int, before: os.stat_result) -> None:
+    with contextlib.suppress(OSError):  # who wrote it must be able to write it again
+        os.fchown(descriptor, before.st_uid, before.st_gid)
+    os.fchmod(descriptor, stat.S_IMODE(before.st_mode) & 0o777)
 
 
 def _copy_blocks(source: int, target: int, entry: Entry) -> None:
@@ -266,9 +270,7 @@ class LocalUpload(Upload):
                 if self._replace:
                     with contextlib.suppress(FileNotFoundError):  # a user who could not read the old file still cannot
                         before = os.lstat(self._name, dir_fd=self._folder)
-                        with contextlib.suppress(OSError):  # who wrote it must be able to write it again
-                            os.fchown(self._descriptor, before.st_uid, before.st_gid)
-                        os.fchmod(self._descriptor, stat.S_IMODE(before.st_mode) & 0o777)
+                        _give_owner_and_mode(self._descriptor, before)
                     replace(self._folder, self._descriptor, self._temporary, self._name)
                 else:
                     publish(self._folder, self._descriptor, self._temporary, self._name)

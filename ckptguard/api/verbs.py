@@ -24,16 +24,16 @@ if TYPE_CHECKING:
     from ckptguard.runs.work import Work
     from ckptguard.values.settings import Settings
 
-Place = str | os.PathLike[str]
+PathOrUrl = str | os.PathLike[str]
 Given = Mapping[str, Any] | None
 """Settings by their names, as in ``ckptguard.toml``. They count before those of the file and the environment."""
 
 
 def verify(
-    target: Place,
+    target: PathOrUrl,
     *,
-    sums: Place | None = None,
-    reference: Place | None = None,
+    sums: PathOrUrl | None = None,
+    reference: PathOrUrl | None = None,
     step: int | None = None,
     newest: int | None = None,
     record: bool = True,
@@ -78,7 +78,7 @@ def verify(
 
 
 def known_good(
-    run: Place,
+    run: PathOrUrl,
     *,
     before_step: int | None = None,
     series: str | None = None,
@@ -115,7 +115,9 @@ def known_good(
         return openable(find_known_good_anywhere(view, wanted, choose))
 
 
-def restore(run: Place, to: Place, *, step: int | None = None, force: bool = False, settings: Given = None) -> Restored:
+def restore(
+    run: PathOrUrl, to: PathOrUrl, *, step: int | None = None, force: bool = False, settings: Given = None
+) -> Restored:
     """Copy a run's known-good checkpoint into the folder `to`, under its own name. `path` of the answer says where.
 
     The copy is complete and verified, or there is none. The nearest whole copy is taken: in place, protected, or in
@@ -142,7 +144,7 @@ def restore(run: Place, to: Place, *, step: int | None = None, force: bool = Fal
     return restore_checkpoint(view, to, step=_count(step, "step"), force=force, work=_work())
 
 
-def checkpoints(run: Place, *, settings: Given = None) -> tuple[CheckpointState, ...]:
+def checkpoints(run: PathOrUrl, *, settings: Given = None) -> tuple[CheckpointState, ...]:
     """Every checkpoint that a run holds or its records know, from the records. Nothing is read back.
 
     Each has its `path`, `step`, `id`, `outcome` and `bytes`, where it lies (`in_place`, `kept`, `quarantined`,
@@ -155,9 +157,9 @@ def checkpoints(run: Place, *, settings: Given = None) -> tuple[CheckpointState,
 
 
 def rollback(
-    run: Place,
+    run: PathOrUrl,
     *,
-    to: Place | None = None,
+    to: PathOrUrl | None = None,
     step: int | None = None,
     dry_run: bool = False,
     force: bool = False,
@@ -193,7 +195,7 @@ def rollback(
     return roll_back(view, back, work=_work())
 
 
-def diff(a: Place, b: Place, *, settings: Given = None) -> Diff:
+def diff(a: PathOrUrl, b: PathOrUrl, *, settings: Given = None) -> Diff:
     """Compare checkpoint `b` with checkpoint `a`, tensor by tensor.
 
     `same` counts the equal tensors. `changes` has the others: what became NaN or infinite first, then the largest
@@ -209,7 +211,7 @@ def diff(a: Place, b: Place, *, settings: Given = None) -> Diff:
     return compare(place_of(a), place_of(b), settings_of(settings, a, b), work=_work())
 
 
-def incidents(run: Place, *, settings: Given = None) -> tuple[Incident, ...]:
+def incidents(run: PathOrUrl, *, settings: Given = None) -> tuple[Incident, ...]:
     """The incidents of a run, oldest first: when training or a save turned sick, and what was done.
 
     Each has its `id`, `opened_at`, `step`, `cause`, `reason`, `state` and `actions`. ``ckptguard incident RUN ID``
@@ -222,7 +224,7 @@ def incidents(run: Place, *, settings: Given = None) -> tuple[Incident, ...]:
 
 
 def seal(
-    path: Place, *, run: Place | None = None, metrics: Mapping[str, Any] | None = None, settings: Given = None
+    path: PathOrUrl, *, run: PathOrUrl | None = None, metrics: Mapping[str, Any] | None = None, settings: Given = None
 ) -> Report:
     """Seal a checkpoint that you have just saved: read it back, judge it, and record its digests in its run.
 
@@ -250,7 +252,7 @@ def seal(
 
 
 def load(
-    target: Place,
+    target: PathOrUrl,
     *,
     map_location: Any = "cpu",
     step: int | None = None,
@@ -298,7 +300,7 @@ def place_of(given: object) -> str:
     return place
 
 
-def settings_of(given: Given, *targets: Place) -> Settings:
+def settings_of(given: Given, *targets: PathOrUrl) -> Settings:
     """The settings of a call about `targets`: those given, else ``CKPTGUARD_*``, else ``./ckptguard.toml``, else the
     defaults."""
     from ckptguard.runs.settings_file import given_settings, load_settings
@@ -306,7 +308,7 @@ def settings_of(given: Given, *targets: Place) -> Settings:
     return given_settings(given, lambda: load_settings(None, os.environ, [place_of(target) for target in targets]))
 
 
-def opened(run: Place, given: Given) -> RunView:
+def opened(run: PathOrUrl, given: Given) -> RunView:
     """The run; one that is gone is looked for in the replicas, if there are any."""
     from ckptguard.runs.run_view import open_view
 

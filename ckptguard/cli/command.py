@@ -70,7 +70,7 @@ class RunsAnother(Command):
         return left
 
 
-class Place(click.Path):
+class PathOrUrl(click.Path):
     """A path or URL. An empty one is refused: it is an unset variable of a script, and would mean this folder. What
     cannot be read is no wrong usage: the command says so, with its own exit code."""
 

@@ -23,7 +23,7 @@ from ckptguard.runs.run_reader import RunReader, remembered
 from ckptguard.runs.run_view import RunView
 from ckptguard.runs.sealed_content import sealed_outcome
 from ckptguard.values.ids import escape
-from ckptguard.values.run_rows import Generation, Place, RunPlaces, WaitingSave
+from ckptguard.values.run_rows import FilesInPlace, Generation, RunPlaces, WaitingSave
 from ckptguard.values.run_summary import RunSummary
 from ckptguard.values.verdict import Outcome
 
@@ -77,7 +77,7 @@ def status(view: RunView, *, supervised: bool = False) -> Status:
     replicas = replica_standings(view)
     there = RunPlaces(
         url=view.run.url,
-        places={s.id: Place(s.bytes or 0) for s in present if s.id is not None and not _waits(s)},
+        places={s.id: FilesInPlace(s.bytes or 0) for s in present if s.id is not None and not _waits(s)},
         waiting=tuple(WaitingSave(s.series, s.bytes or 0, _written_at(view, s)) for s in present if _waits(s)),
         watched=supervised or (daemon is not None and not surely_ended(daemon)),
         replicas=len(replicas),

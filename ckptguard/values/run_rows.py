@@ -83,7 +83,7 @@ class WaitingSave(msgspec.Struct, frozen=True):
     since: float | None = None
 
 
-class Place(msgspec.Struct, frozen=True):
+class FilesInPlace(msgspec.Struct, frozen=True):
     """The files in place of a save that has its verdict."""
 
     bytes: int
@@ -97,7 +97,7 @@ class RunPlaces(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     url: str
-    places: Mapping[CheckpointId, Place] = {}
+    places: Mapping[CheckpointId, FilesInPlace] = {}
     waiting: tuple[WaitingSave, ...] = ()
     watched: bool = True
     replicas: int = 0

@@ -27,7 +27,7 @@ from ckptguard.storage.runtime_folder import private_runtime_folder
 from ckptguard.upkeep.reconcile import PassNotes
 from ckptguard.upkeep.samples import Start
 from ckptguard.values.ids import CheckpointId, escape, short_digest
-from ckptguard.values.run_rows import Place, WaitingSave
+from ckptguard.values.run_rows import FilesInPlace, WaitingSave
 from ckptguard.values.run_summary import RunSummary
 from ckptguard_daemon.log import log
 
@@ -170,7 +170,7 @@ class CatalogueFeed:
 
 
 def _look_of(view: RunView, passed: Passed, start: Start, names: frozenset[str]) -> RunLook:
-    places: dict[CheckpointId, Place] = {}
+    places: dict[CheckpointId, FilesInPlace] = {}
     waiting: list[WaitingSave] = []
     for path, checkpoint in start.listing.checkpoints.items():
         sample = passed.notes.samples.get(path)
@@ -178,7 +178,7 @@ def _look_of(view: RunView, passed: Passed, start: Start, names: frozenset[str])
             continue
         written = checkpoint.written_at / 1e9 if checkpoint.written_at else None
         if sample.id is not None:
-            places[sample.id] = Place(checkpoint.bytes, written)
+            places[sample.id] = FilesInPlace(checkpoint.bytes, written)
             continue
         since = time.time() - (time.monotonic() - sample.since)
         waiting.append(WaitingSave(checkpoint.series, checkpoint.bytes, written, since))

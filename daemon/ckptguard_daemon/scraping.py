@@ -16,7 +16,7 @@ from ckptguard.values.access import Role
 from ckptguard_daemon.http.gate import Names
 from ckptguard_daemon.http.replies import refusal, unauthorized
 from ckptguard_daemon.http.routes import Caller
-from ckptguard_daemon.http.tcp_address import place_named
+from ckptguard_daemon.http.tcp_address import tcp_address
 from ckptguard_daemon.log import log
 
 _SCRAPER = Caller(name="scraper", role=Role.READER)
@@ -44,11 +44,11 @@ def listen_for_scrapers(options: MetricsOptions) -> socket.socket | None:
         return None
     if token_file is not None:
         read_token(token_file)
-    place = place_named("--metrics", address)
-    if token_file is None and not place.is_loopback:
+    tcp = tcp_address("--metrics", address)
+    if token_file is None and not tcp.is_loopback:
         hint = "give --metrics-token FILE with a secret of 16 characters or more, or listen on 127.0.0.1"
         raise SettingsError(f"other machines could read the metrics at {address}", hint=hint)
-    return place.listen()
+    return tcp.listen()
 
 
 def read_token(path: str) -> bytes:

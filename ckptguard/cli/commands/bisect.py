@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ckptguard.cli.command import Command, Place, Shared, shared_options
+from ckptguard.cli.command import Command, PathOrUrl, Shared, shared_options
 from ckptguard.cli.commands.diff import diff_fields, print_diff
 from ckptguard.cli.render import cell, say_lines, say_text, table
 from ckptguard.terminal.output import emit, say, trouble, working
@@ -21,7 +21,7 @@ DEFAULT_TOP = 10
 
 
 @click.command("bisect", cls=Command, codes=CODES, short_help="Find where a run turned bad, and what is wrong.")
-@click.argument("run", type=Place())
+@click.argument("run", type=PathOrUrl())
 @click.option("--series", metavar="NAME", help="Look at this series, if several turned bad.")
 @click.option("--top", type=click.IntRange(min=0), metavar="N", help="Show at most N tensors of each kind of change.")
 @click.option("--no-record", is_flag=True, help="Record no verdicts.")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ckptguard.cli.command import Command, Place, Shared, quiet_option, shared_options
+from ckptguard.cli.command import Command, PathOrUrl, Shared, quiet_option, shared_options
 from ckptguard.cli.render import print_checked
 from ckptguard.terminal.output import bytes_below, emit, is_quiet, say_well, working
 from ckptguard.values.exit_codes import ExitCode, of_outcomes
@@ -20,7 +20,7 @@ _VERIFYING = (ExitCode.BAD, ExitCode.UNDECIDED, ExitCode.NOT_FOUND, ExitCode.BUS
 
 
 @click.command("clear", cls=Command, codes=CODES, short_help="Say that a suspect checkpoint is fine.")
-@click.argument("run", type=Place())
+@click.argument("run", type=PathOrUrl())
 @click.argument("checkpoint")
 @click.option("--reason", required=True, metavar="TEXT", help="Say why it is trusted again.")
 @quiet_option
@@ -47,7 +47,7 @@ def command(run: str, checkpoint: str, reason: str, shared: Shared) -> None:
 
 
 @click.command("reseal", cls=Command, codes=_VERIFYING, short_help="Say that a changed checkpoint was saved again.")
-@click.argument("ckpt", type=Place())
+@click.argument("ckpt", type=PathOrUrl())
 @quiet_option
 @shared_options
 def reseal_command(ckpt: str, shared: Shared) -> None:
@@ -68,7 +68,7 @@ def reseal_command(ckpt: str, shared: Shared) -> None:
 
 
 @click.command("accept", cls=Command, codes=_VERIFYING, short_help="Say that changed tensors are as you want them.")
-@click.argument("run", type=Place())
+@click.argument("run", type=PathOrUrl())
 @click.argument("checkpoint", required=False)
 @click.option("--step", type=click.IntRange(min=0), metavar="N", help="Name the checkpoint by its step.")
 @quiet_option

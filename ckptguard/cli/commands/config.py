@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ckptguard.cli.command import Command, Place, Shared, shared_options
+from ckptguard.cli.command import Command, PathOrUrl, Shared, shared_options
 from ckptguard.cli.render import table
 from ckptguard.terminal.output import emit
 from ckptguard.values.exit_codes import ExitCode
@@ -23,7 +23,7 @@ CODES = (ExitCode.NOT_FOUND,)
 
 
 @click.command("config", cls=Command, short_help="Show the settings, and where each comes from.", codes=CODES)
-@click.argument("run", type=Place(), required=False)
+@click.argument("run", type=PathOrUrl(), required=False)
 @shared_options
 def command(run: str | None, shared: Shared) -> None:
     """Show the settings that are in force here, and where each comes from.

@@ -7,14 +7,14 @@ import sys
 
 import click
 
-from ckptguard.cli.command import Command, Place, config_option, records_option
+from ckptguard.cli.command import Command, PathOrUrl, config_option, records_option
 from ckptguard.values.exit_codes import ExitCode
 
 
 @click.command(
     "dashboard", cls=Command, codes=(ExitCode.NOT_FOUND, ExitCode.BUSY), short_help="See runs in the browser."
 )
-@click.argument("runs", type=Place(), nargs=-1, metavar="[RUN...]")
+@click.argument("runs", type=PathOrUrl(), nargs=-1, metavar="[RUN...]")
 @click.option("--fleet", metavar="FLEET", help="Show the runs in a folder, at a URL, or of a fleet file.")
 @click.option(
     "--port", type=click.IntRange(0, 65535), default=0, metavar="PORT", help="Use this port, not any free one."

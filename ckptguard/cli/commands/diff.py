@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ckptguard.cli.command import Command, Place, Shared, shared_options
+from ckptguard.cli.command import Command, PathOrUrl, Shared, shared_options
 from ckptguard.cli.render import say_text, table
 from ckptguard.terminal.output import emit, say, trouble, working
 from ckptguard.values.exit_codes import ExitCode
@@ -21,8 +21,8 @@ CODES = (ExitCode.BAD, ExitCode.NOT_FOUND)
 
 
 @click.command("diff", cls=Command, codes=CODES, short_help="Compare two checkpoints tensor by tensor.")
-@click.argument("a", type=Place())
-@click.argument("b", type=Place())
+@click.argument("a", type=PathOrUrl())
+@click.argument("b", type=PathOrUrl())
 @click.option("--top", type=click.IntRange(min=0), metavar="N", help="Show at most N tensors of each kind of change.")
 @shared_options
 def command(a: str, b: str, top: int | None, shared: Shared) -> None:

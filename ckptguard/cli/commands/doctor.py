@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ckptguard.cli.command import Command, Place, Shared, shared_options
+from ckptguard.cli.command import Command, PathOrUrl, Shared, shared_options
 from ckptguard.cli.render import say_text, table
 from ckptguard.errors import ObjectMissingError
 from ckptguard.terminal.output import emit, trouble
@@ -21,7 +21,7 @@ CODES = (ExitCode.BAD, ExitCode.UNDECIDED, ExitCode.NOT_FOUND)
 
 
 @click.command("doctor", cls=Command, codes=CODES, short_help="Can this storage hold checkpoints?")
-@click.argument("url", type=Place())
+@click.argument("url", type=PathOrUrl())
 @click.option(
     "--seconds",
     type=click.FloatRange(1.0, 3600.0),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ckptguard.cli.command import Command, Place, Shared, config_option, json_option, parse_rate, quiet_option, warn
+from ckptguard.cli.command import Command, PathOrUrl, Shared, config_option, json_option, parse_rate, quiet_option, warn
 from ckptguard.cli.render import age, cell, print_findings, size, table, word
 from ckptguard.terminal.output import emit, escape, is_quiet, log_trouble, progress_bar, say, say_well, trouble
 from ckptguard.values.exit_codes import ExitCode, of_outcomes
@@ -29,7 +29,7 @@ _LINE_EVERY = 10.0  # seconds between lines of progress where there is no termin
 
 @click.command("fleet", cls=Command, codes=CODES, short_help="Do the same for many runs, on many machines.")
 @click.argument("verb", type=click.Choice(["verify", "scrub", "replicate", "repair", "report"]), metavar="VERB")
-@click.argument("fleet", type=Place())
+@click.argument("fleet", type=PathOrUrl())
 @click.option(
     "--engine",
     default="threads",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from ckptguard.cli.command import Command, Place, Shared, quiet_option, shared_options
+from ckptguard.cli.command import Command, PathOrUrl, Shared, quiet_option, shared_options
 from ckptguard.cli.render import cell
 from ckptguard.terminal.output import emit, say_well
 from ckptguard.values.exit_codes import ExitCode
@@ -13,7 +13,7 @@ CODES = (ExitCode.NOT_FOUND, ExitCode.BUSY)
 
 
 @click.command("forget", cls=Command, codes=CODES, short_help="Remove the records of a run that is gone.")
-@click.argument("run", type=Place())
+@click.argument("run", type=PathOrUrl())
 @click.option("--force", is_flag=True, help="Also remove the copies of checkpoints in the records.")
 @click.option("--dry-run", is_flag=True, help="Say what would be removed, and remove nothing.")
 @quiet_option

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ckptguard.cli.command import Place, RunsAnother, Shared, quiet_option, shared_options
+from ckptguard.cli.command import PathOrUrl, RunsAnother, Shared, quiet_option, shared_options
 from ckptguard.errors import SettingsError
 from ckptguard.terminal.output import emit, escape, is_quiet, say, trouble, working
 from ckptguard.values.exit_codes import ExitCode
@@ -21,7 +21,7 @@ CODES = (ExitCode.NOT_FOUND, ExitCode.BUSY, ExitCode.EXHAUSTED, ExitCode.NO_KNOW
 
 
 @click.command("gate", cls=RunsAnother, short_help="Start a training from what is good now.", codes=CODES)
-@click.argument("run", type=Place())
+@click.argument("run", type=PathOrUrl())
 @click.argument("argv", nargs=-1, type=click.UNPROCESSED, metavar="[-- COMMAND...]")
 @click.option(
     "--attempts",

@@ -6,7 +6,7 @@ import os
 
 import click
 
-from ckptguard.cli.command import Command, Place, Shared, shared_options
+from ckptguard.cli.command import Command, PathOrUrl, Shared, shared_options
 from ckptguard.cli.render import say_text, table
 from ckptguard.errors import CkptguardError
 from ckptguard.terminal.output import emit, escape, say, working
@@ -14,7 +14,7 @@ from ckptguard.values.exit_codes import ExitCode
 
 
 @click.command("incidents", cls=Command, short_help="List a run's incidents.", codes=(ExitCode.NOT_FOUND,))
-@click.argument("run", type=Place())
+@click.argument("run", type=PathOrUrl())
 @shared_options
 def command(run: str, shared: Shared) -> None:
     """List the incidents of RUN, oldest first: when training or a save went wrong, and what was done about it. Then
@@ -44,7 +44,7 @@ def command(run: str, shared: Shared) -> None:
 
 
 @click.command("incident", cls=Command, short_help="Show an incident's report.", codes=(ExitCode.NOT_FOUND,))
-@click.argument("run", type=Place())
+@click.argument("run", type=PathOrUrl())
 @click.argument("incident_id", metavar="[ID]", required=False)
 @click.option("--html", metavar="FILE", type=click.Path(dir_okay=False), help="Write one self-contained HTML page.")
 @click.option("--read", is_flag=True, help="Read the last good and the first bad checkpoint again.")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ckptguard.cli.command import Command, Place, Shared, shared_options
+from ckptguard.cli.command import Command, PathOrUrl, Shared, shared_options
 from ckptguard.errors import CkptguardError
 from ckptguard.terminal.output import emit, escape, say, working
 from ckptguard.values.exit_codes import ExitCode
@@ -20,7 +20,7 @@ CODES = (ExitCode.NOT_FOUND, ExitCode.NO_KNOWN_GOOD)
 
 
 @click.command("known-good", cls=Command, codes=CODES, short_help="Print the path of the known-good checkpoint.")
-@click.argument("run", type=Place())
+@click.argument("run", type=PathOrUrl())
 @click.option("--before-step", type=click.IntRange(min=0), metavar="N", help="Look only at steps before N.")
 @click.option("--series", metavar="NAME", help="Look only at this series, such as checkpoint-#.")
 @click.option("--read", is_flag=True, help="Read every byte of the answer first.")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ckptguard.cli.command import Command, Place, Shared, quiet_option, shared_options
+from ckptguard.cli.command import Command, PathOrUrl, Shared, quiet_option, shared_options
 from ckptguard.cli.render import size, table
 from ckptguard.terminal.output import emit, escape, has_reader, is_quiet, say, say_well, trouble
 from ckptguard.values.exit_codes import ExitCode
@@ -25,7 +25,7 @@ _PLACES = (("in_place", "run"), ("kept", "kept"), ("quarantined", "quarantine"),
 
 
 @click.command("list", cls=Command, short_help="List a run's checkpoints and verdicts.", codes=(ExitCode.NOT_FOUND,))
-@click.argument("run", type=Place())
+@click.argument("run", type=PathOrUrl())
 @click.option("--watch", is_flag=True, help="Go on, and show every change, until you press Ctrl-C.")
 @quiet_option
 @shared_options

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from ckptguard.cli.command import Command, Place, Shared, quiet_option, shared_options
+from ckptguard.cli.command import Command, PathOrUrl, Shared, quiet_option, shared_options
 from ckptguard.terminal.output import emit, say, say_well
 from ckptguard.values.exit_codes import ExitCode
 
@@ -12,7 +12,7 @@ CODES = (ExitCode.NOT_FOUND, ExitCode.BUSY)
 
 
 @click.command("migrate", cls=Command, codes=CODES, short_help="Raise the format of a run's records.")
-@click.argument("run", type=Place())
+@click.argument("run", type=PathOrUrl())
 @click.option("--dry-run", is_flag=True, help="Say what would change, and change nothing.")
 @quiet_option
 @shared_options

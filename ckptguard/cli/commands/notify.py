@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import click
 
-from ckptguard.cli.command import Command, Place, Shared, shared_options
+from ckptguard.cli.command import Command, PathOrUrl, Shared, shared_options
 from ckptguard.cli.render import table
 from ckptguard.terminal.output import emit, say
 from ckptguard.values.exit_codes import ExitCode
 
 
 @click.command("notify", cls=Command, codes=(ExitCode.NOT_FOUND,), short_help="Show who is told, and try it.")
-@click.argument("run", type=Place(), required=False)
+@click.argument("run", type=PathOrUrl(), required=False)
 @click.option("--test", is_flag=True, help="Send a test message to each address now.")
 @shared_options
 def command(run: str | None, test: bool, shared: Shared) -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ckptguard.cli.command import Command, Place, Shared, quiet_option, shared_options
+from ckptguard.cli.command import Command, PathOrUrl, Shared, quiet_option, shared_options
 from ckptguard.cli.render import cell
 from ckptguard.terminal.output import emit, say_well
 from ckptguard.values.exit_codes import ExitCode
@@ -20,7 +20,7 @@ _LONGEST_NOTE = 1000
 
 
 @click.command("pin", cls=Command, codes=(ExitCode.NOT_FOUND,), short_help="Keep a checkpoint from being pruned.")
-@click.argument("ckpt", type=Place())
+@click.argument("ckpt", type=PathOrUrl())
 @click.option("--note", default="", metavar="TEXT", help="Say why. `prune` and `list` show it.")
 @click.option("--until", metavar="WHEN", help="Pin it until a date, a time (2027-01-31T12:00) or for a span (30d).")
 @quiet_option
@@ -48,7 +48,7 @@ def command(ckpt: str, note: str, until: str | None, shared: Shared) -> None:
 
 
 @click.command("unpin", cls=Command, codes=(ExitCode.NOT_FOUND,), short_help="Let a pinned checkpoint be pruned again.")
-@click.argument("ckpt", type=Place())
+@click.argument("ckpt", type=PathOrUrl())
 @quiet_option
 @shared_options
 def unpin_command(ckpt: str, shared: Shared) -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ckptguard.cli.command import Command, Place, Shared, quiet_option, shared_options
+from ckptguard.cli.command import Command, PathOrUrl, Shared, quiet_option, shared_options
 from ckptguard.cli.render import say_lines, table
 from ckptguard.terminal.output import emit, escape, is_quiet, trouble
 from ckptguard.values.exit_codes import ExitCode
@@ -18,7 +18,7 @@ CODES = (ExitCode.NOT_FOUND, ExitCode.BUSY)
 
 
 @click.command("prune", cls=Command, codes=CODES, short_help="Remove checkpoints that the policy does not keep.")
-@click.argument("run", type=Place())
+@click.argument("run", type=PathOrUrl())
 @click.option("--keep-last", metavar="N", type=click.IntRange(1, 10**9), help="Keep the newest N.")
 @click.option("--keep-every", metavar="K", type=click.IntRange(1, 10**12), help="Keep the first of every K steps.")
 @click.option("--keep-within", metavar="SPAN", help="Keep those saved within SPAN (2d, 12h) before the newest.")

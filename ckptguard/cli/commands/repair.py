@@ -6,7 +6,7 @@ import os
 
 import click
 
-from ckptguard.cli.command import Command, Place, Shared, quiet_option, shared_options
+from ckptguard.cli.command import Command, PathOrUrl, Shared, quiet_option, shared_options
 from ckptguard.cli.render import say_lines
 from ckptguard.terminal.output import emit, is_quiet, trouble
 from ckptguard.values.exit_codes import ExitCode
@@ -15,8 +15,8 @@ CODES = (ExitCode.BAD, ExitCode.NOT_FOUND, ExitCode.BUSY)
 
 
 @click.command("repair", cls=Command, codes=CODES, short_help="Repair damaged files from a whole copy.")
-@click.argument("run", type=Place())
-@click.argument("ckpt", required=False, type=Place())
+@click.argument("run", type=PathOrUrl())
+@click.argument("ckpt", required=False, type=PathOrUrl())
 @click.option("--dry-run", is_flag=True, help="Say what would be repaired, and from where; write nothing.")
 @quiet_option
 @shared_options

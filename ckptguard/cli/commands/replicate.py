@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ckptguard.cli.command import Command, Place, Shared, parse_rate, quiet_option, shared_options
+from ckptguard.cli.command import Command, PathOrUrl, Shared, parse_rate, quiet_option, shared_options
 from ckptguard.cli.render import say_lines, table
 from ckptguard.terminal.output import emit, escape, is_quiet, trouble, working
 from ckptguard.values.exit_codes import ExitCode
@@ -19,12 +19,12 @@ CODES = (ExitCode.BAD, ExitCode.NOT_FOUND, ExitCode.BUSY)
 
 
 @click.command("replicate", cls=Command, codes=CODES, short_help="Copy good checkpoints to other places.")
-@click.argument("run", type=Place())
+@click.argument("run", type=PathOrUrl())
 @click.option(
     "--to",
     "urls",
     multiple=True,
-    type=Place(),
+    type=PathOrUrl(),
     metavar="URL",
     help="Send to this place, not to the replicas in the settings.",
 )

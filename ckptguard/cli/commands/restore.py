@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ckptguard.cli.command import Command, Place, Shared, quiet_option, shared_options
+from ckptguard.cli.command import Command, PathOrUrl, Shared, quiet_option, shared_options
 from ckptguard.cli.render import size
 from ckptguard.terminal.output import emit, escape, is_quiet, say_well, trouble, working
 from ckptguard.values.exit_codes import ExitCode
@@ -19,10 +19,12 @@ CODES = (ExitCode.BAD, ExitCode.UNDECIDED, ExitCode.NOT_FOUND, ExitCode.BUSY, Ex
 
 
 @click.command("restore", cls=Command, short_help="Copy a verified checkpoint out.", codes=CODES)
-@click.argument("run", type=Place())
+@click.argument("run", type=PathOrUrl())
 @click.option("--step", type=click.IntRange(min=0), metavar="N", help="This step instead of the known-good one.")
-@click.option("--to", "dest", type=Place(), metavar="DEST", help="An absent or empty folder, or a file to make.")
-@click.option("--as-run", type=Place(), metavar="RUN", help="Have training go on there: the lost or new run's place.")
+@click.option("--to", "dest", type=PathOrUrl(), metavar="DEST", help="An absent or empty folder, or a file to make.")
+@click.option(
+    "--as-run", type=PathOrUrl(), metavar="RUN", help="Have training go on there: the lost or new run's place."
+)
 @click.option("--force", is_flag=True, help="Hand out a bad or suspect checkpoint too.")
 @quiet_option
 @shared_options

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ckptguard.cli.command import Command, Place, Shared, quiet_option, shared_options
+from ckptguard.cli.command import Command, PathOrUrl, Shared, quiet_option, shared_options
 from ckptguard.cli.render import say_lines
 from ckptguard.terminal.output import emit, is_quiet, trouble
 from ckptguard.values.exit_codes import ExitCode
@@ -18,7 +18,7 @@ CODES = (ExitCode.BAD, ExitCode.NOT_FOUND, ExitCode.BUSY, ExitCode.EXHAUSTED, Ex
 
 
 @click.command("rollback", cls=Command, short_help="Make the known-good checkpoint the newest.", codes=CODES)
-@click.argument("run", type=Place())
+@click.argument("run", type=PathOrUrl())
 @click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing.")
 @click.option("--force", is_flag=True, help="Go back even while files of the run are being written.")
 @click.option("--to", "to", metavar="CKPT", help="Go back to this checkpoint: a path in RUN, or an id.")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import click
 
-from ckptguard.cli.command import Command, Place, Shared, parse_rate, quiet_option, shared_options
+from ckptguard.cli.command import Command, PathOrUrl, Shared, parse_rate, quiet_option, shared_options
 from ckptguard.cli.render import cell, print_findings, size, word
 from ckptguard.terminal.output import emit, is_quiet, log_trouble, say, say_well, trouble, working
 from ckptguard.values.exit_codes import ExitCode, of_outcomes
@@ -22,7 +22,7 @@ Value = TypeVar("Value")
 
 
 @click.command("scrub", cls=Command, codes=CODES, short_help="Read verified checkpoints again, to find rot.")
-@click.argument("run", type=Place())
+@click.argument("run", type=PathOrUrl())
 @click.option("--max-duration", metavar="SPAN", help="Stop after SPAN (2h); the next scrub goes on there.")
 @click.option("--max-age", metavar="SPAN", help="Skip what was read within SPAN (7d).")
 @click.option("--rate", metavar="RATE", help="Read at most this many bytes a second: 100MB, 50MiB.")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
-from ckptguard.cli.command import Command, Place, Shared, shared_options
+from ckptguard.cli.command import Command, PathOrUrl, Shared, shared_options
 from ckptguard.cli.render import cell, facts, print_findings, size, table
 from ckptguard.terminal.output import bytes_below, emit, say, trouble, working
 from ckptguard.values.exit_codes import ExitCode
@@ -21,7 +21,7 @@ _DEEPEST = 20  # levels; longer names go on in one piece
 
 
 @click.command("show", cls=Command, codes=(ExitCode.BAD, ExitCode.NOT_FOUND), short_help="Describe one checkpoint.")
-@click.argument("ckpt", type=Place())
+@click.argument("ckpt", type=PathOrUrl())
 @click.option("--tensors", is_flag=True, help="List every tensor.")
 @shared_options
 def command(ckpt: str, tensors: bool, shared: Shared) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
-from ckptguard.cli.command import Command, Place, Shared, quiet_option, shared_options
+from ckptguard.cli.command import Command, PathOrUrl, Shared, quiet_option, shared_options
 from ckptguard.cli.failures import error_fields
 from ckptguard.cli.render import age, facts, say_text, size, some, table
 from ckptguard.errors import CkptguardError, NotFoundError
@@ -28,7 +28,7 @@ CODES = (ExitCode.NOT_FOUND, ExitCode.NO_KNOWN_GOOD)
 
 
 @click.command("status", cls=Command, short_help="Say whether a run is protected.", codes=CODES)
-@click.argument("runs", type=Place(), nargs=-1, required=True, metavar="RUN...")
+@click.argument("runs", type=PathOrUrl(), nargs=-1, required=True, metavar="RUN...")
 @quiet_option
 @shared_options
 def command(runs: tuple[str, ...], shared: Shared) -> None:

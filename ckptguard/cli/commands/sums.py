@@ -6,7 +6,7 @@ import sys
 
 import click
 
-from ckptguard.cli.command import Command, Place, Shared, shared_options
+from ckptguard.cli.command import Command, PathOrUrl, Shared, shared_options
 from ckptguard.terminal.output import bytes_below, emit, escape, say, trouble, working
 from ckptguard.values.exit_codes import ExitCode
 
@@ -14,7 +14,7 @@ CODES = (ExitCode.BAD, ExitCode.NOT_FOUND)
 
 
 @click.command("sums", cls=Command, codes=CODES, short_help="Print a checkpoint's MD5 sums for `md5sum -c`.")
-@click.argument("ckpt", type=Place())
+@click.argument("ckpt", type=PathOrUrl())
 @shared_options
 def command(ckpt: str, shared: Shared) -> None:
     """Print the MD5 of each file of CKPT, as `md5sum -c` reads it.

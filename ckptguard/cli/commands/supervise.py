@@ -7,7 +7,7 @@ import sys
 
 import click
 
-from ckptguard.cli.command import Place, RunsAnother, Shared, config_option, records_option
+from ckptguard.cli.command import PathOrUrl, RunsAnother, Shared, config_option, records_option
 from ckptguard.terminal.output import report_error, trouble
 from ckptguard.values.exit_codes import ExitCode, of_error
 
@@ -23,7 +23,7 @@ def _no_nan(ctx: click.Context, param: click.Parameter, value: float) -> float:
 @click.command(
     "supervise", cls=RunsAnother, short_help="Run a training; go back when its saves turn sick.", codes=CODES
 )
-@click.argument("run", type=Place())
+@click.argument("run", type=PathOrUrl())
 @click.argument("argv", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND...")
 @click.option(
     "--max-rollbacks",

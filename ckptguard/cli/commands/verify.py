@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from ckptguard.cli.command import Command, Place, Shared, quiet_option, shared_options
+from ckptguard.cli.command import Command, PathOrUrl, Shared, quiet_option, shared_options
 from ckptguard.cli.render import say_lines
 from ckptguard.terminal.output import bytes_below, emit, is_quiet, log_trouble, trouble, working
 from ckptguard.values.exit_codes import ExitCode, of_outcomes
@@ -16,7 +16,7 @@ _OF_SETTINGS = ("trust_globals", "allow_nonfinite", "digest", "workers")
 
 
 @click.command("verify", cls=Command, codes=CODES, short_help="Read checkpoints, and say which are good.")
-@click.argument("target", type=Place())
+@click.argument("target", type=PathOrUrl())
 @click.option("--step", type=click.IntRange(min=0), metavar="N", help="Verify only the checkpoint of this step.")
 @click.option("--newest", type=click.IntRange(min=1), metavar="N", help="Verify only the N newest checkpoints.")
 @click.option(

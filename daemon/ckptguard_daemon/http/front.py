@@ -23,7 +23,7 @@ from ckptguard.values.ids import short_digest
 from ckptguard_daemon.http.callers import Callers, stamp_of
 from ckptguard_daemon.http.gate import Door, Names
 from ckptguard_daemon.http.server import HttpServer
-from ckptguard_daemon.http.tcp_address import address_of, place_named
+from ckptguard_daemon.http.tcp_address import address_of, tcp_address
 from ckptguard_daemon.log import log
 from ckptguard_daemon.whole_file import replace_file
 
@@ -51,10 +51,10 @@ class Front:
 
     def __init__(self, options: HttpOptions, address: str) -> None:
         """Raises SettingsError, also where secrets would cross a network in clear text."""
-        place = place_named("--http", address)
+        tcp = tcp_address("--http", address)
         self._options, self._seen = options, _stamps(options)
         self._tls = _tls(options)
-        if self._tls is None and not place.is_loopback:
+        if self._tls is None and not tcp.is_loopback:
             raise SettingsError(
                 f"other machines could listen to what is said at {address}",
                 hint="give --tls-cert FILE and --tls-key FILE, or listen on 127.0.0.1 behind a proxy that has them",
@@ -63,12 +63,12 @@ class Front:
             raise SettingsError("nobody could log in", hint="give --tokens FILE, or --link for a link that works once")
         url = None if options.url is None else _checked_url(options.url)
         callers = Callers(options.tokens, options.link)
-        self._socket = place.listen()
+        self._socket = tcp.listen()
         port = self._socket.getsockname()[1]
         secure = self._tls is not None or (url or "").startswith("https:")
-        names = Names(url, None if place.is_loopback else place.host)
+        names = Names(url, None if tcp.is_loopback else tcp.host)
         self.door, self._private = Door(callers, names, secure=secure, port=port), ""
-        host = socket.gethostname() if place.is_any else place.host
+        host = socket.gethostname() if tcp.is_any else tcp.host
         shown = f"{host}:{port}" if ":" not in host else f"[{host}]:{port}"
         self.url = url or f"{'https' if self._tls else 'http'}://{shown}"
 

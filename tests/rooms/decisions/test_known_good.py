@@ -4,11 +4,11 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.verdict_entries import ENTRIES, standing_of
 
 from ckptguard.decisions.known_good import (
     COUNTERS,
     NUMBER_IN_NAME,
-    Standing,
     Standpoint,
     choose_series,
     is_ahead,
@@ -16,22 +16,7 @@ from ckptguard.decisions.known_good import (
     standings,
     verdict_name,
 )
-from ckptguard.values.ids import CheckpointId
-from ckptguard.values.verdict import Outcome, worst
-
-WRITTEN = [Outcome.GOOD, Outcome.SUSPECT, Outcome.INCOMPLETE, Outcome.BAD]
-entries = st.tuples(
-    st.one_of(st.none(), st.integers(0, 10**12 - 1)),
-    st.integers(1, 50),
-    st.integers(1, 12000),
-    st.sampled_from(WRITTEN),
-)
-
-
-def standing_of(entry):
-    """What an entry says of the series "a"."""
-    step, generation, number, outcome = entry
-    return Standing(id=CheckpointId("a", step, generation), number=number, outcome=outcome)
+from ckptguard.values.verdict import worst
 
 
 def name_of(entry):
@@ -39,13 +24,13 @@ def name_of(entry):
     return verdict_name(standing_of(entry))
 
 
-@given(entries)
+@given(ENTRIES)
 def test_a_name_tells_id_order_and_outcome(entry):
     """Parsing a ledger name gives back what it was made of."""
     assert parse_verdict_name("a", name_of(entry)) == standing_of(entry)
 
 
-@given(st.lists(entries, max_size=20), st.randoms())
+@given(st.lists(ENTRIES, max_size=20), st.randoms())
 def test_order_of_names_does_not_matter_and_the_worst_of_the_newest_counts(found, random):
     """Any order of the listing gives the same standings; of equal numbers the worst outcome counts."""
     names = [name_of(entry) for entry in found]

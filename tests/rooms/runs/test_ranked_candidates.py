@@ -6,32 +6,20 @@ from pathlib import Path
 
 from hypothesis import given
 from hypothesis import strategies as st
+from support.verdict_entries import ENTRIES, Entry, standing_of
 
-from ckptguard.decisions.known_good import Standing, verdict_name
+from ckptguard.decisions.known_good import verdict_name
 from ckptguard.records.run import open_run
 from ckptguard.runs.find_known_good import Wanted, ranked_candidates
 from ckptguard.runs.history import History
 from ckptguard.values.ids import CheckpointId
 from ckptguard.values.verdict import Outcome
 
-WRITTEN = [Outcome.GOOD, Outcome.SUSPECT, Outcome.INCOMPLETE, Outcome.BAD]
-ENTRIES = st.tuples(
-    st.one_of(st.none(), st.integers(0, 10**12 - 1)),
-    st.integers(1, 50),
-    st.integers(1, 12000),
-    st.sampled_from(WRITTEN),
-)
-
 
 @given(st.lists(ENTRIES, max_size=20), st.integers(0, 10**12))
-def test_nothing_that_never_was_good_is_ever_chosen(
-    found: list[tuple[int | None, int, int, Outcome]], before: int
-) -> None:
+def test_nothing_that_never_was_good_is_ever_chosen(found: list[Entry], before: int) -> None:
     """Candidates were GOOD at some time, state no step at or above the limit, and come newest first."""
-    names = [
-        verdict_name(Standing(id=CheckpointId("a", step, generation), number=number, outcome=outcome))
-        for step, generation, number, outcome in found
-    ]
+    names = [verdict_name(standing_of(entry)) for entry in found]
     history = History(open_run(str(Path.cwd())), [f"ledger/a/{name}" for name in names])
     chosen = ranked_candidates(history, Wanted(before_step=before))
     was_good = {CheckpointId("a", e[0], e[1]) for e in found if e[3] is Outcome.GOOD}

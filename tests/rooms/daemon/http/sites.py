@@ -21,6 +21,19 @@ from ckptguard.values.access import Role
 TOKEN = f"Authorization: Bearer {SECRETS[Role.READER]}\r\n"
 
 
+def unfinished(host: str, more: int = 0) -> dict[str, bytes]:
+    """What a slow client has sent: nothing, or half a head or half a body, with so many bytes more of it."""
+    body = f"POST /v1/session HTTP/1.1\r\nHost: {host}\r\nContent-Length: {more + 50}\r\n\r\n{{"
+    return {
+        "nothing": b"",
+        "half a head": f"GET / HTTP/1.1\r\nHost: {host}\r\nX: ".encode() + b"x" * more,
+        "half a body": body.encode() + b"x" * more,
+    }
+
+
+UNFINISHED = tuple(unfinished("localhost"))
+
+
 class Site:
     """A front that serves `Behind`'s application."""
 

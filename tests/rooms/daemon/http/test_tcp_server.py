@@ -18,7 +18,7 @@ from ckptguard_daemon.dashboard import events, page_files
 from ckptguard_daemon.http import front, routes, server, tcp_address
 from ckptguard_daemon.http.front import Front, HttpOptions
 from gate_calls import SECRETS
-from sites import TOKEN, Site, make_certificate, rest_of
+from sites import TOKEN, UNFINISHED, Site, make_certificate, rest_of, unfinished
 from support.daemon_process import PATIENCE, Starter, save, until
 
 from ckptguard.errors import SettingsError
@@ -35,21 +35,14 @@ def site(tmp_path: Path) -> Iterator[Site]:
     made.close()
 
 
-SLOW = {
-    "says nothing": "",
-    "half a head": "GET / HTTP/1.1\r\nHost: loc",
-    "half a body": "POST /v1/session HTTP/1.1\r\nHost: localhost\r\nContent-Length: 50\r\n\r\n{",
-}
-
-
-@pytest.mark.parametrize("kind", SLOW)
+@pytest.mark.parametrize("kind", UNFINISHED)
 def test_slow_callers_make_room(site: Site, kind: str) -> None:
     """However many wait, and at what: others are answered, if not at once."""
     with contextlib.ExitStack() as stack:
         for _ in range(MANY):
             made = stack.enter_context(site.connect())
             with contextlib.suppress(OSError):
-                made.sendall(SLOW[kind].encode())
+                made.sendall(unfinished("localhost")[kind])
         until(site.works, "an answer")
 
 
@@ -62,13 +55,12 @@ def test_slow_callers_hold_up_no_pass(start: Starter, run: Path, tmp_path: Path)
     port = int(daemon.logged("http")["url"].rpartition(":")[2])
     resource.prlimit(daemon.process.pid, resource.RLIMIT_NOFILE, (512, 512))
     before = resident(daemon.process.pid)
-    half_a_head = b"GET / HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * 60_000
-    half_a_body = b"POST /v1/session HTTP/1.1\r\nHost: localhost\r\nContent-Length: 60000\r\n\r\n" + b"x" * 50_000
+    slow = unfinished("localhost", 60_000)
     with contextlib.ExitStack() as stack:
         for number in range(4 * server.MOST):
             made = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=PATIENCE))
             with contextlib.suppress(OSError):
-                made.sendall(half_a_body if number % 2 else half_a_head)
+                made.sendall(slow["half a body" if number % 2 else "half a head"])
         save(run, 1)
         assert daemon.outcome(1) == "good"
         assert resident(daemon.process.pid) - before < 128 * 1024**2

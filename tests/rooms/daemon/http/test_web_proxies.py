@@ -15,7 +15,7 @@ from gate_calls import SECRETS
 from servers.fixtures import skip_or_fail
 from servers.processes import NotInstalledError, free_port
 from servers.web_proxies import PROXIES, fitted
-from sites import TOKEN, Site, make_certificate, rest_of
+from sites import TOKEN, UNFINISHED, Site, make_certificate, rest_of, unfinished
 
 from ckptguard.values.access import Role
 
@@ -77,17 +77,10 @@ def test_a_browser_logs_in_and_acts(proxied: Proxied) -> None:
         assert said.startswith(f"HTTP/1.1 {status} ")
 
 
-HALVES = {
-    "nothing": "",
-    "half a head": "GET / HTTP/1.1\r\nHost: loc",
-    "half a body": "POST /v1/session HTTP/1.1\r\nHost: HOST\r\nContent-Length: 50\r\n\r\n{",
-}
-
-
-@pytest.mark.parametrize("half", HALVES)
+@pytest.mark.parametrize("half", UNFINISHED)
 def test_slow_clients_cost_nobody_anything(proxied: Proxied, half: str) -> None:
     """However many of them wait, another is answered at once. Each is ended after its time."""
-    text = HALVES[half].replace("HOST", f"localhost:{proxied.port}").encode()
+    text = unfinished(f"localhost:{proxied.port}")[half]
     with contextlib.ExitStack() as stack:
         slow = [stack.enter_context(proxied.connect()) for _ in range(60)]
         for one in slow:

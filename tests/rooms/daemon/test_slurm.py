@@ -342,6 +342,36 @@ def test_only_one_task_of_an_array_is_held(users: Slurm) -> None:
     users.call("scancel", job)
 
 
+@pytest.mark.parametrize("spelled", ["file://{}", "local://{}", "/{}", "/..{}", "file:///../.{}/", "{}/./"])
+def test_each_spelling_of_a_folder_is_that_folder(users: Slurm, spelled: str) -> None:
+    """The folder is looked at that the gate would open, however it is written: a missing one holds the job."""
+    programs = gate_that_answers(users, 0)
+    place = users.place(f"spelled-{uuid.uuid4().hex[:8]}")
+    script = f"#!/bin/sh\ntouch {place}/started\n"
+    job = users.submit(place, script, f"--comment=ckptguard={spelled.format(place / 'run')}")
+    until_held(users, job)
+    users.call("scancel", job)
+    assert asked(programs) == []
+    assert not (place / "started").exists()
+
+
+def test_other_urls_are_no_runs(users: Slurm) -> None:
+    """Whatever leads to a disk of this machine by a library's way around is not asked for, and the log says so. A
+    bucket is."""
+    programs = gate_that_answers(users, 0)
+    place = users.place("urls")
+    around = ("simplecache::file:///etc", "s3://a::file:///etc", "dir:///etc", "file://etc", "asynclocal:///etc")
+    around += ("file:/etc", "git:///etc", "s3:///etc", "memory://a")
+    words = [*(f"ckptguard={url}" for url in around[:4]), "ckptguard=s3://bucket/%u"]
+    for number, comment in enumerate((words, [f"ckptguard={url}" for url in around[4:]])):
+        job = users.submit(place, f"#!/bin/sh\ntouch {place}/{number}\n", f"--comment={' '.join(comment)}")
+        assert users.until_ended(job) == "IDLE"
+        assert (place / str(number)).exists()
+    assert asked(programs) == [f"gate -- s3://bucket/{pwd.getpwuid(users.uid).pw_name}"]
+    said = log_of(users).read_text()
+    assert [url for url in around if f"nor a URL of a bucket: {url}\n" not in said] == []
+
+
 WORDS = (
     "ckptguard=",
     "CKPTGUARD=/x",
@@ -366,7 +396,7 @@ def comments(seed: int) -> Iterator[str]:
         parts = [chance.choice(WORDS + SIGNS) for _ in range(chance.randint(1, 30))]
         parts += [f" ckptguard={path} " for path in chance.sample(PATHS, 3)]
         chance.shuffle(parts)
-        yield re.sub(r"ckptguard=(?=/|[a-z]+://)", "ckptguard=.", " ".join(parts))[:1000]
+        yield re.sub(r"ckptguard=(?=/|[a-z]+:)", "ckptguard=.", " ".join(parts))[:1000]
 
 
 def test_a_comment_of_a_user_is_only_text(users: Slurm) -> None:

@@ -1,6 +1,7 @@
-# The comment is a user's text. Only a word `ckptguard=RUN` means something, and RUN is a path from the root or a URL,
-# of letters, digits and ./_%+=@:,~- alone. In it %j is the job's id, %A the array's id, %a the task's number in the
-# array, %u the user's name, and %% a percent sign.
+# The comment is a user's text. Only a word `ckptguard=RUN` means something, and RUN is a path from the root or the URL
+# of a bucket or an SFTP server, of letters, digits and ./_%+=@:,~- alone. Nothing else is a folder of this machine:
+# file:///PATH and local:///PATH are read as PATH. In it %j is the job's id, %A the array's id, %a the task's number in
+# the array, %u the user's name, and %% a percent sign.
 note() { # each line of stdin, with the time and the job's id
     local line
     while IFS= read -r line || [ -n "$line" ]; do
@@ -12,8 +13,16 @@ read_runs() {
     runs=() name=$SLURM_JOB_ID
     read -r -d '' -a words <<<"$SLURM_JOB_COMMENT"
     for word in "${words[@]}"; do
-        [[ $word =~ ^ckptguard=((/|[a-z][a-z0-9+]*://)[[:alnum:]./_%+=@:,~-]{1,1000})$ ]] || continue
-        runs+=("${BASH_REMATCH[1]}")
+        [[ $word =~ ^ckptguard=(/|[a-z][a-z0-9+]*:)[[:alnum:]./_%+=@:,~-]{1,1000}$ ]] || continue
+        text=${word#ckptguard=}
+        case $text in
+            file:///* | local:///*) text=/${text#*:///} ;;
+        esac
+        if [[ $text =~ ^(/|(s3|s3a|gs|gcs|az|abfs|abfss|ssh|sftp)://[[:alnum:]%]) && $text != [!/]*::* ]]; then
+            runs+=("$text")
+        else
+            note <<<"not a path from the root, nor a URL of a bucket: $text"
+        fi
         [ ${#runs[@]} -lt 8 ] || break
     done
     [ ${#runs[@]} -gt 0 ] || return 0

@@ -134,7 +134,7 @@ def test_every_command_helps_from_the_wheel_alone(built: tuple[Path, Path]) -> N
 import sys; sys.path.insert(0, {str(built[1])!r})
 from click.testing import CliRunner
 from ckptguard.cli.entry import commands
-from ckptguard_daemon.__main__ import command as daemon
+from ckptguard_daemon.command import command as daemon
 for words in {[[], *([name] for name in COMMANDS)]!r}:
     answer = CliRunner().invoke(commands, [*words, "--help"])
     assert answer.exit_code == 0 and "Usage:" in answer.output, (words, answer.output)

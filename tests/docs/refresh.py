@@ -20,7 +20,7 @@ if __name__ == "__main__":
 
 import click
 import sandbox
-from ckptguard_daemon.__main__ import command as daemon_command
+from ckptguard_daemon.command import command as daemon_command
 from support.markdown import DOCS, ROOT, blocks, pages
 from terminal import on_a_terminal, without_colours
 

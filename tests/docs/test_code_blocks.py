@@ -9,7 +9,7 @@ import tomllib
 import click
 import pytest
 import refresh
-from ckptguard_daemon.__main__ import command as daemon_command
+from ckptguard_daemon.command import command as daemon_command
 from names import names
 from support.markdown import blocks, called, pages_with
 

@@ -59,7 +59,7 @@ ERRORS = {
 
 PROGRAMS = {
     "ckptguard": "ckptguard.cli.entry:commands",
-    "ckptguard-daemon": "ckptguard_daemon.__main__:command",
+    "ckptguard-daemon": "ckptguard_daemon.command:command",
     "train": "support.traced_training:PROGRAM",  # the only one that needs torch
 }
 _SERVER = """

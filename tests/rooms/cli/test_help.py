@@ -7,7 +7,7 @@ import re
 import click
 import click.testing
 import pytest
-from ckptguard_daemon.__main__ import command as daemon
+from ckptguard_daemon.command import command as daemon
 
 from ckptguard.cli.entry import COMMANDS, GROUPS, commands
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -80,6 +81,48 @@ def test_a_store_that_takes_connections_and_never_answers(words: tuple[str, ...]
                 assert process.wait(IN_TIME) == 130
             finally:
                 process.kill()
+
+
+# As a program that pip installs: its n-th import from then on is interrupted, and how many there were is in a file.
+STARTS = """
+import os, signal, sys
+module, left, note = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+main = getattr(__import__(module, fromlist=["main"]), "main")
+seen = 0
+class Moments:
+    def find_spec(self, *_):
+        global seen
+        seen += 1
+        if seen == left:
+            os.kill(os.getpid(), signal.SIGINT)
+        with open(note, "w") as file:
+            file.write(str(seen))
+sys.meta_path.insert(0, Moments())
+del sys.argv[1:4]
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("module", "words"), [("ckptguard_daemon.__main__", ("--once", "RUN")), ("ckptguard.cli", ("verify", "RUN"))]
+)
+def test_an_interruption_while_a_program_is_imported(
+    module: str, words: tuple[str, ...], run: Path, tmp_path: Path
+) -> None:
+    """Whatever is being imported: it ends with 130, and says nothing or one line."""
+    save(run, 200)
+    note = tmp_path / "seen"
+
+    def start(left: int) -> tuple[int, str]:
+        command = [sys.executable, "-c", STARTS, module, str(left), str(note)]
+        command += [word.replace("RUN", str(run)) for word in words]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=IN_TIME, check=False)
+        return done.returncode, done.stderr
+
+    assert start(0)[0] == 3
+    moments = random.Random(module).sample(range(2, int(note.read_text()) // 2), 14)
+    ends = {moment: start(moment) for moment in (1, *moments)}
+    assert {moment: end for moment, end in ends.items() if end[0] != 130 or "\n" in end[1].strip()} == {}
 
 
 def _stopped(command: list[str], began: Path, number: int) -> int:

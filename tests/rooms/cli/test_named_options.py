@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-import ckptguard_daemon.__main__ as daemon
+import ckptguard_daemon.command as daemon
 import click
 import msgspec
 import pytest

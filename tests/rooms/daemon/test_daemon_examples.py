@@ -14,7 +14,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from ckptguard_daemon.__main__ import command
+from ckptguard_daemon.command import command
 from ckptguard_daemon.liveness import LONGEST_SILENCE, probe
 from click.testing import CliRunner
 from support.daemon_process import PATIENCE, request, save, until

@@ -284,7 +284,7 @@ def test_the_idle_daemon_is_small(run: Path, start: Starter) -> None:
 def test_the_daemon_imports_nothing_heavy() -> None:
     """No module of the daemon's own process brings torch, numpy, BLAKE3 or the CLI's tables."""
     code = (
-        "import sys, ckptguard_daemon.__main__, ckptguard_daemon.service;"
+        "import sys, ckptguard_daemon.command, ckptguard_daemon.service;"
         "print([m for m in ('torch', 'numpy', 'blake3', 'isal', 'rich', 'fsspec') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

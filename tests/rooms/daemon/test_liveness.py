@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from ckptguard_daemon import liveness
-from ckptguard_daemon.__main__ import command
+from ckptguard_daemon.command import command
 from ckptguard_daemon.liveness import Systemd, WorkStop
 from ckptguard_daemon.loop import Loop
 from ckptguard_daemon.roster import Roster

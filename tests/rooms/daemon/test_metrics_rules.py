@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ckptguard_daemon.__main__ import command
+from ckptguard_daemon.command import command
 from ckptguard_daemon.metrics import Counted, DaemonFacts, exposition
 from click.testing import CliRunner
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from ckptguard_daemon.__main__ import command
+from ckptguard_daemon.command import command
 from click.testing import CliRunner
 from servers.slurm import Slurm
 from support.daemon_process import save

@@ -11,7 +11,7 @@ import stat
 from pathlib import Path
 
 import pytest
-from ckptguard_daemon.__main__ import command
+from ckptguard_daemon.command import command
 from ckptguard_daemon.metrics_file import MetricsFile
 from ckptguard_daemon.scraping import MetricsOptions, listen_for_scrapers
 from click.testing import CliRunner

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from ckptguard_daemon.__main__ import command
+from ckptguard_daemon.command import command
 from click.testing import CliRunner
 from gate_calls import SECRETS
 from servers.fixtures import skip_or_fail

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -75,7 +76,8 @@ def sentence(line: Mapping[str, Any]) -> str:
     """A log line as `log` makes it, as text: its time, its level where it is not "info", and a sentence."""
     fields = {name: value for name, value in line.items() if name not in ("time", "level", "event")}
     run, path = fields.get("run"), fields.get("path")
-    if isinstance(run, str) and isinstance(path, str) and not path.startswith(run):  # a daemon may watch many runs
+    is_in_run = isinstance(path, str) and not os.path.isabs(path) and "://" not in path
+    if isinstance(run, str) and is_in_run:  # a daemon may watch many runs
         fields["path"] = f"{name_of_run(run)}/{path}"
     level = "" if line["level"] == "info" else f"{line['level']}: "
     return f"{line['time']}  {level}{_words(line['event'], fields)}"

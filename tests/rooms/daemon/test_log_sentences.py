@@ -59,6 +59,15 @@ def test_the_form_follows_the_terminal_unless_told(
         assert line.endswith("  r/net-1.pt is gone")
 
 
+@pytest.mark.parametrize("run", ["/r", "s3://bucket/r"])
+@pytest.mark.parametrize("path", ["/r/net-1.pt", "/home/me/.cache/ckptguard/view-1/net-1.pt", "s3://bucket/r/net-1.pt"])
+def test_only_a_path_in_a_run_gets_its_name(logged: Callable[..., io.StringIO], run: str, path: str) -> None:
+    """A full path, as of the links to a kept copy, and a URL stay as they are, whatever the run is."""
+    out = logged("text", terminal=False)
+    log("known_good", run=run, id="1.1", path=path)
+    assert out.getvalue().endswith(f"  known-good is {path}\n")
+
+
 def test_a_file_is_for_programs(tmp_path: Path, logged: Callable[..., io.StringIO]) -> None:
     """Also where the daemon runs on a terminal."""
     logged("auto", terminal=True)

@@ -31,6 +31,7 @@ from ckptguard.storage.local.syncs import sync
 from ckptguard.storage.local.writes import (
     NO_LINKS,
     clone_into,
+    give_owner_and_mode,
     move_exclusively,
     publish,
     replace,
@@ -200,15 +201,9 @@ class LocalStorage(Storage):
             if entry_of(entry.key, os.fstat(source)).signature != entry.signature:
                 raise ChangedWhileReadError(f"{escape(entry.key)} changed while it was copied", key=entry.key)
             before = os.fstat(source)
-            _give_owner_and_mode(descriptor, before)
+            give_owner_and_mode(descriptor, before)
             publish(folder, descriptor, temporary_name, name)
             return done
-
-
-def _give_owner_and_mode(descriptor: int, before: os.stat_result) -> None:
-    with contextlib.suppress(OSError):  # who wrote it must be able to write it again
-        os.fchown(descriptor, before.st_uid, before.st_gid)
-    os.fchmod(descriptor, stat.S_IMODE(before.st_mode) & 0o777)
 
 
 def _copy_blocks(source: int, target: int, entry: Entry) -> None:
@@ -270,7 +265,7 @@ class LocalUpload(Upload):
                 if self._replace:
                     with contextlib.suppress(FileNotFoundError):  # a user who could not read the old file still cannot
                         before = os.lstat(self._name, dir_fd=self._folder)
-                        _give_owner_and_mode(self._descriptor, before)
+                        give_owner_and_mode(self._descriptor, before)
                     replace(self._folder, self._descriptor, self._temporary, self._name)
                 else:
                     publish(self._folder, self._descriptor, self._temporary, self._name)

@@ -10,6 +10,7 @@ import errno
 import fcntl
 import functools
 import os
+import stat
 from collections.abc import Callable, Iterator
 
 from ckptguard.storage.failures import translated
@@ -149,12 +150,15 @@ def publish(folder: int, descriptor: int, temporary_name: str | None, name: str)
         if temporary_name is None or os.fstat(descriptor).st_nlink < 2:
             raise
     except OSError as error:
-        if error.errno not in NO_LINKS:
+        # Once `make` has taken its name back, Linux gives a file without a name no other one.
+        had_a_name = temporary_name is None and isinstance(error, FileNotFoundError)
+        if error.errno not in NO_LINKS and not had_a_name:
             raise
         if temporary_name is None:
-            _named_only.add(os.fstat(folder).st_dev)
+            if not had_a_name:
+                _named_only.add(os.fstat(folder).st_dev)
             with temporary(folder, 0o600) as (other, other_name):
-                os.fchmod(other, os.fstat(descriptor).st_mode & 0o777)
+                give_owner_and_mode(other, os.fstat(descriptor))
                 _copy_whole(descriptor, other)
                 publish(folder, other, other_name, name)
             return
@@ -178,6 +182,13 @@ def replace(folder: int, descriptor: int, temporary_name: str | None, name: str)
     finally:
         ours(folder)
     sync_folder(folder)
+
+
+def give_owner_and_mode(descriptor: int, before: os.stat_result) -> None:
+    """Give an open file the mode, and if that is allowed the owner, that a file had before."""
+    with contextlib.suppress(OSError):  # who wrote it must be able to write it again
+        os.fchown(descriptor, before.st_uid, before.st_gid)
+    os.fchmod(descriptor, stat.S_IMODE(before.st_mode) & 0o777)
 
 
 def _copy_whole(source: int, target: int) -> None:

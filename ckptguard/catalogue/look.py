@@ -40,7 +40,7 @@ def digest_of(look: RunLook) -> bytes:
         sorted((id.record_path, place.bytes, place.written_at) for id, place in look.places.items()),
         sorted((id.record_path, count) for id, count in look.replicated.items()),
         [(save.series, save.bytes, save.written_at) for save in look.waiting],
-        (look.replicas, look.behind, look.scrub_interval, look.keep, look.curve),
+        (look.replicas, look.behind, look.scrub_interval, look.keep, look.curve, look.not_understood),
     )
     digest.update(repr(state).encode("utf-8", "backslashreplace"))
     for name in sorted(filter(counts, look.names)):

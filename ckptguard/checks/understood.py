@@ -18,11 +18,12 @@ _WEIGHTS = ("model", "ema")
 def check_understood(evidence: Evidence) -> Iterator[Finding]:
     """Report the files that nobody can read, if the checkpoint's weights may be in them. They are a sickness, unless
     something vouches for them."""
-    wrong = not_understood(evidence)
+    unread = _unread(evidence)
+    wrong = not_understood(evidence) if unread else ()
     for key in wrong:
         message = "its format is not understood, and nothing vouches for its content"
         yield Finding(UNDERSTOOD, Severity.SICKNESS, message, key)
-    if not wrong and (unread := _unread(evidence)):
+    if unread and not wrong:
         message = "its format is not understood; something else vouches for its content"
         yield Finding(UNDERSTOOD, Severity.NOTICE, message, unread[0], count=len(unread))
 

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING
 import click
 
 from ckptguard.terminal.columns import lay_out, wrap
-from ckptguard.terminal.output import escape, say
+from ckptguard.terminal.output import escape, say, trouble
 from ckptguard.values.plain_numbers import age as age
 from ckptguard.values.plain_numbers import size as size
 
 if TYPE_CHECKING:
     from ckptguard.documents.report_lines import Line
+    from ckptguard.runs.not_understood import NotUnderstood
     from ckptguard.runs.results import Checked
     from ckptguard.values.verdict import Finding
 
@@ -110,6 +111,13 @@ def some(names: Sequence[str], most: int = 10) -> str:
     """The first of many names, and how many there are beside."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
+
+
+def warn_not_understood(found: NotUnderstood) -> None:
+    """Say which files nothing verifies, and what to do."""
+    sentence, hint = found.notes
+    trouble(f"warning: {sentence}")
+    trouble(f"hint: {hint}")
 
 
 def facts(*pairs: tuple[str, object]) -> None:

@@ -66,6 +66,7 @@ def summarize(
         backlog=len(there.waiting),
         backlog_bytes=sum(save.bytes for save in there.waiting),
         waiting_since=min((save.since for save in there.waiting if save.since is not None), default=None),
+        not_understood=there.not_understood,
         replicas=there.replicas,
         replicas_behind=len(ever_good) if there.behind is None else there.behind,
         scrubbed_at=min((row.scrubbed_at for row in found if row.scrubbed_at is not None), default=None),

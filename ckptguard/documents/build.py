@@ -112,7 +112,7 @@ def _kept(pruned: Any) -> object:
 # By module and class; or by a name, if a type has a second form.
 FORMS: dict[str, Form] = {
     # verify, show
-    "results.Report": Form("target kind outcome checkpoints"),
+    "results.Report": Form("target kind outcome checkpoints not_understood"),
     "results.Checked": Form("*", {"seconds": lambda c: None if c.seconds is None else round(c.seconds, 3)}),
     "verdict.Finding": Form("check severity file tensor count expected found message omitted"),
     "verdict.Verdict": Form("outcome checked_at version digests findings"),
@@ -135,7 +135,7 @@ FORMS: dict[str, Form] = {
     "known-good of the daemon": Form("path series step id kept verified_at reason place"),
     "status.Status": Form(
         "target=run protected explanation watched known_good known_good_age_seconds pending changed outcomes"
-        " last_incident>incident daemon kept_kinds kept_bytes replicas>standing at_risk room"
+        " last_incident>incident daemon kept_kinds kept_bytes replicas>standing at_risk room not_understood"
     ),
     "standing": Form("url behind last_good trouble"),
     "restore.Restored": Form("path series step id outcome bytes kept source"),

@@ -49,6 +49,12 @@ _NO_STATE = re.compile(
 _NO_STATE_FOLDERS = frozenset(
     ("wandb", "tensorboard", "tb_logs", "tblogs", "tb", "logs", "log", "mlruns", "tensorboard_logs", "site-packages")
 )
+FIRST_BYTES = 512  # that tell what a file is: those of a zip name its first file
+# How pictures, sound, programs, databases and documents begin.
+_BEGIN_OTHERS = (
+    *(b"\x89PNG", b"\xff\xd8\xff", b"GIF8", b"%PDF", b"%!PS", b"RIFF", b"OggS", b"fLaC", b"ID3", b"\x1aE\xdf\xa3"),
+    *(b"\x7fELF", b"SQLite format 3", b"PAR1", b"ARROW1", b"Obj\x01", b"!<arch>", b"wOFF", b"II*\0", b"MM\0*"),
+)
 Rule = Callable[[str, bytes], bool]  # of a path and the file's first bytes
 
 
@@ -108,6 +114,17 @@ def may_hold_state(path: str) -> bool:
     if _NO_STATE.fullmatch(name) or is_sum_list(name) or may_be_pointer(name):
         return False
     return _NO_STATE_FOLDERS.isdisjoint(path.lower().split("/")[:-1])
+
+
+def begins_like_no_state(head: bytes) -> bool:
+    """True if the first bytes of a file are those of a text, a picture, a program or a database."""
+    if head.startswith(_BEGIN_OTHERS) or head[4:8] == b"ftyp":
+        return True
+    try:
+        text = head[:-3].decode("utf-8") if len(head) == FIRST_BYTES else head.decode("utf-8")
+    except UnicodeDecodeError:
+        return False
+    return all(character.isprintable() or character in "\t\r\n\f\b\x1b" for character in text)
 
 
 def is_sum_list(path: str) -> bool:

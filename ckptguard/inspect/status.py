@@ -19,6 +19,7 @@ from ckptguard.records.who_and_when import seconds_of
 from ckptguard.replicas.replicate import Replica, furthest_behind, replica_standings
 from ckptguard.runs.ended import ended_at, ended_words
 from ckptguard.runs.find_known_good import KnownGood, openable, presence_of, ranked_candidates
+from ckptguard.runs.not_understood import NotUnderstood
 from ckptguard.runs.run_reader import RunReader, remembered
 from ckptguard.runs.run_view import RunView
 from ckptguard.runs.sealed_content import sealed_outcome
@@ -37,6 +38,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     - `changed`: paths that changed since they were read; `outcomes` counts the others.
     - `at_risk`: what would be lost if training died now; None if it does not train.
     - `room`: which copies it lacks because there is no room, and whose copies were released; None if there is room.
+    - `not_understood`: files that may be state, and that nothing verifies.
     - `bad`: paths in place; `summary`: all that the other views of a fleet say of it.
     - `daemon`: the record of who guards the run. On another machine it does not prove that the daemon lives.
     """
@@ -59,6 +61,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     room: RoomProblem | None = None
     summary: RunSummary
     bad: tuple[str, ...] = ()
+    not_understood: NotUnderstood | None = None
 
 
 def status(view: RunView, *, supervised: bool = False) -> Status:
@@ -74,7 +77,7 @@ def status(view: RunView, *, supervised: bool = False) -> Status:
     present = [s for s in states if s.in_place]
     newest = list_incidents(view.run, most=1) or list_incidents(view.run)  # the newest may be damaged
     daemon = read_daemon_record(view.run)
-    replicas = replica_standings(view)
+    replicas, unread = replica_standings(view), view.listing.not_understood
     there = RunPlaces(
         url=view.run.url,
         places={s.id: FilesInPlace(s.bytes or 0) for s in present if s.id is not None and not _waits(s)},
@@ -84,6 +87,7 @@ def status(view: RunView, *, supervised: bool = False) -> Status:
         behind=furthest_behind(replicas),
         replicated=Counter(id for replica in replicas for id in replica.held),
         keep=view.settings.keep,
+        not_understood=0 if unread is None else unread.files,
     )
     summary = summarize(there, rows, (), None if known_good is None else known_good.id)
     ended = None if ended_at(view) is None else ended_words(view.run.url)
@@ -107,6 +111,7 @@ def status(view: RunView, *, supervised: bool = False) -> Status:
         at_risk=at_risk(summary, time.time()),
         summary=summary,
         bad=tuple(s.path for s in present if s.outcome is Outcome.BAD and not s.changed),
+        not_understood=unread,
     )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from ckptguard.layouts import Checkpoint
+from ckptguard.runs.not_understood import NotUnderstood
 from ckptguard.values.ids import CheckpointId, Step
 from ckptguard.values.manifest import Manifest
 from ckptguard.values.verdict import Finding, Outcome, Severity, limit_findings, target_outcome
@@ -36,6 +37,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     checkpoints: tuple[Checked, ...]
     notes: tuple[str, ...] = ()
     could_not_tell: bool = False
+    not_understood: NotUnderstood | None = None  # what in the run nothing verifies
 
     @property
     def outcome(self) -> Outcome:

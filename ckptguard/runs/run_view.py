@@ -22,6 +22,7 @@ from ckptguard.records.manifests import FOLDER as MANIFESTS
 from ckptguard.records.manifests import read_manifest, sealed_generations
 from ckptguard.records.run import Run, list_records, open_run
 from ckptguard.runs.history import History, load_history
+from ckptguard.runs.not_understood import NotUnderstood, find_not_understood
 from ckptguard.runs.run_reader import RunMemory, RunReader
 from ckptguard.runs.sealed_content import is_good
 from ckptguard.storage.protocol import UNNAMED, Entry, find_entry
@@ -263,6 +264,12 @@ class Listing:
         for checkpoint in self.checkpoints.values():
             found.setdefault(checkpoint.series, []).append(checkpoint)
         return {series: _in_place(tuple(own)) for series, own in found.items()}
+
+    @cached_property
+    def not_understood(self) -> NotUnderstood | None:
+        """The files outside checkpoints that may be state and that nobody can read."""
+        owned = {e.key for c in self.checkpoints.values() for e in (*c.entries, *c.irregular)}
+        return find_not_understood(self._run, self.entries, owned)
 
     @property
     def unnamed_notes(self) -> tuple[str, ...]:

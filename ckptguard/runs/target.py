@@ -148,7 +148,8 @@ def _whole_run(view: RunView, url: str, target: str) -> Target:
     """Return a target that can only be a run. Raises NotFoundError if it is none."""
     if view.checkpoints or has_records(view.run):
         return Target(url=url, kind="run", storage=view.run.storage, view=view)
-    found = next(iter(view.listing.unnamed_notes), None)
+    unread = view.listing.not_understood
+    found = next(iter(view.listing.unnamed_notes), None if unread is None else "; ".join(unread.notes))
     raise NotFoundError(f"there is no checkpoint in {target}, at most {MAX_DEPTH} levels down", hint=found)
 
 

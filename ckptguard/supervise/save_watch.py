@@ -27,6 +27,7 @@ from ckptguard.recover.rollback_scope import content_of, training_in
 from ckptguard.reporting.channels import Event
 from ckptguard.reporting.events import Known, known_outcomes, news_in, reason_of, verdict_event
 from ckptguard.runs.find_known_good import Wanted, newest_candidate
+from ckptguard.runs.not_understood import NotUnderstood
 from ckptguard.runs.run_view import RunView
 from ckptguard.runs.work import Work
 from ckptguard.scan import Scanner
@@ -85,6 +86,7 @@ class SaveWatch:
         self._known: Known | None = None  # outcomes that were reported before
         self._notes = PassNotes()
         self._told: set[str] = set()
+        self._told_not_understood = False
         self._before: frozenset[object] = frozenset()  # what existed at the very beginning
         self._left_open: set[str] = set()  # incidents of guards that ended without closing them
         self._abandoned: set[str] = set()  # incidents of a killed supervise
@@ -105,6 +107,8 @@ class SaveWatch:
         except CkptguardError as error:
             return error
         self._before = self._signatures()
+        if (found := self.not_understood()) is not None:
+            self.tell_not_understood(found)
         return None
 
     def take_over(self, series: Iterable[str], targets: Mapping[str, int]) -> None:
@@ -133,6 +137,12 @@ class SaveWatch:
             gave_up=any(i.id not in before.incidents and i.source not in _OURS for i in given_up),
         )
 
+    def not_understood(self) -> NotUnderstood | None:
+        """Return what in the run may be state and nothing verifies, as of now."""
+        with self._complaining():
+            return self._look().listing.not_understood
+        return None
+
     def watch(self, until: threading.Event) -> list[SickSave]:
         """Make passes until a save is sick that no guard in the command deals with, or until `until` is set."""
         while not until.is_set():
@@ -154,6 +164,13 @@ class SaveWatch:
         found = self.sick()
         self._tell_of(done, found)
         return found
+
+    def tell_not_understood(self, found: NotUnderstood) -> None:
+        """Say once that there are files that nothing verifies, and what to do."""
+        if not self._told_not_understood:
+            self._told_not_understood = True
+            for sentence in found.notes:
+                self.tell(sentence)
 
     def sick(self) -> list[SickSave]:
         """Return the sick saves by the current records; none if they cannot be read."""
@@ -318,6 +335,8 @@ class SaveWatch:
             done = reconcile(view, self._notes, work=work, assume_quiet=assume_quiet)
             for sentence in done.could_not_tell:
                 self._tell_once(sentence)
+            if done.not_understood is not None:
+                self.tell_not_understood(done.not_understood)
             return done
         return None
 

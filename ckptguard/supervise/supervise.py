@@ -46,11 +46,13 @@ class Supervised(msgspec.Struct, frozen=True, kw_only=True):
     """How it ended: the command's last exit code (128 + n after signal n), and an error that outweighs it, if any.
 
     `sick_end`: the command's code was 0, but its last save was sick. It is quarantined, unless we were asked to end.
+    `not_understood`: files that may be state were not verified.
     """
 
     status: int
     error: CkptguardError | None = None
     sick_end: bool = False
+    not_understood: bool = False
 
 
 def supervise(
@@ -119,6 +121,10 @@ class _Supervisor:
         try:
             done = self._run()
             if self._watch.asked is None:  # otherwise the user is in a hurry
+                unread = self._watch.beside(self._saves.not_understood, None, only_looks=True)
+                if unread is not None:
+                    done = msgspec.structs.replace(done, not_understood=True)
+                    self._tell(unread.sentence)
                 self._watch.beside(partial(self._hooks.close, patience=LONGEST_CLOSE), None, only_looks=True)
             return done
         except WaitAbandoned:

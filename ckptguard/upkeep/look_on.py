@@ -22,4 +22,8 @@ def look_on(view: RunView, notes: PassNotes) -> PassResult:
         if not sample.done:
             why = "another daemon verifies it"
             pending.append(Waiting(path=path, series=checkpoint.series, step=checkpoint.step, reason=why))
-    return PassResult(pending=tuple(pending), unnamed=notes.start.listing.unnamed_notes)
+    return PassResult(
+        pending=tuple(pending),
+        unnamed=notes.start.listing.unnamed_notes,
+        not_understood=notes.start.listing.not_understood,
+    )

@@ -36,9 +36,10 @@ from ckptguard.retention.trash import settle_trash
 from ckptguard.runs.ended import ended_at
 from ckptguard.runs.history import FOLDERS
 from ckptguard.runs.lock import run_lock
+from ckptguard.runs.not_understood import NotUnderstood
 from ckptguard.runs.results import Checked
 from ckptguard.runs.run_reader import RunMemory
-from ckptguard.runs.run_view import RunView
+from ckptguard.runs.run_view import Listing, RunView
 from ckptguard.runs.work import PLAIN, Work
 from ckptguard.runs.writers import writer_of
 from ckptguard.storage.local.removal import own_removals
@@ -87,6 +88,7 @@ class PassResult(msgspec.Struct, frozen=True, kw_only=True):
     could_not_tell: tuple[str, ...] = ()
     room: RoomProblem | None = None  # which kept copies the run lacks because there is no room
     short_of_room: bool = False  # the next saves of the runs on its file system may not fit
+    not_understood: NotUnderstood | None = None  # files that may be state, and that nothing verifies
     unnamed: tuple[str, ...] = ()  # what was not looked at, because its name cannot be read: a sentence each
     next_in: float | None = None
     ended_at: float | None = None  # only records are left: when they last changed, in seconds since 1970
@@ -165,13 +167,14 @@ def reconcile(view: RunView, notes: PassNotes, *, work: Work = PLAIN, assume_qui
     start = start_of(view, notes.settled)
     notes.note_start(start, view.run.records.root)
     wait = 0.0 if assume_quiet else notes.removal_may_last(view.settings)
-    notes.waited = wait > 0
+    notes.waited, listing = wait > 0, start.listing
+    idle = PassResult(unnamed=listing.unnamed_notes, not_understood=listing.not_understood, room=notes.room.on_record)
     if notes.waited:
         notes.settled = None
-        return PassResult(next_in=wait, unnamed=start.listing.unnamed_notes, room=notes.room.on_record)
+        return msgspec.structs.replace(idle, next_in=wait)
     if notes.nothing_to_do(start) and not notes.room.has_shrunk(view.run):
         notes.settled = start
-        return PassResult(unnamed=start.listing.unnamed_notes, room=notes.room.on_record)
+        return idle
     notes.settled = None
     if not assume_quiet and (rest := _rest_of_removed(view, notes, start)) is not None:
         return rest
@@ -192,7 +195,7 @@ def reconcile(view: RunView, notes: PassNotes, *, work: Work = PLAIN, assume_qui
         if not one.checked:
             raise
         one.troubles.append(error.message)  # report the verdicts given so far: no later pass would
-    done = one.result(start.listing.unnamed_notes)
+    done = one.result(start.listing)
     if not done.pending and not done.could_not_tell and not done.made_way and not one.marks_later:
         notes.settled = start
         if not start.listing.entries and not waiting_alone(view):
@@ -228,7 +231,7 @@ class _Pass:
         self._pruned: tuple[str, ...] = ()
         self._delays: list[float] = []
 
-    def result(self, unnamed: tuple[str, ...]) -> PassResult:
+    def result(self, listing: Listing) -> PassResult:
         """Return what was done so far."""
         return PassResult(
             checked=tuple(self.checked),
@@ -239,7 +242,8 @@ class _Pass:
             could_not_tell=tuple(dict.fromkeys(self.troubles)),
             room=self.notes.room.on_record,
             short_of_room=self.notes.room.missing > 0,
-            unnamed=unnamed,
+            unnamed=listing.unnamed_notes,
+            not_understood=listing.not_understood,
             next_in=min(self._delays, default=None),
             made_way=self._made_way,
         )

@@ -105,3 +105,4 @@ class RunPlaces(msgspec.Struct, frozen=True, kw_only=True):
     replicated: Mapping[CheckpointId, int] = {}
     scrub_interval: float | None = None
     keep: str = ""
+    not_understood: int = 0  # files that may be state, and that nothing verifies

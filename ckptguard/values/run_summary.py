@@ -38,6 +38,7 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     backlog: int = 0  # saves that wait for their verdict
     backlog_bytes: int = 0
     waiting_since: float | None = None  # when the oldest of them was seen
+    not_understood: int = 0  # files that may be state, and that nothing verifies
     replicas: int = 0  # how many are configured
     replicas_behind: int = 0  # good checkpoints that some replica does not have for certain
     scrubbed_at: float | None = None  # when the place that waits longest was last read

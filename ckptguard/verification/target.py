@@ -60,7 +60,7 @@ def verify_resolved(
         if sums is not None and len(chosen) != 1:
             raise SettingsError("a checksum file goes with a file or one checkpoint, not with a run", hint="name one")
         judge = StrayJudge(resolved, settings, sums, reference, work).judge
-    results, unsure = [], bool(resolved.unread)
+    results, unsure, unread = [], bool(resolved.unread), None
     for checkpoint in chosen:
         quiet: Checkpoint | None = checkpoint
         if run is None or not LAYOUTS[checkpoint.layout].sealed_by_writer:  # these are finished by a seal, not by time
@@ -78,6 +78,8 @@ def verify_resolved(
         run.forget()  # pointers are compared with the final state
         notes += run.listing.unnamed_notes
         unsure = unsure or bool(run.listing.unnamed)
+        unread = run.listing.not_understood
+        notes += [] if unread is None else ["; ".join(unread.notes)]
         notes += pointer_notes(run, {c.path: c.outcome for c in results})
     return Report(
         target=resolved.url,
@@ -85,6 +87,7 @@ def verify_resolved(
         checkpoints=tuple(results),
         notes=tuple(dict.fromkeys(notes)),
         could_not_tell=unsure,
+        not_understood=unread,
     )
 
 

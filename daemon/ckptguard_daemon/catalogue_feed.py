@@ -172,6 +172,7 @@ class CatalogueFeed:
 def _look_of(view: RunView, passed: Passed, start: Start, names: frozenset[str]) -> RunLook:
     places: dict[CheckpointId, FilesInPlace] = {}
     waiting: list[WaitingSave] = []
+    unread = start.listing.not_understood
     for path, checkpoint in start.listing.checkpoints.items():
         sample = passed.notes.samples.get(path)
         if sample is None or (sample.done and sample.id is None):
@@ -193,4 +194,5 @@ def _look_of(view: RunView, passed: Passed, start: Start, names: frozenset[str])
         scrub_interval=passed.scrub_interval,
         keep=view.settings.keep,
         logs=find_logs(start.listing.entries),
+        not_understood=0 if unread is None else unread.files,
     )

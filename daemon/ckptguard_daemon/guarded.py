@@ -171,6 +171,7 @@ class WatchedRun:
         self._logged: dict[str, None] = {}
         self._records_changed = False
         self._room_problem: str | None = None
+        self._told_not_understood = False
         self._asked_others_at = float("-inf")  # monotonic
 
     def take(self, name: str, settings: Settings, hooks: Hooks) -> None:
@@ -518,6 +519,11 @@ class WatchedRun:
             quiet = self._has_lost(view) or self._notes.records_go(view.run)
         for sentence in () if quiet else done.could_not_tell:
             self._log_once("could_not_tell", level="warning", reason=sentence)
+        if done.not_understood is not None:
+            sentence, hint = done.not_understood.notes
+            if not self._told_not_understood:
+                log("not_understood", level="warning", run=self.url, reason=f"{sentence}; {hint}")
+            self._told_not_understood = True
         for path in done.gone:
             log("gone", run=self.url, path=path)
         if done.lost is not None:

@@ -43,6 +43,7 @@ _SENTENCES = {
     "metrics_refused": "nobody gets the metrics: {reason}",
     "not_enough_room": "{run}: {reason}; free some space to have more copies",
     "no_such_checkpoint": "there is no checkpoint {path}",
+    "not_understood": "{run}: {reason}",
     "not_catalogued": "{run} could not be noted in the catalogue: {reason}",
     "parent_gone": "the process that started this daemon has ended",
     "pending": "{path} has no verdict yet: {reason}",

@@ -145,6 +145,11 @@ _FAMILIES = (
     _Family("backlog_checkpoints", "Saves that wait for a verdict.", lambda r, _: r.backlog),
     _Family("backlog_bytes", "Bytes of the saves that wait for a verdict.", lambda r, _: r.backlog_bytes),
     _Family(
+        "not_understood_files",
+        "Files that may be training state, and that nothing verifies.",
+        lambda r, _: r.not_understood,
+    ),
+    _Family(
         "replica_behind",
         "Good checkpoints that a replica lacks.",
         lambda r, _: r.replicas_behind if r.replicas else None,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ckptguard.cli.command import Command, PathOrUrl, Shared, quiet_option, shared_options
-from ckptguard.cli.render import size, table
+from ckptguard.cli.render import size, table, warn_not_understood
 from ckptguard.terminal.output import emit, escape, has_reader, is_quiet, say, say_well, trouble
 from ckptguard.values.exit_codes import ExitCode
 
@@ -43,13 +43,15 @@ def command(run: str, watch: bool, shared: Shared) -> None:
     view = open_named_run(run, settings)
     states = survey(view)
     if shared.as_json:
-        emit("list", target=view.run.url, checkpoints=states)
+        emit("list", target=view.run.url, checkpoints=states, not_understood=view.listing.not_understood)
     elif states:
         _show(states, view.run.url)
     else:
         trouble("there are no checkpoints yet")
     for note in view.listing.unnamed_notes:
         trouble(f"warning: {note}")
+    if view.listing.not_understood is not None:
+        warn_not_understood(view.listing.not_understood)
 
 
 def _watch(run: str, settings: Settings) -> None:

@@ -10,7 +10,7 @@ import click
 
 from ckptguard.cli.command import Command, PathOrUrl, Shared, quiet_option, shared_options
 from ckptguard.cli.failures import error_fields
-from ckptguard.cli.render import age, facts, say_text, size, some, table
+from ckptguard.cli.render import age, facts, say_text, size, some, table, warn_not_understood
 from ckptguard.errors import CkptguardError, NotFoundError
 from ckptguard.terminal.output import emit, is_quiet, report_error, trouble
 from ckptguard.values.exit_codes import ExitCode, of_error
@@ -49,6 +49,8 @@ def command(runs: tuple[str, ...], shared: Shared) -> None:
     found = _status(view)
     for note in view.listing.unnamed_notes:
         trouble(f"warning: {note}")
+    if found.not_understood is not None:
+        warn_not_understood(found.not_understood)
     if shared.as_json:
         emit("status", found)
     elif not (is_quiet() and _is_well(found)):
@@ -146,7 +148,7 @@ def _is_well(one: Status | Unseen) -> bool:
     """Whether -q has nothing to say of it."""
     if isinstance(one, Unseen) or not one.explanation.startswith("yes"):
         return False
-    return not any(replica.trouble for replica in one.replicas)
+    return one.not_understood is None and not any(replica.trouble for replica in one.replicas)
 
 
 def _show_all(every: Sequence[tuple[str, Status | Unseen]]) -> None:
@@ -167,6 +169,8 @@ def _show_all(every: Sequence[tuple[str, Status | Unseen]]) -> None:
         incident = one.last_incident
         last = incident and f"{incident.cause} ({incident.state})"
         rows.append((name, one.explanation.partition(":")[0], *row, last))
+        if one.not_understood is not None:
+            trouble(f"warning: {name}: {one.not_understood.sentence}")
         for replica in one.replicas:
             if replica.trouble:
                 trouble(f"warning: {replica.url}: {replica.trouble}")

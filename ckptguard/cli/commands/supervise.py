@@ -11,7 +11,7 @@ from ckptguard.cli.command import PathOrUrl, RunsAnother, Shared, config_option,
 from ckptguard.terminal.output import report_error, trouble
 from ckptguard.values.exit_codes import ExitCode, of_error
 
-CODES = (ExitCode.BAD, ExitCode.BUSY, ExitCode.EXHAUSTED, ExitCode.NO_KNOWN_GOOD)
+CODES = (ExitCode.BAD, ExitCode.UNDECIDED, ExitCode.BUSY, ExitCode.EXHAUSTED, ExitCode.NO_KNOWN_GOOD)
 
 
 def _no_nan(ctx: click.Context, param: click.Parameter, value: float) -> float:
@@ -42,10 +42,17 @@ def _no_nan(ctx: click.Context, param: click.Parameter, value: float) -> float:
     metavar="SECONDS",
     help="Give COMMAND this long to end when it is asked to.",
 )
+@click.option("--strict", is_flag=True, help="End with 4 if files that may be training state were not verified.")
 @config_option
 @records_option
 def command(
-    run: str, argv: tuple[str, ...], max_rollbacks: int, stop_seconds: float, config: str | None, records: str | None
+    run: str,
+    argv: tuple[str, ...],
+    max_rollbacks: int,
+    stop_seconds: float,
+    strict: bool,
+    config: str | None,
+    records: str | None,
 ) -> None:
     """Run COMMAND, which saves into RUN, and verify what it saves. Go back when a save is sick or COMMAND dies.
 
@@ -76,5 +83,7 @@ def command(
             code = of_error(done.error)
         elif done.sick_end:
             code = ExitCode.BAD
+        elif strict and done.not_understood and not code:
+            code = ExitCode.UNDECIDED
         sys.stderr.flush()
         os._exit(code)  # not sys.exit: a look at storage that hangs must not hold up the end

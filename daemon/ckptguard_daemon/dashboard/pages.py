@@ -87,6 +87,7 @@ class Pages:
             "events": [event_fields(e) for e in known.events],
             "pending": plain(run.last_pass.pending),
             "could_not_tell": [*map(escape, run.last_pass.could_not_tell), *run.last_pass.unnamed],
+            "not_understood": run.last_pass.not_understood and plain(run.last_pass.not_understood.notes),
             "replicas": [{**fields(r, "standing"), "held": len(r.held)} for r in replicas],
             "scrub": plain(scrub),
         }

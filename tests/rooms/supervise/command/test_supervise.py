@@ -384,3 +384,18 @@ signal.pause()
     assert [i.cause for i in list_incidents(open_run(str(run)))] == ["numeric", "anew"]
     assert all(i.state == "closed" for i in list_incidents(open_run(str(run))))
     assert sorted(p.name for p in run.glob("net-*")) == [f"net-{n}.safetensors" for n in (2, 3, 4)]
+
+
+@pytest.mark.parametrize("options", [(), ("--strict",)])
+def test_what_nobody_verifies_is_named_at_the_start_and_in_the_last_line(supervise, run, options):
+    """A trainer whose saves nobody can read: with --strict that is an exit code, and its own failure comes first."""
+    run.mkdir()
+    (run / "old.h5").write_bytes(b"\x89HDF" + bytes(range(256)) * 20)
+    script = "(run / 'new.h5').write_bytes(b'\\x89HDF' + bytes(range(256)) * 20)\n"
+    done = supervise(script, *options)
+    assert done.code == (4 if options else 0), done.stderr
+    lines = done.stderr.splitlines()
+    assert "1 file is not understood" in lines[0]
+    assert "[[patterns]]" in lines[1]
+    assert "2 files are not understood" in lines[-1]
+    assert supervise(f"{script}sys.exit(7)\n", *options).code == 7

@@ -1,0 +1,105 @@
+"""Find files in a run that may be training state and that nothing verifies, because no format of ours explains them.
+
+A file with an unknown name is known by its first bytes. They are read once for each size and time, on a local disk.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection, Iterable
+
+import msgspec
+
+from ckptguard.errors import ObjectMissingError, StorageError
+from ckptguard.formats.suffixes import FIRST_BYTES, begins_like_no_state, may_hold_state, suffixes_of
+from ckptguard.records.run import Run
+from ckptguard.storage.protocol import Entry
+from ckptguard.values.ids import escape, is_temporary
+from ckptguard.values.patterns import is_ignored
+
+_SMALLEST = 1024  # bytes; what is smaller is no training state
+_MOST_READ = 5000  # files of one listing whose first bytes are read; of more only the names are known
+_MOST_NAMED = 20
+_REMEMBERED = 100_000  # files
+WHAT_TO_DO = (
+    "name them in [[patterns]] with a list of checksums or ckptguard.seal, or with ignore = true if they are no state"
+)
+
+
+class NotUnderstood(msgspec.Struct, frozen=True):
+    """How many files of a run may be state that nothing verifies, their size, and the paths of the first."""
+
+    files: int
+    bytes: int
+    paths: tuple[str, ...]
+
+    @property
+    def sentence(self) -> str:
+        """What people are told."""
+        names = ", ".join(map(escape, self.paths[:3])) + (f" and {self.files - 3} more" if self.files > 3 else "")
+        what = "1 file is" if self.files == 1 else f"{self.files} files are"
+        return f"{what} not understood, so nothing verifies what may be training state: {names}"
+
+    @property
+    def notes(self) -> tuple[str, str]:
+        """The sentence, and what to do."""
+        return self.sentence, WHAT_TO_DO
+
+
+def find_not_understood(run: Run, entries: Iterable[Entry], owned: Collection[str]) -> NotUnderstood | None:
+    """Return what nothing verifies, or None. `owned` are the keys of the files that belong to checkpoints.
+
+    Only on a local disk: elsewhere each file would cost a request.
+    """
+    if run.storage.root is None:
+        return None
+    known = suffixes_of("tensors", "arrays", "objects", "pieces")
+    candidates = [
+        e
+        for e in entries
+        if e.kind == "file" and e.size > _SMALLEST and e.key not in owned and _may_be_state(run, e, known)
+    ]
+    found = [e for place, e in enumerate(candidates) if place >= _MOST_READ or not _is_something_else(run, e)]
+    if not found:
+        return None
+    return NotUnderstood(len(found), sum(e.size for e in found), tuple(e.key for e in found[:_MOST_NAMED]))
+
+
+def _may_be_state(run: Run, entry: Entry, known: tuple[str, ...]) -> bool:
+    """True if its name does not say what it is, and the user has not said that it is no state."""
+    if entry.name.startswith(".") or entry.name.lower().endswith(known) or not may_hold_state(entry.key):
+        return False
+    return not any(map(is_temporary, entry.key.split("/"))) and not is_ignored(run.patterns, entry.key)
+
+
+def _is_something_else(run: Run, entry: Entry) -> bool:
+    head = first_bytes(run, entry)
+    return head is not None and begins_like_no_state(head)
+
+
+_heads: dict[tuple[object, ...], bytes] = {}
+_lock = threading.Lock()
+
+
+def first_bytes(run: Run, entry: Entry) -> bytes | None:
+    """Return the first bytes of a local file. They are read again once its size or time changes. None if they cannot
+    be read."""
+    place = (run.storage.root, entry.key, *entry.signature)
+    with _lock:
+        head = _heads.get(place)
+    if head is not None:
+        return head
+    try:
+        with run.storage.open(entry.key) as reader:
+            head = reader.read(0, min(reader.entry.size, FIRST_BYTES))
+            same = reader.entry.signature == entry.signature
+    except ObjectMissingError:
+        return b""  # it went meanwhile
+    except StorageError:
+        return None
+    with _lock:
+        while len(_heads) >= _REMEMBERED:
+            del _heads[next(iter(_heads))]
+        if same:
+            _heads[place] = head
+    return head

@@ -6,7 +6,7 @@ A file with an unknown name is known by its first bytes. They are read once for 
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 
 import msgspec
 
@@ -46,19 +46,15 @@ class NotUnderstood(msgspec.Struct, frozen=True):
         return self.sentence, WHAT_TO_DO
 
 
-def find_not_understood(run: Run, entries: Iterable[Entry], owned: Collection[str]) -> NotUnderstood | None:
-    """Return what nothing verifies, or None. `owned` are the keys of the files that belong to checkpoints.
+def find_not_understood(run: Run, files: Iterable[Entry]) -> NotUnderstood | None:
+    """Return which of the files that belong to no checkpoint may be state, or None.
 
     Only on a local disk: elsewhere each file would cost a request.
     """
     if run.storage.root is None:
         return None
     known = suffixes_of("tensors", "arrays", "objects", "pieces")
-    candidates = [
-        e
-        for e in entries
-        if e.kind == "file" and e.size > _SMALLEST and e.key not in owned and _may_be_state(run, e, known)
-    ]
+    candidates = [e for e in files if e.size > _SMALLEST and _may_be_state(run, e, known)]
     found = [e for place, e in enumerate(candidates) if place >= _MOST_READ or not _is_something_else(run, e)]
     if not found:
         return None

@@ -269,7 +269,8 @@ class Listing:
     def not_understood(self) -> NotUnderstood | None:
         """The files outside checkpoints that may be state and that nobody can read."""
         owned = {e.key for c in self.checkpoints.values() for e in (*c.entries, *c.irregular)}
-        return find_not_understood(self._run, self.entries, owned)
+        rest = [e for e in self.entries if e.kind == "file" and e.key not in owned]
+        return find_not_understood(self._run, rest) if rest else None
 
     @property
     def unnamed_notes(self) -> tuple[str, ...]:

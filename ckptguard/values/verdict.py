@@ -132,11 +132,6 @@ def is_clearance(finding: Finding) -> bool:
     return finding.check == "incident" and finding.severity is Severity.NOTICE and finding.message.startswith(_CLEARED)
 
 
-def is_vouched_for(findings: Iterable[Finding]) -> bool:
-    """True if findings say that something vouched for files that nobody can read."""
-    return any(f.check == UNDERSTOOD and f.severity is Severity.NOTICE for f in findings)
-
-
 def limit_findings(findings: Sequence[Finding]) -> tuple[Finding, ...]:
     """Return the heaviest findings of each check, heaviest first, then one with the number left out."""
     heaviest_first, limit = list(Severity), MAX_FINDINGS_PER_CHECK

@@ -48,7 +48,6 @@ from ckptguard.values.verdict import (
     Severity,
     Verdict,
     is_clearance,
-    is_vouched_for,
     judge,
     limit_findings,
 )
@@ -252,6 +251,7 @@ def _evidence(view: RunView, checkpoint: Checkpoint, read: Read, how: Verificati
         sizes = {entry.key: entry.size for entry in checkpoint.entries}
         manifest, verdict = history.reference(id, sizes) or (None, None)
     before = history.verdict(id)
+    said = () if before is None else (f for f in before.findings if f.check == UNDERSTOOD)
     previous, previous_facts = history.previous(id.series, id.step) or (None, None)
     known = KnownFacts(
         sealed=content.sealed,
@@ -263,7 +263,7 @@ def _evidence(view: RunView, checkpoint: Checkpoint, read: Read, how: Verificati
         following=history.following(id.series, id.step, read=content.sealed is None),
         allow_nonfinite=(*settings.allow_nonfinite, *allowed_nonfinite(view.run)),
         trust_globals=settings.trust_globals,
-        trusted=how.trusted or (before is not None and is_vouched_for(before.findings)),
+        trusted=how.trusted or any(f.severity is Severity.NOTICE for f in said),
         **read.sums.known(),
     )
     return collect_evidence(view.run.storage, checkpoint, read.scan, known)

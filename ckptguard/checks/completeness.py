@@ -52,7 +52,8 @@ def check_completeness(evidence: Evidence) -> Iterator[Finding]:
 
 def _nothing_held(evidence: Evidence) -> Iterator[Finding]:
     """A checkpoint of weights without any number is no checkpoint."""
-    meant = [f for f in evidence.scan.files if tensor_suffix(f.entry.key) and _means_weights(evidence, f)]
+    files = [f for f in evidence.scan.files if tensor_suffix(f.entry.key) or f.structure.format == "torch_zip"]
+    meant = [f for f in files if _means_weights(evidence, f)]
     held = any(f.structure.spans or any(leaf.of_array for leaf in f.structure.leaves) for f in evidence.scan.files)
     if meant and not held:
         yield _finding(Severity.ERROR, "it holds no tensors", meant[0].entry.key)

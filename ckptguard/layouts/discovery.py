@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
+
+import msgspec
 
 from ckptguard.layouts.checkpoint import Checkpoint, Folder, Layout
 from ckptguard.layouts.plain_folder import holds_state, is_loose
@@ -19,6 +21,7 @@ FINAL_SERIES = "final"
 _IN_HUB_CACHE = re.compile(
     r"(?:.*/)?(?:models|datasets|spaces|kernels)--[^/]+/(?:snapshots|blobs|refs|trees)", re.DOTALL
 )
+_OWN_SUFFIX = re.compile(r"\.[A-Za-z_]\w*$")  # of a trainer: ``700.state``
 _FINAL_NAMES = ("model.safetensors", "pytorch_model.bin", "adapter_model.safetensors", "adapter_model.bin")
 _FINAL_BESIDE = ("config.json", "generation_config.json", "adapter_config.json", "training_args.bin")
 
@@ -32,13 +35,15 @@ def enter(key: str) -> bool:
     return name != RECORDS_FOLDER and not is_temporary(name) and not name.startswith(".") and name != "__pycache__"
 
 
-def find_checkpoints(entries: Sequence[Entry], patterns: Sequence[Pattern] = ()) -> list[Checkpoint]:
+def find_checkpoints(
+    entries: Sequence[Entry], patterns: Sequence[Pattern] = (), torch_files: Collection[str] = ()
+) -> list[Checkpoint]:
     """Return the checkpoints in a recursive listing of a run (made with `enter`), sorted by path.
 
     A folder's checkpoint owns all files below it, except those of checkpoints nested in it. The user's `patterns` come
-    before every layout.
+    before every layout. `torch_files` are keys of files that torch wrote, whatever their names say.
     """
-    tree = _Tree(entries, patterns)
+    tree = _Tree(entries, patterns, torch_files)
     roots = tree.roots()
     inside: dict[str, list[Entry]] = {path: [] for path in roots}
     for folder, own in tree.folders.items():
@@ -63,8 +68,10 @@ def folder_as_checkpoint(name: str, entries: Sequence[Entry]) -> Checkpoint | No
 class _Tree:
     """A listing by folders, without temporaries."""
 
-    def __init__(self, entries: Sequence[Entry], patterns: Sequence[Pattern] = ()) -> None:
-        self.patterns = patterns
+    def __init__(
+        self, entries: Sequence[Entry], patterns: Sequence[Pattern] = (), torch_files: Collection[str] = ()
+    ) -> None:
+        self.patterns, self._torch_files = patterns, torch_files
         self.folders: dict[str, list[Entry]] = {"": []}
         self._below: dict[str, set[str]] = {}
         ignoring = any(pattern.ignore for pattern in patterns)
@@ -129,7 +136,7 @@ class _Tree:
 
         Links at this level are aliases of other checkpoints (``final.pt``), and are ignored.
         """
-        state = [e for e in entries if e.kind == "file" and (holds_state(e.name) or choose(self.patterns, e.key))]
+        state = [e for e in entries if e.kind == "file" and self._holds_state(e)]
         around, by_name = self.names(folder), {e.name: e for e in entries}
         unnumbered = [e for e in state if not folder and not is_loose(e.name, around)]
         final = [e for e in unnumbered if e.name in _FINAL_NAMES or is_part(e.name, around)]
@@ -150,8 +157,14 @@ class _Tree:
             row = next(row for row in LAYOUTS.values() if row.accepts_file(entry.name, around))
             beside = (*ranks[1:], *row.companions(entry.name, around))
             own = [entry, *(by_name[name] for name in beside if name in by_name)]
-            found.append(_checkpoint(entry.key, row, own, chosen=chosen, around=around))
+            one = _checkpoint(entry.key, row, own, chosen=chosen, around=around)
+            if entry.key in self._torch_files and one.step is None:
+                one = msgspec.structs.replace(one, step=step_from_name(_OWN_SUFFIX.sub("", entry.name)))
+            found.append(one)
         return found
+
+    def _holds_state(self, entry: Entry) -> bool:
+        return entry.key in self._torch_files or holds_state(entry.name) or choose(self.patterns, entry.key) is not None
 
 
 def _upwards(folder: str) -> list[str]:

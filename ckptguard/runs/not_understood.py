@@ -6,18 +6,19 @@ A file with an unknown name is known by its first bytes. They are read once for 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import msgspec
 
 from ckptguard.errors import ObjectMissingError, StorageError
-from ckptguard.formats.suffixes import FIRST_BYTES, begins_like_no_state, may_hold_state, suffixes_of
+from ckptguard.formats import HEAD
+from ckptguard.formats.suffixes import FIRST_BYTES, begins_like_no_state, format_of, may_hold_state, suffixes_of
 from ckptguard.records.run import Run
 from ckptguard.storage.protocol import Entry
 from ckptguard.values.ids import escape, is_temporary
 from ckptguard.values.patterns import is_ignored
 
-_SMALLEST = 1024  # bytes; what is smaller is no training state
+SMALLEST = 1024  # bytes; what is smaller is no training state
 _MOST_READ = 5000  # files of one listing whose first bytes are read; of more only the names are known
 _MOST_NAMED = 20
 _REMEMBERED = 100_000  # files
@@ -53,12 +54,30 @@ def find_not_understood(run: Run, files: Iterable[Entry]) -> NotUnderstood | Non
     """
     if run.storage.root is None:
         return None
-    known = suffixes_of("tensors", "arrays", "objects", "pieces")
-    candidates = [e for e in files if e.size > _SMALLEST and _may_be_state(run, e, known)]
-    found = [e for place, e in enumerate(candidates) if place >= _MOST_READ or not _is_something_else(run, e)]
+    found = [e for e, head in _candidates(run, files) if head is None or not begins_like_no_state(head)]
     if not found:
         return None
     return NotUnderstood(len(found), sum(e.size for e in found), tuple(e.key for e in found[:_MOST_NAMED]))
+
+
+def torch_files(run: Run, files: Iterable[Entry]) -> frozenset[str]:
+    """Return the keys of those files that torch wrote, by their first bytes. Their names say nothing.
+
+    Only on a local disk.
+    """
+    if run.storage.root is None:
+        return frozenset()
+    heads = ((entry.key, head) for entry, head in _candidates(run, files) if head is not None)
+    return frozenset(key for key, head in heads if format_of(key, head[:HEAD]).name == "torch_zip")
+
+
+def _candidates(run: Run, files: Iterable[Entry]) -> Iterator[tuple[Entry, bytes | None]]:
+    """Yield the files whose names do not say what they are, and their first bytes; None if they were not read."""
+    known, room = suffixes_of("tensors", "arrays", "objects", "pieces"), _MOST_READ
+    for entry in files:
+        if entry.size > SMALLEST and _may_be_state(run, entry, known):
+            room -= 1
+            yield entry, first_bytes(run, entry) if room >= 0 else None
 
 
 def _may_be_state(run: Run, entry: Entry, known: tuple[str, ...]) -> bool:
@@ -66,11 +85,6 @@ def _may_be_state(run: Run, entry: Entry, known: tuple[str, ...]) -> bool:
     if entry.name.startswith(".") or entry.name.lower().endswith(known) or not may_hold_state(entry.key):
         return False
     return not any(map(is_temporary, entry.key.split("/"))) and not is_ignored(run.patterns, entry.key)
-
-
-def _is_something_else(run: Run, entry: Entry) -> bool:
-    head = first_bytes(run, entry)
-    return head is not None and begins_like_no_state(head)
 
 
 _heads: dict[tuple[object, ...], bytes] = {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from operator import attrgetter
@@ -13,7 +13,7 @@ from typing import NamedTuple
 from ckptguard.decisions.fleet_health import newest_saves
 from ckptguard.errors import NotFoundError, RecordsError
 from ckptguard.formats import tensor_suffix
-from ckptguard.formats.suffixes import is_sum_list
+from ckptguard.formats.suffixes import is_sum_list, suffixes_of
 from ckptguard.layouts import LAYOUTS, Checkpoint, enter, find_checkpoints, step_from_name
 from ckptguard.layouts.step_names import may_be_of_rank
 from ckptguard.records.kept import KeptCopy, kept_of_series, read_kept
@@ -22,7 +22,7 @@ from ckptguard.records.manifests import FOLDER as MANIFESTS
 from ckptguard.records.manifests import read_manifest, sealed_generations
 from ckptguard.records.run import Run, list_records, open_run
 from ckptguard.runs.history import History, load_history
-from ckptguard.runs.not_understood import NotUnderstood, find_not_understood
+from ckptguard.runs.not_understood import SMALLEST, NotUnderstood, find_not_understood, torch_files
 from ckptguard.runs.run_reader import RunMemory, RunReader
 from ckptguard.runs.sealed_content import is_good
 from ckptguard.storage.protocol import UNNAMED, Entry, find_entry
@@ -246,8 +246,15 @@ class Listing:
     def __init__(self, run: Run, entries: Iterable[Entry]) -> None:
         self._run = run
         self.entries = tuple(sorted(entries, key=_KEY))
-        found = find_checkpoints(self.entries, run.patterns)
-        found += _bereft(run, self.entries, found)
+        known = suffixes_of("tensors", "arrays", "objects", "pieces")
+        odd = [e for e in self.entries if e.kind == "file" and not e.name.endswith(known)]
+        large = [e for e in odd if e.size > SMALLEST]
+        # What was sealed under such a name is a checkpoint, whatever its bytes are now.
+        sealed = {series_from_folder(folder) for folder in list_records(run, MANIFESTS)}
+        of_torch = {e.key for e in odd if series_of(e.key) in sealed} if sealed else set()
+        of_torch.update(torch_files(run, large) if large else ())
+        found = find_checkpoints(self.entries, run.patterns, of_torch)
+        found += _bereft(run, self.entries, found, sealed)
         self.checkpoints = {c.path: c for c in sorted(found, key=lambda c: c.path)}
 
     @cached_property
@@ -399,7 +406,9 @@ def _entries_of(run: Run, path: str) -> list[Entry]:
     return [*(e for e in alone if e.kind != "folder"), *below]
 
 
-def _bereft(run: Run, entries: Sequence[Entry], found: Sequence[Checkpoint]) -> list[Checkpoint]:
+def _bereft(
+    run: Run, entries: Sequence[Entry], found: Sequence[Checkpoint], known: Collection[str]
+) -> list[Checkpoint]:
     """Return the sealed folders whose remaining files make no checkpoint."""
     folders: dict[str, list[Entry]] = {}
     for entry in entries:
@@ -407,7 +416,6 @@ def _bereft(run: Run, entries: Sequence[Entry], found: Sequence[Checkpoint]) -> 
         for depth in range(1, len(parts) + 1):
             folders.setdefault("/".join(parts[:depth]), []).append(entry)
     taken = {c.path for c in found}
-    known = {series_from_folder(folder) for folder in list_records(run, MANIFESTS)}
     lost = []
     for folder, own in folders.items():
         series = series_of(folder)

@@ -40,7 +40,8 @@ def completeness(storage: Storage, checkpoint: Checkpoint, *, scanner: Scanner =
     Only names and file structures are used. Problems that time cannot fix (a wrong CRC) do not count: the scan judges
     them.
     """
-    names = [e for e in checkpoint.entries if tensor_suffix(e.key) or e.name.endswith(_READ_AHEAD)]
+    path = checkpoint.path
+    names = [e for e in checkpoint.entries if e.key == path or tensor_suffix(e.key) or e.name.endswith(_READ_AHEAD)]
     try:
         scan = scanner(storage, [e.key for e in names], ScanOptions(structure_only=True), None)
     except (ObjectMissingError, ChangedWhileReadError) as error:

@@ -70,7 +70,7 @@ def _as_it_was(view: RunView, copy: KeptCopy) -> Checkpoint | None:
         Entry(key=file, kind="file", size=size, mtime_ns=mtime_ns, inode=inode, etag=etag)
         for file, (size, mtime_ns, inode, etag) in described
     ]
-    found = find_checkpoints(entries, view.run.patterns)
+    found = find_checkpoints(entries, view.run.patterns, (copy.path,))
     return next((c for c in found if (c.path, c.series, c.step) == (copy.path, copy.series, copy.step)), None)
 
 

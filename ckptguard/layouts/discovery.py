@@ -158,7 +158,7 @@ class _Tree:
             beside = (*ranks[1:], *row.companions(entry.name, around))
             own = [entry, *(by_name[name] for name in beside if name in by_name)]
             one = _checkpoint(entry.key, row, own, chosen=chosen, around=around)
-            if entry.key in self._torch_files and one.step is None:
+            if chosen is None and one.step is None and entry.key in self._torch_files:
                 one = msgspec.structs.replace(one, step=step_from_name(_OWN_SUFFIX.sub("", entry.name)))
             found.append(one)
         return found

@@ -38,7 +38,7 @@ from ckptguard.runs.run_view import RunView
 from ckptguard.runs.work import Work
 from ckptguard.storage.failures import machine_trouble
 from ckptguard.storage.local.mounts import mount_of
-from ckptguard.storage.local.removal import begin_again, times_refused, were_removed
+from ckptguard.storage.local.removal import begin_again, note_lasting, times_refused, was_lasting, were_removed
 from ckptguard.storage.remote.listed_storage import ListedRun
 from ckptguard.upkeep.look_on import look_on
 from ckptguard.upkeep.reconcile import PassNotes, PassResult, reconcile
@@ -55,7 +55,6 @@ _SOONEST = 0.2
 _GOING = 2.0  # seconds without a change after which a run without records begins again
 _LONGEST_BACKOFF = 600.0
 _Identity = tuple[int, ...] | None  # None: there is none
-_PRESENCE_LOST = 10.0  # seconds after which the record of a daemon that somebody removed is written again
 _REFUSED_AT_MOST = 4  # passes over a run that seems to be going, until that is said
 _DOUBLINGS = 30  # of the pause between tries: more than anybody has to wait through
 _REMEMBERED = 1000
@@ -164,8 +163,7 @@ class WatchedRun:
         self._device: int | None = None  # of its folder
         self._opened: tuple[object, DaemonRecord | None] | None = None  # what `run` was opened at, and who guarded it
         self._first: tuple[_Identity, _Identity] = None, None  # of its folder and of the first of its records
-        self._recorded = False  # its presence, in the run as it is
-        self._presence_lost_at: float | None = None  # monotonic
+        self._presence_lost = False  # somebody removed the record of it a moment ago
         self._going: tuple[frozenset[str], float] | None = None  # what is left without records, and since when
         self._failures = 0
         self._logged: dict[str, None] = {}
@@ -206,20 +204,6 @@ class WatchedRun:
             self.run = self.open(self._store)
             self._opened = now, None if self._presence is None else read_daemon_record(self.run)
         return self.run, self._opened[1]
-
-    def _has_lost_presence(self, current: DaemonRecord | None) -> bool:
-        """True if this daemon's record of its presence went a moment ago, with which the removal of a run may begin."""
-        self._recorded = self._recorded if current is None else current == self._presence
-        if current is not None or not self._recorded or not os.path.isabs(self.url):
-            self._presence_lost_at = None
-            return False
-        now = time.monotonic()
-        if self._presence_lost_at is None:
-            self._presence_lost_at = now
-        if now - self._presence_lost_at < _PRESENCE_LOST:
-            return True
-        self._presence_lost_at = None
-        return False
 
     def was_removed(self) -> bool:
         """True if this run was guarded, and somebody removed it, or is removing it. Never of a mount that is away."""
@@ -354,7 +338,6 @@ class WatchedRun:
 
     def _know_nothing(self) -> None:
         self._notes, self._known, self._owed = PassNotes(), None, OwedIncidents("daemon")
-        self._recorded, self._presence_lost_at = False, None
         if self._feed is not None:
             self._feed.gone(self.run_id)
 
@@ -365,7 +348,7 @@ class WatchedRun:
             return False
         idle = self.state == "guarded" and self.passes and not self._asked and not self.last_pass.pending
         idle = idle and not self._records_changed and self._noted == self._beside() and not self._owes
-        idle = idle and not self._owes_known_good and self._presence_lost_at is None
+        idle = idle and not self._owes_known_good and not self._presence_lost
         held = self._feed is None or bool(self._feed.catalogue.digest(self.run_id))
         if idle and held and self._notes.has_nothing_due(self.settings) and self.silence.rests(self.run_id):
             return self.run is not None and not self._notes.room.has_shrunk(self.run)
@@ -414,10 +397,11 @@ class WatchedRun:
             self._known = known_outcomes(view.history)
             log("guarding" if self.guards else "looking", run=self.url, run_id=self.run_id)
         new = current is None or other is not None or (self.passes == 0 and current != self._presence)
-        lost = self._has_lost_presence(current)
-        if self._presence is not None and self.guards and new and not lost:
+        records = run.records.root or ""
+        self._presence_lost = current is None and was_lasting(records, os.path.join(records, DAEMON_KEY))
+        if self._presence is not None and self.guards and new and not self._presence_lost:
             write_daemon_record(run, self._presence)
-            self._recorded = True
+            note_lasting(records, os.path.join(records, DAEMON_KEY))
         if self.guards and not self._owed.has_begun and (has_records(run) or view.checkpoints):  # see `Hooks.begin`
             self._owed.begin(view)
         if begins and self.guards:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from pathlib import Path
 
 import msgspec
@@ -37,19 +38,27 @@ class Removals(msgspec.Struct):
     messages: list[str] = []
 
 
-def removal_steps(run: Path, records_first: bool) -> Iterator[None]:
+def removal_steps(run: Path, first: str, begun: bool = False) -> Generator[None, None, bool]:
     """Remove a run as ``rm -rf`` does, one call of the system at a time; OSError where that would fail.
 
-    The names in a folder are read before any of them is removed, and the folder itself is removed last.
+    The names in a folder are read before any of them is removed, and the folder itself is removed last. What has the
+    name `first` comes first. Nobody can see that names are read: until something was removed (`begun`), it is no step.
     """
-    names = sorted(os.listdir(run), key=lambda name: (name.startswith("_") != records_first, name))
-    yield
+    try:
+        names = sorted(os.listdir(run), key=lambda name: (name != first, name))
+    except FileNotFoundError:
+        return begun
+    if begun:
+        yield
     for name in names:
         path = run / name
         if path.is_dir() and not path.is_symlink():
-            yield from removal_steps(path, records_first)
+            begun = yield from removal_steps(path, first, begun)
         else:
             path.unlink(missing_ok=True)
+            begun = True
             yield
-    run.rmdir()
+    with contextlib.suppress(FileNotFoundError):
+        run.rmdir()
     yield
+    return True

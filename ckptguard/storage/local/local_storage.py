@@ -141,7 +141,7 @@ class LocalStorage(Storage):
                 move_exclusively(folder, name, target_folder, target_name, is_folder=kind == "folder")
                 folders.sync_folder(target_folder)
                 ours(target_folder)
-                note_own_removal(self.url)
+                note_own_removal(self.url, source)
                 if not os.path.samestat(os.fstat(folder), os.fstat(target_folder)):
                     folders.sync_folder(folder)
                     ours(folder)
@@ -172,7 +172,7 @@ class LocalStorage(Storage):
                 with place_of(self.url, key, writes=True) as (folder, name):
                     if not is_being_removed(folder):
                         folders.remove_tree(folder, name)
-                        note_own_removal(self.url)
+                        note_own_removal(self.url, key)
                         folders.sync_folder(folder)
             except (FileNotFoundError, NotADirectoryError):
                 with folders.folder_of(self.url, []):

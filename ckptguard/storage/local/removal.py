@@ -8,12 +8,13 @@ Nothing makes a run's folder again, and records that were there once are not beg
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from ckptguard.errors import RunRemovedError
 from ckptguard.storage.local.held_names import is_there
@@ -26,16 +27,17 @@ _MOST = 20_000
 _FORMAT = "format.json"
 _ALONE = 10.0  # seconds after which the rest of the records stays
 _TRIES = 3
+_LOOKED_AT = 64  # names in a folder, and folders around it
 _LIST = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _Identity = tuple[int, int]
-_Witnesses = tuple[tuple[int, ...], str | None, bool]
+_State = tuple[int, int, int]  # of a folder: its time, which may be the same after two changes, its links, its size
 _Made = TypeVar("_Made")
 _Key = TypeVar("_Key")
 _Value = TypeVar("_Value")
 
 _lock = threading.Lock()
 _homes: dict[str, _Home] = {}  # by the records' root
-_changed: dict[_Identity, int] = {}  # folders, and their time after the last change that this process made
+_changed: dict[_Identity, _State] = {}  # folders as they were after the last change that this process made
 _refused: dict[str, int] = {}  # runs, and how often nothing was written because they were being removed
 _own_removals: dict[str, int] = {}  # records, and how often this process removed something there
 _above: dict[int, tuple[str, tuple[int, ...]]] = {}  # open folder -> its records, and the folders from there to it
@@ -66,6 +68,7 @@ def note_lasting(root: str, path: str) -> None:
     """Remember a file or folder of the records that stays as long as they do."""
     if (home := _homes.get(root)) is not None and len(home.lasting) < _MOST:
         home.lasting.add(path)
+        home.missed.pop(path, None)
 
 
 def was_lasting(root: str, path: str) -> bool:
@@ -111,9 +114,11 @@ def times_refused(run: str) -> int:
     return _refused.get(run, 0)
 
 
-def note_own_removal(root: str) -> None:
-    """Remember that this process has just removed something in these records."""
+def note_own_removal(root: str, key: str) -> None:
+    """Remember that this process has just removed this in these records."""
     _remember(_own_removals, root, own_removals(root) + 1)
+    if (home := _homes.get(root)) is not None:
+        home.lasting.discard(os.path.join(root, key))
 
 
 def own_removals(root: str) -> int:
@@ -152,17 +157,12 @@ def writing_below(root: str, folders: Sequence[int]) -> Iterator[None]:
 def ours(folder: int) -> None:
     """Remember that this process has just changed an open folder."""
     with contextlib.suppress(OSError):
-        info = os.fstat(folder)
-        _remember(_changed, _identity(info), info.st_mtime_ns)
+        _remember(_changed, *_state_of(os.fstat(folder)))
 
 
 def is_being_removed(folder: int) -> bool:
     """Wait while another process changes these records. True if they are being removed."""
-    if folder not in _above:
-        return False
-    root, chain = _above[folder]
-    _wait_until_quiet(chain, with_folders=False)
-    return not _is_whole(root, chain)
+    return folder in _above and _when_quiet(*_above[folder]) is None
 
 
 def await_quiet(folder: int) -> None:
@@ -176,24 +176,26 @@ def make(folder: int, name: str, call: Callable[[], _Made], *, is_folder: bool =
 
     Below records it first waits while another process changes them. If they are changed during the call, what it made
     is taken back, and it is called again. Raises RunRemovedError if they are being removed.
+
+    A removal that has read the names in this folder is seen by the first change that it makes in the folder, below it
+    or above it. Only one that reads these names right before the call, and changes nothing until right after it, fails.
     """
     if folder not in _above:
         return call()
     root, chain = _above[folder]
     for left in reversed(range(_TRIES)):
-        _wait_until_quiet(chain, with_folders=is_folder)
-        if not _is_whole(root, chain):
+        before = _when_quiet(root, chain)
+        if before is None:
             raise removed(root)
-        before = _witnesses(chain)
         try:
             made = call()
         except FileNotFoundError:
             if _is_whole(root, chain):
                 raise
             raise removed(root) from None  # a removed folder takes nothing any more
-        untouched, whole = before == _witnesses(chain, before), _is_whole(root, chain)
-        ours(folder)
+        untouched, whole = before.lasts_in(folder, _seen(chain)), _is_whole(root, chain)
         if whole and (untouched or not left):
+            ours(folder)
             return made
         _take_back(folder, name, made, is_folder=is_folder)
         if not whole:
@@ -201,29 +203,35 @@ def make(folder: int, name: str, call: Callable[[], _Made], *, is_folder: bool =
     raise AssertionError
 
 
-def _wait_until_quiet(chain: Sequence[int], *, with_folders: bool) -> None:
+class _Seen(NamedTuple):
+    """What a removal changes that comes to a folder, or has begun in it."""
+
+    around: dict[_Identity, _State]  # the folders above and below
+    names: set[str]  # the first ones in the folder
+
+    def lasts_in(self, folder: int, now: _Seen) -> bool:
+        """True if nothing of it changed or went. Others may have added something to the folder."""
+        went = (name for name in self.names - now.names if not is_there(folder, name))
+        return self.around.items() <= now.around.items() and not any(went)
+
+
+def _when_quiet(root: str, chain: Sequence[int]) -> _Seen | None:
+    """Wait while others change these folders, and return what is there then. None: the records are being removed."""
     end = time.monotonic() + _LONGEST
-    while (left := _unquiet(chain, with_folders=with_folders)) > 0 and time.monotonic() < end:
+    while _is_whole(root, chain):
+        seen = _seen(chain)
+        left = max(map(_unquiet, [*seen.around.items(), _state_of(os.fstat(chain[-1]))]))
+        if left <= 0 or time.monotonic() >= end:
+            return seen
         time.sleep(left)
+    return None
 
 
-def _unquiet(chain: Sequence[int], *, with_folders: bool) -> float:
-    """Return for how many seconds to wait, because others have changed one of these folders lately."""
-    found = [os.fstat(one) for one in chain]
-    if with_folders:  # before the folder itself, the ones in it are removed
-        with contextlib.suppress(OSError):
-            inside = os.open(".", _LIST, dir_fd=chain[-1])
-            try:
-                with os.scandir(inside) as entries:
-                    found += [one.stat(follow_symlinks=False) for one in entries if one.is_dir(follow_symlinks=False)]
-            finally:
-                os.close(inside)
-    now, left = time.time(), 0.0
-    for info in found:
-        age = now - info.st_mtime_ns / 1e9
-        if 0 <= age < QUIET and _changed.get(_identity(info)) != info.st_mtime_ns:
-            left = max(left, QUIET - age)
-    return left
+def _unquiet(folder: tuple[_Identity, _State]) -> float:
+    """Return for how many seconds to wait, because others have changed this folder lately."""
+    identity, state = folder
+    age = time.time() - state[0] / 1e9
+    return QUIET - age if 0 <= age < QUIET and _changed.get(identity) != state else 0.0
 
 
 def _is_whole(root: str, chain: Sequence[int]) -> bool:
@@ -233,24 +241,31 @@ def _is_whole(root: str, chain: Sequence[int]) -> bool:
     return is_there(chain[0], _FORMAT) or root not in _homes
 
 
-def _witnesses(chain: Sequence[int], before: _Witnesses | None = None) -> _Witnesses:
-    """Return the times of the folders above, and whether the name exists with which a removal of the last would
-    begin."""
-    name = _first_name(chain[-1]) if before is None else before[1]
-    there = name is None or is_there(chain[-1], name)
-    return tuple(os.fstat(one).st_mtime_ns for one in chain[:-1]), name, there
+def _seen(chain: Sequence[int]) -> _Seen:
+    seen = _Seen(dict(_state_of(os.fstat(one)) for one in chain[:-1]), set())
+    _look_into(chain[-1], ".", seen)
+    return seen
 
 
-def _first_name(folder: int) -> str | None:
-    try:
-        inside = os.open(".", _LIST, dir_fd=folder)
-    except OSError:
-        return None
-    try:
-        with os.scandir(inside) as entries:  # temporary files of other threads go by themselves
-            return next((entry.name for entry in entries if not RECORD.fits(entry.name)), None)
-    finally:
-        os.close(inside)
+def _look_into(above: int, name: str, seen: _Seen) -> None:
+    """Add the folders below a folder, and the first names in it."""
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError, PermissionError):  # it may be gone
+        folder = os.open(name, _LIST | os.O_NOFOLLOW, dir_fd=above)
+        try:
+            if name != ".":
+                seen.around.update([_state_of(os.fstat(folder))])
+            with os.scandir(folder) as entries:
+                for entry in itertools.islice(entries, _LOOKED_AT):
+                    if name == "." and not RECORD.fits(entry.name):  # other threads' temporary files go by themselves
+                        seen.names.add(entry.name)
+                    if entry.is_dir(follow_symlinks=False) and len(seen.around) < _LOOKED_AT:
+                        _look_into(folder, entry.name, seen)
+        finally:
+            os.close(folder)
+
+
+def _state_of(info: os.stat_result) -> tuple[_Identity, _State]:
+    return _identity(info), (info.st_mtime_ns, info.st_nlink, info.st_size)
 
 
 def _take_back(folder: int, name: str, made: object, *, is_folder: bool) -> None:
@@ -258,7 +273,6 @@ def _take_back(folder: int, name: str, made: object, *, is_folder: bool) -> None
         os.close(made)
     with contextlib.suppress(OSError):
         (os.rmdir if is_folder else os.unlink)(name, dir_fd=folder)
-    ours(folder)
 
 
 def _identity(info: os.stat_result) -> _Identity:

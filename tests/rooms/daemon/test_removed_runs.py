@@ -228,9 +228,8 @@ def in_order_of_removal(folder: Path, rng: random.Random) -> Iterator[Path]:
 @pytest.mark.parametrize("seed", range(12))
 def test_nothing_is_made_while_a_run_is_removed_however_slowly(tmp_path, said, monkeypatch, seed):
     """A removal in any order, with passes after each step. A folder that lost something gets nothing new."""
-    for module, name in ((guarded_module, "_GOING"), (guarded_module, "_PRESENCE_LOST"), (reconcile, "_GOING")):
+    for module, name in ((guarded_module, "_GOING"), (removal, "_ALONE"), (reconcile, "_GOING")):
         monkeypatch.setattr(module, name, 3600.0)
-    monkeypatch.setattr(removal, "_ALONE", 3600.0)
     rng, run = random.Random(seed), tmp_path / "run"
     for step_number in (100, 200, 300):
         save(str(run), step_number, step_number)
@@ -266,7 +265,7 @@ def test_the_record_of_a_daemon_that_was_removed_alone_is_written_again(tmp_path
     for _ in range(3):
         step(guarded)
         assert not place.exists()
-    monkeypatch.setattr(guarded_module, "_PRESENCE_LOST", 0.0)
+    monkeypatch.setattr(removal, "_ALONE", 0.0)
     step(guarded)
     assert place.read_bytes() == record
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from pathlib import Path
 
-import pytest
 import torch
 from support.forked import Forked
 from support.runs import QUICK
@@ -52,10 +50,6 @@ def test_a_run_that_a_trainer_makes_again_is_a_new_one(tmp_path):
     assert found[0]
 
 
-@pytest.mark.campaign
-@pytest.mark.skipif(
-    os.environ.get("CKPTGUARD_CAMPAIGN") != "full", reason="a removal while saves are judged may still fail"
-)
 def test_runs_are_removed_beside_their_guard_and_its_daemon(tmp_path):
     """Right after a save, by `shutil.rmtree`: it works, and nothing comes back."""
     for number in range(4):

@@ -98,10 +98,11 @@ class TrainerPromises:
         return self.training.disk.at(place) == self.sealed[found.id]
 
     def lies(self, id: CheckpointId) -> bool:
-        """Whether its bytes lie in place, by whatever times, or in its kept copy; or in a copy that waits for a verdict
-        of its own, for its place was touched."""
+        """Whether its bytes lie in place, by whatever times, or in its kept copy; or in a copy of its series that waits
+        for a verdict of its own, for its place was touched."""
         run, history = self.run(), load_history(self.run())
-        copies = [read_kept(run, one) for one in list_kept(run) if one == id or not history.has_verdict(one)]
+        waiting = [one for one in list_kept(run) if one.series == id.series and not history.has_verdict(one)]
+        copies = [read_kept(run, one) for one in (id, *waiting)]
         places = [f"_ckptguard/{c.checkpoint_key}" for c in copies if c is not None and (c.id == id or c.whole)]
         places.append(self.path_of(id))
         return any(self.training.disk.at(place) == self.sealed[id] for place in places)

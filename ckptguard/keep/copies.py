@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from msgspec.structs import asdict, replace
 
 from ckptguard.errors import ChangedWhileReadError, ObjectExistsError, StorageError, StorageFullError
-from ckptguard.keep.room import fits, may_link
+from ckptguard.keep.room import fits, may_link, newest_good
 from ckptguard.keep.saved_over import is_saved_over
 from ckptguard.layouts import Checkpoint
 from ckptguard.records.kept import (
@@ -192,6 +192,7 @@ def trim_kept(view: RunView) -> list[CheckpointId]:
 
     In each series these stay: the newest `keep_good` GOOD ones, the newest GOOD full copy, the newest `keep_pending`
     without a verdict, and pinned ones. A checkpoint that was GOOD before its files were damaged counts as GOOD.
+    What may not be whole cannot be verified alone: it goes once its save is gone and a newer one is GOOD.
     """
     run, settings = view.run, view.settings
     unwanted: list[CheckpointId] = []
@@ -200,10 +201,17 @@ def trim_kept(view: RunView) -> list[CheckpointId]:
         copies = {id: copy for id in ordered if (copy := read_kept(run, id)) is not None}
         whole = list(copies)
         good = [id for id in whole if view.is_good(id)]
-        pending = [id for id in whole if not view.history.has_verdict(id)]
+        pending = [id for id in whole if not view.history.has_verdict(id) and not _is_outlived(view, copies[id])]
         harmed = [id for id in ordered if id not in whole and view.is_good(id)]
         harmed = [id for id in harmed if read_set_aside(run, id) is not None]
         own = [id for id in good if copies[id].how != "link"]
         stay = {*good[: settings.keep_good], *own[:1], *pending[: settings.keep_pending], *harmed[: settings.keep_good]}
         unwanted += [id for id in ordered if id not in stay]
     return release_unpinned(run, unwanted)
+
+
+def _is_outlived(view: RunView, copy: KeptCopy) -> bool:
+    if copy.whole:
+        return False
+    place, newest = view.checkpoint(copy.path), newest_good(view, copy.series)
+    return newest is not None and newest.order > copy.id.order and (place is None or not copy.lies_in(place.entries))

@@ -43,6 +43,11 @@ class KeptCopy(PlaceMark, frozen=True, kw_only=True):
         return f"{self.folder}/{file}"
 
     @property
+    def sizes(self) -> dict[str, int]:
+        """The size of each copied file."""
+        return {file: size for file, (size, *_) in zip(self.files, self.sources, strict=False)}
+
+    @property
     def checkpoint_key(self) -> str:
         """The records key of the checkpoint itself, as a trainer would load it."""
         return self.folder if self.path == "." else self.key(self.path)

@@ -24,7 +24,7 @@ from ckptguard.records.run import Run, list_records, open_run
 from ckptguard.runs.history import History, load_history
 from ckptguard.runs.not_understood import SMALLEST, NotUnderstood, find_not_understood, torch_files
 from ckptguard.runs.run_reader import RunMemory, RunReader
-from ckptguard.runs.sealed_content import is_good
+from ckptguard.runs.sealed_content import is_good, is_untouched
 from ckptguard.storage.protocol import UNNAMED, Entry, find_entry
 from ckptguard.values.ids import (
     CheckpointId,
@@ -190,14 +190,15 @@ class RunView:
     def new_id(self, checkpoint: Checkpoint) -> CheckpointId:
         """Return the generation for content that is not sealed yet. A kept copy of these files already has one.
 
-        Earlier contents of this path that wait as whole copies keep their own ids.
+        Earlier contents of this path that wait as copies keep their own ids, also those that may not be whole: a verdict
+        on the new content says nothing about them.
         """
         id = self.history.next_id(checkpoint.series, checkpoint.step)
         for copy in self.waiting_copies(checkpoint.series):
             if (copy.step, copy.path) == (id.step, checkpoint.path) and copy.generation >= id.generation:
                 if copy.lies_in(checkpoint.entries):
                     return copy.id
-                if copy.whole:
+                if copy.whole or is_untouched(self.run, copy, copy.sizes):
                     return CheckpointId(id.series, id.step, copy.generation + 1)
         return id
 

@@ -172,9 +172,10 @@ def reconcile(view: RunView, notes: PassNotes, *, work: Work = PLAIN, assume_qui
     if notes.waited:
         notes.settled = None
         return msgspec.structs.replace(idle, next_in=wait)
-    if notes.nothing_to_do(start) and not notes.room.has_shrunk(view.run):
+    short, room_changed = notes.room.look(view.run) if notes.nothing_to_do(start) else (False, True)
+    if not room_changed:
         notes.settled = start
-        return idle
+        return msgspec.structs.replace(idle, short_of_room=short)
     notes.settled = None
     if not assume_quiet and (rest := _rest_of_removed(view, notes, start)) is not None:
         return rest

@@ -13,6 +13,8 @@ from ckptguard.retention.prune import empty_trash_early
 from ckptguard.runs.free_space import SHARED, file_system_of, free_space
 from ckptguard.runs.run_view import RunView
 
+_GROWN = 8  # a pass is made when the free space has grown by such a part of what the next saves need
+
 
 @dataclass
 class RoomNotes:
@@ -25,13 +27,17 @@ class RoomNotes:
     missing: int = 0  # bytes that are too few for the next saves, after all that may go was released
     held: bool = False  # and a kept copy alone holds the bytes of the last good save
 
-    def has_shrunk(self, run: Run) -> bool:
-        """True if there is too little room for the next saves, and it was otherwise after the last pass."""
+    def look(self, run: Run) -> tuple[bool, bool]:
+        """Return whether there is too little room for the next saves, and whether a pass is to be made because of it:
+        to release more, or to make what there was no room for."""
         free, file_system = free_space(run.records), file_system_of(run.records)
         if self.left is None or free is None:
-            return False
-        needed = SHARED.needed(file_system, run.url)
-        return free < needed + SHARED.links_of(file_system, run.url) and (free, needed) != self.left
+            return False, False
+        (free_then, needed_then), needed = self.left, SHARED.needed(file_system, run.url)
+        if free < needed + SHARED.links_of(file_system, run.url):
+            return True, (free, needed) != self.left
+        grown = (free - needed) - (free_then - needed_then)
+        return False, self.missing > 0 or (self.on_record is not None and grown > needed // _GROWN)
 
 
 def leave_room(view: RunView, notes: RoomNotes, size: int = 0) -> list[str]:

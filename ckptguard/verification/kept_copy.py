@@ -77,9 +77,8 @@ def _as_it_was(view: RunView, copy: KeptCopy) -> Checkpoint | None:
 def _read(view: RunView, copy: KeptCopy, checkpoint: Checkpoint, how: Verification, work: Work) -> Read | None:
     """Read its bytes, under the names and times of the copied files. None if they are not those."""
     run = view.run
-    sizes = {file: size for file, (size, *_) in zip(copy.files, copy.sources, strict=True)}
     before = run.records.list(copy.folder, recursive=True)
-    if not is_untouched(run, copy, sizes):
+    if not is_untouched(run, copy, copy.sizes):
         return None
     sums = find_sums(run.records, checkpoint, key=copy.key)
     options = sums.added_to(ScanOptions(md5=how.md5, patience=work.patience))

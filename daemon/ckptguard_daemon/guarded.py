@@ -58,6 +58,7 @@ _Identity = tuple[int, ...] | None  # None: there is none
 _REFUSED_AT_MOST = 4  # passes over a run that seems to be going, until that is said
 _DOUBLINGS = 30  # of the pause between tries: more than anybody has to wait through
 _REMEMBERED = 1000
+_ROOM_STAYS = 3600.0  # seconds without a lack of room, after which that is logged
 _BETWEEN_REQUESTS = 2.0  # seconds in which other runs are asked once for room
 _NOTING_SHARE = 20  # of the time of a pass, at most this part is spent on noting verdicts before its end
 
@@ -168,8 +169,8 @@ class WatchedRun:
         self._failures = 0
         self._logged: dict[str, None] = {}
         self._records_changed = False
-        self._room_problem: str | None = None
         self._told_not_understood = False
+        self._lacked_room_at: float | None = None  # monotonic; None if that is not the last that was logged
         self._asked_others_at = float("-inf")  # monotonic
 
     def take(self, name: str, settings: Settings, hooks: Hooks) -> None:
@@ -351,7 +352,7 @@ class WatchedRun:
         idle = idle and not self._owes_known_good and not self._presence_lost
         held = self._feed is None or bool(self._feed.catalogue.digest(self.run_id))
         if idle and held and self._notes.has_nothing_due(self.settings) and self.silence.rests(self.run_id):
-            return self.run is not None and not self._notes.room.has_shrunk(self.run)
+            return self.run is not None and not self._notes.room.look(self.run)[1]
         self.silence.settle(self.run_id)
         return False
 
@@ -514,17 +515,20 @@ class WatchedRun:
             log("lost", level="warning", run=self.url, reason=done.lost)
         for path in done.pruned:
             log("pruned", run=self.url, path=path)
-        if done.room is not None or self._room_problem is not None:
-            self._report_room(done)
+        self._report_room(done)
 
     def _report_room(self, done: PassResult) -> None:
-        """Log once that there is no room for all copies, and once that there is again."""
-        if done.room is not None and self._room_problem is None:
-            gone = f"; released: {', '.join(done.room.released)}" if done.room.released else ""
-            log("not_enough_room", level="warning", run=self.url, reason=f"{done.room.problem}{gone}")
-        elif done.room is None and self._room_problem is not None:
+        """Log once that there is no room for all copies, and once that there is again. That must have lasted for a while:
+        near the limit each save changes it."""
+        now = time.monotonic()
+        if done.room is not None:
+            if self._lacked_room_at is None:
+                gone = f"; released: {', '.join(done.room.released)}" if done.room.released else ""
+                log("not_enough_room", level="warning", run=self.url, reason=f"{done.room.problem}{gone}")
+            self._lacked_room_at = now
+        elif self._lacked_room_at is not None and now - self._lacked_room_at >= _ROOM_STAYS:
             log("enough_room", run=self.url)
-        self._room_problem = done.room.problem if done.room is not None else None
+            self._lacked_room_at = None
 
     def _tell(self, run: Run, one: Checked) -> None:
         """Log a verdict, and report it if it is news."""

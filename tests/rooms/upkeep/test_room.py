@@ -19,6 +19,7 @@ from ckptguard.upkeep.reconcile import PassNotes, reconcile
 from ckptguard.values.settings import Settings
 
 SEQUENCES = 2000 if os.environ.get("CKPTGUARD_CAMPAIGN") == "full" else 96
+FOUND = (619, 941, 1314)
 SAVE = 16 * BLOCK
 
 
@@ -169,6 +170,48 @@ def test_no_save_fails_because_of_copies(disk, part):
             one.run()
         except AssertionError as error:
             raise AssertionError(f"seed {seed}: {error}") from error
+
+
+@pytest.mark.parametrize("seed", FOUND)
+def test_what_the_long_campaign_found(disk, seed):
+    """Sequences that once lost a good save, or the room of a save."""
+    vars(SHARED).update(vars(SharedSpace()))
+    Sequence(disk, seed).run()
+
+
+def test_a_pass_with_nothing_to_do_says_that_the_next_save_may_not_fit(disk):
+    """While the room stays too little, each pass says so. Once there is room, a pass makes the link for which there was
+    none, although nothing was saved."""
+    vars(SHARED).update(vars(SharedSpace()))
+    run = Guarded(disk, "run", Settings(settle=0.0))
+    one = Series(run=run.root, name="model", way="numbered", size=SAVE, keeps=1, rotates_first=True)
+    disk.capacity = 2 * SAVE
+    assert one.save(disk) == "saved"
+    for _ in range(3):
+        assert run.cycle().short_of_room
+    assert list_kept(open_run(str(run.root))) == []
+    disk.capacity = 2 * SAVE + SAVE // 2
+    assert not run.cycle().short_of_room
+    [id] = list_kept(open_run(str(run.root)))
+    assert read_kept(open_run(str(run.root)), id).how == "link"
+
+
+def test_a_verdict_about_other_bytes_removes_no_copy(disk):
+    """A save is copied before anything proves that it is whole, then replaced by one that is BAD: the copy stays, with an
+    id of its own, until a newer save is GOOD."""
+    vars(SHARED).update(vars(SharedSpace()))
+    run = Guarded(disk, "run", Settings(settle=1e6, keep="copy"))
+    one = Series(run=run.root, name="model", way="renamed", size=SAVE)
+    disk.capacity = 100 * SAVE
+    assert one.save(disk) == "saved"
+    assert run.cycle(judges=False).checked == ()
+    [first] = one.good
+    assert one.save(disk, nan=True) == "saved"
+    assert [checked.outcome.value for checked in run.cycle().checked] == ["bad"]
+    assert first in disk.contents(run.root)
+    assert one.save(disk) == "saved"
+    assert [checked.outcome.value for checked in run.cycle().checked] == ["good"]
+    assert disk.contents(run.root) == one.good - {first}
 
 
 def test_a_quota_that_the_free_space_does_not_show(disk, monkeypatch):

@@ -190,17 +190,23 @@ class RunView:
     def new_id(self, checkpoint: Checkpoint) -> CheckpointId:
         """Return the generation for content that is not sealed yet. A kept copy of these files already has one.
 
-        Earlier contents of this path that wait as copies keep their own ids, also those that may not be whole: a verdict
-        on the new content says nothing about them.
+        Earlier contents of this path that wait as copies keep their own ids: a verdict on the new content says nothing
+        about them. A copy that may not be whole is of this save, before it was finished, if a file with state is still
+        there as it was copied, or if the copy was overwritten, too.
         """
         id = self.history.next_id(checkpoint.series, checkpoint.step)
         for copy in self.waiting_copies(checkpoint.series):
             if (copy.step, copy.path) == (id.step, checkpoint.path) and copy.generation >= id.generation:
                 if copy.lies_in(checkpoint.entries):
                     return copy.id
-                if copy.whole or is_untouched(self.run, copy, copy.sizes):
+                if copy.whole or self._is_of_earlier_save(copy, checkpoint):
                     return CheckpointId(id.series, id.step, copy.generation + 1)
         return id
+
+    def _is_of_earlier_save(self, copy: KeptCopy, checkpoint: Checkpoint) -> bool:
+        there = {entry.key: entry.signature for entry in checkpoint.entries if tensor_suffix(entry.key)}
+        left = any(there.get(file) == source for file, source in zip(copy.files, copy.sources, strict=False))
+        return not left and is_untouched(self.run, copy, copy.sizes)
 
     def content_id(self, checkpoint: Checkpoint) -> CheckpointId:
         """Return the generation of the current content, whether it is sealed or waits for its verdict."""

@@ -518,8 +518,8 @@ class WatchedRun:
         self._report_room(done)
 
     def _report_room(self, done: PassResult) -> None:
-        """Log once that there is no room for all copies, and once that there is again. That must have lasted for a while:
-        near the limit each save changes it."""
+        """Log once that there is no room for all copies, and once that there is again for a while: near the limit
+        each save changes it."""
         now = time.monotonic()
         if done.room is not None:
             if self._lacked_room_at is None:

@@ -197,8 +197,8 @@ def test_a_pass_with_nothing_to_do_says_that_the_next_save_may_not_fit(disk):
 
 
 def test_a_verdict_about_other_bytes_removes_no_copy(disk):
-    """A save is copied before anything proves that it is whole, then replaced by one that is BAD: the copy stays, with an
-    id of its own, until a newer save is GOOD."""
+    """A save is copied before anything proves that it is whole, then replaced by one that is BAD: the copy stays, with
+    an id of its own, until a newer save is GOOD."""
     vars(SHARED).update(vars(SharedSpace()))
     run = Guarded(disk, "run", Settings(settle=1e6, keep="copy"))
     one = Series(run=run.root, name="model", way="renamed", size=SAVE)

@@ -11,7 +11,7 @@ from ckptguard.scan.result import ScannedFile
 from ckptguard.values.verdict import UNDERSTOOD, Finding, Severity
 
 # What these formats hold is read. The others hold settings and notes, or are unknown.
-_READ = frozenset(row.name for row in FORMATS if row.suffixes) | {"dcp_metadata"}
+_READ = frozenset(row.name for row in FORMATS if row.suffixes) | {"dcp_metadata", "torch_legacy"}
 _WEIGHTS = ("model", "ema")
 
 

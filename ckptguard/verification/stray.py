@@ -102,10 +102,11 @@ class StrayJudge:
             **sums.known(),
         )
         evidence = collect_evidence(target.storage, checkpoint, scan, known)
-        if unread := not_understood(evidence):
+        findings = run_checks(evidence)
+        proven_bad = any(finding.severity is Severity.ERROR for finding in findings)
+        if not proven_bad and (unread := not_understood(evidence)):
             what = "its format" if unread[0] == checkpoint.path else f"the format of {escape(unread[0])}"
             raise CouldNotTellError(f"{what} is unknown, and no checksum is stated for it")
-        findings = run_checks(evidence)
         if facts is not None:
             findings += _hub_findings(scan, facts)
         outcome = judge(findings, sealed=known.sealed is not None)

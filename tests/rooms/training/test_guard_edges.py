@@ -1,5 +1,7 @@
 """Corners of TrainingGuard that users reach."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from support.runs import QUICK
@@ -49,18 +51,29 @@ def test_poisoned_optimizer_state_is_sick(tmp_path):
 
 
 def test_names_whose_step_cannot_be_told_are_refused(tmp_path):
-    """epoch-1-{step}.pt would always be step 1; a file without a suffix is no checkpoint that anybody recognises."""
+    """epoch-1-{step}.pt would always be step 1; a text without a suffix is no checkpoint that anybody recognises."""
     for name in ("epoch-1-{step}.pt", "{step}-of-99999.pt"):
         with pytest.raises(SettingsError):
             guard_of(tmp_path / "run", save=lambda path, step: None, load=lambda path: None, name=name)
+    guard, _, _ = guard_of(
+        tmp_path / "run",
+        save=lambda path, step: Path(path).write_text("not a checkpoint" * 99),
+        load=lambda path: None,
+        name="model-{step}",
+    )
+    with pytest.raises(StateError, match="not recognised"):
+        guard.save(step=3)
+
+
+def test_a_file_of_torch_needs_no_suffix(tmp_path):
+    """What torch.save writes is known by its bytes."""
     guard, model, _ = guard_of(
         tmp_path / "run",
         save=lambda path, step: torch.save(model.state_dict(), path),
         load=lambda path: model.load_state_dict(torch.load(path)),
         name="model-{step}",
     )
-    with pytest.raises(StateError, match="not recognised"):
-        guard.save(step=3)
+    assert guard.save(step=3).endswith("model-3")
 
 
 @pytest.mark.parametrize("step", [-1, 10**13])

@@ -130,7 +130,10 @@ def test_the_second_signal_is_firm(supervising, run):
 
 def test_other_signals_reach_the_command_and_end_nothing(supervising, run):
     """Schedulers tell trainers by SIGUSR1 to save."""
-    text = "signal.signal(signal.SIGUSR1, lambda *_: None)\nnote(run, 'ready')\nsignal.pause()\nsave(run, 1)\n"
+    text = (
+        "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])\nnote(run, 'ready')\n"
+        "signal.sigwait([signal.SIGUSR1])\nsave(run, 1)\n"
+    )
     one = supervising(text)
     process = one.start()
     noted(run, "ready")

@@ -26,6 +26,7 @@ FLOORS = (
     ("reporting",),
     ("repair",),
     ("upkeep",),
+    ("engine",),
     ("catalogue", "fleet"),
     ("bulk",),
     ("documents",),

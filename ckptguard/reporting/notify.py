@@ -47,7 +47,7 @@ class Hooks:
     """
 
     def __init__(self, settings: Settings, log: Log, around_start: Context = contextlib.nullcontext) -> None:
-        self._log = log
+        self.log = log
         self._runs: dict[str, Run] = {}
         try:
             require_apprise(settings)
@@ -73,7 +73,7 @@ class Hooks:
             pass
         except Exception as error:
             reason = error.message if isinstance(error, CkptguardError) else f"{type(error).__name__}: {error}"
-            self._log("hook_records", level="warning", run=view.run.url, reason=reason)
+            self.log("hook_records", level="warning", run=view.run.url, reason=reason)
 
     def tell(self, event: Event) -> None:
         """Queue an event; returns at once."""
@@ -127,7 +127,7 @@ class Hooks:
             except RunRemovedError:
                 pass
             except CkptguardError as error:
-                self._log("hook_records", level="warning", run=run.url, reason=error.message)
+                self.log("hook_records", level="warning", run=run.url, reason=error.message)
 
 
 class HookSets:

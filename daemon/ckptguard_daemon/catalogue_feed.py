@@ -7,7 +7,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -18,32 +17,18 @@ from ckptguard.catalogue.questions import known as known_of
 from ckptguard.catalogue.questions import summaries
 from ckptguard.catalogue.rows import Event, Known, event_key
 from ckptguard.decisions.run_summary import in_state
+from ckptguard.engine.watched_run import Passed, WatchedRun
 from ckptguard.errors import CkptguardError, NotFoundError
 from ckptguard.records.run import record_names
 from ckptguard.replicas.replicate import Replica, furthest_behind
 from ckptguard.runs.run_view import RunView
 from ckptguard.runs.trainer_log import find_logs
 from ckptguard.storage.runtime_folder import private_runtime_folder
-from ckptguard.upkeep.reconcile import PassNotes
 from ckptguard.upkeep.samples import Start
 from ckptguard.values.ids import CheckpointId, escape, short_digest
 from ckptguard.values.run_rows import FilesInPlace, WaitingSave
 from ckptguard.values.run_summary import RunSummary
 from ckptguard_daemon.log import log
-
-if TYPE_CHECKING:
-    from ckptguard_daemon.guarded import WatchedRun
-
-
-class Passed(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run's pass knows. `wrote`: it may have written records since it began. `troubled`: it could not do
-    everything."""
-
-    notes: PassNotes
-    replicas: tuple[Replica, ...] = ()
-    scrub_interval: float | None = None
-    wrote: bool = False
-    troubled: bool = False
 
 
 @dataclass
@@ -108,6 +93,10 @@ class CatalogueFeed:
         """Call those who listen."""
         for wake in self._listeners:
             wake()
+
+    def holds(self, run_id: str) -> bool:
+        """True if something is noted of a run."""
+        return bool(self.catalogue.digest(run_id))
 
     def gone(self, run_id: str) -> None:
         """Believe nothing that is noted of a run when it is there again."""

@@ -6,12 +6,12 @@ import threading
 import time
 from collections.abc import Callable
 
+from ckptguard.engine.watched_run import WatchedRun
 from ckptguard.errors import CkptguardError
 from ckptguard.fleet import Discovery, Fleet, FleetRun
 from ckptguard.runs.ended import SHOWN
 from ckptguard.storage.failures import machine_trouble
 from ckptguard.values.ids import name_of_run
-from ckptguard_daemon.guarded import WatchedRun
 from ckptguard_daemon.log import log
 from ckptguard_daemon.plan import Again, Plan
 from ckptguard_daemon.roster import Roster

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import msgspec
 
 from ckptguard.documents.build import fields
+from ckptguard.engine.watched_run import PlaceAt, ScrubState, WatchedRun, storage_of
 from ckptguard.errors import CkptguardError, StoppedError
 from ckptguard.layouts import Checkpoint
 from ckptguard.records.scrubs import Where
@@ -25,7 +26,6 @@ from ckptguard.scan.process.low_priority import lower_priority
 from ckptguard.scan.reread import ReadingStopped
 from ckptguard.storage.failures import machine_trouble
 from ckptguard.values.ids import CheckpointId
-from ckptguard_daemon.guarded import PlaceAt, ScrubState, WatchedRun, storage_of
 from ckptguard_daemon.lanes import Lanes, Turn
 from ckptguard_daemon.log import log
 from ckptguard_daemon.roster import Roster

@@ -12,9 +12,9 @@ import threading
 import time
 from collections.abc import Iterable
 
+from ckptguard.engine.watched_run import WatchedRun
 from ckptguard.values.exit_codes import ExitCode
 from ckptguard.values.retention_policy import span_text
-from ckptguard_daemon.guarded import WatchedRun
 from ckptguard_daemon.log import log
 
 LONGEST_SILENCE = 600.0  # seconds without any progress; WatchdogSec of the systemd units is the same

@@ -17,13 +17,13 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
+from ckptguard.engine.watched_run import WatchedRun
 from ckptguard.runs.results import Checked
 from ckptguard.runs.work import Work
 from ckptguard.scan import Scanner
 from ckptguard.scan.process.process_scanner import ProcessScanner
 from ckptguard.scan.process.worker_process import WorkerLimits, limits_of
 from ckptguard.values.settings import Settings
-from ckptguard_daemon.guarded import WatchedRun
 from ckptguard_daemon.lanes import Lanes, Turn
 from ckptguard_daemon.liveness import WorkStop
 from ckptguard_daemon.roster import Roster

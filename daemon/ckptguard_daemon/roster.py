@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Iterator
 
-from ckptguard_daemon.guarded import WatchedRun
+from ckptguard.engine.watched_run import WatchedRun
 
 
 class Roster:

@@ -16,6 +16,7 @@ from starlette.responses import Response
 
 from ckptguard.decisions.known_good import may_be_newer
 from ckptguard.documents.build import document, fields
+from ckptguard.engine.watched_run import WatchedRun
 from ckptguard.errors import (
     NoKnownGoodError,
     NotFoundError,
@@ -31,7 +32,6 @@ from ckptguard.upkeep.reconcile import Waiting
 from ckptguard.values.access import Role
 from ckptguard.values.ids import MAX_STEP, CheckpointId, Step, is_safe_path, single_number
 from ckptguard.version import __version__
-from ckptguard_daemon.guarded import WatchedRun
 from ckptguard_daemon.http.replies import number, read_body, refusal, reply
 from ckptguard_daemon.http.routes import Route, Served, caller_of
 from ckptguard_daemon.log import log

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 from ckptguard.decisions.turns import LANES
+from ckptguard.engine.watched_run import WatchedRun
+from ckptguard.engine.watcher import Watcher
 from ckptguard.errors import CkptguardError, SettingsError
 from ckptguard.fleet import FleetRun
 from ckptguard.inspect.list_states import survey
@@ -26,7 +28,6 @@ from ckptguard.version import __version__
 from ckptguard_daemon.application import application, routes
 from ckptguard_daemon.catalogue_feed import CatalogueFeed, open_catalogue
 from ckptguard_daemon.following import Following
-from ckptguard_daemon.guarded import WatchedRun
 from ckptguard_daemon.http.front import NO_HTTP, HttpOptions, open_front
 from ckptguard_daemon.http.gate import admit_owner
 from ckptguard_daemon.http.routes import Served
@@ -44,7 +45,6 @@ from ckptguard_daemon.metrics_file import MetricsFile
 from ckptguard_daemon.plan import Again, Plan
 from ckptguard_daemon.roster import Roster
 from ckptguard_daemon.scraping import NOWHERE, MetricsOptions, Scrapers, listen_for_scrapers
-from ckptguard_daemon.watcher import Watcher
 
 # The parts of a clean stop. What takes longer is left to the next start.
 _WORK_STOP_SECONDS = 1.5
@@ -117,7 +117,7 @@ class Guarding:
         self._presence, self._only_looks, self.stop = presence, only_looks, stop
         self.hooks, self.runs, self.passes, self.passed = HookSets(log), Roster(), Passes(), threading.Event()
         self.feed, self.jobs = feed, Jobs(stop)
-        self._watcher = Watcher(self._notice)
+        self._watcher = Watcher(self._notice, log)
         self.loop = Loop(self.runs, stop, self._after_pass, lambda run: self._replicating.after_pass(run))
         self._replicating = Replicating(self.runs, self.loop.verdicts_first, self.loop.wake, stop)
         self._scrubbing = Scrubbing(self.runs, self._replicas_first, self.loop.wake, stop)

@@ -45,10 +45,10 @@ def functions_called(act: Callable[[], object]) -> list[str]:
 
 def figures(folder: Path) -> dict[str, list[str]]:
     """The functions of each figure, on a run of three good checkpoints with protected copies."""
-    from ckptguard_daemon.guarded import WatchedRun
     from ckptguard_daemon.log import log
     from support.tiny_run import name_of, save
 
+    from ckptguard.engine.watched_run import WatchedRun
     from ckptguard.records.daemon_record import DaemonRecord
     from ckptguard.records.run import open_run
     from ckptguard.records.who_and_when import this_host, utc_now

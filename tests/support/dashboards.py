@@ -16,10 +16,8 @@ from unittest import mock
 from urllib.parse import quote
 
 import msgspec
-from ckptguard_daemon import guarded
 from ckptguard_daemon.application import application, routes
 from ckptguard_daemon.catalogue_feed import CatalogueFeed
-from ckptguard_daemon.guarded import WatchedRun
 from ckptguard_daemon.http.routes import OWNER, Caller, Served
 from ckptguard_daemon.http.server import HttpServer
 from ckptguard_daemon.loop import Loop, Passes
@@ -29,6 +27,8 @@ from starlette.datastructures import Headers
 from starlette.types import Scope
 
 from ckptguard.catalogue.catalogue import Catalogue
+from ckptguard.engine import watched_run as guarded
+from ckptguard.engine.watched_run import WatchedRun
 from ckptguard.records.daemon_record import DaemonRecord
 from ckptguard.records.run import Run, open_run
 from ckptguard.reporting.notify import Hooks

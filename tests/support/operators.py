@@ -12,7 +12,6 @@ from ckptguard_daemon.catalogue_feed import CatalogueFeed
 from ckptguard_daemon.dashboard import actions
 from ckptguard_daemon.dashboard.actions import Acting
 from ckptguard_daemon.dashboard.verbs import VERBS
-from ckptguard_daemon.guarded import WatchedRun
 from ckptguard_daemon.http.routes import Caller, Role, Served
 from ckptguard_daemon.jobs import Job
 from ckptguard_daemon.log import log
@@ -20,6 +19,7 @@ from ckptguard_daemon.loop import Loop, Passes
 from ckptguard_daemon.metrics import Metrics
 from ckptguard_daemon.roster import Roster
 
+from ckptguard.engine.watched_run import WatchedRun
 from ckptguard.errors import CkptguardError
 from ckptguard.records.daemon_record import DaemonRecord
 from ckptguard.reporting.notify import Hooks

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from ckptguard_daemon.catalogue_feed import CatalogueFeed
-from ckptguard_daemon.guarded import WatchedRun
 from ckptguard_daemon.log import log
 from servers.faulty_proxy import FaultyProxy
 from servers.s3 import S3Server
 
+from ckptguard.engine.watched_run import WatchedRun
 from ckptguard.records.daemon_record import DaemonRecord
 from ckptguard.records.who_and_when import this_host, utc_now
 from ckptguard.reporting.notify import Hooks

@@ -15,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ckptguard.documents.build import Document, document, fields
+from ckptguard.engine.watched_run import WatchedRun
 from ckptguard.errors import CkptguardError, NotFoundError, PlanChangedError, SettingsError
 from ckptguard.records.audit import (
     DONE,
@@ -35,7 +36,6 @@ from ckptguard.values.record_text import what_is_wrong
 from ckptguard_daemon.dashboard.asked import Asked, Asking, Plan, Rules
 from ckptguard_daemon.dashboard.reading import Clicks, Reads
 from ckptguard_daemon.dashboard.verbs import VERBS, dry_prune, prune_plan, prune_words
-from ckptguard_daemon.guarded import WatchedRun
 from ckptguard_daemon.http.replies import number, read_body, reply
 from ckptguard_daemon.http.routes import Caller, Role, Route, Served, caller_of
 from ckptguard_daemon.jobs import Job

@@ -8,12 +8,12 @@ from typing import Annotated, Any
 
 import msgspec
 
+from ckptguard.engine.watched_run import WatchedRun
 from ckptguard.runs.run_view import RunView
 from ckptguard.runs.work import Work
 from ckptguard.storage.redaction import redacted
 from ckptguard.values.ids import escape
 from ckptguard.values.settings import Settings, with_table
-from ckptguard_daemon.guarded import WatchedRun
 
 Word = Annotated[str, msgspec.Meta(min_length=1, max_length=4096)]
 

@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ckptguard.documents.build import Document, document, fields, plain
+from ckptguard.engine.watched_run import WatchedRun
 from ckptguard.errors import BusyError, CouldNotTellError, NotFoundError
 from ckptguard.formats.structure import TensorPlace
 from ckptguard.inspect.diff import KINDS, Diff, diff_sources
@@ -31,7 +32,6 @@ from ckptguard_daemon.dashboard.one_checkpoint import (
     tensor_fields,
 )
 from ckptguard_daemon.dashboard.reading import Clicks, Reads, counted_view, id_of, unknown
-from ckptguard_daemon.guarded import WatchedRun
 from ckptguard_daemon.http.routes import Role, Route, Served
 from ckptguard_daemon.loop import LaneScanner
 

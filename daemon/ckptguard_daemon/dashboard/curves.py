@@ -9,9 +9,9 @@ from ckptguard.catalogue.curves import unpacked
 from ckptguard.catalogue.questions import curve as curve_of
 from ckptguard.catalogue.rows import CurveRow
 from ckptguard.documents.build import Document, document
+from ckptguard.engine.watched_run import WatchedRun
 from ckptguard.records.who_and_when import seconds_of
 from ckptguard_daemon.dashboard.answer import answer
-from ckptguard_daemon.guarded import WatchedRun
 from ckptguard_daemon.http.routes import Role, Route, Served
 
 

@@ -13,6 +13,7 @@ from starlette.responses import Response
 from ckptguard.catalogue.questions import timeline
 from ckptguard.checks.finite import counts_in
 from ckptguard.documents.build import Document, document
+from ckptguard.engine.watched_run import WatchedRun
 from ckptguard.errors import CkptguardError, NotFoundError, RecordsError
 from ckptguard.records.manifests import read_manifest
 from ckptguard.runs.run_view import RunView
@@ -22,7 +23,6 @@ from ckptguard.values.run_rows import Generation
 from ckptguard.values.verdict import Outcome, Severity
 from ckptguard_daemon.dashboard.one_checkpoint import judgement_of, sick_tensors
 from ckptguard_daemon.dashboard.reading import Clicks, Reads, Remembered, counted_view
-from ckptguard_daemon.guarded import WatchedRun
 from ckptguard_daemon.http.replies import number
 from ckptguard_daemon.http.routes import Role, Route, Served
 

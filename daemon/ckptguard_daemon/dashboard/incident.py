@@ -6,6 +6,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ckptguard.documents.build import Document, document, fields
+from ckptguard.engine.watched_run import WatchedRun
 from ckptguard.errors import NotFoundError
 from ckptguard.records.incidents import read_incident
 from ckptguard.reporting.build_report import report_of
@@ -13,7 +14,6 @@ from ckptguard.reporting.report_html import report_html
 from ckptguard.values.incident import IncidentReport
 from ckptguard_daemon.dashboard.answer import escaped
 from ckptguard_daemon.dashboard.reading import Clicks, Reads, counted_view
-from ckptguard_daemon.guarded import WatchedRun
 from ckptguard_daemon.http.routes import Role, Route, Served
 
 _PAGE_POLICY = (

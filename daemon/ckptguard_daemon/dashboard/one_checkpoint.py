@@ -13,6 +13,7 @@ from ckptguard.checks.finite import counts_in
 from ckptguard.decisions.at_risk import rank_named, ranks_named
 from ckptguard.decisions.known_good import parse_verdict_name, standings, verdict_name
 from ckptguard.documents.build import Document, document, fields, plain
+from ckptguard.engine.watched_run import WatchedRun
 from ckptguard.formats.dtypes import FP16_LIMIT
 from ckptguard.records.ledger import FOLDER as LEDGER
 from ckptguard.records.ledger import is_about, read_verdict
@@ -25,7 +26,6 @@ from ckptguard.values.ids import CheckpointId, escape, series_folder
 from ckptguard.values.manifest import File, Manifest, Tensor
 from ckptguard.values.verdict import Finding, Outcome, Severity, Verdict
 from ckptguard_daemon.dashboard.reading import Clicks, Reads, counted_view, id_of, unknown
-from ckptguard_daemon.guarded import WatchedRun
 from ckptguard_daemon.http.routes import Role, Route, Served
 
 _MOST_VERDICTS = 20

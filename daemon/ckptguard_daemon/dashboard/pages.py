@@ -17,11 +17,11 @@ from ckptguard.catalogue.questions import Timeline, events_after, timeline
 from ckptguard.catalogue.rows import NumberedEvent
 from ckptguard.decisions.at_risk import at_risk, at_risk_words
 from ckptguard.documents.build import Document, document, fields, plain
+from ckptguard.engine.watched_run import WatchedRun
 from ckptguard.records.who_and_when import seconds_of
 from ckptguard.values.ids import escape
 from ckptguard.values.run_rows import Generation, IncidentRow
 from ckptguard_daemon.dashboard.answer import answer
-from ckptguard_daemon.guarded import WatchedRun
 from ckptguard_daemon.http.routes import Role, Route, Served
 
 

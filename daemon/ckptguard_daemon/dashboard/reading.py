@@ -13,13 +13,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ckptguard.documents.build import Document
+from ckptguard.engine.watched_run import WatchedRun
 from ckptguard.errors import CouldNotTellError, NotFoundError, SettingsError
 from ckptguard.records.run import Run
 from ckptguard.runs.run_view import RunView
 from ckptguard.storage.protocol import Storage
 from ckptguard.values.ids import CheckpointId, id_from_record
 from ckptguard_daemon.dashboard.answer import pack
-from ckptguard_daemon.guarded import WatchedRun
 from ckptguard_daemon.turns import Turns
 
 MOST_SECONDS = 20.0  # until a click asks the storage nothing more

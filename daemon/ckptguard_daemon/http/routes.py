@@ -16,12 +16,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from ckptguard.engine.watched_run import WatchedRun
 from ckptguard.errors import NotFoundError
 from ckptguard.records.daemon_record import DaemonRecord
 from ckptguard.values.access import Role as Role
 from ckptguard.values.ids import name_of_run
 from ckptguard_daemon.catalogue_feed import CatalogueFeed
-from ckptguard_daemon.guarded import WatchedRun
 from ckptguard_daemon.http.replies import refusal, unauthorized
 from ckptguard_daemon.jobs import Jobs
 from ckptguard_daemon.loop import Loop, Passes

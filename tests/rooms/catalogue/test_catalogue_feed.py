@@ -3,12 +3,13 @@
 from types import SimpleNamespace
 
 import pytest
-from ckptguard_daemon.catalogue_feed import CatalogueFeed, Passed
+from ckptguard_daemon.catalogue_feed import CatalogueFeed
 from support.catalogues import PromptCatalogue
 from support.counting_storage import counted
 from support.tiny_run import TINY, WEIGHTS, delete, forget, inline, name_of, poison, rot, save
 
 from ckptguard.catalogue.questions import events_after, summaries, timeline
+from ckptguard.engine.watched_run import Passed
 from ckptguard.errors import StorageError
 from ckptguard.inspect.status import status
 from ckptguard.records.incidents import open_incident, update_incident

@@ -3,7 +3,7 @@
 import json
 import shutil
 
-from ckptguard_daemon.catalogue_feed import CatalogueFeed, Passed
+from ckptguard_daemon.catalogue_feed import CatalogueFeed
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.catalogues import Killed, PromptCatalogue
@@ -11,6 +11,7 @@ from support.records_on_disk import at
 from support.tiny_run import TINY, WEIGHTS, delete, inline, name_of, poison, rot, save
 from support.views import look
 
+from ckptguard.engine.watched_run import Passed
 from ckptguard.errors import CkptguardError
 from ckptguard.records.audit import begin_action, end_action
 from ckptguard.records.incidents import list_incidents, open_incident, update_incident

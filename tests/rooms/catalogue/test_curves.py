@@ -5,7 +5,7 @@ import math
 
 import msgspec
 import pytest
-from ckptguard_daemon.catalogue_feed import CatalogueFeed, Passed
+from ckptguard_daemon.catalogue_feed import CatalogueFeed
 from support.catalogues import PromptCatalogue
 from support.counting_storage import counted
 from support.faulty_storage import Fault, Faults, FaultyStorage
@@ -14,6 +14,7 @@ from support.tiny_run import TINY, inline
 from ckptguard.catalogue.catalogue import Catalogue
 from ckptguard.catalogue.curves import unpacked
 from ckptguard.catalogue.questions import curve
+from ckptguard.engine.watched_run import Passed
 from ckptguard.records.run import open_run
 from ckptguard.runs.run_view import RunView
 from ckptguard.runs.work import Work

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from ckptguard_daemon.catalogue_feed import CatalogueFeed
 from ckptguard_daemon.dashboard.pages import Pages
-from ckptguard_daemon.guarded import WatchedRun
 from ckptguard_daemon.metrics import exposition
 from support.counting_storage import counted
 from support.runs import QUICK, write_torch
 from support.views import look
 
+from ckptguard.engine.watched_run import WatchedRun
 from ckptguard.inspect.status import status
 from ckptguard.records.run import open_run
 from ckptguard.reporting.notify import Hooks
@@ -138,7 +138,7 @@ def test_a_run_of_nothing_else_is_no_silence(invoke, root) -> None:  # type: ign
     assert "model.weights.h5" in invoke("status", root).stderr
 
 
-def test_the_daemon_says_it_once_and_shows_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_daemon_says_it_once_and_shows_it(tmp_path: Path) -> None:
     """One warning in its log, however many passes it makes; a metric; and the page."""
     lay(tmp_path, {"model.weights.h5": HDF5})
     logged: list[tuple[str, dict[str, object]]] = []
@@ -146,7 +146,6 @@ def test_the_daemon_says_it_once_and_shows_it(tmp_path: Path, monkeypatch: pytes
     def note(event: str, **fields: object) -> None:
         logged.append((event, fields))
 
-    monkeypatch.setattr("ckptguard_daemon.guarded.log", note)
     feed = CatalogueFeed()
     run = WatchedRun(str(tmp_path), run_id_of(str(tmp_path)), QUICK, Hooks(QUICK, note), None, feed)
     for number in range(3):

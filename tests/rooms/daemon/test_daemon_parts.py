@@ -15,11 +15,11 @@ from typing import Any
 import msgspec
 import pytest
 from ckptguard_daemon import log as log_module
-from ckptguard_daemon.guarded import storage_of
 from ckptguard_daemon.http.unix_socket import LONGEST_PATH, listen
 from ckptguard_daemon.log import log, start_logging
 from ckptguard_daemon.plan import distinct_urls
 
+from ckptguard.engine.watched_run import storage_of
 from ckptguard.errors import BusyError, SettingsError
 from ckptguard.runs.settings_file import load_settings
 from ckptguard.storage.local import mounts

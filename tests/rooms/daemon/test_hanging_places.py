@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from ckptguard_daemon import following as following_module
 from ckptguard_daemon.following import Following
-from ckptguard_daemon.guarded import WatchedRun
 from ckptguard_daemon.log import log
 from ckptguard_daemon.plan import Plan
 from ckptguard_daemon.roster import Roster
 from support.daemon_process import PATIENCE, save, until
 
+from ckptguard.engine.watched_run import WatchedRun
 from ckptguard.fleet import Discovery, FleetRun, find_runs, read_fleet
 from ckptguard.fleet.search import Search
 from ckptguard.reporting.notify import Hooks, HookSets

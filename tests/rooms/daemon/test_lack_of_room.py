@@ -7,11 +7,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from ckptguard_daemon import guarded
-from ckptguard_daemon.guarded import WatchedRun
-from ckptguard_daemon.log import log
 from support.daemon_process import save
 
+from ckptguard.engine import watched_run as guarded
+from ckptguard.engine.watched_run import WatchedRun
 from ckptguard.reporting.notify import Hooks
 from ckptguard.runs.work import PLAIN
 from ckptguard.storage.local.local_storage import LocalStorage
@@ -27,11 +26,12 @@ def test_a_lack_of_room_that_comes_and_goes_is_said_once(run: Path, monkeypatch:
     there was room for an hour."""
     said: list[str] = []
     free, later = 0, 0.0
-    monkeypatch.setattr(guarded, "log", lambda event, level="info", **_: said.append(event))
     monkeypatch.setattr(LocalStorage, "free_space", lambda self: free)
     clock = SimpleNamespace(time=time.time, monotonic=lambda: time.monotonic() + later)
     monkeypatch.setattr(guarded, "time", clock)
-    one = WatchedRun(str(run), run_id_of(str(run)), SETTINGS, Hooks(SETTINGS, log), None)
+    one = WatchedRun(
+        str(run), run_id_of(str(run)), SETTINGS, Hooks(SETTINGS, lambda event, **_: said.append(event)), None
+    )
     for step in range(1, 9):
         free = 0 if step % 2 else 10**12
         save(run, step)

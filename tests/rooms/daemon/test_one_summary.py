@@ -17,7 +17,6 @@ from unittest import mock
 import pytest
 from ckptguard_daemon.catalogue_feed import CatalogueFeed
 from ckptguard_daemon.dashboard.pages import Pages
-from ckptguard_daemon.guarded import WatchedRun
 from ckptguard_daemon.metrics import exposition
 from click.testing import CliRunner
 from hypothesis import HealthCheck, example, given, settings
@@ -28,6 +27,7 @@ from support.tiny_files import WEIGHTS
 from support.tiny_run import TINY, inline, name_of, poison, rot, save, truncate
 
 from ckptguard.cli.entry import commands
+from ckptguard.engine.watched_run import WatchedRun
 from ckptguard.errors import CkptguardError
 from ckptguard.keep.quarantine import quarantine
 from ckptguard.records import incidents

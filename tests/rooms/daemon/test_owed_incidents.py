@@ -6,12 +6,12 @@ import contextlib
 from pathlib import Path
 
 import pytest
-from ckptguard_daemon.guarded import WatchedRun
 from ckptguard_daemon.log import log
 from support.daemon_process import flip_bit, save
 from support.kill_points import Killed, kill_at
 from support.views import look
 
+from ckptguard.engine.watched_run import WatchedRun
 from ckptguard.errors import DeniedError
 from ckptguard.keep.quarantine import quarantine
 from ckptguard.records.daemon_record import DaemonRecord

@@ -11,11 +11,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from ckptguard_daemon import guarded as guarded_module
 from ckptguard_daemon.catalogue_feed import CatalogueFeed
 from ckptguard_daemon.dashboard.pages import Pages
 from ckptguard_daemon.following import Following
-from ckptguard_daemon.guarded import WatchedRun
 from ckptguard_daemon.metrics import exposition
 from ckptguard_daemon.plan import Plan
 from ckptguard_daemon.roster import Roster
@@ -25,6 +23,8 @@ from support.tiny_files import WEIGHTS
 from support.tiny_run import inline, save
 
 from ckptguard.catalogue.questions import timeline
+from ckptguard.engine import watched_run as guarded_module
+from ckptguard.engine.watched_run import WatchedRun
 from ckptguard.errors import NoKnownGoodError
 from ckptguard.fleet import read_fleet
 from ckptguard.inspect.status import status
@@ -44,12 +44,14 @@ from ckptguard.values.verdict import Outcome
 SETTINGS = Settings(settle=0.0, scan_interval=0.01, keep="copy", workers=1)
 
 
+LOGGED: list[tuple[str, str]] = []  # by the runs of a test
+
+
 @pytest.fixture
-def said(monkeypatch) -> list[tuple[str, str]]:
+def said() -> list[tuple[str, str]]:
     """The level and the event of each line of the log."""
-    lines: list[tuple[str, str]] = []
-    monkeypatch.setattr(guarded_module, "log", lambda event, level="info", **_: lines.append((level, event)))
-    return lines
+    LOGGED.clear()
+    return LOGGED
 
 
 def watched(
@@ -59,7 +61,7 @@ def watched(
     feed: CatalogueFeed | None = None,
 ) -> WatchedRun:
     """A run as a daemon watches it."""
-    hooks = Hooks(settings, lambda *_, **__: None)
+    hooks = Hooks(settings, lambda event, level="info", **_: LOGGED.append((level, event)))
     return WatchedRun(str(run), run_id_of(str(run)), settings, hooks, presence, feed)
 
 

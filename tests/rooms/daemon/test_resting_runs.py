@@ -9,12 +9,12 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from ckptguard_daemon import watcher as watcher_module
-from ckptguard_daemon.guarded import WatchedRun
 from ckptguard_daemon.log import log
-from ckptguard_daemon.watcher import Watcher
 from support.daemon_process import flip_bit, save
 
+from ckptguard.engine import watcher as watcher_module
+from ckptguard.engine.watched_run import WatchedRun
+from ckptguard.engine.watcher import Watcher
 from ckptguard.records.daemon_record import DaemonRecord, write_daemon_record
 from ckptguard.records.run import open_run, write_once
 from ckptguard.records.who_and_when import this_host, utc_now
@@ -34,7 +34,7 @@ class Resting:
         self.folder = folder
         self.listings: list[str] = []
         self.hints: queue.Queue[str] = queue.Queue()
-        self.watcher = Watcher(self.hints.put)
+        self.watcher = Watcher(self.hints.put, log)
         self.run = WatchedRun(str(folder), run_id_of(str(folder)), SETTINGS, Hooks(SETTINGS, log), None)
         self.run.silence = self.watcher
         monkeypatch.setattr(watcher_module, "_is_own_disk", lambda path: True)

@@ -8,11 +8,11 @@ import time
 from pathlib import Path
 
 import pytest
-from ckptguard_daemon.guarded import WatchedRun
 from ckptguard_daemon.log import log
 from support.daemon_process import save
 from support.views import look
 
+from ckptguard.engine.watched_run import WatchedRun
 from ckptguard.records.run import open_run
 from ckptguard.reporting.notify import Hooks
 from ckptguard.runs.work import PLAIN

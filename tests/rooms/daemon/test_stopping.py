@@ -46,7 +46,7 @@ FUNCTIONS = {
     "the main thread": "ckptguard_daemon.liveness:Systemd.tell_progress",
 }
 AT_THE_STOP = {
-    "clearing the daemon's record": "ckptguard_daemon.guarded:clear_daemon_record",
+    "clearing the daemon's record": "ckptguard.engine.watched_run:clear_daemon_record",
     "closing the catalogue": "ckptguard.catalogue.catalogue:Catalogue.close",
     "closing the socket": "ckptguard_daemon.http.unix_socket:ListeningSocket.close",
     "telling systemd": "ckptguard_daemon.liveness:Systemd.is_stopping",

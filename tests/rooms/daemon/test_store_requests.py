@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from ckptguard_daemon.guarded import WatchedRun
 from servers.faulty_proxy import FaultyProxy
 from servers.fixtures import S3_BUCKETS, skip_or_fail
 from servers.moto_server import moto_server
@@ -18,6 +17,7 @@ from servers.s3 import S3Server
 from support.store_requests import Bill
 from support.store_runs import StoreRun, look
 
+from ckptguard.engine.watched_run import WatchedRun
 from ckptguard.errors import ChangedWhileReadError
 from ckptguard.keep.quarantine import mark_suspect
 from ckptguard.runs.run_view import open_view

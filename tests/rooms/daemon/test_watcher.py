@@ -13,10 +13,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from ckptguard_daemon import watcher as watcher_module
-from ckptguard_daemon.watcher import Watcher
 from support.daemon_process import save, until
 
+from ckptguard.engine import watcher as watcher_module
+from ckptguard.engine.watcher import Watcher
 from ckptguard.storage.local import inotify
 from ckptguard.storage.local.inotify import Change, Inotify
 
@@ -26,7 +26,8 @@ class Watching:
 
     def __init__(self) -> None:
         self.hints: queue.Queue[str] = queue.Queue()
-        self.watcher = Watcher(self.hints.put)
+        self.logged: list[tuple[str, dict[str, object]]] = []
+        self.watcher = Watcher(self.hints.put, lambda event, /, **fields: self.logged.append((event, fields)))
 
     def hint(self) -> str:
         """The next hint, once it comes."""
@@ -187,8 +188,6 @@ def test_without_watches_the_timer_goes_on(
 ) -> None:
     """Out of watches or instances, the daemon says so once for all its runs, what is whole stays unknown, and later it
     tries again."""
-    lines: list[dict[str, object]] = []
-    monkeypatch.setattr("ckptguard_daemon.watcher.log", lambda event, /, **fields: lines.append({event: fields}))
 
     def full(*_: object) -> int:
         raise OSError(number, os.strerror(number))
@@ -200,8 +199,8 @@ def test_without_watches_the_timer_goes_on(
         watching.watcher.watch(str(tmp_path / name), name)
         watching.watcher.settle(name)
         assert not watching.watcher.rests(name)
-    assert len(lines) == 1
-    assert ("sysctl" in str(lines)) == (number != errno.EPERM)
+    assert len(watching.logged) == 1
+    assert ("sysctl" in str(watching.logged)) == (number != errno.EPERM)
     monkeypatch.undo()
     watching.watcher.watch(str(tmp_path / "a"), "a")  # not yet
     assert not watching.watcher._paths
@@ -215,14 +214,12 @@ def test_without_watches_the_timer_goes_on(
 def test_it_leaves_half_of_the_watches_to_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One daemon never takes all watches of its user. A run that does not fit is looked at by the timer alone."""
     monkeypatch.setattr(inotify, "fair_share", lambda: 10)
-    lines: list[str] = []
-    monkeypatch.setattr("ckptguard_daemon.watcher.log", lambda event, /, **fields: lines.append(event))
     watching = Watching()
     for name, folders in (("small", 3), ("large", 20), ("other", 3)):
         for number in range(folders):
             (tmp_path / name / str(number)).mkdir(parents=True)
         watching.watcher.watch(str(tmp_path / name), name)
-    assert lines == ["watching_by_timer_only"]
+    assert [event for event, _ in watching.logged] == ["watching_by_timer_only"]
     assert len(watching.watcher._paths) == 8
     save(tmp_path / "other" / "1", 1)
     assert watching.hint() == "other"
@@ -232,10 +229,9 @@ def test_it_leaves_half_of_the_watches_to_others(tmp_path: Path, monkeypatch: py
 LIMITED = """
 import resource, sys
 from pathlib import Path
-import ckptguard_daemon.watcher as module
+import ckptguard.engine.watcher as module
 events = []
-module.log = lambda event, /, **fields: events.append((event, fields["reason"]))
-watcher = module.Watcher(print)
+watcher = module.Watcher(print, lambda event, /, **fields: events.append((event, fields["reason"])))
 resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))
 for run in ("a", "b"):
     watcher.watch(f"{sys.argv[1]}/{run}", run)

@@ -10,7 +10,6 @@ from urllib.parse import quote
 
 from ckptguard_daemon.application import application, routes
 from ckptguard_daemon.catalogue_feed import CatalogueFeed
-from ckptguard_daemon.guarded import WatchedRun
 from ckptguard_daemon.http.callers import Callers
 from ckptguard_daemon.http.gate import Door, Names
 from ckptguard_daemon.http.routes import Served
@@ -19,6 +18,7 @@ from ckptguard_daemon.loop import Loop, Passes
 from ckptguard_daemon.metrics import Metrics
 from ckptguard_daemon.roster import Roster
 
+from ckptguard.engine.watched_run import WatchedRun
 from ckptguard.records.daemon_record import DaemonRecord
 from ckptguard.reporting.notify import Hooks
 from ckptguard.values.access import Role, Token, digest_of

@@ -17,7 +17,6 @@ from benchmarks.bench_known_good import counted
 from ckptguard_daemon import run_routes
 from ckptguard_daemon.application import application, routes
 from ckptguard_daemon.catalogue_feed import CatalogueFeed
-from ckptguard_daemon.guarded import WatchedRun
 from ckptguard_daemon.http.gate import admit_owner
 from ckptguard_daemon.http.routes import Served
 from ckptguard_daemon.log import log
@@ -27,6 +26,7 @@ from ckptguard_daemon.roster import Roster
 from starlette.types import ASGIApp
 from support.daemon_process import PATIENCE, Starter, save
 
+from ckptguard.engine.watched_run import WatchedRun
 from ckptguard.records.daemon_record import DaemonRecord
 from ckptguard.records.ledger import append_verdict
 from ckptguard.records.run import open_run

@@ -1,4 +1,4 @@
-"""One guarded run: what the daemon knows about it between passes. A restart rebuilds all of it."""
+"""One guarded run: what is known about it between passes. A restart rebuilds all of it."""
 
 from __future__ import annotations
 
@@ -48,8 +48,6 @@ from ckptguard.values.record_formats import FORMAT_KEY
 from ckptguard.values.settings import Settings
 from ckptguard.values.verdict import Outcome
 from ckptguard.verification.checkpoint import verify_checkpoint
-from ckptguard_daemon.catalogue_feed import CatalogueFeed, Passed
-from ckptguard_daemon.log import log
 
 _SOONEST = 0.2
 _GOING = 2.0  # seconds without a change after which a run without records begins again
@@ -117,9 +115,33 @@ class Silence(Protocol):
         """True if for certain nothing changed since `settle`."""
 
 
+class Passed(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run's pass knows. `wrote`: it may have written records since it began. `troubled`: it could not do
+    everything."""
+
+    notes: PassNotes
+    replicas: tuple[Replica, ...] = ()
+    scrub_interval: float | None = None
+    wrote: bool = False
+    troubled: bool = False
+
+
+class Feed(Protocol):
+    """Who remembers what passes have seen, for questions about many runs. It never raises."""
+
+    def note(self, view: RunView, passed: Passed) -> None:
+        """Note what a pass has seen."""
+
+    def holds(self, run_id: str) -> bool:
+        """True if something is noted of a run."""
+
+    def gone(self, run_id: str) -> None:
+        """Believe nothing that is noted of a run when it is there again."""
+
+
 class WatchedRun:
     """Makes passes over one run. Only one thread at a time calls `step`; others may read its attributes, and open
-    it."""
+    it. What happens is logged where the hooks log."""
 
     def __init__(
         self,
@@ -128,7 +150,7 @@ class WatchedRun:
         settings: Settings,
         hooks: Hooks,
         presence: DaemonRecord | None,
-        feed: CatalogueFeed | None = None,
+        feed: Feed | None = None,
     ) -> None:
         self.url, self.run_id, self.settings = url, run_id, settings
         self.name = name_of_run(url)  # a fleet may have another name for it
@@ -150,7 +172,7 @@ class WatchedRun:
         self.scrub = _scrub_state(url, settings)  # None: it is not scrubbed
         self.replicas: tuple[Replica, ...] = ()  # as of their last update
         self.verdicts = 0  # given since the start
-        self.hooks, self._presence = hooks, presence
+        self.hooks, self.log, self._presence = hooks, hooks.log, presence
         self._notes = PassNotes()
         self._feed, self._noted = feed, self._beside()
         self._note_again_at = 0.0  # monotonic
@@ -287,14 +309,14 @@ class WatchedRun:
                 self._failed("failing", told, pause=self._backoff())
                 return None
             if type(error).__name__ not in self._logged:
-                log("pass_failed", level="error", trace=True, run=self.url)
+                self.log("pass_failed", level="error", trace=True, run=self.url)
                 self._logged[type(error).__name__] = None
             self._failed("failing", CkptguardError(f"{type(error).__name__}: {error}"), pause=self._backoff())
             return None
         self._failures = 0
         if self.trouble is not None:
             self._logged = {k: None for k in self._logged if not k.startswith(("failing ", "waiting "))}
-            log("recovered", run=self.url)
+            self.log("recovered", run=self.url)
         if done.ended_at is not None:
             self._ended(done.ended_at, ended_words(self.url))
         else:
@@ -330,7 +352,7 @@ class WatchedRun:
     def _ended(self, at: float, words: str) -> None:
         """Show that the run was removed, and know nothing of it any more: another one may get its name."""
         if self.state != "ended":
-            log("ended", run=self.url)
+            self.log("ended", run=self.url)
             self.scrub, self.last_pass = _scrub_state(self.url, self.settings), PassResult()
             self._know_nothing()
         self._notes.was_empty = True
@@ -350,7 +372,7 @@ class WatchedRun:
         idle = self.state == "guarded" and self.passes and not self._asked and not self.last_pass.pending
         idle = idle and not self._records_changed and self._noted == self._beside() and not self._owes
         idle = idle and not self._owes_known_good and not self._presence_lost
-        held = self._feed is None or bool(self._feed.catalogue.digest(self.run_id))
+        held = self._feed is None or self._feed.holds(self.run_id)
         if idle and held and self._notes.has_nothing_due(self.settings) and self.silence.rests(self.run_id):
             return self.run is not None and not self._notes.room.look(self.run)[1]
         self.silence.settle(self.run_id)
@@ -370,7 +392,7 @@ class WatchedRun:
             try:
                 clear_daemon_record(self.run, self._presence)
             except CkptguardError as error:
-                log("presence_not_cleared", level="warning", run=self.url, reason=error.message)
+                self.log("presence_not_cleared", level="warning", run=self.url, reason=error.message)
 
     def _one_listing(self) -> contextlib.AbstractContextManager[object]:
         """Have all that a pass asks of an object store answered by one listing."""
@@ -396,7 +418,7 @@ class WatchedRun:
         self.guards = guards
         if begins:
             self._known = known_outcomes(view.history)
-            log("guarding" if self.guards else "looking", run=self.url, run_id=self.run_id)
+            self.log("guarding" if self.guards else "looking", run=self.url, run_id=self.run_id)
         new = current is None or other is not None or (self.passes == 0 and current != self._presence)
         records = run.records.root or ""
         self._presence_lost = current is None and was_lasting(records, os.path.join(records, DAEMON_KEY))
@@ -480,14 +502,14 @@ class WatchedRun:
         """Verify one checkpoint again. False if it must make way for others."""
         checkpoint = view.look_again(path)
         if checkpoint is None:
-            log("no_such_checkpoint", level="warning", run=self.url, path=path)
+            self.log("no_such_checkpoint", level="warning", run=self.url, path=path)
             return True
         if not work.may_begin(checkpoint.bytes):
             return False
         try:
             checked = verify_checkpoint(view, checkpoint, work=Work(scanner=work.scanner))
         except CkptguardError as error:
-            log("could_not_tell", level="warning", run=self.url, path=path, reason=error.message)
+            self.log("could_not_tell", level="warning", run=self.url, path=path, reason=error.message)
             return True
         self._tell(view.run, checked)
         self._log_known_good(view)
@@ -507,14 +529,14 @@ class WatchedRun:
         if done.not_understood is not None:
             sentence, hint = done.not_understood.notes
             if not self._told_not_understood:
-                log("not_understood", level="warning", run=self.url, reason=f"{sentence}; {hint}")
+                self.log("not_understood", level="warning", run=self.url, reason=f"{sentence}; {hint}")
             self._told_not_understood = True
         for path in done.gone:
-            log("gone", run=self.url, path=path)
+            self.log("gone", run=self.url, path=path)
         if done.lost is not None:
-            log("lost", level="warning", run=self.url, reason=done.lost)
+            self.log("lost", level="warning", run=self.url, reason=done.lost)
         for path in done.pruned:
-            log("pruned", run=self.url, path=path)
+            self.log("pruned", run=self.url, path=path)
         self._report_room(done)
 
     def _report_room(self, done: PassResult) -> None:
@@ -524,17 +546,17 @@ class WatchedRun:
         if done.room is not None:
             if self._lacked_room_at is None:
                 gone = f"; released: {', '.join(done.room.released)}" if done.room.released else ""
-                log("not_enough_room", level="warning", run=self.url, reason=f"{done.room.problem}{gone}")
+                self.log("not_enough_room", level="warning", run=self.url, reason=f"{done.room.problem}{gone}")
             self._lacked_room_at = now
         elif self._lacked_room_at is not None and now - self._lacked_room_at >= _ROOM_STAYS:
-            log("enough_room", run=self.url)
+            self.log("enough_room", run=self.url)
             self._lacked_room_at = None
 
     def _tell(self, run: Run, one: Checked) -> None:
         """Log a verdict, and report it if it is news."""
         if one.outcome is not Outcome.GOOD and self.was_removed():
             return  # what was left of it was judged
-        log(
+        self.log(
             "verified",
             level="info" if one.outcome is Outcome.GOOD else "warning",
             run=self.url,
@@ -554,7 +576,7 @@ class WatchedRun:
             except RunRemovedError:
                 pass
             except CkptguardError as error:
-                log("incident_not_recorded", level="warning", run=self.url, path=news.path, reason=error.message)
+                self.log("incident_not_recorded", level="warning", run=self.url, path=news.path, reason=error.message)
 
     def _make_up(self, view: RunView, *, wrote: bool) -> bool:
         """Open and close the incidents that others left undone. True if the records may have changed."""
@@ -568,7 +590,7 @@ class WatchedRun:
             return True
         self._owes = False
         for one in opened:
-            log("incident_made_up", level="warning", run=self.url, path=one.path, id=one.id and str(one.id))
+            self.log("incident_made_up", level="warning", run=self.url, path=one.path, id=one.id and str(one.id))
             self.hooks.tell(verdict_event(view.run, one, source="daemon"))
         return bool(opened)
 
@@ -576,12 +598,12 @@ class WatchedRun:
         self._owes_known_good = False
         try:
             good = find_known_good(view.run)
-            log("known_good", run=self.url, id=str(good.id), path=good.path)
+            self.log("known_good", run=self.url, id=str(good.id), path=good.path)
         except CkptguardError as error:
             if self.was_removed() or self._has_lost(view):
                 self._owes_known_good = True
                 return
-            log("known_good", level="warning", run=self.url, id=None, reason=error.message)
+            self.log("known_good", level="warning", run=self.url, id=None, reason=error.message)
 
     def _has_lost(self, view: RunView) -> bool:
         """True if a file that the pass listed has gone. If nobody removes the run, the next pass says what is wrong."""
@@ -609,4 +631,4 @@ class WatchedRun:
             while len(self._logged) >= _REMEMBERED:
                 del self._logged[next(iter(self._logged))]
             self._logged[key] = None
-            log(event, level=level, trace=False, run=self.url, **fields)
+            self.log(event, level=level, trace=False, run=self.url, **fields)

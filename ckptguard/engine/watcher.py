@@ -9,11 +9,11 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 
+from ckptguard.reporting.notify import Log
 from ckptguard.storage.local import inotify
 from ckptguard.storage.local.inotify import Change, Inotify
 from ckptguard.storage.local.mounts import is_below, mount_of, mounts
 from ckptguard.values.ids import RECORDS_FOLDER
-from ckptguard_daemon.log import log
 
 _AGAIN = 600.0  # seconds until a folder that could not be watched is tried again
 _TOGETHER = 0.02  # seconds for which changes are collected: the kernel then counts equal ones as one
@@ -45,8 +45,8 @@ class Watcher:
     again later. Any thread may call it, and nothing here raises.
     """
 
-    def __init__(self, wake: Callable[[str], None]) -> None:
-        self._wake = wake
+    def __init__(self, wake: Callable[[str], None], log: Log) -> None:
+        self._wake, self._log = wake, log
         self._lock = threading.RLock()
         self._inotify: Inotify | None = None
         self._trees: dict[str, dict[str, _Tree]] = {}  # by key and root
@@ -127,7 +127,7 @@ class Watcher:
                 no_more = isinstance(error, OSError) and error.errno in _NO_MORE
                 reason = f"{error.strerror or error}" if isinstance(error, OSError) else f"{error}"
                 self._complained = True
-                log(
+                self._log(
                     "watching_by_timer_only",
                     level="warning",
                     folder=tree.root,
@@ -184,7 +184,7 @@ class Watcher:
                     self._wake(key)
                 time.sleep(_TOGETHER)
         except Exception as error:
-            log("watching_by_timer_only", level="error", folder="/", reason=f"{type(error).__name__}: {error}")
+            self._log("watching_by_timer_only", level="error", folder="/", reason=f"{type(error).__name__}: {error}")
             with self._lock:
                 for tree in self._all():
                     self._drop(tree)

@@ -19,11 +19,6 @@ if TYPE_CHECKING:
 _ALWAYS = (ExitCode.GOOD, ExitCode.FAILED, ExitCode.USAGE, ExitCode.INTERRUPTED)
 _RATE = re.compile(r"(?P<amount>\d{1,15}(\.\d{1,6})?)\s*(?P<unit>[kMGT]?)(?P<binary>i?)B?(/s)?")
 _LEAST_RATE = 2**16
-_RANGE = re.compile(r"(?:\s*\[|; )(?:[\d.]+<=?)?x[<>]=?[\d.]+\]$")
-
-
-def _end_of(formula: re.Match[str]) -> str:
-    return "]" if formula[0].startswith(";") else ""
 
 
 class Command(click.Command):
@@ -40,12 +35,6 @@ class Command(click.Command):
         except click.UsageError as error:
             error.ctx = error.ctx or ctx
             raise
-
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the options, without click's formulas of ranges: wrong usage says what a value must be."""
-        records = (param.get_help_record(ctx) for param in self.get_params(ctx) if isinstance(param, click.Option))
-        with formatter.section("Options"):
-            formatter.write_dl([(names, _RANGE.sub(_end_of, text)) for names, text in filter(None, records)])
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the exit codes below the options."""

@@ -82,10 +82,19 @@ def print_findings(findings: Iterable[Finding], checkpoint: str) -> None:
     say_lines(finding_lines(findings, checkpoint))
 
 
-def table(titles: Sequence[str], rows: Sequence[Sequence[object]], *, right: Collection[int] = ()) -> None:
-    """Rows under titles, within the width of a terminal. `right` are the numbers of columns of numbers."""
-    cells = [[cell(value) for value in row] for row in rows]
-    heads = [[title.upper() for title in titles]] if titles else []
+def table(
+    titles: Sequence[str],
+    rows: Sequence[Sequence[object]],
+    *,
+    right: Collection[int] = (),
+    optional: Collection[str] = (),
+) -> None:
+    """Rows under titles, within the width of a terminal. `right` are the numbers of columns of numbers. Of `optional`
+    columns only those are shown in which a row has a value."""
+    known = {number for row in rows for number, value in enumerate(row) if value is not None and value != ""}
+    left_out = {number for number, title in enumerate(titles) if title in optional and number not in known}
+    cells = [[cell(value) for number, value in enumerate(row) if number not in left_out] for row in rows]
+    heads = [[title.upper() for number, title in enumerate(titles) if number not in left_out]] if titles else []
     say("\n".join(lay_out([*heads, *cells], _terminal_width(), right=right, style=_coloured)))
 
 

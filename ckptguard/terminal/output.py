@@ -32,13 +32,12 @@ def open_closed_streams() -> None:
 
 _has_emitted = False  # a document was printed
 _is_quiet = False  # -q was given
-_reader_has_gone = False  # the other end of our output is closed
 
 
 def prepare_streams() -> None:
     """Make writing to stdout and stderr total: what their encoding cannot say is written as an escape."""
-    global _has_emitted, _is_quiet, _reader_has_gone
-    _has_emitted = _is_quiet = _reader_has_gone = False
+    global _has_emitted, _is_quiet
+    _has_emitted = _is_quiet = False
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
@@ -56,30 +55,14 @@ def escape(text: str) -> str:
 def say(text: str) -> None:
     """One or more lines of data to stdout. A reader that closed the pipe early ends the output, not the command:
     its exit code still tells what was found."""
-    global _reader_has_gone
     try:
         click.echo(text)
         sys.stdout.flush()
     except BrokenPipeError:
-        _reader_has_gone = True
         discard_stdout()
     except OSError as error:
         discard_stdout()
         raise CkptguardError(f"the output cannot be written: {error.strerror}") from error
-
-
-def has_reader() -> bool:
-    """Whether anybody may still read our output: a command that has no end ends without a reader."""
-    if _reader_has_gone:
-        return False
-    import select
-
-    try:
-        asked = select.poll()
-        asked.register(sys.stdout.fileno(), 0)  # what is wrong is told in any case
-        return not any(said & select.POLLERR for _, said in asked.poll(0))
-    except (AttributeError, OSError, ValueError):  # a system without it, or an output that is no file
-        return True
 
 
 def be_quiet() -> None:

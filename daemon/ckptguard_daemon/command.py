@@ -91,7 +91,6 @@ class _Command(click.Command):
     metavar="ROLE",
     help="With --http: print a link that logs in once, as reader or operator.",
 )
-@click.option("--open", "opened", is_flag=True, help="With --link: open the page in your browser.")
 @click.option("--if-unguarded", is_flag=True, help="Only look at a run while another daemon guards it.")
 @click.option(
     "--example",
@@ -153,7 +152,6 @@ def command(runs: tuple[str, ...], **options: Any) -> None:
         tokens=options["tokens"],
         url=options["http_url"],
         yields=options["if_unguarded"],
-        opened=options["opened"],
         link=None if options["link"] is None else role_named(options["link"]),
     )
     stop, parent = threading.Event(), options["parent"]

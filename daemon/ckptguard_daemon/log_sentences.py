@@ -13,7 +13,6 @@ from ckptguard.values.plain_numbers import size
 _SENTENCES = {
     "answer_failed": "a request could not be answered: {reason}",
     "catalogue": "{reason}",
-    "browser_not_opened": "no browser was opened: {reason}",
     "certificate_read": "the certificate {file} is used from now on",
     "certificate_refused": "the certificate stays as it was: {reason}",
     "could_not_tell": "could not tell: {reason}",

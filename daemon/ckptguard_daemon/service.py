@@ -262,8 +262,6 @@ class Listening:
         for server in self._servers:
             server.close(deadline - time.monotonic())
         self._socket.close()
-        if self.front is not None:
-            self.front.close()
 
 
 class CallsAtOnce:

@@ -20,7 +20,6 @@ from ckptguard.values.exit_codes import ExitCode
     "--port", type=click.IntRange(0, 65535), default=0, metavar="PORT", help="Use this port, not any free one."
 )
 @click.option("--read-only", is_flag=True, help="Let the page change nothing: the link has the role reader.")
-@click.option("--open", "opened", is_flag=True, help="Open the page in your browser.")
 @config_option
 @records_option
 def command(
@@ -28,7 +27,6 @@ def command(
     fleet: str | None,
     port: int,
     read_only: bool,
-    opened: bool,
     config: str | None,
     records: str | None,
 ) -> None:
@@ -47,6 +45,5 @@ def command(
     if records is not None:
         os.environ["CKPTGUARD_RECORDS"] = records
     words += [word for option, value in given.items() if value is not None for word in (option, value)]
-    words += ["--open"] if opened else []
     # Without -P, Python would import what lies in the current folder: a downloaded run.
     os.execv(sys.executable, [sys.executable, "-P", "-m", "ckptguard_daemon", *words, "--", *runs])

@@ -115,8 +115,8 @@ def print_tree(shown: Shown) -> None:
                 size(stored),
                 "-" if tensor.largest is None else f"{tensor.largest:.4g}",
                 "-" if share is None else f"{100 * share:.2g}%" if share <= 1 else "beyond",
-                *(("not finite" if (file.path, tensor.name) in shown.nonfinite else "-",) if shown.nonfinite else ()),
-                *((cell(file.path.removeprefix(manifest.path + "/")),) if many else ()),
+                "not finite" if (file.path, tensor.name) in shown.nonfinite else "",
+                cell(file.path.removeprefix(manifest.path + "/")) if many else "",
             )
             parts = tuple(cell(p) for p in tensor.name.split(".", _DEEPEST))
             by_role.setdefault(tensor.role, []).append(TensorLine(parts, stored or 0, cells))
@@ -125,17 +125,9 @@ def print_tree(shown: Shown) -> None:
         leaves.sort(key=lambda leaf: [_natural(p) for p in leaf.parts])
         rows.append((f"{role}: {_sum(leaves)}",))
         rows += _rows(leaves, 0, 1)
-    titles = (
-        "tensor",
-        "type",
-        "shape",
-        "bytes",
-        "largest",
-        "of fp16",
-        *(("remark",) if shown.nonfinite else ()),
-        *(("file",) if many else ()),
-    )
-    table(titles if any(len(row) > 1 for row in rows) else (), rows, right=(3, 4, 5))
+    titles = ("tensor", "type", "shape", "bytes", "largest", "of fp16", "remark", "file")
+    titled = titles if any(len(row) > 1 for row in rows) else ()
+    table(titled, rows, right=(3, 4, 5), optional=("remark", "file"))
 
 
 def _rows(leaves: Sequence[TensorLine], level: int, depth: int) -> Iterator[Row]:

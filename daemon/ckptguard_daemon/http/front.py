@@ -7,9 +7,7 @@ import os
 import socket
 import ssl
 import stat
-import threading
 import time
-import webbrowser
 from collections.abc import Mapping
 from urllib.parse import urlsplit
 
@@ -25,7 +23,6 @@ from ckptguard_daemon.http.gate import Door, Names
 from ckptguard_daemon.http.server import HttpServer
 from ckptguard_daemon.http.tcp_address import address_of, tcp_address
 from ckptguard_daemon.log import log
-from ckptguard_daemon.whole_file import replace_file
 
 
 class HttpOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,7 +36,6 @@ class HttpOptions(msgspec.Struct, frozen=True, kw_only=True):
     tokens: str | None = None
     url: str | None = None
     link: Role | None = None
-    opened: bool = False  # in a browser of this machine
     yields: bool = False  # runs that another daemon guards are only looked at
 
 
@@ -67,17 +63,16 @@ class Front:
         port = self._socket.getsockname()[1]
         secure = self._tls is not None or (url or "").startswith("https:")
         names = Names(url, None if tcp.is_loopback else tcp.host)
-        self.door, self._private = Door(callers, names, secure=secure, port=port), ""
+        self.door = Door(callers, names, secure=secure, port=port)
         host = socket.gethostname() if tcp.is_any else tcp.host
         shown = f"{host}:{port}" if ":" not in host else f"[{host}]:{port}"
         self.url = url or f"{'https' if self._tls else 'http'}://{shown}"
 
     def remember(self, socket_path: str, environ: Mapping[str, str]) -> None:
         """Keep the sessions in this user's private folder, under a name that follows from the daemon's socket."""
-        name = short_digest(socket_path)
         try:
-            self._private = os.path.join(private_runtime_folder(environ), name)
-            self.door.callers.remember(f"{self._private}.sessions")
+            folder = private_runtime_folder(environ)
+            self.door.callers.remember(os.path.join(folder, f"{short_digest(socket_path)}.sessions"))
         except OSError as error:
             log("sessions_not_kept", level="warning", reason=str(error))
 
@@ -87,33 +82,13 @@ class Front:
         return HttpServer(application, self._socket, self._tls)
 
     def show_link(self) -> None:
-        """Print a link that logs in once, if one is wanted, and open it."""
+        """Print a link that logs in once, if one is wanted."""
         role = self._options.link
         if role is None:
             return
         link = f"{self.url}/login#{self.door.callers.new_link(role, time.time())}"
         with contextlib.suppress(OSError):  # nobody reads it
             print(link, flush=True)
-        if self._options.opened and self._private:
-            threading.Thread(target=self._open, args=(link,), daemon=True).start()  # some browsers are waited for
-
-    def _open(self, link: str) -> None:
-        """Open a link by way of a private file: the arguments of a browser are for every user to see."""
-        page = f'<!doctype html><meta http-equiv="refresh" content="0;url={link}">'
-        try:
-            replace_file(f"{self._private}.html", page.encode())
-            opened = webbrowser.open(f"file://{self._private}.html")
-            reason = None if opened else "no browser was found; open the link yourself"
-        except OSError as error:
-            reason = error.strerror
-        if reason is not None:
-            log("browser_not_opened", level="warning", reason=reason)
-
-    def close(self) -> None:
-        """Remove what was made to open a browser."""
-        if self._options.opened and self._private:
-            with contextlib.suppress(OSError):
-                os.unlink(f"{self._private}.html")
 
     def look(self) -> None:
         """Take over changed tokens, and a changed certificate."""

@@ -5,6 +5,7 @@ Each real one is on record before it begins. It runs in a thread of its own, whe
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import uuid
 from collections.abc import Sequence
@@ -33,7 +34,7 @@ from ckptguard.records.run import Run
 from ckptguard.records.who_and_when import utc_text
 from ckptguard.runs.work import Work
 from ckptguard.values.record_text import what_is_wrong
-from ckptguard_daemon.dashboard.asked import Asked, Asking, Plan, Rules
+from ckptguard_daemon.dashboard.asked import Asked, Asking, Done, Plan, Rules
 from ckptguard_daemon.dashboard.reading import Clicks, Reads
 from ckptguard_daemon.dashboard.verbs import VERBS, dry_prune, prune_plan, prune_words
 from ckptguard_daemon.http.replies import number, read_body, reply
@@ -49,13 +50,6 @@ _MOST_SHOWN = 100  # actions
 def routes(served: Served, clicks: Clicks) -> list[Route]:
     """Return the routes of this module."""
     return Actions(served, clicks).routes()
-
-
-def token_of(run_id: str, verb: str, asking: Asking, plan: Plan, before: Sequence[str]) -> str:
-    """Return the digest of a plan, of what it is about, and of the actions before it. So no token works twice."""
-    content = [run_id, verb, asking.arguments, plan.lines, plan.about, before]
-    text = repr(msgspec.to_builtins(content)).encode("utf-8", "backslashreplace")
-    return hashlib.blake2b(text, digest_size=16).hexdigest()
 
 
 class Actions:
@@ -159,14 +153,18 @@ class Acting:
 
     def _plan(self, asked: Asked) -> Document:
         before = known_actions(asked.view.run)
-        plan = VERBS[self._verb].plan(asked)
+        plan = VERBS[self._verb].act(asked)
+        assert isinstance(plan, Plan)
         return self._document(state="planned", plan=plan.lines, costs=plan.costs, token=self._token(plan, before))
 
     def _token(self, plan: Plan, before: Sequence[str]) -> str:
-        return token_of(self._guarded.run_id, self._verb, self._asking, plan, before)
+        """Return the digest of a plan, of what it is about, and of the actions before it. So no token works twice."""
+        content = [self._guarded.run_id, self._verb, self._asking.arguments, plan.lines, plan.about, before]
+        text = repr(msgspec.to_builtins(content)).encode("utf-8", "backslashreplace")
+        return hashlib.blake2b(text, digest_size=16).hexdigest()
 
     def _carry_out(self, asked: Asked, job: Job) -> Document:
-        def agree(plan: Plan) -> None:
+        def check(plan: Plan) -> None:
             if self._token(plan, before) != self._asking.token:
                 raise PlanChangedError(
                     "something changed since you saw the plan, so nothing was done", hint="look at the new plan"
@@ -184,7 +182,8 @@ class Acting:
             plan=asking.token,
         )
         try:
-            done = VERBS[self._verb].do(asked, agree)
+            done = VERBS[self._verb].act(dataclasses.replace(asked, check=check))
+            assert isinstance(done, Done)
         except Exception as error:
             told = error.message if isinstance(error, CkptguardError) else f"unexpected {type(error).__name__}"
             state = REFUSED if isinstance(error, PlanChangedError) else STOPPED if job.stop.is_set() else FAILED

@@ -1,10 +1,10 @@
-"""What is asked of a run: the arguments of each verb, and its plan."""
+"""What is asked of a run: the arguments of each verb, its plan, and what came of it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
@@ -36,17 +36,22 @@ class Done(msgspec.Struct, frozen=True, kw_only=True):
     well: bool = True
 
 
-Agree = Callable[[Plan], None]
-
-
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """What is asked of one run. The view is fresh. `arguments` are of the verb's own kind of `Asking`."""
+    """What is asked of one run. The view is fresh. `arguments` are of the verb's own kind of `Asking`. `check` raises
+    PlanChangedError for another plan than the one that was agreed to; it is None in a dry run."""
 
     guarded: WatchedRun
     view: RunView
     arguments: Any
     work: Work
+    check: Callable[[Plan], None] | None = None
+
+    def agreed(self, plan: Plan) -> bool:
+        """True if this plan is to be carried out, False in a dry run. Raises PlanChangedError."""
+        if self.check is not None:
+            self.check(plan)
+        return self.check is not None
 
     @property
     def reason(self) -> str:
@@ -125,9 +130,8 @@ class Going(Asking, frozen=True, kw_only=True, forbid_unknown_fields=True):
     force: bool = False
 
 
-class Verb(msgspec.Struct, frozen=True, kw_only=True):
-    """One verb: its arguments, its plan, and what does it. `do` calls `agree` with the plan before the first change."""
+class Verb(NamedTuple):
+    """One verb: its arguments, and what plans it or does it. Before its first change it has its plan checked."""
 
     arguments: type[Asking]
-    plan: Callable[[Asked], Plan]
-    do: Callable[[Asked, Agree], Done]
+    act: Callable[[Asked], Plan | Done]

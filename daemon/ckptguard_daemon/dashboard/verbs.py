@@ -4,10 +4,9 @@ command line's dry run.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
-from ckptguard.decisions.known_good import Standing
 from ckptguard.decisions.retention import unknown_metrics
 from ckptguard.documents.build import fields
 from ckptguard.documents.done_lines import (
@@ -22,7 +21,6 @@ from ckptguard.documents.done_lines import (
 from ckptguard.documents.report_lines import Line, checked_lines, report_lines
 from ckptguard.errors import NotFoundError, SettingsError
 from ckptguard.layouts import Checkpoint
-from ckptguard.records.pins import Pin
 from ckptguard.recover.roll_back import GoBack, RolledBack, known_good_of, roll_back
 from ckptguard.repair.repair import Repaired, repair
 from ckptguard.replicas.replicate import Replica, replica_urls, replicate
@@ -40,7 +38,6 @@ from ckptguard.verification.selection import Selection
 from ckptguard.verification.target import verify_resolved
 from ckptguard.verification.user_decisions import accept, clear_standing, suspect_named
 from ckptguard_daemon.dashboard.asked import (
-    Agree,
     Asked,
     Done,
     Going,
@@ -60,22 +57,19 @@ SOURCE = "dashboard"
 # verify
 
 
-def _plan_verify(asked: Asked) -> Plan:
+def _verify(asked: Asked) -> Plan | Done:
     chosen = _target(asked)
     found = [chosen.checkpoint] if chosen.checkpoint is not None else list(asked.view.checkpoints)
     if not found:
         raise NotFoundError(f"there is no checkpoint in {asked.view.run.url}")
-    size = sum(checkpoint.bytes for checkpoint in found)
-    lines = [f"would read every byte of {escape(c.path)}, and record the verdict" for c in found]
-    return Plan(lines=tuple(lines), costs={"bytes_read": size}, about=[_files(c) for c in found])
-
-
-def _verify(asked: Asked, agree: Agree) -> Done:
-    agree(_plan_verify(asked))
-    hooks = asked.guarded.hooks
+    planned = [f"would read every byte of {escape(c.path)}, and record the verdict" for c in found]
+    costs = {"bytes_read": sum(checkpoint.bytes for checkpoint in found)}
+    plan = Plan(lines=tuple(planned), costs=costs, about=[_files(c) for c in found])
+    if not asked.agreed(plan):
+        return plan
     what = Selection(wait=asked.settings.settle + 1)
-    with IncidentsOfSaves(asked.settings, source=SOURCE, log=log, tell=hooks.tell) as incidents:
-        report = verify_resolved(_target(asked), asked.settings, what, judged=incidents.judged, work=asked.work)
+    with IncidentsOfSaves(asked.settings, source=SOURCE, log=log, tell=asked.guarded.hooks.tell) as incidents:
+        report = verify_resolved(chosen, asked.settings, what, judged=incidents.judged, work=asked.work)
     lines = [*_texts(report_lines(report)), *(escape(note) for note in report.notes)]
     return Done(lines=tuple(lines), well=not report.could_not_tell)
 
@@ -92,32 +86,24 @@ def _target(asked: Asked) -> Target:
 # pin, unpin
 
 
-def _plan_pin(asked: Asked) -> Plan:
+def _pin(asked: Asked) -> Plan | Done:
     checkpoint, until = _checkpoint(asked), asked.arguments.until
-    if until is not None:
-        lasts_until(until)
+    lasts = None if until is None else lasts_until(until)
     line = f"would pin {escape(checkpoint.path)}" + (f" until {escape(until)}" if until is not None else "")
-    return Plan(lines=(line,), about=[str(pinned_id(asked.view, checkpoint)), _files(checkpoint)])
-
-
-def _pin(asked: Asked, agree: Agree) -> Done:
-    agree(_plan_pin(asked))
-    checkpoint, until = _checkpoint(asked), asked.arguments.until
-    pinned = pin(asked.view, checkpoint, note=asked.reason, lasts=None if until is None else lasts_until(until))
+    plan = Plan(lines=(line,), about=[str(pinned_id(asked.view, checkpoint)), _files(checkpoint)])
+    if not asked.agreed(plan):
+        return plan
+    pinned = pin(asked.view, checkpoint, note=asked.reason, lasts=lasts)
     return Done(lines=(f"pinned {escape(checkpoint.path)}" + (f" until {pinned.until}" if pinned.until else ""),))
 
 
-def _plan_unpin(asked: Asked, found: Sequence[Pin] | None = None) -> Plan:
-    checkpoint = _checkpoint(asked)
-    found = pins_on(asked.view, checkpoint) if found is None else found
-    lines = [f"would remove a pin of {escape(checkpoint.path)}: {escape(one.note) or one.since}" for one in found]
-    return Plan(lines=tuple(lines), about=sorted(one.key for one in found))
-
-
-def _unpin(asked: Asked, agree: Agree) -> Done:
+def _unpin(asked: Asked) -> Plan | Done:
     checkpoint = _checkpoint(asked)
     found = pins_on(asked.view, checkpoint)
-    agree(_plan_unpin(asked, found))
+    lines = [f"would remove a pin of {escape(checkpoint.path)}: {escape(one.note) or one.since}" for one in found]
+    plan = Plan(lines=tuple(lines), about=sorted(one.key for one in found))
+    if not asked.agreed(plan):
+        return plan
     release(asked.view, found)
     return Done(lines=(f"unpinned {escape(checkpoint.path)}",))
 
@@ -125,37 +111,31 @@ def _unpin(asked: Asked, agree: Agree) -> Done:
 # clear, accept
 
 
-def _plan_clear(asked: Asked, standing: Standing | None = None) -> Plan:
-    word = asked.arguments.checkpoint
-    standing = suspect_named(asked.view, word) if standing is None else standing
-    line = f"would say that {escape(word)} is good, for the reason that you give"
-    return Plan(lines=(line,), about=[str(standing.id), standing.id.series, standing.number])
-
-
-def _clear(asked: Asked, agree: Agree) -> Done:
+def _clear(asked: Asked) -> Plan | Done:
     word = asked.arguments.checkpoint
     standing = suspect_named(asked.view, word)
-    agree(_plan_clear(asked, standing))
+    line = f"would say that {escape(word)} is good, for the reason that you give"
+    plan = Plan(lines=(line,), about=[str(standing.id), standing.id.series, standing.number])
+    if not asked.agreed(plan):
+        return plan
     verdict = clear_standing(asked.view, standing, word, reason=asked.reason)
     close_incidents_about(asked.view.run, id=verdict.id, action=f"cleared: {asked.reason}")
     return Done(lines=(f"{escape(word)} is {verdict.outcome.value}",))
 
 
-def _plan_accept(asked: Asked) -> Plan:
+def _accept(asked: Asked) -> Plan | Done:
     checkpoint = _checkpoint(asked)
-    return Plan(
+    path = checkpoint.path
+    plan = Plan(
         lines=(
-            f"would take the tensors of {escape(checkpoint.path)} as the reference from now on",
-            f"would verify {escape(checkpoint.path)} again",
+            f"would take the tensors of {escape(path)} as the reference from now on",
+            f"would verify {escape(path)} again",
         ),
         costs={"bytes_read": 2 * checkpoint.bytes},
         about=_files(checkpoint),
     )
-
-
-def _accept(asked: Asked, agree: Agree) -> Done:
-    agree(_plan_accept(asked))
-    path = _checkpoint(asked).path
+    if not asked.agreed(plan):
+        return plan
     checked = accept(asked.view, path, work=asked.work)
     if checked.outcome is Outcome.GOOD:
         close_incidents_about(asked.view.run, [path], action="its tensors were accepted")
@@ -197,19 +177,13 @@ def dry_prune(view: RunView, rules: Rules) -> Pruned:
     return prune(view, settings.retention(), grace=grace, dry_run=True)
 
 
-def _plan_prune(asked: Asked) -> Plan:
-    return prune_plan(dry_prune(asked.view, asked.arguments))
-
-
-def _prune(asked: Asked, agree: Agree) -> Done:
-    settings = asked.arguments.settings(asked.settings)
+def _prune(asked: Asked) -> Plan | Done:
+    check, rules = asked.check, asked.arguments
+    if check is None:
+        return prune_plan(dry_prune(asked.view, rules))
+    settings = rules.settings(asked.settings)
     grace = parse_span(settings.trash_grace)
-    done = prune(
-        asked.view,
-        settings.retention(),
-        grace=grace,
-        agree=lambda planned: agree(prune_plan(planned)),
-    )
+    done = prune(asked.view, settings.retention(), grace=grace, agree=lambda planned: check(prune_plan(planned)))
     return Done(
         lines=(*_texts(prune_lines(done)), *(f"error: {escape(sentence)}" for sentence in done.could_not_tell)),
         well=not done.could_not_tell,
@@ -219,12 +193,7 @@ def _prune(asked: Asked, agree: Agree) -> Done:
 # replicate
 
 
-def _plan_replicate(asked: Asked) -> Plan:
-    return _replicating(asked)[1]
-
-
-def _replicating(asked: Asked) -> tuple[dict[str, list[CheckpointId]], Plan]:
-    """Return what each replica would be sent, and the plan."""
+def _replicate(asked: Asked) -> Plan | Done:
     places = replica_urls(asked.view.run.url, asked.settings)
     if not places:
         raise SettingsError("there is no place to replicate to: set `replicas` in the settings")
@@ -235,17 +204,13 @@ def _replicating(asked: Asked) -> tuple[dict[str, list[CheckpointId]], Plan]:
         costs={"bytes_sent": sum(c.bytes for one in sent.values() for c in one)},
         about=[[place, [[str(c.id), c.path] for c in one]] for place, one in sent.items()],
     )
-    return {place: [c.id for c in one] for place, one in sent.items()}, plan
-
-
-def _replicate(asked: Asked, agree: Agree) -> Done:
-    sent, plan = _replicating(asked)
-    agree(plan)
-    found = [replicate(asked.view, place, work=asked.work, only=ids) for place, ids in sent.items()]
+    if not asked.agreed(plan):
+        return plan
+    done = [replicate(asked.view, place, work=asked.work, only=[c.id for c in one]) for place, one in sent.items()]
     wrong = {"failed", "damaged"}
     return Done(
-        lines=tuple(line for replica in found for line in _replica_lines(replica)),
-        well=not any(r.trouble is not None or wrong & {c.done for c in r.checkpoints} for r in found),
+        lines=tuple(line for replica in done for line in _replica_lines(replica)),
+        well=not any(r.trouble is not None or wrong & {c.done for c in r.checkpoints} for r in done),
     )
 
 
@@ -257,13 +222,14 @@ def _replica_lines(replica: Replica) -> list[str]:
 # repair
 
 
-def _plan_repair(asked: Asked) -> Plan:
-    return _repair_plan(repair(asked.view, _damaged(asked), dry_run=True, work=asked.work))
-
-
-def _damaged(asked: Asked) -> str | None:
-    word = asked.arguments.checkpoint
-    return None if word is None else _path_and_id(asked.view, word)[0]
+def _repair(asked: Asked) -> Plan | Done:
+    check, word = asked.check, asked.arguments.checkpoint
+    path = None if word is None else _path_and_id(asked.view, word)[0]
+    if check is None:
+        return _repair_plan(repair(asked.view, path, dry_run=True, work=asked.work))
+    done = repair(asked.view, path, work=asked.work, agree=lambda planned: check(_repair_plan(planned)))
+    left = any(not file.repaired for file in done.files)
+    return Done(lines=_repaired(done), well=not (left or done.still_bad or done.could_not_tell))
 
 
 def _repair_plan(done: Repaired) -> Plan:
@@ -277,17 +243,6 @@ def _repair_plan(done: Repaired) -> Plan:
     )
 
 
-def _repair(asked: Asked, agree: Agree) -> Done:
-    done = repair(
-        asked.view,
-        _damaged(asked),
-        work=asked.work,
-        agree=lambda planned: agree(_repair_plan(planned)),
-    )
-    left = any(not file.repaired for file in done.files)
-    return Done(lines=_repaired(done), well=not (left or done.still_bad or done.could_not_tell))
-
-
 def _repaired(done: Repaired) -> tuple[str, ...]:
     return (*_texts(repair_lines(done)), *(f"error: {escape(sentence)}" for sentence in done.could_not_tell))
 
@@ -295,17 +250,24 @@ def _repaired(done: Repaired) -> tuple[str, ...]:
 # rollback
 
 
-def _plan_rollback(asked: Asked) -> Plan:
-    return _rollback_plan(asked, roll_back(asked.view, _back(asked, dry_run=True), work=asked.work))
-
-
-def _back(asked: Asked, **how: Any) -> GoBack:
-    to, step = asked.arguments.to, asked.arguments.step
+def _rollback(asked: Asked) -> Plan | Done:
+    check, to, step = asked.check, asked.arguments.to, asked.arguments.step
     if to is not None and step is not None:
         raise SettingsError("give `to` or `step`, not both")
-    id = None if to is None and step is None else known_good_of(asked.view, to, step)
-    reason = asked.reason or "rolled back from the dashboard"
-    return GoBack(reason=reason, to_id=id, force=asked.arguments.force, **how)
+    agree = None if check is None else (lambda planned: check(_rollback_plan(asked, planned)))
+    back = GoBack(
+        reason=asked.reason or "rolled back from the dashboard",
+        to_id=None if to is None and step is None else known_good_of(asked.view, to, step),
+        force=asked.arguments.force,
+        dry_run=check is None,
+        agree=agree,
+    )
+    done = roll_back(asked.view, back, work=asked.work)
+    if check is None:
+        return _rollback_plan(asked, done)
+    good = str(done.known_good.id)
+    close_incidents_about(asked.view.run, done.quarantined, action=f"went back to {good}", known_good=good)
+    return Done(lines=_rolled_back(done))
 
 
 def _rollback_plan(asked: Asked, done: RolledBack) -> Plan:
@@ -317,16 +279,6 @@ def _rollback_plan(asked: Asked, done: RolledBack) -> Plan:
         costs={"bytes_read": 0 if manifest is None else manifest.bytes, "bytes_moved": sum(c.bytes for c in moved)},
         about=[fields(done), str(done.source), done.source.series, [_files(c) for c in moved]],
     )
-
-
-def _rollback(asked: Asked, agree: Agree) -> Done:
-    def agreed(planned: RolledBack) -> None:
-        agree(_rollback_plan(asked, planned))
-
-    done = roll_back(asked.view, _back(asked, agree=agreed), work=asked.work)
-    good = str(done.known_good.id)
-    close_incidents_about(asked.view.run, done.quarantined, action=f"went back to {good}", known_good=good)
-    return Done(lines=_rolled_back(done))
 
 
 def _rolled_back(done: RolledBack) -> tuple[str, ...]:
@@ -379,13 +331,13 @@ def _rows(table: Table) -> list[str]:
 
 
 VERBS = {
-    "verify": Verb(arguments=OfAny, plan=_plan_verify, do=_verify),
-    "pin": Verb(arguments=Pinning, plan=_plan_pin, do=_pin),
-    "unpin": Verb(arguments=OfCheckpoint, plan=_plan_unpin, do=_unpin),
-    "clear": Verb(arguments=OfCheckpoint, plan=_plan_clear, do=_clear),
-    "accept": Verb(arguments=OfCheckpoint, plan=_plan_accept, do=_accept),
-    "prune": Verb(arguments=Rules, plan=_plan_prune, do=_prune),
-    "replicate": Verb(arguments=OfRun, plan=_plan_replicate, do=_replicate),
-    "repair": Verb(arguments=OfAny, plan=_plan_repair, do=_repair),
-    "rollback": Verb(arguments=Going, plan=_plan_rollback, do=_rollback),
+    "verify": Verb(OfAny, _verify),
+    "pin": Verb(Pinning, _pin),
+    "unpin": Verb(OfCheckpoint, _unpin),
+    "clear": Verb(OfCheckpoint, _clear),
+    "accept": Verb(OfCheckpoint, _accept),
+    "prune": Verb(Rules, _prune),
+    "replicate": Verb(OfRun, _replicate),
+    "repair": Verb(OfAny, _repair),
+    "rollback": Verb(Going, _rollback),
 }

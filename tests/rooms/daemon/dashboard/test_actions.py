@@ -14,7 +14,7 @@ import msgspec
 import pytest
 from ckptguard_daemon.application import application, routes
 from ckptguard_daemon.dashboard import actions, verbs
-from ckptguard_daemon.dashboard.asked import Done, Plan
+from ckptguard_daemon.dashboard.asked import Asked, Done, Plan, Verb
 from ckptguard_daemon.dashboard.verbs import VERBS
 from ckptguard_daemon.http.routes import Caller, Role
 from ckptguard_daemon.http.session_routes import ACTIONS
@@ -86,14 +86,13 @@ class Held:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.begun, self.go_on = threading.Semaphore(0), threading.Event()
-        verb = mock.Mock(
-            arguments=VERBS["verify"].arguments, plan=lambda asked: Plan(lines=("would wait",)), do=self.do
-        )
-        monkeypatch.setitem(VERBS, "verify", verb)
+        monkeypatch.setitem(VERBS, "verify", Verb(VERBS["verify"].arguments, self.act))
 
-    def do(self, asked: Any, agree: Any) -> Done:
-        """Wait."""
-        agree(Plan(lines=("would wait",)))
+    def act(self, asked: Asked) -> Plan | Done:
+        """Plan to wait, or wait."""
+        plan = Plan(lines=("would wait",))
+        if not asked.agreed(plan):
+            return plan
         self.begun.release()
         assert self.go_on.wait(60)
         return Done(lines=("waited",))
@@ -253,9 +252,12 @@ def test_one_action_at_a_time_changes_a_run(asking: Asking, monkeypatch: pytest.
     assert (status, answer["error"]["message"]) == (423, "another action on this run is under way: verify")
     assert asking.ask("actions/pin", {"checkpoint": "3"})[0] == 200
     waiting = threading.Event()
-    monkeypatch.setitem(
-        VERBS, "repair", mock.Mock(arguments=VERBS["pin"].arguments, plan=lambda asked: waiting.wait(60))
-    )
+
+    def wait(asked: Asked) -> Plan:
+        waiting.wait(60)
+        return Plan(lines=())
+
+    monkeypatch.setitem(VERBS, "repair", Verb(VERBS["pin"].arguments, wait))
     for _ in range(MOST_RUNNING - 1):
         assert asking.ask("actions/repair?wait_seconds=0", {"checkpoint": "3"})[0] == 202
     assert asking.ask("actions/repair?wait_seconds=0", {"checkpoint": "3"})[0] == 423
@@ -278,10 +280,13 @@ def test_work_is_told_to_end_with_the_daemon_or_its_time() -> None:
 
 def test_a_mistake_of_ours_is_told_and_on_record(asking: Asking, monkeypatch: pytest.MonkeyPatch) -> None:
     """Work that fails in a way that nobody thought of answers a sentence, and is on record as failed."""
-    held = mock.Mock(
-        arguments=VERBS["verify"].arguments, plan=lambda asked: Plan(lines=()), do=mock.Mock(side_effect=KeyError)
-    )
-    monkeypatch.setitem(VERBS, "verify", held)
+
+    def fail(asked: Asked) -> Plan:
+        if asked.agreed(plan := Plan(lines=())):
+            raise KeyError
+        return plan
+
+    monkeypatch.setitem(VERBS, "verify", Verb(VERBS["verify"].arguments, fail))
     token = asking.ask("actions/verify", {})[1]["token"]
     status, answer = asking.ask("actions/verify", real(token))
     assert (status, answer["error"]["message"]) == (500, "unexpected KeyError")

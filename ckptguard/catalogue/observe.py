@@ -21,7 +21,6 @@ from ckptguard.records.incidents import FOLDER as INCIDENTS
 from ckptguard.records.incidents import Incident, newest_revisions, read_revision
 from ckptguard.records.kept import FOLDER as KEPT
 from ckptguard.records.kept import read_kept
-from ckptguard.records.ledger import read_verdict
 from ckptguard.records.manifests import FOLDER as MANIFESTS
 from ckptguard.records.pins import FOLDER as PINS
 from ckptguard.records.pins import PINNED, read_pins
@@ -130,8 +129,8 @@ def _described(reader: RunReader, id: CheckpointId) -> tuple[Generation, list[Ev
     for name, standing in sorted(history.entries(id).items()):
         cause, at, reason = row.outcome, row.judged_at, row.reason
         if _short(id, name) != row.verdict:  # an earlier one
-            verdict = read_verdict(history.run, standing, name)
-            if verdict is None or not history.fits(verdict):
+            verdict = history.entry(standing, name)
+            if verdict is None:
                 continue
             cause, at, reason = verdict.outcome.value, seconds_of(verdict.checked_at), reason_of(verdict)[:LONGEST_TEXT]
         key = event_key("verdict", id.record_path, name)

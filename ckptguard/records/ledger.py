@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from ckptguard.decisions.known_good import Standing, standings, verdict_name
-from ckptguard.errors import RecordsError
-from ckptguard.records.run import Run, has_content, list_records, read_record, record_names, write_once
+from ckptguard.records.run import Run, has_content, list_records, record_names, write_once
 from ckptguard.values.ids import series_folder
-from ckptguard.values.manifest import Manifest, content_digest
 from ckptguard.values.record_text import encode_checked
-from ckptguard.values.verdict import Verdict, decode_verdict
+from ckptguard.values.verdict import Verdict
 
 FOLDER = "ledger"
 
@@ -22,29 +20,6 @@ def series_names(run: Run, series: str, *, known: Collection[str] = ()) -> list[
         return list_records(run, folder, with_content=True)
     names = record_names(run, folder)
     return [name for name in names if name in known or has_content(run, f"{folder}/{name}")]
-
-
-def is_about(verdict: Verdict, manifest: Manifest | None, *, sealed: bool) -> bool:
-    """True if a verdict is about what was sealed here, and not copied from another run.
-
-    `sealed`: a manifest exists, even if unreadable. A verdict of an older version does not say what it is about.
-    """
-    if not verdict.manifest:
-        return True
-    return sealed if manifest is None else content_digest(manifest.files) == verdict.manifest
-
-
-def read_verdict(run: Run, standing: Standing, name: str) -> Verdict | None:
-    """Return the entry with this name, which says this. An entry that is empty or unreadable counts as missing."""
-    text = read_record(run, f"{FOLDER}/{series_folder(standing.id.series)}/{name}")
-    if not text:
-        return None
-    try:
-        verdict = decode_verdict(text)
-    except RecordsError:
-        return None
-    said, asked = (verdict.id.order, verdict.outcome), (standing.id.order, standing.outcome)
-    return verdict if said == asked else None
 
 
 def append_verdict(run: Run, verdict: Verdict, *, after: int | None = None) -> str:

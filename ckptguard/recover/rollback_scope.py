@@ -9,7 +9,7 @@ from ckptguard.decisions.known_good import NUMBER_IN_NAME, standpoint_of
 from ckptguard.decisions.rollback_plan import Content, SeriesNow, folders_of_training, is_newer, next_save
 from ckptguard.layouts import Checkpoint
 from ckptguard.records.quarantine import read_quarantined
-from ckptguard.runs.find_known_good import Candidate, Wanted, candidate_of, known_good_candidates
+from ckptguard.runs.find_known_good import SURE, Candidate, Wanted, candidate_of, known_good_candidates
 from ckptguard.runs.pointers import pointers_in
 from ckptguard.runs.run_view import RunView
 from ckptguard.values.ids import CheckpointId, folder_of, numbers_of
@@ -111,7 +111,7 @@ class RollbackScope:
         id = self._view.current_if_readable(checkpoint)
         known = next((c for c in good if c.id == id and c.in_place and c.path == checkpoint.path), None)
         if known is None and id is not None and id not in self._refused and checkpoint.path in self._named:
-            older = candidate_of(self._view.history, id, sure=True)
+            older = candidate_of(self._view.history, id, SURE)
             known = content_of(older) if older is not None and older.in_place else None
         return known or content_lying(self._view, checkpoint)
 

@@ -49,7 +49,6 @@ from ckptguard.runs.find_known_good import (
 )
 from ckptguard.runs.history import History
 from ckptguard.runs.run_view import RunView
-from ckptguard.runs.sealed_content import is_good
 from ckptguard.runs.work import PLAIN, Work
 from ckptguard.scan.paced_reader import Pace
 from ckptguard.storage import normalise_url
@@ -361,14 +360,14 @@ Choose = Callable[[RunView, Wanted], Candidate | None]  # the best known-good ch
 
 def known_bad(history: History, id: CheckpointId) -> bool:
     """True if a run has a verdict on this content that is not good."""
-    return history.has_verdict(id) and not is_good(history, id)
+    return history.has_verdict(id) and not history.is_good(id)
 
 
 def has_newest(history: History, id: CheckpointId, wanted: Wanted = ANY) -> bool:
     """True if no newer wanted checkpoint is on record as good."""
     newest: dict[str, CheckpointId] = {}
     for other in ranked_candidates(history, wanted):
-        if other.series not in newest and (other == id or is_good(history, other)):
+        if other.series not in newest and (other == id or history.is_good(other)):
             newest[other.series] = other
     present = (other == id or candidate_of(history, other) is not None for other in newest.values())
     return newest.get(id.series) == id and all(present)

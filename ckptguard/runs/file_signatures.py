@@ -57,17 +57,20 @@ def signature_seen(entries: Iterable[Entry], sealed: Sealed, *, damaged: bool = 
 
 
 def _are_as(known: Iterable[Seen], there: dict[str, Entry]) -> bool:
+    """True if the sizes of the files and everything else that both reports contain are equal. If only one report of a
+    file has such details, the files count as different."""
     before = {path: (size, told) for path, size, *told in known}
-    return before.keys() == there.keys() and all(_is_as(*before[key], entry) for key, entry in there.items())
-
-
-def _is_as(size: int, told: Iterable[int | str | None], entry: Entry) -> bool:
-    """True if the size and everything else that both reports contain are equal. If only one report has such details,
-    the files count as different."""
-    pairs = list(zip(told, (entry.mtime_ns, entry.inode, entry.etag), strict=True))
-    both = [pair for pair in pairs if None not in pair]
-    told_nothing = all(pair == (None, None) for pair in pairs)
-    return size == entry.size and all(then == now for then, now in both) and (bool(both) or told_nothing)
+    if before.keys() != there.keys():
+        return False
+    for key, entry in there.items():
+        size, told = before[key]
+        pairs = list(zip(told, (entry.mtime_ns, entry.inode, entry.etag), strict=True))
+        both = [pair for pair in pairs if None not in pair]
+        if size != entry.size or any(then != now for then, now in both):
+            return False
+        if not both and any(pair != (None, None) for pair in pairs):
+            return False
+    return True
 
 
 def is_same_file(listed: Entry, opened: Entry, *, local: bool) -> bool:

@@ -24,7 +24,7 @@ from ckptguard.records.kept import KeptCopy, read_kept
 from ckptguard.records.run import Run, has_records
 from ckptguard.runs.file_signatures import looks_as_read
 from ckptguard.runs.history import History, load_history, names_alone
-from ckptguard.runs.sealed_content import Judged, Sealed, is_good, kept_matches, sealed_outcome
+from ckptguard.runs.sealed_content import Judged, Sealed, kept_matches
 from ckptguard.storage.protocol import find_entry
 from ckptguard.values.ids import CheckpointId, Step, folder_of
 from ckptguard.values.manifest import Manifest
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from ckptguard.runs.run_view import RunView  # an answer from the records needs no listing
 
 REPLICA = "replica"
-_ORDER = attrgetter("order")
+_GENERATION = attrgetter("generation")
 
 
 class KnownGood(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,22 +97,18 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     only: CheckpointId | None = None
     sure: bool = False
 
-    def may_be(self, id: CheckpointId) -> bool:
-        """True if this id may be wanted. The manifest decides for names without a number."""
-        in_time = self.before_step is None or id.number is None or id.number < self.before_step
-        return in_time and self.step in (None, id.number if id.number is not None else self.step)
-
     def is_of(self, series: str) -> bool:
         """True if checkpoints of this series may be wanted."""
         return self.series in (None, series) and (self.folders is None or folder_of(series) in self.folders)
 
-    def includes(self, manifest: Manifest) -> bool:
-        """True if this checkpoint is wanted, given that its id may be."""
-        if manifest.id.number is not None or (self.before_step is None and self.step is None):
+    def includes(self, id: CheckpointId, manifest: Manifest | None = None) -> bool:
+        """True if a checkpoint with this step is wanted. Of a name without a number only its manifest says that."""
+        if self.before_step is None and self.step is None:
             return True
-        step = manifest.training_step
-        in_time = step is not None and (self.before_step is None or step < self.before_step)
-        return in_time and self.step in (None, step)
+        step = id.number if manifest is None else manifest.training_step
+        if step is None:
+            return manifest is None
+        return (self.before_step is None or step < self.before_step) and self.step in (None, step)
 
 
 ANY = Wanted()
@@ -190,7 +186,7 @@ def _good_in_trash(run: Run, before_step: int | None) -> int | None:
 
     with contextlib.suppress(CouldNotTellError):
         history = load_history(run)
-        good = [id.number for id in list_trashed(run) if id.number is not None and is_good(history, id)]
+        good = [id.number for id in list_trashed(run) if id.number is not None and history.is_good(id)]
         return max((step for step in good if before_step is None or step < before_step), default=None)
     return None
 
@@ -213,37 +209,33 @@ def ranked_candidates(history: History, wanted: Wanted = ANY) -> list[Checkpoint
 
     The newest of each series come first. Across series the highest steps come first, which does not mean the newest.
     """
-    every = (_ranked_in(history, series, wanted) for series in _wanted_series(history, wanted))
-    return sorted((id for ids in every for id in ids), key=lambda id: id.order, reverse=True)
+    return sorted((id for ids in _ranked(history, wanted) for id in ids), key=lambda id: id.order, reverse=True)
 
 
-def _wanted_series(history: History, wanted: Wanted) -> list[str]:
-    series = wanted.series if wanted.only is None else wanted.only.series
-    return [one for one in history.series if wanted.is_of(one)] if series is None else [series]
-
-
-def _ranked_in(history: History, series: str, wanted: Wanted) -> Iterator[CheckpointId]:
-    """Yield the ids of a series that may be known-good, newest first, and parse no name before it is needed.
+def _ranked(history: History, wanted: Wanted) -> list[Iterator[CheckpointId]]:
+    """Return for each series the ids that may be known-good, newest first. No name is parsed before it is needed.
 
     Each was GOOD at some time. If its files were damaged later, a copy may still be whole, which only its entry says.
     """
-    for step in history.steps(series, wanted.before_step):
-        for id in sorted(step.was_good, key=_ORDER, reverse=True):
-            if id not in wanted.exclude and wanted.only in (None, id) and wanted.may_be(id):
-                yield id
-
-
-def _of_series(history: History, series: str, wanted: Wanted, every_copy: bool) -> Iterator[Candidate]:
-    """Yield the candidates of one series, newest first."""
-    for id in _ranked_in(history, series, wanted):
-        candidate = candidate_of(history, id, every_copy=every_copy, sure=wanted.sure)
-        if candidate is not None and wanted.includes(candidate.manifest):
-            yield candidate
+    named = wanted.series if wanted.only is None else wanted.only.series
+    return [
+        (
+            id
+            for step in history.steps(series, wanted.before_step)
+            for id in sorted(step.was_good, key=_GENERATION, reverse=True)
+            if id not in wanted.exclude and wanted.only in (None, id) and wanted.includes(id)
+        )
+        for series in (history.series if named is None else (named,))
+        if wanted.folders is None or folder_of(series) in wanted.folders
+    ]
 
 
 def _best_first(history: History, wanted: Wanted, *, every_copy: bool) -> Iterator[Candidate]:
     """Yield the candidates of all series, each newest first, in one order."""
-    every = [_of_series(history, series, wanted, every_copy) for series in _wanted_series(history, wanted)]
+    every = [
+        filter(None, (candidate_of(history, id, wanted, every_copy=every_copy) for id in ids))
+        for ids in _ranked(history, wanted)
+    ]
     heads = [(head, series) for series in every if (head := next(series, None)) is not None]
     while heads:
         several = len(heads) > 1
@@ -265,17 +257,14 @@ def is_newer(one: Candidate, other: Candidate) -> bool:
 
 
 def candidate_of(
-    history: History, id: CheckpointId, *, every_copy: bool = True, sure: bool = False
+    history: History, id: CheckpointId, wanted: Wanted = ANY, *, every_copy: bool = True
 ) -> Candidate | None:
-    """Return the checkpoint if it is good and present, else None. `sure` is as in `Wanted`. Raises
-    CouldNotTellError."""
-    verdict = history.verdict(id) if history.was_good(id) else None
-    if verdict is None or sealed_outcome(verdict) is not Outcome.GOOD:
+    """Return the checkpoint if it is good, present, and of a wanted step; else None. Raises CouldNotTellError."""
+    verdict = history.good_verdict(id)
+    manifest = history.manifest(id) if verdict is not None else None
+    if verdict is None or manifest is None or not wanted.includes(id, manifest):
         return None
-    manifest = history.manifest(id)
-    if manifest is None:
-        return None
-    found = presence_of(history, id, verdict, manifest, every_copy=every_copy, sure=sure)
+    found = presence_of(history, id, verdict, manifest, every_copy=every_copy, sure=wanted.sure)
     return None if found is None else Candidate(**msgspec.structs.asdict(found), manifest=manifest)
 
 
@@ -305,7 +294,7 @@ def presence_of(
     changed = in_place and not looks_as_read(entries, sealed, verdict)
     if sure and changed:
         in_place, why = False, "the file in place has changed since"
-    asked = history.may_be_kept(id) and (every_copy or not in_place)
+    asked = (every_copy or not in_place) and history.may_be_kept(id)
     copy = read_kept(run, id) if asked else None
     if copy is not None and not kept_matches(run, copy, sealed):
         copy = None

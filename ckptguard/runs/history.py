@@ -16,13 +16,14 @@ from ckptguard.decisions.known_good import Standing, parse_verdict_name, since, 
 from ckptguard.errors import ObjectMissingError, RecordsError
 from ckptguard.records.kept import FOLDER as KEPT
 from ckptguard.records.ledger import FOLDER as LEDGER
-from ckptguard.records.ledger import append_verdict, is_about, read_verdict, series_names
+from ckptguard.records.ledger import append_verdict, series_names
 from ckptguard.records.manifests import FOLDER as MANIFESTS
 from ckptguard.records.manifests import manifest_key, read_manifest
 from ckptguard.records.quarantine import FOLDER as QUARANTINE
 from ckptguard.records.quarantine import read_quarantined
-from ckptguard.records.run import Run, record_names
+from ckptguard.records.run import Run, read_record, record_names
 from ckptguard.runs.file_signatures import late_state
+from ckptguard.runs.sealed_content import sealed_outcome
 from ckptguard.storage.protocol import Entry
 from ckptguard.values.ids import (
     CheckpointId,
@@ -35,9 +36,9 @@ from ckptguard.values.ids import (
 )
 from ckptguard.values.manifest import Manifest, content_digest
 from ckptguard.values.record_formats import VERDICT
-from ckptguard.values.verdict import Facts, Outcome, Verdict
+from ckptguard.values.verdict import Facts, Outcome, Verdict, decode_verdict
 
-_ORDER = attrgetter("order")
+_ORDER, _GENERATION = attrgetter("order"), attrgetter("generation")
 _MOST_MANIFESTS = 64  # kept in memory at once: the manifest of a large checkpoint takes about 25 MB
 _NONE: set[CheckpointId] = set()  # shared, and never changed
 _NO_IDS = {MANIFESTS: _NONE, QUARANTINE: _NONE, KEPT: _NONE}
@@ -176,24 +177,19 @@ class History:
 
     def manifest(self, id: CheckpointId) -> Manifest | None:
         """Return a manifest, or None if it does not exist or cannot be read."""
-        if id in self._manifests:
-            return self._manifests[id]
-        try:
-            manifest = read_manifest(self.run, id)
-        except RecordsError:
-            manifest = None
-        self._remember(id, manifest)
-        return manifest
+        if id not in self._manifests:
+            while len(self._manifests) >= _MOST_MANIFESTS:
+                del self._manifests[next(iter(self._manifests))]
+            try:
+                self._manifests[id] = read_manifest(self.run, id)
+            except RecordsError:
+                self._manifests[id] = None
+        return self._manifests[id]
 
     def forget(self, id: CheckpointId) -> None:
         """Read the manifest and the verdict of a generation again when next needed."""
         self._manifests.pop(id, None)
         self._verdicts.pop(id, None)
-
-    def _remember(self, id: CheckpointId, manifest: Manifest | None) -> None:
-        if len(self._manifests) >= _MOST_MANIFESTS:
-            del self._manifests[next(iter(self._manifests))]
-        self._manifests[id] = manifest
 
     def verdict(self, id: CheckpointId) -> Verdict | None:
         """Return the verdict that counts for a generation, or None. Entries that cannot be read or that are about other
@@ -201,9 +197,8 @@ class History:
         if id not in self._verdicts:
             entries = self._of(id).entries.get(id, {})
             newest_first = sorted(entries, key=lambda name: weight(entries[name]), reverse=True)
-            read = ((entries[name].number, read_verdict(self.run, entries[name], name)) for name in newest_first)
-            fitting = ((number, found) for number, found in read if found is not None and self.fits(found))
-            self._verdicts[id] = next(fitting, (0, None))
+            read = ((entries[name].number, self.entry(entries[name], name)) for name in newest_first)
+            self._verdicts[id] = next(((number, found) for number, found in read if found is not None), (0, None))
         return self._verdicts[id][1]
 
     def judged(self, id: CheckpointId) -> tuple[int, Verdict | None]:
@@ -211,11 +206,37 @@ class History:
         verdict = self.verdict(id)
         return self._verdicts[id][0], verdict
 
-    def fits(self, verdict: Verdict) -> bool:
-        """True if a verdict of this ledger is about the content that was sealed under its id."""
-        manifest = self.manifest(verdict.id) if verdict.manifest else None
-        sealed = bool(verdict.manifest) and manifest is None and self.is_sealed(verdict.id)
-        return is_about(verdict, manifest, sealed=sealed)
+    def good_verdict(self, id: CheckpointId) -> Verdict | None:
+        """Return the same if the content sealed under this id is good, wherever a whole copy of it is; else None.
+
+        It is GOOD now, or it was GOOD when last seen whole and only the files in place were damaged later.
+        """
+        verdict = self.verdict(id) if id in self._of(id).was_good else None
+        return verdict if verdict is not None and sealed_outcome(verdict) is Outcome.GOOD else None
+
+    def is_good(self, id: CheckpointId) -> bool:
+        """True if the content sealed under this id is good, wherever a whole copy of it is."""
+        return self.good_verdict(id) is not None
+
+    def entry(self, standing: Standing, name: str) -> Verdict | None:
+        """Return the verdict with this name in the ledger, which says this. None if it is empty, cannot be read, or is
+        about other content than what was sealed under its id: it was copied from another run.
+
+        A verdict of an older version does not say what it is about. With a manifest that cannot be read, any fits.
+        """
+        id = standing.id
+        text = read_record(self.run, f"{LEDGER}/{series_folder(id.series)}/{name}")
+        try:
+            verdict = decode_verdict(text) if text else None
+        except RecordsError:
+            return None
+        said = None if verdict is None else (verdict.step, verdict.generation, verdict.outcome)
+        if verdict is None or said != (id.step, id.generation, standing.outcome):
+            return None
+        manifest = self.manifest(id) if verdict.manifest else None
+        if manifest is None:
+            return verdict if not verdict.manifest or self.is_sealed(id) else None
+        return verdict if content_digest(manifest.files) == verdict.manifest else None
 
     def add_verdict(self, verdict: Verdict, *, after: int | None = None) -> None:
         """Append a verdict to the ledger, with the digest of the manifest that it is about. It does not outweigh a
@@ -278,7 +299,7 @@ class History:
     def note_manifest(self, manifest: Manifest) -> None:
         """Add one manifest, such as one just written."""
         self._add(manifest.series, MANIFESTS, f"{manifest.id.record_name}.json")
-        self._remember(manifest.id, manifest)
+        self._manifests[manifest.id] = manifest
 
     def first_of(self, standing: Standing) -> Standing:
         """Return the verdict since which a generation has the outcome of its current standing."""
@@ -303,7 +324,7 @@ class History:
     def generations(self, series: str, step: Step) -> list[CheckpointId]:
         """Return every generation of a step that has a manifest, a verdict or a quarantine mark, ascending."""
         found = self._at(series, record_step(step))
-        return sorted({*found.standings, *found.ids[MANIFESTS], *found.ids[QUARANTINE]}, key=_ORDER)
+        return sorted({*found.standings, *found.ids[MANIFESTS], *found.ids[QUARANTINE]}, key=_GENERATION)
 
     def current(
         self, series: str, step: Step, path: str, *, path_of: Callable[[CheckpointId], str | None] | None = None
@@ -315,7 +336,7 @@ class History:
         one. RecordsError if a manifest that matters cannot be read: the content then must not count as new.
         """
         ids = self._at(series, record_step(step)).ids
-        for id in sorted(ids[MANIFESTS] | ids[QUARANTINE], key=_ORDER, reverse=True):
+        for id in sorted(ids[MANIFESTS] | ids[QUARANTINE], key=_GENERATION, reverse=True):
             if id in ids[QUARANTINE]:
                 mark = read_quarantined(self.run, id)
                 if mark is None or mark.path == path:

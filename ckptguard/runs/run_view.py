@@ -24,7 +24,7 @@ from ckptguard.records.run import Run, list_records, open_run
 from ckptguard.runs.history import History, load_history
 from ckptguard.runs.not_understood import SMALLEST, NotUnderstood, find_not_understood, torch_files
 from ckptguard.runs.run_reader import RunMemory, RunReader
-from ckptguard.runs.sealed_content import is_good, is_untouched
+from ckptguard.runs.sealed_content import is_untouched
 from ckptguard.storage.protocol import UNNAMED, Entry, find_entry
 from ckptguard.values.ids import (
     CheckpointId,
@@ -223,7 +223,7 @@ class RunView:
 
     def is_good(self, id: CheckpointId) -> bool:
         """True if the content sealed under this id is good, wherever a whole copy of it is."""
-        return is_good(self.history, id)
+        return self.history.is_good(id)
 
 
 def open_view(url: str, settings: Settings, *, must_exist: bool = True) -> RunView:

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from ckptguard.decisions.known_good import Standpoint
 from ckptguard.records.kept import KeptCopy
 from ckptguard.records.run import Run
-from ckptguard.values.ids import CheckpointId
 from ckptguard.values.manifest import Manifest
 from ckptguard.values.verdict import Outcome, Verdict
-
-if TYPE_CHECKING:
-    from ckptguard.runs.history import History
 
 Seen = tuple[str, int, int | None, int | None, str | None]  # path, size, mtime, inode and etag of a file
 Digest = bytes
@@ -67,17 +62,6 @@ class JudgedAs(msgspec.Struct, frozen=True, array_like=True):
 
 Sealed = Manifest | SealedAs
 Judged = Verdict | JudgedAs
-
-
-def is_good(history: History, id: CheckpointId) -> bool:
-    """True if the content sealed under this generation is good, wherever a whole copy of it is.
-
-    It is GOOD now, or it was GOOD when last seen whole and only the files in place were damaged later.
-    """
-    if not history.was_good(id):
-        return False
-    verdict = history.verdict(id)
-    return verdict is not None and sealed_outcome(verdict) is Outcome.GOOD
 
 
 def sealed_outcome(verdict: Judged) -> Outcome | None:

@@ -210,21 +210,16 @@ def is_plain(name: str) -> bool:
     return name not in ("", ".", "..") and "\0" not in name and "/" not in name and is_encodable(name)
 
 
-def parts_of(key: str) -> list[str]:
-    """Return the parts of a key. DeniedError for anything that could lead outside the root. The root has no parts."""
+def parts_of(key: str, *, below: str = "") -> list[str]:
+    """Return the parts of a key. DeniedError for anything that could lead outside the root. The root has no parts: with
+    `below`, which names it, it is refused, too."""
     parts = key.split("/") if key else []
     if not is_encodable(key):
         raise DeniedError(f"{escape(key)} cannot be read: {UNNAMED}", key=escape(key))
     if "\0" in key or not {"", ".", ".."}.isdisjoint(parts):
         raise DeniedError(f"not a key: {escape(key)!r}", key=escape(key))
-    return parts
-
-
-def parts_below(root: str, key: str) -> list[str]:
-    """Return the same, but refuse the root. DeniedError names it."""
-    parts = parts_of(key)
-    if not parts:
-        raise DeniedError(f"{escape(root)}: this is not possible for the root itself", key=key)
+    if below and not parts:
+        raise DeniedError(f"{escape(below)}: this is not possible for the root itself", key=key)
     return parts
 
 

@@ -23,12 +23,13 @@ from ckptguard.storage.local.removal import (
 )
 from ckptguard.storage.local.removal import make as make_new
 from ckptguard.storage.local.syncs import sync
-from ckptguard.storage.protocol import Enter, Entry, is_encodable, parts_below
+from ckptguard.storage.protocol import Enter, Entry, is_encodable, parts_of
 from ckptguard.values.ids import RECORDS_FOLDER, escape
 from ckptguard.values.temporary_names import RECORD
 
 # O_PATH needs only search permission on the folders in between.
 _ENTER = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC
+_INTO = _ENTER | os.O_NOFOLLOW
 LIST = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
 _LASTING = 1  # levels of the records whose folders are never removed alone: <kind>
 _KINDS = {stat.S_IFREG: "file", stat.S_IFDIR: "folder", stat.S_IFLNK: "link"}
@@ -41,33 +42,23 @@ def entry_of(key: str, info: os.stat_result, target: str | None = None) -> Entry
     return Entry(key=key, kind=kind, size=size, mtime_ns=info.st_mtime_ns, inode=info.st_ino, target=target)
 
 
-def open_root(root: str, *, make: bool = False) -> int:
-    """Return the root's descriptor. The user named the root, so it may be a link."""
-    try:
-        return os.open(root, _ENTER)
-    except FileNotFoundError:
-        if not make:
-            raise
+def _made_root(root: str) -> int:
+    """Make a root that was missing, and open it."""
     if is_known_run(root) or (is_records(root) and were_removed(root)):
         raise removed(root)
     begin_again(root)
-    above = open_root(os.path.dirname(root), make=not is_records(root))  # a removed run is not made again
-    try:
-        with contextlib.suppress(FileExistsError):  # another writer was faster
-            os.mkdir(root)
-            sync_folder(above)
-    finally:
-        os.close(above)
+    with (
+        folder_of(os.path.dirname(root), (), make=not is_records(root)) as above,  # a removed run is not made again
+        contextlib.suppress(FileExistsError),  # another writer was faster
+    ):
+        os.mkdir(root)
+        sync_folder(above)
     return os.open(root, _ENTER)
 
 
-def _enter(folder: int, name: str) -> int:
-    try:
-        return os.open(name, _ENTER | os.O_NOFOLLOW, dir_fd=folder)
-    except NotADirectoryError:
-        if stat.S_ISLNK(os.lstat(name, dir_fd=folder).st_mode):
-            raise OSError(errno.ELOOP, "a folder on this path is a link, and links are not followed") from None
-        raise
+def _refuse_link(folder: int, name: str) -> None:
+    if stat.S_ISLNK(os.lstat(name, dir_fd=folder).st_mode):
+        raise OSError(errno.ELOOP, "a folder on this path is a link, and links are not followed") from None
 
 
 @contextlib.contextmanager
@@ -79,18 +70,26 @@ def folder_of(root: str, parts: Sequence[str], *, make: bool = False, writes: bo
     writes = writes or make
     root, above = split_root(root)
     parts = [*above, *parts]
-    opened = [open_root(root, make=make)]
+    try:
+        opened = [os.open(root, _ENTER)]  # the user named the root, so it may be a link
+    except FileNotFoundError:
+        if not make:
+            raise
+        opened = [_made_root(root)]
     try:
         records, inside = root, [*opened] if writes and is_records(root) else []
         for depth, own in enumerate(parts):
             current = opened[-1]
             name = lying_as(current, own, root, parts[:depth], make=make)
             try:
-                below = _enter(current, name)
+                below = os.open(name, _INTO, dir_fd=current)
             except FileNotFoundError:
                 if not make:
                     raise
                 below = _made(current, name, os.path.join(root, *parts[:depth], own), inside, records)
+            except NotADirectoryError:
+                _refuse_link(current, name)
+                raise
             opened.append(below)
             if not inside:
                 os.close(opened.pop(0))
@@ -119,10 +118,13 @@ def _made(folder: int, name: str, path: str, inside: Sequence[int], records: str
             make_new(folder, name, lambda: os.mkdir(name, dir_fd=folder), is_folder=True)
             sync_folder(folder)
     try:
-        below = _enter(folder, name)
+        below = os.open(name, _INTO, dir_fd=folder)
     except FileNotFoundError:
         if inside:
             raise removed(records) from None
+        raise
+    except NotADirectoryError:
+        _refuse_link(folder, name)
         raise
     ours(below)
     return below
@@ -131,7 +133,7 @@ def _made(folder: int, name: str, path: str, inside: Sequence[int], records: str
 @contextlib.contextmanager
 def place_of(root: str, key: str, *, make: bool = False, writes: bool = False) -> Iterator[tuple[int, str]]:
     """Yield the descriptor of the folder that contains a key, and the stored form of its last part."""
-    *above, name = parts_below(root, key)
+    *above, name = parts_of(key, below=root)
     with folder_of(root, above, make=make, writes=writes) as folder:
         yield folder, lying_as(folder, name, root, above, make=make)
 
@@ -181,42 +183,37 @@ def walk(folder: int, key: str, where: str, *, recursive: bool, enter: Enter | N
     A folder that vanishes meanwhile is left out. An unreadable one is an error: a failed listing must never look empty.
     """
     found: list[Entry] = []
-    stack: list[tuple[int, list[_Listed]]] = []
-
-    def descend(parent: int, name: str, key: str) -> None:
-        try:
-            descriptor = os.open(name, LIST, dir_fd=parent)
-        except (FileNotFoundError, NotADirectoryError):
-            if name == ".":
-                raise
-            return
-        except PermissionError as error:
-            raise storage_error(error, key, where) from error
-        try:
-            listed = _entries(descriptor, key, bare, is_holding(where, key.split("/") if key else []))
-        except BaseException:
-            os.close(descriptor)
-            raise
-        folders = [one for one in listed if one[1].kind == "folder"] if recursive else []
-        found.extend(e for _, e in listed if not recursive or e.kind != "folder")
-        stack.append((descriptor, folders))
-
+    # Open folders, each with those in it that are still to be listed. The first is the caller's.
+    stack = [(folder, [(".", Entry(key=key, kind="folder"))])]
     try:
-        descend(folder, ".", key)
         while stack:
             descriptor, folders = stack[-1]
             if not folders:
-                os.close(stack.pop()[0])
+                stack.pop()
+                if stack:
+                    os.close(descriptor)
                 continue
             name, below = folders.pop()
-            if enter is not None and not enter(below.key):
+            if name != "." and enter is not None and not enter(below.key):
                 continue
-            if len(stack) > DEEPEST:
+            if len(stack) > DEEPEST + 1:
                 found.append(Entry(key=below.key, kind="other", mtime_ns=below.mtime_ns, inode=below.inode))
-            else:
-                descend(descriptor, name, below.key)
+                continue
+            try:
+                stack.append((os.open(name, LIST, dir_fd=descriptor), []))
+            except (FileNotFoundError, NotADirectoryError):
+                if name == ".":
+                    raise
+                continue
+            except PermissionError as error:
+                raise storage_error(error, below.key, where) from error
+            held = is_holding(where, below.key.split("/") if below.key else [])
+            listed = _entries(stack[-1][0], below.key, bare, held)
+            if recursive:
+                stack[-1][1].extend(one for one in listed if one[1].kind == "folder")
+            found.extend(e for _, e in listed if not recursive or e.kind != "folder")
     finally:
-        for descriptor, _ in stack:
+        for descriptor, _ in stack[1:]:
             os.close(descriptor)
     return found
 

@@ -68,7 +68,7 @@ def is_holding(root: str, parts: Sequence[str]) -> bool:
     top = inside[0]
     if top in _NAMED:
         return len(inside) == 1 or (len(inside) > 2 and top in _MOVED)
-    return REPAIR_OF_COPY.fits(top)
+    return top.startswith(REPAIR_OF_COPY.start)
 
 
 def lying_as(folder: int, name: str, root: str, above: Sequence[str], *, make: bool = False) -> str:
@@ -77,7 +77,7 @@ def lying_as(folder: int, name: str, root: str, above: Sequence[str], *, make: b
     if not is_holding(root, above):
         return name
     spelled = held_name(name)
-    if is_anothers(name) or is_there(folder, spelled):
+    if is_there(folder, spelled) or is_anothers(name):
         return spelled
     return name if is_there(folder, name) or (make and are_plain(root, above)) else spelled
 

@@ -57,8 +57,8 @@ def note_records(root: str) -> None:
     """Remember that a run has records. If they go, they are not begun again in this folder without `begin_again`."""
     if os.path.basename(root) == RECORDS_FOLDER:
         with contextlib.suppress(OSError):
-            info = os.lstat(os.path.join(root, _FORMAT))
-            home = _Home(_identity(os.stat(os.path.dirname(root))), (info.st_ino, info.st_mtime_ns))
+            info, run = os.lstat(os.path.join(root, _FORMAT)), os.stat(os.path.dirname(root))
+            home = _Home((run.st_dev, run.st_ino), (info.st_ino, info.st_mtime_ns))
             known = _homes.get(root)
             if known is None or (known.run, known.first) != (home.run, home.first):
                 _remember(_homes, root, home)
@@ -92,7 +92,8 @@ def were_removed(root: str) -> bool:
     if home is None or os.path.lexists(os.path.join(root, _FORMAT)):
         return False
     try:
-        return _identity(os.stat(os.path.dirname(root))) == home.run
+        run = os.stat(os.path.dirname(root))
+        return (run.st_dev, run.st_ino) == home.run
     except OSError:
         return True
 
@@ -265,7 +266,7 @@ def _look_into(above: int, name: str, seen: _Seen) -> None:
 
 
 def _state_of(info: os.stat_result) -> tuple[_Identity, _State]:
-    return _identity(info), (info.st_mtime_ns, info.st_nlink, info.st_size)
+    return (info.st_dev, info.st_ino), (info.st_mtime_ns, info.st_nlink, info.st_size)
 
 
 def _take_back(folder: int, name: str, made: object, *, is_folder: bool) -> None:
@@ -273,10 +274,6 @@ def _take_back(folder: int, name: str, made: object, *, is_folder: bool) -> None
         os.close(made)
     with contextlib.suppress(OSError):
         (os.rmdir if is_folder else os.unlink)(name, dir_fd=folder)
-
-
-def _identity(info: os.stat_result) -> _Identity:
-    return info.st_dev, info.st_ino
 
 
 def _remember(what: dict[_Key, _Value], key: _Key, value: _Value) -> None:

@@ -21,7 +21,7 @@ from ckptguard.errors import (
     TransientError,
 )
 from ckptguard.storage.failures import is_condition_failed, storage_error, translated
-from ckptguard.storage.protocol import Capabilities, Enter, Entry, Storage, parts_below, parts_of
+from ckptguard.storage.protocol import Capabilities, Enter, Entry, Storage, parts_of
 from ckptguard.storage.ranged_reader import RangedReader
 from ckptguard.storage.remote.listing import RemoteRoot, entry_of
 from ckptguard.storage.remote.multipart import MultipartUpload, parts_for
@@ -110,7 +110,7 @@ class RemoteStorage(Storage):
         def begin() -> MultipartUpload:
             return parts_for(self.traits, self._fs, path, exclusive=not replace)
 
-        parts_below(self.url, key)
+        parts_of(key, below=self.url)
         refuse_taken()
         put = (lambda data: self._fs.pipe_file(path, data)) if replace else (lambda data: self.create(key, data))
         return RemoteUpload(key, self.url, begin, put, refuse_taken, replace=replace, retries=self._retries)
@@ -151,7 +151,7 @@ class RemoteStorage(Storage):
 
     def remove_listed(self, keys: Sequence[str]) -> None:
         for key in keys:
-            parts_below(self.url, key)
+            parts_of(key, below=self.url)
             with translated(key, self.url), contextlib.suppress(FileNotFoundError):
                 self._fs.rm_file(self._root.path(key))
 
@@ -170,7 +170,7 @@ class RemoteStorage(Storage):
             )  # last, so that a kill before this line loses nothing
 
     def remove(self, key: str) -> None:
-        parts_below(self.url, key)
+        parts_of(key, below=self.url)
         with translated(key, self.url), self._exclusive():
             folders: set[str] = {key} if not self.traits.flat_listing else set()
             for entry in self._root.at_or_below(key):

@@ -11,7 +11,7 @@ from typing import Any
 
 from ckptguard.errors import DeniedError, ObjectExistsError, ObjectMissingError
 from ckptguard.storage.failures import translated
-from ckptguard.storage.protocol import Capabilities, Enter, Entry, Storage, is_plain, join, parts_below, parts_of
+from ckptguard.storage.protocol import Capabilities, Enter, Entry, Storage, is_plain, join, parts_of
 from ckptguard.storage.ranged_reader import listed_by_levels
 from ckptguard.storage.sftp.files import SftpReader, SftpSession, SftpUpload, attributes_of, publish
 from ckptguard.values.ids import escape
@@ -100,7 +100,7 @@ class SftpStorage(Storage):
                 self._session.run(lambda client: client.rename(self._path(source), path))
 
     def remove(self, key: str) -> None:
-        parts_below(self.url, key)
+        parts_of(key, below=self.url)
         with translated(key, self.url):
             found = self._attributes(key)
             if found is None:
@@ -146,7 +146,7 @@ class SftpStorage(Storage):
 
     def _made(self, key: str) -> str:
         """Return the path of a key, and create its missing folders."""
-        parts_below(self.url, key)
+        parts_of(key, below=self.url)
         path = self._path(key)
         folder = path.rpartition("/")[0] or "/"
         try:

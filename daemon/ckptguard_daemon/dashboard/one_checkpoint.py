@@ -11,16 +11,16 @@ from starlette.responses import Response
 
 from ckptguard.checks.finite import counts_in
 from ckptguard.decisions.at_risk import rank_named, ranks_named
-from ckptguard.decisions.known_good import parse_verdict_name, standings, verdict_name
+from ckptguard.decisions.known_good import standings, verdict_name
 from ckptguard.documents.build import Document, document, fields, plain
 from ckptguard.engine.watched_run import WatchedRun
 from ckptguard.formats.dtypes import FP16_LIMIT
 from ckptguard.records.ledger import FOLDER as LEDGER
-from ckptguard.records.ledger import is_about, read_verdict
 from ckptguard.records.manifests import read_manifest
 from ckptguard.records.run import Run, record_names
 from ckptguard.records.who_and_when import seconds_of
 from ckptguard.reporting.events import reason_of
+from ckptguard.runs.history import History
 from ckptguard.runs.run_view import RunView
 from ckptguard.values.ids import CheckpointId, escape, series_folder
 from ckptguard.values.manifest import File, Manifest, Tensor
@@ -68,17 +68,14 @@ def sealed_and_judged(view: RunView, id: CheckpointId) -> tuple[Manifest | None,
 
 def judgement_of(run: Run, id: CheckpointId, manifest: Manifest | None) -> Judgement:
     """Return the newest verdicts on a generation, whose manifest was read."""
-    names = sorted(
-        name
-        for name in record_names(run, f"{LEDGER}/{series_folder(id.series)}")
-        if (entry := parse_verdict_name(id.series, name)) is not None and entry.id == id
-    )
-    found: dict[str, Verdict] = {}
-    for name in names[-_MOST_VERDICTS:]:
-        entry = parse_verdict_name(id.series, name)
-        verdict = read_verdict(run, entry, name) if entry is not None else None
-        if verdict is not None and is_about(verdict, manifest, sealed=manifest is not None):
-            found[name] = verdict
+    folder = f"{LEDGER}/{series_folder(id.series)}"
+    history = History(run, (f"{folder}/{name}" for name in record_names(run, folder)))
+    if manifest is not None:
+        history.note_manifest(manifest)
+    entries = history.entries(id)
+    names = sorted(entries)
+    read = ((name, history.entry(entries[name], name)) for name in names[-_MOST_VERDICTS:])
+    found = {name: verdict for name, verdict in read if verdict is not None}
     standing = standings(id.series, found).get(id)
     counts = found[verdict_name(standing)] if standing is not None else None
     return Judgement(counts=counts, verdicts=tuple(found.items()), omitted=max(0, len(names) - _MOST_VERDICTS))

@@ -24,6 +24,7 @@ from ckptguard.runs.run_view import RunView
 from ckptguard.runs.work import Work
 from ckptguard.scan.paced_reader import Pace
 from ckptguard.scan.process.low_priority import lower_priority
+from ckptguard.storage.protocol import find_entry
 from ckptguard.values.manifest import Manifest
 
 _LINK_ONLY = "{path} is kept, but not against being overwritten: {why}"
@@ -54,12 +55,19 @@ def give_own_bytes(view: RunView, work: Work, *, saved_over: bool) -> list[str]:
             except StoppedError:
                 return troubles  # stopped without an error: the next pass does it
             except (BusyError, CouldNotTellError) as error:
+                if not _is_there(run, copy):
+                    continue  # it is kept no longer: the next pass makes another one
                 troubles.append(_LINK_ONLY.format(path=copy.path, why=error.message))
                 break
             if wrong is None:
                 break
             troubles.append(_LINK_ONLY.format(path=copy.path, why=wrong))  # an older one may be right
     return troubles
+
+
+def _is_there(run: Run, copy: KeptCopy) -> bool:
+    """True if nobody removed a kept copy, or a part of it."""
+    return read_kept(run, copy.id) == copy and all(find_entry(run.records, copy.key(file)) for file in copy.files)
 
 
 def _beside_training(copying: Callable[[], str | None]) -> str | None:

@@ -25,7 +25,16 @@ from ckptguard.errors import (
     SettingsError,
     StorageError,
 )
-from ckptguard.records.run import Run, as_line, create_record, list_records, read_parsed, read_record, read_sound
+from ckptguard.records.run import (
+    Run,
+    as_line,
+    begin_records,
+    create_record,
+    list_records,
+    read_parsed,
+    read_record,
+    read_sound,
+)
 from ckptguard.records.who_and_when import (
     Owner,
     has_ended,
@@ -224,6 +233,7 @@ def begin_training(
         SettingsError: another process of this machine certainly trains.
         StorageError, BusyError: nothing could be recorded.
     """
+    begin_records(run)
     mine = new_lease(TrainingRecord, series=series, loops=loops)
     for _ in range(_TRIES):
         other, doubt = None, None

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from ckptguard.errors import ObjectExistsError, ObjectMissingError, RecordsError, SettingsError
+from ckptguard.records.keys import IGNORE_KEY, IGNORE_TEXT, WHOSE_KEY, names_taken
 from ckptguard.storage import Storage, folder_must_exist, normalise_url, open_storage
 from ckptguard.storage.failures import translated
 from ckptguard.storage.local.removal import begin_again, note_records
@@ -28,8 +29,6 @@ if TYPE_CHECKING:
     from ckptguard.storage.remote.listed_storage import ListedRun
     from ckptguard.storage.retries import Retries
 
-IGNORE_KEY, IGNORE_TEXT = ".gitignore", b"*\n"
-WHOSE_KEY = "run.json"  # for records outside the run
 _DEFAULTS = Settings()
 _COUNTED = re.compile(r"checkpoint_\d+")
 _Kind = TypeVar("_Kind")
@@ -155,7 +154,7 @@ def begin_run(url: str | os.PathLike[str], settings: Settings = _DEFAULTS) -> Ru
         begin_again(os.path.join(place, RECORDS_FOLDER))
         return open_run(place, settings)
     run = open_run(place, settings, must_exist=False)
-    _ensure_format(run)  # an object store has no empty folders
+    begin_records(run)  # an object store has no empty folders
     return run
 
 
@@ -164,9 +163,8 @@ def _refuse_anothers_records(run: Run) -> None:
 
     A local run that is no longer at the recorded path has been moved, which is fine.
     """
-    found = read_parsed(run, WHOSE_KEY, dict[str, Any], f"{WHOSE_KEY} of {run.records.url}")
-    stated = None if found is None else found.get("run")
-    if not isinstance(stated, str) or stated == plain_url(run.url):
+    stated = _stated_run(run)
+    if stated is None or stated == plain_url(run.url):
         return
     root = run.storage.root if "://" not in stated else None
     if root is not None and (not os.path.exists(stated) or os.path.realpath(stated) == os.path.realpath(root)):
@@ -191,14 +189,30 @@ def _refuse_counted_folder(run: Run) -> None:
         )
 
 
+def _refuse_taken_names(run: Run) -> None:
+    """Raise SettingsError if a folder in which no run has begun its records has files with the names of records."""
+    found = names_taken(run.records)
+    if found and _stated_run(run) is None:
+        raise SettingsError(
+            f"{run.records.url} has a file with the name of a record ({escape(found[0])}), and no run's records",
+            hint="let the setting records name a folder of its own",
+        )
+
+
 def says_whose(run: Run) -> bool:
     """True if records outside the run say that they are this run's, under the path that it has now."""
-    found = read_parsed(run, WHOSE_KEY, dict[str, Any], f"{WHOSE_KEY} of {run.records.url}")
-    stated = None if found is None else found.get("run")
-    if not isinstance(stated, str):
+    stated = _stated_run(run)
+    if stated is None:
         return False
     root = run.storage.root if "://" not in stated else None
     return stated == plain_url(run.url) or (root is not None and os.path.realpath(stated) == os.path.realpath(root))
+
+
+def _stated_run(run: Run) -> str | None:
+    """Return whose the records outside a run say that they are, or None."""
+    found = read_parsed(run, WHOSE_KEY, dict[str, Any], f"{WHOSE_KEY} of {run.records.url}")
+    stated = None if found is None else found.get("run")
+    return stated if isinstance(stated, str) else None
 
 
 def has_records(run: Run) -> bool:
@@ -233,7 +247,7 @@ def read_sound(run: Run, key: str, kind: type[_Kind], what: str) -> _Kind | None
 def create_record(run: Run, key: str, value: object) -> None:
     """Write a record that must not exist yet, durably. Raises ObjectExistsError. Values other than bytes become
     JSON."""
-    _ensure_format(run)
+    begin_records(run)
     run.records.create(key, value if isinstance(value, bytes) else as_line(value))
 
 
@@ -303,7 +317,11 @@ def raise_format(run: Run, to: int) -> None:
         upload.commit()
 
 
-def _ensure_format(run: Run) -> None:
+def begin_records(run: Run) -> None:
+    """Let a run have records, if it has none. Whatever replaces a record calls this first.
+
+    Raises SettingsError if they are not in the run, and their folder is another run's, or has files with their names.
+    """
     if find_entry(run.records, FORMAT_KEY) is None:
         _create_format(run)
     if not run.records_inside:
@@ -313,6 +331,7 @@ def _ensure_format(run: Run) -> None:
 def _create_format(run: Run) -> None:
     first = [(IGNORE_KEY, IGNORE_TEXT), (FORMAT_KEY, as_line({"format": run.new_format}))]
     if not run.records_inside:
+        _refuse_taken_names(run)
         first.insert(0, (WHOSE_KEY, as_line({"format": PLAIN.writes, "run": plain_url(run.url)})))
     for key, value in first:
         with contextlib.suppress(ObjectExistsError):  # another process was first, with equal bytes

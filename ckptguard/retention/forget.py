@@ -6,11 +6,12 @@ import msgspec
 
 from ckptguard.errors import FORCE, BusyError, NotFoundError, ObjectMissingError
 from ckptguard.records.kept import FOLDER as KEPT
+from ckptguard.records.keys import records_in
 from ckptguard.records.leases import list_trainings, surely_gone
 from ckptguard.records.quarantine import FOLDER as QUARANTINE
 from ckptguard.records.run import Run, says_whose
 from ckptguard.records.trash import FOLDER as TRASH
-from ckptguard.runs.removal import records_elsewhere, remove_records
+from ckptguard.runs.removal import remove_records
 from ckptguard.runs.run_view import RunView
 from ckptguard.storage import Entry
 
@@ -76,7 +77,7 @@ def _records_of(run: Run) -> list[Entry]:
         return found
     if not says_whose(run):
         return []  # a user's folder, or records of a run that has this path no more
-    keys = set(records_elsewhere(run))
+    keys = set(records_in(run.records))
     return [entry for entry in found if entry.key in keys]
 
 

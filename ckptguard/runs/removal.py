@@ -16,8 +16,9 @@ from collections.abc import Callable, Collection, Iterable
 
 from ckptguard.errors import ObjectMissingError
 from ckptguard.records.kept import list_kept, read_kept
+from ckptguard.records.keys import RECORDS, WHOSE_KEY, records_in
 from ckptguard.records.leases import Claim, holds
-from ckptguard.records.run import IGNORE_KEY, IGNORE_TEXT, WHOSE_KEY, Run
+from ckptguard.records.run import Run
 from ckptguard.runs.run_view import RunView
 from ckptguard.runs.settling import was_left
 from ckptguard.storage import Entry, Storage
@@ -29,44 +30,6 @@ from ckptguard.values.temporary_names import EVERY, LEFT_IN_RECORDS, TemporaryNa
 
 # What a save of ours writes: one file for each part, or the shards of torch.distributed.checkpoint with their index.
 _OF_SAVE = re.compile(r"(model|optimizer)\.safetensors|state\.json|(__\d+_\d+\.distcp|(__\d+)?\.metadata)(\.tmp)?")
-
-# The names at the top of the records; docs/reference/records.md has the same.
-RECORDS = frozenset(
-    {
-        *(".gitignore", "audit", "daemon.json", "emptied", FORMAT_KEY, "gate.lock", "incidents", "kept", "ledger"),
-        *("lineage.json", "lock", "manifests", "metrics", "pins", "quarantine", "reference", "rewrites", "room.json"),
-        *("run.json", "samples", "saving", "scrubs", "seen", "settings", "starts", "told", "training", "trainings"),
-        "trash",
-    }
-)
-
-# Their keys where they are not in the run. docs/reference/records.md has the same.
-_SINGLE = frozenset(
-    (IGNORE_KEY, "daemon.json", FORMAT_KEY, "gate.lock", "lineage.json", "lock", "room.json", WHOSE_KEY)
-)
-_LOCKS = frozenset(("lock", "gate.lock"))  # which are empty
-_ID = r"[A-Za-z0-9._#=%~-]+/(?:-|\d{12}(?:-\d{12})*)\.\d+"
-_DATED = r"\d{8}T\d{6}-[0-9a-f]{8}"
-_OF_ID = re.compile(rf"{_ID}(?:\.[^/]+)?\.json")
-_FILES_OF_ID = re.compile(
-    rf"{_ID}(?:\.json|\.damaged\.json|\.moved|\.taken|(?:\.damaged-[0-9a-f]{{8}})?/.+)", re.DOTALL
-)
-_KEYS = {
-    **dict.fromkeys(("emptied", "ledger", "manifests", "metrics", "reference", "scrubs"), _OF_ID),
-    **dict.fromkeys(("kept", "quarantine", "trash"), _FILES_OF_ID),
-    "audit": re.compile(rf"{_DATED}\.(?:began|ended)\.json"),
-    "incidents": re.compile(rf"{_DATED}\.(?:\d{{4}}\.json|txt|html)"),
-    "pins": re.compile(rf"{_ID}/[^/]+\.json"),
-    "rewrites": re.compile(rf"{_DATED}\.(?:json|undone)"),
-    "samples": re.compile(rf"{_DATED}\.\d{{6,9}}\.json"),
-    "saving": re.compile(r"[^/]+\.json"),
-    "seen": re.compile(r"[0-9a-f]{32}\.json"),
-    "settings": re.compile(r"allow-nonfinite\.\d+\.json"),
-    "starts": re.compile(r"\d+\.json"),
-    "told": re.compile(r"[0-9a-f]{12}/(?:[0-9a-f]{32}|before\.\d+)\.json"),
-    "training": re.compile(r"[^/]+\.\d+\.\d+\.json"),
-    "trainings": re.compile(r"[^/]+\.json"),
-}
 
 
 def remove_temporary(storage: Storage, key: str) -> None:
@@ -214,15 +177,6 @@ def remove_made_folders(folders: Iterable[str]) -> None:
             os.rmdir(folder)
 
 
-def is_record(key: str) -> bool:
-    """True if this is the key of a record, of a file in a copy of a checkpoint, or of a temporary of ours, where the
-    records are not in the run."""
-    top, _, rest = key.partition("/")
-    if any(kind.fits(part) for part in key.split("/") for kind in LEFT_IN_RECORDS):
-        return top in _KEYS or any(kind.fits(top) for kind in LEFT_IN_RECORDS)
-    return top in _SINGLE if not rest else top in _KEYS and _KEYS[top].fullmatch(rest) is not None
-
-
 def remove_records(run: Run) -> None:
     """Remove all records of a run, `format.json` first, so that other processes stop writing. Then remove the folder
     of the records and that of the run, if they are local and empty.
@@ -246,23 +200,8 @@ def remove_records(run: Run) -> None:
                 os.rmdir(folder)
 
 
-def records_elsewhere(run: Run) -> list[str]:
-    """Return the keys of all records of a run that are not in the run, without other files beside them.
-
-    Raises:
-        ObjectMissingError: there is no such folder.
-    """
-    entries = [e for e in run.records.list("", recursive=True) if e.kind == "file" and is_record(e.key)]
-    found = [e.key for e in entries if e.size == 0 or e.key not in _LOCKS]
-    if IGNORE_KEY in found:
-        with run.records.open(IGNORE_KEY) as reader:
-            if reader.read(0, reader.entry.size) != IGNORE_TEXT:
-                found.remove(IGNORE_KEY)
-    return found
-
-
 def _remove_records_elsewhere(run: Run) -> None:
-    keys = records_elsewhere(run)
+    keys = records_in(run.records)
     for key in sorted(keys, key=lambda key: key == WHOSE_KEY):
         run.records.remove(key)
     for top in sorted({key.partition("/")[0] for key in keys if "/" in key}):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import shutil
@@ -12,12 +13,15 @@ from click.testing import CliRunner
 from support.tiny_run import TINY, cycle, opened, save
 
 from ckptguard.cli.entry import commands
-from ckptguard.errors import BusyError, NotFoundError
-from ckptguard.records.leases import begin_training
+from ckptguard.errors import BusyError, CkptguardError, NotFoundError, SettingsError
+from ckptguard.records.daemon_record import DaemonRecord, write_daemon_record
+from ckptguard.records.keys import RECORDS, is_record
+from ckptguard.records.leases import begin_training, claim_path
+from ckptguard.records.lineage import begin_lineage
+from ckptguard.records.room import RoomProblem, write_room_problem
 from ckptguard.records.run import open_run
 from ckptguard.retention.forget import forget
 from ckptguard.retention.prune import prune_by_settings
-from ckptguard.runs.removal import RECORDS, is_record
 from ckptguard.runs.run_view import open_view
 from ckptguard.values.settings import Settings
 
@@ -141,7 +145,7 @@ def test_files_of_the_user_in_a_folder_for_records_stay(tmp_path):
         save(str(run), step, step)
     mine = fill(records)
     for name in ("daemon.json", "lineage.json", "room.json", "saving", "trainings"):
-        # These cannot be told from ours. A folder in `trainings` is an error of every reader.
+        # No records begin beside these. A folder in `trainings` is an error of every reader.
         shutil.rmtree(records / name) if "." not in name else (records / name).unlink()
     mine = contents(records)
     opened_run = open_run(str(run), settings)
@@ -154,6 +158,72 @@ def test_files_of_the_user_in_a_folder_for_records_stay(tmp_path):
     shutil.rmtree(run)
     forget(open_view(str(run), settings, must_exist=False), force=True)
     assert contents(records) == mine
+
+
+NAMES_OF_RECORDS = ("daemon.json", "lineage.json", "room.json", "saving/mine.json", "trainings/mine.json")
+CONTENTS = ("mine", "{}", "[]", '{"format": 1}', '{"format": 1, "owner": "me", "since": "now"}', "\xff")
+
+
+@pytest.mark.parametrize("name", [*NAMES_OF_RECORDS, "starts/7.json", f"seen/{'0' * 32}.json"])
+def test_no_records_begin_beside_a_file_with_the_name_of_one(tmp_path, name):
+    """Whoever asks for records there gets one sentence, and the file stays as it is, beside a daemon and a guard, too.
+    A folder of its own is taken."""
+    run, records = tmp_path / "run", tmp_path / "project"
+    settings = TINY.changed(records=str(records))
+    save(str(run), 100, 1)
+    (records / name).parent.mkdir(parents=True)
+    (records / name).write_text("mine")
+    opened_run = open_run(str(run), settings)
+    here = DaemonRecord(address="/nowhere", host="h", boot_id="b", pid=1, started_at="now")
+    for begin in (
+        lambda: cycle(opened_run, settings),
+        lambda: write_daemon_record(opened_run, here),
+        lambda: begin_training(opened_run, "model-#", loops=True),
+        lambda: write_room_problem(opened_run, RoomProblem(problem="too little")),
+    ):
+        with contextlib.suppress(CkptguardError):
+            begin()
+        assert contents(records).items() - {("lock", b"")} == {(name, b"mine")}
+    with pytest.raises(SettingsError, match=re.escape(name)):
+        write_daemon_record(opened_run, here)
+    shutil.rmtree(run / "model-100")
+    with pytest.raises(NotFoundError):
+        forget(open_view(str(run), settings), force=True)
+    assert (records / name).read_text() == "mine"
+    write_daemon_record(open_run(str(run), TINY.changed(records=str(tmp_path / "own"))), here)
+
+
+@pytest.mark.parametrize("content", CONTENTS)
+def test_what_holds_no_record_is_not_removed_as_one(tmp_path, content):
+    """Files that came beside the records later, with names of records: those that we wrote go, and these stay."""
+    run, records = tmp_path / "run", tmp_path / "project"
+    settings = TINY.changed(records=str(records), keep="none")
+    make(run, settings)
+    shutil.rmtree(run)
+    for name in NAMES_OF_RECORDS:
+        (records / name).parent.mkdir(exist_ok=True)
+        (records / name).write_text(content)
+    forget(open_view(str(run), settings, must_exist=False), force=True)
+    assert sorted(contents(records)) == sorted(NAMES_OF_RECORDS)
+
+
+def test_every_record_is_known_by_what_it_holds(tmp_path, monkeypatch):
+    """Those whose names a user's file may have, too, go with the others. The training has ended by then."""
+    run, records = tmp_path / "run", tmp_path / "project"
+    settings = TINY.changed(records=str(records))
+    make(run, settings)
+    there = open_run(str(run), settings)
+    write_daemon_record(there, DaemonRecord(address="/nowhere", host="h", boot_id="b", pid=1, started_at="now"))
+    write_room_problem(there, RoomProblem(problem="too little"))
+    begin_lineage(there)
+    claim_path(there, path="model-300", series="model-#", step=300, generation=1)
+    begin_training(there, "model-#", loops=True)
+    monkeypatch.setattr("ckptguard.retention.forget.surely_gone", lambda *_: True)
+    tops = {key.partition("/")[0] for key in contents(records)}
+    assert tops >= {"daemon.json", "lineage.json", "room.json", "saving", "trainings"}
+    shutil.rmtree(run)
+    forget(open_view(str(run), settings, must_exist=False), force=True)
+    assert not records.exists()
 
 
 def test_a_folder_that_holds_no_records_is_never_emptied(tmp_path):

@@ -30,7 +30,7 @@ def save(path, seed):
 
 def how_kept(run):
     """The kinds of the kept copies, by id."""
-    return {str(id): read_kept(run, id).how for id in list_kept(run)}
+    return {str(id): copy.how for id in list_kept(run) if (copy := read_kept(run, id)) is not None}
 
 
 def known_bytes(run):
@@ -103,6 +103,32 @@ def test_a_disk_that_fills_up_meanwhile_leaves_the_link(root, run, monkeypatch):
         reconcile(look(run), PassNotes())
     assert how_kept(run)["2.1"] in ("link", "reflink")
     assert known_bytes(run) == (root / "epoch_2.pt").read_bytes()
+
+
+@pytest.mark.parametrize("what", ["{}", "{}.json", "{}/epoch_3.pt", ""])
+def test_of_a_copy_that_goes_while_it_is_copied_nothing_is_said(root, run, monkeypatch, what):
+    """Somebody removes it, a part of it, or all records. The older one gets bytes of its own, if it is there. If the
+    run stays, the next pass makes another copy."""
+    for step in (2, 3):
+        save(root / f"epoch_{step}.pt", step)
+        reconcile(look(run, QUICK.changed(keep="link", keep_good=2)), PassNotes())
+    if "reflink" in how_kept(run).values():
+        pytest.skip("this file system has reflinks")
+    goes = at(root, f"_ckptguard/{what}".format(read_kept(run, max(list_kept(run), key=lambda id: id.order)).folder))
+    write = local_storage.LocalUpload.write
+
+    def removes(self, data):
+        shutil.rmtree(goes) if goes.is_dir() else goes.unlink(missing_ok=True)
+        write(self, data)
+
+    with monkeypatch.context() as meanwhile:
+        meanwhile.setattr(local_storage.LocalUpload, "write", removes)
+        assert give_own_bytes(look(run), PLAIN, saved_over=False) == []
+    if what:
+        assert how_kept(run)["2.1"] == "copy"
+        assert reconcile(look(run, QUICK.changed(keep_good=2)), PassNotes()).could_not_tell == ()
+        assert how_kept(run) == {"2.1": "copy", "3.1": "copy"}
+        assert known_bytes(run) == (root / "epoch_3.pt").read_bytes()
 
 
 def test_large_ones_are_behind_by_an_hour_at_most_until_one_is_saved_over(root, run):

@@ -18,7 +18,8 @@ from ckptguard.storage.local import local_storage
 from ckptguard.upkeep.reconcile import PassNotes, reconcile
 from ckptguard.values.settings import Settings
 
-SEQUENCES = 2000 if os.environ.get("CKPTGUARD_CAMPAIGN") == "full" else 96
+FULL = os.environ.get("CKPTGUARD_CAMPAIGN") == "full"
+SEQUENCES = 2000 if FULL else 96
 FOUND = (619, 941, 1314)
 SAVE = 16 * BLOCK
 
@@ -157,6 +158,7 @@ class Sequence:
 
 
 @pytest.mark.campaign
+@pytest.mark.timeout(3600 if FULL else 300)
 @pytest.mark.parametrize("part", range(8))
 def test_no_save_fails_because_of_copies(disk, part):
     """Generated disks, saves, rotations and orders: with a pass between two rounds of saves a save has the room that it

@@ -16,7 +16,7 @@ from ckptguard.checks.pickle_safety import check_pickle_safety
 from ckptguard.checks.resumable import check_resumable, roles_present, stated_world_size
 from ckptguard.checks.same_save import check_one_save
 from ckptguard.checks.schema import check_schema
-from ckptguard.checks.stale import check_stale, is_stale, skipped_steps
+from ckptguard.checks.stale import check_stale, moments_present, skipped_steps, unchanged
 from ckptguard.checks.structure import check_structure
 from ckptguard.checks.understood import check_understood
 from ckptguard.values.verdict import MOST_CONSTANT, Facts, Finding
@@ -54,7 +54,7 @@ def facts_of(evidence: Evidence) -> Facts:
         largest_tensor=name,
         constant=tuple(itertools.islice(constant, MOST_CONSTANT)),
         resumable=roles_present(evidence),
-        stale=is_stale(evidence),
+        stale=moments_present(evidence) and unchanged(evidence),
         skipped_steps=skipped_steps(evidence),
         world_size=stated_world_size(evidence),
     )

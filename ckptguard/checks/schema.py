@@ -67,8 +67,14 @@ def check_schema(evidence: Evidence) -> Iterator[Finding]:
     a suspicion there, unless the user asked for a match.
     """
     reference, question = evidence.reference, Severity.ERROR if evidence.must_match else Severity.SICKNESS
-    if not evidence.scan.files or _undescribed(evidence):
-        return
+    described = {
+        f.entry.key.rpartition("/")[0]
+        for f in evidence.scan.files
+        if f.structure.format == _DCP_METADATA and not f.structure.problems
+    }
+    pieces = (key for key in evidence.checkpoint.files if key.endswith(".distcp"))
+    if not evidence.scan.files or any(key.rpartition("/")[0] not in described for key in pieces):
+        return  # without a `.metadata` for them, which is a finding of its own
     scanned = [(f.entry.key, f.structure.format, evidence.tensors_of(f)) for f in evidence.scan.files]
     found = _places(evidence.checkpoint.path, scanned)
     for manifest, where, severity in (
@@ -197,16 +203,6 @@ def _places(
             cut = by_rank or _FLAT.fullmatch(t.name) is not None
             found[t.role].append(_Place(path, kind, t.name, t.dtype, t.shape, cut))
     return found
-
-
-def _undescribed(evidence: Evidence) -> bool:
-    """True if there are pieces of tensors without a ``.metadata`` for them, which is a finding of its own."""
-    described = {
-        f.entry.key.rpartition("/")[0]
-        for f in evidence.scan.files
-        if f.structure.format == _DCP_METADATA and not f.structure.problems
-    }
-    return any(k.endswith(".distcp") and k.rpartition("/")[0] not in described for k in evidence.checkpoint.files)
 
 
 def _differences(difference: SchemaDifference, where: str) -> Iterator[Finding]:

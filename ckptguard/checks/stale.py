@@ -32,7 +32,7 @@ def check_stale(evidence: Evidence) -> Iterator[Finding]:
             message = f"the loss scale is {value:g}: no update can be made any longer"
             yield Finding("stale", Severity.ERROR, message, file, name)
     before = evidence.previous
-    if before is None or not _unchanged(evidence):
+    if before is None or not unchanged(evidence):
         return
     moments = moments_present(evidence)
     what = "no weight and no optimizer moment" if moments else "no weight"
@@ -41,11 +41,6 @@ def check_stale(evidence: Evidence) -> Iterator[Finding]:
     if moments and evidence.previous_facts is not None and evidence.previous_facts.stale:
         reasons.append("this is the second time in a row")
     yield Finding("stale", Severity.SICKNESS if reasons else Severity.NOTICE, "; ".join((message, *reasons)))
-
-
-def is_stale(evidence: Evidence) -> bool:
-    """True if weights and moments are those of the step before. Never true without moments."""
-    return moments_present(evidence) and _unchanged(evidence)
 
 
 def moments_present(evidence: Evidence) -> bool:
@@ -64,7 +59,7 @@ def skipped_steps(evidence: Evidence) -> int | None:
     return max((n for n in found if type(n) is int and n >= 0), default=None)
 
 
-def _unchanged(evidence: Evidence) -> bool:
+def unchanged(evidence: Evidence) -> bool:
     """True if every tensor that updates change has the same bytes in the previous checkpoint, and none is new.
 
     Only names count, not files: file names state steps, and shards may be split differently.

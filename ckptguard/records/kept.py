@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from ckptguard.errors import RecordsError
 from ckptguard.records.move_marks import PlaceMark, list_marks, mark_folder
-from ckptguard.records.run import Run, as_line, create_record, list_records, read_record, write_once
+from ckptguard.records.run import Run, create_record, list_records, read_record, replace_record, write_once
 from ckptguard.storage.protocol import Entry
 from ckptguard.values.ids import CheckpointId, id_from_record, is_safe_path, series_folder
 from ckptguard.values.record_text import decode_record
@@ -65,9 +65,7 @@ def commit_kept(run: Run, copy: KeptCopy) -> None:
 
 def replace_kept(run: Run, copy: KeptCopy) -> None:
     """Replace the mark of a copy, in one step."""
-    with run.records.upload(f"{copy.folder}.json", replace=True) as upload:
-        upload.write(as_line(copy))
-        upload.commit()
+    replace_record(run, f"{copy.folder}.json", copy)
 
 
 def read_kept(run: Run, id: CheckpointId) -> KeptCopy | None:

@@ -27,13 +27,13 @@ from ckptguard.errors import (
 )
 from ckptguard.records.run import (
     Run,
-    as_line,
     begin_records,
     create_record,
     list_records,
     read_parsed,
     read_record,
     read_sound,
+    replace_record,
 )
 from ckptguard.records.who_and_when import (
     Owner,
@@ -110,9 +110,7 @@ def holds(run: Run, lease: Lease) -> bool:
 
 def renew(run: Run, lease: Lease) -> None:
     """Renew a lease. Raises StorageError."""
-    with run.records.upload(lease.key, replace=True) as upload:
-        upload.write(as_line(lease))
-        upload.commit()
+    replace_record(run, lease.key, lease)
 
 
 def release(run: Run, lease: Lease) -> None:

@@ -55,11 +55,6 @@ def mark_folder(top: str, id: CheckpointId) -> str:
 
 def list_marks(run: Run, top: str, suffix: str = ".json") -> list[CheckpointId]:
     """Return every generation with a mark under `top`, sorted by name."""
-    return [id for folder in list_records(run, top) for id in list_series_marks(run, top, folder, suffix)]
-
-
-def list_series_marks(run: Run, top: str, folder: str, suffix: str = ".json") -> list[CheckpointId]:
-    """Return the same for the folder of one series."""
-    names = (name for name in list_records(run, f"{top}/{folder}") if name.endswith(suffix))
-    ids = (id_from_record(folder, name.removesuffix(suffix)) for name in names)
+    named = ((folder, name) for folder in list_records(run, top) for name in list_records(run, f"{top}/{folder}"))
+    ids = (id_from_record(folder, name.removesuffix(suffix)) for folder, name in named if name.endswith(suffix))
     return [id for id in ids if id is not None]

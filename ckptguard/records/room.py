@@ -7,7 +7,7 @@ import contextlib
 import msgspec
 
 from ckptguard.errors import RecordsError
-from ckptguard.records.run import Run, as_line, begin_records, read_parsed
+from ckptguard.records.run import Run, begin_records, read_parsed, replace_record
 from ckptguard.records.who_and_when import utc_now
 from ckptguard.values.record_formats import PLAIN
 
@@ -36,11 +36,8 @@ def read_room_problem(run: Run) -> RoomProblem | None:
 
 def write_room_problem(run: Run, problem: RoomProblem) -> None:
     """Note what the run lacks, in place of what was noted before."""
-    value = msgspec.structs.replace(problem, released=problem.released[-_MOST:], at=utc_now())
     begin_records(run)
-    with run.records.upload(_KEY, replace=True) as upload:
-        upload.write(as_line(value))
-        upload.commit()
+    replace_record(run, _KEY, msgspec.structs.replace(problem, released=problem.released[-_MOST:], at=utc_now()))
 
 
 def clear_room_problem(run: Run) -> None:

@@ -260,6 +260,13 @@ def write_once(run: Run, key: str, value: object = b"\n") -> bool:
     return True
 
 
+def replace_record(run: Run, key: str, value: object) -> None:
+    """Write a record as JSON in place of the one before, in one step."""
+    with run.records.upload(key, replace=True) as upload:
+        upload.write(as_line(value))
+        upload.commit()
+
+
 def as_line(value: object) -> bytes:
     """Return a value as JSON on one line."""
     return msgspec.json.encode(value) + b"\n"
@@ -312,9 +319,7 @@ def raise_format(run: Run, to: int) -> None:
 
     Only a person asks for it: it ends the work of older versions on this run.
     """
-    with run.records.upload(FORMAT_KEY, replace=True) as upload:
-        upload.write(as_line({"format": to}))
-        upload.commit()
+    replace_record(run, FORMAT_KEY, {"format": to})
 
 
 def begin_records(run: Run) -> None:

@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import re
-import uuid
 from collections.abc import Iterable
 
 import msgspec
 
 from ckptguard.errors import ObjectMissingError, RecordsError
 from ckptguard.records.run import Run, create_record
-from ckptguard.records.who_and_when import utc_moment
 from ckptguard.values.curve import Curve, is_sound
 from ckptguard.values.record_formats import SAMPLES
 from ckptguard.values.record_text import decode_record
@@ -32,12 +30,6 @@ class Samples(msgspec.Struct, frozen=True, kw_only=True):
     format: int = SAMPLES.writes
     curve: Curve
     took: tuple[str, ...] = ()
-
-
-def new_token() -> str:
-    """Return what names the records of a new guard. Names sort by time."""
-    now, _ = utc_moment()
-    return f"{now.replace('-', '').replace(':', '').removesuffix('Z')}-{uuid.uuid4().hex[:8]}"
 
 
 def samples_name(token: str, number: int) -> str:

@@ -97,20 +97,13 @@ def _state(pid: int) -> tuple[str, str]:
 
 def utc_now() -> str:
     """Return the current time, ISO 8601, UTC, to the second."""
-    return utc_moment()[0]
-
-
-def utc_moment() -> tuple[str, int]:
-    """Return `utc_now`, and the microseconds since then."""
-    now = datetime.datetime.now(datetime.UTC)
-    return now.strftime(_FORM), now.microsecond
+    return datetime.datetime.now(datetime.UTC).strftime(_FORM)
 
 
 def dated_name() -> tuple[str, str]:
     """Return a new name, and `utc_now`. Names are sorted by time, also within a second."""
-    now, micros = utc_moment()
-    second = now.replace("-", "").replace(":", "").removesuffix("Z")
-    return f"{second}-{micros:05x}{uuid.uuid4().hex[:3]}", now
+    now = datetime.datetime.now(datetime.UTC)
+    return f"{now:%Y%m%dT%H%M%S}-{now.microsecond:05x}{uuid.uuid4().hex[:3]}", now.strftime(_FORM)
 
 
 def saved_at(manifest: Manifest) -> float | None:

@@ -7,7 +7,7 @@ from bisect import bisect_left, insort
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import chain, islice
 from operator import attrgetter
 
 import msgspec
@@ -390,7 +390,11 @@ class History:
         accepted = accepted_references(self.run, id.series)
         if id in accepted:
             return None
-        for other in self._nearest(id):
+        known = self.ordered(id.series)
+        place = bisect_left(known, id.order, key=_ORDER)
+        # The nearest first. Earlier ones are of the same kind: a fixed name or not.
+        earlier = (known[n] for n in range(place - 1, -1, -1) if (known[n].step is None) == (id.step is None))
+        for other in chain(earlier, (other for other in islice(known, place, None) if other != id)):
             standing = self.standing(other)
             if other in accepted and other.order > id.order:
                 return None
@@ -403,14 +407,6 @@ class History:
             if manifest is not None and (good or other in accepted):
                 return manifest, verdict
         return None
-
-    def _nearest(self, id: CheckpointId) -> Iterator[CheckpointId]:
-        """Yield earlier generations, nearest first, then later ones. Earlier ones are of the same kind: a fixed name or
-        not."""
-        known = self.ordered(id.series)
-        place = bisect_left(known, id.order, key=_ORDER)
-        yield from (known[n] for n in range(place - 1, -1, -1) if (known[n].step is None) == (id.step is None))
-        yield from (other for other in islice(known, place, None) if other != id)
 
     def previous(self, series: str, step: Step) -> tuple[Manifest, Facts | None] | None:
         """Return the nearest lower step that training continued from, and the facts of its verdict. None for a fixed

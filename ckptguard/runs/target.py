@@ -17,8 +17,10 @@ from ckptguard.records.run import has_records
 from ckptguard.runs.hub_paths import HubPlace, find_hub_place, hub_checkpoints, linked_repositories
 from ckptguard.runs.run_view import RunView, open_view
 from ckptguard.storage import Entry, Storage, normalise_url, open_storage
+from ckptguard.storage.protocol import find_entry
 from ckptguard.values.ids import RECORDS_FOLDER, escape, series_of
 from ckptguard.values.patterns import Pattern
+from ckptguard.values.record_formats import FORMAT_KEY
 from ckptguard.values.settings import Settings
 
 
@@ -27,8 +29,8 @@ class Target(msgspec.Struct, frozen=True):
 
     A single file or checkpoint has a `storage` at its parent folder, and a `checkpoint` with keys relative to it. A
     run, or a checkpoint inside a run with records, has a `view`. A hub cache, or a repository of it, has kind "run"
-    without `view`. Its snapshots are `snapshots`, and `base` is the repository's key. `unread` names links that look
-    like repositories.
+    without `view`. Its snapshots are `snapshots`. `unread` names links that look like repositories. Reported paths are
+    relative to the key `prefix`.
     """
 
     url: str
@@ -37,13 +39,8 @@ class Target(msgspec.Struct, frozen=True):
     checkpoint: Checkpoint | None = None
     view: RunView | None = None
     snapshots: tuple[Checkpoint, ...] = ()
-    base: str = ""
+    prefix: str = ""
     unread: tuple[str, ...] = ()
-
-    @property
-    def prefix(self) -> str:
-        """The key that reported paths are relative to; "" for the storage's root."""
-        return self.checkpoint.path if self.checkpoint is not None else self.base
 
 
 def resolve_target(target: str, settings: Settings) -> Target:
@@ -69,7 +66,7 @@ def resolve_target(target: str, settings: Settings) -> Target:
     if entry.kind == "file":
         layout, series, step = single_file.LAYOUT.name, series_of(name), step_from_name(name)
         lone = Checkpoint(path=name, layout=layout, series=series, step=step, entries=(entry,))
-        return _inside_run(url, settings) or Target(url=url, kind="file", storage=storage, checkpoint=lone)
+        return _inside_run(url, settings) or one_checkpoint(url, storage, lone)
     run_storage = open_storage(url, options=settings.storage)
     with_records = _has_records_in(run_storage)
     inside = None if with_records else _inside_run(url, settings)
@@ -88,10 +85,16 @@ def resolve_target(target: str, settings: Settings) -> Target:
         return Target(url=url, kind="run", storage=run_storage, view=view)
     checkpoint = folder_as_checkpoint(name, named)
     if checkpoint is not None:
-        return Target(url=url, kind="checkpoint", storage=storage, checkpoint=checkpoint)
+        return one_checkpoint(url, storage, checkpoint)
     view = open_view(url, settings)
     view.take_listed(below)
     return _whole_run(view, url, target)
+
+
+def one_checkpoint(url: str, storage: Storage, checkpoint: Checkpoint, view: RunView | None = None) -> Target:
+    """Return the target that is one checkpoint of a storage, or of the run with this view."""
+    kind = "file" if checkpoint.layout == single_file.LAYOUT.name else "checkpoint"
+    return Target(url=url, kind=kind, storage=storage, checkpoint=checkpoint, view=view, prefix=checkpoint.path)
 
 
 def open_named_run(url: str, settings: Settings, *, must_exist: bool = True) -> RunView:
@@ -159,15 +162,15 @@ def _in_hub(url: str, place: HubPlace) -> Target:
     except ObjectMissingError as error:
         raise NotFoundError(f"there is nothing at {escape(url)}") from error
     if len(found) == 1 and place.path.count("/") > 1:
-        return Target(url=url, kind=_kind(found[0]), storage=place.storage, checkpoint=found[0])
+        return one_checkpoint(url, place.storage, found[0])
     base = place.path.partition("/")[0]
     unread = tuple(linked_repositories(place))
-    return Target(url=url, kind="run", storage=place.storage, snapshots=tuple(found), base=base, unread=unread)
+    return Target(url=url, kind="run", storage=place.storage, snapshots=tuple(found), prefix=base, unread=unread)
 
 
 def _has_records_in(storage: Storage) -> bool:
     try:
-        return any(entry.name == "format.json" for entry in storage.list(RECORDS_FOLDER))
+        return find_entry(storage, f"{RECORDS_FOLDER}/{FORMAT_KEY}") is not None
     except StorageError:
         return False
 
@@ -186,9 +189,7 @@ def _inside_run(url: str, settings: Settings) -> Target | None:
         root = "/".join(parts[:-up])
         if not root or root.endswith(":/") or RECORDS_FOLDER in parts[:-up]:
             return None
-        try:
-            open_storage(root, options=settings.storage).stat(f"{RECORDS_FOLDER}/format.json")
-        except (NotFoundError, StorageError):
+        if not _has_records_in(open_storage(root, must_exist=False, options=settings.storage)):
             continue
         view = open_view(root, settings)
         run = view.run
@@ -196,8 +197,7 @@ def _inside_run(url: str, settings: Settings) -> Target | None:
         # A file of a checkpoint means the whole checkpoint: a single shard is neither good nor bad.
         found = view.holding(path)
         if found is not None:
-            url = run.usable(found.path)
-            return Target(url=url, kind=_kind(found), storage=run.storage, checkpoint=found, view=view)
+            return one_checkpoint(run.usable(found.path), run.storage, found, view)
     return None
 
 
@@ -205,7 +205,3 @@ def _is_numbered(name: str, below: Sequence[Entry]) -> bool:
     """Whether a folder with these files is one checkpoint with a step."""
     found = folder_as_checkpoint(name, [msgspec.structs.replace(e, key=f"{name}/{e.key}") for e in below])
     return found is not None and found.step is not None
-
-
-def _kind(checkpoint: Checkpoint) -> str:
-    return "file" if checkpoint.layout == single_file.LAYOUT.name else "checkpoint"

@@ -260,12 +260,11 @@ class Structures:
     _storage: Storage
     _known: dict[str, tuple[Entry, Structure] | None] = field(default_factory=dict)
     _locks: dict[str, threading.Lock] = field(default_factory=dict)
-    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def read(self, reader: Reader, key: str) -> Structure:
         """Return the structure of an open file."""
         # Two locks at most: a file that others refer to refers to none itself.
-        with self._lock_of(key):
+        with self._locks.setdefault(key, threading.Lock()):
             known = self._known.get(key)
             if known is not None and known[0] == reader.entry and known[1].chunks:
                 return known[1]
@@ -277,7 +276,7 @@ class Structures:
     def _beside(self, key: str, name: str) -> Structure | None:
         """Return the structure of a file in the same folder, without the files that it refers to."""
         other = key.rpartition("/")[0] + "/" + name if "/" in key else name
-        with self._lock_of(other):
+        with self._locks.setdefault(other, threading.Lock()):
             if other not in self._known:
                 self._known[other] = None
                 try:
@@ -288,10 +287,6 @@ class Structures:
                     pass
             known = self._known[other]
             return None if known is None else known[1]
-
-    def _lock_of(self, key: str) -> threading.Lock:
-        with self._lock:
-            return self._locks.setdefault(key, threading.Lock())
 
 
 def _rate_of(per_second: float) -> Rate:

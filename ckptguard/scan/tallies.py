@@ -98,6 +98,7 @@ class FewTally(Tally):
 def merge(tallies: Sequence[Tally]) -> Numbers:
     """Return the numbers of a tensor from its segments, in order."""
     finite, zeros, total, huge = (sum(column) for column in zip(*[tally.finish() for tally in tallies], strict=True))
+    mean = (total if not huge else huge + total * SCALE * SCALE) / finite if finite else None
     one = tallies[0] if len(tallies) == 1 else _as_one(tallies)
     largest = one.layout.magnitude(one.largest)
     return Numbers(
@@ -107,7 +108,7 @@ def merge(tallies: Sequence[Tally]) -> Numbers:
         neginf=one.neginf,
         first_bad=one.first_bad,
         largest=largest,
-        rms=_rms_of(finite, total, huge),
+        rms=None if mean is None else math.sqrt(mean) / (SCALE if huge else 1.0),
         zeros=zeros / finite if finite else None,
         constant=one.count > 0 and one.constant,
         zero=one.count > 0 and one.first_bad is None and largest == 0,
@@ -131,12 +132,3 @@ def _as_one(tallies: Sequence[Tally]) -> Tally:
     whole.single_finite = len(finite) == 1 and all(t.single_finite for t in tallies)
     whole.constant = all(t.constant for t in tallies) and len({t.first_bits for t in tallies}) == 1
     return whole
-
-
-def _rms_of(finite: float, total: float, huge: float) -> float | None:
-    """Return the root mean square over all `finite` elements; None if there is none."""
-    if finite == 0:
-        return None
-    if huge:
-        return math.sqrt((huge + total * SCALE * SCALE) / finite) / SCALE
-    return math.sqrt(total / finite)

@@ -21,13 +21,13 @@ from ckptguard.records.samples import (
     FOLDER,
     Samples,
     is_of,
-    new_token,
     read_samples,
     remove_samples,
     samples_name,
     superseded,
     write_samples,
 )
+from ckptguard.records.who_and_when import dated_name
 from ckptguard.values.curve import Row
 
 _PAUSE = 30.0  # seconds between two writes
@@ -47,7 +47,7 @@ class CurveRecorder:
     """
 
     def __init__(self, run: Run | None) -> None:
-        self._token, self._process = new_token(), os.getpid()
+        self._token, self._process = dated_name()[0], os.getpid()
         self._run = run
         self._fresh: list[_Change] = []
         self._curve, self._lock = Thinned(), threading.Lock()

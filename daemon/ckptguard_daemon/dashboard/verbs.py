@@ -29,7 +29,7 @@ from ckptguard.reporting.open_and_close import close_incidents_about
 from ckptguard.retention.pin import lasts_until, pin, pinned_id, pins_on, release
 from ckptguard.retention.prune import Pruned, prune
 from ckptguard.runs.run_view import RunView, select_checkpoint
-from ckptguard.runs.target import Target
+from ckptguard.runs.target import Target, one_checkpoint
 from ckptguard.terminal.columns import lay_out
 from ckptguard.values.ids import CheckpointId, escape, id_from_record
 from ckptguard.values.retention_policy import parse_span
@@ -79,8 +79,7 @@ def _target(asked: Asked) -> Target:
     if asked.arguments.checkpoint is None:
         return Target(url=view.run.url, kind="run", storage=view.run.storage, view=view)
     checkpoint = _checkpoint(asked)
-    url = view.run.usable(checkpoint.path)
-    return Target(url=url, kind="checkpoint", storage=view.run.storage, checkpoint=checkpoint, view=view)
+    return one_checkpoint(view.run.usable(checkpoint.path), view.run.storage, checkpoint, view)
 
 
 # pin, unpin

@@ -17,7 +17,8 @@ from support.views import look
 
 from ckptguard.decisions.thinning import thinned
 from ckptguard.records.run import list_records, open_run, read_record
-from ckptguard.records.samples import FOLDER, Samples, new_token, read_samples, samples_name, superseded, write_samples
+from ckptguard.records.samples import FOLDER, Samples, read_samples, samples_name, superseded, write_samples
+from ckptguard.records.who_and_when import dated_name
 from ckptguard.storage.local import removal
 from ckptguard.training.signals.curve_recorder import CurveRecorder
 from ckptguard.upkeep.leftovers import collect_leftovers
@@ -219,7 +220,7 @@ GOOD = {"step": [1], "loss": [1.0], "grad_norm": [None], "scale": [None], "lr": 
 def test_an_impossible_record_does_not_count(tmp_path, text):
     """Whatever lies in a record, it is passed over, also by the next guard, which leaves it where it is."""
     run = open_run(str(tmp_path))
-    place = at(tmp_path, f"{RECORDS_FOLDER}/{FOLDER}/{samples_name(new_token(), 1)}")
+    place = at(tmp_path, f"{RECORDS_FOLDER}/{FOLDER}/{samples_name(dated_name()[0], 1)}")
     place.parent.mkdir(parents=True)
     place.write_bytes(text)
     assert on_record(run) == Curve()
@@ -243,7 +244,7 @@ def test_a_record_of_today_is_read_tomorrow(tmp_path):
 def test_old_records_of_a_guard_are_leftovers(tmp_path):
     """Of one guard only the newest record stays when leftovers are removed."""
     run = open_run(str(tmp_path))
-    token = new_token()
+    token = dated_name()[0]
     for number in (1, 2, 3):
         write_samples(run, samples_name(token, number), Samples(curve=curve_of([row(number)])))
     assert len(superseded(list_records(run, FOLDER))) == 2

@@ -43,15 +43,12 @@ def pointer_notes(view: RunView, outcomes: Mapping[str, Outcome]) -> list[str]:
     """
     run = view.run
     try:
-        entries, checkpoints = view.entries, view.checkpoints
+        entries = view.entries
     except CouldNotTellError:
         return []
-    owned = {key for c in checkpoints for key in (*c.files, *(e.key for e in c.irregular))}
     present = {"/".join(e.key.split("/")[:n]) for e in entries for n in range(1, e.key.count("/") + 2)}
     notes = []
-    for entry in entries:
-        if entry.key in owned:
-            continue
+    for entry in _outside_checkpoints(view):
         if entry.kind == "link" and tensor_suffix(entry.key) and _dangles(run, entry):
             notes.append(f"{escape(entry.key)} is a link to nothing")
         if entry.kind != "file" or not is_pointer(entry.key, b""):

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Raw = NDArray[np.uint8]
+    Bits = NDArray[np.unsignedinteger]
     Values = NDArray[np.float64]
 
 _NUMPY_FLOATS = {"float64": "f8", "float32": "f4", "float16": "f2"}
@@ -22,6 +23,7 @@ _INTEGERS["bool"] = "u1"
 
 class Decoder:
     """Reads elements of one dtype. `size` is that of an element, `components` its number of floats (1 for integers).
+    `bits` is the type of an unsigned integer of one component.
 
     `is_float` and `is_integer` are both false for types whose bytes alone have no value (quantised ones).
     """
@@ -33,7 +35,7 @@ class Decoder:
         self.size, self.components = known.size, known.components
         self.is_float = known.float is not None
         self.is_integer = dtype in _INTEGERS
-        self._word = np.dtype(f"{order}u2") if dtype == "bfloat16" else np.dtype(np.uint8)
+        self.bits = np.dtype(f"{order}u{known.size // known.components}")
         self._plain: np.dtype[Any] | None = None
         self._table: Values | None = None
         if dtype in _NUMPY_FLOATS:
@@ -50,13 +52,16 @@ class Decoder:
 
     def values(self, raw: Raw) -> Values:
         """Return the elements of a float or integer type as float64; a complex one's components follow each other."""
+        return self.values_of(np.frombuffer(raw, self.bits))
+
+    def values_of(self, bits: Bits) -> Values:
+        """Return the same for elements that were read as the unsigned integers `bits`."""
         with np.errstate(all="ignore"):  # a signalling NaN is only another NaN
             if self._plain is not None:
-                return np.frombuffer(raw, self._plain).astype(np.float64)
+                return bits.view(self._plain).astype(np.float64)
             if self._table is not None:
-                return self._table[raw]
-            high = np.frombuffer(raw, self._word).astype(np.uint32) << np.uint32(16)  # bfloat16
-            return high.view(np.float32).astype(np.float64)
+                return self._table[bits]
+            return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32).astype(np.float64)  # bfloat16
 
 
 def _table(layout: FloatLayout) -> Values:

@@ -13,15 +13,16 @@ from typing import TYPE_CHECKING
 from ckptguard.formats.dtypes import DTYPES, FloatLayout
 from ckptguard.formats.structure import Structure, TensorPlace
 from ckptguard.scan.arrays import np
+from ckptguard.scan.decode import Decoder
 from ckptguard.scan.result import Numbers
-from ckptguard.scan.rms_sample import Decode, SquareSum
+from ckptguard.scan.rms_sample import SquareSum
 from ckptguard.scan.tallies import Sample, Tally, merge
 from ckptguard.storage.protocol import Reader
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    Bits = NDArray[np.unsignedinteger]
+    from ckptguard.scan.decode import Bits
 
 _CHUNK = 1 << 20
 _ROOM = 64 << 20  # bytes that may be read again beyond twice the file
@@ -35,7 +36,7 @@ class ArrayTally(Tally):
     def __init__(self, reading: Reading) -> None:
         super().__init__(reading.layout)
         self.reading = reading
-        self.squares = SquareSum(reading.decode)
+        self.squares = SquareSum(reading.decoder)
 
     def add(self, block: memoryview) -> None:
         reading = self.reading
@@ -95,16 +96,15 @@ class ArrayTally(Tally):
 class Reading:
     """How to read the floats of a segment: as integers of their size and byte order."""
 
-    __slots__ = ("decode", "layout", "signed", "unsigned")
+    __slots__ = ("decoder", "layout", "signed", "unsigned")
 
     def __init__(self, dtype: str, byte_order: str) -> None:
         layout = DTYPES[dtype].float
         assert layout is not None
         self.layout: FloatLayout = layout
-        order = ">" if byte_order == "big" else "<"
-        self.unsigned = np.dtype(f"{order}u{layout.size}")
-        self.signed = np.dtype(f"{order}i{layout.size}") if layout.sign else self.unsigned
-        self.decode = Decode(layout, byte_order)
+        self.decoder = Decoder(dtype, byte_order)
+        self.unsigned = self.decoder.bits
+        self.signed = np.dtype(self.unsigned.str.replace("u", "i")) if layout.sign else self.unsigned
 
 
 def _all_equal(bits: Bits, value: int) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -28,11 +27,10 @@ from ckptguard.values.ids import escape
 if TYPE_CHECKING:
     from concurrent.futures import Executor, Future
 
-    from ckptguard.scan.paced_reader import Rate
+    from ckptguard.scan.paced_reader import Pace
 
 LEAST_PART = 8 << 20  # less is not worth another thread
 _PARTS_EACH = 4  # parts for each thread: spans differ in size
-_TICK = 0.1  # seconds between checks for a stop while waiting to read
 
 
 class Stopped(Exception):
@@ -58,7 +56,7 @@ class FileScanner:
         self._read_ahead = 0  # how many files are read ahead
         self._parts_lock = threading.Lock()
         self._structures = Structures(storage)
-        self._rate = None if options.rate is None else _rate_of(options.rate)
+        self._pace = None if options.rate is None else self._pace_of(options.rate)
         self._stopped = False
 
     def __call__(self, key: str) -> ScannedFile:
@@ -160,7 +158,7 @@ class FileScanner:
         counts."""
         from ckptguard.storage.read_ahead import IN_FLIGHT
 
-        return 1 if self._rate is not None else max(min(2 * IN_FLIGHT // self._read_ahead, IN_FLIGHT), 1)
+        return 1 if self._pace is not None else max(min(2 * IN_FLIGHT // self._read_ahead, IN_FLIGHT), 1)
 
     def _in_parts(
         self, reader: Reader, plan: Plan, parts: list[Part], envelope: blake3, elements: Mapping[int, int]
@@ -217,18 +215,20 @@ class FileScanner:
             reader.done_with(offset, length)
         if self._progress is not None:
             self._progress(length)
-        if self._rate is not None:
-            self._pause(self._rate.take(length))
+        if self._pace is not None:
+            self._pace.passed(length)
 
-    def _pause(self, seconds: float) -> None:
-        """Wait, and check meanwhile if the scan is given up, here or by its progress callback."""
-        end = time.monotonic() + seconds
-        while (left := end - time.monotonic()) > 0:
-            time.sleep(min(left, _TICK))
+    def _pace_of(self, rate: float) -> Pace:
+        """Return the pace of all threads. Waiting ends if the scan is given up, here or by its progress callback."""
+        from ckptguard.scan.paced_reader import Pace  # few scans have a rate
+
+        def hold() -> None:
             if self._stopped:
                 raise Stopped
             if self._progress is not None:
                 self._progress(0)
+
+        return Pace(rate, hold)
 
     @contextmanager
     def _borrowed(self) -> Iterator[ThreadBuffers]:
@@ -287,12 +287,6 @@ class Structures:
                     pass
             known = self._known[other]
             return None if known is None else known[1]
-
-
-def _rate_of(per_second: float) -> Rate:
-    from ckptguard.scan.paced_reader import Rate
-
-    return Rate(per_second, time.monotonic)
 
 
 def raise_first(errors: list[BaseException | None]) -> None:

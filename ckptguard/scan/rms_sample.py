@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
-from ckptguard.formats.dtypes import FloatLayout
 from ckptguard.scan.arrays import np
 from ckptguard.scan.tallies import LARGE, SCALE
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Bits = NDArray[np.unsignedinteger]
-    Values = NDArray[np.float64]
+    from ckptguard.scan.decode import Bits, Decoder, Values
 
 # The sample: the first 64 KiB, then the first 4 KiB of every 31 * 4 KiB. Not a power of two, so that usual matrix
 # widths are not always sampled in the same columns.
@@ -28,11 +23,11 @@ class SquareSum:
     A stretch that arrives in pieces waits until it is whole, so rounding never depends on block borders.
     """
 
-    __slots__ = ("_begun", "_count", "_decode", "_large", "_position", "_size", "_total", "_zeros")
+    __slots__ = ("_begun", "_count", "_decoder", "_large", "_position", "_size", "_total", "_zeros")
 
-    def __init__(self, decode: Decode) -> None:
-        self._decode = decode
-        self._size = decode.size
+    def __init__(self, decoder: Decoder) -> None:
+        self._decoder = decoder
+        self._size = decoder.bits.itemsize
         self._position = self._count = self._zeros = 0
         self._total = self._large = 0.0
         self._begun: list[Bits] = []
@@ -70,7 +65,7 @@ class SquareSum:
 
     def _add_rows(self, rows: Bits) -> None:
         with np.errstate(all="ignore"):
-            values = self._decode(rows)
+            values = self._decoder.values_of(rows)
             self._zeros += rows.size - int(np.count_nonzero(rows))  # integers are counted many times as fast as floats
             for number, total in enumerate(np.einsum("ij,ij->i", values, values).tolist()):
                 if total < LARGE:
@@ -96,28 +91,3 @@ class SquareSum:
         if self._begun:
             self._finish_stretch()
         return self._count, self._zeros, self._total, self._large
-
-
-class Decode:
-    """Decodes floats that were read as unsigned integers. A value that is not finite may become NaN."""
-
-    __slots__ = ("_float", "_table", "size")
-
-    def __init__(self, layout: FloatLayout, byte_order: str) -> None:
-        self.size = layout.size
-        self._table: Values | None = None
-        self._float: np.dtype[np.floating] | None = None
-        if layout.size == 1:
-            without_sign = (b & ~layout.sign for b in range(256))  # only squares are needed
-            self._table = np.array([layout.magnitude(b) if b < layout.bad else math.nan for b in without_sign])
-            if layout.negative_zero_is_nan:
-                self._table[layout.sign] = math.nan
-        elif layout.exponent_bits != 8 or layout.size != 2:
-            self._float = np.dtype(f"{'>' if byte_order == 'big' else '<'}f{layout.size}")
-
-    def __call__(self, bits: Bits) -> Values:
-        if self._table is not None:
-            return self._table[bits]
-        if self._float is not None:
-            return bits.view(self._float).astype(np.float64)
-        return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32).astype(np.float64)

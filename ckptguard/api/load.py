@@ -19,7 +19,7 @@ from ckptguard.runs.results import Checked, Report
 from ckptguard.runs.run_view import RunView
 from ckptguard.runs.target import Target, resolve_target, several_checkpoints
 from ckptguard.runs.work import Work
-from ckptguard.scan.scanners import scanner_of
+from ckptguard.scan import scanner_of
 from ckptguard.storage import normalise_url
 from ckptguard.values.ids import escape
 from ckptguard.values.settings import Settings
@@ -34,16 +34,16 @@ def load_verified(target: str, step: int | None, map_location: Any, allow_suspec
     """See `ckptguard.load`."""
     device = device_of(map_location)
     resolved = resolve_target(target, settings)
-    with scanner_of(settings) as scanner:
-        if resolved.checkpoint is None and resolved.view is not None:
-            wanted = Wanted(step=step)
-            found = _KnownGood(HoldingScanner(scanner)).load(RunView(resolved.view.run, settings), wanted)
-        elif resolved.checkpoint is None:
-            raise several_checkpoints(resolved, target)
-        elif step is not None:
-            raise SettingsError("step= chooses a checkpoint of a run, and this is one checkpoint")
-        else:
-            found = _one(target, resolved, HoldingScanner(scanner, gathers=True), allow_suspect, settings)
+    scanner = scanner_of(settings)
+    if resolved.checkpoint is None and resolved.view is not None:
+        wanted = Wanted(step=step)
+        found = _KnownGood(HoldingScanner(scanner)).load(RunView(resolved.view.run, settings), wanted)
+    elif resolved.checkpoint is None:
+        raise several_checkpoints(resolved, target)
+    elif step is not None:
+        raise SettingsError("step= chooses a checkpoint of a run, and this is one checkpoint")
+    else:
+        found = _one(target, resolved, HoldingScanner(scanner, gathers=True), allow_suspect, settings)
     return state_of(found, device)
 
 

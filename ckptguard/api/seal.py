@@ -16,7 +16,7 @@ from ckptguard.records.run import begin_run
 from ckptguard.runs.run_view import RunView
 from ckptguard.runs.target import resolve_target
 from ckptguard.runs.work import Work
-from ckptguard.scan.scanners import scanner_of
+from ckptguard.scan import scanner_of
 from ckptguard.storage import normalise_url
 from ckptguard.values.ids import CheckpointId, escape
 from ckptguard.values.settings import Settings
@@ -47,12 +47,8 @@ def seal_saved(place: str, run: str | None, metrics: Mapping[str, Any] | None, s
             f"{escape(place)} is no checkpoint of the run {escape(view.run.url)}",
             hint="name a file such as step-500.pt, or a folder with model files, in the run's folder",
         )
-    with (
-        incidents_of(settings) as incidents,
-        scanner_of(settings) as scanner,
-        _metrics_of(view, checkpoint, numbers) as sealed,
-    ):
-        checked = verify_checkpoint(view, checkpoint, _WRITTEN_HERE, work=Work(scanner=scanner))
+    with incidents_of(settings) as incidents, _metrics_of(view, checkpoint, numbers) as sealed:
+        checked = verify_checkpoint(view, checkpoint, _WRITTEN_HERE, work=Work(scanner=scanner_of(settings)))
         sealed.append(checked.id)
         incidents.judged(view.run, checked)
     if checked.outcome is not Outcome.GOOD:

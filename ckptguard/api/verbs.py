@@ -6,8 +6,7 @@ What they import is loaded when they are called: importing ckptguard costs a tra
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ckptguard.errors import SettingsError
@@ -59,7 +58,7 @@ def verify(
         SettingsError: A setting, `sums` or `reference` cannot be used.
     """
     from ckptguard.api.report import as_report, incidents_of
-    from ckptguard.scan.scanners import scanner_of
+    from ckptguard.scan import scanner_of
     from ckptguard.verification.selection import Selection
     from ckptguard.verification.target import verify_target
 
@@ -72,8 +71,8 @@ def verify(
         reference=other,
     )
     chosen = settings_of(settings, target)
-    with incidents_of(chosen) as incidents, scanner_of(chosen) as scanner:
-        work = _work(scanner=scanner)
+    with incidents_of(chosen) as incidents:
+        work = _work(scanner=scanner_of(chosen))
         return as_report(verify_target(place_of(target), chosen, what, judged=incidents.judged, work=work), incidents)
 
 
@@ -107,12 +106,12 @@ def known_good(
     from ckptguard.verification.read_known_good import read_known_good
 
     view, wanted = opened(run, settings), Wanted(before_step=_count(before_step, "before_step"), series=series)
-    with reading(view) as work:
+    work = reading(view)
 
-        def choose(view: RunView, wanted: Wanted) -> Candidate | None:
-            return read_known_good(view, wanted, work, everything=read)
+    def choose(view: RunView, wanted: Wanted) -> Candidate | None:
+        return read_known_good(view, wanted, work, everything=read)
 
-        return openable(find_known_good_anywhere(view, wanted, choose))
+    return openable(find_known_good_anywhere(view, wanted, choose))
 
 
 def restore(
@@ -316,13 +315,11 @@ def opened(run: PathOrUrl, given: Given) -> RunView:
     return open_view(place_of(run), settings, must_exist=not settings.replicas)
 
 
-@contextmanager
-def reading(view: RunView) -> Iterator[Work]:
+def reading(view: RunView) -> Work:
     """How checkpoints of a run are read."""
-    from ckptguard.scan.scanners import scanner_of
+    from ckptguard.scan import scanner_of
 
-    with scanner_of(view.settings) as scanner:
-        yield _work(scanner=scanner)
+    return _work(scanner=scanner_of(view.settings))
 
 
 def _work(**how: Any) -> Work:

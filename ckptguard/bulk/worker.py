@@ -15,8 +15,8 @@ from ckptguard.bulk.messages import SOFTWARE, Answer, Table, Task
 from ckptguard.errors import CkptguardError, SettingsError, StoppedError
 from ckptguard.runs.settings_file import load_settings
 from ckptguard.runs.work import Work
+from ckptguard.scan import scanner_of
 from ckptguard.scan.process.worker import die_with
-from ckptguard.scan.scanners import scanner_of
 from ckptguard.values.record_text import decodable
 from ckptguard.values.settings import Settings, with_table
 from ckptguard.values.storage_options import StorageOptions
@@ -81,8 +81,8 @@ def _answer(table: Table) -> Answer:
     settings = with_table(Settings(), task.settings, "a task")
     options = StorageOptions(table["options"]) if "options" in table else _own_options(task)
     settings = settings.changed(storage=options, workers=settings.workers or _THREADS)
-    with scanner_of(settings, rate=task.rate) as scanner:
-        return VERBS[task.verb](task, settings, Work(scanner=scanner, progress=_check_stop, rate=task.rate))
+    work = Work(scanner=scanner_of(settings, rate=task.rate), progress=_check_stop, rate=task.rate)
+    return VERBS[task.verb](task, settings, work)
 
 
 def _check_stop(_: int) -> None:

@@ -52,11 +52,12 @@ def check_completeness(evidence: Evidence) -> Iterator[Finding]:
 
 def _nothing_held(evidence: Evidence) -> Iterator[Finding]:
     """A checkpoint of weights without any number is no checkpoint."""
-    files = [f for f in evidence.scan.files if tensor_suffix(f.entry.key) or f.structure.format == "torch_zip"]
-    meant = [f for f in files if _means_weights(evidence, f)]
-    held = any(f.structure.spans or any(leaf.of_array for leaf in f.structure.leaves) for f in evidence.scan.files)
-    if meant and not held:
-        yield _finding(Severity.ERROR, "it holds no tensors", meant[0].entry.key)
+    if any(f.structure.spans or any(leaf.of_array for leaf in f.structure.leaves) for f in evidence.scan.files):
+        return
+    files = (f for f in evidence.scan.files if tensor_suffix(f.entry.key) or f.structure.format == "torch_zip")
+    meant = next((f for f in files if _means_weights(evidence, f)), None)
+    if meant is not None:
+        yield _finding(Severity.ERROR, "it holds no tensors", meant.entry.key)
 
 
 def _means_weights(evidence: Evidence, file: ScannedFile) -> bool:

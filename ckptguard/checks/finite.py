@@ -30,7 +30,7 @@ def check_finite(evidence: Evidence) -> Iterator[Finding]:
     A mask is a notice, too: -Inf beside one single finite value, no NaN or +Inf, and a mask's name or form. So are
     tensors with the same bytes in the reference, and tensors that the user allows.
     """
-    same = _unchanged_spans(evidence)
+    same: set[tuple[str, str]] = set()
     learnt: frozenset[str] | None = None
     for tensor in evidence.tensors():
         numbers = tensor.numbers
@@ -38,7 +38,7 @@ def check_finite(evidence: Evidence) -> Iterator[Finding]:
             continue
         if numbers.nan or numbers.posinf or numbers.neginf:
             if learnt is None:
-                learnt = _named_by_optimizer(evidence)
+                learnt, same = _named_by_optimizer(evidence), _unchanged_spans(evidence)
             yield _non_finite(evidence, tensor, numbers, in_reference=(tensor.file, tensor.name) in same, learnt=learnt)
     yield from _degenerate(evidence)
     yield from _loose_numbers(evidence)

@@ -30,14 +30,15 @@ def check_one_save(evidence: Evidence) -> Iterator[Finding]:
     They count different steps, state different numbers of ranks, or count more steps than DeepSpeed's model states. A
     file with the same bytes as in an earlier save is a warning.
     """
+    yield from _of_an_earlier_save(evidence)
+    by_rank = [(f, evidence.checkpoint.inside(f.entry.key)) for f in evidence.scan.files if not f.structure.problems]
+    by_rank = [(file, inside) for file, inside in by_rank if _BY_RANK.fullmatch(inside)]
+    left = _left_of_former_saves(evidence) if by_rank else set()
     groups: dict[str, list[ScannedFile]] = {}
-    left = _left_of_former_saves(evidence)
-    for file in evidence.scan.files:
-        inside = evidence.checkpoint.inside(file.entry.key)
-        if _BY_RANK.fullmatch(inside) and file.entry.key not in left and not file.structure.problems:
+    for file, inside in by_rank:
+        if file.entry.key not in left:
             kind = re.sub(r"_rank_\d[\d_]*", "_rank_#", inside)  # the folder of a tag keeps its digits
             groups.setdefault(kind, []).append(file)
-    yield from _of_an_earlier_save(evidence)
     for files in groups.values():
         taken = {f.entry.key: _steps_taken(evidence, f) for f in files}
         steps = {key: count for key, count in taken.items() if count}  # a rank without weights takes none

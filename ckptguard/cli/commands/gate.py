@@ -47,7 +47,7 @@ def command(run: str, argv: tuple[str, ...], attempts: int, require: bool, dry_r
     Without COMMAND, the path of the checkpoint is printed. Where nothing was saved yet, nothing is printed.
     """
     from ckptguard.runs.target import open_named_run
-    from ckptguard.scan.scanners import scanner_of
+    from ckptguard.scan import scanner_of
     from ckptguard.supervise.command import become
     from ckptguard.supervise.gate import gate
 
@@ -58,7 +58,7 @@ def command(run: str, argv: tuple[str, ...], attempts: int, require: bool, dry_r
     settings = shared.settings([run])
     must_exist = (require and not settings.replicas) or os.path.lexists(run)  # what is there must be a folder
     view = open_named_run(run, settings, must_exist=must_exist)
-    with scanner_of(settings) as scanner, working("reading", scanner=scanner) as work:
+    with working("reading", scanner=scanner_of(settings)) as work:
         done = gate(view, attempts=attempts, require=require, dry_run=dry_run, job=_slurm_job(), work=work)
     if shared.as_json:
         emit("gate", done, target=view.run.url)

@@ -58,10 +58,10 @@ def _read(run: str, settings: Settings, wanted: Wanted, *, everything: bool) -> 
     """The answer, after what must be read for it was read."""
     from ckptguard.replicas.replicate import find_known_good_anywhere
     from ckptguard.runs.run_view import open_view
-    from ckptguard.scan.scanners import scanner_of
+    from ckptguard.scan import scanner_of
     from ckptguard.verification.read_known_good import read_known_good
 
-    with scanner_of(settings) as scanner, working("reading", scanner=scanner) as work:
+    with working("reading", scanner=scanner_of(settings)) as work:
 
         def choose(view: RunView, wanted: Wanted) -> Candidate | None:
             return read_known_good(view, wanted, work, everything=everything)

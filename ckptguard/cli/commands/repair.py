@@ -31,14 +31,13 @@ def command(run: str, ckpt: str | None, dry_run: bool, shared: Shared) -> None:
     from ckptguard.repair.repair import repair
     from ckptguard.runs.target import open_named_run
     from ckptguard.runs.work import Work
-    from ckptguard.scan.scanners import scanner_of
+    from ckptguard.scan import scanner_of
 
     settings = shared.settings([run])
     view = open_named_run(run, settings)
     if ckpt is not None and "://" not in ckpt and os.path.lexists(ckpt):
         ckpt = os.path.abspath(ckpt)
-    with scanner_of(settings) as scanner:
-        done = repair(view, ckpt, dry_run=dry_run, work=Work(scanner=scanner))
+    done = repair(view, ckpt, dry_run=dry_run, work=Work(scanner=scanner_of(settings)))
     if shared.as_json:
         emit("repair", done, target=view.run.url)
     else:

@@ -45,7 +45,7 @@ def command(
     from ckptguard.repair.scrub import ScrubListener, ScrubOrder, scrub
     from ckptguard.reporting.notify import Hooks
     from ckptguard.runs.target import open_named_run
-    from ckptguard.scan.scanners import scanner_of
+    from ckptguard.scan import scanner_of
     from ckptguard.values.retention_policy import parse_span
 
     def said(parse: Callable[[str], Value], text: str | None) -> Value | None:
@@ -62,7 +62,7 @@ def command(
     hooks = Hooks(settings, log_trouble)
     hooks.begin(view)
     try:
-        with scanner_of(settings) as scanner, working("scrubbing", scanner=scanner, rate=fastest) as work:
+        with working("scrubbing", scanner=scanner_of(settings), rate=fastest) as work:
             done = scrub(view, order, watcher=ScrubListener(tell=hooks.tell), work=work)
     finally:
         hooks.close(patience=_HOOK_SECONDS)

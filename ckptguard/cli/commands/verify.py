@@ -41,7 +41,7 @@ def command(target: str, no_record: bool, shared: Shared, **options: Any) -> Non
     """
     from ckptguard.documents.report_lines import report_lines
     from ckptguard.reporting.incidents_of_saves import IncidentsOfSaves
-    from ckptguard.scan.scanners import scanner_of
+    from ckptguard.scan import scanner_of
     from ckptguard.verification.selection import Selection
     from ckptguard.verification.target import verify_target
 
@@ -50,8 +50,7 @@ def command(target: str, no_record: bool, shared: Shared, **options: Any) -> Non
     total = bytes_below(target) if what.step is None and what.newest is None else None
     with (
         IncidentsOfSaves(settings, source="cli", log=log_trouble) as incidents,
-        scanner_of(settings) as scanner,
-        working("verifying", total, scanner=scanner) as work,
+        working("verifying", total, scanner=scanner_of(settings)) as work,
     ):
         report = verify_target(target, settings, what, judged=incidents.judged, work=work)
     for note in report.notes:

@@ -20,13 +20,12 @@ from support.format_files import FLOATS, safetensors_bytes, some_tensors, torch_
 
 from ckptguard.errors import ChangedWhileReadError, ObjectMissingError, WorkerError
 from ckptguard.formats.dcp import metadata as dcp_metadata
-from ckptguard.scan import Scan, Scanner, ScanOptions, one_file, scan_files
+from ckptguard.scan import Scan, Scanner, ScanOptions, one_file, scan_files, scanner_of
 from ckptguard.scan.numbers import ArrayTally, Reading
 from ckptguard.scan.one_file import Structures
 from ckptguard.scan.plan import Region, parts_of
 from ckptguard.scan.process.process_scanner import ProcessScanner
 from ckptguard.scan.process.worker_process import WorkerLimits
-from ckptguard.scan.scanners import scanner_of
 from ckptguard.scan.tallies import merge
 from ckptguard.storage import open_storage
 from ckptguard.values.settings import Settings
@@ -63,8 +62,8 @@ def keys_of(folder: Path) -> list[str]:
 
 def scan_in(folder: Path, options: ScanOptions, workers: int) -> Scan:
     """What so many threads find in all files, but for how long it took."""
-    with scanner_of(Settings(workers=workers)) as scanner:
-        return untimed(scanner(open_storage(folder), keys_of(folder), options, None))
+    scanner = scanner_of(Settings(workers=workers))
+    return untimed(scanner(open_storage(folder), keys_of(folder), options, None))
 
 
 def untimed(scan: Scan) -> Scan:

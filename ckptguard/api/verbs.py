@@ -103,10 +103,11 @@ def known_good(
     """
     from ckptguard.replicas.replicate import find_known_good_anywhere
     from ckptguard.runs.find_known_good import Wanted, openable
+    from ckptguard.scan import scanner_of
     from ckptguard.verification.read_known_good import read_known_good
 
     view, wanted = opened(run, settings), Wanted(before_step=_count(before_step, "before_step"), series=series)
-    work = reading(view)
+    work = _work(scanner=scanner_of(view.settings))
 
     def choose(view: RunView, wanted: Wanted) -> Candidate | None:
         return read_known_good(view, wanted, work, everything=read)
@@ -313,13 +314,6 @@ def opened(run: PathOrUrl, given: Given) -> RunView:
 
     settings = settings_of(given, run)
     return open_view(place_of(run), settings, must_exist=not settings.replicas)
-
-
-def reading(view: RunView) -> Work:
-    """How checkpoints of a run are read."""
-    from ckptguard.scan import scanner_of
-
-    return _work(scanner=scanner_of(view.settings))
 
 
 def _work(**how: Any) -> Work:

@@ -10,7 +10,7 @@ import pytest
 from support.format_files import safetensors_bytes
 
 from ckptguard.errors import WorkerError
-from ckptguard.scan import ScanOptions, one_file, scan_files
+from ckptguard.scan import ScanOptions, paced_reader, scan_files
 from ckptguard.scan.paced_reader import CATCH_UP, Rate
 from ckptguard.scan.process.process_scanner import ProcessScanner
 from ckptguard.scan.process.worker_process import WorkerLimits, WorkerProcess
@@ -83,7 +83,7 @@ def test_time_without_reading_is_not_saved_up():
 def test_a_scan_reads_at_the_rate_and_finds_the_same(monkeypatch, folder, options):
     """In one thread, in several, and in parts of a file."""
     clock = Clock()
-    monkeypatch.setattr(one_file, "time", clock)
+    monkeypatch.setattr(paced_reader, "time", clock)
     slow = scan_files(open_storage(folder), KEYS, ScanOptions(rate=1e6, **options))
     assert clock.now - 100.0 == pytest.approx(size_of(folder) / 1e6, rel=0.1)
     clock.now = 100.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import stat
 import threading
@@ -17,6 +18,7 @@ from ckptguard.errors import CkptguardError, CouldNotTellError, NotFoundError, R
 from ckptguard.records.daemon_record import KEY as DAEMON_KEY
 from ckptguard.records.daemon_record import (
     DaemonRecord,
+    answers,
     clear_daemon_record,
     read_daemon_record,
     surely_ended,
@@ -50,6 +52,7 @@ from ckptguard.values.verdict import Outcome
 from ckptguard.verification.checkpoint import verify_checkpoint
 
 _SOONEST = 0.2
+_VERDICTS_SEEN = 1.0  # seconds until verdicts of another daemon are seen, of which nothing hints
 _GOING = 2.0  # seconds without a change after which a run without records begins again
 _LONGEST_BACKOFF = 600.0
 _Identity = tuple[int, ...] | None  # None: there is none
@@ -151,7 +154,12 @@ class WatchedRun:
         hooks: Hooks,
         presence: DaemonRecord | None,
         feed: Feed | None = None,
+        *,
+        source: str = "daemon",
+        caller_acts: bool = False,
     ) -> None:
+        """`caller_acts`: the caller does something about bad saves, and records it. Then no incident is opened here,
+        and nothing is written before the first save."""
         self.url, self.run_id, self.settings = url, run_id, settings
         self.name = name_of_run(url)  # a fleet may have another name for it
         self.was_found = False  # by a search in a fleet; nobody named it
@@ -178,9 +186,11 @@ class WatchedRun:
         self._note_again_at = 0.0  # monotonic
         self.silence: Silence | None = None  # None: nothing watches it
         self.yields = False  # only look while another daemon guards it
+        self.patience: float | None = None  # seconds for which a save may wait for that daemon; None: for ever
         self.guards = True  # False: another daemon does, as of the last pass
         self._known: Known | None = None
-        self._owed, self._owes, self._owes_known_good = OwedIncidents("daemon"), False, False
+        self._source, self._caller_acts = source, caller_acts
+        self._owed, self._owes, self._owes_known_good = OwedIncidents(source), False, False
         self._asked: set[str] = set()
         self._asked_lock = threading.Lock()
         self._device: int | None = None  # of its folder
@@ -225,7 +235,8 @@ class WatchedRun:
         now = (self.settings, *identities.values())
         if self.run is None or self._opened is None or self._opened[0] != now or None in now or self.settings.records:
             self.run = self.open(self._store)
-            self._opened = now, None if self._presence is None else read_daemon_record(self.run)
+            reads = self.yields or self._presence is not None
+            self._opened = now, read_daemon_record(self.run) if reads else None
         return self.run, self._opened[1]
 
     def was_removed(self) -> bool:
@@ -277,18 +288,21 @@ class WatchedRun:
         """Have the next pass look at the records, which nobody watches. Any thread may call it."""
         self._records_changed = True
 
-    def step(self, work: Work) -> PassResult | None:
-        """Make one pass, and set when the next one is due. None if it failed, which is logged and never raised."""
+    def step(self, work: Work, *, assume_quiet: bool = False) -> PassResult | None:
+        """Make one pass, and set when the next one is due. None if it failed, which is logged and never raised.
+
+        `assume_quiet`: nobody writes any more. Such a pass verifies all there is, whoever else guards the run.
+        """
         began = time.monotonic()
         if self.silence is not None:  # here, in the run's own lane, because its mount may hang
             self.silence.watch(self.url, self.run_id)
         try:
-            if self._rests():
+            if self._rests() and not assume_quiet:
                 done = self.last_pass
             else:
                 self._noted, self._records_changed = self._beside(), False
                 with self._one_listing():
-                    done = self._pass(work)
+                    done = self._pass(work, assume_quiet=assume_quiet)
         except (CkptguardError, OSError) as error:
             if isinstance(error, OSError):
                 error = machine_trouble(error) or CkptguardError(str(error))
@@ -325,6 +339,8 @@ class WatchedRun:
         self.passes += 1
         now = time.monotonic()
         pause = self._pause = self.settings.scan_interval if self._store is None else self._until_next_look(done)
+        if not self.guards and self.patience is not None:
+            pause = min(pause, _VERDICTS_SEEN)
         if done.next_in is not None:
             # A slow listing must not repeat at once: training has priority on the storage.
             cost = 0.0 if done.checked else now - began
@@ -360,7 +376,7 @@ class WatchedRun:
         self.state, self.trouble, self.ended_at, self.ended_words, self.run = "ended", None, at, words, None
 
     def _know_nothing(self) -> None:
-        self._notes, self._known, self._owed = PassNotes(), None, OwedIncidents("daemon")
+        self._notes, self._known, self._owed = PassNotes(), None, OwedIncidents(self._source)
         if self._feed is not None:
             self._feed.gone(self.run_id)
 
@@ -402,7 +418,7 @@ class WatchedRun:
             self._store = open_listed(self.url, self.settings)
         return self._store.look() if self._store is not None else contextlib.nullcontext()
 
-    def _pass(self, work: Work) -> PassResult:
+    def _pass(self, work: Work, *, assume_quiet: bool) -> PassResult:
         run, current = self._open_if_changed()
         view = RunView(run, self.settings, self.memory)
         refused = times_refused(self.url)
@@ -412,8 +428,10 @@ class WatchedRun:
             return PassResult(ended_at=ended)
         with self._asked_lock:
             asked, self._asked = self._asked, set()
+        if self._caller_acts and not has_records(run) and not view.checkpoints:
+            return PassResult(not_understood=view.listing.not_understood)
         other = current if self.yields and current not in (None, self._presence) else None
-        guards = other is None or surely_ended(other)
+        guards = other is None or assume_quiet or not self._may_rely_on(other)
         begins = self._known is None or guards != self.guards
         self.guards = guards
         if begins:
@@ -425,7 +443,8 @@ class WatchedRun:
         if self._presence is not None and self.guards and new and not self._presence_lost:
             write_daemon_record(run, self._presence)
             note_lasting(records, os.path.join(records, DAEMON_KEY))
-        if self.guards and not self._owed.has_begun and (has_records(run) or view.checkpoints):  # see `Hooks.begin`
+        owes = self.guards and not self._caller_acts and not self._owed.has_begun
+        if owes and (has_records(run) or view.checkpoints):  # see `Hooks.begin`
             self._owed.begin(view)
         if begins and self.guards:
             self.hooks.begin(view)
@@ -438,7 +457,8 @@ class WatchedRun:
 
         try:
             if self.guards:
-                done = reconcile(view, self._notes, work=msgspec.structs.replace(work, found=found))
+                own = msgspec.structs.replace(work, found=found)
+                done = reconcile(view, self._notes, work=own, assume_quiet=assume_quiet)
             else:
                 done = look_on(view, self._notes)
         except BaseException:
@@ -460,9 +480,17 @@ class WatchedRun:
             if not self._read_again(view, path, work):
                 self.ask(path)
                 done = msgspec.structs.replace(done, made_way=True)
-        told = self.guards and self._make_up(view, wrote=bool(done.checked or asked))
+        told = self.guards and not self._caller_acts and self._make_up(view, wrote=bool(done.checked or asked))
         self._note(view, wrote=bool(done.checked or done.pruned or asked or told), troubled=bool(done.could_not_tell))
         return done
+
+    def _may_rely_on(self, other: DaemonRecord) -> bool:
+        """True if this process may leave the run to another daemon, which guards it as far as is known."""
+        if self.patience is None:
+            return not surely_ended(other)
+        waiting = (sample.since for sample in self._notes.samples.values() if not sample.done)
+        late = min(waiting, default=math.inf) + self.settings.settle + self.patience
+        return time.monotonic() < late and answers(other)
 
     def _find_its_place(self, view: RunView) -> None:
         """See where the run's folder is. Raises NotFoundError if its records went, and CouldNotTellError if it did."""
@@ -570,9 +598,11 @@ class WatchedRun:
         )
         assert self._known is not None
         for news in news_in((one,), self._known):
-            self.hooks.tell(verdict_event(run, news, source="daemon"))
+            self.hooks.tell(verdict_event(run, news, source=self._source))
+            if self._caller_acts:
+                continue
             try:
-                record_bad_save(run, news, source="daemon")
+                record_bad_save(run, news, source=self._source)
             except RunRemovedError:
                 pass
             except CkptguardError as error:
@@ -591,7 +621,7 @@ class WatchedRun:
         self._owes = False
         for one in opened:
             self.log("incident_made_up", level="warning", run=self.url, path=one.path, id=one.id and str(one.id))
-            self.hooks.tell(verdict_event(view.run, one, source="daemon"))
+            self.hooks.tell(verdict_event(view.run, one, source=self._source))
         return bool(opened)
 
     def _log_known_good(self, view: RunView) -> None:

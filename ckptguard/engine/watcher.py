@@ -98,7 +98,13 @@ class Watcher:
         """True if for certain nothing changed in the folders of this key since `settle`."""
         with self._lock:
             trees = self._trees.get(key, {}).values()
-            return bool(trees) and all(tree.whole and not tree.touched for tree in trees)
+            return self.sees_all(key) and not any(tree.touched for tree in trees)
+
+    def sees_all(self, key: str) -> bool:
+        """True if for certain every change in the folders of this key is hinted at."""
+        with self._lock:
+            trees = self._trees.get(key, {}).values()
+            return bool(trees) and all(tree.whole for tree in trees)
 
     def close(self) -> None:
         """Stop watching."""

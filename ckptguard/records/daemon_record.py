@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 
 import msgspec
 
@@ -12,6 +13,7 @@ from ckptguard.records.who_and_when import Owner, has_ended, this_host, this_pro
 from ckptguard.values.record_formats import PLAIN
 
 KEY = "daemon.json"
+_SECONDS = 1.0  # for a daemon to take a connection
 
 
 class DaemonRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,3 +58,16 @@ def surely_ended(record: DaemonRecord) -> bool:
         return True  # the machine was started again
     namespace = this_process().namespace
     return has_ended(Owner(host=record.host, boot_id=record.boot_id, pid=record.pid, namespace=namespace))
+
+
+def answers(record: DaemonRecord) -> bool:
+    """Whether that daemon takes connections on this machine."""
+    if (record.host, record.boot_id) != this_host():
+        return False
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+            connection.settimeout(_SECONDS)
+            connection.connect(record.address)
+    except (OSError, ValueError, AttributeError):  # none, a path that is none, a system without such sockets
+        return False
+    return True

@@ -17,42 +17,41 @@ from functools import partial
 import msgspec
 
 from ckptguard.decisions.restarts import CommandEnd, NextAction, decide
+from ckptguard.engine.going_back import Tell
+from ckptguard.engine.sick_saves import SickSave
 from ckptguard.errors import (
     BusyError,
     CkptguardError,
     NoKnownGoodError,
-    NotFoundError,
     RollbackExhausted,
     SettingsError,
 )
-from ckptguard.records.incidents import Incident, open_incident
-from ckptguard.records.run import has_records
-from ckptguard.reporting.events import incident_event
 from ckptguard.reporting.notify import LONGEST_CLOSE, Hooks
-from ckptguard.reporting.open_and_close import close_incident
 from ckptguard.scan.process.process_scanner import ProcessScanner
 from ckptguard.scan.process.worker_process import limits_of
 from ckptguard.supervise.command import SupervisedCommand
 from ckptguard.supervise.lock_file import MARK, Note, Supervision, end_left_running, left_running
 from ckptguard.supervise.process_tree import become_subreaper
-from ckptguard.supervise.save_watch import SavesSince, SaveWatch, StateBefore, SupervisedRollback, Tell
-from ckptguard.supervise.sick_saves import SickSave
+from ckptguard.supervise.save_watch import SavesSince, SaveWatch, StateBefore
 from ckptguard.supervise.wait_for_command import Background, HeldSignals, SignalWatch, WaitAbandoned
-from ckptguard.values.ids import single_number
 from ckptguard.values.settings import Settings
+
+_TOLD = ("could_not_tell", "failing", "lost", "not_enough_room", "watching_by_timer_only")  # events of the engine
 
 
 class Supervised(msgspec.Struct, frozen=True, kw_only=True):
     """How it ended: the command's last exit code (128 + n after signal n), and an error that outweighs it, if any.
 
     `sick_end`: the command's code was 0, but its last save was sick. It is quarantined, unless we were asked to end.
-    `not_understood`: files that may be state were not verified.
+    `not_understood`: files that may be state were not verified. `last_line`: what is wrong with what a plain resume
+    would take, if anything is, and what to do.
     """
 
     status: int
     error: CkptguardError | None = None
     sick_end: bool = False
     not_understood: bool = False
+    last_line: str | None = None
 
 
 def supervise(
@@ -100,26 +99,29 @@ class _Supervisor:
             rate=lambda: settings.verify_rate if self._watch.command_runs else None,
             yields=lambda: self._watch.command_runs,
         )
-        self._hooks = Hooks(settings, self._hook_log, held.released)
+        self._hooks = Hooks(settings, self._log, held.released)
         self._argv, self._environment = argv, dict[str, str]()
         self._command = SupervisedCommand(
             argv, self._environment, held.before, lambda: [*self._scanner.pids, *self._hooks.pids]
         )
         self._background = Background("saves")
         self._watch = SignalWatch(held, self._command, self._background, tell)
-        self._saves = SaveWatch(
-            url, settings, self._scanner, tell=tell, event=self._hooks.tell, begin_telling=self._hooks.begin
-        )
-        self._recovery = Recovery(self._saves)
+        self._saves = SaveWatch(url, settings, self._scanner, self._hooks, tell=tell)
+        self._recovery = self._saves.recovery
         self._supervision: Supervision | None = None
         self._restarts = 0
         self._to_mend = False  # the next supervise of this run must recover something first
 
     def run(self) -> Supervised:
         """Run all starts of the command, one after another."""
-        done = None
+        done, unknown = (
+            None,
+            f"what a resume would take was not looked at; run ckptguard status {shlex.quote(self._url)}",
+        )
         try:
-            done = self._run()
+            done = msgspec.structs.replace(self._run(), last_line=unknown)
+            look = self._saves.back.what_a_resume_takes
+            done = msgspec.structs.replace(done, last_line=self._watch.beside(look, unknown, only_looks=True))
             if self._watch.asked is None:  # otherwise the user is in a hurry
                 unread = self._watch.beside(self._saves.not_understood, None, only_looks=True)
                 if unread is not None:
@@ -128,12 +130,13 @@ class _Supervisor:
                 self._watch.beside(partial(self._hooks.close, patience=LONGEST_CLOSE), None, only_looks=True)
             return done
         except WaitAbandoned:
-            return done or Supervised(status=128 + (self._watch.asked or signal.SIGTERM))
+            return done or Supervised(status=128 + (self._watch.asked or signal.SIGTERM), last_line=unknown)
         except Exception as error:
             self._to_mend = True
             self._tell(f"unexpected {type(error).__name__}: {error}; the command keeps running without supervision")
             self._watch.wait(self._command.has_ended)
-            return Supervised(status=self._command.status if self._command.status is not None else 1)
+            status = self._command.status
+            return Supervised(status=1 if status is None else status, last_line=unknown)
         finally:
             self._hooks.close(patience=1.0)
             if self._supervision is not None and not self._to_mend:
@@ -222,13 +225,13 @@ class _Supervisor:
             if not end_left_running(left, self._stop_seconds, self._watch.wait):
                 raise BusyError("some processes of a killed supervise survive SIGKILL")
         self._restarts = left.restarts
-        self._watch.beside(partial(self._saves.take_over, left.series, left.targets), None)
+        self._watch.beside(partial(self._recovery.take_over, left.series, left.targets), None)
         self._note()
         return left
 
     def _note(self, command: tuple[int, int] | None = None) -> None:
         if self._supervision is not None:
-            series, targets = self._saves.to_take_over
+            series, targets = self._saves.back.to_take_over
             self._supervision.note(command=command, restarts=self._restarts, series=series, targets=targets)
 
     def _attempt(self) -> list[SickSave]:
@@ -257,6 +260,7 @@ class _Supervisor:
         finally:
             self._watch.command_runs = False
             until.set()
+            self._saves.wake()
 
     @property
     def _is_asked(self) -> bool:
@@ -274,7 +278,7 @@ class _Supervisor:
         if then is NextAction.SPENT:
             return self._give_up(sick, f"the command {why}", ended.status)
         error = self._go_back(sick, f"the command {why}", ended.status)
-        if error is not None and not sick:  # it would have ended like this without us
+        if error is not None and not sick and not isinstance(error, NoKnownGoodError):  # it would have ended like this
             self._tell(f"it is not started again, because the rollback failed: {error.message}")
             return Supervised(status=ended.status)
         if error is not None:
@@ -299,95 +303,33 @@ class _Supervisor:
         return Supervised(status=status, error=RollbackExhausted(f"{why}; it is not started again", hint=hint))
 
     def _give_up(self, sick: list[SickSave], why: str, status: int) -> Supervised:
+        """Go back once more, for the next who resumes, but start nothing. Without any budget nothing is moved."""
         action = f"not started again: the budget of {self._most} rollbacks is spent"
-        self._watch.beside(partial(self._recovery.give_up, sick, why, status, action), None)
-        hint = f"ckptguard rollback {shlex.quote(self._url)}" if sick else None
+        if self._most:
+            error = self._go_back(sick, why, status, costs=False, after=action)
+            if error is not None:
+                self._tell(f"the rollback failed: {error.message}")
+        else:
+            self._watch.beside(partial(self._recovery.give_up, sick, why, status, action), None)
         self._to_mend = False
-        return Supervised(status=status, error=RollbackExhausted(f"{why}; {action}", hint=hint))
+        return Supervised(status=status, error=RollbackExhausted(f"{why}; {action}"))
 
     def _go_back(
-        self, sick: list[SickSave], why: str, status: int | None, *, costs: bool = True
+        self, sick: list[SickSave], why: str, status: int | None, *, costs: bool = True, after: str | None = None
     ) -> CkptguardError | None:
         """Roll back in the other thread. Returns the error if that failed. It costs one of the budget."""
         self._restarts += costs
         self._to_mend = True
         self._note()
         self._tell(why)
-        error = self._watch.beside(partial(self._recovery.go_back, sick, why, status), None)
+        error = self._watch.beside(partial(self._recovery.go_back, sick, why, status, after), None)
         self._to_mend = error is not None and not isinstance(error, NoKnownGoodError)
         self._note()
         return error
 
-    def _hook_log(self, event: str, *, level: str = "info", **fields: object) -> None:
-        if level != "info":
+    def _log(self, event: str, *, level: str = "info", **fields: object) -> None:
+        """Tell people of what is wrong with the hooks, and once of what keeps a run from being guarded."""
+        if event.startswith("hook_") and level != "info":
             self._tell(f"{event.replace('_', ' ')}: " + ", ".join(f"{k} {v}" for k, v in fields.items()))
-
-
-class Recovery:
-    """Rolls back, and records why and what was done. Never raises."""
-
-    def __init__(self, saves: SaveWatch) -> None:
-        self._saves, self._tell = saves, saves.tell
-
-    def go_back(self, sick: list[SickSave], why: str, status: int | None) -> CkptguardError | None:
-        """Roll back because of sick saves, or after the command died with `status`. Returns the error if that
-        failed."""
-        try:
-            for sentence in _sentences(self._go_back(sick, why, status)):
-                self._tell(sentence)
-        except NotFoundError:
-            return None  # there is no run yet, so nothing to go back to
-        except CkptguardError as error:
-            return error
-        except Exception as error:
-            return CkptguardError(f"the rollback failed: {type(error).__name__}: {error}")
-        return None
-
-    def give_up(self, sick: list[SickSave], why: str, status: int | None, action: str) -> None:
-        """Record that nothing more is done, and why."""
-        self._close(self._open(sick, why, status), action)
-
-    def _go_back(self, sick: list[SickSave], why: str, status: int | None) -> SupervisedRollback:
-        incident = self._open(sick, why, status)
-        try:
-            went = self._saves.go_back(sick, f"supervise: {why}")
-        except CkptguardError as error:
-            self._close(incident, f"could not roll back: {error.message}")
-            raise
-        self._close(incident, "; ".join(_sentences(went)), known_good=str(went.ids[0]) if went.ids else None)
-        return went
-
-    def _open(self, sick: list[SickSave], why: str, status: int | None) -> Incident | None:
-        try:
-            run = self._saves.open()
-            if not sick and not has_records(run):
-                return None  # the command never saved anything; a folder of ours may keep it from starting
-            incident = open_incident(
-                run,
-                step=single_number(sick[0].step) if sick else None,
-                cause="crash" if not sick else "anew" if sick[0].anew else "numeric",
-                reason="; ".join(f"{s.path}: {s.reason}" for s in sick) or why,
-                evidence={} if status is None else {"exit_status": status},
-                source="supervise",
-            )
-            self._saves.event(incident_event(run, incident))
-            return incident
-        except NotFoundError:
-            return None  # the same
-        except Exception as error:
-            self._tell(f"the incident could not be recorded: {error}")
-            return None
-
-    def _close(self, incident: Incident | None, action: str, *, known_good: str | None = None) -> None:
-        self._saves.close_left_incidents(f"the command ended; supervise: {action}")
-        if incident is None:
-            return
-        try:
-            close_incident(self._saves.open(), incident, action=action, known_good=known_good)
-        except Exception as error:
-            self._tell(f"the incident {incident.id} could not be closed: {error}")
-
-
-def _sentences(went: SupervisedRollback) -> list[str]:
-    moved = [f"quarantined {', '.join(went.quarantined)}"] if went.quarantined else []
-    return [*moved, f"went back to {', '.join(went.to)}" if went.to else "there is nothing to go back to"]
+        elif event in _TOLD:
+            self._saves.tell_once(str(fields["reason"]))

@@ -18,6 +18,7 @@ from ckptguard.scan.process.low_priority import NICENESS
 from ckptguard.supervise.command import SupervisedCommand
 
 Result = TypeVar("Result")
+Otherwise = TypeVar("Otherwise")
 # Signals that end us, and signals that people send to their trainers.
 ENDING = frozenset((signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT))
 _PASSED_ON = frozenset((signal.SIGUSR1, signal.SIGUSR2))
@@ -148,7 +149,9 @@ class SignalWatch:
             if taken is not None:
                 self._pass_on(*taken)
 
-    def beside(self, call: Callable[[], Result], otherwise: Result, *, only_looks: bool = False) -> Result:
+    def beside(
+        self, call: Callable[[], Result], otherwise: Otherwise, *, only_looks: bool = False
+    ) -> Result | Otherwise:
         """Return the result of a call in the other thread, or `otherwise` if it fails unexpectedly.
 
         Raises WaitAbandoned if we are asked to end while no command runs, and the call takes longer than some seconds

@@ -11,6 +11,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 from support.runs import QUICK
+from support.supervised_runs import save_watch
 from support.tiny_training import Training as Loop
 from support.trainer_world import TRAINERS, Disk, Training, archive
 from support.views import look
@@ -27,7 +28,6 @@ from ckptguard.recover.roll_back import GoBack, roll_back
 from ckptguard.reporting.open_and_close import record_bad_save
 from ckptguard.runs.find_known_good import find_known_good
 from ckptguard.scan import scan_files
-from ckptguard.supervise.save_watch import SaveWatch
 from ckptguard.upkeep.reconcile import PassNotes, reconcile
 from ckptguard.values.settings import Settings
 from ckptguard.values.verdict import Outcome
@@ -156,7 +156,7 @@ class Supervised:
     def __init__(self, run: Run) -> None:
         self.run = run
         kept = QUICK.changed(keep_good=3)
-        self.watch = SaveWatch(str(run.root), kept, scan_files, tell=lambda said: None, event=lambda event: None)
+        self.watch = save_watch(str(run.root), kept, scan_files)
         self.watch.prepare()
         self.watch.begin()
 
@@ -172,7 +172,7 @@ class Supervised:
         """The sick save is seen, and the command is to be started again."""
         sick = self.watch.last_look()
         assert sick, "the newest save has NaN in it, and nobody says so"
-        self.watch.go_back(sick, "the command has sick saves")
+        self.watch.back.go_back(sick, "the command has sick saves")
         self.watch.begin()
 
 

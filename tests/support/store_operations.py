@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from ckptguard.engine.gate import gate
 from ckptguard.records.kept import read_kept
 from ckptguard.records.run import Run, open_run
 from ckptguard.recover.restore import restore
@@ -17,7 +18,6 @@ from ckptguard.retention.pin import pin
 from ckptguard.retention.prune import prune
 from ckptguard.runs.run_view import select_checkpoint
 from ckptguard.runs.work import Work
-from ckptguard.supervise.gate import gate
 from ckptguard.upkeep.reconcile import PassNotes, reconcile
 from ckptguard.upkeep.settle_kept import protect_finished
 from ckptguard.values.ids import CheckpointId

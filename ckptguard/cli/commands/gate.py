@@ -14,8 +14,8 @@ from ckptguard.terminal.output import emit, escape, is_quiet, say, trouble, work
 from ckptguard.values.exit_codes import ExitCode
 
 if TYPE_CHECKING:
+    from ckptguard.engine.gate import Gated
     from ckptguard.records.starts import JobStart
-    from ckptguard.supervise.gate import Gated
 
 CODES = (ExitCode.NOT_FOUND, ExitCode.BUSY, ExitCode.EXHAUSTED, ExitCode.NO_KNOWN_GOOD)
 
@@ -46,10 +46,10 @@ def command(run: str, argv: tuple[str, ...], attempts: int, require: bool, dry_r
 
     Without COMMAND, the path of the checkpoint is printed. Where nothing was saved yet, nothing is printed.
     """
+    from ckptguard.engine.gate import gate
     from ckptguard.runs.target import open_named_run
     from ckptguard.scan import scanner_of
     from ckptguard.supervise.command import become
-    from ckptguard.supervise.gate import gate
 
     if argv and (shared.as_json or dry_run):
         raise click.UsageError("--json and --dry-run are not for a COMMAND")

@@ -8,7 +8,7 @@ import sys
 import click
 
 from ckptguard.cli.command import PathOrUrl, RunsAnother, Shared, config_option, records_option
-from ckptguard.terminal.output import report_error, trouble
+from ckptguard.terminal.output import trouble
 from ckptguard.values.exit_codes import ExitCode, of_error
 
 CODES = (ExitCode.BAD, ExitCode.UNDECIDED, ExitCode.BUSY, ExitCode.EXHAUSTED, ExitCode.NO_KNOWN_GOOD)
@@ -65,6 +65,9 @@ def command(
     """
     from ckptguard.supervise.wait_for_command import HeldSignals
 
+    def say(sentence: str) -> None:
+        trouble(f"ckptguard: {sentence}")
+
     with HeldSignals() as signals:  # before anything below starts threads, and to the very end
         from ckptguard.supervise.supervise import supervise
 
@@ -75,15 +78,19 @@ def command(
             signals,
             max_rollbacks=max_rollbacks,
             stop_seconds=stop_seconds,
-            tell=lambda sentence: trouble(f"ckptguard: {sentence}"),
+            tell=say,
         )
         code = done.status
         if done.error is not None:
-            report_error(done.error)
+            say(f"error: {done.error.message}")
+            if done.error.hint:
+                say(f"hint: {done.error.hint}")
             code = of_error(done.error)
         elif done.sick_end:
             code = ExitCode.BAD
         elif strict and done.not_understood and not code:
             code = ExitCode.UNDECIDED
+        if done.last_line is not None:
+            say(done.last_line)
         sys.stderr.flush()
         os._exit(code)  # not sys.exit: a look at storage that hangs must not hold up the end

@@ -2,11 +2,11 @@
 
 import pytest
 from support.runs import QUICK, write_torch
+from support.supervised_runs import save_watch
 from support.trainer_saves import SICK, TRAINERS, load, save, two_folders, update_of
 
 from ckptguard.errors import WorkerError
 from ckptguard.scan import scan_files
-from ckptguard.supervise.save_watch import SaveWatch
 
 
 def unreadable(storage, keys, options, progress):
@@ -18,7 +18,7 @@ def unreadable(storage, keys, options, progress):
 def test_after_a_crash_only_what_is_of_no_use_is_moved_aside(readable, tmp_path):
     """Half-written saves are; whole ones of which nothing could be told stay."""
     scanner = scan_files if readable else unreadable
-    watch = SaveWatch(str(tmp_path), QUICK, scanner, tell=lambda said: None, event=lambda event: None)
+    watch = save_watch(str(tmp_path), QUICK, scanner)
     watch.prepare()
     watch.begin()
     for step in (10, 20):
@@ -26,7 +26,7 @@ def test_after_a_crash_only_what_is_of_no_use_is_moved_aside(readable, tmp_path)
     cut = (tmp_path / "net-20.pt").read_bytes()
     for step in (10, 20):
         (tmp_path / f"net-{step}.pt").write_bytes(cut[: len(cut) // 2])
-    went = watch.go_back([], "the command ended with exit code 1")
+    went = watch.back.go_back([], "the command ended with exit code 1")
     assert list(went.quarantined) == (["net-10.pt", "net-20.pt"] if readable else [])
     assert sorted(p.name for p in tmp_path.glob("*.pt")) == ([] if readable else ["net-10.pt", "net-20.pt"])
 
@@ -35,7 +35,7 @@ def test_after_a_crash_only_what_is_of_no_use_is_moved_aside(readable, tmp_path)
 def watch(tmp_path):
     """A watch over a run that keeps copies, before the first start."""
     kept = QUICK.changed(keep="copy", keep_good=3)
-    found = SaveWatch(str(tmp_path / "run"), kept, scan_files, tell=lambda said: None, event=lambda event: None)
+    found = save_watch(str(tmp_path / "run"), kept, scan_files)
     found.prepare()
     found.begin()
     return found
@@ -49,7 +49,7 @@ def fall_sick(watch, run, train):
     train(run, 4, sick=SICK)
     sick = watch.last_look()
     assert sick
-    watch.go_back(sick, "the command has sick saves")
+    watch.back.go_back(sick, "the command has sick saves")
     watch.begin()
 
 
@@ -74,7 +74,7 @@ def test_training_that_begins_anew_is_seen_by_its_first_save_and_undone(watch, t
     anew = watch.last_look()
     assert [s.anew for s in anew] == [True], "it is healthy, and yet"
     assert "training began from scratch" in anew[0].reason
-    watch.go_back(anew, "the command began from scratch")
+    watch.back.go_back(anew, "the command began from scratch")
     assert update_of(load(run / resume)) == 30
     assert {update_of(load(path)) for path in run.glob("*.p*")} <= {10, 20, 30}
 

@@ -15,6 +15,7 @@ import pytest
 from support.tiny_run import TINY, delete, files_below, inline, name_of, poison, rot, save
 from support.views import look
 
+from ckptguard.engine.gate import gate
 from ckptguard.errors import (
     BusyError,
     CouldNotTellError,
@@ -32,7 +33,6 @@ from ckptguard.records.starts import JobStart, list_starts, still_goes_on
 from ckptguard.replicas.replicate import replicate
 from ckptguard.runs.work import Work
 from ckptguard.supervise import gate as gate_module
-from ckptguard.supervise.gate import gate
 from ckptguard.upkeep.reconcile import PassNotes, reconcile
 from ckptguard.values.verdict import Outcome
 
@@ -261,11 +261,11 @@ def test_a_writing_training_is_not_gone_back_under(url, monkeypatch):
         now[0] += seconds
         save(url, 300, seed=300)
 
-    monkeypatch.setattr("ckptguard.supervise.gate.time.sleep", pass_time)
-    monkeypatch.setattr("ckptguard.supervise.gate.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("ckptguard.engine.gate.time.sleep", pass_time)
+    monkeypatch.setattr("ckptguard.engine.gate.time.monotonic", lambda: now[0])
     with pytest.raises(BusyError, match="still writing"):
         start(url, settings=PLAIN.changed(settle=3600.0))
-    monkeypatch.setattr("ckptguard.supervise.gate.time.sleep", lambda seconds: None)
+    monkeypatch.setattr("ckptguard.engine.gate.time.sleep", lambda seconds: None)
     assert start(url, settings=PLAIN.changed(settle=3600.0)).known_good.step == 300
 
 
@@ -277,7 +277,7 @@ def test_under_a_living_guard_nothing_moves(url, monkeypatch):
     with pytest.raises(BusyError, match=f"process {os.getpid()} is training into"):
         start(url)
     assert in_place(url)[-1] == "model-300"
-    monkeypatch.setattr("ckptguard.supervise.gate.has_ended", lambda owner: True)
+    monkeypatch.setattr("ckptguard.engine.gate.has_ended", lambda owner: True)
     assert start(url).known_good.step == 200
 
 
@@ -362,7 +362,7 @@ def test_the_command_takes_its_place(url, code):
 def test_a_start_elsewhere_that_saved_since_is_over(url, monkeypatch):
     """Training is started again on another machine within the minute: what it saved is read, not taken as agreed."""
     start(url)
-    for module in ("records.leases", "supervise.gate"):
+    for module in ("records.leases", "engine.gate"):
         monkeypatch.setattr(f"ckptguard.{module}.is_here", lambda owner: False)
     monkeypatch.setattr(records_of_starts, "this_process", lambda: None)
     assert start(url).joined

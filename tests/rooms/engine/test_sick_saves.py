@@ -12,7 +12,7 @@ from support.trainer_saves import SICK, TRAINERS, fairseq, save
 from support.views import look
 
 from ckptguard.decisions.restarts import is_far_before
-from ckptguard.supervise.sick_saves import find_sick_saves, sickness_in
+from ckptguard.engine.sick_saves import find_sick_saves, sickness_in
 from ckptguard.upkeep.reconcile import PassNotes, reconcile
 from ckptguard.values.verdict import Finding, Outcome, Severity, Verdict
 

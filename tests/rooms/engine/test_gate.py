@@ -15,6 +15,7 @@ import pytest
 from support.tiny_run import TINY, delete, files_below, inline, name_of, poison, rot, save
 from support.views import look
 
+from ckptguard.engine import gate as gate_module
 from ckptguard.engine.gate import gate
 from ckptguard.errors import (
     BusyError,
@@ -32,7 +33,6 @@ from ckptguard.records.run import open_run
 from ckptguard.records.starts import JobStart, list_starts, still_goes_on
 from ckptguard.replicas.replicate import replicate
 from ckptguard.runs.work import Work
-from ckptguard.supervise import gate as gate_module
 from ckptguard.upkeep.reconcile import PassNotes, reconcile
 from ckptguard.values.verdict import Outcome
 

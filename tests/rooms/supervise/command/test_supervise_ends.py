@@ -94,6 +94,7 @@ def cases() -> list[tuple[str, str, str, int, bool]]:
     return list(EVERY) if os.environ.get("CKPTGUARD_CAMPAIGN") == "full" else random.Random(22).sample(EVERY, SAMPLE)
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("case", cases(), ids=lambda case: "-".join(map(str, case)))
 def test_what_a_resume_takes_is_good_or_the_last_line_says_that_it_is_not(supervising, run, case):
     """By a reader of its own, whatever the command did; and each line says whose it is."""

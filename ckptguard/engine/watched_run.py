@@ -186,7 +186,7 @@ class WatchedRun:
         self._note_again_at = 0.0  # monotonic
         self.silence: Silence | None = None  # None: nothing watches it
         self.yields = False  # only look while another daemon guards it
-        self.patience: float | None = None  # seconds for which a save may wait for that daemon; None: for ever
+        self.patience: float | None = None  # seconds for which a save may wait for that daemon; None: forever
         self.guards = True  # False: another daemon does, as of the last pass
         self._known: Known | None = None
         self._source, self._caller_acts = source, caller_acts
@@ -291,7 +291,7 @@ class WatchedRun:
     def step(self, work: Work, *, assume_quiet: bool = False) -> PassResult | None:
         """Make one pass, and set when the next one is due. None if it failed, which is logged and never raised.
 
-        `assume_quiet`: nobody writes any more. Such a pass verifies all there is, whoever else guards the run.
+        `assume_quiet`: nobody writes any more. Such a pass verifies all there is, also if a daemon guards the run.
         """
         began = time.monotonic()
         if self.silence is not None:  # here, in the run's own lane, because its mount may hang

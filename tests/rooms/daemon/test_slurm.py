@@ -355,21 +355,42 @@ def test_each_spelling_of_a_folder_is_that_folder(users: Slurm, spelled: str) ->
     assert not (place / "started").exists()
 
 
-def test_other_urls_are_no_runs(users: Slurm) -> None:
-    """Whatever leads to a disk of this machine by a library's way around is not asked for, and the log says so. A
-    bucket is."""
-    programs = gate_that_answers(users, 0)
-    place = users.place("urls")
-    around = ("simplecache::file:///etc", "s3://a::file:///etc", "dir:///etc", "file://etc", "asynclocal:///etc")
-    around += ("file:/etc", "git:///etc", "s3:///etc", "memory://a")
-    words = [*(f"ckptguard={url}" for url in around[:4]), "ckptguard=s3://bucket/%u"]
-    for number, comment in enumerate((words, [f"ckptguard={url}" for url in around[4:]])):
-        job = users.submit(place, f"#!/bin/sh\ntouch {place}/{number}\n", f"--comment={' '.join(comment)}")
-        assert users.until_ended(job) == "IDLE"
-        assert (place / str(number)).exists()
-    assert asked(programs) == [f"gate -- s3://bucket/{pwd.getpwuid(users.uid).pw_name}"]
+AROUND = (
+    "simplecache::file:///etc",
+    "s3://a::file:///etc",
+    "dir:///etc",
+    "file://etc",
+    "asynclocal:///etc",
+    "file:/etc",
+)
+AROUND += ("git:///etc", "s3:///etc", "memory://a", "/etc/run-%a", "/etc/%x", "/etc/%")
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_what_names_no_run_holds_the_job(users: Slurm, number: int) -> None:
+    """A way around to a disk of this machine, and a sign that means nothing here, such as %a outside an array: no gate
+    is asked, and no job starts unguarded that was meant to be guarded. The log has each, the AdminComment the first."""
+    programs, words = gate_that_answers(users, 0), AROUND[number::3]
+    place = users.place(f"no-run-{number}")
+    comment = " ".join(f"ckptguard={word}" for word in (place, *words))
+    job = users.submit(place, f"#!/bin/sh\ntouch {place}/started\n", f"--comment={comment}")
+    until_held(users, job)
+    assert "AdminComment=ckptguard: " in users.call("scontrol", "show", "job", job)
+    users.call("scancel", job)
+    assert not (place / "started").exists()
+    assert asked(programs) == []
     said = log_of(users).read_text()
-    assert [url for url in around if f"nor a URL of a bucket: {url}\n" not in said] == []
+    assert [word for word in words if f"job {job}: it names no run: {word}: " not in said] == []
+
+
+def test_a_bucket_is_asked_for(users: Slurm) -> None:
+    """As a run on a disk is, with the signs of the comment."""
+    programs = gate_that_answers(users, 0)
+    place = users.place("bucket")
+    job = users.submit(place, f"#!/bin/sh\ntouch {place}/started\n", "--comment=ckptguard=s3://bucket/%u")
+    assert users.until_ended(job) == "IDLE"
+    assert (place / "started").exists()
+    assert asked(programs) == [f"gate -- s3://bucket/{pwd.getpwuid(users.uid).pw_name}"]
 
 
 WORDS = (

@@ -1,6 +1,6 @@
 # The comment is a user's text. Only a word `ckptguard=RUN` means something, and RUN is a path from the root or the URL
 # of a bucket or an SFTP server, of letters, digits and ./_%+=@:,~- alone. Nothing else is a folder of this machine:
-# file:///PATH and local:///PATH are read as PATH. In it %j is the job's id, %A the array's id, %a the task's number in
+# file:///PATH and local:///PATH are read as PATH. What names no run is in `unreadable`, and in the log. In it %j is the job's id, %A the array's id, %a the task's number in
 # the array, %u the user's name, and %% a percent sign.
 note() { # each line of stdin, with the time and the job's id
     local line
@@ -10,7 +10,7 @@ note() { # each line of stdin, with the time and the job's id
 }
 read_runs() {
     local word text sign user words=() row array=${SLURM_ARRAY_JOB_ID-} task=${SLURM_ARRAY_TASK_ID-}
-    runs=() name=$SLURM_JOB_ID
+    runs=() unreadable=() name=$SLURM_JOB_ID
     read -r -d '' -a words <<<"$SLURM_JOB_COMMENT"
     for word in "${words[@]}"; do
         [[ $word =~ ^ckptguard=(/|[a-z][a-z0-9+]*:)[[:alnum:]./_%+=@:,~-]{1,1000}$ ]] || continue
@@ -21,11 +21,11 @@ read_runs() {
         if [[ $text =~ ^(/|(s3|s3a|gs|gcs|az|abfs|abfss|ssh|sftp)://[[:alnum:]%]) && $text != [!/]*::* ]]; then
             runs+=("$text")
         else
-            note <<<"not a path from the root, nor a URL of a bucket: $text"
+            unreadable+=("$text: not a path from the root, nor a URL of a bucket")
         fi
         [ ${#runs[@]} -lt 8 ] || break
     done
-    [ ${#runs[@]} -gt 0 ] || return 0
+    [ $((${#runs[@]} + ${#unreadable[@]})) -gt 0 ] || return 0
     user=$(timeout 10 id -nu -- "$SLURM_JOB_UID") || user=$SLURM_JOB_UID
     if [ -z "$task" ]; then # an older Slurm does not say it; these columns hold numbers alone
         while read -r -a row; do
@@ -51,11 +51,14 @@ read_runs() {
             text=${BASH_REMATCH[3]}
         done
         if [[ $text == *%* ]]; then
-            note <<<"no such % sign, or no array: ${runs[word]}"
+            unreadable+=("${runs[word]}: no such % sign, or no array")
             unset "runs[word]"
         else
             runs[word]=$sign$text
         fi
+    done
+    for text in "${unreadable[@]}"; do
+        note <<<"it names no run: $text"
     done
 }
 # A command with the rights of the job's user, in the job's folder, without root's environment. It ends with 90 where

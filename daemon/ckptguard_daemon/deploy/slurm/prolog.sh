@@ -36,6 +36,7 @@ hold() { # with the user's own rights: whatever went wrong here, no other user's
 first=$(timeout 30 scontrol show hostnames "$SLURM_NODELIST" 2>/dev/null | head -n 1)
 [ "${first:-$SLURMD_NODENAME}" = "$SLURMD_NODENAME" ] || exit 0
 read_runs
+[ ${#unreadable[@]} -eq 0 ] || hold "${unreadable[0]}; correct the comment"
 for run in "${runs[@]}"; do
     code_of "$LIMIT" /bin/sh -c "$INNER" "$SLURM_JOB_WORK_DIR" "$run" "$BIN/ckptguard" gate -- "$run"
     case $code in

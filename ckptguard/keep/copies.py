@@ -25,7 +25,7 @@ from ckptguard.records.kept import (
 )
 from ckptguard.records.pins import FOLDER as PINS
 from ckptguard.records.pins import pinned_generations
-from ckptguard.records.run import Run, begin_records
+from ckptguard.records.run import Run, begin_records_elsewhere
 from ckptguard.records.who_and_when import utc_now
 from ckptguard.runs.free_space import SHARED, file_system_of
 from ckptguard.runs.publish import Place, copy_within
@@ -93,7 +93,7 @@ def keep_checkpoint(
         wanted = always or may_link(view, checkpoint, id)
         if not wanted or _takes_bytes(run, folder, how):
             return None
-    begin_records(run)
+    begin_records_elsewhere(run)
     file_system, place, kept = file_system_of(run.records), Place(run.storage), Place(run.records, folder + "/")
     try:
         # Synced before the mark, which makes them count.

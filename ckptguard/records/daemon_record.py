@@ -8,7 +8,7 @@ import socket
 import msgspec
 
 from ckptguard.errors import CouldNotTellError, ObjectMissingError
-from ckptguard.records.run import Run, begin_records, read_parsed, write_once
+from ckptguard.records.run import Run, begin_records_elsewhere, read_parsed, write_once
 from ckptguard.records.who_and_when import Owner, has_ended, this_host, this_process
 from ckptguard.values.record_formats import PLAIN
 
@@ -29,7 +29,7 @@ class DaemonRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 def write_daemon_record(run: Run, record: DaemonRecord) -> None:
     """Record that this daemon guards the run, instead of any other one."""
-    begin_records(run)
+    begin_records_elsewhere(run)
     for _ in range(5):
         with contextlib.suppress(ObjectMissingError):  # no record was ever written
             run.records.remove(KEY)

@@ -27,7 +27,7 @@ from ckptguard.errors import (
 )
 from ckptguard.records.run import (
     Run,
-    begin_records,
+    begin_records_elsewhere,
     create_record,
     list_records,
     read_parsed,
@@ -231,7 +231,7 @@ def begin_training(
         SettingsError: another process of this machine certainly trains.
         StorageError, BusyError: nothing could be recorded.
     """
-    begin_records(run)
+    begin_records_elsewhere(run)
     mine = new_lease(TrainingRecord, series=series, loops=loops)
     for _ in range(_TRIES):
         other, doubt = None, None

@@ -7,7 +7,7 @@ import contextlib
 import msgspec
 
 from ckptguard.errors import RecordsError
-from ckptguard.records.run import Run, begin_records, read_parsed, replace_record
+from ckptguard.records.run import Run, begin_records_elsewhere, read_parsed, replace_record
 from ckptguard.records.who_and_when import utc_now
 from ckptguard.values.record_formats import PLAIN
 
@@ -36,7 +36,7 @@ def read_room_problem(run: Run) -> RoomProblem | None:
 
 def write_room_problem(run: Run, problem: RoomProblem) -> None:
     """Note what the run lacks, in place of what was noted before."""
-    begin_records(run)
+    begin_records_elsewhere(run)
     replace_record(run, _KEY, msgspec.structs.replace(problem, released=problem.released[-_MOST:], at=utc_now()))
 
 

@@ -154,7 +154,7 @@ def begin_run(url: str | os.PathLike[str], settings: Settings = _DEFAULTS) -> Ru
         begin_again(os.path.join(place, RECORDS_FOLDER))
         return open_run(place, settings)
     run = open_run(place, settings, must_exist=False)
-    begin_records(run)  # an object store has no empty folders
+    _ensure_format(run)  # an object store has no empty folders
     return run
 
 
@@ -247,7 +247,7 @@ def read_sound(run: Run, key: str, kind: type[_Kind], what: str) -> _Kind | None
 def create_record(run: Run, key: str, value: object) -> None:
     """Write a record that must not exist yet, durably. Raises ObjectExistsError. Values other than bytes become
     JSON."""
-    begin_records(run)
+    _ensure_format(run)
     run.records.create(key, value if isinstance(value, bytes) else as_line(value))
 
 
@@ -322,11 +322,17 @@ def raise_format(run: Run, to: int) -> None:
     replace_record(run, FORMAT_KEY, {"format": to})
 
 
-def begin_records(run: Run) -> None:
-    """Let a run have records, if it has none. Whatever replaces a record calls this first.
+def begin_records_elsewhere(run: Run) -> None:
+    """Let a run have records, if they are not in the run. Whatever replaces a record calls this first: a user's file
+    may have its name.
 
-    Raises SettingsError if they are not in the run, and their folder is another run's, or has files with their names.
+    Raises SettingsError if the folder is another run's, or if a name of a record is taken there.
     """
+    if not run.records_inside:
+        _ensure_format(run)
+
+
+def _ensure_format(run: Run) -> None:
     if find_entry(run.records, FORMAT_KEY) is None:
         _create_format(run)
     if not run.records_inside:

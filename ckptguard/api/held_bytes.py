@@ -10,9 +10,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from ckptguard.errors import ChangedWhileReadError, CouldNotTellError
+from ckptguard.errors import CouldNotTellError
 from ckptguard.scan.options import Progress, Scanner, ScanOptions
 from ckptguard.scan.result import Scan, ScannedFile
+from ckptguard.storage.memory_reader import MemoryReader
 from ckptguard.storage.protocol import Reader, Storage
 from ckptguard.storage.read_ahead import CHUNK, IN_FLIGHT, ReadAhead
 from ckptguard.values.ids import escape
@@ -22,7 +23,7 @@ from ckptguard.values.ids import escape
 class HeldFile:
     """A file that was read once: its bytes, and what a scan of these bytes found."""
 
-    data: bytearray
+    data: bytearray | memoryview
     scanned: ScannedFile
 
 
@@ -55,7 +56,7 @@ class _ReadOnce:
         self._storage, self._held = storage, held
         self._lock = threading.Lock()
         self._locks: dict[str, threading.Lock] = {}
-        self.read: dict[str, _InMemory] = {}
+        self.read: dict[str, MemoryReader] = {}
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._storage, name)
@@ -67,7 +68,7 @@ class _ReadOnce:
             if key not in self.read:
                 with self._storage.open(key) as reader:
                     self._need_memory(key, reader.entry.size)
-                    self.read[key] = _InMemory(reader, _whole(self._storage, reader))
+                    self.read[key] = MemoryReader(reader.entry, _whole(self._storage, reader))
             return self.read[key]
 
     def _need_memory(self, key: str, size: int) -> None:
@@ -79,33 +80,6 @@ class _ReadOnce:
                     f"{escape(key)} cannot be held in memory: that takes {self._held} bytes",
                     hint="ckptguard.restore copies it to a disk, verified",
                 )
-
-
-class _InMemory(Reader):
-    """A file as it was when it was read."""
-
-    def __init__(self, reader: Reader, data: bytearray) -> None:
-        self.entry, self.data = reader.entry, data
-
-    def read(self, offset: int, length: int) -> bytes:
-        return bytes(self._range(offset, length))
-
-    def read_into(self, offset: int, buffer: memoryview) -> None:
-        buffer[:] = self._range(offset, len(buffer))
-
-    def check_unchanged(self) -> None:
-        """Nothing changes what is held."""
-
-    def done_with(self, offset: int, length: int) -> None:
-        """It is still to be loaded."""
-
-    def close(self) -> None:
-        """It is still to be loaded."""
-
-    def _range(self, offset: int, length: int) -> memoryview:
-        if offset + length > len(self.data):
-            raise ChangedWhileReadError(f"{escape(self.entry.key)} ends earlier than expected", key=self.entry.key)
-        return memoryview(self.data)[offset : offset + length]
 
 
 def _whole(storage: Storage, reader: Reader) -> bytearray:

@@ -94,7 +94,9 @@ def _as_it_lies(resolved: Target, checkpoint: Checkpoint, work: Work) -> Shown:
     """Describe a checkpoint without records, by reading all of it."""
     scan = scan_checkpoint(resolved.storage, checkpoint, ScanOptions(md5=False), work)
     evidence = collect_evidence(resolved.storage, checkpoint, scan)
-    manifest = manifest_without_seal(evidence, counters_of(evidence.checkpoint, evidence.scan))
+    manifest = manifest_without_seal(
+        evidence.checkpoint, manifest_files(evidence), counters_of(evidence.checkpoint, evidence.scan)
+    )
     return Shown(
         target=resolved.url,
         id=None,

@@ -7,14 +7,16 @@ then as with any TrainingGuard: ``for step, batch in guard.steps(loader, ...)``.
 from __future__ import annotations
 
 import os
-from typing import Any, Unpack
+from typing import Any
 
 from accelerate import Accelerator
 
 from ckptguard.errors import SettingsError, SickTrainingError
-from ckptguard.integrations.guarded_run import GuardedRun, Guarding, ResumeTarget
+from ckptguard.integrations.guarded_run import GuardedRun
+from ckptguard.runs.settings_file import GivenSettings
 from ckptguard.training.guard import TrainingGuard
-from ckptguard.training.signals.weights import first_non_finite, first_non_finite_state
+from ckptguard.training.rollback.rollbacks import Loaded
+from ckptguard.training.signals.weights import first_of, model_tensors, state_tensors
 from ckptguard.values.ids import series_of
 
 _AUTOMATIC = "checkpoints/checkpoint_{step}"
@@ -77,7 +79,9 @@ class GuardedState:
         model: Any,
         optimizer: Any = None,
         name: str = "checkpoint-{step}",
-        **guarding: Unpack[Guarding],
+        settings: GivenSettings = None,
+        daemon: str = "auto",
+        deadline: float = 120.0,
     ) -> None:
         self._accelerator, self._model, self._optimizer = accelerator, model, optimizer
         self._automatic = accelerator.project_configuration.automatic_checkpoint_naming
@@ -87,7 +91,8 @@ class GuardedState:
         if "{step}" not in self._name:
             raise SettingsError(f"the name {name!r} must hold {{step}}, as in checkpoint-{{step}}")
         self._place = _run_of(accelerator, run)
-        self._guarded = GuardedRun(self._place, series=series_of(self._name.format(step=1)), **guarding)
+        series = series_of(self._name.format(step=1))
+        self._guarded = GuardedRun(self._place, series=series, settings=settings, daemon=daemon, deadline=deadline)
 
     def save_state(self, step: int | None = None, **arguments: Any) -> str:
         """``accelerator.save_state``; returns where. `step` names the checkpoint, unless Accelerate does.
@@ -97,7 +102,7 @@ class GuardedState:
         if (step is None) != self._automatic:
             raise SettingsError("say which step this is, unless automatic_checkpoint_naming is on")
         allowed = self._guarded.settings.allow_nonfinite
-        name = first_non_finite(self._model, allowed) or first_non_finite_state(self._optimizer, allowed)
+        name = first_of(model_tensors(self._model) + state_tensors(self._optimizer), allowed)
         if self._guarded.ranks.any(name is not None):
             hint = "load_state() of this guard takes training back"
             what = name or "a tensor of another rank"
@@ -109,7 +114,7 @@ class GuardedState:
         self._guarded.protect_beside()
         return str(written)
 
-    def load_state(self, **arguments: Any) -> ResumeTarget | None:
+    def load_state(self, **arguments: Any) -> Loaded | None:
         """Load the newest known-good checkpoint. Return its step (with automatic naming, the number of the save) and
         path. None, and nothing is touched, if no checkpoint was ever good."""
         target = self._guarded.newest()

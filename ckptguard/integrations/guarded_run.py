@@ -6,11 +6,11 @@ finds, or why it cannot, is the answer of all.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, TypedDict, Unpack
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import msgspec
 
@@ -19,15 +19,16 @@ from ckptguard.decisions.rollback import RollbackPolicy, policy_of
 from ckptguard.errors import CkptguardError, NoKnownGoodError, SettingsError, StateError
 from ckptguard.records.run import Run, open_run
 from ckptguard.recover.put_back import restore_pending_copies
-from ckptguard.recover.roll_back import GoBack, roll_back
+from ckptguard.recover.roll_back import GoBack, RolledBack, roll_back
 from ckptguard.recover.verify_pending import verify_pending
 from ckptguard.runs.find_known_good import Wanted, newest_candidate
 from ckptguard.runs.run_view import RunView
 from ckptguard.runs.settings_file import GivenSettings, given_settings, training_settings
 from ckptguard.training.announce import announce_resume
 from ckptguard.training.client import ChildDaemon, ensure_daemon
+from ckptguard.training.options import asks_daemon
 from ckptguard.training.ranks import Ranks, ranks_of_training, together
-from ckptguard.training.rollback.rollbacks import Rollbacks, Waits
+from ckptguard.training.rollback.rollbacks import Loaded, Rollback, Rollbacks
 from ckptguard.training.signals.curve_recorder import CurveRecorder
 from ckptguard.upkeep.settle_kept import protect_finished
 from ckptguard.values.incident import Details
@@ -38,27 +39,24 @@ _RANKS_SECONDS = 3600.0  # rank 0 may have to read back several large checkpoint
 _log = logging.getLogger("ckptguard")
 
 
-@dataclass(frozen=True, kw_only=True)
-class ResumeTarget:
-    """A checkpoint to go on from, verified a moment ago. `path` is usable as it is.
-
-    `skip` are the first and the last update whose batches are to be left out; None: every batch is replayed.
-    """
-
-    path: str
-    step: int
-    skip: tuple[int, int] | None = None
-    lr_factor: float = 1.0
-    reset_scale: float | None = None
-
-
 class FrameworkStore:
-    """Checkpoints of one series that the framework saves and loads by itself: here they are only chosen."""
+    """Checkpoints of one series that the framework saves and loads by itself: here they are only chosen.
+
+    `find_series` returns the series, or None while nothing was saved.
+    """
 
     hashes_on_load = False
 
-    def __init__(self, series: str) -> None:
-        self.series = series
+    def __init__(self, find_series: Callable[[], str | None]) -> None:
+        self._find_series = find_series
+
+    @property
+    def series(self) -> str:
+        """The series. NoKnownGoodError while nothing was saved."""
+        series = self._find_series()
+        if series is None:
+            raise NoKnownGoodError("nothing was saved yet")
+        return series
 
     def write(self, step: int, extra: Mapping[str, Any]) -> str:
         """Never: the framework saves."""
@@ -69,42 +67,30 @@ class FrameworkStore:
         return {}
 
 
-class Guarding(TypedDict, total=False):
-    """How a framework's run is guarded. `settings`: a dict of settings, which count before those of ``ckptguard.toml``
-    and the environment. `daemon="auto"` starts one where none answers, "off" does without. `deadline` is how many
-    seconds it may take to verify what is pending, before this process does it."""
-
-    settings: GivenSettings
-    daemon: str
-    deadline: float
-
-
-def checked_guarding(given: Guarding) -> Guarding:
-    """The same, if a run can be guarded so: else TypeError or SettingsError."""
-    known = Guarding.__annotations__
-    for name in given.keys() - known.keys():
-        raise TypeError(f"unexpected keyword argument {name!r}: there are {', '.join(known)}")
-    if given.get("daemon", "auto") not in ("auto", "off"):
-        raise SettingsError(f'daemon must be "auto" or "off", not {given["daemon"]!r}')
-    return given
-
-
 class GuardedRun:
-    """One run at one place, in one series; see `Guarding`.
+    """One run at one place, in one series. `series` may be a function that finds it, on rank 0.
 
-    A setting that cannot be true, on whichever rank, is the same SettingsError on all of them."""
+    `settings` is a dict of settings, which count before those of ``ckptguard.toml`` and the environment.
+    `daemon="auto"` starts one where none answers, "off" does without. It may take `deadline` seconds to verify what is
+    pending, before this process does it.
+
+    A setting that cannot be true, on whichever rank, is the same SettingsError on all of them.
+    """
 
     def __init__(
-        self, url: str, *, series: str, policy: RollbackPolicy | None = None, **guarding: Unpack[Guarding]
+        self,
+        url: str,
+        *,
+        series: str | Callable[[], str | None],
+        policy: RollbackPolicy | None = None,
+        settings: GivenSettings = None,
+        daemon: str = "auto",
+        deadline: float = 120.0,
     ) -> None:
-        given = checked_guarding(guarding)
-        self.policy = policy_of(policy)
+        self.policy, self._asks = policy_of(policy), asks_daemon(daemon)
         self.ranks: Ranks = ranks_of_training(_RANKS_SECONDS)
-        self.series = series
-        self._url = url
-        self._asks = given.get("daemon", "auto") == "auto"
-        self._deadline = given.get("deadline", 120.0)
-        settings = given.get("settings")
+        self.store = FrameworkStore(series if callable(series) else lambda: series)
+        self._url, self._deadline = url, deadline
         self.run: Run  # this and what is made with it: on rank 0 only
         self._rollbacks: Rollbacks
         self.curve = CurveRecorder(None)
@@ -125,35 +111,24 @@ class GuardedRun:
         """What rank 0's `work` returns (a JSON value), on every rank; if it fails, all fail."""
         return together(self.ranks, what, lambda: work() if self.leads else None)[0]
 
-    def newest(self) -> ResumeTarget | None:
+    def newest(self) -> Loaded | None:
         """The newest known-good to resume from, verified and in place; what is newer was quarantined. None where
         nothing was ever good: training begins anew. CouldNotTellError where that could not be told."""
-        return _target(self.on_first("looking for a checkpoint to resume from", self._newest))
+        found = self.on_first("looking for a checkpoint to resume from", lambda: msgspec.to_builtins(self._newest()))
+        return msgspec.convert(found, Loaded | None)
 
-    def back(self, diagnosis: Diagnosis, *, save_every: int, details: Details | None = None) -> ResumeTarget:
+    def go_back(self, diagnosis: Diagnosis, *, save_every: int, details: Details) -> Rollback:
         """Go back as the policy says: what is newer is quarantined, and an incident recorded, with its `details`.
 
         RollbackExhausted when the budget is spent, NoKnownGoodError when there is nothing to go back to.
         """
 
-        def work() -> dict[str, Any]:
-            self._rollbacks.evidence = None if details is None else lambda _: details
-            went = self._rollbacks.go_back(diagnosis, save_every=save_every)
-            decided = went.decision
-            if decided.skip:
-                self.curve.skip(went.onset, went.last)
-            return {
-                "path": went.loaded.path,
-                "step": went.loaded.step,
-                "skip": (went.onset, went.last) if decided.skip else None,
-                "lr_factor": decided.lr_factor,
-                "reset_scale": decided.reset_scale,
-            }
+        def work() -> Any:
+            self._rollbacks.evidence = lambda _: details
+            return msgspec.to_builtins(self._rollbacks.go_back(diagnosis, save_every=save_every))
 
         self.wait_for_protection()
-        found = _target(self.on_first("going back", work))
-        assert found is not None
-        return found
+        return msgspec.convert(self.on_first("going back", work), Rollback)
 
     def protect(self) -> None:
         """Keep the finished saves, now: what deletes old ones may come next. Trouble is logged, never raised."""
@@ -194,9 +169,8 @@ class GuardedRun:
             self.settings = given_settings(settings, lambda: training_settings(self._url))
             if self.leads:
                 self.run = run = open_run(self._url, self.settings, must_exist=False)
-                waits = Waits(daemon=self._deadline if self._asks else None)
-                store = FrameworkStore(self.series)
-                self._rollbacks = Rollbacks(run, self.settings, store, self.policy, waits=waits)
+                seconds = self._deadline if self._asks else None
+                self._rollbacks = Rollbacks(run, self.settings, self.store, self.policy, ranks=Ranks(), daemon=seconds)
                 self.curve = CurveRecorder(run)
                 self._child = ensure_daemon(run, self.settings) if self._asks else None
         except SettingsError as error:
@@ -207,23 +181,28 @@ class GuardedRun:
         """The run as it is now; on rank 0 only."""
         return RunView(self.run, self.settings)
 
-    def _newest(self) -> dict[str, Any] | None:
-        view, wanted = self.view(), Wanted(series=self.series)
-        verify_pending(view, wanted)
-        if newest_candidate(view, wanted) is None:
-            # Nothing that is in place is good: what was rotated away before it was verified is put back for that.
-            for place in restore_pending_copies(view, series=self.series):
-                _log.warning("%s was deleted before it was verified: put back for that", place)
-            view.forget()
+    def _newest(self) -> Loaded | None:
         try:
-            found = roll_back(view, GoBack(reason="training was resumed", series=self.series, check_writing=False))
+            found = self._roll_back_to_newest()
         except NoKnownGoodError:
             announce_resume(self.run.url, None)
             return None
+        known_good = found.known_good
         if found.quarantined:
-            _log.warning("resuming from %s; set aside: %s", found.known_good.path, ", ".join(found.quarantined))
-        announce_resume(self.run.url, found.known_good.path)
-        return {"path": found.known_good.path, "step": found.known_good.step or 0}
+            _log.warning("resuming from %s; set aside: %s", known_good.path, ", ".join(found.quarantined))
+        announce_resume(self.run.url, known_good.path)
+        return Loaded(step=found.training_step or 0, id=known_good.id, path=known_good.path)
+
+    def _roll_back_to_newest(self) -> RolledBack:
+        series = self.store.series
+        view, wanted = self.view(), Wanted(series=series)
+        verify_pending(view, wanted)
+        if newest_candidate(view, wanted) is None:
+            # Nothing that is in place is good: what was rotated away before it was verified is put back for that.
+            for place in restore_pending_copies(view, series=series):
+                _log.warning("%s was deleted before it was verified: put back for that", place)
+            view.forget()
+        return roll_back(view, GoBack(reason="training was resumed", series=series, check_writing=False))
 
     def _protect(self) -> None:
         try:
@@ -234,7 +213,23 @@ class GuardedRun:
             _log.warning("ckptguard: the new save could not be protected: %s", error)
 
 
-def open_guarded(url: str, *, series: str, **guarding: Unpack[Guarding]) -> GuardedRun | None:
+@contextlib.contextmanager
+def instead(owner: Any, **methods: Any) -> Iterator[None]:
+    """Give an object other methods meanwhile. Afterwards it has what was its own, which may wrap one."""
+    own = {name: vars(owner).get(name) for name in methods}
+    for name, method in methods.items():
+        setattr(owner, name, method)
+    try:
+        yield
+    finally:
+        for name, method in own.items():
+            if method is not None:
+                setattr(owner, name, method)
+            else:
+                delattr(owner, name)
+
+
+def open_guarded(url: str, *, series: str, **guarding: Any) -> GuardedRun | None:
     """A `GuardedRun`, or a warning and None on every rank: for what must never end training. SettingsError as there."""
     try:
         return GuardedRun(url, series=series, **guarding)
@@ -243,7 +238,3 @@ def open_guarded(url: str, *, series: str, **guarding: Unpack[Guarding]) -> Guar
     except (CkptguardError, OSError) as error:
         _log.warning("ckptguard: %s is not guarded: %s", url, error)
         return None
-
-
-def _target(answer: dict[str, Any] | None) -> ResumeTarget | None:
-    return None if answer is None else msgspec.convert(answer, ResumeTarget)

@@ -11,35 +11,31 @@ Lightning resumes exactly at the end of an epoch only: within one it begins the 
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Generator
 from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from ckptguard.decisions.health import Diagnosis
-from ckptguard.decisions.rollback import RollbackPolicy, policy_of
-from ckptguard.errors import CkptguardError, NoKnownGoodError, SettingsError, SickTrainingError
-from ckptguard.integrations.guarded_run import GuardedRun, ResumeTarget
+from ckptguard.decisions.rollback import RollbackDecision, RollbackPolicy, policy_of
+from ckptguard.errors import SettingsError, SickTrainingError
+from ckptguard.integrations.guarded_run import GuardedRun, instead
 from ckptguard.integrations.lightning_io import GuardedIO
 from ckptguard.runs.settings_file import GivenSettings, given_settings, training_settings
-from ckptguard.training.announce import announce_resume
 from ckptguard.training.content.tagged_json import decode_state, encode_state, from_text, to_text
-from ckptguard.training.content.training_parts import TrainingParts, scale_learning_rate
-from ckptguard.training.ranks import Ranks, agree, ranks_of_training, together
-from ckptguard.training.signals.curve_recorder import CurveRecorder
-from ckptguard.training.signals.device_signals import raise_loss_scale
+from ckptguard.training.content.training_parts import TrainingParts
+from ckptguard.training.ranks import Ranks, agree, ranks_of_training
+from ckptguard.training.rollback import rollbacks as going_back
+from ckptguard.training.rollback.rollbacks import Rollback
 from ckptguard.training.signals.monitor import TrainingMonitor
+from ckptguard.training.state.progress import adjust
 from ckptguard.training.state.rng import capture_rng, restore_rng
 from ckptguard.values.incident import Details
 
 __all__ = ["GuardCallback", "GuardedIO", "fit"]
-
-_log = logging.getLogger("ckptguard")
 
 
 class GuardCallback(Callback):
@@ -47,10 +43,10 @@ class GuardCallback(Callback):
     training instead of the next save. `fit` adds it by itself."""
 
     def __init__(self, *, policy: RollbackPolicy | None = None, settings: GivenSettings = None) -> None:
-        self.target: ResumeTarget | None = None
         self.diagnosis: Diagnosis | None = None
         self.left_out: set[tuple[int, int]] = set()  # (epoch, batch)
         self.lr_factor = 1.0
+        self._decided: RollbackDecision | None = None  # about the last rollback
         self._loaded: dict[str, Any] = {}
         self._batches: dict[int, list[tuple[int, int]]] = {}  # of each update
         self._completed = 0  # updates, before the batch that is at work
@@ -58,8 +54,7 @@ class GuardCallback(Callback):
         allow = given_settings(settings, training_settings).allow_nonfinite
         self._monitor = TrainingMonitor(TrainingParts(model=None), policy_of(policy), allow=allow)
         self._trains = False  # whether there is something to look at
-        self.curve: CurveRecorder | None = None
-        self.details: Details | None = None  # what was known when it was noticed
+        self.details = Details()  # what was known when it was noticed
         self._ranks: Ranks | None = None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -68,18 +63,14 @@ class GuardCallback(Callback):
         optimizer = trainer.optimizers[0] if trainer.optimizers else None
         scheduler = trainer.lr_scheduler_configs[0].scheduler if trainer.lr_scheduler_configs else None
         scaler = getattr(trainer.precision_plugin, "scaler", None)
-        parts = TrainingParts(
-            model=pl_module, optimizer=optimizer, scheduler=scheduler, scaler=scaler, framework="lightning"
-        )
-        self._monitor.recent.curve = self.curve
+        parts = TrainingParts(pl_module, optimizer, scheduler, scaler, framework="lightning")
         self._monitor.follow(parts, trainer.global_step)
         self._trains = True
         saved = float(self._loaded.get("lr_factor", 1.0))
-        if self.target is None:
+        if self._decided is None:
             self.lr_factor = saved
-        scale_learning_rate(optimizer, scheduler, self.lr_factor / saved)
-        if self.target is not None and self.target.reset_scale is not None:
-            raise_loss_scale(scaler, self.target.reset_scale)
+        lowest_scale = self._decided.reset_scale if self._decided is not None else None
+        adjust(parts, rate=self.lr_factor / saved, lowest_scale=lowest_scale)
         self._monitor.look(trainer.global_step)
         self._raise_if_sick()
 
@@ -109,8 +100,8 @@ class GuardCallback(Callback):
         if self._trains and trainer.state.fn == "fit" and not trainer.sanity_checking:
             self._monitor.look(trainer.global_step)  # also while it validates: ModelCheckpoint saves then too
             self._raise_if_sick()
-            if self.curve is not None:
-                self.curve.saved()
+            if self._monitor.recent.curve is not None:
+                self._monitor.recent.curve.saved()
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Look once more, for the script may save the model now."""
@@ -145,11 +136,6 @@ class GuardCallback(Callback):
         if len(saved) == self._ranks.size:  # other numbers of ranks go on with new ones
             restore_rng(decode_state(from_text(saved[self._ranks.rank].encode())))
 
-    def leave_out(self, first: int, last: int) -> None:
-        """The batches of these updates are not trained on any more."""
-        for update in range(first, last + 1):
-            self.left_out |= set(self._batches.get(update, ()))
-
     def _raise_if_sick(self) -> None:
         assert self._ranks is not None
         found = agree(self._ranks, self._monitor.sick)
@@ -183,48 +169,102 @@ def fit(
     if not isinstance(saver, GuardedIO):
         raise SettingsError("the Trainer does not save by a GuardedIO", hint="Trainer(plugins=[GuardedIO(run)])")
     _start_ranks(trainer, module)
-    callback = GuardCallback(policy=policy, settings=saver.settings)
-    callback.curve = curve = _curve(saver, trainer)
-    trainer.callbacks.insert(0, callback)
-    guarded = _guard(saver, policy, daemon, curve)
-    newest = guarded.newest() if guarded is not None and "ckpt_path" not in arguments else None
-    if newest is not None:
-        arguments["ckpt_path"] = newest.path
-    elif guarded is None and "ckpt_path" not in arguments and trainer.is_global_zero:
-        announce_resume(saver.url, None)
+    guarded = GuardedRun(saver.url, series=saver.find_series, settings=saver.settings, policy=policy, daemon=daemon)
+    fits = _Fits(trainer, module, saver, guarded, save_every)
+    trainer.callbacks.insert(0, fits)
     try:
-        with _leaving_out(module, trainer, callback):
-            while True:
-                try:
-                    trainer.fit(module, *data, **arguments)
-                    saver.wait()
-                    try:
-                        guarded = guarded or _guard(saver, policy, daemon, curve)
-                    except CkptguardError as error:  # training is over, and well
-                        _log.warning("the last save may have no verdict: %s", error.message)
-                    if guarded is not None:  # else nothing was saved
-                        guarded.judge_last_save()
-                    return
-                except SickTrainingError:
-                    found = callback.diagnosis
-                    if found is None:
-                        raise
-                module.zero_grad()  # torch loads no sharded optimizer state where gradients are left
-                saver.wait()
-                guarded = guarded or _guard(saver, policy, daemon, curve)
-                if guarded is None:
-                    raise NoKnownGoodError(f"{found.reason}; nothing that was saved is good")
-                callback.target = target = guarded.back(found, save_every=save_every, details=callback.details)
-                if target.skip is not None:
-                    callback.leave_out(*target.skip)
-                callback.lr_factor *= target.lr_factor
-                arguments["ckpt_path"] = target.path
+        if "ckpt_path" not in arguments and (newest := guarded.newest()) is not None:
+            arguments["ckpt_path"] = newest.path
+        fits.fit = functools.partial(trainer.fit, module, *data, **arguments)
+        with instead(module, training_step=fits.training_step(), optimizer_step=fits.optimizer_step()):
+            for _ in going_back.train(fits):
+                pass
+        guarded.judge_last_save()
     finally:
         saver.wait()
-        trainer.callbacks.remove(callback)
-        curve.close()
-        if guarded is not None:
-            guarded.close()
+        trainer.callbacks.remove(fits)
+        guarded.close()
+
+
+class _Fits(GuardCallback):
+    """One ``trainer.fit`` after the other: the callback for them, and the `Training` that they are together."""
+
+    fit: Callable[..., object]
+
+    def __init__(
+        self, trainer: Trainer, module: LightningModule, saver: GuardedIO, guarded: GuardedRun, save_every: int
+    ) -> None:
+        super().__init__(policy=guarded.policy, settings=guarded.settings)
+        self._trainer, self._module, self._saver = trainer, module, saver
+        self._guarded, self._save_every = guarded, save_every
+        self._ranks = guarded.ranks
+        self._monitor.recent.curve = guarded.curve
+
+    @property
+    def state_key(self) -> str:
+        """Its state is that of the callback, whoever added it."""
+        return GuardCallback.__qualname__
+
+    def stretch(self) -> Generator[None, None, Diagnosis | None]:
+        """One ``trainer.fit``."""
+        yield from ()  # the Trainer makes the updates
+        try:
+            self.fit()
+            return None
+        except SickTrainingError:
+            if self.diagnosis is None:
+                raise
+            self._module.zero_grad()  # torch loads no sharded optimizer state where gradients are left
+            return self.diagnosis
+        finally:
+            self._saver.wait()
+
+    def go_back(self, sick: Diagnosis) -> Rollback:
+        """Choose the next start."""
+        return self._guarded.go_back(sick, save_every=self._save_every, details=self.details)
+
+    def leave_out(self, first: int, last: int) -> None:
+        """The batches of these updates are not trained on any more."""
+        for update in range(first, last + 1):
+            self.left_out |= set(self._batches.get(update, ()))
+        self._guarded.curve.skip(first, last)
+
+    def arrive(self, went: Rollback) -> None:
+        """Have the next ``trainer.fit`` begin there."""
+        self._decided = went.decision
+        self.lr_factor *= went.decision.lr_factor
+        self.fit = functools.partial(self.fit, ckpt_path=went.loaded.path)
+
+    def training_step(self) -> Callable[..., Any]:
+        """The module's, but not for batches that did harm. With several ranks Lightning allows no ``training_step``
+        that returns None: so a loss that depends on nothing. It is NaN, because a 0 would look trained."""
+        own = self._module.training_step
+
+        # Lightning calls it with as many arguments as the module's own takes.
+        @functools.wraps(own)
+        def step(batch: Any, batch_idx: int, *more: Any, **named: Any) -> Any:
+            if not self._is_left_out(batch_idx):
+                return own(batch, batch_idx, *more, **named)
+            nothing = torch.full((), float("nan"), device=self._trainer.strategy.root_device, requires_grad=True)
+            return nothing if self._module.automatic_optimization else None
+
+        return step
+
+    def optimizer_step(self) -> Callable[..., None]:
+        """The module's, but no step of the optimizer for batches that did harm."""
+        own = self._module.optimizer_step
+
+        @functools.wraps(own)
+        def update(epoch: int, batch_idx: int, optimizer: Any, closure: Any = None, **named: Any) -> None:
+            if self._is_left_out(batch_idx) and closure is not None:
+                closure()
+            else:
+                own(epoch, batch_idx, optimizer, closure, **named)
+
+        return update
+
+    def _is_left_out(self, batch_idx: int) -> bool:
+        return (self._trainer.current_epoch, batch_idx) in self.left_out
 
 
 def _start_ranks(trainer: Trainer, module: Any) -> None:
@@ -238,63 +278,3 @@ def _start_ranks(trainer: Trainer, module: Any) -> None:
         raise SettingsError("fit() cannot go back in ranks that are spawned for each call", hint=hint)
     trainer.strategy.connect(module)
     trainer.strategy.setup_environment()
-
-
-def _curve(saver: GuardedIO, trainer: Any) -> CurveRecorder:
-    run = None
-    if trainer.is_global_zero:
-        try:
-            run = saver.open_run()
-        except CkptguardError as error:
-            _log.warning("the loss curve is not recorded: %s", error.message)
-    return CurveRecorder(run)
-
-
-def _guard(saver: GuardedIO, policy: RollbackPolicy | None, daemon: str, curve: CurveRecorder) -> GuardedRun | None:
-    """The run, in the series of its checkpoints; None while there is none. Only rank 0 saves, and knows."""
-    ranks = ranks_of_training()
-    series = together(
-        ranks, "looking for known-good checkpoints", lambda: saver.find_series() if ranks.rank == 0 else ""
-    )
-    if series[0] is None:
-        return None
-    guarded = GuardedRun(saver.url, series=series[0], settings=saver.settings, policy=policy, daemon=daemon)
-    guarded.curve = curve
-    return guarded
-
-
-@contextlib.contextmanager
-def _leaving_out(module: Any, trainer: Trainer, callback: GuardCallback) -> Iterator[None]:
-    """No update for batches that did harm. With several ranks Lightning allows no ``training_step`` that returns None:
-    so a loss that depends on nothing, and no step of the optimizer. It is NaN, because a 0 would look trained."""
-
-    def is_left_out(batch_idx: int) -> bool:
-        return (trainer.current_epoch, batch_idx) in callback.left_out
-
-    own = {name: vars(module).get(name) for name in ("training_step", "optimizer_step")}
-    training_step, optimizer_step = module.training_step, module.optimizer_step
-
-    # Lightning calls it with as many arguments as the module's own takes.
-    @functools.wraps(training_step)
-    def step(batch: Any, batch_idx: int, *more: Any, **named: Any) -> Any:
-        if not is_left_out(batch_idx):
-            return training_step(batch, batch_idx, *more, **named)
-        nothing = torch.full((), float("nan"), device=trainer.strategy.root_device, requires_grad=True)
-        return nothing if module.automatic_optimization else None
-
-    @functools.wraps(optimizer_step)
-    def update(epoch: int, batch_idx: int, optimizer: Any, closure: Any = None, **named: Any) -> None:
-        if is_left_out(batch_idx) and closure is not None:
-            closure()
-        else:
-            optimizer_step(epoch, batch_idx, optimizer, closure, **named)
-
-    module.training_step, module.optimizer_step = step, update
-    try:
-        yield
-    finally:
-        for name, value in own.items():
-            if value is not None:
-                setattr(module, name, value)
-            else:
-                delattr(module, name)

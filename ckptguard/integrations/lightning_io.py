@@ -10,20 +10,21 @@ import threading
 import uuid
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from typing import Any, Self, cast
+from typing import Any, cast
 
 import msgspec
 import torch
 from lightning.fabric.plugins import TorchCheckpointIO
 
-from ckptguard.errors import ChangedWhileReadError, CkptguardError, NoKnownGoodError
+from ckptguard.errors import CkptguardError, NoKnownGoodError
 from ckptguard.records.run import Run, open_run
 from ckptguard.recover.verify_pending import verify_pending
 from ckptguard.runs.find_known_good import find_known_good
 from ckptguard.runs.run_view import RunView
 from ckptguard.runs.settings_file import GivenSettings, given_settings, training_settings
 from ckptguard.scan import ScanOptions, scan_files
-from ckptguard.storage.protocol import Entry, Reader, Storage
+from ckptguard.storage.memory_reader import MemoryReader
+from ckptguard.storage.protocol import Entry, Storage
 from ckptguard.values.manifest import Manifest
 from ckptguard.values.verdict import Outcome
 from ckptguard.verification.checkpoint import verify_checkpoint
@@ -178,7 +179,7 @@ def write_sealed(view: RunView, path: str, data: memoryview) -> Manifest | None:
     writing = threading.Thread(target=_write, args=(place, data, failures), name="ckptguard-write", daemon=True)
     writing.start()
     try:
-        scan = scan_files(cast(Storage, _InMemory(path, data)), [path], ScanOptions(md5=False))
+        scan = scan_files(cast(Storage, _OneFile(path, data)), [path], ScanOptions(md5=False))
     finally:
         writing.join()
         if failures:
@@ -192,37 +193,16 @@ def write_sealed(view: RunView, path: str, data: memoryview) -> Manifest | None:
     return seal_written(run, path=path, layout=checkpoint.layout, step=checkpoint.step, files=files)
 
 
-class _InMemory(Reader):
-    """As much of a storage, and of its reader, as a scan of one file needs."""
+class _OneFile:
+    """As much of a storage as a scan of one file needs."""
 
     root = None
 
     def __init__(self, key: str, data: memoryview) -> None:
-        self._data = data
-        self.entry = Entry(key=key, kind="file", size=len(data))
+        self._reader = MemoryReader(Entry(key=key, kind="file", size=len(data)), data)
 
-    def open(self, key: str) -> Self:
-        return self
-
-    def read(self, offset: int, length: int) -> bytes:
-        return bytes(self._range(offset, length))
-
-    def read_into(self, offset: int, buffer: memoryview) -> None:
-        buffer[:] = self._range(offset, len(buffer))
-
-    def _range(self, offset: int, length: int) -> memoryview:
-        if offset + length > len(self._data):
-            raise ChangedWhileReadError(f"{self.entry.key} ends earlier than expected", key=self.entry.key)
-        return self._data[offset : offset + length]
-
-    def check_unchanged(self) -> None:
-        pass
-
-    def done_with(self, offset: int, length: int) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
+    def open(self, key: str) -> MemoryReader:
+        return self._reader
 
 
 def _write(place: str, data: memoryview, failures: list[OSError]) -> None:

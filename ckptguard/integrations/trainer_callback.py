@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import Any, Self, Unpack
+from typing import Any, Self
 
 import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
@@ -17,12 +17,13 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from ckptguard.decisions.health import Diagnosis, Signal
 from ckptguard.decisions.rollback import RollbackPolicy, policy_of
 from ckptguard.errors import CkptguardError, NoKnownGoodError, SettingsError, SickTrainingError
-from ckptguard.integrations.guarded_run import GuardedRun, Guarding, checked_guarding, open_guarded
+from ckptguard.integrations.guarded_run import GuardedRun, instead, open_guarded
 from ckptguard.recover.verify_pending import verify_pending
 from ckptguard.runs.find_known_good import KnownGood, Wanted, find_known_good
-from ckptguard.runs.settings_file import given_settings, training_settings
+from ckptguard.runs.settings_file import GivenSettings, given_settings, training_settings
 from ckptguard.training.client import let_daemon_verify
 from ckptguard.training.content.training_parts import TrainingParts
+from ckptguard.training.options import asks_daemon
 from ckptguard.training.rollback.incident_log import begin_incident, end_incident
 from ckptguard.training.signals.monitor import TrainingMonitor
 from ckptguard.values.incident import Details
@@ -40,8 +41,8 @@ class GuardCallback(TrainerCallback):
     goes on to save a poisoned final model. With ``on_sick="stop"`` it returns, and `sick` holds the error. No other
     failure of the guard ends training.
 
-    `policy` says when training counts as sick. See `Guarding` for the rest; `deadline` is the longest wait for verdicts
-    that are still pending.
+    `policy` says when training counts as sick. See `GuardedRun` for the rest; `deadline` is the longest wait for
+    verdicts that are still pending.
     """
 
     def __init__(
@@ -50,18 +51,20 @@ class GuardCallback(TrainerCallback):
         *,
         on_sick: str = "raise",
         policy: RollbackPolicy | None = None,
-        **guarding: Unpack[Guarding],
+        settings: GivenSettings = None,
+        daemon: str = "auto",
+        deadline: float = 120.0,
     ) -> None:
         if on_sick not in ("raise", "stop"):
             raise SettingsError(f'on_sick must be "raise" or "stop", not {on_sick!r}')
-        guarding = checked_guarding(guarding)
+        asks_daemon(daemon)
         policy = policy_of(policy)
-        settings = guarding.get("settings")
         self.sick: SickTrainingError | None = None
         self.guarded: GuardedRun | None = None
         self.left_out: SkippedUpdates | None = None
         self.details: Details | None = None  # what was known when it was noticed
-        self._url, self._raises, self._guarding = run, on_sick == "raise", guarding
+        self._url, self._raises, self._deadline = run, on_sick == "raise", deadline
+        self._guarding = {"settings": settings, "daemon": daemon, "deadline": deadline}
         self._check_every = policy.check_every
         allow = given_settings(settings, training_settings).allow_nonfinite if settings is not None else ()
         self._monitor = TrainingMonitor(TrainingParts(model=None), policy, allow=allow)
@@ -75,13 +78,8 @@ class GuardCallback(TrainerCallback):
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kw: Any) -> None:
         """Open the run, have it guarded, and see that training begins with a healthy state."""
         self.sick, self.details = None, None
-        self.open(self._url or args.output_dir or ".")
-        optimizer = kw.get("optimizer")
-        scheduler, scaler = kw.get("lr_scheduler"), getattr(optimizer, "scaler", None)
-        parts = TrainingParts(
-            model=kw.get("model"), optimizer=optimizer, scheduler=scheduler, scaler=scaler, framework="trainer"
-        )
-        self._monitor.follow(parts, state.global_step)
+        self._open(self._url or args.output_dir or ".")
+        self._monitor.follow(parts_of(kw), state.global_step)
         self._look(state, control)
         if self.diagnosis is not None and self._raises:
             self._end_sick(self.diagnosis)
@@ -96,7 +94,7 @@ class GuardCallback(TrainerCallback):
         if self._monitor.health.skips:
             self._monitor.recent.append(signal)  # the norm of an update that was skipped did no harm
         else:
-            self._take_in(state, control, signal)
+            self._heed(self._monitor.take_in(signal), state, control)
         if wants_look and self.diagnosis is None:
             self._look(state, control)
 
@@ -106,7 +104,8 @@ class GuardCallback(TrainerCallback):
             self.left_out.after_update(state.global_step)
         else:
             skipped = bool(getattr(kw.get("optimizer"), "step_was_skipped", False))
-            self._take_in(state, control, Signal(step=state.global_step, skipped=skipped))
+            signal = Signal(step=state.global_step, skipped=skipped)
+            self._heed(self._monitor.take_in(signal), state, control)
         if control.should_save or state.global_step % self._check_every == 0:
             self._look_before_save(state, control)
 
@@ -135,9 +134,9 @@ class GuardCallback(TrainerCallback):
             self.guarded.wait_for_protection()
         if self.diagnosis is None:
             self._look(state, control)
-        self.conclude(self.diagnosis)
+        self.conclude()
 
-    def open(self, url: str) -> None:
+    def _open(self, url: str) -> None:
         """Open the run; a run that cannot be opened is not guarded, and training goes on."""
         if self.guarded is None:
             self.guarded = open_guarded(url, series=SERIES, **self._guarding)
@@ -145,10 +144,10 @@ class GuardCallback(TrainerCallback):
                 self._monitor.allow = self.guarded.settings.allow_nonfinite
                 self._monitor.recent.curve = self.guarded.curve
 
-    def conclude(self, diagnosis: Diagnosis | None) -> None:
+    def conclude(self) -> None:
         """The end of training: say where to go back to, and raise if it is sick."""
-        if diagnosis is not None:
-            self._end_sick(diagnosis)
+        if self.diagnosis is not None:
+            self._end_sick(self.diagnosis)
         elif self.guarded is not None:
             self.guarded.judge_last_save()
         self._close()
@@ -173,9 +172,6 @@ class GuardCallback(TrainerCallback):
         if self.guarded is not None and self.guarded.ranks.any(name is not None):
             return name or "a tensor of another rank"
         return name
-
-    def _take_in(self, state: TrainerState, control: TrainerControl, signal: Signal) -> None:
-        self._heed(self._monitor.take_in(signal), state, control)
 
     def _heed(self, found: Diagnosis, state: TrainerState, control: TrainerControl) -> None:
         if not found.sick:
@@ -224,8 +220,7 @@ class GuardCallback(TrainerCallback):
         known_good = None
         before = (found.onset_step or found.step) if found.cause == "loss_scale" else found.step
         try:
-            seconds = self._guarding.get("deadline", 120.0)
-            if let_daemon_verify(run, before_step=before, series=SERIES, wait_seconds=seconds) is None:
+            if let_daemon_verify(run, before_step=before, series=SERIES, wait_seconds=self._deadline) is None:
                 verify_pending(guarded.view(), Wanted(before_step=before))
             known_good = find_known_good(run, before_step=before, series=SERIES)
         except NoKnownGoodError:
@@ -238,6 +233,13 @@ class GuardCallback(TrainerCallback):
         return known_good
 
 
+def parts_of(given: dict[str, Any]) -> TrainingParts:
+    """What a callback of the Trainer is given."""
+    optimizer = given.get("optimizer")
+    scaler = getattr(optimizer, "scaler", None)
+    return TrainingParts(given.get("model"), optimizer, given.get("lr_scheduler"), scaler, framework="trainer")
+
+
 class SkippedUpdates:
     """Wraps ``trainer.training_step`` and ``trainer.log`` while it is entered.
 
@@ -248,21 +250,17 @@ class SkippedUpdates:
     def __init__(self, trainer: Any) -> None:
         self.updates: set[int] = set()
         self._trainer = trainer
-        self._own = {name: vars(trainer).get(name) for name in ("training_step", "log")}  # somebody may wrap this one
         self._step, self._log = trainer.training_step, trainer.log
+        self._wrapped = instead(trainer, training_step=self._training_step, log=self._log_trained)
         self._losses: list[tuple[int, Any]] = []
         self._scale: float | None = None
 
     def __enter__(self) -> Self:
-        self._trainer.training_step, self._trainer.log = self._training_step, self._log_trained
+        self._wrapped.__enter__()
         return self
 
-    def __exit__(self, *exc: object) -> None:
-        for name, own in self._own.items():
-            if own is not None:
-                setattr(self._trainer, name, own)
-            else:
-                delattr(self._trainer, name)
+    def __exit__(self, *exc: Any) -> None:
+        self._wrapped.__exit__(*exc)
 
     def trained_before(self, update: int) -> int:
         """The last update before this one that is not left out."""

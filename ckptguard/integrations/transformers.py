@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import Any
 
 from transformers import Trainer, TrainerControl, TrainerState, TrainingArguments
@@ -21,11 +21,13 @@ from transformers import Trainer, TrainerControl, TrainerState, TrainingArgument
 from ckptguard.decisions.health import Diagnosis
 from ckptguard.decisions.rollback import RollbackPolicy
 from ckptguard.errors import RollbackExhausted, SettingsError
-from ckptguard.integrations.guarded_run import GuardedRun, ResumeTarget
-from ckptguard.integrations.trainer_callback import SERIES, GuardCallback, SkippedUpdates
+from ckptguard.integrations.guarded_run import GuardedRun
+from ckptguard.integrations.trainer_callback import SERIES, GuardCallback, SkippedUpdates, parts_of
 from ckptguard.runs.settings_file import GivenSettings
-from ckptguard.training.content.training_parts import scale_learning_rate
-from ckptguard.training.signals.device_signals import raise_loss_scale
+from ckptguard.training.rollback import rollbacks as going_back
+from ckptguard.training.rollback.rollbacks import Loaded, Rollback
+from ckptguard.training.state.progress import adjust
+from ckptguard.values.incident import Details
 
 _log = logging.getLogger("ckptguard")
 
@@ -60,78 +62,87 @@ def train(
     """
     url = run or trainer.args.output_dir or "."
     guarded = GuardedRun(url, series=SERIES, settings=settings, policy=policy, daemon=daemon, deadline=deadline)
-    rounds = _Rounds(guarded)
-    path = resume_from_checkpoint if isinstance(resume_from_checkpoint, str) else None
+    start: Loaded | str | None = None
     try:
         if resume_from_checkpoint is True:
-            rounds.target = guarded.newest()
-        elif path is None:
+            start = guarded.newest()
+        elif isinstance(resume_from_checkpoint, str):
+            start = resume_from_checkpoint
+        else:
             guarded.on_first("beginning anew", lambda: _refuse_used(guarded))
-        with _instead_of_other_guards(trainer, rounds), SkippedUpdates(trainer) as rounds.left_out:
-            while True:
-                start = rounds.target.path if rounds.target is not None else path
-                output, diagnosis = _one_round(trainer, rounds, start, arguments)
-                if diagnosis is None:
-                    rounds.refuse_an_idle_end(trainer.state.global_step, save_every=_save_every(trainer))
-                    guarded.judge_last_save()
-                    return output
-                rounds.go_back(diagnosis, save_every=_save_every(trainer))
-                _unwrap(trainer)
+        with SkippedUpdates(trainer) as left_out:
+            rounds = _Rounds(trainer, guarded, left_out, arguments)
+            rounds.begin_at(start)
+            with _instead_of_other_guards(trainer, rounds):
+                for _ in going_back.train(rounds):
+                    pass
+        guarded.judge_last_save()
+        return rounds.output
     finally:
         guarded.close()
 
 
 class _Rounds(GuardCallback):
-    """The callback for one ``trainer.train`` after the other: `target` is where the next one begins."""
+    """One ``trainer.train`` after the other: the callback for them, and the `Training` that they are together."""
 
-    def __init__(self, guarded: GuardedRun) -> None:
+    def __init__(
+        self, trainer: Trainer, guarded: GuardedRun, left_out: SkippedUpdates, arguments: dict[str, Any]
+    ) -> None:
         super().__init__(settings=guarded.settings, policy=guarded.policy)
-        self.guarded = self._rollbacks = guarded
+        self.output: Any = None  # of the last one
+        self.guarded = self._guarded = guarded
+        self.left_out = self._left_out = left_out
         self._monitor.recent.curve = guarded.curve
-        self.target: ResumeTarget | None = None
+        self._trainer, self._arguments = trainer, arguments
+        self._lowest_scale: float | None = None
         self._lr_factor = 1.0
         self._lr_factors: dict[int, float] = {}  # with which factor each step was saved
 
-    def go_back(self, diagnosis: Diagnosis, *, save_every: int) -> None:
-        """Choose the next target, and what is to be left out on the way from there."""
-        assert self.left_out is not None
-        healthy = (diagnosis.onset_step or diagnosis.step) - 1
-        reports = self._rollbacks.ranks.gather(self.left_out.first_bad_loss(after=healthy))
-        first = min((update for update in reports if update is not None), default=None)
-        if first is not None:  # every later loss was computed from what it, or the update before it, had harmed
-            # A read of the tensors knows no better than the losses of all updates which one was the first.
-            sign = min(diagnosis.step if diagnosis.cause in ("weights", "grad_norm") else diagnosis.surely_by, first)
-            began = min(sign, max(healthy + 1, self.left_out.trained_before(first)))
-            through = sign if began < sign else None
-            diagnosis = dataclasses.replace(diagnosis, onset_step=began, onset_through=through, suspect_through=first)
-        target = self._rollbacks.back(diagnosis, save_every=save_every, details=self.details)
-        if target.skip is not None:
-            self.left_out.updates |= set(range(target.skip[0], target.skip[1] + 1))
-        self.left_out.forget()
-        self._lr_factor *= target.lr_factor
-        self.target = target
+    def begin_at(self, start: Loaded | str | None) -> None:
+        """Where the next ``trainer.train`` begins. Of a mere path the step is not known."""
+        self._path = start.path if isinstance(start, Loaded) else start
+        self._begun = start.step if isinstance(start, Loaded) else None
 
-    def refuse_an_idle_end(self, step: int, *, save_every: int) -> None:
-        """RollbackExhausted if training reached its end only because all that was left of it was left out."""
-        begun = self.target.step if self.target is not None else step
-        left_out = self.left_out.updates if self.left_out is not None else set()
-        rest = range(begun + 1, step + 1)
-        if not rest or not left_out.issuperset(rest):
-            return
-        reason = (
-            f"since training went back to step {begun} no update was made: all {len(rest)} up to the end were suspect"
-        )
-        if len(rest) > save_every:
-            hint = "look more often (RollbackPolicy(check_every=...)), and mend the cause: ckptguard incident RUN"
-            raise RollbackExhausted(reason, report=None, hint=hint)
-        _log.warning("%s", reason)
+    def stretch(self) -> Generator[None, None, Diagnosis | None]:
+        """One ``trainer.train``."""
+        yield from ()  # the Trainer makes the updates
+        try:
+            self.output = self._trainer.train(resume_from_checkpoint=self._path, **self._arguments)
+            sick = self.diagnosis
+        except Exception as error:
+            sick = self.judge_error(error, step=self._trainer.state.global_step + 1)
+            if sick is None:
+                raise
+        if sick is not None:
+            return self._narrowed(sick)
+        self._refuse_an_idle_end(self._trainer.state.global_step)
+        return None
+
+    def go_back(self, sick: Diagnosis) -> Rollback:
+        """Choose the next start."""
+        return self._guarded.go_back(sick, save_every=self._save_every, details=self.details or Details())
+
+    def leave_out(self, first: int, last: int) -> None:
+        """Make none of these updates."""
+        self._left_out.updates |= set(range(first, last + 1))
+        self._guarded.curve.skip(first, last)
+
+    def arrive(self, went: Rollback) -> None:
+        """Have the next ``trainer.train`` begin there."""
+        self._left_out.forget()
+        self._lr_factor *= went.decision.lr_factor
+        self._lowest_scale = went.decision.reset_scale
+        self.begin_at(went.loaded)
+        if self._trainer.is_deepspeed_enabled:
+            # Its engine ends with its ``trainer.train``; for the next one the Trainer must make all of it anew.
+            assert self._trainer.model is not None
+            self._trainer.model_wrapped = self._trainer.model
+            self._trainer.optimizer = self._trainer.lr_scheduler = None
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kw: Any) -> None:
         """Everything is loaded now: see that it is healthy, and lower the rate or raise the loss scale as decided."""
         saved = self._lr_factors.get(state.global_step, 1.0)
-        scale_learning_rate(kw.get("optimizer"), kw.get("lr_scheduler"), self._lr_factor / saved)
-        if self.target is not None and self.target.reset_scale is not None:
-            raise_loss_scale(getattr(kw.get("optimizer"), "scaler", None), self.target.reset_scale)
+        adjust(parts_of(kw), rate=self._lr_factor / saved, lowest_scale=self._lowest_scale)
         super().on_train_begin(args, state, control, **kw)
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kw: Any) -> None:
@@ -139,24 +150,44 @@ class _Rounds(GuardCallback):
         self._lr_factors[state.global_step] = self._lr_factor
         super().on_save(args, state, control, **kw)
 
-    def open(self, url: str) -> None:
-        """It is open for all rounds."""
-
-    def conclude(self, diagnosis: Diagnosis | None) -> None:
+    def conclude(self) -> None:
         """The next round begins after the Trainer has returned."""
 
+    def _narrowed(self, sick: Diagnosis) -> Diagnosis:
+        """The same, with what the losses of all ranks say about which updates did the harm."""
+        healthy = (sick.onset_step or sick.step) - 1
+        reports = self._guarded.ranks.gather(self._left_out.first_bad_loss(after=healthy))
+        first = min((update for update in reports if update is not None), default=None)
+        if first is None:
+            return sick
+        # Every later loss was computed from what it, or the update before it, had harmed. A read of the tensors knows
+        # no better than the losses of all updates which one was the first.
+        sign = min(sick.step if sick.cause in ("weights", "grad_norm") else sick.surely_by, first)
+        began = min(sign, max(healthy + 1, self._left_out.trained_before(first)))
+        through = sign if began < sign else None
+        return dataclasses.replace(sick, onset_step=began, onset_through=through, suspect_through=first)
 
-def _one_round(
-    trainer: Trainer, rounds: _Rounds, start: str | None, arguments: dict[str, Any]
-) -> tuple[Any, Diagnosis | None]:
-    try:
-        output = trainer.train(resume_from_checkpoint=start, **arguments)
-    except Exception as error:
-        diagnosis = rounds.judge_error(error, step=trainer.state.global_step + 1)
-        if diagnosis is None:
-            raise
-        return None, diagnosis
-    return output, rounds.diagnosis
+    def _refuse_an_idle_end(self, step: int) -> None:
+        """RollbackExhausted if training reached its end only because all that was left of it was left out."""
+        begun = self._begun if self._begun is not None else step
+        rest = range(begun + 1, step + 1)
+        if not rest or not self._left_out.updates.issuperset(rest):
+            return
+        reason = (
+            f"since training went back to step {begun} no update was made: all {len(rest)} up to the end were suspect"
+        )
+        if len(rest) > self._save_every:
+            hint = "look more often (RollbackPolicy(check_every=...)), and mend the cause: ckptguard incident RUN"
+            raise RollbackExhausted(reason, report=None, hint=hint)
+        _log.warning("%s", reason)
+
+    @property
+    def _save_every(self) -> int:
+        """Updates between two saves, as far as the settings say."""
+        state, args = self._trainer.state, self._trainer.args
+        if args.save_strategy == "steps" and state.save_steps:
+            return max(1, int(state.save_steps))
+        return max(1, state.max_steps // max(1, state.num_train_epochs))
 
 
 @contextlib.contextmanager
@@ -174,25 +205,9 @@ def _instead_of_other_guards(trainer: Trainer, rounds: GuardCallback) -> Iterato
             trainer.add_callback(other)
 
 
-def _unwrap(trainer: Trainer) -> None:
-    """DeepSpeed's engine ends with its ``trainer.train``; for the next one the Trainer must make all of it anew."""
-    if trainer.is_deepspeed_enabled:
-        assert trainer.model is not None
-        trainer.model_wrapped = trainer.model
-        trainer.optimizer = trainer.lr_scheduler = None
-
-
 def _refuse_used(guarded: GuardedRun) -> None:
     if any(c.series == SERIES for c in guarded.view().checkpoints):
         raise SettingsError(
             f"{guarded.run.url} holds checkpoints already: training that begins anew could go back to them",
             hint="resume_from_checkpoint=True, or another output_dir",
         )
-
-
-def _save_every(trainer: Trainer) -> int:
-    """Updates between two saves, as far as the settings say."""
-    state = trainer.state
-    if trainer.args.save_strategy == "steps" and state.save_steps:
-        return max(1, int(state.save_steps))
-    return max(1, state.max_steps // max(1, state.num_train_epochs))

@@ -9,7 +9,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import importlib.util
-import io
 import json
 import logging
 import os
@@ -18,7 +17,6 @@ import stat
 import subprocess
 import sys
 import time
-from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlencode
 
@@ -85,16 +83,25 @@ def report_incident(
 def _ask(
     run: Run, method: str, path: str, body: dict[str, Any] | None, deadline: float
 ) -> tuple[int, dict[str, Any]] | None:
-    end = time.monotonic() + deadline
+    """Return the status and the document of an answer that came in time, else None."""
+    from http.client import HTTPConnection  # loaded only when needed
+
     try:
+        end = time.monotonic() + deadline
         address = _address(run)
         if address is None:
             return None
-        text = json.dumps(body, allow_nan=False).encode() if body is not None else b""
-        head = f"{method} {path} HTTP/1.1\r\nHost: ckptguard\r\nConnection: close\r\nContent-Length: {len(text)}\r\n"
-        if body is not None:
-            head += "Content-Type: application/json\r\n"
-        return _parse(_exchange(address, head.encode() + b"\r\n" + text, end), method)
+        with contextlib.closing(HTTPConnection("ckptguard")) as connection:
+            connection.sock = _TimedSocket(end)
+            connection.sock.connect(address)
+            text = json.dumps(body, allow_nan=False) if body is not None else None
+            connection.request(method, path, text, {"Connection": "close", "Content-Type": "application/json"})
+            response = connection.getresponse()
+            answer = response.read(LONGEST_ANSWER + 1)
+        if len(answer) > LONGEST_ANSWER:
+            raise ValueError("the answer is too long")
+        document = json.loads(answer or b"{}")
+        return response.status, document if isinstance(document, dict) else {}
     except Exception as error:  # no failure here may reach training
         _log.debug("the daemon of %s did not answer: %r", run.url, error)
         return None
@@ -109,38 +116,30 @@ def _address(run: Run) -> str | None:
     return record.address if stat.S_ISSOCK(found.st_mode) and found.st_uid == os.geteuid() else None
 
 
-def _exchange(address: str, request: bytes, end: float) -> bytes:
-    """Send and read all within the time left, even if a server sends single bytes."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-        connection.settimeout(_left(end))
-        connection.connect(address)
-        connection.settimeout(_left(end))
-        connection.sendall(request)
-        answer = bytearray()
-        while len(answer) <= LONGEST_ANSWER:
-            connection.settimeout(_left(end))
-            block = connection.recv(65536)
-            if not block:
-                return bytes(answer)
-            answer += block
-    raise ValueError("the answer is too long")
+class _TimedSocket(socket.socket):
+    """A Unix socket whose waits all end at one time, even if a server sends single bytes."""
 
+    def __init__(self, end: float) -> None:
+        super().__init__(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._end = end
 
-def _left(end: float) -> float:
-    left = end - time.monotonic()
-    if left <= 0:
-        raise TimeoutError("the deadline has passed")
-    return left
+    def connect(self, address: Any) -> None:
+        self._wait_at_most()
+        super().connect(address)
 
+    def sendall(self, *arguments: Any) -> None:
+        self._wait_at_most()
+        super().sendall(*arguments)
 
-def _parse(text: bytes, method: str) -> tuple[int, dict[str, Any]]:
-    from http.client import HTTPResponse
+    def recv_into(self, *arguments: Any) -> int:
+        self._wait_at_most()
+        return super().recv_into(*arguments)
 
-    received: Any = SimpleNamespace(makefile=lambda *_, **__: io.BytesIO(text))  # all that it needs of a socket
-    response = HTTPResponse(received, method=method)
-    response.begin()
-    body = json.loads(response.read() or b"{}")
-    return response.status, body if isinstance(body, dict) else {}
+    def _wait_at_most(self) -> None:
+        left = self._end - time.monotonic()
+        if left <= 0:
+            raise TimeoutError("the deadline has passed")
+        self.settimeout(left)
 
 
 class ChildDaemon:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Self, Unpack
+from collections.abc import Callable, Generator, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Self
 
-from ckptguard.decisions.health import Diagnosis
+from msgspec.structs import replace
+
+from ckptguard.decisions.health import Diagnosis, overdue
 from ckptguard.decisions.rollback import RollbackPolicy, policy_of
 from ckptguard.errors import CkptguardError, SettingsError, SickTrainingError
 from ckptguard.training.announce import announce_resume
-from ckptguard.training.options import Deadlines, Guarded, Saving, checked_objects, checked_option
+from ckptguard.training.options import Deadlines, Saving, asks_daemon, checked_option
 from ckptguard.training.ranks import GlooRanks, Ranks, agree, each, ranks_of_training
 from ckptguard.values.ids import MAX_STEP
 
@@ -20,7 +22,8 @@ if TYPE_CHECKING:
     from ckptguard.runs.settings_file import GivenSettings
     from ckptguard.training.content.training_parts import TrainingParts
     from ckptguard.training.rollback.load_known_good import Probe
-    from ckptguard.training.saving.stores import Store
+    from ckptguard.training.rollback.rollbacks import Rollback
+    from ckptguard.training.saving.stores import Store, UserFiles
     from ckptguard.values.settings import Settings
 
 _EXIT_SECONDS = 60.0  # for a save in flight, when the guard is closed
@@ -41,9 +44,10 @@ class TrainingGuard:
             guard.observe(loss=loss, grad_norm=norm)
 
     `run` is a folder, or a URL that fsspec opens. `steps` resumes at known-good, saves, and after an incident rewinds
-    model, data and step between two iterations. `objects` are what is guarded, see `Guarded`: model, optimizer,
-    scheduler and scaler. With `save=f(path, step)` and `load=f(path)` the user's own files are used, named by `name`;
-    of several ranks, all call them. A checkpoint whose names do not all fit is refused, unless `strict` is off.
+    model, data and step between two iterations. `model`, `optimizer`, `scheduler` and `scaler` are saved and put back;
+    each offers ``state_dict`` and ``load_state_dict``. With `save=f(path, step)` and `load=f(path)` the user's own
+    files are used, named by `name`; of several ranks, all call them. A checkpoint whose names do not all fit is
+    refused; if `strict` is off, they are a warning.
 
     `policy` says when training counts as sick, and how it goes back. `daemon="auto"` starts a daemon for the run where
     none answers; with "off" or None checkpoints are verified when they are needed. `settings` is a dict of settings,
@@ -62,60 +66,65 @@ class TrainingGuard:
         self,
         run: str | os.PathLike[str],
         *,
+        model: Any,
+        optimizer: Any = None,
+        scheduler: Any = None,
+        scaler: Any = None,
+        save: Callable[[str, int], object] | None = None,
+        load: Callable[[str], object] | None = None,
+        name: str = "step-{step}.pt",
+        strict: bool = True,
         policy: RollbackPolicy | None = None,
         settings: GivenSettings = None,
         daemon: str | None = "auto",
         saving: Saving = _SAVING,
         deadlines: Deadlines = _DEADLINES,
-        **objects: Unpack[Guarded],
     ) -> None:
-        given, policy = checked_objects(objects), policy_of(policy)
+        self._policy, asks = policy_of(policy), asks_daemon(daemon)
         checked_option("saving", saving, Saving)
         checked_option("deadlines", deadlines, Deadlines)
-        if daemon not in ("auto", "off", None):
-            raise SettingsError(f'daemon must be "auto" or "off", not {daemon!r}')
         # What a guard is made of is loaded when one is made: its name costs training next to nothing.
         from ckptguard.records.run import begin_run
         from ckptguard.runs.settings_file import given_settings, training_settings, with_replicas
         from ckptguard.training.client import ensure_daemon
         from ckptguard.training.content.training_parts import TrainingParts
-        from ckptguard.training.rollback.rollbacks import Rollbacks, Waits
+        from ckptguard.training.rollback.rollbacks import Rollbacks
         from ckptguard.training.saving.saving import Saves
+        from ckptguard.training.saving.stores import user_files
         from ckptguard.training.signals.curve_recorder import CurveRecorder
         from ckptguard.training.signals.monitor import TrainingMonitor
         from ckptguard.training.single_guard import SingleGuard
         from ckptguard.training.state.progress import Progress
 
+        files = user_files(save, load, name)
+        self._how, self._deadline = saving, deadlines.daemon
         self._ranks = ranks_of_training(deadlines.ranks)
-        settings = given_settings(settings, lambda: training_settings(run))
-        settings = with_replicas(settings, saving.replicas)
+        leads, several = self._ranks.rank == 0, self._ranks.size > 1
+        settings = with_replicas(given_settings(settings, lambda: training_settings(run)), saving.replicas)
         self._run = begin_run(run, settings)
-        self._parts = TrainingParts(
-            model=given["model"],
-            optimizer=given.get("optimizer"),
-            scheduler=given.get("scheduler"),
-            scaler=given.get("scaler"),
-            strict=given.get("strict", True),
-            framework=self.framework,
-        )
-        self._store = _store_for(self._run, settings, self._parts, self._ranks, given)
+        self._parts = TrainingParts(model, optimizer, scheduler, scaler, strict=strict, framework=self.framework)
+        self._store = _store_for(self._run, settings, self._parts, self._ranks, files)
         self._only = SingleGuard(self._run, self._store.series, self._ranks)
         self._progress = Progress(self._parts, self._ranks.size)
-        self._monitor = TrainingMonitor(self._parts, policy, allow=settings.allow_nonfinite)
-        self._monitor.recent.curve = self._curve = CurveRecorder(self._run if self._ranks.rank == 0 else None)
+        self._monitor = TrainingMonitor(self._parts, self._policy, allow=settings.allow_nonfinite)
+        self._monitor.recent.curve = self._curve = CurveRecorder(self._run if leads else None)
         self._saving = Saves(self._store, self._tell_failed_save, self._ranks)
-        self._blocking, self._skips = saving.blocking, saving.when_busy == "skip"
         if not saving.blocking:
             self._saving.must_copy()
-        self._deadline, asks = deadlines.daemon, daemon == "auto"
-        waits = Waits(
-            daemon=deadlines.daemon if asks else None, replica=deadlines.ranks / 2 if self._ranks.size > 1 else None
+        daemon_seconds = deadlines.daemon if asks else None
+        replica_seconds = deadlines.ranks / 2 if several else None
+        self._rollbacks = Rollbacks(
+            self._run,
+            settings,
+            self._store,
+            self._policy,
+            ranks=self._ranks,
+            daemon=daemon_seconds,
+            replica=replica_seconds,
         )
-        self._rollbacks = Rollbacks(self._run, settings, self._store, policy, waits=waits, ranks=self._ranks)
         self._rollbacks.evidence = self._monitor.details_of
-        self._looping, self._loops, self._resumed = False, 0, False
-        self._save_every = 1
-        self._child = ensure_daemon(self._run, settings) if asks and self._ranks.rank == 0 else None
+        self._loop, self._resumed = _Loop(self, total=0, save_every=1), False
+        self._child = ensure_daemon(self._run, settings) if asks and leads else None
 
     @property
     def step(self) -> int:
@@ -141,8 +150,7 @@ class TrainingGuard:
         if save_every < 1 or total < 0:
             raise SettingsError("save_every must be at least 1 and total not negative")
         self._progress.use_loader(loader)
-        self._save_every = save_every
-        return self._loop(total)
+        return _Loop(self, total, save_every).steps()
 
     def observe(
         self,
@@ -187,10 +195,10 @@ class TrainingGuard:
             step = self._progress.current
         if not 0 <= step <= MAX_STEP:
             raise SettingsError(f"a step is a number from 0 to {MAX_STEP}, not {step}")
-        if self._looping and step > self._progress.current:
+        if self._loop.runs and step > self._progress.current:
             raise SettingsError(f"step {step} is not made yet: training is at {self._progress.current}")
         self._only.begin(loops=False)
-        if not self._looping and self._saving.last is not None and step > self._saving.last:
+        if not self._loop.runs and self._saving.last is not None and step > self._saving.last:
             self._monitor.say_if_unheard(step, _OBSERVE)
         if blocking:
             self._monitor.look(step)
@@ -199,7 +207,7 @@ class TrainingGuard:
         self._refuse_sick("not saved")
         path = self._saving.begin(step, self._extra(step) | given, blocking=blocking, asked=True)
         self._curve.saved()
-        if not self._looping:
+        if not self._loop.runs:
             self._progress.step = step
         return self._run.usable(path)
 
@@ -231,9 +239,9 @@ class TrainingGuard:
             self._saving.last = loaded.step
             self._monitor.restart(loaded.step)
             self._progress.arrive(loaded.step, loaded.extra)
-            gap = self._progress.gap
-            self._monitor.evidence.resumed = gap.resumed(loaded.step, id=str(loaded.id), path=loaded.path)
-            for why in gap.sentences:
+            resumed = self._progress.resumed
+            self._monitor.evidence.resumed = replace(resumed, id=str(loaded.id), path=loaded.path)
+            for why in self._progress.gaps:
                 _log.warning("the resumed training may differ from the interrupted one: %s", why)
         return self.step
 
@@ -246,13 +254,16 @@ class TrainingGuard:
         """Go back to the newest known-good checkpoint and replay from there: inside `steps` before the next batch
         (returns None), elsewhere at once (returns the step). Raises what `steps` raises when it goes back; of the
         policy's budget it takes nothing."""
+        from ckptguard.training.rollback.rollbacks import take_back
+
         now = self._progress.current
         onset = now + (self._progress.now is None)
         asked = Diagnosis(step=now, cause="asked", onset_step=onset, reason=reason)
-        if self._looping:
+        if self._loop.runs:
             self._monitor.sick = self._monitor.sick or asked
             return None
-        self._go_back(asked)
+        self._saving.drain(self._deadline)
+        take_back(self._loop, asked)
         return self.step
 
     def close(self) -> None:
@@ -282,79 +293,17 @@ class TrainingGuard:
         if kind is None:
             self._saving.raise_unheard()
 
-    def _loop(self, total: int) -> Iterator[tuple[int, Any]]:
-        self._progress.leave()  # a loop that was left and is still held, as a notebook's last traceback does
-        self._looping = True
-        self._loops += 1
-        this = self._loops
-        try:
-            self._only.begin(loops=True)
-            if not self._resumed:
-                self.resume()
-            self._progress.begin()
-            self._monitor.evidence.begin()
-            if self.step > total:
-                _log.warning("training is at step %s already: nothing is left of a total of %s", self.step, total)
-            if self._saving.last is None:
-                self._begin()
-            due, begun = False, self.step
-            while True:
-                sick = agree(self._ranks, self._monitor.sick)
-                if sick is not None:
-                    self._go_back(sick)
-                elif due:
-                    self._save_automatically(self.step, final=self.step >= total)
-                    self._tell_if_unsaved()
-                if self.step >= total:
-                    self._end()
-                    break
-                batch = self._progress.next_batch()
-                yield self._progress.current, batch
-                if this != self._loops:
-                    raise SettingsError("another steps() of this guard has begun: this one cannot go on")
-                step = self._progress.made()
-                self._rollbacks.settle()
-                due = (step % self._save_every == 0 or step == total) and self._saving.last != step
-                if due or step - begun >= _UNOBSERVED:
-                    self._monitor.say_if_unheard(step - begun, _OBSERVE)
-                if self._monitor.sick is None:
-                    self._monitor.after_step(step, must_know=due or self._saving.found_sick)
-                    self._saving.found_sick = False
-        finally:
-            if this == self._loops:
-                self._progress.leave()
-                self._looping = False
-                self._only.end()
-                self._curve.finish()
-
-    def _begin(self) -> None:
-        """A new run: there must be a good checkpoint to go back to from the first update on."""
-        self._monitor.look(self.step)
-        self._refuse_sick("training cannot begin")
-        self._save_automatically(self.step)
-        self._saving.drain()
-
-    def _end(self) -> None:
-        """All updates are made: the last save is what people ship, so it gets its verdict now."""
-        ranks = self._ranks.size > 1
-        if ranks:
-            self._saving.drain()  # a caller may now end the process group, over which ranks agree
-        if self._saving.last is not None and self._saving.wait(_EXIT_SECONDS):
-            self._rollbacks.judge_last_save(seconds=self._deadline if ranks else None)
-        elif self._saving.last is not None:
-            _log.warning("the last save is still being written; this judges it: ckptguard verify %s", self._run.url)
-
     def _refuse_sick(self, what: str) -> None:
         sick = agree(self._ranks, self._monitor.sick)
         if sick is not None:
             raise SickTrainingError(f"{what}: {sick.reason}", known_good=None)
 
     def _save_automatically(self, step: int, *, final: bool = False) -> None:
-        if self._skips and not final and self._saving.busy:
+        if self._how.when_busy == "skip" and not final and self._saving.busy:
             _log.warning("step %s is not saved: the save before it is still being written", step)
             return
         try:
-            self._saving.begin(step, self._extra(step), blocking=self._blocking)
+            self._saving.begin(step, self._extra(step), blocking=self._how.blocking)
             self._curve.saved()
         except Exception as error:  # a failed save must not end training; the next one may succeed
             self._tell_failed_save(step, error)
@@ -371,31 +320,120 @@ class TrainingGuard:
         reason = f"the checkpoint could not be saved: {error}"
         self._rollbacks.tell(step, cause, reason, {"error": type(error).__name__})
 
+
+class _Loop:
+    """One `steps` of a guard, as a `Training` that can go back."""
+
+    def __init__(self, guard: TrainingGuard, total: int, save_every: int) -> None:
+        self._guard, self._total, self.save_every = guard, total, save_every
+        self.runs = False
+        self._unsaved_since: int | None = -1  # the last save before the one that was reported
+
+    def steps(self) -> Iterator[tuple[int, Any]]:
+        """See `TrainingGuard.steps`."""
+        from ckptguard.training.rollback.rollbacks import train
+
+        guard = self._guard
+        guard._progress.leave()  # a loop that was left and is still held, as a notebook's last traceback does
+        guard._loop, self.runs = self, True
+        try:
+            guard._only.begin(loops=True)
+            self._begin()
+            yield from train(self)
+            self._end()
+        finally:
+            if guard._loop is self:
+                guard._progress.leave()
+                self.runs = False
+                guard._only.end()
+                guard._curve.finish()
+
+    def stretch(self) -> Generator[tuple[int, Any], None, Diagnosis | None]:
+        """Make updates, and save, until all are made or training is sick."""
+        guard, progress, monitor, saving = self._guard, self._guard._progress, self._guard._monitor, self._guard._saving
+        due = False
+        while True:
+            sick = agree(guard._ranks, monitor.sick)
+            if sick is not None:
+                saving.drain(guard._deadline)
+                return sick
+            if due:
+                guard._save_automatically(guard.step, final=guard.step >= self._total)
+                self._tell_if_unsaved()
+            if guard.step >= self._total:
+                return None
+            batch = progress.next_batch()
+            yield progress.current, batch
+            if guard._loop is not self:
+                raise SettingsError("another steps() of this guard has begun: this one cannot go on")
+            step = progress.made()
+            guard._rollbacks.settle()
+            due = (step % self.save_every == 0 or step == self._total) and saving.last != step
+            if due or step - self._begun >= _UNOBSERVED:
+                monitor.say_if_unheard(step - self._begun, _OBSERVE)
+            if monitor.sick is None:
+                monitor.after_step(step, must_know=due or saving.found_sick)
+                saving.found_sick = False
+
+    def go_back(self, sick: Diagnosis) -> Rollback:
+        """Load the checkpoint that the policy asks for."""
+        return self._guard._rollbacks.go_back(sick, save_every=self.save_every)
+
+    def leave_out(self, first: int, last: int) -> None:
+        """Skip the batches of these updates."""
+        self._guard._progress.skip(first, last)
+        self._guard._curve.skip(first, last)
+
+    def arrive(self, went: Rollback) -> None:
+        """Take over what was loaded beside model and optimizer."""
+        guard, loaded = self._guard, went.loaded
+        guard._saving.last = loaded.step
+        guard._monitor.restart(loaded.step)
+        factor = guard._progress.lr_factor * went.decision.lr_factor
+        guard._progress.arrive(loaded.step, loaded.extra, lr_factor=factor, lowest_scale=went.decision.reset_scale)
+
+    def _begin(self) -> None:
+        """Resume. In a new run there must be a good checkpoint to go back to from the first update on."""
+        guard = self._guard
+        if not guard._resumed:
+            guard.resume()
+        guard._progress.begin()
+        guard._monitor.evidence.begin()
+        self._begun = guard.step
+        if guard.step > self._total:
+            _log.warning("training is at step %s already: nothing is left of a total of %s", guard.step, self._total)
+        if guard._saving.last is None:
+            guard._monitor.look(guard.step)
+            guard._refuse_sick("training cannot begin")
+            guard._save_automatically(guard.step)
+            guard._saving.drain()
+
+    def _end(self) -> None:
+        """All updates are made: the last save is what people ship, so it gets its verdict now."""
+        guard, saving = self._guard, self._guard._saving
+        several = guard._ranks.size > 1
+        if several:
+            saving.drain()  # a caller may now end the process group, over which ranks agree
+        if saving.last is not None and saving.wait(_EXIT_SECONDS):
+            guard._rollbacks.judge_last_save(seconds=guard._deadline if several else None)
+        elif saving.last is not None:
+            _log.warning("the last save is still being written; this judges it: ckptguard verify %s", guard.run)
+
     def _tell_if_unsaved(self) -> None:
-        reason = self._monitor.unsaved(self.step, self._saving.last, self._save_every)
-        if reason is not None:
-            _log.error("step %s: %s", self.step, reason)
-            self._rollbacks.tell(self.step, "unsaved", reason, {"last_saved": self._saving.last})
-
-    def _go_back(self, diagnosis: Diagnosis) -> None:
-        self._saving.drain(self._deadline)
-        went = self._rollbacks.go_back(diagnosis, save_every=self._save_every)
-        if went.decision.skip:
-            self._progress.skip(went.onset, went.last)
-            self._curve.skip(went.onset, went.last)
-        loaded, factor = went.loaded, self._progress.lr_factor * went.decision.lr_factor
-        self._saving.last = loaded.step
-        self._monitor.restart(loaded.step)
-        self._progress.arrive(loaded.step, loaded.extra, lr_factor=factor, lowest_scale=went.decision.reset_scale)
+        guard = self._guard
+        last = guard._saving.last
+        reason = overdue(guard.step, last, save_every=self.save_every, most=guard._policy.unsaved)
+        if reason is not None and self._unsaved_since != last:
+            self._unsaved_since = last
+            _log.error("step %s: %s", guard.step, reason)
+            guard._rollbacks.tell(guard.step, "unsaved", reason, {"last_saved": last})
 
 
-def _store_for(run: Run, settings: Settings, parts: TrainingParts, ranks: Ranks, given: Guarded) -> Store:
+def _store_for(run: Run, settings: Settings, parts: TrainingParts, ranks: Ranks, files: UserFiles | None) -> Store:
     """The user's own files where there is a `save` and a `load`, else our own layout."""
-    from ckptguard.training.saving.stores import CollectiveStore, OwnStore, UserFiles, UserStore
+    from ckptguard.training.saving.stores import CollectiveStore, OwnStore, UserStore
 
-    save, load = given.get("save"), given.get("load")
-    if save is not None and load is not None:
-        files = UserFiles(save=save, load=load, name=given.get("name", "step-{step}.pt"))
+    if files is not None:
         return UserStore(run, files, settings) if ranks.size == 1 else CollectiveStore(run, files, settings, ranks)
     if isinstance(ranks, GlooRanks):
         from ckptguard.training.sharded.sharded_store import ShardedStore

@@ -1,28 +1,11 @@
-"""What a guard is given, as values: the objects that it guards, how it saves, and how long it waits."""
+"""What a guard is given, as values: how it saves, and how long it waits."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Required, TypedDict
 
 from ckptguard.errors import SettingsError
-
-
-class Guarded(TypedDict, total=False):
-    """The objects that a TrainingGuard saves and puts back. Each but the two functions offers ``state_dict`` and
-    ``load_state_dict``. `save(path, step)` and `load(path)` go together: then the user's own files, named by `name`,
-    take the place of the guard's. Not `strict`: names that do not fit are a warning when a checkpoint is loaded, and no
-    error."""
-
-    model: Required[Any]
-    optimizer: Any
-    scheduler: Any
-    scaler: Any
-    save: Callable[[str, int], object] | None
-    load: Callable[[str], object] | None
-    name: str
-    strict: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,13 +53,8 @@ def checked_option(name: str, value: object, kind: type) -> None:
         raise SettingsError(f"{name} must be a {kind.__name__}, not {value!r:.80}", hint=hint)
 
 
-def checked_objects(given: Guarded) -> Guarded:
-    """The same, if a guard can be made of it: else TypeError or SettingsError."""
-    unknown = given.keys() - Guarded.__annotations__.keys()
-    if unknown:
-        raise TypeError(f"TrainingGuard() got an unexpected keyword argument {min(unknown)!r}")
-    if "model" not in given:
-        raise TypeError("TrainingGuard() missing 1 required keyword-only argument: 'model'")
-    if (given.get("save") is None) != (given.get("load") is None):
-        raise SettingsError("save= and load= go together: what one writes the other reads")
-    return given
+def asks_daemon(daemon: object) -> bool:
+    """Whether a daemon is to be asked, and started where none answers. SettingsError for what is no answer."""
+    if daemon not in ("auto", "off", None):
+        raise SettingsError(f'daemon must be "auto" or "off", not {daemon!r}')
+    return daemon == "auto"

@@ -142,21 +142,22 @@ def manifest_files(evidence: Evidence) -> tuple[File, ...]:
     return tuple(manifest_file(f, evidence.roles[f.entry.key]) for f in evidence.scan.files)
 
 
-def manifest_without_seal(evidence: Evidence, counters: tuple[Counter, ...] = ()) -> Manifest:
-    """Describe a checkpoint that has no records, as it was scanned. Nothing writes this manifest."""
-    checkpoint = evidence.checkpoint
+def manifest_without_seal(
+    checkpoint: Checkpoint, files: tuple[File, ...] = (), counters: tuple[Counter, ...] = (), *, generation: int = 1
+) -> Manifest:
+    """Describe a checkpoint that has no records. Nothing writes this manifest."""
     return Manifest(
         format=MANIFEST.writes,
         series=checkpoint.series,
         path=checkpoint.path,
         layout=checkpoint.layout,
         step=checkpoint.step,
-        generation=1,
+        generation=generation,
         digest_origin="observer",
         sealed_at="",
         version="",
         nonce="",
-        files=manifest_files(evidence),
+        files=files,
         counters=counters,
     )
 

@@ -19,7 +19,12 @@ from ckptguard.values.ids import numbers_of
 from ckptguard.values.manifest import Manifest
 from ckptguard.values.settings import Settings
 from ckptguard.verification.checksum_files import read_check_sums
-from ckptguard.verification.collect_evidence import collect_evidence, manifest_without_seal, scan_checkpoint
+from ckptguard.verification.collect_evidence import (
+    collect_evidence,
+    manifest_files,
+    manifest_without_seal,
+    scan_checkpoint,
+)
 from ckptguard.verification.selection import Selection
 from ckptguard.verification.stray import StrayJudge, relist
 
@@ -100,7 +105,7 @@ def read_reference(url: str, settings: Settings, work: Work = PLAIN) -> Manifest
     evidence = collect_evidence(target.storage, target.checkpoint, scan)
     if any(f.structure.problems for f in scan.files):
         raise SettingsError(f"the reference {url} is itself damaged", hint=f"ckptguard verify {shlex.quote(url)}")
-    return manifest_without_seal(evidence)
+    return manifest_without_seal(evidence.checkpoint, manifest_files(evidence))
 
 
 def _chosen(resolved: Target, what: Selection) -> list[Checkpoint]:

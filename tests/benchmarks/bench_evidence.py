@@ -10,7 +10,7 @@ import torch
 from ckptguard.decisions.health import Signal
 from ckptguard.training.content.training_parts import TrainingParts
 from ckptguard.training.signals.incident_evidence import SampleBuffer, sick_tensors
-from ckptguard.training.signals.weights import first_non_finite
+from ckptguard.training.signals.weights import first_of, model_tensors
 
 
 def seconds(work, times):
@@ -32,7 +32,7 @@ def main():
     recent, signal = SampleBuffer(parts.optimizer), Signal(step=1, loss=1.0, grad_norm=1.0)
     remember = seconds(lambda: recent.append(signal), 100_000)
     print(f"remembering an update: {remember * 1e6:.2f} us, {remember / 0.010:.4%} of a 10 ms step")
-    look = seconds(lambda: first_non_finite(model), 3)
+    look = seconds(lambda: first_of(model_tensors(model)), 3)
     gather = seconds(lambda: sick_tensors(model, optimizer, seconds=60), 3)
     print(f"looking at healthy tensors for a report: {gather / look:.2f} x one look")
     with torch.no_grad():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from ckptguard.errors import CkptguardError, StateError
@@ -24,20 +24,13 @@ class Captured:
     sections: dict[str, Any]
 
 
-@dataclass(frozen=True, kw_only=True)
-class NameMismatch:
-    """Names of the model's state that were `missing` in the checkpoint, and `unexpected` ones that only it has."""
-
-    missing: tuple[str, ...] = ()
-    unexpected: tuple[str, ...] = ()
-
-
-@dataclass(kw_only=True)
+@dataclass
 class TrainingParts:
     """The objects of a training. Each has ``state_dict`` and ``load_state_dict``.
 
-    Without `strict`, a mismatch between a checkpoint and them is a warning, and the rest is loaded. `fit` has the names
-    in which the last loaded checkpoint and the model differ. `framework` is what they belong to, if known.
+    Without `strict`, a mismatch between a checkpoint and them is a warning, and the rest is loaded. `framework` is what
+    they belong to, if known. Names of the model's state were `missing` in the last loaded checkpoint, and
+    `unexpected` ones only it has.
     """
 
     model: Any
@@ -46,7 +39,8 @@ class TrainingParts:
     scaler: Any = None
     strict: bool = True
     framework: str = "plain"
-    fit: NameMismatch = field(default_factory=NameMismatch)
+    missing: tuple[str, ...] = ()
+    unexpected: tuple[str, ...] = ()
 
     def capture(self) -> Captured:
         """Return the current state. Raises StateError if a part cannot be saved exactly."""
@@ -128,8 +122,7 @@ class TrainingParts:
     def compare(self, *, missing: Collection[str], unexpected: Collection[str]) -> None:
         """Record which of the model's names a checkpoint lacks, and which it has in addition. With `strict` they are a
         StateError."""
-        first, second = sorted(missing), sorted(unexpected)
-        self.fit = NameMismatch(missing=tuple(first), unexpected=tuple(second))
+        self.missing, self.unexpected = first, second = tuple(sorted(missing)), tuple(sorted(unexpected))
         if first or second:
             what = f"{first[0]} is missing in it" if first else f"{second[0]} is not in the model"
             counts = f"({len(first)} missing, {len(second)} unexpected)"

@@ -5,40 +5,40 @@ from __future__ import annotations
 import logging
 import time
 
-from ckptguard.errors import CouldNotTellError
+from ckptguard.errors import CouldNotTellError, NoKnownGoodError
 from ckptguard.layouts import Checkpoint
-from ckptguard.records.run import Run
 from ckptguard.runs.run_view import RunView
 from ckptguard.runs.work import PLAIN, Work
 from ckptguard.training.client import let_daemon_verify
+from ckptguard.training.saving.stores import Store
 from ckptguard.upkeep.settle_kept import looks_as_judged
 from ckptguard.values.ids import numbers_of
-from ckptguard.values.settings import Settings
 from ckptguard.values.verdict import Outcome
 from ckptguard.verification.checkpoint import verify_checkpoint
 
 _log = logging.getLogger("ckptguard")
 
 
-def judge_last_save(
-    run: Run, settings: Settings, series: str, *, daemon: float | None, seconds: float | None = None
-) -> None:
-    """Verify the newest save of a series: by the daemon within `daemon` seconds (None: not asked), else here.
+def judge_last_save(view: RunView, store: Store, *, daemon: float | None, seconds: float | None = None) -> None:
+    """Verify the newest save of a store: by the daemon within `daemon` seconds (None: not asked), else here.
 
     Here it may take `seconds` (None: unlimited). The log says if it is not good, or has no verdict. Never raises.
     """
+    run = view.run
     try:
-        view = RunView(run, settings)
+        series = store.series
         newest = _unjudged(view, series)
         if newest is not None and daemon is not None:
             let_daemon_verify(run, before_step=None, series=series, wait_seconds=daemon)
-            view = RunView(run, settings)
+            view.forget()
             newest = _unjudged(view, series)
         if newest is not None:
             checked = verify_checkpoint(view, newest, work=_within(seconds))
             if checked.outcome is not Outcome.GOOD:
                 path = run.usable(newest.path)
                 _log.error("the last save is %s; see why with: ckptguard show %s", checked.outcome.value, path)
+    except NoKnownGoodError:
+        pass  # nothing was saved
     except Exception as error:  # training ended well: an error of ours must not fail a single rank
         _log.warning("the last save has no verdict (%s); run ckptguard verify %s", error, run.url)
 

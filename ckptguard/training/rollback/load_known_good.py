@@ -27,30 +27,26 @@ from ckptguard.errors import (
     StateError,
 )
 from ckptguard.keep.quarantine import quarantine
-from ckptguard.layouts import Checkpoint
 from ckptguard.records.manifests import read_manifest
 from ckptguard.records.pins import InUse
-from ckptguard.records.who_and_when import utc_now
 from ckptguard.recover.roll_back import GoBack, RolledBack, roll_back
 from ckptguard.recover.verify_pending import verify_pending
 from ckptguard.runs.candidates import first_whole
 from ckptguard.runs.find_known_good import Candidate, Wanted, newest_candidate
 from ckptguard.runs.run_view import RunView
 from ckptguard.training.content.safetensors_file import NotAsSealed
-from ckptguard.training.content.training_parts import TrainingParts
 from ckptguard.training.ranks import Ranks, together
 from ckptguard.training.rollback.incident_log import begin_incident, end_incident
-from ckptguard.training.rollback.lead_and_follow import Loaded, lead_or_follow
+from ckptguard.training.rollback.rollbacks import Loaded
 from ckptguard.training.saving.stores import Store
 from ckptguard.training.signals.weights import first_of
 from ckptguard.training.state.progress import wrong_with
 from ckptguard.training.state.rng import capture_rng, restore_rng
 from ckptguard.values.ids import MAX_STEP, CheckpointId, single_number, step_text
 from ckptguard.values.manifest import Manifest
-from ckptguard.values.record_formats import MANIFEST
 from ckptguard.values.verdict import Outcome
 from ckptguard.verification.checkpoint import Verification, verify_checkpoint
-from ckptguard.version import __version__
+from ckptguard.verification.collect_evidence import manifest_without_seal
 
 _log = logging.getLogger("ckptguard")
 Probe = Callable[[], Any]
@@ -140,7 +136,10 @@ def load_unrecorded(view: RunView, store: Store, *, before_step: int) -> Loaded 
                 continue
             sealed = read_manifest(view.run, checked.id) if checked.id is not None else None
             with InUse(view.run, "a rollback") as in_use:
-                loaded = _load(view, store, sealed or _unsealed(view, checkpoint), in_use)
+                # Where none can be written, user files have no manifest: this one names the next generation.
+                generation = view.history.next_id(store.series, checkpoint.step).generation
+                sealed = sealed or manifest_without_seal(checkpoint, generation=generation)
+                loaded = _load(view, store, sealed, in_use)
             if isinstance(loaded, Loaded):
                 return loaded
         except CouldNotTellError as error:
@@ -213,61 +212,7 @@ def _load(view: RunView, store: Store, manifest: Manifest, in_use: InUse) -> Loa
     return wrong
 
 
-def _unsealed(view: RunView, checkpoint: Checkpoint) -> Manifest:
-    """Stand in for the manifest of user files if none can be written. It names the next generation."""
-    id = view.history.next_id(checkpoint.series, checkpoint.step)
-    return Manifest(
-        format=MANIFEST.writes,
-        series=id.series,
-        path=checkpoint.path,
-        layout=checkpoint.layout,
-        step=id.step,
-        generation=id.generation,
-        digest_origin="observer",
-        sealed_at=utc_now(),
-        version=__version__,
-        nonce="",
-        files=(),
-    )
-
-
-def load_checked(view: RunView, store: Store, parts: TrainingParts, ranks: Ranks, probe: Probe | None) -> Loaded | None:
-    """Load the newest known-good checkpoint with which the probe is finite on every rank. None if there is none.
-
-    A refused checkpoint is sick, because an older one passed: it is quarantined. If the probe refuses all, it may be at
-    fault itself: nothing is moved, and NoKnownGoodError is raised.
-    """
-    refused: dict[CheckpointId, tuple[Loaded, str]] = {}
-    while True:
-        try:
-            loaded = lead_or_follow(ranks, store, lambda: _newest(view, store, refused), Loaded | None)
-        except NoKnownGoodError as error:
-            if not refused:
-                raise
-            reasons = "; ".join(f"{found.path}: {why}" for found, why in refused.values())
-            raise NoKnownGoodError(
-                f"no checkpoint of {view.run.url} passes the probe ({reasons})",
-                hint="if this seems wrong, check the probe's own batch and precision",
-            ) from error
-        if loaded is None or probe is None:
-            return loaded
-        model = getattr(parts.model, "module", parts.model)
-        if ranks.size == 1:
-            answers = [sick_because(model, probe)]  # its own exceptions are the caller's
-        else:
-            answers = together(ranks, "the probe", functools.partial(sick_because, model, probe))
-        sick = [f"rank {rank}: {why}" if ranks.size > 1 else why for rank, why in enumerate(answers) if why]
-        if not sick:
-            break
-        _log.warning("%s is not used for the resume: %s", loaded.path, sick[0])
-        refused[loaded.id] = (loaded, sick[0])
-    if ranks.rank == 0:
-        for found, why in refused.values():
-            _put_aside(view, found, why)
-    return loaded
-
-
-def _newest(view: RunView, store: Store, refused: Collection[CheckpointId]) -> Loaded | None:
+def newest(view: RunView, store: Store, refused: Collection[CheckpointId]) -> Loaded | None:
     """Load the newest checkpoint of the run. A lost one is copied back from a replica."""
     view.forget()  # a probe may have taken long
     if view.settings.replicas and not refused:
@@ -282,7 +227,8 @@ def _newest(view: RunView, store: Store, refused: Collection[CheckpointId]) -> L
     return load_newest_good(view, store, refused=refused)
 
 
-def _put_aside(view: RunView, found: Loaded, why: str) -> None:
+def put_aside(view: RunView, found: Loaded, why: str) -> None:
+    """Quarantine a checkpoint that a probe refused, with an incident."""
     reason = f"a checked resume refused it: {why}"
     evidence: dict[str, object] = {"checkpoint": str(found.id)}
     incident = begin_incident(view.run, step=found.step, cause="probe", reason=reason, evidence=evidence)
@@ -293,6 +239,15 @@ def _put_aside(view: RunView, found: Loaded, why: str) -> None:
         action = f"using an older checkpoint; this one could not be quarantined: {error.message}"
         _log.warning("%s could not be quarantined: %s", found.path, error.message)
     end_incident(view.run, incident, action=action)
+
+
+def refused_by(probe: Probe, model: Any, ranks: Ranks) -> str | None:
+    """Run the probe on every rank. Returns why the first one that minds refuses the loaded model, or None."""
+    model = getattr(model, "module", model)
+    if ranks.size == 1:
+        return sick_because(model, probe)  # its own exceptions are the caller's
+    answers = together(ranks, "the probe", functools.partial(sick_because, model, probe))
+    return next((f"rank {rank}: {why}" for rank, why in enumerate(answers) if why), None)
 
 
 def sick_because(model: Any, probe: Probe) -> str | None:

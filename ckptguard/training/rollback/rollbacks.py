@@ -1,4 +1,7 @@
-"""The rollbacks of one guard: each has an incident, a decision, and a verified checkpoint that is loaded."""
+"""Going back: one loop for each kind of training. Each time it has an incident, a decision, and a verified checkpoint.
+
+Rank 0 decides and finds the checkpoint. The other ranks load what it loads, and get its result.
+"""
 
 from __future__ import annotations
 
@@ -7,23 +10,23 @@ import functools
 import logging
 import shlex
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 import msgspec
 
 from ckptguard.decisions.health import Diagnosis
 from ckptguard.decisions.restarts import GAVE_UP
 from ckptguard.decisions.rollback import PastRollback, RollbackDecision, RollbackPolicy, choose_target, decide
-from ckptguard.errors import CkptguardError, CouldNotTellError, NoKnownGoodError, RollbackExhausted
+from ckptguard.errors import CkptguardError, CouldNotTellError, NoKnownGoodError, RanksError, RollbackExhausted
+from ckptguard.keep.quarantine import quarantine
 from ckptguard.records.run import Run
 from ckptguard.runs.find_known_good import Wanted
 from ckptguard.runs.run_view import RunView
 from ckptguard.training.client import let_daemon_verify
 from ckptguard.training.ranks import Ranks
 from ckptguard.training.rollback.incident_log import begin_incident, end_incident
-from ckptguard.training.rollback.lead_and_follow import Loaded, Rollback, lead_or_follow
 from ckptguard.values.ids import CheckpointId, single_number
 from ckptguard.values.incident import Details
 from ckptguard.values.settings import Settings
@@ -31,27 +34,73 @@ from ckptguard.values.settings import Settings
 if TYPE_CHECKING:
     from ckptguard.training.content.training_parts import TrainingParts
     from ckptguard.training.rollback.load_known_good import Probe
-    from ckptguard.training.saving.stores import Store
+    from ckptguard.training.saving.stores import LedStore, Store
 
+Done = TypeVar("Done")
+Update = TypeVar("Update", covariant=True)
+_KINDS = {kind.kind: kind for kind in (NoKnownGoodError, RollbackExhausted)}
 _MOST_PAUSE = 64  # calls between two attempts to record an unrecorded rollback
 _log = logging.getLogger("ckptguard")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Waits:
-    """How many seconds a rollback waits. `daemon`: for the daemon to verify what is pending (None: it is not asked).
+class Loaded:
+    """A checkpoint that is loaded now, or that a framework loads next. `path` is usable as it is. `extra` is what was
+    saved beside it (empty: unknown)."""
 
-    `replica`: for a checkpoint from a replica, while other ranks wait (None: unlimited).
-    """
+    step: int
+    id: CheckpointId
+    path: str
+    extra: dict[str, Any] = field(default_factory=dict)
 
-    daemon: float | None
-    replica: float | None = None
+
+@dataclass(frozen=True, kw_only=True)
+class Rollback:
+    """What was loaded, and why. The updates from `onset` to `last` may have done the harm."""
+
+    loaded: Loaded
+    decision: RollbackDecision
+    onset: int
+    last: int
+
+
+class Training(Protocol[Update]):
+    """What a framework gives, so that its training can go back."""
+
+    def stretch(self) -> Generator[Update, None, Diagnosis | None]:
+        """Train until the end, or until training is sick: then return why."""
+
+    def go_back(self, sick: Diagnosis) -> Rollback:
+        """Choose a checkpoint from before the sickness, by `Rollbacks.go_back`."""
+
+    def leave_out(self, first: int, last: int) -> None:
+        """Make none of these updates from now on."""
+
+    def arrive(self, went: Rollback) -> None:
+        """Have the next stretch begin at the chosen checkpoint, with the learning rate and loss scale as decided."""
+
+
+def train(training: Training[Update]) -> Generator[Update, None, None]:
+    """Train to the end. Go back each time that training turns sick. Yields what the stretches yield."""
+    while (sick := (yield from training.stretch())) is not None:
+        take_back(training, sick)
+
+
+def take_back(training: Training[Any], sick: Diagnosis) -> None:
+    """Take training to a checkpoint from before the sickness. Raises what `Rollbacks.go_back` raises."""
+    went = training.go_back(sick)
+    if went.decision.skip:
+        training.leave_out(went.onset, went.last)
+    training.arrive(went)
 
 
 class Rollbacks:
-    """Rolls back, and remembers past rollbacks. `evidence(diagnosis)` gives the incident's details, and must not raise.
+    """Finds the checkpoint for each rollback, and remembers past ones. `evidence(diagnosis)` gives the incident's
+    details, and must not raise.
 
-    All ranks call the methods that load something, in the same order.
+    It gives the daemon `daemon` seconds to verify what is pending (None: it is not asked), and a replica `replica`
+    seconds, while other ranks wait (None: unlimited). All ranks call the methods that load something, in the same
+    order.
     """
 
     def __init__(
@@ -61,30 +110,52 @@ class Rollbacks:
         store: Store,
         policy: RollbackPolicy,
         *,
-        waits: Waits,
-        ranks: Ranks | None = None,
+        ranks: Ranks,
+        daemon: float | None,
+        replica: float | None = None,
     ) -> None:
         self._run, self._settings, self._store, self._policy = run, settings, store, policy
-        self._waits = waits
-        self._ranks = ranks if ranks is not None else Ranks()
-        self.evidence: Callable[[Diagnosis], Details] | None = None
+        self._ranks, self._daemon, self._replica = ranks, daemon, replica
+        self.evidence: Callable[[Diagnosis], Details] = lambda _: Details()
         self._past: list[PastRollback] = []
-        self._owed = Unrecorded(run, settings, store.series)
-        self._unmarked = False  # whether the last rollback left newer checkpoints unmarked
-
-    def settle(self, *, now: bool = False) -> None:
-        """Write what could not be written before, if there is space now; see `Unrecorded.settle`."""
-        self._owed.settle(now=now)
+        self._owed = Unrecorded()
+        self.settle = self._owed.settle
 
     def resume(self, parts: TrainingParts, probe: Probe | None) -> Loaded | None:
-        """Load the newest known-good checkpoint; see `load_checked`."""
-        from ckptguard.training.rollback.load_known_good import load_checked  # loaded only when needed
+        """Load the newest known-good checkpoint with which the probe is finite on every rank. None if there is none.
 
-        return load_checked(RunView(self._run, self._settings), self._store, parts, self._ranks, probe)
+        A refused checkpoint is sick, because an older one passed: it is quarantined. If the probe refuses all, it may
+        be at fault itself: nothing is moved, and NoKnownGoodError is raised.
+        """
+        from ckptguard.training.rollback import load_known_good as known_good  # loaded only when needed
+
+        view = self._view()
+        refused: dict[CheckpointId, tuple[Loaded, str]] = {}
+        while True:
+            try:
+                newest = functools.partial(known_good.newest, view, self._store, refused)
+                loaded = self._lead_or_follow(newest, Loaded | None)
+            except NoKnownGoodError as error:
+                if not refused:
+                    raise
+                reasons = "; ".join(f"{found.path}: {why}" for found, why in refused.values())
+                raise NoKnownGoodError(
+                    f"no checkpoint of {self._run.url} passes the probe ({reasons})",
+                    hint="if this seems wrong, check the probe's own batch and precision",
+                ) from error
+            why = known_good.refused_by(probe, parts.model, self._ranks) if loaded and probe is not None else None
+            if loaded is None or why is None:
+                break
+            _log.warning("%s is not used for the resume: %s", loaded.path, why)
+            refused[loaded.id] = (loaded, why)
+        if self._ranks.rank == 0:
+            for found, why in refused.values():
+                known_good.put_aside(view, found, why)
+        return loaded
 
     def let_daemon_verify(self, *, before_step: int | None = None) -> None:
         """Give the daemon its time to verify the last save, or what is before a step. Only the records count."""
-        series, seconds = self._store.series, self._waits.daemon
+        series, seconds = self._store.series, self._daemon
         if seconds is not None:
             let_daemon_verify(self._run, before_step=before_step, series=series, wait_seconds=seconds)
 
@@ -93,8 +164,7 @@ class Rollbacks:
         if self._ranks.rank == 0:
             from ckptguard.training.rollback.last_save import judge_last_save  # loaded only when needed
 
-            daemon, series = self._waits.daemon, self._store.series
-            judge_last_save(self._run, self._settings, series, daemon=daemon, seconds=seconds)
+            judge_last_save(self._view(), self._store, daemon=self._daemon, seconds=seconds)
 
     def tell(self, step: int, cause: str, reason: str, evidence: dict[str, object]) -> None:
         """Record an incident that does not stop training."""
@@ -109,23 +179,52 @@ class Rollbacks:
             RollbackExhausted: the budget is spent.
             NoKnownGoodError: there is nothing to go back to.
         """
-        work = functools.partial(self._go_back, diagnosis, save_every=save_every)
-        return lead_or_follow(self._ranks, self._store, work, Rollback)
+        return self._lead_or_follow(lambda: self._go_back(diagnosis, save_every=save_every), Rollback)
+
+    def _lead_or_follow(self, work: Callable[[], Done], kind: Any) -> Done:
+        """Rank 0 does the work, which loads through the store. Every rank returns its result, with its own extra.
+
+        `kind` is the result's type.
+        """
+        if self._ranks.size == 1:
+            return work()
+        led = cast("LedStore", self._store)
+        if self._ranks.rank != 0:
+            answer, extra = led.follow()
+            if "failed" in answer:
+                raise _KINDS.get(answer["failed"], RanksError)(f"rank 0: {answer['message']}")
+            followed: Done = _with_extra(msgspec.convert(answer["done"], kind), extra)
+            return followed
+        try:
+            done = work()
+        except Exception as error:
+            message = error.message if isinstance(error, CkptguardError) else repr(error)
+            with contextlib.suppress(RanksError):  # if a rank is gone, rank 0 still raises the reason
+                led.finish({"failed": getattr(error, "kind", "error"), "message": message})
+            raise
+        # Each rank has its own extra, and that of rank 0 holds values that are not JSON.
+        led.finish({"done": msgspec.to_builtins(_with_extra(done, {}))})
+        return done
 
     def _go_back(self, diagnosis: Diagnosis, *, save_every: int) -> Rollback:
         self.settle(now=True)
-        surely_by, step, reason = diagnosis.surely_by, diagnosis.step, diagnosis.reason
+        step, reason, cause = diagnosis.step, diagnosis.reason, diagnosis.cause or "asked"
         since = diagnosis.onset_step if diagnosis.onset_step is not None else step
         last = diagnosis.suspect_through if diagnosis.suspect_through is not None else step
-        cause = diagnosis.cause or "asked"
         _log.warning("step %s: %s", step, reason)
-        span = {"onset_step": surely_by, "possibly_since": since, "last": last}
+        span = {"onset_step": diagnosis.surely_by, "possibly_since": since, "last": last}
         decision = decide(self._policy, self._past, cause=cause, save_every=save_every, **span)
-        onset = decision.onset_step
-        details = self.evidence(diagnosis) if self.evidence is not None else Details()
-        noticed: dict[str, Any] = {"step": step, "cause": cause, "reason": reason, "evidence": diagnosis.evidence}
-        details = msgspec.structs.replace(details, onset=since, onset_through=diagnosis.onset_through)
-        incident = begin_incident(self._run, **noticed, details=details)
+        details = msgspec.structs.replace(self.evidence(diagnosis), onset=since, onset_through=diagnosis.onset_through)
+        begin = functools.partial(
+            begin_incident,
+            self._run,
+            step=step,
+            cause=cause,
+            reason=reason,
+            evidence=diagnosis.evidence,
+            details=details,
+        )
+        incident = begin()
         if decision.give_up:
             report = end_incident(self._run, incident, action=f"{GAVE_UP}: {decision.reason}")
             raise RollbackExhausted(
@@ -133,28 +232,35 @@ class Rollbacks:
                 report=report,
                 hint=f"ckptguard status {shlex.quote(self._run.url)}",
             )
-        self.let_daemon_verify(before_step=onset)
         try:
-            loaded = self._find_or_read(decision, onset, reason)
+            self.let_daemon_verify(before_step=decision.onset_step)
+            loaded = self._find_or_read(decision, reason)
         except CkptguardError as error:
             end_incident(self._run, incident, action=f"could not roll back: {error.message}")
             raise
         if cause != "asked":  # a rollback that the caller asks for is no sign of sickness
-            self._past.append(PastRollback(onset_step=surely_by, target_step=loaded.step))
+            self._past.append(PastRollback(onset_step=diagnosis.surely_by, target_step=loaded.step))
         action = f"went back from step {step} to step {loaded.step}; {decision.reason}"
         _log.warning("%s", action)
-        end_incident(self._run, incident, action=action, known_good=loaded.id)
-        owed = {**noticed, "details": details} if incident is None else None
-        self._owed.note(loaded, reason=reason, incident=owed, action=action, unmarked=self._unmarked)
-        return Rollback(loaded=loaded, decision=decision, onset=onset, last=last)
+        end = functools.partial(end_incident, self._run, action=action, known_good=loaded.id)
+        end(incident)
+        if incident is None:
 
-    def _find_or_read(self, decision: RollbackDecision, onset: int, reason: str) -> Loaded:
-        # Imported here: only a rollback needs it.
-        from ckptguard.training.rollback.load_known_good import go_back, load_unrecorded
+            def record() -> None:
+                noted = begin()
+                if noted is None:
+                    raise OSError("the incident cannot be recorded")
+                end(noted)
 
-        self._unmarked = False
+            self._owed.note(record)
+        return Rollback(loaded=loaded, decision=decision, onset=decision.onset_step, last=last)
+
+    def _find_or_read(self, decision: RollbackDecision, reason: str) -> Loaded:
+        from ckptguard.training.rollback.load_known_good import go_back, load_unrecorded  # loaded only when needed
+
+        onset = decision.onset_step
         try:
-            return self._find_and_load(decision, onset, reason)
+            return self._find_and_load(decision, reason)
         except (NoKnownGoodError, CouldNotTellError) as error:
             if self._settings.replicas and self._fetch(onset):
                 with contextlib.suppress(NoKnownGoodError, CouldNotTellError):
@@ -163,19 +269,42 @@ class Rollbacks:
             loaded = load_unrecorded(self._view(), self._store, before_step=onset)
             if loaded is None:
                 raise
-            self._unmarked = True
             unmarked = "the rollback could not be recorded, so newer checkpoints stay in place for now: %s"
             _log.error(unmarked, error.message)
+            self._owe_newer(loaded, reason)
             return loaded
+
+    def _owe_newer(self, loaded: Loaded, reason: str) -> None:
+        """Note that what is newer than a loaded checkpoint has to be moved aside. An earlier restart could resume from
+        one, so the log names them."""
+        try:
+            own = [c for c in self._view().checkpoints if c.series == self._store.series]
+        except CkptguardError as error:
+            _log.warning("the checkpoints newer than %s cannot be listed: %s", loaded.path, error.message)
+            return
+        newer = [c for c in own if (single_number(c.step) or 0) > loaded.step]
+        if not newer:
+            return
+        paths = ", ".join(c.path for c in newer)
+        _log.error("until there is space, a restart could resume from these unmarked checkpoints: %s", paths)
+
+        def move_aside(path: str, signature: object) -> None:
+            view = self._view()
+            checkpoint = view.look_again(path)
+            if checkpoint is not None and checkpoint.signature == signature:
+                quarantine(view, path, reason=reason)
+                _log.warning("%s was moved aside, now that there is space: %s", path, reason)
+
+        self._owed.note(*(functools.partial(move_aside, c.path, c.signature) for c in newer))
 
     def _fetch(self, onset: int) -> bool:
         """True if a good checkpoint from before the onset came from a replica in time. Other ranks wait for it."""
         from ckptguard.replicas.start_run import regain_before  # only runs with replicas need it
 
         stop = threading.Event()
-        timer = threading.Timer(self._waits.replica or 0.0, stop.set)
+        timer = threading.Timer(self._replica or 0.0, stop.set)
         timer.daemon = True
-        if self._waits.replica is not None:
+        if self._replica is not None:
             timer.start()
         try:
             back = regain_before(self._view(), Wanted(before_step=onset, series=self._store.series), stop=stop)
@@ -188,10 +317,10 @@ class Rollbacks:
             _log.warning("%s has no good checkpoint left; %s was copied from %s", self._run.url, back.path, back.source)
         return back is not None
 
-    def _find_and_load(self, decision: RollbackDecision, onset: int, reason: str) -> Loaded:
-        from ckptguard.training.rollback.load_known_good import go_back, newest_good_step
+    def _find_and_load(self, decision: RollbackDecision, reason: str) -> Loaded:
+        from ckptguard.training.rollback.load_known_good import go_back, newest_good_step  # loaded only when needed
 
-        before = decision.before_step
+        before, onset = decision.before_step, decision.onset_step
         if decision.further or decision.prefer_before < onset:
 
             def good_before(step: int) -> int | None:
@@ -209,52 +338,30 @@ class Rollbacks:
         return RunView(self._run, self._settings)
 
 
-@dataclass
-class _Debt:
-    """One unrecorded rollback. `newer`: paths and signatures of what it should have moved aside. `incident`: the
-    arguments of its incident, or None once that is recorded."""
-
-    reason: str
-    newer: list[tuple[str, Any]]
-    incident: dict[str, Any] | None
-    action: str
-    known_good: CheckpointId
+def _with_extra(done: Any, extra: dict[str, Any]) -> Any:
+    if isinstance(done, Rollback):
+        return replace(done, loaded=_with_extra(done.loaded, extra))
+    return replace(done, extra=extra) if done is not None else None
 
 
 class Unrecorded:
     """What the rollbacks of one guard could not write, for lack of space. It is written once there is space.
 
     Nothing here raises. Until then the checkpoints newer than the target stay in place, unmarked. Training replaces
-    them when it reaches their steps again. An earlier restart could resume from one, so the log names them.
+    them when it reaches their steps again.
     """
 
-    def __init__(self, run: Run, settings: Settings, series: str) -> None:
-        self._run, self._settings, self._series = run, settings, series
-        self._debts: list[_Debt] = []
+    def __init__(self) -> None:
+        self._debts: list[Callable[[], None]] = []
         self._calls = 0
 
-    def note(
-        self, loaded: Loaded, *, reason: str, incident: dict[str, Any] | None, action: str, unmarked: bool
-    ) -> None:
-        """Note a rollback to `loaded` that was not recorded. `incident` has the arguments of `begin_incident`, or None
-        if only the newer checkpoints are `unmarked`."""
-        newer = []
-        if unmarked:
-            try:
-                found = RunView(self._run, self._settings).checkpoints
-                own = [c for c in found if c.series == self._series]
-                newer = [(c.path, c.signature) for c in own if (single_number(c.step) or 0) > loaded.step]
-            except CkptguardError as error:
-                _log.warning("the checkpoints newer than %s cannot be listed: %s", loaded.path, error.message)
-        if newer:
-            paths = ", ".join(path for path, _ in newer)
-            _log.error("until there is space, a restart could resume from these unmarked checkpoints: %s", paths)
-        if newer or incident is not None:
-            self._debts.append(_Debt(reason, newer, incident, action, loaded.id))
-            self._calls = 0
+    def note(self, *debts: Callable[[], None]) -> None:
+        """Note calls that failed, in their order."""
+        self._debts += debts
+        self._calls = 0
 
     def settle(self, *, now: bool = False) -> None:
-        """Try to move aside and record what is missing. Called after each update.
+        """Try what failed once more. Called after each update.
 
         After a failure it tries again at the calls 2, 4, 8 and so on, then at every 64th, and always with `now`.
         """
@@ -265,26 +372,8 @@ class Unrecorded:
             return
         while self._debts:
             try:
-                self._pay(self._debts[0])
+                self._debts[0]()
             except (CkptguardError, OSError) as error:
                 _log.debug("a rollback is still not recorded: %s", error)
                 return
             del self._debts[0]
-
-    def _pay(self, debt: _Debt) -> None:
-        from ckptguard.keep.quarantine import quarantine  # loaded only when needed
-
-        view = RunView(self._run, self._settings)
-        while debt.newer:
-            path, signature = debt.newer[0]
-            checkpoint = view.look_again(path)
-            if checkpoint is not None and checkpoint.signature == signature:
-                quarantine(view, path, reason=debt.reason)
-                _log.warning("%s was moved aside, now that there is space: %s", path, debt.reason)
-            del debt.newer[0]
-        if debt.incident is not None:
-            incident = begin_incident(self._run, **debt.incident)
-            if incident is None:
-                raise OSError("the incident cannot be recorded")
-            debt.incident = None
-            end_incident(self._run, incident, action=debt.action, known_good=debt.known_good)

@@ -166,6 +166,17 @@ class UserFiles:
         return series_of(first)
 
 
+def user_files(
+    save: Callable[[str, int], object] | None, load: Callable[[str], object] | None, name: str
+) -> UserFiles | None:
+    """The user's own files, if there are any. SettingsError for only one of the two functions."""
+    if save is not None and load is not None:
+        return UserFiles(save=save, load=load, name=name)
+    if save is not None or load is not None:
+        raise SettingsError("save= and load= go together: what one writes the other reads")
+    return None
+
+
 class UserStore:
     """The user's own files. What we save beside them is in the records, never among the trainer's files.
 

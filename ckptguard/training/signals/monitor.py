@@ -10,7 +10,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import msgspec
 
-from ckptguard.decisions.health import Diagnosis, Health, Limits, Signal, overdue
+from ckptguard.decisions.health import Diagnosis, Health, Limits, Signal
 from ckptguard.decisions.rollback import RollbackPolicy
 from ckptguard.training.content.training_parts import TrainingParts
 from ckptguard.training.signals.device_signals import DeviceSignals, Numbers, loss_scale, on_device
@@ -49,8 +49,7 @@ class TrainingMonitor:
     def __init__(self, parts: TrainingParts, policy: RollbackPolicy, *, allow: Sequence[str] = ()) -> None:
         self._parts, self.allow = parts, allow
         self._limits = Limits(nan_losses=policy.nan_losses, scale_skips=policy.scale_skips, spikes=policy.spikes)
-        self._check_every, self._most_unsaved = policy.check_every, policy.unsaved
-        self._unsaved_since: int | None = -1  # the last save before the one that was reported
+        self._check_every = policy.check_every
         self._last_look = 0
         self.reader = NumberReader()
         self._delayed = DeviceSignals(self.reader.say)
@@ -160,14 +159,6 @@ class TrainingMonitor:
         elif self._looking is None:
             self._last_look = step
             self._looking = (step, PendingLook(tensors))
-
-    def unsaved(self, step: int, last_saved: int | None, save_every: int) -> str | None:
-        """Return a sentence if no state was saved for too long, once for each last save."""
-        reason = overdue(step, last_saved, save_every=save_every, most=self._most_unsaved)
-        if reason is None or self._unsaved_since == last_saved:
-            return None
-        self._unsaved_since = last_saved
-        return reason
 
     @_alone
     def restart(self, step: int) -> None:

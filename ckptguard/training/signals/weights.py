@@ -12,22 +12,11 @@ from ckptguard.values.masks import may_be_mask
 Named = Sequence[tuple[str, Any]]
 
 
-def first_non_finite(model: Any, allow: Iterable[str] = ()) -> str | None:
-    """Return the name of the first parameter or buffer with NaN or Inf, or None. Names that `allow` matches are
-    ignored.
+def first_of(named: Named, allow: Iterable[str] = ()) -> str | None:
+    """Return the name of the first tensor with NaN or Inf, or None. Names that `allow` matches are ignored.
 
     So is a mask: it has the name or form of one, no NaN, no +Inf, and -Inf beside one single finite value.
     """
-    return first_of(model_tensors(model), allow)
-
-
-def first_non_finite_state(optimizer: Any, allow: Iterable[str] = ()) -> str | None:
-    """Return the same for an optimizer's state (moments, momenta); None without an optimizer."""
-    return first_of(state_tensors(optimizer), allow)
-
-
-def first_of(named: Named, allow: Iterable[str] = ()) -> str | None:
-    """Return the same for tensors by name."""
     import torch
 
     named = list(_floats(named))

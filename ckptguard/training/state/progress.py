@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import random
-from dataclasses import dataclass
 from typing import Any
 
 from ckptguard.errors import StateError
@@ -22,37 +21,11 @@ _NAMED = 3  # of the names that do not fit
 _MOST_NAMES = 100  # of the same, in a record
 
 
-@dataclass(frozen=True, kw_only=True)
-class ResumeGaps:
-    """What a resume lacks. `anew`: parts that start again. `missing` and `unexpected`: names that only one side has.
-
-    `world_size` is that of the save, if known. `sentences` say everything for people. They are empty if training
-    continues as if it had never stopped.
-    """
-
-    anew: tuple[str, ...] = ()
-    missing: tuple[str, ...] = ()
-    unexpected: tuple[str, ...] = ()
-    world_size: int | None = None
-    sentences: tuple[str, ...] = ()
-
-    def resumed(self, step: int, *, id: str, path: str) -> Resumed:
-        """Describe what training continues from, for the report of a later incident."""
-        return Resumed(
-            step=step,
-            id=id,
-            path=path,
-            world_size=self.world_size,
-            anew=self.anew,
-            missing=self.missing[:_MOST_NAMES],
-            unexpected=self.unexpected[:_MOST_NAMES],
-        )
-
-
 class Progress:
     """`step`: completed updates. `now`: the update in progress. `observed`: the last one reported by the caller.
 
-    `gap`: what the last load lacks for an exact resume.
+    `resumed` and `gaps` say what the last load lacks for an exact resume. `gaps` is empty if training continues as if
+    it had never stopped.
     """
 
     def __init__(self, parts: TrainingParts, world_size: int = 1) -> None:
@@ -64,7 +37,8 @@ class Progress:
         self.position: DataPosition | None = None
         self._waiting: dict[str, Any] | None = None  # loaded before the loader was known
         self._draws: dict[int, Draw] = {}
-        self.gap = ResumeGaps()
+        self.resumed = Resumed(step=0)
+        self.gaps: tuple[str, ...] = ()
 
     @property
     def current(self) -> int:
@@ -75,7 +49,7 @@ class Progress:
     def missing(self) -> tuple[str, ...]:
         """Why training continues differently than without the interruption."""
         inexact = self.position.inexact if self.position is not None else None
-        return self.gap.sentences + ((inexact,) if inexact is not None else ())
+        return self.gaps + ((inexact,) if inexact is not None else ())
 
     def use_loader(self, loader: Any) -> None:
         """Draw from this loader from now on."""
@@ -136,12 +110,10 @@ class Progress:
             raise StateError(f"what was saved beside step {step} cannot be restored: {why}")
         self.step = step
         self._parts.drop_gradients()
-        self.gap = _gap(self._parts, extra, self._world_size)
+        self.resumed, self.gaps = _gaps(self._parts, extra, self._world_size, step)
         saved_factor = extra.get("guard", {}).get("lr_factor", 1.0)
         self.lr_factor = saved_factor if lr_factor is None else lr_factor
-        scale_learning_rate(self._parts.optimizer, self._parts.scheduler, self.lr_factor / saved_factor)
-        if lowest_scale is not None:
-            raise_loss_scale(self._parts.scaler, lowest_scale)
+        adjust(self._parts, rate=self.lr_factor / saved_factor, lowest_scale=lowest_scale)
         self._draws = {n: draw for n, draw in self._draws.items() if n <= step}
         if self.position is None:
             self._waiting = extra
@@ -158,14 +130,21 @@ class Progress:
             restore_rng(extra["rng"])
 
 
-def _gap(parts: TrainingParts, extra: dict[str, Any], world_size: int) -> ResumeGaps:
-    """Return what a resume from a save with this `extra` lacks. Facts that an older save does not have are ignored."""
+def adjust(parts: TrainingParts, *, rate: float, lowest_scale: float | None) -> None:
+    """Multiply the learning rates. Raise a collapsed loss scale to `lowest_scale`, if it is given."""
+    scale_learning_rate(parts.optimizer, parts.scheduler, rate)
+    if lowest_scale is not None:
+        raise_loss_scale(parts.scaler, lowest_scale)
+
+
+def _gaps(parts: TrainingParts, extra: dict[str, Any], world_size: int, step: int) -> tuple[Resumed, tuple[str, ...]]:
+    """Return what a resume from a save with this `extra` lacks: for a report, and in sentences. Facts that an older
+    save does not have are ignored."""
     about = extra.get("saved")
     about = about if isinstance(about, dict) else {}
     given, saved, size = _names(parts), about.get("parts"), about.get("world_size")
-    fit = parts.fit
     anew, sentences = [], []
-    for names, own, other in ((fit.missing, "model", "checkpoint"), (fit.unexpected, "checkpoint", "model")):
+    for names, own, other in ((parts.missing, "model", "checkpoint"), (parts.unexpected, "checkpoint", "model")):
         if names:
             more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
             are = "is" if len(names) == 1 else "are"
@@ -183,12 +162,9 @@ def _gap(parts: TrainingParts, extra: dict[str, Any], world_size: int) -> Resume
     size = size if isinstance(size, int) else None
     if size not in (None, world_size):
         sentences.append(f"it was saved by {size} ranks, but there are {world_size} now")
-    return ResumeGaps(
-        anew=tuple(anew),
-        missing=fit.missing,
-        unexpected=fit.unexpected,
-        world_size=size,
-        sentences=tuple(sentences),
+    missing, unexpected = parts.missing[:_MOST_NAMES], parts.unexpected[:_MOST_NAMES]
+    return Resumed(step=step, world_size=size, anew=tuple(anew), missing=missing, unexpected=unexpected), tuple(
+        sentences
     )
 
 

@@ -12,7 +12,7 @@ from ckptguard.checks.evidence import ScannedTensor
 from ckptguard.checks.finite import is_mask
 from ckptguard.errors import SickTrainingError
 from ckptguard.scan.result import Numbers
-from ckptguard.training.signals.weights import first_non_finite, first_non_finite_state
+from ckptguard.training.signals.weights import first_of, model_tensors, state_tensors
 from ckptguard.values.settings import Settings
 
 INF, NAN = float("inf"), float("nan")
@@ -35,7 +35,7 @@ def test_a_mask_is_one_finite_value_beside_minus_infinity(values, sick, dtype):
     """In every type; NaN, +Inf, or two finite values are none."""
     model = torch.nn.Module()
     model.register_buffer("mask", torch.tensor(values).to(dtype))
-    assert first_non_finite(model) == ("mask" if sick else None)
+    assert first_of(model_tensors(model)) == ("mask" if sick else None)
 
 
 def test_what_is_learnt_is_no_mask():
@@ -43,12 +43,12 @@ def test_what_is_learnt_is_no_mask():
     layer = torch.nn.Linear(2, 4)
     torch.nn.init.zeros_(layer.bias)
     layer.bias.data[2] = -INF
-    assert first_non_finite(layer) == "bias"
+    assert first_of(model_tensors(layer)) == "bias"
     layer.bias.requires_grad_(False)
-    assert first_non_finite(layer) == "bias"  # as whoever reads the file later would say, who sees names only
+    assert first_of(model_tensors(layer)) == "bias"  # as whoever reads the file later would say, who sees names only
     optimizer = torch.optim.SGD(layer.parameters(), lr=0.1, momentum=0.9)
     optimizer.state[layer.bias]["momentum_buffer"] = torch.tensor([0.0, -INF])
-    assert first_non_finite_state(optimizer) == "optimizer.state.0.momentum_buffer"
+    assert first_of(state_tensors(optimizer)) == "optimizer.state.0.momentum_buffer"
 
 
 def triangle(rows: int, *more: int) -> torch.Tensor:
@@ -124,7 +124,7 @@ def judged(name: str, values: torch.Tensor) -> tuple[bool, bool]:
     count, first = int(bad.sum()), int(bad.nonzero()[0])
     numbers = Numbers(count=bad.numel(), neginf=count, first_bad=first, single_finite=True)
     tensor = ScannedTensor("m.pt", name, "float32", tuple(values.shape), "model", 0, numbers)
-    return is_mask(tensor, numbers), first_non_finite(model) is None
+    return is_mask(tensor, numbers), first_of(model_tensors(model)) is None
 
 
 class Both:
@@ -150,8 +150,8 @@ def test_moments_of_two_optimizers_in_one_object(tmp_path: Path, blocking: bool)
     for one in both.optimizers:
         one.step()
     both.optimizers[0].state[model.weight]["exp_avg"][0, 0] = NAN
-    assert first_non_finite_state(both) == "optimizer.a.state.0.exp_avg"
-    assert first_non_finite_state(both, ["optimizer.a.*"]) is None
+    assert first_of(state_tensors(both)) == "optimizer.a.state.0.exp_avg"
+    assert first_of(state_tensors(both), ["optimizer.a.*"]) is None
     guard = ckptguard.TrainingGuard(tmp_path / "run", model=model, optimizer=both, daemon=None)
 
     def saved() -> None:
@@ -174,4 +174,4 @@ def test_moments_deeper_in_a_state() -> None:
     weight = torch.nn.Parameter(torch.ones(2, 2))
     optimizer = torch.optim.SGD([weight], lr=0.1)
     optimizer.state[weight]["preconditioners"] = [torch.ones(2, 2), torch.tensor([[1.0, NAN]])]
-    assert first_non_finite_state(optimizer) == "optimizer.state.0.preconditioners.1"
+    assert first_of(state_tensors(optimizer)) == "optimizer.state.0.preconditioners.1"

@@ -128,7 +128,7 @@ def load_into_another(folder: str, step: int, strict: bool) -> object:
     except ckptguard.CkptguardError as error:
         store.finish("done")
         return [error.kind, error.message]
-    return [parts.fit.missing, parts.fit.unexpected, model[0].weight.sum().item()]
+    return [parts.missing, parts.unexpected, model[0].weight.sum().item()]
 
 
 def guarded(kind: str, folder: str, total: int, trouble: str) -> dict[str, object]:

@@ -7,11 +7,11 @@ import torch
 from click.testing import CliRunner
 from support.guards import guard_of
 from support.last_saves import recorded_outcome_of_last
-from support.runs import QUICK
 from support.views import look
 
 from ckptguard.cli.entry import commands
 from ckptguard.errors import CouldNotTellError
+from ckptguard.integrations.guarded_run import FrameworkStore
 from ckptguard.records.run import open_run
 from ckptguard.training.options import Saving
 from ckptguard.training.rollback import last_save
@@ -69,7 +69,8 @@ def save(folder, step, value=1.0):
 
 def judge(folder, **how):
     """Have the last save judged."""
-    judge_last_save(open_run(str(folder)), QUICK, "net-#.pt", **({"daemon": None} | how))
+    store = FrameworkStore(lambda: "net-#.pt")
+    judge_last_save(look(open_run(str(folder))), store, **({"daemon": None} | how))
 
 
 def test_only_the_last_one_is_read(tmp_path, monkeypatch):

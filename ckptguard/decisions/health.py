@@ -195,44 +195,21 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
 
     def after(self, signal: Signal, limits: Limits) -> tuple[Health, Diagnosis]:
         """Return the memory after one signal, and the diagnosis."""
-        loss, norm, scale = signal.loss, signal.grad_norm, signal.scale
         skipped = self._was_skipped(signal)
-        told_of_skips = scale is not None or signal.skipped is not None or skipped
-        nan_losses, nan_since = self.nan_losses, self.nan_since
-        if loss is not None:
-            nan_loss = not _FINITE(loss)
-            nan_losses = nan_losses + 1 if nan_loss else 0
-            nan_since = None if not nan_loss else nan_since if nan_since is not None else signal.step
-        finite_norm = norm if norm is not None and _FINITE(norm) and not skipped else None
-        clean = signal.looked and signal.bad_tensor is None
-        norm_through, unsettled = self.norm_through, self.nan_unsettled
-        if finite_norm is not None:
-            norm_through, unsettled = signal.step, None
-        elif loss is None:
-            unsettled = None if clean else unsettled
-        elif unsettled is None and not _FINITE(loss):
-            unsettled = signal.step
-        losses, norms = self.losses, self.norms
-        if limits.spikes is not None:
-            if loss is not None and _FINITE(loss):
-                losses = losses.after(loss, limits.spikes)
-            if finite_norm is not None:
-                norms = norms.after(finite_norm, limits.spikes)
-        healthy_through, loss_through = self.healthy_through, self.loss_through
-        if loss and _FINITE(loss):
-            loss_through = max(loss_through, signal.step)
-        if clean:
-            healthy_through = max(healthy_through, signal.step)
-        elif loss and _FINITE(loss):  # this loss was computed from the weights before this update
-            healthy_through = max(healthy_through, signal.step - 1)
+        norm = signal.grad_norm if signal.grad_norm is not None and _FINITE(signal.grad_norm) and not skipped else None
+        healthy_through, loss_through, looked_through = self._clean_through(signal)
+        nan_losses, nan_since = self._row_of_nan(signal)
+        norm_through, nan_unsettled = self._unsettled(signal, norm)
+        losses, norms = self._baselines(signal.loss, norm, limits.spikes)
+        scale, told_of_skips = signal.scale, skipped or signal.scale is not None or signal.skipped is not None
         now = Health(
             healthy_through=healthy_through,
             loss_through=loss_through,
-            looked_through=max(self.looked_through, signal.step) if clean else self.looked_through,
+            looked_through=looked_through,
             nan_losses=nan_losses,
             nan_since=nan_since,
             norm_through=norm_through,
-            nan_unsettled=unsettled,
+            nan_unsettled=nan_unsettled,
             skips=self.skips + 1 if skipped else 0 if told_of_skips else self.skips,
             skips_in_all=self.skips_in_all + skipped,
             scaler_settled=self.scaler_settled or (told_of_skips and not skipped),
@@ -259,6 +236,43 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
             return False
         fell = self.scale is not None and signal.scale < self.scale
         return fell or (signal.grad_norm is not None and not _FINITE(signal.grad_norm))
+
+    def _clean_through(self, signal: Signal) -> tuple[int, int, int]:
+        """Return `healthy_through`, `loss_through` and `looked_through`."""
+        step, healthy, by_loss, looked = signal.step, self.healthy_through, self.loss_through, self.looked_through
+        if signal.loss and _FINITE(signal.loss):  # it was computed from the weights before this update
+            healthy, by_loss = max(healthy, step - 1), max(by_loss, step)
+        if signal.looked and signal.bad_tensor is None:
+            healthy, looked = max(healthy, step), max(looked, step)
+        return healthy, by_loss, looked
+
+    def _row_of_nan(self, signal: Signal) -> tuple[int, int | None]:
+        """Return `nan_losses` and `nan_since`."""
+        if signal.loss is None:
+            return self.nan_losses, self.nan_since
+        if _FINITE(signal.loss):
+            return 0, None
+        return self.nan_losses + 1, self.nan_since if self.nan_since is not None else signal.step
+
+    def _unsettled(self, signal: Signal, norm: float | None) -> tuple[int | None, int | None]:
+        """Return `norm_through` and `nan_unsettled`."""
+        if norm is not None:
+            return signal.step, None
+        unsettled = self.nan_unsettled
+        if signal.loss is None:
+            unsettled = None if signal.looked and signal.bad_tensor is None else unsettled
+        elif unsettled is None and not _FINITE(signal.loss):
+            unsettled = signal.step
+        return self.norm_through, unsettled
+
+    def _baselines(self, loss: float | None, norm: float | None, spikes: Spikes | None) -> tuple[Baseline, Baseline]:
+        """Return `losses` and `norms`, which are kept only where spikes count."""
+        losses, norms = self.losses, self.norms
+        if spikes is not None and loss is not None and _FINITE(loss):
+            losses = losses.after(loss, spikes)
+        if spikes is not None and norm is not None:
+            norms = norms.after(norm, spikes)
+        return losses, norms
 
     def _judge(self, signal: Signal, limits: Limits, *, skipped: bool) -> tuple[str | None, str, int]:
         """Return the cause, the reason, and how many updates in a row show it."""

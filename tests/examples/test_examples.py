@@ -32,12 +32,13 @@ def run_example(name, *arguments, cwd):
     )
 
 
-def run_trainer(name, run):
+def run_trainer(run, *options):
     """Run an example that trains with the Trainer, which a Python has imported before: exit code, stdout, stderr."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("CKPTGUARD_")}
-    place = EXAMPLES / name
+    place = EXAMPLES / "hf_trainer.py"
     process = Forked(
         place.read_text(encoding="utf-8"),
+        *options,
         run,
         name=str(place),
         environment={**environment, "CKPTGUARD_SETTLE": "0", "OMP_NUM_THREADS": "1"},
@@ -134,7 +135,7 @@ def test_examples_compile(name):
 def test_the_trainer_example_stops_at_a_good_checkpoint(tmp_path):
     """Hugging Face's Trainer is stopped before the poisoned save, and what it leaves is known-good."""
     run = tmp_path / "run"
-    code, out, err = run_trainer("hf_trainer.py", run)
+    code, out, err = run_trainer(run, "--stop")
     assert code == 0, err
     assert "Traceback" not in err
     known_good = find_known_good(open_run(str(run)))
@@ -146,7 +147,7 @@ def test_the_trainer_example_stops_at_a_good_checkpoint(tmp_path):
 def test_the_trainer_example_goes_back(tmp_path):
     """The overflowing update is left out, training ends, and what it leaves is known-good."""
     run = tmp_path / "run"
-    code, out, err = run_trainer("hf_trainer_goes_back.py", run)
+    code, out, err = run_trainer(run)
     assert code == 0, err
     assert "trained to step 10; every weight is finite: True" in out
     assert "went back from step 6 to step 4" in err

@@ -7,6 +7,7 @@ never on a clock, a file or a number of one rank.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime
 import json
@@ -19,9 +20,10 @@ from typing import Any, TypeVar
 import msgspec
 
 from ckptguard.decisions.health import Diagnosis
-from ckptguard.errors import CkptguardError, RanksError
+from ckptguard.errors import CkptguardError, NoKnownGoodError, RanksError, RollbackExhausted
 
 T = TypeVar("T")
+_FOLLOWED = {kind.kind: kind for kind in (NoKnownGoodError, RollbackExhausted)}
 _TIMEOUT = 600.0
 _log = logging.getLogger("ckptguard")
 
@@ -157,6 +159,52 @@ def each(ranks: Ranks, what: str, work: Callable[[], T]) -> T:
     kept: list[T] = []
     together(ranks, what, lambda: kept.append(work()))
     return kept[0]
+
+
+class Led:
+    """Work that rank 0 leads. In the midst of it every rank does a part, such as loading its shards.
+
+    `parts` are the functions that do one, by name. They take JSON values. `own` is what this rank's last part returned.
+    """
+
+    def __init__(self, ranks: Ranks, **parts: Callable[..., Any]) -> None:
+        self._ranks, self._parts = ranks, parts
+        self.own: Any = None
+
+    def on_all(self, part: str, *arguments: Any) -> Any:
+        """Rank 0, within `lead`: have every rank do this part. Returns what rank 0's own part returns."""
+        self._ranks.tell([part, *arguments])
+        return self._parts[part](*arguments)
+
+    def lead(self, work: Callable[[], Any]) -> Any:
+        """Let rank 0 do the work, and the others their parts. Every rank returns the result, a JSON value.
+
+        If it fails, all raise. Ranks other than 0 raise RanksError, NoKnownGoodError or RollbackExhausted.
+        """
+        if self._ranks.rank != 0:
+            return self._follow()
+        try:
+            result = work()
+        except Exception as error:
+            message = error.message if isinstance(error, CkptguardError) else repr(error)
+            with contextlib.suppress(RanksError):  # if a rank is gone, rank 0 still raises the reason
+                self._ranks.tell(["failed", getattr(error, "kind", "error"), message])
+            raise
+        self._ranks.tell(["done", result])
+        return result
+
+    def _follow(self) -> Any:
+        while True:
+            order, *arguments = self._ranks.tell(None)
+            if order == "done":
+                return arguments[0]
+            if order == "failed":
+                kind, message = arguments
+                raise _FOLLOWED.get(kind, RanksError)(f"rank 0: {message}")
+            try:
+                self.own = self._parts[order](*arguments)
+            except CkptguardError as error:
+                _log.warning("%s", error.message)  # rank 0 has it, too, and decides
 
 
 def agree(ranks: Ranks, own: Diagnosis | None) -> Diagnosis | None:

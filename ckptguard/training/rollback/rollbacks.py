@@ -19,7 +19,7 @@ import msgspec
 from ckptguard.decisions.health import Diagnosis
 from ckptguard.decisions.restarts import GAVE_UP
 from ckptguard.decisions.rollback import PastRollback, RollbackDecision, RollbackPolicy, choose_target, decide
-from ckptguard.errors import CkptguardError, CouldNotTellError, NoKnownGoodError, RanksError, RollbackExhausted
+from ckptguard.errors import CkptguardError, CouldNotTellError, NoKnownGoodError, RollbackExhausted
 from ckptguard.keep.quarantine import quarantine
 from ckptguard.records.run import Run
 from ckptguard.runs.find_known_good import Wanted
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 
 Done = TypeVar("Done")
 Update = TypeVar("Update", covariant=True)
-_KINDS = {kind.kind: kind for kind in (NoKnownGoodError, RollbackExhausted)}
 _MOST_PAUSE = 64  # calls between two attempts to record an unrecorded rollback
 _log = logging.getLogger("ckptguard")
 
@@ -188,23 +187,16 @@ class Rollbacks:
         """
         if self._ranks.size == 1:
             return work()
-        led = cast("LedStore", self._store)
-        if self._ranks.rank != 0:
-            answer, extra = led.follow()
-            if "failed" in answer:
-                raise _KINDS.get(answer["failed"], RanksError)(f"rank 0: {answer['message']}")
-            followed: Done = _with_extra(msgspec.convert(answer["done"], kind), extra)
-            return followed
-        try:
+        led, done = cast("LedStore", self._store).led, None
+
+        def lead() -> Any:
+            nonlocal done
             done = work()
-        except Exception as error:
-            message = error.message if isinstance(error, CkptguardError) else repr(error)
-            with contextlib.suppress(RanksError):  # if a rank is gone, rank 0 still raises the reason
-                led.finish({"failed": getattr(error, "kind", "error"), "message": message})
-            raise
-        # Each rank has its own extra, and that of rank 0 holds values that are not JSON.
-        led.finish({"done": msgspec.to_builtins(_with_extra(done, {}))})
-        return done
+            return msgspec.to_builtins(_with_extra(done, {}))  # other ranks have their own
+
+        answer = led.lead(lead)
+        followed: Done = done if done is not None else _with_extra(msgspec.convert(answer, kind), led.own)
+        return followed
 
     def _go_back(self, diagnosis: Diagnosis, *, save_every: int) -> Rollback:
         self.settle(now=True)

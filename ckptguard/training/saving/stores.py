@@ -13,11 +13,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from ckptguard.errors import (
-    CkptguardError,
     CouldNotTellError,
     ObjectExistsError,
     ObjectMissingError,
-    RanksError,
     SettingsError,
     StateError,
     StorageError,
@@ -32,7 +30,7 @@ from ckptguard.runs.run_view import RunView
 from ckptguard.training.content.host_copy import HostCopy
 from ckptguard.training.content.tagged_json import decode_state, encode_state, from_text, to_text
 from ckptguard.training.content.training_parts import TrainingParts
-from ckptguard.training.ranks import Ranks, each, together
+from ckptguard.training.ranks import Led, Ranks, each, together
 from ckptguard.training.saving.destinations import Gate, make_room
 from ckptguard.training.saving.own_layout import read_checkpoint, snapshot_of, write_checkpoint
 from ckptguard.training.saving.room import room_for
@@ -85,14 +83,10 @@ class CopyingStore(Store, Protocol):
 
 
 class LedStore(Store, Protocol):
-    """A store of several ranks. All call `write`. Rank 0 alone calls `read`, while the others call `follow`."""
+    """A store of several ranks. All call `write`. Rank 0 alone calls `read`, within `led.lead`; the others load what it
+    loads, and then `led.own` is their part of the extra state."""
 
-    def finish(self, answer: object) -> None:
-        """Rank 0: end `follow` on the other ranks, with this JSON value."""
-
-    def follow(self) -> tuple[Any, Extra]:
-        """Other ranks: load what rank 0 loads until it is done. Returns its answer, and this rank's part of the extra
-        state."""
+    led: Led
 
 
 def part_of_rank(ranks: Ranks, saved: list[Any]) -> Extra:
@@ -270,62 +264,27 @@ class CollectiveStore(UserStore):
     """
 
     def __init__(self, run: Run, files: UserFiles, settings: Settings, ranks: Ranks) -> None:
-        on_all = UserFiles(save=self._save_on_all, load=self._load_on_all, name=files.name)
+        self.led = led = Led(
+            ranks,
+            save=lambda place, step: each(ranks, f"saving step {step}", lambda: files.save(place, step)),
+            load=lambda place: each(ranks, f"loading {place}", lambda: files.load(place)),
+            extra=lambda saved: part_of_rank(ranks, saved),
+        )
+        on_all = UserFiles(
+            save=functools.partial(led.on_all, "save"), load=functools.partial(led.on_all, "load"), name=files.name
+        )
         super().__init__(run, on_all, settings.changed(on_full="error"))  # the other ranks wait for rank 0
-        self._ranks, self._here = ranks, files
+        self._ranks = ranks
 
     def write(self, step: int, extra: Mapping[str, Any]) -> str:
         """Raise RanksError with the ranks that could not do their part."""
         reports = together(self._ranks, f"saving step {step}", lambda: encode_state(dict(extra), path="extra"))
-        if self._ranks.rank == 0:
-            try:
-                path = super().write(step, {"ranks": reports})
-            except Exception as error:
-                self._ranks.tell(["failed", str(error)])
-                raise
-            self._ranks.tell(["done", path])
-            return path
-        while True:
-            order, said = self._ranks.tell(None)
-            if order == "done":
-                return str(said)
-            if order == "failed":
-                raise RanksError(f"rank 0: {said}")
-            self._take_part(f"saving step {step}", functools.partial(self._here.save, said, step))
+        return str(self.led.lead(functools.partial(super().write, step, {"ranks": reports})))
 
     def read(self, manifest: Manifest) -> Extra:
         """Raise RanksError if a rank could not load it."""
-        saved = super().read(manifest).get("ranks", [])
-        self._ranks.tell(["extra", saved])
-        return part_of_rank(self._ranks, saved)
-
-    def finish(self, answer: object) -> None:
-        self._ranks.tell(["end", answer])
-
-    def follow(self) -> tuple[Any, Extra]:
-        extra: Extra = {}
-        while True:
-            order, said = self._ranks.tell(None)
-            if order == "end":
-                return said, extra
-            if order == "extra":
-                extra = part_of_rank(self._ranks, said)
-            else:
-                self._take_part(f"loading {said}", functools.partial(self._here.load, said))
-
-    def _save_on_all(self, place: str, step: int) -> None:
-        self._ranks.tell(["save", place])
-        each(self._ranks, f"saving step {step}", lambda: self._here.save(place, step))
-
-    def _load_on_all(self, place: str) -> None:
-        self._ranks.tell(["load", place])
-        each(self._ranks, f"loading {place}", lambda: self._here.load(place))
-
-    def _take_part(self, what: str, work: Callable[[], object]) -> None:
-        try:
-            each(self._ranks, what, work)
-        except CkptguardError as error:
-            _log.warning("%s", error.message)  # rank 0 has it, too, and decides
+        extra: Extra = self.led.on_all("extra", super().read(manifest).get("ranks", []))
+        return extra
 
 
 def _beside(path: str, id: CheckpointId) -> str:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ckptguard.errors import CkptguardError, RecordsError, SettingsError, StateError
+from ckptguard.errors import RecordsError, SettingsError, StateError
 from ckptguard.layouts.own import folder_name
 from ckptguard.records.manifests import read_manifest
 from ckptguard.records.run import Run
@@ -23,7 +23,7 @@ from ckptguard.storage.failures import translated
 from ckptguard.training.content.host_copy import HostCopy
 from ckptguard.training.content.safetensors_file import NotAsSealed
 from ckptguard.training.content.training_parts import TrainingParts
-from ckptguard.training.ranks import GlooRanks, each, together
+from ckptguard.training.ranks import GlooRanks, Led, each, together
 from ckptguard.training.saving.destinations import Gate, local_root
 from ckptguard.training.saving.own_layout import read_state
 from ckptguard.training.saving.stores import Copied, Extra, part_of_rank
@@ -58,6 +58,7 @@ class ShardedStore:
     def __init__(self, run: Run, parts: TrainingParts, ranks: GlooRanks, settings: Settings) -> None:
         self._run, self._parts, self._ranks, self._settings = run, parts, ranks, settings
         self._host, self._last = HostCopy(), LastPlan()
+        self.led = Led(ranks, load=self._load)
         self._channel: _Channel | None = None
         self.series = series_of(folder_name(1))
         self._root = local_root(run)
@@ -90,39 +91,22 @@ class ShardedStore:
 
     def read(self, manifest: Manifest) -> Extra:
         """Raise RanksError or StateError if a rank could not load it."""
-        self._ranks.tell(["load", manifest.step, manifest.generation])
-        return self._load(manifest)
-
-    def finish(self, answer: object) -> None:
-        self._ranks.tell(["end", answer])
-
-    def follow(self) -> tuple[Any, Extra]:
-        extra: Extra = {}
-        while True:
-            order, *rest = self._ranks.tell(None)
-            if order == "end":
-                return rest[0], extra
-            try:
-                manifest = read_manifest(self._run, CheckpointId(self.series, *rest))
-                if manifest is None:
-                    raise RecordsError(f"rank {self._ranks.rank} sees no manifest of step {rest[0]}")
-            except CkptguardError as error:
-                self._ranks.gather([None, error.message])  # rank 0 is in `_load`, and names us
-                continue
-            try:
-                extra = self._load(manifest)
-            except CkptguardError as error:
-                _log.warning("%s", error.message)  # rank 0 has it, too, and decides
+        extra: Extra = self.led.on_all("load", manifest.step, manifest.generation)
+        return extra
 
     def _begun(self, step: int, extra: Mapping[str, Any]) -> ShardedSave:
         view = RunView(self._run, self._settings)
         return ShardedSave(view, self._parts, self._ranks, self._last, step, extra)
 
-    def _load(self, manifest: Manifest) -> Extra:
+    def _load(self, step: int, generation: int) -> Extra:
         """Load a verified checkpoint on all ranks at once."""
-        what = f"loading {manifest.path}"
+        path = folder_name(step)
+        what = f"loading {path}"
 
         def read() -> dict[str, Any]:
+            manifest = read_manifest(self._run, CheckpointId(self.series, step, generation))
+            if manifest is None:
+                raise RecordsError(f"rank {self._ranks.rank} sees no manifest of step {step}")
             try:
                 return read_state(self._run, manifest)
             except NotAsSealed as error:  # rank 0 verified it: no rank may use another one
@@ -130,8 +114,8 @@ class ShardedStore:
 
         state = each(self._ranks, what, read)
         live = live_of_all(self._parts, self._ranks, what, with_optimizer="optimizer" not in state)
-        together(self._ranks, what, lambda: self._compare_names(manifest.path, live["model"]))
-        self._load_shards(manifest.path, live)
+        together(self._ranks, what, lambda: self._compare_names(path, live["model"]))
+        self._load_shards(path, live)
         together(self._ranks, what, lambda: put_back(self._parts, state, live))
         return part_of_rank(self._ranks, state["ranks"])
 

@@ -190,7 +190,7 @@ def test_a_child_that_cannot_start_is_a_warning(tmp_path, monkeypatch, caplog):
 def test_the_child_verifies_and_ends(tmp_path, monkeypatch):
     """daemon="auto" starts a daemon that verifies the saves and takes the incident; close() ends it."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    monkeypatch.setattr(load_known_good, "load_checked", wait_for_daemon(load_known_good.load_checked))
+    monkeypatch.setattr(load_known_good, "newest", wait_for_daemon(load_known_good.newest))
     assert train(tmp_path / "run", {"daemon": "auto"}) == [1, 2, 3, 4, 5, 5, 6, 7]
     run = open_run(str(tmp_path / "run"))
     states = [s for s in survey(look(run)) if s.in_place]

@@ -23,7 +23,7 @@ from ckptguard.scan import scanner_of
 from ckptguard.storage import normalise_url
 from ckptguard.values.ids import escape
 from ckptguard.values.settings import Settings
-from ckptguard.values.verdict import Outcome, Severity
+from ckptguard.values.verdict import Outcome, why
 from ckptguard.verification.read_known_good import read_known_good
 from ckptguard.verification.target import verify_target
 
@@ -116,11 +116,12 @@ class _KnownGood:
 
 def _refusal(target: str, report: Report, checked: Checked) -> Exception:
     """Why a checkpoint is not handed out."""
-    serious = [f for f in checked.findings if f.severity in (Severity.ERROR, Severity.SICKNESS)] or checked.findings
-    why = "; ".join(": ".join(map(escape, filter(None, (f.file, f.tensor, f.message)))) for f in serious[:3])
+    reasons = why(checked.findings)
     if report.could_not_tell or checked.outcome is Outcome.PENDING:
-        return CouldNotTellError(f"{escape(target)} could not be verified: {why}", hint="try again")
+        return CouldNotTellError(f"{escape(target)} could not be verified: {reasons}", hint="try again")
     hint = f"see: ckptguard verify {escape(target)}; load the run for its newest good checkpoint"
     if checked.outcome is Outcome.SUSPECT:
         hint = f"see: ckptguard verify {escape(target)}; allow_suspect=True loads it all the same"
-    return RefusedError(f"{escape(target)} is {checked.outcome.value}: {why}", outcome=checked.outcome.value, hint=hint)
+    return RefusedError(
+        f"{escape(target)} is {checked.outcome.value}: {reasons}", outcome=checked.outcome.value, hint=hint
+    )

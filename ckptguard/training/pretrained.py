@@ -9,12 +9,9 @@ from ckptguard.errors import CouldNotTellError, RefusedError
 from ckptguard.runs.results import Report
 from ckptguard.runs.settings_file import GivenSettings, given_settings, training_settings
 from ckptguard.values.ids import escape
-from ckptguard.values.verdict import Finding, Outcome, Severity
+from ckptguard.values.verdict import Outcome, why
 from ckptguard.verification.selection import Selection
 from ckptguard.verification.target import verify_target
-
-_SHOWN = 3
-_SERIOUS = (Severity.ERROR, Severity.SICKNESS)
 
 
 def check_pretrained(
@@ -49,10 +46,7 @@ def check_pretrained(
     if report.outcome is Outcome.GOOD and report.checkpoints and not report.could_not_tell:
         return report
     found = [f for c in report.checkpoints if c.outcome is report.outcome for f in c.findings]
-    serious = [f for f in found if f.severity in _SERIOUS] or found
-    said = "; ".join(_sentence(f) for f in serious[:_SHOWN]) or "it holds no checkpoint"
-    if len(serious) > _SHOWN:
-        said += f"; and {len(serious) - _SHOWN} more"
+    said = why(found) or "it holds no checkpoint"
     shown = escape(os.fspath(path))
     if report.outcome in (Outcome.PENDING, Outcome.GOOD):
         raise CouldNotTellError(f"{shown} could not be verified: {said}", hint="verify it before you train from it")
@@ -61,8 +55,3 @@ def check_pretrained(
         outcome=report.outcome.value,
         hint=f"fetch it again, then: ckptguard verify {shown}",
     )
-
-
-def _sentence(finding: Finding) -> str:
-    where = [escape(name) for name in (finding.file, finding.tensor) if name]
-    return ": ".join((*where, escape(finding.message)))

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from ckptguard.errors import RecordsError
-from ckptguard.values.ids import CheckpointId, Step
+from ckptguard.values.ids import CheckpointId, Step, escape
 from ckptguard.values.record_formats import VERDICT
 from ckptguard.values.record_text import decode_checked
 
@@ -120,6 +120,13 @@ def judge(findings: Iterable[Finding], *, sealed: bool) -> Outcome:
         only_incomplete = not sealed and all(f.check == "completeness" for f in errors)
         return Outcome.INCOMPLETE if only_incomplete else Outcome.BAD
     return Outcome.SUSPECT if any(f.severity is Severity.SICKNESS for f in findings) else Outcome.GOOD
+
+
+def why(findings: Sequence[Finding], *, most: int = 3) -> str:
+    """Say why an outcome is as it is: the first findings that made it, with their files and tensors. "" without any."""
+    heavy = [f for f in findings if f.severity in (Severity.ERROR, Severity.SICKNESS)] or findings
+    said = "; ".join(": ".join(map(escape, filter(None, (f.file, f.tensor, f.message)))) for f in heavy[:most])
+    return said if len(heavy) <= most else f"{said}; and {len(heavy) - most} more"
 
 
 def clearance(reason: str) -> Finding:

@@ -5,9 +5,11 @@ After a resume it also compares what was saved with what exists now.
 
 from __future__ import annotations
 
-import math
 import random
-from typing import Any
+import sys
+from typing import Annotated, Any
+
+import msgspec
 
 from ckptguard.errors import StateError
 from ckptguard.training.content.training_parts import TrainingParts, scale_learning_rate
@@ -172,16 +174,42 @@ def _names(parts: TrainingParts) -> list[str]:
     return [name for name in ("optimizer", "scheduler", "scaler") if getattr(parts, name) is not None]
 
 
+class _SavedGuard(msgspec.Struct):
+    lr_factor: Annotated[float, msgspec.Meta(gt=0, le=sys.float_info.max)] = 1.0
+
+
+class _EpochStart(msgspec.Struct):
+    generators: list[bytes]
+    rng: Any = None
+
+
+class _SavedData(msgspec.Struct):
+    epoch: Annotated[int, msgspec.Meta(ge=0)]
+    taken: Annotated[int, msgspec.Meta(ge=0)]
+    begun: bool
+    skipped: list[tuple[int, int]]
+    length: Any
+    epoch_start: _EpochStart
+    loader: Any = None
+
+    def __post_init__(self) -> None:
+        if self.begun and self.loader is None and (wrong := _wrong_rng(self.epoch_start.rng)) is not None:
+            raise ValueError(f"its epoch began with what {wrong}")
+
+
 def wrong_with(extra: Any) -> str | None:
     """Return why what was saved beside model and optimizer cannot be restored, or None. Right bytes may still be wrong
     state. What an older version did not save is not required."""
     if not isinstance(extra, dict):
         return f"it is a {type(extra).__name__}"
-    for name, ask in (("rng", _wrong_rng), ("guard", _wrong_guard), ("data", _wrong_data)):
+    if extra.get("rng") is not None and (wrong := _wrong_rng(extra["rng"])) is not None:
+        return f"its rng {wrong}"
+    for name, form in (("guard", _SavedGuard), ("data", _SavedData)):
         if extra.get(name) is not None:
-            why = ask(extra[name])
-            if why is not None:
-                return f"its {name} {why}"
+            try:
+                msgspec.convert(extra[name], form, builtin_types=(bytes,))
+            except msgspec.ValidationError as error:
+                return f"its {name} cannot be right: {error}"
     return None
 
 
@@ -202,35 +230,3 @@ def _wrong_rng(state: Any) -> str | None:
     if not isinstance(cuda, list) or not all(isinstance(text, bytes) for text in cuda):
         return "is not a state of the generators (cuda)"
     return None
-
-
-def _wrong_guard(state: Any) -> str | None:
-    factor: Any = state.get("lr_factor", 1.0) if isinstance(state, dict) else None
-    if type(factor) not in (int, float) or not math.isfinite(factor) or factor <= 0:
-        return "holds no factor of the learning rate"
-    return None
-
-
-def _wrong_data(state: Any) -> str | None:
-    if not isinstance(state, dict):
-        return f"is a {type(state).__name__}"
-    counts = (state.get("epoch"), state.get("taken"))
-    if not all(type(count) is int and count >= 0 for count in counts) or type(state.get("begun")) is not bool:
-        return "is not a position"
-    skipped = state.get("skipped")
-    if not isinstance(skipped, list) or not all(_is_draw(draw) for draw in skipped):
-        return "does not say which batches were skipped"
-    start = state.get("epoch_start")
-    start = start if isinstance(start, dict) else {}
-    generators = start.get("generators")
-    if not isinstance(generators, list) or not all(isinstance(text, bytes) for text in generators):
-        return "does not say how its epoch began"
-    if "length" not in state:
-        return "does not say how long the loader was"
-    if state["begun"] and state.get("loader") is None:
-        return "does not say how its epoch began" if "rng" not in start else _wrong_rng(start["rng"])
-    return None
-
-
-def _is_draw(draw: Any) -> bool:
-    return isinstance(draw, list | tuple) and len(draw) == 2 and all(type(number) is int for number in draw)

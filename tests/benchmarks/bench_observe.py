@@ -134,7 +134,7 @@ def main() -> None:
             looks = []
             for step in range(1, 8):
                 start = time.perf_counter()
-                guard._watch.look(step)
+                guard._monitor.look(step)
                 looks.append(time.perf_counter() - start)
         print(f"one look at {options.parameters:,} parameters and their moments: {min(looks) * 1e3:.2f} ms")
         processor, wall, typical = [], [], []

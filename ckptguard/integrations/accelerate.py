@@ -15,7 +15,7 @@ from ckptguard.errors import SettingsError, SickTrainingError
 from ckptguard.integrations.guarded_run import GuardedRun
 from ckptguard.runs.settings_file import GivenSettings
 from ckptguard.training.guard import TrainingGuard
-from ckptguard.training.rollback.rollbacks import Loaded
+from ckptguard.training.saving.stores import Loaded
 from ckptguard.training.signals.weights import first_of, model_tensors, state_tensors
 from ckptguard.values.ids import series_of
 

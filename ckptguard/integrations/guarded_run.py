@@ -28,7 +28,8 @@ from ckptguard.training.announce import announce_resume
 from ckptguard.training.client import ChildDaemon, ensure_daemon
 from ckptguard.training.options import asks_daemon
 from ckptguard.training.ranks import Ranks, ranks_of_training, together
-from ckptguard.training.rollback.rollbacks import Loaded, Rollback, Rollbacks
+from ckptguard.training.rollback.rollbacks import Rollback, Rollbacks
+from ckptguard.training.saving.stores import Loaded
 from ckptguard.training.signals.curve_recorder import CurveRecorder
 from ckptguard.upkeep.settle_kept import protect_finished
 from ckptguard.values.incident import Details

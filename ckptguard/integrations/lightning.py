@@ -202,7 +202,7 @@ class _Fits(GuardCallback):
 
     @property
     def state_key(self) -> str:
-        """Its state is that of the callback, whoever added it."""
+        """Its state is that of a `GuardCallback`, in checkpoints of any version."""
         return GuardCallback.__qualname__
 
     def stretch(self) -> Generator[None, None, Diagnosis | None]:

@@ -25,7 +25,8 @@ from ckptguard.integrations.guarded_run import GuardedRun
 from ckptguard.integrations.trainer_callback import SERIES, GuardCallback, SkippedUpdates, parts_of
 from ckptguard.runs.settings_file import GivenSettings
 from ckptguard.training.rollback import rollbacks as going_back
-from ckptguard.training.rollback.rollbacks import Loaded, Rollback
+from ckptguard.training.rollback.rollbacks import Rollback
+from ckptguard.training.saving.stores import Loaded
 from ckptguard.training.state.progress import adjust
 from ckptguard.values.incident import Details
 

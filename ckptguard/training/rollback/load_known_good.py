@@ -37,8 +37,7 @@ from ckptguard.runs.run_view import RunView
 from ckptguard.training.content.safetensors_file import NotAsSealed
 from ckptguard.training.ranks import Ranks, together
 from ckptguard.training.rollback.incident_log import begin_incident, end_incident
-from ckptguard.training.rollback.rollbacks import Loaded
-from ckptguard.training.saving.stores import Store
+from ckptguard.training.saving.stores import Loaded, Store
 from ckptguard.training.signals.weights import first_of
 from ckptguard.training.state.progress import wrong_with
 from ckptguard.training.state.rng import capture_rng, restore_rng

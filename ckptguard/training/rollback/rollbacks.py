@@ -11,7 +11,7 @@ import logging
 import shlex
 import threading
 from collections.abc import Callable, Generator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 import msgspec
@@ -27,6 +27,7 @@ from ckptguard.runs.run_view import RunView
 from ckptguard.training.client import let_daemon_verify
 from ckptguard.training.ranks import Ranks
 from ckptguard.training.rollback.incident_log import begin_incident, end_incident
+from ckptguard.training.saving.stores import LedStore, Loaded, Store
 from ckptguard.values.ids import CheckpointId, single_number
 from ckptguard.values.incident import Details
 from ckptguard.values.settings import Settings
@@ -34,23 +35,11 @@ from ckptguard.values.settings import Settings
 if TYPE_CHECKING:
     from ckptguard.training.content.training_parts import TrainingParts
     from ckptguard.training.rollback.load_known_good import Probe
-    from ckptguard.training.saving.stores import LedStore, Store
 
 Done = TypeVar("Done")
 Update = TypeVar("Update", covariant=True)
 _MOST_PAUSE = 64  # calls between two attempts to record an unrecorded rollback
 _log = logging.getLogger("ckptguard")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Loaded:
-    """A checkpoint that is loaded now, or that a framework loads next. `path` is usable as it is. `extra` is what was
-    saved beside it (empty: unknown)."""
-
-    step: int
-    id: CheckpointId
-    path: str
-    extra: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

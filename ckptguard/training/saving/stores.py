@@ -43,6 +43,17 @@ _log = logging.getLogger("ckptguard")
 Extra = dict[str, Any]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Loaded:
+    """A checkpoint that is loaded now, or that a framework loads next. `path` is usable as it is. `extra` is what was
+    saved beside it (empty: unknown)."""
+
+    step: int
+    id: CheckpointId
+    path: str
+    extra: Extra = dataclasses.field(default_factory=dict)
+
+
 class Store(Protocol):
     """One kind of checkpoint in a run. `hashes_on_load`: `read` compares every byte with the manifest."""
 

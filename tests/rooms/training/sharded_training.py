@@ -102,12 +102,14 @@ def load_and_go_on(kind: str, folder: str, step: int) -> list[object]:
             parameter.mul_(0.5)
     train(model, optimizer, scheduler, 100, 103)
     store, run = store_for(folder, TrainingParts(model=model, optimizer=optimizer, scheduler=scheduler))
-    if dist.get_rank() == 0:
-        extra = store.read(read_manifest(run, CheckpointId(store.series, step, 1)))
-        store.finish("done")
-    else:
-        answer, extra = store.follow()
-        assert answer == "done"
+    extra: dict[str, object] = {}
+
+    def load() -> str:
+        extra.update(store.read(read_manifest(run, CheckpointId(store.series, step, 1))))
+        return "done"
+
+    assert store.led.lead(load) == "done"
+    extra = extra if dist.get_rank() == 0 else store.led.own
     before = digest(model, optimizer) if step else ""
     train(model, optimizer, scheduler, step + 1, step + 2)
     return [before, digest(model, optimizer), extra.get("mine")]
@@ -120,13 +122,9 @@ def load_into_another(folder: str, step: int, strict: bool) -> object:
     parts = TrainingParts(model=model, optimizer=torch.optim.AdamW(model.parameters()), strict=strict)
     store, run = store_for(folder, parts)
     try:
-        if dist.get_rank() == 0:
-            store.read(read_manifest(run, CheckpointId(store.series, step, 1)))
-            store.finish("done")
-        else:
-            store.follow()
+        manifest = read_manifest(run, CheckpointId(store.series, step, 1))
+        store.led.lead(lambda: store.read(manifest).get("mine"))
     except ckptguard.CkptguardError as error:
-        store.finish("done")
         return [error.kind, error.message]
     return [parts.missing, parts.unexpected, model[0].weight.sum().item()]
 

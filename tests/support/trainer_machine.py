@@ -230,6 +230,7 @@ class TrainerMachine(TrainerPromises, RuleBasedStateMachine):
     def rolls_back(self, data: st.DataObject, to_one: bool) -> None:
         """Training goes back: every name that its resume reads can be loaded afterwards, or nothing has moved."""
         self.learns()
+        self.promises_what_is_left()
         found = sorted({c.id for c in self.candidates()}, key=str)
         to = data.draw(st.sampled_from(found)) if to_one and found else None
         before, done = self.training.disk.all(), None
@@ -283,6 +284,7 @@ class TrainerMachine(TrainerPromises, RuleBasedStateMachine):
     @rule(number=CALLS, name=st.sampled_from(OPERATIONS))
     def is_killed(self, number: int, name: str) -> None:
         """We die before the n-th call of the storage."""
+        self.promises_what_is_left()
         with (
             mock.patch.object(leases, "this_process", gone),
             contextlib.suppress(Killed, CkptguardError),
@@ -295,6 +297,7 @@ class TrainerMachine(TrainerPromises, RuleBasedStateMachine):
     @rule(number=CALLS, name=st.sampled_from(OPERATIONS))
     def has_a_full_disk(self, number: int, name: str) -> None:
         """The disk is full from some call on."""
+        self.promises_what_is_left()
         faults = Faults(Fault.ENOSPC, number, forever=True)
         with injected(faults), contextlib.suppress(CkptguardError):
             self.do(name)

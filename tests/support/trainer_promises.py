@@ -115,6 +115,14 @@ class TrainerPromises:
             if found is not None:
                 self.promised[series] = found
 
+    def promises_what_is_left(self) -> None:
+        """Before a rollback, promise what keeps a promise instead of what was promised first: that may be gone since
+        there are newer ones, and these may be given up."""
+        history = load_history(self.run())
+        for series, id in self.promised.items():
+            kept = [one for one in self.good(history, series) if self.keeps(id, one) and self.lies(one)]
+            self.promised[series] = kept[-1] if kept and id not in kept else id
+
     def promises_less(self) -> None:
         """Hold no promise any more about what was taken back."""
         view = self.view()

@@ -12,7 +12,8 @@ from ckptguard.inspect.status import status
 from ckptguard.layouts import LAYOUTS, Checkpoint
 from ckptguard.repair.repair import repair
 from ckptguard.repair.scrub import Reread, ScrubListener, ScrubOrder, due_places, scrub
-from ckptguard.replicas.replicate import Replicated, replicate
+from ckptguard.replicas.replicate import replicate
+from ckptguard.replicas.send_checkpoint import Replicated
 from ckptguard.reporting.channels import Event
 from ckptguard.reporting.incidents_of_saves import IncidentsOfSaves
 from ckptguard.runs.results import Checked

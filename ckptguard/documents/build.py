@@ -193,7 +193,10 @@ FORMS: dict[str, Form] = {
     # scrub, repair, replicate
     "scrub.Reread": Form("path series step id place outcome bytes seconds findings"),
     "one_place.RepairedFile": Form("path series step id place file repaired source reason"),
-    "replicate.Replicated": Form("path series step id bytes done sent verified message"),
+    "send_checkpoint.Replicated": Form(
+        "path series step id bytes done sent verified message",
+        {"verified": lambda one: "read back" if one.done == "sent" else None},
+    ),
     "scrub.Scrubbed": Form("stopped left places next could_not_tell"),
     "scrub.Due": Form("path id place last_read_at", {"last_read_at": lambda due: _moment(due.last)}),
     "repair.Repaired": Form("dry_run files checkpoints=checked could_not_tell"),

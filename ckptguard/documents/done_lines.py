@@ -50,7 +50,7 @@ def prune_lines(done: Pruned) -> Iterator[Line]:
 def replica_table(replica: Replica) -> Table:
     """A row for each checkpoint: what was done about it."""
     rows = [
-        (c.path, c.id, c.done, size(c.bytes), c.message or (f"verified: {c.verified}" if c.verified else None))
+        (c.path, c.id, c.done, size(c.bytes), c.message or ("verified: read back" if c.done == "sent" else None))
         for c in replica.checkpoints
     ]
     return Table(("path", "id", "done", "size", "remark"), rows)

@@ -76,7 +76,6 @@ class ScrubOrder(msgspec.Struct, frozen=True, kw_only=True):
     max_duration: float | None = None
     max_age: float | None = None
     leave_out: Container[Where] = frozenset()
-    md5: bool = False
     only: Where | None = None
 
 
@@ -148,8 +147,6 @@ def scrub(
     scrub continues where this one ended. `hold` is called before each block: it may wait, or raise ReadingStopped to
     stop the scrub, which gives no verdict. Files in place that differ are judged by `watcher.verify`; a damaged kept
     copy no longer counts. Raises CouldNotTellError if the run cannot be listed; other problems are in the result."""
-    if view.settings.digest != "md5":  # this setting is about first sight; here the caller asked for a check
-        view = RunView(view.run, view.settings.changed(digest="md5"))
     now = time.time()
     plan, known = _plan(view, now, order.only)
     due = [one for one in plan if _is_due(one, order, now)]
@@ -206,7 +203,7 @@ def _verify(this: _Scrub, checkpoint: Checkpoint) -> Checked | None:
     view, source = this.view, this.watcher.source
     standings = view.history.standings(checkpoint.series)
     known = {(id.series, str(id)): standing.outcome for id, standing in standings.items()}
-    how = Verification(md5=this.order.md5, resave=Resave.WAIT)
+    how = Verification(md5=False, resave=Resave.WAIT)
     checked = verify_checkpoint(view, checkpoint, how, work=Work(scanner=this.work.scanner))
     for one in news_in([checked], known):
         this.watcher.tell(verdict_event(view.run, one, source=source))
@@ -307,7 +304,7 @@ def _differing(this: _Scrub, due: Due, manifest: Manifest, prefix: str) -> tuple
     first, saved = done, time.monotonic()
     try:
         for file in manifest.files[first:]:
-            wrong = reread(storage, prefix + file.path, file, this.pace, md5=this.order.md5)
+            wrong = reread(storage, prefix + file.path, file, this.pace)
             if wrong is not None:
                 return msgspec.structs.replace(reading, done=count), wrong
             done += 1
@@ -322,9 +319,8 @@ def _differing(this: _Scrub, due: Due, manifest: Manifest, prefix: str) -> tuple
 
 
 def _record(this: _Scrub, due: Due, reading: Scrub) -> None:
-    digests = ("blake3", "md5") if this.order.md5 else ("blake3",)
     try:
-        record_scrub(this.view.run, reading, digests=digests, before=this.known)
+        record_scrub(this.view.run, reading, before=this.known)
     except CouldNotTellError as error:  # on a read-only run or a full disk the reading still counts
         this.troubles.append(f"the reading of {due.path} could not be recorded: {error.message}")
 

@@ -32,7 +32,7 @@ from ckptguard.replicas.mirror_records import (
     mirror_verdicts,
     records_beside,
 )
-from ckptguard.replicas.send_checkpoint import Delivery, has_arrived, send_checkpoint
+from ckptguard.replicas.send_checkpoint import Replicated, has_arrived, replicated, send_checkpoint
 from ckptguard.runs.file_signatures import looks_as_read
 from ckptguard.runs.find_known_good import (
     ANY,
@@ -60,26 +60,6 @@ from ckptguard.values.settings import Settings
 from ckptguard.values.verdict import Outcome
 
 _log = logging.getLogger("ckptguard")
-
-
-class Replicated(msgspec.Struct, frozen=True, kw_only=True):
-    """One checkpoint and one replica. `done` is one of:
-
-    - "there", "sent", "would send", "failed";
-    - "raced": another process sealed it there first;
-    - "gone": it was removed from the run meanwhile;
-    - "damaged": it is damaged in the run, and was not sent.
-
-    `verified` says how its bytes were verified there, if that was done now. `sent` counts transferred bytes.
-    """
-
-    path: str
-    id: CheckpointId
-    bytes: int
-    done: str
-    sent: int = 0
-    verified: str | None = None
-    message: str | None = None
 
 
 _THERE = ("there", "sent", "raced")
@@ -146,24 +126,24 @@ def replicate(
                     continue
                 try:
                     if _is_there(target, candidate, arrived):
-                        delivery = Delivery(done="there")
+                        one = replicated(candidate, "there")
                     elif dry_run:
-                        delivery = Delivery(done="would send")
+                        one = replicated(candidate, "would send")
                     elif not work.may_begin(candidate.manifest.bytes):
                         made_way = True
                         break
                     else:
                         in_use.pin(candidate.id)
                         mirror_beside(run, target.run, candidate.manifest, beside)
-                        delivery = send_checkpoint(view, target, candidate, work=work, pace=pace)
+                        one = send_checkpoint(view, target, candidate, work=work, pace=pace)
                 except StoppedError:
                     raise
                 except CkptguardError as error:
-                    delivery = Delivery(done="failed", message=error.message)
-                if delivery.done in ("failed", "damaged") and _is_gone(view, candidate):
-                    delivery = Delivery(done="gone", message="it was removed from the run meanwhile")
+                    one = replicated(candidate, "failed", message=error.message)
+                if one.done in ("failed", "damaged") and _is_gone(view, candidate):
+                    one = replicated(candidate, "gone", message="it was removed from the run meanwhile")
                     wanted = [other for other in wanted if other is not candidate]
-                done.append(_replicated(candidate, delivery))
+                done.append(one)
             done += [_not_read(view, id, error) for id, error in unreadable.items()]
     except CouldNotTellError as error:
         trouble = error.message
@@ -296,18 +276,6 @@ def _not_read(view: RunView, id: CheckpointId, error: CouldNotTellError) -> Repl
         manifest = view.history.manifest(id)
     path, size = (manifest.path, manifest.bytes) if manifest is not None else (id.series, 0)
     return Replicated(path=path, id=id, bytes=size, done="failed", message=error.message)
-
-
-def _replicated(candidate: Candidate, delivery: Delivery) -> Replicated:
-    return Replicated(
-        path=candidate.manifest.path,
-        id=candidate.id,
-        bytes=candidate.manifest.bytes,
-        done=delivery.done,
-        sent=delivery.sent,
-        verified="read back" if delivery.done == "sent" else None,
-        message=delivery.message,
-    )
 
 
 def open_replicas(view: RunView) -> Iterator[RunView]:

@@ -50,13 +50,27 @@ _CHECK = "replica"
 _ARRIVED = "every byte was read back here and is as it was sealed"
 
 
-class Delivery(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of sending. `sent` counts transferred bytes. `done` is "sent", or "there" if it already was and has
-    its verdict. "raced": another process sealed it first. "damaged": the source has no whole copy."""
+class Replicated(msgspec.Struct, frozen=True, kw_only=True):
+    """One checkpoint and one replica. `sent` counts transferred bytes. `done` is one of:
 
+    - "there", "would send", "failed", "sent": then every byte was read back there;
+    - "raced": another process sealed it there first;
+    - "gone": it was removed from the run meanwhile;
+    - "damaged": the run has no whole copy of it, and nothing was sent.
+    """
+
+    path: str
+    id: CheckpointId
+    bytes: int
     done: str
     sent: int = 0
     message: str | None = None
+
+
+def replicated(candidate: Candidate, done: str, **more: Any) -> Replicated:
+    """Return what was done about a checkpoint."""
+    manifest = candidate.manifest
+    return Replicated(path=manifest.path, id=candidate.id, bytes=manifest.bytes, done=done, **more)
 
 
 @dataclass
@@ -77,7 +91,7 @@ class Sending:
     lock: threading.Lock = field(default_factory=threading.Lock)  # for the changing fields above, and the views
 
 
-def send_checkpoint(source: RunView, target: RunView, candidate: Candidate, *, work: Work, pace: Pace) -> Delivery:
+def send_checkpoint(source: RunView, target: RunView, candidate: Candidate, *, work: Work, pace: Pace) -> Replicated:
     """Make a known-good checkpoint of `source` one of `target`, too, under its own name.
 
     - Damage found in the source gets its verdict there, and is never sent.
@@ -111,11 +125,11 @@ def send_checkpoint(source: RunView, target: RunView, candidate: Candidate, *, w
     _need_room(sending)
     wrong = send_files(sending)
     if wrong is not None:
-        return Delivery(done="damaged", sent=sending.sent, message=wrong)
+        return replicated(candidate, "damaged", sent=sending.sent, message=wrong)
     if there is None:
         first = _commit(sending, aside=aside, occupant=lies)
         if first is not None:
-            return Delivery(done="raced", sent=sending.sent, message=first)
+            return replicated(candidate, "raced", sent=sending.sent, message=first)
     elif aside:
         _mark_kept(target.run, there)
     standing = target.history.standing(id)
@@ -123,9 +137,9 @@ def send_checkpoint(source: RunView, target: RunView, candidate: Candidate, *, w
         verdict, found = target.history.verdict(id), (find_entry(target.run.storage, f.path) for f in manifest.files)
         if not aside and not looks_as_read([e for e in found if e is not None], there, verdict):
             _give_verdict(sending, sealed_before=True)  # all of it was just read
-        return Delivery(done="there")
+        return replicated(candidate, "there")
     _give_verdict(sending, sealed_before=there is not None and not aside)
-    return Delivery(done="sent", sent=sending.sent)
+    return replicated(candidate, "sent", sent=sending.sent)
 
 
 def has_arrived(target: RunView, candidate: Candidate) -> bool:

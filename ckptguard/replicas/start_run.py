@@ -28,7 +28,7 @@ from ckptguard.records.run import open_run
 from ckptguard.records.who_and_when import utc_now
 from ckptguard.replicas.mirror_records import join, mirror_beside, mirror_decisions, mirror_history, records_beside
 from ckptguard.replicas.replicate import has_newest, known_bad, newer_in_replica, open_replicas, pace_of, refuse_nested
-from ckptguard.replicas.send_checkpoint import Delivery, send_checkpoint
+from ckptguard.replicas.send_checkpoint import Replicated, send_checkpoint
 from ckptguard.runs.candidates import Taken, first_whole
 from ckptguard.runs.find_known_good import Candidate, Wanted, newest_candidate, ranked_candidates
 from ckptguard.runs.lock import run_lock
@@ -111,7 +111,7 @@ def bring_back(replica: RunView, target: RunView, wanted: Wanted, *, work: Work 
     )
 
 
-def _send_first_whole(replica: RunView, target: RunView, wanted: Wanted, work: Work) -> Taken[Candidate, Delivery]:
+def _send_first_whole(replica: RunView, target: RunView, wanted: Wanted, work: Work) -> Taken[Candidate, Replicated]:
     """Send the best checkpoint of the replica that arrives whole.
 
     Raises:
@@ -121,7 +121,7 @@ def _send_first_whole(replica: RunView, target: RunView, wanted: Wanted, work: W
     pace, beside = pace_of(work, target.settings), records_beside(replica.run)
     troubles: list[str] = []
 
-    def attempt(candidate: Candidate) -> Delivery | str:
+    def attempt(candidate: Candidate) -> Replicated | str:
         in_use.pin(candidate.id)
         try:
             mirror_beside(replica.run, target.run, candidate.manifest, beside)

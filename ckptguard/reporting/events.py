@@ -67,51 +67,52 @@ def _verdict_event(run: Run, about: Checked, key: str, *, source: str) -> Event:
     weighty = [f for f in about.findings if f.severity in (Severity.ERROR, Severity.SICKNESS)]
     cause, place = about.outcome.value, run.usable(about.path)
     then = f"ckptguard verify {shlex.quote(place)}" if about.outcome is Outcome.INCOMPLETE else _incident_command(run)
-    return {
-        **_event(run, "verdict", key, step=about.step, cause=cause, reason=reason_of(about), source=source),
-        **_message(run, f"{about.path} is {cause}", reason_of(about), then),
-        "checkpoint": {"path": escape(about.path), "series": escape(about.series), "id": about.id and str(about.id)},
-        "findings": [
+    return _event(
+        run,
+        "verdict",
+        key,
+        step=about.step,
+        cause=cause,
+        reason=reason_of(about),
+        source=source,
+        told=(f"{about.path} is {cause}", then),
+        checkpoint={"path": escape(about.path), "series": escape(about.series), "id": about.id and str(about.id)},
+        findings=[
             {"check": f.check, "file": _escaped(f.file), "tensor": _escaped(f.tensor), "message": escape(f.message)}
             for f in weighty[:_MOST_FINDINGS]
         ],
-    }
+    )
 
 
 def incident_event(run: Run, incident: Incident) -> Event:
     """What hooks are told of an incident that was reported."""
-    cause, reason, source = escape(incident.cause), escape(incident.reason), escape(incident.source)
-    at = "" if incident.step is None else f" at update {incident.step}"
-    return {
-        **_event(
-            run,
-            "incident",
-            event_key("incident", incident.id),
-            step=incident.step,
-            cause=cause,
-            reason=reason,
-            source=source,
-        ),
-        **_message(run, f"incident in training{at} ({cause})", reason, _incident_command(run)),
-        "incident": msgspec.to_builtins(incident),
-    }
+    cause, at = escape(incident.cause), "" if incident.step is None else f" at update {incident.step}"
+    return _event(
+        run,
+        "incident",
+        event_key("incident", incident.id),
+        step=incident.step,
+        cause=cause,
+        reason=escape(incident.reason),
+        source=escape(incident.source),
+        told=(f"incident in training{at} ({cause})", _incident_command(run)),
+        incident=msgspec.to_builtins(incident),
+    )
 
 
 def replica_event(run: Run, url: str, reason: str, *, source: str) -> Event:
     """What hooks are told of a replica that cannot be brought up to date."""
+    told = ("a replica is not up to date", f"ckptguard status {shlex.quote(run.url)}")
     reason = escape(f"{url}: {reason}")
-    return {
-        **_event(run, "replica", uuid.uuid4().hex, step=None, cause="replica", reason=reason, source=source),
-        **_message(run, "a replica is not up to date", reason, f"ckptguard status {shlex.quote(run.url)}"),
-    }
+    return _event(run, "replica", uuid.uuid4().hex, cause="replica", reason=reason, source=source, told=told)
 
 
 def trial_event(run: Run | None) -> Event:
     """What `ckptguard notify --test` sends."""
-    event = _event(run, "test", uuid.uuid4().hex, step=None, cause="test", reason="a test was asked for", source="cli")
     where = "" if run is None else f"\nRun: {escape(run.url)}"
     text = f"Messages about your training checkpoints will arrive here.{where}".translate(_HARMLESS)
-    return {**event, "title": "ckptguard: this is a test", "text": text}
+    title, asked = "ckptguard: this is a test", "a test was asked for"
+    return _event(run, "test", uuid.uuid4().hex, cause="test", reason=asked, source="cli", title=title, text=text)
 
 
 def events_on_record(view: RunView) -> dict[str, Callable[[], Event | None]]:
@@ -164,34 +165,41 @@ def _incident_on_record(run: Run, incident_id: str) -> Event | None:
     return None if incident is None or "checkpoint" in incident.evidence else incident_event(run, incident)
 
 
-def _event(run: Run | None, event: str, key: str, *, step: Step, cause: str, reason: str, source: str) -> Event:
+def _event(
+    run: Run | None,
+    event: str,
+    key: str,
+    *,
+    cause: str,
+    reason: str,
+    source: str,
+    step: Step = None,
+    told: tuple[str, str] = ("", ""),
+    **about: object,
+) -> Event:
+    """An event, and the same in words: one line, and some more. `told`: what happened, and the command to run next.
+    Nothing in the words calls anybody, whatever a tensor is named."""
+    what, then = told
+    name, url = ("", "") if run is None else (escape(name_of_run(run.url)), escape(run.url))
+    short = reason if len(reason) <= _LONGEST_TEXT else f"{reason[:_LONGEST_TEXT]}..."
+    lines = (short, f"Run: {url}", f"Next: {escape(then)}")
     return {
         "schema": 1,
         "command": "incident",
         "id": key if run is None else f"{run.run_id}.{key}",
         "event": event,
         "run": None if run is None else run.run_id,
-        "url": None if run is None else escape(run.url),
+        "url": None if run is None else url,
         "step": step,
         "cause": cause,
         "reason": reason,
         "source": source,
-        "title": "",
-        "text": "",
+        "title": f"ckptguard: {name}: {escape(what)}".translate(_HARMLESS),
+        "text": "\n".join(line for line in lines if line).translate(_HARMLESS),
         "checkpoint": None,
         "findings": [],
         "incident": None,
-    }
-
-
-def _message(run: Run, what: str, reason: str, then: str) -> Event:
-    """The event in words: one line, and some more. Nothing in it calls anybody, whatever a tensor is named."""
-    name = name_of_run(run.url)
-    reason = reason if len(reason) <= _LONGEST_TEXT else f"{reason[:_LONGEST_TEXT]}..."
-    lines = (reason, f"Run: {escape(run.url)}", f"Next: {escape(then)}")
-    return {
-        "title": f"ckptguard: {escape(name)}: {escape(what)}".translate(_HARMLESS),
-        "text": "\n".join(line for line in lines if line).translate(_HARMLESS),
+        **about,
     }
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
 
 import msgspec
 
-from ckptguard.errors import ObjectMissingError, RecordsError
+from ckptguard.errors import ObjectMissingError
 from ckptguard.scan.paced_reader import REMOTE_BLOCK, Pace, read_through
 from ckptguard.storage.protocol import Storage
 from ckptguard.values.manifest import File
@@ -27,13 +26,10 @@ class WrongFile(msgspec.Struct, frozen=True, kw_only=True):
     tensors: tuple[str, ...] = ()
 
 
-def reread(
-    storage: Storage, key: str, sealed: File, pace: Pace | None = None, *, md5: bool = False
-) -> WrongFile | None:
+def reread(storage: Storage, key: str, sealed: File, pace: Pace | None = None) -> WrongFile | None:
     """Return what is wrong with the file at `key`, or None if every byte is as sealed. Nothing is parsed.
 
-    It compares BLAKE3, and with `md5` a recorded MD5, too. Errors say nothing about the bytes: CouldNotTellError and
-    its kinds, ReadingStopped.
+    It compares BLAKE3. Errors say nothing about the bytes: CouldNotTellError and its kinds, ReadingStopped.
     """
     try:
         entry = storage.stat(key)
@@ -41,12 +37,10 @@ def reread(
         return WrongFile(file=sealed.path, message="it is missing")
     if entry.kind != "file":
         return WrongFile(file=sealed.path, message="it is not a regular file")
-    return read_back(storage, key, sealed, pace, md5=md5)
+    return read_back(storage, key, sealed, pace)
 
 
-def read_back(
-    storage: Storage, key: str, sealed: File, pace: Pace | None = None, *, md5: bool = False
-) -> WrongFile | None:
+def read_back(storage: Storage, key: str, sealed: File, pace: Pace | None = None) -> WrongFile | None:
     """Do the same for an existing file. Raises ObjectMissingError, or DeniedError for what is not a regular file."""
     # Imported here, because a daemon that reads nothing again does not need it.
     from ckptguard.scan.sealed_stream import SealedStream
@@ -59,14 +53,12 @@ def read_back(
                 file=sealed.path, message=f"it has {size} bytes instead of the {sealed.size} that were sealed"
             )
         reader.done_with(0, size)  # the page cache says nothing about the disk
-        stream, whole = SealedStream(sealed), hashlib.md5(usedforsecurity=False) if md5 and sealed.md5 else None
+        stream = SealedStream(sealed)
         looked = time.monotonic()
 
         def take(block: bytes) -> None:
             nonlocal looked
             stream.add(block)
-            if whole is not None:
-                whole.update(block)
             if time.monotonic() - looked > _LOOK:
                 reader.check_unchanged()
                 looked = time.monotonic()
@@ -78,6 +70,4 @@ def read_back(
         hit = set(stream.wrong_spans)
         tensors = tuple(t.name for t in sealed.tensors if t.span in hit)
         return WrongFile(file=sealed.path, message="its bytes differ from the sealed bytes", tensors=tensors)
-    if whole is not None and whole.hexdigest() != sealed.md5:
-        raise RecordsError(f"the recorded MD5 of {sealed.path} is wrong, although BLAKE3 agrees")
     return None

@@ -17,6 +17,7 @@ _REMOVED = {
     ("dashboard", "open"): "open the link that it prints",
     ("list", "watch"): "use watch ckptguard list RUN, or ckptguard dashboard RUN",
     ("verify", "executor"): "it reads in threads, as many as the setting workers says",
+    ("scrub", "md5"): "equal BLAKE3 digests mean equal bytes; use ckptguard sums for the MD5",
     ("scrub", "subset"): "use --max-duration, and the next scrub goes on where it stopped",
 }
 

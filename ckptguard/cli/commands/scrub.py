@@ -26,17 +26,9 @@ Value = TypeVar("Value")
 @click.option("--max-duration", metavar="SPAN", help="Stop after SPAN (2h); the next scrub goes on there.")
 @click.option("--max-age", metavar="SPAN", help="Skip what was read within SPAN (7d).")
 @click.option("--rate", metavar="RATE", help="Read at most this many bytes a second: 100MB, 50MiB.")
-@click.option("--md5", is_flag=True, help="Compare recorded MD5 sums too.")
 @quiet_option
 @shared_options
-def command(
-    run: str,
-    max_duration: str | None,
-    max_age: str | None,
-    rate: str | None,
-    md5: bool,
-    shared: Shared,
-) -> None:
+def command(run: str, max_duration: str | None, max_age: str | None, rate: str | None, shared: Shared) -> None:
     """Read RUN's verified checkpoints and kept copies again, those first that nobody has read for the longest time.
 
     Bytes come from the disk, not from the page cache, and are compared by BLAKE3. Damage makes the verdict bad, opens
@@ -51,11 +43,7 @@ def command(
     def said(parse: Callable[[str], Value], text: str | None) -> Value | None:
         return None if text is None else parse(text)
 
-    order = ScrubOrder(
-        max_duration=said(parse_span, max_duration),
-        max_age=said(parse_span, max_age),
-        md5=md5,
-    )
+    order = ScrubOrder(max_duration=said(parse_span, max_duration), max_age=said(parse_span, max_age))
     fastest = said(parse_rate, rate)
     settings = shared.settings([run])
     view = open_named_run(run, settings)

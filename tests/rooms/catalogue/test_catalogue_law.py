@@ -19,7 +19,8 @@ from ckptguard.records.pins import list_pins, pin_checkpoint, release_pin
 from ckptguard.records.run import open_run
 from ckptguard.recover.roll_back import GoBack, roll_back
 from ckptguard.repair.scrub import scrub
-from ckptguard.replicas.replicate import Replica, Replicated
+from ckptguard.replicas.replicate import Replica
+from ckptguard.replicas.send_checkpoint import Replicated
 from ckptguard.runs.work import Work
 from ckptguard.training.signals.curve_recorder import CurveRecorder
 from ckptguard.upkeep.reconcile import PassNotes, reconcile

@@ -78,7 +78,7 @@ def test_files_of_one_part_and_of_several_are_read_back(root, run, moto, tmp_pat
     reconcile(look(run), PassNotes())
     for url in (f"s3://{S3_BUCKETS[0]}/sums/{tmp_path.name}", f"memory://sums/{tmp_path.name}"):
         done = replicate(look(run), url)
-        assert [c.verified for c in done.checkpoints] == ["read back"] * 3
+        assert [c.done for c in done.checkpoints] == ["sent"] * 3
         assert set(verify_all(open_run(done.url, served())).values()) == {Outcome.GOOD}
 
 

@@ -22,12 +22,6 @@ class MemoryReader(Reader):
     def check_unchanged(self) -> None:
         pass
 
-    def done_with(self, offset: int, length: int) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
     def _range(self, offset: int, length: int) -> memoryview:
         if offset + length > len(self.data):
             raise ChangedWhileReadError(f"{escape(self.entry.key)} ends earlier than expected", key=self.entry.key)

@@ -55,10 +55,13 @@ class Reader(Protocol):
         """Raise ChangedWhileReadError unless the key still has the opened object, with an equal signature."""
 
     def done_with(self, offset: int, length: int) -> None:
-        """Hint that this range is not read again, so that caches that training needs can drop it."""
+        """Hint that this range is not read again, so that caches that training needs can drop it. Nothing to do without
+        such caches."""
+        return
 
     def close(self) -> None:
-        """Close the handle. A second call does nothing."""
+        """Close the handle, if there is one. A second call does nothing."""
+        return
 
     def __enter__(self) -> Self:
         return self

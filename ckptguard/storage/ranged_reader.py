@@ -63,9 +63,3 @@ class RangedReader(Reader):
             raise ChangedWhileReadError(f"{escape(key)} vanished while it was read", key=key) from error
         if present.kind != "file" or present.signature != self.entry.signature:
             raise ChangedWhileReadError(f"{escape(key)} changed while it was read", key=key)
-
-    def done_with(self, offset: int, length: int) -> None:
-        """Do nothing: nothing is cached here."""
-
-    def close(self) -> None:
-        """Do nothing: there is no handle."""

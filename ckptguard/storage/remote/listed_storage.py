@@ -11,15 +11,16 @@ import contextlib
 import hashlib
 import threading
 from bisect import bisect_left
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from operator import attrgetter
 
 import msgspec
 
 from ckptguard.errors import ChangedWhileReadError, DeniedError, ObjectExistsError, ObjectMissingError, StorageError
+from ckptguard.storage.memory_reader import MemoryReader
 from ckptguard.storage.protocol import Capabilities, Enter, Entry, Reader, Storage, Upload
 from ckptguard.values.ids import escape
+from ckptguard.values.remembered import Remembered
 from ckptguard.values.storage_options import PAGE
 
 _SMALL = 1 << 20  # bytes of a record that is worth remembering
@@ -106,9 +107,9 @@ class ListedStorage(Storage):
             self.stat(key)
             raise DeniedError(f"{escape(key)} is not a regular file", key=key)
         entry = self._own(listed)
-        data = _REMEMBERED.get(self._place(key), entry) if self._prefix else None
+        data = _remembered(self._place(key), entry) if self._prefix else None
         if data is not None:
-            return _RecordReader(entry, data)
+            return MemoryReader(_sized(entry, data), memoryview(data))
         if entry.etag is None:
             return self._storage.open(key)
         reader = self._storage.open_listed(entry)
@@ -120,15 +121,15 @@ class ListedStorage(Storage):
         except ChangedWhileReadError:
             return self._storage.open(key)  # it was replaced or removed since the listing
         if (reader.entry.size, reader.entry.etag) == (entry.size, entry.etag):
-            _REMEMBERED.put(self._place(key), entry, data)
-        return _RecordReader(reader.entry, data)
+            _remember(self._place(key), entry, data)
+        return MemoryReader(_sized(reader.entry, data), memoryview(data))
 
     def create(self, key: str, data: bytes) -> None:
         with self._listed_again_after_trouble():
             self._storage.create(key, data)
         entry = Entry(key=key, kind="file", size=len(data))  # the store will say when, and with which tag
         self._listing.add(self._prefix, entry)
-        _REMEMBERED.put(self._place(key), entry, data)
+        _remember(self._place(key), entry, data)
 
     def upload(self, key: str, *, replace: bool = False) -> Upload:
         return _ListedUpload(self._storage.upload(key, replace=replace), self._listing.forget)
@@ -300,45 +301,22 @@ class _Listing:
         return self._entries or {}
 
 
-class _Remembered:
-    """The bytes of records, by their place. They count only for an object that certainly has the same bytes."""
-
-    def __init__(self, most: int) -> None:
-        self._most, self._size = most, 0
-        self._known: OrderedDict[str, tuple[Entry, bytes]] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def get(self, place: str, entry: Entry) -> bytes | None:
-        """Return the bytes of an object with this entry, or None. One without a tag was written by this look."""
-        with self._lock:
-            known = self._known.get(place)
-            if known is None:
-                return None
-            self._known.move_to_end(place)
-        before, data = known
-        same = before.signature == entry.signature or _is_md5_of(entry, data)
-        return data if same else None
-
-    def put(self, place: str, entry: Entry, data: bytes) -> None:
-        """Remember the bytes of an object, unless its tag says that others were sent."""
-        sent_others = entry.etag is not None and _is_md5(entry.etag) and not _is_md5_of(entry, data)
-        if len(data) > _SMALL or sent_others:
-            return
-        with self._lock:
-            before = self._known.pop(place, None)
-            self._known[place] = entry, data
-            self._size += len(data) - (len(before[1]) if before is not None else 0)
-            while self._size > self._most:
-                self._size -= len(self._known.popitem(last=False)[1][1])
-
-    def drop(self, place: str) -> None:
-        """Forget what was there."""
-        with self._lock:
-            gone = self._known.pop(place, None)
-            self._size -= len(gone[1]) if gone is not None else 0
+_REMEMBERED = Remembered(_MOST_REMEMBERED)  # (entry, bytes) of records, by their place
 
 
-_REMEMBERED = _Remembered(_MOST_REMEMBERED)
+def _remembered(place: str, entry: Entry) -> bytes | None:
+    """Return the bytes of an object that certainly has those that are remembered, or None. One without a tag was
+    written by this look."""
+    before, data = _REMEMBERED.get(place) or (None, b"")
+    same = before is not None and (before.signature == entry.signature or _is_md5_of(entry, data))
+    return data if same else None
+
+
+def _remember(place: str, entry: Entry, data: bytes) -> None:
+    """Remember the bytes of an object, unless its tag says that others were sent."""
+    sent_others = entry.etag is not None and _is_md5(entry.etag) and not _is_md5_of(entry, data)
+    if len(data) <= _SMALL and not sent_others:
+        _REMEMBERED.put(place, (entry, data), len(data))
 
 
 class _ListedUpload(Upload):
@@ -360,31 +338,6 @@ class _ListedUpload(Upload):
         self._upload.abort()
 
 
-class _RecordReader(Reader):
-    """A record whose bytes are known."""
-
-    def __init__(self, entry: Entry, data: bytes) -> None:
-        self.entry, self._data = msgspec.structs.replace(entry, size=len(data)), data
-
-    def read(self, offset: int, length: int) -> bytes:
-        found = self._data[offset : offset + length]
-        if len(found) != length:
-            raise ChangedWhileReadError(f"{escape(self.entry.key)} ends earlier than expected", key=self.entry.key)
-        return found
-
-    def read_into(self, offset: int, buffer: memoryview) -> None:
-        buffer[:] = self.read(offset, len(buffer))
-
-    def check_unchanged(self) -> None:
-        """Do nothing: the bytes are those of the listed object."""
-
-    def done_with(self, offset: int, length: int) -> None:
-        """Do nothing."""
-
-    def close(self) -> None:
-        """Do nothing."""
-
-
 def _is_md5(etag: str) -> bool:
     return len(etag.strip('"')) == 32
 
@@ -392,6 +345,10 @@ def _is_md5(etag: str) -> bool:
 def _is_md5_of(entry: Entry, data: bytes) -> bool:
     tag = (entry.etag or "").strip('"')
     return len(tag) == 32 and len(data) == entry.size and tag == hashlib.md5(data, usedforsecurity=False).hexdigest()
+
+
+def _sized(entry: Entry, data: bytes) -> Entry:
+    return msgspec.structs.replace(entry, size=len(data))
 
 
 def _renamed(entry: Entry, key: str) -> Entry:

@@ -19,10 +19,11 @@ from ckptguard.records.manifests import read_manifest
 from ckptguard.runs.run_view import RunView
 from ckptguard.values.ids import MAX_STEP, CheckpointId, escape
 from ckptguard.values.manifest import Manifest
+from ckptguard.values.remembered import Remembered
 from ckptguard.values.run_rows import Generation
 from ckptguard.values.verdict import Outcome, Severity
 from ckptguard_daemon.dashboard.one_checkpoint import judgement_of, sick_tensors
-from ckptguard_daemon.dashboard.reading import Clicks, Reads, Remembered, counted_view
+from ckptguard_daemon.dashboard.reading import Clicks, Reads, counted_view
 from ckptguard_daemon.http.replies import number
 from ckptguard_daemon.http.routes import Role, Route, Served
 

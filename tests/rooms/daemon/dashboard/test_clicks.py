@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from ckptguard_daemon.dashboard import compare, reading
 from ckptguard_daemon.dashboard.heat import MOST, choose, first_bad
-from ckptguard_daemon.dashboard.reading import Remembered
 from hypothesis import given
 from hypothesis import strategies as st
 from support.dashboards import Dashboard, Opener
@@ -26,6 +25,7 @@ from ckptguard.inspect.show import show
 from ckptguard.records.incidents import open_incident
 from ckptguard.records.run import open_run
 from ckptguard.values.ids import run_id_of
+from ckptguard.values.remembered import Remembered
 from ckptguard.values.verdict import Outcome
 
 SERIES = "model-#"

@@ -5,18 +5,19 @@ The same names give the same rows, whatever the catalogue held before. Only read
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from functools import partial
 
 import msgspec
 
-from ckptguard.catalogue.actions import action_events
 from ckptguard.catalogue.curves import see_curve
 from ckptguard.catalogue.look import RunLook, below, digest_of
 from ckptguard.catalogue.rows import Event, Known, RunSeen, event_key
 from ckptguard.decisions.known_good import verdict_name
 from ckptguard.decisions.run_summary import last_read, summarize
 from ckptguard.errors import NoKnownGoodError
+from ckptguard.records.audit import BEGAN, parse_action, read_state
+from ckptguard.records.audit import FOLDER as AUDIT
 from ckptguard.records.incidents import FOLDER as INCIDENTS
 from ckptguard.records.incidents import Incident, newest_revisions, read_revision
 from ckptguard.records.kept import FOLDER as KEPT
@@ -43,6 +44,7 @@ from ckptguard.values.verdict import Outcome
 
 _MOST_READ = 200  # generations whose records are read in one pass; the next pass goes on
 _NOTHING = Known()
+_ACTION = "action"
 
 
 def observe(
@@ -90,7 +92,7 @@ def observe(
         summary=summarize(look, rows, incidents, known_good_of(history)),
         generations=tuple(rows.values()),
         incidents=tuple(incidents),
-        events=(*reversed(events), *told, *action_events(run, look.names, known.actions)),
+        events=(*reversed(events), *told, *_action_events(run, look.names, known.actions)),
         curve=curve,
     )
 
@@ -212,6 +214,29 @@ def _incident_events(row: IncidentRow) -> list[Event]:
         return [opened]
     key = event_key("rollback", row.name)
     return [opened, event(key=key, kind="rollback", at=row.went_back_at, step=row.went_back_to)]
+
+
+def _action_events(run: Run, names: Iterable[str], known: Collection[int]) -> list[Event]:
+    """Return the events of actions whose keys are not known. Raises StorageError."""
+    events = []
+    for id, state in sorted(filter(None, map(parse_action, below(AUDIT, names)))):
+        key = event_key(_ACTION, id, state)
+        action = read_state(run, id, state) if key not in known else None
+        if action is None:
+            continue
+        came_of_it = f": {action.result[0]}" if action.result else ""
+        text = action.reason if state == BEGAN else f"{action.state}{came_of_it}"
+        events.append(
+            Event(
+                key=key,
+                kind=_ACTION,
+                at=seconds_of(action.began_at if state == BEGAN else action.ended_at or ""),
+                about=id,
+                cause=_text(action.verb),
+                text=_text(f"{action.name}: {text}"),
+            )
+        )
+    return events
 
 
 def _text(text: str) -> str:

@@ -13,7 +13,6 @@ from ckptguard_daemon import run_routes
 from ckptguard_daemon.dashboard import (
     actions,
     compare,
-    curves,
     events,
     heat,
     incident,
@@ -27,7 +26,7 @@ from ckptguard_daemon.http.gate import Admit, Gate
 from ckptguard_daemon.http.replies import REFUSALS
 from ckptguard_daemon.http.routes import Route, Served
 
-_MODULES = (run_routes, session_routes, page_files, pages, curves, events)  # each has `routes(served)`
+_MODULES = (run_routes, session_routes, page_files, pages, events)  # each has `routes(served)`
 # What is read or done only when somebody clicks: `routes(served, clicks)`.
 _OF_CLICKS = (one_checkpoint, heat, compare, incident, actions)
 _HEADERS = {

@@ -13,8 +13,9 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ckptguard.catalogue.questions import Timeline, events_after, timeline
-from ckptguard.catalogue.rows import NumberedEvent
+from ckptguard.catalogue.curves import unpacked
+from ckptguard.catalogue.questions import Timeline, curve, events_after, timeline
+from ckptguard.catalogue.rows import CurveRow, NumberedEvent
 from ckptguard.decisions.at_risk import at_risk, at_risk_words
 from ckptguard.documents.build import Document, document, fields, plain
 from ckptguard.engine.watched_run import WatchedRun
@@ -31,11 +32,12 @@ def routes(served: Served) -> list[Route]:
     return [
         Route("/v1/fleet", pages.fleet, Role.READER),
         Route("/v1/runs/{run}/page", pages.run, Role.READER),
+        Route("/v1/runs/{run}/curves", pages.curves, Role.READER),
     ]
 
 
 class Pages:
-    """The two pages that everybody looks at."""
+    """The pages that everybody looks at."""
 
     def __init__(self, served: Served) -> None:
         self._served = served
@@ -50,6 +52,11 @@ class Pages:
         """Answer with all that is noted of one run."""
         run = self._served.run_of(request)
         return await answer(request, lambda: self._run(run))
+
+    async def curves(self, request: Request) -> Response:
+        """Answer with loss, gradient norm, loss scale and learning rate of one run over its updates."""
+        run = self._served.run_of(request)
+        return await answer(request, lambda: self._curves(run))
 
     def _fleet(self, runs: Sequence[WatchedRun]) -> Document:
         now, feed = time.time(), self._served.feed
@@ -90,6 +97,25 @@ class Pages:
             "not_understood": run.last_pass.not_understood and plain(run.last_pass.not_understood.notes),
             "replicas": [{**fields(r, "standing"), "held": len(r.held)} for r in replicas],
             "scrub": plain(scrub),
+        }
+
+    def _curves(self, run: WatchedRun) -> Document:
+        """Return the columns as they are: a number that is not finite is a word."""
+        row, incidents = self._served.feed.ask(curve, run.run_id) or (CurveRow(), ())
+        known = unpacked(row)
+        back = [i for i in incidents if i.went_back_to is not None and i.step is not None]
+        return {
+            **document("curves"),
+            "as_of": seconds_of(run.last_pass_at or ""),
+            "source": row.source,
+            "step": known.step,
+            "loss": known.loss,
+            "grad_norm": known.grad_norm,
+            "scale": known.scale,
+            "lr": known.lr,
+            "began": known.began,
+            "skipped": known.skipped,
+            "rollbacks": [{"incident": i.name, "from": i.step, "onset": i.onset, "to": i.went_back_to} for i in back],
         }
 
     def _row(self, run: WatchedRun, now: float) -> Document:

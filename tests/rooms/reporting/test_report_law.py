@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.html_page import Page
 
-from ckptguard.reporting.advice import advise
-from ckptguard.reporting.causes import likely_causes
+from ckptguard.reporting.causes import advise, likely_causes
 from ckptguard.reporting.onset import with_onset
 from ckptguard.reporting.report_html import report_html
 from ckptguard.reporting.report_text import report_text

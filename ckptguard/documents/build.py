@@ -119,12 +119,13 @@ FORMS: dict[str, Form] = {
     "cleared": Form("series step id outcome checked_at version digests findings"),
     "show.Shown": Form(
         "target series=manifest.series layout=manifest.layout step=manifest.step id sealed digest_origin"
-        " counters=manifest.counters bytes=manifest.bytes metrics files=manifest.files verdict changed history",
+        " counters=manifest.counters bytes=manifest.bytes metrics files=manifest.files verdict changed history>entry",
         {
             "digest_origin": lambda s: s.manifest.digest_origin if s.sealed else None,
             "metrics": lambda s: s.manifest.given_metrics(),
         },
     ),
+    "entry": Form("number outcome"),  # of the ledger
     "manifest.Counter": Form("kind value source"),
     "manifest.File": Form("path size format md5 tensors"),
     "manifest.Tensor": Form(
@@ -151,7 +152,8 @@ FORMS: dict[str, Form] = {
     # diff, bisect, doctor, sums
     "replicate.Replica": Form("url behind last_good checkpoints trouble"),
     "diff.Diff": Form("a b same counts prefixes changes omitted damaged", {"omitted": lambda _: 0}),
-    "bisect.Bisection": Form("target series stages last_good first_bad findings culprits diff notes"),
+    "bisect.Bisection": Form("target series stages>stage last_good>stage first_bad>stage findings culprits diff notes"),
+    "stage": Form("path id step outcome"),
     "doctor.StorageDiagnosis": Form("target=url outcome probes seconds"),
     "sums.Sums": Form("target id folder recorded files"),
     # incidents

@@ -10,27 +10,17 @@ import msgspec
 from ckptguard.errors import CkptguardError, CouldNotTellError, DeniedError, NotFoundError, SettingsError
 from ckptguard.inspect.bad_tensors import Culprit, find_culprits
 from ckptguard.inspect.diff import Diff, diff_sources
-from ckptguard.inspect.list_states import survey
+from ckptguard.inspect.list_states import CheckpointState, survey
 from ckptguard.inspect.tensor_table import locate
 from ckptguard.layouts import LAYOUTS, Checkpoint
 from ckptguard.runs.results import Checked
 from ckptguard.runs.run_view import RunView
 from ckptguard.runs.settling import wait_until_quiet
 from ckptguard.runs.work import PLAIN, Work
-from ckptguard.values.ids import CheckpointId, Step
 from ckptguard.values.verdict import Finding, Outcome
 from ckptguard.verification.checkpoint import Verification, verify_checkpoint
 
 _LONGEST_WAIT = 60.0  # seconds for files that are still being written; the newest save rarely turned bad
-
-
-class Stage(msgspec.Struct, frozen=True, kw_only=True):
-    """One checkpoint of the series. Stages are ordered by step and generation."""
-
-    path: str
-    id: CheckpointId | None
-    step: Step
-    outcome: Outcome
 
 
 class Bisection(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,14 +28,15 @@ class Bisection(msgspec.Struct, frozen=True, kw_only=True):
 
     It is the newest such turn. Nothing is known about those in between. Without a good one, `first_bad` is the first
     bad one of all. `culprits`: what is wrong in it. `diff`: its comparison with the newest good one that still exists.
-    None if they cannot be compared; `notes` say why.
+    None if they cannot be compared; `notes` say why. `stages` are what a survey says of the series, ordered by step and
+    generation, with the verdicts that were given now.
     """
 
     target: str
     series: str | None
-    stages: tuple[Stage, ...]
-    last_good: Stage | None = None
-    first_bad: Stage | None = None
+    stages: tuple[CheckpointState, ...]
+    last_good: CheckpointState | None = None
+    first_bad: CheckpointState | None = None
     findings: tuple[Finding, ...] = ()
     culprits: tuple[Culprit, ...] = ()
     diff: Diff | None = None
@@ -64,14 +55,12 @@ def bisect_run(view: RunView, *, series: str | None = None, record: bool = True,
     """
     notes: list[str] = []
     judged, unsure = _verify_pending(view, series, notes, record=record, work=work)
-    states = {(state.path, state.id): state for state in survey(view)}
-    by_series: dict[str, list[Stage]] = {}
-    for state in states.values():
+    by_series: dict[str, list[CheckpointState]] = {}
+    for state in survey(view):
         if series in (None, state.series):
             outcome = Outcome.PENDING if state.changed else state.outcome
             fresh = judged.get(state.path) if outcome is Outcome.PENDING else None
-            outcome = fresh.outcome if fresh is not None else outcome
-            stage = Stage(path=state.path, id=state.id, step=state.step, outcome=outcome)
+            stage = msgspec.structs.replace(state, outcome=fresh.outcome if fresh is not None else outcome)
             by_series.setdefault(state.series, []).append(stage)
     if not by_series:
         what = f" of series {series}" if series is not None else ""
@@ -88,13 +77,13 @@ def bisect_run(view: RunView, *, series: str | None = None, record: bool = True,
     bad = stages[at]
     verdict, fresh = view.history.verdict(bad.id) if bad.id is not None else None, judged.get(bad.path)
     findings = (verdict.findings if verdict is not None else ()) or (fresh.findings if fresh is not None else ())
-    source = locate(view, states[bad.path, bad.id])
+    source = locate(view, bad)
     culprits: tuple[Culprit, ...] = ()
     found: Diff | None = None
     try:
         culprits = find_culprits(source, bad.path, findings, work=work)
         earlier = [s for s in stages[:at] if s.outcome is Outcome.GOOD]
-        sources = (locate(view, states[s.path, s.id]) for s in reversed(earlier))
+        sources = (locate(view, stage) for stage in reversed(earlier))
         before = next((s for s in sources if s is not None), None)
         if source is None:
             notes.append(f"{bad.path} is gone: only its verdict is left")
@@ -152,7 +141,7 @@ def _quiet(view: RunView, checkpoint: Checkpoint) -> Checkpoint | None:
     return wait_until_quiet(checkpoint, lambda: view.look_again(checkpoint.path), settle=settle, limit=limit)
 
 
-def _choose(by_series: dict[str, list[Stage]]) -> str | None:
+def _choose(by_series: dict[str, list[CheckpointState]]) -> str | None:
     """Return the one series that turned bad, else the only one with bad checkpoints."""
     bad = [name for name, stages in by_series.items() if any(s.outcome is Outcome.BAD for s in stages)]
     turned = [name for name in bad if _turn(by_series[name])[0] is not None] or bad
@@ -161,7 +150,7 @@ def _choose(by_series: dict[str, list[Stage]]) -> str | None:
     return turned[0] if turned else None
 
 
-def _turn(stages: Sequence[Stage]) -> tuple[int | None, int]:
+def _turn(stages: Sequence[CheckpointState]) -> tuple[int | None, int]:
     """Return (last good, first bad): the newest good one with a bad one after it, and the next bad one."""
     bad = [i for i, stage in enumerate(stages) if stage.outcome is Outcome.BAD]
     good = max((i for i, s in enumerate(stages[: bad[-1]]) if s.outcome is Outcome.GOOD), default=None)

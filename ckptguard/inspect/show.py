@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import msgspec
 
 from ckptguard.checks.order import counters_of
+from ckptguard.decisions.known_good import Standing
 from ckptguard.formats.dtypes import DTYPES, FP16_LIMIT, SAFETENSORS_DTYPES
 from ckptguard.layouts import Checkpoint
 from ckptguard.runs.file_signatures import looks_as_read
@@ -17,7 +18,7 @@ from ckptguard.scan import ScanOptions
 from ckptguard.values.ids import CheckpointId
 from ckptguard.values.manifest import File, Manifest, Tensor
 from ckptguard.values.settings import Settings
-from ckptguard.values.verdict import Outcome, Verdict
+from ckptguard.values.verdict import Verdict
 from ckptguard.verification.collect_evidence import (
     collect_evidence,
     manifest_files,
@@ -28,15 +29,8 @@ from ckptguard.verification.collect_evidence import (
 _BITS = dict(SAFETENSORS_DTYPES.values())  # of one element, by our names
 
 
-class VerdictLine(msgspec.Struct, frozen=True, kw_only=True):
-    """One entry of the ledger for a generation, by its name."""
-
-    number: int
-    outcome: Outcome
-
-
 class Shown(msgspec.Struct, frozen=True, kw_only=True):
-    """A checkpoint's manifest, its current verdict and its history.
+    """A checkpoint's manifest, its current verdict and its history: the entries of the ledger about it.
 
     Without `sealed`, the manifest was made now by reading the files, there is no verdict, and `problems` say what is
     wrong. `nonfinite` has (file, tensor) of numbers that are not finite. `left_out` names what is not a regular file.
@@ -48,7 +42,7 @@ class Shown(msgspec.Struct, frozen=True, kw_only=True):
     sealed: bool
     manifest: Manifest
     verdict: Verdict | None
-    history: tuple[VerdictLine, ...]
+    history: tuple[Standing, ...]
     problems: tuple[str, ...] = ()
     nonfinite: frozenset[tuple[str, str]] = frozenset()
     left_out: tuple[str, ...] = ()
@@ -76,14 +70,13 @@ def show(target: str, settings: Settings, *, magnitudes: bool = False, work: Wor
     verdict = view.history.verdict(id)
     nonfinite = [f for f in (verdict.findings if verdict else ()) if f.check == "finite" and f.count is not None]
     entries = view.history.entries(id).values()
-    lines = (VerdictLine(number=entry.number, outcome=entry.outcome) for entry in entries)
     return Shown(
         target=resolved.url,
         id=id,
         sealed=True,
         manifest=sealed,
         verdict=verdict,
-        history=tuple(sorted(lines, key=lambda line: (line.number, line.outcome.value))),
+        history=tuple(sorted(entries, key=lambda entry: (entry.number, entry.outcome.value))),
         changed=verdict is not None and not looks_as_read(checkpoint.entries, sealed, verdict),
         left_out=tuple(checkpoint.inside(entry.key) for entry in checkpoint.irregular),
         nonfinite=frozenset((f.file or "", f.tensor) for f in nonfinite if f.tensor is not None),

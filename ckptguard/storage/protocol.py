@@ -231,6 +231,26 @@ def join(folder: str, name: str) -> str:
     return f"{folder}/{name}" if folder else name
 
 
+def require_file(entry: Entry) -> Entry:
+    """Return the entry of a regular file. DeniedError for anything else."""
+    if entry.kind != "file":
+        raise DeniedError(f"{escape(entry.key)} is not a regular file", key=entry.key)
+    return entry
+
+
+def entering(prefix: str, enter: Enter | None) -> Enter:
+    """Return whether a listing of `prefix` shows what is in a folder: it and all above it are entered, each asked
+    once."""
+    entered = {prefix: True}
+
+    def shown(folder: str) -> bool:
+        if folder not in entered:
+            entered[folder] = shown(folder.rpartition("/")[0]) and (enter is None or enter(folder))
+        return entered[folder]
+
+    return shown
+
+
 def find_entry(storage: Storage, key: str) -> Entry | None:
     """Return the entry of a file, link or folder, or None."""
     try:

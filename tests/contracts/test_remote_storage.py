@@ -90,7 +90,7 @@ def forgetful(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> RemoteStorag
     remote = below(storage)
     real = remote._fs.pipe_file
     monkeypatch.setattr(remote._root, "traits", UNKNOWN)
-    monkeypatch.setattr(remote._conditional, "_of_objects", None)
+    remote._conditional.__dict__.pop("of_objects", None)  # what was tried is remembered
     monkeypatch.setattr(remote._fs, "pipe_file", lambda path, data, mode="overwrite": real(path, data))
     return remote
 

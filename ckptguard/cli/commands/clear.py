@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ckptguard.cli.command import Command, PathOrUrl, Shared, quiet_option, shared_options
+from ckptguard.cli.commands.pin import checkpoint_of_run
 from ckptguard.cli.render import print_checked
 from ckptguard.terminal.output import bytes_below, emit, is_quiet, say_well, working
 from ckptguard.values.exit_codes import ExitCode, of_outcomes
@@ -55,16 +56,12 @@ def reseal_command(ckpt: str, shared: Shared) -> None:
 
     Its digests are recorded as they are now, so damage would be taken for right. Be sure that it was saved again.
     """
-    from ckptguard.errors import NotFoundError
-    from ckptguard.runs.target import resolve_target
     from ckptguard.verification.user_decisions import reseal
 
-    target = resolve_target(ckpt, shared.settings([ckpt]))
-    if target.view is None or target.checkpoint is None:
-        raise NotFoundError(f"{ckpt} is no checkpoint of a run with records", hint="name the checkpoint's own path")
+    view, checkpoint = checkpoint_of_run(ckpt, shared.settings([ckpt]))
     with working("verifying", bytes_below(ckpt)) as work:
-        checked = reseal(target.view, target.checkpoint.path, work=work)
-    raise click.exceptions.Exit(_tell("reseal", target.view.run, checked, shared, did="it was saved again on purpose"))
+        checked = reseal(view, checkpoint.path, work=work)
+    raise click.exceptions.Exit(_tell("reseal", view.run, checked, shared, did="it was saved again on purpose"))
 
 
 @click.command("accept", cls=Command, codes=_VERIFYING, short_help="Say that changed tensors are as you want them.")

@@ -16,9 +16,9 @@ from operator import attrgetter
 
 import msgspec
 
-from ckptguard.errors import ChangedWhileReadError, DeniedError, ObjectExistsError, ObjectMissingError, StorageError
+from ckptguard.errors import ChangedWhileReadError, ObjectExistsError, ObjectMissingError, StorageError
 from ckptguard.storage.memory_reader import MemoryReader
-from ckptguard.storage.protocol import Capabilities, Enter, Entry, Reader, Storage, Upload
+from ckptguard.storage.protocol import Capabilities, Enter, Entry, Reader, Storage, Upload, entering, require_file
 from ckptguard.values.ids import escape
 from ckptguard.values.remembered import Remembered
 from ckptguard.values.storage_options import PAGE
@@ -62,13 +62,7 @@ class ListedStorage(Storage):
         if not self._listing.is_valid:
             return self._storage.list(prefix, recursive=recursive, enter=enter)
         found: dict[tuple[str, str], Entry] = {}
-        entered = {prefix: True}
-
-        def wanted(folder: str) -> bool:
-            if folder not in entered:
-                entered[folder] = wanted(folder.rpartition("/")[0]) and (enter is None or enter(folder))
-            return entered[folder]
-
+        wanted = entering(prefix, enter)
         start = f"{prefix}/" if prefix else ""
         for entry in self._below(prefix):
             below = entry.key[len(start) :]
@@ -103,10 +97,7 @@ class ListedStorage(Storage):
         if not self._listing.is_valid:
             return self._storage.open(key)
         listed = self._listing.get(self._prefix + key)
-        if listed is None or listed.kind != "file":
-            self.stat(key)
-            raise DeniedError(f"{escape(key)} is not a regular file", key=key)
-        entry = self._own(listed)
+        entry = require_file(self.stat(key) if listed is None else self._own(listed))
         data = _remembered(self._place(key), entry) if self._prefix else None
         if data is not None:
             return MemoryReader(_sized(entry, data), memoryview(data))

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ckptguard.errors import DeniedError
-from ckptguard.storage.protocol import Enter, Entry, is_plain, join, parts_of
+from ckptguard.storage.protocol import Enter, Entry, entering, is_plain, join, parts_of
 from ckptguard.storage.ranged_reader import listed_by_levels
 from ckptguard.storage.traits import traits_of
 from ckptguard.values.ids import escape
@@ -101,15 +101,7 @@ class RemoteRoot:
             listed = self.fs.find(self._base, prefix=f"{prefix}/", detail=True)  # asks nothing else if there is nothing
         else:
             listed = self.fs.find(self.cut_above(path) or path, detail=True)
-        entered = {prefix: True}
-
-        def wanted(folder: str) -> bool:
-            if folder not in entered:
-                above = folder.rpartition("/")[0]
-                entered[folder] = wanted(above) and (enter is None or enter(folder))
-            return entered[folder]
-
-        found = []
+        wanted, found = entering(prefix, enter), []
         for name, info in listed.items():
             below = name.removeprefix(path + "/")
             if below == name or info.get("type") != "file" or name.endswith("/"):

@@ -8,6 +8,7 @@ a time is safe.
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
@@ -21,7 +22,7 @@ from ckptguard.errors import (
     TransientError,
 )
 from ckptguard.storage.failures import is_condition_failed, storage_error, translated
-from ckptguard.storage.protocol import Capabilities, Enter, Entry, Storage, parts_of
+from ckptguard.storage.protocol import Capabilities, Enter, Entry, Storage, parts_of, require_file
 from ckptguard.storage.ranged_reader import RangedReader
 from ckptguard.storage.remote.listing import RemoteRoot, entry_of
 from ckptguard.storage.remote.multipart import MultipartUpload, parts_for
@@ -65,9 +66,7 @@ class RemoteStorage(Storage):
             return Entry(key=key, kind="folder")
 
     def open(self, key: str) -> RemoteReader:
-        entry = self.stat(key)
-        if entry.kind != "file":
-            raise DeniedError(f"{escape(key)} is not a regular file", key=key)
+        entry = require_file(self.stat(key))
         return RemoteReader(lambda: self._fs, self._root.path(key), entry, self.url, self.stat)
 
     def open_listed(self, entry: Entry) -> RemoteReader:
@@ -83,7 +82,7 @@ class RemoteStorage(Storage):
         """
         with translated(key, self.url), self._exclusive():
             path = self._root.object_path(key)
-            if not self._conditional.of_objects() and self._fs.exists(path):
+            if not self._conditional.of_objects and self._fs.exists(path):
                 raise FileExistsError(key)
             try:
                 self._fs.pipe_file(path, data, mode="create")
@@ -118,8 +117,8 @@ class RemoteStorage(Storage):
     def capabilities(self) -> Capabilities:
         with translated("", self.url):
             return Capabilities(
-                exclusive_create=self._conditional.of_objects(),
-                exclusive_upload=self._conditional.of_parts(),
+                exclusive_create=self._conditional.of_objects,
+                exclusive_upload=self._conditional.of_parts,
                 links=False,
                 folders=self._root.traits.in_process,
                 etags=self._root.traits.etags,
@@ -129,9 +128,7 @@ class RemoteStorage(Storage):
     def copy(self, source: str, target: str, *, how: str = "copy") -> str:
         # For every `how`: a store has no links, and its own copy is independent.
         with translated(source, self.url), self._exclusive():
-            entry = entry_of(source, self._fs.info(self._root.path(source)))
-            if entry.kind != "file":
-                raise DeniedError(f"{escape(source)} is not a regular file", key=source)
+            entry = require_file(entry_of(source, self._fs.info(self._root.path(source))))
             with translated(target, self.url):
                 self._copy_object(entry, target)
         return "copy"
@@ -292,20 +289,16 @@ class ConditionalPuts:
 
     def __init__(self, root: RemoteRoot) -> None:
         self._root = root
-        self._of_objects: bool | None = True if root.traits.in_process else None
-        self._of_parts: bool | None = self._of_objects
 
+    @functools.cached_property
     def of_objects(self) -> bool:
         """True if `pipe_file(mode="create")` is exclusive."""
-        if self._of_objects is None:
-            self._of_objects = self._first_wins("create", self._put_whole)
-        return self._of_objects
+        return self._root.traits.in_process or self._first_wins("create", self._put_whole)
 
+    @functools.cached_property
     def of_parts(self) -> bool:
         """The same for objects that are assembled from parts."""
-        if self._of_parts is None:
-            self._of_parts = self._first_wins("overwrite", self._put_parts)
-        return self._of_parts
+        return self._root.traits.in_process or self._first_wins("overwrite", self._put_parts)
 
     def _first_wins(self, mode: str, put_again: Callable[[str], None]) -> bool:
         fs, probe = self._root.fs, self._root.path(RECORD.new())

@@ -9,9 +9,9 @@ import stat
 from collections.abc import Callable
 from typing import Any
 
-from ckptguard.errors import DeniedError, ObjectExistsError, ObjectMissingError
+from ckptguard.errors import ObjectExistsError, ObjectMissingError
 from ckptguard.storage.failures import translated
-from ckptguard.storage.protocol import Capabilities, Enter, Entry, Storage, is_plain, join, parts_of
+from ckptguard.storage.protocol import Capabilities, Enter, Entry, Storage, is_plain, join, parts_of, require_file
 from ckptguard.storage.ranged_reader import listed_by_levels
 from ckptguard.storage.sftp.files import SftpReader, SftpSession, SftpUpload, attributes_of, publish
 from ckptguard.values.ids import escape
@@ -56,9 +56,7 @@ class SftpStorage(Storage):
             return self._entry(key, found)
 
     def open(self, key: str) -> SftpReader:
-        entry = self.stat(key)
-        if entry.kind != "file":
-            raise DeniedError(f"{escape(key)} is not a regular file", key=key)
+        entry = require_file(self.stat(key))
         with translated(key, self.url):
             return SftpReader(self._session, self._path(key), entry, self.url, self.stat)
 
@@ -73,9 +71,7 @@ class SftpStorage(Storage):
 
     def copy(self, source: str, target: str, *, how: str = "copy") -> str:
         with translated(source, self.url):
-            entry = self.stat(source)
-            if entry.kind != "file":
-                raise DeniedError(f"{escape(source)} is not a regular file", key=source)
+            entry = require_file(self.stat(source))
             with translated(target, self.url):
                 path = self._made(target)
                 if attributes_of(self._session, path) is not None:

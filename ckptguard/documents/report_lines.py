@@ -98,45 +98,58 @@ def _first_of(names: Sequence[str], noun: str = "") -> str:
 
 def _what_to_do(report: Report, incident_of: str | None) -> list[str]:
     """What a user can say to what was found, once for all of it. Of a file that is broken nothing can be said."""
+    said: dict[str, str] = {}
+    for checked in report.checkpoints:
+        errors = {f.check for f in checked.findings if f.severity.value == "error"}
+        for finding in checked.findings:
+            said |= {
+                about: words for about, words in _answers(report, checked, finding, errors).items() if about not in said
+            }
+    if incident_of is not None:
+        said["incident"] = f"what is known about it: {_command('incident', incident_of)}"
+    return list(said.values())
+
+
+def _answers(report: Report, checked: Checked, finding: Finding, errors: set[str]) -> dict[str, str]:
+    """What can be said to one finding, by what it is about. `errors` are the checks that found errors beside it."""
     import shlex  # only where something was found
 
     from ckptguard.checks.digests import UNSEEN_FLIPS
 
-    said: dict[str, str] = {}
-    target = shlex.quote(report.target)
-    for checked in report.checkpoints:
-        which = f"{shlex.quote(report.target)} {shlex.quote(checked.path)}"
-        errors = {f.check for f in checked.findings if f.severity.value == "error"}
-        for finding in checked.findings:
-            check, severity = finding.check, finding.severity.value
-            sums = f"get the publisher's checksums, then: {escape(f'ckptguard verify {target}')} --sums FILE"
-            if finding.message.endswith(UNSEEN_FLIPS):
-                said.setdefault("sums", f"to be sure of every bit: {sums}")
-            elif check == "reading" and finding.message.startswith("the checksum file"):
-                said.setdefault("sums", f"mend or remove the checksum file, or {sums}")
-            elif severity == "error" and check == "digests" and finding.expected and report.kind != "run":
-                said.setdefault(
-                    check, "download what differs again; if it stays so, ask the publisher for the checksums"
-                )
-            elif severity == "sickness" and not errors and check == "digests":
-                said.setdefault(check, "download it again; if you changed it yourself: remove its .cache/huggingface")
-            elif severity == "sickness" and not errors and check == "schema":
-                said.setdefault(check, f"if other tensors are deliberate: {escape(f'ckptguard accept {which}')}")
-            elif severity == "sickness" and not errors and check == "understood":
-                said.setdefault(
-                    check, f"if you know that it is whole: {escape(f'ckptguard clear {which}')} --reason TEXT"
-                )
-                said.setdefault(
-                    "seal", "for the next ones: a list of checksums beside them, or ckptguard.seal in your code"
-                )
-            elif severity == "sickness" and not errors:
-                said.setdefault("suspicion", f"if all is well: {escape(f'ckptguard clear {which}')} --reason TEXT")
-            elif severity == "error" and errors == {check} == {"finite"} and finding.tensor and finding.count:
-                option = f"--allow-nonfinite {shlex.quote(finding.tensor)}"
-                said.setdefault(check, f"if a tensor must be so: {escape(option)} (or a pattern for several)")
-            elif severity == "error" and check == "pickle-safety" and finding.found and "allow-list" in finding.message:
-                option = f"--trust-global {shlex.quote(finding.found)}"
-                said.setdefault(check, f"if you know what it is: {escape(option)}")
-    if incident_of is not None:
-        said["incident"] = f"what is known about it: {escape(f'ckptguard incident {shlex.quote(incident_of)}')}"
-    return list(said.values())
+    check, message, severity = finding.check, finding.message, finding.severity.value
+    sums = f"get the publisher's checksums, then: {_command('verify', report.target)} --sums FILE"
+    if message.endswith(UNSEEN_FLIPS):
+        return {"sums": f"to be sure of every bit: {sums}"}
+    if check == "reading" and message.startswith("the checksum file"):
+        return {"sums": f"mend or remove the checksum file, or {sums}"}
+    if severity == "sickness" and not errors:
+        return _to_doubt(check, report.target, checked.path)
+    if severity != "error":
+        return {}
+    if check == "digests" and finding.expected and report.kind != "run":
+        return {check: "download what differs again; if it stays so, ask the publisher for the checksums"}
+    if errors == {check} == {"finite"} and finding.tensor and finding.count:
+        option = escape(f"--allow-nonfinite {shlex.quote(finding.tensor)}")
+        return {check: f"if a tensor must be so: {option} (or a pattern for several)"}
+    if check == "pickle-safety" and finding.found and "allow-list" in message:
+        return {check: f"if you know what it is: {escape(f'--trust-global {shlex.quote(finding.found)}')}"}
+    return {}
+
+
+def _to_doubt(check: str, run: str, path: str) -> dict[str, str]:
+    """What can be said to a suspicion that this check has."""
+    clear = f"{_command('clear', run, path)} --reason TEXT"
+    if check == "digests":
+        return {check: "download it again; if you changed it yourself: remove its .cache/huggingface"}
+    if check == "schema":
+        return {check: f"if other tensors are deliberate: {_command('accept', run, path)}"}
+    if check == "understood":
+        later = "for the next ones: a list of checksums beside them, or ckptguard.seal in your code"
+        return {check: f"if you know that it is whole: {clear}", "seal": later}
+    return {"suspicion": f"if all is well: {clear}"}
+
+
+def _command(verb: str, *places: str) -> str:
+    import shlex
+
+    return escape(f"ckptguard {verb} {' '.join(map(shlex.quote, places))}")

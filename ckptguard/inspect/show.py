@@ -9,7 +9,7 @@ import msgspec
 
 from ckptguard.checks.order import counters_of
 from ckptguard.decisions.known_good import Standing
-from ckptguard.formats.dtypes import DTYPES, FP16_LIMIT, SAFETENSORS_DTYPES
+from ckptguard.formats.dtypes import DTYPES, SAFETENSORS_DTYPES
 from ckptguard.layouts import Checkpoint
 from ckptguard.runs.file_signatures import looks_as_read
 from ckptguard.runs.target import Target, resolve_target, several_checkpoints
@@ -117,11 +117,6 @@ def stored_bytes(tensor: Tensor) -> int | None:
     known = DTYPES.get(tensor.dtype)
     bits = 8 * known.size if known is not None else _BITS.get(tensor.dtype)
     return None if bits is None else math.prod(tensor.shape) * bits // 8
-
-
-def fp16_share(tensor: Tensor) -> float | None:
-    """Return the largest magnitude as a share of fp16's limit, or None if unknown."""
-    return None if tensor.largest is None else tensor.largest / FP16_LIMIT
 
 
 def _with_magnitudes(files: Sequence[File], read: Sequence[File]) -> tuple[File, ...]:

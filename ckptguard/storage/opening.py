@@ -26,7 +26,7 @@ _LOGIN_SECONDS = 20  # asyncssh would wait two minutes for a host that accepts c
 _ALWAYS: dict[str, Any] = {"use_listings_cache": False, "skip_instance_cache": True}
 
 
-_shared: dict[object, Any] = {}
+_shared: dict[object, tuple[Any, dict[str, Any]]] = {}
 _lock = threading.Lock()
 os.register_at_fork(after_in_child=lambda: globals().update(_lock=threading.Lock()))
 
@@ -95,8 +95,8 @@ def _one_of_its_kind(url: str, options: dict[str, Any], make: Callable[[], Any],
         if fresh:
             _shared.pop(key, None)
         if key not in _shared:
-            _shared[key] = _opened(url, make)
-        return _shared[key]
+            _shared[key] = _opened(url, make), options  # which are kept, so that no id in the key is reused
+        return _shared[key][0]
 
 
 def _same(options: object) -> object:
@@ -108,20 +108,7 @@ def _same(options: object) -> object:
         return tuple((name, _same(options[name])) for name in sorted(options, key=str))
     if isinstance(options, list | tuple):
         return tuple(map(_same, options))
-    return repr(options) if isinstance(options, str | bytes | int | float | None) else _Itself(options)
-
-
-class _Itself:
-    """An object that is equal to no other. It is kept, so that its id is not reused."""
-
-    def __init__(self, kept: object) -> None:
-        self._kept = kept
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Itself) and other._kept is self._kept
-
-    def __hash__(self) -> int:
-        return id(self._kept)
+    return repr(options) if isinstance(options, str | bytes | int | float | None) else ("object", id(options))
 
 
 def _opened(url: str, make: Callable[[], T]) -> T:

@@ -156,7 +156,7 @@ def working(title: str, total: int | None = None, **how: Any) -> Iterator[Work]:
 def bytes_below(target: str) -> int | None:
     """An estimate for the bar alone: the bytes of a local file or folder; None where that is not known.
 
-    What links lead to counts once, as it is read once: in a hub cache the links are the files.
+    What several links lead to counts once: in a hub cache the links are the files.
     """
     if "://" in target or not sys.stderr.isatty():
         return None
@@ -164,18 +164,11 @@ def bytes_below(target: str) -> int | None:
         return os.path.getsize(target)
     from ckptguard.values.ids import RECORDS_FOLDER
 
-    total = 0
-    own: set[tuple[int, int]] = set()
-    linked: dict[tuple[int, int], int] = {}
+    sizes: dict[tuple[int, int], int] = {}
     for folder, folders, names in os.walk(target):
         folders[:] = [f for f in folders if f != RECORDS_FOLDER]
         for name in names:
             with contextlib.suppress(OSError):
-                path = os.path.join(folder, name)
-                info = os.stat(path)
-                if os.path.islink(path):
-                    linked[info.st_dev, info.st_ino] = info.st_size
-                else:
-                    own.add((info.st_dev, info.st_ino))
-                    total += info.st_size
-    return total + sum(size for place, size in linked.items() if place not in own)
+                info = os.stat(os.path.join(folder, name))
+                sizes[info.st_dev, info.st_ino] = info.st_size
+    return sum(sizes.values())

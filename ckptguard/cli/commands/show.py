@@ -101,14 +101,15 @@ class TensorLine(NamedTuple):
 
 def print_tree(shown: Shown) -> None:
     """Every tensor under its role and the parts of its name; groups say how many tensors and bytes they hold."""
-    from ckptguard.inspect.show import fp16_share, stored_bytes
+    from ckptguard.formats.dtypes import FP16_LIMIT
+    from ckptguard.inspect.show import stored_bytes
 
     manifest = shown.manifest
     by_role: dict[str, list[TensorLine]] = {}
     many = sum(bool(f.tensors) for f in manifest.files) > 1
     for file in manifest.files:
         for tensor in file.tensors:
-            stored, share = stored_bytes(tensor), fp16_share(tensor)
+            stored, share = stored_bytes(tensor), None if tensor.largest is None else tensor.largest / FP16_LIMIT
             cells = (
                 cell(tensor.dtype),
                 str(list(tensor.shape)),

@@ -185,6 +185,7 @@ def rollback(
         CouldNotTellError: What may be good could not be read.
     """
     from ckptguard.recover.roll_back import GoBack, known_good_of, roll_back
+    from ckptguard.reporting.open_and_close import close_after_rollback
 
     if to is not None and step is not None:
         raise SettingsError("rollback takes to= or step=, not both")
@@ -192,7 +193,9 @@ def rollback(
     named = None if to is None else place_of(to)
     id = None if named is None and step is None else known_good_of(view, named, _count(step, "step"))
     back = GoBack(reason="rolled back from Python", to_id=id, dry_run=dry_run, force=force)
-    return roll_back(view, back, work=_work())
+    done = roll_back(view, back, work=_work())
+    close_after_rollback(view.run, done)
+    return done
 
 
 def diff(a: PathOrUrl, b: PathOrUrl, *, settings: Given = None) -> Diff:

@@ -26,6 +26,7 @@ from ckptguard.records.incidents import (
 from ckptguard.records.ledger import series_names
 from ckptguard.records.manifests import read_manifest
 from ckptguard.records.run import Run, create_record
+from ckptguard.recover.roll_back import RolledBack
 from ckptguard.reporting.build_report import checkpoint_of, report_of
 from ckptguard.reporting.events import reason_of
 from ckptguard.reporting.report_html import report_html
@@ -178,6 +179,13 @@ def close_incidents_about(
         pass
     except CkptguardError as error:
         _log.warning("the incidents stay open: %s", error.message)
+
+
+def close_after_rollback(run: Run, done: RolledBack) -> None:
+    """Close the incidents about what a rollback moved aside; a plan closes none. Never raises."""
+    if not done.dry_run:
+        good = str(done.known_good.id)
+        close_incidents_about(run, done.quarantined, action=f"went back to {good}", known_good=good)
 
 
 def leave_report(run: Run, incident: Incident) -> str | None:

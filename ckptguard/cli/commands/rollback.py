@@ -36,7 +36,7 @@ def command(
     """
     from ckptguard.documents.done_lines import rollback_lines
     from ckptguard.recover.roll_back import GoBack, known_good_of, roll_back
-    from ckptguard.reporting.open_and_close import close_incidents_about
+    from ckptguard.reporting.open_and_close import close_after_rollback
     from ckptguard.runs.run_view import open_view
 
     if to is not None and step is not None:
@@ -50,9 +50,7 @@ def command(
     id = None if to is None and step is None else known_good_of(view, to, step)
     back = GoBack(reason="rolled back from the command line", to_id=id, dry_run=dry_run, force=force)
     done = roll_back(view, back)
-    if not dry_run:
-        good = str(done.known_good.id)
-        close_incidents_about(view.run, done.quarantined, action=f"went back to {good}", known_good=good)
+    close_after_rollback(view.run, done)
     if shared.as_json:
         emit("rollback", done, target=view.run.url)
     elif dry_run or not is_quiet():

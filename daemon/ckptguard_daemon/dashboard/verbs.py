@@ -25,7 +25,7 @@ from ckptguard.recover.roll_back import GoBack, RolledBack, known_good_of, roll_
 from ckptguard.repair.repair import Repaired, repair
 from ckptguard.replicas.replicate import Replica, replica_urls, replicate
 from ckptguard.reporting.incidents_of_saves import IncidentsOfSaves
-from ckptguard.reporting.open_and_close import close_incidents_about
+from ckptguard.reporting.open_and_close import close_after_rollback, close_incidents_about
 from ckptguard.retention.pin import lasts_until, pin, pinned_id, pins_on, release
 from ckptguard.retention.prune import Pruned, prune
 from ckptguard.runs.run_view import RunView, select_checkpoint
@@ -264,8 +264,7 @@ def _rollback(asked: Asked) -> Plan | Done:
     done = roll_back(asked.view, back, work=asked.work)
     if check is None:
         return _rollback_plan(asked, done)
-    good = str(done.known_good.id)
-    close_incidents_about(asked.view.run, done.quarantined, action=f"went back to {good}", known_good=good)
+    close_after_rollback(asked.view.run, done)
     return Done(lines=_rolled_back(done))
 
 

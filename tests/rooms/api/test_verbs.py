@@ -97,6 +97,16 @@ def test_restore_and_rollback_do_what_the_commands_do(verified: Path, tmp_path: 
     assert not (verified / "net-300.pt").exists()
 
 
+def test_a_rollback_closes_the_incidents_about_what_it_moved(verified: Path, flip) -> None:
+    """A plan closes none."""
+    flip(verified / "net-300.pt")
+    ckptguard.verify(verified)
+    ckptguard.rollback(verified, dry_run=True)
+    assert [incident.state for incident in ckptguard.incidents(verified)] == ["open"]
+    ckptguard.rollback(verified)
+    assert [incident.state for incident in ckptguard.incidents(verified)] == ["closed"]
+
+
 def test_a_sealed_checkpoint_is_known_good_and_its_damage_is_seen(root: Path, flip) -> None:
     """Nothing was set up before. One that is sick is refused, and what was sealed stays known-good."""
     state = {"w": torch.randn(200, 200)}

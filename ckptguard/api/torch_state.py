@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+import operator
 import os
 import pickle
 from collections.abc import Iterator, Mapping
@@ -16,7 +17,6 @@ import msgspec
 from ckptguard.api.held_bytes import HeldFile
 from ckptguard.errors import SettingsError, StateError
 from ckptguard.formats.dcp.chunks import chunk_name, offsets_in
-from ckptguard.formats.structure import ChunkPlace
 from ckptguard.layouts.own import LAYOUT as OWN
 from ckptguard.layouts.own import MODEL_FILE, OPTIMIZER_FILE, STATE_FILE
 from ckptguard.layouts.roles import file_role
@@ -238,7 +238,8 @@ def _distributed(metadata: str, files: Mapping[str, HeldFile], device: Any) -> d
                     state[chunk.name] = piece
                 else:
                     whole = state.setdefault(chunk.name, torch.empty(shapes[chunk.name], dtype=piece.dtype))
-                    whole[_slices(chunk)] = piece
+                    ends = map(operator.add, chunk.offsets, chunk.shape)
+                    whole[tuple(map(slice, chunk.offsets, ends))] = piece
     nested: dict[str, Any] = {}
     for name, value in state.items():
         first, _, rest = name.partition(".")
@@ -249,10 +250,6 @@ def _distributed(metadata: str, files: Mapping[str, HeldFile], device: Any) -> d
             else:
                 nested[name] = on_device
     return nested
-
-
-def _slices(chunk: ChunkPlace) -> tuple[slice, ...]:
-    return tuple(slice(begin, begin + size) for begin, size in zip(chunk.offsets, chunk.shape, strict=True))
 
 
 def _own(files: dict[str, HeldFile], device: Any) -> dict[str, Any]:

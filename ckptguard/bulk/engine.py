@@ -120,7 +120,8 @@ def open_engine(name: str, workers: int, options: Mapping[str, Mapping[str, Tabl
         else:
             stack.enter_context(contextlib.redirect_stdout(sys.stderr))  # what a library prints is no result of ours
             is_dask = name.startswith("dask://")
-            engine = Engine(_connected(name, stack) if is_dask else _factory(name), workers)
+            cluster = connect(name.removeprefix("dask://"), stack) if is_dask else None
+            engine = Engine(_factory(name) if cluster is None else lambda: cluster, workers)
             stack.callback(engine.close, wait=False)
         yield engine
 
@@ -158,11 +159,6 @@ def _safe_path() -> Iterator[None]:
             del os.environ["PYTHONSAFEPATH"]
         else:
             os.environ["PYTHONSAFEPATH"] = before
-
-
-def _connected(name: str, stack: contextlib.ExitStack) -> Callable[[], Any]:
-    cluster = connect(name.removeprefix("dask://"), stack)
-    return lambda: cluster
 
 
 def _factory(name: str) -> Callable[[], Any]:

@@ -145,7 +145,7 @@ class Catalogue:
             self._tried.set()
             with self._changed:
                 pause = _CHECK if not self._failures else min(2.0**self._failures, _LONGEST_PAUSE)
-                self._changed.wait_for(self._has_work, pause)
+                self._changed.wait_for(lambda: self._closing or bool(self._waiting) or self._doubtful, pause)
                 if self._closing and not self._waiting:
                     break
                 waiting, self._waiting = self._waiting, {}
@@ -159,9 +159,6 @@ class Catalogue:
         if self._db is not None:
             with contextlib.suppress(sqlite3.Error):
                 self._db.close()
-
-    def _has_work(self) -> bool:
-        return self._closing or bool(self._waiting) or self._doubtful
 
     def _write(self, write: _Write) -> None:
         self._open_if_gone()

@@ -61,9 +61,9 @@ def open_for_writing(path: str) -> sqlite3.Connection:
         require_private(os.path.dirname(path))
     except OSError as error:
         raise UnusableError(f"its folder cannot be used: {error.strerror or error}") from error
-    network = _network_of(path)
-    if network is not None:
-        raise UnusableError(f"{path} is on a network file system ({network}), where its locks cannot be trusted")
+    kind = mount_of(os.path.realpath(os.path.dirname(path)))[1]
+    if _NETWORKS.match(kind):
+        raise UnusableError(f"{path} is on a network file system ({kind}), where its locks cannot be trusted")
     try:
         return _opened(path)
     except sqlite3.OperationalError as error:
@@ -142,9 +142,3 @@ def insert(connection: sqlite3.Connection, table: str, run: int, rows: Any, *, o
         marks = ", ".join("?" * len(named))
         text = f"INSERT OR {otherwise} INTO {table} ({', '.join(named)}) VALUES ({marks})"
         connection.executemany(text, [(run, *msgspec.structs.astuple(row)) for row in rows])
-
-
-def _network_of(path: str) -> str | None:
-    """Return the type of a network file system at this path, or None."""
-    kind = mount_of(os.path.realpath(os.path.dirname(path)))[1]
-    return kind if _NETWORKS.match(kind) else None

@@ -12,7 +12,6 @@ from ckptguard.catalogue.questions import known
 from ckptguard.catalogue.rows import Event, RunSeen, event_key
 from ckptguard.catalogue.schema import insert
 from ckptguard.values.run_rows import Generation
-from ckptguard.values.run_summary import RunSummary
 
 MOST_EVENTS = 5000  # of a run, the newest of those without a record
 _WITHOUT_RECORD = ("gone", "prune", "quarantine", "replica")
@@ -32,7 +31,8 @@ def write_run(db: sqlite3.Connection, seen: RunSeen, *, now: float) -> None:
         moved = [_moved(row, new.get(row.name), now) for row in before.generations.values() if row.in_place]
         _add_events(db, run, [*seen.events, *filter(None, moved)])
         insert(db, "curve", run, [] if seen.curve is None else [seen.curve])
-        _write_summary(db, run, seen.summary, digest=seen.digest)
+        row = (seen.digest, msgspec.json.encode(seen.summary), run)
+        db.execute("UPDATE run SET digest = ?, summary = ? WHERE run = ?", row)
 
 
 def write_event(db: sqlite3.Connection, id: str, event: Event) -> None:
@@ -107,8 +107,3 @@ def _moved(before: Generation, after: Generation | None, now: float) -> Event | 
     kind = {"quarantine": "quarantine", "trash": "prune"}.get("" if after is None else after.aside, "gone")
     key = event_key(kind, before.name, repr(now))
     return Event(key=key, kind=kind, at=now, about=before.name, step=before.id.number, cause=before.outcome)
-
-
-def _write_summary(db: sqlite3.Connection, run: int, summary: RunSummary, *, digest: bytes) -> None:
-    row = (digest, msgspec.json.encode(summary), run)
-    db.execute("UPDATE run SET digest = ?, summary = ? WHERE run = ?", row)

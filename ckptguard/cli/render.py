@@ -61,11 +61,7 @@ def say_lines(lines: Iterable[Line]) -> None:
 def say_text(text: str) -> None:
     """Lines that may hold names from a file. Those that are too long are indented further."""
     lines = (escape(line) for line in text.split("\n"))
-    say("\n".join(part for line in lines for part in _fitted(line, hang=_indent(line) + _HANG)))
-
-
-def _indent(line: str) -> int:
-    return len(line) - len(line.lstrip())
+    say("\n".join(part for line in lines for part in _fitted(line, hang=len(line) - len(line.lstrip()) + _HANG)))
 
 
 def print_checked(checked: Checked) -> None:

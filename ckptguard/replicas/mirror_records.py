@@ -87,7 +87,8 @@ def mirror_decisions(source: Run, target: Run) -> None:
     """Copy what was decided and found in the source. Records never change, so existing ones are equal."""
     for folder in _DECISIONS:
         names = [name for name in list_records(source, folder, recursive=True) if name.endswith(".json")]
-        _copy_unknown(source, target, folder, names)
+        known = set(list_records(target, folder, recursive=True))
+        _copy_records(source, target, folder, (name for name in names if name not in known))
 
 
 def records_beside(run: Run) -> list[str]:
@@ -166,11 +167,6 @@ def mirror_verdicts(source: RunView, target: RunView) -> None:
             if content is not None and content is not theirs.outcome and (lifted or theirs.outcome is Outcome.GOOD):
                 theirs = msgspec.structs.replace(verdict_on_content(verdict), seen=theirs.seen)
                 there.add_verdict(theirs)
-
-
-def _copy_unknown(source: Run, target: Run, folder: str, names: Iterable[str]) -> None:
-    known = set(list_records(target, folder, recursive=True))
-    _copy_records(source, target, folder, (name for name in names if name not in known))
 
 
 def _copy_records(source: Run, target: Run, folder: str, names: Iterable[str]) -> None:

@@ -186,7 +186,7 @@ def _show(found: Status) -> None:
     say_text(f"protected? {found.explanation}")
     facts(
         ("known-good", known_good and f"{known_good.path}{known_good.id.nth_save}{_PLACES.get(known_good.place, '')}"),
-        ("verified", known_good and _ago(found)),
+        ("verified", known_good and f"{age(found.known_good_age_seconds)} ago"),
         ("at risk", at_risk_words(found.at_risk)),
         ("verdicts", ", ".join(f"{n} {outcome}" for outcome, n in found.outcomes.items() if n)),
         ("pending", some(found.pending)),
@@ -209,10 +209,6 @@ def _room_words(room: RoomProblem) -> str:
     released = f"; released: the copies of {some(room.released)}" if room.released else ""
     what = f"the next saves need {size(room.needed)}, and {size(room.free)} were free"
     return f"{room.problem}: {what}{released}"
-
-
-def _ago(found: Status) -> str:
-    return f"{age(found.known_good_age_seconds)} ago"
 
 
 def _incident_words(found: Status) -> str | None:

@@ -305,7 +305,7 @@ def _remembered(place: str, entry: Entry) -> bytes | None:
 
 def _remember(place: str, entry: Entry, data: bytes) -> None:
     """Remember the bytes of an object, unless its tag says that others were sent."""
-    sent_others = entry.etag is not None and _is_md5(entry.etag) and not _is_md5_of(entry, data)
+    sent_others = len((entry.etag or "").strip('"')) == 32 and not _is_md5_of(entry, data)
     if len(data) <= _SMALL and not sent_others:
         _REMEMBERED.put(place, (entry, data), len(data))
 
@@ -327,10 +327,6 @@ class _ListedUpload(Upload):
 
     def abort(self) -> None:
         self._upload.abort()
-
-
-def _is_md5(etag: str) -> bool:
-    return len(etag.strip('"')) == 32
 
 
 def _is_md5_of(entry: Entry, data: bytes) -> bool:

@@ -293,7 +293,9 @@ class ConditionalPuts:
     @functools.cached_property
     def of_objects(self) -> bool:
         """True if `pipe_file(mode="create")` is exclusive."""
-        return self._root.traits.in_process or self._first_wins("create", self._put_whole)
+        return self._root.traits.in_process or self._first_wins(
+            "create", lambda path: self._root.fs.pipe_file(path, b"2", mode="create")
+        )
 
     @functools.cached_property
     def of_parts(self) -> bool:
@@ -313,9 +315,6 @@ class ConditionalPuts:
         finally:
             with contextlib.suppress(Exception):
                 fs.rm_file(probe)
-
-    def _put_whole(self, path: str) -> None:
-        self._root.fs.pipe_file(path, b"2", mode="create")
 
     def _put_parts(self, path: str) -> None:
         parts = parts_for(self._root.traits, self._root.fs, path, exclusive=True)

@@ -9,7 +9,7 @@ import msgspec
 
 from ckptguard.bulk.messages import Answer, Item, RunRow, Task, item_of
 from ckptguard.inspect.status import status
-from ckptguard.layouts import LAYOUTS, Checkpoint
+from ckptguard.layouts import Checkpoint
 from ckptguard.repair.repair import repair
 from ckptguard.repair.scrub import Reread, ScrubListener, ScrubOrder, due_places, scrub
 from ckptguard.replicas.replicate import replicate
@@ -18,7 +18,7 @@ from ckptguard.reporting.channels import Event
 from ckptguard.reporting.incidents_of_saves import IncidentsOfSaves
 from ckptguard.runs.results import Checked
 from ckptguard.runs.run_view import RunView, open_view
-from ckptguard.runs.settling import wait_until_quiet
+from ckptguard.runs.settling import quiet_in
 from ckptguard.runs.work import Work
 from ckptguard.scan import Progress, Scanner, ScanOptions
 from ckptguard.scan.result import Scan, ScannedFile
@@ -38,10 +38,7 @@ def verify_one(task: Task, settings: Settings, work: Work) -> Answer:
     view, checkpoint = _near(task, settings)
     if checkpoint is None:
         return Answer()  # the trainer or retention has removed it
-    quiet: Checkpoint | None = checkpoint
-    if not LAYOUTS[checkpoint.layout].sealed_by_writer:  # these are finished by a seal, not by time
-        settle = settings.settle
-        quiet = wait_until_quiet(checkpoint, lambda: view.look_again(task.path), settle=settle, limit=2 * settle)
+    quiet = quiet_in(view, checkpoint)
     if quiet is None:
         return Answer(items=(item_of(task, Outcome.PENDING, message="it is still being written"),))
     if task.scans:

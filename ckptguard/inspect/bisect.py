@@ -12,10 +12,9 @@ from ckptguard.inspect.bad_tensors import Culprit, find_culprits
 from ckptguard.inspect.diff import Diff, diff_sources
 from ckptguard.inspect.list_states import CheckpointState, survey
 from ckptguard.inspect.tensor_table import locate
-from ckptguard.layouts import LAYOUTS, Checkpoint
 from ckptguard.runs.results import Checked
 from ckptguard.runs.run_view import RunView
-from ckptguard.runs.settling import wait_until_quiet
+from ckptguard.runs.settling import quiet_in
 from ckptguard.runs.work import PLAIN, Work
 from ckptguard.values.verdict import Finding, Outcome
 from ckptguard.verification.checkpoint import Verification, verify_checkpoint
@@ -115,7 +114,7 @@ def _verify_pending(
     for checkpoint in view.checkpoints:
         if checkpoint.path not in pending or series not in (None, checkpoint.series):
             continue
-        quiet = _quiet(view, checkpoint)
+        quiet = quiet_in(view, checkpoint, _LONGEST_WAIT)
         if quiet is None:
             notes.append(f"{checkpoint.path} is still being written")
             continue
@@ -131,14 +130,6 @@ def _verify_pending(
             continue
         answers[checkpoint.path] = checked
     return answers, unsure
-
-
-def _quiet(view: RunView, checkpoint: Checkpoint) -> Checkpoint | None:
-    if LAYOUTS[checkpoint.layout].sealed_by_writer:
-        return checkpoint
-    settle = view.settings.settle
-    limit = min(2 * settle, _LONGEST_WAIT)
-    return wait_until_quiet(checkpoint, lambda: view.look_again(checkpoint.path), settle=settle, limit=limit)
 
 
 def _choose(by_series: dict[str, list[CheckpointState]]) -> str | None:

@@ -6,13 +6,18 @@ of ours is a leftover if no process holds it and it was not written for a long t
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
-from ckptguard.layouts import Checkpoint
+from ckptguard.layouts import LAYOUTS, Checkpoint
 from ckptguard.records.who_and_when import storage_time
 from ckptguard.storage import Entry, Storage
 from ckptguard.storage.local.writes import is_being_written
+
+if TYPE_CHECKING:
+    from ckptguard.runs.run_view import RunView
 
 OLD = 3600.0  # seconds without a write; copying a large checkpoint touches its temporary all the time
 
@@ -43,6 +48,16 @@ def wait_until_quiet(
         if again.signature == checkpoint.signature:
             return again
         checkpoint = again
+
+
+def quiet_in(view: RunView, checkpoint: Checkpoint, longest: float = math.inf) -> Checkpoint | None:
+    """Return a checkpoint of a run once it is quiet; None if that takes twice `settle`, or `longest` seconds. What its
+    writer seals is finished by the seal, and not by time."""
+    if LAYOUTS[checkpoint.layout].sealed_by_writer:
+        return checkpoint
+    settle = view.settings.settle
+    limit = min(2 * settle, longest)
+    return wait_until_quiet(checkpoint, lambda: view.look_again(checkpoint.path), settle=settle, limit=limit)
 
 
 def was_left(storage: Storage, entry: Entry) -> bool:

@@ -6,11 +6,10 @@ import logging
 
 from ckptguard.errors import ChangedWhileReadError, CouldNotTellError, DeniedError, NoKnownGoodError, StorageFullError
 from ckptguard.keep.copies import put_aside
-from ckptguard.layouts import LAYOUTS
 from ckptguard.runs.candidates import first_whole
 from ckptguard.runs.find_known_good import Candidate, Wanted
 from ckptguard.runs.run_view import RunView
-from ckptguard.runs.settling import wait_until_quiet
+from ckptguard.runs.settling import quiet_in
 from ckptguard.runs.work import Work
 from ckptguard.values.ids import CheckpointId
 from ckptguard.values.verdict import Outcome
@@ -60,10 +59,9 @@ def _wrong_in_place(view: RunView, candidate: Candidate, work: Work, read: set[C
 
     Files are not judged while they are written: ChangedWhileReadError.
     """
-    path, settle = candidate.manifest.path, view.settings.settle
-    checkpoint = view.look_again(path)
-    if checkpoint is not None and not LAYOUTS[checkpoint.layout].sealed_by_writer:
-        checkpoint = wait_until_quiet(checkpoint, lambda: view.look_again(path), settle=settle, limit=2 * settle)
+    path = candidate.manifest.path
+    present = view.look_again(path)
+    checkpoint = None if present is None else quiet_in(view, present)
     if checkpoint is None:
         raise ChangedWhileReadError(f"{path} is being written", key=path)
     try:

@@ -222,10 +222,10 @@ FORMS: dict[str, Form] = {
         "id verb state=so_far name role host=owner.host began_at ended_at reason arguments plan result"
     ),
     "healthz": Form("host boot_id pid started_at"),
-    "guarded.WatchedRun": Form(
+    "watched_run.WatchedRun": Form(
         "id=run_id url state trouble passes last_pass_at pending=last_pass.pending scrub replicas>standing",
         {"trouble": lambda run: run.trouble and {"kind": run.trouble.kind, "message": run.trouble.message}},
     ),
-    "guarded.ScrubState": Form("every_seconds=every bytes_per_second=rate reading last next"),
-    "guarded.PlaceAt": Form("path id place at", {"at": lambda place: _moment(place.at)}),
+    "watched_run.ScrubState": Form("every_seconds=every bytes_per_second=rate reading last next"),
+    "watched_run.PlaceAt": Form("path id place at", {"at": lambda place: _moment(place.at)}),
 }

@@ -80,7 +80,7 @@ def test_what_is_unset_has_no_key():
 def test_an_id_says_series_and_step_of_what_has_no_such_fields():
     """The three keys are there whether a type has them or its id alone."""
     mark = operator.itemgetter("series", "step", "id")
-    found = class_of("replicate.Replicated")(
+    found = class_of("send_checkpoint.Replicated")(
         path="net-7.pt", id=CheckpointId("net-#.pt", None, 2), bytes=1, done="there"
     )
     assert mark(fields(found)) == ("net-#.pt", None, "-.2")

@@ -289,18 +289,18 @@ class ConditionalPuts:
 
     def __init__(self, root: RemoteRoot) -> None:
         self._root = root
+        if root.traits.in_process:
+            self.of_objects = self.of_parts = True
 
     @functools.cached_property
     def of_objects(self) -> bool:
         """True if `pipe_file(mode="create")` is exclusive."""
-        return self._root.traits.in_process or self._first_wins(
-            "create", lambda path: self._root.fs.pipe_file(path, b"2", mode="create")
-        )
+        return self._first_wins("create", lambda path: self._root.fs.pipe_file(path, b"2", mode="create"))
 
     @functools.cached_property
     def of_parts(self) -> bool:
         """The same for objects that are assembled from parts."""
-        return self._root.traits.in_process or self._first_wins("overwrite", self._put_parts)
+        return self._first_wins("overwrite", self._put_parts)
 
     def _first_wins(self, mode: str, put_again: Callable[[str], None]) -> bool:
         fs, probe = self._root.fs, self._root.path(RECORD.new())

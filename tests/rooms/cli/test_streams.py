@@ -154,13 +154,13 @@ def test_ages_read_well(seconds, text):
 
 
 def test_a_narrow_terminal_folds_no_names(verified):
-    """Columns that do not fit stand on the next line, in the same colours; the first ones stay whole."""
+    """Where columns do not fit each cell has its own line, in the same colour, and names stay whole."""
     _, _, shown = on_a_terminal(["list", verified], stdout=True, columns=40)
     assert "\x1b[32mgood" in shown
     lines = re.sub(r"\x1b\[[0-9;]*m", "", shown).splitlines()
     assert all(len(line) <= 40 for line in lines)
-    rows = [line for line in lines if line.startswith("net-")]
-    assert [row.split()[:3] for row in rows] == [[f"net-{s}.pt", "good", "run"] for s in (100, 200, 300)]
+    assert [line for line in lines if line.startswith("net-")] == [f"net-{s}.pt" for s in (100, 200, 300)]
+    assert [lines.count(line) for line in ("  OUTCOME: good", "  WHERE: run")] == [3, 3]
 
 
 def test_many_names_are_counted():

@@ -43,6 +43,14 @@ class KeptCopy(PlaceMark, frozen=True, kw_only=True):
         return f"{self.folder}/{file}"
 
     @property
+    def entries(self) -> list[Entry]:
+        """The copied files, as they were listed then."""
+        return [
+            Entry(key=file, kind="file", size=size, mtime_ns=mtime_ns, inode=inode, etag=etag)
+            for file, (size, mtime_ns, inode, etag) in zip(self.files, self.sources, strict=True)
+        ]
+
+    @property
     def sizes(self) -> dict[str, int]:
         """The size of each copied file."""
         return {file: size for file, (size, *_) in zip(self.files, self.sources, strict=False)}

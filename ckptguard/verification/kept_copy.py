@@ -14,7 +14,6 @@ from ckptguard.runs.run_view import RunView
 from ckptguard.runs.sealed_content import is_untouched
 from ckptguard.runs.work import PLAIN, Work
 from ckptguard.scan import ScanOptions
-from ckptguard.storage.protocol import Entry
 from ckptguard.values.manifest import Manifest
 from ckptguard.verification.checkpoint import (
     FULLY,
@@ -65,12 +64,7 @@ def verify_kept(view: RunView, copy: KeptCopy, *, work: Work = PLAIN) -> Checked
 
 def _as_it_was(view: RunView, copy: KeptCopy) -> Checkpoint | None:
     """Return the copied checkpoint, as it was listed then."""
-    described = zip(copy.files, copy.sources, strict=True)
-    entries = [
-        Entry(key=file, kind="file", size=size, mtime_ns=mtime_ns, inode=inode, etag=etag)
-        for file, (size, mtime_ns, inode, etag) in described
-    ]
-    found = find_checkpoints(entries, view.run.patterns, (copy.path,))
+    found = find_checkpoints(copy.entries, view.run.patterns, (copy.path,))
     return next((c for c in found if (c.path, c.series, c.step) == (copy.path, copy.series, copy.step)), None)
 
 
@@ -85,12 +79,9 @@ def _read(view: RunView, copy: KeptCopy, checkpoint: Checkpoint, how: Verificati
     scan = work.scanner(run.records, [copy.key(file) for file in copy.files], options, work.progress)
     if run.records.list(copy.folder, recursive=True) != before:
         raise ChangedWhileReadError(f"the kept copy of {copy.path} changed while it was read", key=copy.folder)
-    files = []
-    for file, source, found in zip(copy.files, copy.sources, scan.files, strict=True):
-        size, mtime_ns, inode, etag = source
-        entry = Entry(key=file, kind="file", size=size, mtime_ns=mtime_ns, inode=inode, etag=etag)
-        files.append(msgspec.structs.replace(found, entry=entry))
-    return Read(msgspec.structs.replace(scan, files=tuple(files)), sums, how.md5)
+    as_copied = zip(scan.files, copy.entries, strict=True)
+    files = tuple(msgspec.structs.replace(found, entry=entry) for found, entry in as_copied)
+    return Read(msgspec.structs.replace(scan, files=files), sums, how.md5)
 
 
 def _sealed_before(view: RunView, copy: KeptCopy) -> Manifest | None:

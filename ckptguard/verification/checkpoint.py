@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
@@ -321,7 +322,7 @@ def change_of(view: RunView, checkpoint: Checkpoint, scan: Scan, sealed: Manifes
         ever_good=history.was_good(sealed.id),
         facts=verdict.facts if verdict is not None and not verdict.place_damaged else Facts(),
         other_contents=lambda: _other_contents(history, sealed.id),
-        was_gone=lambda: was_gone or _was_emptied(view, sealed.id) or _was_thrown_away(view, sealed.id),
+        was_gone=lambda: was_gone or _was_gone(view, sealed.id),
     )
     broken = any(f.structure.is_broken for f in scan.files) or any(g.fatal for g in gaps_of(checkpoint, scan))
     return classify_change(
@@ -335,19 +336,16 @@ def change_of(view: RunView, checkpoint: Checkpoint, scan: Scan, sealed: Manifes
     )
 
 
-def _was_emptied(view: RunView, id: CheckpointId) -> bool:
-    """True if a pass saw its path empty since its verdict."""
+def _was_gone(view: RunView, id: CheckpointId) -> bool:
+    """True if a pass saw its path empty since its verdict, or if the sealed files were moved to the trash: the files in
+    their place are newer."""
     standing = view.history.standing(id)
-    return standing is not None and was_emptied(view.run, standing)
-
-
-def _was_thrown_away(view: RunView, id: CheckpointId) -> bool:
-    """True if the sealed files were moved to the trash, so the files in their place are newer."""
-    try:
+    if standing is not None and was_emptied(view.run, standing):
+        return True
+    with contextlib.suppress(RecordsError):
         mark = read_trashed(view.run, id)
-    except RecordsError:
-        return False
-    return mark is not None and mark.how == MOVED
+        return mark is not None and mark.how == MOVED
+    return False
 
 
 def _other_contents(history: History, id: CheckpointId) -> Sequence[Manifest]:

@@ -70,6 +70,16 @@ class SupervisedCommand:
         """(pid, start time) while it runs."""
         return None if self._pid is None else (self._pid, started_at(self._pid))
 
+    @property
+    def lost(self) -> str | None:
+        """Why there can be no further start, if that is so."""
+        return None
+
+    @property
+    def asked_elsewhere(self) -> bool:
+        """True if somebody else was asked to end it."""
+        return False
+
     def has_ended(self) -> bool:
         """Check if it has ended, and reap what ended below it."""
         if self._pid is not None:

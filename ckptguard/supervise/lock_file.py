@@ -52,14 +52,16 @@ class Supervision:
         self.mark = note.mark  # of the processes of this supervise's command
 
     @classmethod
-    def begin(cls, url: str, argv: Sequence[str], environ: Mapping[str, str]) -> tuple[Self, Note | None]:
-        """Take the lock, and return the note of a killed supervise of this run, if there is one.
+    def begin(
+        cls, url: str, argv: Sequence[str], environ: Mapping[str, str], rank: int = 0
+    ) -> tuple[Self, Note | None]:
+        """Take the lock of this rank, and return the note of a killed supervise of this run, if there is one.
 
         Raises:
             BusyError: another supervise runs for this run.
             OSError: notes cannot be kept here.
         """
-        path = _place(url, environ)
+        path = _place(url, environ) + (f"-{rank}" if rank else "")
         descriptor = _locked(path, url)
         left = _parse(os.pread(descriptor, _MOST, 0))
         command = hashlib.sha256("\0".join(argv).encode("utf-8", "surrogateescape")).hexdigest()

@@ -31,9 +31,11 @@ from ckptguard.scan.process.process_scanner import ProcessScanner
 from ckptguard.scan.process.worker_process import limits_of
 from ckptguard.supervise.command import SupervisedCommand
 from ckptguard.supervise.lock_file import MARK, Note, Supervision, end_left_running, left_running
+from ckptguard.supervise.nodes import CommandOnNodes, Nodes, follow
 from ckptguard.supervise.process_tree import become_subreaper
 from ckptguard.supervise.save_watch import SavesSince, SaveWatch, StateBefore
 from ckptguard.supervise.wait_for_command import Background, HeldSignals, SignalWatch, WaitAbandoned
+from ckptguard.values.exit_codes import ExitCode, of_error
 from ckptguard.values.settings import Settings
 
 _TOLD = ("could_not_tell", "failing", "lost", "not_enough_room", "watching_by_timer_only")  # events of the engine
@@ -53,6 +55,13 @@ class Supervised(msgspec.Struct, frozen=True, kw_only=True):
     not_understood: bool = False
     last_line: str | None = None
 
+    @property
+    def code(self) -> int:
+        """The exit code that this is."""
+        if self.error is not None:
+            return of_error(self.error)
+        return ExitCode.BAD if self.sick_end else self.status
+
 
 def supervise(
     url: str,
@@ -63,8 +72,10 @@ def supervise(
     max_rollbacks: int,
     stop_seconds: float,
     tell: Tell,
+    nodes: Nodes | None = None,
 ) -> Supervised:
-    """Run the command until it needs no further start. `signals` are already held; `tell` gets sentences.
+    """Run the command until it needs no further start. `signals` are already held; `tell` gets sentences. With `nodes`
+    it runs on each of them, and one of them leads.
 
     The command is not started with unusable settings or records. Raises SettingsError outside Linux.
     """
@@ -74,7 +85,7 @@ def supervise(
         )
     if not become_subreaper():
         tell("the system does not report processes that leave their parents: some may survive a stop")
-    return _Supervisor(url, argv, settings, signals, max_rollbacks, stop_seconds, tell).run()
+    return _Supervisor(url, argv, settings, signals, max_rollbacks, stop_seconds, tell, nodes).run()
 
 
 class _Supervisor:
@@ -87,7 +98,9 @@ class _Supervisor:
         most: int,
         patience: float,
         tell: Tell,
+        nodes: Nodes | None,
     ) -> None:
+        self._nodes = nodes
         self._url, self._tell, self._most, self._stop_seconds = url, tell, most, patience
         self._ending = threading.Event()
         self._scanner = ProcessScanner(
@@ -101,9 +114,9 @@ class _Supervisor:
         )
         self._hooks = Hooks(settings, self._log, held.released)
         self._argv, self._environment = argv, dict[str, str]()
-        self._command = SupervisedCommand(
-            argv, self._environment, held.before, lambda: [*self._scanner.pids, *self._hooks.pids]
-        )
+        what = argv, self._environment, held.before, lambda: [*self._scanner.pids, *self._hooks.pids]
+        asked = (lambda: self._is_asked, patience, tell)
+        self._command = SupervisedCommand(*what) if nodes is None else CommandOnNodes(nodes, *asked, *what)
         self._background = Background("saves")
         self._watch = SignalWatch(held, self._command, self._background, tell)
         self._saves = SaveWatch(url, settings, self._scanner, self._hooks, tell=tell)
@@ -119,7 +132,10 @@ class _Supervisor:
             f"what a resume would take was not looked at; run ckptguard status {shlex.quote(self._url)}",
         )
         try:
-            done = msgspec.structs.replace(self._run(), last_line=unknown)
+            done = self._run()
+            if self._nodes is not None and not self._nodes.leads:
+                return done
+            done = msgspec.structs.replace(done, last_line=unknown)
             look = self._saves.back.what_a_resume_takes
             done = msgspec.structs.replace(done, last_line=self._watch.beside(look, unknown, only_looks=True))
             if self._watch.asked is None:  # otherwise the user is in a hurry
@@ -138,12 +154,20 @@ class _Supervisor:
             status = self._command.status
             return Supervised(status=1 if status is None else status, last_line=unknown)
         finally:
+            if self._nodes is not None:
+                self._nodes.end(1 if done is None else done.code)
             self._hooks.close(patience=1.0)
             if self._supervision is not None and not self._to_mend:
                 self._supervision.end()
             self._ending.set()  # a scanning process ends with us; it may hang, so it is not waited for
 
     def _run(self) -> Supervised:
+        if self._nodes is not None:
+            alone = self._watch.beside(self._nodes.join, None, only_looks=True)
+            if alone is not None:
+                return Supervised(status=1, error=alone)
+            if not self._nodes.leads:
+                return self._follow_leader(self._nodes)
         refused = self._watch.beside(self._saves.prepare, None, only_looks=True)
         if refused is not None:
             return Supervised(status=1, error=refused)
@@ -205,13 +229,27 @@ class _Supervisor:
             died_before, is_first = not sick, False
         return Supervised(status=128 + (self._watch.asked or 0))
 
+    def _follow_leader(self, nodes: Nodes) -> Supervised:
+        """On each other node: start, stop and end as the leader says."""
+        try:
+            self._begin()
+        except BusyError as busy:
+            return Supervised(status=1, error=busy)
+        assert isinstance(self._command, CommandOnNodes)
+        status, trouble = follow(nodes, self._command, self._watch.wait, lambda: self._is_asked)
+        if self._watch.asked is not None and trouble is None and status == 1:
+            status = 128 + self._watch.asked
+        return Supervised(status=status, error=None if trouble is None else CkptguardError(trouble))
+
     def _begin(self) -> Note | None:
         """Become the only supervise of this run. If the previous one was killed, end its processes and return its note.
 
         It may have been killed at any point. Raises BusyError if another one runs, or processes survive.
         """
         try:
-            self._supervision, left = Supervision.begin(self._url, self._argv, os.environ)
+            self._supervision, left = Supervision.begin(
+                self._url, self._argv, os.environ, 0 if self._nodes is None else self._nodes.rank
+            )
         except OSError as error:
             self._tell(f"no note can be kept, so nothing can continue this if we are killed: {error}")
             return None
@@ -264,12 +302,15 @@ class _Supervisor:
 
     @property
     def _is_asked(self) -> bool:
-        return self._watch.asked is not None
+        return self._watch.asked is not None or self._command.asked_elsewhere
 
     def _follow(self, ended: CommandEnd, sick: list[SickSave]) -> Supervised | None:
         """Do what follows the command's end. None means: start it again."""
         if anew := [s for s in sick if s.anew]:
             return self._end_what_began_anew(anew, ended.status)
+        if self._command.lost is not None:
+            self._go_back(sick, self._command.lost, ended.status, costs=False)
+            return Supervised(status=1, error=CkptguardError(self._command.lost, hint="start all nodes again"))
         then, why = decide(ended, restarts=self._restarts, most=self._most)
         if then is NextAction.END:
             if not ended.asked and ended.status:

@@ -9,7 +9,7 @@ import click
 
 from ckptguard.cli.command import PathOrUrl, RunsAnother, Shared, config_option, records_option
 from ckptguard.terminal.output import trouble
-from ckptguard.values.exit_codes import ExitCode, of_error
+from ckptguard.values.exit_codes import ExitCode
 
 CODES = (ExitCode.BAD, ExitCode.UNDECIDED, ExitCode.BUSY, ExitCode.EXHAUSTED, ExitCode.NO_KNOWN_GOOD)
 
@@ -42,6 +42,16 @@ def _no_nan(ctx: click.Context, param: click.Parameter, value: float) -> float:
     metavar="SECONDS",
     help="Give COMMAND this long to end when it is asked to.",
 )
+@click.option(
+    "--nodes-seconds",
+    type=click.FloatRange(0.0, 86400.0),
+    callback=_no_nan,
+    default=300.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Under srun or torchrun, wait this long for the supervise of each other node.",
+)
+@click.option("--alone", is_flag=True, help="Under srun or torchrun, know nothing of other nodes.")
 @click.option("--strict", is_flag=True, help="End with 4 if files that may be training state were not verified.")
 @config_option
 @records_option
@@ -50,6 +60,8 @@ def command(
     argv: tuple[str, ...],
     max_rollbacks: int,
     stop_seconds: float,
+    nodes_seconds: float,
+    alone: bool,
     strict: bool,
     config: str | None,
     records: str | None,
@@ -60,6 +72,9 @@ def command(
     finite. COMMAND is then stopped, with all that it started. What is newer than the known-good checkpoint goes to
     quarantine, and COMMAND is started again. Of damaged and incomplete saves you are told, and COMMAND runs on.
 
+    Under srun or torchrun, with one supervise for each task and a shared RUN, one of them leads: all COMMANDs stop and
+    start together, and it goes back once for all.
+
     COMMAND has stdin, stdout and stderr for its own. The exit code is its own too (128 + n after signal n), unless one
     of those below applies.
     """
@@ -69,25 +84,26 @@ def command(
         trouble(f"ckptguard: {sentence}")
 
     with HeldSignals() as signals:  # before anything below starts threads, and to the very end
+        from ckptguard.supervise.nodes import Nodes, group_of
         from ckptguard.supervise.supervise import supervise
 
+        settings = Shared(config=config, records=records).settings([run])
+        group = None if alone else group_of(os.environ)
         done = supervise(
             run,
             argv,
-            Shared(config=config, records=records).settings([run]),
+            settings,
             signals,
             max_rollbacks=max_rollbacks,
             stop_seconds=stop_seconds,
             tell=say,
+            nodes=None if group is None else Nodes(run, settings, group, seconds=nodes_seconds),
         )
-        code = done.status
+        code = done.code
         if done.error is not None:
             say(f"error: {done.error.message}")
             if done.error.hint:
                 say(f"hint: {done.error.hint}")
-            code = of_error(done.error)
-        elif done.sick_end:
-            code = ExitCode.BAD
         elif strict and done.not_understood and not code:
             code = ExitCode.UNDECIDED
         if done.last_line is not None:

@@ -90,8 +90,8 @@ def supervising(tmp_path, run):
     """Prepare a script for supervision."""
     made = []
 
-    def prepare(text, *options):
-        made.append(Supervising(tmp_path, run, text, *options))
+    def prepare(text, *options, folder=tmp_path, run=run):
+        made.append(Supervising(folder, run, text, *options))
         return made[-1]
 
     yield prepare

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.machinery
 import importlib.util
 import json
@@ -10,7 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections import Counter, defaultdict
+import time
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -18,11 +19,8 @@ import click.testing
 import pytest
 
 from ckptguard.cli.entry import commands
-from ckptguard.records.incidents import list_incidents
 from ckptguard.records.run import Run, open_run
-from ckptguard.runs.history import load_history
-from ckptguard.values.verdict import Outcome
-from support.daemon_process import DaemonProcess, flip_bit
+from support.daemon_process import DaemonProcess
 from support.forked import LIGHTNING, TORCH, Forked
 
 SCRIPTS = Path(__file__).resolve().parent.parent / "trainers" / "scripts"
@@ -31,14 +29,19 @@ PATIENCE = 280.0  # the tests themselves end sooner
 
 
 class Trainer(NamedTuple):
-    """A trainer. `resumes_from`: what its own resume reads, by patterns, of which each is flipped and named."""
+    """A trainer: its `script`, and by patterns what its own resume reads, of which each is flipped and named."""
 
     script: str
     resumes_from: tuple[str, ...]
+    weights: tuple[str, ...] = ()  # what `known-good` may print, where some of what is read holds no weights
+    parts: tuple[str, ...] = ()  # that can be poisoned each by itself
+    separate: bool = False  # whether the files of a save are checkpoints of their own
     needs: tuple[str, ...] = ()  # packages
     named: bool = False  # a user may name the checkpoint to resume from
+    keep: int = 0  # saves that stay, where the user removes the oldest; 0 where the trainer sees to it
     saves: int = 4
     run: str = "run"  # below the folder that it is started in
+    always: bool = False  # with all other tests
 
     def elsewhere(self) -> str | None:
         """The folder of packages that this one needs, and that would be in the way of others; None if it needs none."""
@@ -56,9 +59,12 @@ class Line(NamedTuple):
 
     what: str
     counter: int
-    sum: str  # of the weights
+    sum: str  # of its state: all that was saved, or that its own resume read
     finite: bool
     paths: list[str]
+    parts: dict[str, str]  # the sum of each part of the state
+    files: dict[str, str]  # the MD5 of each file of a save
+    writes: int  # files that were written one after the other
 
 
 class Training:
@@ -67,35 +73,53 @@ class Training:
     def __init__(self, trainer: Trainer, folder: Path) -> None:
         self.trainer, self.folder = trainer, folder
         self.run = folder / trainer.run
-        self.argv = [sys.executable, str(SCRIPTS / trainer.script), str(self.run)]
+        self.argv = [sys.executable, str(SCRIPTS / f"{trainer.script}.py"), str(self.run)]
 
     def environment(self, *, last: int, **more: object) -> dict[str, str]:
         """What a process of it is given."""
-        kept = {k: v for k, v in os.environ.items() if not k.startswith(("CKPTGUARD_", "TRAINER_"))}
-        own = {f"TRAINER_{name.upper()}": str(value) for name, value in {"last": last, **more}.items()}
+        kept = {k: v for k, v in os.environ.items() if not k.startswith("CKPTGUARD_")}
+        given = {"last": last, "keep": self.trainer.keep, "start": len(self.told("started")), **more}
+        own = {f"TRAINER_{name.upper()}": str(value) for name, value in given.items()}
         path = os.pathsep.join(filter(None, (str(SCRIPTS), kept.get("PYTHONPATH"), self.trainer.elsewhere())))
         return {**kept, **own, "PYTHONPATH": path, "XDG_RUNTIME_DIR": str(self.folder), "OMP_NUM_THREADS": "1"}
 
     def train(self, *, last: int, **more: object) -> None:
         """Start it and wait for its end."""
-        environment = self.environment(last=last, **more)
+        self.start_and_wait(last=last, **more)
+
+    def train_until_killed(self, *, last: int, write: int) -> None:
+        """Start it, and let it die in the middle of this write."""
+        self.start_and_wait(last=last, waits=0, kill=write, code=-signal.SIGXFSZ)
+
+    def start_and_wait(self, *, code: int = 0, **more: Any) -> None:
+        """Start it and wait for its end with this code."""
+        environment = self.environment(**more)
         if self.trainer.elsewhere() is not None:
-            self.to_its_end(self.argv, environment)
+            self.to_its_end(self.argv, environment, code)
             return
         script, given = Path(self.argv[1]), {"environment": environment, "cwd": self.folder}
         modules = LIGHTNING if "lightning" in self.trainer.needs else TORCH
-        code = script.read_text(encoding="utf-8")
-        with Forked(code, self.run, name=str(script), path=(str(SCRIPTS),), imported=modules, **given) as process:
+        text = script.read_text(encoding="utf-8")
+        with Forked(text, self.run, name=str(script), path=(str(SCRIPTS),), imported=modules, **given) as process:
             said = process.communicate(PATIENCE)
-            assert process.returncode == 0, f"{script.name} ended with {process.returncode}:\n{said}\n{self.lines}"
+            assert process.returncode == code, f"{script.name} ended with {process.returncode}:\n{said}\n{self.lines}"
+
+    def daemon(self, **settings: str) -> DaemonProcess:
+        """A daemon beside it, which can read what it writes."""
+        return DaemonProcess(self.folder, self.run, **self.reading(), **settings)
+
+    def reading(self) -> dict[str, str]:
+        """What a process of ours needs in its environment to read what this trainer writes."""
+        elsewhere = self.trainer.elsewhere()
+        return {} if elsewhere is None else {"PYTHONPATH": elsewhere}
 
     def under_supervision(self, *, last: int, poison: int) -> str:
         """Start it under ``ckptguard supervise`` and wait for its end: what that said."""
         command = [sys.executable, "-m", "ckptguard", "supervise", str(self.run), "--", *self.argv]
         quick = {"CKPTGUARD_SETTLE": "0", "CKPTGUARD_SCAN_INTERVAL": "0.05"}
-        return self.to_its_end(command, self.environment(last=last, poison=poison) | quick)
+        return self.to_its_end(command, self.environment(last=last, poison=poison, is_stopped=1) | quick)
 
-    def to_its_end(self, command: list[str], environment: dict[str, str]) -> str:
+    def to_its_end(self, command: list[str], environment: dict[str, str], wanted: int = 0) -> str:
         """Run a command, which must end well; none of it outlives the test."""
         said = self.folder / "said"
         with said.open("w", encoding="utf-8") as out:
@@ -111,7 +135,7 @@ class Training:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
         text = said.read_text(encoding="utf-8")
-        assert code == 0, f"{command} ended with {code}:\n{text[-6000:]}\n{self.lines}"
+        assert code == wanted, f"{command} ended with {code}:\n{text[-6000:]}\n{self.lines}"
         return text
 
     @property
@@ -140,107 +164,40 @@ class Training:
         """What lies there that its own resume reads."""
         return sorted(path for pattern in self.trainer.resumes_from for path in self.run.glob(pattern))
 
+    def ask(self, command: str, *arguments: object, code: int = 0, settle: float = 0) -> dict[str, Any]:
+        """The document of a command of ours on the run, which ends with this code; files that did not change for so
+        long count as quiet."""
+        argv = [command, str(self.run), *map(str, arguments), "--json"]
+        environment = {"CKPTGUARD_SETTLE": f"{settle}", **self.reading()}
+        done = click.testing.CliRunner(env=environment).invoke(commands, argv, prog_name="ckptguard")
+        assert done.exit_code == code, f"{argv} ended with {done.exit_code}:\n{done.output}"
+        return cast("dict[str, Any]", json.loads(done.stdout))
 
-class TrainerContract:
-    """The tests of a trainer; the module that inherits them says which it is in TRAINER."""
+    def unchanged_for(self) -> float:
+        """The seconds since anything below the run changed."""
+        return time.time() - max(path.lstat().st_ctime for path in (self.run, *self.run.rglob("*")))
 
-    def test_all_saves_are_found_in_order_and_good(self, trained):
-        """Beside a daemon: each save of each path has one verdict, GOOD, in the order of saving, and no alarm."""
-        history = load_history(trained.opened)
-        saved: defaultdict[str, list[str]] = defaultdict(list)
-        found: defaultdict[str, list[str]] = defaultdict(list)
-        times = {}
-        for series in history.names:
-            standings = sorted(history.standings(series).values(), key=lambda standing: standing.id.order)
-            for standing in standings:
-                manifest = history.manifest(standing.id)
-                assert manifest is not None
-                assert standing.outcome is Outcome.GOOD, (manifest.path, history.verdict(standing.id))
-                found[series].append(manifest.path)
-                times[manifest.path] = series
-        for line in trained.told("saved"):
-            for path in line.paths:
-                saved[times.get(path, path)].append(path)
-        assert found == saved
-        assert list_incidents(trained.opened) == []
+    def newest_whole(self) -> int:
+        """The last save whose numbers were finite and of which every file still lies anywhere below the run."""
+        found = {_md5(path) for path in self.run.rglob("*") if path.is_file()}
+        whole = [n for n in self.told("saved") if n.finite and found.issuperset(n.files.values())]
+        return max((line.counter for line in whole), default=0)
 
-    def test_the_known_good_one_is_what_was_saved_last(self, trained, tmp_path):
-        """Nothing is wrong: known-good is a save of the last time that it saved, and a rollback changes nothing."""
-        training = trained.copied(tmp_path / "copy")
-        ask("verify", training.run)
-        path = ask("known-good", training.run)["path"]
-        last = [line for line in training.told("saved") if line.counter == training.trainer.saves]
-        newest = {name for line in last for name in line.paths}
-        assert Path(path).relative_to(training.run).as_posix() in newest
-        before = contents(training.run)
-        ask("rollback", training.run, "--force")
-        assert contents(training.run) == before
-
-    def test_poisoned_under_supervision_it_ends_finite_and_never_begins_again(self, training):
-        """The saves turn NaN: that is noticed, it goes back, resumes from what was good, and ends well."""
-        last, poison = training.trainer.saves, training.trainer.saves - 1
-        said = training.under_supervision(last=last, poison=poison)
-        starts, saves = training.told("started"), training.told("saved")
-        assert [start.counter for start in starts] == [0, poison - 1], said
-        assert starts[-1].finite
-        good = [line for line in saves if line.counter == poison - 1]
-        assert starts[-1].sum in {line.sum for line in good}
-        assert saves[-1].counter == last
-        assert saves[-1].finite
-        incidents = [i for i in list_incidents(training.opened) if i.cause == "numeric"]
-        assert [(i.source, i.state) for i in incidents] == [("supervise", "closed")], said
-        training.train(last=last + 1, waits=0)  # its own resume finds what was saved last
-        start = training.told("started")[-1]
-        assert (start.counter, start.sum) == (last, saves[-1].sum)
-
-    def test_a_flipped_bit_is_named(self, trained, tmp_path):
-        """In each file that its own resume reads: BAD, and the file is named."""
-        training = trained.copied(tmp_path / "copy")
-        ask("verify", training.run)
-        assert training.files()
-        for path in training.files():
-            flip_bit(path, -path.stat().st_size // 2)
-            bad = [c for c in ask("verify", training.run, code=3)["checkpoints"] if c["outcome"] == "bad"]
-            own = path.relative_to(training.run).as_posix()
-            named = {f["file"] for c in bad for f in c["findings"]}
-            assert own in named or any(own == c["path"] or own.startswith(f"{c['path']}/") for c in bad), (own, bad)
-            assert own in named or any(f["tensor"] for c in bad for f in c["findings"]), (own, bad)
-            flip_bit(path, -path.stat().st_size // 2)
-            ask("verify", training.run)
-
-    def test_after_a_rollback_its_own_resume_loads_what_was_good(self, trained, tmp_path):
-        """All that it would resume from is damaged: a rollback gives it what was good, under its names."""
-        training = trained.copied(tmp_path / "copy")
-        for path in training.files():
-            flip_bit(path, -path.stat().st_size // 2)
-        ask("verify", training.run, code=3)
-        ask("rollback", training.run, "--force")
-        self.see_it_resume(training)
-
-    def test_its_own_resume_loads_what_is_restored(self, trained, tmp_path):
-        """Elsewhere: it trains on from there, from the weights that were saved."""
-        other = Training(trained.trainer, tmp_path / "other")
-        other.folder.mkdir()
-        given = ask("restore", trained.run, "--to", other.run)
-        shutil.copy(f"{trained.run}.log", f"{other.run}.log")
-        self.see_it_resume(other, **({"from": given["path"]} if trained.trainer.named else {}))
-
-    def see_it_resume(self, training: Training, **more: object) -> None:
-        """Its own resume starts with weights of a save of its own, under that save's number, and saves once more."""
-        sums = Counter((line.counter, line.sum) for line in training.told("saved"))
-        training.train(last=training.trainer.saves + 1, waits=0, **more)
-        start = training.told("started")[-1]
-        assert start.counter > 0
-        assert sums[start.counter, start.sum] > 0, training.lines
-        assert training.lines[-1].counter == training.trainer.saves + 1
-
-
-def ask(command: str, *arguments: object, code: int = 0) -> dict[str, Any]:
-    """The document of a command of ours, which ends with this code; files written a moment ago count as quiet."""
-    argv = [command, *map(str, arguments), "--json"]
-    done = click.testing.CliRunner(env={"CKPTGUARD_SETTLE": "0"}).invoke(commands, argv, prog_name="ckptguard")
-    assert done.exit_code == code, f"{argv} ended with {done.exit_code}:\n{done.output}"
-    return cast("dict[str, Any]", json.loads(done.stdout))
+    def resume(self, *, at_least: int, **more: object) -> None:
+        """Its own resume starts with all parts of one save of its own that is finite and no older than this one, under
+        that save's number; and it saves once more."""
+        saves = {line.sum: line for line in self.told("saved")}
+        last = max(line.counter for line in saves.values()) + 2
+        self.train(last=last, waits=0, **more)
+        start = self.told("started")[-1]
+        made_of = {
+            part: [n.counter for n in saves.values() if n.parts.get(part) == s] for part, s in start.parts.items()
+        }
+        assert start.sum in saves, f"it resumes from a mix, each part of these saves: {made_of}"
+        assert saves[start.sum].finite, f"it resumes from NaN, of save {saves[start.sum].counter}"
+        assert start.counter in {n.counter for n in self.told("saved") if n.sum == start.sum}, (start, made_of)
+        assert start.counter >= at_least, f"save {at_least} is whole and finite, and it resumes from {start.counter}"
+        assert self.lines[-1].counter == last
 
 
 def contents(run: Path) -> dict[str, bytes]:
@@ -254,10 +211,14 @@ def train_beside_daemon(trainer: Trainer, folder: Path) -> Training:
     """A run from beginning to end, with a daemon that judges each save before the next one is made."""
     training = Training(trainer, folder)
     training.run.mkdir(parents=True)
-    daemon = DaemonProcess(folder, training.run)
+    daemon = training.daemon()
     try:
         training.train(last=trainer.saves)
         assert daemon.stop() == 0
     finally:
         daemon.kill()
     return training
+
+
+def _md5(path: Path) -> str:
+    return hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest()

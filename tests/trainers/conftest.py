@@ -1,4 +1,4 @@
-"""A run of the module's trainer, trained once beside a daemon, and one that is yet to be trained."""
+"""A run of each trainer, trained once beside a daemon, and one that is yet to be trained."""
 
 from __future__ import annotations
 
@@ -11,9 +11,6 @@ pytest.register_assert_rewrite("support.trainers")
 
 from support.trainers import Training, train_beside_daemon  # noqa: E402 - its assertions are to be told in full
 
-# These run with all other tests: a name saved over in place, several names at once, and a pointer. The rest takes long.
-ALWAYS = ("test_nanogpt", "test_fairseq", "test_mmengine")
-
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave the others to ``pytest -m trainers``, to the long campaigns, and to whoever has the packages."""
@@ -21,21 +18,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if full or "trainers" in config.option.markexpr:
         return
     for item in items:
-        if item.path.parent == Path(__file__).parent and item.path.stem not in ALWAYS:
+        if item.path.parent == Path(__file__).parent and not item.callspec.params["trainer"].always:
             item.add_marker(pytest.mark.skip(reason="it takes long: pytest -m trainers"))
 
 
 @pytest.fixture(scope="module")
-def trained(request, tmp_path_factory):
+def trained(trainer, tmp_path_factory):
     """A run to its end, each save judged by a daemon. Never change it: copy it."""
-    request.module.TRAINER.skip_unless_there()
-    return train_beside_daemon(request.module.TRAINER, tmp_path_factory.mktemp("trained"))
+    return train_beside_daemon(trainer, tmp_path_factory.mktemp("trained"))
 
 
 @pytest.fixture
-def training(request, tmp_path):
+def training(trainer, tmp_path):
     """A run that has not begun."""
-    request.module.TRAINER.skip_unless_there()
-    made = Training(request.module.TRAINER, tmp_path / "training")
+    made = Training(trainer, tmp_path / "training")
     made.folder.mkdir()
     return made

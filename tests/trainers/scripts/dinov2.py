@@ -42,4 +42,4 @@ while number < LAST:
     written.append(paths)
     for old in (path for paths in written[:-KEEP] for path in paths):
         old.unlink(missing_ok=True)
-    tells.saved(number, model.state_dict(), paths[0])
+    tells.saved(number, model.state_dict(), paths[0], more=paths[1:])

@@ -1,4 +1,5 @@
-"""Lightning: ``epoch=E-step=S.ckpt`` and ``last.ckpt``, by its ModelCheckpoint; a resume is told of ``last.ckpt``."""
+"""Lightning: ``epoch=E-step=S.ckpt`` and ``last.ckpt``, by its ModelCheckpoint; a resume is told of the newest ``last``
+one, for in a run that was copied elsewhere it writes ``last-v1.ckpt``."""
 
 import logging
 import warnings
@@ -7,7 +8,8 @@ import lightning
 from lightning.pytorch.callbacks import ModelCheckpoint
 from tells import FROM, LAST, RUN, Tells, small_model, torch
 
-tells, last = Tells(RUN), RUN / "last.ckpt"
+tells = Tells(RUN)
+last = max(RUN.glob("last*.ckpt"), key=lambda path: path.stat().st_mtime_ns, default=None)
 warnings.simplefilter("ignore")
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
 
@@ -39,7 +41,7 @@ class Saver(ModelCheckpoint):
         super().on_train_epoch_end(trainer, module)
         epoch = trainer.current_epoch
         name = f"epoch={epoch}-step={trainer.global_step}.ckpt"
-        tells.saved(epoch + 1, module.state_dict(), name, "last.ckpt")
+        tells.saved(epoch + 1, module.state_dict(), name, self.last_model_path)
 
 
 data = torch.utils.data.DataLoader(torch.zeros(2, 16))
@@ -53,4 +55,4 @@ trainer = lightning.Trainer(
     enable_model_summary=False,
     default_root_dir=RUN,
 )
-trainer.fit(Module(), data, ckpt_path=FROM or (str(last) if last.exists() else None))
+trainer.fit(Module(), data, ckpt_path=FROM or (last and str(last)))

@@ -6,13 +6,14 @@ Known-good is the highest step whose sealed bytes are GOOD, latest generation fi
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import msgspec
 
 from ckptguard.values.ids import CheckpointId, Step, numbers_of, parse_id, single_number
-from ckptguard.values.manifest import Manifest
+from ckptguard.values.manifest import Manifest, Tensor
 from ckptguard.values.verdict import WORST_FIRST, Outcome
 
 IN_PLACE, KEPT = "in place", "kept"  # where the files of a checkpoint are
@@ -84,16 +85,24 @@ NAMED = ("step in its name", "epoch in its name", NUMBER_IN_NAME)
 SAVED_LAST = ("last", "latest")
 SET_ASIDE = ("best", "final", "init")
 _WORDS = re.compile(rf"(?<![a-z])(?:{'|'.join((*SAVED_LAST, *SET_ASIDE))})(?![a-z])")
+_WEIGHTS = ("model", "ema", "")
+_OPTIMIZERS = re.compile(
+    r"(?:^|\.)state\.\d+\.[a-z_]+$|(?:^|\.)(?:exp_avg(?:_sq)?|max_exp_avg_sq|momentum_buffer)(?:\.|$)"
+)
 
 
 class Standpoint(msgspec.Struct, frozen=True, kw_only=True):
     """The newest known-good checkpoint of a series, to compare it with other series. `counters` maps each kind to its
-    value."""
+    value. `tensors` is a digest of the tensors' names; `saved_at` is in ns by the storage's clock."""
 
     series: str
     counters: Mapping[str, int]
     has_optimizer: bool
     sealed_at: str
+    has_weights: bool = True
+    path: str = ""
+    tensors: bytes = b""
+    saved_at: int | None = None
 
 
 def standpoint_of(manifest: Manifest) -> Standpoint:
@@ -104,9 +113,30 @@ def standpoint_of(manifest: Manifest) -> Standpoint:
     return Standpoint(
         series=manifest.series,
         counters=counters,
-        has_optimizer=any(t.role == "optimizer" for f in manifest.files for t in f.tensors),
+        has_optimizer=any(_is_optimizers(t) for f in manifest.files for t in f.tensors),
         sealed_at=manifest.sealed_at,
+        has_weights=any(t.role in _WEIGHTS and not _is_optimizers(t) for f in manifest.files for t in f.tensors),
+        path=manifest.path,
+        tensors=_names_digest(manifest),
+        saved_at=max((f.mtime_ns for f in manifest.files if f.mtime_ns is not None), default=None),
     )
+
+
+def _is_optimizers(tensor: Tensor) -> bool:
+    """True for optimizer state: by its role, or by the names that torch's optimizers give, in any file."""
+    return tensor.role == "optimizer" or _OPTIMIZERS.search(tensor.name) is not None
+
+
+def _names_digest(manifest: Manifest) -> bytes:
+    names = sorted(tensor.name for file in manifest.files for tensor in file.tensors)
+    return hashlib.blake2b("\n".join(names).encode("utf-8", "surrogateescape"), digest_size=16).digest()
+
+
+def kind_of_name(series: str) -> str:
+    """Return ``last``, ``best``, ``final`` or ``init`` for a name with such a word, which is an alternative to numbered
+    saves, else ""."""
+    words = _WORDS.findall(series.lower())
+    return "" if not words else SAVED_LAST[0] if words[-1] in SAVED_LAST else words[-1]
 
 
 def choose_series(heads: Sequence[Standpoint]) -> tuple[int, str]:

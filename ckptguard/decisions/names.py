@@ -75,6 +75,7 @@ _WORDS = {
     for kind, words in table.items()
     for word in words.split()
 }
+COARSE_WORDS = frozenset(_EPOCHS)
 _PART_WORDS = _words(
     "rank ranks shard shards part parts worker workers proc process gpu device node host tp pp dp mp partition"
     " slice piece consolidated expert"

@@ -27,7 +27,8 @@ class Content(msgspec.Struct, frozen=True, kw_only=True):
 
     `good`: its bytes are known-good and exist. `shape`: equal if the names, shapes, types and roles of all tensors are
     equal;
-    None if unknown. `saved_at` is in ns by the storage's clock. `files`: its own, if it is no folder.
+    None if unknown. `saved_at` is in ns by the storage's clock. `files`: its own, if it is no folder. `number` is what
+    counts in its name where the id does not say it.
     """
 
     id: CheckpointId
@@ -39,13 +40,21 @@ class Content(msgspec.Struct, frozen=True, kw_only=True):
     saved_at: int | None = None
     shape: Hashable = None
     files: tuple[str, ...] = ()
+    number: tuple[int, ...] = ()
+
+    @property
+    def order(self) -> tuple[tuple[int, ...], int]:
+        """The sort key of the contents of a series, in the order of training."""
+        numbers, generation = self.id.order
+        return numbers or self.number, generation
 
 
 class SeriesNow(msgspec.Struct, frozen=True, kw_only=True):
     """One series of the training that owns the known-good checkpoint.
 
     `lying` is its content at its paths, `good` its good content in place or kept, both newest first. `fixed` is its
-    only path, if that is a fixed name. `last` is its newest sealed content.
+    only path, if that is a fixed name. `last` is its newest sealed content. `target` is the content of the moment that
+    is gone back to, if the series is saved together with others.
     """
 
     name: str
@@ -54,6 +63,7 @@ class SeriesNow(msgspec.Struct, frozen=True, kw_only=True):
     good: tuple[Content, ...] = ()
     ever_good: bool = False
     last: Content | None = None
+    target: Content | None = None
 
 
 class Pointer(msgspec.Struct, frozen=True, kw_only=True):
@@ -129,7 +139,7 @@ def plan_rollback(known_good: Content, every: Sequence[SeriesNow], pointers: Ite
 
     targets = {known_good.id.series: known_good}
     for series in every:
-        target = next((c for c in series.good if not too_new(c)), None)
+        target = series.target or next((c for c in series.good if not too_new(c)), None)
         if target is not None:
             targets.setdefault(series.name, target)
     moved: list[Content] = []
@@ -145,13 +155,15 @@ def plan_rollback(known_good: Content, every: Sequence[SeriesNow], pointers: Ite
                     c for c in series.lying if too_new(c) or (not c.good and _may_be_resumed(series, c, known_good))
                 ]
             moved += goes
-            if target is not None and not target.in_place and (goes or target is known_good):
+            wanted = target is known_good or target is series.target
+            if target is not None and not target.in_place and (goes or wanted):
                 given.append(Given(path=target.path, content=target))
             continue
         lies = next(iter(series.lying), None)
         if target is not None and target.in_place:
             continue
-        target = _given_to(series, target, known_good, targets)
+        if series.target is None:
+            target = _given_to(series, target, known_good, targets)
         if target is not None:
             moved += series.lying
             given.append(Given(path=series.fixed, content=target))
@@ -202,7 +214,7 @@ def is_needed(
 def next_save(known_good: Content, every: Iterable[SeriesNow]) -> int | None:
     """Return when the first save after the known-good one of its series was made, or None if unknown."""
     own = (c for s in every if s.name == known_good.id.series for c in (*s.lying, *s.good))
-    return min((c.saved_at for c in own if c.id.order > known_good.id.order and c.saved_at is not None), default=None)
+    return min((c.saved_at for c in own if c.order > known_good.order and c.saved_at is not None), default=None)
 
 
 def counts_further(content: Content, known_good: Content) -> bool:
@@ -220,7 +232,7 @@ def is_newer(content: Content, known_good: Content, following: int | None) -> bo
     counter with an earlier save time belongs to an earlier stage of the training.
     """
     if content.id.series == known_good.id.series:
-        return content.id.order > known_good.id.order
+        return content.order > known_good.order
     one, other, kind = content.counters, known_good.counters, finest_common(content.counters, known_good.counters)
     if kind is not None and (one[kind] != other[kind] or kind not in _EPOCHS):
         return one[kind] > other[kind] and not (
@@ -240,7 +252,7 @@ def _above(content: Content, target: Content) -> bool:
     path."""
     if content.path == target.path:
         return not target.in_place
-    return content.id.order > target.id.order
+    return content.order > target.order
 
 
 def _given_to(

@@ -132,7 +132,10 @@ FORMS: dict[str, Form] = {
         "name dtype shape role bytes largest rms fp16_headroom", {"bytes": _stored_bytes, "fp16_headroom": _share}
     ),
     # known-good, status, restore, rollback
-    "find_known_good.KnownGood": Form("path series step id kept place verified_at reason"),
+    "good_checkpoint.KnownGood": Form("path series step id kept place verified_at reason save"),
+    "good_checkpoint.SavePart": Form("path series step id role place rule behind"),
+    "list_saves.SaveOfSeveral": Form("good parts lacks"),
+    "list_saves.SavedPart": Form("series step id rule behind good"),
     "known-good of the daemon": Form("path series step id kept verified_at reason place"),
     "status.Status": Form(
         "target=run protected explanation watched known_good known_good_age_seconds pending changed outcomes"

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from ckptguard.documents.report_lines import Line
-from ckptguard.values.ids import escape
+from ckptguard.values.ids import escape, step_text
 from ckptguard.values.plain_numbers import size
 
 if TYPE_CHECKING:
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from ckptguard.repair.repair import Repaired
     from ckptguard.replicas.replicate import Replica
     from ckptguard.retention.prune import Pruned
+    from ckptguard.runs.find_known_good import SavePart
 
 
 class Table(NamedTuple):
@@ -94,6 +95,8 @@ def rollback_lines(done: RolledBack) -> Iterator[Line]:
         yield Line(f"would first verify {escape(path)}, and go back to it if it is good; else:")
     would = "would go" if dry_run else "went"
     yield Line(f"{would} back to {escape(done.known_good.path)}{done.known_good.id.nth_save}")
+    for part in done.known_good.save:
+        yield Line(f"  {_part_text(part)}")
     for path in done.quarantined:
         yield Line(f"{'would quarantine' if dry_run else 'quarantined'} {escape(path)}")
     if done.put_back:
@@ -110,6 +113,13 @@ def rollback_lines(done: RolledBack) -> Iterator[Line]:
         noun = "epoch" if "epoch" in done.known_good.series else "step"
         steps = f"{noun} {first}" if first == last else f"{noun}s {first} to {last}"
         yield Line(f"training {'would make' if dry_run else 'makes'} {steps} again, with all of their batches")
+
+
+def _part_text(part: SavePart) -> str:
+    """Say which checkpoint a save consists of, where it is, and why it belongs to it."""
+    name = part.series if part.step is None else f"{part.series} {step_text(part.step)}"
+    age = f", {part.behind} saves earlier" if part.behind > 1 else ", one save earlier" if part.behind else ""
+    return f"{escape(name)}{part.id.nth_save}: {part.role}, {part.place}{age}, joined by {part.rule}"
 
 
 def undone_lines(done: Undone) -> Iterator[Line]:

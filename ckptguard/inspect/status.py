@@ -8,7 +8,6 @@ from collections import Counter
 import msgspec
 
 from ckptguard.decisions.at_risk import AtRisk, at_risk
-from ckptguard.decisions.known_good import Standpoint, choose_series
 from ckptguard.decisions.run_summary import in_state, summarize
 from ckptguard.inspect.list_states import CheckpointState, states_by_reader
 from ckptguard.records.daemon_record import DaemonRecord, read_daemon_record, surely_ended
@@ -18,11 +17,11 @@ from ckptguard.records.room import RoomProblem, read_room_problem
 from ckptguard.records.who_and_when import seconds_of
 from ckptguard.replicas.replicate import Replica, furthest_behind, replica_standings
 from ckptguard.runs.ended import ended_at, ended_words
-from ckptguard.runs.find_known_good import KnownGood, openable, presence_of, ranked_candidates
+from ckptguard.runs.find_known_good import KnownGood, openable
 from ckptguard.runs.not_understood import NotUnderstood
 from ckptguard.runs.run_reader import RunReader, remembered
 from ckptguard.runs.run_view import RunView
-from ckptguard.runs.sealed_content import sealed_outcome
+from ckptguard.runs.saved_together import RememberedSaves, best_moments
 from ckptguard.values.ids import escape
 from ckptguard.values.run_rows import FilesInPlace, Generation, RunPlaces, WaitingSave
 from ckptguard.values.run_summary import RunSummary
@@ -145,22 +144,8 @@ def _row(view: RunView, reader: RunReader, state: CheckpointState) -> Generation
 
 def _known_good(view: RunView, reader: RunReader) -> KnownGood | None:
     """What `find_known_good` says, by what a reader says of the records."""
-    heads: dict[str, tuple[KnownGood, Standpoint]] = {}
-    for id in ranked_candidates(view.history):
-        verdict = None if id.series in heads else reader.judged(id, files=True)
-        sealed = reader.sealed(id, files=True) if verdict and sealed_outcome(verdict) is Outcome.GOOD else None
-        if verdict is None or sealed is None:
-            continue
-        history, path_of = view.history, reader.sealed_path
-        found = presence_of(history, id, verdict, sealed, every_copy=False, sure=True, path_of=path_of)
-        if found is not None:
-            heads[id.series] = (found.answer, sealed.standpoint)
-    if not heads:
-        return None
-    answers = list(heads.values())
-    chosen, why = choose_series([standpoint for _, standpoint in answers])
-    answer = openable(answers[chosen][0])
-    return msgspec.structs.replace(answer, reason=f"{answer.reason}; {why}") if why else answer
+    found = next(best_moments(RememberedSaves(reader), view.history.series), None)
+    return None if found is None else openable(found.answer)
 
 
 def _age(known_good: KnownGood | None) -> float | None:

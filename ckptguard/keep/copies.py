@@ -31,6 +31,7 @@ from ckptguard.runs.free_space import SHARED, file_system_of
 from ckptguard.runs.publish import Place, copy_within
 from ckptguard.runs.removal import remove_record, remove_temporary
 from ckptguard.runs.run_view import RunView
+from ckptguard.runs.saved_together import RememberedSaves, needed_by_saves
 from ckptguard.storage.local.syncs import synced_together
 from ckptguard.storage.protocol import find_entry
 from ckptguard.values.ids import CheckpointId
@@ -193,10 +194,12 @@ def trim_kept(view: RunView) -> list[CheckpointId]:
 
     In each series these stay: the newest `keep_good` GOOD ones, the newest GOOD full copy, the newest `keep_pending`
     without a verdict, and pinned ones. A checkpoint that was GOOD before its files were damaged counts as GOOD.
+    Of series that are saved together all that their newest `keep_good` good saves consist of stays.
     What may not be whole cannot be verified alone: it goes once its save is gone and a newer one is GOOD.
     """
     run, settings = view.run, view.settings
     unwanted: list[CheckpointId] = []
+    needed = needed_by_saves(RememberedSaves(view.reader), settings.keep_good)
     for _, ids in itertools.groupby(list_kept(run), key=lambda id: id.series):
         ordered = sorted(ids, key=lambda id: id.order, reverse=True)
         copies = {id: copy for id in ordered if (copy := read_kept(run, id)) is not None}
@@ -207,6 +210,7 @@ def trim_kept(view: RunView) -> list[CheckpointId]:
         harmed = [id for id in harmed if read_set_aside(run, id) is not None]
         own = [id for id in good if copies[id].how != "link"]
         stay = {*good[: settings.keep_good], *own[:1], *pending[: settings.keep_pending], *harmed[: settings.keep_good]}
+        stay |= needed.intersection(whole)
         unwanted += [id for id in ordered if id not in stay]
     return release_unpinned(run, unwanted)
 

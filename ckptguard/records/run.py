@@ -19,7 +19,7 @@ from ckptguard.storage.protocol import find_entry
 from ckptguard.storage.redaction import plain_url
 from ckptguard.storage.traits import traits_of_url
 from ckptguard.values.ids import RECORDS_FOLDER, escape, run_id_of
-from ckptguard.values.patterns import Pattern
+from ckptguard.values.patterns import Pattern, Saves
 from ckptguard.values.record_formats import FORMAT_KEY, PLAIN, RECORDS
 from ckptguard.values.record_text import decode_record
 from ckptguard.values.settings import Settings
@@ -45,6 +45,7 @@ class Run(msgspec.Struct, frozen=True):
     patterns: tuple[Pattern, ...] = ()  # the user's own rules for names
     options: StorageOptions = NO_OPTIONS  # options for the storages of this run, and of those beside it
     new_format: int = RECORDS.writes  # of its records, if they do not exist yet
+    saves: tuple[Saves, ...] = ()  # what the user says is saved together
 
     @property
     def run_id(self) -> str:
@@ -116,6 +117,7 @@ def open_run(
         records,
         inside,
         patterns=settings.patterns,
+        saves=settings.saves,
         options=settings.storage,
         new_format=settings.records_format,
     )

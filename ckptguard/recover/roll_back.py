@@ -6,8 +6,9 @@ A rollback starts with a plan. Everything to put in place is staged and read bac
 from __future__ import annotations
 
 import contextlib
+import glob
 import shlex
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import msgspec
@@ -22,15 +23,23 @@ from ckptguard.records.rewrites import record_rewrites
 from ckptguard.recover.put_back import Publish, staged
 from ckptguard.recover.rollback_scope import RollbackScope, training_in
 from ckptguard.recover.verify_pending import verify_pending
-from ckptguard.runs.candidates import Taken, first_whole
-from ckptguard.runs.find_known_good import Candidate, KnownGood, Wanted, known_good_candidates, ranked_candidates
+from ckptguard.runs.candidates import Taken, first_whole, whole_save
+from ckptguard.runs.find_known_good import (
+    Candidate,
+    KnownGood,
+    Wanted,
+    known_good_candidates,
+    newest_candidate,
+    ranked_candidates,
+)
 from ckptguard.runs.lock import run_lock
 from ckptguard.runs.pointers import mentions_of, rewritten, write_pointers
 from ckptguard.runs.run_view import RunView
 from ckptguard.runs.settling import youngest_age
 from ckptguard.runs.work import PLAIN, Work
 from ckptguard.runs.writers import writer_of
-from ckptguard.values.ids import CheckpointId, folder_of
+from ckptguard.values.ids import CheckpointId, escape, folder_of
+from ckptguard.values.patterns import Saves
 from ckptguard.values.verdict import Outcome
 from ckptguard.verification.checkpoint import Verification, verify_checkpoint
 from ckptguard.verification.collect_evidence import unfinished_because
@@ -50,6 +59,8 @@ class GoBack:
     - `read_back`: read the files in place. Without it their verdict is trusted, for a caller that compares the bytes
       next.
     - `exclude`: never go back to these.
+    - `only`: change nothing but these series.
+    - `joined`: these series are of the known-good save, whatever their names say.
     - `if_needed`: move nothing while everything that would be moved is good, or if a better one could not be read.
     - `agree`: is called with the plan, as a dry run answers it, just before it is carried out. It may raise.
     """
@@ -64,6 +75,8 @@ class GoBack:
     check_writing: bool = True
     read_back: bool = True
     exclude: frozenset[CheckpointId] = frozenset()
+    only: frozenset[str] | None = None
+    joined: tuple[str, ...] = ()
     if_needed: bool = False
     agree: Callable[[RolledBack], None] | None = None
 
@@ -74,6 +87,7 @@ class GoBack:
             before_step=self.before_step,
             series=self.series,
             folders=self.folders,
+            among=self.only,
             only=self.to_id,
             exclude=self.exclude,
         )
@@ -131,6 +145,8 @@ def roll_back(view: RunView, back: GoBack, *, in_use: InUse | None = None, work:
         if not back.dry_run:
             held.enter_context(run_lock(run))
         view.forget()  # another process may have held the lock until now
+        if back.joined:
+            held.enter_context(_joined(view, back))
         if back.check_writing and not back.force:
             _refuse_while_writing(view)
         before = replace(back.wanted, only=None)
@@ -140,7 +156,7 @@ def roll_back(view: RunView, back: GoBack, *, in_use: InUse | None = None, work:
         if only_named and not given_up:
             verify_pending(view, before, sure=back.if_needed, work=work)
         taken = _choose(view, back, in_use, work)
-        chosen, unfit = taken.offered, back.exclude.union(s.choice.id for s in taken.skipped)
+        chosen, unfit = taken.result, back.exclude.union(s.choice.id for s in taken.skipped)
         unread = next((s for s in taken.skipped if s.unsure and s.choice.id != chosen.id), None)
         if back.if_needed and unread is not None:
             known = view.history.manifest(unread.choice.id)
@@ -149,12 +165,15 @@ def roll_back(view: RunView, back: GoBack, *, in_use: InUse | None = None, work:
         view.forget()  # reading took long, and saves in flight may have ended meanwhile
         refused = _wrong_names(view, back, chosen, work)
         while True:
-            scope = RollbackScope(view, chosen, alone=back.series is not None, refused=refused)
+            alone = back.series is not None
+            scope = RollbackScope(view, chosen, alone=alone, only=back.only, refused=refused)
             plan = plan_rollback(scope.known_good, scope.series, scope.pointers)
             if back.if_needed and not is_needed(plan, scope.series, scope.pointers, unfit):
                 plan = RollbackPlan()
             if plan.refused:
                 raise _not_given_back(view, plan, chosen)
+            if back.only is None and not alone:
+                _refuse_to_guess(view, scope, plan, chosen)
             planned = _planned(view, back, scope, plan, chosen)
             planned = replace(planned, unverified=tuple(unverified))
             if back.dry_run:
@@ -181,6 +200,37 @@ def roll_back(view: RunView, back: GoBack, *, in_use: InUse | None = None, work:
             if given.content.id == chosen.id and given.path == chosen.manifest.path:
                 answer = replace(answer, path=run.usable(given.path), kept=False, id=arrived)
         return replace(planned, known_good=answer, dry_run=False)
+
+
+@contextlib.contextmanager
+def _joined(view: RunView, back: GoBack) -> Iterator[None]:
+    """Count series as saved together with the known-good checkpoint, for one rollback."""
+    run, best = view.run, newest_candidate(view, replace(back.wanted, only=None))
+    names = (*back.joined, *(part.id.series for part in best.save)) if best is not None else back.joined
+    view.run = replace(run, saves=(Saves(together=tuple(map(glob.escape, names))), *run.saves))
+    view.forget()
+    try:
+        yield
+    finally:
+        view.run = run
+        view.forget()
+
+
+def _refuse_to_guess(view: RunView, scope: RollbackScope, plan: RollbackPlan, chosen: Candidate) -> None:
+    """Raise NotGivenBackError if the plan changes what may be another training in the same folder."""
+    own = {part.id.series for part in chosen.save}
+    changed = {content.id.series for content in plan.moved} | {given.content.id.series for given in plan.given}
+    for pair in scope.twins():
+        other = next((name for name in pair if name not in own), None)
+        if other in changed and len(own.intersection(pair)) == 1:
+            run, mine = shlex.quote(view.run.url), next(name for name in pair if name in own)
+            raise NotGivenBackError(
+                f"{escape(mine)} and {escape(other)} may belong together, or be two trainings. Nothing was moved",
+                hint=(
+                    f"ckptguard rollback {run} --with {shlex.quote(other)} if they are saved together,"
+                    f" --only SERIES if not; [[saves]] in ckptguard.toml says it for good"
+                ),
+            )
 
 
 def _planned(view: RunView, back: GoBack, scope: RollbackScope, plan: RollbackPlan, chosen: Candidate) -> RolledBack:
@@ -298,15 +348,14 @@ def _choose(view: RunView, back: GoBack, in_use: InUse, work: Work) -> Taken[Can
 
     def attempt(candidate: Candidate) -> Candidate | str:
         if not back.dry_run:
-            in_use.pin(candidate.id)
-        partner = _bad_partner(view, candidate.id) if back.series is None and back.to_id is None else None
-        if partner is not None:
-            return f"{partner}, which was saved with it, is not good"
+            for part in candidate.save:
+                in_use.pin(part.id)
+        return whole_save(view.run, candidate, wrong_at)
+
+    def wrong_at(candidate: Candidate) -> str | None:
         if candidate.in_place:
-            wrong = _wrong_in_place(view, candidate, back, work)
-        else:
-            wrong = wrong_in_copy(view, candidate, work, record=not back.dry_run)
-        return candidate if wrong is None else wrong
+            return _wrong_in_place(view, candidate, back, work)
+        return wrong_in_copy(view, candidate, work, record=not back.dry_run)
 
     def verify_older(refused: frozenset[CheckpointId]) -> None:
         # Older ones were not verified, because the one refused now seemed good.
@@ -319,21 +368,6 @@ def _choose(view: RunView, back: GoBack, in_use: InUse, work: Work) -> Taken[Can
         if back.to_id is None:
             raise
         raise NoKnownGoodError(f"{view.run.url} has no known-good checkpoint {back.to_id} to go back to") from error
-
-
-def _bad_partner(view: RunView, id: CheckpointId) -> str | None:
-    """Return a partner that was not found good, or None. It has the same number in another series that was good once.
-    A resume needs both: parts of one model, or weights and their state."""
-    if id.number is None:
-        return None
-    folders, history = training_in(view, folder_of(id.series)), view.history
-    for checkpoint in view.checkpoints:
-        if checkpoint.step != id.number or checkpoint.series == id.series or folder_of(checkpoint.path) not in folders:
-            continue
-        partner, standings = view.current_if_readable(checkpoint), history.standings(checkpoint.series)
-        if partner in standings and not view.is_good(partner) and any(history.was_good(one) for one in standings):
-            return checkpoint.path
-    return None
 
 
 def _wrong_in_place(view: RunView, candidate: Candidate, back: GoBack, work: Work) -> str | None:

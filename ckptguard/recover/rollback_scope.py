@@ -2,37 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 
 from ckptguard.checks.order import named_counters
-from ckptguard.decisions.known_good import NUMBER_IN_NAME, standpoint_of
+from ckptguard.decisions.known_good import NUMBER_IN_NAME, kind_of_name, standpoint_of
+from ckptguard.decisions.moments import twins_of
+from ckptguard.decisions.names import Listed, read_names
 from ckptguard.decisions.rollback_plan import Content, SeriesNow, folders_of_training, is_newer, next_save
 from ckptguard.layouts import Checkpoint
+from ckptguard.layouts.discovery import FINAL_SERIES
 from ckptguard.records.quarantine import read_quarantined
-from ckptguard.runs.find_known_good import SURE, Candidate, Wanted, candidate_of, known_good_candidates
+from ckptguard.runs.find_known_good import ANY, SURE, Candidate, Wanted, candidate_of, known_good_candidates
 from ckptguard.runs.pointers import pointers_in
 from ckptguard.runs.run_view import RunView
+from ckptguard.runs.saved_together import RecordedSaves, answers, groups_in, series_seen
 from ckptguard.values.ids import CheckpointId, folder_of, numbers_of
 from ckptguard.values.manifest import Manifest
 
 
-def content_of(candidate: Candidate) -> Content:
-    """Describe a known-good checkpoint for a plan."""
-    return _content(candidate.manifest, good=True, in_place=candidate.in_place)
+def content_of(candidate: Candidate, numbers: Mapping[str, tuple[int, ...]] = {}) -> Content:
+    """Describe a known-good checkpoint for a plan. `numbers` are those in paths, where ids do not say them."""
+    return _content(candidate.manifest, good=True, in_place=candidate.in_place, numbers=numbers)
 
 
-def content_lying(view: RunView, checkpoint: Checkpoint) -> Content:
+def content_lying(view: RunView, checkpoint: Checkpoint, numbers: Mapping[str, tuple[int, ...]] = {}) -> Content:
     """Describe the content in place, good or not: as it was sealed, else by its name and times."""
     id = view.current_if_readable(checkpoint)
     manifest = view.history.manifest(id) if id is not None else None
     if manifest is not None:
-        return _content(manifest, good=False, in_place=True)
+        return _content(manifest, good=False, in_place=True, numbers=numbers)
     counters = {c.kind: c.value for c in named_counters(checkpoint.path)}
     id = id or view.history.next_id(checkpoint.series, checkpoint.step)
     if id.number is not None:
         counters.setdefault(NUMBER_IN_NAME, id.number)
     saved_at = max((e.mtime_ns for e in checkpoint.entries if e.mtime_ns is not None), default=None)
-    return Content(id=id, path=checkpoint.path, in_place=True, good=False, counters=counters, saved_at=saved_at)
+    return Content(
+        id=id,
+        path=checkpoint.path,
+        in_place=True,
+        good=False,
+        counters=counters,
+        saved_at=saved_at,
+        number=numbers.get(checkpoint.path, ()),
+    )
 
 
 def training_in(view: RunView, folder: str) -> frozenset[str]:
@@ -44,27 +56,74 @@ def training_in(view: RunView, folder: str) -> frozenset[str]:
 class RollbackScope:
     """The training of a known-good checkpoint, and the `pointers` in its folders.
 
-    `alone`: it has only its own series. `refused` ones are no longer good. `candidates` are the good ones found, by id.
+    `alone`: it has only its own series. `only`: it has these series. `refused` ones are no longer good. `candidates`
+    are the good ones found, by id.
     """
 
-    def __init__(self, view: RunView, chosen: Candidate, *, alone: bool, refused: frozenset[CheckpointId]) -> None:
+    def __init__(
+        self,
+        view: RunView,
+        chosen: Candidate,
+        *,
+        alone: bool,
+        refused: frozenset[CheckpointId],
+        only: Collection[str] | None = None,
+    ) -> None:
         self._view, self._refused = view, refused
         own = chosen.id.series
         self.folders = frozenset((folder_of(own),)) if alone else training_in(view, folder_of(own))
         self.pointers = pointers_in(view, self.folders)
         self._named = {pointer.names for pointer in self.pointers}
-        self.known_good = content_of(chosen)
-        self.candidates = {chosen.id: chosen}
         self._lying: dict[str, list[Checkpoint]] = {own: []}
         for checkpoint in view.checkpoints:
-            if folder_of(checkpoint.path) in self.folders and (not alone or checkpoint.series == own):
+            meant = checkpoint.series == own if alone else only is None or checkpoint.series in only
+            if meant and folder_of(checkpoint.path) in self.folders and not self._is_export(checkpoint, chosen):
                 self._lying.setdefault(checkpoint.series, []).append(checkpoint)
+        self._numbers = _numbers_in_names(self._lying.values(), chosen)
+        self.known_good = content_of(chosen, self._numbers)
+        self.candidates = {part.id: part for part in chosen.save} | {chosen.id: chosen}
+        self._targets = {part.id.series: content_of(part, self._numbers) for part in chosen.save}
+        self._targets[own] = self.known_good
         self._following: int | None = None  # only other series use it
-        self._missing = {} if alone else dict(self._names_moved_aside())
+        self._mixed: set[str] = set()  # series of which only a whole save may be put back, and there is none
+        missing = () if alone else self._names_moved_aside()
+        self._missing = {name: path for name, path in missing if only is None or name in only}
         first = self._series(own, None)
         self._following = next_save(self.known_good, [first])
         others = sorted({*self._lying, *self._missing} - {own})
+        if not alone:
+            self._find_other_saves(others)
         self.series = (first, *(self._series(name, self._missing.get(name)) for name in others))
+
+    def twins(self) -> list[tuple[str, str]]:
+        """Return the pairs of series that may be of two trainings."""
+        source = RecordedSaves(self._view.history, ANY, every_copy=True)
+        seen = [found for one in self.series if (found := series_seen(source, one.name)) is not None]
+        return twins_of(seen, self._view.run.saves)
+
+    def _is_export(self, checkpoint: Checkpoint, chosen: Candidate) -> bool:
+        """True for a good model at the root, or one named ``final``, that no training resumes from."""
+        series, own = checkpoint.series, chosen.id.series
+        if series == own or (series != FINAL_SERIES and kind_of_name(series) != "final"):
+            return False
+        id = self._view.current_if_readable(checkpoint)
+        manifest = self._view.history.manifest(id) if id is not None and self._view.is_good(id) else None
+        return manifest is not None and not standpoint_of(manifest).has_optimizer
+
+    def _find_other_saves(self, names: Iterable[str]) -> None:
+        """Find what the other series that are saved together go back to: their newest whole save that is not newer."""
+        source = RecordedSaves(self._view.history, Wanted(exclude=self._refused), every_copy=True)
+        for group in groups_in(source, names):
+            if len(group.series) == 1 or not group.names.isdisjoint(self._targets):
+                continue
+            for found, _ in answers(source, group):
+                contents = [content_of(part, self._numbers) for part in found.save]
+                if not any(self.is_newer(content) for content in contents):
+                    self._targets |= {content.id.series: content for content in contents}
+                    self.candidates |= {part.id: part for part in found.save}
+                    break
+            else:
+                self._mixed |= group.names
 
     def _names_moved_aside(self) -> Iterator[tuple[str, str]]:
         """Yield fixed names that are empty because their content was quarantined by an interrupted rollback."""
@@ -80,7 +139,7 @@ class RollbackScope:
     def _series(self, name: str, missing: str | None) -> SeriesNow:
         history = self._view.history
         lying = sorted(self._lying.get(name, ()), key=lambda c: numbers_of(c.step), reverse=True)
-        good = tuple(self._good(name))
+        good = () if name in self._mixed else tuple(self._good(name))
         found = tuple(self._lies(c, good) for c in lying if self._counts(c, good))
         fixed = next((c.path for c in lying if c.step is None), missing)
         if name == self.known_good.id.series and self.known_good.id.step is None:
@@ -96,13 +155,13 @@ class RollbackScope:
             good=good,
             ever_good=any(history.was_good(id) for id in history.standings(name)),
             last=None if last is None else _content(last, good=False, in_place=False),
+            target=self._targets.get(name) if name != self.known_good.id.series else None,
         )
 
     def _counts(self, checkpoint: Checkpoint, good: tuple[Content, ...]) -> bool:
         """True if it may have to be moved, or a pointer to it rewritten. A number lower than its series' target
         stays."""
-        own = checkpoint.series == self.known_good.id.series
-        target = self.known_good if own else next((c for c in good if not self.is_newer(c)), None)
+        target = self._targets.get(checkpoint.series) or next((c for c in good if not self.is_newer(c)), None)
         if checkpoint.path in self._named:
             return True
         return target is None or numbers_of(checkpoint.step) >= numbers_of(target.id.step)
@@ -112,23 +171,38 @@ class RollbackScope:
         known = next((c for c in good if c.id == id and c.in_place and c.path == checkpoint.path), None)
         if known is None and id is not None and id not in self._refused and checkpoint.path in self._named:
             older = candidate_of(self._view.history, id, SURE)
-            known = content_of(older) if older is not None and older.in_place else None
-        return known or content_lying(self._view, checkpoint)
+            known = content_of(older, self._numbers) if older is not None and older.in_place else None
+        return known or content_lying(self._view, checkpoint, self._numbers)
 
     def _good(self, series: str) -> Iterator[Content]:
         """Yield the known-good ones, newest first, down to the first that is not newer."""
         for candidate in known_good_candidates(self._view, Wanted(series=series, exclude=self._refused)):
-            content = content_of(candidate)
+            content = content_of(candidate, self._numbers)
             self.candidates.setdefault(candidate.id, candidate)
             yield content
             if not self.is_newer(content):
                 return
 
     def is_newer(self, content: Content) -> bool:
+        """True if a content was saved after the moment that is gone back to."""
+        target = self._targets.get(content.id.series)
+        if target is not None:
+            return content.order > target.order
         return is_newer(content, self.known_good, self._following)
 
 
-def _content(manifest: Manifest, *, good: bool, in_place: bool) -> Content:
+def _numbers_in_names(series: Iterable[Sequence[Checkpoint]], chosen: Candidate) -> dict[str, tuple[int, ...]]:
+    """Return the numbers that count in paths whose ids do not say them."""
+    found: dict[str, tuple[int, ...]] = {}
+    for own in series:
+        paths = {checkpoint.path for checkpoint in own if checkpoint.step is None}
+        if len(paths) > 1:
+            paths |= {p.manifest.path for p in chosen.save if p.id.series == own[0].series and p.id.step is None}
+            found |= {path: reading.order for path, reading in read_names(map(Listed, sorted(paths))).items()}
+    return found
+
+
+def _content(manifest: Manifest, *, good: bool, in_place: bool, numbers: Mapping[str, tuple[int, ...]] = {}) -> Content:
     stands = standpoint_of(manifest)
     return Content(
         id=manifest.id,
@@ -140,6 +214,7 @@ def _content(manifest: Manifest, *, good: bool, in_place: bool) -> Content:
         saved_at=max((f.mtime_ns for f in manifest.files if f.mtime_ns is not None), default=None),
         shape=_shape(manifest),
         files=tuple(f.path for f in manifest.files) if any(f.path == manifest.path for f in manifest.files) else (),
+        number=numbers.get(manifest.path, ()),
     )
 
 

@@ -10,7 +10,16 @@ import msgspec
 from ckptguard.decisions.candidates import Choice, Search, Skipped, places_of
 from ckptguard.decisions.known_good import KEPT
 from ckptguard.errors import CkptguardError, CouldNotTellError, StoppedError
-from ckptguard.runs.find_known_good import ANY, Candidate, Wanted, candidate_of, known_good_candidates, none_found
+from ckptguard.records.run import Run
+from ckptguard.runs.find_known_good import (
+    ANY,
+    Candidate,
+    Presence,
+    Wanted,
+    candidate_of,
+    known_good_candidates,
+    none_found,
+)
 from ckptguard.runs.run_view import RunView
 from ckptguard.values.ids import CheckpointId
 
@@ -107,10 +116,12 @@ class _OfView:
     def __init__(self, view: RunView, wanted: Wanted) -> None:
         self._view, self._wanted = view, wanted
         self._found: Candidate | None = None  # the latest result of `best`
+        self._parts: tuple[tuple[Presence, str], ...] = ()
 
     def best(self, refused: frozenset[CheckpointId]) -> CheckpointId | None:
         wanted = msgspec.structs.replace(self._wanted, exclude=refused)
         self._found = next(known_good_candidates(self._view, wanted), None)
+        self._parts = () if self._found is None else self._found.parts
         return None if self._found is None else self._found.id
 
     def places(self, id: CheckpointId) -> list[tuple[Choice, Candidate]]:
@@ -118,6 +129,7 @@ class _OfView:
         if found is None:  # an attempt failed and recorded why, so read the records again
             self._view.refresh(id.series)
             found = candidate_of(self._view.history, id)
+            found = None if found is None else msgspec.structs.replace(found, parts=self._parts)
         if found is None:
             return []
         choices = places_of(id, in_place=found.in_place, has_copy=found.copy is not None)
@@ -125,11 +137,34 @@ class _OfView:
 
     def _at(self, found: Candidate, choice: Choice) -> Candidate:
         """Return the candidate at one of its places, with the answer for that place."""
-        if choice.in_place == found.in_place or found.copy is None:
-            return found
-        path, reason = self._view.run.usable_record(found.copy.checkpoint_key), "verified; this is the kept copy"
-        answer = msgspec.structs.replace(found.answer, path=path, kept=True, place=KEPT, reason=reason)
-        return msgspec.structs.replace(found, answer=answer, in_place=False, changed=False)
+        return found if choice.in_place == found.in_place or found.copy is None else at_copy(self._view.run, found)
+
+
+def at_copy(run: Run, found: Candidate) -> Candidate:
+    """Return a candidate that has a kept copy at that place, with the answer for it."""
+    assert found.copy is not None
+    path, reason = run.usable_record(found.copy.checkpoint_key), "verified; this is the kept copy"
+    answer = msgspec.structs.replace(found.answer, path=path, kept=True, place=KEPT, reason=reason)
+    return msgspec.structs.replace(found, answer=answer, in_place=False, changed=False)
+
+
+def whole_save(run: Run, candidate: Candidate, wrong_with: Callable[[Candidate], str | None]) -> Candidate | str:
+    """Return a candidate with every part of its save at a place where nothing is wrong with it, or what is wrong.
+
+    The kept copy of another part is used if its files in place are not right.
+    """
+    parts: list[tuple[Presence, str]] = []
+    rules = {part.id: rule for part, rule in candidate.parts}
+    for part in candidate.save:
+        place = candidate if part.id == candidate.id else part
+        wrong = wrong_with(place)
+        if wrong is not None and place is not candidate and place.in_place and place.copy is not None:
+            place = at_copy(run, place)
+            wrong = wrong_with(place)
+        if wrong is not None:
+            return wrong
+        parts.append((place, rules.get(part.id, "")))
+    return msgspec.structs.replace(candidate, parts=tuple(parts)) if candidate.parts else candidate
 
 
 def _noted(places: Iterable[tuple[Choice, C]], seen: dict[Choice, C]) -> Iterable[Choice]:

@@ -43,6 +43,27 @@ class Pattern(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         return step if step <= MAX_STEP else None
 
 
+class Saves(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the user says about which files are saved together: shell patterns (fnmatch) for paths relative to the run.
+
+    All that matches `together` is one save. Else what matches `apart` is of no save of others.
+    """
+
+    together: tuple[str, ...] = ()
+    apart: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.together and not self.apart:
+            raise SettingsError('an entry of saves needs together = ["G_*.pth", "D_*.pth"], or apart')
+
+    @staticmethod
+    def has(patterns: Sequence[str], series: str) -> bool:
+        """True if one of the patterns is for a series. Its ``#`` stands for numbers, which a pattern may state."""
+        return any(
+            fnmatchcase(series, pattern) or fnmatchcase(series, re.sub(r"\d+", "#", pattern)) for pattern in patterns
+        )
+
+
 def _place(error: re.error) -> str:
     return "" if error.pos is None else f": see its character {error.pos + 1}"
 

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from ckptguard.errors import SettingsError
-from ckptguard.values.patterns import Pattern
+from ckptguard.values.patterns import Pattern, Saves
 from ckptguard.values.record_formats import RECORDS
 from ckptguard.values.retention_policy import Policy, parse_best, parse_span
 from ckptguard.values.storage_options import NO_OPTIONS, StorageOptions
@@ -68,6 +68,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     allow_nonfinite: tuple[str, ...] = ()  # patterns (fnmatch) of tensors that may hold NaN or Inf
     trust_globals: tuple[str, ...] = ()  # pickle globals accepted in stray files
     patterns: tuple[Pattern, ...] = ()  # the user's own rules for names: what is a checkpoint, and its step
+    saves: tuple[Saves, ...] = ()  # which files are saved together, and which never
     pointers: tuple[str, ...] = ()  # patterns (fnmatch) of more files that hold nothing but a checkpoint's name
     on_incident: tuple[str, ...] = ()  # command (argv) to run for an incident
     webhook: str | None = None  # http(s) URL to call for an incident
@@ -289,6 +290,7 @@ _WORDS = {
     str: "a text",
     str | None: "a text",
     tuple[str, ...]: "a list of texts",
+    tuple[Saves, ...]: "a list of tables with together or apart (lists of texts)",
     tuple[Pattern, ...]: "a list of tables with a path, and optionally a step (a text) and ignore (true or false)",
 }
 

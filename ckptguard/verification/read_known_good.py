@@ -6,7 +6,7 @@ import logging
 
 from ckptguard.errors import ChangedWhileReadError, CouldNotTellError, DeniedError, NoKnownGoodError, StorageFullError
 from ckptguard.keep.copies import put_aside
-from ckptguard.runs.candidates import first_whole
+from ckptguard.runs.candidates import first_whole, whole_save
 from ckptguard.runs.find_known_good import Candidate, Wanted
 from ckptguard.runs.run_view import RunView
 from ckptguard.runs.settling import quiet_in
@@ -28,16 +28,16 @@ def read_known_good(view: RunView, wanted: Wanted, work: Work, *, everything: bo
     """
     read: set[CheckpointId] = set()  # just now, and right
 
-    def attempt(candidate: Candidate) -> Candidate | str:
+    def wrong_with(candidate: Candidate) -> str | None:
         if candidate.in_place and (candidate.changed or everything) and candidate.id not in read:
-            wrong = _wrong_in_place(view, candidate, work, read)
-        elif not candidate.in_place:
-            wrong = wrong_in_copy(view, candidate, work)
-        else:
-            wrong = None
-        if wrong is not None:
-            _log.warning("%s: trying another checkpoint", wrong)
-        return candidate if wrong is None else wrong
+            return _wrong_in_place(view, candidate, work, read)
+        return None if candidate.in_place else wrong_in_copy(view, candidate, work)
+
+    def attempt(candidate: Candidate) -> Candidate | str:
+        found = whole_save(view.run, candidate, wrong_with)
+        if isinstance(found, str):
+            _log.warning("%s: trying another checkpoint", found)
+        return found
 
     while True:
         known = len(read)

@@ -23,10 +23,13 @@ CODES = (ExitCode.NOT_FOUND, ExitCode.NO_KNOWN_GOOD)
 @click.argument("run", type=PathOrUrl())
 @click.option("--before-step", type=click.IntRange(min=0), metavar="N", help="Look only at steps before N.")
 @click.option("--series", metavar="NAME", help="Look only at this series, such as checkpoint-#.")
+@click.option("--all", "every", is_flag=True, help="Print the paths of all checkpoints of its save.")
 @click.option("--read", is_flag=True, help="Read every byte of the answer first.")
 @shared_options
-def command(run: str, before_step: int | None, series: str | None, read: bool, shared: Shared) -> None:
+def command(run: str, before_step: int | None, series: str | None, every: bool, read: bool, shared: Shared) -> None:
     """Print the path of RUN's last known-good checkpoint, and nothing else.
+
+    Of a save of several files that is the path of its weights, and all of the save is good.
 
     If its files changed since they were read, they are verified first. A kept copy is always read. If RUN has lost its
     good checkpoints, the replicas in the settings are asked.
@@ -39,19 +42,23 @@ def command(run: str, before_step: int | None, series: str | None, read: bool, s
         from ckptguard.records.run import open_run
 
         best = best_on_record(open_run(run, settings), wanted)
-        known_good = None if best.changed or best.answer.kept else best.answer
+        is_sure = not any(part.changed or part.answer.kept for part in best.save)
+        known_good = best.answer if is_sure else None
     if known_good is None:
         known_good = _read(run, settings, wanted, everything=read)
     known_good = openable(known_good)
     if shared.as_json:
         emit("known-good", known_good)
         return
-    if escape(known_good.path) != known_good.path:
-        # A script would take a line, or the escapes, for another path.
-        raise CkptguardError(
-            f"the path has characters that no line can hold: {known_good.path}", hint="--json prints it exactly"
-        )
-    say(known_good.path)
+    paths = [part.path for part in known_good.save if part.path != known_good.path] if every else []
+    for path in (known_good.path, *paths):
+        if escape(path) != path:
+            # A script would take a line, or the escapes, for another path.
+            raise CkptguardError(
+                f"the path has characters that no line can hold: {path}", hint="--json prints it exactly"
+            )
+    for path in (known_good.path, *paths):
+        say(path)
 
 
 def _read(run: str, settings: Settings, wanted: Wanted, *, everything: bool) -> KnownGood:

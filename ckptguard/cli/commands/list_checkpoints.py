@@ -14,6 +14,7 @@ from ckptguard.values.exit_codes import ExitCode
 
 if TYPE_CHECKING:
     from ckptguard.inspect.list_states import CheckpointState
+    from ckptguard.runs.run_view import RunView
 
 _TITLES = ("path", "id", "counter inside", "outcome", "where", "size", "copy", "reason")
 _LONGEST_REASON = 200
@@ -23,14 +24,18 @@ _PLACES = (("in_place", "run"), ("kept", "kept"), ("quarantined", "quarantine"),
 
 @click.command("list", cls=Command, short_help="List a run's checkpoints and verdicts.", codes=(ExitCode.NOT_FOUND,))
 @click.argument("run", type=PathOrUrl())
+@click.option("--saves", is_flag=True, help="List what was saved together, and why it counts as one save.")
 @quiet_option
 @shared_options
-def command(run: str, shared: Shared) -> None:
+def command(run: str, saves: bool, shared: Shared) -> None:
     """List RUN's checkpoints with their verdicts, from the records. Nothing is read back."""
     from ckptguard.inspect.list_states import survey
     from ckptguard.runs.target import open_named_run
 
     view = open_named_run(run, shared.settings([run]))
+    if saves:
+        _show_saves(view, shared)
+        return
     states = survey(view)
     if shared.as_json:
         emit("list", target=view.run.url, checkpoints=states, not_understood=view.listing.not_understood)
@@ -42,6 +47,28 @@ def command(run: str, shared: Shared) -> None:
         trouble(f"warning: {note}")
     if view.listing.not_understood is not None:
         warn_not_understood(view.listing.not_understood)
+
+
+def _show_saves(view: RunView, shared: Shared) -> None:
+    """A row for each part of each save."""
+    from ckptguard.inspect.list_saves import list_saves
+    from ckptguard.values.ids import step_text
+
+    found = list_saves(view)
+    if shared.as_json:
+        emit("list", target=view.run.url, saves=found)
+        return
+    if not found:
+        trouble("there are no saves on record yet")
+        return
+    rows: list[tuple[object, ...]] = []
+    for number, save in enumerate(found, 1):
+        for part in save.parts:
+            age = f"{part.behind} saves earlier" if part.behind else ""
+            outcome = "good" if part.good else "not good"
+            rows.append((number, part.series, step_text(part.step), part.id, outcome, part.rule or "alone", age))
+        rows += [(number, name, "-", None, "missing", "", "") for name in save.lacks]
+    table(("save", "series", "step", "id", "outcome", "joined by", "from"), rows)
 
 
 def _show(states: Sequence[CheckpointState], url: str) -> None:

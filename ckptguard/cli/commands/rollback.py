@@ -8,6 +8,7 @@ import click
 
 from ckptguard.cli.command import Command, PathOrUrl, Shared, quiet_option, shared_options
 from ckptguard.cli.render import say_lines
+from ckptguard.errors import NotFoundError
 from ckptguard.terminal.output import emit, is_quiet, trouble
 from ckptguard.values.exit_codes import ExitCode
 
@@ -23,16 +24,27 @@ CODES = (ExitCode.BAD, ExitCode.NOT_FOUND, ExitCode.BUSY, ExitCode.EXHAUSTED, Ex
 @click.option("--force", is_flag=True, help="Go back even while files of the run are being written.")
 @click.option("--to", "to", metavar="CKPT", help="Go back to this checkpoint: a path in RUN, or an id.")
 @click.option("--step", type=click.IntRange(min=0), metavar="N", help="Go back to the known-good checkpoint of step N.")
+@click.option("--only", multiple=True, metavar="SERIES", help="Change nothing but this series, such as 'G_#.pth'.")
+@click.option("--with", "joined", multiple=True, metavar="SERIES", help="This series is saved with the known-good one.")
 @click.option("--undo-pointers", is_flag=True, help="Put back pointers and links that the last rollback rewrote.")
 @quiet_option
 @shared_options
 def command(
-    run: str, dry_run: bool, force: bool, to: str | None, step: int | None, undo_pointers: bool, shared: Shared
+    run: str,
+    dry_run: bool,
+    force: bool,
+    to: str | None,
+    step: int | None,
+    only: tuple[str, ...],
+    joined: tuple[str, ...],
+    undo_pointers: bool,
+    shared: Shared,
 ) -> None:
     """Make RUN's known-good checkpoint the newest one that a trainer can find. What is newer is moved to quarantine.
 
-    Names that a trainer resumes from (last.pt, latest, links) hold the good one afterwards. If one of them cannot,
-    nothing is moved. Nothing is moved either while RUN is being written.
+    All files that are saved together go back to the same moment. Names that a trainer resumes from (last.pt, latest,
+    links) hold the good one afterwards. If one of them cannot, nothing is moved. Nothing is moved either while RUN is
+    being written, or where it cannot be told what was saved together.
     """
     from ckptguard.documents.done_lines import rollback_lines
     from ckptguard.recover.roll_back import GoBack, known_good_of, roll_back
@@ -41,14 +53,25 @@ def command(
 
     if to is not None and step is not None:
         raise click.UsageError("give --to or --step, not both")
-    if undo_pointers and (dry_run or force or to is not None or step is not None):
+    if undo_pointers and (dry_run or force or only or joined or to is not None or step is not None):
         raise click.UsageError("give --undo-pointers alone")
     view = open_view(run, shared.settings([run]))
+    known = {checkpoint.series for checkpoint in view.checkpoints} | set(view.history.series)
+    for name in (*only, *joined):
+        if name not in known:
+            raise NotFoundError(f"{view.run.url} has no series {name}", hint="`ckptguard list RUN --saves` names them")
     if undo_pointers:
         _undo_pointers(view, shared)
         return
     id = None if to is None and step is None else known_good_of(view, to, step)
-    back = GoBack(reason="rolled back from the command line", to_id=id, dry_run=dry_run, force=force)
+    back = GoBack(
+        reason="rolled back from the command line",
+        to_id=id,
+        only=frozenset(only) or None,
+        joined=joined,
+        dry_run=dry_run,
+        force=force,
+    )
     done = roll_back(view, back)
     close_after_rollback(view.run, done)
     if shared.as_json:

@@ -36,6 +36,7 @@ VALUES: dict[str, tuple[Any, bool]] = {
     "allow_nonfinite": (["mask"], False),
     "trust_globals": (["os.system"], False),
     "patterns": ([{"path": "w*.bin"}], False),
+    "saves": ([{"together": ["G_*.pth", "D_*.pth"]}], False),
     "pointers": (["resume_from"], False),
     "on_incident": (["touch", "/tmp/x"], False),
     "webhook": ("http://elsewhere.example/", False),

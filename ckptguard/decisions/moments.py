@@ -1,0 +1,389 @@
+"""Say which series of a training are saved together, and which moments the training had. Pure.
+
+A moment is the training as its disk looked when one save had ended: of each series that is saved together the last
+content written by then. Going back means going back to one moment. These rules join series, the first that says
+something counts:
+
+1. The user's ``[[saves]]``: what is saved together, and what never is.
+2. Names of one kind only: ``last``, ``best``, ``final`` and ``init`` are alternatives to numbered saves, and no part of
+   them. So are series whose tensors have equal names and that all hold optimizer state.
+3. Numbers in names that are equal, if they count the same.
+4. Equal counters inside.
+5. A name whose numbers say nothing is joined by its save times if the others lack what it holds (optimizer state, or
+   weights), or if two fixed names were written together each time.
+
+What nothing joins has verdicts, and is gone back to, by itself.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Protocol
+
+import msgspec
+
+from ckptguard.decisions.known_good import COUNTERS, NAMED, NUMBER_IN_NAME, OPTIMIZER_STEP, Standpoint, kind_of_name
+from ckptguard.decisions.names import COARSE_WORDS, Listed, read_names, role_of
+from ckptguard.values.ids import CheckpointId
+from ckptguard.values.patterns import Saves
+
+Numbers = tuple[int, ...]
+
+SETTING, EQUAL_NUMBERS, EQUAL_COUNTERS, NEAR_IN_TIME, ALONE = (
+    "your [[saves]]",
+    "equal numbers",
+    "equal counters",
+    "save times",
+    "",
+)
+_NEAREST = 4  # contents with higher numbers that are asked when a number was saved again
+ENDED_AFTER = 3  # saves that a series may miss before it is no longer waited for
+_EPOCHS = ("epoch", "epoch in its name")  # several saves may share one
+_INSIDE = tuple(kind for kind in COUNTERS if kind != OPTIMIZER_STEP)
+_COUNTING = re.compile(
+    r"(?:global)?steps?|iter(?:ation)?s?|epochs?|ep|updates?|checkpoint|ckpt|save|recovery|model|state|last|latest|best"
+    r"|final|init|pth?|tar|bin|safetensors|[^a-z]+"
+)
+
+
+class Content(Protocol):
+    """One content of a series. `number` is () for a fixed name. Times (in ns) and counters are asked for when needed.
+
+    `was_good`: it may be good and exist; the caller looks.
+    """
+
+    @property
+    def id(self) -> CheckpointId: ...
+    @property
+    def number(self) -> Numbers: ...
+    @property
+    def was_good(self) -> bool: ...
+    @property
+    def saved_at(self) -> int | None: ...
+    @property
+    def counters(self) -> Mapping[str, int]: ...
+
+
+class SeriesSeen(msgspec.Struct, frozen=True, kw_only=True):
+    """A series with its newest checkpoint that was ever good, else its newest, and all contents, the newest first."""
+
+    head: Standpoint
+    contents: Sequence[Content]
+    ever_good: bool = True
+
+    @property
+    def name(self) -> str:
+        """The name of the series."""
+        return self.head.series
+
+    @property
+    def is_state(self) -> bool:
+        """True if a training may resume from it. What was never good and has no such role may be a dump of numbers."""
+        return self.ever_good or self.head.has_optimizer or role_of(self.head.path) != "unknown"
+
+
+class Group(msgspec.Struct, frozen=True, kw_only=True):
+    """Series that are saved together, and the rule that joined each of them. `clock` are those whose numbers count the
+    same; the others are placed by their counters and times."""
+
+    series: tuple[SeriesSeen, ...]
+    rules: Mapping[str, str]
+    clock: frozenset[str]
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The names of its series."""
+        return frozenset(one.name for one in self.series)
+
+
+class Member(msgspec.Struct, frozen=True, kw_only=True):
+    """A part of a moment. `behind` is how many saves before the moment's own it was saved; `rule` joined its series."""
+
+    content: Content
+    rule: str
+    behind: int = 0
+
+
+class Moment(msgspec.Struct, frozen=True, kw_only=True):
+    """What a training consisted of when one save had ended. `lacks` are the series that should have saved, and did
+    not."""
+
+    number: Numbers
+    members: tuple[Member, ...]
+    lacks: tuple[str, ...] = ()
+
+    @property
+    def own(self) -> tuple[Member, ...]:
+        """The members of its own save."""
+        return tuple(member for member in self.members if not member.behind)
+
+    @property
+    def was_good(self) -> bool:
+        """True if all of its members may be good and exist."""
+        return all(member.content.was_good for member in self.members)
+
+
+def groups_of(series: Sequence[SeriesSeen], asked: Sequence[Saves] = ()) -> list[Group]:
+    """Return the series of one training in groups that are saved together, in the order of their first series."""
+    state = [one for one in series if one.is_state]
+    rules: dict[frozenset[str], str] = {}
+    for one, other in itertools.combinations(state, 2):
+        rule = _joined_by(one, other, asked)
+        if rule:
+            rules[frozenset((one.name, other.name))] = rule
+    groups = _connected(state, rules)
+    groups = _completed(groups, rules, asked)
+    groups += [[one] for one in series if not one.is_state]
+    order = {one.name: n for n, one in enumerate(series)}
+    return sorted((_group(own, rules) for own in groups), key=lambda group: min(order[name] for name in group.names))
+
+
+def twins_of(series: Sequence[SeriesSeen], asked: Sequence[Saves] = ()) -> list[tuple[str, str]]:
+    """Return the pairs of series that look like two trainings in one folder: equal tensors, each with optimizer state,
+    and equal numbers under other names."""
+    found = []
+    for one, other in itertools.combinations(series, 2):
+        stems = _stem(one.name), _stem(other.name)
+        if _asked(one.name, other.name, asked) or "" in stems or stems[0] == stems[1]:
+            continue
+        same_kind = kind_of_name(one.name) == kind_of_name(other.name)
+        if same_kind and _are_alternatives(one.head, other.head) and _count_the_same(one, other):
+            found.append((one.name, other.name))
+    return found
+
+
+def moments_of(group: Group) -> Iterator[Moment]:
+    """Yield the moments of a group, the newest first. Only what is needed for them is read.
+
+    The own save of a moment holds weights, and optimizer state if any series of the group does.
+    """
+    on_clock = [one for one in group.series if one.name in group.clock]
+    others = [one for one in group.series if one.name not in group.clock]
+    wants_optimizer = any(one.head.has_optimizer for one in group.series)
+    heads = {one.name: one.head for one in group.series}
+    saves = _saves(on_clock)
+    places = {one.name: 0 for one in others}
+    for n, (key, own) in enumerate(saves):
+        anchor = max(own.values(), key=lambda content: content.id.generation)
+        members, lacks = [], []
+        for one in on_clock:
+            behind = _saves_behind(saves, one.name, n)
+            usual = _usual_gap(saves, one.name, n + (behind or 0))
+            if behind is None:
+                if not any(one.name in newer for _, newer in saves[:n]):  # else it began later
+                    lacks.append(one.name)
+                continue
+            if behind > usual * ENDED_AFTER:
+                continue  # it has ended
+            content = saves[n + behind][1][one.name]
+            is_of_this_era = content is anchor or _of_one_era(content, anchor, on_clock)
+            if is_of_this_era:
+                members.append(Member(content=content, rule=group.rules[one.name], behind=behind))
+            if behind >= usual or not is_of_this_era:
+                lacks.append(one.name)
+        ends = _ends_before(saves, n) if others else None
+        for one in others:
+            while (place := places[one.name]) < len(one.contents) and _is_newer(one.contents[place], own, ends):
+                places[one.name] += 1
+            if place < len(one.contents):
+                members.append(Member(content=one.contents[place], rule=group.rules[one.name]))
+            else:
+                lacks.append(one.name)
+        saved = [heads[member.content.id.series] for member in members if not member.behind]
+        if any(h.has_weights for h in saved) and any(h.has_optimizer for h in saved) >= wants_optimizer:
+            yield Moment(number=key[0], members=tuple(members), lacks=tuple(lacks))
+
+
+_Key = tuple[Numbers, int]
+_Saves = Sequence[tuple[_Key, Mapping[str, Content]]]
+
+
+def _saves(on_clock: Sequence[SeriesSeen]) -> _Saves:
+    """Return the contents of each number, the newest first. Of a number that was saved again the newer contents are
+    together, and the older ones."""
+    found: dict[_Key, dict[str, Content]] = {}
+    for one in on_clock:
+        again: dict[Numbers, int] = {}
+        for content in one.contents:  # the newest first
+            number = content.number or (-len(again) - 1,)  # of a fixed name each content
+            again[number] = depth = again.get(number, -1) + 1
+            found.setdefault((number, -depth), {})[one.name] = content
+    return sorted(found.items(), key=lambda save: save[0], reverse=True)
+
+
+def _saves_behind(saves: _Saves, name: str, n: int) -> int | None:
+    """Return how many saves before the n-th a series was saved last; None if never."""
+    return next((m - n for m in range(n, len(saves)) if name in saves[m][1]), None)
+
+
+def _usual_gap(saves: _Saves, name: str, last: int) -> int:
+    """Return in how many saves a series is saved once, by its last saves up to the one at `last`."""
+    places = [m for m in range(last, len(saves)) if name in saves[m][1]][:4]
+    gaps = [after - before for before, after in itertools.pairwise(places)]
+    return max(gaps, default=len(saves) - last)
+
+
+def _of_one_era(one: Content, other: Content, on_clock: Sequence[SeriesSeen]) -> bool:
+    """False if numbering began again between two contents: a higher number was saved before the later of them."""
+    if max(one.id.generation, other.id.generation) == 1 or not one.number:
+        return True
+    here, there = one.saved_at, other.saved_at
+    if here is None or there is None:
+        return True
+    second = other if here < there else one
+    for series in on_clock:
+        higher = [content for content in series.contents if content.number > second.number][-_NEAREST:]
+        times = (content.saved_at for content in higher)
+        if any(time is not None and min(here, there) < time < max(here, there) for time in times):
+            return False
+    return True
+
+
+def _ends_before(saves: _Saves, n: int) -> int | None:
+    """Return the time before which the n-th save ended: half-way to the one after it. Of the newest, the distance to
+    the one before it counts."""
+    at = _written(saves[n][1])
+    if at is None:
+        return None
+    if n:
+        after = min((c.saved_at for c in saves[n - 1][1].values() if c.saved_at is not None), default=None)
+        return None if after is None else (at + after) // 2
+    before = _written(saves[1][1]) if len(saves) > 1 else None
+    return None if before is None else at + abs(at - before) // 2
+
+
+def _written(save: Mapping[str, Content]) -> int | None:
+    return max((c.saved_at for c in save.values() if c.saved_at is not None), default=None)
+
+
+def _is_newer(content: Content, save: Mapping[str, Content], ends: int | None) -> bool:
+    """True if a content that no number places was saved after a save: by a counter that both have, else by time."""
+    for anchor in save.values():
+        here, there = content.counters, anchor.counters
+        kind = next((k for k in (*COUNTERS, *NAMED) if k in here and k in there and k != NUMBER_IN_NAME), None)
+        if kind is not None and (here[kind] != there[kind] or kind not in _EPOCHS):
+            return here[kind] > there[kind]
+    return ends is not None and content.saved_at is not None and content.saved_at > ends
+
+
+def _joined_by(one: SeriesSeen, other: SeriesSeen, asked: Sequence[Saves]) -> str | None:
+    """Return the rule that joins two series, or None."""
+    wanted = _asked(one.name, other.name, asked)
+    if wanted is not None:
+        return SETTING if wanted else None
+    if kind_of_name(one.name) != kind_of_name(other.name) or _are_alternatives(one.head, other.head):
+        return None
+    if _count_the_same(one, other):
+        return EQUAL_NUMBERS
+    if any(kind in one.head.counters and kind in other.head.counters for kind in _INSIDE):
+        return EQUAL_COUNTERS
+    return NEAR_IN_TIME if _written_together(one, other) else None
+
+
+def _asked(one: str, other: str, asked: Sequence[Saves]) -> bool | None:
+    """Return whether the user says that two series are saved together, or None."""
+    if any(saves.has(saves.together, one) and saves.has(saves.together, other) for saves in asked):
+        return True
+    return False if any(saves.has(saves.apart, name) for saves in asked for name in (one, other)) else None
+
+
+def _are_alternatives(one: Standpoint, other: Standpoint) -> bool:
+    """True if either of two series could be resumed from without the other. Names that call them different parts of a
+    model say that they are no alternatives."""
+    roles, stems = {role_of(one.path), role_of(other.path)}, {_stem(one.series), _stem(other.series)}
+    are_parts = "unknown" not in roles and (len(roles) > 1 or (len(stems) > 1 and "" not in stems))
+    return one.tensors == other.tensors and one.has_optimizer and other.has_optimizer and not are_parts
+
+
+def _stem(series: str) -> str:
+    return _COUNTING.sub("", series.lower())
+
+
+def _is_coarse(head: Standpoint) -> bool | None:
+    """True if a name counts epochs, rounds or episodes, False for steps, None if it does not say."""
+    word = read_names([Listed(head.path)])[head.path].word
+    return None if word is None else word in COARSE_WORDS
+
+
+def _count_the_same(one: SeriesSeen, other: SeriesSeen) -> bool:
+    """True if equal numbers in the names of two series are of one save.
+
+    Most numbers of the one that is saved less often are numbers of the other, as far as both go. Where one is far
+    behind, it must have been written before the other went on.
+    """
+    coarse = {_is_coarse(one.head), _is_coarse(other.head)} - {None}
+    mine, theirs = ({c.number for c in series.contents if c.number} for series in (one, other))
+    shared = mine & theirs
+    if not shared or len(coarse) > 1:
+        return False
+    low, high = max(min(mine), min(theirs)), min(max(mine), max(theirs))
+    inside = [{n for n in numbers if low <= n <= high} for numbers in (mine, theirs)]
+    if 2 * len(shared) < min(map(len, inside)):
+        return False
+    if all(2 * len(i) < len(every) for i, every in zip(inside, (mine, theirs), strict=True)):
+        return False
+    slow, fast = (one, other) if max(mine) < max(theirs) else (other, one)
+    later = [content for content in fast.contents if content.number > high]
+    if len(later) <= 2 * ENDED_AFTER or not slow.contents:
+        return True
+    then, since = slow.contents[0].saved_at, later[-ENDED_AFTER].saved_at
+    return then is None or since is None or then <= since
+
+
+def _written_together(one: SeriesSeen, other: SeriesSeen) -> bool:
+    """True if two fixed names were written together in each of their last two saves."""
+    pairs = list(zip(one.contents[:2], other.contents[:2], strict=False))
+    if len(pairs) < 2 or any(a.number or b.number for a, b in pairs):
+        return False
+    times = [(a.saved_at, b.saved_at) for a, b in pairs]
+    known = [(a, b) for a, b in times if a is not None and b is not None]
+    if len(known) < 2:
+        return False
+    (a2, b2), (a1, b1) = known
+    return 4 * max(abs(a2 - b2), abs(a1 - b1)) < min(a2 - a1, b2 - b1)
+
+
+def _connected(series: Sequence[SeriesSeen], rules: Collection[frozenset[str]]) -> list[list[SeriesSeen]]:
+    """Return series in groups that rules connect."""
+    groups: list[list[SeriesSeen]] = []
+    for one in series:
+        near = [group for group in groups if any(frozenset((one.name, other.name)) in rules for other in group)]
+        groups = [group for group in groups if group not in near] + [[*itertools.chain(*near), one]]
+    return groups
+
+
+def _completed(
+    groups: list[list[SeriesSeen]], rules: dict[frozenset[str], str], asked: Sequence[Saves]
+) -> list[list[SeriesSeen]]:
+    """Join groups that lack optimizer state, or weights, with the one series that has what they lack. Its save times
+    place it."""
+    lone = [
+        group[0] for group in groups if len(group) == 1 and group[0].head.has_optimizer != group[0].head.has_weights
+    ]
+    for one in [one for one in lone if not one.head.has_weights]:
+        apart = (g for g in groups if one not in g and not any(_asked(one.name, o.name, asked) is False for o in g))
+        lacking = [g for g in apart if not any(o.head.has_optimizer for o in g) and any(o.head.has_weights for o in g)]
+        lacking = [g for g in lacking if not kind_of_name(g[0].name)] or lacking
+        if len(lacking) == 1:
+            rules |= {frozenset((one.name, other.name)): NEAR_IN_TIME for other in lacking[0]}
+            groups = [group for group in groups if group not in (lacking[0], [one])] + [[*lacking[0], one]]
+    return groups
+
+
+def _group(series: Sequence[SeriesSeen], rules: Mapping[frozenset[str], str]) -> Group:
+    """Return a group with its clock: the series that count like the one with weights that was saved most often."""
+    first = max(series, key=lambda one: (one.head.has_weights, bool(_numbered(one)), len(one.contents)))
+    clock = {first.name}
+    if _numbered(first):
+        clock |= {one.name for one in series if one is not first and _numbered(one) and _count_the_same(first, one)}
+    own = {
+        one.name: next((rules[pair] for other in series if (pair := frozenset((one.name, other.name))) in rules), ALONE)
+        for one in series
+    }
+    return Group(series=tuple(series), rules=own, clock=frozenset(clock))
+
+
+def _numbered(series: SeriesSeen) -> bool:
+    return any(content.number for content in series.contents)

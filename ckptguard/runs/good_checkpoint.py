@@ -1,0 +1,176 @@
+"""A good checkpoint, what is known about where it is, and which ones are wanted."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+
+import msgspec
+
+from ckptguard.decisions.known_good import IN_PLACE, KEPT
+from ckptguard.errors import RecordsError
+from ckptguard.records.kept import KeptCopy, read_kept
+from ckptguard.runs.file_signatures import looks_as_read
+from ckptguard.runs.history import History
+from ckptguard.runs.sealed_content import Judged, Sealed, kept_matches
+from ckptguard.storage.protocol import find_entry
+from ckptguard.values.ids import CheckpointId, Step, folder_of
+from ckptguard.values.manifest import Manifest
+from ckptguard.values.verdict import Outcome
+
+
+class SavePart(msgspec.Struct, frozen=True, kw_only=True):
+    """One checkpoint of a save of several. `rule` joined it; `behind` is how many saves before the others it was
+    saved."""
+
+    path: str
+    series: str
+    step: Step
+    id: CheckpointId
+    role: str
+    place: str
+    rule: str
+    behind: int
+
+
+class KnownGood(msgspec.Struct, frozen=True, kw_only=True):
+    """A checkpoint to go back to. `path` can be opened as it is. `place` is "in place", "kept" or "replica". `save` are
+    all checkpoints that were saved with it, itself too; there are none if it is a save by itself."""
+
+    path: str
+    id: CheckpointId
+    kept: bool
+    verified_at: str
+    reason: str
+    place: str = IN_PLACE
+    save: tuple[SavePart, ...] = ()
+
+    @property
+    def series(self) -> str:
+        """The series of the checkpoint."""
+        return self.id.series
+
+    @property
+    def step(self) -> Step:
+        """The step that its name states."""
+        return self.id.step
+
+
+class Presence(msgspec.Struct, frozen=True, kw_only=True):
+    """The place of a known-good checkpoint, and the answer that describes it.
+
+    `changed`: the files in place have the sealed sizes, but storage describes them differently than when they were
+    read. Read such files again before you call them good. `parts` are all of its save, itself too, by the rule that
+    joined them; there are none if nothing was saved with it.
+    """
+
+    answer: KnownGood
+    in_place: bool
+    changed: bool
+    copy: KeptCopy | None
+    parts: tuple[tuple[Presence, str], ...] = ()
+
+    @property
+    def id(self) -> CheckpointId:
+        """The id of the checkpoint."""
+        return self.answer.id
+
+
+class Candidate(Presence, frozen=True, kw_only=True):
+    """A known-good checkpoint with the manifest that its use needs. Its parts are candidates, too."""
+
+    manifest: Manifest
+
+    @property
+    def save(self) -> tuple[Candidate, ...]:
+        """Every checkpoint of its save."""
+        return tuple(part for part, _ in self.parts if isinstance(part, Candidate)) or (self,)
+
+
+class Wanted(msgspec.Struct, frozen=True, kw_only=True):
+    """Which known-good checkpoints may be taken. `before_step` is exclusive; `only` allows a single checkpoint.
+
+    A name without a single number takes its step from a counter inside. Without one it is before no step. With `sure`,
+    files that changed since they were read count as gone: use it if you do not read them.
+    """
+
+    before_step: int | None = None
+    series: str | None = None
+    folders: frozenset[str] | None = None
+    among: frozenset[str] | None = None  # series
+    exclude: frozenset[CheckpointId] = frozenset()
+    step: int | None = None
+    only: CheckpointId | None = None
+    sure: bool = False
+
+    def is_of(self, series: str) -> bool:
+        """True if checkpoints of this series may be wanted."""
+        in_folder = self.folders is None or folder_of(series) in self.folders
+        return self.series in (None, series) and in_folder and (self.among is None or series in self.among)
+
+    def includes(self, id: CheckpointId, manifest: Manifest | None = None) -> bool:
+        """True if a checkpoint with this step is wanted. Of a name without a number only its manifest says that."""
+        if self.before_step is None and self.step is None:
+            return True
+        step = id.number if manifest is None else manifest.training_step
+        if step is None:
+            return manifest is None
+        return (self.before_step is None or step < self.before_step) and self.step in (None, step)
+
+
+ANY = Wanted()
+SURE = Wanted(sure=True)
+
+
+def candidate_of(
+    history: History, id: CheckpointId, wanted: Wanted = ANY, *, every_copy: bool = True
+) -> Candidate | None:
+    """Return the checkpoint if it is good, present, and of a wanted step; else None. Raises CouldNotTellError."""
+    verdict = history.good_verdict(id)
+    manifest = history.manifest(id) if verdict is not None else None
+    if verdict is None or manifest is None or not wanted.includes(id, manifest):
+        return None
+    found = presence_of(history, id, verdict, manifest, every_copy=every_copy, sure=wanted.sure)
+    return None if found is None else Candidate(**msgspec.structs.asdict(found), manifest=manifest)
+
+
+def presence_of(
+    history: History,
+    id: CheckpointId,
+    verdict: Judged,
+    sealed: Sealed,
+    *,
+    every_copy: bool = True,
+    sure: bool = False,
+    path_of: Callable[[CheckpointId], str | None] | None = None,
+) -> Presence | None:
+    """Return where a checkpoint with good sealed bytes is, or None if it is gone.
+
+    `path_of` is as in `History.current`, and `sure` as in `Wanted`.
+    """
+    run = history.run
+    in_place, why = False, "the file in place is damaged"
+    if verdict.outcome is Outcome.GOOD:
+        with contextlib.suppress(RecordsError):  # a manifest that cannot be read may be of the files in place
+            in_place = history.current(id.series, id.step, sealed.path, path_of=path_of) == id
+        why = "it is no longer in place"
+    there = [find_entry(run.storage, f.path) for f in sealed.files] if in_place else []
+    entries = [e for e in there if e is not None and e.kind == "file"]
+    in_place = in_place and [e.size for e in entries] == [f.size for f in sealed.files]
+    changed = in_place and not looks_as_read(entries, sealed, verdict)
+    if sure and changed:
+        in_place, why = False, "the file in place has changed since"
+    asked = (every_copy or not in_place) and history.may_be_kept(id)
+    copy = read_kept(run, id) if asked else None
+    if copy is not None and not kept_matches(run, copy, sealed):
+        copy = None
+    at = verdict.checked_at
+    if in_place:
+        path, reason = run.usable(sealed.path), f"verified {at}, in place"
+    elif copy is not None:
+        path, reason = run.usable_record(copy.checkpoint_key), f"verified; {why}, so this is the kept copy"
+    else:
+        return None
+    place = IN_PLACE if in_place else KEPT
+    answer = KnownGood(path=path, id=id, kept=not in_place, verified_at=at, reason=reason, place=place)
+    return Presence(answer=answer, in_place=in_place, changed=changed, copy=copy)

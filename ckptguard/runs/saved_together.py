@@ -1,0 +1,280 @@
+"""Find the moments of a run in its records, and compare them: what `find_known_good` answers for several series."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
+from typing import Protocol, TypeVar
+
+import msgspec
+
+from ckptguard.decisions.known_good import Standpoint, choose_series, standpoint_of
+from ckptguard.decisions.moments import Group, Moment, Numbers, SeriesSeen, groups_of, moments_of
+from ckptguard.decisions.names import Listed, read_names, role_of
+from ckptguard.decisions.rollback_plan import folders_of_training
+from ckptguard.runs.good_checkpoint import (
+    ANY,
+    SURE,
+    Candidate,
+    KnownGood,
+    Presence,
+    SavePart,
+    Wanted,
+    candidate_of,
+    presence_of,
+)
+from ckptguard.runs.history import History
+from ckptguard.runs.run_reader import RunReader
+from ckptguard.runs.sealed_content import sealed_outcome
+from ckptguard.values.ids import CheckpointId, folder_of, numbers_of
+from ckptguard.values.manifest import bytes_digest
+from ckptguard.values.verdict import Outcome
+
+P = TypeVar("P", bound=Presence)
+P_co = TypeVar("P_co", bound=Presence, covariant=True)
+_PUT_BACK = 8  # earlier contents of a name, one of which a rollback may have put back
+# Parts that nobody samples from.
+_SECOND_PART = frozenset(("d", "disc", "discriminator", "critic", "netd", "mpd", "msd", "do"))
+
+
+class Source(Protocol[P_co]):
+    """What `best_moments` reads: records through a history, or through a reader that remembers them."""
+
+    @property
+    def history(self) -> History: ...
+    @property
+    def wanted(self) -> Wanted: ...
+    def standpoint(self, id: CheckpointId) -> Standpoint | None:
+        """Return what was sealed under an id, or None if it cannot be read."""
+
+    def content(self, id: CheckpointId) -> str | None:
+        """Return a digest of the bytes that were sealed under an id, or None if it cannot be read."""
+
+    def is_wanted(self, id: CheckpointId) -> bool:
+        """True if a checkpoint is of a wanted step."""
+
+    def offer(self, id: CheckpointId) -> P_co | None:
+        """Return where a checkpoint is, if it is good, else None."""
+
+
+class RecordedSaves:
+    """A run's records as a source of candidates."""
+
+    def __init__(self, history: History, wanted: Wanted, *, every_copy: bool) -> None:
+        self.history, self.wanted, self._every_copy = history, wanted, every_copy
+
+    def standpoint(self, id: CheckpointId) -> Standpoint | None:
+        manifest = self.history.manifest(id)
+        return None if manifest is None else standpoint_of(manifest)
+
+    def content(self, id: CheckpointId) -> str | None:
+        manifest = self.history.manifest(id)
+        return None if manifest is None else bytes_digest(manifest.files)
+
+    def is_wanted(self, id: CheckpointId) -> bool:
+        return self.wanted.includes(id) and self.wanted.includes(id, self.history.manifest(id))
+
+    def offer(self, id: CheckpointId) -> Candidate | None:
+        return candidate_of(self.history, id, SURE if self.wanted.sure else ANY, every_copy=self._every_copy)
+
+
+class RememberedSaves:
+    """The same by what a reader remembers of the records. It answers for the files as they are described now."""
+
+    def __init__(self, reader: RunReader, wanted: Wanted = SURE) -> None:
+        self.history, self.wanted, self._reader = reader.history, wanted, reader
+
+    def standpoint(self, id: CheckpointId) -> Standpoint | None:
+        sealed = self._reader.sealed(id)
+        return None if sealed is None else sealed.standpoint
+
+    def content(self, id: CheckpointId) -> str | None:
+        sealed = self._reader.sealed(id)
+        return None if sealed is None else sealed.content
+
+    def is_wanted(self, id: CheckpointId) -> bool:
+        return True
+
+    def offer(self, id: CheckpointId) -> Presence | None:
+        verdict = self._reader.judged(id, files=True) if self.history.was_good(id) else None
+        sealed = self._reader.sealed(id, files=True) if verdict and sealed_outcome(verdict) is Outcome.GOOD else None
+        if verdict is None or sealed is None:
+            return None
+        path_of, sure = self._reader.sealed_path, self.wanted.sure
+        return presence_of(self.history, id, verdict, sealed, every_copy=False, sure=sure, path_of=path_of)
+
+
+class RecordedContent:
+    """One content on record. Its manifest is read when its time or counters are asked for.
+
+    What a rollback put back under its name, with a new time, was saved when its bytes were: `before` are earlier
+    contents of the name.
+    """
+
+    def __init__(
+        self, source: Source[Presence], id: CheckpointId, number: Numbers, before: Sequence[CheckpointId] = ()
+    ) -> None:
+        self._source, self.id, self.number, self._before = source, id, number, before
+        self.was_good = source.history.was_good(id) and id not in source.wanted.exclude
+
+    @cached_property
+    def standpoint(self) -> Standpoint | None:
+        """What was sealed, or None if that cannot be read."""
+        return self._source.standpoint(self.id)
+
+    @cached_property
+    def saved_at(self) -> int | None:
+        if self.standpoint is None:
+            return None
+        own = self._source.content(self.id) if self._before else None
+        same = (id for id in self._before if own is not None and self._source.content(id) == own)
+        earlier = next((stands.saved_at for id in same if (stands := self._source.standpoint(id)) is not None), None)
+        return self.standpoint.saved_at if earlier is None else earlier
+
+    @property
+    def counters(self) -> dict[str, int]:
+        return {} if self.standpoint is None else dict(self.standpoint.counters)
+
+
+def best_moments(source: Source[P], series: Sequence[str]) -> Iterator[P]:
+    """Yield what may be gone back to, the best first. What was saved together is good only if all of it is.
+
+    Of several groups of series the newest moments are compared by `choose_series`. Each answer stands for its save:
+    its weights, never an optimizer alone.
+    """
+    every = [answers(source, group) for group in groups_in(source, series)]
+    heads = [(*head, own) for own in every if (head := next(own, None)) is not None]
+    while heads:
+        chosen, why = choose_series([standpoint for _, standpoint, _ in heads]) if len(heads) > 1 else (0, "")
+        best, _, own = heads.pop(chosen)
+        if why:
+            answer = msgspec.structs.replace(best.answer, reason=f"{best.answer.reason}; {why}")
+            best = msgspec.structs.replace(best, answer=answer)
+        yield best
+        if (head := next(own, None)) is not None:
+            heads.insert(chosen, (*head, own))
+
+
+def needed_by_saves(source: Source[Presence], most: int) -> set[CheckpointId]:
+    """Return every checkpoint of the newest `most` good saves of each group of series that are saved together."""
+    groups = groups_in(source, source.history.series) if len(source.history.series) > 1 else []
+    found = (itertools.islice(answers(source, group), most) for group in groups if len(group.series) > 1)
+    return {part.id for saves in found for answer, _ in saves for part, _ in answer.parts}
+
+
+def groups_in(source: Source[Presence], series: Iterable[str]) -> list[Group]:
+    """Return the groups of series that are saved together, of all trainings of a run."""
+    known, wanted = source.history.series, dict.fromkeys(series)
+    groups: list[Group] = []
+    while wanted:
+        first = next(iter(wanted))
+        folders = folders_of_training(folder_of(first), known)
+        own = [name for name in wanted if folder_of(name) in folders]
+        seen = (series_seen(source, name) for name in own)
+        groups += groups_of([one for one in seen if one is not None], source.history.run.saves)
+        wanted = {name: None for name in wanted if name not in own}
+    return groups
+
+
+def series_seen(source: Source[Presence], name: str) -> SeriesSeen | None:
+    """Return a series with its contents on record, or None if nothing of it can be read."""
+    history = source.history
+    ids = [id for step in history.steps(name) for id in sorted(step.standings, key=lambda id: id.generation)[::-1]]
+    ids = [id for id in ids if not (history.is_quarantined(id) and not _stands_good(history, id))]
+    numbers = _numbers_in(source, name, ids)
+    contents = [
+        RecordedContent(source, id, numbers.get(id, ()), () if numbers else ids[n + 1 : n + 1 + _PUT_BACK])
+        for n, id in enumerate(ids)
+    ]
+    contents.sort(key=lambda content: content.number, reverse=True)  # stable: the later of equal ones first
+    was_good = [content for content in contents if history.was_good(content.id)]
+    head = next((c.standpoint for c in (was_good or contents) if c.standpoint is not None), None)
+    return None if head is None else SeriesSeen(head=head, contents=contents, ever_good=bool(was_good))
+
+
+def _stands_good(history: History, id: CheckpointId) -> bool:
+    standing = history.standing(id)
+    return standing is not None and standing.outcome is Outcome.GOOD
+
+
+def _numbers_in(source: Source[Presence], name: str, ids: Sequence[CheckpointId]) -> dict[CheckpointId, Numbers]:
+    """Return the numbers that count in the names of contents: as their ids say, else as their paths are read today."""
+    found = {id: numbers_of(id.step) for id in ids if id.step is not None}
+    if len(found) < len(ids) and "#" in name.rpartition("/")[2]:
+        paths = {id: stands.path for id in ids if id.step is None and (stands := source.standpoint(id)) is not None}
+        if len(set(paths.values())) > 1:
+            readings = read_names(map(Listed, paths.values()))
+            found |= {id: readings[path].order for id, path in paths.items()}
+    return found
+
+
+def answers(source: Source[P], group: Group) -> Iterator[tuple[P, Standpoint]]:
+    """Yield what may be gone back to of one group, the newest first. Moments that lack something come last."""
+    if len(group.series) == 1:
+        for content in group.series[0].contents:
+            if content.was_good and source.is_wanted(content.id):
+                found, stands = source.offer(content.id), source.standpoint(content.id)
+                if found is not None and stands is not None:
+                    yield found, stands
+        return
+    lacking = []
+    for moment in moments_of(group):
+        found_save = _offered(source, group, moment) if moment.was_good else None
+        if found_save is not None and moment.lacks:
+            lacking.append(found_save)
+        elif found_save is not None:
+            yield found_save
+    yield from lacking
+
+
+def _offered(source: Source[P], group: Group, moment: Moment) -> tuple[P, Standpoint] | None:
+    """Return a moment's weights with all of its parts, or None if not all of it is good and there."""
+    heads = {one.name: one.head for one in group.series}
+    own = [member.content.id for member in moment.own if heads[member.content.id.series].has_weights]
+    first = min(own, key=lambda id: _weights_first(heads[id.series]))
+    if not source.is_wanted(first):
+        return None
+    parts: list[tuple[P, str]] = []
+    for member in moment.members:
+        found = source.offer(member.content.id)
+        if found is None:
+            return None
+        parts.append((found, member.rule))
+    stands = [s for member in moment.own if (s := source.standpoint(member.content.id)) is not None]
+    counters: dict[str, int] = {}
+    for one in stands:
+        for kind, value in one.counters.items():
+            counters[kind] = max(value, counters.get(kind, value))
+    answer = next(part for part, _ in parts if part.id == first)
+    behind = {member.content.id: member.behind for member in moment.members}
+    save = tuple(_described(part.answer, rule, heads[part.id.series], behind[part.id]) for part, rule in parts)
+    answer = msgspec.structs.replace(answer, answer=msgspec.structs.replace(answer.answer, save=save))
+    whole = msgspec.structs.replace(
+        next(s for s in stands if s.series == first.series),
+        counters=counters,
+        has_optimizer=any(heads[member.content.id.series].has_optimizer for member in moment.members),
+        sealed_at=max(s.sealed_at for s in stands),
+    )
+    return msgspec.structs.replace(answer, parts=tuple(parts)), whole
+
+
+def _described(answer: KnownGood, rule: str, head: Standpoint, behind: int) -> SavePart:
+    role = "ema" if role_of(head.path) == "ema" else "model" if head.has_weights else "optimizer"
+    return SavePart(
+        path=answer.path,
+        series=answer.series,
+        step=answer.step,
+        id=answer.id,
+        role=role if head.has_weights or head.has_optimizer else "trainer state",
+        place=answer.place,
+        rule=rule,
+        behind=behind,
+    )
+
+
+def _weights_first(head: Standpoint) -> tuple[bool, bool, bool, int, str]:
+    """Order the parts of a save: the weights that one samples from, before averages and discriminators."""
+    words = set(head.series.lower().rpartition("/")[2].replace("#", " ").replace("_", " ").replace("-", " ").split())
+    second = not _SECOND_PART.isdisjoint(word.partition(".")[0] for word in words)
+    return role_of(head.path) == "ema", second, head.has_optimizer, len(head.series), head.series

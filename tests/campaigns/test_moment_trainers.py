@@ -1,0 +1,116 @@
+"""Generated trainers of several series: after a rollback their own resume finds one moment, all finite, the newest."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import tempfile
+from multiprocessing import get_context
+from pathlib import Path
+from unittest import mock
+
+import pytest
+from support.moment_trainers import Trainer, generated
+from support.tiny_run import inline
+from support.views import look
+
+from ckptguard.errors import NoKnownGoodError
+from ckptguard.recover.roll_back import GoBack, roll_back
+from ckptguard.runs.find_known_good import find_known_good
+from ckptguard.runs.work import Work
+from ckptguard.upkeep.reconcile import PassNotes, reconcile
+from ckptguard.values.settings import Settings
+from ckptguard.verification import seal
+
+FULL = os.environ.get("CKPTGUARD_CAMPAIGN") == "full"
+TRAINERS, STEPS = (2000, 60) if FULL else (8, 12)
+SETTINGS = Settings(settle=0.0, scan_interval=1.0, keep="copy", keep_good=2, workers=1)
+WORK = Work(scanner=inline)
+BACK = GoBack(reason="NaN", check_writing=False)
+SCRATCH = "/dev/shm" if os.path.isdir("/dev/shm") else None
+
+
+def a_pass(trainer: Trainer, notes: PassNotes) -> None:
+    """A pass of the daemon."""
+    with mock.patch.object(seal, "utc_now", trainer.now):
+        reconcile(look(str(trainer.root), SETTINGS), notes, work=WORK)
+
+
+def goes_back(trainer: Trainer) -> str:
+    """Roll back, and compare what the trainer's resume then takes with the newest moment that there was. Returns what
+    happened, or what is wrong."""
+    expected = trainer.newest_moment()
+    known: str | None
+    try:
+        known = find_known_good(look(str(trainer.root), SETTINGS).run).path
+    except NoKnownGoodError:
+        known = None
+    try:
+        done = roll_back(look(str(trainer.root), SETTINGS), BACK, work=WORK)
+    except NoKnownGoodError as error:
+        return "none" if expected is None else f"WRONG: save {expected} is whole, but: {error.message}"
+    taken = trainer.resumes()
+    told = {word: None if written is None else written.save for word, written in taken.items()}
+    if None in told.values():
+        return f"WRONG: the resume takes what is not finite: {told}"
+    if expected is None:
+        return f"WRONG: no moment was whole, but it went back to {told}"
+    if told != trainer.history[expected - 1]:
+        return f"WRONG: the resume takes {told}, not {trainer.history[expected - 1]} of save {expected}"
+    if known is not None and Path(known).name != Path(done.known_good.path).name:
+        return f"WRONG: known-good said {known}, the rollback {done.known_good.path}"
+    return "back"
+
+
+def live(seed: int, steps: int) -> tuple[str, ...]:
+    """What happened in the life of one trainer: the ways back, and what was wrong."""
+    folder = Path(tempfile.mkdtemp(prefix="moments-", dir=SCRATCH))
+    rng, found = random.Random(seed * 7 + 1), []
+    try:
+        trainer, notes = generated(folder / "run", seed), PassNotes()
+        trainer.root.mkdir()
+        while trainer.saves < steps:
+            for _ in range(rng.randint(3, 8)):
+                trainer.save()
+                a_pass(trainer, notes)
+            words = [part.word for part in trainer.parts]
+            late = {word: trainer.saves + rng.randint(1, 3) for word in rng.sample(words, rng.randint(0, len(words)))}
+            trainer.poisoned = late
+            for _ in range(rng.randint(1, 4)):
+                trainer.save()
+                if rng.random() < 0.8:
+                    a_pass(trainer, notes)
+            if rng.random() < 0.4:
+                trainer.save(killed_after=rng.randint(0, len(words) - 1))
+            a_pass(trainer, notes)
+            said = goes_back(trainer)
+            found.append(said)
+            if said != "back":
+                break
+            trainer.goes_on()
+        return tuple(found)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def live_one(seed: int) -> tuple[int, tuple[str, ...]]:
+    """The life of one trainer of the campaign."""
+    return seed, live(seed, STEPS)
+
+
+@pytest.mark.campaign
+@pytest.mark.timeout(14400 if FULL else 300)
+def test_a_rollback_leads_to_one_moment(capsys: pytest.CaptureFixture[str]) -> None:
+    """All finite, and the newest that exists."""
+    seeds = range(1, TRAINERS + 1)
+    if FULL:
+        with get_context("spawn").Pool() as pool:
+            lives = list(pool.imap_unordered(live_one, seeds, chunksize=4))
+    else:
+        lives = [live_one(seed) for seed in seeds]
+    wrong = [(seed, said) for seed, found in lives for said in found if said.startswith("WRONG")]
+    ways = sum(said == "back" for _, found in lives for said in found)
+    with capsys.disabled():
+        print(f"{len(lives)} trainers, {ways} ways back, {len(wrong)} violations")
+    assert not wrong

@@ -1,0 +1,132 @@
+"""Trainers that save in several files, through the command line: all of their files go back to one moment."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from support.several_files import TRAINERS, SeveralFiles, optimizer, save, step_of, vits, weights
+from support.views import look
+
+from ckptguard.upkeep.reconcile import PassNotes, reconcile
+from ckptguard.values.exit_codes import ExitCode
+from ckptguard.values.settings import Settings
+
+QUICK = Settings(settle=0.0, scan_interval=1.0)
+# From which save on each of two parts holds NaN.
+POISONED = {"one after the other": (400, 500), "at once": (400, 400), "the other one": (500, 400)}
+
+
+def trained(root: Path, trainer: SeveralFiles, g: int, d: int) -> None:
+    """Five saves beside a daemon. From the save `g` on one part is poisoned, from `d` on another."""
+    notes = PassNotes()
+    for step in (100, 200, 300, 400, 500):
+        trainer.save(root, step, frozenset("g" * (step >= g) + "d" * (step >= d)))
+        reconcile(look(str(root), QUICK), notes)
+
+
+def saved(root: Path) -> list[Path]:
+    """The files with state that lie in a run."""
+    found = [p for p in root.rglob("*") if p.is_file() and "_ckptguard" not in p.parts]
+    return [p for p in found if p.suffix != ".json" and not p.name.startswith("last_checkpoint")]
+
+
+@pytest.mark.parametrize("poisoned", POISONED)
+@pytest.mark.parametrize("name", TRAINERS)
+def test_a_training_of_several_files_goes_back_to_one_moment(root, invoke, document, name, poisoned):
+    """The newest of which all files are good; nothing newer is left, and status and known-good say the same."""
+    trainer = TRAINERS[name]
+    trained(root, trainer, *POISONED[poisoned])
+    printed = Path(invoke("known-good", root).stdout.strip())
+    assert printed.name == trainer.known_good
+    assert Path(document("status", root)[1]["known_good"]["path"]).name == trainer.known_good
+    assert Path(document("rollback", root, "--dry-run")[1]["known_good"]["path"]).name == trainer.known_good
+    assert invoke("rollback", root).exit_code == 0
+    assert {path: step_of(root / path) for path in trainer.resumes} == dict.fromkeys(trainer.resumes, 300)
+    assert all((step_of(path) or 999) <= 300 for path in saved(root))
+    again = document("rollback", root)[1]
+    assert (again["quarantined"], again["given"]) == ([], [])
+
+
+def test_the_user_says_what_is_apart(root, invoke, document):
+    """Then each series goes back by itself: a D that is good stays known-good, whatever G is."""
+    trained(root, TRAINERS["VITS"], 400, 600)
+    assert Path(invoke("known-good", root).stdout.strip()).name == "G_300.pth"
+    (root / "ckptguard.toml").write_text('[[saves]]\napart = ["D_*.pth"]\n')
+    answer = json.loads(invoke("known-good", root, "--json", "--config", root / "ckptguard.toml").stdout)
+    assert Path(answer["path"]).name == "D_500.pth"
+
+
+def test_what_the_user_says_is_together_counts_before_names(root, invoke):
+    """A ``best`` beside numbers is an alternative, unless the settings join them."""
+    notes = PassNotes()
+    for step in (100, 200, 300):
+        vits(root, step, frozenset())
+        reconcile(look(str(root), QUICK), notes)
+    config = root / "ckptguard.toml"
+    config.write_text('[[saves]]\ntogether = ["*.pth"]\n')
+    assert invoke("known-good", root, "--config", config).exit_code == 0
+    config.write_text("[[saves]]\n")
+    refused = invoke("known-good", root, "--config", config)
+    assert refused.exit_code != 0
+    assert "together" in refused.stderr
+
+
+def two_trainings(root: Path, *, sick: str = "") -> None:
+    """Two trainings of one model, which save in one folder under equal numbers."""
+    notes = PassNotes()
+    for step in (100, 200, 300):
+        for name in ("small", "large"):
+            state = {"model": weights(step, "net", sick=step == 300 and name == sick), "optimizer": optimizer(step)}
+            save(root / f"{name}_{step}.pt", state)
+        reconcile(look(str(root), QUICK), notes)
+
+
+def test_what_may_be_another_training_is_asked_about(root, invoke):
+    """Nothing is moved until the user says whether both go back, or one."""
+    two_trainings(root, sick="small")
+    before = sorted(path.name for path in saved(root))
+    refused = invoke("rollback", root, "--step", "200")
+    assert refused.exit_code == ExitCode.NO_KNOWN_GOOD
+    assert "--with" in refused.stderr
+    assert "--only" in refused.stderr
+    assert sorted(path.name for path in saved(root)) == before
+    assert invoke("rollback", root, "--only", "small_#.pt").exit_code == 0
+    assert sorted(set(before) - {path.name for path in saved(root)}) == ["small_300.pt"]
+    assert invoke("rollback", root, "--with", "nothing_#.pt").exit_code == ExitCode.NOT_FOUND
+
+
+def test_the_user_says_that_they_go_back_together(root, invoke):
+    """Then a good file of the newest save goes with the sick one."""
+    two_trainings(root, sick="small")
+    assert invoke("rollback", root, "--with", "small_#.pt", "--with", "large_#.pt").exit_code == 0
+    assert sorted(path.name for path in saved(root)) == ["large_100.pt", "large_200.pt", "small_100.pt", "small_200.pt"]
+
+
+def test_a_good_export_stays(root, invoke):
+    """Weights alone named ``final``, which no resume reads, though they are newer than the known-good save."""
+    notes = PassNotes()
+    for step in (100, 200, 300):
+        TRAINERS["VITS"].save(root, step, frozenset("g" * (step == 300)))
+        save(root / "model_final.pt", weights(step, "net"))
+        reconcile(look(str(root), QUICK), notes)
+    assert invoke("rollback", root).exit_code == 0
+    assert step_of(root / "model_final.pt") == 300
+    assert step_of(root / "G_200.pth") == step_of(root / "D_200.pth") == 200
+
+
+def test_every_path_and_every_reason(root, invoke, document):
+    """``known-good --all``, the JSON of it, and ``list --saves`` name all parts and the rule that joined them."""
+    trained(root, TRAINERS["torchtune"], 500, 600)
+    lines = invoke("known-good", root, "--all").stdout.splitlines()
+    assert [Path(line).name for line in lines] == ["epoch_4", "recipe_state"]
+    parts = document("known-good", root)[1]["save"]
+    assert {(part["series"], part["role"], part["place"]) for part in parts} == {
+        ("epoch_#", "model", "in place"),
+        ("recipe_state", "optimizer", "kept"),
+    }
+    rows = document("list", root, "--saves")[1]["saves"]
+    assert [save["good"] for save in rows] == [False, True, True, True, True]
+    assert {part["rule"] for save in rows for part in save["parts"]} == {"save times"}
+    assert invoke("list", root, "--saves").exit_code == 0

@@ -15,7 +15,7 @@ from ckptguard.formats.suffixes import may_be_foreign
 from ckptguard.layouts.roles import file_role, key_role
 from ckptguard.scan.result import ScannedFile
 from ckptguard.values.ids import numbers_of
-from ckptguard.values.manifest import Manifest
+from ckptguard.values.manifest import WHOLE_FORMATS, Manifest
 from ckptguard.values.verdict import Finding, Severity
 
 _STATE_ROLES = ("model", "optimizer", "ema")
@@ -23,6 +23,7 @@ _SETTINGS = re.compile(
     r"(?:train(?:ing)?_)?(?:args|options|config|cfg|h(?:yper_?)?param(?:eter)?s|settings|counters?|metrics|meta)(?:[-_.].*)?"
 )
 _TENSORS_ONLY = ("safetensors", "npz", "npy")  # formats that hold nothing else
+_OF_STATE = WHOLE_FORMATS | {"torch_zip"}  # by their bytes, whatever their names say
 _finding = partial(Finding, "completeness")
 
 
@@ -54,7 +55,7 @@ def _nothing_held(evidence: Evidence) -> Iterator[Finding]:
     """A checkpoint of weights without any number is no checkpoint."""
     if any(f.structure.spans or any(leaf.of_array for leaf in f.structure.leaves) for f in evidence.scan.files):
         return
-    files = (f for f in evidence.scan.files if tensor_suffix(f.entry.key) or f.structure.format == "torch_zip")
+    files = (f for f in evidence.scan.files if tensor_suffix(f.entry.key) or f.structure.format in _OF_STATE)
     meant = next((f for f in files if _means_weights(evidence, f)), None)
     if meant is not None:
         yield _finding(Severity.ERROR, "it holds no tensors", meant.entry.key)
@@ -67,7 +68,12 @@ def _means_weights(evidence: Evidence, file: ScannedFile) -> bool:
     files. A key for weights counts even if this rank saved none.
     """
     stated = file_role(file.entry.key)
-    if file.structure.problems or stated not in ("", "model", "ema") or _SETTINGS.fullmatch(file.entry.name.lower()):
+    if (
+        file.structure.problems
+        or file.structure.not_understood
+        or stated not in ("", "model", "ema")
+        or _SETTINGS.fullmatch(file.entry.name.lower())
+    ):
         return False
     if stated or evidence.checkpoint.step is not None or file.structure.format in _TENSORS_ONLY:
         return True

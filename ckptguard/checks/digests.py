@@ -10,7 +10,7 @@ from operator import attrgetter
 from ckptguard.checks.evidence import Evidence, StatedSum
 from ckptguard.formats import UNSUMMED, tensor_suffix
 from ckptguard.scan.result import ScannedFile
-from ckptguard.values.manifest import File
+from ckptguard.values.manifest import WHOLE_FORMATS, File
 from ckptguard.values.verdict import Finding, Severity
 
 UNSEEN_FLIPS = "a flipped bit inside a tensor cannot be seen"
@@ -33,6 +33,11 @@ def check_digests(evidence: Evidence) -> Iterator[Finding]:
 
 def same_content(sealed: File, found: ScannedFile) -> bool:
     """True if a file's bytes are those of the manifest: same size, spans and BLAKE3 digests."""
+    if sealed.format in WHOLE_FORMATS or found.structure.format in WHOLE_FORMATS:
+        # Either side may have been read without knowing the format, or without h5py.
+        by_all = sealed.format in WHOLE_FORMATS or not sealed.spans
+        by_all &= found.structure.format in WHOLE_FORMATS or not found.structure.spans
+        return by_all and sealed.size == found.entry.size and sealed.envelope == found.envelope
     places = [(s.offset, s.length) for s in found.structure.spans]
     return (
         sealed.size == found.entry.size
@@ -65,7 +70,8 @@ def _compare(sealed: File, found: ScannedFile, placed: Sequence[str | None] | No
     for tensor in sealed.tensors:
         by_span.setdefault(tensor.span, []).append(tensor.name)
     digests: Sequence[str | None] = placed or found.span_digests
-    for number in changed_spans(sealed, found, placed):
+    changed = changed_spans(sealed, found, placed)
+    for number in changed:
         names = by_span.get(number, [])
         more = f" (shared by {len(names)} tensors)" if len(names) > 1 else ""
         yield _error(
@@ -77,6 +83,10 @@ def _compare(sealed: File, found: ScannedFile, placed: Sequence[str | None] | No
         )
     if sealed.envelope != found.envelope and placed is None and (readable or sealed.size == found.entry.size):
         message = "bytes outside the tensors (header, directory, pickle) differ from the sealed bytes"
+        if sealed.format in WHOLE_FORMATS:
+            if changed:
+                return
+            message = "its bytes differ from the sealed bytes"
         yield _error(message, sealed.path, expected=_shown(sealed.envelope), found=_shown(found.envelope))
     elif placed is not None and readable:
         yield _error("the tensors are no longer at their sealed places", sealed.path)

@@ -139,7 +139,7 @@ def _loose_numbers(evidence: Evidence) -> Iterator[Finding]:
         for leaf in file.structure.leaves:
             if math.isfinite(leaf.value):
                 continue
-            role = number_role(file.entry.key, leaf.name, containers)
+            role = number_role(file.entry.key, leaf.name, containers, file.structure.members)
             # An array of floats is state like a tensor, unless its place says otherwise.
             heavy = leaf.of_array and role in ("", *_STATE_ROLES)
             rated = role or key_role(leaf.name.partition(".")[0])  # of a flat file: an error if its name says so

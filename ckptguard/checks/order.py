@@ -109,5 +109,5 @@ def _found(checkpoint: Checkpoint, scan: Scan) -> Iterator[tuple[str, float, str
 def _kind_of(name: str) -> str | None:
     if _OPTIMIZER_STEP.search(name):
         return "optimizer step"
-    last = name.rpartition(".")[2]
+    last = name.rpartition(":")[2].rpartition(".")[2]
     return last if last in COUNTERS and not _SETTINGS.search(name) else None

@@ -39,6 +39,11 @@ _ALLOWED = (
     r"|(?:builtins|__builtin__)\.(?:dict|list|set|frozenset|tuple|int|long|float|complex|bytes|bytearray|str|unicode|bool|slice|range|object|NoneType)"
     r"|numpy\.(?:ndarray|dtype)|numpy\._?core\.multiarray\.(?:_reconstruct|scalar)|numpy\._?core\.numeric\._frombuffer"
     r"|numpy\.dtypes\.\w+|_codecs\.encode|copyreg\._reconstructor|copy_reg\._reconstructor|datetime\.(?:datetime|timedelta|date)"
+    # What stable-baselines3 keeps in its ``data``: spaces, schedules, and which classes it was built of.
+    r"|gym(?:nasium)?\.spaces\.\w+\.\w+|torch\.nn\.modules\.activation\.\w+"
+    r"|(?:stable_baselines3|sb3_contrib)\.(?:\w+\.)+(?:\w*(?:Policy|Buffer|Schedule)|TrainFreq|TrainFrequencyUnit)"
+    r"|numpy\.random\._pickle\.__(?:generator|bit_generator|randomstate)_ctor|numpy\.random\._\w+\.(?:PCG64|MT19937)"
+    r"|numpy\.random\.bit_generator\.(?:SeedSequence|__pyx_unpickle_SeedSequence)"
     r"|pathlib\.(?:_local\.)?(?:Pure)?(?:Posix|Windows)?Path|uuid\.UUID"
     r"|transformers\.training_args\.(?:TrainingArguments|OptimizerNames|ParallelMode)"
     r"|transformers\.trainer_utils\.(?:IntervalStrategy|SchedulerType|HubStrategy|SaveStrategy|EvaluationStrategy|FSDPOption)"
@@ -87,6 +92,10 @@ _EXECUTORS = (
     r"|typing\.(?:get_type_hints|ForwardRef)|uuid\._\w+|platform\.(?:popen|_syscmd_\w+)|_(?:osx|aix)_support)(?:\..*)?"
 )
 
+# In an archive of files: stable-baselines3 writes the functions that training was given (a schedule of learning rates)
+# by cloudpickle, which its loader runs.
+_OF_CLOUDPICKLE = re.compile(r"cloudpickle\.cloudpickle\._(?:make|builtin|function|class|get_or_create|cell)\w*")
+
 
 def check_pickle_safety(evidence: Evidence) -> Iterator[Finding]:
     """In a run: known executors are errors, and a global that the series never named before is a warning.
@@ -100,7 +109,8 @@ def check_pickle_safety(evidence: Evidence) -> Iterator[Finding]:
         for name in file.structure.globals:
             if name in evidence.trust_globals or is_allowed(name):
                 continue
-            if is_executor(name):
+            of_writer = evidence.in_run and file.structure.members and _OF_CLOUDPICKLE.fullmatch(name)
+            if is_executor(name) and not of_writer:
                 yield finding(Severity.ERROR, f"loading it would call {name}", found=name)
             elif not evidence.in_run:
                 what = f"loading it would use {name}, which is not on the allow-list"

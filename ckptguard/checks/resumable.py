@@ -57,7 +57,7 @@ def roles_present(evidence: Evidence) -> tuple[str, ...]:
     """Return the roles of this checkpoint's files, tensors or numbers, in a fixed order."""
     found = {t.role for t in evidence.tensors()} | {file_role(f.entry.key) for f in evidence.scan.files}
     found |= {
-        number_role(f.entry.key, leaf.name, f.structure.containers)
+        number_role(f.entry.key, leaf.name, f.structure.containers, f.structure.members)
         for f in evidence.scan.files
         for leaf in f.structure.leaves
     }

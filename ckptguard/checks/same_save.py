@@ -106,7 +106,7 @@ def _steps_taken(evidence: Evidence, file: ScannedFile) -> float:
         leaf.value
         for leaf in file.structure.leaves
         if _STEP.fullmatch(leaf.name)
-        and number_role(file.entry.key, leaf.name, file.structure.containers) == "optimizer"
+        and number_role(file.entry.key, leaf.name, file.structure.containers, file.structure.members) == "optimizer"
         and leaf.value > 0
     ]
     return max(counts, default=0.0)

@@ -75,6 +75,8 @@ def check_schema(evidence: Evidence) -> Iterator[Finding]:
     pieces = (key for key in evidence.checkpoint.files if key.endswith(".distcp"))
     if not evidence.scan.files or any(key.rpartition("/")[0] not in described for key in pieces):
         return  # without a `.metadata` for them, which is a finding of its own
+    if any(f.structure.not_understood for f in evidence.scan.files):
+        return  # that is a finding of its own, too, and these tensors are not known
     scanned = [(f.entry.key, f.structure.format, evidence.tensors_of(f)) for f in evidence.scan.files]
     found = _places(evidence.checkpoint.path, scanned)
     for manifest, where, severity in (

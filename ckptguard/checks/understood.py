@@ -8,10 +8,11 @@ from ckptguard.checks.evidence import Evidence
 from ckptguard.formats import FORMATS
 from ckptguard.formats.suffixes import may_hold_state
 from ckptguard.scan.result import ScannedFile
+from ckptguard.values.manifest import WHOLE_FORMATS
 from ckptguard.values.verdict import UNDERSTOOD, Finding, Severity
 
 # What these formats hold is read. The others hold settings and notes, or are unknown.
-_READ = frozenset(row.name for row in FORMATS if row.suffixes) | {"dcp_metadata", "torch_legacy"}
+_READ = WHOLE_FORMATS.union(row.name for row in FORMATS if row.suffixes) | {"dcp_metadata", "torch_legacy"}
 _WEIGHTS = ("model", "ema")
 
 
@@ -21,11 +22,20 @@ def check_understood(evidence: Evidence) -> Iterator[Finding]:
     unread = _unread(evidence)
     wrong = not_understood(evidence) if unread else ()
     for key in wrong:
-        message = "its format is not understood, and nothing vouches for its content"
+        message = f"{what_of(evidence, key)} is not understood, and nothing vouches for its content"
         yield Finding(UNDERSTOOD, Severity.SICKNESS, message, key)
     if unread and not wrong:
         message = "its format is not understood; something else vouches for its content"
         yield Finding(UNDERSTOOD, Severity.NOTICE, message, unread[0], count=len(unread))
+
+
+def what_of(evidence: Evidence, key: str) -> str:
+    """Return what of a file is not understood: some parts, or its format."""
+    file = evidence.scan.file(key)
+    parts = file.structure.not_understood if file is not None else ()
+    if not parts:
+        return "its format"
+    return f"{parts[0]} (and {len(parts) - 1} more parts)" if len(parts) > 1 else parts[0]
 
 
 def not_understood(evidence: Evidence) -> tuple[str, ...]:
@@ -41,13 +51,15 @@ def not_understood(evidence: Evidence) -> tuple[str, ...]:
 
 
 def _unread(evidence: Evidence) -> tuple[str, ...]:
-    """Return the files that no format explains and that may hold the weights, if no other file does."""
+    """Return the files with state that is not understood, and those that no format explains and that may hold the
+    weights, if no other file does."""
+    parts = tuple(file.entry.key for file in evidence.scan.files if file.structure.not_understood)
     if any(leaf.of_array for leaf in evidence.leaves()):
-        return ()
+        return parts
     if any(t.role in _WEIGHTS and t.span is not None for t in evidence.tensors()):
-        return ()
-    keys = (file.entry.key for file in evidence.scan.files if not _is_read(file))
-    return tuple(key for key in keys if key == evidence.checkpoint.path or may_hold_state(key))
+        return parts
+    keys = (file.entry.key for file in evidence.scan.files if not _is_read(file) and file.entry.key not in parts)
+    return (*parts, *(key for key in keys if key == evidence.checkpoint.path or may_hold_state(key)))
 
 
 def _is_read(file: ScannedFile) -> bool:

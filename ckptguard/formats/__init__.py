@@ -8,23 +8,21 @@ from __future__ import annotations
 import gc
 import importlib
 
-from ckptguard.formats.structure import Beside, Format, Leaf, Structure
-from ckptguard.formats.suffixes import FORMATS, format_of, tensor_suffix
-from ckptguard.storage.protocol import Reader
+from ckptguard.formats.structure import Beside, Format, Leaf, Source, Structure
+from ckptguard.formats.suffixes import FIRST_BYTES, FORMATS, format_of, tensor_suffix
 
 __all__ = ["FORMATS", "UNSUMMED", "Format", "Leaf", "Structure", "format_of", "read_structure", "tensor_suffix"]
 
-HEAD = 64
 # Formats for which only a recorded digest shows that a file is as it was written.
 UNSUMMED = frozenset(row.name for row in FORMATS if row.unsummed)
 
 
-def read_structure(reader: Reader, path: str, beside: Beside = lambda name: None) -> Structure:
+def read_structure(reader: Source, path: str, beside: Beside = lambda name: None) -> Structure:
     """Return the structure of one file, for any bytes. It raises only the reader's errors.
 
     `beside(name)` returns the structure of a file in the same folder, or None.
     """
-    head = reader.read(0, min(reader.entry.size, HEAD))
+    head = reader.read(0, min(reader.entry.size, FIRST_BYTES))
     row = format_of(path, head)
     # Most commands meet one or two formats, so the readers of the others are not loaded.
     read = getattr(importlib.import_module(f"ckptguard.formats.{row.module}"), row.read)

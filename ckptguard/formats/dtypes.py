@@ -100,6 +100,56 @@ DTYPES: dict[str, Dtype] = {
     **{name: Dtype(name=name, size=size) for name, size in _OTHERS.items()},
 }
 
+
+class Blocks(msgspec.Struct, frozen=True):
+    """A quantised type: blocks of `size` bytes for so many elements, with scales of type `scale` at these offsets."""
+
+    elements: int
+    size: int
+    offsets: tuple[int, ...]
+    scale: str = "float16"
+
+
+# Those of llama.cpp. Types whose scales are no floats in one place are left out.
+BLOCKS: dict[str, Blocks] = {
+    "q4_0": Blocks(32, 18, (0,)),
+    "q4_1": Blocks(32, 20, (0, 2)),
+    "q5_0": Blocks(32, 22, (0,)),
+    "q5_1": Blocks(32, 24, (0, 2)),
+    "q8_0": Blocks(32, 34, (0,)),
+    "q2_k": Blocks(256, 84, (80, 82)),
+    "q3_k": Blocks(256, 110, (108,)),
+    "q4_k": Blocks(256, 144, (0, 2)),
+    "q5_k": Blocks(256, 176, (0, 2)),
+    "q6_k": Blocks(256, 210, (208,)),
+    "iq2_xxs": Blocks(256, 66, (0,)),
+    "iq2_xs": Blocks(256, 74, (0,)),
+    "iq2_s": Blocks(256, 82, (0,)),
+    "iq3_xxs": Blocks(256, 98, (0,)),
+    "iq3_s": Blocks(256, 110, (0,)),
+    "iq1_s": Blocks(256, 50, (0,)),
+    "iq4_nl": Blocks(32, 18, (0,)),
+    "iq4_xs": Blocks(256, 136, (0,)),
+    "tq1_0": Blocks(256, 54, (52,)),
+    "tq2_0": Blocks(256, 66, (64,)),
+    "q1_0": Blocks(128, 18, (0,)),
+    "mxfp4": Blocks(32, 17, (0,), "float8_e8m0fnu"),
+}
+
+
+def element_size(dtype: str) -> int:
+    """Return the bytes of one element, or of one block of a quantised type."""
+    return BLOCKS[dtype].size if dtype in BLOCKS else DTYPES[dtype].size
+
+
+def floats_of(dtype: str) -> str | None:
+    """Return the type of the floats that are read of a tensor of this type: its own, or that of its scales."""
+    if dtype in BLOCKS:
+        return BLOCKS[dtype].scale
+    known = DTYPES.get(dtype)
+    return None if known is None or known.float is None else dtype
+
+
 # How many elements share one stored byte, if torch's shapes count them individually.
 ELEMENTS_PER_BYTE = {"quint4x2": 2, "quint2x4": 4}
 

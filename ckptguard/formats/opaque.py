@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 
-from ckptguard.formats.structure import Structure, broken
+from ckptguard.formats.structure import Source, Structure, broken
 from ckptguard.formats.suffixes import has_tensor_suffix, may_be_foreign, promises_state
-from ckptguard.storage.protocol import Reader
 
 NAME = "opaque"
 _LONGEST_TEXT = 1 << 20
@@ -17,7 +16,7 @@ _TAIL = 1024
 _END_OF_ARCHIVE = b"PK\x05\x06"
 
 
-def read(reader: Reader, path: str) -> Structure:
+def read(reader: Source, path: str) -> Structure:
     """Return nothing, or a problem if the name promises tensors, because no other format has claimed the file."""
     size = reader.entry.size
     if not has_tensor_suffix(path):
@@ -36,7 +35,7 @@ def read(reader: Reader, path: str) -> Structure:
     return broken("unrecognised", message, truncated=not any(head) or size < 4)
 
 
-def _is_plain_text(reader: Reader, size: int) -> bool:
+def _is_plain_text(reader: Source, size: int) -> bool:
     """True if it is a short text, such as the counters that SpeechBrain keeps beside weights (``counter.ckpt``)."""
     if size > _LONGEST_TEXT:
         return False

@@ -115,6 +115,15 @@ class ChunkPlace(msgspec.Struct, frozen=True, array_like=True):
     packed: bool = False
 
 
+class RangeSum(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A stored range whose CRC-32 the container states. It may hold spans, and no range overlaps another."""
+
+    offset: int
+    length: int
+    crc32: int
+    name: str
+
+
 class Structure(msgspec.Struct, frozen=True, kw_only=True):
     """The structure of one file. Without `problems` it is whole, readable in its format, and understood.
 
@@ -126,6 +135,9 @@ class Structure(msgspec.Struct, frozen=True, kw_only=True):
     - `containers`: the top-level keys whose values hold values. A dotted name shows nesting only together with them.
     - `unread`: names of what may hold floats that could not be read.
     - `chunks`: the ranges in other files that this file describes, by file name, sorted by offset, without overlaps.
+    - `members`: the files inside an archive that were read. Names of what they hold begin with theirs and a colon.
+    - `not_understood`: names of parts that hold state, or may, in a form that nobody here reads.
+    - `sums`: ranges with a checksum, sorted by offset.
     - `checksums`: a digest of what an archive states about its content (names, sizes, CRC-32s), if it states all of it.
     """
 
@@ -142,6 +154,9 @@ class Structure(msgspec.Struct, frozen=True, kw_only=True):
     unread: tuple[str, ...] = ()
     chunks: dict[str, tuple[ChunkPlace, ...]] = {}
     checksums: str = ""
+    members: tuple[str, ...] = ()
+    not_understood: tuple[str, ...] = ()
+    sums: tuple[RangeSum, ...] = ()
 
     @property
     def is_broken(self) -> bool:

@@ -5,7 +5,9 @@ A name alone never makes a file good or bad.
 
 from __future__ import annotations
 
+import importlib.util
 import re
+import zlib
 from collections.abc import Callable
 
 from ckptguard.formats.structure import Format
@@ -14,6 +16,12 @@ LEGACY_MAGIC = b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19."
 LARGEST_SAFETENSORS_HEADER = 100_000_000  # the limit of the reference implementation
 DISTCP_SUFFIX = ".distcp"
 ZIP_MAGIC = b"PK\x03\x04"
+BASELINES_DATA = "data"
+GGUF_MAGIC = b"GGUF"
+HDF5_MAGIC = b"\x89HDF\r\n\x1a\n"
+HAS_H5PY = importlib.util.find_spec("h5py") is not None
+_TAR_MAGIC, _TAR_MAGIC_AT = b"ustar", 257
+GZIP_MAGIC = b"\x1f\x8b\x08"
 NUMPY_MAGIC = b"\x93NUMPY"
 _BEGIN_PICKLES = b"(c]})FGIKLMNVX"  # without the mark of a protocol: lists, objects, numbers
 _COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x78\x01", b"\x78\x9c", b"\x78\xda", b"\x28\xb5\x2f\xfd")
@@ -43,7 +51,7 @@ _NO_STATE = re.compile(
     r"|mkv|webm|wav|flac|ogg|ttf|woff2?|db|sqlite3?|parquet|arrow|feather|lmdb|mdb|tfrecords?|spm|vocab|bpe|tiktoken"
     r"|prof|nsys-rep|ncu-rep|trace|tmp|bak|swp|asc|sig|gitignore|gitattributes|jinja2?|proto|wandb|gpg|core)"
     r"(?:\.(?:gz|xz|bz2|zst|\d+))?"
-    r"|.*tfevents.*|(?:tokenizer|spiece|sentencepiece|source|target|spm)[^/]*\.model|core\.\d+|license.*|readme.*|makefile"
+    r"|.*tfevents.*|(?:.*[_-])?(?:tokenizer|spiece|sentencepiece|source|target|spm)[^/]*\.model|core\.\d+|license.*|readme.*|makefile"
     r"|dockerfile|merges|vocab"
 )
 _NO_STATE_FOLDERS = frozenset(
@@ -171,12 +179,69 @@ def is_safetensors(path: str, head: bytes) -> bool:
     return plausible and has_tensor_suffix(path)
 
 
+def first_record(head: bytes) -> str | None:
+    """Return the name of the first file in an archive, by the archive's first bytes; None if it is no zip or tar."""
+    if head.startswith(ZIP_MAGIC):
+        return head[30 : 30 + int.from_bytes(head[26:28], "little")].decode("utf-8", "replace")
+    if is_tar("", head):
+        return _tar_head(head)[:100].rstrip(b"\0").decode("utf-8", "replace").removeprefix("./")
+    return None
+
+
+def begins_like_folder(head: bytes) -> bool:
+    """True if an archive begins with a file of training state that its name shows. stable-baselines3 begins with
+    ``data``, which is JSON."""
+    name = first_record(head)
+    if name is None:
+        return False
+    content = 34 + int.from_bytes(head[28:30], "little")  # after the local header and this name
+    of_baselines = name == BASELINES_DATA and head.startswith(ZIP_MAGIC) and head[content : content + 1] == b"{"
+    return of_baselines or promises_tensors(name)
+
+
+def promises_tensors(path: str) -> bool:
+    """True if a file in an archive is one that a checkpoint needs, by its name."""
+    return tensor_suffix(path) and not may_be_foreign(path)
+
+
+def is_zip(path: str, head: bytes) -> bool:
+    """True for Keras's suffix, and for any zip archive that torch did not write."""
+    return name_of(path).endswith(KERAS) or head.startswith(ZIP_MAGIC)
+
+
+def is_tar(path: str, head: bytes) -> bool:
+    """True for NeMo's suffix, and for a tar archive, also a compressed one."""
+    return name_of(path).endswith(NEMO) or _tar_head(head).startswith(_TAR_MAGIC, _TAR_MAGIC_AT)
+
+
+def _tar_head(head: bytes) -> bytes:
+    if not head.startswith(GZIP_MAGIC):
+        return head
+    try:
+        return zlib.decompressobj(31).decompress(head, FIRST_BYTES)
+    except zlib.error:
+        return head
+
+
 def is_torch_zip(path: str, head: bytes) -> bool:
-    """True for a zip archive with a tensor suffix, a pickle's suffix, or the record that torch begins with.
+    """True for a zip archive with a suffix of torch's, a pickle's suffix, or the record that torch begins with.
 
     A user may have given a checkpoint any name.
     """
-    return head.startswith(ZIP_MAGIC) and (has_tensor_suffix(path) or is_pickle_name(path) or b"/data.pkl" in head)
+    if not head.startswith(ZIP_MAGIC):
+        return False
+    by_name = name_of(path).endswith(TORCH_SUFFIXES) or is_pickle_name(path)
+    return by_name or (first_record(head) or "").endswith("/data.pkl")
+
+
+def is_gguf(path: str, head: bytes) -> bool:
+    """True by the suffix or the first bytes."""
+    return name_of(path).endswith(".gguf") or head.startswith(GGUF_MAGIC)
+
+
+def is_hdf5(path: str, head: bytes) -> bool:
+    """True by the suffix or the first bytes."""
+    return name_of(path).endswith(HDF5) or head.startswith(HDF5_MAGIC)
 
 
 def is_torch_legacy(path: str, head: bytes) -> bool:
@@ -204,6 +269,10 @@ def may_begin_file(head: bytes) -> bool:
 
 
 TORCH_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".pth.tar", ".pt.tar")
+# Without h5py nobody reads what these promise, so they are no checkpoints then.
+KERAS = (".keras",) if HAS_H5PY else ()
+HDF5 = (".weights.h5", ".h5", ".hdf5") if HAS_H5PY else ()
+NEMO = (".nemo",)
 
 # The first row that matches reads the file.
 FORMATS: tuple[Format, ...] = (
@@ -212,6 +281,8 @@ FORMATS: tuple[Format, ...] = (
     Format("dcp_metadata", lambda path, head: is_dcp_metadata(path), "dcp.metadata", unsummed=True),
     Format("distcp", by_end(".distcp"), "dcp.distcp", explained_beside=True, suffixes=(".distcp",), holds="pieces"),
     Format("safetensors", is_safetensors, "safetensors", unsummed=True, suffixes=(".safetensors",)),
+    Format("gguf", is_gguf, "gguf", unsummed=True, suffixes=(".gguf",)),
+    Format("hdf5", is_hdf5, "hdf5", unsummed=True, suffixes=HDF5, holds="arrays"),
     Format("torch_zip", is_torch_zip, "torch.files", "read_zip", suffixes=TORCH_SUFFIXES),
     Format("torch_legacy", is_torch_legacy, "torch.files", "read_legacy", unsummed=True),
     Format(
@@ -223,6 +294,8 @@ FORMATS: tuple[Format, ...] = (
         suffixes=(".pkl", ".pickle"),
         holds="objects",
     ),
+    Format("zip", is_zip, "containers", "read_zip", suffixes=KERAS),
+    Format("tar", is_tar, "containers", "read_tar", unsummed=True, suffixes=NEMO),
     Format("hf_index", by_end(".index.json"), "json_files", "read_index"),
     Format("trainer_state", by_name("trainer_state.json"), "json_files", "read_trainer_state"),
     Format("ckptguard_state", lambda path, head: bool(_OWN_STATE.fullmatch(path)), "json_files", "read_own_state"),

@@ -36,14 +36,14 @@ def enter(key: str) -> bool:
 
 
 def find_checkpoints(
-    entries: Sequence[Entry], patterns: Sequence[Pattern] = (), torch_files: Collection[str] = ()
+    entries: Sequence[Entry], patterns: Sequence[Pattern] = (), state_files: Collection[str] = ()
 ) -> list[Checkpoint]:
     """Return the checkpoints in a recursive listing of a run (made with `enter`), sorted by path.
 
     A folder's checkpoint owns all files below it, except those of checkpoints nested in it. The user's `patterns` come
-    before every layout. `torch_files` are keys of files that torch wrote, whatever their names say.
+    before every layout. `state_files` are keys of files that hold state, whatever their names say.
     """
-    tree = _Tree(entries, patterns, torch_files)
+    tree = _Tree(entries, patterns, state_files)
     roots = tree.roots()
     inside: dict[str, list[Entry]] = {path: [] for path in roots}
     for folder, own in tree.folders.items():
@@ -69,9 +69,9 @@ class _Tree:
     """A listing by folders, without temporaries."""
 
     def __init__(
-        self, entries: Sequence[Entry], patterns: Sequence[Pattern] = (), torch_files: Collection[str] = ()
+        self, entries: Sequence[Entry], patterns: Sequence[Pattern] = (), state_files: Collection[str] = ()
     ) -> None:
-        self.patterns, self._torch_files = patterns, torch_files
+        self.patterns, self._state_files = patterns, state_files
         self.folders: dict[str, list[Entry]] = {"": []}
         self._below: dict[str, set[str]] = {}
         ignoring = any(pattern.ignore for pattern in patterns)
@@ -158,13 +158,13 @@ class _Tree:
             beside = (*ranks[1:], *row.companions(entry.name, around))
             own = [entry, *(by_name[name] for name in beside if name in by_name)]
             one = _checkpoint(entry.key, row, own, chosen=chosen, around=around)
-            if chosen is None and one.step is None and entry.key in self._torch_files:
+            if chosen is None and one.step is None and entry.key in self._state_files:
                 one = msgspec.structs.replace(one, step=step_from_name(_OWN_SUFFIX.sub("", entry.name)))
             found.append(one)
         return found
 
     def _holds_state(self, entry: Entry) -> bool:
-        return entry.key in self._torch_files or holds_state(entry.name) or choose(self.patterns, entry.key) is not None
+        return entry.key in self._state_files or holds_state(entry.name) or choose(self.patterns, entry.key) is not None
 
 
 def _upwards(folder: str) -> list[str]:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+
+import msgspec
 
 from ckptguard.formats.dtypes import DTYPES
 from ckptguard.formats.structure import TensorPlace
@@ -73,19 +76,51 @@ def place_role(name: str, containers: Collection[str]) -> str:
     return "ema" if role == "other" and inner != rest and key_role(inner) == "ema" else role
 
 
-def number_role(key: str, name: str, containers: Collection[str]) -> str:
-    """Return the role of a number beside tensors: from the file's name, its container, or its own key."""
+def number_role(key: str, name: str, containers: Collection[str], members: Collection[str] = ()) -> str:
+    """Return the role of a number beside tensors: from the file's name, its container, or its own key.
+
+    `members` are the files in it, if it is an archive.
+    """
+    member, colon, inner = name.partition(":")
+    if colon and member in members:
+        return member_role(member) or number_role("", inner, _within(member, containers))
     stated = file_role(key)
     return stated if stated not in ("", "model") else place_role(name, containers) or key_role(name)
 
 
-def assign_roles(key: str, tensors: Sequence[TensorPlace], *, containers: Collection[str]) -> list[str]:
-    """Return the role of each tensor of a file: from the file's name, else from the tensor's container.
+def member_role(name: str) -> str:
+    """Return the role in the name of a file inside an archive, or "". There any part of the name says it
+    (``policy.optimizer.pth``)."""
+    parts = re.split(r"[^a-z]+", name.rpartition("/")[2].lower())
+    return file_role(name) or ("optimizer" if not {"optimizer", "optim"}.isdisjoint(parts) else "")
+
+
+def _within(member: str, containers: Collection[str]) -> list[str]:
+    return [name[len(member) + 1 :] for name in containers if name.startswith(f"{member}:")]
+
+
+def _roles_of_members(
+    tensors: Sequence[TensorPlace], containers: Collection[str], members: Collection[str]
+) -> Iterator[str]:
+    for member, group in itertools.groupby(tensors, key=lambda t: t.name.partition(":")[0]):
+        own = [msgspec.structs.replace(t, name=t.name.partition(":")[2]) for t in group]
+        stated = member_role(member)
+        known = stated not in ("", "model") or member not in members
+        yield from [stated] * len(own) if known else assign_roles("", own, containers=_within(member, containers))
+
+
+def assign_roles(
+    key: str, tensors: Sequence[TensorPlace], *, containers: Collection[str], members: Collection[str] = ()
+) -> list[str]:
+    """Return the role of each tensor of a file: from the file's name, else from the tensor's container. In an archive
+    each of its `members` is such a file.
 
     The rest counts as weights, with two exceptions beside containers. A 0-dim tensor without other tensors in its
     container (``{"model": ..., "best": tensor(inf)}``) is "other". A tensor without floats gets its key's role
     (``rng_state``).
     """
+    if members:
+        return list(_roles_of_members(tensors, containers, frozenset(members)))
     stated = file_role(key)
     if stated not in ("", "model"):
         return [stated] * len(tensors)

@@ -14,9 +14,8 @@ import msgspec
 from ckptguard.errors import BusyError, ObjectExistsError, ObjectMissingError, RecordsError, SettingsError
 from ckptguard.records.run import Run, create_record, read_record, read_sound, record_names
 from ckptguard.values.ids import CheckpointId, parse_id, series_folder
-from ckptguard.values.manifest import Manifest, decode_manifest, split_metrics
+from ckptguard.values.manifest import Manifest, decode_manifest, encode_manifest, split_metrics
 from ckptguard.values.record_formats import PLAIN
-from ckptguard.values.record_text import encode_checked
 
 FOLDER = "manifests"
 _METRICS = "metrics"
@@ -33,7 +32,7 @@ def write_manifest(run: Run, manifest: Manifest) -> None:
     """Commit a manifest. Raises BusyError if another process has sealed this generation meanwhile."""
     key = manifest_key(manifest.id)
     try:
-        create_record(run, key, encode_checked(manifest))
+        create_record(run, key, encode_manifest(manifest))
     except ObjectExistsError as error:
         winner = read_manifest(run, manifest.id)
         if winner is not None and winner.nonce == manifest.nonce:

@@ -11,8 +11,14 @@ from collections.abc import Iterable, Iterator
 import msgspec
 
 from ckptguard.errors import ObjectMissingError, StorageError
-from ckptguard.formats import HEAD
-from ckptguard.formats.suffixes import FIRST_BYTES, begins_like_no_state, format_of, may_hold_state, suffixes_of
+from ckptguard.formats.suffixes import (
+    FIRST_BYTES,
+    begins_like_folder,
+    begins_like_no_state,
+    format_of,
+    may_hold_state,
+    suffixes_of,
+)
 from ckptguard.records.run import Run
 from ckptguard.storage.protocol import Entry
 from ckptguard.values.ids import escape, is_temporary
@@ -60,15 +66,38 @@ def find_not_understood(run: Run, files: Iterable[Entry]) -> NotUnderstood | Non
     return NotUnderstood(len(found), sum(e.size for e in found), tuple(e.key for e in found[:_MOST_NAMED]))
 
 
-def torch_files(run: Run, files: Iterable[Entry]) -> frozenset[str]:
-    """Return the keys of those files that torch wrote, by their first bytes. Their names say nothing.
+def state_files(run: Run, files: Iterable[Entry]) -> frozenset[str]:
+    """Return the keys of those files that hold training state, by their first bytes. Their names say nothing.
 
     Only on a local disk.
     """
     if run.storage.root is None:
         return frozenset()
-    heads = ((entry.key, head) for entry, head in _candidates(run, files) if head is not None)
-    return frozenset(key for key, head in heads if format_of(key, head[:HEAD]).name == "torch_zip")
+    heads = ((entry, head) for entry, head in _candidates(run, files) if head is not None)
+    return frozenset(entry.key for entry, head in heads if _holds_state(run, entry, head))
+
+
+def _holds_state(run: Run, entry: Entry, head: bytes) -> bool:
+    """True for what torch or llama.cpp wrote, and for an archive with files of state."""
+    name = format_of(entry.key, head).name
+    if name in ("torch_zip", "gguf") or begins_like_folder(head):
+        return True
+    place = (run.storage.root, entry.key, *entry.signature)
+    if name not in ("zip", "tar") or place in _without_state:
+        return False
+    from ckptguard.formats.containers import lists_state  # for few files
+
+    try:
+        with run.storage.open(entry.key) as reader:
+            if lists_state(reader):
+                return True
+    except StorageError:
+        return False
+    with _lock:
+        while len(_without_state) >= _REMEMBERED:
+            _without_state.pop()
+        _without_state.add(place)
+    return False
 
 
 def _candidates(run: Run, files: Iterable[Entry]) -> Iterator[tuple[Entry, bytes | None]]:
@@ -88,6 +117,7 @@ def _may_be_state(run: Run, entry: Entry, known: tuple[str, ...]) -> bool:
 
 
 _heads: dict[tuple[object, ...], bytes] = {}
+_without_state: set[tuple[object, ...]] = set()  # archives
 _lock = threading.Lock()
 
 

@@ -22,7 +22,7 @@ from ckptguard.records.manifests import FOLDER as MANIFESTS
 from ckptguard.records.manifests import read_manifest, sealed_generations
 from ckptguard.records.run import Run, list_records, open_run
 from ckptguard.runs.history import History, load_history
-from ckptguard.runs.not_understood import SMALLEST, NotUnderstood, find_not_understood, torch_files
+from ckptguard.runs.not_understood import SMALLEST, NotUnderstood, find_not_understood, state_files
 from ckptguard.runs.run_reader import RunMemory, RunReader
 from ckptguard.runs.sealed_content import is_untouched
 from ckptguard.storage.protocol import UNNAMED, Entry, find_entry
@@ -258,9 +258,9 @@ class Listing:
         large = [e for e in odd if e.size > SMALLEST]
         # What was sealed under such a name is a checkpoint, whatever its bytes are now.
         sealed = {series_from_folder(folder) for folder in list_records(run, MANIFESTS)}
-        of_torch = {e.key for e in odd if series_of(e.key) in sealed} if sealed else set()
-        of_torch.update(torch_files(run, large) if large else ())
-        found = find_checkpoints(self.entries, run.patterns, of_torch)
+        by_bytes = {e.key for e in odd if series_of(e.key) in sealed} if sealed else set()
+        by_bytes.update(state_files(run, large) if large else ())
+        found = find_checkpoints(self.entries, run.patterns, by_bytes)
         found += _bereft(run, self.entries, found, sealed)
         self.checkpoints = {c.path: c for c in sorted(found, key=lambda c: c.path)}
 

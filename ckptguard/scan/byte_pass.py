@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from blake3 import blake3
 
+from ckptguard.formats.dtypes import BLOCKS
 from ckptguard.formats.structure import Problem, Structure
 from ckptguard.formats.zip.crc import crc32_function
 from ckptguard.scan.plan import Part, Plan, Region
 from ckptguard.scan.result import Numbers
 from ckptguard.scan.span_pieces import SpanPieces
-from ckptguard.scan.tallies import FewTally, Tally, merge
+from ckptguard.scan.tallies import BlockTally, FewTally, Tally, merge
 
 if TYPE_CHECKING:
     from ckptguard.scan.numbers import Reading
@@ -28,7 +29,7 @@ class BytePass:
 
     Bytes outside spans go to `envelope`, if there is one. Afterwards:
     - `digests` has the BLAKE3 of each region of the part.
-    - `wrong_crcs` has the CRC-32 found in regions that state another one.
+    - `wrong_crcs` has the CRC-32 found in regions that state another one, `wrong_sums` that of ranges.
     - `tallies` has the results of the plan's segments, by number.
     - `pieces` has those of the regions whose element size is in `elements`.
     - `heads` has the first bytes of regions that hold bytes.
@@ -41,6 +42,7 @@ class BytePass:
         self.pieces: dict[int, str] = {}
         self.digests: list[str] = []
         self.wrong_crcs: list[tuple[int, int]] = []
+        self.wrong_sums: list[tuple[int, int]] = []
         self.tallies: dict[int, Tally] = {}
         self.heads: dict[int, bytes] = {}
         self._plan = plan
@@ -49,6 +51,7 @@ class BytePass:
         self._pieces: SpanPieces | None = None
         self._hasher = blake3()
         self._crc = 0
+        self._range, self._crc_of_range = 0, 0
         self._cursors: dict[int, int] = {}  # the next segment of each group in the current region
         self._position = part.begin
         self._region = part.first_region
@@ -78,6 +81,8 @@ class BytePass:
         """Take the part's next bytes."""
         start = here = self._position
         stop = start + len(block)
+        if self._range < len(self._plan.sums):
+            self._sum_ranges(block, start)
         while here < stop:
             region = None if self._region == self.part.last_region else self._plan.regions[self._region]
             outside = region is None or here < region.begin
@@ -91,6 +96,19 @@ class BytePass:
                 self._envelope.update(piece)
             here = end
         self._position = stop
+
+    def _sum_ranges(self, block: memoryview, start: int) -> None:
+        """Add a block to the checksums of the ranges that it touches. Only a pass over a whole file has all of them."""
+        sums, stop = self._plan.sums, start + len(block)
+        while self._range < len(sums) and sums[self._range].offset < stop:
+            one = sums[self._range]
+            piece = block[max(one.offset - start, 0) : one.offset + one.length - start]
+            self._crc_of_range = crc32_function()(piece, self._crc_of_range)
+            if one.offset + one.length > stop:
+                return
+            if self._crc_of_range != one.crc32:
+                self.wrong_sums.append((self._range, self._crc_of_range))
+            self._range, self._crc_of_range = self._range + 1, 0
 
     def _inside(self, region: Region, piece: memoryview, start: int) -> None:
         self._hasher.update(piece)
@@ -122,7 +140,8 @@ class BytePass:
 
     def _new_tally(self, number: int) -> Tally:
         segment = self._plan.segments[number]
-        kind = (segment.dtype, segment.byte_order)
+        blocks = BLOCKS.get(segment.dtype)
+        kind = (segment.dtype if blocks is None else blocks.scale, segment.byte_order)
         if segment.end - segment.begin <= _TINY or self._plan.float_bytes <= _FEW_BYTES:
             tally: Tally = FewTally(*kind)
         else:
@@ -132,8 +151,8 @@ class BytePass:
             if kind not in self._readings:
                 self._readings[kind] = Reading(*kind)
             tally = ArrayTally(self._readings[kind])
-        self.tallies[number] = tally
-        return tally
+        self.tallies[number] = tally if blocks is None else BlockTally(blocks, tally)
+        return self.tallies[number]
 
     def _close(self, region: Region) -> None:
         if region.crc32 is not None and self._crc != region.crc32:
@@ -148,9 +167,14 @@ class BytePass:
         self._region += 1
 
 
-def problems_of(plan: Plan, structure: Structure, wrong_crcs: list[tuple[int, int]]) -> tuple[Problem, ...]:
+def problems_of(plan: Plan, structure: Structure, passes: Sequence[BytePass]) -> tuple[Problem, ...]:
     """Return the problems of the plan and of the bytes."""
     problems = list(plan.problems)
+    wrong_crcs = [wrong for one in passes for wrong in one.wrong_crcs]
+    for number, found in (wrong for one in passes for wrong in one.wrong_sums):
+        stated = plan.sums[number]
+        message = f"file {stated.name!r} of the archive has a wrong CRC-32"
+        problems.append(Problem(message, expected=f"{stated.crc32:08x}", found=f"{found:08x}"))
     names = {t.span: t.name for t in reversed(structure.tensors)} if wrong_crcs else {}  # the first tensor of each span
     for region, found in wrong_crcs:
         tensor = names.get(region)

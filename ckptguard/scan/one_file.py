@@ -23,6 +23,7 @@ from ckptguard.scan.thread_buffers import BLOCK, REMOTE_BLOCK, ThreadBuffers
 from ckptguard.scan.whole_file_digests import new_hasher
 from ckptguard.storage.protocol import Entry, Reader, Storage
 from ckptguard.values.ids import escape
+from ckptguard.values.manifest import WHOLE_FORMATS
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor, Future
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 LEAST_PART = 8 << 20  # less is not worth another thread
 _PARTS_EACH = 4  # parts for each thread: spans differ in size
+_WHOLE = "blake3"
 
 
 class Stopped(Exception):
@@ -86,14 +88,16 @@ class FileScanner:
                 )
             plan = plan_of(structure)
             elements = elements_of(structure, plan)
-            hashers = [new_hasher(name, reader.entry.size) for name in self._names]
+            # Another version may see only bytes in such a file, so its digest is that of all of them.
+            whole_digest = [_WHOLE] if structure.format in WHOLE_FORMATS else []
+            hashers = [new_hasher(name, reader.entry.size) for name in (*self._names, *whole_digest)]
             envelope = blake3()
-            parts = self._parts_of(plan, reader.entry.size)
+            parts = [] if whole_digest else self._parts_of(plan, reader.entry.size)
             if parts:
                 passes = self._in_parts(reader, plan, parts, envelope, elements)
             else:
                 whole = Part(0, reader.entry.size, 0, len(plan.regions))
-                passes = [BytePass(plan, whole, envelope, elements)]
+                passes = [BytePass(plan, whole, None if whole_digest else envelope, elements)]
                 with self._in_order(reader) as ahead, self._borrowed() as buffers:
                     buffers.run(ahead, passes[0], hashers, partial(self._done_with, reader))
             tallies = {number: tally for one in passes for number, tally in one.tallies.items()}
@@ -109,14 +113,14 @@ class FileScanner:
                 structure = open_nested(reader, structure, heads)
             reader.check_unchanged()
             entry = reader.entry
-        sums = {name: hasher.hexdigest() for name, hasher in zip(self._names, hashers, strict=True)}
-        found = problems_of(plan, structure, [wrong for one in passes for wrong in one.wrong_crcs])
+        sums = {name: hasher.hexdigest() for name, hasher in zip(self._names, hashers, strict=False)}
+        found = problems_of(plan, structure, passes)
         if found:
             structure = msgspec.structs.replace(structure, problems=(*structure.problems, *found))
         return ScannedFile(
             entry=entry,
             structure=structure,
-            envelope=envelope.hexdigest(),
+            envelope=(hashers[-1] if whole_digest else envelope).hexdigest(),
             span_digests=tuple(digest for one in passes for digest in one.digests),
             numbers=numbers,
             pieces=tuple(pieces.get(n, "") for n in range(len(plan.regions))) if pieces else (),

@@ -7,15 +7,15 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from ckptguard.formats.dtypes import DTYPES
-from ckptguard.formats.structure import BYTES, Problem, SpanPlace, Structure, holds_bytes
+from ckptguard.formats.dtypes import element_size, floats_of
+from ckptguard.formats.structure import BYTES, Problem, RangeSum, SpanPlace, Structure, holds_bytes
 
 MAX_PIECES = 4_000_000
 _LARGEST_GAP = 64 << 10  # a smaller gap between two spans is not worth its own read
 
 
 class Segment(msgspec.Struct, frozen=True, gc=False):
-    """Bytes `begin`..`end` of a file: floats of one type that belong to the same tensors."""
+    """Bytes `begin`..`end` of a file: floats, or blocks with scales, of one type that belong to the same tensors."""
 
     begin: int
     end: int
@@ -45,7 +45,7 @@ class Part(msgspec.Struct, frozen=True, gc=False):
 class Plan(msgspec.Struct, frozen=True):
     """`pieces` aligns with the structure's tensors: the segments of each one, or None if it is not counted.
 
-    `float_bytes` is the size of all segments.
+    `float_bytes` is the size of all segments. `sums` are ranges of the file with a checksum.
     """
 
     regions: list[Region]
@@ -53,6 +53,7 @@ class Plan(msgspec.Struct, frozen=True):
     pieces: list[tuple[int, ...] | None]
     problems: tuple[Problem, ...]
     float_bytes: int
+    sums: tuple[RangeSum, ...] = ()
 
 
 def plan_of(structure: Structure) -> Plan:
@@ -60,8 +61,7 @@ def plan_of(structure: Structure) -> Plan:
     by_span: dict[int, dict[tuple[str, str], list[int]]] = {}
     of_bytes = {t.span for t in structure.tensors if t.dtype in BYTES and holds_bytes(t)}
     for index, tensor in enumerate(structure.tensors):
-        dtype = DTYPES.get(tensor.dtype)
-        if tensor.span is None or dtype is None or dtype.float is None or tensor.stop <= tensor.start:
+        if tensor.span is None or floats_of(tensor.dtype) is None or tensor.stop <= tensor.start:
             continue
         by_span.setdefault(tensor.span, {}).setdefault((tensor.dtype, tensor.byte_order), []).append(index)
     regions: list[Region] = []
@@ -75,7 +75,7 @@ def plan_of(structure: Structure) -> Plan:
             cuts.room = 0
         regions.append(Region(span.offset, span.offset + span.length, span.crc32, groups, number in of_bytes))
     float_bytes = sum(segment.end - segment.begin for segment in cuts.segments)
-    return Plan(regions, cuts.segments, cuts.pieces, tuple(problems), float_bytes)
+    return Plan(regions, cuts.segments, cuts.pieces, tuple(problems), float_bytes, structure.sums)
 
 
 def parts_of(regions: Sequence[Region], length: int) -> list[Part]:
@@ -107,7 +107,7 @@ class _Cuts:
         """Add the segments for these tensors of one type. Returns their numbers."""
         first = len(self.segments)
         ranges = [(self._places[i].start, self._places[i].stop) for i in tensors]
-        size = DTYPES[dtype].size
+        size = element_size(dtype)
 
         def add(start: int, stop: int) -> int:
             begin = span.offset + start * size

@@ -8,14 +8,14 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterator
 
-from ckptguard.formats.dtypes import DTYPES
+from ckptguard.formats.dtypes import element_size
 from ckptguard.formats.structure import Structure
 from ckptguard.scan.plan import Plan
 
 PIECES = 32  # of one span, each of whole elements
 _SAMPLE = 8 << 10  # bytes of each that are read
 _MOST_SPANS = 32  # with more spans the manifest would grow, and their digests are enough
-_CHECKED = ("torch_zip",)
+_CHECKED = ("torch_zip", "zip")
 _WIDTH = 8  # hexadecimal digits
 _FILLED = (b"\0", b"\xff")  # the content of a lost page
 
@@ -34,7 +34,7 @@ def elements_of(structure: Structure, plan: Plan) -> dict[int, int]:
     floats = {n: r.groups[0] for n, r in enumerate(plan.regions) if len(r.groups) == 1}
     if structure.format in _CHECKED or len(floats) > _MOST_SPANS:
         return {}
-    return {n: DTYPES[plan.segments[segments[0]].dtype].size for n, segments in floats.items()}
+    return {n: element_size(plan.segments[segments[0]].dtype) for n, segments in floats.items()}
 
 
 class SpanPieces:

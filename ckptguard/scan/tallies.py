@@ -10,7 +10,7 @@ import math
 import struct
 from collections.abc import Sequence
 
-from ckptguard.formats.dtypes import DTYPES, FloatLayout
+from ckptguard.formats.dtypes import DTYPES, Blocks, FloatLayout
 from ckptguard.scan.result import Numbers
 
 LARGE = 2.0**900  # sums of squares above this are scaled, so that none becomes infinite
@@ -53,6 +53,35 @@ class Tally:
     def finish(self) -> Sample:
         """Finish after the last block."""
         raise NotImplementedError
+
+    def of_floats(self) -> Tally:
+        """Return the tally that has the floats."""
+        return self
+
+
+class BlockTally(Tally):
+    """A tally of the scales of a quantised type, which gives them to the tally `scales`."""
+
+    __slots__ = ("_blocks", "_rest", "_scales")
+
+    def __init__(self, blocks: Blocks, scales: Tally) -> None:
+        super().__init__(scales.layout)
+        self._blocks, self._scales, self._rest = blocks, scales, b""
+
+    def add(self, block: memoryview) -> None:
+        data = self._rest + bytes(block)
+        size, width = self._blocks.size, self.layout.size
+        whole = len(data) - len(data) % size
+        self._rest = data[whole:]
+        places = [offset + byte for offset in self._blocks.offsets for byte in range(width)]
+        found = bytearray(whole // size * len(places))
+        for number, place in enumerate(places):
+            found[number :: len(places)] = data[place:whole:size]
+        if found:
+            self._scales.add(memoryview(found))
+
+    def of_floats(self) -> Tally:
+        return self._scales
 
 
 class FewTally(Tally):
@@ -97,6 +126,7 @@ class FewTally(Tally):
 
 def merge(tallies: Sequence[Tally]) -> Numbers:
     """Return the numbers of a tensor from its segments, in order."""
+    tallies = [tally.of_floats() for tally in tallies]
     finite, zeros, total, huge = (sum(column) for column in zip(*[tally.finish() for tally in tallies], strict=True))
     mean = (total if not huge else huge + total * SCALE * SCALE) / finite if finite else None
     one = tallies[0] if len(tallies) == 1 else _as_one(tallies)

@@ -15,8 +15,11 @@ import msgspec
 from ckptguard.errors import RecordsError
 from ckptguard.values.ids import RECORDS_FOLDER, CheckpointId, Step, is_safe_path
 from ckptguard.values.record_formats import MANIFEST
-from ckptguard.values.record_text import decode_checked
+from ckptguard.values.record_text import decode_checked, encode_checked
 
+# An older version sees only bytes in files of these formats. So their `envelope` is the digest of all bytes, and their
+# spans and tensors have fields of their own in the text.
+WHOLE_FORMATS = frozenset(("zip", "tar", "gguf", "hdf5"))
 _LARGEST = 2**64 - 1  # an inode may be this large
 
 
@@ -60,8 +63,9 @@ class Counter(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class File(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One stored file (shard) of a checkpoint. `path` is relative to the run.
 
-    `envelope` is the BLAKE3 of all bytes outside spans, in file order. `mtime_ns`, `inode` and `etag` are the storage's
-    report when the manifest was written. They only help to distinguish a re-save from damage, and never prove identity.
+    `envelope` is the BLAKE3 of all bytes outside spans, in file order; in files of `WHOLE_FORMATS` of all bytes.
+    `mtime_ns`, `inode` and `etag` are the storage's report when the manifest was written. They only help to distinguish
+    a re-save from damage, and never prove identity.
     """
 
     path: str
@@ -78,6 +82,8 @@ class File(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     aliases: tuple[str, ...] = ()  # tied names that the file states without storing them again
     checksums: str = ""  # a digest of what a torch archive states about its own records
     pieces: tuple[str, ...] = ()  # CRC-32s of some pieces of each span, if the file does not check itself
+    inner_spans: tuple[Span, ...] = ()  # only in the text: the spans of a file of `WHOLE_FORMATS`
+    inner_tensors: tuple[Tensor, ...] = ()
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -135,9 +141,12 @@ def split_metrics(given: Mapping[str, float]) -> tuple[dict[str, float], dict[st
 
 def identity(files: tuple[File, ...]) -> tuple[tuple[object, ...], ...]:
     """Return what makes two contents equal: paths, sizes and BLAKE3 digests, never times or MD5."""
-    return tuple(
-        sorted((f.path, f.size, f.envelope, tuple((s.offset, s.length, s.blake3) for s in f.spans)) for f in files)
-    )
+    return tuple(sorted((f.path, f.size, f.envelope, _places_and_digests(f)) for f in files))
+
+
+def _places_and_digests(file: File) -> tuple[tuple[int, int, str], ...]:
+    spans = () if file.format in WHOLE_FORMATS else file.spans
+    return tuple((s.offset, s.length, s.blake3) for s in spans)
 
 
 def content_digest(files: tuple[File, ...]) -> str:
@@ -152,9 +161,30 @@ def bytes_digest(files: tuple[File, ...]) -> str:
     ).hexdigest()
 
 
+def encode_manifest(manifest: Manifest) -> bytes:
+    """Return the text of a manifest, which `decode_manifest` reads."""
+    return encode_checked(_moved(manifest, {"inner_spans": "spans", "inner_tensors": "tensors"}))
+
+
+def _moved(manifest: Manifest, fields: Mapping[str, str]) -> Manifest:
+    """Return the manifest with these fields of files of `WHOLE_FORMATS` set from others, which become empty."""
+    if not any(f.format in WHOLE_FORMATS for f in manifest.files):
+        return manifest
+    files = [
+        msgspec.structs.replace(
+            f, **{to: getattr(f, source) for to, source in fields.items()}, **dict.fromkeys(fields.values(), ())
+        )
+        if f.format in WHOLE_FORMATS and any(getattr(f, source) for source in fields.values())
+        else f
+        for f in manifest.files
+    ]
+    return msgspec.structs.replace(manifest, files=tuple(files))
+
+
 def decode_manifest(text: bytes) -> Manifest:
     """Parse and check a manifest. Raises RecordsError if it is damaged, has a newer format, or names unsafe paths."""
     manifest = decode_checked(text, Manifest, "a manifest")
+    manifest = _moved(manifest, {"spans": "inner_spans", "tensors": "inner_tensors"})
     if manifest.format > MANIFEST.reads:
         raise RecordsError(
             f"a manifest has format {manifest.format}; this version reads up to {MANIFEST.reads}",

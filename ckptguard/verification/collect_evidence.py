@@ -26,7 +26,7 @@ from ckptguard.values.record_formats import MANIFEST
 NOTHING_KNOWN = KnownFacts()
 # Small files whose content a layout's gaps depend on.
 _READ_AHEAD = (".index.json", "config.json", "trainer_state.json", "latest", ".yaml", ".metadata", ".distcp")
-_ARCHIVES = ("torch_zip", "safetensors")  # formats that show if a part is missing
+_ARCHIVES = ("torch_zip", "safetensors", "zip", "tar", "gguf", "hdf5")  # formats that show if a part is missing
 
 
 def unfinished_because(storage: Storage, checkpoint: Checkpoint, *, scanner: Scanner = scan_files) -> str | None:
@@ -98,7 +98,14 @@ def copy_differs(storage: Storage, prefix: str, manifest: Manifest, *, scanner: 
 def roles_of(files: Sequence[ScannedFile]) -> dict[str, tuple[str, ...]]:
     """Return the role of every tensor, by file."""
     return {
-        f.entry.key: tuple(assign_roles(f.entry.key, f.structure.tensors, containers=f.structure.containers))
+        f.entry.key: tuple(
+            assign_roles(
+                f.entry.key,
+                f.structure.tensors,
+                containers=f.structure.containers,
+                members=f.structure.members,
+            )
+        )
         for f in files
     }
 

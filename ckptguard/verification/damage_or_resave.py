@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import msgspec
 
 from ckptguard.checks.digests import same_content
-from ckptguard.formats.dtypes import DTYPES
+from ckptguard.formats.dtypes import BLOCKS, element_size
 from ckptguard.runs.file_signatures import is_new, late_state
 from ckptguard.scan.result import ScannedFile
 from ckptguard.scan.span_pieces import differing_pieces, filled_pieces
@@ -135,7 +135,12 @@ def _is_written(sealed: File, file: ScannedFile | None) -> bool:
         return True
     pairs = ((sealed.inode, file.entry.inode), (sealed.etag, file.entry.etag))
     moved = any(a is not None and b is not None and a != b for a, b in pairs)
-    return moved and file.structure.format == "torch_zip" and not file.structure.is_broken
+    return moved and _checks_itself(file) and not file.structure.is_broken
+
+
+def _checks_itself(file: ScannedFile) -> bool:
+    """True if a file is an archive that states checksums of all of its content."""
+    return file.structure.format == "torch_zip" or file.structure.checksums != ""
 
 
 def _counted_on(before: Iterable[Counter], now: Iterable[Counter]) -> bool:
@@ -167,7 +172,7 @@ def _vouched(changed: Sequence[File], found: Mapping[str, ScannedFile], known: s
 
     A manifest of an older version lacks the archive's checksums: then a different tensor shows it.
     """
-    archives = [f for f in changed if found[f.path].structure.format == f.format == "torch_zip"]
+    archives = [f for f in changed if found[f.path].structure.format == f.format and _checks_itself(found[f.path])]
     return any(
         found[f.path].structure.checksums not in known if f.checksums else _differing([f], found)[0] != []
         for f in archives
@@ -245,7 +250,7 @@ def _is_all_over(differ: Sequence[bool]) -> bool:
 def _lost_bytes(sealed: File, number: int, now: ScannedFile, differ: Sequence[bool]) -> bool:
     """True if the differences in a span are the content of a lost page: in most pieces, or in many bytes."""
     dtype = next((t.dtype for t in sealed.tensors if t.span == number), None)
-    filled = filled_pieces(sealed.spans[number].length, DTYPES[dtype].size, now.pieces[number]) if dtype else []
+    filled = filled_pieces(sealed.spans[number].length, element_size(dtype), now.pieces[number]) if dtype else []
     lost = [size if differs else 0 for size, differs in zip(filled, differ, strict=False)]
     runs = [sum(run) for _, run in itertools.groupby(lost, key=bool)]
     return sum(map(bool, lost)) * 2 >= sum(differ) or max(runs, default=0) >= _LOST
@@ -294,9 +299,9 @@ def _float_spans(file: File) -> list[tuple[Span, int]]:
     """Return where each float tensor of a file is, and the size of one element."""
     floats = ("float", "bfloat", "complex")
     return [
-        (file.spans[t.span], DTYPES[t.dtype].size)
+        (file.spans[t.span], element_size(t.dtype))
         for t in file.tensors
-        if t.span is not None and t.dtype.startswith(floats)
+        if t.span is not None and (t.dtype.startswith(floats) or t.dtype in BLOCKS)
     ]
 
 

@@ -12,7 +12,7 @@ import msgspec
 
 from ckptguard.checks import run_checks
 from ckptguard.checks.evidence import KnownFacts
-from ckptguard.checks.understood import not_understood
+from ckptguard.checks.understood import not_understood, what_of
 from ckptguard.errors import CouldNotTellError, DeniedError, ObjectMissingError
 from ckptguard.formats import FORMATS
 from ckptguard.layouts import Checkpoint, enter, folder_as_checkpoint
@@ -105,8 +105,9 @@ class StrayJudge:
         findings = run_checks(evidence)
         proven_bad = any(finding.severity is Severity.ERROR for finding in findings)
         if not proven_bad and (unread := not_understood(evidence)):
-            what = "its format" if unread[0] == checkpoint.path else f"the format of {escape(unread[0])}"
-            raise CouldNotTellError(f"{what} is unknown, and no checksum is stated for it")
+            where = "" if unread[0] == checkpoint.path else f"{escape(unread[0])}: "
+            what = escape(what_of(evidence, unread[0]))
+            raise CouldNotTellError(f"{where}{what} is not understood, and no checksum is stated for it")
         if facts is not None:
             findings += _hub_findings(scan, facts)
         outcome = judge(findings, sealed=known.sealed is not None)

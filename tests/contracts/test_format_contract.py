@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import io
 import random
+import zipfile
 from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
 import pytest
 import torch
+from blake3 import blake3
+from support.container_files import baselines_files, gguf_bytes, hdf5_bytes, keras_zip, nemo_tar, zip_of
 from support.format_files import FLOATS, pickled, safetensors_bytes, scan_of, some_tensors, structure_of, torch_bytes
 
 from ckptguard.formats import format_of
+from ckptguard.formats.suffixes import FIRST_BYTES
 from ckptguard.scan import ScanOptions
 
 
@@ -28,7 +32,7 @@ class FormatContract:
 
     def test_the_table_finds_the_format(self) -> None:
         """Name and first bytes lead to this format's row."""
-        assert format_of(self.name, self.make()[:64]).name == self.format
+        assert format_of(self.name, self.make()[:FIRST_BYTES]).name == self.format
 
     def test_a_valid_file_has_no_problems(self, tmp_path: Path) -> None:
         """What the real writer makes raises no alarm."""
@@ -237,3 +241,72 @@ class TestOwnState(FormatContract):
         """One thread or several, with or without other sums: the same digests."""
         (tmp_path / "step-000000500").mkdir()
         super().test_digests_do_not_depend_on_how_the_file_is_read(tmp_path)
+
+
+class ContainerContract(FormatContract):
+    """Laws for files that an older version of ours takes for mere bytes."""
+
+    def test_the_digest_is_that_of_all_bytes(self, tmp_path: Path) -> None:
+        """So every version says the same of the same bytes."""
+        data = self.make()
+        assert scan_of(tmp_path, self.name, data).files[0].envelope == blake3(data).hexdigest()
+
+
+class TestZipOfFiles(ContainerContract):
+    format = "zip"
+    name = "rl_model_500_steps.zip"
+    how: ClassVar[int] = zipfile.ZIP_STORED
+
+    def make(self) -> bytes:
+        return zip_of(baselines_files({"mlp.weight": torch.ones(3, 2)}), self.how)
+
+    def test_every_truncation_is_a_problem(self, tmp_path: Path) -> None:
+        """A file cut anywhere is never whole. Of its first bytes nothing says what it is."""
+        data = self.make()
+        for length in [*range(400), *range(400, len(data), 17), len(data) - 1]:
+            structure = structure_of(tmp_path, self.name, data[:length])
+            assert structure.truncated if length > 80 else structure.problems or structure.format == "opaque", length
+
+
+class TestDeflatedZipOfFiles(TestZipOfFiles):
+    how = zipfile.ZIP_DEFLATED
+
+    def make(self) -> bytes:
+        return zip_of(baselines_files({"mlp.weight": torch.ones(3, 2)})[2:], self.how)
+
+
+class TestTarOfFiles(ContainerContract):
+    format = "tar"
+    name = "asr.nemo"
+
+    def make(self) -> bytes:
+        return nemo_tar({"encoder.weight": torch.ones(3, 2)})
+
+
+class TestCompressedTarOfFiles(TestTarOfFiles):
+    def make(self) -> bytes:
+        return nemo_tar({"encoder.weight": torch.ones(3, 2)}, compressed=True)
+
+
+class TestGguf(ContainerContract):
+    format = "gguf"
+    name = "model-f16.gguf"
+
+    def make(self) -> bytes:
+        return gguf_bytes({"a": np.ones((4, 8), np.float32), "b": np.ones(16, np.float16)})
+
+
+class TestHdf5(ContainerContract):
+    format = "hdf5"
+    name = "ckpt-05.weights.h5"
+
+    def make(self) -> bytes:
+        return hdf5_bytes({"layers/dense/vars/0": np.ones((2, 3), np.float32), "optimizer/vars/0": np.asarray(3)})
+
+
+class TestKeras(ContainerContract):
+    format = "zip"
+    name = "model.05.keras"
+
+    def make(self) -> bytes:
+        return keras_zip(np.ones((2, 3), np.float32))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from faults.hostile.bombs import BOMBS, HARMLESS, SPARSE, benign_bomb, write_sparse
+from faults.hostile.bombs import BOMBS, HARMLESS, SPARSE, UNDECIDED, benign_bomb, write_sparse
 from faults.hostile.watching import Case, check_cases
 from support.format_files import torch_bytes
 
@@ -26,7 +26,8 @@ def test_bombs_do_not_go_off(tmp_path: Path, benign: Path) -> None:
         path = tmp_path / str(number) / name
         path.parent.mkdir()
         path.write_bytes(make())
-        cases.append(Case(kind, path, codes=(0,) if kind in HARMLESS else (3, 4)))
+        codes = (0,) if kind in HARMLESS else (1,) if kind in UNDECIDED else (3, 4)
+        cases.append(Case(kind, path, codes=codes))
     honest = tmp_path / "honest.pt"
     honest.write_bytes(benign_bomb())
     check_cases([*cases, Case("honest", honest, codes=(0,))], benign=benign)

@@ -252,7 +252,7 @@ def _kind_of(window: Subrange, raw: bytes, structure: Structure, cost: int, node
     tail = find_tail(window)
     spans = {span.offset: number for number, span in enumerate(structure.spans)}
     holes: list[tuple[int, int, int]] = []  # begin, end, number of the span (_SERIAL: none)
-    for entry in read_directory(window, tail, [], of_numpy=False):
+    for entry in read_directory(window, tail, [], "torch"):
         crc = entry.header_offset + CRC_IN_HEADER
         names, extras = struct.unpack_from("<HH", raw, crc + 12)
         begin = crc + 16 + names + extras

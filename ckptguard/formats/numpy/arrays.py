@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import zlib
 from collections.abc import Iterable, Iterator
 
 from msgspec import structs
@@ -21,7 +20,7 @@ from ckptguard.formats.strict_json import printable
 from ckptguard.formats.structure import MAX_PROBLEMS, Found, Leaf, Problem, SpanPlace, Structure, TensorPlace, broken
 from ckptguard.formats.torch.files import ReadingBudget, take
 from ckptguard.formats.torch.state_tree import below
-from ckptguard.formats.zip.archive import Record, read_archive, wrong_sum
+from ckptguard.formats.zip.archive import Record, UnpackProblem, read_archive, unpacked, wrong_sum
 from ckptguard.formats.zip.crc import crc32_function, crc32_of_rest
 from ckptguard.storage.protocol import Reader
 
@@ -31,11 +30,6 @@ _FIRST_READ = 512
 _MAX_ITEM = 1 << 20
 # The limit for unpacked records: this much, and this many times the file. Weights hardly shrink at all.
 _ROOM, _ROOM_TIMES = 256 << 20, 20
-_READ = 1 << 16
-
-
-class UnpackProblem(ValueError):
-    """The record differs from the archive's statement; the message says how."""
 
 
 def read_npy(reader: Reader, path: str) -> Structure:
@@ -60,7 +54,7 @@ def read_npz(reader: Reader, path: str) -> Structure:
     The elements of stored arrays are spans. Deflated ones are unpacked here once: their spans are the compressed bytes,
     and one element of each that is not finite is in `leaves`.
     """
-    archive = read_archive(reader, of_numpy=True)
+    archive = read_archive(reader, "numpy")
     found = Found(problems=list(archive.problems), truncated=archive.truncated)
     inside: list[Problem] = []
     room = _ROOM + _ROOM_TIMES * reader.entry.size
@@ -68,7 +62,7 @@ def read_npz(reader: Reader, path: str) -> Structure:
         name = printable(record.name.removesuffix(".npy"))
         try:
             if record.deflated and record.size > room:
-                one = _not_unpacked(reader, record, name)
+                one = _notunpacked(reader, record, name)
             elif record.deflated:
                 room -= record.size
                 one = _deflated(reader, record, name)
@@ -118,7 +112,7 @@ def _stored(reader: Reader, record: Record, name: str) -> Structure:
 
 
 def _deflated(reader: Reader, record: Record, name: str) -> Structure:
-    blocks = _unpacked(reader, record)
+    blocks = unpacked(reader, record)
     head = _head_of(blocks)
     if not _is_array(record, head):
         for _ in blocks:
@@ -134,9 +128,9 @@ def _deflated(reader: Reader, record: Record, name: str) -> Structure:
     return structs.replace(inside, spans=(span,), tensors=(tensor,))
 
 
-def _not_unpacked(reader: Reader, record: Record, name: str) -> Structure:
+def _notunpacked(reader: Reader, record: Record, name: str) -> Structure:
     """Handle an array too large to unpack. Floats may stay unread, but not the calls of a pickle."""
-    head = _head_of(_unpacked(reader, record))
+    head = _head_of(unpacked(reader, record))
     if _is_array(record, head) and read_header(head).pickled:
         raise UnpackProblem("it is a pickle, and larger than ckptguard unpacks")
     return Structure(format="npy", unread=(name,))
@@ -159,41 +153,6 @@ def _is_array(record: Record, head: bytes) -> bool:
 def _check_size(header: Header, length: int) -> None:
     if header.data_size != length:
         raise HeaderProblem(f"its shape needs {header.data_size} bytes, but the archive has {length}")
-
-
-def _unpacked(reader: Reader, record: Record) -> Iterator[bytes]:
-    """Yield the record's content piece by piece, in bounded memory, never more than `record.size` bytes.
-
-    After the last piece, size and CRC-32 are known to be as stated; otherwise UnpackProblem is raised.
-    """
-    crc32 = crc32_function()
-    check = size = 0
-    stream = zlib.decompressobj(-zlib.MAX_WBITS)
-    position, end = record.offset, record.offset + record.packed
-    waiting = b""
-    while not stream.eof:
-        if not waiting and position < end:
-            waiting = reader.read(position, min(_READ, end - position))
-            position += len(waiting)
-        try:
-            block = stream.decompress(waiting, _BLOCK)
-        except zlib.error as error:
-            raise UnpackProblem("its compressed bytes are damaged") from error
-        waiting = stream.unconsumed_tail
-        size += len(block)
-        if size > record.size:
-            raise UnpackProblem("it unpacks to more than the archive states")
-        check = crc32(block, check)
-        if block:
-            yield block
-        elif not waiting and position == end and not stream.eof:
-            raise UnpackProblem("its compressed bytes end early")
-    if stream.unused_data or waiting or position != end:
-        raise UnpackProblem("bytes follow its compressed bytes")
-    if size != record.size:
-        raise UnpackProblem("it unpacks to less than the archive states")
-    if check != record.crc32:
-        raise UnpackProblem(f"it has CRC-32 {check:08x}, but the archive states {record.crc32:08x}")
 
 
 def _header_at(reader: Reader, offset: int, size: int) -> Header:

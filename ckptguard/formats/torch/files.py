@@ -55,7 +55,7 @@ _AN_OPCODE = 32  # of the budget, at least
 _MAGIC, _PROTOCOL = 0x1950A86A20F9469CFC6C, 1001
 _LEGACY_PARTS = 6  # of a reference to a storage
 _DATA, _CONSTANTS = "data/", "constants/"
-_ROOM_EACH = 1700
+ROOM_EACH = 1700
 _ZIP_PARTS = 5  # of a reference to a storage
 _Tensors = tuple[list[tuple[str, Described]], tuple[PersistentId, ...]]
 _MOST_ROOM = 500_000
@@ -132,14 +132,14 @@ def take_file(found: Found, name: str, raw: bytes, room: ReadingBudget, dtype: s
         if inner is None:
             return False
         found.names.update(inner.globals)
-        if inner.problems or inner.truncated or not _sums_are_right(inner, raw):
+        if inner.problems or inner.truncated or not sums_are_right(inner, raw):
             _not_read(found, name)
             return False
         if dtype and inner.unread == ("value",) and len(inner.tensors) == 1:
             inner = structs.replace(inner, unread=(), tensors=(_of_dtype(inner.tensors[0], dtype),))
         for leaf in [leaf for leaf in inner.leaves if not math.isfinite(leaf.value)][:_MOST_LEAVES]:
             found.leaves.append(structs.replace(leaf, name=below(name, leaf.name)))
-        opened = _take_tensors(found, name, inner, raw, room)
+        opened = take_tensors(found, name, inner, raw, room)
         for part in inner.unread:
             if part not in opened:
                 _not_read(found, below(name, part))
@@ -176,12 +176,12 @@ def _of_dtype(storage: TensorPlace, dtype: str) -> TensorPlace:
     return structs.replace(storage, dtype=dtype, start=storage.start // size, stop=storage.stop // size)
 
 
-def _sums_are_right(inner: Structure, raw: bytes) -> bool:
+def sums_are_right(inner: Structure, raw: bytes) -> bool:
     crc32 = crc32_function()
     return all(s.crc32 is None or crc32(raw[s.offset : s.offset + s.length], 0) == s.crc32 for s in inner.spans)
 
 
-def _take_tensors(found: Found, name: str, inner: Structure, raw: bytes, room: ReadingBudget) -> set[str]:
+def take_tensors(found: Found, name: str, inner: Structure, raw: bytes, room: ReadingBudget) -> set[str]:
     """Record one number that is not finite of each tensor with some. Returns the names of tensors that hold files."""
     seen, opened = set(), set()
     for tensor in inner.tensors:
@@ -220,7 +220,7 @@ def read_zip(reader: Reader, path: str) -> Structure:
     archive = read_archive(reader)
     stated = sorted((name, record.size, record.crc32) for name, record in archive.records.items())
     checksums = blake3(msgspec.json.encode(stated)).hexdigest(16)
-    found = _read_archive(reader, archive, ReadingBudget(each=_ROOM_EACH))
+    found = _read_archive(reader, archive, ReadingBudget(each=ROOM_EACH))
     return msgspec.structs.replace(found, checksums=checksums)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 import zlib
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from ckptguard.formats.strict_json import printable
@@ -18,6 +19,7 @@ from ckptguard.formats.zip.directory import (
     HAS_DESCRIPTOR,
     ZIP64,
     DirectoryEntry,
+    Kind,
     Tail,
     extra_fields,
     find_tail,
@@ -31,6 +33,7 @@ _READ_AHEAD = 160  # a local header with torch's padding, nearly always
 _MAX_PROBLEMS = 100
 _LARGEST_DEFLATED = 64 << 20
 _BLOCK, _NEAR = 1 << 16, 1 << 12
+_UNPACKED = 1 << 20
 
 
 class Record(NamedTuple):
@@ -44,38 +47,48 @@ class Record(NamedTuple):
     deflated: bool
 
 
+class UnpackProblem(ValueError):
+    """The record differs from the archive's statement; the message says how."""
+
+
 class Archive(NamedTuple):
-    """`records` by name within the one root folder, if any. They are in bounds and do not overlap."""
+    """`records` by name within the one root folder, if any. They are in bounds and do not overlap.
+
+    `unreadable`: the names of those that are packed or written in a way that is not read here.
+    """
 
     root: str
     records: dict[str, Record]
     problems: tuple[Problem, ...]
     truncated: bool
+    unreadable: frozenset[str] = frozenset()
 
 
-def read_archive(reader: Source, *, of_numpy: bool = False) -> Archive:
+def read_archive(reader: Source, kind: Kind = "torch") -> Archive:
     """Return the archive's records. Everything wrong is in the problems, and such records are left out.
 
-    torch's archives have one root folder, and compress only code. numpy's (`of_numpy`) have no root and may be
-    deflated.
+    torch's archives have one root folder, and compress only code. Others have no root and may be deflated.
     """
     tail = find_tail(reader)
     if tail.problem is not None:
         return Archive("", {}, (Problem(tail.problem),), tail.truncated)
     problems: list[Problem] = []
-    entries = read_directory(reader, tail, problems, of_numpy=of_numpy)
-    root = "" if of_numpy else _one_root(entries, problems)
+    entries = read_directory(reader, tail, problems, kind)
+    root = _one_root(entries, problems) if kind == "torch" else ""
     records = _place_records(reader, tail, entries, problems)
-    if of_numpy:
+    if kind != "torch":
         seen: set[str] = set()
         for entry in entries:
             if entry.name in seen:
                 problems.append(_wrong(entry.name, "is there twice"))
             seen.add(entry.name)
-        inside = {r.name: r for r in records}
+        unreadable = frozenset(entry.name for entry in entries if entry.unreadable)
+        inside = {r.name: r for r in records if r.name not in unreadable}
     else:
+        unreadable = frozenset()
         inside = {r.name[len(root) + 1 :]: r for r in records if r.name.startswith(root + "/")}
-    return Archive(root, inside, shortened(problems, _MAX_PROBLEMS, "problems of the archive"), False)
+    told = shortened(problems, _MAX_PROBLEMS, "problems of the archive")
+    return Archive(root, inside, told, False, unreadable)
 
 
 def _wrong(name: str, what: str) -> Problem:
@@ -131,6 +144,41 @@ def _place_records(reader: Source, tail: Tail, entries: list[DirectoryEntry], pr
     if not whole or reader.read(end, len(descriptor)) != descriptor:
         _note_gap(end, tail.directory_offset, descriptor, problems)
     return list(records.values())
+
+
+def unpacked(reader: Source, record: Record) -> Iterator[bytes]:
+    """Yield the record's content piece by piece, in bounded memory, never more than `record.size` bytes.
+
+    After the last piece, size and CRC-32 are known to be as stated; otherwise UnpackProblem is raised.
+    """
+    crc32 = crc32_function()
+    check = size = 0
+    stream = zlib.decompressobj(-zlib.MAX_WBITS)
+    position, end = record.offset, record.offset + record.packed
+    waiting = b""
+    while not stream.eof:
+        if not waiting and position < end:
+            waiting = reader.read(position, min(_BLOCK, end - position))
+            position += len(waiting)
+        try:
+            block = stream.decompress(waiting, _UNPACKED)
+        except zlib.error as error:
+            raise UnpackProblem("its compressed bytes are damaged") from error
+        waiting = stream.unconsumed_tail
+        size += len(block)
+        if size > record.size:
+            raise UnpackProblem("it unpacks to more than the archive states")
+        check = crc32(block, check)
+        if block:
+            yield block
+        elif not waiting and position == end and not stream.eof:
+            raise UnpackProblem("its compressed bytes end early")
+    if stream.unused_data or waiting or position != end:
+        raise UnpackProblem("bytes follow its compressed bytes")
+    if size != record.size:
+        raise UnpackProblem("it unpacks to less than the archive states")
+    if check != record.crc32:
+        raise UnpackProblem(f"it has CRC-32 {check:08x}, but the archive states {record.crc32:08x}")
 
 
 def wrong_sum(reader: Source, record: Record, name: str, tensor: str | None = None) -> tuple[Problem, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import stat
 import struct
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from ckptguard.formats.strict_json import printable
 from ckptguard.formats.structure import Problem, Source
@@ -25,7 +25,10 @@ ZIP64 = 1  # of extra fields
 HAS_DESCRIPTOR = 0x0008
 CRC_IN_ENTRY, CRC_IN_HEADER = 16, 14  # its place in an entry of the directory, and in a local header
 _KNOWN_FLAGS = 0x0808  # data descriptor, UTF-8 names
+_LEVEL_FLAGS = 0x0006  # how hard a deflating writer tried
 _FULL16, _FULL32 = 0xFFFF, 0xFFFFFFFF
+# What wrote an archive, and so what its readers accept: torch, numpy, or anybody who put files into it.
+Kind = Literal["torch", "numpy", "files"]
 _USUAL_NAME = re.compile(r"\w[\w-]*(?:\.[\w-]+)*(?:/\w[\w-]*(?:\.[\w-]+)*)*", re.ASCII)
 
 
@@ -51,6 +54,7 @@ class DirectoryEntry(NamedTuple):
     packed: int
     header_offset: int
     place: int  # where the directory states this
+    unreadable: bool = False  # it is packed or written in a way that is not read here
 
 
 def find_tail(reader: Source) -> Tail:
@@ -113,11 +117,11 @@ def _without_end(reader: Source, size: int) -> Tail:
     return Tail(problem="the archive has no end record: the file is not complete", truncated=True)
 
 
-def read_directory(reader: Source, tail: Tail, problems: list[Problem], *, of_numpy: bool) -> list[DirectoryEntry]:
+def read_directory(reader: Source, tail: Tail, problems: list[Problem], kind: Kind) -> list[DirectoryEntry]:
     """Return the directory's valid entries; the others are problems.
 
-    `of_numpy`: records may be deflated, and names are keys of a dict, where only equal ones are wrong. torch.jit.save
-    deflates only code.
+    torch's records are stored, except code of torch.jit.save. numpy's names are keys of a dict, where only equal ones
+    are wrong. In an archive of files a name may be that of a folder (``sub/``).
     """
     raw = reader.read(tail.directory_offset, tail.directory_size)
     entries: list[DirectoryEntry] = []
@@ -135,7 +139,7 @@ def read_directory(reader: Source, tail: Tail, problems: list[Problem], *, of_nu
             return entries
         raw_name = raw[begin : begin + name_length]
         extra = raw[begin + name_length : begin + name_length + extra_length]
-        entry = _entry(fields, raw_name, extra, tail.directory_offset + place, of_numpy)
+        entry = _entry(fields, raw_name, extra, tail.directory_offset + place, kind)
         if isinstance(entry, str):
             shown = printable(raw_name.decode("utf-8", "replace"))
             problems.append(Problem(f"record {shown!r}: {entry}"))
@@ -147,22 +151,26 @@ def read_directory(reader: Source, tail: Tail, problems: list[Problem], *, of_nu
     return entries
 
 
-def _entry(fields: tuple[int, ...], raw_name: bytes, extra: bytes, place: int, of_numpy: bool) -> DirectoryEntry | str:
+def _entry(fields: tuple[int, ...], raw_name: bytes, extra: bytes, place: int, kind: Kind) -> DirectoryEntry | str:
     """Return one entry, or why it is refused."""
     _, _, version, flags, method, _, _, crc, packed, size, _, _, comment, disk, _, attributes, offset = fields
+    strange = None  # to us, and perhaps not to others
     if version & 0xFF > _NEWEST_VERSION:
-        return f"it needs version {version & 0xFF} of the format"
-    if flags & ~_KNOWN_FLAGS:
-        return f"flags 0x{flags:04x} are refused"
-    if method not in (STORED, DEFLATED) or (method == DEFLATED and not of_numpy and b"/code/" not in raw_name):
-        return "its compression is not supported"
+        strange = f"it needs version {version & 0xFF} of the format"
+    elif flags & ~(_KNOWN_FLAGS | (_LEVEL_FLAGS if kind == "files" else 0)):
+        strange = f"flags 0x{flags:04x} are refused"
+    elif method not in (STORED, DEFLATED) or (method == DEFLATED and kind == "torch" and b"/code/" not in raw_name):
+        strange = "its compression is not supported"
+    if strange is not None and kind != "files":
+        return strange
     sizes = _with_zip64((size, packed, offset), extra)
     if sizes is None:
         return "its zip64 sizes are missing or damaged"
     size, packed, offset = sizes
     if (packed != size and method == STORED) or disk or comment:
         return "its sizes, disk or comment are invalid"
-    if stat.S_IFMT(attributes >> 16) not in (0, stat.S_IFREG) or attributes & 0x10:
+    folder = kind == "files" and raw_name.endswith(b"/") and not size
+    if not folder and (stat.S_IFMT(attributes >> 16) not in (0, stat.S_IFREG) or attributes & 0x10):
         return "it is a link, a folder or something else that is not a file"
     try:
         name = raw_name.decode("utf-8")
@@ -170,17 +178,18 @@ def _entry(fields: tuple[int, ...], raw_name: bytes, extra: bytes, place: int, o
         return "its name is not UTF-8"
     if not flags & _UTF8 and not name.isascii():
         return "its name is not ASCII, and not marked as UTF-8"
-    if not 0 < len(name) <= 4096 or "\0" in name or not (of_numpy or _is_plain(name)):
+    plain = kind == "numpy" or _is_plain(name.removesuffix("/") if folder else name, kind)
+    if not 0 < len(name) <= 4096 or "\0" in name or not plain:
         return "its name is unsafe"
-    return DirectoryEntry(name, raw_name, flags, method, crc, size, packed, offset, place)
+    return DirectoryEntry(name, raw_name, flags, method, crc, size, packed, offset, place, strange is not None)
 
 
-def _is_plain(name: str) -> bool:
+def _is_plain(name: str, kind: Kind) -> bool:
     if _USUAL_NAME.fullmatch(name):
         return True
-    # The first part is the stem of the file's name when it was written, which may be any name.
+    # torch: the first part is the stem of the file's name when it was written, which may be any name.
     stem, slash, inside = name.partition("/")
-    name = inside if slash and stem else name
+    name = inside if slash and stem and kind == "torch" else name
     return not any(c in name for c in "\n\r\\") and "://" not in name and {"", ".", ".."}.isdisjoint(name.split("/"))
 
 

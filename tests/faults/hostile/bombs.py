@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import struct
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 from faults.hostile.assembly import text
+from support.container_files import tar_of
 from support.format_files import torch_archive, torch_bytes
 
 from ckptguard.formats.suffixes import LEGACY_MAGIC as MAGIC
@@ -109,7 +111,25 @@ _LAUGHS = (
     + b"."
 )
 
+
+def _gguf(tensors: int, keys: int, rest: bytes = b"") -> bytes:
+    return struct.pack("<4sIQQ", b"GGUF", 3, tensors, keys) + rest
+
+
+_TEXT_KEYS = struct.pack("<Q", 1) + b"k" + struct.pack("<IIQ", 9, 8, 1 << 40) + bytes(16 * MIB)
+_NESTED_KEYS = struct.pack("<Q", 1) + b"k" + struct.pack("<IIQ", 9, 9, 1) + struct.pack("<IQ", 9, 1) * 1_000_000
+
 BOMBS: dict[str, tuple[str, Callable[[], bytes]]] = {
+    "deflated weights in a zip": ("m_5.zip", lambda: _deflated("w{}.pth", *[bytes(60 * MIB)] * 6)),
+    "overlapping files in a zip": ("m_5.zip", lambda: _overlapping(20_000, 4 * MIB).replace(b"a/data", b"a.ckpt")),
+    "a million files in a zip": ("m.keras", lambda: _zip_of(1_000_000)),
+    "a thousand pickles in a zip": ("m_5.zip", lambda: _deflated("w{}.pkl", *[_LAUGHS] * 1500)),
+    "compressed tar of zeros": ("m.nemo", lambda: gzip.compress(bytes(200 * MIB), 1)),
+    "tar of many files": ("m.nemo", lambda: tar_of([(f"{n}.ckpt", b"x") for n in range(25_000)])),
+    "GGUF of 2**63 tensors": ("m.gguf", lambda: _gguf(2**63, 0, bytes(1000))),
+    "GGUF of a million tensors": ("m.gguf", lambda: _gguf(10**6, 0, bytes(32 * MIB))),
+    "GGUF of many texts": ("m.gguf", lambda: _gguf(0, 1, _TEXT_KEYS)),
+    "GGUF of nested lists": ("m.gguf", lambda: _gguf(0, 1, _NESTED_KEYS)),
     "a hundred thousand records": ("m.pt", lambda: _zip_of(100_000)),
     "a million records": ("m.pt", lambda: _zip_of(1_000_000)),
     "a million records of numpy": ("m.npz", lambda: _zip_of(1_000_000)),
@@ -188,6 +208,8 @@ def _array(descr: str, shape: str) -> bytes:
 
 
 # Odd, but nothing is wrong with them: these may be good.
+# Nobody can tell what these are without unpacking them.
+UNDECIDED = ("overlapping files in a zip", "compressed tar of zeros", "tar of many files")
 HARMLESS = ("empty frames", "memo far away", "many decimals", "wide texts")
 
 # Files of holes: what they claim to hold is not there, and reading all of it into memory would be a mistake.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import gzip
 import io
 import json
 import pickle
@@ -17,6 +18,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed.checkpoint
+from support.container_files import baselines_files, tar_of, zip_of
 from support.format_files import safetensors_bytes, torch_archive, torch_bytes
 
 from ckptguard.formats.suffixes import LEGACY_MAGIC as MAGIC
@@ -122,7 +124,34 @@ def _distributed_object(folder: Path, data: bytes) -> Path:
     return target
 
 
+def _among_others(name: str, how: int | None = zipfile.ZIP_STORED) -> Callable[[bytes], bytes]:
+    """An archive of a whole model and this file; a tar if there is no way to zip it."""
+
+    def wrap(data: bytes) -> bytes:
+        files = [("policy.pth", torch_bytes({"w": torch.arange(4.0)})), (name, data)]
+        return tar_of(files) if how is None else zip_of(files, how)
+
+    return wrap
+
+
+def _settings_of(data: bytes) -> bytes:
+    """An archive of stable-baselines3 whose settings hold the pickle."""
+    return zip_of(baselines_files({"w": torch.arange(4.0)}, data))
+
+
 CONTAINERS: dict[str, Container] = {
+    "pickle in a zip": _file("agent_5_steps.zip", _among_others("extra.pkl")),
+    "archive in a zip": _file("agent_5_steps.zip", lambda data: _among_others("critic.pth")(torch_archive(data))),
+    "deflated in a zip": _file(
+        "agent_5.zip", lambda data: _among_others("critic.pth", zipfile.ZIP_DEFLATED)(torch_archive(data))
+    ),
+    "settings in a zip": _file("agent_5_steps.zip", _settings_of),
+    "pickle in a tar": _file("asr.nemo", _among_others("extra.pkl", None)),
+    "archive in a tar": _file("asr.nemo", lambda data: _among_others("model_weights.ckpt", None)(torch_archive(data))),
+    "archive in a compressed tar": _file(
+        "asr.nemo", lambda data: gzip.compress(_among_others("model_weights.ckpt", None)(torch_archive(data)))
+    ),
+    "objects in .npz in a zip": _file("agent_5.zip", lambda data: _among_others("arrays.npz")(npz(data))),
     "torch archive": _file("model.pt", torch_archive),
     "archive named .ckpt": _file("epoch=0-step=5.ckpt", torch_archive),
     "archive named .bin": _file("pytorch_model.bin", torch_archive),

@@ -55,8 +55,10 @@ def test_what_it_holds_decides_what_its_name_means(holds: str, monkeypatch: pyte
 
 def test_the_table_says_what_it_always_said() -> None:
     """The suffixes that users know."""
-    assert set(suffixes_of("tensors")) == {".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".pth.tar", ".pt.tar"}
-    assert (set(suffixes_of("arrays")), set(suffixes_of("objects"))) == ({".npy", ".npz"}, {".pkl", ".pickle"})
+    of_torch = {".pt", ".pth", ".bin", ".ckpt", ".pth.tar", ".pt.tar"}
+    assert set(suffixes_of("tensors")) == {*of_torch, ".safetensors", ".gguf", ".nemo", ".keras"}
+    assert set(suffixes_of("arrays")) == {".npy", ".npz", ".weights.h5", ".h5", ".hdf5"}
+    assert set(suffixes_of("objects")) == {".pkl", ".pickle"}
     assert suffixes_of("pieces") == (".distcp",)
     assert [step_from_name(f"net-5{s}") for s in (".pt", ".pth.tar", ".npz", ".pkl", ".distcp")] == [
         5,

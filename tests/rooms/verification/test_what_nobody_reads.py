@@ -2,16 +2,21 @@
 
 import hashlib
 import io
+import math
 import os
 import random
 import shutil
+import struct
 import zipfile
 import zlib
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from support.container_files import baselines_zip, gguf_bytes, hdf5_bytes, nemo_tar, tar_of, zip_of
+from support.format_files import torch_bytes
 from support.runs import QUICK, state_dict
 from support.views import look
 
@@ -30,6 +35,12 @@ from ckptguard.verification.target import verify_target
 from ckptguard.verification.user_decisions import clear
 
 
+def flipped(data: bytes, where: bytes) -> bytes:
+    """The same with one bit changed among these bytes."""
+    place = data.index(where) + len(where) // 2
+    return data[:place] + bytes([data[place] ^ 4]) + data[place + 1 :]
+
+
 def cut_zip() -> bytes:
     """A zip of two files, cut to 38 %."""
     whole = io.BytesIO()
@@ -39,15 +50,38 @@ def cut_zip() -> bytes:
     return whole.getvalue()[: len(whole.getvalue()) * 38 // 100]
 
 
+POLICY = {"mlp.weight": torch.ones(40, 20)}
+KERNEL = np.ones((40, 20), np.float32)
+WEIGHTS = torch_bytes(POLICY)
+# What is read, but not all of it, or what is damaged: by a writer that was killed, or by a single bit.
+CONTAINERS = {
+    "cut zip": cut_zip(),
+    "cut baselines": baselines_zip(POLICY)[:-2000],
+    "flipped baselines": flipped(baselines_zip(POLICY), WEIGHTS[2000:2040]),
+    "weights in an archive in a zip": zip_of([("a.pth", WEIGHTS), ("b.nemo", nemo_tar(POLICY))]),
+    "weights of another format in a zip": zip_of([("w_model.msgpack", bytes(range(256)) * 20)]),
+    "cut tar": tar_of([("model.ckpt", WEIGHTS)])[:3000],
+    "flipped tar": flipped(tar_of([("model.ckpt", WEIGHTS)]), WEIGHTS[2000:2040]),
+    "cut compressed tar": nemo_tar(POLICY, compressed=True)[:-40],
+    "linked tar": tar_of([("model.ckpt", WEIGHTS), ("b.distcp", bytes(range(256)) * 9)]),
+    "GGUF of an unknown type": gguf_bytes({"w": KERNEL}).replace(b"\0\0\0\0" + bytes(8), struct.pack("<IQ", 99, 0)),
+    "cut GGUF": gguf_bytes({"w": KERNEL})[:-900],
+    "sick GGUF": gguf_bytes({"w": KERNEL * math.nan}),
+    "cut HDF5": hdf5_bytes({"layers/w": KERNEL})[:-900],
+    "sick HDF5": hdf5_bytes({"layers/w": KERNEL * math.nan}, compression="gzip"),
+    "HDF5 of records": hdf5_bytes({"layers/w": np.ones(900, [("a", "f4"), ("b", "f4")])}),
+    "HDF5": b"\x89HDF\r\n\x1a\n" + b"\xff\xc0" * 4000,
+    "GGUF": b"GGUF\x03\0\0\0" + bytes(3000),
+}
 CONTENTS = {
+    **CONTAINERS,
+    "joblib": b"\x78\x9c" + random.Random(3).randbytes(4000),
+    "ONNX": b"\x08\x09\x12\x07pytorch" + random.Random(4).randbytes(4000),
     "random": random.Random(2).randbytes(5000),
     "nothing": b"",
     "zeros": bytes(5000),
     "text": b"loss 0.5\n" * 400,
-    "cut zip": cut_zip(),
-    "HDF5": b"\x89HDF\r\n\x1a\n" + b"\xff\xc0" * 4000,
     "msgpack": b"\x82\xa6params\x81\xa1w\xc7\x10\x01" + bytes(3000),
-    "GGUF": b"GGUF\x03\0\0\0" + bytes(3000),
     "ubjson": b"{L\0\0\0\0\0\0\0\x07learner{" + bytes(3000),
     "compressed": zlib.compress(bytes(range(256)) * 20),
 }
@@ -101,13 +135,16 @@ def in_a_replica(root: Path, path: Path) -> Outcome:
 @pytest.mark.parametrize("content", CONTENTS)
 @pytest.mark.parametrize("way", [in_run, in_a_pass, alone, as_kept_copy, again, in_a_replica])
 def test_it_is_never_good(tmp_path: Path, way: Callable[[Path, Path], Outcome], content: str) -> None:
-    """Under any name, any content, on any path to a verdict. It is no alarm either, and never known-good."""
+    """Under any name, any content, on any path to a verdict, and never known-good. It is bad only if it is damaged, or
+    not what its name promises."""
     for number, name in enumerate(NAMES):
         root = tmp_path / str(number) / "run"
         root.mkdir(parents=True)
         path = root / name.format(500)
         path.write_bytes(CONTENTS[content])
-        assert way(root, path) in (Outcome.SUSPECT, Outcome.PENDING), name
+        promised = content in CONTAINERS or name.endswith(".weights.h5")
+        bad = (Outcome.BAD, Outcome.INCOMPLETE) if promised else ()
+        assert way(root, path) in (Outcome.SUSPECT, Outcome.PENDING, *bad), name
         with pytest.raises(NoKnownGoodError):
             find_known_good(look(str(root), SETTINGS).run)
         assert list_incidents(look(str(root), SETTINGS).run) == []
@@ -115,7 +152,7 @@ def test_it_is_never_good(tmp_path: Path, way: Callable[[Path, Path], Outcome], 
 
 def test_it_is_no_incident(tmp_path: Path) -> None:
     """A healthy trainer of another framework opens none with each save."""
-    (tmp_path / "model-500.weights.h5").write_bytes(CONTENTS["HDF5"])
+    (tmp_path / "ckpt_500.msgpack").write_bytes(CONTENTS["msgpack"])
     view = look(str(tmp_path), SETTINGS)
     [found] = reconcile(view, PassNotes()).checked
     with IncidentsOfSaves(SETTINGS, source="daemon", log=lambda *a, **k: None) as incidents:
@@ -126,8 +163,8 @@ def test_it_is_no_incident(tmp_path: Path) -> None:
 def saved(root: Path) -> Path:
     """A run with one save that nobody can read."""
     root.mkdir()
-    path = root / "model-500.weights.h5"
-    path.write_bytes(CONTENTS["HDF5"])
+    path = root / "ckpt_500.msgpack"
+    path.write_bytes(CONTENTS["msgpack"])
     return path
 
 

@@ -142,12 +142,8 @@ def element_size(dtype: str) -> int:
     return BLOCKS[dtype].size if dtype in BLOCKS else DTYPES[dtype].size
 
 
-def floats_of(dtype: str) -> str | None:
-    """Return the type of the floats that are read of a tensor of this type: its own, or that of its scales."""
-    if dtype in BLOCKS:
-        return BLOCKS[dtype].scale
-    known = DTYPES.get(dtype)
-    return None if known is None or known.float is None else dtype
+# The types whose floats are read: their own, or their scales.
+WITH_FLOATS = BLOCKS.keys() | {name for name, dtype in DTYPES.items() if dtype.float is not None}
 
 
 # How many elements share one stored byte, if torch's shapes count them individually.

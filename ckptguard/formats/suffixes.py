@@ -157,6 +157,11 @@ def by_end(*ends: str) -> Rule:
     return lambda path, head: name_of(path).endswith(ends)
 
 
+def by_end_or_start(magic: bytes, *ends: str) -> Rule:
+    """Return a rule for the end of the name, or the first bytes."""
+    return lambda path, head: head.startswith(magic) or name_of(path).endswith(ends)
+
+
 def by_name(*names: str) -> Rule:
     """Return a rule for the whole name."""
     return lambda path, head: name_of(path) in names
@@ -184,7 +189,12 @@ def first_record(head: bytes) -> str | None:
     if head.startswith(ZIP_MAGIC):
         return head[30 : 30 + int.from_bytes(head[26:28], "little")].decode("utf-8", "replace")
     if is_tar("", head):
-        return _tar_head(head)[:100].rstrip(b"\0").decode("utf-8", "replace").removeprefix("./")
+        return (
+            (_unpacked(head) if head.startswith(GZIP_MAGIC) else head)[:100]
+            .rstrip(b"\0")
+            .decode("utf-8", "replace")
+            .removeprefix("./")
+        )
     return None
 
 
@@ -204,23 +214,19 @@ def promises_tensors(path: str) -> bool:
     return tensor_suffix(path) and not may_be_foreign(path)
 
 
-def is_zip(path: str, head: bytes) -> bool:
-    """True for Keras's suffix, and for any zip archive that torch did not write."""
-    return name_of(path).endswith(KERAS) or head.startswith(ZIP_MAGIC)
-
-
 def is_tar(path: str, head: bytes) -> bool:
     """True for NeMo's suffix, and for a tar archive, also a compressed one."""
-    return name_of(path).endswith(NEMO) or _tar_head(head).startswith(_TAR_MAGIC, _TAR_MAGIC_AT)
+    if head.startswith(GZIP_MAGIC):
+        head = _unpacked(head)
+    return head.startswith(_TAR_MAGIC, _TAR_MAGIC_AT) or name_of(path).endswith(NEMO)
 
 
-def _tar_head(head: bytes) -> bytes:
-    if not head.startswith(GZIP_MAGIC):
-        return head
+def _unpacked(head: bytes) -> bytes:
+    """Return the first bytes of what gzip compressed."""
     try:
         return zlib.decompressobj(31).decompress(head, FIRST_BYTES)
     except zlib.error:
-        return head
+        return b""
 
 
 def is_torch_zip(path: str, head: bytes) -> bool:
@@ -232,16 +238,6 @@ def is_torch_zip(path: str, head: bytes) -> bool:
         return False
     by_name = name_of(path).endswith(TORCH_SUFFIXES) or is_pickle_name(path)
     return by_name or (first_record(head) or "").endswith("/data.pkl")
-
-
-def is_gguf(path: str, head: bytes) -> bool:
-    """True by the suffix or the first bytes."""
-    return name_of(path).endswith(".gguf") or head.startswith(GGUF_MAGIC)
-
-
-def is_hdf5(path: str, head: bytes) -> bool:
-    """True by the suffix or the first bytes."""
-    return name_of(path).endswith(HDF5) or head.startswith(HDF5_MAGIC)
 
 
 def is_torch_legacy(path: str, head: bytes) -> bool:
@@ -281,8 +277,8 @@ FORMATS: tuple[Format, ...] = (
     Format("dcp_metadata", lambda path, head: is_dcp_metadata(path), "dcp.metadata", unsummed=True),
     Format("distcp", by_end(".distcp"), "dcp.distcp", explained_beside=True, suffixes=(".distcp",), holds="pieces"),
     Format("safetensors", is_safetensors, "safetensors", unsummed=True, suffixes=(".safetensors",)),
-    Format("gguf", is_gguf, "gguf", unsummed=True, suffixes=(".gguf",)),
-    Format("hdf5", is_hdf5, "hdf5", unsummed=True, suffixes=HDF5, holds="arrays"),
+    Format("gguf", by_end_or_start(GGUF_MAGIC, ".gguf"), "gguf", unsummed=True, suffixes=(".gguf",)),
+    Format("hdf5", by_end_or_start(HDF5_MAGIC, *HDF5), "hdf5", unsummed=True, suffixes=HDF5, holds="arrays"),
     Format("torch_zip", is_torch_zip, "torch.files", "read_zip", suffixes=TORCH_SUFFIXES),
     Format("torch_legacy", is_torch_legacy, "torch.files", "read_legacy", unsummed=True),
     Format(
@@ -294,7 +290,7 @@ FORMATS: tuple[Format, ...] = (
         suffixes=(".pkl", ".pickle"),
         holds="objects",
     ),
-    Format("zip", is_zip, "containers", "read_zip", suffixes=KERAS),
+    Format("zip", by_end_or_start(ZIP_MAGIC, *KERAS), "containers", "read_zip", suffixes=KERAS),
     Format("tar", is_tar, "containers", "read_tar", unsummed=True, suffixes=NEMO),
     Format("hf_index", by_end(".index.json"), "json_files", "read_index"),
     Format("trainer_state", by_name("trainer_state.json"), "json_files", "read_trainer_state"),

@@ -13,7 +13,7 @@ from ckptguard.formats.zip.crc import crc32_function
 from ckptguard.scan.plan import Part, Plan, Region
 from ckptguard.scan.result import Numbers
 from ckptguard.scan.span_pieces import SpanPieces
-from ckptguard.scan.tallies import BlockTally, FewTally, Tally, merge
+from ckptguard.scan.tallies import FewTally, ScaleReader, Tally, merge
 
 if TYPE_CHECKING:
     from ckptguard.scan.numbers import Reading
@@ -55,6 +55,7 @@ class BytePass:
         self._cursors: dict[int, int] = {}  # the next segment of each group in the current region
         self._position = part.begin
         self._region = part.first_region
+        self._scales: dict[int, ScaleReader] = {}
         self._readings: dict[tuple[str, str], Reading] = {}
 
     def ends(self, block_size: int) -> Iterator[int]:
@@ -131,14 +132,15 @@ class BytePass:
             segment = self._plan.segments[segments[cursor]]
             if segment.begin >= stop:
                 break
-            tally = self.tallies.get(segments[cursor]) or self._new_tally(segments[cursor])
+            number = segments[cursor]
+            tally = self._scales.get(number) or self.tallies.get(number) or self._new_tally(number)
             tally.add(piece[max(segment.begin - start, 0) : min(segment.end, stop) - start])
             if segment.end > stop:
                 break
             cursor += 1
         self._cursors[group] = cursor
 
-    def _new_tally(self, number: int) -> Tally:
+    def _new_tally(self, number: int) -> Tally | ScaleReader:
         segment = self._plan.segments[number]
         blocks = BLOCKS.get(segment.dtype)
         kind = (segment.dtype if blocks is None else blocks.scale, segment.byte_order)
@@ -151,8 +153,11 @@ class BytePass:
             if kind not in self._readings:
                 self._readings[kind] = Reading(*kind)
             tally = ArrayTally(self._readings[kind])
-        self.tallies[number] = tally if blocks is None else BlockTally(blocks, tally)
-        return self.tallies[number]
+        self.tallies[number] = tally
+        if blocks is None:
+            return tally
+        self._scales[number] = ScaleReader(blocks, tally)
+        return self._scales[number]
 
     def _close(self, region: Region) -> None:
         if region.crc32 is not None and self._crc != region.crc32:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from ckptguard.formats.dtypes import element_size, floats_of
+from ckptguard.formats.dtypes import WITH_FLOATS, element_size
 from ckptguard.formats.structure import BYTES, Problem, RangeSum, SpanPlace, Structure, holds_bytes
 
 MAX_PIECES = 4_000_000
@@ -61,7 +61,7 @@ def plan_of(structure: Structure) -> Plan:
     by_span: dict[int, dict[tuple[str, str], list[int]]] = {}
     of_bytes = {t.span for t in structure.tensors if t.dtype in BYTES and holds_bytes(t)}
     for index, tensor in enumerate(structure.tensors):
-        if tensor.span is None or floats_of(tensor.dtype) is None or tensor.stop <= tensor.start:
+        if tensor.span is None or tensor.dtype not in WITH_FLOATS or tensor.stop <= tensor.start:
             continue
         by_span.setdefault(tensor.span, {}).setdefault((tensor.dtype, tensor.byte_order), []).append(index)
     regions: list[Region] = []

@@ -54,23 +54,17 @@ class Tally:
         """Finish after the last block."""
         raise NotImplementedError
 
-    def of_floats(self) -> Tally:
-        """Return the tally that has the floats."""
-        return self
 
-
-class BlockTally(Tally):
-    """A tally of the scales of a quantised type, which gives them to the tally `scales`."""
-
-    __slots__ = ("_blocks", "_rest", "_scales")
+class ScaleReader:
+    """Takes the blocks of a quantised type in file order, and gives their scales to a tally."""
 
     def __init__(self, blocks: Blocks, scales: Tally) -> None:
-        super().__init__(scales.layout)
         self._blocks, self._scales, self._rest = blocks, scales, b""
 
     def add(self, block: memoryview) -> None:
+        """Take the next bytes, which may end inside a block."""
         data = self._rest + bytes(block)
-        size, width = self._blocks.size, self.layout.size
+        size, width = self._blocks.size, self._scales.layout.size
         whole = len(data) - len(data) % size
         self._rest = data[whole:]
         places = [offset + byte for offset in self._blocks.offsets for byte in range(width)]
@@ -79,9 +73,6 @@ class BlockTally(Tally):
             found[number :: len(places)] = data[place:whole:size]
         if found:
             self._scales.add(memoryview(found))
-
-    def of_floats(self) -> Tally:
-        return self._scales
 
 
 class FewTally(Tally):
@@ -126,7 +117,6 @@ class FewTally(Tally):
 
 def merge(tallies: Sequence[Tally]) -> Numbers:
     """Return the numbers of a tensor from its segments, in order."""
-    tallies = [tally.of_floats() for tally in tallies]
     finite, zeros, total, huge = (sum(column) for column in zip(*[tally.finish() for tally in tallies], strict=True))
     mean = (total if not huge else huge + total * SCALE * SCALE) / finite if finite else None
     one = tallies[0] if len(tallies) == 1 else _as_one(tallies)

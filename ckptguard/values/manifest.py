@@ -141,12 +141,12 @@ def split_metrics(given: Mapping[str, float]) -> tuple[dict[str, float], dict[st
 
 def identity(files: tuple[File, ...]) -> tuple[tuple[object, ...], ...]:
     """Return what makes two contents equal: paths, sizes and BLAKE3 digests, never times or MD5."""
-    return tuple(sorted((f.path, f.size, f.envelope, _places_and_digests(f)) for f in files))
-
-
-def _places_and_digests(file: File) -> tuple[tuple[int, int, str], ...]:
-    spans = () if file.format in WHOLE_FORMATS else file.spans
-    return tuple((s.offset, s.length, s.blake3) for s in spans)
+    within = ((f, () if f.format in WHOLE_FORMATS else f.spans) for f in files)
+    return tuple(
+        sorted(
+            (f.path, f.size, f.envelope, tuple((s.offset, s.length, s.blake3) for s in spans)) for f, spans in within
+        )
+    )
 
 
 def content_digest(files: tuple[File, ...]) -> str:
@@ -163,13 +163,13 @@ def bytes_digest(files: tuple[File, ...]) -> str:
 
 def encode_manifest(manifest: Manifest) -> bytes:
     """Return the text of a manifest, which `decode_manifest` reads."""
-    return encode_checked(_moved(manifest, {"inner_spans": "spans", "inner_tensors": "tensors"}))
+    if any(f.format in WHOLE_FORMATS for f in manifest.files):
+        manifest = _moved(manifest, {"inner_spans": "spans", "inner_tensors": "tensors"})
+    return encode_checked(manifest)
 
 
 def _moved(manifest: Manifest, fields: Mapping[str, str]) -> Manifest:
     """Return the manifest with these fields of files of `WHOLE_FORMATS` set from others, which become empty."""
-    if not any(f.format in WHOLE_FORMATS for f in manifest.files):
-        return manifest
     files = [
         msgspec.structs.replace(
             f, **{to: getattr(f, source) for to, source in fields.items()}, **dict.fromkeys(fields.values(), ())
@@ -184,7 +184,8 @@ def _moved(manifest: Manifest, fields: Mapping[str, str]) -> Manifest:
 def decode_manifest(text: bytes) -> Manifest:
     """Parse and check a manifest. Raises RecordsError if it is damaged, has a newer format, or names unsafe paths."""
     manifest = decode_checked(text, Manifest, "a manifest")
-    manifest = _moved(manifest, {"spans": "inner_spans", "tensors": "inner_tensors"})
+    if any(f.format in WHOLE_FORMATS for f in manifest.files):
+        manifest = _moved(manifest, {"spans": "inner_spans", "tensors": "inner_tensors"})
     if manifest.format > MANIFEST.reads:
         raise RecordsError(
             f"a manifest has format {manifest.format}; this version reads up to {MANIFEST.reads}",

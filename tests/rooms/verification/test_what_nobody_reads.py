@@ -98,8 +98,9 @@ def in_run(root: Path, path: Path) -> Outcome:
 
 def in_a_pass(root: Path, path: Path) -> Outcome:
     """The daemon's pass."""
-    [found] = reconcile(look(str(root), SETTINGS), PassNotes()).checked
-    return found.outcome
+    done = reconcile(look(str(root), SETTINGS), PassNotes())
+    assert len(done.checked) + len(done.pending) == 1
+    return done.checked[0].outcome if done.checked else Outcome.PENDING
 
 
 def alone(root: Path, path: Path) -> Outcome:

@@ -102,7 +102,7 @@ DTYPES: dict[str, Dtype] = {
 
 
 class Blocks(msgspec.Struct, frozen=True):
-    """A quantised type: blocks of `size` bytes for `elements` elements, with scales of type `scale` at these offsets."""
+    """A quantised type: blocks of `size` bytes for `elements` elements, scales of type `scale` at these offsets."""
 
     elements: int
     size: int

@@ -21,7 +21,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 from ckptguard.decisions.health import Diagnosis
 from ckptguard.decisions.rollback import RollbackDecision, RollbackPolicy, policy_of
-from ckptguard.errors import SettingsError, SickTrainingError
+from ckptguard.errors import NoKnownGoodError, SettingsError, SickTrainingError
 from ckptguard.integrations.guarded_run import GuardedRun, instead
 from ckptguard.integrations.lightning_io import GuardedIO
 from ckptguard.runs.settings_file import GivenSettings, given_settings, training_settings
@@ -221,6 +221,8 @@ class _Fits(GuardCallback):
 
     def go_back(self, sick: Diagnosis) -> Rollback:
         """Choose the next start."""
+        if self._guarded.on_first("looking for known-good checkpoints", self._saver.find_series) is None:
+            raise NoKnownGoodError(f"{sick.reason}; nothing that was saved is good")
         return self._guarded.go_back(sick, save_every=self._save_every, details=self.details)
 
     def leave_out(self, first: int, last: int) -> None:

@@ -27,7 +27,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 
 import ckptguard.integrations
 from ckptguard.decisions.rollback import RollbackPolicy
-from ckptguard.errors import SettingsError, SickTrainingError
+from ckptguard.errors import NoKnownGoodError, SettingsError, SickTrainingError
 from ckptguard.integrations import lightning_io
 from ckptguard.records.manifests import read_manifest, sealed_generations
 from ckptguard.values.manifest import Manifest
@@ -209,6 +209,16 @@ def replay(root: Path, kind: type[Module] = Module, **more) -> None:
     assert left == ["epoch=1-step=10.ckpt", "epoch=2-step=15.ckpt", "epoch=3-step=20.ckpt"], left
 
 
+def turn_sick_at_once(root: Path) -> None:
+    """Before the first save there is nothing to go back to: one sentence says so, and the Trainer is as it was."""
+    made, module = trainer(root), Module(2)
+    callbacks = list(made.callbacks)
+    with pytest.raises(NoKnownGoodError, match=r"weight is not finite.*; nothing that was saved is good"):
+        fit(made, module, data())
+    assert made.callbacks == callbacks
+    assert not {"training_step", "optimizer_step"} & set(vars(module))
+
+
 class Losses(Callback):
     """What a callback of the user's sees of each batch."""
 
@@ -255,6 +265,7 @@ def main() -> None:
     validate(root / "validating")
     replay(root / "alone")
     leave_out(root / "alone")
+    turn_sick_at_once(root / "unsaved")
     with pytest.raises(SettingsError, match="GuardedIO"):
         fit(trainer(root / "bare", guarded=False), Module(), data())
     with pytest.raises(SettingsError, match="spawned"):

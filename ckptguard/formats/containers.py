@@ -298,11 +298,14 @@ class _Folder:
             if not isinstance(value, dict) or not isinstance(value.get(_SERIALIZED), str):
                 continue
             try:
-                pickled = read_pickle(base64.b64decode(value[_SERIALIZED]), budget=max(self._budget.budget, 1))
+                raw = base64.b64decode(value[_SERIALIZED])
+                pickled = read_pickle(raw, budget=max(self._budget.budget, 1))
             except (PickleProblem, binascii.Error, ValueError) as error:
                 self.found.add(Problem(f"{name} cannot be read: {error}"))
                 self.found.names |= getattr(error, "globals", frozenset())
             else:
+                if pickled.end != len(raw):
+                    self.found.add(Problem(f"{name}: {len(raw) - pickled.end} bytes follow its pickle"))
                 self._budget.budget -= pickled.cost
                 self.found.names |= pickled.globals
 

@@ -94,7 +94,7 @@ OURS = "ckptguard click msgspec numpy blake3 isal fsspec rich markdown_it pygmen
 STANDARD = (
     "abc array ast atexit base64 binascii bisect builtins bz2 calendar codecs collections concurrent "
     "configparser contextlib contextvars copy copyreg csv ctypes dataclasses datetime decimal difflib dis "
-    "email encodings enum errno fcntl fnmatch fractions functools gc genericpath getpass gettext hashlib "
+    "email encodings enum errno fcntl fnmatch fractions functools gc genericpath getpass gettext gzip hashlib "
     "heapq hmac http importlib inspect io ipaddress itertools json keyword linecache locale logging lzma "
     "math mmap multiprocessing ntpath numbers opcode operator os pathlib pickle platform posixpath pprint "
     "queue quopri random re reprlib resource secrets select selectors shutil signal socket ssl stat "

@@ -33,8 +33,7 @@ def content_lying(view: RunView, checkpoint: Checkpoint, numbers: Mapping[str, t
         return _content(manifest, good=False, in_place=True, numbers=numbers)
     counters = {c.kind: c.value for c in named_counters(checkpoint.path)}
     id = id or view.history.next_id(checkpoint.series, checkpoint.step)
-    if id.number is not None:
-        counters.setdefault(NUMBER_IN_NAME, id.number)
+    counters |= _number_in_name(id, checkpoint.path)
     saved_at = max((e.mtime_ns for e in checkpoint.entries if e.mtime_ns is not None), default=None)
     return Content(
         id=id,
@@ -202,6 +201,14 @@ def _numbers_in_names(series: Iterable[Sequence[Checkpoint]], chosen: Candidate)
     return found
 
 
+def _number_in_name(id: CheckpointId, path: str) -> dict[str, int]:
+    """Return the number that counts in a name: as its id says it, else as its path is read alone (``model000010``)."""
+    number = id.number
+    if id.step is None and "#" in id.series.rpartition("/")[2]:
+        number = read_names([Listed(path)])[path].step
+    return {} if number is None else {NUMBER_IN_NAME: number}
+
+
 def _content(manifest: Manifest, *, good: bool, in_place: bool, numbers: Mapping[str, tuple[int, ...]] = {}) -> Content:
     stands = standpoint_of(manifest)
     return Content(
@@ -209,7 +216,7 @@ def _content(manifest: Manifest, *, good: bool, in_place: bool, numbers: Mapping
         path=manifest.path,
         in_place=in_place,
         good=good,
-        counters=stands.counters,
+        counters={**_number_in_name(manifest.id, manifest.path), **stands.counters},
         has_optimizer=stands.has_optimizer,
         saved_at=max((f.mtime_ns for f in manifest.files if f.mtime_ns is not None), default=None),
         shape=_shape(manifest),

@@ -22,6 +22,7 @@ from ckptguard.runs.lock import run_lock
 from ckptguard.runs.removal_holds import pins_of, references_to
 from ckptguard.runs.run_reader import RunMemory, RunReader
 from ckptguard.runs.run_view import RunView
+from ckptguard.runs.saved_together import RememberedSaves, needed_by_saves
 from ckptguard.storage.protocol import find_entry
 from ckptguard.values.ids import CheckpointId
 from ckptguard.values.retention_policy import Policy, parse_span
@@ -256,13 +257,15 @@ def _look(view: RunView, keep_good: int) -> _Look:
     anew = RunReader(view.history, RunMemory())
     for good in _newest_good(found.values(), keep_good).values():
         found |= {one.path: _present(view.listing.checkpoints[one.path], anew) for one in good}
+    needed = needed_by_saves(RememberedSaves(view.reader), keep_good)
     present = []
     for checkpoint in view.checkpoints:
         one = found[checkpoint.path]
         signature = tuple((e.key, *e.signature) for e in checkpoint.entries)
         if marked.get((one.id, checkpoint.path)) == signature:
             continue
-        holds = (*pins.get(one.id, ()), *references.get(checkpoint.path, ()))
+        of_save = (f"part of one of the newest {keep_good} good saves",) if one.id in needed else ()
+        holds = (*pins.get(one.id, ()), *references.get(checkpoint.path, ()), *of_save)
         present.append(msgspec.structs.replace(one, holds=holds))
     return _Look(present, {checkpoint.path: checkpoint for checkpoint in view.checkpoints}, trash)
 

@@ -9,6 +9,9 @@ import pytest
 from support.several_files import TRAINERS, SeveralFiles, optimizer, save, step_of, vits, weights
 from support.views import look
 
+from ckptguard.engine.sick_saves import find_begun_anew
+from ckptguard.recover.rollback_scope import content_of
+from ckptguard.runs.find_known_good import known_good_candidates
 from ckptguard.upkeep.reconcile import PassNotes, reconcile
 from ckptguard.values.exit_codes import ExitCode
 from ckptguard.values.settings import Settings
@@ -130,3 +133,29 @@ def test_every_path_and_every_reason(root, invoke, document):
     assert [save["good"] for save in rows] == [False, True, True, True, True]
     assert {part["rule"] for save in rows for part in save["parts"]} == {"save times"}
     assert invoke("list", root, "--saves").exit_code == 0
+
+
+def test_prune_keeps_whole_saves(root, document):
+    """Of the newest good saves every part stays, though each series has newer good ones."""
+    trained(root, TRAINERS["HiFi-GAN"], 400, 600)
+    done = document("prune", root, "--keep-last", "1", "--dry-run")[1]
+    kept, removed = ({row["path"] for row in done[key]} for key in ("kept", "removed"))
+    assert {f"{name}_00000{step}" for name in ("g", "do") for step in (200, 300)} <= kept
+    assert removed == {"g_00000100", "do_00000100"}
+
+
+def test_a_training_that_begins_from_scratch_is_seen_by_the_numbers_in_its_names(root):
+    """guided-diffusion, which counts nowhere else: the first save after the restart is one of the beginning."""
+    notes = PassNotes()
+    for step in (1000, 2000):
+        TRAINERS["guided-diffusion"].save(root, step, frozenset())
+        reconcile(look(str(root), QUICK), notes)
+    view = look(str(root), QUICK)
+    went_back_to = content_of(next(known_good_candidates(view)))
+    before = {checkpoint.signature for checkpoint in view.checkpoints}
+    TRAINERS["guided-diffusion"].save(root, 100, frozenset())
+    reconcile(look(str(root), QUICK), notes)
+    told, sick = find_begun_anew(look(str(root), QUICK), went_back_to, before)
+    assert told
+    assert sick is not None
+    assert "from scratch" in sick.reason

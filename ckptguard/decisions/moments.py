@@ -357,14 +357,13 @@ def _connected(series: Sequence[SeriesSeen], rules: Collection[frozenset[str]]) 
 def _completed(
     groups: list[list[SeriesSeen]], rules: dict[frozenset[str], str], asked: Sequence[Saves]
 ) -> list[list[SeriesSeen]]:
-    """Join groups that lack optimizer state, or weights, with the one series that has what they lack. Its save times
-    place it."""
-    lone = [
-        group[0] for group in groups if len(group) == 1 and group[0].head.has_optimizer != group[0].head.has_weights
-    ]
-    for one in [one for one in lone if not one.head.has_weights]:
-        apart = (g for g in groups if one not in g and not any(_asked(one.name, o.name, asked) is False for o in g))
-        lacking = [g for g in apart if not any(o.head.has_optimizer for o in g) and any(o.head.has_weights for o in g)]
+    """Join optimizer state that nothing joins with the weights that it is of: those that have none, if there are some.
+    Its save times place it."""
+    lone = [group[0] for group in groups if len(group) == 1]
+    for one in [one for one in lone if one.head.has_optimizer and not one.head.has_weights]:
+        apart = [g for g in groups if one not in g and not any(_asked(one.name, o.name, asked) is False for o in g)]
+        of_weights = [g for g in apart if any(o.head.has_weights for o in g)]
+        lacking = [g for g in of_weights if not any(o.head.has_optimizer for o in g)] or of_weights
         lacking = [g for g in lacking if not kind_of_name(g[0].name)] or lacking
         if len(lacking) == 1:
             rules |= {frozenset((one.name, other.name)): NEAR_IN_TIME for other in lacking[0]}

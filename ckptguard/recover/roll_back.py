@@ -318,8 +318,10 @@ def _carry_out(
                 return source.id
             publish.append((done, given.path))
         giving = {(g.path, g.content.id) for g in plan.given}
+        # Looked up before the first is moved: names of ranks are read by the names beside them.
+        there = {content.path: view.checkpoint(content.path) for content in plan.moved}
         for content in plan.moved:
-            checkpoint = view.checkpoint(content.path)
+            checkpoint = there[content.path]
             if checkpoint is None:
                 continue  # it was deleted meanwhile
             if (content.path, content.id) in giving:

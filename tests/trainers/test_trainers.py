@@ -40,6 +40,23 @@ TRAINERS = (
     Trainer("dinov2", ("model_0000399.rank_?.pth",), named=True),
     Trainer("composer", ("ep4-ba40-rank?.pt",), parts=("rank0", "rank1"), named=True, keep=3),
     Trainer("hifi_gan", ("g_00000400", "do_00000400"), parts=("g", "do"), separate=True, keep=3),
+    Trainer("vits", ("G_400.pth", "D_400.pth"), parts=("G", "D"), separate=True, keep=2),
+    Trainer(
+        "basicsr",
+        ("models/net_?_400.pth", "training_states/400.state"),
+        weights=("models/net_?_*.pth",),
+        parts=("net_g", "net_d", "state"),
+        separate=True,
+        keep=3,
+    ),
+    Trainer(
+        "guided_diffusion",
+        ("model000040.pt", "ema_0.9999_000040.pt", "opt000040.pt"),
+        weights=("model*.pt", "ema*.pt"),
+        parts=("model", "ema", "opt"),
+        separate=True,
+        keep=3,
+    ),
 )
 
 

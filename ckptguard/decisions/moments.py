@@ -189,7 +189,7 @@ def moments_of(group: Group) -> Iterator[Moment]:
                 places[one.name] += 1
             if place < len(one.contents):
                 members.append(Member(content=one.contents[place], rule=group.rules[one.name]))
-            else:
+            if place == len(one.contents) or _missed_a_save(one.contents[place:], saves, n):
                 lacks.append(one.name)
         saved = [heads[member.content.id.series] for member in members if not member.behind]
         if any(h.has_weights for h in saved) and any(h.has_optimizer for h in saved) >= wants_optimizer:
@@ -252,6 +252,30 @@ def _ends_before(saves: _Saves, n: int) -> int | None:
         return None if after is None else (at + after) // 2
     before = _written(saves[1][1]) if len(saves) > 1 else None
     return None if before is None else at + abs(at - before) // 2
+
+
+def _missed_a_save(contents: Sequence[Content], saves: _Saves, n: int) -> bool:
+    """True if nobody saw what a name held after the n-th save: its content is of an earlier one, and it was saved more
+    often than that. It may have ended, too."""
+    last = _save_of(contents[0], saves, n)
+    if last == n:
+        return False
+    places = [last]
+    for content in contents[1:_NEAREST]:
+        places.append(_save_of(content, saves, places[-1]))
+    usual = min((after - before for before, after in itertools.pairwise(places) if after > before), default=len(saves))
+    return usual <= last - n <= usual * ENDED_AFTER
+
+
+def _save_of(content: Content, saves: _Saves, n: int) -> int:
+    """Return the earliest save that a content was there at the end of, as far as times are known. It was at the
+    n-th's."""
+    while n + 1 < len(saves):
+        ends = _ends_before(saves, n + 1)
+        if ends is None or content.saved_at is None or _is_newer(content, saves[n + 1][1], ends):
+            break
+        n += 1
+    return n
 
 
 def _written(save: Mapping[str, Content]) -> int | None:

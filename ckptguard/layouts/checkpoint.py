@@ -78,13 +78,15 @@ class Gap(msgspec.Struct, frozen=True):
 class Folder(msgspec.Struct, frozen=True, kw_only=True):
     """A folder as a listing shows it. `files` are the names directly in it, without folders.
 
-    `below` are relative paths of files in its subfolders, `around` the names of the files beside it.
+    `below` are relative paths of files in its subfolders, `around` the names of the files beside it. `holds_saves`:
+    some of its files are on record as saves of their own.
     """
 
     path: str
     files: frozenset[str]
     below: frozenset[str] = frozenset()
     around: frozenset[str] = frozenset()
+    holds_saves: bool = False
 
     @property
     def name(self) -> str:

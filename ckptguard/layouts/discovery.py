@@ -10,7 +10,7 @@ import msgspec
 
 from ckptguard.layouts.checkpoint import Checkpoint, Folder, Layout
 from ckptguard.layouts.plain_folder import holds_state, is_loose
-from ckptguard.layouts.step_names import counts_steps, is_part, save_by_rank, step_from_name
+from ckptguard.layouts.step_names import counts_steps, is_part, may_be_of_rank, saves_by_rank, step_from_name
 from ckptguard.layouts.table import LAYOUTS
 from ckptguard.storage.protocol import Entry
 from ckptguard.values.ids import RECORDS_FOLDER, is_temporary, series_of
@@ -36,14 +36,18 @@ def enter(key: str) -> bool:
 
 
 def find_checkpoints(
-    entries: Sequence[Entry], patterns: Sequence[Pattern] = (), state_files: Collection[str] = ()
+    entries: Sequence[Entry],
+    patterns: Sequence[Pattern] = (),
+    state_files: Collection[str] = (),
+    by_rank: Collection[str] = (),
 ) -> list[Checkpoint]:
     """Return the checkpoints in a recursive listing of a run (made with `enter`), sorted by path.
 
     A folder's checkpoint owns all files below it, except those of checkpoints nested in it. The user's `patterns` come
-    before every layout. `state_files` are keys of files that hold state, whatever their names say.
+    before every layout. `state_files` are keys of files that hold state, whatever their names say. `by_rank` are series
+    on record whose saves have one file for each rank.
     """
-    tree = _Tree(entries, patterns, state_files)
+    tree = _Tree(entries, patterns, state_files, by_rank)
     roots = tree.roots()
     inside: dict[str, list[Entry]] = {path: [] for path in roots}
     for folder, own in tree.folders.items():
@@ -69,9 +73,13 @@ class _Tree:
     """A listing by folders, without temporaries."""
 
     def __init__(
-        self, entries: Sequence[Entry], patterns: Sequence[Pattern] = (), state_files: Collection[str] = ()
+        self,
+        entries: Sequence[Entry],
+        patterns: Sequence[Pattern] = (),
+        state_files: Collection[str] = (),
+        by_rank: Collection[str] = (),
     ) -> None:
-        self.patterns, self._state_files = patterns, state_files
+        self.patterns, self._state_files, self._by_rank = patterns, state_files, by_rank
         self.folders: dict[str, list[Entry]] = {"": []}
         self._below: dict[str, set[str]] = {}
         ignoring = any(pattern.ignore for pattern in patterns)
@@ -94,7 +102,13 @@ class _Tree:
     def layout_of(self, path: str) -> Layout | None:
         """Return the first layout that accepts a folder; for a name that the user gave, at least "folder"."""
         files, around = self.names(path), self.names(path.rpartition("/")[0])
-        folder = Folder(path=path, files=files, below=frozenset(self._below.get(path, ())), around=around)
+        folder = Folder(
+            path=path,
+            files=files,
+            below=frozenset(self._below.get(path, ())),
+            around=around,
+            holds_saves=bool(self._by_rank) and any(series_of(f"{path}/{name}") in self._by_rank for name in files),
+        )
         row = next((row for row in LAYOUTS.values() if row.accepts(folder)), None)
         return LAYOUTS["folder"] if row is None and files and choose(self.patterns, path) else row
 
@@ -138,26 +152,30 @@ class _Tree:
         """
         state = [e for e in entries if e.kind == "file" and self._holds_state(e)]
         around, by_name = self.names(folder), {e.name: e for e in entries}
-        unnumbered = [e for e in state if not folder and not is_loose(e.name, around)]
+        ranks = [e for e in state if may_be_of_rank(e.name)]
+        known = frozenset(e.name for e in ranks if series_of(e.key) in self._by_rank)
+        saves = saves_by_rank(frozenset(e.name for e in ranks), known) if ranks else {}
+        unnumbered = [e for e in state if not folder and e.name not in saves and not is_loose(e.name, around)]
         final = [e for e in unnumbered if e.name in _FINAL_NAMES or is_part(e.name, around)]
         found = []
         if final:
             final += [e for e in entries if e.name in _FINAL_BESIDE or e.name.endswith(".index.json")]
             found.append(_checkpoint(".", LAYOUTS["folder"], dict.fromkeys(final), series=FINAL_SERIES))
         taken = {e.key for e in final}
-        states = frozenset(e.name for e in state)
         for entry in state:
             chosen = choose(self.patterns, entry.key)
-            if entry.key in taken or (is_part(entry.name, around) and not chosen):
+            by_rank = saves.get(entry.name) if chosen is None else None
+            if entry.key in taken or (by_rank is None and is_part(entry.name, around) and not chosen):
                 continue
-            by_rank = save_by_rank(entry.name, states) if chosen is None else None
-            ranks = by_rank.names if by_rank is not None else (entry.name,)
-            if entry.name != ranks[0]:
+            names = by_rank.names if by_rank is not None else (entry.name,)
+            if entry.name != names[0]:
                 continue
             row = next(row for row in LAYOUTS.values() if row.accepts_file(entry.name, around))
-            beside = (*ranks[1:], *row.companions(entry.name, around))
+            beside = (*names[1:], *row.companions(entry.name, around))
             own = [entry, *(by_name[name] for name in beside if name in by_name)]
             one = _checkpoint(entry.key, row, own, chosen=chosen, around=around)
+            if by_rank is not None:
+                one = msgspec.structs.replace(one, step=by_rank.step)
             if chosen is None and one.step is None and entry.key in self._state_files:
                 one = msgspec.structs.replace(one, step=step_from_name(_OWN_SUFFIX.sub("", entry.name)))
             found.append(one)

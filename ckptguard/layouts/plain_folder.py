@@ -53,7 +53,7 @@ def _accepts(folder: Folder) -> bool:
     state = [f for f in folder.files if holds_state(f)]
     step = step_from_name(folder.name)
     counted = {step_from_name(f, folder.files) for f in state if counts_by_word(f)}
-    if not state or len(counted) > 1:
+    if not state or folder.holds_saves or len(counted) > 1:
         return False
     if step is None:
         return not any(is_loose(f, folder.files) for f in state)

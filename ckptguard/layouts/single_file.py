@@ -5,13 +5,11 @@ from __future__ import annotations
 
 from ckptguard.decisions.names import Listed, read_names
 from ckptguard.layouts.checkpoint import Checkpoint, Gap, Layout, Structures
-from ckptguard.layouts.step_names import save_by_rank
 
 
 def _gaps(checkpoint: Checkpoint, structures: Structures) -> list[Gap]:
     """Report the parts of a save that their names count and that are missing: ``step_5-00001-of-00004.pt``."""
-    names = frozenset(file.rpartition("/")[2] for file in checkpoint.files)
-    if save_by_rank(checkpoint.path.rpartition("/")[2], names) is None:  # a shard alone, which somebody asked for
+    if checkpoint.step is None:  # a shard alone, which somebody asked for
         return []
     named = [one for one in read_names(map(Listed, checkpoint.files)).values() if one.part is not None]
     total = max((one.parts for one in named if one.parts is not None), default=0)

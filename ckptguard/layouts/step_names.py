@@ -50,20 +50,33 @@ def save_by_rank(name: str, around: Collection[str] = ()) -> SaveByRank | None:
     if not may_be_of_rank(name):
         return None
     names = around if isinstance(around, frozenset) and name in around else frozenset((*around, name))
-    return _saves_by_rank(names).get(name)
+    return saves_by_rank(names).get(name)
 
 
 @lru_cache(maxsize=32)
-def _saves_by_rank(names: frozenset[str]) -> Mapping[str, SaveByRank]:
-    listed = [Listed(name) for name in sorted(names) if may_be_of_rank(name)]
-    readings = read_names(listed)
+def saves_by_rank(names: frozenset[str], on_record: frozenset[str] = frozenset()) -> Mapping[str, SaveByRank]:
+    """Return the saves that files of ranks belong to, of all names in a folder. Those that are `on_record` were
+    read so before, and keep this reading when the names that confirmed it are gone."""
+    confirming = {_next_save(name) for name in on_record}
+    readings = read_names([Listed(name) for name in sorted(names | confirming) if may_be_of_rank(name)])
     saves: dict[tuple[str, Step], list[tuple[int, str]]] = {}
-    for name, reading in readings.items():
+    for name in sorted(names & readings.keys()):
+        reading = readings[name]
         if reading.part is not None and reading.step is not None and _is_surely_step(name, reading, readings):
             whole = reading.step if reading.word in _FINE_WORDS else step_of_numbers(reading.order)
             saves.setdefault((reading.series, whole), []).append((reading.part, name))
     found = ((step, tuple(name for _, name in sorted(parts))) for (_, step), parts in saves.items())
     return {name: SaveByRank(step, own) for step, own in found for name in own}
+
+
+def _next_save(name: str) -> str:
+    """Return a file of the same rank whose step is one higher: the step stands before the words for the rank."""
+    ranks = _OF_RANK.search(name)
+    numbers = [*re.finditer(r"\d+", name[: ranks.start()])] if ranks is not None else []
+    if not numbers:
+        return name
+    start, end = numbers[-1].span()
+    return f"{name[:start]}{int(name[start:end][:20]) + 1:0{end - start}d}{name[end:]}"
 
 
 def _is_surely_step(name: str, reading: NameReading, readings: Mapping[str, NameReading]) -> bool:

@@ -13,6 +13,7 @@ from ckptguard.layouts import Checkpoint
 from ckptguard.layouts.discovery import FINAL_SERIES
 from ckptguard.records.quarantine import read_quarantined
 from ckptguard.runs.find_known_good import ANY, SURE, Candidate, Wanted, candidate_of, known_good_candidates
+from ckptguard.runs.history import History
 from ckptguard.runs.pointers import pointers_in
 from ckptguard.runs.run_view import RunView
 from ckptguard.runs.saved_together import RecordedSaves, answers, groups_in, series_seen
@@ -33,7 +34,7 @@ def content_lying(view: RunView, checkpoint: Checkpoint, numbers: Mapping[str, t
         return _content(manifest, good=False, in_place=True, numbers=numbers)
     counters = {c.kind: c.value for c in named_counters(checkpoint.path)}
     id = id or view.history.next_id(checkpoint.series, checkpoint.step)
-    counters |= _number_in_name(id, checkpoint.path)
+    counters |= _number_in_name(id, checkpoint.path, numbers)
     saved_at = max((e.mtime_ns for e in checkpoint.entries if e.mtime_ns is not None), default=None)
     return Content(
         id=id,
@@ -78,7 +79,7 @@ class RollbackScope:
             meant = checkpoint.series == own if alone else only is None or checkpoint.series in only
             if meant and folder_of(checkpoint.path) in self.folders and not self._is_export(checkpoint, chosen):
                 self._lying.setdefault(checkpoint.series, []).append(checkpoint)
-        self._numbers = _numbers_in_names(self._lying.values(), chosen)
+        self._numbers = _numbers_in_names(view.history, self._lying)
         self.known_good = content_of(chosen, self._numbers)
         self.candidates = {part.id: part for part in chosen.save} | {chosen.id: chosen}
         self._targets = {part.id.series: content_of(part, self._numbers) for part in chosen.save}
@@ -143,7 +144,7 @@ class RollbackScope:
         fixed = next((c.path for c in lying if c.step is None), missing)
         if name == self.known_good.id.series and self.known_good.id.step is None:
             fixed = self.known_good.path
-        if len(lying) > 1:  # names without a step that are not one fixed name: best_0.35.pt, best_0.41.pt
+        if len(lying) > 1 or fixed in self._numbers:  # not one fixed name: best_0.35.pt, best_0.41.pt
             fixed = None
         sealed = fixed is not None and max(history.sealed(name), key=lambda id: id.order, default=None)
         last = history.manifest(sealed) if sealed else None
@@ -190,22 +191,27 @@ class RollbackScope:
         return is_newer(content, self.known_good, self._following)
 
 
-def _numbers_in_names(series: Iterable[Sequence[Checkpoint]], chosen: Candidate) -> dict[str, tuple[int, ...]]:
-    """Return the numbers that count in paths whose ids do not say them."""
-    found: dict[str, tuple[int, ...]] = {}
-    for own in series:
-        paths = {checkpoint.path for checkpoint in own if checkpoint.step is None}
-        if len(paths) > 1:
-            paths |= {p.manifest.path for p in chosen.save if p.id.series == own[0].series and p.id.step is None}
-            found |= {path: reading.order for path, reading in read_names(map(Listed, sorted(paths))).items()}
-    return found
+def _numbers_in_names(history: History, lying: Mapping[str, Sequence[Checkpoint]]) -> dict[str, tuple[int, ...]]:
+    """Return the numbers that count in paths whose ids do not say them. All names in place and on record say it
+    together."""
+    numbered = {name: own for name, own in lying.items() if "#" in name.rpartition("/")[2]}
+    unread = [name for name, own in numbered.items() if any(c.step is None for c in own)]
+    if not unread:
+        return {}
+    paths = {c.path: c.step is None and c.series in unread for own in lying.values() for c in own}
+    for name in unread:
+        sealed = (history.manifest(id) for id in history.sealed(name) if id.step is None)
+        paths |= {manifest.path: True for manifest in sealed if manifest is not None}
+    readings = read_names(map(Listed, sorted(paths)))
+    return {path: readings[path].order for path, wanted in paths.items() if wanted and readings[path].order}
 
 
-def _number_in_name(id: CheckpointId, path: str) -> dict[str, int]:
-    """Return the number that counts in a name: as its id says it, else as its path is read alone (``model000010``)."""
+def _number_in_name(id: CheckpointId, path: str, numbers: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
+    """Return the number that counts in a name: as its id says it, else as `numbers` do, else as its path is read alone
+    (``model000010``)."""
     number = id.number
     if id.step is None and "#" in id.series.rpartition("/")[2]:
-        number = read_names([Listed(path)])[path].step
+        number = numbers[path][-1] if path in numbers else read_names([Listed(path)])[path].step
     return {} if number is None else {NUMBER_IN_NAME: number}
 
 
@@ -216,7 +222,7 @@ def _content(manifest: Manifest, *, good: bool, in_place: bool, numbers: Mapping
         path=manifest.path,
         in_place=in_place,
         good=good,
-        counters={**_number_in_name(manifest.id, manifest.path), **stands.counters},
+        counters={**_number_in_name(manifest.id, manifest.path, numbers), **stands.counters},
         has_optimizer=stands.has_optimizer,
         saved_at=max((f.mtime_ns for f in manifest.files if f.mtime_ns is not None), default=None),
         shape=_shape(manifest),

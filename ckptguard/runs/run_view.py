@@ -260,7 +260,10 @@ class Listing:
         sealed = {series_from_folder(folder) for folder in list_records(run, MANIFESTS)}
         by_bytes = {e.key for e in odd if series_of(e.key) in sealed} if sealed else set()
         by_bytes.update(state_files(run, large) if large else ())
-        found = find_checkpoints(self.entries, run.patterns, by_bytes)
+        ranks = {series_of(e.key) for e in self.entries if e.kind == "file" and may_be_of_rank(e.name)}
+        # What was sealed with a step as files of ranks is always read so, whatever lies beside it.
+        by_rank = {s for s in ranks & sealed if any(id.step is not None for id in sealed_generations(run, s))}
+        found = find_checkpoints(self.entries, run.patterns, by_bytes, by_rank)
         found += _bereft(run, self.entries, found, sealed)
         self.checkpoints = {c.path: c for c in sorted(found, key=lambda c: c.path)}
 

@@ -64,7 +64,7 @@ def verify_kept(view: RunView, copy: KeptCopy, *, work: Work = PLAIN) -> Checked
 
 def _as_it_was(view: RunView, copy: KeptCopy) -> Checkpoint | None:
     """Return the copied checkpoint, as it was listed then."""
-    found = find_checkpoints(copy.entries, view.run.patterns, (copy.path,))
+    found = find_checkpoints(copy.entries, view.run.patterns, (copy.path,), (copy.series,))
     return next((c for c in found if (c.path, c.series, c.step) == (copy.path, copy.series, copy.step)), None)
 
 

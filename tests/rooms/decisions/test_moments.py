@@ -165,6 +165,17 @@ def test_a_fixed_name_is_placed_by_its_times():
     assert placed == {number: [number * 1000] for number in HUNDREDS}
 
 
+@given(missed=st.sets(st.sampled_from((4, 7, 10))), every=st.integers(1, 4))
+def test_what_a_fixed_name_held_unseen_is_lacking(missed, every):
+    """An optimizer that is saved over with each save: where nobody saw it, weights are not joined with an older one.
+    One that is saved now and then lacks nothing."""
+    written = [n for n in range(every, 11, every) if every > 1 or n not in missed]
+    fixed = series("opt.pt", [n * 100 for n in written], optimizer=True, weights=False)
+    found = moments(series("G_{}.pth", HUNDREDS), fixed)
+    lacking = {m.number[0] // 100 for m in found if m.lacks}
+    assert lacking == (missed if every == 1 else set())
+
+
 def test_the_user_comes_first():
     """`apart` and `together` count before everything."""
     pair = [series("G_{}.pth", HUNDREDS), series("D_{}.pth", HUNDREDS)]

@@ -1,11 +1,14 @@
 """What a listing shows: checkpoints, steps, series, roles."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ckptguard.formats.structure import TensorPlace
 from ckptguard.layouts import LAYOUTS, find_checkpoints, folder_as_checkpoint, step_from_name
 from ckptguard.layouts.roles import assign_roles
 from ckptguard.storage.protocol import Entry
+from ckptguard.values.ids import series_of
 
 
 def listing(*keys):
@@ -92,6 +95,32 @@ def test_files_of_ranks_that_state_a_step_are_one_save():
     assert summary(*sizes) == {".": ("folder", "final", None, 2)}
     both = summary(*sizes, "unet_1024_rank0.pt")
     assert {path: files for path, (_, _, _, files) in both.items()} == {"unet_512_rank0.pt": 2, "unet_1024_rank0.pt": 1}
+
+
+RANKS = (
+    *("G_{}.rank_{}.pth", "unet_{}_rank{}.pt", "net-{:06d}-shard{}.safetensors", "step_{}-{:05d}-of-00003.bin"),
+    *("{}_net_E.rank_{}.pth", "x_{}-shard{}.pt", "v2_{}_rank{}.pt"),
+)
+
+
+@given(
+    form=st.sampled_from(RANKS),
+    folder=st.sampled_from(("", "run/")),
+    saves=st.dictionaries(st.integers(2, 99999), st.integers(1, 3), min_size=2, max_size=5),
+    data=st.data(),
+)
+def test_files_of_ranks_read_the_same_when_their_neighbours_are_gone(form, folder, saves, data):
+    """The reading on record of a series stays, whatever a rotation or a rollback leaves of it."""
+    names = {step: [folder + form.format(step, rank) for rank in range(ranks)] for step, ranks in saves.items()}
+    series = series_of(names[next(iter(saves))][0])
+    left = data.draw(st.sets(st.sampled_from(sorted(saves)), min_size=1))
+    keys = [name for step in left for name in names[step]]
+    found = find_checkpoints(listing(*keys), by_rank=[series])
+    assert {(c.path, c.series, c.step, c.files) for c in found} == {
+        (names[step][0], series, step, tuple(names[step])) for step in left
+    }
+    together = find_checkpoints(listing(*(name for own in names.values() for name in own)))
+    assert {c.path: c.step for c in together} == {own[0]: step for step, own in names.items()}
 
 
 @pytest.mark.parametrize(

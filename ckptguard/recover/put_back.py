@@ -12,6 +12,7 @@ from ckptguard.records.run import Run
 from ckptguard.runs.find_known_good import Candidate
 from ckptguard.runs.lock import run_lock
 from ckptguard.runs.publish import Place, copy_within, give_names, staging
+from ckptguard.runs.removal import remove_empty_folders
 from ckptguard.runs.run_view import RunView
 from ckptguard.runs.work import Work
 from ckptguard.storage.protocol import find_entry
@@ -40,6 +41,9 @@ def _copied(run: Run, path: str, files: Sequence[str], place: Place) -> Iterator
     """
 
     def publish(name: str) -> None:
+        lies = find_entry(run.storage, name) if path not in files else None
+        if lies is not None and lies.kind == "folder":  # a rotation may leave it without its files
+            remove_empty_folders(run.storage, name)
         give_names(temporary, [(top, name if top == path else top) for top in tops(path, files)])
 
     with staging(run.storage, ROLLBACK) as at:

@@ -80,6 +80,23 @@ def test_the_kept_copy_is_put_back_under_its_own_name(root, run):
     assert str(find_known_good(run).id) == "100.1"
 
 
+@pytest.mark.parametrize("left", [(), ("notes.txt",)])
+def test_a_folder_that_a_rotation_left_makes_room_for_the_kept_copy(root, run, left):
+    """An empty one goes. What else lies in it is moved aside with it, and never lost."""
+    place = root / "step_100"
+    place.mkdir()
+    torch.save(state_dict(seed=1), place / "model.pt")
+    before = (place / "model.pt").read_bytes()
+    reconcile(look(run), PassNotes())
+    (place / "model.pt").unlink()
+    for name in left:
+        (place / name).write_text("mine")
+    done = roll_back(look(run), GoBack(reason="NaN", check_writing=False))
+    assert done.put_back
+    assert (place / "model.pt").read_bytes() == before
+    assert len([path for path in root.rglob("*.txt*") if path.read_text() == "mine"]) == len(left)
+
+
 def test_a_step_saved_again_after_a_rollback_is_known_good_again(root, three):
     """The next save of a quarantined step is a new generation, even with equal bytes."""
     watch = PassNotes()

@@ -234,6 +234,8 @@ class _Folder:
                 found = getattr(module, row.read)(member.source, member.name)
             self._members.append(name)
             self._merge(name, member, found)
+        elif row.module == "containers" and (head.startswith(GZIP_MAGIC) or lists_state(member.source)):
+            self.not_understood.append(name)
         elif row.name in _READ or (size > _SMALLEST and may_hold_state(name) and not begins_like_no_state(head)):
             self.skip(name)
 

@@ -109,6 +109,15 @@ class Blocks(msgspec.Struct, frozen=True):
     offsets: tuple[int, ...]
     scale: str = "float16"
 
+    def scales(self, raw: bytes) -> bytes:
+        """Return the scales of whole blocks, one after the other."""
+        width = DTYPES[self.scale].size
+        found = bytearray(len(raw) // self.size * len(self.offsets) * width)
+        for n, offset in enumerate(self.offsets):
+            for byte in range(width):
+                found[n * width + byte :: len(self.offsets) * width] = raw[offset + byte :: self.size]
+        return bytes(found)
+
 
 # Those of llama.cpp. Types whose scales are no floats in one place are left out.
 BLOCKS: dict[str, Blocks] = {

@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import math
 import os
+import zlib
 from typing import Any
 
 from msgspec import structs
@@ -22,8 +23,11 @@ WITHOUT = "HDF5, which needs the extra ckptguard[keras],"
 _MOST_OBJECTS, _DEEPEST = 200_000, 64
 _LARGEST_CHUNK = 64 << 20
 _LARGEST_PACKED = 4 << 30  # bytes of all datasets that are unpacked
+_MOST_CHUNKS = 100_000  # of one dataset; of all ten times as many. The library holds about 2 KiB for each
+_LARGEST_LZF = 4 << 20  # bytes of a chunk that LZF packed, which may unpack to ninety times as many
 _BLOCK = 8 << 20
-_FILTERS = frozenset((1, 2, 3, 5, 6, 32000))  # deflate, shuffle, fletcher32, n-bit, scale-offset, LZF
+_DEFLATE, _LZF = 1, 32000
+_FILTERS = frozenset((_DEFLATE, 2, 3, 5, 6, _LZF))  # shuffle, fletcher32, n-bit, scale-offset
 _FLOATS = {2: "float16", 4: "float32", 8: "float64"}
 _BFLOAT16 = "bfloat16"
 
@@ -44,7 +48,7 @@ def read(reader: Source, path: str) -> Structure:
         return Structure(format=NAME, problems=(problem,), truncated=end > size)
     import h5py
 
-    walk = _Walk(h5py)
+    walk = _Walk(h5py, reader)
     try:
         with h5py.File(_File(reader), "r", locking=False) as file:
             walk.run(file)
@@ -98,11 +102,12 @@ class _File(io.RawIOBase):
 class _Walk:
     """One way through the groups of a file."""
 
-    def __init__(self, h5py: Any) -> None:
+    def __init__(self, h5py: Any, source: Source) -> None:
         self.found = Found()
         self.not_understood: list[str] = []
         self._h5py = h5py
-        self._room = _LARGEST_PACKED
+        self._source = source
+        self._room, self._chunks = _LARGEST_PACKED, 10 * _MOST_CHUNKS
         self._placed: list[tuple[SpanPlace | None, TensorPlace]] = []
 
     def run(self, file: Any) -> None:
@@ -159,8 +164,8 @@ class _Walk:
             return
         first = dataset.id.get_chunk_info(0) if stored and dataset.chunks and dataset.id.get_num_chunks() else None
         self._placed.append((None if first is None else SpanPlace(first.byte_offset, first.size), whole))
-        if count and dataset.dtype.kind in "fc":
-            self._unpack(name, dataset, count)
+        if count and (dataset.dtype.kind in "fc" or kind == _BFLOAT16):
+            self._unpack(name, dataset, count, f"{'>' if order == 'big' else '<'}u2" if kind == _BFLOAT16 else None)
 
     def _kind_of(self, dataset: Any) -> str | None:
         """Return our name of a dataset's type. None for what is neither a number nor a plain type of the library."""
@@ -177,8 +182,8 @@ class _Walk:
             return "bool"
         return f"{'u' if dtype.kind == 'u' else ''}int{8 * size}" if dtype.kind in "iu" else None
 
-    def _unpack(self, name: str, dataset: Any, count: int) -> None:
-        """Look for numbers that are not finite in what is not stored as it is."""
+    def _unpack(self, name: str, dataset: Any, count: int, bits: str | None) -> None:
+        """Look for numbers that are not finite in what is not stored as it is. `bits` holds a bfloat16."""
         import numpy
 
         plist, size = dataset.id.get_create_plist(), count * dataset.dtype.itemsize
@@ -188,6 +193,9 @@ class _Walk:
             self.not_understood.append(f"{name!r}, which is packed,")
             return
         self._room -= size
+        if dataset.chunks and not self._are_small(dataset, filters, chunk):
+            self.not_understood.append(f"{name!r}, which is packed,")
+            return
         shape = dataset.shape
         rows = shape[0] if shape else 1
         each = max(_BLOCK // max(size // max(rows, 1), 1), 1)
@@ -195,13 +203,38 @@ class _Walk:
             self.not_understood.append(f"{name!r}, which is packed,")
             return
         for begin in range(0, rows, each):
-            block = dataset[begin : begin + each] if shape else dataset[()]
-            bad = numpy.ravel(block)[~numpy.isfinite(numpy.ravel(block))]
+            block = numpy.ravel(dataset[begin : begin + each] if shape else dataset[()])
+            if bits is not None:
+                block = (block.view(bits).astype("<u4") << 16).view("<f4")
+            bad = block[~numpy.isfinite(block)]
             if bad.size:
                 self.found.leaves.append(
                     Leaf(name, float(bad[0].real) if not math.isfinite(bad[0].real) else math.nan, True)
                 )
                 return
+
+    def _are_small(self, dataset: Any, filters: set[int], size: int) -> bool:
+        """True if no chunk unpacks to more than it should, which the library finds only when it has unpacked it."""
+        chunks = math.prod(-(-whole // part) for whole, part in zip(dataset.shape, dataset.chunks, strict=True))
+        self._chunks -= chunks
+        chunk_iter = getattr(dataset.id, "chunk_iter", None)  # old libraries have none
+        if chunk_iter is None or chunks > _MOST_CHUNKS or self._chunks < 0 or {_DEFLATE, _LZF} <= filters:
+            return False
+        stored: list[Any] = []
+        chunk_iter(stored.append)
+        limit = _LARGEST_LZF if _LZF in filters else 2 * size + _BLOCK
+        if any(chunk.size > limit for chunk in stored):
+            return False
+        return _DEFLATE not in filters or all(self._inflates_within(chunk, size) for chunk in stored)
+
+    def _inflates_within(self, chunk: Any, size: int) -> bool:
+        try:
+            stream = zlib.decompressobj()
+            return (
+                len(stream.decompress(self._source.read(chunk.byte_offset, chunk.size), 2 * size + 65)) <= 2 * size + 64
+            )
+        except zlib.error:
+            return True  # it is not deflated, or damaged, which the library says
 
     def structure(self, size: int) -> Structure:
         """Return what was found, with spans in file order."""

@@ -17,7 +17,7 @@ from blake3 import blake3
 from msgspec import structs
 
 from ckptguard.formats import safetensors
-from ckptguard.formats.dtypes import DTYPES
+from ckptguard.formats.dtypes import BLOCKS, DTYPES
 from ckptguard.formats.nonfinite_bytes import SIZES, bad_number
 from ckptguard.formats.pickle.constants import PickleProblem
 from ckptguard.formats.pickle.inert_values import Call, Mapping, PersistentId, Sequence
@@ -189,14 +189,19 @@ def take_tensors(found: Found, name: str, inner: Structure, raw: bytes, room: Re
         if tensor.span is None or place in seen:
             continue
         seen.add(place)
-        full, known = below(name, tensor.name), DTYPES.get(tensor.dtype)
+        full, blocks = below(name, tensor.name), BLOCKS.get(tensor.dtype)
+        known = blocks or DTYPES.get(tensor.dtype)
         if known is None or room.budget <= 0:
             _not_read(found, full)
             continue
         begin, size = inner.spans[tensor.span].offset, known.size
         part = raw[begin + tensor.start * size : begin + tensor.stop * size]
         room.budget -= len(part)
-        if tensor.dtype in SIZES:
+        if blocks is not None:
+            bad = bad_number(blocks.scales(part), blocks.scale, "little")
+            if bad is not None:
+                found.leaves.append(Leaf(full, bad, of_array=True))
+        elif tensor.dtype in SIZES:
             bad = bad_number(part, tensor.dtype, tensor.byte_order)
             if bad is not None and tensor.strides:
                 _not_read(found, full)  # it may be an element that the tensor leaves out

@@ -236,6 +236,9 @@ def test_every_kind_of_tar_is_read(tmp_path: Path, form: int) -> None:
     [
         ("nested.zip", zip_of([("a.pth", torch_bytes(dict(POLICY))), ("inner.nemo", nemo_tar(POLICY))])),
         ("nested.tar", tar_of([("a.pth", torch_bytes(dict(POLICY))), ("inner.keras", keras_zip(np.ones((2, 2))))])),
+        ("zip.zip", zip_of([("a.pth", torch_bytes(dict(POLICY))), ("inner.zip", baselines_zip(POLICY))])),
+        ("tar.tar", tar_of([("a.pth", torch_bytes(dict(POLICY))), ("x", tar_of([("w.pth", torch_bytes({}))]))])),
+        ("gz.zip", zip_of([("a.pth", torch_bytes(dict(POLICY))), ("x.gz", nemo_tar(POLICY, compressed=True))])),
         ("links.tar", tar_with(link("policy.pth", "model_weights.ckpt"))),
         ("pieces.tar", tar_of([("a.pth", torch_bytes(dict(POLICY))), ("__0_0.distcp", bytes(5000))])),
     ],

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 import random
 import struct
+import zipfile
 from pathlib import Path
 
 import gguf
 import numpy as np
 import pytest
-from support.container_files import gguf_bytes
+from support.container_files import gguf_bytes, zip_of
 from support.format_files import scan_of, structure_of
 from support.runs import QUICK
 
@@ -82,6 +83,21 @@ def test_a_bad_scale_is_found_wherever_it_is(tmp_path: Path, name: str) -> None:
             [numbers] = scan_of(tmp_path, "m.gguf", gguf_bytes({}, {"w": (NAMES[name].name, raw)})).files[0].numbers
             assert numbers is not None
             assert (numbers.nan, numbers.first_bad) == (1, place * len(kind.offsets) + kind.offsets.index(offset))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_bad_scale_is_found_in_a_compressed_archive(tmp_path: Path, name: str) -> None:
+    """What is unpacked is judged like the file itself."""
+    kind = BLOCKS[name]
+    for offset in (None, *kind.offsets):
+        raw = blocks(name)
+        if offset is not None:
+            flat = raw.reshape(-1)
+            flat[kind.size + offset : kind.size + offset + 2] = (0, 126) if kind.scale == "float16" else (255, 1)
+        data = gguf_bytes({}, {"w": (NAMES[name].name, raw)})
+        file = scan_of(tmp_path, "model-500.zip", zip_of([("model.gguf", data)], zipfile.ZIP_DEFLATED)).files[0]
+        assert [leaf.name for leaf in file.structure.leaves] == ([] if offset is None else ["model.gguf:w"])
+        assert (file.structure.unread, file.structure.not_understood) == ((), ())
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, np.float64])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 import sys
+import zlib
 from pathlib import Path
 
 import h5py
@@ -87,6 +88,47 @@ def test_bfloat16_of_keras(tmp_path: Path) -> None:
     [numbers] = scan_of(tmp_path, "a.weights.h5", bfloat16(0x7FC0)).files[0].numbers
     assert numbers is not None
     assert numbers.nan == 8
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("dtype", ["V2", "<u2", ">u2"])
+@pytest.mark.parametrize("bits", [0x3F80, 0x7FC0, 0xFF80])
+def test_bfloat16_is_looked_at_however_it_is_stored(tmp_path: Path, way: str, dtype: str, bits: int) -> None:
+    """One number of very many that is not finite is bad; finite ones are good."""
+    array = np.full(4096, 0x3F80, "<u2" if dtype == "V2" else dtype)
+    array[3001] = bits
+
+    def fill(file: h5py.File) -> None:
+        stored = file.create_dataset("layers/dense/vars/0", data=array.view(dtype), **WAYS[way])
+        stored.attrs["dtype"] = "bfloat16"
+
+    wanted = Outcome.GOOD if bits == 0x3F80 else Outcome.BAD
+    assert outcome(tmp_path, "ckpt-05.weights.h5", hdf5_of(fill)) is wanted
+
+
+@pytest.mark.parametrize("filters", [{"compression": "gzip"}, {"compression": "gzip", "fletcher32": True}])
+def test_a_chunk_that_unpacks_to_more_than_it_should_is_not_unpacked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, filters: dict[str, object]
+) -> None:
+    """The library would take memory for all of it. It is not good."""
+
+    def fill(file: h5py.File) -> None:
+        stored = file.create_dataset("w", shape=(1000,), dtype="f4", chunks=(1000,), **filters)
+        stored.id.write_direct_chunk((0,), zlib.compress(bytes(50 << 20)))
+
+    monkeypatch.setattr(h5py.Dataset, "__getitem__", lambda *_: pytest.fail("it was unpacked"))
+    found = structure_of(tmp_path, "a.weights.h5", hdf5_of(fill))
+    assert found.not_understood == ("'w', which is packed,",)
+
+
+def test_a_dataset_of_very_many_chunks_is_not_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library would take memory for each, though the file holds none of them."""
+
+    def fill(file: h5py.File) -> None:
+        file.create_dataset("w", shape=(1, 1 << 20), dtype="f4", chunks=(1, 4), compression="gzip", fillvalue=1)
+
+    monkeypatch.setattr(h5py.Dataset, "__getitem__", lambda *_: pytest.fail("it was unpacked"))
+    assert structure_of(tmp_path, "a.weights.h5", hdf5_of(fill)).not_understood == ("'w', which is packed,",)
 
 
 def made(fill) -> bytes:  # type: ignore[no-untyped-def]

@@ -93,7 +93,8 @@ _OPTIMIZERS = re.compile(
 
 class Standpoint(msgspec.Struct, frozen=True, kw_only=True):
     """The newest known-good checkpoint of a series, to compare it with other series. `counters` maps each kind to its
-    value. `tensors` is a digest of the tensors' names; `saved_at` is in ns by the storage's clock."""
+    value. `tensors` is a digest of the tensors' names; `saved_at` is in ns by the storage's clock. `whole`: a
+    guard saved it, so it is all of its save."""
 
     series: str
     counters: Mapping[str, int]
@@ -103,6 +104,7 @@ class Standpoint(msgspec.Struct, frozen=True, kw_only=True):
     path: str = ""
     tensors: bytes = b""
     saved_at: int | None = None
+    whole: bool = False
 
 
 def standpoint_of(manifest: Manifest) -> Standpoint:
@@ -119,6 +121,7 @@ def standpoint_of(manifest: Manifest) -> Standpoint:
         path=manifest.path,
         tensors=_names_digest(manifest),
         saved_at=max((f.mtime_ns for f in manifest.files if f.mtime_ns is not None), default=None),
+        whole=manifest.layout == "ckptguard",
     )
 
 

@@ -146,7 +146,7 @@ def twins_of(series: Sequence[SeriesSeen], asked: Sequence[Saves] = ()) -> list[
     found = []
     for one, other in itertools.combinations(series, 2):
         stems = _stem(one.name), _stem(other.name)
-        if _asked(one.name, other.name, asked) or "" in stems or stems[0] == stems[1]:
+        if _asked(one.name, other.name, asked) is not None or "" in stems or stems[0] == stems[1]:
             continue
         same_kind = kind_of_name(one.name) == kind_of_name(other.name)
         if same_kind and _are_alternatives(one.head, other.head) and _count_the_same(one, other):
@@ -297,6 +297,8 @@ def _joined_by(one: SeriesSeen, other: SeriesSeen, asked: Sequence[Saves]) -> st
     wanted = _asked(one.name, other.name, asked)
     if wanted is not None:
         return SETTING if wanted else None
+    if one.head.whole or other.head.whole:
+        return None
     if kind_of_name(one.name) != kind_of_name(other.name) or _are_alternatives(one.head, other.head):
         return None
     if _count_the_same(one, other):

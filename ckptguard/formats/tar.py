@@ -13,6 +13,7 @@ _BLOCK = 512
 _MAGIC, _MAGIC_AT = b"ustar", 257
 _LONGEST_NOTE = 1 << 20  # bytes of a long name or of extended headers
 _LONGEST_END = 1 << 20  # zeros after the last member
+_MOST_DIGITS = 20  # of a size in an extended header
 _AHEAD = 1 << 16
 _FILES, _FOLDER, _LINKS = b"\x000", b"5", b"12"
 _LONG_NAME, _LONG_LINK, _PAX, _PAX_OF_ALL = b"L", b"K", b"x", b"g"
@@ -107,7 +108,10 @@ class _Walk:
         prefix = b"" if header[262:264] == b"  " or not header[345:346].strip(b"\0") else _text(header[345:500]) + b"/"
         name = notes.get("path") or (prefix + _text(header[:100])).decode("utf-8", "replace")
         target = notes.get("linkpath") or _text(header[157:257]).decode("utf-8", "replace")
-        size = int(notes["size"]) if notes.get("size", "").isdecimal() else size
+        digits = notes.get("size", "")
+        if len(digits) > _MOST_DIGITS:
+            raise ReadProblem("an extended header of the archive states an impossible size")
+        size = int(digits) if digits.isdecimal() else size
         if kind in _LINKS or kind in b"346":
             size = 0
         inside, shown = name.rstrip("/").removeprefix("./"), printable(name)

@@ -19,9 +19,9 @@ WHOSE_KEY = "run.json"  # for records outside the run
 RECORDS = frozenset(
     {
         *(".gitignore", "audit", "daemon.json", "emptied", FORMAT_KEY, "gate.lock", "incidents", "kept", "ledger"),
-        *("lineage.json", "lock", "manifests", "metrics", "pins", "quarantine", "reference", "rewrites", "room.json"),
+        *("lineage.json", "lock", "manifests", "metrics", "nodes", "pins", "quarantine", "reference", "rewrites"),
         *("run.json", "samples", "saving", "scrubs", "seen", "settings", "starts", "told", "training", "trainings"),
-        "trash",
+        *("room.json", "trash"),
     }
 )
 
@@ -49,6 +49,7 @@ _KEYS = {
     "settings": re.compile(r"allow-nonfinite\.\d+\.json"),
     "starts": re.compile(r"\d+\.json"),
     "told": re.compile(r"[0-9a-f]{12}/(?:[0-9a-f]{32}|before\.\d+)\.json"),
+    "nodes": re.compile(r"(?:leader|[0-9a-f]{32}/[^/]+)\.json"),
     "training": re.compile(r"[^/]+\.\d+\.\d+\.json"),
     "trainings": re.compile(r"[^/]+\.json"),
 }
@@ -58,6 +59,7 @@ _LEASE = frozenset(("format", "owner", "since", "token"))
 _FIELDS = {
     "daemon.json": frozenset(("address", "format", "host", "pid")),
     "lineage.json": frozenset(("begun", "format", "token")),
+    "nodes": frozenset(("format",)),
     "room.json": frozenset(("format", "needed", "problem")),
     "saving": _LEASE,
     "seen": frozenset(("boot_id", "format", "host", "what")),

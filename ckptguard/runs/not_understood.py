@@ -16,7 +16,9 @@ from ckptguard.formats.suffixes import (
     begins_like_folder,
     begins_like_no_state,
     format_of,
+    is_pickle_name,
     may_hold_state,
+    promises_state,
     suffixes_of,
 )
 from ckptguard.records.run import Run
@@ -102,7 +104,7 @@ def _holds_state(run: Run, entry: Entry, head: bytes) -> bool:
 
 def _candidates(run: Run, files: Iterable[Entry]) -> Iterator[tuple[Entry, bytes | None]]:
     """Yield the files whose names do not say what they are, and their first bytes; None if they were not read."""
-    known, room = suffixes_of("tensors", "arrays", "objects", "pieces"), _MOST_READ
+    known, room = suffixes_of("tensors", "arrays", "pieces"), _MOST_READ
     for entry in files:
         if entry.size > SMALLEST and _may_be_state(run, entry, known):
             room -= 1
@@ -110,8 +112,11 @@ def _candidates(run: Run, files: Iterable[Entry]) -> Iterator[tuple[Entry, bytes
 
 
 def _may_be_state(run: Run, entry: Entry, known: tuple[str, ...]) -> bool:
-    """True if its name does not say what it is, and the user has not said that it is no state."""
+    """True if its name does not say what it is, and the user has not said that it is no state. A pickle may hold
+    anything: one counts if the rest of its name promises state (``replay_buffer.pkl`` of a model)."""
     if entry.name.startswith(".") or entry.name.lower().endswith(known) or not may_hold_state(entry.key):
+        return False
+    if is_pickle_name(entry.key) and not promises_state(entry.key):
         return False
     return not any(map(is_temporary, entry.key.split("/"))) and not is_ignored(run.patterns, entry.key)
 

@@ -273,8 +273,10 @@ def _described(answer: KnownGood, rule: str, head: Standpoint, behind: int) -> S
     )
 
 
-def _weights_first(head: Standpoint) -> tuple[bool, bool, bool, int, str]:
-    """Order the parts of a save: the weights that one samples from, before averages and discriminators."""
+def _weights_first(head: Standpoint) -> tuple[bool, bool, bool, bool, int, str]:
+    """Order the parts of a save: the weights that one samples from, before averages and discriminators. What holds
+    optimizer state too comes before weights alone, so a folder of all comes before what was exported of it."""
     words = set(head.series.lower().rpartition("/")[2].replace("#", " ").replace("_", " ").replace("-", " ").split())
     second = not _SECOND_PART.isdisjoint(word.partition(".")[0] for word in words)
-    return role_of(head.path) == "ema", second, head.has_optimizer, len(head.series), head.series
+    role = role_of(head.path)
+    return role == "ema", role == "optimizer", second, not head.has_optimizer, len(head.series), head.series

@@ -237,7 +237,7 @@ def test_none_is_possible(opened, path, told, trouble, monkeypatch):
     elif trouble == "a folder":
         os.makedirs(path + "/below")
     else:
-        monkeypatch.setattr(schema, "_network_of", lambda path: "nfs4")
+        monkeypatch.setattr(schema, "mount_of", lambda path: ("/", "nfs4"))
     catalogue = opened()
     assert not catalogue.is_in_file
     for n in range(50):
@@ -309,6 +309,5 @@ def test_a_network_file_system_is_known_by_its_mount(monkeypatch, tmp_path):
     )
     real = open
     monkeypatch.setattr("builtins.open", lambda path, *a, **k: real(mounts, *a, **k))
-    assert schema._network_of("/net home/me/catalogue") == "nfs4"
-    assert schema._network_of("/net home/local/catalogue") is None
-    assert schema._network_of("/run/catalogue") is None
+    folders = {"/net home/me": "nfs4", "/net home/local": "xfs", "/run": "ext4"}
+    assert {folder: schema.mount_of(folder)[1] for folder in folders} == folders

@@ -26,18 +26,18 @@ from ckptguard.values.patterns import Pattern
 NOISE = random.Random(1).randbytes(5000)
 HDF5 = b"\x89HDF\r\n\x1a\n" + NOISE
 STATE = {
-    "model.weights.h5": HDF5,
-    "policy.keras": b"PK\x03\x04" + NOISE,
+    "model.msgpack": HDF5,
+    "policy.joblib": b"PK\x03\x04" + NOISE,
     "train_state_500.msgpack": b"\x82\xa6params" + NOISE,
     "forest.joblib": b"\x80\x04\x95" + NOISE,
     "booster.ubj": b"{L\0\0\0\0\0\0\0\x07learner" + NOISE,
     "model.onnx": b"\x08\x08\x12\x07pytorch" + NOISE,
-    "llama.gguf": b"GGUF\x03\0\0\0" + NOISE,
     "orbax/500/d/0a1b2c": NOISE,
     "orbax/500/manifest.ocdbt": b"\x0c\xdb\x20\xde" + NOISE,
     "700.what": NOISE,
     "g": bytes(5000),
-    "deep/a/b/c/d/e/x.h5": HDF5,
+    "deep/a/b/c/d/e/x.ubj": HDF5,
+    "rl_model_replay_buffer_80_steps.pkl": b"\x80\x04\x95" + NOISE,
 }
 OTHERS = {
     "train.log": NOISE,
@@ -52,8 +52,8 @@ OTHERS = {
     "notes": b"loss 0.5\n" * 300,
     "train.py": NOISE,
     "tokenizer.model": NOISE,
-    "small.h5": HDF5[:900],
-    "half.h5.tmp": HDF5,
+    "small.ubj": HDF5[:900],
+    "half.ubj.tmp": HDF5,
     ".hidden": NOISE,
     "SHA256SUMS": NOISE,
     "preds.npz": NOISE,
@@ -87,8 +87,8 @@ def test_unknown_files_are_named_and_known_ones_are_not(tmp_path: Path) -> None:
 
 def test_what_a_pattern_names_is_not(tmp_path: Path) -> None:
     """A checkpoint has a verdict of its own, and what the user ignores is no state."""
-    lay(tmp_path, {"model.weights.h5": HDF5, "data/blob": NOISE})
-    patterns = (Pattern(path="*.weights.h5"), Pattern(path="data", ignore=True))
+    lay(tmp_path, {"model.msgpack": HDF5, "data/blob": NOISE})
+    patterns = (Pattern(path="*.msgpack"), Pattern(path="data", ignore=True))
     assert named(tmp_path, patterns=patterns) == set()
 
 
@@ -114,16 +114,16 @@ def test_first_bytes_are_read_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize("command", ["status", "list", "verify"])
 def test_commands_name_them_and_say_what_to_do(invoke, document, root, command) -> None:  # type: ignore[no-untyped-def]
     """For people on stderr, and in the document. The exit code is as before: nothing that was verified is bad."""
-    lay(root, {"model.weights.h5": HDF5, "more.h5": HDF5})
+    lay(root, {"model.msgpack": HDF5, "more.ubj": HDF5})
     assert invoke("verify", root).exit_code == 0
     said = invoke(command, root)
     assert said.exit_code == 0
     assert "2 files are not understood" in said.stderr
-    assert "model.weights.h5, more.h5" in said.stderr
+    assert "model.msgpack, more.ubj" in said.stderr
     assert "[[patterns]]" in said.stderr
     _, found = document(command, root)
-    assert found["not_understood"] == {"files": 2, "bytes": 2 * len(HDF5), "paths": ["model.weights.h5", "more.h5"]}
-    for name in ("model.weights.h5", "more.h5"):
+    assert found["not_understood"] == {"files": 2, "bytes": 2 * len(HDF5), "paths": ["model.msgpack", "more.ubj"]}
+    for name in ("model.msgpack", "more.ubj"):
         (root / name).unlink()
     said = invoke(command, root)
     assert "not understood" not in said.stderr
@@ -132,15 +132,15 @@ def test_commands_name_them_and_say_what_to_do(invoke, document, root, command) 
 
 def test_a_run_of_nothing_else_is_no_silence(invoke, root) -> None:  # type: ignore[no-untyped-def]
     """Where there is no checkpoint at all, the reason is said, too."""
-    (root / "model.weights.h5").write_bytes(HDF5)
-    assert "model.weights.h5" in invoke("verify", root).stderr
-    assert "model.weights.h5" in invoke("list", root).stderr
-    assert "model.weights.h5" in invoke("status", root).stderr
+    (root / "model.msgpack").write_bytes(HDF5)
+    assert "model.msgpack" in invoke("verify", root).stderr
+    assert "model.msgpack" in invoke("list", root).stderr
+    assert "model.msgpack" in invoke("status", root).stderr
 
 
 def test_the_daemon_says_it_once_and_shows_it(tmp_path: Path) -> None:
     """One warning in its log, however many passes it makes; a metric; and the page."""
-    lay(tmp_path, {"model.weights.h5": HDF5})
+    lay(tmp_path, {"model.msgpack": HDF5})
     logged: list[tuple[str, dict[str, object]]] = []
 
     def note(event: str, **fields: object) -> None:
@@ -149,10 +149,10 @@ def test_the_daemon_says_it_once_and_shows_it(tmp_path: Path) -> None:
     feed = CatalogueFeed()
     run = WatchedRun(str(tmp_path), run_id_of(str(tmp_path)), QUICK, Hooks(QUICK, note), None, feed)
     for number in range(3):
-        os.utime(tmp_path / "model.weights.h5", ns=(number, number))
+        os.utime(tmp_path / "model.msgpack", ns=(number, number))
         assert run.step(PLAIN) is not None
     [fields] = [fields for event, fields in logged if event == "not_understood"]
-    assert "model.weights.h5" in str(fields["reason"])
+    assert "model.msgpack" in str(fields["reason"])
     text = exposition([feed.summary(run)], None, 0.0).decode()
     assert f'ckptguard_not_understood_files{{run="{tmp_path}"}} 1.0' in text
     assert run.last_pass.not_understood is not None
@@ -161,7 +161,7 @@ def test_the_daemon_says_it_once_and_shows_it(tmp_path: Path) -> None:
 
 def test_the_page_of_a_run_says_it(tmp_path: Path) -> None:
     """In its document, as sentences."""
-    lay(tmp_path, {"model.weights.h5": HDF5})
+    lay(tmp_path, {"model.msgpack": HDF5})
     feed = CatalogueFeed()
     run = WatchedRun(str(tmp_path), run_id_of(str(tmp_path)), QUICK, Hooks(QUICK, lambda *a, **k: None), None, feed)
     run.step(PLAIN)
@@ -173,4 +173,4 @@ def test_the_page_of_a_run_says_it(tmp_path: Path) -> None:
             self.feed = feed
 
     page = json.loads(json.dumps(Pages(Served())._run(run)))  # type: ignore[arg-type]
-    assert "model.weights.h5" in page["not_understood"][0]
+    assert "model.msgpack" in page["not_understood"][0]

@@ -176,6 +176,17 @@ def test_what_a_fixed_name_held_unseen_is_lacking(missed, every):
     assert lacking == (missed if every == 1 else set())
 
 
+@pytest.mark.parametrize("missing", [(), (500,), (400, 500), (300,)])
+def test_optimizer_state_under_a_fixed_name_goes_with_the_weights_of_its_save(missing):
+    """Where a save died before its optimizer state was whole, the weights of that save are no whole moment."""
+    weights = series("epoch_{}/model.bin", range(100, 501, 100))
+    saved = [n for n in range(100, 501, 100) if n not in missing]
+    state = series("recipe_state", saved, optimizer=True, weights=False)
+    whole = [moment for moment in moments(weights, state) if not moment.lacks]
+    found = [(moment.number[0], moment.members[1].content.saved_at) for moment in whole]
+    assert found == [(n, n * 1000) for n in reversed(saved)]
+
+
 def test_the_user_comes_first():
     """`apart` and `together` count before everything."""
     pair = [series("G_{}.pth", HUNDREDS), series("D_{}.pth", HUNDREDS)]
@@ -189,6 +200,7 @@ def test_the_user_comes_first():
     assert twins_of(others) == [("a_#.pt", "b_#.pt")]
     assert len(names(others, [Saves(together=("[ab]_*.pt",))])) == 1
     assert twins_of(others, [Saves(together=("[ab]_*.pt",))]) == []
+    assert twins_of(others, [Saves(apart=("a_*.pt",))]) == []
 
 
 @pytest.mark.parametrize("other", ["preds_{}.npz", "dump_{}.pt"])

@@ -206,6 +206,16 @@ def test_tars_that_lead_out_are_bad(tmp_path: Path, kind: str) -> None:
     assert outcome(tmp_path / "run", "a.nemo", HOSTILE_TARS[kind]) is Outcome.BAD
 
 
+@pytest.mark.parametrize("digits", [19, 21, 5000])
+def test_a_size_that_no_file_has_is_a_problem(tmp_path: Path, digits: int) -> None:
+    """An extended header may state any number. Other checkpoints beside it are verified."""
+    info = tarfile.TarInfo("policy.pth")
+    info.pax_headers = {"size": "9" * digits}
+    data = tar_with(info, form=tarfile.PAX_FORMAT)
+    assert structure_of(tmp_path, "a.nemo", data).problems
+    assert outcome(tmp_path / "run", "a.nemo", data) is not Outcome.GOOD
+
+
 @pytest.mark.parametrize("kind", HOSTILE_ZIPS)
 def test_zips_that_lead_out_are_bad(tmp_path: Path, kind: str) -> None:
     """The same for a zip."""

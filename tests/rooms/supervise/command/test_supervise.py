@@ -390,8 +390,8 @@ signal.pause()
 def test_what_nobody_verifies_is_named_at_the_start_and_in_the_last_line(supervise, run, options):
     """A trainer whose saves nobody can read: with --strict that is an exit code, and its own failure comes first."""
     run.mkdir()
-    (run / "old.h5").write_bytes(b"\x89HDF" + bytes(range(256)) * 20)
-    script = "(run / 'new.h5').write_bytes(b'\\x89HDF' + bytes(range(256)) * 20)\n"
+    (run / "old.ubj").write_bytes(b"\x89HDF" + bytes(range(256)) * 20)
+    script = "(run / 'new.ubj').write_bytes(b'\\x89HDF' + bytes(range(256)) * 20)\n"
     done = supervise(script, *options)
     assert done.code == (4 if options else 0), done.stderr
     lines = done.stderr.splitlines()

@@ -14,16 +14,14 @@ from servers.fixtures import S3_BUCKETS, skip_or_fail
 from servers.moto_server import moto_server
 from servers.processes import NotInstalledError
 from servers.s3 import S3Server
-from support.daemon_process import until
 from support.store_requests import Bill
 from support.store_runs import StoreRun, look
 
 from ckptguard.engine.watched_run import WatchedRun
-from ckptguard.errors import ChangedWhileReadError
 from ckptguard.keep.quarantine import mark_suspect
 from ckptguard.runs.run_view import open_view
 from ckptguard.runs.work import Work
-from ckptguard.storage.protocol import Entry, Reader
+from ckptguard.storage.protocol import Entry
 from ckptguard.storage.remote.remote_storage import RemoteReader, RemoteStorage
 from ckptguard.values.ids import CheckpointId
 from ckptguard.values.settings import Settings
@@ -215,17 +213,8 @@ def test_the_looks_follow_the_run(run: StoreRun) -> None:
     assert pause() <= 20.0
 
 
-def _refused(reader: Reader, size: int) -> bool:
-    """True if a server refuses to read what was listed, because other bytes are there now."""
-    try:
-        reader.read(0, size)
-    except ChangedWhileReadError:
-        return True
-    return False
-
-
 def test_ceph_understands_it_too(ceph: S3Server, tmp_path: Path) -> None:
-    """Another server costs as little, and refuses to read an object that was replaced since it was listed."""
+    """Another server costs as little."""
     with FaultyProxy(ceph.endpoint).running() as proxy:
         one = StoreRun(ceph, proxy, S3_BUCKETS[1], f"run-{uuid.uuid4().hex[:12]}", tmp_path)
         for number in range(1, SAVES + 1):
@@ -239,11 +228,3 @@ def test_ceph_understands_it_too(ceph: S3Server, tmp_path: Path) -> None:
         assert [c.outcome for c in look(guarded).checked] == [Outcome.GOOD]
         look(guarded)
         assert new.counts().total() <= 30, new.counts()
-        storage = guarded.look().run.storage
-        listed = storage.stat("checkpoint-1000/model.safetensors")
-        was, now = one.get(listed.key), one.get("checkpoint-10/model.safetensors")
-        one.put(listed.key, now)
-        with storage.open_listed(listed) as reader:
-            # A busy server may answer by what it remembers for a moment; then it refuses.
-            until(lambda: _refused(reader, listed.size), "the refusal")
-        assert was != now == one.get(listed.key)

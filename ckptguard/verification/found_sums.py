@@ -20,11 +20,12 @@ from ckptguard.layouts import Checkpoint
 from ckptguard.layouts.hub_snapshot import stated_by_name
 from ckptguard.scan import ScanOptions
 from ckptguard.storage import Entry, Storage
-from ckptguard.values.ids import escape
+from ckptguard.values.ids import escape, is_safe_path
 from ckptguard.values.verdict import Finding, Severity
 from ckptguard.verification.checksum_files import LONGEST, CheckSums, Stated, Sums, fitting_sums, parse_check_sums
 
 _MOST_LISTS = 10_000
+_MOST_REMARKS = 1000
 _HUB_RECORDS = ".cache/huggingface/download"  # `hf download --local-dir` notes there what the hub stated
 _LONGEST_RECORD = 4096
 _HUB = "the hub's record of the download"
@@ -83,11 +84,11 @@ def find_sums(
         if sums:
             names.append(name)
         for file, stated in about.items():
-            written = times.get(file)
-            if file not in times and not tensor_suffix(file):
-                message = f"{name} lists it, but it is not there"
+            if file not in times and len(remarks) < _MOST_REMARKS and _is_there(storage, key(file)):
+                message = f"{name} lists it, but it is not a file that is read here: its sum was not compared"
                 remarks.append(Finding("digests", Severity.WARNING, message, file))
                 continue
+            written = times.get(file)
             earlier = entry.mtime_ns is not None and written is not None and entry.mtime_ns < written
             found += [StatedSum(file, *sum, name, earlier) for sum in stated.items()]
     if hub_record:
@@ -127,7 +128,22 @@ def _about(sums: Sums, entry: Entry, checkpoint: Checkpoint, storage: Storage) -
     except SettingsError as error:
         name = escape(checkpoint.inside(entry.key))
         raise CouldNotTellError(error.message.replace("the checksum file", f"the checksum file {name}", 1)) from error
+    if not stated:  # of what a checkpoint needs, all may be gone; a list of pictures is about something else
+        places = {f"{folder}/{path}".removeprefix("/"): one for path, one in sums.items() if is_safe_path(path)}
+        stated = {place: one for place, one in places.items() if tensor_suffix(place)}
     return {file: one for file, one in stated.items() if _is_of(file, checkpoint)}
+
+
+def _is_there(storage: Storage, key: str) -> bool:
+    """Whether there is anything under a key that is no file of the checkpoint: a link, or a file in a folder that no
+    listing enters."""
+    try:
+        storage.stat(key)
+    except ObjectMissingError:
+        return False
+    except StorageError as error:
+        raise CouldNotTellError(f"{escape(key)} cannot be looked up: {error.message}", key=key) from error
+    return True
 
 
 def _is_of(key: str, checkpoint: Checkpoint) -> bool:

@@ -151,13 +151,11 @@ def test_without_any_the_limit_is_said(model, tmp_path):
 
 
 def test_what_a_list_names_and_is_gone(model):
-    """A shard makes it BAD; what no model needs is a warning."""
+    """It makes it BAD: a shard, and what no model needs."""
     (model / "config.json").write_text("{}")
     write_sums(model)
     (model / "config.json").unlink()
-    assert said(verify_target(str(model), QUICK), Severity.WARNING) == [
-        "config.json: SHA256SUMS lists it, but it is not there"
-    ]
+    assert errors(verify_target(str(model), QUICK)) == ["config.json: SHA256SUMS lists it, but it is not there"]
     (model / THIRD).unlink()
     assert f"{THIRD}: SHA256SUMS lists it, but it is not there" in errors(verify_target(str(model), QUICK))
 

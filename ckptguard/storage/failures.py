@@ -142,8 +142,9 @@ def _chain(error: BaseException) -> list[BaseException]:
 
 
 def is_condition_failed(error: BaseException) -> bool:
-    """True if a store refused a request because the object is not the one that the request names."""
-    return _status(error) == 412
+    """True if a store refused a request because the object is not the one that the request names, or too short for
+    it."""
+    return _status(error) in (412, 416)
 
 
 def _status(error: BaseException) -> int | None:

@@ -26,6 +26,11 @@ def listed_by_levels(
     return found
 
 
+def changed(key: str) -> ChangedWhileReadError:
+    """Return the error that an object is another one now."""
+    return ChangedWhileReadError(f"{escape(key)} changed while it was read", key=key)
+
+
 class RangedReader(Reader):
     """A `Reader` that requests ranges of one object. `stat_now` shows whether it is still the opened object."""
 
@@ -62,4 +67,4 @@ class RangedReader(Reader):
         except ObjectMissingError as error:
             raise ChangedWhileReadError(f"{escape(key)} vanished while it was read", key=key) from error
         if present.kind != "file" or present.signature != self.entry.signature:
-            raise ChangedWhileReadError(f"{escape(key)} changed while it was read", key=key)
+            raise changed(key)

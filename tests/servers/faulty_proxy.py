@@ -8,7 +8,7 @@ import http.client
 import random
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import urlsplit
 
@@ -19,10 +19,20 @@ _BUSY = b'<?xml version="1.0"?><Error><Code>SlowDown</Code><Message>Please reduc
 
 class FaultyProxy:
     """What the proxy does: `share` of all requests have a fault, and those whose path holds `held` wait for
-    `released`."""
+    `released`. Headers in `unheard` never reach the server, and what a GET brings has none of `unsaid`."""
 
-    def __init__(self, target: str, *, share: float = 0.0, held: str = "", seed: int = 0) -> None:
+    def __init__(
+        self,
+        target: str,
+        *,
+        share: float = 0.0,
+        held: str = "",
+        seed: int = 0,
+        unheard: Collection[str] = (),
+        unsaid: Collection[str] = (),
+    ) -> None:
         self._target, self._share, self._held = urlsplit(target).netloc, share, held
+        self._unheard, self._unsaid = {name.lower() for name in unheard}, {name.lower() for name in unsaid}
         self._random, self._lock = random.Random(seed), threading.Lock()
         self.released = threading.Event()
         self.counts: Counter[str] = Counter()  # of "ok", "busy", "broken", "slow" and "held"
@@ -63,8 +73,9 @@ class FaultyProxy:
                     self.answer(503, [("Content-Type", "application/xml")], _BUSY)
                     return
                 behind = http.client.HTTPConnection(proxy._target, timeout=60)
+                heard = {name: value for name, value in self.headers.items() if name.lower() not in proxy._unheard}
                 try:
-                    behind.request(self.command, self.path, body=body, headers=dict(self.headers))
+                    behind.request(self.command, self.path, body=body, headers=heard)
                     found = behind.getresponse()
                     self.answer(found.status, found.getheaders(), found.read(), found.getheader("Content-Length"))
                 finally:
@@ -75,7 +86,8 @@ class FaultyProxy:
             ) -> None:
                 self.send_response_only(status)
                 for name, value in headers:
-                    if name.lower() not in _HOP_BY_HOP:
+                    hidden = _HOP_BY_HOP | proxy._unsaid if self.command == "GET" else _HOP_BY_HOP
+                    if name.lower() not in hidden:
                         self.send_header(name, value)
                 # Of a HEAD it is the length of what a GET would bring.
                 self.send_header("Content-Length", length if self.command == "HEAD" and length else str(len(body)))

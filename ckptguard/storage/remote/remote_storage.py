@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
 from ckptguard.errors import (
-    ChangedWhileReadError,
     DeniedError,
     ObjectExistsError,
     ObjectMissingError,
@@ -23,7 +22,7 @@ from ckptguard.errors import (
 )
 from ckptguard.storage.failures import is_condition_failed, storage_error, translated
 from ckptguard.storage.protocol import Capabilities, Enter, Entry, Storage, parts_of, require_file
-from ckptguard.storage.ranged_reader import RangedReader
+from ckptguard.storage.ranged_reader import RangedReader, changed
 from ckptguard.storage.remote.listing import RemoteRoot, entry_of
 from ckptguard.storage.remote.multipart import MultipartUpload, parts_for
 from ckptguard.storage.remote.upload import RemoteUpload
@@ -233,8 +232,9 @@ class RemoteReader(RangedReader):
 
 
 class ConditionalReader(RemoteReader):
-    """The same for an object that was listed. Each request names its tag, so all bytes are of this object and of no
-    later one. The caller lists again at the end, which shows whether it is still there. A small object is one request.
+    """The same for an object that was listed. All bytes are of this object and of no later one: each request names its
+    tag, and so must each answer, because some servers ignore the condition. The caller lists again at the end, which
+    shows whether it is still there. A small object is one request.
     """
 
     def __init__(
@@ -257,15 +257,25 @@ class ConditionalReader(RemoteReader):
 
         fs = self._fs()
         with _only_unchanged(self.entry.key):
-            return cast("bytes", sync(fs.loop, self._get, fs, offset, offset + length - 1))
+            data, tag = sync(fs.loop, self._get, fs, offset, offset + length - 1)
+        if _bare(tag or self._tag_now()) != _bare(self.entry.etag):
+            raise changed(self.entry.key)
+        return cast("bytes", data)
 
-    async def _get(self, fs: Any, first: int, last: int) -> bytes:
+    def _tag_now(self) -> str | None:
+        """Ask for the tag by itself, where an answer has none."""
+        try:
+            return self._stat_now(self.entry.key).etag
+        except ObjectMissingError:
+            return None
+
+    async def _get(self, fs: Any, first: int, last: int) -> tuple[bytes, str | None]:
         bucket, key, _ = fs.split_path(self._path)
         found = await fs._call_s3(
             "get_object", Bucket=bucket, Key=key, Range=f"bytes={first}-{last}", IfMatch=self.entry.etag
         )
         try:
-            return cast("bytes", await found["Body"].read())
+            return await found["Body"].read(), found.get("ETag")
         finally:
             found["Body"].close()
 
@@ -280,8 +290,13 @@ def _only_unchanged(key: str) -> Iterator[None]:
         yield
     except Exception as error:
         if is_condition_failed(error):
-            raise ChangedWhileReadError(f"{escape(key)} changed while it was read", key=key) from error
+            raise changed(key) from error
         raise
+
+
+def _bare(tag: str | None) -> str:
+    """Return a tag without what only some answers have: quotes, and a proxy's mark that it may compress."""
+    return (tag or "").removeprefix("W/").strip('"')
 
 
 class ConditionalPuts:

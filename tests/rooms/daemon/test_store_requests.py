@@ -18,6 +18,7 @@ from support.store_requests import Bill
 from support.store_runs import StoreRun, look
 
 from ckptguard.engine.watched_run import WatchedRun
+from ckptguard.errors import ChangedWhileReadError
 from ckptguard.keep.quarantine import mark_suspect
 from ckptguard.runs.run_view import open_view
 from ckptguard.runs.work import Work
@@ -214,7 +215,7 @@ def test_the_looks_follow_the_run(run: StoreRun) -> None:
 
 
 def test_ceph_understands_it_too(ceph: S3Server, tmp_path: Path) -> None:
-    """Another server costs as little."""
+    """Another server costs as little, and of an object that was replaced since it was listed nothing is read."""
     with FaultyProxy(ceph.endpoint).running() as proxy:
         one = StoreRun(ceph, proxy, S3_BUCKETS[1], f"run-{uuid.uuid4().hex[:12]}", tmp_path)
         for number in range(1, SAVES + 1):
@@ -228,3 +229,13 @@ def test_ceph_understands_it_too(ceph: S3Server, tmp_path: Path) -> None:
         assert [c.outcome for c in look(guarded).checked] == [Outcome.GOOD]
         look(guarded)
         assert new.counts().total() <= 30, new.counts()
+        storage = guarded.look().run.storage
+        listed = storage.stat("checkpoint-1000/model.safetensors")
+        was, now = one.get(listed.key), one.get("checkpoint-10/model.safetensors")
+        one.put(listed.key, now)
+        with storage.open_listed(listed) as reader:
+            try:  # if the server still has the listed object, its bytes are the listed ones
+                assert reader.read(0, listed.size) == was, (listed, storage.stat(listed.key))
+            except ChangedWhileReadError:
+                assert storage.stat(listed.key).etag != listed.etag
+        assert was != now

@@ -1,0 +1,71 @@
+"""What is read is what was listed, or it is refused, whatever a server understands of the condition."""
+
+from __future__ import annotations
+
+import random
+import uuid
+from collections.abc import Iterator
+
+import pytest
+from servers.faulty_proxy import FaultyProxy
+from servers.fixtures import S3_BUCKETS
+from servers.s3 import S3Server
+
+from ckptguard.errors import ChangedWhileReadError
+from ckptguard.storage import open_storage
+from ckptguard.storage.protocol import Storage
+from ckptguard.values.storage_options import StorageOptions
+
+SIZES = (1, 6_000, 1 << 20, (1 << 20) + 1, 3 << 20)  # up to a mebibyte an object is one request
+SERVERS = {
+    "honest": ((), ()),
+    "it ignores the condition": (("If-Match",), ()),
+    "it sends no tag with the bytes": ((), ("ETag",)),
+    "neither": (("If-Match",), ("ETag",)),
+}
+
+
+@pytest.fixture(params=SERVERS)
+def proxy(moto: S3Server, request: pytest.FixtureRequest) -> Iterator[FaultyProxy]:
+    """A server that understands some of it, or all."""
+    unheard, unsaid = SERVERS[request.param]
+    with FaultyProxy(moto.endpoint, unheard=unheard, unsaid=unsaid).running() as running:
+        yield running
+
+
+@pytest.fixture
+def storage(moto: S3Server, proxy: FaultyProxy) -> Storage:
+    """A folder behind it."""
+    options = S3Server(proxy.url, moto.key, moto.secret).options
+    url = f"s3://{S3_BUCKETS[0]}/listed-{uuid.uuid4().hex}"
+    return open_storage(url, must_exist=False, options=StorageOptions({f"s3://{S3_BUCKETS[0]}": options}))
+
+
+def test_other_bytes_are_never_read(moto: S3Server, storage: Storage) -> None:
+    """An object is replaced by one of equal or another size, before or between the reads, or by equal bytes."""
+    client, chance = moto.client(), random.Random(5)
+    bucket, _, folder = storage.url.removeprefix("s3://").partition("/")
+    read = refused = 0
+    for round_ in range(30):
+        size = SIZES[round_ % len(SIZES)]
+        was = chance.randbytes(size)
+        now = was if chance.random() < 0.2 else chance.randbytes(max(1, size + chance.choice((-3, 0, 0, 0, 5))))
+        key = f"{folder}/{round_}"
+        client.put_object(Bucket=bucket, Key=key, Body=was)
+        listed = next(entry for entry in storage.list() if entry.key == str(round_))
+        ends = sorted({chance.randrange(size), size} - {0})
+        parts = [(begin, end) for begin, end in zip([0, *ends], ends, strict=False) if begin < end]
+        replaced_at = chance.randrange(len(parts) + 1)
+        with storage.open_listed(listed) as reader:
+            for number, (begin, end) in enumerate(parts):
+                if number == replaced_at:
+                    client.put_object(Bucket=bucket, Key=key, Body=now)
+                try:
+                    assert reader.read(begin, end - begin) == was[begin:end]
+                    read += 1
+                except ChangedWhileReadError:
+                    assert number >= replaced_at
+                    assert now != was
+                    refused += 1
+    assert read > 20
+    assert refused > 10

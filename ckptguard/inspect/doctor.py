@@ -29,6 +29,7 @@ from ckptguard.storage import Storage, normalise_url, open_storage
 from ckptguard.storage.failures import machine_trouble
 from ckptguard.storage.local.inotify import Inotify
 from ckptguard.storage.local.writes import has_locks
+from ckptguard.storage.opening import import_library
 from ckptguard.storage.retries import Retries
 from ckptguard.storage.traits import traits_of_url
 from ckptguard.values.ids import escape
@@ -132,6 +133,8 @@ def diagnose(url: str, options: StorageOptions = NO_OPTIONS, *, seconds: float |
     NotFoundError if there is no folder, on storage that has folders. CouldNotTellError if the storage is out of reach,
     does not answer, or may not even be listed. A probe that fails is no error: its answer is "unknown".
     """
+    if "://" in (place := normalise_url(url)):
+        import_library(place)  # nothing of this is the storage's time
     begun = time.monotonic()
     limit = LIMIT if seconds is None else seconds
     stop = threading.Event()
@@ -148,7 +151,7 @@ def diagnose(url: str, options: StorageOptions = NO_OPTIONS, *, seconds: float |
     found = dict(probing.found)  # a thread that hangs may still add to it
     late = f"no answer within {limit:g} s"
     if not found:
-        place = escape(probing.url or normalise_url(url))
+        place = escape(probing.url or place)
         raise CouldNotTellError(f"{place}: {late}", hint=f"ckptguard doctor {place} --seconds {8 * limit:g}")
     probes = tuple(found.get(name) or Probe(name=name, answer="unknown", means=late) for name in _NAMES)
     return StorageDiagnosis(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import importlib
 import operator
 import os
 import threading
@@ -38,6 +40,16 @@ def open_remote(url: str, retries: Retries | None = None, options: StorageOption
 
         return SftpStorage(url, functools.partial(_connect_sftp, url, options))
     return RemoteStorage(url, functools.partial(_connect, url, options), retries)
+
+
+def import_library(url: str) -> None:
+    """Import what opens a URL, which takes seconds on a busy machine, for those who then look at the clock. If it is
+    missing, opening says so."""
+    import fsspec
+
+    name = url.partition(":")[0]
+    with contextlib.suppress(Exception):
+        importlib.import_module("sshfs") if traits_of_url(url).sessions else fsspec.get_filesystem_class(name)
 
 
 def _connect(url: str, given: StorageOptions) -> tuple[Any, str]:

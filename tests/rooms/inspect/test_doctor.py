@@ -6,6 +6,8 @@ import errno
 import json
 import os
 import secrets
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -135,6 +137,32 @@ def test_a_store_that_never_answers(monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(CouldNotTellError, match="no answer"):
             diagnose(place())
         never.set()
+
+
+IMPORTED = """
+import sys, threading
+from ckptguard.errors import CouldNotTellError
+from ckptguard.inspect.doctor import diagnose
+from ckptguard.values.storage_options import StorageOptions
+class Noted:
+    def find_spec(self, name, *_):
+        if name == sys.argv[1]:
+            print(threading.current_thread() is threading.main_thread())
+sys.meta_path.insert(0, Noted())
+try:
+    diagnose(sys.argv[2], StorageOptions({sys.argv[2]: {"host": "127.0.0.1"} if sys.argv[1] == "sshfs" else {}}))
+except CouldNotTellError:
+    pass
+"""
+
+
+@pytest.mark.parametrize(("library", "url"), [("s3fs", "s3://bucket/run"), ("sshfs", "sftp://127.0.0.1:1/run")])
+def test_what_takes_long_to_import_takes_none_of_the_time(library: str, url: str) -> None:
+    """The store's time begins when its library is there: a busy machine makes no store silent."""
+    environment = {**os.environ, "AWS_ENDPOINT_URL": "http://127.0.0.1:1", "AWS_MAX_ATTEMPTS": "1"}
+    command = [sys.executable, "-c", IMPORTED, library, url]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.returncode) == ("True\n", 0), done.stderr
 
 
 def test_a_late_listing(monkeypatch: pytest.MonkeyPatch) -> None:

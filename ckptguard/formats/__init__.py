@@ -8,7 +8,8 @@ from __future__ import annotations
 import gc
 import importlib
 
-from ckptguard.formats.structure import Beside, Format, Leaf, Source, Structure
+from ckptguard.formats.stand_ins import stand_in
+from ckptguard.formats.structure import Beside, Format, Leaf, Source, Structure, broken
 from ckptguard.formats.suffixes import FIRST_BYTES, FORMATS, format_of, tensor_suffix
 
 __all__ = ["FORMATS", "UNSUMMED", "Format", "Leaf", "Structure", "format_of", "read_structure", "tensor_suffix"]
@@ -24,6 +25,9 @@ def read_structure(reader: Source, path: str, beside: Beside = lambda name: None
     """
     head = reader.read(0, min(reader.entry.size, FIRST_BYTES))
     row = format_of(path, head)
+    wrong = stand_in(path, head, reader.entry.size)
+    if wrong is not None:
+        return broken(row.name, wrong)
     # Most commands meet one or two formats, so the readers of the others are not loaded.
     read = getattr(importlib.import_module(f"ckptguard.formats.{row.module}"), row.read)
     running = gc.isenabled()

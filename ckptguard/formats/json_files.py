@@ -6,6 +6,8 @@ import json
 import re
 from typing import TypeGuard
 
+import msgspec
+
 from ckptguard.formats.strict_json import JsonProblem, printable, read_object
 from ckptguard.formats.structure import Leaf, Problem, Structure, broken
 from ckptguard.storage.protocol import Reader
@@ -14,38 +16,57 @@ from ckptguard.values.ids import is_safe_path
 NAME = "config_json"
 _OWN = "ckptguard_state"
 MAX_STATE = 256 << 20
-_MAX_CONFIG = 16 << 20
+_MAX_CONFIG = 128 << 20  # a tokenizer's vocabulary has 33 MB
 _MAX_INDEX = 64 << 20
 _MAX_LEAVES = 20_000
 _MAX_FINITE_LEAVES = 10_000  # the rest of the limit is for those that are not finite
 _NUMBERS_OF = ("optimizer", "scheduler", "scaler")
 _FLOATS = {"nan": float("nan"), "inf": float("inf"), "-inf": float("-inf")}
 # Settings written by hand may have comments, which only their own reader knows.
-_COMMENT = re.compile(r"^[ \t]*(?://|/\*|#)", re.MULTILINE)
+_COMMENT = re.compile(rb"^[ \t]*(?://|/\*|#)", re.MULTILINE)
 
 
 def read(reader: Reader, path: str) -> Structure:
-    """Check that a configuration is JSON: with half of one from a killed writer, nothing loads.
+    """Check that a configuration or a tokenizer is JSON: with half of one from a killed writer, nothing loads.
 
-    Duplicate keys and bare NaN are accepted here, because Python writes and reads them.
+    Duplicate keys and bare NaN are accepted here, because Python writes and reads them. So are lines of JSON, and
+    comments.
     """
     size = reader.entry.size
     if size > _MAX_CONFIG:
         return Structure(format=NAME)
-    try:
-        text = reader.read(0, size).decode("utf-8")
-    except UnicodeDecodeError:
-        return broken(NAME, "it is not UTF-8")
-    if not text.strip():
+    raw = reader.read(0, size)
+    if not raw.strip():
         return broken(NAME, "it is empty")
+    wrong = why_no_json(raw)
+    if wrong is None or (b"\0" not in raw and (_COMMENT.search(raw) or _is_lines(raw))):
+        return Structure(format=NAME)
+    return broken(NAME, f"it is not JSON: {wrong}")
+
+
+def why_no_json(raw: bytes) -> str | None:
+    """Return why Python's json would not load a text, or None if it would."""
     try:
-        json.loads(text)
+        msgspec.json.decode(raw, type=msgspec.Raw)
+        raw.decode("utf-8")
+        return None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        pass  # a mark of the byte order, another encoding, or NaN
+    try:
+        json.loads(raw)
     except RecursionError:
-        return broken(NAME, "it is nested too deeply")
+        return "it is nested too deeply"
+    except UnicodeDecodeError:
+        return "it is not UTF-8"
     except ValueError as error:
-        if "\0" in text or not _COMMENT.search(text):
-            return broken(NAME, f"it is not JSON: {str(error)[:200]}")
-    return Structure(format=NAME)
+        return str(error)[:200]
+    return None
+
+
+def _is_lines(raw: bytes) -> bool:
+    """True if each line is JSON by itself."""
+    lines = [line for line in raw.splitlines() if line.strip()]
+    return len(lines) > 1 and all(why_no_json(line) is None for line in lines)
 
 
 def read_index(reader: Reader, path: str) -> Structure:

@@ -57,6 +57,7 @@ _NO_STATE = re.compile(
 _NO_STATE_FOLDERS = frozenset(
     ("wandb", "tensorboard", "tb_logs", "tblogs", "tb", "logs", "log", "mlruns", "tensorboard_logs", "site-packages")
 )
+_LOG_WORDS = re.compile(r"(?:^|[^a-z])(?:\w*logs?|metrics?|history|events?|stats?|results?|summary|traces?)(?![a-z])")
 FIRST_BYTES = 512  # that tell what a file is: those of a zip name its first file
 # How pictures, sound, programs, databases and documents begin.
 _BEGIN_OTHERS = (
@@ -167,6 +168,15 @@ def by_name(*names: str) -> Rule:
     return lambda path, head: name_of(path) in names
 
 
+def is_settings_json(path: str, head: bytes) -> bool:
+    """True for the name of a JSON file that loaders may read, such as a configuration or a tokenizer; not for that of
+    a log, which a crash may cut and a resume goes on with."""
+    name = name_of(path)
+    if not name.endswith(".json") or _LOG_WORDS.search(name) is not None:
+        return False
+    return _NO_STATE_FOLDERS.isdisjoint(path.lower().split("/")[:-1])
+
+
 is_pointer = by_name("latest", "latest_universal", "latest_checkpointed_iteration.txt")
 _READ_BY_LOADERS = re.compile(r"latest.*|last_checkpoint.*|checkpoint", re.DOTALL)
 
@@ -272,6 +282,10 @@ NEMO = (".nemo",)
 
 # The first row that matches reads the file.
 FORMATS: tuple[Format, ...] = (
+    Format("hf_index", by_end(".index.json"), "json_files", "read_index"),
+    Format("trainer_state", by_name("trainer_state.json"), "json_files", "read_trainer_state"),
+    Format("ckptguard_state", lambda path, head: bool(_OWN_STATE.fullmatch(path)), "json_files", "read_own_state"),
+    Format("config_json", is_settings_json, "json_files"),
     Format("npz", by_end(".npz"), "numpy.arrays", "read_npz", suffixes=(".npz",), holds="arrays"),
     Format("npy", by_end(".npy"), "numpy.arrays", "read_npy", unsummed=True, suffixes=(".npy",), holds="arrays"),
     Format("dcp_metadata", lambda path, head: is_dcp_metadata(path), "dcp.metadata", unsummed=True),
@@ -292,14 +306,10 @@ FORMATS: tuple[Format, ...] = (
     ),
     Format("zip", by_end_or_start(ZIP_MAGIC, *KERAS), "containers", "read_zip", suffixes=KERAS),
     Format("tar", is_tar, "containers", "read_tar", unsummed=True, suffixes=NEMO),
-    Format("hf_index", by_end(".index.json"), "json_files", "read_index"),
-    Format("trainer_state", by_name("trainer_state.json"), "json_files", "read_trainer_state"),
-    Format("ckptguard_state", lambda path, head: bool(_OWN_STATE.fullmatch(path)), "json_files", "read_own_state"),
-    Format("config_json", by_end("config.json", "model_index.json"), "json_files"),
     Format("pointer", is_pointer, "text_files", "read_pointer"),
     Format("yaml", by_end(".yaml", ".yml"), "text_files", "read_yaml"),
     # The name promises tensors, but the bytes fit no format.
-    Format("unrecognised", lambda path, head: has_tensor_suffix(path), "opaque"),
+    Format("unrecognised", lambda path, head: has_tensor_suffix(path), "opaque", explained_beside=True),
     Format("opaque", lambda path, head: True, "opaque"),
 )
 

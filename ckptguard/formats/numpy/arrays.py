@@ -56,6 +56,8 @@ def read_npz(reader: Reader, path: str) -> Structure:
     """
     archive = read_archive(reader, "numpy")
     found = Found(problems=list(archive.problems), truncated=archive.truncated)
+    if archive.records and not any(record.name.endswith(".npy") for record in archive.records.values()):
+        found.problems.append(Problem("none of its records is an array: it is an archive of something else"))
     inside: list[Problem] = []
     room = _ROOM + _ROOM_TIMES * reader.entry.size
     for record in sorted(archive.records.values(), key=lambda r: r.offset):

@@ -143,7 +143,7 @@ def test_it_is_never_good(tmp_path: Path, way: Callable[[Path, Path], Outcome], 
         root.mkdir(parents=True)
         path = root / name.format(500)
         path.write_bytes(CONTENTS[content])
-        promised = content in CONTAINERS or name.endswith(".weights.h5")
+        promised = content in CONTAINERS or name.endswith((".weights.h5", ".json"))
         bad = (Outcome.BAD, Outcome.INCOMPLETE) if promised else ()
         assert way(root, path) in (Outcome.SUSPECT, Outcome.PENDING, *bad), name
         with pytest.raises(NoKnownGoodError):

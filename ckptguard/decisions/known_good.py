@@ -142,6 +142,16 @@ def kind_of_name(series: str) -> str:
     return "" if not words else SAVED_LAST[0] if words[-1] in SAVED_LAST else words[-1]
 
 
+def numbered_form(series: str) -> str | None:
+    """Return a fixed name with a number in place of its word: ``latest_net_G.pth`` is ``#_net_G.pth``. None without
+    such a word, and for the name of a number."""
+    folder, slash, name = series.rpartition("/")
+    words = [*_WORDS.finditer(name.lower())]
+    if len(words) != 1 or "#" in name:
+        return None
+    return folder + slash + name[: words[0].start()] + "#" + name[words[0].end() :]
+
+
 def choose_series(heads: Sequence[Standpoint]) -> tuple[int, str]:
     """Return the index of the series with the newest known-good checkpoint, and why; "" if there is only one.
 

@@ -5,11 +5,13 @@ content written by then. Going back means going back to one moment. These rules 
 something counts:
 
 1. The user's ``[[saves]]``: what is saved together, and what never is.
-2. Names of one kind only: ``last``, ``best``, ``final`` and ``init`` are alternatives to numbered saves, and no part of
-   them. So are series whose tensors have equal names and that all hold optimizer state.
+2. Names of one training (not ``fold1`` and ``fold2``), and of one kind: ``last``, ``best``, ``final`` and ``init`` are
+   alternatives to numbered saves, and no part of them. So are series whose tensors have equal names and that all hold
+   optimizer state.
 3. Numbers in names that are equal, if they count the same.
 4. Equal counters inside.
-5. A name whose numbers say nothing is joined by its save times if the others lack what it holds (optimizer state, or
+5. Fixed names (``latest_net_G``, ``latest_net_D``) if those with numbers instead are joined.
+6. A name whose numbers say nothing is joined by its save times if the others lack what it holds (optimizer state, or
    weights), or if two fixed names were written together each time.
 
 What nothing joins has verdicts, and is gone back to, by itself.
@@ -19,14 +21,22 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 import msgspec
 
-from ckptguard.decisions.known_good import COUNTERS, NAMED, NUMBER_IN_NAME, OPTIMIZER_STEP, Standpoint, kind_of_name
+from ckptguard.decisions.known_good import (
+    COUNTERS,
+    NAMED,
+    NUMBER_IN_NAME,
+    OPTIMIZER_STEP,
+    Standpoint,
+    kind_of_name,
+    numbered_form,
+)
 from ckptguard.decisions.names import COARSE_WORDS, Listed, read_names, role_of
-from ckptguard.values.ids import CheckpointId
+from ckptguard.values.ids import CheckpointId, training_named_in
 from ckptguard.values.patterns import Saves
 
 Numbers = tuple[int, ...]
@@ -49,7 +59,8 @@ _COUNTING = re.compile(
 
 
 class Content(Protocol):
-    """One content of a series. `number` is () for a fixed name. Times (in ns) and counters are asked for when needed.
+    """One content of a series. `number` is () for a fixed name. Times (in ns) and counters are asked for when needed:
+    `saved_at` by the storage's clock, `sealed_at` by the clock of the process that read it first.
 
     `was_good`: it may be good and exist; the caller looks.
     """
@@ -63,15 +74,19 @@ class Content(Protocol):
     @property
     def saved_at(self) -> int | None: ...
     @property
+    def sealed_at(self) -> int | None: ...
+    @property
     def counters(self) -> Mapping[str, int]: ...
 
 
 class SeriesSeen(msgspec.Struct, frozen=True, kw_only=True):
-    """A series with its newest checkpoint that was ever good, else its newest, and all contents, the newest first."""
+    """A series with its newest checkpoint that was ever good, else its newest, and its contents, the newest first.
+    `left_behind` are those that a rollback went back from, without what it quarantined as bad."""
 
     head: Standpoint
     contents: Sequence[Content]
     ever_good: bool = True
+    left_behind: Sequence[Content] = ()
 
     @property
     def name(self) -> str:
@@ -91,6 +106,13 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
     series: tuple[SeriesSeen, ...]
     rules: Mapping[str, str]
     clock: frozenset[str]
+
+    def with_left_behind(self) -> Group | None:
+        """Return the same with what rollbacks went back from, all by the times of their saves; None if there is
+        nothing."""
+        if not any(one.left_behind for one in self.series):
+            return None
+        return msgspec.structs.replace(self, series=tuple(map(_by_time, self.series)))
 
     @property
     def names(self) -> frozenset[str]:
@@ -125,6 +147,11 @@ class Moment(msgspec.Struct, frozen=True, kw_only=True):
         return all(member.content.was_good for member in self.members)
 
 
+def _by_time(one: SeriesSeen) -> SeriesSeen:
+    every = sorted((*one.contents, *one.left_behind), key=lambda content: content.saved_at or 0, reverse=True)
+    return msgspec.structs.replace(one, contents=every if one.left_behind else one.contents, left_behind=())
+
+
 def groups_of(series: Sequence[SeriesSeen], asked: Sequence[Saves] = ()) -> list[Group]:
     """Return the series of one training in groups that are saved together, in the order of their first series."""
     state = [one for one in series if one.is_state]
@@ -133,6 +160,7 @@ def groups_of(series: Sequence[SeriesSeen], asked: Sequence[Saves] = ()) -> list
         rule = _joined_by(one, other, asked)
         if rule:
             rules[frozenset((one.name, other.name))] = rule
+    rules |= _like_numbered(state, rules, asked)
     groups = _connected(state, rules)
     groups = _completed(groups, rules, asked)
     groups += [[one] for one in series if not one.is_state]
@@ -152,6 +180,20 @@ def twins_of(series: Sequence[SeriesSeen], asked: Sequence[Saves] = ()) -> list[
         if same_kind and _are_alternatives(one.head, other.head) and _count_the_same(one, other):
             found.append((one.name, other.name))
     return found
+
+
+def is_input(one: SeriesSeen, every: Iterable[SeriesSeen]) -> bool:
+    """True for weights that a training began with, and did not save: one content under a fixed name, without a counter
+    or optimizer state, that is older than everything in the other series of the training."""
+    only, head = one.contents[0], one.head
+    is_lone = len(one.contents) == 1 and not only.number and head.has_weights and not head.has_optimizer
+    if not is_lone or head.whole or kind_of_name(one.name) not in ("", "init") or _counters_inside(head):
+        return False
+    others = [other for other in every if other is not one]
+    if not any(_numbered(other) or len(other.contents) > 1 or other.head.has_optimizer for other in others):
+        return False
+    here, firsts = only.saved_at, [other.contents[-1].saved_at for other in others]
+    return here is not None and all(first is not None and here < first for first in firsts)
 
 
 def moments_of(group: Group) -> Iterator[Moment]:
@@ -299,11 +341,13 @@ def _joined_by(one: SeriesSeen, other: SeriesSeen, asked: Sequence[Saves]) -> st
         return SETTING if wanted else None
     if one.head.whole or other.head.whole:
         return None
+    if training_named_in(one.name) != training_named_in(other.name):
+        return None
     if kind_of_name(one.name) != kind_of_name(other.name) or _are_alternatives(one.head, other.head):
         return None
     if _count_the_same(one, other):
         return EQUAL_NUMBERS
-    if any(kind in one.head.counters and kind in other.head.counters for kind in _INSIDE):
+    if not _counters_inside(one.head).isdisjoint(_counters_inside(other.head)):
         return EQUAL_COUNTERS
     return NEAR_IN_TIME if _written_together(one, other) else None
 
@@ -313,6 +357,10 @@ def _asked(one: str, other: str, asked: Sequence[Saves]) -> bool | None:
     if any(saves.has(saves.together, one) and saves.has(saves.together, other) for saves in asked):
         return True
     return False if any(saves.has(saves.apart, name) for saves in asked for name in (one, other)) else None
+
+
+def _counters_inside(head: Standpoint) -> frozenset[str]:
+    return frozenset(_INSIDE) & head.counters.keys()
 
 
 def _are_alternatives(one: Standpoint, other: Standpoint) -> bool:
@@ -350,12 +398,27 @@ def _count_the_same(one: SeriesSeen, other: SeriesSeen) -> bool:
         return False
     if all(2 * len(i) < len(every) for i, every in zip(inside, (mine, theirs), strict=True)):
         return False
+    if _one_after_the_other(one, other, shared) or _one_after_the_other(other, one, shared):
+        return False
     slow, fast = (one, other) if max(mine) < max(theirs) else (other, one)
     later = [content for content in fast.contents if content.number > high]
     if len(later) <= 2 * ENDED_AFTER or not slow.contents:
         return True
     then, since = slow.contents[0].saved_at, later[-ENDED_AFTER].saved_at
     return then is None or since is None or then <= since
+
+
+def _one_after_the_other(one: SeriesSeen, other: SeriesSeen, shared: Collection[Numbers]) -> bool:
+    """True if all of one series had been read before the first of the other was saved: they are two trainings, whose
+    numbers are equal by chance."""
+    if len(shared) < 2:
+        return False
+    last = next(content for content in one.contents if content.number in shared)
+    first = next(content for content in reversed(other.contents) if content.number in shared)
+    saved, read, began = last.saved_at, last.sealed_at, first.saved_at
+    if saved is None or read is None or began is None:
+        return False
+    return saved <= read < began  # a file that is newer than its record was written by another clock
 
 
 def _written_together(one: SeriesSeen, other: SeriesSeen) -> bool:
@@ -369,6 +432,20 @@ def _written_together(one: SeriesSeen, other: SeriesSeen) -> bool:
         return False
     (a2, b2), (a1, b1) = known
     return 4 * max(abs(a2 - b2), abs(a1 - b1)) < min(a2 - a1, b2 - b1)
+
+
+def _like_numbered(
+    series: Sequence[SeriesSeen], rules: Mapping[frozenset[str], str], asked: Sequence[Saves]
+) -> dict[frozenset[str], str]:
+    """Return the pairs of fixed names (``latest_net_G``, ``latest_net_D``) whose like with numbers are joined
+    (``3_net_G``, ``3_net_D``), with the rule that joined those."""
+    like = {one.name: form for one in series if (form := numbered_form(one.name)) is not None}
+    found = {}
+    for one, other in itertools.combinations(like, 2):
+        rule = rules.get(frozenset((like[one], like[other])))
+        if rule and kind_of_name(one) == kind_of_name(other) and _asked(one, other, asked) is None:
+            found[frozenset((one, other))] = rule
+    return found
 
 
 def _connected(series: Sequence[SeriesSeen], rules: Collection[frozenset[str]]) -> list[list[SeriesSeen]]:

@@ -17,7 +17,7 @@ import msgspec
 
 from ckptguard.decisions.known_good import finest_common
 from ckptguard.decisions.names import Listed, read_names
-from ckptguard.values.ids import CheckpointId, folder_of, series_of
+from ckptguard.values.ids import CheckpointId, folder_of, series_of, training_named_in
 
 _EPOCHS = ("epoch", "epoch in its name")  # several saves may share one
 
@@ -220,7 +220,8 @@ def next_save(known_good: Content, every: Iterable[SeriesNow]) -> int | None:
 def counts_further(content: Content, known_good: Content) -> bool:
     """True if a counter inside the content is higher than the known-good one's, whatever its name says."""
     kind = finest_common(content.counters, known_good.counters)
-    return kind is not None and content.counters[kind] > known_good.counters[kind]
+    further = kind is not None and content.counters[kind] > known_good.counters[kind]
+    return further and _of_one_training(content, known_good)
 
 
 def is_newer(content: Content, known_good: Content, following: int | None) -> bool:
@@ -229,10 +230,13 @@ def is_newer(content: Content, known_good: Content, following: int | None) -> bo
     Another series is compared by the finest counter that both have. Without one, or at an equal epoch, save times
     decide.
     The save then belongs to the nearer of two: the known-good save or the one after it. In another folder, a higher
-    counter with an earlier save time belongs to an earlier stage of the training.
+    counter with an earlier save time belongs to an earlier stage of the training. What is of another training by its
+    name (``fold2``) is never newer: it goes back to its own newest good content.
     """
     if content.id.series == known_good.id.series:
         return content.order > known_good.order
+    if not _of_one_training(content, known_good):
+        return False
     one, other, kind = content.counters, known_good.counters, finest_common(content.counters, known_good.counters)
     if kind is not None and (one[kind] != other[kind] or kind not in _EPOCHS):
         return one[kind] > other[kind] and not (
@@ -241,6 +245,10 @@ def is_newer(content: Content, known_good: Content, following: int | None) -> bo
     if content.saved_at is None or known_good.saved_at is None or following is None:
         return False
     return content.saved_at - known_good.saved_at > following - content.saved_at
+
+
+def _of_one_training(one: Content, other: Content) -> bool:
+    return training_named_in(one.id.series) == training_named_in(other.id.series)
 
 
 def _saved_before(one: Content, other: Content) -> bool:
@@ -269,7 +277,9 @@ def _given_to(
 
 
 def _may_be_resumed(series: SeriesNow, lies: Content, known_good: Content) -> bool:
-    """True if a trainer may resume from a fixed name. If the known-good checkpoint holds optimizer state, only content
-    with optimizer state counts. Otherwise any content that was ever good counts, which a dump of numbers never was."""
+    """True if a trainer may resume from a content. If the known-good checkpoint holds optimizer state, only content
+    with optimizer state counts. Otherwise any content counts that was ever good, which a dump of numbers never was, or
+    that holds the same tensors."""
     last = series.last or lies
-    return last.has_optimizer or (series.ever_good and not known_good.has_optimizer)
+    is_alike = last.shape is not None and last.shape == known_good.shape
+    return last.has_optimizer or ((series.ever_good or is_alike) and not known_good.has_optimizer)

@@ -16,7 +16,6 @@ from ckptguard.storage.protocol import Entry
 from ckptguard.values.ids import RECORDS_FOLDER, is_temporary, series_of
 from ckptguard.values.patterns import Pattern, choose, is_ignored
 
-MAX_DEPTH = 3
 FINAL_SERIES = "final"
 _IN_HUB_CACHE = re.compile(
     r"(?:.*/)?(?:models|datasets|spaces|kernels)--[^/]+/(?:snapshots|blobs|refs|trees)", re.DOTALL
@@ -57,7 +56,7 @@ def find_checkpoints(
     found = [tree.folder_checkpoint(path, layout, inside[path]) for path, layout in roots.items()]
     owned = {e.key for c in found for e in (*c.entries, *c.irregular)}
     for folder, own in tree.folders.items():
-        if folder.count("/") < MAX_DEPTH and not any(p in roots for p in _upwards(folder)):
+        if not any(p in roots for p in _upwards(folder)):
             found += tree.loose_files(folder, [e for e in own if e.key not in owned])
     return sorted((c for c in found if c.entries or c.irregular), key=lambda c: c.path)
 
@@ -117,7 +116,7 @@ class _Tree:
 
         So a half-written folder gets the layout of its siblings.
         """
-        folders = [path for path in self.folders if path and path.count("/") < MAX_DEPTH]
+        folders = [path for path in self.folders if path]
         by_itself = {path: row for path in folders if (row := self.layout_of(path)) is not None}
         order = list(LAYOUTS)
         kin: dict[str, Layout] = {}

@@ -31,7 +31,7 @@ from ckptguard.runs.good_checkpoint import (
     presence_of,
 )
 from ckptguard.runs.history import History, load_history, names_alone
-from ckptguard.values.ids import CheckpointId, folder_of
+from ckptguard.values.ids import CheckpointId, escape, folder_of
 
 if TYPE_CHECKING:
     from ckptguard.runs.run_view import RunView  # an answer from the records needs no listing
@@ -111,11 +111,24 @@ def none_found(run: Run, before_step: int | None) -> NoKnownGoodError:
     hint = f"run `ckptguard verify {place}` to see what there is"
     if step is not None:
         hint = f"a good one is in the trash; get it with: ckptguard restore {place} --step {step} --to DEST"
+    elif began_with := _inputs_of(run):
+        hint = (
+            f"training began with {escape(began_with)} and did not save it: nothing goes back to it. Begin anew from it"
+        )
     elif _has_no_records(run):  # a lone file may have been verified outside a run, which records nothing
         hint = f"nothing is on record; verify and record what there is with: ckptguard-daemon --once {place}"
         if _is_empty(run):
             hint = "there is no checkpoint in it yet; check the path, or wait for the first save"
     return NoKnownGoodError(f"{run.url} has no known-good checkpoint{before}", hint=hint)
+
+
+def _inputs_of(run: Run) -> str:
+    """Return the path of good weights that a training began with, or ""."""
+    from ckptguard.runs.saved_together import RecordedSaves, inputs_of  # only where there is no answer
+
+    with contextlib.suppress(CouldNotTellError):
+        return next(iter(inputs_of(RecordedSaves(load_history(run), ANY, every_copy=False))), "")
+    return ""
 
 
 def _is_empty(run: Run) -> bool:

@@ -10,9 +10,10 @@ from typing import Protocol, TypeVar
 import msgspec
 
 from ckptguard.decisions.known_good import Standpoint, choose_series, standpoint_of
-from ckptguard.decisions.moments import Group, Moment, Numbers, SeriesSeen, groups_of, moments_of
+from ckptguard.decisions.moments import Group, Moment, Numbers, SeriesSeen, groups_of, is_input, moments_of
 from ckptguard.decisions.names import Listed, read_names, role_of
 from ckptguard.decisions.rollback_plan import folders_of_training
+from ckptguard.records.who_and_when import seconds_of
 from ckptguard.runs.good_checkpoint import (
     ANY,
     SURE,
@@ -27,7 +28,7 @@ from ckptguard.runs.good_checkpoint import (
 from ckptguard.runs.history import History
 from ckptguard.runs.run_reader import RunReader
 from ckptguard.runs.sealed_content import sealed_outcome
-from ckptguard.values.ids import CheckpointId, folder_of, numbers_of
+from ckptguard.values.ids import CheckpointId, folder_of, numbers_of, training_named_in
 from ckptguard.values.manifest import bytes_digest
 from ckptguard.values.verdict import Outcome
 
@@ -133,6 +134,11 @@ class RecordedContent:
         return self.standpoint.saved_at if earlier is None else earlier
 
     @property
+    def sealed_at(self) -> int | None:
+        seconds = None if self.standpoint is None else seconds_of(self.standpoint.sealed_at)
+        return None if seconds is None else int(seconds + 1) * 10**9  # not before: the record says whole seconds
+
+    @property
     def counters(self) -> dict[str, int]:
         return {} if self.standpoint is None else dict(self.standpoint.counters)
 
@@ -140,13 +146,17 @@ class RecordedContent:
 def best_moments(source: Source[P], series: Sequence[str]) -> Iterator[P]:
     """Yield what may be gone back to, the best first. What was saved together is good only if all of it is.
 
-    Of several groups of series the newest moments are compared by `choose_series`. Each answer stands for its save:
-    its weights, never an optimizer alone.
+    Of trainings that names tell apart (``fold1``, ``fold2``) the one that was saved last comes first. Of several groups
+    of series the newest moments are compared by `choose_series`. Each answer stands for its save: its weights,
+    never an optimizer alone. What a training began with and did not save is none (`is_input`).
     """
-    every = [answers(source, group) for group in groups_in(source, series)]
-    heads = [(*head, own) for own in every if (head := next(own, None)) is not None]
+    every = []
+    for seen in _trainings_in(source, series):
+        groups = groups_of(seen, source.history.run.saves)
+        every += [group for group in groups if len(group.series) > 1 or not is_input(group.series[0], seen)]
+    heads = [(*head, own) for group in every if (head := next(own := answers(source, group), None)) is not None]
     while heads:
-        chosen, why = choose_series([standpoint for _, standpoint, _ in heads]) if len(heads) > 1 else (0, "")
+        chosen, why = _choose([standpoint for _, standpoint, _ in heads])
         best, _, own = heads.pop(chosen)
         if why:
             answer = msgspec.structs.replace(best.answer, reason=f"{best.answer.reason}; {why}")
@@ -154,6 +164,22 @@ def best_moments(source: Source[P], series: Sequence[str]) -> Iterator[P]:
         yield best
         if (head := next(own, None)) is not None:
             heads.insert(chosen, (*head, own))
+
+
+def inputs_of(source: Source[Presence]) -> list[str]:
+    """Return the paths of the good weights that trainings began with, and did not save."""
+    seen = [(one, own) for own in _trainings_in(source, source.history.series) for one in own]
+    return [one.head.path for one, own in seen if one.ever_good and is_input(one, own)]
+
+
+def _choose(heads: Sequence[Standpoint]) -> tuple[int, str]:
+    """Return the index of the best of several, and why."""
+    last = training_named_in(max(heads, key=lambda head: (head.sealed_at, head.saved_at or 0)).series)
+    own = [n for n, head in enumerate(heads) if training_named_in(head.series) == last]
+    chosen, why = choose_series([heads[n] for n in own])
+    if len(own) < len(heads):
+        why = f"of several trainings {' '.join(last) or 'this one'} was saved last" + (f"; {why}" if why else "")
+    return own[chosen], why
 
 
 def needed_by_saves(source: Source[Presence], most: int) -> set[CheckpointId]:
@@ -165,32 +191,52 @@ def needed_by_saves(source: Source[Presence], most: int) -> set[CheckpointId]:
 
 def groups_in(source: Source[Presence], series: Iterable[str]) -> list[Group]:
     """Return the groups of series that are saved together, of all trainings of a run."""
+    saves = source.history.run.saves
+    return [group for seen in _trainings_in(source, series) for group in groups_of(seen, saves)]
+
+
+def _trainings_in(source: Source[Presence], series: Iterable[str]) -> Iterator[list[SeriesSeen]]:
+    """Yield the series of each training of a run."""
     known, wanted = source.history.series, dict.fromkeys(series)
-    groups: list[Group] = []
     while wanted:
-        first = next(iter(wanted))
-        folders = folders_of_training(folder_of(first), known)
+        folders = folders_of_training(folder_of(next(iter(wanted))), known)
         own = [name for name in wanted if folder_of(name) in folders]
-        seen = (series_seen(source, name) for name in own)
-        groups += groups_of([one for one in seen if one is not None], source.history.run.saves)
+        yield [seen for name in own if (seen := series_seen(source, name)) is not None]
         wanted = {name: None for name in wanted if name not in own}
-    return groups
 
 
 def series_seen(source: Source[Presence], name: str) -> SeriesSeen | None:
     """Return a series with its contents on record, or None if nothing of it can be read."""
     history = source.history
     ids = [id for step in history.steps(name) for id in sorted(step.standings, key=lambda id: id.generation)[::-1]]
+    left = _left_behind(source, ids)
     ids = [id for id in ids if not (history.is_quarantined(id) and not _stands_good(history, id))]
     numbers = _numbers_in(source, name, ids)
-    contents = [
+    every = [
         RecordedContent(source, id, numbers.get(id, ()), () if numbers else ids[n + 1 : n + 1 + _PUT_BACK])
         for n, id in enumerate(ids)
     ]
+    contents = every if numbers else [content for content in every if content.id not in left]
     contents.sort(key=lambda content: content.number, reverse=True)  # stable: the later of equal ones first
     was_good = [content for content in contents if history.was_good(content.id)]
     head = next((c.standpoint for c in (was_good or contents) if c.standpoint is not None), None)
-    return None if head is None else SeriesSeen(head=head, contents=contents, ever_good=bool(was_good))
+    if head is None:
+        return None
+    behind = [content for content in every if content.id in left] if not numbers else []
+    return SeriesSeen(head=head, contents=contents, ever_good=bool(was_good), left_behind=behind)
+
+
+def _left_behind(source: Source[Presence], ids: Sequence[CheckpointId]) -> set[CheckpointId]:
+    """Return the contents of a fixed name that rollbacks went back from: what was quarantined, and was followed by the
+    bytes of an earlier content; that one counts as put back only. `ids` are the newest first."""
+    left: set[CheckpointId] = set()
+    for n, (id, before) in enumerate(itertools.pairwise(ids)):
+        if id in left or id.step is not None or not source.history.is_quarantined(before):
+            continue
+        own, earlier = source.content(id), ids[n + 1 : n + 2 + _PUT_BACK]
+        same = next((k for k, old in enumerate(earlier) if own is not None and source.content(old) == own), None)
+        left.update(earlier[: same + 1] if same is not None else ())
+    return left
 
 
 def _stands_good(history: History, id: CheckpointId) -> bool:
@@ -226,6 +272,9 @@ def answers(source: Source[P], group: Group) -> Iterator[tuple[P, Standpoint]]:
         elif found_save is not None:
             yield found_save
     yield from lacking
+    earlier = group.with_left_behind()
+    if earlier is not None:
+        yield from answers(source, earlier)
 
 
 def _offered(source: Source[P], group: Group, moment: Moment) -> tuple[P, Standpoint] | None:

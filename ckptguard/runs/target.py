@@ -10,7 +10,6 @@ import msgspec
 
 from ckptguard.errors import NotFoundError, ObjectMissingError, StorageError
 from ckptguard.layouts import Checkpoint, enter, find_checkpoints, folder_as_checkpoint, plain_folder, single_file
-from ckptguard.layouts.discovery import MAX_DEPTH
 from ckptguard.layouts.plain_folder import is_loose
 from ckptguard.layouts.step_names import step_from_name
 from ckptguard.records.run import has_records
@@ -22,6 +21,8 @@ from ckptguard.values.ids import RECORDS_FOLDER, escape, series_of
 from ckptguard.values.patterns import Pattern
 from ckptguard.values.record_formats import FORMAT_KEY
 from ckptguard.values.settings import Settings
+
+MOST_FOLDERS_UP = 8  # in which a checkpoint's run is looked for
 
 
 class Target(msgspec.Struct, frozen=True):
@@ -153,7 +154,7 @@ def _whole_run(view: RunView, url: str, target: str) -> Target:
         return Target(url=url, kind="run", storage=view.run.storage, view=view)
     unread = view.listing.not_understood
     found = next(iter(view.listing.unnamed_notes), None if unread is None else "; ".join(unread.notes))
-    raise NotFoundError(f"there is no checkpoint in {target}, at most {MAX_DEPTH} levels down", hint=found)
+    raise NotFoundError(f"there is no checkpoint in {target}", hint=found)
 
 
 def _in_hub(url: str, place: HubPlace) -> Target:
@@ -183,9 +184,9 @@ def _has_children(below: Sequence[Entry], patterns: tuple[Pattern, ...]) -> bool
 
 
 def _inside_run(url: str, settings: Settings) -> Target | None:
-    """Return the run with records that contains this path as a checkpoint, at most three levels up."""
+    """Return the run with records that contains this path as a checkpoint."""
     parts = url.rstrip("/").split("/")
-    for up in range(1, MAX_DEPTH + 1):
+    for up in range(1, MOST_FOLDERS_UP + 1):
         root = "/".join(parts[:-up])
         if not root or root.endswith(":/") or RECORDS_FOLDER in parts[:-up]:
             return None

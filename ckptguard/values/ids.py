@@ -16,6 +16,11 @@ _LONGEST_FOLDER = 200  # bytes; file systems allow 255
 
 _ID = re.compile(r"(?P<step>\d{1,12}(?:-\d{1,12})*|-)\.(?P<generation>[1-9]\d{0,8})")
 
+# A number that says which training it is, not how far it is: ``fold1_epoch5``, ``seed_3-step100``, ``lr1e-4_500``.
+_OF_TRAINING = r"(?<![a-z])(?:k?fold|seed|trial|split|cv|lr|bs|wd)[-_=]?\d+(?:\.\d+)?(?:e[-+]?\d+)?(?![a-z0-9])"
+_OF_TRAINING_BEHIND = re.compile(rf"[-_]*{_OF_TRAINING}", re.IGNORECASE)
+_NUMBERS = re.compile(rf"({_OF_TRAINING})|\d+", re.IGNORECASE)
+
 # The place of a checkpoint in its series, from its name: a number, or several numbers compared in order
 # (``recovery-1-50``). None for a fixed name, whose contents are ordered by their saving.
 Step: TypeAlias = int | tuple[int, ...] | None
@@ -120,17 +125,29 @@ def id_from_record(folder: str, name: str) -> CheckpointId | None:
 def series_of(path: str) -> str:
     """Return the series of a checkpoint path in its run: digits in its last part are replaced by ``#``.
 
-    Folders keep their digits: ``seed0/`` and ``seed1/`` of a sweep are two series. A name too long for a folder of the
-    records is cut, and ends in a hash of the whole.
+    Folders keep their digits: ``seed0/`` and ``seed1/`` of a sweep are two series. So are ``fold0_#.pt`` and
+    ``fold1_#.pt``, and all whose number says which training it is. A name too long for a folder of the records is cut,
+    and ends in a hash of the whole.
     """
     folder, slash, name = path.rpartition("/")
-    series = folder + slash + re.sub(r"\d+", "#", name)
+    series = folder + slash + _NUMBERS.sub(lambda number: number[1] or "#", name)
     if len(series_folder(series)) <= _LONGEST_FOLDER:
         return series
     digest = hashlib.sha256(series.encode("utf-8", "surrogateescape")).hexdigest()[:16]
     while len(series_folder(series)) > _LONGEST_FOLDER - len(digest) - 1:
         series = series[:-1]
     return f"{series}~{digest}"
+
+
+def without_training(name: str) -> str:
+    """Return a name without what says which training it is: ``fold1_epoch5`` is ``_epoch5``, ``5-fold1`` is ``5``."""
+    return _OF_TRAINING_BEHIND.sub("", name)
+
+
+def training_named_in(path: str) -> tuple[str, ...]:
+    """Return what the last part of a path, or of a series, says about which training it is: ``("fold1",)``."""
+    name = path.rpartition("/")[2]
+    return tuple(number[1].lower() for number in _NUMBERS.finditer(name) if number[1])
 
 
 def folder_of(path: str) -> str:

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 from support.several_files import TRAINERS, SeveralFiles, optimizer, save, step_of, vits, weights
 from support.views import look
 
@@ -159,3 +160,28 @@ def test_a_training_that_begins_from_scratch_is_seen_by_the_numbers_in_its_names
     assert told
     assert sick is not None
     assert "from scratch" in sick.reason
+
+
+@pytest.mark.parametrize("sick", ["d", "g", "gd"])
+@pytest.mark.parametrize("numbered_every", [1, 2])
+def test_two_fixed_names_go_back_together_where_one_held_equal_bytes_twice(
+    root, invoke, document, sick, numbered_every
+):
+    """All of its weights are NaN, so two saves of it are the same bytes, and one content."""
+    notes = PassNotes()
+    for n in range(1, 7):
+        for name in "gd":
+            tensors = weights(n, name)
+            if n > 4 and name in sick:
+                tensors = {key: torch.full_like(tensor, torch.nan) for key, tensor in tensors.items()}
+            save(root / f"latest_net_{name.upper()}.pth", tensors)
+            if n % numbered_every == 0:
+                save(root / f"{n}_net_{name.upper()}.pth", tensors)
+        reconcile(look(str(root), QUICK), notes)
+    assert invoke("rollback", root).exit_code == 0
+    assert {step_of(root / f"latest_net_{name}.pth") for name in "GD"} == {4}
+    assert sorted(path.name for path in root.glob("[0-9]*.pth")) == [
+        f"{n}_net_{name}.pth" for n in range(numbered_every, 5, numbered_every) for name in "DG"
+    ]
+    again = document("rollback", root)[1]
+    assert (again["quarantined"], again["given"]) == ([], [])

@@ -23,6 +23,7 @@ class Saved(msgspec.Struct, frozen=True, kw_only=True):
     number: tuple[int, ...] = ()
     was_good: bool = True
     saved_at: int | None = None
+    sealed_at: int | None = None
     counters: Mapping[str, int] = {}
 
 

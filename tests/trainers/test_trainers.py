@@ -41,6 +41,7 @@ TRAINERS = (
     Trainer("composer", ("ep4-ba40-rank?.pt",), parts=("rank0", "rank1"), named=True, keep=3),
     Trainer("hifi_gan", ("g_00000400", "do_00000400"), parts=("g", "do"), separate=True, keep=3),
     Trainer("vits", ("G_400.pth", "D_400.pth"), parts=("G", "D"), separate=True, keep=2),
+    Trainer("cyclegan", ("latest_net_?.pth",), parts=("G", "D"), separate=True),
     Trainer(
         "basicsr",
         ("models/net_?_400.pth", "training_states/400.state"),

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckptguard.decisions.known_good import Standpoint
-from ckptguard.decisions.moments import Moment, SeriesSeen, groups_of, moments_of, twins_of
+from ckptguard.decisions.moments import Moment, SeriesSeen, groups_of, is_input, moments_of, twins_of
 from ckptguard.values.ids import CheckpointId, series_of
 from ckptguard.values.patterns import Saves
 
@@ -231,3 +231,71 @@ def test_a_moment_is_what_the_disk_held_when_a_save_ended(saves, sick):
                 there = steps(moment).get(f"net_{part}_#.pth")
                 assert there in (None, max((n for n in numbers if n <= number), default=None))
             assert any(member.content.id.step == number for member in moment.own)
+
+
+def read_at(one: SeriesSeen, times: Mapping[int, int], lag: int) -> SeriesSeen:
+    """The series with these save times of its numbers, each read so long after it was saved."""
+    contents = [
+        msgspec.structs.replace(c, saved_at=times[c.number[0]], sealed_at=times[c.number[0]] + lag)
+        for c in one.contents
+    ]
+    return msgspec.structs.replace(one, contents=contents)
+
+
+@given(
+    numbers=st.lists(st.integers(1, 50), min_size=2, max_size=8, unique=True).map(sorted),
+    pause=st.integers(100, 10_000),
+    lag=st.integers(0, 90),
+    late=st.integers(0, 90),
+    clock=st.sampled_from([0, 10**9, -(10**9)]),
+)
+def test_equal_numbers_of_two_trainings_one_after_the_other_join_nothing(numbers, pause, lag, late, clock):
+    """Where all of one had been read before the other began. What is written late, copied within one look, or by a
+    storage with another clock is joined by its numbers as before."""
+    g, d = series("unet_{}.pth", numbers), series("dit_{}.pth", numbers)
+    own = {number: n * pause for n, number in enumerate(numbers)}
+    after = {number: time + (len(numbers) + 1) * pause for number, time in own.items()}
+    assert len(groups_of([read_at(g, own, lag), read_at(d, after, lag)])) == 2
+    beside = {number: time + late for number, time in own.items()}
+    assert len(groups_of([read_at(g, own, lag), read_at(d, beside, lag)])) == 1
+    looked_once = (len(numbers) * 2 + 2) * pause
+    copied = [
+        msgspec.structs.replace(
+            one, contents=[msgspec.structs.replace(c, sealed_at=looked_once) for c in read_at(one, times, 0).contents]
+        )
+        for one, times in ((g, own), (d, after))
+    ]
+    assert len(groups_of(copied)) == 1
+    if clock:
+        assert len(groups_of([read_at(g, own, lag + clock), read_at(d, beside, lag + clock)])) == 1
+
+
+@given(data=st.data(), saves=st.integers(1, 6))
+def test_what_a_training_began_with_is_told_from_what_it_saved(data, saves):
+    """One content under a fixed name, weights alone, older than every save of the others: no one else."""
+    pretrained = series("pretrained.pth", [0])
+    every = series("model_{}.pth", range(1, saves + 1), optimizer=data.draw(st.booleans()))
+    assert is_input(pretrained, [pretrained, every])
+    assert not is_input(every, [pretrained, every])
+    assert not is_input(pretrained, [pretrained])
+    for changed in (
+        series("pretrained.pth", [0, 1]),
+        series("pretrained.pth", [2]),
+        series("pretrained.pth", [0], optimizer=True),
+        series("pretrained.pth", [0], times=False),
+        series("best.pth", [0]),
+        series("model_{}.pt", [0]),
+    ):
+        assert not is_input(changed, [changed, every])
+    counted = msgspec.structs.replace(pretrained.head, counters={"epoch": 1})
+    assert not is_input(msgspec.structs.replace(pretrained, head=counted), [pretrained, every])
+
+
+def test_fixed_names_are_joined_as_their_like_with_numbers():
+    """``latest_net_G`` and ``latest_net_D`` where ``3_net_G`` and ``3_net_D`` are, however often each was saved."""
+    g, d = series("{}_net_G.pth", HUNDREDS), series("{}_net_D.pth", HUNDREDS)
+    latest = [series("latest_net_G.pth", HUNDREDS), series("latest_net_D.pth", range(100, 801, 100))]
+    assert names([g, d, *latest]) == [{"#_net_G.pth", "#_net_D.pth"}, {"latest_net_G.pth", "latest_net_D.pth"}]
+    apart = [Saves(apart=("latest_net_D.pth",))]
+    assert {"latest_net_D.pth"} in names([g, d, *latest], apart)
+    assert len(names([g, *latest])) == 3

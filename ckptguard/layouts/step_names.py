@@ -10,7 +10,7 @@ import msgspec
 
 from ckptguard.decisions.names import Listed, NameReading, read_names
 from ckptguard.formats.suffixes import suffixes_of
-from ckptguard.values.ids import MAX_STEP, Step, single_number, step_of_numbers, without_training
+from ckptguard.values.ids import MAX_STEP, OF_TRAINING, Step, single_number, step_of_numbers
 
 _STEP = re.compile(r"(?:^|[^a-z])(?:global_?step|step|iter(?:ation)?)[-_=.]?(\d+)", re.IGNORECASE)
 _EPOCH = re.compile(r"(?:^|[^a-z])(?:epoch|ep)[-_=.]?(\d+)", re.IGNORECASE)
@@ -150,7 +150,7 @@ def counter_in_name(name: str) -> tuple[str, int] | None:
 
 def _stem(name: str) -> str:
     stem = name.removesuffix(next((s for s in suffixes_of("tensors", "arrays") if name.endswith(s)), ""))
-    return without_training(stem)
+    return OF_TRAINING.sub("", stem)
 
 
 def _small(digits: tuple[str, ...]) -> Step:

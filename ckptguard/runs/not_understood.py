@@ -1,6 +1,7 @@
 """Find files in a run that may be training state and that nothing verifies, because no format of ours explains them.
 
-A file with an unknown name is known by its first bytes. They are read once for each size and time, on a local disk.
+A file with an unknown name is known by its first bytes. They are read once for each size and time. On an object store
+that is a request, so of a few files only: the others are named as not understood.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from ckptguard.values.patterns import is_ignored
 
 SMALLEST = 1024  # bytes; what is smaller is no training state
 _MOST_READ = 5000  # files of one listing whose first bytes are read; of more only the names are known
+_MOST_REQUESTS = 64  # the same on an object store
 _MOST_NAMED = 20
 _REMEMBERED = 100_000  # files
 WHAT_TO_DO = (
@@ -56,12 +58,7 @@ class NotUnderstood(msgspec.Struct, frozen=True):
 
 
 def find_not_understood(run: Run, files: Iterable[Entry]) -> NotUnderstood | None:
-    """Return which of the files that belong to no checkpoint may be state, or None.
-
-    Only on a local disk: elsewhere each file would cost a request.
-    """
-    if run.storage.root is None:
-        return None
+    """Return which of the files that belong to no checkpoint may be state, or None."""
     found = [e for e, head in _candidates(run, files) if head is None or not begins_like_no_state(head)]
     if not found:
         return None
@@ -69,12 +66,7 @@ def find_not_understood(run: Run, files: Iterable[Entry]) -> NotUnderstood | Non
 
 
 def state_files(run: Run, files: Iterable[Entry]) -> frozenset[str]:
-    """Return the keys of those files that hold training state, by their first bytes. Their names say nothing.
-
-    Only on a local disk.
-    """
-    if run.storage.root is None:
-        return frozenset()
+    """Return the keys of those files that hold training state, by their first bytes. Their names say nothing."""
     heads = ((entry, head) for entry, head in _candidates(run, files) if head is not None)
     return frozenset(entry.key for entry, head in heads if _holds_state(run, entry, head))
 
@@ -84,13 +76,13 @@ def _holds_state(run: Run, entry: Entry, head: bytes) -> bool:
     name = format_of(entry.key, head).name
     if name in ("torch_zip", "gguf") or begins_like_folder(head):
         return True
-    place = (run.storage.root, entry.key, *entry.signature)
+    place = _place(run, entry)
     if name not in ("zip", "tar") or place in _without_state:
         return False
     from ckptguard.formats.containers import lists_state  # for few files
 
     try:
-        with run.storage.open(entry.key) as reader:
+        with run.storage.open_listed(entry) as reader:
             if lists_state(reader):
                 return True
     except StorageError:
@@ -104,11 +96,14 @@ def _holds_state(run: Run, entry: Entry, head: bytes) -> bool:
 
 def _candidates(run: Run, files: Iterable[Entry]) -> Iterator[tuple[Entry, bytes | None]]:
     """Yield the files whose names do not say what they are, and their first bytes; None if they were not read."""
-    known, room = suffixes_of("tensors", "arrays", "pieces"), _MOST_READ
+    known = suffixes_of("tensors", "arrays", "pieces")
+    room = _MOST_READ if run.storage.root is not None else _MOST_REQUESTS
     for entry in files:
         if entry.size > SMALLEST and _may_be_state(run, entry, known):
-            room -= 1
-            yield entry, first_bytes(run, entry) if room >= 0 else None
+            head = _heads.get(_place(run, entry))
+            if head is None and room > 0:
+                head, room = first_bytes(run, entry), room - 1
+            yield entry, head
 
 
 def _may_be_state(run: Run, entry: Entry, known: tuple[str, ...]) -> bool:
@@ -126,16 +121,20 @@ _without_state: set[tuple[object, ...]] = set()  # archives
 _lock = threading.Lock()
 
 
+def _place(run: Run, entry: Entry) -> tuple[object, ...]:
+    return (run.url, entry.key, *entry.signature)
+
+
 def first_bytes(run: Run, entry: Entry) -> bytes | None:
-    """Return the first bytes of a local file. They are read again once its size or time changes. None if they cannot
+    """Return the first bytes of a file. They are read again once its size or time changes. None if they cannot
     be read."""
-    place = (run.storage.root, entry.key, *entry.signature)
+    place = _place(run, entry)
     with _lock:
         head = _heads.get(place)
     if head is not None:
         return head
     try:
-        with run.storage.open(entry.key) as reader:
+        with run.storage.open_listed(entry) as reader:
             head = reader.read(0, min(reader.entry.size, FIRST_BYTES))
             same = reader.entry.signature == entry.signature
     except ObjectMissingError:

@@ -146,8 +146,8 @@ class RecordedContent:
 def best_moments(source: Source[P], series: Sequence[str]) -> Iterator[P]:
     """Yield what may be gone back to, the best first. What was saved together is good only if all of it is.
 
-    Of trainings that names tell apart (``fold1``, ``fold2``) the one that was saved last comes first. Of several groups
-    of series the newest moments are compared by `choose_series`. Each answer stands for its save: its weights,
+    Of trainings that names distinguish (``fold1``, ``fold2``) the one that was saved last comes first. Of several
+    groups of series the newest moments are compared by `choose_series`. Each answer stands for its save: its weights,
     never an optimizer alone. What a training began with and did not save is none (`is_input`).
     """
     every = []

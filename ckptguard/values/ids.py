@@ -18,7 +18,7 @@ _ID = re.compile(r"(?P<step>\d{1,12}(?:-\d{1,12})*|-)\.(?P<generation>[1-9]\d{0,
 
 # A number that says which training it is, not how far it is: ``fold1_epoch5``, ``seed_3-step100``, ``lr1e-4_500``.
 _OF_TRAINING = r"(?<![a-z])(?:k?fold|seed|trial|split|cv|lr|bs|wd)[-_=]?\d+(?:\.\d+)?(?:e[-+]?\d+)?(?![a-z0-9])"
-_OF_TRAINING_BEHIND = re.compile(rf"[-_]*{_OF_TRAINING}", re.IGNORECASE)
+OF_TRAINING = re.compile(rf"[-_]*{_OF_TRAINING}", re.IGNORECASE)
 _NUMBERS = re.compile(rf"({_OF_TRAINING})|\d+", re.IGNORECASE)
 
 # The place of a checkpoint in its series, from its name: a number, or several numbers compared in order
@@ -137,11 +137,6 @@ def series_of(path: str) -> str:
     while len(series_folder(series)) > _LONGEST_FOLDER - len(digest) - 1:
         series = series[:-1]
     return f"{series}~{digest}"
-
-
-def without_training(name: str) -> str:
-    """Return a name without what says which training it is: ``fold1_epoch5`` is ``_epoch5``, ``5-fold1`` is ``5``."""
-    return _OF_TRAINING_BEHIND.sub("", name)
 
 
 def training_named_in(path: str) -> tuple[str, ...]:

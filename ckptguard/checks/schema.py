@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -13,6 +13,7 @@ import msgspec
 
 from ckptguard.checks.completeness import precedes
 from ckptguard.checks.evidence import Evidence, ScannedTensor
+from ckptguard.formats.dtypes import DTYPES
 from ckptguard.values.manifest import Manifest, Tensor
 from ckptguard.values.verdict import UNDERSTOOD, Finding, Severity
 
@@ -62,9 +63,9 @@ class _Place(NamedTuple):
 def check_schema(evidence: Evidence) -> Iterator[Finding]:
     """Compare tensors with this checkpoint's own manifest, if sealed, and with the reference.
 
-    Errors are model tensors that are missing, unexpected, reshaped or re-typed, and optimizer state that vanished or
-    was reshaped. A difference from another checkpoint may be intended (another head, another optimizer). So it is only
-    a suspicion there, unless the user asked for a match.
+    Errors are model tensors that are missing, unexpected, reshaped or re-typed, and optimizer state that vanished, was
+    reshaped, or has another dtype while its siblings keep theirs. A difference from another checkpoint may be intended
+    (another head, another optimizer). So it is only a suspicion there, unless the user asked for a match.
     """
     reference, question = evidence.reference, Severity.ERROR if evidence.must_match else Severity.SICKNESS
     described = {
@@ -253,6 +254,55 @@ def _optimizer(
             expected=str(list(shape)),
             found=str(list(shape_now)),
         )
+    yield from _retyped_alone(expected, found, where)
+
+
+def _retyped_alone(expected: list[_Place], found: list[_Place], where: str) -> Iterator[Finding]:
+    """Report optimizer tensors whose dtype changed while others of their kind (``exp_avg``) kept theirs.
+
+    Another optimizer or another precision changes them all. A resume may round most of them: those of weights that are
+    not float32.
+    """
+    before, of_kind, now = (
+        _dtypes(expected, _state_name),
+        _dtypes(expected, _kind),
+        defaultdict[str, list[_Place]](list),
+    )
+    for t in found:
+        now[_kind(t)].append(t)
+    for kind, tensors in now.items():
+        known = {t: of_kind.get(kind) if t.partitioned else before.get(t.name) for t in tensors}
+        changed = [t for t, dtypes in known.items() if dtypes is not None and t.dtype not in dtypes]
+        kept = sum(dtypes is not None for dtypes in known.values()) - len(changed)
+        floats = all(_is_float(t.dtype) and any(map(_is_float, known[t] or ())) for t in changed)
+        rounded = floats and len(changed) > kept
+        if changed and kept and not rounded:
+            first = changed[0]
+            yield _error(
+                f"{len(changed)} optimizer tensors have another dtype than in {where}, others of their kind do not",
+                first.file,
+                first.name,
+                len(changed),
+                expected=min(known[first] or ()),
+                found=first.dtype,
+            )
+
+
+def _dtypes(tensors: Iterable[_Place], key: Callable[[_Place], str]) -> dict[str, set[str]]:
+    found: defaultdict[str, set[str]] = defaultdict(set)
+    for t in tensors:
+        found[key(t)].add(t.dtype)
+    return found
+
+
+def _kind(tensor: _Place) -> str:
+    """Return the last part of a name that is no number: ``exp_avg`` of ``state.3.exp_avg``."""
+    return next((part for part in reversed(tensor.name.split(".")) if not part.isdigit()), "")
+
+
+def _is_float(dtype: str) -> bool:
+    known = DTYPES.get(dtype)
+    return known is not None and known.float is not None
 
 
 def _state_name(tensor: _Place) -> str:

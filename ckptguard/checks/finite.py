@@ -9,16 +9,13 @@ from fnmatch import fnmatchcase
 from functools import partial
 
 from ckptguard.checks.evidence import Evidence, ScannedTensor
+from ckptguard.checks.state import State
 from ckptguard.formats import Leaf
-from ckptguard.layouts.roles import key_role, number_role
 from ckptguard.scan.result import Numbers, ScannedFile
 from ckptguard.values.masks import may_be_mask
 from ckptguard.values.verdict import Finding, Severity
 
-_STATE_ROLES = ("model", "optimizer", "ema")
-_RATES = frozenset(("lr", "initial_lr", "_last_lr", "base_lrs", "weight_decay", "eps", "momentum", "betas"))
 _MOST_PARTS = 64  # parts of a name to check
-_SCALES = frozenset(("scale", "cur_scale", "loss_scale"))
 _COUNTED = re.compile(r"(?<!\S)(\d{1,18}) (NaN|[+-]Inf)")
 _ALIKE = re.compile(r"all (\d{1,18}) elements are (NaN|[+-]Inf)")
 _finding = partial(Finding, "finite")
@@ -32,16 +29,19 @@ def check_finite(evidence: Evidence) -> Iterator[Finding]:
     """
     same: set[tuple[str, str]] = set()
     learnt: frozenset[str] | None = None
-    for tensor in evidence.tensors():
-        numbers = tensor.numbers
-        if numbers is None or not numbers.count:
-            continue
-        if numbers.nan or numbers.posinf or numbers.neginf:
+    state = State(evidence)
+    for file in evidence.scan.files:
+        for tensor in evidence.tensors_of(file):
+            numbers = tensor.numbers
+            if numbers is None or not (numbers.nan or numbers.posinf or numbers.neginf):
+                continue
             if learnt is None:
                 learnt, same = _named_by_optimizer(evidence), _unchanged_spans(evidence)
-            yield _non_finite(evidence, tensor, numbers, in_reference=(tensor.file, tensor.name) in same, learnt=learnt)
+            in_reference = (tensor.file, tensor.name) in same
+            is_state = _is_state(state, file, tensor, numbers)
+            yield _non_finite(evidence, tensor, numbers, in_reference=in_reference, learnt=learnt, is_state=is_state)
     yield from _degenerate(evidence)
-    yield from _loose_numbers(evidence)
+    yield from _loose_numbers(evidence, state)
     for file in evidence.scan.files:
         unread = file.structure.unread
         if unread:
@@ -50,12 +50,22 @@ def check_finite(evidence: Evidence) -> Iterator[Finding]:
             yield _finding(Severity.WARNING, message, file.entry.key, unread[0], len(unread))
 
 
+def _is_state(state: State, file: ScannedFile, tensor: ScannedTensor, numbers: Numbers) -> bool:
+    """True if a tensor that is not finite makes the checkpoint bad. One float is judged as a number."""
+    own = state.of(file)
+    if own.is_weight(tensor) and own.holds(tensor):
+        return True
+    if own.weighs(own.as_number(tensor, numbers), "nan" if numbers.nan else "inf"):
+        return True
+    return not state.has_any() and (numbers.count > 1 or bool(numbers.nan))
+
+
 def is_mask(tensor: ScannedTensor, numbers: Numbers, learnt: Collection[str] = ()) -> bool:
     """True for a mask of a model: no NaN, no +Inf, -Inf beside one single finite value, and a mask's name or form.
 
     A learnt tensor is never a mask, by its name or because it is among the `learnt`.
     """
-    if tensor.role not in ("model", "ema") or not numbers.single_finite:
+    if tensor.role == "optimizer" or not numbers.single_finite:
         return False
     if not numbers.neginf or numbers.nan or numbers.posinf:
         return False
@@ -73,7 +83,13 @@ def _named_by_optimizer(evidence: Evidence) -> frozenset[str]:
 
 
 def _non_finite(
-    evidence: Evidence, tensor: ScannedTensor, numbers: Numbers, *, in_reference: bool, learnt: Collection[str]
+    evidence: Evidence,
+    tensor: ScannedTensor,
+    numbers: Numbers,
+    *,
+    in_reference: bool,
+    learnt: Collection[str],
+    is_state: bool,
 ) -> Finding:
     count = numbers.nan + numbers.posinf + numbers.neginf
     counts = ((numbers.nan, "NaN"), (numbers.posinf, "+Inf"), (numbers.neginf, "-Inf"))
@@ -82,7 +98,7 @@ def _non_finite(
     if count == numbers.count and sum(n > 0 for n, _ in counts) == 1:
         message = f"all {count} elements are {what.partition(' ')[2]}"
     severity = Severity.NOTICE
-    if tensor.role not in _STATE_ROLES:
+    if not is_state:
         message += "; it is not model or optimizer state"
     elif any(p == tensor.name or fnmatchcase(tensor.name, p) for p in evidence.allow_nonfinite):
         message += "; allowed by --allow-nonfinite"
@@ -126,35 +142,25 @@ def _degenerate(evidence: Evidence) -> Iterator[Finding]:
         yield _finding(Severity.ERROR, message, matrices[0][0].file, matrices[0][0].name)
 
 
-def _loose_numbers(evidence: Evidence) -> Iterator[Finding]:
-    """Report Python numbers in model, optimizer, scheduler and scaler state that are not finite.
+def _loose_numbers(evidence: Evidence, state: State) -> Iterator[Finding]:
+    """Report numbers beside the tensors that are not finite: errors among weights, in optimizers, schedulers and
+    scalers, and wherever nothing else is state.
 
-    ReduceLROnPlateau has an infinite `best`, so infinity is an error only in a loss scale or a rate. A logged gradient
-    norm is a notice; check_stale judges it. Notices about one subtree of a file are merged. A configuration may hold
-    anything.
+    A logged gradient norm is a notice; check_stale judges it. Notices about one subtree of a file are merged. A
+    configuration may hold anything.
     """
     for file in evidence.scan.files:
-        containers = file.structure.containers
         harmless: dict[str, list[Leaf]] = {}
         for leaf in file.structure.leaves:
             if math.isfinite(leaf.value):
                 continue
-            role = number_role(file.entry.key, leaf.name, containers, file.structure.members)
-            # An array of floats is state like a tensor, unless its place says otherwise.
-            heavy = leaf.of_array and role in ("", *_STATE_ROLES)
-            rated = role or key_role(leaf.name.partition(".")[0])  # of a flat file: an error if its name says so
-            heavy |= role in ("model", "ema") and math.isnan(leaf.value)  # of a layer's extra state
-            parts = leaf.name.split(".")
-            heavy |= rated in ("optimizer", "scheduler", "scaler") and (
-                math.isnan(leaf.value)
-                or rated == "scaler"
-                or parts[-1] in _SCALES
-                or not _RATES.isdisjoint(parts[-2:])  # of a list too: _last_lr.0
-            )
+            bad = "nan" if math.isnan(leaf.value) else "inf"
+            heavy = state.of(file).weighs(leaf, bad) or (bad == "nan" and not state.has_any())
+            first = leaf.name.partition(".")[0]
             if heavy:
                 yield _number(file, [leaf], Severity.ERROR)
-            elif not parts[0].endswith(("config", "hyper_parameters")):
-                harmless.setdefault(parts[0], []).append(leaf)
+            elif not first.endswith(("config", "hyper_parameters")):
+                harmless.setdefault(first, []).append(leaf)
         for leaves in harmless.values():
             yield _number(file, leaves, Severity.NOTICE)
 

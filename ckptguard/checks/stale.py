@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from ckptguard.checks.evidence import Evidence
+from ckptguard.checks.state import value_of
 from ckptguard.formats.dtypes import DTYPES
 from ckptguard.values.verdict import Finding, Severity
 
@@ -108,10 +109,15 @@ def _dynamic_scales(evidence: Evidence) -> Iterator[tuple[str, str, float, float
     """Yield (file, name, scale, floor) of loss scales that adapt. A static one (bf16 trains with 1) has no floor."""
     for file in evidence.scan.files:
         values = {leaf.name: leaf.value for leaf in file.structure.leaves}
+        for tensor in evidence.tensors_of(file):
+            if tensor.name.endswith("scale") and tensor.numbers is not None and tensor.numbers.count == 1:
+                values[tensor.name] = value_of(tensor.numbers)
         for name, value in values.items():
             prefix, _, tail = name.rpartition(".")
             beside = f"{prefix}." if prefix else ""
             if tail == "cur_scale" and beside + "scale_window" in values:  # DeepSpeed's dynamic scaler
                 yield file.entry.key, name, value, values.get(beside + "min_scale", 1.0)
-            elif tail == "scale" and beside + "backoff_factor" in values:  # torch's GradScaler
+            elif tail == "scale" and not values.keys().isdisjoint(
+                (beside + "growth_factor", beside + "backoff_factor")
+            ):
                 yield file.entry.key, name, value, 1.0

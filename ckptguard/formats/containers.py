@@ -269,6 +269,12 @@ class _Folder:
             ]
         found.leaves += [structs.replace(leaf, name=prefix + leaf.name) for leaf in inner.leaves]
         found.unread += [prefix + part for part in inner.unread]
+        for mine, inners in (
+            (found.learnt, inner.learnt),
+            (found.matrices, inner.matrices),
+            (found.scores, inner.scores),
+        ):
+            mine += [prefix + part for part in inners]
         found.names |= set(inner.globals)
         self.not_understood += [prefix + part if part else name for part in inner.not_understood]
         self._containers += [prefix + container for container in inner.containers]

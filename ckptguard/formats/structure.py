@@ -90,12 +90,15 @@ class Problem(msgspec.Struct, frozen=True):
 class Leaf(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One number outside tensors (a learning rate, a loss scale, a step counter), by its dotted path.
 
-    `of_array`: it is an element that is not finite, of a numpy array inside the pickle.
+    `of_array`: it is an element that is not finite, of a numpy array inside the pickle. `dimensions` of that array: 2
+    if they are unknown. `beside`: the dict that holds it directly holds a matrix of floats, too.
     """
 
     name: str
     value: float | int | bool
     of_array: bool = False
+    dimensions: int = 2
+    beside: bool = False
 
 
 class ChunkPlace(msgspec.Struct, frozen=True, array_like=True):
@@ -138,6 +141,9 @@ class Structure(msgspec.Struct, frozen=True, kw_only=True):
     - `members`: the files inside an archive that were read. Names of what they hold begin with theirs and a colon.
     - `not_understood`: names of parts that hold state, or may, in a form that nobody here reads.
     - `sums`: ranges with a checksum, sorted by offset.
+    - `learnt`: names of tensors that require a gradient, and of the state dicts of torch's modules.
+    - `matrices`: the places of numpy's matrices of floats, by the first two parts of their names.
+    - `scores`: names of tensors of one float in a dict that directly holds no matrix of floats, outside optimizers.
     - `checksums`: a digest of what an archive states about its content (names, sizes, CRC-32s), if it states all of it.
     """
 
@@ -157,6 +163,9 @@ class Structure(msgspec.Struct, frozen=True, kw_only=True):
     members: tuple[str, ...] = ()
     not_understood: tuple[str, ...] = ()
     sums: tuple[RangeSum, ...] = ()
+    learnt: tuple[str, ...] = ()
+    matrices: tuple[str, ...] = ()
+    scores: tuple[str, ...] = ()
 
     @property
     def is_broken(self) -> bool:
@@ -188,6 +197,9 @@ class Found(msgspec.Struct):
     containers: tuple[str, ...] = ()
     truncated: bool = False
     unlisted: int = 0  # problems
+    learnt: list[str] = []
+    matrices: list[str] = []
+    scores: list[str] = []
 
     def add(self, problem: Problem) -> None:
         """Add a problem; beyond a limit only count it."""
@@ -209,6 +221,9 @@ class Found(msgspec.Struct):
             leaves=tuple(self.leaves),
             containers=self.containers,
             unread=tuple(self.unread),
+            learnt=tuple(self.learnt),
+            matrices=tuple(self.matrices),
+            scores=tuple(self.scores),
         )
 
 

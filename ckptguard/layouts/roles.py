@@ -43,8 +43,9 @@ _KEY_ROLES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
 )
 
 
+STATE_ROLES = ("model", "optimizer", "ema")
 # Names for the one object that holds model, optimizer and the rest, in torch's tutorials and common loops.
-_WRAPPERS = ("app", "app_state", "checkpoint", "ckpt", "state", "train_state")
+WRAPPERS = ("app", "app_state", "checkpoint", "ckpt", "state", "train_state")
 
 
 def file_role(key: str) -> str:
@@ -53,6 +54,11 @@ def file_role(key: str) -> str:
     if name.endswith(_PUT_ASIDE):
         return "other"
     return next((role for pattern, role in _FILE_ROLES if pattern.fullmatch(name)), "")
+
+
+def is_put_aside(key: str) -> bool:
+    """True if nobody loads the file as state any more (``optimizer.bin.old``)."""
+    return key.lower().endswith(_PUT_ASIDE)
 
 
 def key_role(name: str) -> str:
@@ -72,7 +78,7 @@ def place_role(name: str, containers: Collection[str]) -> str:
     if not rest or first not in containers:
         return ""
     inner = rest.partition(".")[0]
-    role = key_role(first) or (key_role(inner) if first in _WRAPPERS and inner != rest else "")
+    role = key_role(first) or (key_role(inner) if first in WRAPPERS and inner != rest else "")
     return "ema" if role == "other" and inner != rest and key_role(inner) == "ema" else role
 
 
@@ -86,6 +92,13 @@ def number_role(key: str, name: str, containers: Collection[str], members: Colle
         return member_role(member) or number_role("", inner, _within(member, containers))
     stated = file_role(key)
     return stated if stated not in ("", "model") else place_role(name, containers) or key_role(name)
+
+
+def is_float_matrix(tensor: TensorPlace) -> bool:
+    """True for floats of two or more dimensions, of more than one element."""
+    known = DTYPES.get(tensor.dtype)
+    matrix = len(tensor.shape) > 1 and any(size != 1 for size in tensor.shape)
+    return matrix and known is not None and known.float is not None
 
 
 def member_role(name: str) -> str:
@@ -124,7 +137,7 @@ def assign_roles(
     stated = file_role(key)
     if stated not in ("", "model"):
         return [stated] * len(tensors)
-    nested = {c for c in containers if key_role(c) or c in _WRAPPERS}
+    nested = {c for c in containers if key_role(c) or c in WRAPPERS}
     holders = {_container(t.name, containers) for t in tensors if t.shape}
     if not nested and not holders.difference(("",)):
         return ["model"] * len(tensors)

@@ -12,7 +12,7 @@ from ckptguard.checks.evidence import KnownFacts
 from ckptguard.errors import ChangedWhileReadError, DeniedError, ObjectMissingError
 from ckptguard.formats import tensor_suffix
 from ckptguard.layouts import LAYOUTS, Checkpoint, Gap
-from ckptguard.layouts.roles import assign_roles
+from ckptguard.layouts.roles import STATE_ROLES, assign_roles, file_role, is_float_matrix
 from ckptguard.runs.file_signatures import is_same_file
 from ckptguard.runs.work import PLAIN, Work
 from ckptguard.scan import Scanner, ScanOptions, digest_places, scan_files
@@ -96,8 +96,8 @@ def copy_differs(storage: Storage, prefix: str, manifest: Manifest, *, scanner: 
 
 
 def roles_of(files: Sequence[ScannedFile]) -> dict[str, tuple[str, ...]]:
-    """Return the role of every tensor, by file."""
-    return {
+    """Return the role of every tensor, by file. If none is that of state, matrices of floats are weights."""
+    roles = {
         f.entry.key: tuple(
             assign_roles(
                 f.entry.key,
@@ -108,6 +108,13 @@ def roles_of(files: Sequence[ScannedFile]) -> dict[str, tuple[str, ...]]:
         )
         for f in files
     }
+    if any(role in STATE_ROLES for given in roles.values() for role in given):
+        return roles
+    for f in files:
+        if file_role(f.entry.key) in ("", "model"):
+            pairs = zip(f.structure.tensors, roles[f.entry.key], strict=True)
+            roles[f.entry.key] = tuple("model" if is_float_matrix(t) else role for t, role in pairs)
+    return roles
 
 
 def gaps_of(checkpoint: Checkpoint, scan: Scan) -> tuple[Gap, ...]:

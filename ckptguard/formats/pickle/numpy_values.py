@@ -64,6 +64,21 @@ def numpy_content(call: Call) -> NumpyContent:
     return NumpyContent()
 
 
+def shape_of_floats(call: Call) -> tuple[int, ...] | None:
+    """Return the shape of an array of plain floats; None for anything else."""
+    args, state = call.args if type(call.args) is tuple else (), call.state
+    assert type(call.func) is Global
+    stated: tuple[object, ...] = ()
+    if call.func.name == "_frombuffer" and len(args) >= 3:
+        stated = args[1:3]
+    elif type(state) is tuple and len(state) >= 5:
+        stated = (state[2], state[1])
+    if not stated or _element(stated[0])[0] not in _FLOATS or type(stated[1]) is not tuple:
+        return None
+    sizes = [size for size in stated[1] if type(size) is int]
+    return tuple(sizes) if len(sizes) == len(stated[1]) else None
+
+
 def is_type(name: object) -> bool:
     """True if it is a numpy type's name in pickles."""
     return type(name) is str and _TYPE.fullmatch(name) is not None
@@ -130,6 +145,9 @@ def _bad_element(dtype: object, data: object) -> NumpyContent:
         return _other(dtype, data)
     if not raw or len(raw) % SIZES[known]:
         return NumpyContent() if _is_empty(data) else _UNREAD
+    if len(raw) == SIZES[known]:  # of one element, it is that number
+        code = _CODES[kind]
+        return NumpyContent(struct.unpack(f"{order}{len(raw) // struct.calcsize(code)}{code}", raw))
     bad = bad_number(raw, known, "big" if order == ">" else "little")
     return NumpyContent() if bad is None else NumpyContent((bad,), of_array=True)
 

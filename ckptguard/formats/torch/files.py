@@ -102,6 +102,9 @@ def take(
     found.unread += [prefix + name for name in tree.unread]
     if not prefix:
         found.containers = tree.containers
+    found.learnt += [prefix + name for name in tree.learnt]
+    found.matrices += [prefix + name for name in tree.matrices]
+    found.scores += [prefix + name for name in tree.scores]
     files = {id(file.value): file for file in tree.files}
     calls = {id(call): FileValue("value", call) for call in loads}
     read = {key for key, file in {**calls, **files}.items() if _take_value(found, prefix, file, room)}

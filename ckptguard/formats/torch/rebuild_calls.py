@@ -159,6 +159,31 @@ def _needs_gradient(layer: Call) -> bool:
     return at is not None and type(layer.args) is tuple and layer.args[at : at + 1] == (True,)
 
 
+def is_learnt(call: Call) -> bool:
+    """True if loading this would make a tensor that requires a gradient."""
+    return any(_needs_gradient(layer) for layer in (_layers(call) if not is_plain(call) else (call,)))
+
+
+def stated_sizes(call: Call) -> tuple[object, ...] | None:
+    """Return the sizes of a tensor of stored elements as its pickle states them; None if it states none."""
+    viewed = _unwrap(call)
+    at = 1 if viewed.calls(_META) else 2
+    stated = viewed.args[at : at + 1] if type(viewed.args) is tuple else ()
+    sizes = stated[0] if stated else None
+    if type(sizes) is Call and type(sizes.args) is tuple and len(sizes.args) == 1:
+        sizes = sizes.args[0]
+    return sizes if type(sizes) is tuple else None
+
+
+def is_of_floats(call: Call) -> bool:
+    """True if it is a tensor of floats, as far as it can be read."""
+    try:
+        known = DTYPES.get(as_tensor(call).dtype)
+    except TensorProblem:
+        return False
+    return known is not None and known.float is not None
+
+
 def is_meta(value: Described) -> bool:
     """True if it is a tensor that was saved without its elements."""
     return type(value) is Call and _unwrap(value).calls(_META)

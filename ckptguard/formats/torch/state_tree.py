@@ -12,19 +12,28 @@ from typing import NamedTuple, cast
 
 from ckptguard.formats.pickle.inert_values import Call, Global, Kind, Mapping, PersistentId, Sequence, SetOf
 from ckptguard.formats.pickle.machine import Pickled
-from ckptguard.formats.pickle.numpy_values import hides_floats, is_numpy, numpy_content, raw_bytes
+from ckptguard.formats.pickle.numpy_values import (
+    hides_floats,
+    is_numpy,
+    numpy_content,
+    raw_bytes,
+    shape_of_floats,
+)
 from ckptguard.formats.structure import Leaf, Problem
 from ckptguard.formats.suffixes import may_begin_file
 from ckptguard.formats.torch.names import CONTAINERS, WITHOUT_FLOATS, attributes, of_state, ordered_pairs, pairs_of
 from ckptguard.formats.torch.rebuild_calls import (
     Described,
     as_composite,
+    is_learnt,
+    is_of_floats,
     is_plain,
     is_tensor,
     is_untyped,
     is_whole_tensor,
     packed_storage,
     quantiser,
+    stated_sizes,
     tensor_attributes,
 )
 
@@ -40,6 +49,8 @@ _SHORTEST = 2  # bytes that a float can have, except those of a single byte
 _MAX_SILENT = 1_000_000  # parts of something without numbers
 _MAX_VISITS = 8
 _MAX_FLAT_VISITS = 1000  # of something that cannot unfold further
+_MOST_MATRICES = 10_000  # places of numpy's matrices
+_MOST_KEYS = 64  # of a dict that may be an optimizer's
 _HEAD = 16  # bytes of a file, which show its format
 _WITHOUT_NUMBERS = (
     "torch.Size",
@@ -64,8 +75,8 @@ class FileValue(NamedTuple):
 class TreeContents(NamedTuple):
     """The content of a tree: tensors as the calls that rebuild them, in file order.
 
-    `containers` and `unread` are those of a Structure. `visited` counts the values read. `files` are bytes that may be
-    files.
+    `containers`, `unread`, `learnt`, `matrices` and `scores` are those of a Structure. `visited` counts the values
+    read. `files` are bytes that may be files.
     """
 
     tensors: list[tuple[str, Described]]
@@ -75,6 +86,9 @@ class TreeContents(NamedTuple):
     unread: tuple[str, ...] = ()
     visited: int = 0
     files: tuple[FileValue, ...] = ()
+    learnt: tuple[str, ...] = ()
+    matrices: tuple[str, ...] = ()
+    scores: tuple[str, ...] = ()
 
 
 def walk(pickled: Pickled, room: int = MAX_NODES) -> TreeContents:
@@ -107,10 +121,16 @@ class _Walk:
         self.unread: dict[str, None] = {}
         self.files: dict[int, FileValue] = {}
         self.silent: set[int] = set()  # that `is_silent` has checked
+        self.waiting: list[_Entered] = []  # containers, each with its remaining children, and what was met before it
+        self.learnt: list[str] = []
+        self.matrices: dict[str, None] = {}
+        self.scores: list[str] = []
+        self.with_matrix: dict[int, bool] = {}  # by a container's id: does it directly hold a matrix of floats?
+        self.optimizers: set[int] = set()  # dicts with parameter groups
 
     def run(self, root: object, most: int) -> TreeContents:
-        # Containers, each with its remaining children, and what was met before it; the innermost is the last.
-        waiting: list[_Entered] = [(None, iter((("", root),)), 0)]
+        waiting = self.waiting
+        waiting.append((None, iter((("", root),)), 0))
         room = most
         while waiting and room and len(self.tensors) <= MAX_TENSORS:
             name, value = next(waiting[-1][1], _END)
@@ -135,7 +155,8 @@ class _Walk:
             self.problem("it holds more values than ckptguard reads")
         leaves, problems = tuple(self.leaves), tuple(self.problems.values())
         unread, files = tuple(self.unread), tuple(self.files.values())
-        return TreeContents(self.tensors, leaves, problems, _containers(root), unread, most - room, files)
+        read = TreeContents(self.tensors, leaves, problems, _containers(root), unread, most - room, files)
+        return read._replace(learnt=tuple(self.learnt), matrices=tuple(self.matrices), scores=tuple(self.scores))
 
     def saw(self, values: Iterable[object]) -> bool:
         """True if all of these are parts of what was walked."""
@@ -154,6 +175,11 @@ class _Walk:
             if is_untyped(value):
                 self.not_read(name)
             return []
+        if is_learnt(value):
+            self.learnt.append(name)
+        sizes = stated_sizes(value)
+        if sizes is not None and all(size == 1 for size in sizes) and self.is_score(value):
+            self.scores.append(name)
         if is_plain(value):
             return []
         parts = [pair for state in tensor_attributes(value) for pair in of_state(name, f"{name}.", state)]
@@ -164,6 +190,24 @@ class _Walk:
             elif type(of_all) in CONTAINERS:
                 parts.append((f"{name}.{part}s", of_all))
         return parts
+
+    def is_score(self, value: Call) -> bool:
+        """True for a float in no optimizer, in a dict that holds no matrix."""
+        inside = self.waiting[-1][0]
+        if self.beside_matrix(inside) or any(id(above) in self.optimizers for above, *_ in self.waiting):
+            return False
+        return is_of_floats(value)
+
+    def beside_matrix(self, container: object) -> bool:
+        """True if this is a dict, or an object, that directly holds a matrix of floats."""
+        known = self.with_matrix.get(id(container))
+        if known is None:
+            parts: list[object] = []
+            for held in (container, container.state if type(container) is Call else None):
+                flat = held.flat if type(held) is Mapping or type(held) is Call else None
+                parts += flat or ()
+            known = self.with_matrix[id(container)] = any(map(_is_matrix, parts))
+        return known
 
     def enter(self, name: str, value: object, waiting: list[_Entered]) -> bool:
         """True if a container should be entered: not inside itself, not forever deeper, not again and again."""
@@ -183,6 +227,8 @@ class _Walk:
     def children(self, name: str, value: object) -> Iterator[tuple[str, object]]:
         prefix = f"{name}." if name else ""
         if type(value) is Mapping:
+            if len(value.flat) <= _MOST_KEYS and "param_groups" in value.flat[::2]:
+                self.optimizers.add(id(value))
             yield from pairs_of(prefix, value.flat)
         elif type(value) is Sequence or type(value) is SetOf:
             yield from self.series(prefix, value.items)
@@ -195,9 +241,11 @@ class _Walk:
 
     def of_call(self, name: str, prefix: str, call: Call) -> Iterator[tuple[str, object]]:
         if is_numpy(call):
-            content = numpy_content(call)
+            content, shape = numpy_content(call), shape_of_floats(call) or ()
+            if _has_dimensions(shape) and len(self.matrices) < _MOST_MATRICES:
+                self.matrices[".".join(name.split(".", 2)[:2])] = None
             for number in content.numbers:
-                self.number(name, number, of_array=content.of_array)
+                self.number(name, number, of_array=content.of_array, dimensions=len(shape))
             self.file(name, content.raw, content.raw)
             if content.unread:
                 self.not_read(name)
@@ -233,6 +281,10 @@ class _Walk:
         for state in states:
             if type(state) is not Mapping:
                 yield prefix + "state", state
+            elif call.calls("collections.OrderedDict") and "_metadata" in state.flat[:_MOST_KEYS:2]:
+                self.learnt.append(name)  # a module wrote it
+                if not self.is_silent(state):
+                    yield from attributes(name, prefix, state)
             elif not (
                 call.calls("collections.OrderedDict") and self.is_silent(state)
             ):  # a state dict's version numbers
@@ -275,7 +327,7 @@ class _Walk:
             if type(item) not in _SILENT:
                 yield f"{prefix}{index}", item
 
-    def number(self, name: str, value: float | int, *, of_array: bool = False) -> None:
+    def number(self, name: str, value: float | int, *, of_array: bool = False, dimensions: int = 2) -> None:
         if type(value) is int and not -(2**63) <= value < 2**63:
             return
         if type(value) is not float or math.isfinite(value):
@@ -292,7 +344,9 @@ class _Walk:
                 self.problem("more numbers that are not finite than ckptguard lists")
         elif known < _MAX_ALIKE:
             self.alike[kind] = known + 1
-            self.leaves.append(Leaf(name or "value", value, of_array))
+            inside = [c for c, *_ in self.waiting[-2:] if type(c) is not Call or not is_numpy(c)][-1]
+            beside = self.beside_matrix(inside)
+            self.leaves.append(Leaf(name or "value", value, of_array, dimensions, beside))
 
     def file(self, name: str, value: object, raw: bytes | None, dtype: str = "") -> None:
         if raw is not None and may_begin_file(raw[:_HEAD]):
@@ -329,6 +383,20 @@ def _containers(root: object) -> tuple[str, ...]:
         for name, value in pairs_of("", pairs or [])
         if type(value) in CONTAINERS and not (type(value) is Call and _is_one_tensor(value))
     )
+
+
+def _is_matrix(value: object) -> bool:
+    """True for a matrix of floats, of torch or numpy."""
+    if type(value) is not Call:
+        return False
+    if is_numpy(value):
+        return _has_dimensions(shape_of_floats(value) or ())
+    return is_tensor(value) and _has_dimensions(stated_sizes(value) or ()) and is_of_floats(value)
+
+
+def _has_dimensions(shape: tuple[object, ...]) -> bool:
+    """True for two or more dimensions, of more than one element."""
+    return len(shape) > 1 and any(size != 1 for size in shape)
 
 
 def _is_one_tensor(call: Call) -> bool:

@@ -120,7 +120,8 @@ def restore(
 ) -> Restored:
     """Copy a run's known-good checkpoint into the folder `to`, under its own name. `path` of the answer says where.
 
-    The copy is complete and verified, or there is none. The nearest whole copy is taken: in place, protected, or in
+    What was saved with it comes with it, under the paths that it has in the run: `save` of the answer lists all. The
+    copy is complete and verified, or there is none. The nearest whole copy is taken: in place, protected, or in
     one of the settings' replicas.
 
     Args:

@@ -120,7 +120,7 @@ def standpoint_of(manifest: Manifest) -> Standpoint:
         has_weights=any(t.role in _WEIGHTS and not _is_optimizers(t) for f in manifest.files for t in f.tensors),
         path=manifest.path,
         tensors=_names_digest(manifest),
-        saved_at=max((f.mtime_ns for f in manifest.files if f.mtime_ns is not None), default=None),
+        saved_at=manifest.saved_at,
         whole=manifest.layout == "ckptguard",
     )
 

@@ -109,6 +109,12 @@ def _kept(pruned: Any) -> object:
     return [d for d in pruned.decisions if d.checkpoint.path not in gone]
 
 
+def _whole_save(known: Any) -> object:
+    from ckptguard.runs.good_checkpoint import alone
+
+    return known.save or (alone(known.path, known.id, known.place),)
+
+
 # By module and class; or by a name, if a type has a second form.
 FORMS: dict[str, Form] = {
     # verify, show
@@ -132,7 +138,7 @@ FORMS: dict[str, Form] = {
         "name dtype shape role bytes largest rms fp16_headroom", {"bytes": _stored_bytes, "fp16_headroom": _share}
     ),
     # known-good, status, restore, rollback
-    "good_checkpoint.KnownGood": Form("path series step id kept place verified_at reason save"),
+    "good_checkpoint.KnownGood": Form("path series step id kept place verified_at reason save", {"save": _whole_save}),
     "good_checkpoint.SavePart": Form("path series step id role place rule behind"),
     "list_saves.SaveOfSeveral": Form("good parts lacks"),
     "list_saves.SavedPart": Form("series step id rule behind good"),
@@ -142,9 +148,9 @@ FORMS: dict[str, Form] = {
         " last_incident>incident daemon kept_kinds kept_bytes replicas>standing at_risk room not_understood"
     ),
     "standing": Form("url behind last_good trouble"),
-    "restore.Restored": Form("path series step id outcome bytes kept source"),
+    "restore.Restored": Form("path series step id outcome bytes kept source save"),
     "start_run.Started": Form(
-        "path series step id outcome bytes kept source", {"outcome": lambda _: "good", "kept": lambda _: False}
+        "path series step id outcome bytes kept source save", {"outcome": lambda _: "good", "kept": lambda _: False}
     ),
     "roll_back.RolledBack": Form(
         "dry_run known_good quarantined put_back given pointed mentions repeats left_bad unverified",

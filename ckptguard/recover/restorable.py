@@ -14,14 +14,22 @@ from ckptguard.records.pins import InUse
 from ckptguard.records.quarantine import FOLDER as QUARANTINE
 from ckptguard.records.trash import list_trashed, trash_folder
 from ckptguard.replicas.replicate import has_newest, known_bad, open_replicas
-from ckptguard.runs.find_known_good import Wanted, candidate_of, known_good_candidates, none_found
+from ckptguard.runs.find_known_good import (
+    ANY,
+    SavePart,
+    Wanted,
+    candidate_of,
+    known_good_candidates,
+    none_found,
+)
 from ckptguard.runs.publish import Place
 from ckptguard.runs.run_view import RunView
+from ckptguard.runs.saved_together import RecordedSaves, save_of
 from ckptguard.runs.work import Work
 from ckptguard.storage import Storage
 from ckptguard.values.ids import CheckpointId, step_text
 from ckptguard.values.manifest import Manifest
-from ckptguard.values.verdict import Outcome
+from ckptguard.values.verdict import Outcome, worst
 from ckptguard.verification.checkpoint import verify_checkpoint
 
 _log = logging.getLogger("ckptguard")
@@ -45,26 +53,30 @@ class ReadablePlace(Place, frozen=True, kw_only=True):
 
 
 class Restorable:
-    """What may be restored of a run: its known-good checkpoints, or one step; newest first.
+    """What may be restored of a run: its known-good saves, or that of one step; newest first.
 
-    The run's own places come before replicas, which are opened only when needed. Checkpoints stay pinned until `held`
-    ends.
+    A save has the id of its weights. The run's own places come before replicas, which are opened only when needed.
+    Checkpoints stay pinned until `held` ends.
     """
 
     def __init__(self, view: RunView, step: int | None, *, force: bool, work: Work, held: contextlib.ExitStack) -> None:
         self._view, self._step, self._work, self._held = view, step, work, held
         self._own = _Places(view, step, force, work, held)
         self._opened: list[_ReplicaPlaces] | None = None
+        self.save: tuple[SavePart, ...] = ()  # all parts of the latest result of `best`, if it has several
 
     def best(self, refused: frozenset[CheckpointId]) -> CheckpointId | None:
-        """Return the newest checkpoint that is not refused."""
+        """Return the newest save that is not refused."""
         own = self._own.best(refused)
         if own is not None and not refused:
             no_newer = self._step is not None or not self._view.settings.replicas
             if no_newer or has_newest(self._view.history, own):
+                self.save = self._own.saves.get(own, ())
                 return own
-        found = [own, *(replica.best(refused) for replica in self._replicas())]
-        return max((id for id in found if id is not None), key=lambda id: id.order, default=None)
+        found = {own: self._own} | {replica.best(refused): replica for replica in reversed(self._replicas())}
+        newest = max((id for id in found if id is not None), key=lambda id: id.order, default=None)
+        self.save = () if newest is None else (self._own if newest == own else found[newest]).saves.get(newest, ())
+        return newest
 
     def places(self, id: CheckpointId) -> Iterator[tuple[Choice, ReadablePlace]]:
         """Yield its current places."""
@@ -103,13 +115,14 @@ class _Places:
         self._in_use = held.enter_context(InUse(view.run, "restore"))
         self._source = ""
         self._outcomes: dict[CheckpointId, Outcome | None] = {}  # of the ids asked for; None: must not be restored
-        self._of_step: dict[CheckpointId, Outcome] | None = None
+        self._of_step: list[CheckpointId] | None = None
+        self.saves: dict[CheckpointId, tuple[SavePart, ...]] = {}  # of what `best` found: all parts, if it has several
         self.failed: CkptguardError | None = None
 
     def best(self, refused: frozenset[CheckpointId]) -> CheckpointId | None:
         """Return the newest one that may be restored from here."""
         try:
-            return next((id for id in self._ids(refused) if self._outcome(id) is not None), None)
+            return next((id for id in self._ids(refused) if self._may_be(id)), None)
         except _NONE_HERE as error:
             self.failed = error
             return None
@@ -131,31 +144,34 @@ class _Places:
             yield choice, place
 
     def _ids(self, refused: frozenset[CheckpointId]) -> Iterator[CheckpointId]:
-        """Yield the ids that may be restored, newest first. Without a step that is everything known-good."""
+        """Yield the saves that may be restored, newest first. Without a step that is everything known-good."""
         if self._step is not None:
             yield from (id for id in self._named() if id not in refused)
-            return
-        for candidate in known_good_candidates(self._view, Wanted(exclude=refused)):
-            self._outcomes[candidate.id] = Outcome.GOOD
+        else:
+            yield from self._good(Wanted(exclude=refused))
+
+    def _good(self, wanted: Wanted) -> Iterator[CheckpointId]:
+        for candidate in known_good_candidates(self._view, wanted):
+            self.saves[candidate.id] = candidate.answer.save
+            self._outcomes |= {part.id: Outcome.GOOD for part in candidate.save}
             yield candidate.id
+
+    def _may_be(self, id: CheckpointId) -> bool:
+        return all(self._outcome(one) is not None for one in _ids_of(id, self.saves.get(id, ())))
 
     def _outcome(self, id: CheckpointId) -> Outcome | None:
         if id not in self._outcomes:
-            if self._step is not None:
-                self._outcomes[id] = self._named().get(id)
-            else:
-                self._outcomes[id] = None if candidate_of(self._view.history, id) is None else Outcome.GOOD
+            self._outcomes[id] = None if candidate_of(self._view.history, id) is None else Outcome.GOOD
         return self._outcomes[id]
 
-    def _named(self) -> dict[CheckpointId, Outcome]:
-        """Return what may be restored of the one step, best first, with its outcome."""
+    def _named(self) -> list[CheckpointId]:
+        """Return what may be restored of the one step, best first."""
         if self._of_step is None:
-            good = known_good_candidates(self._view, Wanted(step=self._step))
-            self._of_step = {candidate.id: Outcome.GOOD for candidate in good} or self._not_good()
+            self._of_step = list(self._good(Wanted(step=self._step))) or [self._not_good()]
         return self._of_step
 
-    def _not_good(self) -> dict[CheckpointId, Outcome]:
-        """Return the best checkpoint of a step that has no known-good one. Those without a verdict get one."""
+    def _not_good(self) -> CheckpointId:
+        """Return the best save of a step that has no known-good one. Those without a verdict get one."""
         view, step = self._view, self._step
         for checkpoint in view.checkpoints:
             if checkpoint.step == step:
@@ -163,21 +179,47 @@ class _Places:
                 if id is None or view.history.verdict(id) is None:
                     verify_checkpoint(view, checkpoint, work=Work(scanner=self._work.scanner))
         history = view.history
-        ids = (id for series in history.names for id in history.standings(series) if id.step == step)
-        found = [(verdict.outcome is Outcome.GOOD, id, verdict) for id in ids if (verdict := history.verdict(id))]
-        for good, id, verdict in sorted(found, key=lambda one: (one[0], one[1].generation), reverse=True):
-            manifest = history.manifest(id)
-            if manifest is None:
-                continue
-            if not good and not self._force:
-                reason = verdict.findings[0].message if verdict.findings else "its verdict says so"
-                raise RefusedError(
-                    f"{manifest.path}{id.nth_save} is {verdict.outcome.value}: {reason}",
-                    outcome=verdict.outcome.value,
-                    hint=f"restore another step, or use {FORCE}",
-                )
-            return {id: verdict.outcome}
-        raise NotFoundError(f"{view.run.url} has no checkpoint of step {step} that could be restored")
+        source = RecordedSaves(history, ANY, every_copy=True)
+        of_step = [id for series in history.names for id in history.standings(series) if id.step == step]
+        found = [(id, save_of(source, id)) for id in of_step if history.manifest(id) is not None]
+        whole = [(id, save) for id, save in found if save is not None]
+        if not whole:
+            raise self._of_no_save([id for id, _ in found])
+        id, save = max(whole, key=lambda one: (self._judged(*one) is Outcome.GOOD, one[0].generation))
+        outcome = self._judged(id, save)
+        if outcome is not Outcome.GOOD and not self._force:
+            raise self._refused(next(one for one in _ids_of(id, save) if self._outcomes[one] is outcome), outcome)
+        first = _ids_of(id, save)[0]
+        self.saves[first] = save
+        return first
+
+    def _judged(self, id: CheckpointId, save: tuple[SavePart, ...]) -> Outcome:
+        """Return the worst outcome of a save, and remember that of each part."""
+        verdicts = {one: self._view.history.verdict(one) for one in _ids_of(id, save)}
+        own = {one: Outcome.PENDING if v is None else v.outcome for one, v in verdicts.items()}
+        self._outcomes |= own
+        return worst(own.values())
+
+    def _refused(self, id: CheckpointId, outcome: Outcome) -> RefusedError:
+        manifest, verdict = self._view.history.manifest(id), self._view.history.verdict(id)
+        path = id.series if manifest is None else manifest.path
+        reason = verdict.findings[0].message if verdict is not None and verdict.findings else "its verdict says so"
+        return RefusedError(
+            f"{path}{id.nth_save} is {outcome.value}: {reason}",
+            outcome=outcome.value,
+            hint=f"restore another step, or use {FORCE}",
+        )
+
+    def _of_no_save(self, ids: list[CheckpointId]) -> CkptguardError:
+        """Return the error for a step of which there is nothing, or only a part of a save."""
+        url, step = self._view.run.url, self._step
+        paths = sorted(one.path for id in ids if (one := self._view.history.manifest(id)) is not None)
+        if not paths:
+            return NotFoundError(f"{url} has no checkpoint of step {step} that could be restored")
+        return NotFoundError(
+            f"{url} has no whole save of step {step}, only {', '.join(paths)}",
+            hint="`ckptguard list RUN --saves` shows which files are saved together",
+        )
 
     def _lies(self, id: CheckpointId, manifest: Manifest) -> list[tuple[str, Storage, str]]:
         """Return its current places: the place's name, its storage, and the prefix of the files' paths."""
@@ -224,3 +266,8 @@ def _name(id: CheckpointId, url: str) -> str:
     if id.step is None:
         return f"{id.series}{id.nth_save} of {url}"
     return f"step {step_text(id.step)} of {id.series} in {url}{id.nth_save}"
+
+
+def _ids_of(id: CheckpointId, save: tuple[SavePart, ...]) -> list[CheckpointId]:
+    """Return the ids of all parts of a save, its weights first."""
+    return [part.id for part in save] or [id]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
@@ -29,7 +30,9 @@ from ckptguard.layouts import tops
 from ckptguard.records.run import Run
 from ckptguard.recover.restorable import ReadablePlace, Restorable
 from ckptguard.runs.candidates import Taken, first_of
+from ckptguard.runs.find_known_good import SavePart
 from ckptguard.runs.free_space import need_room
+from ckptguard.runs.good_checkpoint import alone
 from ckptguard.runs.publish import FILES_AT_ONCE, Place, for_each, give_names, publish_file, staging
 from ckptguard.runs.removal import remove_made_folders
 from ckptguard.runs.run_view import RunView
@@ -38,10 +41,10 @@ from ckptguard.scan import Progress
 from ckptguard.scan.paced_reader import REMOTE_BLOCK, Pace
 from ckptguard.storage import Storage, open_storage
 from ckptguard.storage.read_ahead import IN_FLIGHT
-from ckptguard.values.ids import CheckpointId, Step, name_of_run
+from ckptguard.values.ids import CheckpointId, Step, name_of_run, step_text
 from ckptguard.values.manifest import File, Manifest
 from ckptguard.values.temporary_names import RESTORE
-from ckptguard.values.verdict import Outcome
+from ckptguard.values.verdict import Outcome, worst
 from ckptguard.verification.checkpoint import Verification, verify_checkpoint
 from ckptguard.verification.collect_evidence import copy_differs
 
@@ -49,8 +52,9 @@ _log = logging.getLogger("ckptguard")
 
 
 class Restored(msgspec.Struct, frozen=True, kw_only=True):
-    """A restored checkpoint. `path` is absolute; `kept`: from the kept copy; `source`: the URL of the run or
-    replica."""
+    """A restored save. `path`, absolute, is the checkpoint that known-good names; `kept`: it came from the kept copy;
+    `source`: the URL of the run or replica. `save` are all checkpoints of the save, itself first, with their new paths
+    and the places that they came from. `bytes` and `outcome` are of all."""
 
     path: str
     id: CheckpointId
@@ -58,6 +62,7 @@ class Restored(msgspec.Struct, frozen=True, kw_only=True):
     kept: bool
     outcome: Outcome
     source: str
+    save: tuple[SavePart, ...]
 
     @property
     def series(self) -> str:
@@ -71,13 +76,17 @@ class Restored(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Restoring(msgspec.Struct, frozen=True, kw_only=True):
-    """The plan of `restore`: the checkpoint at `path` of `source` (URL of a run or replica) becomes `made`."""
+    """The plan of `restore`: the checkpoint at `path` of `source` (URL of a run or replica) becomes `made`.
+
+    `beside` are the paths of the checkpoints that were saved with it. `files` and `bytes` are of all.
+    """
 
     path: str
     source: str
     made: str
     files: int
     bytes: int
+    beside: tuple[str, ...] = ()
 
 
 Tell = Callable[[Restoring], None]
@@ -92,18 +101,19 @@ def restore(
     work: Work = PLAIN,
     tell: Tell = lambda _: None,
 ) -> Restored:
-    """Copy the known-good checkpoint, or that of `step`, to ``DEST/<original name>``, and read it back.
+    """Copy the known-good save, or that of `step`, to ``DEST/<original name>``, and read it back.
 
-    If DEST is not a folder, and is named like a checkpoint file (``back.pt``), it is the file to make. Only a
-    checkpoint of one file can become a file. `tell` is called before bytes are copied.
+    What is made is one whole save. If that is several checkpoints, each has the path in DEST that it has in the run.
+    If DEST is not a folder, and is named like a checkpoint file (``back.pt``), it is the file to make. Only a save of
+    one file can become a file. `tell` is called before bytes are copied.
 
-    A checkpoint without a verdict is verified first. The nearest whole copy is used: in place, kept, then replicas.
-    Without `step`, an older good checkpoint replaces a damaged or unreadable one, with a warning. Damage in place is
-    recorded. After any failure DEST is as it was.
+    A checkpoint without a verdict is verified first. Of each the nearest whole copy is used: in place, kept, then
+    replicas. Without `step`, an older good save replaces one of which a part is damaged or unreadable, with a warning.
+    Damage in place is recorded. After any failure DEST is as it was.
 
     Raises:
-        SettingsError: DEST is neither absent nor empty, is inside the run, or is no name for this checkpoint.
-        RefusedError: the checkpoint is not GOOD, or its bytes are not the sealed ones; never with `force`.
+        SettingsError: DEST is neither absent nor empty, is inside the run, or is no name for this save.
+        RefusedError: a part is not GOOD, or its bytes are not the sealed ones; never with `force`.
         StorageFullError: there is too little free space. Nothing was written.
         NoKnownGoodError: nothing is good.
         NotFoundError: this step does not exist.
@@ -118,7 +128,7 @@ def restore(
     _refuse_unless_free(goal)
     with contextlib.ExitStack() as held:
         offers = Restorable(view, step, force=force, work=work, held=held)
-        restoring = _Attempts(goal, force, view.settings.on_full == "wait", work, tell)
+        restoring = _Attempts(goal, offers, force, view.settings.on_full == "wait", work, tell)
         taken: Taken[ReadablePlace, Restored | CkptguardError] = first_of(
             offers, restoring.attempt, otherwise=offers.none_left
         )
@@ -129,24 +139,26 @@ def restore(
 
 @dataclass(frozen=True)
 class _Goal:
-    """What DEST means: the file to make, or the folder to make the checkpoint in under its own name."""
+    """What DEST means: the file to make, or the folder to make the save in under its own names."""
 
     path: str
     is_file: bool
 
     @property
     def folder(self) -> str:
-        """The folder that gets the checkpoint."""
+        """The folder that gets the save."""
         return os.path.dirname(self.path) if self.is_file else self.path
 
-    def made(self, manifest: Manifest, run: Run) -> str:
-        """The path of the restored checkpoint. Model files of a run's root get the run's name. SettingsError if a file
-        was named that this checkpoint cannot be."""
+    def made(self, manifest: Manifest, run: Run, *, beside: Sequence[str]) -> str:
+        """The path of a restored checkpoint. Those of a save of several lie as in the run. Alone, model files of a
+        run's root get the run's name. SettingsError if a file was named that this save cannot be."""
         own = manifest.path.rpartition("/")[2]
         if not self.is_file:
             name = (name_of_run(run.url) or "final") if manifest.path == "." else own
-            return os.path.join(self.path, name)
-        if [f.path for f in manifest.files] != [manifest.path]:
+            return _path_in(self.path, manifest) if beside else os.path.join(self.path, name)
+        if beside:
+            what = f"{', '.join((own, *beside))} are one save"
+        elif [f.path for f in manifest.files] != [manifest.path]:
             what = f"{own} is not one file"
         elif os.path.splitext(own)[1].lower() != os.path.splitext(self.path)[1].lower():
             what = f"{own} is a file of another kind"
@@ -158,10 +170,27 @@ class _Goal:
         )
 
 
+def _path_in(folder: str, manifest: Manifest) -> str:
+    return os.path.normpath(os.path.join(folder, manifest.path))
+
+
 def _goal(dest: str) -> _Goal:
     path = os.path.abspath(os.path.expanduser(dest))
     named = name_of(path).endswith(suffixes_of("tensors", "arrays", "objects"))
     return _Goal(path, is_file=named and not dest.endswith("/") and not os.path.isdir(path))
+
+
+@dataclass(frozen=True)
+class _Member:
+    """One checkpoint of a save, and its places in the order to try them."""
+
+    part: SavePart
+    places: Sequence[ReadablePlace]
+
+    @property
+    def manifest(self) -> Manifest:
+        """What was sealed."""
+        return self.places[0].manifest
 
 
 @dataclass
@@ -169,47 +198,99 @@ class _Attempts:
     """Try one place after the other. `wait`: wait for free space in DEST."""
 
     goal: _Goal
+    offers: Restorable
     force: bool
     wait: bool
     work: Work
     tell: Tell
     _failed: tuple[str, str] | None = None  # what was tried last, and what was wrong with it
+    _lost: dict[CheckpointId, str | CouldNotTellError] = field(default_factory=dict)  # parts without a whole copy
+    _names: Iterator[int] = field(default_factory=itertools.count)  # of folders in the temporary place
 
     def attempt(self, place: ReadablePlace) -> Restored | CkptguardError | str:
-        """Return the restored checkpoint, or what is wrong with this place. A problem with DEST is an error, and ends
-        it all."""
+        """Return the restored save, or what is wrong with this place of its weights or with another part. A problem
+        with DEST is an error, and ends it all."""
+        save = self._members(place)
+        if not isinstance(save, list):
+            return _raised(save)
         if self._failed is not None and self._failed[0] != place.name:
             _log.warning("%s could not be restored: %s; trying %s", *self._failed, place.name)
-        manifest, run = place.manifest, place.view.run
-        made = self.goal.made(manifest, run)
+        files, run = [file for member in save for file in member.manifest.files], place.view.run
+        beside = tuple(member.manifest.path for member in save[1:])
+        made = self.goal.made(place.manifest, run, beside=beside)
+        size = sum(file.size for file in files)
         self.tell(
-            Restoring(path=manifest.path, source=run.url, made=made, files=len(manifest.files), bytes=manifest.bytes)
+            Restoring(path=place.manifest.path, source=run.url, made=made, files=len(files), bytes=size, beside=beside)
         )
         try:
-            need_room(open_storage(self.goal.folder, must_exist=False), manifest.bytes, manifest.path, wait=self.wait)
-            done = self._restore_from(place, made)
-        except CouldNotTellError as error:
-            if isinstance(error, StorageFullError) or _is_of_dest(getattr(error, "key", ""), self.goal):
-                return error
-            self._note(place, error.message)
-            raise
-        if isinstance(done, str):
-            self._note(place, done)
-        return done
-
-    def _restore_from(self, place: ReadablePlace, made: str) -> Restored | str:
-        try:
+            need_room(open_storage(self.goal.folder, must_exist=False), size, place.manifest.path, wait=self.wait)
             with _made(self.goal.folder) as dest, staging(dest, RESTORE) as staged:
-                temporary, manifest = staged.place, place.manifest
-                copy_files(place, temporary, manifest.files, self.work.progress)
-                wrong = copy_differs(dest, temporary.prefix, manifest, scanner=self.work.scanner)
-                if wrong is not None and not self.force:
-                    return wrong
-                _publish(temporary, made, manifest)
-            url, kept = place.view.run.url, place.where == KEPT
-            return Restored(path=made, id=place.id, bytes=manifest.bytes, kept=kept, outcome=place.outcome, source=url)
-        except (ObjectMissingError, ChangedWhileReadError) as error:
-            return error.message
+                taken: list[ReadablePlace] = []
+                for n, member in enumerate(save):
+                    found = self._copy(staged.place, member)
+                    if not isinstance(found, ReadablePlace):
+                        if n:
+                            self._lost[member.places[0].id] = found
+                        return _raised(found)
+                    taken.append(found)
+                _publish(staged.place, taken, made)
+        except CouldNotTellError as error:
+            if _is_of_dest(error, self.goal):
+                return error
+            raise
+        return self._restored(save, taken, made, size)
+
+    def _members(self, first: ReadablePlace) -> list[_Member] | str | CouldNotTellError:
+        """Return the members of a save, its weights first, or what is wrong with one that has no place."""
+        parts = {part.id: part for part in self.offers.save}
+        own = parts.pop(first.id, None) or alone(first.manifest.path, first.id, first.where)
+        save = [_Member(own, [first])]
+        for id, part in parts.items():
+            member = _Member(part, [place for _, place in self.offers.places(id)])
+            if id not in self._lost and not member.places:
+                self._lost[id] = f"{_part_name(part)} is saved with it, and gone"
+            if id in self._lost:
+                return self._lost[id]
+            save.append(member)
+        return save
+
+    def _copy(self, staged: Place, member: _Member) -> ReadablePlace | str | CouldNotTellError:
+        """Copy a checkpoint from its first whole place, and return where the copy is. If there is none, return what is
+        wrong with the last."""
+        wrong: str | CouldNotTellError = "it is gone"
+        for place in member.places:
+            target = Place(staged.storage, f"{staged.prefix}{next(self._names)}/")
+            try:
+                copy_files(place, target, place.manifest.files, self.work.progress)
+                differs = copy_differs(target.storage, target.prefix, place.manifest, scanner=self.work.scanner)
+                if differs is None or self.force:
+                    return msgspec.structs.replace(place, storage=target.storage, prefix=target.prefix)
+                wrong = differs
+            except (ObjectMissingError, ChangedWhileReadError) as error:
+                wrong = error.message
+            except CouldNotTellError as error:
+                if _is_of_dest(error, self.goal):
+                    raise
+                wrong = error
+            self._note(place, wrong if isinstance(wrong, str) else wrong.message)
+        return wrong
+
+    def _restored(self, save: Sequence[_Member], taken: Sequence[ReadablePlace], made: str, size: int) -> Restored:
+        first, folder = taken[0], self.goal.folder
+        paths = [made, *(_path_in(folder, place.manifest) for place in taken[1:])]
+        parts = tuple(
+            msgspec.structs.replace(member.part, path=path, place=place.where)
+            for member, place, path in zip(save, taken, paths, strict=True)
+        )
+        return Restored(
+            path=made,
+            id=first.id,
+            bytes=size,
+            kept=first.where == KEPT,
+            outcome=worst(place.outcome for place in taken),
+            source=first.view.run.url,
+            save=parts,
+        )
 
     def _note(self, place: ReadablePlace, wrong: str) -> None:
         """The files in place were not the sealed ones. Read them once more, and record the verdict."""
@@ -222,7 +303,20 @@ class _Attempts:
                     verify_checkpoint(place.view, checkpoint, how, work=work)
 
 
-def _is_of_dest(key: str, goal: _Goal) -> bool:
+def _raised(wrong: str | CouldNotTellError) -> str:
+    if isinstance(wrong, CouldNotTellError):
+        raise wrong
+    return wrong
+
+
+def _part_name(part: SavePart) -> str:
+    return f"{part.series}{part.id.nth_save}" if part.step is None else f"step {step_text(part.step)} of {part.series}"
+
+
+def _is_of_dest(error: CouldNotTellError, goal: _Goal) -> bool:
+    key = getattr(error, "key", "")
+    if isinstance(error, StorageFullError):
+        return True
     return key.startswith(goal.folder) or RESTORE.fits(key.split("/")[0])
 
 
@@ -278,14 +372,33 @@ def copy_files(source: Place, target: Place, files: Sequence[File], progress: Pr
             copy(file)
 
 
-def _publish(staged: Place, made: str, manifest: Manifest) -> None:
-    """Give the copied checkpoint its name, and its files beside it theirs."""
+def _publish(staged: Place, taken: Sequence[ReadablePlace], made: str) -> None:
+    """Give the copied save its names in DEST, all or none."""
     folder, name = os.path.split(made)
-    files = [""] if manifest.path == "." else tops(manifest.path, [f.path for f in manifest.files])
-    own = ("", manifest.path)
+    if len(taken) == 1:
+        source, manifest = Place(staged.storage, taken[0].prefix), taken[0].manifest
+        files = [""] if manifest.path == "." else tops(manifest.path, [f.path for f in manifest.files])
+        own = ("", manifest.path)
+        names = [(top, name if top in own else top.rpartition("/")[2]) for top in reversed(files)]
+    else:
+        folder = staged.storage.path_of("")
+        source = Place(staged.storage, f"{staged.prefix}save/")
+        files = _put_together(source, taken)
+        names = [(top, top) for top in sorted({file.split("/")[0] for file in files})]
     try:
-        give_names(staged, [(top, name if top in own else top.rpartition("/")[2]) for top in reversed(files)])
+        give_names(source, names)
     except ObjectExistsError as error:
         raise SettingsError(f"{folder}/{error.key} appeared meanwhile") from error
     except StorageError as error:
         raise DeniedError(f"{made} cannot be made: {error.message}", key=made) from error
+
+
+def _put_together(whole: Place, taken: Iterable[ReadablePlace]) -> list[str]:
+    """Move all parts of a save to one place, where they lie as in the run. Of a file beside several the first stays."""
+    moved: dict[str, ReadablePlace] = {}
+    for place in taken:
+        for top in tops(place.manifest.path, [f.path for f in place.manifest.files]):
+            moved.setdefault(top, place)
+    for top in sorted(moved):  # a folder before what is in it
+        whole.storage.move(moved[top].key(top), whole.key(top))
+    return list(moved)

@@ -224,7 +224,7 @@ def _content(manifest: Manifest, *, good: bool, in_place: bool, numbers: Mapping
         good=good,
         counters={**_number_in_name(manifest.id, manifest.path, numbers), **stands.counters},
         has_optimizer=stands.has_optimizer,
-        saved_at=max((f.mtime_ns for f in manifest.files if f.mtime_ns is not None), default=None),
+        saved_at=stands.saved_at,
         shape=_shape(manifest),
         files=tuple(f.path for f in manifest.files) if any(f.path == manifest.path for f in manifest.files) else (),
         number=numbers.get(manifest.path, ()),

@@ -188,7 +188,8 @@ def _commit(sending: Sending, *, aside: bool, occupant: CheckpointId | None) -> 
     """Seal it there. Returns a sentence if another process was first."""
     target, manifest, id = sending.target, sending.candidate.manifest, sending.candidate.id
     files = tuple(_as_described(file, sending.to, aside) for file in manifest.files)
-    manifest = msgspec.structs.replace(manifest, files=files, nonce=uuid.uuid4().hex)
+    nonce, saved = uuid.uuid4().hex, manifest.saved_at
+    manifest = msgspec.structs.replace(manifest, files=files, nonce=nonce, first_saved_ns=saved)
     if aside:
         _mark_kept(target.run, manifest)
     if occupant is not None and occupant.generation < id.generation:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from ckptguard.decisions.known_good import IN_PLACE
 from ckptguard.errors import (
     CkptguardError,
     CouldNotTellError,
@@ -28,9 +29,10 @@ from ckptguard.records.run import open_run
 from ckptguard.records.who_and_when import utc_now
 from ckptguard.replicas.mirror_records import join, mirror_beside, mirror_decisions, mirror_history, records_beside
 from ckptguard.replicas.replicate import has_newest, known_bad, newer_in_replica, open_replicas, pace_of, refuse_nested
-from ckptguard.replicas.send_checkpoint import Replicated, send_checkpoint
+from ckptguard.replicas.send_checkpoint import send_checkpoint
 from ckptguard.runs.candidates import Taken, first_whole
-from ckptguard.runs.find_known_good import Candidate, Wanted, newest_candidate, ranked_candidates
+from ckptguard.runs.find_known_good import Candidate, SavePart, Wanted, newest_candidate, ranked_candidates
+from ckptguard.runs.good_checkpoint import alone
 from ckptguard.runs.lock import run_lock
 from ckptguard.runs.run_view import RunView
 from ckptguard.runs.work import PLAIN, Work
@@ -39,13 +41,14 @@ from ckptguard.storage.failures import translated
 from ckptguard.values.ids import RECORDS_FOLDER, CheckpointId
 from ckptguard.values.settings import Settings
 from ckptguard.values.verdict import Outcome
+from ckptguard.verification.checkpoint import Verification, verify_checkpoint
 
 _log = logging.getLogger("ckptguard")
 
 
 class Started(msgspec.Struct, frozen=True, kw_only=True):
-    """A run that can continue. `path` is its known-good checkpoint, ready to open; `source` is the replica; `sent`
-    counts transferred bytes."""
+    """A run that can continue. `path` is its known-good checkpoint, ready to open; `source` is the replica. `save` are
+    all checkpoints of its save, itself too. `bytes` and `sent`, which counts transferred bytes, are of all."""
 
     run: str
     source: str
@@ -53,6 +56,7 @@ class Started(msgspec.Struct, frozen=True, kw_only=True):
     id: CheckpointId
     bytes: int
     sent: int
+    save: tuple[SavePart, ...]
 
 
 def start_run(
@@ -76,7 +80,7 @@ def start_run(
     _refuse_unless_lost(replica, target, step)
     started = bring_back(replica, target, Wanted(step=step), work=work)
     if step is not None:
-        mark_later_generations(replica, target, step)
+        mark_later_generations(replica, target, lambda id: (id.number or 0) > step, f"step {step}")
     return started
 
 
@@ -99,20 +103,46 @@ def bring_back(replica: RunView, target: RunView, wanted: Wanted, *, work: Work 
     if chosen.skipped and chosen.skipped[0].choice.id != got.id:
         better, why = chosen.skipped[0].choice.id, chosen.skipped[0].why
         _log.warning("%s could not be copied from %s: %s; using %s instead", better, replica.run.url, why, got.id)
-    mirror_history(replica, target, [got.id])
+    paths = {part.id: part.manifest.path for part in got.save}
+    mirror_history(replica, target, paths)
+    if len(paths) > 1:
+        _settle_fixed_names(replica, target, got, work)
     target.forget()
     return Started(
         run=target.run.url,
         source=replica.run.url,
         path=target.run.usable(got.manifest.path),
         id=got.id,
-        bytes=got.manifest.bytes,
-        sent=chosen.result.sent,
+        bytes=sum(part.manifest.bytes for part in got.save),
+        sent=chosen.result,
+        save=tuple(
+            msgspec.structs.replace(part, path=target.run.usable(paths[part.id]), place=IN_PLACE)
+            for part in got.answer.save or (alone(got.answer.path, got.id, IN_PLACE),)
+        ),
     )
 
 
-def _send_first_whole(replica: RunView, target: RunView, wanted: Wanted, work: Work) -> Taken[Candidate, Replicated]:
-    """Send the best checkpoint of the replica that arrives whole.
+def _settle_fixed_names(replica: RunView, target: RunView, got: Candidate, work: Work) -> None:
+    """Have each fixed name of a save hold what was saved then, and not what was saved under it last. That is newer
+    content of the name, as after a rollback."""
+    fixed = {part.id.series: part for part in got.save if part.id.step is None}
+
+    def is_later(id: CheckpointId) -> bool:
+        return id.series in fixed and id.order > fixed[id.series].id.order
+
+    left = {id.series for series in fixed for id in target.history.sealed(series) if is_later(id)}
+    if not left:
+        return
+    mark_later_generations(replica, target, is_later, got.manifest.path)
+    target.forget()
+    for path in (fixed[series].manifest.path for series in sorted(left)):
+        checkpoint = target.checkpoint(path)
+        if checkpoint is not None:
+            verify_checkpoint(target, checkpoint, Verification(md5=False), work=Work(scanner=work.scanner))
+
+
+def _send_first_whole(replica: RunView, target: RunView, wanted: Wanted, work: Work) -> Taken[Candidate, int]:
+    """Send the best save of the replica that arrives whole. The result is how many bytes were sent.
 
     Raises:
         NoKnownGoodError: none did, and why.
@@ -121,18 +151,22 @@ def _send_first_whole(replica: RunView, target: RunView, wanted: Wanted, work: W
     pace, beside = pace_of(work, target.settings), records_beside(replica.run)
     troubles: list[str] = []
 
-    def attempt(candidate: Candidate) -> Replicated | str:
-        in_use.pin(candidate.id)
-        try:
-            mirror_beside(replica.run, target.run, candidate.manifest, beside)
-            delivery = send_checkpoint(replica, target, candidate, work=work, pace=pace)
-        except CouldNotTellError as error:
-            troubles.append(error.message)
-            raise
-        if delivery.done in ("damaged", "raced"):
-            troubles.append(delivery.message or delivery.done)
-            return troubles[-1]
-        return delivery
+    def attempt(candidate: Candidate) -> int | str:
+        sent = 0
+        for part in candidate.save:
+            in_use.pin(part.id)
+        for part in candidate.save:
+            try:
+                mirror_beside(replica.run, target.run, part.manifest, beside)
+                delivery = send_checkpoint(replica, target, part, work=work, pace=pace)
+            except CouldNotTellError as error:
+                troubles.append(error.message)
+                raise
+            if delivery.done in ("damaged", "raced"):
+                troubles.append(delivery.message or delivery.done)
+                return troubles[-1]
+            sent += delivery.sent
+        return sent
 
     with InUse(replica.run, "restore") as in_use:
         try:
@@ -190,19 +224,21 @@ def regain_before(
     return None
 
 
-def mark_later_generations(replica: RunView, target: RunView, step: int) -> None:
-    """Mark the replica's later generations in `target` as rolled back to `step`: good ones become SUSPECT.
+def mark_later_generations(
+    replica: RunView, target: RunView, is_later: Callable[[CheckpointId], bool], from_what: str
+) -> None:
+    """Mark the replica's later generations in `target` as rolled back: good ones become SUSPECT.
 
     New saves of those steps are new generations. The next replication tells the replica. Use it only for a run in which
     nothing later was saved.
     """
-    reason = f"left behind: training was restarted from step {step}"
+    reason = f"left behind: training was restarted from {from_what}"
     with run_lock(target.run):
         target.refresh()
         there, here = replica.history, target.history
         for series in {*there.names, *here.names}:
             for id in sorted(there.sealed(series), key=lambda id: id.order):
-                manifest = there.manifest(id) if (id.number or 0) > step else None
+                manifest = there.manifest(id) if is_later(id) else None
                 if manifest is None or here.is_quarantined(id):
                     continue
                 if here.has_verdict(id):

@@ -56,6 +56,23 @@ class KnownGood(msgspec.Struct, frozen=True, kw_only=True):
         return self.id.step
 
 
+def alone(path: str, id: CheckpointId, place: str) -> SavePart:
+    """Describe a checkpoint that is a save by itself as the only part of it. Its name says what it holds."""
+    from ckptguard.decisions.names import role_of  # few answers need it
+
+    role = role_of(id.series)
+    return SavePart(
+        path=path,
+        series=id.series,
+        step=id.step,
+        id=id,
+        role="model" if role == "unknown" else role,
+        place=place,
+        rule="",
+        behind=0,
+    )
+
+
 class Presence(msgspec.Struct, frozen=True, kw_only=True):
     """The place of a known-good checkpoint, and the answer that describes it.
 

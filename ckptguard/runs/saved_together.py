@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Protocol, TypeVar
 
 import msgspec
 
 from ckptguard.decisions.known_good import Standpoint, choose_series, standpoint_of
-from ckptguard.decisions.moments import Group, Moment, Numbers, SeriesSeen, groups_of, is_input, moments_of
+from ckptguard.decisions.moments import (
+    Group,
+    Member,
+    Moment,
+    Numbers,
+    SeriesSeen,
+    groups_of,
+    is_input,
+    moments_of,
+)
 from ckptguard.decisions.names import Listed, read_names, role_of
 from ckptguard.decisions.rollback_plan import folders_of_training
 from ckptguard.records.who_and_when import seconds_of
@@ -18,7 +27,6 @@ from ckptguard.runs.good_checkpoint import (
     ANY,
     SURE,
     Candidate,
-    KnownGood,
     Presence,
     SavePart,
     Wanted,
@@ -189,28 +197,50 @@ def needed_by_saves(source: Source[Presence], most: int) -> set[CheckpointId]:
     return {part.id for saves in found for answer, _ in saves for part, _ in answer.parts}
 
 
-def groups_in(source: Source[Presence], series: Iterable[str]) -> list[Group]:
-    """Return the groups of series that are saved together, of all trainings of a run."""
+def save_of(source: Source[Presence], id: CheckpointId) -> tuple[SavePart, ...] | None:
+    """Return every checkpoint of the newest save that one was saved in, its weights first, whatever their verdicts.
+    Paths are those in the run.
+
+    () if nothing is saved with it; None if others are, and no save has it, such as an optimizer without its weights.
+    """
+    groups = groups_in(source, source.history.series, aside=True) if len(source.history.series) > 1 else []
+    group = next((one for one in groups if id.series in one.names), None)
+    if group is None or len(group.series) == 1:
+        return ()
+    heads = {one.name: one.head for one in group.series}
+    for moment in moments_of(group):
+        if any(member.content.id == id for member in moment.own):
+            stands = {m.content.id: source.standpoint(m.content.id) for m in moment.members}
+            paths = {other: one.path for other, one in stands.items() if one is not None}
+            return tuple(
+                _described(m, heads, paths.get(m.content.id, ""), "") for m in _weights_then_others(moment, heads)
+            )
+    return None
+
+
+def groups_in(source: Source[Presence], series: Iterable[str], *, aside: bool = False) -> list[Group]:
+    """Return the groups of series that are saved together, of all trainings of a run; see `series_seen`."""
     saves = source.history.run.saves
-    return [group for seen in _trainings_in(source, series) for group in groups_of(seen, saves)]
+    return [group for seen in _trainings_in(source, series, aside) for group in groups_of(seen, saves)]
 
 
-def _trainings_in(source: Source[Presence], series: Iterable[str]) -> Iterator[list[SeriesSeen]]:
+def _trainings_in(source: Source[Presence], series: Iterable[str], aside: bool = False) -> Iterator[list[SeriesSeen]]:
     """Yield the series of each training of a run."""
     known, wanted = source.history.series, dict.fromkeys(series)
     while wanted:
         folders = folders_of_training(folder_of(next(iter(wanted))), known)
         own = [name for name in wanted if folder_of(name) in folders]
-        yield [seen for name in own if (seen := series_seen(source, name)) is not None]
+        yield [seen for name in own if (seen := series_seen(source, name, aside=aside)) is not None]
         wanted = {name: None for name in wanted if name not in own}
 
 
-def series_seen(source: Source[Presence], name: str) -> SeriesSeen | None:
-    """Return a series with its contents on record, or None if nothing of it can be read."""
+def series_seen(source: Source[Presence], name: str, *, aside: bool = False) -> SeriesSeen | None:
+    """Return a series with its contents on record, or None if nothing of it can be read. With `aside` these are all,
+    else those that were not quarantined."""
     history = source.history
     ids = [id for step in history.steps(name) for id in sorted(step.standings, key=lambda id: id.generation)[::-1]]
     left = _left_behind(source, ids)
-    ids = [id for id in ids if not (history.is_quarantined(id) and not _stands_good(history, id))]
+    ids = [id for id in ids if aside or not history.is_quarantined(id) or _stands_good(history, id)]
     numbers = _numbers_in(source, name, ids)
     every = [
         RecordedContent(source, id, numbers.get(id, ()), () if numbers else ids[n + 1 : n + 1 + _PUT_BACK])
@@ -280,12 +310,12 @@ def answers(source: Source[P], group: Group) -> Iterator[tuple[P, Standpoint]]:
 def _offered(source: Source[P], group: Group, moment: Moment) -> tuple[P, Standpoint] | None:
     """Return a moment's weights with all of its parts, or None if not all of it is good and there."""
     heads = {one.name: one.head for one in group.series}
-    own = [member.content.id for member in moment.own if heads[member.content.id.series].has_weights]
-    first = min(own, key=lambda id: _weights_first(heads[id.series]))
+    members = _weights_then_others(moment, heads)
+    first = members[0].content.id
     if not source.is_wanted(first):
         return None
     parts: list[tuple[P, str]] = []
-    for member in moment.members:
+    for member in members:
         found = source.offer(member.content.id)
         if found is None:
             return None
@@ -295,9 +325,11 @@ def _offered(source: Source[P], group: Group, moment: Moment) -> tuple[P, Standp
     for one in stands:
         for kind, value in one.counters.items():
             counters[kind] = max(value, counters.get(kind, value))
-    answer = next(part for part, _ in parts if part.id == first)
-    behind = {member.content.id: member.behind for member in moment.members}
-    save = tuple(_described(part.answer, rule, heads[part.id.series], behind[part.id]) for part, rule in parts)
+    answer = parts[0][0]
+    places = {part.id: part.answer for part, _ in parts}
+    save = tuple(
+        _described(member, heads, places[member.content.id].path, places[member.content.id].place) for member in members
+    )
     answer = msgspec.structs.replace(answer, answer=msgspec.structs.replace(answer.answer, save=save))
     whole = msgspec.structs.replace(
         next(s for s in stands if s.series == first.series),
@@ -308,18 +340,27 @@ def _offered(source: Source[P], group: Group, moment: Moment) -> tuple[P, Standp
     return msgspec.structs.replace(answer, parts=tuple(parts)), whole
 
 
-def _described(answer: KnownGood, rule: str, head: Standpoint, behind: int) -> SavePart:
+def _described(member: Member, heads: Mapping[str, Standpoint], path: str, place: str) -> SavePart:
+    id = member.content.id
+    head = heads[id.series]
     role = "ema" if role_of(head.path) == "ema" else "model" if head.has_weights else "optimizer"
     return SavePart(
-        path=answer.path,
-        series=answer.series,
-        step=answer.step,
-        id=answer.id,
+        path=path,
+        series=id.series,
+        step=id.step,
+        id=id,
         role=role if head.has_weights or head.has_optimizer else "trainer state",
-        place=answer.place,
-        rule=rule,
-        behind=behind,
+        place=place,
+        rule=member.rule,
+        behind=member.behind,
     )
+
+
+def _weights_then_others(moment: Moment, heads: Mapping[str, Standpoint]) -> list[Member]:
+    """Return the members of a moment. The first are the weights of its own save that it is named by."""
+    own = [member for member in moment.own if heads[member.content.id.series].has_weights]
+    first = min(own, key=lambda member: _weights_first(heads[member.content.id.series]))
+    return [first, *(member for member in moment.members if member is not first)]
 
 
 def _weights_first(head: Standpoint) -> tuple[bool, bool, bool, bool, int, str]:

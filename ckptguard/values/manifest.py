@@ -105,6 +105,14 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     metrics: dict[str, float] = {}  # the finite numbers that were given with the save
     nonfinite_metrics: dict[str, str] = {}  # the others, as words: "nan", "inf", "-inf"
     counters: tuple[Counter, ...] = ()  # the finest first
+    first_saved_ns: int | None = None  # in a replica: when its run had saved it
+
+    @property
+    def saved_at(self) -> int | None:
+        """When it was saved, in ns by the clock of the storage that it was saved to. None if unknown."""
+        if self.first_saved_ns is not None:
+            return self.first_saved_ns
+        return max((f.mtime_ns for f in self.files if f.mtime_ns is not None), default=None)
 
     @property
     def id(self) -> CheckpointId:
@@ -200,7 +208,8 @@ def decode_manifest(text: bytes) -> Manifest:
     if any(n < 0 for f in manifest.files for n in (f.size, *(n for s in f.spans for n in (s.offset, s.length)))):
         raise RecordsError("a manifest states a negative size or offset")
     stated = (n for f in manifest.files for n in (f.size, f.mtime_ns or 0, f.inode or 0))
-    if any(not -_LARGEST // 2 <= n <= _LARGEST for n in (*stated, *(c.value for c in manifest.counters))):
+    others = (manifest.first_saved_ns or 0, *(c.value for c in manifest.counters))
+    if any(not -_LARGEST // 2 <= n <= _LARGEST for n in (*stated, *others)):
         raise RecordsError("a manifest states a number that is too large")
     if any(t.span is not None and not 0 <= t.span < len(f.spans) for f in manifest.files for t in f.tensors):
         raise RecordsError("a manifest's tensor refers to a span that does not exist")

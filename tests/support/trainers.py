@@ -35,7 +35,6 @@ class Trainer(NamedTuple):
     resumes_from: tuple[str, ...]
     weights: tuple[str, ...] = ()  # what `known-good` may print, where some of what is read holds no weights
     parts: tuple[str, ...] = ()  # that can be poisoned each by itself
-    separate: bool = False  # whether the files of a save are checkpoints of their own
     needs: tuple[str, ...] = ()  # packages
     named: bool = False  # a user may name the checkpoint to resume from
     keep: int = 0  # saves that stay, where the user removes the oldest; 0 where the trainer sees to it

@@ -39,15 +39,14 @@ TRAINERS = (
     # Several files a save.
     Trainer("dinov2", ("model_0000399.rank_?.pth",), named=True),
     Trainer("composer", ("ep4-ba40-rank?.pt",), parts=("rank0", "rank1"), named=True, keep=3),
-    Trainer("hifi_gan", ("g_00000400", "do_00000400"), parts=("g", "do"), separate=True, keep=3),
-    Trainer("vits", ("G_400.pth", "D_400.pth"), parts=("G", "D"), separate=True, keep=2),
-    Trainer("cyclegan", ("latest_net_?.pth",), parts=("G", "D"), separate=True),
+    Trainer("hifi_gan", ("g_00000400", "do_00000400"), parts=("g", "do"), keep=3),
+    Trainer("vits", ("G_400.pth", "D_400.pth"), parts=("G", "D"), keep=2),
+    Trainer("cyclegan", ("latest_net_?.pth",), parts=("G", "D")),
     Trainer(
         "basicsr",
         ("models/net_?_400.pth", "training_states/400.state"),
         weights=("models/net_?_*.pth",),
         parts=("net_g", "net_d", "state"),
-        separate=True,
         keep=3,
     ),
     Trainer(
@@ -55,7 +54,6 @@ TRAINERS = (
         ("model000040.pt", "ema_0.9999_000040.pt", "opt000040.pt"),
         weights=("model*.pt", "ema*.pt"),
         parts=("model", "ema", "opt"),
-        separate=True,
         keep=3,
     ),
 )
@@ -196,11 +194,8 @@ def test_after_a_rollback_its_own_resume_loads_what_was_good(trained, tmp_path, 
     training.resume(at_least=wanted)
 
 
-def test_its_own_resume_loads_what_is_restored(trained, tmp_path, request):
+def test_its_own_resume_loads_what_is_restored(trained, tmp_path):
     """Elsewhere: it trains on from there, from all parts of what was saved last."""
-    if trained.trainer.separate:
-        reason = "restore makes the one path that known-good prints, and not all of its save"
-        request.applymarker(pytest.mark.xfail(reason=reason))
     other = Training(trained.trainer, tmp_path / "other")
     other.folder.mkdir()
     given = trained.ask("restore", "--to", other.run)

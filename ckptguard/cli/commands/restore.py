@@ -31,14 +31,16 @@ CODES = (ExitCode.BAD, ExitCode.UNDECIDED, ExitCode.NOT_FOUND, ExitCode.BUSY, Ex
 def command(run: str, step: int | None, dest: str | None, as_run: str | None, force: bool, shared: Shared) -> None:
     """Copy RUN's known-good checkpoint to DEST/<its own name> and print that path.
 
-    A checkpoint of one file becomes the file DEST, if DEST has the same ending, as in --to back.pt. What is going to be
-    made is said on stderr first.
+    All checkpoints that were saved with it come with it, each under the path that it has in RUN. --json lists them.
 
-    The copy is complete and verified, or there is none. The nearest whole copy is taken: in place, kept, then in the
-    settings' replicas.
+    A save of one file becomes the file DEST, if DEST has the same ending, as in --to back.pt. What is going to be made
+    is said on stderr first.
 
-    With --as-run, RUN is a replica. The new run gets the checkpoint and all records of the
-    training, which goes on from there. With --step, later checkpoints stay behind, as in a rollback.
+    The copy is complete and verified, or there is none. The nearest whole copy of each is taken: in place, kept, then
+    in the settings' replicas.
+
+    With --as-run, RUN is a replica. The new run gets the whole save and all records of the training, which goes on from
+    there. With --step, later checkpoints stay behind, as in a rollback.
     """
     from ckptguard.recover.restore import restore
     from ckptguard.replicas.start_run import start_run
@@ -68,4 +70,5 @@ def _say_what(plan: Restoring) -> None:
     if is_quiet():
         return
     files = "" if plan.files == 1 else f", {plan.files} files"
-    trouble(f"restoring {plan.path} of {plan.source} ({size(plan.bytes)}{files}) as {plan.made}")
+    what = " and ".join((plan.path, *plan.beside))
+    trouble(f"restoring {what} of {plan.source} ({size(plan.bytes)}{files}) as {plan.made}")

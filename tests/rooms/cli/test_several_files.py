@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -18,15 +19,19 @@ from ckptguard.values.exit_codes import ExitCode
 from ckptguard.values.settings import Settings
 
 QUICK = Settings(settle=0.0, scan_interval=1.0)
+BEGAN = 1_700_000_000  # in seconds; every later time is one of now
 # From which save on each of two parts holds NaN.
 POISONED = {"one after the other": (400, 500), "at once": (400, 400), "the other one": (500, 400)}
 
 
 def trained(root: Path, trainer: SeveralFiles, g: int, d: int) -> None:
-    """Five saves beside a daemon. From the save `g` on one part is poisoned, from `d` on another."""
+    """Five saves beside a daemon, ten minutes apart. From the save `g` on one part is poisoned, from `d` on another."""
     notes = PassNotes()
     for step in (100, 200, 300, 400, 500):
         trainer.save(root, step, frozenset("g" * (step >= g) + "d" * (step >= d)))
+        for path in root.rglob("*"):
+            if path.is_file() and "_ckptguard" not in path.parts and path.stat().st_mtime > BEGAN + 6 * 500:
+                os.utime(path, (BEGAN + 6 * step, BEGAN + 6 * step))
         reconcile(look(str(root), QUICK), notes)
 
 
@@ -185,3 +190,97 @@ def test_two_fixed_names_go_back_together_where_one_held_equal_bytes_twice(
     ]
     again = document("rollback", root)[1]
     assert (again["quarantined"], again["given"]) == ([], [])
+
+
+def restored(folder: Path) -> dict[str, int | None]:
+    """The paths below a folder, with the step of what lies there."""
+    return {path.relative_to(folder).as_posix(): step_of(path) for path in saved(folder)}
+
+
+@pytest.mark.parametrize("poisoned", POISONED)
+@pytest.mark.parametrize("name", TRAINERS)
+def test_what_is_restored_is_one_whole_moment(root, tmp_path, invoke, document, name, poisoned):
+    """All files of the known-good save and no others, each under the path that it has in the run."""
+    trainer = TRAINERS[name]
+    trained(root, trainer, *POISONED[poisoned])
+    wanted = {path for path in trainer.resumes if name != "CycleGAN" or "latest" in path}
+    out = tmp_path / "out"
+    done = document("restore", root, "--to", out)[1]
+    assert restored(out) == dict.fromkeys(wanted, 300)
+    assert (Path(done["path"]).name, done["outcome"]) == (trainer.known_good, "good")
+    known = document("known-good", root)[1]["save"]
+    assert [{**part, "path": 0, "place": 0} for part in done["save"]] == [{**p, "path": 0, "place": 0} for p in known]
+    parts = [Path(part["path"]) for part in done["save"]] or [Path(done["path"])]
+    assert all(part.exists() and part.is_relative_to(out) for part in parts)
+    lying = sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
+    assert done["bytes"] == lying
+    if done["step"] is not None:
+        assert invoke("restore", root, "--to", tmp_path / "again", "--step", done["step"]).exit_code == 0
+        assert restored(tmp_path / "again") == restored(out)
+
+
+@pytest.mark.parametrize("name", [name for name in TRAINERS if name != "CycleGAN"])
+def test_a_run_begun_from_a_replica_has_the_whole_moment(root, tmp_path, invoke, document, name):
+    """Training goes on there from all files of the save."""
+    trainer = TRAINERS[name]
+    trained(root, trainer, *POISONED["one after the other"])
+    place, new = tmp_path / "replica", tmp_path / "new"
+    assert invoke("replicate", root, "--to", place).exit_code == 0
+    done = document("restore", place, "--as-run", new)[1]
+    wanted = {path for path in trainer.resumes if name != "CycleGAN" or "latest" in path}
+    assert restored(new) == dict.fromkeys(wanted, 300)
+    assert all(Path(part["path"]).is_relative_to(new) and Path(part["path"]).exists() for part in done["save"])
+    assert Path(invoke("known-good", new).stdout.strip()).name == trainer.known_good
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_a_step_of_which_one_part_is_bad_is_refused_whole(root, tmp_path, invoke, force):
+    """A good D is not handed out for the step at which G is bad; with ``--force`` both are."""
+    trained(root, TRAINERS["VITS"], 400, 600)
+    out = tmp_path / "out"
+    done = invoke("restore", root, "--to", out, "--step", "400", *(["--force"] if force else []))
+    assert done.exit_code == (ExitCode.GOOD if force else ExitCode.BAD)
+    assert force or "G_400.pth is bad" in done.stderr
+    assert (restored(out) if out.exists() else {}) == ({"G_400.pth": None, "D_400.pth": 400} if force else {})
+
+
+def test_a_bad_save_can_be_looked_at_after_a_rollback(root, tmp_path, invoke):
+    """Its files lie in the quarantine, and are one save there, too."""
+    trained(root, TRAINERS["VITS"], 400, 600)
+    assert invoke("rollback", root).exit_code == 0
+    assert invoke("restore", root, "--to", tmp_path / "out", "--step", "400", "--force").exit_code == 0
+    assert restored(tmp_path / "out") == {"G_400.pth": None, "D_400.pth": 400}
+
+
+def test_a_part_that_no_place_has_whole_leads_to_the_save_before(root, tmp_path, invoke, caplog):
+    """D of the newest save rotted, and so did its copy: the save before it is made, whole, and it is said."""
+    trained(root, TRAINERS["VITS"], 600, 600)
+    files = [path for path in root.rglob("*D_500.pth*") if path.is_file() and path.suffix != ".json"]
+    for path in {path.stat().st_ino: path for path in files}.values():
+        data = bytearray(path.read_bytes())
+        data[len(data) // 2] ^= 1
+        path.write_bytes(data)
+    done = invoke("restore", root, "--to", tmp_path / "out")
+    assert done.exit_code == 0
+    assert restored(tmp_path / "out") == {"G_400.pth": 400, "D_400.pth": 400}
+    (said,) = (record.getMessage() for record in caplog.records if "could not be restored" in record.getMessage())
+    assert said.startswith("D_500.pth of")
+    assert "trying G_400.pth of" in said
+    assert invoke("restore", root, "--to", tmp_path / "step", "--step", "500").exit_code == ExitCode.BAD
+    assert not (tmp_path / "step").exists()
+
+
+def test_a_save_of_several_files_is_no_file(root, tmp_path, invoke):
+    """DEST that names a file is refused with what to say instead, and an optimizer alone is no save."""
+    trained(root, TRAINERS["guided-diffusion"], 600, 600)
+    refused = invoke("restore", root, "--to", tmp_path / "back.pt")
+    assert refused.exit_code == ExitCode.USAGE
+    assert "back.pt/" in refused.stderr
+    assert not list(tmp_path.glob("back*"))
+    assert restored_of(invoke, root, tmp_path / "back.pt/") == 3
+
+
+def restored_of(invoke, root: Path, dest: Path) -> int:
+    """How many files a restore to a folder makes."""
+    assert invoke("restore", root, "--to", f"{dest}/").exit_code == 0
+    return len(restored(dest))

@@ -19,6 +19,7 @@ from ckptguard.checks.schema import check_schema
 from ckptguard.checks.stale import check_stale, moments_present, skipped_steps, unchanged
 from ckptguard.checks.structure import check_structure
 from ckptguard.checks.understood import check_understood
+from ckptguard.checks.zeros import check_zeros
 from ckptguard.values.verdict import MOST_CONSTANT, Facts, Finding
 
 CHECKS: tuple[Callable[[Evidence], Iterable[Finding]], ...] = (
@@ -28,6 +29,7 @@ CHECKS: tuple[Callable[[Evidence], Iterable[Finding]], ...] = (
     check_one_save,
     check_digests,
     check_finite,
+    check_zeros,
     check_schema,
     check_order,
     check_stale,

@@ -6,7 +6,6 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from functools import partial
-from itertools import takewhile
 
 from ckptguard.checks.evidence import Evidence
 from ckptguard.checks.resumable import roles_present
@@ -42,7 +41,6 @@ def check_completeness(evidence: Evidence) -> Iterator[Finding]:
         if file.structure.truncated and not file.structure.problems:
             yield _finding(Severity.ERROR, "it is not complete yet", file.entry.key)
     yield from _nothing_held(evidence)
-    yield from _zero_tails(evidence)
     if evidence.sealed is not None:
         yield from _against_seal(evidence, evidence.sealed)
     else:
@@ -80,26 +78,6 @@ def _means_weights(evidence: Evidence, file: ScannedFile) -> bool:
     if not file.structure.leaves:
         return not may_be_foreign(file.entry.key)
     return any(key_role(c) in _STATE_ROLES for c in file.structure.containers)
-
-
-def _zero_tails(evidence: Evidence) -> Iterator[Finding]:
-    """Report zeros that a killed writer leaves: safetensors sets a file's full length first.
-
-    Matrices of zeros at the end of a file are an error if they were not zero in the reference; without one, a warning.
-    """
-    facts = evidence.reference_facts
-    for file in evidence.scan.files:
-        if file.structure.format != "safetensors":
-            continue
-        tensors = [t for t in evidence.tensors_of(file) if t.span is not None and t.numbers is not None]
-        tensors.sort(key=lambda t: -(t.span or 0))
-        zeros = takewhile(lambda t: t.numbers is not None and t.numbers.zero, tensors)
-        # A moment is zero while its weight gets no gradient, so only weights count.
-        weights = [t.name for t in zeros if len(t.shape) >= 2 and t.role == "model"]
-        tail = [name for name in weights if facts is None or name not in facts.constant]
-        if tail and (facts is not None or len(tail) > 1):
-            message = f"it ends in {len(tail)} matrices of zeros, as after a killed writer"
-            yield _finding(Severity.WARNING if facts is None else Severity.ERROR, message, file.entry.key, tail[0])
 
 
 def _unbound(evidence: Evidence) -> Iterator[Finding]:

@@ -94,6 +94,11 @@ def check_schema(evidence: Evidence) -> Iterator[Finding]:
                 yield msgspec.structs.replace(finding, severity=severity)
 
 
+def is_of_rank(path: str) -> bool:
+    """True if a file holds what one rank held, of which padding may be a part."""
+    return _BY_RANK.fullmatch(path) is not None
+
+
 def compare_schemas(reference: TensorSchema, found: TensorSchema, *, aliases: Iterable[str] = ()) -> SchemaDifference:
     """Return the differences. `aliases` are tied names that the file states without storing them: they count as
     present.

@@ -54,6 +54,11 @@ def is_moment(role: str, name: str, dtype: str) -> bool:
     return role == "optimizer" and _is_compared(role, name, dtype) and not _MASTERS.fullmatch(name)
 
 
+def is_master(role: str, name: str) -> bool:
+    """True if a tensor in an optimizer holds weights of full precision."""
+    return role == "optimizer" and _MASTERS.fullmatch(name) is not None
+
+
 def skipped_steps(evidence: Evidence) -> int | None:
     """Return how many updates DeepSpeed has skipped so far."""
     found = (leaf.value for leaf in evidence.leaves() if leaf.name == "skipped_steps")

@@ -61,6 +61,11 @@ class ArrayTally(Tally):
         if self.constant:
             asked = clean and self.bits_of_finite == self.first_bits
             self.constant = self.single_finite if asked else _all_equal(bits, self.first_bits)
+        if bits[-1]:
+            self.ending = 0
+        else:
+            last = int((bits[::-1] != 0).argmax())
+            self.ending = last or self.ending + len(bits)
         self.squares.add(bits)
         self.count += len(bits)
 

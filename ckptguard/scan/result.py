@@ -16,6 +16,7 @@ class Numbers(msgspec.Struct, frozen=True, kw_only=True):
     - `rms`: the root mean square of the finite elements, None without any. Beyond 64 KiB it is that of a fixed sample,
       the same for every way to scan the file.
     - `zeros`: the share of the same elements with no bit set, so without negative zeros.
+    - `ending`: how many elements without any bit set follow the last other one.
     - `constant`: all elements have the same bits. `zero`: all are zero, of either sign. `single_finite`: all finite
       elements have the same bits.
     """
@@ -28,6 +29,7 @@ class Numbers(msgspec.Struct, frozen=True, kw_only=True):
     largest: float = 0.0
     rms: float | None = None
     zeros: float | None = None
+    ending: int = 0
     constant: bool = False
     zero: bool = False
     single_finite: bool = False

@@ -27,6 +27,7 @@ class Tally:
         "bits_of_finite",
         "constant",
         "count",
+        "ending",
         "first_bad",
         "first_bits",
         "largest",
@@ -41,6 +42,7 @@ class Tally:
         self.layout = layout
         self.count = self.nan = self.posinf = self.neginf = 0
         self.first_bad: int | None = None
+        self.ending = 0  # how many floats without any bit set end it
         self.largest = 0  # bits of the largest finite magnitude
         self.first_bits: int | None = None
         self.bits_of_finite: int | None = None
@@ -98,6 +100,7 @@ class FewTally(Tally):
         fine = [b != sign for b in bits] if layout.negative_zero_is_nan else [b & ~sign < bad for b in bits]
         finite = list(itertools.compress(bits, fine))
         self.first_bits, self.constant = bits[0], bits.count(bits[0]) == len(bits)
+        self.ending = next((n for n, b in enumerate(reversed(bits)) if b), len(bits))
         if len(finite) < len(bits):
             self.first_bad = fine.index(False)
             if layout.infinity is not None:
@@ -130,6 +133,7 @@ def merge(tallies: Sequence[Tally]) -> Numbers:
         largest=largest,
         rms=None if mean is None else math.sqrt(mean) / (SCALE if huge else 1.0),
         zeros=zeros / finite if finite else None,
+        ending=one.ending,
         constant=one.count > 0 and one.constant,
         zero=one.count > 0 and one.first_bad is None and largest == 0,
         single_finite=one.bits_of_finite is not None and one.single_finite,
@@ -142,6 +146,7 @@ def _as_one(tallies: Sequence[Tally]) -> Tally:
     for tally in tallies:
         if whole.first_bad is None and tally.first_bad is not None:
             whole.first_bad = whole.count + tally.first_bad
+        whole.ending = tally.ending + (whole.ending if tally.ending == tally.count else 0)
         whole.count += tally.count
         whole.nan += tally.nan
         whole.posinf += tally.posinf

@@ -249,7 +249,7 @@ def test_a_shard_that_is_a_list_is_an_error_of_the_tree(root: Path) -> None:
     """Its tensors have names of numbers, which an index may state."""
     folder, shard = root / "download", "pytorch_model-00001-of-00001.bin"
     folder.mkdir()
-    torch.save([torch.zeros(3)], folder / shard)
+    torch.save([torch.ones(3)], folder / shard)
     (folder / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": {"0": shard}}))
     with pytest.raises(StateError, match=shard):
         ckptguard.load(folder)

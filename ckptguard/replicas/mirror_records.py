@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 import msgspec
 
-from ckptguard.decisions.known_good import parse_verdict_name
+from ckptguard.decisions.known_good import parse_verdict_name, verdict_name
 from ckptguard.errors import CouldNotTellError, ObjectExistsError, ObjectMissingError, RecordsError
 from ckptguard.records.ledger import FOLDER as LEDGER
 from ckptguard.records.lineage import KEY as LINEAGE
@@ -167,6 +167,25 @@ def mirror_verdicts(source: RunView, target: RunView) -> None:
             if content is not None and content is not theirs.outcome and (lifted or theirs.outcome is Outcome.GOOD):
                 theirs = msgspec.structs.replace(verdict_on_content(verdict), seen=theirs.seen)
                 there.add_verdict(theirs)
+
+
+def mirror_not_good(source: RunView, target: RunView, series: Iterable[str]) -> None:
+    """Tell the target of contents of these series that are not good, and that it does not know. Without them it would
+    take what was saved with them for whole saves."""
+    here, there = source.history, target.history
+    told = False
+    for name in sorted(series):
+        for id, standing in here.standings(name).items():
+            is_ours = standing.outcome is not Outcome.GOOD and here.is_sealed(id) and not here.is_quarantined(id)
+            if not is_ours or there.is_sealed(id) or there.has_verdict(id):
+                continue
+            entry = f"{series_folder(name)}/{verdict_name(standing)}"
+            _need_no_incident(target.run, [entry])
+            _copy_records(source.run, target.run, MANIFESTS, [f"{id.record_path}.json"])
+            _copy_records(source.run, target.run, LEDGER, [entry])
+            told = True
+    if told:
+        target.refresh()
 
 
 def _copy_records(source: Run, target: Run, folder: str, names: Iterable[str]) -> None:

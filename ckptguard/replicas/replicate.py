@@ -7,6 +7,7 @@ import functools
 import logging
 import os
 from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -29,6 +30,7 @@ from ckptguard.replicas.mirror_records import (
     join,
     mirror_beside,
     mirror_decisions,
+    mirror_not_good,
     mirror_verdicts,
     records_beside,
 )
@@ -49,6 +51,7 @@ from ckptguard.runs.find_known_good import (
 )
 from ckptguard.runs.history import History
 from ckptguard.runs.run_view import RunView
+from ckptguard.runs.saved_together import RecordedSaves, answers, joined_in, newest_on_record
 from ckptguard.runs.work import PLAIN, Work
 from ckptguard.scan.paced_reader import Pace
 from ckptguard.storage import normalise_url
@@ -63,6 +66,7 @@ _log = logging.getLogger("ckptguard")
 
 
 _THERE = ("there", "sent", "raced")
+Save = tuple[Candidate, ...]  # all checkpoints of a save, its weights first
 
 
 class Replica(msgspec.Struct, frozen=True, kw_only=True):
@@ -104,12 +108,11 @@ def replicate(
 
     Problems with the replica are part of the result. What arrived stays, and the next call continues from there. `hold`
     waits while something more urgent runs. `arrived` remembers between calls what is there for good. `only` sends no
-    other checkpoints. Raises SettingsError for a place that cannot be a replica of this run.
+    other saves than those of these checkpoints. Raises SettingsError for a place that cannot be a replica of this run.
     """
     run, arrived = view.run, set() if arrived is None else arrived
-    candidates, unreadable = _wanted_in_replica(view)
-    wanted = candidates
-    done: list[Replicated] = []
+    wanted = _wanted_in_replica(view)
+    sending: _Sending | None = None
     trouble: str | None = None
     target: RunView | None = None
     made_way = False
@@ -119,47 +122,102 @@ def replicate(
             join(run, target)
             mirror_decisions(run, target.run)
             mirror_verdicts(view, target)
-        pace, beside = pace_of(work, view.settings, hold), records_beside(run)
+            mirror_not_good(view, target, wanted.joined)
         with InUse(run, "replication") as in_use:
-            for candidate in candidates:
-                if only is not None and candidate.id not in only:
-                    continue
-                try:
-                    if _is_there(target, candidate, arrived):
-                        one = replicated(candidate, "there")
-                    elif dry_run:
-                        one = replicated(candidate, "would send")
-                    elif not work.may_begin(candidate.manifest.bytes):
-                        made_way = True
+            sending = _Sending(view, target, arrived, dry_run, work, pace_of(work, view.settings, hold), in_use)
+            for save in wanted.saves:
+                if only is None or any(part.id in only for part in save):
+                    made_way = not sending.send(save)
+                    if made_way:
                         break
-                    else:
-                        in_use.pin(candidate.id)
-                        mirror_beside(run, target.run, candidate.manifest, beside)
-                        one = send_checkpoint(view, target, candidate, work=work, pace=pace)
-                except StoppedError:
-                    raise
-                except CkptguardError as error:
-                    one = replicated(candidate, "failed", message=error.message)
-                if one.done in ("failed", "damaged") and _is_gone(view, candidate):
-                    one = replicated(candidate, "gone", message="it was removed from the run meanwhile")
-                    wanted = [other for other in wanted if other is not candidate]
-                done.append(one)
-            done += [_not_read(view, id, error) for id, error in unreadable.items()]
     except CouldNotTellError as error:
         trouble = error.message
+    rows = sending.rows() if sending is not None else []
+    gone = {one.id for one in rows if one.done == "gone"}
+    if sending is not None and trouble is None:
+        rows += [_not_read(view, id, error) for id, error in wanted.unreadable.items()]
     behind, last = None, None
     with contextlib.suppress(CouldNotTellError):
         if target is not None:
             target.refresh()  # other processes may have sent some, too
-            behind, last = _standing(target, wanted)
+            behind, last = _standing(target, wanted.saves, gone)
     return Replica(
         url=target.run.url if target is not None else normalise_url(url),
         behind=behind,
         last_good=last,
-        checkpoints=tuple(done),
+        checkpoints=tuple(one for one in rows if only is None or one.id in only),
         trouble=trouble,
         made_way=made_way,
     )
+
+
+@dataclass
+class _Sending:
+    """Sends whole saves to one replica. No part counts as good there before all of its save have arrived."""
+
+    view: RunView
+    target: RunView
+    arrived: set[CheckpointId]
+    dry_run: bool
+    work: Work
+    pace: Pace
+    in_use: InUse
+    _done: dict[CheckpointId, Replicated] = field(default_factory=dict)
+    _verdicts: dict[CheckpointId, Callable[[], None]] = field(default_factory=dict)  # that are to be given
+
+    def __post_init__(self) -> None:
+        self._beside = records_beside(self.view.run)
+
+    def rows(self) -> list[Replicated]:
+        """Return what was done about each checkpoint."""
+        why = "not all that is saved with it has arrived"
+        late = {id: msgspec.structs.replace(self._done[id], done="failed", message=why) for id in self._verdicts}
+        return [late.get(id, one) for id, one in self._done.items()]
+
+    def send(self, save: Save) -> bool:
+        """Send what is missing of a save. False if `work.may_begin` ended that."""
+        for part in save:
+            if part.id not in self._done:
+                one = self._one(part)
+                if one is None:
+                    return False
+                self._done[part.id] = one
+        if all(self._done[part.id].done in _THERE for part in save):
+            for id in (part.id for part in save):
+                give_verdict = self._verdicts.pop(id, None)
+                if give_verdict is not None:
+                    self._judge(id, give_verdict)
+        return True
+
+    def _one(self, part: Candidate) -> Replicated | None:
+        run = self.view.run
+        try:
+            if _is_there(self.target, part, self.arrived):
+                return replicated(part, "there")
+            if self.dry_run:
+                return replicated(part, "would send")
+            if not self.work.may_begin(part.manifest.bytes):
+                return None
+            self.in_use.pin(part.id)
+            mirror_beside(run, self.target.run, part.manifest, self._beside)
+            later: list[Callable[[], None]] = []
+            one = send_checkpoint(self.view, self.target, part, work=self.work, pace=self.pace, later=later)
+            self._verdicts.update((part.id, give_verdict) for give_verdict in later)
+        except StoppedError:
+            raise
+        except CkptguardError as error:
+            one = replicated(part, "failed", message=error.message)
+        if one.done in ("failed", "damaged") and _is_gone(self.view, part):
+            return replicated(part, "gone", message="it was removed from the run meanwhile")
+        return one
+
+    def _judge(self, id: CheckpointId, give_verdict: Callable[[], None]) -> None:
+        try:
+            give_verdict()
+        except StoppedError:
+            raise
+        except CkptguardError as error:
+            self._done[id] = msgspec.structs.replace(self._done[id], done="failed", message=error.message)
 
 
 def pace_of(work: Work, settings: Settings, hold: Callable[[], None] | None = None) -> Pace:
@@ -210,25 +268,52 @@ def refuse_nested(one: str, other: str, sentence: str) -> None:
         raise SettingsError(f"{sentence}: one is inside the other", hint="name another place")
 
 
-def _wanted_in_replica(view: RunView) -> tuple[list[Candidate], dict[CheckpointId, CouldNotTellError]]:
-    """Return every known-good checkpoint, newest first, and the errors of those that cannot be read."""
-    candidates: list[Candidate] = []
-    unreadable: dict[CheckpointId, CouldNotTellError] = {}
-    for id in ranked_candidates(view.history):
+class _Readable(RecordedSaves):
+    """The saves of a run, where one that cannot be read holds up no other."""
+
+    def __init__(self, history: History) -> None:
+        super().__init__(history, ANY, every_copy=True)
+        self.unreadable: dict[CheckpointId, CouldNotTellError] = {}
+
+    def offer(self, id: CheckpointId) -> Candidate | None:
+        """Return where a checkpoint is, or None if it is not good, gone, or cannot be read."""
         try:
-            candidate = candidate_of(view.history, id)
+            return super().offer(id)
         except CouldNotTellError as error:
-            unreadable[id] = error
-            continue
-        if candidate is not None:
-            candidates.append(candidate)
-    return candidates, unreadable
+            self.unreadable[id] = error
+            return None
 
 
-def _standing(target: RunView, wanted: Sequence[Candidate]) -> tuple[int, CheckpointId | None]:
-    """Return how many of the wanted are not good in a replica, and the newest that is. Raises CouldNotTellError."""
-    good = [candidate.id for candidate in wanted if target.is_good(candidate.id)]
-    return len(wanted) - len(good), good[0] if good else None
+class _Wanted(msgspec.Struct, frozen=True, kw_only=True):
+    """Every known-good save of a run, newest first, the series that are saved together with others, and the errors of
+    checkpoints that cannot be read."""
+
+    saves: list[Save]
+    joined: frozenset[str]
+    unreadable: dict[CheckpointId, CouldNotTellError]
+
+
+def _wanted_in_replica(view: RunView) -> _Wanted:
+    """Return what a replica is to hold. A good checkpoint that is saved with others, of which no whole save is good, is
+    not wanted."""
+    source = _Readable(view.history)
+    groups = joined_in(source)
+    saves = [answer.save for group in groups for answer, _ in answers(source, group)]
+    joined = frozenset(name for group in groups for name in group.names)
+    alone = (source.offer(id) for id in ranked_candidates(view.history) if id.series not in joined)
+    saves += [(candidate,) for candidate in alone if candidate is not None]
+    saves.sort(key=lambda save: save[0].id.order, reverse=True)
+    return _Wanted(saves=saves, joined=joined, unreadable=source.unreadable)
+
+
+def _standing(
+    target: RunView, saves: Sequence[Save], gone: Collection[CheckpointId] = ()
+) -> tuple[int, CheckpointId | None]:
+    """Return how many of the wanted checkpoints are not good in a replica, and the newest that is, with all that is
+    saved with it. Raises CouldNotTellError."""
+    good = {part.id: target.is_good(part.id) for save in saves for part in save if part.id not in gone}
+    last = next((save[0].id for save in saves if all(good.get(part.id, False) for part in save)), None)
+    return list(good.values()).count(False), last
 
 
 def _is_there(target: RunView, candidate: Candidate, arrived: set[CheckpointId]) -> bool:
@@ -293,12 +378,12 @@ def open_replicas(view: RunView) -> Iterator[RunView]:
 def replica_standings(view: RunView) -> tuple[Replica, ...]:
     """Return the current state of each replica."""
     urls = replica_urls(view.run.url, view.settings)
-    wanted = _wanted_in_replica(view)[0] if urls else []
+    saves = _wanted_in_replica(view).saves if urls else []
     found = []
     for url in urls:
         try:
             refuse_impossible(url)
-            behind, last = _standing(_open_own(view, url), wanted)
+            behind, last = _standing(_open_own(view, url), saves)
             found.append(Replica(url=url, behind=behind, last_good=last))
         except CouldNotTellError as error:
             found.append(Replica(url=url, behind=None, last_good=None, trouble=error.message))
@@ -333,19 +418,23 @@ def known_bad(history: History, id: CheckpointId) -> bool:
 
 def has_newest(history: History, id: CheckpointId, wanted: Wanted = ANY) -> bool:
     """True if no newer wanted checkpoint is on record as good."""
-    newest: dict[str, CheckpointId] = {}
+    newest: dict[str, tuple[CheckpointId, ...]] = {}
+    source = RecordedSaves(history, wanted, every_copy=False)
+    for group in joined_in(source):
+        if all(map(wanted.is_of, group.names)):
+            newest |= dict.fromkeys(group.names, newest_on_record(source, group))
     for other in ranked_candidates(history, wanted):
         if other.series not in newest and (other == id or history.is_good(other)):
-            newest[other.series] = other
-    present = (other == id or candidate_of(history, other) is not None for other in newest.values())
-    return newest.get(id.series) == id and all(present)
+            newest[other.series] = (other,)
+    present = (other == id or candidate_of(history, other) is not None for save in newest.values() for other in save)
+    return newest.get(id.series, ())[:1] == (id,) and all(present)
 
 
 def newer_in_replica(
     replica: RunView, view: RunView, wanted: Wanted, own: Candidate | None, choose: Choose = newest_candidate
 ) -> Candidate | None:
     """Return a replica's best checkpoint that is not known to be bad, if newer than `own`. Raises CouldNotTellError."""
-    while (best := choose(replica, wanted)) is not None and known_bad(view.history, best.id):
+    while (best := choose(replica, wanted)) is not None and any(known_bad(view.history, p.id) for p in best.save):
         wanted = msgspec.structs.replace(wanted, exclude=wanted.exclude | {best.id})
     return best if best is not None and (own is None or is_newer(best, own)) else None
 
@@ -368,7 +457,9 @@ def find_known_good_anywhere(view: RunView, wanted: Wanted = SURE, choose: Choos
         if found is not None:
             url, answer = replica.run.url, found.answer
             reason = f"verified {answer.verified_at}; the run has no copy of it, so this is the replica {url}"
-            best = msgspec.structs.replace(found, answer=msgspec.structs.replace(answer, place=REPLICA, reason=reason))
+            save = tuple(msgspec.structs.replace(part, place=REPLICA) for part in answer.save)
+            answer = msgspec.structs.replace(answer, place=REPLICA, reason=reason, save=save)
+            best = msgspec.structs.replace(found, answer=answer)
     if best is None:
         raise none_found(view.run, wanted.before_step)
     return best.answer

@@ -4,9 +4,11 @@ was read back. After an interruption a second call continues: whole files are no
 from __future__ import annotations
 
 import contextlib
+import functools
 import shlex
 import threading
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -91,8 +93,18 @@ class Sending:
     lock: threading.Lock = field(default_factory=threading.Lock)  # for the changing fields above, and the views
 
 
-def send_checkpoint(source: RunView, target: RunView, candidate: Candidate, *, work: Work, pace: Pace) -> Replicated:
+def send_checkpoint(
+    source: RunView,
+    target: RunView,
+    candidate: Candidate,
+    *,
+    work: Work,
+    pace: Pace,
+    later: list[Callable[[], None]] | None = None,
+) -> Replicated:
     """Make a known-good checkpoint of `source` one of `target`, too, under its own name.
+
+    It is not good there before its verdict is given. `later` gets the call that gives it, if the caller waits for more.
 
     - Damage found in the source gets its verdict there, and is never sent.
     - An older generation at this path is quarantined after the new one arrived as a kept copy.
@@ -138,7 +150,11 @@ def send_checkpoint(source: RunView, target: RunView, candidate: Candidate, *, w
         if not aside and not looks_as_read([e for e in found if e is not None], there, verdict):
             _give_verdict(sending, sealed_before=True)  # all of it was just read
         return replicated(candidate, "there")
-    _give_verdict(sending, sealed_before=there is not None and not aside)
+    give = functools.partial(_give_verdict, sending, sealed_before=there is not None and not aside)
+    if later is None:
+        give()
+    else:
+        later.append(give)
     return replicated(candidate, "sent", sent=sending.sent)
 
 

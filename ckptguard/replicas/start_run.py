@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -99,14 +99,17 @@ def bring_back(replica: RunView, target: RunView, wanted: Wanted, *, work: Work 
     mirror_decisions(replica.run, target.run)
     mirror_history(replica, target, [id for id in ranked_candidates(replica.history, wanted) if _is_good(replica, id)])
     chosen = _send_first_whole(replica, target, wanted, work)
-    got = chosen.offered
+    got, (sent, freed) = chosen.offered, chosen.result
     if chosen.skipped and chosen.skipped[0].choice.id != got.id:
         better, why = chosen.skipped[0].choice.id, chosen.skipped[0].why
         _log.warning("%s could not be copied from %s: %s; using %s instead", better, replica.run.url, why, got.id)
     paths = {part.id: part.manifest.path for part in got.save}
     mirror_history(replica, target, paths)
-    if len(paths) > 1:
-        _settle_fixed_names(replica, target, got, work)
+    target.forget()
+    for path in freed:  # it is newer content of its name now, as after a rollback
+        checkpoint = target.checkpoint(path)
+        if checkpoint is not None:
+            verify_checkpoint(target, checkpoint, Verification(md5=False), work=Work(scanner=work.scanner))
     target.forget()
     return Started(
         run=target.run.url,
@@ -114,7 +117,7 @@ def bring_back(replica: RunView, target: RunView, wanted: Wanted, *, work: Work 
         path=target.run.usable(got.manifest.path),
         id=got.id,
         bytes=sum(part.manifest.bytes for part in got.save),
-        sent=chosen.result,
+        sent=sent,
         save=tuple(
             msgspec.structs.replace(part, path=target.run.usable(paths[part.id]), place=IN_PLACE)
             for part in got.answer.save or (alone(got.answer.path, got.id, IN_PLACE),)
@@ -122,27 +125,27 @@ def bring_back(replica: RunView, target: RunView, wanted: Wanted, *, work: Work 
     )
 
 
-def _settle_fixed_names(replica: RunView, target: RunView, got: Candidate, work: Work) -> None:
-    """Have each fixed name of a save hold what was saved then, and not what was saved under it last. That is newer
-    content of the name, as after a rollback."""
-    fixed = {part.id.series: part for part in got.save if part.id.step is None}
+def _free_fixed_names(replica: RunView, target: RunView, save: Sequence[Candidate]) -> list[str]:
+    """Have each fixed name of a save of several, under which nothing lies, be free for what was saved then. What was
+    saved under it later is left behind. Returns these names."""
+    fixed = {part.id.series: part for part in save if part.id.step is None and len(save) > 1}
 
     def is_later(id: CheckpointId) -> bool:
         return id.series in fixed and id.order > fixed[id.series].id.order
 
-    left = {id.series for series in fixed for id in target.history.sealed(series) if is_later(id)}
-    if not left:
-        return
-    mark_later_generations(replica, target, is_later, got.manifest.path)
-    target.forget()
-    for path in (fixed[series].manifest.path for series in sorted(left)):
-        checkpoint = target.checkpoint(path)
-        if checkpoint is not None:
-            verify_checkpoint(target, checkpoint, Verification(md5=False), work=Work(scanner=work.scanner))
+    known = (id for history in (replica.history, target.history) for name in fixed for id in history.sealed(name))
+    left = {id.series for id in known if is_later(id)}
+    fixed = {name: fixed[name] for name in left if target.look_again(fixed[name].manifest.path) is None}
+    if fixed:
+        mark_later_generations(replica, target, is_later, save[0].manifest.path)
+    return sorted(part.manifest.path for part in fixed.values())
 
 
-def _send_first_whole(replica: RunView, target: RunView, wanted: Wanted, work: Work) -> Taken[Candidate, int]:
-    """Send the best save of the replica that arrives whole. The result is how many bytes were sent.
+def _send_first_whole(
+    replica: RunView, target: RunView, wanted: Wanted, work: Work
+) -> Taken[Candidate, tuple[int, list[str]]]:
+    """Send the best save of the replica that arrives whole. The result is how many bytes were sent, and the names that
+    were freed for it.
 
     Raises:
         NoKnownGoodError: none did, and why.
@@ -151,8 +154,8 @@ def _send_first_whole(replica: RunView, target: RunView, wanted: Wanted, work: W
     pace, beside = pace_of(work, target.settings), records_beside(replica.run)
     troubles: list[str] = []
 
-    def attempt(candidate: Candidate) -> int | str:
-        sent = 0
+    def attempt(candidate: Candidate) -> tuple[int, list[str]] | str:
+        sent, freed = 0, _free_fixed_names(replica, target, candidate.save)
         for part in candidate.save:
             in_use.pin(part.id)
         for part in candidate.save:
@@ -166,7 +169,7 @@ def _send_first_whole(replica: RunView, target: RunView, wanted: Wanted, work: W
                 troubles.append(delivery.message or delivery.done)
                 return troubles[-1]
             sent += delivery.sent
-        return sent
+        return sent, freed
 
     with InUse(replica.run, "restore") as in_use:
         try:

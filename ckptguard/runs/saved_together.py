@@ -192,8 +192,7 @@ def _choose(heads: Sequence[Standpoint]) -> tuple[int, str]:
 
 def needed_by_saves(source: Source[Presence], most: int) -> set[CheckpointId]:
     """Return every checkpoint of the newest `most` good saves of each group of series that are saved together."""
-    groups = groups_in(source, source.history.series) if len(source.history.series) > 1 else []
-    found = (itertools.islice(answers(source, group), most) for group in groups if len(group.series) > 1)
+    found = (itertools.islice(answers(source, group), most) for group in joined_in(source))
     return {part.id for saves in found for answer, _ in saves for part, _ in answer.parts}
 
 
@@ -216,6 +215,28 @@ def save_of(source: Source[Presence], id: CheckpointId) -> tuple[SavePart, ...] 
                 _described(m, heads, paths.get(m.content.id, ""), "") for m in _weights_then_others(moment, heads)
             )
     return None
+
+
+def joined_in(source: Source[Presence]) -> list[Group]:
+    """Return the groups of several series that are saved together, of all trainings of a run."""
+    if len(source.history.series) < 2:
+        return []
+    return [group for group in groups_in(source, source.history.series) if len(group.series) > 1]
+
+
+def newest_on_record(source: Source[Presence], group: Group) -> tuple[CheckpointId, ...]:
+    """Return the members of the newest wanted save of a group that is good on record, its weights first; () if there is
+    none. They may be gone."""
+    heads = {one.name: one.head for one in group.series}
+    lacking: tuple[CheckpointId, ...] = ()
+    for moment in moments_of(group):
+        ids = tuple(member.content.id for member in _weights_then_others(moment, heads))
+        if not moment.was_good or not all(map(source.history.is_good, ids)) or not source.is_wanted(ids[0]):
+            continue
+        if not moment.lacks:
+            return ids
+        lacking = lacking or ids
+    return lacking
 
 
 def groups_in(source: Source[Presence], series: Iterable[str], *, aside: bool = False) -> list[Group]:

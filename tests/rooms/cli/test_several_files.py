@@ -219,7 +219,7 @@ def test_what_is_restored_is_one_whole_moment(root, tmp_path, invoke, document, 
         assert restored(tmp_path / "again") == restored(out)
 
 
-@pytest.mark.parametrize("name", [name for name in TRAINERS if name != "CycleGAN"])
+@pytest.mark.parametrize("name", TRAINERS)
 def test_a_run_begun_from_a_replica_has_the_whole_moment(root, tmp_path, invoke, document, name):
     """Training goes on there from all files of the save."""
     trainer = TRAINERS[name]

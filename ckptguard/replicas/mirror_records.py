@@ -32,6 +32,7 @@ from ckptguard.values.verdict import Outcome
 
 _DECISIONS = ("settings", "reference", "incidents")  # permissions, accepted schemas, findings, and batches to skip
 _BESIDE = "training"
+_TIMELINE = 100  # contents of each series that are told; how often each is saved, and what is joined, follows from them
 
 
 def join(source: Run, target: RunView) -> None:
@@ -169,15 +170,19 @@ def mirror_verdicts(source: RunView, target: RunView) -> None:
                 there.add_verdict(theirs)
 
 
-def mirror_not_good(source: RunView, target: RunView, series: Iterable[str]) -> None:
-    """Tell the target of contents of these series that are not good, and that it does not know. Without them it would
-    take what was saved with them for whole saves."""
+def mirror_timeline(source: RunView, target: RunView, series: Iterable[str], held: Collection[CheckpointId]) -> None:
+    """Tell the target of all contents of series that are saved together, except those that it is to hold.
+
+    These are bad or gone, or what was saved with them is. Without them it would take what was saved with them for whole
+    saves, or join contents of two saves. Of each series the newest are told.
+    """
     here, there = source.history, target.history
     told = False
     for name in sorted(series):
-        for id, standing in here.standings(name).items():
-            is_ours = standing.outcome is not Outcome.GOOD and here.is_sealed(id) and not here.is_quarantined(id)
-            if not is_ours or there.is_sealed(id) or there.has_verdict(id):
+        standings = sorted(here.standings(name).items(), key=lambda one: one[0].order, reverse=True)
+        for id, standing in standings[:_TIMELINE]:
+            known = there.is_sealed(id) or there.has_verdict(id) or not here.is_sealed(id) or here.is_quarantined(id)
+            if known or id in held:
                 continue
             entry = f"{series_folder(name)}/{verdict_name(standing)}"
             _need_no_incident(target.run, [entry])

@@ -30,7 +30,7 @@ from ckptguard.replicas.mirror_records import (
     join,
     mirror_beside,
     mirror_decisions,
-    mirror_not_good,
+    mirror_timeline,
     mirror_verdicts,
     records_beside,
 )
@@ -122,7 +122,7 @@ def replicate(
             join(run, target)
             mirror_decisions(run, target.run)
             mirror_verdicts(view, target)
-            mirror_not_good(view, target, wanted.joined)
+            mirror_timeline(view, target, wanted.joined, wanted.offered)
         with InUse(run, "replication") as in_use:
             sending = _Sending(view, target, arrived, dry_run, work, pace_of(work, view.settings, hold), in_use)
             for save in wanted.saves:
@@ -285,25 +285,37 @@ class _Readable(RecordedSaves):
 
 
 class _Wanted(msgspec.Struct, frozen=True, kw_only=True):
-    """Every known-good save of a run, newest first, the series that are saved together with others, and the errors of
-    checkpoints that cannot be read."""
+    """Every known-good save of a run, newest first. A good checkpoint of a save that is not good is none. `joined` are
+    the series that are saved together with others; `unreadable` has the errors of checkpoints that cannot be read."""
 
     saves: list[Save]
     joined: frozenset[str]
     unreadable: dict[CheckpointId, CouldNotTellError]
 
+    @property
+    def offered(self) -> set[CheckpointId]:
+        """All checkpoints that a replica is to hold."""
+        return {part.id for save in self.saves for part in save}
+
 
 def _wanted_in_replica(view: RunView) -> _Wanted:
-    """Return what a replica is to hold. A good checkpoint that is saved with others, of which no whole save is good, is
-    not wanted."""
     source = _Readable(view.history)
     groups = joined_in(source)
-    saves = [answer.save for group in groups for answer, _ in answers(source, group)]
+    saves = [save for group in groups for save in _two_first([a.save for a, _ in answers(source, group)])]
     joined = frozenset(name for group in groups for name in group.names)
     alone = (source.offer(id) for id in ranked_candidates(view.history) if id.series not in joined)
     saves += [(candidate,) for candidate in alone if candidate is not None]
     saves.sort(key=lambda save: save[0].id.order, reverse=True)
     return _Wanted(saves=saves, joined=joined, unreadable=source.unreadable)
+
+
+def _two_first(saves: list[Save]) -> list[Save]:
+    """Return saves of one group with the newest two as one: a replica with one alone may not read the numbers in its
+    names, which join its parts."""
+    if len(saves) < 2:
+        return saves
+    known = {part.id for part in saves[0]}
+    return [(*saves[0], *(part for part in saves[1] if part.id not in known)), *saves[2:]]
 
 
 def _standing(

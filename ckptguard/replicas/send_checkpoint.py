@@ -155,6 +155,7 @@ def send_checkpoint(
         give()
     else:
         later.append(give)
+        target.refresh(id.series)  # its name is taken, before there is a verdict
     return replicated(candidate, "sent", sent=sending.sent)
 
 

@@ -284,3 +284,11 @@ def restored_of(invoke, root: Path, dest: Path) -> int:
     """How many files a restore to a folder makes."""
     assert invoke("restore", root, "--to", f"{dest}/").exit_code == 0
     return len(restored(dest))
+
+
+def test_a_replica_of_no_whole_save_has_nothing_good(root, tmp_path, invoke):
+    """G was always good, and D never: the run has nothing good, and neither has a replica of it."""
+    trained(root, TRAINERS["VITS"], 600, 100)
+    assert invoke("known-good", root).exit_code == ExitCode.NO_KNOWN_GOOD
+    assert invoke("replicate", root, "--to", tmp_path / "replica").exit_code == 0
+    assert invoke("known-good", tmp_path / "replica").exit_code == ExitCode.NO_KNOWN_GOOD

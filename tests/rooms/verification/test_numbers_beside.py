@@ -120,7 +120,7 @@ def test_an_archive_of_arrays_without_arrays_is_no_checkpoint(tmp_path):
     """Whatever else it holds, and whatever it is called."""
     with zipfile.ZipFile(tmp_path / "weights.npz", "w") as archive:
         archive.writestr("notes.txt", "no array")
-    assert verify_target(str(tmp_path / "weights.npz"), QUICK, Selection(wait=0)).outcome is Outcome.INCOMPLETE
+    assert verify_target(str(tmp_path / "weights.npz"), QUICK, Selection(wait=0)).outcome is Outcome.BAD
 
 
 def test_garbage_named_as_a_step_is_no_checkpoint(tmp_path):

@@ -77,9 +77,9 @@ def _of_file(
 def _is_cut(tensor: ScannedTensor) -> bool:
     """True for a matrix whose last part is zero, and whose first part is not."""
     numbers = tensor.numbers
-    return (
-        numbers is not None and len(tensor.shape) > 1 and 0 < _SHARE * numbers.count <= numbers.ending < numbers.count
-    )
+    if numbers is None or numbers.first_bad is not None or len(tensor.shape) < 2:  # such as a mask
+        return False
+    return 0 < _SHARE * numbers.count <= numbers.ending < numbers.count
 
 
 def _weights(evidence: Evidence) -> list[ScannedTensor]:

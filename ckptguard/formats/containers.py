@@ -82,6 +82,8 @@ def read_zip(reader: Source, path: str) -> Structure:
     """Return the structure of a zip archive of files. One without any file that is read here is opaque."""
     archive = read_archive(reader, "files")
     folder = _Folder(reader, path)
+    if archive.too_large and folder.is_one(()):
+        return Structure(format="zip", not_understood=(archive.too_large,))
     folder.found.problems += archive.problems
     folder.found.truncated = archive.truncated
     if not folder.is_one([*archive.records, *archive.unreadable]):
@@ -105,7 +107,11 @@ def lists_state(reader: Source) -> bool:
     head = reader.read(0, min(reader.entry.size, FIRST_BYTES))
     if head.startswith(ZIP_MAGIC):
         tail = find_tail(reader)
-        names = [] if tail.problem is not None else [e.name for e in read_directory(reader, tail, [], "files")]
+        names = (
+            []
+            if tail.problem is not None or tail.too_large
+            else [e.name for e in read_directory(reader, tail, [], "files")]
+        )
     else:
         contents = read_members(reader)
         names = [*(member.name for member in contents.members), *contents.others]

@@ -62,8 +62,11 @@ def read(reader: Source, path: str) -> Structure:
     except _NotKnown as error:
         unknown.append(str(error))
     except ReadProblem as error:
-        found.add(Problem(str(error)))
-        found.truncated = error.ends_early
+        if error.too_large:
+            unknown.append(f"what it holds ({error})")
+        else:
+            found.add(Problem(str(error)))
+            found.truncated = error.ends_early
     return structs.replace(found.structure(NAME), not_understood=tuple(unknown[:100]))
 
 
@@ -108,7 +111,7 @@ class _Walk:
         """Count what takes time."""
         self._steps -= 1
         if self._steps < 0:
-            raise ReadProblem("its header holds more values than ckptguard reads")
+            raise ReadProblem("more values in its header than ckptguard reads", too_large=True)
 
     def text(self, most: int) -> str:
         """Return a short string."""

@@ -9,7 +9,7 @@ from typing import TypeGuard
 import msgspec
 
 from ckptguard.formats.strict_json import JsonProblem, printable, read_object
-from ckptguard.formats.structure import Leaf, Problem, Structure, broken
+from ckptguard.formats.structure import Leaf, Problem, Structure, broken, unread
 from ckptguard.storage.protocol import Reader
 from ckptguard.values.ids import is_safe_path
 
@@ -74,6 +74,8 @@ def read_index(reader: Reader, path: str) -> Structure:
     try:
         index = read_object(reader, _MAX_INDEX)
     except JsonProblem as error:
+        if error.too_large:
+            return unread("hf_index", error)
         return broken("hf_index", f"the index cannot be read: {error}", truncated=error.ends_early)
     weights = index.get("weight_map")
     if not isinstance(weights, dict):
@@ -89,6 +91,8 @@ def read_trainer_state(reader: Reader, path: str) -> Structure:
     try:
         state = read_object(reader, MAX_STATE, allow_nan=True)
     except JsonProblem as error:
+        if error.too_large:
+            return unread("trainer_state", error)
         return broken("trainer_state", f"it cannot be read: {error}", truncated=error.ends_early)
     numbers = [(key, state.get(key)) for key in ("global_step", "epoch")]
     history = state.get("log_history")
@@ -105,6 +109,8 @@ def read_own_state(reader: Reader, path: str) -> Structure:
     try:
         state = read_object(reader, MAX_STATE)
     except JsonProblem as error:
+        if error.too_large:
+            return unread(_OWN, error)
         return broken(_OWN, f"it cannot be read: {error}", truncated=error.ends_early)
     if state.get("ckptguard_state") != 1:
         return broken(_OWN, "it is not a state in a format that this version reads")
@@ -117,7 +123,7 @@ def read_own_state(reader: Reader, path: str) -> Structure:
             if len(leaves) < _MAX_LEAVES:
                 leaves.append(Leaf(name, _FLOATS[str(value["$float"])]))
             else:
-                problems = (Problem("more numbers that are not finite than ckptguard lists"),)
+                problems = (Problem("more numbers that are not finite than ckptguard lists", doubt=True),)
         elif isinstance(value, dict):
             waiting += [(f"{name}.{printable(key)}", value[key]) for key in reversed(value)]
         elif isinstance(value, list):

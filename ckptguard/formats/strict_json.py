@@ -50,7 +50,7 @@ def read_object(reader: Reader, most: int, *, allow_nan: bool = False) -> dict[s
     if not size:
         raise JsonProblem("it is empty", ends_early=True)
     if size > most:
-        raise JsonProblem(f"it has {size} bytes, which is more than ckptguard reads")
+        raise JsonProblem(f"{size} bytes, more than ckptguard reads", too_large=True)
     return parse_object(reader.read(0, size), allow_nan=allow_nan)
 
 

@@ -19,11 +19,14 @@ def is_count(value: object) -> bool:
 
 
 class ReadProblem(ValueError):
-    """The data is not what it should be; the message says why. `ends_early`: it stops in the middle."""
+    """The data is not what it should be; the message says why.
 
-    def __init__(self, message: str, *, ends_early: bool = False) -> None:
+    `ends_early`: it stops in the middle. `too_large`: it is more than is read here, and nothing is known to be wrong.
+    """
+
+    def __init__(self, message: str, *, ends_early: bool = False, too_large: bool = False) -> None:
         super().__init__(message)
-        self.ends_early = ends_early
+        self.ends_early, self.too_large = ends_early, too_large
 
 
 class Source(Protocol):
@@ -179,6 +182,13 @@ def broken(name: str, message: str, *, truncated: bool = False, names: frozenset
     return Structure(format=name, problems=problems, truncated=truncated, globals=tuple(sorted(names)))
 
 
+def unread(name: str, error: ReadProblem, *, names: frozenset[str] = frozenset()) -> Structure:
+    """Return the structure of a file of the format `name` that could not be read: broken, or too large to tell."""
+    if not error.too_large:
+        return broken(name, str(error), truncated=error.ends_early, names=names)
+    return Structure(format=name, not_understood=(f"what it holds ({error})",), globals=tuple(sorted(names)))
+
+
 def shortened(problems: list[Problem], most: int, what: str = "problems") -> tuple[Problem, ...]:
     """Return at most this many problems, and one with the number of the others."""
     more = len(problems) - most
@@ -200,6 +210,7 @@ class Found(msgspec.Struct):
     learnt: list[str] = []
     matrices: list[str] = []
     scores: list[str] = []
+    not_understood: list[str] = []
 
     def add(self, problem: Problem) -> None:
         """Add a problem; beyond a limit only count it."""
@@ -207,6 +218,13 @@ class Found(msgspec.Struct):
             self.problems.append(problem)
         else:
             self.unlisted += 1
+
+    def fail(self, part: str, error: ReadProblem, tensor: str | None = None) -> None:
+        """Note that a part cannot be read: a problem, unless it is only too large."""
+        if error.too_large:
+            self.not_understood.append(f"{part} ({error})")
+        else:
+            self.add(Problem(f"{part} cannot be read: {error}", tensor=tensor))
 
     def structure(self, name: str, most: int | None = None) -> Structure:
         """Return the structure for the format `name`, with at most this many problems."""
@@ -221,6 +239,7 @@ class Found(msgspec.Struct):
             leaves=tuple(self.leaves),
             containers=self.containers,
             unread=tuple(self.unread),
+            not_understood=tuple(self.not_understood[:MAX_PROBLEMS]),
             learnt=tuple(self.learnt),
             matrices=tuple(self.matrices),
             scores=tuple(self.scores),

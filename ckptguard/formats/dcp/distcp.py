@@ -37,6 +37,7 @@ _MOST = 1024  # kinds of archives, each with at most _LARGEST bytes beside tenso
 _LARGEST = 1 << 14
 _SERIAL_NAME = "/.data/serialization_id"  # follows from the tensors' bytes, and no reader uses it
 _SERIAL = -1
+_UNLISTED = "more numbers that are not finite than ckptguard lists"
 _AHEAD = 1 << 18
 _EDGE = 1 << 13
 
@@ -56,6 +57,8 @@ def read(reader: Reader, path: str, beside: Beside) -> Structure:
     if not chunks:
         if not reader.entry.size and not metadata.problems:
             return Structure(format=NAME)  # a rank or thread with nothing to write
+        if metadata.not_understood:
+            return Structure(format=NAME, not_understood=("what it holds, which a .metadata says that was not read",))
         return broken(NAME, "the .metadata beside it does not list any content of this file")
     reading = _Reading(len(chunks))
     reading.take(reader, chunks)
@@ -107,11 +110,12 @@ class _Reading:
             if len(self.found.leaves) < (MAX_LEAVES // 2 if math.isfinite(leaf.value) else MAX_LEAVES):
                 self.found.leaves.append(structs.replace(leaf, name=below(name, leaf.name)))
             elif not math.isfinite(leaf.value):
-                self.found.add(Problem("more numbers that are not finite than ckptguard lists", tensor=name))
+                self.found.add(Problem(_UNLISTED, tensor=name, doubt=True))
         self.found.names.update(blob.globals)
         for inner in blob.unread:
             self.add_unread(below(name, inner))
-        if chunk.dtype and not blob.problems:
+        self.found.not_understood += [f"{name}: {part}" for part in blob.not_understood]
+        if chunk.dtype and not blob.problems and not blob.not_understood:
             self.compare(chunk, name, blob)
 
     def compare(self, chunk: ChunkPlace, name: str, blob: Structure) -> None:

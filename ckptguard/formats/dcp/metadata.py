@@ -16,7 +16,7 @@ from ckptguard.formats.dcp.metadata_pickle import (
 from ckptguard.formats.pickle.constants import PickleProblem
 from ckptguard.formats.pickle.inert_values import Call, Global, Mapping
 from ckptguard.formats.strict_json import printable
-from ckptguard.formats.structure import ChunkPlace, Found, Problem, Structure, TensorPlace, broken
+from ckptguard.formats.structure import ChunkPlace, Found, Problem, ReadProblem, Structure, TensorPlace, unread
 from ckptguard.formats.suffixes import DISTCP_SUFFIX, name_of
 from ckptguard.storage.protocol import Reader
 from ckptguard.values.ids import is_safe_path
@@ -35,12 +35,12 @@ def read(reader: Reader, path: str) -> Structure:
     """
     size = reader.entry.size
     if size > MAX_METADATA:
-        return broken(NAME, f"it has {size} bytes, more than ckptguard reads")
+        return unread(NAME, ReadProblem(f"{size} bytes, more than ckptguard reads", too_large=True))
     data = reader.read(0, size)
     try:
         pickled = read_metadata_pickle(data)
     except PickleProblem as error:
-        return broken(NAME, str(error), truncated=error.ends_early, names=error.globals)
+        return unread(NAME, error, names=error.globals)
     reading = _Reading(alone=name_of(path) != ".metadata")
     if pickled.end != len(data):
         reading.problem(f"{len(data) - pickled.end} bytes follow the pickle")

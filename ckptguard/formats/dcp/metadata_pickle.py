@@ -187,13 +187,13 @@ _KINDS: dict[str, Callable[[dict[str, object]], object]] = {
 def _fetched(data: bytes) -> set[int]:
     """Return all memo numbers that may be fetched: those in four bytes after a ``j``, and all small ones."""
     if data.count(b"j") > _MAX_FETCHES:
-        raise PickleProblem("the pickle refers back to values more often than ckptguard allows")
+        raise PickleProblem("the pickle refers back to values more often than ckptguard allows", too_large=True)
     found, most = set(range(256)), data.count(b"\x94")
     for begin in range(0, len(data), _BLOCK):
         places = re.findall(rb"j(?=(....))", data[begin : begin + _BLOCK + 4], re.DOTALL)
         found.update(n for n in struct.unpack(f"<{len(places)}I", b"".join(places)) if n < most)
         if len(found) > _MAX_MEMO:
-            raise PickleProblem("the pickle refers back to more values than ckptguard allows")
+            raise PickleProblem("the pickle refers back to more values than ckptguard allows", too_large=True)
     return found
 
 
@@ -236,7 +236,7 @@ class _FoldingMachine(Machine):
     def keep(self, index: int, value: object) -> None:
         self.memo[index] = value
         if len(self.memo) > _MAX_MEMO:
-            raise PickleProblem("the pickle refers back to more values than ckptguard allows")
+            raise PickleProblem("the pickle refers back to more values than ckptguard allows", too_large=True)
 
     def short_unicode(self, p: int) -> int:
         p = super().short_unicode(p)
@@ -262,7 +262,7 @@ class _FoldingMachine(Machine):
             self.keep(index, known.memos[index - self.memoized])
         self.hits += 1
         if self.hits > MAX_HITS:
-            raise PickleProblem("the pickle holds more tensors than ckptguard reads")
+            raise PickleProblem("the pickle holds more tensors than ckptguard reads", too_large=True)
         self.memoized = own.stop
         self.stack.append(known.value)
         return True

@@ -55,6 +55,8 @@ def read_npz(reader: Reader, path: str) -> Structure:
     and one element of each that is not finite is in `leaves`.
     """
     archive = read_archive(reader, "numpy")
+    if archive.too_large:
+        return Structure(format="npz", not_understood=(archive.too_large,))
     found = Found(problems=list(archive.problems), truncated=archive.truncated)
     if archive.records and not any(record.name.endswith(".npy") for record in archive.records.values()):
         found.problems.append(Problem("none of its records is an array: it is an archive of something else"))
@@ -81,6 +83,7 @@ def read_npz(reader: Reader, path: str) -> Structure:
         found.names.update(one.globals)
         found.leaves += one.leaves
         found.unread += one.unread
+        found.not_understood += one.not_understood
     found.problems += inside
     return found.structure("npz", MAX_PROBLEMS)
 
@@ -134,7 +137,7 @@ def _notunpacked(reader: Reader, record: Record, name: str) -> Structure:
     """Handle an array too large to unpack. Floats may stay unread, but not the calls of a pickle."""
     head = _head_of(unpacked(reader, record))
     if _is_array(record, head) and read_header(head).pickled:
-        raise UnpackProblem("it is a pickle, and larger than ckptguard unpacks")
+        return Structure(format="npy", not_understood=(f"{name!r} (a pickle, larger than ckptguard unpacks)",))
     return Structure(format="npy", unread=(name,))
 
 
@@ -256,15 +259,16 @@ def _unpickled(name: str, blocks: Iterable[bytes]) -> Structure:
             parts.append(block)
     if size > MAX_STREAM:
         # The calls of loading it are unknown, and that must not pass.
-        message = f"{name!r} is a pickle of {size} bytes, which is more than ckptguard reads"
-        return Structure(format="npy", problems=(Problem(message, tensor=name),))
+        part = f"{name!r} (a pickle of {size} bytes, more than ckptguard reads)"
+        return Structure(format="npy", not_understood=(part,))
     data = b"".join(parts)
     parts.clear()
     try:
         pickled = read_pickle(data)
     except PickleProblem as error:
-        problem = Problem(f"{name!r} cannot be read: {error}", tensor=name)
-        return Structure(format="npy", problems=(problem,), globals=tuple(sorted(error.globals)))
+        found = Found(names=set(error.globals))
+        found.fail(repr(name), error, name)
+        return found.structure("npy")
     found = Found()
     if take(pickled, ReadingBudget(), found):
         found.problems.append(Problem(f"{name!r} refers to a storage outside it", tensor=name))

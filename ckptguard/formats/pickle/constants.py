@@ -207,5 +207,5 @@ class Constants:
             # One rare letter makes a text take several times its bytes in the file.
             self.wide += max(0, self.stack[-1].__sizeof__() - len(raw))
             if self.wide > MAX_WIDE_TEXT:
-                raise PickleProblem("its texts are longer than ckptguard reads")
+                raise PickleProblem("longer texts than ckptguard reads", too_large=True)
         return end

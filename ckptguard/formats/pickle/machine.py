@@ -85,7 +85,7 @@ def run_machine(machine: Machine, start: int, budget: int) -> Pickled:
     """Do the same with another machine."""
     data = machine.data
     if len(data) > MAX_STREAM:
-        raise PickleProblem(f"the pickle is larger than {MAX_STREAM} bytes")
+        raise PickleProblem(f"more than {MAX_STREAM} bytes", too_large=True)
     try:
         end, cost = machine.run(start, budget)
     except PickleProblem as error:
@@ -151,7 +151,7 @@ class Machine(Containers):
                         frame = _NO_FRAME
         finally:
             self.position = position
-        raise PickleProblem("the pickle holds more values than ckptguard reads")
+        raise PickleProblem("more values than ckptguard reads", too_large=True)
 
     def frame_end(self, p: int) -> int:
         end: int = p + 8 + UINT64(self.data, p)[0]

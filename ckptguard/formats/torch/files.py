@@ -28,12 +28,14 @@ from ckptguard.formats.structure import (
     Found,
     Leaf,
     Problem,
+    ReadProblem,
     Source,
     SpanPlace,
     Structure,
     TensorPlace,
     broken,
     holds_bytes,
+    unread,
 )
 from ckptguard.formats.suffixes import LEGACY_MAGIC, NUMPY_MAGIC, ZIP_MAGIC, is_marked_pickle, is_safetensors
 from ckptguard.formats.torch.placing import StorageSpan, place_tensors
@@ -100,6 +102,7 @@ def take(
     found.problems += tree.problems
     found.leaves += (structs.replace(leaf, name=prefix + leaf.name) for leaf in tree.leaves) if prefix else tree.leaves
     found.unread += [prefix + name for name in tree.unread]
+    found.not_understood += [f"{prefix or 'all of it'} ({limit})" for limit in tree.limits]
     if not prefix:
         found.containers = tree.containers
     found.learnt += [prefix + name for name in tree.learnt]
@@ -135,7 +138,7 @@ def take_file(found: Found, name: str, raw: bytes, room: ReadingBudget, dtype: s
         if inner is None:
             return False
         found.names.update(inner.globals)
-        if inner.problems or inner.truncated or not sums_are_right(inner, raw):
+        if inner.problems or inner.truncated or inner.not_understood or not sums_are_right(inner, raw):
             _not_read(found, name)
             return False
         if dtype and inner.unread == ("value",) and len(inner.tensors) == 1:
@@ -169,7 +172,7 @@ def _structure_of(raw: bytes, room: ReadingBudget) -> Structure | None:
     if not text.endswith(b".") or (not marked and len(raw) > _LARGEST_UNMARKED):
         return None
     if room.budget <= 0:
-        return broken("pickle", "it is more than ckptguard reads")
+        return unread("pickle", ReadProblem("more than ckptguard reads", too_large=True))
     structure = read_pickles_within(InMemory(text), room)
     return structure if marked or not structure.problems else None
 
@@ -238,6 +241,8 @@ def read_zip_within(reader: Source, room: ReadingBudget) -> Structure:
 
 
 def _read_archive(reader: Source, archive: Archive, room: ReadingBudget) -> Structure:
+    if archive.too_large:
+        return Structure(format=_ZIP, not_understood=(archive.too_large,))
     found = Found(problems=list(archive.problems), truncated=archive.truncated)
     # torch.jit.save writes a second pickle, whose storages are in their own folder.
     folders = {_DATA: "data.pkl"} | ({_CONSTANTS: "constants.pkl"} if "constants.pkl" in archive.records else {})
@@ -273,13 +278,13 @@ def _read_state(reader: Source, archive: Archive, name: str, room: ReadingBudget
             found.problems.append(Problem(f"the archive holds no {name}, so it is not a torch archive"))
         return [], ()
     if record.size > MAX_STREAM:
-        found.problems.append(Problem(f"{name} has {record.size} bytes, which is more than ckptguard reads"))
+        found.fail(name, ReadProblem(f"{record.size} bytes, more than ckptguard reads", too_large=True))
         return [], ()
     data = reader.read(record.offset, record.size)
     try:
         pickled = read_pickle(data, budget=room.budget)
     except PickleProblem as error:
-        found.problems.append(Problem(f"{name} cannot be read: {error}"))
+        found.fail(name, error)
         found.names |= error.globals
         return [], ()
     if pickled.end != len(data):
@@ -363,7 +368,7 @@ def read_pickles_within(reader: Source, room: ReadingBudget) -> Structure:
     """Do the same for one of several files."""
     size = reader.entry.size
     if size > MAX_STREAM:
-        return broken(_PICKLE, f"a pickle of {size} bytes is more than ckptguard reads")
+        return unread(_PICKLE, ReadProblem(f"{size} bytes, more than ckptguard reads", too_large=True))
     data = reader.read(0, size)
     found = Found()
     position = count = 0
@@ -375,7 +380,10 @@ def read_pickles_within(reader: Source, room: ReadingBudget) -> Structure:
             room.budget -= _AN_OPCODE * (machine.position - position)
             found.names |= error.globals
             what = f"after {position} bytes: " if count else ""
-            found.problems.append(Problem(f"{what}{error}"))
+            if error.too_large:
+                found.fail(f"{what}a pickle", error)
+            else:
+                found.problems.append(Problem(f"{what}{error}"))
             found.truncated = error.ends_early
             break
         tensors = take(pickled, room, found, f"{count}." if count else "", machine.loads)
@@ -386,10 +394,10 @@ def read_pickles_within(reader: Source, room: ReadingBudget) -> Structure:
         if pickled.persistent and not tensors:
             found.problems.append(Problem("it refers to something outside the pickle"))
         position, count = pickled.end, count + 1
-    if position < size and not found.problems:
-        found.problems.append(Problem(f"there are more than {_MAX_PICKLES} pickles"))
+    if position < size and not found.problems and not found.not_understood:
+        found.not_understood.append(f"what follows {_MAX_PICKLES} pickles")
     if len(found.leaves) > MAX_LEAVES:
-        found.problems.append(Problem("more numbers that are not finite than ckptguard lists"))
+        found.problems.append(Problem("more numbers that are not finite than ckptguard lists", doubt=True))
     del found.leaves[MAX_LEAVES:], found.unread[MAX_UNREAD:]
     return found.structure(_PICKLE)
 
@@ -411,7 +419,7 @@ def read_legacy_within(reader: Source, room: ReadingBudget) -> Structure:
             break
         length *= 8
     if isinstance(pickles, PickleProblem):
-        return broken(_LEGACY, str(pickles), truncated=pickles.ends_early, names=pickles.globals)
+        return unread(_LEGACY, pickles, names=pickles.globals)
     magic, protocol, system, state, keys = pickles
     found = Found()
     if magic.value != _MAGIC or protocol.value != _PROTOCOL or type(system.value) is not Mapping:

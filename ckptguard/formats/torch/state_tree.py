@@ -77,6 +77,7 @@ class TreeContents(NamedTuple):
 
     `containers`, `unread`, `learnt`, `matrices` and `scores` are those of a Structure. `visited` counts the values
     read. `files` are bytes that may be files.
+    `limits`: why not all of it was read.
     """
 
     tensors: list[tuple[str, Described]]
@@ -86,6 +87,7 @@ class TreeContents(NamedTuple):
     unread: tuple[str, ...] = ()
     visited: int = 0
     files: tuple[FileValue, ...] = ()
+    limits: tuple[str, ...] = ()
     learnt: tuple[str, ...] = ()
     matrices: tuple[str, ...] = ()
     scores: tuple[str, ...] = ()
@@ -96,7 +98,7 @@ def walk(pickled: Pickled, room: int = MAX_NODES) -> TreeContents:
     walking = _Walk()
     found = walking.run(pickled.value, room)
     doubts = dict.fromkeys(pickled.doubts)
-    if pickled.dropped and not walking.saw(pickled.dropped):
+    if pickled.dropped and not found.limits and not walking.saw(pickled.dropped):
         doubts["it makes a value and does not use it"] = None
     return found._replace(problems=(*found.problems, *(Problem(message, doubt=True) for message in doubts)))
 
@@ -122,6 +124,7 @@ class _Walk:
         self.files: dict[int, FileValue] = {}
         self.silent: set[int] = set()  # that `is_silent` has checked
         self.waiting: list[_Entered] = []  # containers, each with its remaining children, and what was met before it
+        self.limits: dict[str, None] = {}  # why not all of it was read
         self.learnt: list[str] = []
         self.matrices: dict[str, None] = {}
         self.scores: list[str] = []
@@ -152,10 +155,11 @@ class _Walk:
             elif kind in CONTAINERS and self.enter(name, value, waiting):
                 waiting.append((value, self.children(name, value), self.met))
         if waiting:
-            self.problem("it holds more values than ckptguard reads")
+            self.limits["more values than ckptguard reads"] = None
         leaves, problems = tuple(self.leaves), tuple(self.problems.values())
         unread, files = tuple(self.unread), tuple(self.files.values())
         read = TreeContents(self.tensors, leaves, problems, _containers(root), unread, most - room, files)
+        read = read._replace(limits=tuple(self.limits))
         return read._replace(learnt=tuple(self.learnt), matrices=tuple(self.matrices), scores=tuple(self.scores))
 
     def saw(self, values: Iterable[object]) -> bool:
@@ -217,7 +221,8 @@ class _Walk:
                 self.not_read(name)
             return False
         if len(waiting) > MAX_DEPTH:
-            self.problem(f"it is nested deeper than {MAX_DEPTH} levels")
+            self.met += 1
+            self.limits[f"it is nested deeper than {MAX_DEPTH} levels"] = None
             return False
         if visits == 1 or all(value is not above for above, *_ in waiting):
             return True
@@ -362,7 +367,7 @@ class _Walk:
 
     def problem(self, message: str) -> None:
         self.met += 1
-        self.problems.setdefault(message, Problem(message))
+        self.problems.setdefault(message, Problem(message, doubt=True))
 
 
 _HOLDERS = CONTAINERS | {PersistentId, bytes}

@@ -54,7 +54,8 @@ class UnpackProblem(ValueError):
 class Archive(NamedTuple):
     """`records` by name within the one root folder, if any. They are in bounds and do not overlap.
 
-    `unreadable`: the names of those that are packed or written in a way that is not read here.
+    `unreadable`: the names of those that are packed or written in a way that is not read here. `too_large`: why it was
+    not read, though nothing is wrong with it.
     """
 
     root: str
@@ -62,6 +63,7 @@ class Archive(NamedTuple):
     problems: tuple[Problem, ...]
     truncated: bool
     unreadable: frozenset[str] = frozenset()
+    too_large: str = ""
 
 
 def read_archive(reader: Source, kind: Kind = "torch") -> Archive:
@@ -72,6 +74,8 @@ def read_archive(reader: Source, kind: Kind = "torch") -> Archive:
     tail = find_tail(reader)
     if tail.problem is not None:
         return Archive("", {}, (Problem(tail.problem),), tail.truncated)
+    if tail.too_large:
+        return Archive("", {}, (), False, too_large=tail.too_large)
     problems: list[Problem] = []
     entries = read_directory(reader, tail, problems, kind)
     root = _one_root(entries, problems) if kind == "torch" else ""

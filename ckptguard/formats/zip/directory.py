@@ -40,6 +40,7 @@ class Tail(NamedTuple):
     entries: int = 0
     problem: str | None = None
     truncated: bool = False
+    too_large: str = ""  # why it is not read, though nothing is wrong with it
 
 
 class DirectoryEntry(NamedTuple):
@@ -97,7 +98,7 @@ def _bounded(tail: Tail, end: int) -> Tail:
     if tail.directory_offset + tail.directory_size != end:
         return Tail(problem="the archive's directory is not directly before its end record")
     if tail.entries > MAX_ENTRIES or tail.directory_size > MAX_DIRECTORY:
-        return Tail(problem=f"the archive has {tail.entries} records, which is more than ckptguard reads")
+        return Tail(too_large=f"an archive of {tail.entries} records, more than ckptguard reads")
     if tail.entries == 0:
         return Tail(problem="the archive is empty")
     return tail

@@ -208,8 +208,12 @@ def _array(descr: str, shape: str) -> bytes:
 
 
 # Odd, but nothing is wrong with them: these may be good.
-# Nobody can tell what these are without unpacking them.
-UNDECIDED = ("overlapping files in a zip", "compressed tar of zeros", "tar of many files")
+# Nobody can tell what these are without reading more of them than the limits allow: neither bad nor good.
+UNDECIDED = (
+    *("overlapping files in a zip", "compressed tar of zeros", "a million files in a zip", "a million records"),
+    *("a million records of numpy", "deflated objects", "doubling tuples", "deep lists", "deep keys", "lists only"),
+    "many pickles",
+)
 HARMLESS = ("empty frames", "memo far away", "many decimals", "wide texts")
 
 # Files of holes: what they claim to hold is not there, and reading all of it into memory would be a mistake.
@@ -224,6 +228,8 @@ SPARSE: dict[str, tuple[str, bytes, int]] = {
     "legacy file of holes": ("m.pth", MAGIC + b"\x8e" + struct.pack("<Q", 1 << 29), 600 * MIB),
     "objects of holes": ("m.npy", _pickled_array(0)[:-1].replace(bytes(8), struct.pack("<Q", 400 * MIB)), 500 * MIB),
 }  # fmt: skip
+
+TOO_LARGE = ("pickle of holes", "text of holes", "pickle of 600 MiB", "objects of holes")  # to be read at all
 
 
 def write_sparse(path: Path, start: bytes, size: int) -> Path:

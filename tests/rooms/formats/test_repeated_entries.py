@@ -226,4 +226,4 @@ def test_plain_repetitions_are_found(hits):
 def test_references_without_end_are_refused():
     """Bytes that could all be references take neither time nor memory."""
     for data in (b"\x80\x04" + b"j" * (30 << 20), b"\x80\x04" + b"j\x00\x00\x00\x01" * (5 << 20)):
-        assert read(data).problems
+        assert read(data).problems or read(data).not_understood

@@ -69,6 +69,7 @@ class GoingBack:
         self._url, self._settings, self._scanner, self._tell = url, settings, scanner, tell
         self.before: frozenset[Signature] = frozenset()  # what existed at the very beginning
         self.lying: frozenset[Signature] = frozenset()  # and at the start of the command
+        self.good: frozenset[CheckpointId] = frozenset()  # what was good then
         self._series: set[str] = set()  # ever had saves in place: to go back in them even if nothing is left
         self._targets: dict[str, int] = {}  # folder -> the step that it last went back to because of sickness
         self._to_compare: list[Content] = []  # what was gone back to, until the first save after it
@@ -126,7 +127,8 @@ class GoingBack:
             furthest = [content_lying(view, c) for c in inside]
             try:
                 if any(s.anew for s in own):
-                    moved += self._aside(view, [c for c in inside if c.signature not in self.lying], reason)
+                    new = (c for c in inside if c.signature not in self.lying)
+                    moved += self._aside(view, [c for c in new if not self._was_newest_good(view, c)], reason)
                     went = self._roll_back(view, training, reason, None)
                 elif own:
                     went = self._go_back_in(view, training, own, reason)
@@ -212,6 +214,12 @@ class GoingBack:
         history = view.history
         own = [series for series in history.names if folder_of(series) in training]
         return any(history.was_good(id) for series in own for id in history.standings(series))
+
+    def _was_newest_good(self, view: RunView, checkpoint: Checkpoint) -> bool:
+        """True if a file holds the newest good content that its series had when the command was started. Saved again
+        byte for byte it is still what to go back to, and no mark may make it suspect."""
+        own = [id for id in self.good if id.series == checkpoint.series]
+        return bool(own) and view.content_id(checkpoint) == max(own, key=lambda id: id.order)
 
     def _aside(self, view: RunView, checkpoints: Iterable[Checkpoint], reason: str) -> list[str]:
         moved = []

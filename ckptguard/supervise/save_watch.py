@@ -87,9 +87,9 @@ class SaveWatch:
     def begin(self) -> StateBefore:
         """Record the state before the command starts."""
         self.recovery.leave_open()
-        self.back.lying = self._signatures()
+        self.back.lying, self.back.good = self._signatures(), self._good()
         incidents = frozenset(incident.id for incident in self.recovery.incidents())
-        return StateBefore(good=self._good(), lying=self.back.lying, incidents=incidents)
+        return StateBefore(good=self.back.good, lying=self.back.lying, incidents=incidents)
 
     def since(self, before: StateBefore) -> SavesSince:
         """Return what happened since then."""

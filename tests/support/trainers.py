@@ -37,6 +37,7 @@ class Trainer(NamedTuple):
     parts: tuple[str, ...] = ()  # that can be poisoned each by itself
     needs: tuple[str, ...] = ()  # packages
     named: bool = False  # a user may name the checkpoint to resume from
+    forgets: bool = False  # it begins from scratch where the user names no checkpoint
     keep: int = 0  # saves that stay, where the user removes the oldest; 0 where the trainer sees to it
     saves: int = 4
     run: str = "run"  # below the folder that it is started in
@@ -74,7 +75,7 @@ class Training:
         self.run = folder / trainer.run
         self.argv = [sys.executable, str(SCRIPTS / f"{trainer.script}.py"), str(self.run)]
 
-    def environment(self, *, last: int, **more: object) -> dict[str, str]:
+    def environment(self, *, last: object, **more: object) -> dict[str, str]:
         """What a process of it is given."""
         kept = {k: v for k, v in os.environ.items() if not k.startswith("CKPTGUARD_")}
         given = {"last": last, "keep": self.trainer.keep, "start": len(self.told("started")), **more}
@@ -112,11 +113,11 @@ class Training:
         elsewhere = self.trainer.elsewhere()
         return {} if elsewhere is None else {"PYTHONPATH": elsewhere}
 
-    def under_supervision(self, *, last: int, poison: int) -> str:
-        """Start it under ``ckptguard supervise`` and wait for its end: what that said."""
+    def under_supervision(self, *, code: int = 0, **more: object) -> str:
+        """Start it under ``ckptguard supervise`` and wait for its end with this code: what that said."""
         command = [sys.executable, "-m", "ckptguard", "supervise", str(self.run), "--", *self.argv]
         quick = {"CKPTGUARD_SETTLE": "0", "CKPTGUARD_SCAN_INTERVAL": "0.05"}
-        return self.to_its_end(command, self.environment(last=last, poison=poison, is_stopped=1) | quick)
+        return self.to_its_end(command, self.environment(is_stopped=1, **more) | quick, code)
 
     def to_its_end(self, command: list[str], environment: dict[str, str], wanted: int = 0) -> str:
         """Run a command, which must end well; none of it outlives the test."""
@@ -178,7 +179,7 @@ class Training:
 
     def newest_whole(self) -> int:
         """The last save whose numbers were finite and of which every file still lies anywhere below the run."""
-        found = {_md5(path) for path in self.run.rglob("*") if path.is_file()}
+        found = {md5_of(path) for path in self.run.rglob("*") if path.is_file()}
         whole = [n for n in self.told("saved") if n.finite and found.issuperset(n.files.values())]
         return max((line.counter for line in whole), default=0)
 
@@ -219,5 +220,6 @@ def train_beside_daemon(trainer: Trainer, folder: Path) -> Training:
     return training
 
 
-def _md5(path: Path) -> str:
+def md5_of(path: Path) -> str:
+    """The MD5 of a file."""
     return hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest()

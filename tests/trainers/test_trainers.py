@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from support.daemon_process import flip_bit, until
-from support.trainers import Trainer, Training, contents
+from support.trainers import Trainer, Training, contents, md5_of
 
 from ckptguard.records.incidents import list_incidents
 from ckptguard.runs.history import load_history
@@ -36,7 +36,18 @@ TRAINERS = (
     Trainer("ultralytics_classify", ("last.pt",), needs=("ultralytics",), run="runs/exp/weights"),
     Trainer("ignite_checkpoint", ("checkpoint_8.pt",), needs=("ignite",)),
     Trainer("monai_saver", ("checkpoint_epoch=4.pt",), needs=("ignite", "monai")),
+    Trainer("sb3", ("rl_model_80_steps.zip",), needs=("stable_baselines3", "gymnasium"), named=True, forgets=True),
+    Trainer("keras_checkpoint", ("epoch-04.weights.h5",), needs=("keras",), named=True, forgets=True),
+    Trainer("keras_whole", ("epoch-04.keras",), needs=("keras",), named=True, forgets=True),
     # Several files a save.
+    Trainer(
+        "torchtune",
+        ("epoch_3/model-00001-of-00001.bin", "recipe_state/recipe_state.pt"),
+        weights=("epoch_*",),
+        parts=("model", "optimizer"),
+        separate=True,
+        keep=3,
+    ),
     Trainer("dinov2", ("model_0000399.rank_?.pth",), named=True),
     Trainer("composer", ("ep4-ba40-rank?.pt",), parts=("rank0", "rank1"), named=True, keep=3),
     Trainer("hifi_gan", ("g_00000400", "do_00000400"), parts=("g", "do"), keep=3),
@@ -55,6 +66,7 @@ TRAINERS = (
         weights=("model*.pt", "ema*.pt"),
         parts=("model", "ema", "opt"),
         keep=3,
+        forgets=True,
     ),
 )
 
@@ -123,6 +135,23 @@ def test_poisoned_under_supervision_it_ends_finite_and_never_begins_again(traini
     training.train(last=last + 1, waits=0)  # its own resume finds what was saved last
     start = training.told("started")[-1]
     assert (start.counter, start.sum) == (last, saves[-1].sum)
+
+
+def test_begun_from_scratch_the_newest_good_save_stands(training):
+    """Nobody names what to resume from after it went back: it ends with 12, and every file of the newest good save has
+    its bytes, so that a user who names it goes on from there."""
+    if not training.trainer.forgets:
+        pytest.skip("it finds by itself what to resume from")
+    last, poison = training.trainer.saves, training.trainer.saves - 1
+    said = training.under_supervision(last=last, poison=poison, code=12, scratch=1)
+    assert [start.counter for start in training.told("started")] == [0, 0], said
+    saves = training.told("saved")
+    good = saves[poison - 2]
+    assert (good.counter, good.finite) == (poison - 1, True)
+    assert {name: md5_of(training.run / name) for name in good.files} == good.files, said
+    training.train(last=last, waits=0)
+    start = training.told("started")[-1]
+    assert (start.counter, start.sum) == (good.counter, good.sum), said
 
 
 @pytest.mark.parametrize("parts", ["first, then second", "last"])

@@ -64,14 +64,18 @@ def test_every_trainer_goes_on_from_its_own_name(watch, tmp_path, name):
     assert watch.last_look() == []
 
 
+@pytest.mark.parametrize("epochs", [1, 2, 3])
 @pytest.mark.parametrize("name", sorted(TRAINERS))
-def test_training_that_begins_anew_is_seen_by_its_first_save_and_undone(watch, tmp_path, name):
-    """Its saves are moved aside, and every name holds the known-good again."""
+def test_training_that_begins_anew_is_seen_by_its_first_save_and_undone(watch, tmp_path, name, epochs):
+    """Its saves are moved aside, and every name holds the known-good again; also if it came as far as that before it
+    was stopped, and saved the same bytes once more."""
     train, resume = TRAINERS[name]
     run = tmp_path / "run"
     fall_sick(watch, run, train)
     train(run, 1)
     anew = watch.last_look()
+    for epoch in range(2, epochs + 1):
+        train(run, epoch)
     assert [s.anew for s in anew] == [True], "it is healthy, and yet"
     assert "training began from scratch" in anew[0].reason
     watch.back.go_back(anew, "the command began from scratch")

@@ -24,6 +24,7 @@ PATIENCE = float(os.environ.get("TRAINER_PATIENCE", "240"))  # only what goes wr
 LAST = int(os.environ.get("TRAINER_LAST", "4"))  # saves of one run
 KEEP = int(os.environ.get("TRAINER_KEEP", "0"))  # saves that stay, where the user removes the oldest; 0 for all
 FROM = os.environ.get("TRAINER_FROM")  # a checkpoint that the user names instead of what the script finds by itself
+_SCRATCH = os.environ.get("TRAINER_SCRATCH") == "1"  # nobody names a checkpoint
 _POISON = os.environ.get("TRAINER_POISON", "")  # the save from which on there is NaN: "3", or "G=3,D=4" for parts
 _KILL = int(os.environ.get("TRAINER_KILL", "0"))  # the write of this start within which the process dies
 _START = int(os.environ.get("TRAINER_START", "0"))  # the start that is poisoned or killed
@@ -195,6 +196,8 @@ def train(model: torch.nn.Module, optimizer: torch.optim.Optimizer, batch: torch
 
 def newest(pattern: str) -> Path | None:
     """The file of the run that matches and whose last number is the highest, as a user or a trainer looks for it."""
+    if _SCRATCH:
+        return None
     found = [(int(re.findall(r"\d+", path.name)[-1]), path) for path in RUN.glob(pattern)]
     return max(found)[1] if found else None
 

@@ -16,6 +16,7 @@ _STEP = re.compile(r"(?:^|[^a-z])(?:global_?step|step|iter(?:ation)?)[-_=.]?(\d+
 _EPOCH = re.compile(r"(?:^|[^a-z])(?:epoch|ep)[-_=.]?(\d+)", re.IGNORECASE)
 _COUNTED = re.compile(r"(?:^|[^a-z])(?:checkpoint|ckpt|epoch|ep|it)[-_=.+]?(\d+)", re.IGNORECASE)
 _TRAILING = re.compile(r"(?:^|[-_]|(?<!\d)\.)(\d+)$")  # not the decimals of loss=0.35
+_DIGIT = re.compile(r"[0-9]")
 _DECIMAL = re.compile(r"\d+\.\d+")
 _NUMBER = re.compile(  # alone, or after a counting word; neither the digits of a hash nor those of "exp2"
     r"(?<![a-z0-9])(?:checkpoint|ckpt|epoch|ep|it|batch)?(\d+)(?![a-z0-9])", re.IGNORECASE
@@ -100,12 +101,13 @@ def is_part(name: str, around: Collection[str] = ()) -> bool:
     return model is not None and model[1] + model[3] in around
 
 
-def step_from_name(name: str, around: Collection[str] = ()) -> Step:
+def step_from_name(name: str, around: Collection[str] = (), *, words: bool = True) -> Step:
     """Return the step in a file or folder name: ``step-500``, ``checkpoint-500``, ``epoch=0-step=2.ckpt``,
     ``net-500.pth``.
 
     None if it has none. A number after a word for step is the step, else the last one after a counting word. Otherwise
-    all numbers count, in their order: fairseq's ``checkpoint_1_500.pt`` is (1, 500), update 500 in epoch 1.
+    all numbers count, in their order: fairseq's ``checkpoint_1_500.pt`` is (1, 500), update 500 in epoch 1. A name
+    without such a number is read by its `words` and zeros: ``model000010.pt``, ``rl_model_128_steps.zip``.
     """
     by_rank = save_by_rank(name, around)
     if by_rank is not None:
@@ -118,11 +120,21 @@ def step_from_name(name: str, around: Collection[str] = ()) -> Step:
     counted = [*_COUNTED.finditer(stem)]
     found = counted or [*_TRAILING.finditer(stem)]
     if not found:
-        return None
+        return step_in_words(name) if words and _DIGIT.search(stem) else None
     numbers = _NUMBER.findall(_DECIMAL.sub("", stem))
     if len(numbers) > 1 and not (counted and counted[-1].end() == len(stem)):
         return _small(tuple(numbers))
     return _small((found[-1][1],))
+
+
+@lru_cache(maxsize=4096)
+def step_in_words(name: str) -> Step:
+    """Return the step in a name by its words and zeros, wherever it stands. None for a part and for a time."""
+    reading = read_names([Listed(name)])[name]
+    if reading.part is not None or reading.word == "time":
+        return None
+    is_global = reading.word in _FINE_WORDS and reading.word != "batch"  # batches are often counted in each epoch
+    return reading.step if is_global else step_of_numbers(reading.order)
 
 
 def counts_steps(name: str) -> bool:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from bisect import bisect_left
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from operator import attrgetter
 from typing import NamedTuple
+
+import msgspec
 
 from ckptguard.decisions.fleet_health import newest_saves
 from ckptguard.errors import NotFoundError, RecordsError
@@ -37,6 +40,7 @@ from ckptguard.values.ids import (
     series_of,
 )
 from ckptguard.values.manifest import Manifest
+from ckptguard.values.patterns import choose
 from ckptguard.values.settings import Settings
 
 _KEY, _ORDER = attrgetter("key"), attrgetter("order")
@@ -264,6 +268,7 @@ class Listing:
         # What was sealed with a step as files of ranks is always read so, whatever lies beside it.
         by_rank = {s for s in ranks & sealed if any(id.step is not None for id in sealed_generations(run, s))}
         found = find_checkpoints(self.entries, run.patterns, by_bytes, by_rank)
+        found = [_as_on_record(run, c) if c.series in sealed else c for c in found]
         found += _bereft(run, self.entries, found, sealed)
         self.checkpoints = {c.path: c for c in sorted(found, key=lambda c: c.path)}
 
@@ -414,6 +419,23 @@ def _entries_of(run: Run, path: str) -> list[Entry]:
     if any(e.key == path and e.kind == "folder" for e in alone):
         below = run.storage.list(path, recursive=True, enter=enter)
     return [*(e for e in alone if e.kind != "folder"), *below]
+
+
+def _as_on_record(run: Run, checkpoint: Checkpoint) -> Checkpoint:
+    """Read the number in a name as in those of its series that are on record: the reading once chosen stays, also where
+    the release was one that read fewer names."""
+    name, chosen = checkpoint.path.rpartition("/")[2], choose(run.patterns, checkpoint.path)
+    if "#" not in checkpoint.series.rpartition("/")[2] or may_be_of_rank(name) or (chosen and chosen.step):
+        return checkpoint
+    numbers = re.findall(r"\d+", name)
+    by_words = checkpoint.step is not None and step_from_name(name, words=False) is None
+    if not by_words and (checkpoint.step is not None or len(numbers) > 1):
+        return checkpoint
+    known = sealed_generations(run, checkpoint.series)
+    is_numbered = any(id.step is not None for id in known)
+    if not known or is_numbered == by_words:
+        return checkpoint
+    return msgspec.structs.replace(checkpoint, step=int(numbers[0][:20]) if is_numbered else None)
 
 
 def _bereft(

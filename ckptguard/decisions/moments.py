@@ -121,11 +121,13 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Member(msgspec.Struct, frozen=True, kw_only=True):
-    """A part of a moment. `behind` is how many saves before the moment's own it was saved; `rule` joined its series."""
+    """A part of a moment. `behind` is how many saves before the moment's own it was saved; `rule` joined its series.
+    `own`: it counts as of the moment's own save. So does all that no number places: times alone exclude nothing."""
 
     content: Content
     rule: str
     behind: int = 0
+    own: bool = True
 
 
 class Moment(msgspec.Struct, frozen=True, kw_only=True):
@@ -139,7 +141,7 @@ class Moment(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def own(self) -> tuple[Member, ...]:
         """The members of its own save."""
-        return tuple(member for member in self.members if not member.behind)
+        return tuple(member for member in self.members if member.own)
 
     @property
     def was_good(self) -> bool:
@@ -222,18 +224,22 @@ def moments_of(group: Group) -> Iterator[Moment]:
             content = saves[n + behind][1][one.name]
             is_of_this_era = content is anchor or _of_one_era(content, anchor, on_clock)
             if is_of_this_era:
-                members.append(Member(content=content, rule=group.rules[one.name], behind=behind))
+                rule = group.rules[one.name]
+                members.append(Member(content=content, rule=rule, behind=behind, own=not behind))
             if behind >= usual or not is_of_this_era:
                 lacks.append(one.name)
         ends = _ends_before(saves, n) if others else None
         for one in others:
             while (place := places[one.name]) < len(one.contents) and _is_newer(one.contents[place], own, ends):
                 places[one.name] += 1
-            if place < len(one.contents):
-                members.append(Member(content=one.contents[place], rule=group.rules[one.name]))
-            if place == len(one.contents) or _missed_a_save(one.contents[place:], saves, n):
+            if place == len(one.contents):
                 lacks.append(one.name)
-        saved = [heads[member.content.id.series] for member in members if not member.behind]
+                continue
+            last = _save_of(one.contents[place], saves, n)
+            members.append(Member(content=one.contents[place], rule=group.rules[one.name], behind=last - n))
+            if _missed_a_save(one.contents[place:], saves, n, last):
+                lacks.append(one.name)
+        saved = [heads[member.content.id.series] for member in members if member.own]
         if any(h.has_weights for h in saved) and any(h.has_optimizer for h in saved) >= wants_optimizer:
             yield Moment(number=key[0], members=tuple(members), lacks=tuple(lacks))
 
@@ -296,10 +302,9 @@ def _ends_before(saves: _Saves, n: int) -> int | None:
     return None if before is None else at + abs(at - before) // 2
 
 
-def _missed_a_save(contents: Sequence[Content], saves: _Saves, n: int) -> bool:
-    """True if nobody saw what a name held after the n-th save: its content is of an earlier one, and it was saved more
-    often than that. It may have ended, too."""
-    last = _save_of(contents[0], saves, n)
+def _missed_a_save(contents: Sequence[Content], saves: _Saves, n: int, last: int) -> bool:
+    """True if nobody saw what a name held after the n-th save: its content is of an earlier one, the `last`, and it was
+    saved more often than that. It may have ended, too."""
     if last == n:
         return False
     places = [last]

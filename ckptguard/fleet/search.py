@@ -194,11 +194,11 @@ class Search:
     def _saves_in(self, folder: _Folder) -> list[str]:
         """Return the names in a folder that may be saves, the newest first."""
         names = filter(self._may_be_save, folder.below)
-        return sorted(names, key=lambda n: (n == _SAVES, numbers_of(step_from_name(n)), n), reverse=True)
+        return sorted(names, key=lambda n: (n == _SAVES, numbers_of(step_from_name(n, words=False)), n), reverse=True)
 
     def _may_be_save(self, name: str) -> bool:
         """True if a folder with this name may be a checkpoint, or hold those of the folder around it."""
-        stated = step_from_name(name) is not None or is_loose(f"{name}.ckpt")
+        stated = is_loose(f"{name}.ckpt", words=False)  # a run may be "00001-experiment"
         return stated or name == _SAVES or choose(self._patterns, name) is not None
 
     def _is_run_of_saves(self, key: str) -> bool | None:

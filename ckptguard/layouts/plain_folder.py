@@ -39,12 +39,12 @@ def holds_weights(key: str) -> bool:
     return by_itself and tensor_suffix(key) and file_role(key) in ("model", "")
 
 
-def is_loose(file_name: str, around: Collection[str] = ()) -> bool:
+def is_loose(file_name: str, around: Collection[str] = (), *, words: bool = True) -> bool:
     """True if a tensor file is a checkpoint of its own: not a shard, with a step or a name like ``last.ckpt``.
 
-    `around` are the names beside it.
+    `around` are the names beside it, and `words` are as in `step_from_name`.
     """
-    stated = step_from_name(file_name, around) is not None or bool(_ALONE.fullmatch(file_name))
+    stated = step_from_name(file_name, around, words=words) is not None or bool(_ALONE.fullmatch(file_name))
     return stated and holds_state(file_name)
 
 

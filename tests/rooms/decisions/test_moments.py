@@ -299,3 +299,15 @@ def test_fixed_names_are_joined_as_their_like_with_numbers():
     apart = [Saves(apart=("latest_net_D.pth",))]
     assert {"latest_net_D.pth"} in names([g, d, *latest], apart)
     assert len(names([g, *latest])) == 3
+
+
+@given(every=st.integers(1, 4))
+def test_the_age_of_a_fixed_name_is_said(every):
+    """An optimizer that is saved with each n-th save of the weights: how many saves before the others its content is
+    of."""
+    numbers = range(100, 1301, 100)
+    opt = series("optimizer.pt", [n for n in numbers if n // 100 % every == 1 % every], weights=False, optimizer=True)
+    for moment in list(moments(series("model_{}.pt", numbers), opt))[:-every]:
+        placed = {member.content.id.series: member for member in moment.members}
+        assert placed["model_#.pt"].behind == 0
+        assert placed["optimizer.pt"].behind == (moment.number[0] // 100 - 1) % every

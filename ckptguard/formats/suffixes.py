@@ -280,6 +280,12 @@ KERAS = (".keras",) if HAS_H5PY else ()
 HDF5 = (".weights.h5", ".h5", ".hdf5") if HAS_H5PY else ()
 NEMO = (".nemo",)
 
+
+def is_read_by_h5py(path: str, head: bytes) -> bool:
+    """True for a file that a library in C may parse: HDF5 by its first bytes or its name, and Keras' archive of one."""
+    return HAS_H5PY and (head.startswith(HDF5_MAGIC) or path.lower().endswith((*KERAS, *HDF5)))
+
+
 # The first row that matches reads the file.
 FORMATS: tuple[Format, ...] = (
     Format("hf_index", by_end(".index.json"), "json_files", "read_index"),

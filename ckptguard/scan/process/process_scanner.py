@@ -12,7 +12,6 @@ import msgspec
 
 from ckptguard.decisions.turns import LARGE
 from ckptguard.errors import WorkerError
-from ckptguard.scan import scan_files
 from ckptguard.scan.options import Progress, ScanOptions
 from ckptguard.scan.process.messages import Request
 from ckptguard.scan.process.worker_process import WorkerLimits, WorkerProcess
@@ -76,6 +75,8 @@ class ProcessScanner:
 
             try:
                 if storage.root is None:
+                    from ckptguard.scan.files import scan_files  # with all that it needs
+
                     return scan_files(storage, keys, limited, _until(is_over, progress))
                 return self._scan(storage, keys, limited, progress, is_over, yields=yields)
             except WorkerError:

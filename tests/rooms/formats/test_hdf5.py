@@ -18,6 +18,8 @@ from support.views import look
 
 from ckptguard.formats import hdf5, suffixes
 from ckptguard.layouts.roles import assign_roles
+from ckptguard.runs.work import Work
+from ckptguard.scan import scanner_of
 from ckptguard.values.verdict import Outcome
 from ckptguard.verification.target import verify_target
 
@@ -232,3 +234,18 @@ def test_mutants_end_in_a_structure(tmp_path: Path) -> None:
             raw[chance.randrange(len(raw))] = chance.randrange(256)
         found = structure_of(tmp_path, "a.weights.h5", bytes(raw))
         assert all(span.offset >= 0 and span.offset + span.length <= len(raw) for span in found.spans)
+
+
+@pytest.mark.parametrize("name", ["ckpt-05.weights.h5", "model.05.keras", "weights.bin"])
+def test_a_local_file_is_parsed_in_a_scanning_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """A library in C that dies takes no command with it, whatever the file is called."""
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("h5py was used in this process")
+
+    monkeypatch.setattr(hdf5, "read", refuse)
+    data = keras_zip(KERNEL) if name.endswith(".keras") else hdf5_bytes(keras_arrays(KERNEL))
+    (tmp_path / name).write_bytes(data)
+    assert verify_target(str(tmp_path / name), QUICK, work=Work(scanner=scanner_of(QUICK))).outcome is Outcome.GOOD

@@ -21,13 +21,17 @@ _log = logging.getLogger("ckptguard")
 
 
 class Pin(Lease, frozen=True, kw_only=True):
-    """Why a generation must stay: `IN_USE` until its owner ends, or `PINNED`. An unreadable pin belongs to `NOBODY`."""
+    """Why a generation must stay: `IN_USE` until its owner ends, or `PINNED`. An unreadable pin belongs to `NOBODY`.
+
+    Pins with the same `save` were set at once, on all checkpoints of one save, and are released at once.
+    """
 
     series: str
     step: Step
     generation: int
     reason: str
     note: str = ""
+    save: str = ""
 
     @property
     def id(self) -> CheckpointId:
@@ -47,11 +51,17 @@ class Pin(Lease, frozen=True, kw_only=True):
 
 
 def pin_checkpoint(
-    run: Run, id: CheckpointId, *, reason: str = PINNED, lasts: datetime.timedelta | None = None, note: str = ""
+    run: Run,
+    id: CheckpointId,
+    *,
+    reason: str = PINNED,
+    lasts: datetime.timedelta | None = None,
+    note: str = "",
+    save: str = "",
 ) -> Pin:
     """Pin a generation, whether it exists or not, until the pin is released or its time is over. Raises
     StorageError."""
-    pin = new_lease(Pin, lasts=lasts, **asdict(id), reason=reason, note=note)
+    pin = new_lease(Pin, lasts=lasts, **asdict(id), reason=reason, note=note, save=save)
     if not take(run, pin):
         raise BusyError(f"{id} could not be pinned")
     return pin

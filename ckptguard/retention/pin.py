@@ -3,23 +3,42 @@
 from __future__ import annotations
 
 import datetime
+import uuid
 from collections.abc import Iterable
 
-from ckptguard.errors import NotFoundError, SettingsError
+from ckptguard.errors import CkptguardError, NotFoundError, SettingsError
 from ckptguard.layouts import Checkpoint
 from ckptguard.records.pins import PINNED, Pin, list_pins, pin_checkpoint, release_pin
+from ckptguard.runs.find_known_good import ANY
 from ckptguard.runs.run_view import RunView
+from ckptguard.runs.saved_together import RecordedSaves, save_of
 from ckptguard.values.ids import CheckpointId
 from ckptguard.values.retention_policy import parse_span
 
 
-def pin(view: RunView, checkpoint: Checkpoint, *, note: str = "", lasts: datetime.timedelta | None = None) -> Pin:
-    """Pin a checkpoint in place. Raises RecordsError if its generation is unknown."""
-    return pin_checkpoint(view.run, pinned_id(view, checkpoint), lasts=lasts, note=note)
+def pin(view: RunView, checkpoint: Checkpoint, *, note: str = "", lasts: datetime.timedelta | None = None) -> list[Pin]:
+    """Pin a checkpoint in place, and all that is saved with it. Returns its own pin first.
+
+    Raises:
+        RecordsError: its generation is unknown.
+        StorageError: not all could be pinned. Then none is.
+    """
+    id = pinned_id(view, checkpoint)
+    ids = [id, *(part.id for part in save_of(RecordedSaves(view.history, ANY, every_copy=True), id) or ())]
+    save = uuid.uuid4().hex if len(ids) > 1 else ""
+    pins: list[Pin] = []
+    try:
+        for one in dict.fromkeys(ids):
+            pins.append(pin_checkpoint(view.run, one, lasts=lasts, note=note, save=save))
+    except CkptguardError:
+        release(view, pins)
+        raise
+    return pins
 
 
 def unpin(view: RunView, checkpoint: Checkpoint) -> list[Pin]:
-    """Release every pin that a user set. Checkpoints in use stay in use. Raises NotFoundError if there is none."""
+    """Release every pin that a user set, and those set with it on what is saved together. Checkpoints in use stay in
+    use. Raises NotFoundError if there is none."""
     found = pins_on(view, checkpoint)
     release(view, found)
     return found
@@ -32,12 +51,14 @@ def release(view: RunView, pins: Iterable[Pin]) -> None:
 
 
 def pins_on(view: RunView, checkpoint: Checkpoint) -> list[Pin]:
-    """Return every pin that a user set on a checkpoint. Raises NotFoundError if there is none."""
-    id = pinned_id(view, checkpoint)
-    found = [p for p in list_pins(view.run) if (p.id, p.reason) == (id, PINNED)]
-    if not found:
+    """Return every pin that a user set on a checkpoint, and those set with it. Raises NotFoundError if there is
+    none."""
+    id, pins = pinned_id(view, checkpoint), [p for p in list_pins(view.run) if p.reason == PINNED]
+    own = [p for p in pins if p.id == id]
+    if not own:
         raise NotFoundError(f"{checkpoint.path} is not pinned")
-    return found
+    saves = {p.save for p in own if p.save}
+    return own + [p for p in pins if p.save in saves and p.id != id]
 
 
 def lasts_until(when: str) -> datetime.timedelta:

@@ -198,7 +198,7 @@ class StoreMachine(StoreModel, RuleBasedStateMachine):
         """Somebody pins what lies in place."""
         checkpoint = look(self.run_of()).checkpoint(name_of(step))
         if checkpoint is not None:
-            made = pin(look(self.run_of()), checkpoint)
+            made = pin(look(self.run_of()), checkpoint)[0]
             self.pinned.add((step, made.generation))
 
     @rule(step=STEPS)

@@ -12,7 +12,10 @@ from ckptguard.terminal.output import emit, say_well
 from ckptguard.values.exit_codes import ExitCode
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ckptguard.layouts import Checkpoint
+    from ckptguard.records.pins import Pin
     from ckptguard.runs.run_view import RunView
     from ckptguard.values.settings import Settings
 
@@ -28,6 +31,8 @@ _LONGEST_NOTE = 1000
 def command(ckpt: str, note: str, until: str | None, shared: Shared) -> None:
     """Keep CKPT and its copies from being pruned, until you unpin it or the time has come.
 
+    What is saved together with CKPT is pinned with it.
+
     Your trainer's own rotation (save_total_limit) knows nothing of pins.
     """
     from ckptguard.errors import SettingsError
@@ -40,11 +45,12 @@ def command(ckpt: str, note: str, until: str | None, shared: Shared) -> None:
     except SettingsError as error:
         raise click.BadParameter(error.message, param_hint="--until") from error
     view, checkpoint = checkpoint_of_run(ckpt, shared.settings([ckpt]))
-    pinned = pin(view, checkpoint, note=note, lasts=lasts)
+    pins = pin(view, checkpoint, note=note, lasts=lasts)
     if shared.as_json:
-        emit("pin", target=view.run.url, pins=[pinned])
+        emit("pin", target=view.run.url, pins=pins)
     else:
-        say_well(f"pinned {cell(checkpoint.path)}" + (f" until {pinned.until}" if pinned.until else ""))
+        until = f" until {pins[0].until}" if pins[0].until else ""
+        say_well(f"pinned {cell(checkpoint.path)}{beside(pins)}{until}")
 
 
 @click.command("unpin", cls=Command, codes=(ExitCode.NOT_FOUND,), short_help="Let a pinned checkpoint be pruned again.")
@@ -52,7 +58,10 @@ def command(ckpt: str, note: str, until: str | None, shared: Shared) -> None:
 @quiet_option
 @shared_options
 def unpin_command(ckpt: str, shared: Shared) -> None:
-    """Remove every pin that somebody set on CKPT. What is being loaded or restored stays until that has ended."""
+    """Remove every pin that somebody set on CKPT, and those set with it on what is saved together.
+
+    What is being loaded or restored stays until that has ended.
+    """
     from ckptguard.retention.pin import unpin
 
     view, checkpoint = checkpoint_of_run(ckpt, shared.settings([ckpt]))
@@ -60,7 +69,13 @@ def unpin_command(ckpt: str, shared: Shared) -> None:
     if shared.as_json:
         emit("unpin", target=view.run.url, pins=released)
     else:
-        say_well(f"unpinned {cell(checkpoint.path)}")
+        say_well(f"unpinned {cell(checkpoint.path)}{beside(released)}")
+
+
+def beside(pins: Sequence[Pin]) -> str:
+    """Say of how many other checkpoints these pins are."""
+    others = len({pin.id for pin in pins}) - 1
+    return f" and {others} saved with it" if others else ""
 
 
 def checkpoint_of_run(ckpt: str, settings: Settings) -> tuple[RunView, Checkpoint]:

@@ -92,7 +92,7 @@ def _pin(asked: Asked) -> Plan | Done:
     plan = Plan(lines=(line,), about=[str(pinned_id(asked.view, checkpoint)), _files(checkpoint)])
     if not asked.agreed(plan):
         return plan
-    pinned = pin(asked.view, checkpoint, note=asked.reason, lasts=lasts)
+    pinned = pin(asked.view, checkpoint, note=asked.reason, lasts=lasts)[0]
     return Done(lines=(f"pinned {escape(checkpoint.path)}" + (f" until {pinned.until}" if pinned.until else ""),))
 
 

@@ -292,3 +292,17 @@ def test_a_replica_of_no_whole_save_has_nothing_good(root, tmp_path, invoke):
     assert invoke("known-good", root).exit_code == ExitCode.NO_KNOWN_GOOD
     assert invoke("replicate", root, "--to", tmp_path / "replica").exit_code == 0
     assert invoke("known-good", tmp_path / "replica").exit_code == ExitCode.NO_KNOWN_GOOD
+
+
+def test_a_pin_is_one_of_the_whole_save(root, invoke, document):
+    """Whichever file is named: all of its save are pinned at once and let go at once, and what another pin holds
+    stays."""
+    trained(root, TRAINERS["VITS"], 600, 600)
+    first = document("pin", root / "D_400.pth")[1]["pins"]
+    assert [(one["series"], one["step"]) for one in first] == [("D_#.pth", 400), ("G_#.pth", 400)]
+    assert invoke("pin", root / "G_500.pth").exit_code == 0
+    assert document("prune", root, "--keep-last", "1", "--dry-run")[1]["removed"] == []
+    assert invoke("unpin", root / "G_400.pth").exit_code == 0
+    assert invoke("unpin", root / "D_400.pth").exit_code == ExitCode.NOT_FOUND
+    held = {one["path"] for one in document("list", root)[1]["checkpoints"] if one["pins"]}
+    assert held == {"G_500.pth", "D_500.pth"}

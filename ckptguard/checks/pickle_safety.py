@@ -7,7 +7,8 @@ missed 11 of 71 armed pickles. So a stray file is compared with an allow-list.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from fnmatch import fnmatchcase
 from functools import partial
 
 from ckptguard.checks.evidence import Evidence
@@ -92,6 +93,8 @@ _EXECUTORS = (
     r"|typing\.(?:get_type_hints|ForwardRef)|uuid\._\w+|platform\.(?:popen|_syscmd_\w+)|_(?:osx|aix)_support)(?:\..*)?"
 )
 
+NAMES_BETWEEN = ", "  # in the finding about names outside the allow-list
+
 # In an archive of files: stable-baselines3 writes the functions that training was given (a schedule of learning rates)
 # by cloudpickle, which its loader runs.
 _OF_CLOUDPICKLE = re.compile(r"cloudpickle\.cloudpickle\._(?:make|builtin|function|class|get_or_create|cell)\w*")
@@ -100,25 +103,35 @@ _OF_CLOUDPICKLE = re.compile(r"cloudpickle\.cloudpickle\._(?:make|builtin|functi
 def check_pickle_safety(evidence: Evidence) -> Iterator[Finding]:
     """In a run: known executors are errors, and a global that the series never named before is a warning.
 
-    In a stray file any global outside the allow-list is an error.
+    In a stray file globals outside the allow-list are an error: one for each file, which names all of them.
     """
     reference = evidence.reference
     named_before = {name for f in reference.files for name in f.globals} if reference is not None else None
     for file in evidence.scan.files:
         finding = partial(Finding, "pickle-safety", file=file.entry.key)
+        unlisted: list[str] = []
         for name in file.structure.globals:
-            if name in evidence.trust_globals or is_allowed(name):
+            if is_allowed(name) or is_trusted(name, evidence.trust_globals):
                 continue
             of_writer = evidence.in_run and file.structure.members and _OF_CLOUDPICKLE.fullmatch(name)
             if is_executor(name) and not of_writer:
                 yield finding(Severity.ERROR, f"loading it would call {name}", found=name)
             elif not evidence.in_run:
-                what = f"loading it would use {name}, which is not on the allow-list"
-                yield finding(Severity.ERROR, what, found=name)
+                unlisted.append(name)
             elif named_before is not None and name not in named_before:
                 yield finding(
                     Severity.WARNING, f"it names {name}, which no earlier checkpoint of this series did", found=name
                 )
+        if unlisted:
+            more = f" and {len(unlisted) - 1} more names that are" if len(unlisted) > 1 else ", which is"
+            what = f"loading it would use {unlisted[0]}{more} not on the allow-list"
+            yield finding(Severity.ERROR, what, found=NAMES_BETWEEN.join(unlisted), count=len(unlisted))
+
+
+def is_trusted(name: str, trusted: Collection[str]) -> bool:
+    """True if a user trusts a dotted global, by its name or by a pattern (``torch.nn.*``). No pattern reaches a known
+    way to run code."""
+    return name in trusted or (any(fnmatchcase(name, one) for one in trusted) and not is_executor(name))
 
 
 def is_allowed(name: str) -> bool:

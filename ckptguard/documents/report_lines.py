@@ -132,8 +132,19 @@ def _answers(report: Report, checked: Checked, finding: Finding, errors: set[str
         option = escape(f"--allow-nonfinite {shlex.quote(finding.tensor)}")
         return {check: f"if a tensor must be so: {option} (or a pattern for several)"}
     if check == "pickle-safety" and finding.found and "allow-list" in message:
-        return {check: f"if you know what it is: {escape(f'--trust-global {shlex.quote(finding.found)}')}"}
+        options = " ".join(f"--trust-global {shlex.quote(one)}" for one in _patterns(finding.found))
+        return {check: f"if you know what it is: {escape(options)}"}
     return {}
+
+
+def _patterns(found: str) -> list[str]:
+    """Return the names, those of one package as a pattern."""
+    from ckptguard.checks.pickle_safety import NAMES_BETWEEN
+
+    packages: dict[str, list[str]] = {}
+    for name in found.split(NAMES_BETWEEN):
+        packages.setdefault(".".join(name.split(".")[:2]), []).append(name)
+    return [names[0] if len(names) == 1 else f"{package}.*" for package, names in packages.items()]
 
 
 def _to_doubt(check: str, run: str, path: str) -> dict[str, str]:

@@ -23,7 +23,9 @@ _OF_SETTINGS = ("trust_globals", "allow_nonfinite", "digest", "workers")
     "--sums", "--check-sums", "check_sums", metavar="FILE", help="Compare with this checksum file, not those in TARGET."
 )
 @click.option("--reference", metavar="FILE", help="Expect the tensors, shapes and dtypes of this checkpoint.")
-@click.option("--trust-global", "trust_globals", multiple=True, metavar="NAME", help="Accept this name in a pickle.")
+@click.option(
+    "--trust-global", "trust_globals", multiple=True, metavar="NAME", help="Accept this name in a pickle, or a pattern."
+)
 @click.option("--allow-nonfinite", multiple=True, metavar="PATTERN", help="Let these tensors hold NaN or Inf.")
 @click.option("--digest", type=click.Choice(["md5", "blake3"]), help="With blake3, a known MD5 is not read again.")
 @click.option("--workers", type=click.IntRange(1, 256), metavar="N", help="Use N threads.")

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
-import pytest
+from pathlib import Path
 
-from ckptguard.checks.pickle_safety import is_allowed, is_executor
+import pytest
+import torch
+from support.format_files import torch_bytes
+
+from ckptguard.checks.pickle_safety import is_allowed, is_executor, is_trusted
+from ckptguard.values.settings import Settings
+from ckptguard.values.verdict import Outcome
+from ckptguard.verification.selection import Selection
+from ckptguard.verification.target import verify_target
 
 EXECUTORS = """
 os.system posix.popen nt.system os.path.os.system subprocess.Popen pty.spawn sys.modules importlib.import_module
@@ -66,3 +74,28 @@ def test_a_module_is_not_bad_for_its_name(name: str) -> None:
     """Neither harmless for everybody nor an executor: unknown in a stray file, as before or new in a run."""
     assert not is_executor(name)
     assert not is_allowed(name)
+
+
+@pytest.mark.parametrize("name", EXECUTORS.split())
+def test_a_pattern_trusts_nothing_that_runs_code(name: str) -> None:
+    """Only its very name does. Names beside it in the same package are trusted."""
+    package = name.rpartition(".")[0]
+    assert not is_trusted(name, ("*", f"{package}.*"))
+    assert is_trusted(name, ("os", name))
+    assert is_trusted("my.layers.Block", ("my.*",))
+    assert not is_trusted("mine.layers.Block", ("my.*", "my.layers.Block"))
+
+
+def test_a_model_saved_as_a_whole_is_one_line(tmp_path: Path) -> None:
+    """All names in one error, and a pattern for their package is all that it takes."""
+    parts = [torch.nn.Linear(2, 2), torch.nn.ReLU(), torch.nn.BatchNorm1d(2), torch.nn.Dropout(), torch.nn.LayerNorm(2)]
+    path = tmp_path / "whole.pt"
+    path.write_bytes(torch_bytes(torch.nn.Sequential(*parts)))
+    for trusted, outcome, errors in (((), Outcome.BAD, 1), (("torch.nn.*",), Outcome.GOOD, 0)):
+        settings = Settings(settle=0.0, trust_globals=trusted)
+        [checked] = verify_target(str(path), settings, Selection(record=False)).checkpoints
+        told = [f for f in checked.findings if f.check == "pickle-safety"]
+        assert (checked.outcome, len(told)) == (outcome, errors)
+        for part in parts if told else ():
+            name = f"{type(part).__module__}.{type(part).__name__}"
+            assert name in (told[0].found or "") or is_allowed(name)

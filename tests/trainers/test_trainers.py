@@ -45,7 +45,6 @@ TRAINERS = (
         ("epoch_3/model-00001-of-00001.bin", "recipe_state/recipe_state.pt"),
         weights=("epoch_*",),
         parts=("model", "optimizer"),
-        separate=True,
         keep=3,
     ),
     Trainer("dinov2", ("model_0000399.rank_?.pth",), named=True),

@@ -10,7 +10,7 @@ import msgspec
 from ckptguard.decisions.room import to_release
 from ckptguard.errors import ChangedWhileReadError, ObjectMissingError
 from ckptguard.keep.copies import keep_checkpoint, release, release_unpinned
-from ckptguard.keep.room import HeldCopy, Room, held_copies, measure, newest_good
+from ckptguard.keep.room import HeldCopy, Room, held_copies, measure, newest_good, newest_whole
 from ckptguard.keep.saved_over import keeps_old_bytes
 from ckptguard.records.kept import read_kept, read_set_aside
 from ckptguard.runs.file_signatures import looks_as_read
@@ -83,10 +83,14 @@ def _release(view: RunView, one: HeldCopy) -> list[str]:
 
 
 def _link_newest_good(view: RunView) -> None:
-    """Let the newest good save of each series be in a kept copy, so that older ones may go. That takes no space."""
+    """Let the newest good save of each series, or of those that are saved together, be in a kept copy, so that older
+    ones may go. That takes no space."""
+    saves = newest_whole(view)
     for checkpoint in view.checkpoints:
         id = view.current_if_readable(checkpoint)
-        if id is None or id != newest_good(view, id.series) or read_kept(view.run, id) is not None:
+        if id is None or read_kept(view.run, id) is not None:
+            continue
+        if id not in saves.get(id.series, frozenset((newest_good(view, id.series),))):
             continue
         manifest = view.history.manifest(id)
         if manifest is not None and looks_as_read(checkpoint.entries, manifest, view.history.verdict(id)):

@@ -17,7 +17,9 @@ from ckptguard.records.kept import KeptCopy, list_kept, list_set_aside, read_kep
 from ckptguard.records.pins import pinned_generations
 from ckptguard.records.run import Run
 from ckptguard.runs.free_space import SHARED, file_system_of, free_space
+from ckptguard.runs.good_checkpoint import Presence
 from ckptguard.runs.run_view import RunView, SeriesInPlace
+from ckptguard.runs.saved_together import RememberedSaves, answers, joined_in
 from ckptguard.runs.sealed_content import kept_matches
 from ckptguard.storage.protocol import Entry, find_entry
 from ckptguard.values.ids import CheckpointId
@@ -98,19 +100,20 @@ def fits(view: RunView, size: int, *, independent: bool) -> bool:
 
 def held_copies(view: RunView) -> list[HeldCopy]:
     """Return the kept copies of a run, the oldest first. These stay: pinned ones, and in each series the bytes of one
-    good save, which is the newest that has safe ones."""
+    good save, which is the newest that has safe ones. Of series that are saved together that is one whole save."""
     run = view.run
     if not run.has_shared:
         return []
-    pinned = pinned_generations(run)
+    pinned, back = pinned_generations(run), way_back(view)
     found: list[HeldCopy] = []
     for _, ids in itertools.groupby(list_kept(run), key=lambda id: id.series):
         newest_first = sorted(ids, key=lambda id: id.order, reverse=True)
         copies = [copy for id in newest_first if (copy := read_kept(run, id)) is not None]
-        last = _last_good(view, copies)
+        own = back.get(copies[0].series) if copies else None
+        last = frozenset((_last_good(view, copies),)) if own is None else own
         for copy in copies:
             now = _bytes_alone(view, copy)
-            held = Held(now=now, later=max(_size(copy) - now, 0), stays=copy.id == last or copy.id in pinned)
+            held = Held(now=now, later=max(_size(copy) - now, 0), stays=copy.id in last or copy.id in pinned)
             found.append(HeldCopy(copy.id, copy, held))
     for id in list_set_aside(run):  # of a checkpoint that needs a repair
         aside = read_set_aside(run, id)
@@ -119,6 +122,33 @@ def held_copies(view: RunView) -> list[HeldCopy]:
             held = Held(now=own_bytes(run, aside) or 0, later=0, stays=needed or id in pinned)
             found.append(HeldCopy(id, aside, held))
     return sorted(found, key=lambda one: (one.copy.kept_at, one.id.series, one.id.order))
+
+
+def way_back(view: RunView) -> dict[str, frozenset[CheckpointId]]:
+    """Return for each series that is saved together with others the parts of the good save that must stay: the newest
+    of which no part can be written into by a save, else the newest."""
+    source, found = RememberedSaves(view.reader), dict[str, frozenset[CheckpointId]]()
+    for group in joined_in(source):
+        saves = [answer for answer, _ in itertools.islice(answers(source, group), view.settings.keep_good + 1)]
+        safe = (save for save in saves if all(_is_safe(view, part) for part, _ in save.parts))
+        best = next(safe, saves[0] if saves else None)
+        if best is not None:
+            found |= dict.fromkeys(group.names, frozenset(part.id for part, _ in best.parts))
+    return found
+
+
+def newest_whole(view: RunView) -> dict[str, frozenset[CheckpointId]]:
+    """Return for each series that is saved together with others the parts of the newest good save."""
+    source, found = RememberedSaves(view.reader), dict[str, frozenset[CheckpointId]]()
+    for group in joined_in(source):
+        for answer, _ in itertools.islice(answers(source, group), 1):
+            found |= dict.fromkeys(group.names, frozenset(part.id for part, _ in answer.parts))
+    return found
+
+
+def _is_safe(view: RunView, part: Presence) -> bool:
+    copy = read_kept(view.run, part.id)
+    return copy is not None and has_safe_bytes(view, copy)
 
 
 def room_problem(view: RunView) -> str | None:

@@ -57,6 +57,8 @@ def command(
         raise click.UsageError("give --undo-pointers alone")
     view = open_view(run, shared.settings([run]))
     known = {checkpoint.series for checkpoint in view.checkpoints} | set(view.history.series)
+    if only and joined:
+        raise click.UsageError("say either --only or --with: the one leaves the rest alone, the other takes it along")
     for name in (*only, *joined):
         if name not in known:
             raise NotFoundError(f"{view.run.url} has no series {name}", hint="`ckptguard list RUN --saves` names them")

@@ -12,6 +12,8 @@ from support.several_files import TRAINERS, SeveralFiles, optimizer, save, step_
 from support.views import look
 
 from ckptguard.engine.sick_saves import find_begun_anew
+from ckptguard.keep.copies import release
+from ckptguard.keep.room import held_copies
 from ckptguard.recover.rollback_scope import content_of
 from ckptguard.runs.find_known_good import known_good_candidates
 from ckptguard.upkeep.reconcile import PassNotes, reconcile
@@ -100,6 +102,10 @@ def test_what_may_be_another_training_is_asked_about(root, invoke):
     assert refused.exit_code == ExitCode.NO_KNOWN_GOOD
     assert "--with" in refused.stderr
     assert "--only" in refused.stderr
+    assert sorted(path.name for path in saved(root)) == before
+    both = invoke("rollback", root, "--only", "small_#.pt", "--with", "large_#.pt")
+    assert both.exit_code == ExitCode.USAGE
+    assert "either --only or --with" in both.stderr
     assert sorted(path.name for path in saved(root)) == before
     assert invoke("rollback", root, "--only", "small_#.pt").exit_code == 0
     assert sorted(set(before) - {path.name for path in saved(root)}) == ["small_300.pt"]
@@ -306,3 +312,22 @@ def test_a_pin_is_one_of_the_whole_save(root, invoke, document):
     assert invoke("unpin", root / "D_400.pth").exit_code == ExitCode.NOT_FOUND
     held = {one["path"] for one in document("list", root)[1]["checkpoints"] if one["pins"]}
     assert held == {"G_500.pth", "D_500.pth"}
+
+
+@pytest.mark.parametrize("poisoned", POISONED)
+@pytest.mark.parametrize("name", ["VITS", "HiFi-GAN", "BasicSR", "torchtune"])
+def test_what_stays_for_want_of_room_is_one_whole_save(root, invoke, name, poisoned):
+    """All kept copies that may go are gone, and all files in place: known-good is the same save, whole."""
+    trainer = TRAINERS[name]
+    trained(root, trainer, *POISONED[poisoned])
+    view = look(str(root), QUICK)
+    held = held_copies(view)
+    assert any(not one.held.stays for one in held)
+    for one in held:
+        if not one.held.stays:
+            release(view.run, one.id)
+    for path in saved(root):
+        path.unlink()
+    lines = invoke("known-good", root, "--all").stdout.splitlines()
+    assert len(lines) > 1
+    assert Path(lines[0]).name == trainer.known_good

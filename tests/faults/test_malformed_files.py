@@ -231,7 +231,7 @@ def test_zeroed_and_empty_files_are_problems(tmp_path: Path, name: str) -> None:
         assert structure.truncated
 
 
-@pytest.mark.parametrize("name", ["logs.zip", "notes.txt", "model.txt", "vocab.json"])
+@pytest.mark.parametrize("name", ["logs.zip", "notes.txt", "model.txt", "metrics.json"])
 def test_foreign_files_are_no_alarm(tmp_path: Path, name: str) -> None:
     """Files that promise no tensors are opaque, whatever their bytes."""
     for data in (b"", b"PK\x03\x04 cut", b"{", VALID[:30], bytes(100)):

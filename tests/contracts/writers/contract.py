@@ -135,7 +135,8 @@ def way_back(kind: Kind, run: Path, dest: Path) -> tuple[Path, int]:
     restored = restore(look(open_run(str(run))), str(dest), step=found.step)
     assert restored.series == kind.series
     for file in kind.files(run, -2):
-        assert (dest / _below(file, run, kind.path.format(before))).read_bytes() == file.read_bytes()
+        there = Path(restored.path).parent / _below(file, run, kind.path.format(before))
+        assert there.read_bytes() == file.read_bytes()
     return Path(restored.path), kind.steps[before]
 
 

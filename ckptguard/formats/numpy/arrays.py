@@ -58,8 +58,8 @@ def read_npz(reader: Reader, path: str) -> Structure:
     if archive.too_large:
         return Structure(format="npz", not_understood=(archive.too_large,))
     found = Found(problems=list(archive.problems), truncated=archive.truncated)
-    if archive.records and not any(record.name.endswith(".npy") for record in archive.records.values()):
-        found.problems.append(Problem("none of its records is an array: it is an archive of something else"))
+    if any(record.name.rpartition("/")[2] == "data.pkl" for record in archive.records.values()):
+        found.problems.append(Problem("it is an archive of torch, not of arrays"))
     inside: list[Problem] = []
     room = _ROOM + _ROOM_TIMES * reader.entry.size
     for record in sorted(archive.records.values(), key=lambda r: r.offset):

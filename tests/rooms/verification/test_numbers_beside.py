@@ -117,10 +117,10 @@ def test_weights_that_are_not_there_are_missed(name, state, tmp_path):
 
 
 def test_an_archive_of_arrays_without_arrays_is_no_checkpoint(tmp_path):
-    """Its name promises arrays, whatever else it holds."""
+    """Whatever else it holds, and whatever it is called."""
     with zipfile.ZipFile(tmp_path / "weights.npz", "w") as archive:
         archive.writestr("notes.txt", "no array")
-    assert verify_target(str(tmp_path / "weights.npz"), QUICK, Selection(wait=0)).outcome is Outcome.BAD
+    assert verify_target(str(tmp_path / "weights.npz"), QUICK, Selection(wait=0)).outcome is Outcome.INCOMPLETE
 
 
 def test_garbage_named_as_a_step_is_no_checkpoint(tmp_path):

@@ -3,6 +3,7 @@
 Rules of every policy:
 - Only GOOD checkpoints occupy a slot, and the newest `keep_good` of each series stay.
 - Nothing older than a checkpoint without a verdict is removed, because that verdict may be bad.
+- Of a save of several checkpoints all good ones stay, or none.
 - Pinned, used and linked checkpoints stay. So does a checkpoint without a step: nothing says what is newer.
 - BAD, INCOMPLETE and SUSPECT checkpoints stay unless the policy drops them. They occupy no good one's slot, they are
   evidence, and some can be repaired or cleared.
@@ -15,7 +16,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
 
 import msgspec
@@ -50,13 +51,30 @@ class RetentionDecision(msgspec.Struct, frozen=True, kw_only=True):
     reasons: tuple[str, ...]
 
 
-def decide(checkpoints: Sequence[Present], policy: Policy, *, now: float | None = None) -> list[RetentionDecision]:
-    """Return a decision for every checkpoint, ordered by series and step. `now` is in seconds since 1970 by our
-    clock."""
+def decide(
+    checkpoints: Sequence[Present],
+    policy: Policy,
+    *,
+    now: float | None = None,
+    saves: Iterable[Collection[CheckpointId]] = (),
+) -> list[RetentionDecision]:
+    """Return a decision for every checkpoint, ordered by series and step. `now` is in seconds since 1970 by our clock.
+
+    Of each of the `saves` of several checkpoints all good ones stay if one does.
+    """
     by_series: dict[str, list[Present]] = {}
     for checkpoint in checkpoints:
         by_series.setdefault(checkpoint.id.series, []).append(checkpoint)
-    return [d for _, one in sorted(by_series.items()) for d in _decide_series(one, policy, now)]
+    decisions = [d for _, one in sorted(by_series.items()) for d in _decide_series(one, policy, now)]
+    by_id = {d.checkpoint.id: d for d in decisions}
+    for save in saves:
+        own = [by_id[id] for id in save if id in by_id and by_id[id].checkpoint.outcome is Outcome.GOOD]
+        stays = next((one for one in own if one.keep), None)
+        for one in own:
+            if stays is not None and not one.keep:
+                why = (f"part of the save of {stays.checkpoint.path}",)
+                by_id[one.checkpoint.id] = msgspec.structs.replace(one, keep=True, reasons=why)
+    return [d if d.keep else by_id[d.checkpoint.id] for d in decisions]
 
 
 def unknown_metrics(checkpoints: Sequence[Present], policy: Policy) -> list[str]:

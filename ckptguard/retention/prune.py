@@ -22,7 +22,7 @@ from ckptguard.runs.lock import run_lock
 from ckptguard.runs.removal_holds import pins_of, references_to
 from ckptguard.runs.run_reader import RunMemory, RunReader
 from ckptguard.runs.run_view import RunView
-from ckptguard.runs.saved_together import RememberedSaves, needed_by_saves
+from ckptguard.runs.saved_together import RememberedSaves, needed_by_saves, whole_saves
 from ckptguard.storage.protocol import find_entry
 from ckptguard.values.ids import CheckpointId
 from ckptguard.values.retention_policy import Policy, parse_span
@@ -70,11 +70,11 @@ def prune(
         settle_trash(view.run)
         view.forget()
         seen = _look(view, policy.keep_good)
-        decisions = decide(seen.present, policy, now=this_moment().wall)
+        decisions = decide(seen.present, policy, now=this_moment().wall, saves=seen.saves)
         if any(not d.keep for d in decisions) and view.run.storage.renew():
             view.forget()  # others may have pinned some since they were listed
             seen = _look(view, policy.keep_good)
-            decisions = decide(seen.present, policy, now=this_moment().wall)
+            decisions = decide(seen.present, policy, now=this_moment().wall, saves=seen.saves)
         may_go: Collection[Trashed] | None = None
         if agree is not None:
             planned = _planned(view, seen, policy, grace)
@@ -105,7 +105,10 @@ def prune(
 
 def _planned(view: RunView, seen: _Look, policy: Policy, grace: float) -> Pruned:
     """Return what would be done. Nothing is changed."""
-    decisions, emptied = decide(seen.present, policy, now=this_moment().wall), _due(view, seen, policy, grace)
+    decisions, emptied = (
+        decide(seen.present, policy, now=this_moment().wall, saves=seen.saves),
+        _due(view, seen, policy, grace),
+    )
     return Pruned(
         dry_run=True,
         policy=policy,
@@ -242,6 +245,7 @@ class _Look:
     present: list[Present]
     checkpoints: dict[str, Checkpoint]
     trash: list[Trashed]
+    saves: list[frozenset[CheckpointId]]  # of several checkpoints
 
 
 def _look(view: RunView, keep_good: int) -> _Look:
@@ -257,7 +261,8 @@ def _look(view: RunView, keep_good: int) -> _Look:
     anew = RunReader(view.history, RunMemory())
     for good in _newest_good(found.values(), keep_good).values():
         found |= {one.path: _present(view.listing.checkpoints[one.path], anew) for one in good}
-    needed = needed_by_saves(RememberedSaves(view.reader), keep_good)
+    source = RememberedSaves(view.reader)
+    needed, saves = needed_by_saves(source, keep_good), whole_saves(source)
     present = []
     for checkpoint in view.checkpoints:
         one = found[checkpoint.path]
@@ -267,7 +272,7 @@ def _look(view: RunView, keep_good: int) -> _Look:
         of_save = (f"part of one of the newest {keep_good} good saves",) if one.id in needed else ()
         holds = (*pins.get(one.id, ()), *references.get(checkpoint.path, ()), *of_save)
         present.append(msgspec.structs.replace(one, holds=holds))
-    return _Look(present, {checkpoint.path: checkpoint for checkpoint in view.checkpoints}, trash)
+    return _Look(present, {checkpoint.path: checkpoint for checkpoint in view.checkpoints}, trash, saves)
 
 
 def _strict_outcome(reader: RunReader, id: CheckpointId) -> Outcome:

@@ -239,6 +239,13 @@ def newest_on_record(source: Source[Presence], group: Group) -> tuple[Checkpoint
     return lacking
 
 
+def whole_saves(source: Source[Presence]) -> list[frozenset[CheckpointId]]:
+    """Return the checkpoints of each save of several, whatever their verdicts are."""
+    groups = groups_in(source, source.history.series) if len(source.history.series) > 1 else []
+    found = (moment.own for group in groups if len(group.series) > 1 for moment in moments_of(group))
+    return [frozenset(member.content.id for member in own) for own in found if len(own) > 1]
+
+
 def groups_in(source: Source[Presence], series: Iterable[str], *, aside: bool = False) -> list[Group]:
     """Return the groups of series that are saved together, of all trainings of a run; see `series_seen`."""
     saves = source.history.run.saves

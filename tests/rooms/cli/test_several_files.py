@@ -156,6 +156,19 @@ def test_prune_keeps_whole_saves(root, document):
     assert removed == {"g_00000100", "do_00000100"}
 
 
+def test_a_rule_keeps_whole_saves(root, document):
+    """What keeps D of a save keeps its G, though the rule takes other saves of G; D is saved each second time."""
+    notes = PassNotes()
+    for step in range(100, 1000, 100):
+        for name in "GD" if step % 200 == 0 else "G":
+            save(root / f"{name}_{step}.pth", {"model": weights(step, name.lower()), "optimizer": optimizer(step)})
+        reconcile(look(str(root), QUICK), notes)
+    done = document("prune", root, "--keep-every", "300", "--dry-run")[1]
+    kept = {row["path"] for row in done["kept"]}
+    assert {f"{name}_{step}.pth" for name in "GD" for step in (200, 400, 600, 800)} <= kept
+    assert "G_500.pth" not in kept
+
+
 def test_a_training_that_begins_from_scratch_is_seen_by_the_numbers_in_its_names(root):
     """guided-diffusion, which counts nowhere else: the first save after the restart is one of the beginning."""
     notes = PassNotes()

@@ -42,7 +42,7 @@ from ckptguard.values.patterns import Saves
 Numbers = tuple[int, ...]
 
 SETTING, EQUAL_NUMBERS, EQUAL_COUNTERS, NEAR_IN_TIME, ALONE = (
-    "your [[saves]]",
+    "--with or [[saves]]",
     "equal numbers",
     "equal counters",
     "save times",

@@ -153,7 +153,7 @@ FORMS: dict[str, Form] = {
         "path series step id outcome bytes kept source save", {"outcome": lambda _: "good", "kept": lambda _: False}
     ),
     "roll_back.RolledBack": Form(
-        "dry_run known_good quarantined put_back given pointed mentions repeats left_bad unverified",
+        "dry_run known_good quarantined put_back given pointed mentions repeats left_bad unverified newer_alone",
         {"unverified": lambda done: done.unverified if done.dry_run else ()},
     ),
     "undo.Undone": Form("pointers left"),

@@ -5,6 +5,7 @@ Every name that came from a file is escaped here, once.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -108,6 +109,12 @@ def rollback_lines(done: RolledBack) -> Iterator[Line]:
         yield Line(f"{'would point' if dry_run else 'pointed'} {escape(pointer.key)} at {escape(pointer.path)}")
     for mention in done.mentions:
         yield Line(f"{escape(mention.key)} mentions {escape(mention.path)} and stays as it is: change it if it is read")
+    for one in done.newer_alone:
+        only = escape(shlex.quote(one.series))
+        yield Line(
+            f"{escape(one.path)} is good, and the rest of its save is not: "
+            f"`--only {only}` goes back to it alone, beside older parts"
+        )
     if done.repeats is not None:
         first, last = done.repeats
         noun = "epoch" if "epoch" in done.known_good.series else "step"

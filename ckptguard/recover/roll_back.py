@@ -101,11 +101,19 @@ class GivenBack(msgspec.Struct, frozen=True, kw_only=True):
     id: CheckpointId
 
 
+class NewerAlone(msgspec.Struct, frozen=True, kw_only=True):
+    """A good content of one series that is newer than the one of the save that is gone back to."""
+
+    series: str
+    path: str
+    id: CheckpointId
+
+
 class RolledBack(msgspec.Struct, frozen=True, kw_only=True):
     """What a rollback did, or would do. `known_good` is in place afterwards. `quarantined` are paths in the run.
 
     `given` lists other names with their new content, `pointed` the rewritten pointers. `left_bad` are paths of other
-    trainings in the run whose content is BAD.
+    trainings in the run whose content is BAD. `newer_alone` is what going back to a whole save gives up.
     """
 
     known_good: KnownGood
@@ -119,6 +127,7 @@ class RolledBack(msgspec.Struct, frozen=True, kw_only=True):
     mentions: tuple[Mention, ...] = ()  # texts that name what was moved and are no pointers: they stay as they are
     source: CheckpointId  # the same content before it was put back
     training_step: int | None = None  # as far as the checkpoint says
+    newer_alone: tuple[NewerAlone, ...] = ()
     repeats: tuple[int, int] | None = None  # the first and the last step that training makes again
 
 
@@ -252,7 +261,15 @@ def _planned(view: RunView, back: GoBack, scope: RollbackScope, plan: RollbackPl
         source=chosen.id,
         training_step=chosen.manifest.training_step,
         repeats=_repeats(chosen.id, [c.id for c in plan.moved]),
+        newer_alone=tuple(_newer_alone(view, back, chosen)) if len(chosen.save) > 1 else (),
     )
+
+
+def _newer_alone(view: RunView, back: GoBack, chosen: Candidate) -> Iterator[NewerAlone]:
+    for part in chosen.save:
+        newest = newest_candidate(view, replace(back.wanted, series=part.id.series, only=None))
+        if newest is not None and newest.id.order > part.id.order:
+            yield NewerAlone(series=newest.id.series, path=newest.manifest.path, id=newest.id)
 
 
 def _repeats(known_good: CheckpointId, moved: Iterable[CheckpointId]) -> tuple[int, int] | None:

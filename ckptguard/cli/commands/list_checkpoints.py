@@ -64,7 +64,7 @@ def _show_saves(view: RunView, shared: Shared) -> None:
     rows: list[tuple[object, ...]] = []
     for number, save in enumerate(found, 1):
         for part in save.parts:
-            age = f"{part.behind} saves earlier" if part.behind else ""
+            age = f"{part.behind} save{'s' * (part.behind > 1)} earlier" if part.behind else ""
             outcome = "good" if part.good else "not good"
             rows.append((number, part.series, step_text(part.step), part.id, outcome, part.rule or "alone", age))
         rows += [(number, name, "-", None, "missing", "", "") for name in save.lacks]

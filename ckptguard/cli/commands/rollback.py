@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 import click
@@ -11,6 +12,7 @@ from ckptguard.cli.render import say_lines
 from ckptguard.errors import NotFoundError
 from ckptguard.terminal.output import emit, is_quiet, trouble
 from ckptguard.values.exit_codes import ExitCode
+from ckptguard.values.patterns import Saves
 
 if TYPE_CHECKING:
     from ckptguard.runs.run_view import RunView
@@ -24,7 +26,7 @@ CODES = (ExitCode.BAD, ExitCode.NOT_FOUND, ExitCode.BUSY, ExitCode.EXHAUSTED, Ex
 @click.option("--force", is_flag=True, help="Go back even while files of the run are being written.")
 @click.option("--to", "to", metavar="CKPT", help="Go back to this checkpoint: a path in RUN, or an id.")
 @click.option("--step", type=click.IntRange(min=0), metavar="N", help="Go back to the known-good checkpoint of step N.")
-@click.option("--only", multiple=True, metavar="SERIES", help="Change nothing but this series, such as 'G_#.pth'.")
+@click.option("--only", multiple=True, metavar="SERIES", help="Change nothing but this series: 'G_#.pth', 'A_*'.")
 @click.option("--with", "joined", multiple=True, metavar="SERIES", help="This series is saved with the known-good one.")
 @click.option("--undo-pointers", is_flag=True, help="Put back pointers and links that the last rollback rewrote.")
 @quiet_option
@@ -59,8 +61,9 @@ def command(
     known = {checkpoint.series for checkpoint in view.checkpoints} | set(view.history.series)
     if only and joined:
         raise click.UsageError("say either --only or --with: the one leaves the rest alone, the other takes it along")
-    for name in (*only, *joined):
-        if name not in known:
+    meant = {name: _series_meant(name, known) for name in (*only, *joined)}
+    for name, series in meant.items():
+        if not series:
             raise NotFoundError(f"{view.run.url} has no series {name}", hint="`ckptguard list RUN --saves` names them")
     if undo_pointers:
         _undo_pointers(view, shared)
@@ -69,8 +72,8 @@ def command(
     back = GoBack(
         reason="rolled back from the command line",
         to_id=id,
-        only=frozenset(only) or None,
-        joined=joined,
+        only=frozenset(series for name in only for series in meant[name]) or None,
+        joined=tuple(series for name in joined for series in meant[name]),
         dry_run=dry_run,
         force=force,
     )
@@ -82,6 +85,11 @@ def command(
         say_lines(rollback_lines(done))
     for path in done.left_bad:
         trouble(f"warning: {path} is bad and stays, for it is of another training: go back there with --to")
+
+
+def _series_meant(name: str, known: Collection[str]) -> list[str]:
+    """Return the series of this name, else those that a pattern is for, as in ``[[saves]]``."""
+    return [name] if name in known else sorted(series for series in known if Saves.has((name,), series))
 
 
 def _undo_pointers(view: RunView, shared: Shared) -> None:

@@ -84,6 +84,16 @@ def test_what_the_user_says_is_together_counts_before_names(root, invoke):
     assert "together" in refused.stderr
 
 
+def test_a_plan_says_what_the_way_back_to_a_whole_save_gives_up(root, invoke, document):
+    """D_400 is good and G_400 is not. `--only` with a pattern goes back to D_400 alone."""
+    trained(root, TRAINERS["VITS"], 400, 500)
+    plan = document("rollback", root, "--dry-run")[1]
+    assert [(one["series"], one["path"]) for one in plan["newer_alone"]] == [("D_#.pth", "D_400.pth")]
+    assert "D_400.pth is good" in invoke("rollback", root, "--dry-run").stdout
+    assert Path(document("rollback", root, "--only", "D_*", "--dry-run")[1]["known_good"]["path"]).name == "D_400.pth"
+    assert invoke("rollback", root, "--only", "X_*").exit_code == ExitCode.NOT_FOUND
+
+
 def two_trainings(root: Path, *, sick: str = "") -> None:
     """Two trainings of one model, which save in one folder under equal numbers."""
     notes = PassNotes()

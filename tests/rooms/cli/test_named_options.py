@@ -39,7 +39,7 @@ PROSE = {
 # What is quoted and is none of our settings or commands: other programs, arguments in Python, parameters of requests.
 OTHERS = {"md5sum -c", "sha512sum --tag", "b2sum --tag", "ckptguard.toml", "name", "seconds", "step", "path"}
 OTHERS |= {"folders", "depth"}  # keys of a fleet file
-OTHERS |= {"rm -rf RUN", "format.json"}  # another program, a file of the records
+OTHERS |= {"rm -rf RUN", "git lfs pull", "format.json"}  # other programs, a file of the records
 OTHERS |= {"expires", "reason", "to", "Last-Event-ID"}  # of a token's line, of a body, of a query, of a header
 
 

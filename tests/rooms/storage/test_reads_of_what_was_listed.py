@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import uuid
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from servers.s3 import S3Server
 from ckptguard.errors import ChangedWhileReadError
 from ckptguard.storage import open_storage
 from ckptguard.storage.protocol import Storage
+from ckptguard.storage.remote.listed_storage import ListedRun
 from ckptguard.values.storage_options import StorageOptions
 
 SIZES = (1, 6_000, 1 << 20, (1 << 20) + 1, 3 << 20)  # up to a mebibyte an object is one request
@@ -69,3 +71,23 @@ def test_other_bytes_are_never_read(moto: S3Server, storage: Storage) -> None:
                     refused += 1
     assert read > 20
     assert refused > 10
+
+
+@pytest.mark.parametrize("is_looking", [True, False])
+def test_a_look_reads_what_was_listed(moto: S3Server, storage: Storage, is_looking: bool) -> None:
+    """Through the storage of a look, while it is under way and after its end."""
+    client, seen = moto.client(), ListedRun(storage, storage, "records")
+    bucket, _, folder = storage.url.removeprefix("s3://").partition("/")
+    for size in SIZES:
+        was, now = bytes(size), b"\1" * size
+        client.put_object(Bucket=bucket, Key=f"{folder}/{size}", Body=was)
+        with contextlib.ExitStack() as look:
+            look.enter_context(seen.look())
+            [listed] = [entry for entry in seen.storage.list() if entry.key == str(size)]
+            if not is_looking:
+                look.close()
+            with seen.storage.open_listed(listed) as reader:
+                assert reader.read(0, size) == was
+            client.put_object(Bucket=bucket, Key=f"{folder}/{size}", Body=now)
+            with seen.storage.open_listed(listed) as reader, pytest.raises(ChangedWhileReadError):
+                reader.read(0, size)

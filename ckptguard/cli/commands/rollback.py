@@ -12,7 +12,6 @@ from ckptguard.cli.render import say_lines
 from ckptguard.errors import NotFoundError
 from ckptguard.terminal.output import emit, is_quiet, trouble
 from ckptguard.values.exit_codes import ExitCode
-from ckptguard.values.patterns import Saves
 
 if TYPE_CHECKING:
     from ckptguard.runs.run_view import RunView
@@ -89,6 +88,8 @@ def command(
 
 def _series_meant(name: str, known: Collection[str]) -> list[str]:
     """Return the series of this name, else those that a pattern is for, as in ``[[saves]]``."""
+    from ckptguard.values.patterns import Saves
+
     return [name] if name in known else sorted(series for series in known if Saves.has((name,), series))
 
 

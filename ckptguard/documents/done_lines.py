@@ -95,7 +95,7 @@ def rollback_lines(done: RolledBack) -> Iterator[Line]:
     for path in done.unverified if dry_run else ():
         yield Line(f"would first verify {escape(path)}, and go back to it if it is good; else:")
     would = "would go" if dry_run else "went"
-    yield Line(f"{would} back to {escape(done.known_good.path)}{done.known_good.id.nth_save}")
+    yield Line(f"{would} back to {escape(done.known_good.path)}{done.source.nth_save}")
     for part in done.known_good.save:
         yield Line(f"  {_part_text(part)}")
     for path in done.quarantined:

@@ -212,7 +212,9 @@ def test_two_fixed_names_go_back_together_where_one_held_equal_bytes_twice(
             if n % numbered_every == 0:
                 save(root / f"{n}_net_{name.upper()}.pth", tensors)
         reconcile(look(str(root), QUICK), notes)
-    assert invoke("rollback", root).exit_code == 0
+    planned, done = invoke("rollback", root, "--dry-run"), invoke("rollback", root)
+    assert (planned.exit_code, done.exit_code) == (0, 0)
+    assert planned.stdout.splitlines()[0].replace("would go", "went") == done.stdout.splitlines()[0]
     assert {step_of(root / f"latest_net_{name}.pth") for name in "GD"} == {4}
     assert sorted(path.name for path in root.glob("[0-9]*.pth")) == [
         f"{n}_net_{name}.pth" for n in range(numbered_every, 5, numbered_every) for name in "DG"

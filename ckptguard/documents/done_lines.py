@@ -109,7 +109,7 @@ def rollback_lines(done: RolledBack) -> Iterator[Line]:
         yield Line(f"{'would point' if dry_run else 'pointed'} {escape(pointer.key)} at {escape(pointer.path)}")
     for mention in done.mentions:
         yield Line(f"{escape(mention.key)} mentions {escape(mention.path)} and stays as it is: change it if it is read")
-    for one in done.newer_alone:
+    for one in done.newer_alone if dry_run else ():  # afterwards it is in quarantine
         only = escape(shlex.quote(one.series))
         yield Line(
             f"{escape(one.path)} is good, and the rest of its save is not: "

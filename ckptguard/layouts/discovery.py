@@ -10,7 +10,14 @@ import msgspec
 
 from ckptguard.layouts.checkpoint import Checkpoint, Folder, Layout
 from ckptguard.layouts.plain_folder import holds_state, is_loose
-from ckptguard.layouts.step_names import counts_steps, is_part, may_be_of_rank, saves_by_rank, step_from_name
+from ckptguard.layouts.step_names import (
+    OWN_SUFFIX,
+    counts_steps,
+    is_part,
+    may_be_of_rank,
+    saves_by_rank,
+    step_from_name,
+)
 from ckptguard.layouts.table import LAYOUTS
 from ckptguard.storage.protocol import Entry
 from ckptguard.values.ids import RECORDS_FOLDER, is_temporary, series_of
@@ -20,7 +27,6 @@ FINAL_SERIES = "final"
 _IN_HUB_CACHE = re.compile(
     r"(?:.*/)?(?:models|datasets|spaces|kernels)--[^/]+/(?:snapshots|blobs|refs|trees)", re.DOTALL
 )
-_OWN_SUFFIX = re.compile(r"\.[A-Za-z_]\w*$")  # of a trainer: ``700.state``
 _FINAL_NAMES = ("model.safetensors", "pytorch_model.bin", "adapter_model.safetensors", "adapter_model.bin")
 _FINAL_BESIDE = ("config.json", "generation_config.json", "adapter_config.json", "training_args.bin")
 
@@ -176,7 +182,7 @@ class _Tree:
             if by_rank is not None:
                 one = msgspec.structs.replace(one, step=by_rank.step)
             if chosen is None and one.step is None and entry.key in self._state_files:
-                one = msgspec.structs.replace(one, step=step_from_name(_OWN_SUFFIX.sub("", entry.name)))
+                one = msgspec.structs.replace(one, step=step_from_name(OWN_SUFFIX.sub("", entry.name)))
             found.append(one)
         return found
 

@@ -16,7 +16,7 @@ _STEP = re.compile(r"(?:^|[^a-z])(?:global_?step|step|iter(?:ation)?)[-_=.]?(\d+
 _EPOCH = re.compile(r"(?:^|[^a-z])(?:epoch|ep)[-_=.]?(\d+)", re.IGNORECASE)
 _COUNTED = re.compile(r"(?:^|[^a-z])(?:checkpoint|ckpt|epoch|ep|it)[-_=.+]?(\d+)", re.IGNORECASE)
 _TRAILING = re.compile(r"(?:^|[-_]|(?<!\d)\.)(\d+)$")  # not the decimals of loss=0.35
-_OWN_SUFFIX = re.compile(r"\.[A-Za-z_]\w*$")  # of a trainer: ``700.state``
+OWN_SUFFIX = re.compile(r"\.[A-Za-z_]\w*$")  # of a trainer: ``700.state``
 _DIGIT = re.compile(r"[0-9]")
 _DECIMAL = re.compile(r"\d+\.\d+")
 _NUMBER = re.compile(  # alone, or after a counting word; neither the digits of a hash nor those of "exp2"
@@ -121,7 +121,7 @@ def step_from_name(name: str, around: Collection[str] = (), *, words: bool = Tru
     counted = [*_COUNTED.finditer(stem)]
     found = counted or [*_TRAILING.finditer(stem)]
     if not found:
-        is_known = words and (name != stem or _OWN_SUFFIX.search(name) is None)
+        is_known = words and (name != stem or OWN_SUFFIX.search(name) is None)
         return step_in_words(name) if is_known and _DIGIT.search(stem) else None
     numbers = _NUMBER.findall(_DECIMAL.sub("", stem))
     if len(numbers) > 1 and not (counted and counted[-1].end() == len(stem)):

@@ -22,7 +22,7 @@ from ckptguard.values.patterns import Pattern
 from ckptguard.values.record_formats import FORMAT_KEY
 from ckptguard.values.settings import Settings
 
-MOST_FOLDERS_UP = 8  # in which a checkpoint's run is looked for
+_MOST_FOLDERS_UP = 8  # in which a checkpoint's run is looked for
 
 
 class Target(msgspec.Struct, frozen=True):
@@ -186,7 +186,7 @@ def _has_children(below: Sequence[Entry], patterns: tuple[Pattern, ...]) -> bool
 def _inside_run(url: str, settings: Settings) -> Target | None:
     """Return the run with records that contains this path as a checkpoint."""
     parts = url.rstrip("/").split("/")
-    for up in range(1, MOST_FOLDERS_UP + 1):
+    for up in range(1, _MOST_FOLDERS_UP + 1):
         root = "/".join(parts[:-up])
         if not root or root.endswith(":/") or RECORDS_FOLDER in parts[:-up]:
             return None

@@ -6,9 +6,10 @@ import contextlib
 import ipaddress
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from ckptguard.bulk.dask_tls import context_of, why_not
 from ckptguard.errors import SettingsError, WorkerError
 from ckptguard.values.ids import escape
 
@@ -26,27 +27,24 @@ class DaskCluster:
         for called in [name for name in logging.root.manager.loggerDict if name.partition(".")[0] in _TALKATIVE]:
             logging.getLogger(called).setLevel(logging.CRITICAL)
         self._client = client
-        self._executor = client.get_executor(pure=False, retries=0)  # pure: what is tried again was done already
         self._scheduler = f"the Dask scheduler {where}"
         self._seen = time.monotonic()
 
-    def submit(self, fn: Callable[..., Any], /, *args: Any) -> Any:
-        """Have `fn(*args)` called by a worker."""
-        return self._executor.submit(fn, *args)
+    def submit(self, fn: Callable[..., Any], /, *args: Any, workers: Sequence[str] = ()) -> Any:
+        """Have `fn(*args)` called by one of these workers, or by any."""
+        # pure: what is tried again was done already. If these workers have gone, any other one refuses, or does it.
+        where = {"workers": list(workers), "allow_other_workers": True} if workers else {}
+        return self._client.submit(fn, *args, pure=False, retries=0, **where)
 
-    def shutdown(self, wait: bool = False) -> None:
-        """Cancel what has not begun."""
-        self._executor.shutdown(wait=wait)
-
-    def threads(self) -> int:
-        """Return how many threads the workers have. WorkerError if the scheduler is lost, or had no worker for a
-        while."""
+    def threads(self) -> dict[str, int]:
+        """Return how many threads each worker has, by its address. WorkerError if the scheduler is lost, or had no
+        worker for a while."""
         lost = f"{self._scheduler}cannot be reached"
         if self._client.status != "running":
             raise WorkerError(lost)
         try:
             # Not client.nthreads(): it would wait for half a minute for a scheduler that has just gone.
-            threads = sum(self._client.sync(self._client.scheduler.ncores, callback_timeout=_ANSWER).values())
+            threads = self._client.sync(self._client.scheduler.ncores, callback_timeout=_ANSWER)
         except Exception as error:
             raise WorkerError(lost) from error
         now = time.monotonic()
@@ -54,7 +52,7 @@ class DaskCluster:
             self._seen = now
         elif now - self._seen > _ALONE:
             raise WorkerError(f"{self._scheduler}has had no worker for {_ALONE:.0f} seconds")
-        return int(threads)
+        return dict(threads)
 
 
 def cluster_of(made: Any) -> DaskCluster | None:
@@ -73,17 +71,17 @@ def connect(place: str, stack: contextlib.ExitStack) -> DaskCluster:
         import distributed
     except ImportError as error:
         raise SettingsError("this engine needs Dask", hint='pip install "ckptguard[dask]"') from error
-    secure = bool(dask.config.get("distributed.comm.tls.client.cert", None))
-    if not secure and not _is_here(host):
+    secure = context_of(dask.config.get("distributed.comm.tls", {}))
+    if secure is None and not _is_here(host):
         raise SettingsError(
             f"dask://{escape(place)} is on another machine, and has no TLS: anyone there could run code",
             hint="configure distributed.comm.tls of Dask, or return a client of your own from MODULE:FACTORY",
         )
     try:
         make: Any = distributed.Client
-        client = make(f"{'tls' if secure else 'tcp'}://{place}", timeout=_CONNECT, set_as_default=False)
+        client = make(f"{'tcp' if secure is None else 'tls'}://{place}", timeout=_CONNECT, set_as_default=False)
     except (OSError, ValueError, TimeoutError) as error:
-        raise WorkerError(f"the Dask scheduler at {escape(place)} cannot be reached") from error
+        raise WorkerError(f"the Dask scheduler at {escape(place)} {why_not(host, int(port), secure)}") from error
     stack.callback(client.close, timeout=2)
     return DaskCluster(client, f"at {escape(place)} ")
 

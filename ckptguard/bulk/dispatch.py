@@ -3,36 +3,46 @@
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 
 import msgspec
 
-from ckptguard.bulk.engine import Engine, compare
-from ckptguard.bulk.messages import Answer, Table, Task
-from ckptguard.decisions.bulk_order import Waiting
+from ckptguard.bulk.engine import Engine, other_software
+from ckptguard.bulk.messages import Table, Task, TaskAnswer
+from ckptguard.bulk.sight import Sight
+from ckptguard.decisions.bulk_order import BulkQueue
+from ckptguard.errors import CkptguardError, WorkerError
 from ckptguard.scan.result import Scan
 from ckptguard.values.ids import escape
 from ckptguard.values.record_text import decodable
+from ckptguard.values.verdict import Outcome
 
 _EACH = 4  # tasks in flight for each worker, so that none waits for the coordinator
 _TICK = 1.0  # seconds between looks at the engine
+_TRIES = 4  # of a task that workers cannot do, each by another one
+_MOST_BUSY = 8  # workers that are kept busy at once, so that others may have a turn
+_ROUNDS = 8  # times that all workers are offered a task that nobody may do, where they cannot be chosen
 
 
-def dispatch(engine: Engine, tasks: Iterable[Task], rate: float | None = None) -> Iterator[tuple[Task, Answer]]:
+def dispatch(
+    engine: Engine, tasks: Iterable[Task], rate: float | None = None, sight: Sight | None = None
+) -> Iterator[tuple[Task, TaskAnswer]]:
     """Yield each task with its answer, as they come. `rate`: bytes a second for all of them together.
 
-    A task whose worker dies is tried again, alone. If its worker dies again, the answer says so. Raises WorkerError if
+    A task whose worker dies is tried again, alone. If its worker dies again, the answer says so. One that a worker
+    cannot do, or may not because it does not see what `sight` does, is tried by another. Raises WorkerError if
     the engine is lost: what has no answer then is still to be done.
     """
-    this = _Dispatch(engine, Waiting(tasks), rate)
+    this = _Dispatch(engine, BulkQueue(tasks), rate, sight)
     try:
         while this.begin():
-            for attempt, answer in this.answered():
-                if this.ends(attempt, answer):
+            for attempt, said in this.answered():
+                answer = this.last_word(attempt, said)
+                if answer is not None and this.ends(attempt, answer):
                     yield attempt.job, answer
                     this.waiting.free(attempt.job)
     finally:
@@ -42,24 +52,32 @@ def dispatch(engine: Engine, tasks: Iterable[Task], rate: float | None = None) -
 
 @dataclass(eq=False)
 class _Attempt:
-    """What is or will be in flight for a job: its task, or the scan of a part."""
+    """What is or will be in flight for a job: its task, or the scan of a part. `number` counts what was submitted."""
 
     job: Task
     task: Task
     was_lost: bool = False  # with its worker
+    number: int = 0
+    refused: int = 0  # how often by workers that may not do it
+    outdated: int = 0  # how often because what it showed had changed
+    failures: list[TaskAnswer] = field(default_factory=list)  # of workers that could not do it
+    untold: TaskAnswer | None = None  # the last answer that did not count, because what it showed had changed
 
 
 class _Dispatch:
     """The state of one dispatch."""
 
-    def __init__(self, engine: Engine, waiting: Waiting[Task], rate: float | None) -> None:
-        self._engine, self.waiting = engine, waiting
+    def __init__(self, engine: Engine, waiting: BulkQueue[Task], rate: float | None, sight: Sight | None) -> None:
+        self._engine, self.waiting, self._sight = engine, waiting, sight
         self.flying: dict[Future[Table], _Attempt] = {}
         self._ended: SimpleQueue[Future[Table]] = SimpleQueue()
         self._next: deque[_Attempt] = deque()
         self._alone: deque[_Attempt] = deque()  # those that were lost
+        self._unseen: deque[tuple[_Attempt, TaskAnswer]] = deque()  # what the coordinator does not see itself
+        self._aside: defaultdict[str, set[str]] = defaultdict(set)  # workers by run; "" is for all runs
         self._scans: dict[int, list[Scan]] = {}  # of jobs in parts
         self._looked = 0.0
+        self._submitted = 0
         # With a rate no task waits at a worker, where its share would be lost.
         self._most = None if rate is None else engine.workers
         self._share = None if rate is None else rate / engine.workers
@@ -70,14 +88,25 @@ class _Dispatch:
             attempt = self._choose()
             if attempt is None:
                 break
-            future = self._engine.submit(msgspec.structs.replace(attempt.task, rate=self._share))
+            try:
+                shown = () if self._sight is None else self._sight.of(attempt.job)
+            except CkptguardError as error:
+                self._unseen.append((attempt, TaskAnswer(trouble=error.message)))
+                break
+            attempt.task = msgspec.structs.replace(attempt.task, rate=self._share, shown=shown)
+            self._keep_busy(attempt)
+            self._submitted = attempt.number = self._submitted + 1
+            future = self._engine.submit(attempt.task, self._avoided(attempt))
             self.flying[future] = attempt
             future.add_done_callback(self._ended.put)
-        return bool(self.flying)
+        return bool(self.flying or self._unseen)
 
-    def answered(self) -> Iterator[tuple[_Attempt, Answer]]:
+    def answered(self) -> Iterator[tuple[_Attempt, TaskAnswer]]:
         """Yield what has ended, and its answer. Nothing, if nothing ends within a second, or what ended is to be tried
         again. Raises WorkerError if the engine is lost."""
+        if self._unseen:
+            yield self._unseen.popleft()
+            return
         if time.monotonic() - self._looked >= _TICK:
             self._looked = time.monotonic()
             self._engine.look()
@@ -87,17 +116,54 @@ class _Dispatch:
             return
         attempt = self.flying.pop(future)
         try:
-            answer = msgspec.convert(future.result(), decodable(Answer))
+            answer = msgspec.convert(future.result(), decodable(TaskAnswer))
             if not answer.host:
                 raise ValueError("its answer is not from us")
         except Exception as error:  # no task raises: it is its worker, or the engine
             yield from self._lost(attempt, error)
             return
-        if answer.differs:
-            compare({"host": answer.host, "software": answer.differs})
         yield attempt, answer
 
-    def ends(self, attempt: _Attempt, answer: Answer) -> bool:
+    def last_word(self, attempt: _Attempt, answer: TaskAnswer) -> TaskAnswer | None:
+        """Return an answer that counts, or None if another worker is asked.
+
+        Raises WorkerError if no worker has our software.
+        """
+        if not answer.host or self._engine.is_here:
+            return answer
+        try:
+            refusal = other_software(answer.differs) or self._other_sight(attempt, answer)
+            failed = not refusal and self._failed(attempt, answer)
+        except CkptguardError as error:  # the coordinator itself
+            return TaskAnswer(trouble=error.message)
+        if refusal is None:
+            attempt.outdated += 1
+            may_go_on = attempt.outdated < _TRIES
+            answer = TaskAnswer(trouble="it changes all the time")
+        elif refusal:
+            attempt.refused += 1
+            worker = f"the worker {escape(answer.host)} {refusal}"
+            self._aside["" if answer.differs else attempt.job.url].add(_name_of(answer))
+            self._engine.aside[_name_of(answer)] = worker
+            may_go_on = self._somebody_may(attempt)
+            if answer.differs and not may_go_on:
+                raise WorkerError(worker, hint="install the same version there")
+            answer = (*attempt.failures, TaskAnswer(trouble=f"no worker sees it: {worker}"))[0]
+        elif failed:
+            attempt.failures.append(answer)
+            may_go_on = len(attempt.failures) < _TRIES and self._engine.has_other(self._avoided(attempt))
+            if not (answer.items or answer.trouble):
+                answer = TaskAnswer(trouble="its workers do not find it")
+        else:
+            before, attempt.untold = attempt.untold, None
+            if before is not None and not answer.events and _outcomes(before) == _outcomes(answer):
+                answer = msgspec.structs.replace(answer, events=before.events)  # it found them on record
+            return answer
+        if may_go_on:
+            self._next.appendleft(attempt)
+        return None if may_go_on else answer
+
+    def ends(self, attempt: _Attempt, answer: TaskAnswer) -> bool:
         """True if this answer is that of the job, not only that of a part of it."""
         job, number = attempt.job, attempt.job.number
         if attempt.task.verb != "scan":
@@ -125,7 +191,52 @@ class _Dispatch:
         # Whatever else is in flight could die with a task that kills its worker, and would then look like it.
         return self._alone.popleft() if self._alone and not self.flying else None
 
-    def _lost(self, attempt: _Attempt, error: Exception) -> Iterator[tuple[_Attempt, Answer]]:
+    def _other_sight(self, attempt: _Attempt, answer: TaskAnswer) -> str | None:
+        """Say what a worker does not see as we do; "" if it sees the same, None if what it was shown has changed."""
+        if self._sight is None:
+            return answer.blind
+        has_recorded = not answer.trouble and any(
+            item.outcome is not Outcome.PENDING and item.done != "damaged" for item in answer.items
+        )
+        empty = [one.place for one in attempt.task.shown if one.entry is None] if has_recorded else []
+        if not answer.blind and not empty:
+            return ""
+        if self._sight.changed(attempt.task):
+            attempt.untold = answer
+            return None
+        return answer.blind or f"finds files in {escape(empty[0])}, where there are none here"
+
+    def _failed(self, attempt: _Attempt, answer: TaskAnswer) -> bool:
+        """True if another worker may have a better answer: this one could not read, or did not find its checkpoint."""
+        if not attempt.job.path or attempt.task.verb == "scan":
+            return bool(answer.trouble) and not (answer.items or answer.tasks or answer.settled)
+        if answer.items:
+            return any(one.outcome is Outcome.PENDING and (one.findings or one.done) for one in answer.items)
+        return bool(answer.trouble) or (
+            attempt.job.verb == "verify" and self._sight is not None and self._sight.has(attempt.job)
+        )
+
+    def _avoided(self, attempt: _Attempt) -> set[str]:
+        return self._aside[""] | self._aside[attempt.job.url] | set(map(_name_of, attempt.failures))
+
+    def _keep_busy(self, attempt: _Attempt) -> None:
+        """Give workers that refused a task something else, which they refuse slowly, before the task is given to an
+        engine again. Ray gives it to the worker that was the last to answer, others to one after another: so this is
+        done for none of them, for one, and so on, in turn."""
+        if attempt.refused and self._engine.addresses is None:
+            for _ in range((attempt.refused - 1) % (min(len(self._avoided(attempt)), _MOST_BUSY) + 1)):
+                self._engine.submit(msgspec.structs.replace(attempt.task, verb="look"))
+
+    def _somebody_may(self, attempt: _Attempt) -> bool:
+        """True if there may be a worker that does a task which another one must not do."""
+        if self._engine.addresses is not None:
+            return self._engine.has_other(self._avoided(attempt))
+        # Tasks that were submitted long before and have no answer are with workers that are at work.
+        oldest = next((other.number for other in self.flying.values()), attempt.number)
+        at_work = oldest < attempt.number - self._engine.workers * _EACH
+        return at_work or attempt.refused < self._engine.workers * _ROUNDS
+
+    def _lost(self, attempt: _Attempt, error: Exception) -> Iterator[tuple[_Attempt, TaskAnswer]]:
         self._engine.look()
         if not attempt.was_lost:
             attempt.was_lost = True
@@ -133,4 +244,12 @@ class _Dispatch:
             return
         self._engine.check()
         reason = ": ".join(filter(None, (type(error).__name__, escape(str(error)[:300]))))
-        yield attempt, Answer(trouble=f"its worker died twice while it was read ({reason})")
+        yield attempt, TaskAnswer(trouble=f"its worker died twice while it was read ({reason})")
+
+
+def _outcomes(answer: TaskAnswer) -> list[tuple[str, str]]:
+    return [(item.path, item.outcome.value) for item in answer.items]
+
+
+def _name_of(answer: TaskAnswer) -> str:
+    return answer.address or answer.host

@@ -12,7 +12,7 @@ import multiprocessing
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from typing import Any
 
@@ -32,13 +32,16 @@ class Engine:
     one of them dies.
 
     `workers` is how many tasks it does at once; Dask knows better. `options` are the storage options by the URL of a
-    run, for workers on this machine. Others have their own.
+    run, for workers on this machine, which see what we see. Without it, they are elsewhere and have their own.
+    `aside`: what was wrong with the workers that may not do some tasks, by their addresses.
     """
 
     def __init__(
         self, make: Callable[[], Any], workers: int, options: Mapping[str, Mapping[str, Table]] | None = None
     ) -> None:
-        self.workers = workers
+        self.workers, self.is_here = workers, options is not None
+        self.addresses: set[str] | None = None  # of all workers, where they can be chosen
+        self.aside: dict[str, str] = {}
         self._make, self._options = make, options or {}
         self._made = make()
         self.check()
@@ -47,10 +50,11 @@ class Engine:
     def look(self) -> None:
         """Count the workers of a Dask cluster. Raises WorkerError if it is lost."""
         if isinstance(self._made, DaskCluster):
-            self.workers = max(self._made.threads(), 1)
+            threads = self._made.threads()
+            self.workers, self.addresses = max(sum(threads.values()), 1), set(threads)
 
     def check(self) -> None:
-        """Raise WorkerError if no worker answers, or the one that does has other software."""
+        """Raise WorkerError if no worker answers."""
         answered = threading.Event()
         future = self._submit(identify)
         try:
@@ -61,14 +65,19 @@ class Engine:
             raise WorkerError(f"the engine's workers cannot work: {reason}") from error
         if not said:
             raise WorkerError(f"no worker of the engine answered within {_PATIENCE:.0f} seconds")
-        compare(said)
 
-    def submit(self, task: Task) -> Future[Table]:
-        """Give a task to the engine. Raises WorkerError if that is impossible."""
+    def submit(self, task: Task, avoid: Collection[str] = ()) -> Future[Table]:
+        """Give a task to the engine; not to these workers, if they can be chosen. Raises WorkerError if that is
+        impossible."""
         table = {**msgspec.to_builtins(task), "software": SOFTWARE}
         if task.url in self._options:
             table["options"] = self._options[task.url]
-        return self._submit(perform, table)
+        chosen = sorted((self.addresses or set()) - set(avoid)) if avoid else []
+        return self._submit(perform, table, workers=chosen) if chosen else self._submit(perform, table)
+
+    def has_other(self, avoid: Collection[str]) -> bool:
+        """True if there is a worker that is none of these."""
+        return len(avoid) < self.workers if self.addresses is None else not self.addresses <= set(avoid)
 
     def close(self, *, wait: bool) -> None:
         """End the engine. Where it does not `wait`, a task that has begun is done, which does no harm."""
@@ -76,13 +85,13 @@ class Engine:
         if shutdown is not None:
             shutdown(wait=wait)
 
-    def _submit(self, fn: Callable[..., Any], *args: Any) -> Future[Table]:
+    def _submit(self, fn: Callable[..., Any], *args: Any, **where: Any) -> Future[Table]:
         try:
             try:
-                found: Future[Table] = self._made.submit(fn, *args)
+                found: Future[Table] = self._made.submit(fn, *args, **where)
             except BrokenExecutor:
                 self._made = self._make()
-                found = self._made.submit(fn, *args)
+                found = self._made.submit(fn, *args, **where)
         except CkptguardError:
             raise
         except Exception as error:  # an engine of the user's own may raise anything
@@ -90,17 +99,10 @@ class Engine:
         return found
 
 
-def compare(said: Table) -> None:
-    """Raise WorkerError if a worker has other software than we have."""
-    theirs = said.get("software")
-    if theirs == SOFTWARE:
-        return
-    theirs = theirs if isinstance(theirs, dict) else {}
+def other_software(theirs: Mapping[str, str]) -> str:
+    """Say how the software that a worker states differs from ours; "" if it states none."""
     differs = [f"{name} {theirs.get(name)}, not {ours}" for name, ours in SOFTWARE.items() if theirs.get(name) != ours]
-    raise WorkerError(
-        f"the worker {said.get('host')} has other software: {', '.join(differs)}",
-        hint="install the same version there",
-    )
+    return f"has other software: {escape(', '.join(differs))}" if theirs else ""
 
 
 @contextlib.contextmanager

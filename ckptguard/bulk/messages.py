@@ -6,11 +6,13 @@ from typing import Any
 
 import msgspec
 
-from ckptguard.decisions.bulk_order import Job
+from ckptguard.decisions.bulk_order import BulkJob
 from ckptguard.scan.result import Scan
+from ckptguard.storage import Entry
 from ckptguard.values.ids import CheckpointId
 from ckptguard.values.record_formats import MANIFEST, RECORDS, VERDICT
 from ckptguard.values.settings import Settings
+from ckptguard.values.silence import Silence
 from ckptguard.values.verdict import Finding, Outcome
 from ckptguard.version import __version__
 
@@ -27,11 +29,19 @@ SOFTWARE = {
 _STAY = ("storage", "webhook", "notify", "on_incident")
 
 
-class Task(Job, frozen=True, kw_only=True, omit_defaults=True):
+class Witness(msgspec.Struct, frozen=True, kw_only=True):
+    """A file that the coordinator sees in a place. None: it sees no file there."""
+
+    place: str
+    entry: Entry | None = None
+
+
+class Task(BulkJob, frozen=True, kw_only=True, omit_defaults=True):
     """What a worker is to do: one of `worker.VERBS`, of one run or of one checkpoint in it.
 
     - `settings`: those that are no defaults. `storage`: the names of the storage options that a worker must have.
     - `rate`: bytes a second that this task may read.
+    - `shown`: what a worker on another machine must see, too.
 
     To plan a run: `about` is what verb the plan is for, `max_age` and `large` as in `plan_bulk`.
 
@@ -45,6 +55,7 @@ class Task(Job, frozen=True, kw_only=True, omit_defaults=True):
     settings: Table = msgspec.field(default_factory=dict)
     storage: tuple[str, ...] = ()
     rate: float | None = None
+    shown: tuple[Witness, ...] = ()
     about: str = ""
     max_age: float = 0.0
     large: int = 0
@@ -87,18 +98,21 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
     bad: tuple[str, ...]
     oldest_read_at: float | None
     replicas_behind: int | None
+    silence: Silence | None = None
 
 
-class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class TaskAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What a worker says. `trouble` says why something could not be done; the rest counts all the same.
 
     - `items`: what was done. Of a plan: what needs nothing, and is not good. `settled` counts all of these by outcome.
     - `tasks`: what a plan found to do, in its order. `protection`: how well the run is protected.
     - `events`: what people must be told.
-    - `differs`: the worker has other software, and has done nothing.
+    - `differs`: the worker has other software; `blind`: it sees other storage. It has done nothing.
+    - `host`, and `address` in Dask, say which worker it is.
     """
 
     host: str = ""
+    address: str = ""
     items: tuple[Item, ...] = ()
     tasks: tuple[Task, ...] = ()
     settled: dict[str, int] = {}
@@ -108,6 +122,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     events: tuple[Table, ...] = ()
     trouble: str = ""
     differs: dict[str, str] = {}
+    blind: str = ""
 
 
 def portable(settings: Settings) -> Table:

@@ -6,14 +6,14 @@ What is done is on record, so the plan of a job that was interrupted has only th
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from ckptguard.bulk.messages import Answer, Item, Task, item_of
+from ckptguard.bulk.messages import Item, Task, TaskAnswer, item_of
 from ckptguard.bulk.tasks import replica_item
 from ckptguard.decisions.bulk_order import parts_of
 from ckptguard.layouts import Checkpoint
-from ckptguard.records.kept import list_kept, list_set_aside, read_kept
+from ckptguard.records.kept import KeptCopy, list_kept, list_set_aside, read_kept
 from ckptguard.records.scrubs import IN_PLACE
 from ckptguard.repair.scrub import Due, ScrubOrder, due_places
 from ckptguard.replicas.replicate import replica_urls, replicate
@@ -28,12 +28,12 @@ Found = Task | Item | str  # something to do, what is on record of a checkpoint,
 _SHARE = 32  # files with less than this part of `large` bytes are scanned together
 
 
-def plan(task: Task, settings: Settings, work: Work) -> Answer:
+def plan(task: Task, settings: Settings, work: Work) -> TaskAnswer:
     """Return what the verb `task.about` has to do in a run, in its order, and what is settled."""
     view = open_view(task.url, settings)
-    found = list(_PLANS[task.about](task, view))
+    found = [*_PLANS[task.about](task, view), *view.listing.unread_notes]
     known = [one for one in found if isinstance(one, Item)]
-    return Answer(
+    return TaskAnswer(
         tasks=tuple(one for one in found if isinstance(one, Task)),
         settled=dict(Counter(one.outcome.value for one in known)),
         items=tuple(one for one in known if one.outcome is not Outcome.GOOD),
@@ -46,7 +46,7 @@ def _to_verify(task: Task, view: RunView) -> Iterator[Found]:
     """What has no verdict on its present files, in the order of training: checks compare a save with earlier ones."""
     for one in sorted(view.checkpoints, key=lambda c: (c.step is None, numbers_of(c.step), c.written_at, c.path)):
         parts = _parts_of(one, task.large)
-        due = _to_do(task, path=one.path, layout=one.layout, chain=one.series, bytes=one.bytes, parts=parts)
+        due = _to_do(task, path=one.path, layout=one.layout, chain=one.series, parts=parts, **_size_of([one]))
         yield _known(task, view, one) or due
 
 
@@ -56,8 +56,8 @@ def _to_scrub(task: Task, view: RunView) -> Iterator[Found]:
     for due in due_places(view, ScrubOrder(max_age=task.max_age)):
         in_place |= {due.path} if due.place == IN_PLACE else set()
         chain, last = f"{due.id.series}/{due.id}/{due.place}", due.last or 0.0
-        bytes = _bytes_of(view, due)
-        yield _to_do(task, path=due.path, id=due.id, place=due.place, chain=chain, bytes=bytes, last=last)
+        size = _size_of([due.checkpoint] if due.checkpoint is not None else _kept_of(view, due))
+        yield _to_do(task, path=due.path, id=due.id, place=due.place, chain=chain, last=last, **size)
     yield from filter(None, (_known(task, view, one) for one in view.checkpoints if one.path not in in_place))
 
 
@@ -68,7 +68,9 @@ def _to_replicate(task: Task, view: RunView) -> Iterator[Found]:
         if replica.trouble is not None:
             yield f"{place}: {replica.trouble}"
         for one in replica.checkpoints:
-            due = _to_do(task, path=one.path, id=one.id, place=place, chain=place, bytes=one.bytes)
+            in_place = view.checkpoint(one.path)
+            size = {"bytes": one.bytes, "file_count": 1 if in_place is None else len(in_place.entries)}
+            due = _to_do(task, path=one.path, id=one.id, place=place, chain=place, **size)
             if one.done != "gone":
                 yield due if one.done == "would send" else replica_item(due, one)
     if not view.settings.replicas:
@@ -77,11 +79,11 @@ def _to_replicate(task: Task, view: RunView) -> Iterator[Found]:
 
 def _to_repair(task: Task, view: RunView) -> Iterator[Found]:
     """The whole run, if it has known damage: a repair holds the run's lock."""
-    known = [item for one in view.checkpoints if (item := _known(task, view, one)) is not None]
-    bad = [one for one in known if one.outcome is Outcome.BAD]
+    known = [(one, item) for one in view.checkpoints if (item := _known(task, view, one)) is not None]
+    bad = [one for one, item in known if item.outcome is Outcome.BAD]
     if bad or list_set_aside(view.run):
-        yield _to_do(task, bytes=sum(one.bytes for one in bad))
-    yield from (one for one in known if one.outcome is not Outcome.BAD)
+        yield _to_do(task, **_size_of(bad))
+    yield from (item for _, item in known if item.outcome is not Outcome.BAD)
 
 
 _PLANS: dict[str, Callable[[Task, RunView], Iterator[Found]]] = {
@@ -108,7 +110,7 @@ def _parts_of(checkpoint: Checkpoint, large: int) -> tuple[tuple[str, ...], ...]
 def _known(task: Task, view: RunView, checkpoint: Checkpoint) -> Item | None:
     """Return what is on record of the files in place; None if that is nothing, or they may be others."""
     history = view.history
-    id = view.current_if_readable(checkpoint)
+    id = view.current_if_readable(checkpoint) if checkpoint.unread is None else None
     verdict = history.verdict(id) if id is not None else None
     sealed = history.manifest(id) if id is not None else None
     if verdict is None or sealed is None or not looks_as_read(checkpoint.entries, sealed, verdict):
@@ -126,8 +128,12 @@ def _protection(view: RunView) -> int:
     return 2 if view.settings.replicas or list_kept(view.run) else 1
 
 
-def _bytes_of(view: RunView, due: Due) -> int:
-    if due.checkpoint is not None:
-        return due.checkpoint.bytes
+def _kept_of(view: RunView, due: Due) -> list[KeptCopy]:
     copy = read_kept(view.run, due.id)
-    return 0 if copy is None else sum(source[0] for source in copy.sources)
+    return [] if copy is None else [copy]
+
+
+def _size_of(found: Iterable[Checkpoint | KeptCopy]) -> dict[str, Any]:
+    """Return how large these are, as fields of a task."""
+    sizes = [entry.size for one in found for entry in one.entries]
+    return {"bytes": sum(sizes), "file_count": len(sizes)}

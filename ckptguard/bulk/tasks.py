@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from ckptguard.bulk.messages import Answer, Item, RunRow, Task, item_of
+from ckptguard.bulk.messages import Item, RunRow, Task, TaskAnswer, item_of
 from ckptguard.inspect.status import status
 from ckptguard.layouts import Checkpoint
 from ckptguard.repair.repair import repair
@@ -33,55 +33,57 @@ from ckptguard.verification.selection import Selection
 _OF_REPLICA = {"sent": Outcome.GOOD, "there": Outcome.GOOD, "damaged": Outcome.BAD}
 
 
-def verify_one(task: Task, settings: Settings, work: Work) -> Answer:
+def verify_one(task: Task, settings: Settings, work: Work) -> TaskAnswer:
     """Verify one checkpoint, record the verdict, and open an incident if it is bad. `task.scans` is not read again."""
     view, checkpoint = _near(task, settings)
     if checkpoint is None:
-        return Answer()  # the trainer or retention has removed it
+        return TaskAnswer()  # the trainer or retention has removed it
     quiet = quiet_in(view, checkpoint)
     if quiet is None:
-        return Answer(items=(item_of(task, Outcome.PENDING, message="it is still being written"),))
+        return TaskAnswer(items=(item_of(task, Outcome.PENDING, message="it is still being written"),))
     if task.scans:
         scanner = _scanned_before(view.run.storage, task.scans, work.scanner)
         work = msgspec.structs.replace(work, scanner=scanner)
     notes: list[str] = []
     events: list[Event] = []
     found = judge_in_run(view, Selection(), None, notes, work)(quiet)
-    with IncidentsOfSaves(settings, source="cli", log=lambda event, **fields: None, tell=events.append) as incidents:
+    tell, log = (lambda run, event: events.append(event)), (lambda event, **fields: None)
+    with IncidentsOfSaves(settings, source="cli", log=log, tell=tell) as incidents:
         trouble = incidents.judged(view.run, found)
     notes += [trouble] if trouble is not None else []
-    return Answer(items=(_item_read(task, found),), events=tuple(events), trouble="; ".join(notes))
+    return TaskAnswer(items=(_item_read(task, found),), events=tuple(events), trouble="; ".join(notes))
 
 
-def scan_part(task: Task, settings: Settings, work: Work) -> Answer:
+def scan_part(task: Task, settings: Settings, work: Work) -> TaskAnswer:
     """Scan some files of a large checkpoint: every digest that its verification will ask for."""
     view, checkpoint = _near(task, settings)
     if checkpoint is None:
-        return Answer(trouble="it was removed meanwhile")
+        return TaskAnswer(trouble="it was removed meanwhile")
     storage = view.run.storage
     sums = find_sums(storage, checkpoint, view.sum_lists_beside(checkpoint))
-    return Answer(scan=work.scanner(storage, task.files, sums.added_to(ScanOptions()), work.progress))
+    return TaskAnswer(scan=work.scanner(storage, task.files, sums.added_to(ScanOptions()), work.progress))
 
 
-def scrub_one(task: Task, settings: Settings, work: Work) -> Answer:
+def scrub_one(task: Task, settings: Settings, work: Work) -> TaskAnswer:
     """Read one place of a verified checkpoint again."""
     assert task.id is not None
     events: list[Event] = []
     order = ScrubOrder(only=(task.id, task.place))
-    done = scrub(open_view(task.url, settings), order, work=work, watcher=ScrubListener(tell=events.append))
+    watcher = ScrubListener(tell=lambda run, event: events.append(event))
+    done = scrub(open_view(task.url, settings), order, work=work, watcher=watcher)
     items = tuple(_item_read(task, one) for one in done.places)
-    return Answer(items=items, events=tuple(events), trouble="; ".join(done.could_not_tell))
+    return TaskAnswer(items=items, events=tuple(events), trouble="; ".join(done.could_not_tell))
 
 
-def replicate_one(task: Task, settings: Settings, work: Work) -> Answer:
+def replicate_one(task: Task, settings: Settings, work: Work) -> TaskAnswer:
     """Send one checkpoint to one replica, and read it back from there."""
     assert task.id is not None
     done = replicate(open_view(task.url, settings), task.place, work=work, only=[task.id])
     items = tuple(replica_item(task, one) for one in done.checkpoints if one.done != "gone")
-    return Answer(items=items, trouble=done.trouble or "")
+    return TaskAnswer(items=items, trouble=done.trouble or "")
 
 
-def repair_run(task: Task, settings: Settings, work: Work) -> Answer:
+def repair_run(task: Task, settings: Settings, work: Work) -> TaskAnswer:
     """Repair what is known to be damaged in one run, under its lock."""
     done = repair(open_view(task.url, settings), work=work)
     failed = [
@@ -90,10 +92,10 @@ def repair_run(task: Task, settings: Settings, work: Work) -> Answer:
         if not f.repaired
     ]
     items = (*failed, *(_item_read(task, one) for one in done.checked))
-    return Answer(items=items, trouble="; ".join(done.could_not_tell))
+    return TaskAnswer(items=items, trouble="; ".join(done.could_not_tell))
 
 
-def report_run(task: Task, settings: Settings, work: Work) -> Answer:
+def report_run(task: Task, settings: Settings, work: Work) -> TaskAnswer:
     """Return what is known of one run, from its records and its listing, without reading bytes."""
     view = open_view(task.url, settings)
     found = status(view)
@@ -112,8 +114,9 @@ def report_run(task: Task, settings: Settings, work: Work) -> Answer:
         bad=found.bad,
         oldest_read_at=min(read, default=None),
         replicas_behind=None if any(one.behind is None for one in found.replicas) else summary.replicas_behind,
+        silence=summary.silence,
     )
-    return Answer(row=row)
+    return TaskAnswer(row=row)
 
 
 def replica_item(task: Task, one: Replicated) -> Item:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
+import sys
+import time
 from collections.abc import Callable
 from typing import Protocol
 
 import msgspec
 
 from ckptguard.bulk import planning, tasks
-from ckptguard.bulk.messages import SOFTWARE, Answer, Table, Task
+from ckptguard.bulk.messages import SOFTWARE, Table, Task, TaskAnswer
+from ckptguard.bulk.sight import other_sight
 from ckptguard.errors import CkptguardError, SettingsError, StoppedError
 from ckptguard.runs.settings_file import load_settings
 from ckptguard.runs.work import Work
@@ -21,7 +25,8 @@ from ckptguard.values.record_text import decodable
 from ckptguard.values.settings import Settings, with_table
 from ckptguard.values.storage_options import StorageOptions
 
-VERBS: dict[str, Callable[[Task, Settings, Work], Answer]] = {
+VERBS: dict[str, Callable[[Task, Settings, Work], TaskAnswer]] = {
+    "look": lambda task, settings, work: TaskAnswer(),  # that it may do the task
     "plan": planning.plan,
     "scan": tasks.scan_part,
     "verify": tasks.verify_one,
@@ -31,6 +36,7 @@ VERBS: dict[str, Callable[[Task, Settings, Work], Answer]] = {
     "report": tasks.report_run,
 }
 _THREADS = 2  # of one task, if the settings do not say: an engine runs several side by side
+_PAUSE = 1.0  # seconds before a worker says that it may do nothing: meanwhile the tasks go to others
 
 
 class Stop(Protocol):
@@ -53,33 +59,47 @@ def begin(stop: Stop | None, parent: int | None = None) -> None:
         die_with(parent)
 
 
-def identify() -> Table:
-    """Say what software this worker has, and where it is."""
-    return {"host": f"{socket.gethostname()}:{os.getpid()}", "software": SOFTWARE}
+def identify() -> dict[str, str]:
+    """Say which worker this is."""
+    said = {"host": f"{socket.gethostname()}:{os.getpid()}"}
+    if "distributed" in sys.modules:
+        from distributed import get_worker
+
+        with contextlib.suppress(ValueError):  # it is no worker of Dask
+            said["address"] = get_worker().address
+    return said
 
 
 def perform(table: Table) -> Table:
     """Do one task. Beside it the table says what `software` the coordinator has, and on its own machine the storage
     `options` of the run."""
-    answer: Answer
+    answer: TaskAnswer
     try:
         answer = _answer(table)
     except CkptguardError as error:
-        answer = Answer(trouble=error.message + (f" ({error.hint})" if error.hint else ""))
+        answer = TaskAnswer(trouble=error.message + (f" ({error.hint})" if error.hint else ""))
     except Exception as error:
-        answer = Answer(trouble=f"{type(error).__name__}: {error}")
-    found = msgspec.to_builtins(msgspec.structs.replace(answer, host=identify()["host"]))
+        answer = TaskAnswer(trouble=f"{type(error).__name__}: {error}")
+    if answer.differs or answer.blind:
+        time.sleep(_PAUSE)
+    found = msgspec.to_builtins(msgspec.structs.replace(answer, **identify()))
     assert isinstance(found, dict)
     return found
 
 
-def _answer(table: Table) -> Answer:
+def _answer(table: Table) -> TaskAnswer:
     if table.get("software") != SOFTWARE:
-        return Answer(differs=SOFTWARE)
+        return TaskAnswer(differs=SOFTWARE)
     _check_stop(0)
     task = msgspec.convert(table, decodable(Task))
     settings = with_table(Settings(), task.settings, "a task")
-    options = StorageOptions(table["options"]) if "options" in table else _own_options(task)
+    try:
+        options = StorageOptions(table["options"]) if "options" in table else _own_options(task)
+    except SettingsError as error:
+        return TaskAnswer(blind=f"{error.message} ({error.hint})")
+    blind = other_sight(task, options)
+    if blind:
+        return TaskAnswer(blind=blind)
     settings = settings.changed(storage=options, workers=settings.workers or _THREADS)
     work = Work(scanner=scanner_of(settings, rate=task.rate), progress=_check_stop, rate=task.rate)
     return VERBS[task.verb](task, settings, work)
@@ -98,7 +118,7 @@ def _own_options(task: Task) -> StorageOptions:
     missing = [name for name in task.storage if name not in own]
     if missing:
         raise SettingsError(
-            f"the worker {identify()['host']} has no storage options for {', '.join(missing)}",
+            f"has no storage options for {', '.join(missing)}",
             hint="set CKPTGUARD_STORAGE where the worker starts, or put ckptguard.toml there",
         )
     return StorageOptions({name: own[name] for name in task.storage})

@@ -1,1 +1,1 @@
-"""The catalogue: a local SQLite cache of what the runs' records say. It answers questions about many runs."""
+"""The catalogue: a local cache of what the runs' records say, for the page of a daemon."""

@@ -1,234 +1,250 @@
-"""The catalogue in use: one thread writes, any thread asks. It is a cache, and may be deleted at any time.
+"""The catalogue of a daemon's runs: what is noted of each, packed in memory, and in one file for each run.
 
-While its file cannot be used, it is in memory, and begins empty. Nothing here raises or waits for the disk, except
-`ask`, which waits for a second at most. What could not be written is dropped: `digest` then says that the run must be
-noted again.
+It is a cache. A file may be deleted at any time: what it held is in memory, or is read from the records again. One that
+is damaged or of another version counts as none.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
-import sqlite3
 import threading
 import time
-from collections.abc import Callable, Collection
-from functools import partial
-from typing import Concatenate, ParamSpec, TypeVar
+import zlib
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import NamedTuple
 
 import msgspec
 
-from ckptguard.catalogue.rows import Event, RunSeen
-from ckptguard.catalogue.schema import UnusableError, delete, in_memory, open_for_reading, open_for_writing
-from ckptguard.catalogue.write import forget_run, run_digests, write_event, write_run
+from ckptguard.catalogue.rows import Event, Noted, NumberedEvent, RunSeen, event_key
+from ckptguard.storage.local.writes import replace_file
+from ckptguard.storage.runtime_folder import read_private
+from ckptguard.values.record_text import decodable
+from ckptguard.values.run_rows import Generation
+from ckptguard.values.run_summary import RunSummary
+from ckptguard.version import __version__
 
-_CHECK = 5.0  # seconds between two checks that the file is still there
-_LONGEST_PAUSE = 60.0  # seconds until a catalogue that cannot be written is tried again
-_MOST_WAITING = 10_000
-_OPEN_SECONDS = _CLOSE_SECONDS = 2.0
-_Asked = ParamSpec("_Asked")
-_Answer = TypeVar("_Answer")
-_Write = Callable[[sqlite3.Connection], None]
+MOST_RECENT = 256  # events of all runs that a reader may have missed
+MOST_EVENTS = 5000  # of a run, the newest of those without a record
+_WITHOUT_RECORD = ("gone", "prune", "quarantine", "replica")
+_LARGEST = 64 << 20  # bytes of a file
+
+
+class _Stored(msgspec.Struct, frozen=True, array_like=True):
+    """The content of one run's file."""
+
+    version: str
+    id: str
+    digest: bytes
+    summary: RunSummary
+    noted: Noted
+
+
+class _Held(NamedTuple):
+    """What is in memory of one run. `packed` is the content of its file."""
+
+    digest: bytes = b""
+    summary: RunSummary | None = None
+    packed: bytes = b""
+
+
+class _Recent(NamedTuple):
+    """The newest events of all runs: all that came after the number `oldest`, up to `newest`."""
+
+    events: tuple[NumberedEvent, ...]
+    oldest: int
+    newest: int
+
+
+class KnownRun(NamedTuple):
+    """A run that was guarded, its name, and the mount point of its folder then, if it is a local one."""
+
+    url: str
+    name: str
+    was_on: str | None
+
+
+class EventPage(NamedTuple):
+    """The events after a number. `reset`: some of them are not known any more, so ask for everything again. Ask for
+    what comes after `last` next."""
+
+    events: tuple[NumberedEvent, ...]
+    last: int
+    reset: bool
 
 
 class Catalogue:
-    """The catalogue at a path, or only in memory. `tell` gets a sentence when its file cannot be used, and when it can
-    be used again."""
+    """The catalogue in a folder, or only in memory. Any thread may use it.
 
-    def __init__(self, path: str | None = None, tell: Callable[[str], None] = lambda reason: None) -> None:
-        self._path, self._tell = path or "", tell
-        self._lock = threading.Lock()  # for what is in memory
-        self._memory: sqlite3.Connection | None = in_memory()
-        self._wanted: Collection[str] | None = None  # the only runs to keep
-        self._changed = threading.Condition()
-        self._waiting: dict[tuple[str, ...], _Write] = {}
-        self._digests: dict[str, bytes] = {}
-        self._db: sqlite3.Connection | None = None
-        self._files: tuple[int | None, ...] = ()
-        self._doubtful = self._damaged = self._closing = self._busy = False
-        self._tried = threading.Event()
-        self._failures, self._told = 0, ""
-        self.after_write: Callable[[], None] = lambda: None  # called in the thread that wrote; it must not raise
-        self._thread = threading.Thread(target=self._run, name="catalogue", daemon=True)
+    `tell` gets a sentence when its files cannot be written, and when they can be written again.
+    """
 
-    def start(self) -> None:
-        """Open the catalogue's file, and write what comes, in a thread of its own."""
-        self._thread.start()
-        self._tried.wait(_OPEN_SECONDS)
+    def __init__(self, folder: str | None = None, tell: Callable[[str], None] = lambda reason: None) -> None:
+        self._folder, self._tell = folder, tell
+        self._changing = threading.RLock()
+        self._held: dict[str, _Held] = {}
+        # Numbers go on above those of an earlier process, so that no reader takes new events for old ones.
+        began = int(time.time() * 1e6)
+        self._recent = _Recent((), began, began)
+        self.is_in_file = folder is not None
+        self.after_write: Callable[[], None] = lambda: None  # called in the thread that noted it; it must not raise
 
     @property
-    def is_in_file(self) -> bool:
-        """True if it stays when the process ends."""
-        return self._memory is None
+    def newest(self) -> int:
+        """The number of the newest event."""
+        return self._recent.newest
+
+    def events_after(self, number: int) -> EventPage:
+        """Return the events of all runs after a number, oldest first."""
+        recent = self._recent
+        if not recent.oldest <= number <= recent.newest:
+            return EventPage((), recent.newest, reset=True)
+        return EventPage(tuple(one for one in recent.events if one.number > number), recent.newest, reset=False)
 
     def digest(self, run_id: str) -> bytes:
-        """Return the digest of what was last written for a run; empty if it must be noted."""
-        return self._digests.get(run_id, b"")
+        """Return the digest of what was last noted of a run; empty if it must be noted."""
+        return self._of(run_id).digest
+
+    def summary(self, run_id: str) -> RunSummary | None:
+        """Return the summary of a run, if it is noted."""
+        return self._of(run_id).summary
+
+    def noted(self, run_id: str) -> Noted | None:
+        """Return what is noted of a run; None if nothing was seen of it yet."""
+        stored = _unpacked(self._of(run_id).packed, run_id)
+        return None if stored is None else stored.noted
 
     def see(self, seen: RunSeen) -> None:
-        """Replace what is known of a run."""
-
-        def write(db: sqlite3.Connection) -> None:
-            write_run(db, seen, now=time.time())
-            self._digests[seen.id] = seen.digest
-
-        self._put(("run", seen.id), write)
+        """Replace what is known of a run, and add its new events."""
+        now = time.time()
+        with self._changing:
+            before = self.noted(seen.id) or Noted()
+            rows = {row.name: row for row in seen.generations}
+            moved = [_moved(row, rows.get(row.name), now) for row in before.generations.values() if row.in_place]
+            noted = Noted(
+                generations=rows,
+                incidents={row.name: row for row in seen.incidents},
+                curve=before.curve if seen.curve is None else seen.curve,
+                events=self._with_new(before.events, seen.id, (*seen.events, *filter(None, moved))),
+            )
+            packed = self._put(_Stored(__version__, seen.id, seen.digest, seen.summary, noted))
+        self.after_write()
+        self._write(seen.id, packed)
 
     def happened(self, run_id: str, event: Event) -> None:
-        """Add an event that leaves no record."""
-        self._put(("event", run_id, str(event.key)), partial(write_event, id=run_id, event=event))
+        """Add an event of a known run that leaves no record."""
+        with self._changing:
+            stored = _unpacked(self._of(run_id).packed, run_id)
+            if stored is None:
+                return
+            noted = msgspec.structs.replace(stored.noted, events=self._with_new(stored.noted.events, run_id, (event,)))
+            packed = self._put(msgspec.structs.replace(stored, noted=noted))
+        self.after_write()
+        self._write(run_id, packed)
 
     def keep_only(self, run_ids: Collection[str]) -> None:
-        """Remove all other runs."""
-        if run_ids != self._wanted:
-            self._wanted = run_ids
-            self._put(("keep only",), self._forget_others)
+        """Forget all other runs."""
+        with self._changing:
+            for run_id in [run_id for run_id in self._held if run_id not in run_ids]:
+                del self._held[run_id]
+                if self._folder is not None:
+                    with contextlib.suppress(OSError):
+                        os.unlink(self._path(self._folder, run_id))
+            kept = tuple(event for event in self._recent.events if event.run in run_ids)
+            self._recent = self._recent._replace(events=kept)
 
-    def _forget_others(self, db: sqlite3.Connection) -> None:
-        for run_id in [id for id in self._digests if self._wanted is not None and id not in self._wanted]:
-            forget_run(db, run_id)
-            self._digests.pop(run_id, None)
+    def remember_runs(self, plan: str, runs: Sequence[KnownRun]) -> None:
+        """Keep the list of the runs that are guarded by a plan, for the next process that guards by it."""
+        if self._folder is not None:
+            with contextlib.suppress(OSError):  # a run's own file says so
+                replace_file(os.path.join(self._folder, f"{plan}.runs"), json.dumps(runs).encode())
 
-    def ask(
-        self,
-        question: Callable[Concatenate[sqlite3.Connection, _Asked], _Answer],
-        *args: _Asked.args,
-        **named: _Asked.kwargs,
-    ) -> _Answer | None:
-        """Return the answer to a question of `questions`, or None if there is no catalogue now."""
+    def remembered_runs(self, plan: str) -> list[KnownRun]:
+        """Return that list as it was kept last; empty if there is none."""
+        packed = None if self._folder is None else read_private(os.path.join(self._folder, f"{plan}.runs"), _LARGEST)
         try:
-            with self._lock:
-                if self._memory is not None:
-                    return question(self._memory, *args, **named)
-            with contextlib.closing(open_for_reading(self._path)) as db:
-                return question(db, *args, **named)
-        except (sqlite3.Error, ValueError) as error:  # it was deleted or damaged: the writer looks
-            with self._changed:
-                self._doubtful, self._damaged = True, self._damaged or _is_damage(error)
-                self._changed.notify_all()
-            return None
+            return [KnownRun(*one) for one in json.loads(packed or b"[]")]
+        except (ValueError, TypeError):
+            return []
 
-    def settle(self, seconds: float) -> bool:
-        """Wait until everything is written. False if that takes longer."""
-        with self._changed:
-            return self._changed.wait_for(lambda: not self._waiting and not self._busy, seconds)
+    def _of(self, run_id: str) -> _Held:
+        found = self._held.get(run_id)
+        if found is None:
+            with self._changing:
+                found = self._held[run_id] = self._held.get(run_id) or self._load(run_id)
+        return found
 
-    def close(self) -> None:
-        """Write what waits, and end."""
-        with self._changed:
-            self._closing = True
-            self._changed.notify_all()
-        if self._thread.ident is not None:
-            self._thread.join(_CLOSE_SECONDS)
+    @staticmethod
+    def _path(folder: str, run_id: str) -> str:
+        return os.path.join(folder, f"{run_id}.catalogue")
 
-    def _put(self, key: tuple[str, ...], write: _Write) -> None:
-        if self._put_in_memory(write):
-            self.after_write()
+    def _load(self, run_id: str) -> _Held:
+        packed = None if self._folder is None else read_private(self._path(self._folder, run_id), _LARGEST)
+        stored = _unpacked(packed or b"", run_id)
+        if stored is None:
+            return _Held()
+        newest = max((one.number for one in stored.noted.events), default=0)
+        if newest > self.newest:  # a clock was put back
+            self._recent = _Recent((), newest, newest)
+        return _Held(stored.digest, stored.summary, packed or b"")
+
+    def _put(self, stored: _Stored) -> bytes:
+        packed = zlib.compress(msgspec.msgpack.encode(stored), 1)
+        self._held[stored.id] = _Held(stored.digest, stored.summary, packed)
+        return packed
+
+    def _write(self, run_id: str, packed: bytes) -> None:
+        """Replace the file of a run. A folder that hangs holds up nobody else: nothing is locked meanwhile."""
+        if self._folder is None:
             return
-        with self._changed:
-            self._waiting.pop(key, None)  # the later one counts, and comes after what came before it
-            while len(self._waiting) >= _MOST_WAITING:
-                del self._waiting[next(iter(self._waiting))]
-            self._waiting[key] = write
-            self._changed.notify_all()
-
-    def _put_in_memory(self, write: _Write) -> bool:
-        with self._lock:
-            if self._memory is not None:
-                with contextlib.suppress(sqlite3.Error, OverflowError):  # a value that cannot be stored
-                    write(self._memory)
-            return self._memory is not None
-
-    def _run(self) -> None:
-        while True:
-            self._attempt(self._open_if_gone)
-            self._tried.set()
-            with self._changed:
-                pause = _CHECK if not self._failures else min(2.0**self._failures, _LONGEST_PAUSE)
-                self._changed.wait_for(lambda: self._closing or bool(self._waiting) or self._doubtful, pause)
-                if self._closing and not self._waiting:
-                    break
-                waiting, self._waiting = self._waiting, {}
-                self._busy = True
-            while waiting and self._attempt(partial(self._write, waiting[next(iter(waiting))])):
-                del waiting[next(iter(waiting))]
-                self.after_write()
-            with self._changed:
-                self._busy = False
-                self._changed.notify_all()
-        if self._db is not None:
-            with contextlib.suppress(sqlite3.Error):
-                self._db.close()
-
-    def _write(self, write: _Write) -> None:
-        self._open_if_gone()
-        if self._db is not None:
-            write(self._db)
-
-    def _attempt(self, step: Callable[[], None]) -> bool:
-        """Do one step. If it fails, the catalogue is closed, and opened again later."""
         try:
-            step()
-        except Exception as error:
-            self._shut()
-            if _is_damage(error):
-                with contextlib.suppress(UnusableError):
-                    delete(self._path)
-            self._failures += 1
-            reason = f"the catalogue {self._path} cannot be used: {error}"
-            if self._told != reason:
-                self._told = reason
-                self._tell(reason)
-            return False
-        if self._failures:
-            self._failures, self._told = 0, ""
-            self._tell(f"the catalogue {self._path} can be used again")
-        return True
-
-    def _open_if_gone(self) -> None:
-        if self._db is not None and not self._doubtful and self._files == _inodes(self._path):
+            replace_file(self._path(self._folder, run_id), packed)
+        except OSError as error:
+            if self.is_in_file:
+                self._tell(f"the catalogue in {self._folder} cannot be written: {error.strerror or error}")
+            self.is_in_file = False
             return
-        lost = self._db is not None and self._files != _inodes(self._path)
-        damaged, self._doubtful, self._damaged = self._damaged, False, False
-        self._shut()
-        if damaged:
-            raise sqlite3.DatabaseError("it is damaged")
-        if lost:
-            delete(self._path)  # what is left of it belongs to no whole catalogue
-        db = open_for_writing(self._path)
-        try:
-            digests, self._files = run_digests(db), _inodes(self._path)
-        except BaseException:
-            db.close()
-            raise
-        with self._lock:
-            self._db, self._digests, self._memory = db, digests, None
-        self._forget_others(db)
+        if not self.is_in_file:
+            self._tell(f"the catalogue in {self._folder} can be written again")
+        self.is_in_file = True
 
-    def _shut(self) -> None:
-        with self._lock:
-            db, self._db = self._db, None
-            if self._memory is None:
-                self._memory, self._digests = in_memory(), {}
-        if db is not None:
-            with contextlib.suppress(sqlite3.Error):
-                db.close()
+    def _with_new(
+        self, before: Sequence[NumberedEvent], run_id: str, events: Iterable[Event]
+    ) -> tuple[NumberedEvent, ...]:
+        """Return the events of a run with those that are new. The oldest ones without a record go if they are too many.
+        The others are as many as the records that they are of, and would be noted again."""
+        known = {one.event.key for one in before}
+        first = max(self.newest, int(time.time() * 1e6)) + 1
+        unknown = {event.key: event for event in events if event.key not in known}.values()
+        new = tuple(NumberedEvent(number=first + n, run=run_id, event=event) for n, event in enumerate(unknown))
+        if not new:
+            return tuple(before)
+        recent = (*self._recent.events, *new)
+        dropped = recent[:-MOST_RECENT]
+        oldest = dropped[-1].number if dropped else self._recent.oldest
+        self._recent = _Recent(recent[-MOST_RECENT:], oldest, new[-1].number)
+        every = (*before, *new)
+        bare = [one.number for one in every if one.event.kind in _WITHOUT_RECORD]
+        gone = set(bare[:-MOST_EVENTS])
+        return tuple(one for one in every if one.number not in gone)
 
 
-def _is_damage(error: Exception) -> bool:
-    """True if only a new catalogue helps."""
-    if isinstance(error, sqlite3.OperationalError):
-        return "no such" in str(error)
-    # A value that cannot be stored is no damage of what is stored.
-    return type(error) is sqlite3.DatabaseError or isinstance(error, (sqlite3.IntegrityError, msgspec.MsgspecError))
+def _unpacked(packed: bytes, run_id: str) -> _Stored | None:
+    """Return the content of a run's file; None if it is none of this run and version."""
+    if not packed:
+        return None
+    try:
+        stored = msgspec.msgpack.decode(zlib.decompress(packed), type=decodable(_Stored))
+    except (ValueError, zlib.error):  # msgspec's errors are ValueErrors
+        return None
+    return stored if (stored.version, stored.id) == (__version__, run_id) else None
 
 
-def _inodes(path: str) -> tuple[int | None, ...]:
-    """Return what identifies the catalogue's files. Deleting or replacing one of them changes it."""
-    found: list[int | None] = []
-    for suffix in ("", "-wal"):
-        try:
-            found.append(os.stat(path + suffix).st_ino)
-        except OSError:
-            found.append(None)
-    return tuple(found)
+def _moved(before: Generation, after: Generation | None, now: float) -> Event | None:
+    """Return the event of a checkpoint that is no longer in place."""
+    if after is not None and after.in_place:
+        return None
+    kind = {"quarantine": "quarantine", "trash": "prune"}.get("" if after is None else after.aside, "gone")
+    key = event_key(kind, before.name, repr(now))
+    return Event(key=key, kind=kind, at=now, about=before.name, step=before.id.number, cause=before.outcome)

@@ -7,9 +7,11 @@ from collections.abc import Iterable
 
 from ckptguard.records.audit import FOLDER as AUDIT
 from ckptguard.records.incidents import FOLDER as INCIDENTS
+from ckptguard.records.late_md5s import FOLDER as LATE_MD5S
 from ckptguard.records.pins import FOLDER as PINS
 from ckptguard.records.samples import FOLDER as SAMPLES
 from ckptguard.records.scrubs import FOLDER as SCRUBS
+from ckptguard.records.silences import FOLDER as SILENCES
 from ckptguard.records.trash import FOLDER as TRASH
 from ckptguard.runs.history import FOLDERS
 from ckptguard.storage.protocol import Entry
@@ -37,10 +39,19 @@ def digest_of(look: RunLook) -> bytes:
     digest = hashlib.blake2b(digest_size=16)
     state = (
         look.url,
-        sorted((id.record_path, place.bytes, place.written_at) for id, place in look.places.items()),
+        sorted((id.record_path, place.bytes, place.written_at, place.unread) for id, place in look.places.items()),
         sorted((id.record_path, count) for id, count in look.replicated.items()),
         [(save.series, save.bytes, save.written_at) for save in look.waiting],
-        (look.replicas, look.behind, look.scrub_interval, look.keep, look.curve, look.not_understood),
+        (
+            look.replicas,
+            look.behind,
+            look.scrub_interval,
+            look.keep,
+            look.curve,
+            look.not_understood,
+            look.takes_md5,
+            look.unread,
+        ),
     )
     digest.update(repr(state).encode("utf-8", "backslashreplace"))
     for name in sorted(filter(counts, look.names)):
@@ -53,9 +64,9 @@ def counts(key: str) -> bool:
     top, _, rest = key.partition("/")
     depth = rest.count("/")
     return rest.endswith(".json") and (
-        (top in (*FOLDERS, TRASH) and depth == 1)
+        (top in (*FOLDERS, TRASH, LATE_MD5S) and depth == 1)
         or (top == SCRUBS and depth == 1)
-        or (top, depth) in ((INCIDENTS, 0), (SAMPLES, 0), (AUDIT, 0), (PINS, 2))
+        or (top, depth) in ((INCIDENTS, 0), (SAMPLES, 0), (AUDIT, 0), (SILENCES, 0), (PINS, 2))
     )
 
 

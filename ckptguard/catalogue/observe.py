@@ -5,23 +5,24 @@ The same names give the same rows, whatever the catalogue held before. Only read
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 
 import msgspec
 
 from ckptguard.catalogue.curves import see_curve
 from ckptguard.catalogue.look import RunLook, below, digest_of
-from ckptguard.catalogue.rows import Event, Known, RunSeen, event_key
+from ckptguard.catalogue.rows import Event, Noted, RunSeen, event_key
 from ckptguard.decisions.known_good import verdict_name
 from ckptguard.decisions.run_summary import last_read, summarize
-from ckptguard.errors import NoKnownGoodError
+from ckptguard.errors import NoKnownGoodError, StorageError
 from ckptguard.records.audit import BEGAN, parse_action, read_state
 from ckptguard.records.audit import FOLDER as AUDIT
 from ckptguard.records.incidents import FOLDER as INCIDENTS
 from ckptguard.records.incidents import Incident, newest_revisions, read_revision
 from ckptguard.records.kept import FOLDER as KEPT
 from ckptguard.records.kept import read_kept
+from ckptguard.records.late_md5s import late_md5_key
 from ckptguard.records.manifests import FOLDER as MANIFESTS
 from ckptguard.records.pins import FOLDER as PINS
 from ckptguard.records.pins import PINNED, read_pins
@@ -32,6 +33,8 @@ from ckptguard.records.run import Run
 from ckptguard.records.scrubs import FOLDER as SCRUBS
 from ckptguard.records.scrubs import IN_PLACE, Where, newest_scrubs, parse_scrub
 from ckptguard.records.scrubs import KEPT as KEPT_PLACE
+from ckptguard.records.silences import FOLDER as SILENCES
+from ckptguard.records.silences import read_silence
 from ckptguard.records.trash import FOLDER as TRASH
 from ckptguard.records.who_and_when import seconds_of
 from ckptguard.reporting.events import reason_of
@@ -43,7 +46,7 @@ from ckptguard.values.run_rows import LONGEST_TEXT, Generation, IncidentRow
 from ckptguard.values.verdict import Outcome
 
 _MOST_READ = 200  # generations whose records are read in one pass; the next pass goes on
-_NOTHING = Known()
+_NOTHING = Noted()
 _ACTION = "action"
 
 
@@ -52,7 +55,7 @@ def observe(
     look: RunLook,
     *,
     now: float,
-    known: Known = _NOTHING,
+    known: Noted = _NOTHING,
 ) -> RunSeen:
     """Return the rows of a run. What is known is not read again. Raises CouldNotTellError."""
     history = History(run, look.names, has_kept=True)
@@ -84,15 +87,17 @@ def observe(
         row = msgspec.structs.replace(row, pinned=pinned.get(id, ""))
         rows[id] = _placed(run, row, id, look, records[id], read)
     incidents, told = _incidents(run, look.names, known.incidents)
-    curve = see_curve(run, look) if look.curve != known.curve else None
-    is_whole = left >= 0 and (curve is not None or look.curve == known.curve)
+    curve = see_curve(run, look) if look.curve != known.curve.identity else None
+    is_whole = left >= 0 and (curve is not None or look.curve == known.curve.identity)
     return RunSeen(
         id=run.run_id,
         digest=digest_of(look) if is_whole else b"",
-        summary=summarize(look, rows, incidents, known_good_of(history)),
+        summary=summarize(
+            look, rows, incidents, known_good_of(history), read_silence(run, below(SILENCES, look.names))
+        ),
         generations=tuple(rows.values()),
         incidents=tuple(incidents),
-        events=(*reversed(events), *told, *_action_events(run, look.names, known.actions)),
+        events=(*reversed(events), *told, *_action_events(run, look.names, known)),
         curve=curve,
     )
 
@@ -102,6 +107,10 @@ def known_good_of(history: History) -> CheckpointId | None:
     try:
         return best_on_record(history.run, Wanted(sure=True), history).id
     except NoKnownGoodError:
+        return None
+    except StorageError:
+        if not history.unread:
+            raise
         return None
 
 
@@ -156,6 +165,8 @@ def _placed(
         times.append(last_read(row.judged_at, read.get((id, IN_PLACE)), None, good=good))
     if copy is not None and (copy.how != "link" or place is None):  # else it is read in place
         times.append(last_read(row.judged_at, read.get((id, KEPT_PLACE)), seconds_of(copy.kept_at), good=good))
+    if place is not None and place.unread:  # without a verdict's name it is read again from the records
+        row = msgspec.structs.replace(row, outcome=Outcome.PENDING.value, verdict="", reason="it could not be read")
     return msgspec.structs.replace(
         row,
         in_place=place is not None,
@@ -163,6 +174,7 @@ def _placed(
         kept="" if copy is None else copy.how,
         aside=TRASH if f"{TRASH}/{id.record_path}.json" in look.names else QUARANTINE * (id in records.ids[QUARANTINE]),
         replicated=look.replicated.get(id, 0),
+        md5=row.md5 if row.md5 == "sealed" else "later" * (late_md5_key(id) in look.names),
         scrubbed_at=min((time for time in times if time is not None), default=None),
     )
 
@@ -216,12 +228,12 @@ def _incident_events(row: IncidentRow) -> list[Event]:
     return [opened, event(key=key, kind="rollback", at=row.went_back_at, step=row.went_back_to)]
 
 
-def _action_events(run: Run, names: Iterable[str], known: Collection[int]) -> list[Event]:
-    """Return the events of actions whose keys are not known. Raises StorageError."""
-    events = []
+def _action_events(run: Run, names: Iterable[str], known: Noted) -> list[Event]:
+    """Return the events of actions that are not known. Raises StorageError."""
+    keys, events = {one.event.key for one in known.events if one.event.kind == _ACTION}, []
     for id, state in sorted(filter(None, map(parse_action, below(AUDIT, names)))):
         key = event_key(_ACTION, id, state)
-        action = read_state(run, id, state) if key not in known else None
+        action = read_state(run, id, state) if key not in keys else None
         if action is None:
             continue
         came_of_it = f": {action.result[0]}" if action.result else ""

@@ -1,8 +1,9 @@
-"""The rows of the catalogue. Their fields are its columns. Text from files is escaped."""
+"""The rows of the catalogue. Text from files is escaped."""
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 
 import msgspec
 
@@ -52,14 +53,13 @@ class NumberedEvent(msgspec.Struct, frozen=True, kw_only=True):
     event: Event
 
 
-class Known(msgspec.Struct, frozen=True, kw_only=True):
-    """What a catalogue holds of a run, so that it is not read again: rows by their names, the identity of its curve,
-    and the keys of the events of its actions."""
+class Noted(msgspec.Struct, frozen=True, kw_only=True):
+    """What a catalogue holds of one run: rows by their names, its curve, and its events, the newest last."""
 
-    generations: dict[str, Generation] = {}
-    incidents: dict[str, IncidentRow] = {}
-    curve: str = ""
-    actions: frozenset[int] = frozenset()
+    generations: Mapping[str, Generation] = {}
+    incidents: Mapping[str, IncidentRow] = {}
+    curve: CurveRow = CurveRow()
+    events: tuple[NumberedEvent, ...] = ()
 
 
 class RunSeen(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,6 +11,7 @@ from ckptguard.checks.drift import check_drift
 from ckptguard.checks.evidence import Evidence
 from ckptguard.checks.finite import check_finite
 from ckptguard.checks.headroom import check_headroom, largest_weight
+from ckptguard.checks.moved_together import check_moved_together
 from ckptguard.checks.order import check_order
 from ckptguard.checks.pickle_safety import check_pickle_safety
 from ckptguard.checks.resumable import check_resumable, roles_present, stated_world_size
@@ -27,6 +28,7 @@ CHECKS: tuple[Callable[[Evidence], Iterable[Finding]], ...] = (
     check_understood,
     check_completeness,
     check_one_save,
+    check_moved_together,
     check_digests,
     check_finite,
     check_zeros,

@@ -50,6 +50,7 @@ class KnownFacts(msgspec.Struct, frozen=True, kw_only=True):
     - `reference`: the manifest whose keys, shapes and dtypes should match. `must_match`: the user asked for it;
       otherwise a difference is a question.
     - `previous`: the nearest lower step that training continued from, whatever its outcome.
+    - `saves`: good saves before this one, the newest first, if several files were saved together.
     - `following`: the nearest checkpoint that is later by name, if known.
     - `in_run`: saved by the user's own training, not a file of unknown origin.
     - `expected_sums`: from the checksum files `sum_lists` and other sources; `remarks` say which could not be used.
@@ -63,6 +64,7 @@ class KnownFacts(msgspec.Struct, frozen=True, kw_only=True):
     must_match: bool = False
     previous: Manifest | None = None
     previous_facts: Facts | None = None
+    saves: tuple[Manifest, ...] = ()
     following: Manifest | None = None
     in_run: bool = True
     allow_nonfinite: tuple[str, ...] = ()

@@ -7,11 +7,12 @@ missed 11 of 71 armed pickles. So a stray file is compared with an allow-list.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from fnmatch import fnmatchcase
 from functools import partial
 
 from ckptguard.checks.evidence import Evidence
+from ckptguard.scan.result import ScannedFile
 from ckptguard.values.verdict import Finding, Severity
 
 # These patterns are compiled when the first name is looked up, because most checkpoints name nothing.
@@ -50,6 +51,9 @@ _ALLOWED = (
     r"|transformers\.trainer_utils\.(?:IntervalStrategy|SchedulerType|HubStrategy|SaveStrategy|EvaluationStrategy|FSDPOption)"
     r"|transformers\.trainer_pt_utils\.AcceleratorConfig"
     r"|accelerate\.(?:state\.(?:PartialState|AcceleratorState)|utils\.dataclasses\.(?:DistributedType|DynamoBackend|SageMakerDistributedType))"
+    # Trainer's arguments make these of a dict or a JSON file, so they reach no further than the arguments do.
+    r"|accelerate\.utils\.(?:dataclasses\.DeepSpeedPlugin|deepspeed\.HfDeepSpeedConfig)"
+    r"|transformers\.integrations\.deepspeed\.Hf(?:Trainer)?DeepSpeedConfig"
     r"|deepspeed\.runtime\.zero\.config\.ZeroStageEnum|deepspeed\.runtime\.fp16\.loss_scaler\.(?:Dynamic)?LossScaler"
     r"|deepspeed\.utils\.tensor_fragment\.fragment_address"
     r"|torchao\.(?:\w+\.)*(?:\w+Tensor|\w+Kwargs|Per(?:Row|Tensor|Group|Axis|Token|Block)|MappingType|ZeroPointDomain)"
@@ -101,31 +105,40 @@ _OF_CLOUDPICKLE = re.compile(r"cloudpickle\.cloudpickle\._(?:make|builtin|functi
 
 
 def check_pickle_safety(evidence: Evidence) -> Iterator[Finding]:
-    """In a run: known executors are errors, and a global that the series never named before is a warning.
+    """Known executors are errors. So are globals outside the allow-list in a stray file.
 
-    In a stray file globals outside the allow-list are an error: one for each file, which names all of them.
+    In a run these are a warning, if the series never named them before. Each file has one such finding, which names all
+    of them.
     """
-    reference = evidence.reference
+    reference = (evidence.reference or evidence.sealed) if evidence.in_run else None
     named_before = {name for f in reference.files for name in f.globals} if reference is not None else None
     for file in evidence.scan.files:
         finding = partial(Finding, "pickle-safety", file=file.entry.key)
         unlisted: list[str] = []
-        for name in file.structure.globals:
-            if is_allowed(name) or is_trusted(name, evidence.trust_globals):
-                continue
+        for name in unknown_names([file], evidence.trust_globals):
             of_writer = evidence.in_run and file.structure.members and _OF_CLOUDPICKLE.fullmatch(name)
+            expected = of_writer if named_before is None else name in named_before
             if is_executor(name) and not of_writer:
                 yield finding(Severity.ERROR, f"loading it would call {name}", found=name)
-            elif not evidence.in_run:
+            elif not expected:
                 unlisted.append(name)
-            elif named_before is not None and name not in named_before:
-                yield finding(
-                    Severity.WARNING, f"it names {name}, which no earlier checkpoint of this series did", found=name
-                )
-        if unlisted:
-            more = f" and {len(unlisted) - 1} more names that are" if len(unlisted) > 1 else ", which is"
-            what = f"loading it would use {unlisted[0]}{more} not on the allow-list"
-            yield finding(Severity.ERROR, what, found=NAMES_BETWEEN.join(unlisted), count=len(unlisted))
+        if not unlisted:
+            continue
+        several, more = len(unlisted) > 1, len(unlisted) - 1
+        if named_before is not None:
+            more_names = f" and {more} more names" if several else ""
+            what = f"it names {unlisted[0]}{more_names}, which no earlier checkpoint of this series did"
+        else:
+            more_names = f" and {more} more names that are" if several else ", which is"
+            what = f"loading it would use {unlisted[0]}{more_names} not on the allow-list"
+        severity = Severity.WARNING if evidence.in_run else Severity.ERROR
+        yield finding(severity, what, found=NAMES_BETWEEN.join(unlisted), count=len(unlisted))
+
+
+def unknown_names(files: Iterable[ScannedFile], trusted: Collection[str]) -> Iterator[str]:
+    """Yield the globals in pickles of these files that are neither on the allow-list nor trusted by the user."""
+    names = dict.fromkeys(name for file in files for name in file.structure.globals)
+    return (name for name in names if not (is_allowed(name) or is_trusted(name, trusted)))
 
 
 def is_trusted(name: str, trusted: Collection[str]) -> bool:

@@ -9,7 +9,6 @@ import re
 from collections.abc import Iterator
 
 from ckptguard.checks.evidence import Evidence
-from ckptguard.checks.stale import is_moment
 from ckptguard.layouts.deepspeed import leftovers
 from ckptguard.layouts.roles import number_role
 from ckptguard.scan.result import ScannedFile
@@ -27,10 +26,8 @@ _MOST_NAMED = 20
 def check_one_save(evidence: Evidence) -> Iterator[Finding]:
     """Report optimizer states of ranks that do not belong together as errors.
 
-    They count different steps, state different numbers of ranks, or count more steps than DeepSpeed's model states. A
-    file with the same bytes as in an earlier save is a warning.
+    They count different steps, state different numbers of ranks, or count more steps than DeepSpeed's model states.
     """
-    yield from _of_an_earlier_save(evidence)
     by_rank = [(f, evidence.checkpoint.inside(f.entry.key)) for f in evidence.scan.files if not f.structure.problems]
     by_rank = [(file, inside) for file, inside in by_rank if _BY_RANK.fullmatch(inside)]
     left = _left_of_former_saves(evidence) if by_rank else set()
@@ -56,26 +53,6 @@ def check_one_save(evidence: Evidence) -> Iterator[Finding]:
         if low and counted is not None and steps[high] > counted:
             what = f"its optimizer took {steps[high]:g} steps, the model states beside it {counted:g}"
             yield _error(high, what)
-
-
-def _of_an_earlier_save(evidence: Evidence) -> Iterator[Finding]:
-    """Report files with the bytes of the save before, while the moments in others changed. Frozen layers can look like
-    that, too."""
-    before = evidence.previous or evidence.reference
-    if before is None or evidence.sealed is not None:
-        return
-    earlier = {tuple(s.blake3 for s in f.spans): f.path for f in before.files if f.spans}
-    moving = [
-        file
-        for file in evidence.scan.files
-        if any(is_moment(t.role, t.name, t.dtype) for t in evidence.tensors_of(file) if t.span is not None)
-    ]
-    old = [file for file in moving if file.span_digests in earlier]
-    for file in old if len(old) < len(moving) else ():
-        message = (
-            f"it has the same bytes as {earlier[file.span_digests]}, while others changed: it may belong to that save"
-        )
-        yield Finding("completeness", Severity.WARNING, message, file.entry.key)
 
 
 def _error(key: str, what: str) -> Finding:

@@ -51,7 +51,7 @@ def moments_present(evidence: Evidence) -> bool:
 
 def is_moment(role: str, name: str, dtype: str) -> bool:
     """True if a tensor changes with every update, however small: no weight, counter or setting."""
-    return role == "optimizer" and _is_compared(role, name, dtype) and not _MASTERS.fullmatch(name)
+    return role == "optimizer" and is_compared(role, name, dtype) and not _MASTERS.fullmatch(name)
 
 
 def is_master(role: str, name: str) -> bool:
@@ -74,18 +74,19 @@ def unchanged(evidence: Evidence) -> bool:
         (t.role, t.name, f.spans[t.span].blake3)
         for f in (evidence.previous.files if evidence.previous is not None else ())
         for t in f.tensors
-        if t.span is not None and _is_compared(t.role, t.name, t.dtype)
+        if t.span is not None and is_compared(t.role, t.name, t.dtype)
     )
     now = Counter(
         (t.role, t.name, file.span_digests[t.span])
         for file in evidence.scan.files
         for t in evidence.tensors_of(file)
-        if t.span is not None and _is_compared(t.role, t.name, t.dtype)
+        if t.span is not None and is_compared(t.role, t.name, t.dtype)
     )
     return bool(now) and before == now
 
 
-def _is_compared(role: str, name: str, dtype: str) -> bool:
+def is_compared(role: str, name: str, dtype: str) -> bool:
+    """True if updates change a tensor: weights, moments and master weights, no statistics and settings."""
     known = DTYPES.get(dtype)
     if known is None or known.float is None:
         return False

@@ -15,6 +15,7 @@ from itertools import takewhile
 from ckptguard.checks.evidence import Evidence, ScannedTensor
 from ckptguard.checks.schema import is_of_rank
 from ckptguard.checks.stale import is_master
+from ckptguard.checks.state import State
 from ckptguard.formats import UNSUMMED
 from ckptguard.values.verdict import Finding, Severity
 
@@ -35,24 +36,33 @@ def check_zeros(evidence: Evidence) -> Iterator[Finding]:
             message = f"all {len(weights)} weights are zero, {_HINT}"
             yield Finding("zeros", Severity.SICKNESS, message, weights[0].file, weights[0].name, len(weights))
         return
+    state = State(evidence)
     for file in evidence.scan.files:
         own = [t for t in weights if t.file == file.entry.key and t.span is not None]
         own.sort(key=lambda t: (-(t.span or 0), t.name))
+        own = list({(t.span, t.shape): t for t in reversed(own)}.values())[::-1]  # under two names it is one
+        if own and (_is_zero(own[0]) or _is_cut(own[0])):  # whatever an optimizer is called, its zeros are no weights
+            of_optimizer = state.of(file).role_of_number
+            own = [t for t in own if is_master(t.role, t.name) or of_optimizer(t.name) != "optimizer"]
         zeros = list(takewhile(_is_zero, own))
         whole = len(zeros) == len(own)
         if not own or is_of_rank(file.entry.key) or not (whole or file.structure.format in UNSUMMED):
             continue
+        # Each storage of torch's old format states its size before it, so what nothing wrote is in the last one only.
+        last = len(file.structure.spans) - 1 if file.structure.format == "torch_legacy" and not whole else None
+        unwritten = [t for t in zeros if last is None or t.span == last]
         if zeros or _is_cut(own[0]):
-            yield from _of_file(evidence, zeros, own, weights)
+            yield from _of_file(evidence, zeros, unwritten, own, weights)
 
 
 def _of_file(
     evidence: Evidence,
     zeros: Sequence[ScannedTensor],
+    unwritten: Sequence[ScannedTensor],
     own: Sequence[ScannedTensor],
     weights: Sequence[ScannedTensor],
 ) -> Iterator[Finding]:
-    """Report the zeros at the end of a file, or in all of it."""
+    """Report the zeros at the end of a file, or in all of it. `unwritten` are those that a writer may have left out."""
     facts = evidence.reference_facts
     matrices = [t for t in zeros if len(t.shape) > 1]
     edge = own[len(zeros)] if len(zeros) < len(own) else None
@@ -63,7 +73,7 @@ def _of_file(
         known = matrices or ([edge] if edge is not None and _is_cut(edge) else [])
         kinds, alive = Counter(map(_kind, weights)), {_kind(t) for t in weights if not _is_zero(t)}
         share = sum(map(_elements, zeros)) / sum(map(_elements, own))
-        several = len([t for t in zeros if len(t.shape) > 1 or t.name.endswith("weight")]) > 1
+        several = len([t for t in unwritten if len(t.shape) > 1 or t.name.endswith("weight")]) > 1
         alone = any(kinds[_kind(t)] == 1 for t in matrices) and several and share >= _SHARE
         broken = any(_kind(t) in alive for t in matrices)
         doubt = broken or alone or (edge is not None and _is_cut(edge))

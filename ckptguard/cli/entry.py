@@ -23,7 +23,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "Keep copies, and choose what stays": ("replicate", "repair", "prune", "pin", "unpin", "forget"),
     "Look after many runs": ("fleet",),
     "Decide what ckptguard cannot know": ("clear", "reseal", "accept"),
-    "Set up": ("doctor", "config", "migrate", "notify", "token", "completion"),
+    "Set up": ("doctor", "config", "migrate", "notify", "silence", "token", "completion"),
 }
 COMMANDS = tuple(name for names in GROUPS.values() for name in names)
 # Those that are not `command` in the module of their name.

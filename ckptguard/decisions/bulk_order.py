@@ -9,14 +9,17 @@ from typing import Generic, TypeVar
 
 import msgspec
 
+from ckptguard.values.ids import short_digest
+
 SLOWEST = 50e6  # bytes a second that one worker reads from common storage: what an estimate assumes without a rate
+EACH_FILE = 0.05  # seconds besides its bytes: a local disk takes 0.015, an object store several requests
 
 
-class Job(msgspec.Struct, frozen=True, kw_only=True):
+class BulkJob(msgspec.Struct, frozen=True, kw_only=True):
     """One piece of bulk work. Jobs of one `chain` are done one after another, in the given order.
 
     `protection`: how well its run is protected now, 0 is not at all. `last`: when its bytes were last read, in seconds
-    since 1970; 0 is never.
+    since 1970; 0 is never. `file_count`: of how many files its `bytes` are.
     """
 
     number: int = 0
@@ -24,12 +27,13 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     protection: int = 0
     last: float = 0.0
     bytes: int = 0
+    file_count: int = 0
 
 
-AnyJob = TypeVar("AnyJob", bound=Job)
+AnyJob = TypeVar("AnyJob", bound=BulkJob)
 
 
-class Waiting(Generic[AnyJob]):
+class BulkQueue(Generic[AnyJob]):
     """The jobs that nobody has begun. `take` the best one, and say `free` when it is done."""
 
     def __init__(self, jobs: Iterable[AnyJob]) -> None:
@@ -72,6 +76,17 @@ def parts_of(files: Iterable[tuple[str, int]], small: int) -> list[tuple[str, ..
     return [*parts, together] if together else parts
 
 
-def seconds_for(bytes: int, *, workers: int, rate: float | None) -> float:
-    """Estimate how long it takes to read these bytes: at the rate, else at what workers commonly reach."""
-    return bytes / (SLOWEST * workers if rate is None else min(rate, SLOWEST * workers))
+def seconds_for(bytes: int, files: int, *, workers: int, rate: float | None) -> float:
+    """Estimate how long it takes to read these bytes of these files: at the rate, else at what workers commonly
+    reach."""
+    fastest = SLOWEST * workers
+    return bytes / (fastest if rate is None else min(rate, fastest)) + files * EACH_FILE / workers
+
+
+def shard_of(run: str, shards: int) -> int:
+    """Return which shard, from 1, has a run.
+
+    Its URL alone decides. So shards that list the fleet at other times, with more runs in it, agree. A run is not
+    divided: the saves of a series are compared with each other in their order.
+    """
+    return int(short_digest(run), 16) % shards + 1

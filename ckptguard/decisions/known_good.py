@@ -78,7 +78,10 @@ def since(id: CheckpointId, names: Iterable[str], outcomes: Collection[Outcome])
 
 # Counters of training progress, the finest first: counters inside a checkpoint, then those in its name.
 OPTIMIZER_STEP = "optimizer step"
-COUNTERS = ("global_step", "iter_num", "iteration", "num_updates", "num_timesteps", "step", OPTIMIZER_STEP, "epoch")
+COUNTERS = (
+    *("global_step", "global_steps", "iter_num", "iteration", "num_updates", "num_timesteps", "step"),
+    *(OPTIMIZER_STEP, "epoch"),
+)
 NUMBER_IN_NAME = "number in its name"
 NAMED = ("step in its name", "epoch in its name", NUMBER_IN_NAME)
 # Words in names: of the save that a resume reads, and of those that it leaves alone.

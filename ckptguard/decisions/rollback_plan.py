@@ -28,7 +28,7 @@ class Content(msgspec.Struct, frozen=True, kw_only=True):
     `good`: its bytes are known-good and exist. `shape`: equal if the names, shapes, types and roles of all tensors are
     equal;
     None if unknown. `saved_at` is in ns by the storage's clock. `files`: its own, if it is no folder. `number` is what
-    counts in its name where the id does not say it.
+    counts in its name where the id does not say it. `anew`: a training that began from scratch has written it.
     """
 
     id: CheckpointId
@@ -41,6 +41,7 @@ class Content(msgspec.Struct, frozen=True, kw_only=True):
     shape: Hashable = None
     files: tuple[str, ...] = ()
     number: tuple[int, ...] = ()
+    anew: bool = False
 
     @property
     def order(self) -> tuple[tuple[int, ...], int]:
@@ -68,7 +69,8 @@ class SeriesNow(msgspec.Struct, frozen=True, kw_only=True):
 
 class Pointer(msgspec.Struct, frozen=True, kw_only=True):
     """A link or a file that names a path. `leads`: a checkpoint exists there. `sure`: it certainly is a pointer. `far`:
-    it can name a path in any folder. `file`: it names this file of the checkpoint, the one of another rank."""
+    it can name a path in any folder. `file`: it names this file of the checkpoint, the one of another rank. `anew`: a
+    training that began from scratch has saved there."""
 
     key: str
     names: str
@@ -76,6 +78,7 @@ class Pointer(msgspec.Struct, frozen=True, kw_only=True):
     sure: bool = True
     far: bool = False
     file: str = ""
+    anew: bool = False
 
 
 class Given(msgspec.Struct, frozen=True, kw_only=True):
@@ -149,10 +152,12 @@ def plan_rollback(known_good: Content, every: Sequence[SeriesNow], pointers: Ite
         target = targets.get(series.name)
         if series.fixed is None:
             if target is not None:
-                goes = [c for c in series.lying if _above(c, target) or (c.id.step is None and too_new(c))]
+                goes = [c for c in series.lying if c.anew or _above(c, target) or (c.id.step is None and too_new(c))]
             else:  # nothing of it is good: a search for the newest must not find a sick one
                 goes = [
-                    c for c in series.lying if too_new(c) or (not c.good and _may_be_resumed(series, c, known_good))
+                    c
+                    for c in series.lying
+                    if c.anew or too_new(c) or (not c.good and _may_be_resumed(series, c, known_good))
                 ]
             moved += goes
             wanted = target is known_good or target is series.target
@@ -167,9 +172,9 @@ def plan_rollback(known_good: Content, every: Sequence[SeriesNow], pointers: Ite
         if target is not None:
             moved += series.lying
             given.append(Given(path=series.fixed, content=target))
-        elif lies is not None and _may_be_resumed(series, lies, known_good):
+        elif lies is not None and _may_be_resumed(series, lies, known_good) and not (lies.anew and series.last is None):
             refused.append(series.fixed)
-        elif lies is not None:  # not good, or newer
+        elif lies is not None:  # not good, or newer, or there was no such name before training began from scratch
             moved.append(lies)
     gone = {c.path for c in moved} - {g.path for g in given}
     back = {g.path for g in given}
@@ -181,6 +186,7 @@ def plan_rollback(known_good: Content, every: Sequence[SeriesNow], pointers: Ite
         lost = pointer.sure and not pointer.leads and pointer.names not in back
         wrong = pointer.names in gone or (pointer.names in unsound and pointer.leads)
         target = targets.get(series_of(pointer.names), known_good if wrong else None)
+        wrong = wrong or (pointer.anew and target is not None and target.path != pointer.names)
         if not (lost or wrong) or target is None:
             continue
         path = _of_equal_rank(pointer.file, target) if pointer.file else target.path
@@ -213,7 +219,7 @@ def is_needed(
 
 def next_save(known_good: Content, every: Iterable[SeriesNow]) -> int | None:
     """Return when the first save after the known-good one of its series was made, or None if unknown."""
-    own = (c for s in every if s.name == known_good.id.series for c in (*s.lying, *s.good))
+    own = (c for s in every if s.name == known_good.id.series for c in (*s.lying, *s.good) if not c.anew)
     return min((c.saved_at for c in own if c.order > known_good.order and c.saved_at is not None), default=None)
 
 

@@ -16,6 +16,7 @@ from ckptguard.decisions.fleet_health import is_training, shortest_interval
 from ckptguard.values.ids import CheckpointId, escape, name_of_run
 from ckptguard.values.run_rows import Generation, IncidentRow, RunPlaces
 from ckptguard.values.run_summary import LastIncident, RunSummary
+from ckptguard.values.silence import Silence, as_of
 from ckptguard.values.verdict import Outcome
 
 NOT_SEEN = "unknown: ckptguard has not looked through this run yet"
@@ -28,6 +29,7 @@ def summarize(
     rows: Mapping[CheckpointId, Generation],
     incidents: Iterable[IncidentRow],
     known_good: CheckpointId | None,
+    silence: Silence | None = None,
 ) -> RunSummary:
     """Return the summary of a run that is guarded. Of another state `in_state` makes one of it."""
     found, known = rows.values(), [row for row in incidents if row.cause is not None]
@@ -67,6 +69,8 @@ def summarize(
         backlog_bytes=sum(save.bytes for save in there.waiting),
         waiting_since=min((save.since for save in there.waiting if save.since is not None), default=None),
         not_understood=there.not_understood,
+        unreadable=there.unread,
+        without_md5=sum(_lacks_md5(row) for row in found) if there.takes_md5 else 0,
         replicas=there.replicas,
         replicas_behind=len(ever_good) if there.behind is None else there.behind,
         scrubbed_at=min((row.scrubbed_at for row in found if row.scrubbed_at is not None), default=None),
@@ -75,6 +79,7 @@ def summarize(
         rollbacks=_by_cause(back),
         steps_saved=sum(row.went_back_to or 0 for row in back),
         last_incident=_last_incident(known),
+        silence=silence,
     )
 
 
@@ -93,6 +98,7 @@ def in_state(
         protected=summary.protected and trouble is None and ended is None,
         explanation=explanation if ended is None else ended,
         training=training and ended is None,
+        silence=as_of(summary.silence, now),
     )
 
 
@@ -106,6 +112,12 @@ def last_read(judged: float | None, whole: float | None, made: float | None, *, 
 def _outcome(row: Generation) -> str:
     """Return what a save is where it is: the damage was to files in place, which may be gone."""
     return Outcome.GOOD.value if row.good and not row.in_place else row.outcome
+
+
+def _lacks_md5(row: Generation) -> bool:
+    """True if a whole copy of a good save is there to take its MD5 from, and nobody took it."""
+    whole = row.outcome == Outcome.GOOD.value if row.in_place else bool(row.kept)
+    return row.good and not row.md5 and row.path is not None and (whole or row.kept in _OWN)
 
 
 def _first_saved(rows: Mapping[CheckpointId, Generation]) -> dict[CheckpointId, float]:

@@ -17,7 +17,7 @@ _LONGEST_TURN = 1.0  # seconds until a run makes way for a waiting one, between 
 _USUAL_INTERVAL = 20.0  # seconds between two saves, if nothing is known about them
 
 
-class Asking(msgspec.Struct, frozen=True, kw_only=True):
+class TurnRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One that waits for a lane or has one. `storage` is where it reads.
 
     `large`: it reads more than `LARGE` bytes at a time. `slow`: its last turn took longer than `SLOW` seconds.
@@ -36,7 +36,7 @@ class FairShare:
         self._served: dict[Hashable, float] = {}
         self._floor = 0.0  # what the last one chosen had been served: who comes later starts from there
 
-    def choose(self, waiting: Iterable[Asking], busy: Collection[Asking]) -> Asking | None:
+    def choose(self, waiting: Iterable[TurnRequest], busy: Collection[TurnRequest]) -> TurnRequest | None:
         """Return who gets a free lane now. Of equal ones it is the one that waits the longest, so the first."""
         free, at_storage = MOST_LANES - len(busy), Counter(one.storage for one in busy)
         large = Counter(one.storage for one in busy if one.large)
@@ -55,7 +55,7 @@ class FairShare:
         return max(self._served.get(key, 0.0), self._floor)
 
 
-def _may_have_a_lane(one: Asking, free: int, at_storage: int, large: Counter[str]) -> bool:
+def _may_have_a_lane(one: TurnRequest, free: int, at_storage: int, large: Counter[str]) -> bool:
     """True unless it must leave the free lanes to others: one storage that hangs must not hold all lanes.
 
     `at_storage` lanes read where it reads. `large` counts those that read large checkpoints, by storage.

@@ -146,7 +146,9 @@ FORMS: dict[str, Form] = {
     "status.Status": Form(
         "target=run protected explanation watched known_good known_good_age_seconds pending changed outcomes"
         " last_incident>incident daemon kept_kinds kept_bytes replicas>standing at_risk room not_understood"
+        " without_md5=summary.without_md5 silence=summary.silence"
     ),
+    "silence.Silence": Form("*", {"until": lambda silence: _moment(silence.until)}),
     "standing": Form("url behind last_good trouble"),
     "restore.Restored": Form("path series step id outcome bytes kept source save"),
     "start_run.Started": Form(
@@ -213,7 +215,7 @@ FORMS: dict[str, Form] = {
     "repair.Repaired": Form("dry_run files checkpoints=checked could_not_tell"),
     # fleet
     "job.BulkDone": Form(
-        "outcomes done left bytes seconds wrong rows could_not_tell",
+        "outcomes done left gone bytes seconds put_aside wrong rows could_not_tell",
         {"outcomes": lambda done: _all(done.outcomes)},
     ),
     "messages.Item": Form("run path id place outcome bytes seconds done message findings"),

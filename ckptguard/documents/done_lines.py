@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from ckptguard.documents.report_lines import Line
+from ckptguard.records.who_and_when import utc_text
 from ckptguard.values.ids import escape, step_text
 from ckptguard.values.plain_numbers import size
 
@@ -20,6 +21,19 @@ if TYPE_CHECKING:
     from ckptguard.replicas.replicate import Replica
     from ckptguard.retention.prune import Pruned
     from ckptguard.runs.find_known_good import SavePart
+    from ckptguard.values.silence import Silence
+
+
+def silence_text(silence: Silence) -> str:
+    """Until when a run is silenced, by whom and why."""
+    if silence.until is None:
+        return "by a record that cannot be read: messages are sent"
+    return f"until {utc_text(silence.until)}, by {silence.by}" + (f": {silence.reason}" if silence.reason else "")
+
+
+def silenced_mark(silence: Silence | None) -> str:
+    """What a line about a run says beside the rest if it is silenced."""
+    return "" if silence is None or silence.until is None else " (silenced)"
 
 
 class Table(NamedTuple):

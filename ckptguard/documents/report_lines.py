@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
@@ -102,39 +102,62 @@ def _what_to_do(report: Report, incident_of: str | None) -> list[str]:
     for checked in report.checkpoints:
         errors = {f.check for f in checked.findings if f.severity.value == "error"}
         for finding in checked.findings:
-            said |= {
-                about: words for about, words in _answers(report, checked, finding, errors).items() if about not in said
-            }
+            for about, words in _ANSWERS[finding.severity.value](report, checked, finding, errors).items():
+                said.setdefault(about, words)
     if incident_of is not None:
         said["incident"] = f"what is known about it: {_command('incident', incident_of)}"
     return list(said.values())
 
 
-def _answers(report: Report, checked: Checked, finding: Finding, errors: set[str]) -> dict[str, str]:
-    """What can be said to one finding, by what it is about. `errors` are the checks that found errors beside it."""
+def _to_notice(report: Report, checked: Checked, finding: Finding, errors: set[str]) -> dict[str, str]:
+    sums = f"get the publisher's checksums, then: {_command('verify', report.target)} --sums FILE"
+    if finding.check == "digests" and finding.file and finding.count and checked.id is None:
+        return {"sums": f"to be sure of every bit: {sums}"}  # no checksum vouches for a file
+    if finding.check == "reading" and finding.message.startswith("the checksum file"):
+        return {"sums": f"mend or remove the checksum file, or {sums}"}
+    return {}
+
+
+def _to_error(report: Report, checked: Checked, finding: Finding, errors: set[str]) -> dict[str, str]:
     import shlex  # only where something was found
 
-    from ckptguard.checks.digests import UNSEEN_FLIPS
-
-    check, message, severity = finding.check, finding.message, finding.severity.value
-    sums = f"get the publisher's checksums, then: {_command('verify', report.target)} --sums FILE"
-    if message.endswith(UNSEEN_FLIPS):
-        return {"sums": f"to be sure of every bit: {sums}"}
-    if check == "reading" and message.startswith("the checksum file"):
-        return {"sums": f"mend or remove the checksum file, or {sums}"}
-    if severity == "sickness" and not errors:
-        return _to_doubt(check, report.target, checked.path)
-    if severity != "error":
-        return {}
+    check = finding.check
     if check == "digests" and finding.expected and report.kind != "run":
         return {check: "download what differs again; if it stays so, ask the publisher for the checksums"}
     if errors == {check} == {"finite"} and finding.tensor and finding.count:
         option = escape(f"--allow-nonfinite {shlex.quote(finding.tensor)}")
         return {check: f"if a tensor must be so: {option} (or a pattern for several)"}
-    if check == "pickle-safety" and finding.found and "allow-list" in message:
-        options = " ".join(f"--trust-global {shlex.quote(one)}" for one in _patterns(finding.found))
-        return {check: f"if you know what it is: {escape(options)}"}
+    if check == "pickle-safety" and finding.found and finding.count:  # names that are on no list, but run nothing
+        patterns = _patterns(finding.found)
+        options = " ".join(f"--trust-global {shlex.quote(one)}" for one in patterns[:_MOST_PATTERNS])
+        more = len(patterns) - _MOST_PATTERNS
+        rest = f" and {more} more, which --json names" if more > 0 else ""
+        return {check: f"if you know what it is: {escape(options)}{rest}"}
     return {}
+
+
+def _to_doubt(report: Report, checked: Checked, finding: Finding, errors: set[str]) -> dict[str, str]:
+    check, clear = finding.check, f"{_command('clear', report.target, checked.path)} --reason TEXT"
+    if errors:
+        return {}
+    if check == "digests":
+        return {check: "download it again; if you changed it yourself: remove its .cache/huggingface"}
+    if check == "schema":
+        return {check: f"if other tensors are deliberate: {_command('accept', report.target, checked.path)}"}
+    if check == "understood":
+        later = "for the next ones: a list of checksums beside them, or ckptguard.seal in your code"
+        return {check: f"if you know that it is whole: {clear}", "seal": later}
+    return {"suspicion": f"if all is well: {clear}"}
+
+
+_MOST_PATTERNS = 20  # a hostile file may name half a million classes
+# What can be said to one finding, by its severity. `errors` are the checks that found errors in the same checkpoint.
+_ANSWERS: dict[str, Callable[[Report, Checked, Finding, set[str]], dict[str, str]]] = {
+    "error": _to_error,
+    "sickness": _to_doubt,
+    "warning": lambda *_: {},
+    "notice": _to_notice,
+}
 
 
 def _patterns(found: str) -> list[str]:
@@ -145,19 +168,6 @@ def _patterns(found: str) -> list[str]:
     for name in found.split(NAMES_BETWEEN):
         packages.setdefault(".".join(name.split(".")[:2]), []).append(name)
     return [names[0] if len(names) == 1 else f"{package}.*" for package, names in packages.items()]
-
-
-def _to_doubt(check: str, run: str, path: str) -> dict[str, str]:
-    """What can be said to a suspicion that this check has."""
-    clear = f"{_command('clear', run, path)} --reason TEXT"
-    if check == "digests":
-        return {check: "download it again; if you changed it yourself: remove its .cache/huggingface"}
-    if check == "schema":
-        return {check: f"if other tensors are deliberate: {_command('accept', run, path)}"}
-    if check == "understood":
-        later = "for the next ones: a list of checksums beside them, or ckptguard.seal in your code"
-        return {check: f"if you know that it is whole: {clear}", "seal": later}
-    return {"suspicion": f"if all is well: {clear}"}
 
 
 def _command(verb: str, *places: str) -> str:

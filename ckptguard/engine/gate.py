@@ -129,8 +129,8 @@ def _is_new(view: RunView) -> bool:
     with contextlib.suppress(ObjectMissingError):  # the folder itself may come with the first save
         if view.checkpoints:
             return False
-        if view.listing.unnamed:
-            raise CouldNotTellError(view.listing.unnamed_notes[0])
+        if view.listing.unread:
+            raise CouldNotTellError(view.listing.unread_notes[0])
     return not names_alone(view.run).series
 
 

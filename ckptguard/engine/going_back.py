@@ -30,7 +30,7 @@ from ckptguard.layouts import Checkpoint
 from ckptguard.records.pins import InUse
 from ckptguard.records.run import Run, open_run
 from ckptguard.recover.roll_back import GoBack, RolledBack, roll_back
-from ckptguard.recover.rollback_scope import content_lying, content_of, training_in
+from ckptguard.recover.rollback_scope import NOTHING_ANEW, BegunAnew, content_lying, content_of, training_in
 from ckptguard.runs.find_known_good import Wanted, newest_candidate
 from ckptguard.runs.run_view import RunView
 from ckptguard.runs.work import Work
@@ -38,6 +38,8 @@ from ckptguard.scan import Scanner
 from ckptguard.upkeep.reconcile import standing_of
 from ckptguard.values.ids import MAX_STEP, CheckpointId, folder_of
 from ckptguard.values.settings import Settings
+from ckptguard.values.verdict import Outcome
+from ckptguard.verification.checkpoint import Verification, verify_checkpoint
 from ckptguard.verification.collect_evidence import unfinished_because
 
 Tell = Callable[[str], None]  # receives a sentence for people
@@ -69,7 +71,7 @@ class GoingBack:
         self._url, self._settings, self._scanner, self._tell = url, settings, scanner, tell
         self.before: frozenset[Signature] = frozenset()  # what existed at the very beginning
         self.lying: frozenset[Signature] = frozenset()  # and at the start of the command
-        self.good: frozenset[CheckpointId] = frozenset()  # what was good then
+        self.known: frozenset[CheckpointId] = frozenset()  # what was on record then
         self._series: set[str] = set()  # ever had saves in place: to go back in them even if nothing is left
         self._targets: dict[str, int] = {}  # folder -> the step that it last went back to because of sickness
         self._to_compare: list[Content] = []  # what was gone back to, until the first save after it
@@ -127,9 +129,8 @@ class GoingBack:
             furthest = [content_lying(view, c) for c in inside]
             try:
                 if any(s.anew for s in own):
-                    new = (c for c in inside if c.signature not in self.lying)
-                    moved += self._aside(view, [c for c in new if not self._was_newest_good(view, c)], reason)
-                    went = self._roll_back(view, training, reason, None)
+                    anew = self._written_anew(view, training)
+                    went = self._roll_back(view, training, reason, None, anew)
                 elif own:
                     went = self._go_back_in(view, training, own, reason)
                 else:
@@ -158,8 +159,18 @@ class GoingBack:
             view = self.look()
             series = dict.fromkeys(c.series for c in view.checkpoints)
             wrong: list[str] = []
+            refused: list[CkptguardError] = []
+            rollback = f"run ckptguard rollback {shlex.quote(self._url)}"
+            then = ""
             for training in dict.fromkeys(training_in(view, folder_of(name)) for name in series):
-                wrong += self._wrong_in(view, training)
+                inside = [c for c in view.checkpoints if folder_of(c.path) in training]
+                try:
+                    found = self._wrong_in(view, training, inside)
+                    then = then or (rollback if found else "")
+                except NoKnownGoodError as error:  # a rollback would end like this
+                    found = [c.path for c in inside]
+                    refused.append(error)
+                wrong += found
         except NotFoundError:
             return None  # there is nothing to resume from
         except Exception as error:
@@ -168,18 +179,14 @@ class GoingBack:
         if not wrong:
             return None
         more = f" and {len(wrong) - _NAMED} more" if len(wrong) > _NAMED else ""
-        then = f"run ckptguard rollback {shlex.quote(self._url)}"
+        then = then or refused[0].hint or refused[0].message
         return f"what a resume would take is not known to be good: {', '.join(wrong[:_NAMED])}{more}; {then}"
 
-    def _wrong_in(self, view: RunView, training: Folders) -> list[str]:
+    def _wrong_in(self, view: RunView, training: Folders, inside: Sequence[Checkpoint]) -> list[str]:
         """Return the names of a training that a rollback would change, and those without a verdict on what they hold
-        now."""
-        inside = [c for c in view.checkpoints if folder_of(c.path) in training]
+        now. Raises NoKnownGoodError as a rollback does."""
         back = GoBack(reason="", folders=training, dry_run=True, if_needed=True, check_writing=False, read_back=False)
-        try:
-            plan = roll_back(view, back, work=Work(scanner=self._scanner))
-        except NoKnownGoodError:
-            return [c.path for c in inside]
+        plan = roll_back(view, back, work=Work(scanner=self._scanner))
         newer = (c for c in inside if may_be_newer(c.series, c.step, plan.known_good.id))
         unjudged = [c.path for c in newer if standing_of(view, c) is None]
         return list(
@@ -215,11 +222,35 @@ class GoingBack:
         own = [series for series in history.names if folder_of(series) in training]
         return any(history.was_good(id) for series in own for id in history.standings(series))
 
-    def _was_newest_good(self, view: RunView, checkpoint: Checkpoint) -> bool:
-        """True if a file holds the newest good content that its series had when the command was started. Saved again
-        byte for byte it is still what to go back to, and no mark may make it suspect."""
-        own = [id for id in self.good if id.series == checkpoint.series]
-        return bool(own) and view.content_id(checkpoint) == max(own, key=lambda id: id.order)
+    def _written_anew(self, view: RunView, training: Folders) -> BegunAnew:
+        """Return what the command has written in a training since its start.
+
+        What was on record then, and was saved again byte for byte, is still what it was, and no mark may make it
+        suspect.
+        """
+        paths: set[str] = set()
+        again: set[str] = set()
+        known = set(self.known)
+        for checkpoint in [c for c in view.checkpoints if folder_of(c.path) in training]:
+            id = view.current_if_readable(checkpoint)
+            if checkpoint.signature in self.lying:
+                known |= {id} if id is not None else set()
+            elif self._is_as_known(view, checkpoint):
+                again.add(checkpoint.path)
+            else:
+                paths.add(checkpoint.path)
+        own = [series for series in view.history.series if folder_of(series) in training]
+        ids = {id for series in own for id in view.history.sealed(series)}
+        return BegunAnew(paths=frozenset(paths), again=frozenset(again), ids=frozenset(ids - known))
+
+    def _is_as_known(self, view: RunView, checkpoint: Checkpoint) -> bool:
+        """True if the bytes of a new file, which are read for this, were on record when the command was started, and
+        are good."""
+        try:
+            checked = verify_checkpoint(view, checkpoint, Verification(md5=False), work=Work(scanner=self._scanner))
+        except CouldNotTellError:
+            return False
+        return checked.id in self.known and checked.outcome is Outcome.GOOD
 
     def _aside(self, view: RunView, checkpoints: Iterable[Checkpoint], reason: str) -> list[str]:
         moved = []
@@ -267,20 +298,30 @@ class GoingBack:
             self._targets |= dict.fromkeys(training, done.training_step)
         return done
 
-    def _roll_back(self, view: RunView, training: Folders, reason: str, before_step: int | None) -> RolledBack:
+    def _roll_back(
+        self,
+        view: RunView,
+        training: Folders,
+        reason: str,
+        before_step: int | None,
+        anew: BegunAnew = NOTHING_ANEW,
+    ) -> RolledBack:
         # Skip the check for a writing training: we have just stopped it.
-        folders = self._to_choose_in(view, training, before_step)
-        back = GoBack(reason=reason, folders=folders, before_step=before_step, check_writing=False)
+        folders = self._to_choose_in(view, training, before_step, anew)
+        back = GoBack(reason=reason, folders=folders, before_step=before_step, anew=anew, check_writing=False)
         return roll_back(view, back, work=Work(scanner=self._scanner))
 
-    def _to_choose_in(self, view: RunView, training: Folders, before_step: int | None) -> Folders:
+    def _to_choose_in(
+        self, view: RunView, training: Folders, before_step: int | None, anew: BegunAnew = NOTHING_ANEW
+    ) -> Folders:
         """Return the folders of a training to search for its known-good checkpoint: those where the command saves.
 
         If another folder allows a better resume, all folders are searched. An earlier stage in another folder may count
         higher.
         """
         saved = training & {folder_of(c.path) for c in view.checkpoints if c.signature not in self.before}
-        own, best = (newest_candidate(view, Wanted(before_step=before_step, folders=f)) for f in (saved, training))
+        wanted = Wanted(before_step=before_step, exclude=anew.ids)
+        own, best = (newest_candidate(view, msgspec.structs.replace(wanted, folders=f)) for f in (saved, training))
         if own is None or best is None or content_of(own).has_optimizer < content_of(best).has_optimizer:
             return training
         return saved

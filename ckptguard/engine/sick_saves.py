@@ -12,6 +12,7 @@ from ckptguard.decisions.rollback_plan import Content
 from ckptguard.errors import CouldNotTellError
 from ckptguard.layouts import Checkpoint
 from ckptguard.recover.rollback_scope import content_lying, content_of, training_in
+from ckptguard.runs.file_signatures import looks_as_read
 from ckptguard.runs.find_known_good import Wanted, newest_candidate
 from ckptguard.runs.run_view import RunView
 from ckptguard.runs.trainer_log import sick_since
@@ -83,8 +84,10 @@ def find_begun_anew(view: RunView, went_back_to: Content, lying: Collection[obje
     """
     folder = folder_of(went_back_to.path)
     new = [c for c in view.checkpoints if folder_of(c.path) == folder and c.signature not in lying]
-    contents = [(content_lying(view, c), c) for c in new]
-    for content, checkpoint in sorted(contents, key=lambda pair: (pair[0].saved_at or 0, pair[0].path)):
+    for checkpoint in sorted(new, key=lambda c: (c.written_at, c.path)):
+        if _is_recorded_of_before(view, checkpoint):
+            return False, None
+        content = content_lying(view, checkpoint)
         kind = is_far_before(content.counters, went_back_to.counters)
         if kind is not None:
             here, there = content.counters[kind], went_back_to.counters[kind]
@@ -93,6 +96,15 @@ def find_begun_anew(view: RunView, went_back_to: Content, lying: Collection[obje
             return True, SickSave(path=path, series=series, step=step, reason=reason, anew=True)
         return bool(content.counters), None  # without any, nothing is known about it yet
     return False, None
+
+
+def _is_recorded_of_before(view: RunView, checkpoint: Checkpoint) -> bool:
+    """True if what is on record of a path is of another file that lay there: the new one is not judged yet."""
+    id = view.current_if_readable(checkpoint)
+    manifest = view.history.manifest(id) if id is not None else None
+    if id is None or manifest is None:
+        return False
+    return not looks_as_read(checkpoint.entries, manifest, view.history.verdict(id))
 
 
 def _written(checkpoint: Checkpoint, old: Collection[object]) -> int:

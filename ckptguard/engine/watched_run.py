@@ -14,6 +14,7 @@ import msgspec
 
 from ckptguard.decisions.fleet_health import is_training, shortest_interval
 from ckptguard.decisions.store_requests import next_pause
+from ckptguard.engine.watcher import Watcher
 from ckptguard.errors import CkptguardError, CouldNotTellError, NotFoundError, RunRemovedError
 from ckptguard.records.daemon_record import KEY as DAEMON_KEY
 from ckptguard.records.daemon_record import (
@@ -40,11 +41,18 @@ from ckptguard.runs.run_view import RunView
 from ckptguard.runs.work import Work
 from ckptguard.storage.failures import machine_trouble
 from ckptguard.storage.local.mounts import mount_of
-from ckptguard.storage.local.removal import begin_again, note_lasting, times_refused, was_lasting, were_removed
+from ckptguard.storage.local.removal import (
+    begin_again,
+    is_missing,
+    note_lasting,
+    times_refused,
+    was_lasting,
+    were_removed,
+)
 from ckptguard.storage.remote.listed_storage import ListedRun
 from ckptguard.upkeep.look_on import look_on
 from ckptguard.upkeep.reconcile import PassNotes, PassResult, reconcile
-from ckptguard.upkeep.samples import Start
+from ckptguard.upkeep.samples import PassStart
 from ckptguard.values.ids import RECORDS_FOLDER, CheckpointId, name_of_run
 from ckptguard.values.record_formats import FORMAT_KEY
 from ckptguard.values.settings import Settings
@@ -105,19 +113,6 @@ def _identity(path: str) -> _Identity:
     return info.st_dev, info.st_ino, info.st_mode, 0 if stat.S_ISDIR(info.st_mode) else info.st_mtime_ns
 
 
-class Silence(Protocol):
-    """Who knows whether anything changed in a run; see `Watcher`."""
-
-    def watch(self, root: str, key: str) -> None:
-        """Watch the run's folder, if it is not watched."""
-
-    def settle(self, key: str) -> None:
-        """Count what changes from now on."""
-
-    def rests(self, key: str) -> bool:
-        """True if for certain nothing changed since `settle`."""
-
-
 class Passed(msgspec.Struct, frozen=True, kw_only=True):
     """What a run's pass knows. `wrote`: it may have written records since it began. `troubled`: it could not do
     everything."""
@@ -167,11 +162,13 @@ class WatchedRun:
         self.run: Run | None = None
         self._store: ListedRun | None = None  # of a run on an object store
         self._pause = 0.0  # seconds between its last look and the next one
-        self._looked_at: Start | None = None  # what that look saw
+        self._looked_at: PassStart | None = None  # what that look saw
         self.state = "waiting"  # "waiting" (no such folder yet) | "guarded" | "failing" | "ended" (removed)
         self.ended_at: float | None = None  # seconds since 1970
         self.ended_words = ""  # in which state it ended, as `status` says it
         self.is_away = False  # its folder is missing, and another file system is there: nobody removed it
+        # The mount point of its folder when it was seen last, maybe by an earlier process.
+        self.was_on: str | None = None
         self.trouble: CkptguardError | None = None
         self.last_pass = PassResult()
         self.last_pass_at: str | None = None
@@ -184,7 +181,7 @@ class WatchedRun:
         self._notes = PassNotes()
         self._feed, self._noted = feed, self._beside()
         self._note_again_at = 0.0  # monotonic
-        self.silence: Silence | None = None  # None: nothing watches it
+        self.watcher: Watcher | None = None  # None: nothing watches it
         self.yields = False  # only look while another daemon guards it
         self.patience: float | None = None  # seconds for which a save may wait for that daemon; None: forever
         self.guards = True  # False: another daemon does, as of the last pass
@@ -245,7 +242,10 @@ class WatchedRun:
             return False
         if self._device_now() != self._device:
             return False
-        return not os.path.lexists(self.url) or were_removed(os.path.join(self.url, RECORDS_FOLDER))
+        return is_missing(self.url) or were_removed(os.path.join(self.url, RECORDS_FOLDER))
+
+    def _mount_is_away(self) -> bool:
+        return self.was_on is not None and self.was_on != mount_of(os.path.realpath(self.url))[0]
 
     def _device_now(self) -> int | None:
         """Return the file system in which the run's folder is, or would be."""
@@ -294,8 +294,8 @@ class WatchedRun:
         `assume_quiet`: nobody writes any more. Such a pass verifies all there is, also if a daemon guards the run.
         """
         began = time.monotonic()
-        if self.silence is not None:  # here, in the run's own lane, because its mount may hang
-            self.silence.watch(self.url, self.run_id)
+        if self.watcher is not None:  # here, in the run's own lane, because its mount may hang
+            self.watcher.watch(self.url, self.run_id)
         try:
             if self._rests() and not assume_quiet:
                 done = self.last_pass
@@ -310,8 +310,9 @@ class WatchedRun:
                 self._ended(time.time() if self.ended_at is None else self.ended_at, REMOVED)
                 self.due = time.monotonic() + min(self.settings.scan_interval, 1.0)
             elif isinstance(error, NotFoundError):
-                self.is_away = self._device is not None and os.path.isabs(self.url)
-                self._failed("waiting", error, pause=min(self.settings.scan_interval, 1.0))
+                self.is_away = os.path.isabs(self.url) and (self._device is not None or self._mount_is_away())
+                state = "failing" if self.is_away else "waiting"
+                self._failed(state, error, pause=min(self.settings.scan_interval, 1.0))
             elif isinstance(error, RunRemovedError) and self._failures < _REFUSED_AT_MOST:
                 self.due = time.monotonic() + self._backoff()  # it is going; if it stays, its records are made again
             else:
@@ -383,15 +384,16 @@ class WatchedRun:
     def _rests(self) -> bool:
         """True if the last pass left nothing to do, and nothing has changed since for certain. Otherwise, what changes
         from now on is counted."""
-        if self.silence is None or self.settings.records is not None:  # nobody watches records elsewhere
+        if self.watcher is None or self.settings.records is not None:  # nobody watches records elsewhere
             return False
-        idle = self.state == "guarded" and self.passes and not self._asked and not self.last_pass.pending
+        done = self.last_pass
+        idle = self.state == "guarded" and self.passes and not self._asked and not (done.pending or done.unread)
         idle = idle and not self._records_changed and self._noted == self._beside() and not self._owes
         idle = idle and not self._owes_known_good and not self._presence_lost
         held = self._feed is None or self._feed.holds(self.run_id)
-        if idle and held and self._notes.has_nothing_due(self.settings) and self.silence.rests(self.run_id):
+        if idle and held and self._notes.has_nothing_due(self.settings) and self.watcher.rests(self.run_id):
             return self.run is not None and not self._notes.room.look(self.run)[1]
-        self.silence.settle(self.run_id)
+        self.watcher.settle(self.run_id)
         return False
 
     def _beside(self) -> tuple[object, ...]:
@@ -495,9 +497,15 @@ class WatchedRun:
     def _find_its_place(self, view: RunView) -> None:
         """See where the run's folder is. Raises NotFoundError if its records went, and CouldNotTellError if it did."""
         device, inside = os.stat(self.url).st_dev, view.run.records_inside
-        moved = self._device not in (None, device)
-        if moved and self.passes and not (has_records(view.run) if inside else view.entries):
+        is_new = self._device is None
+        moved = self._mount_is_away() if is_new else self._device != device
+        # Of a mount that an earlier process saw nobody knows more: saves there are a training, which is guarded.
+        doubtful = moved and (not view.entries if is_new else self.passes)
+        if doubtful and not (has_records(view.run) if inside else view.entries):
+            self.is_away = True
             raise CouldNotTellError(f"another file system is at {self.url} than before")
+        if self._device != device:
+            self.was_on = mount_of(os.path.realpath(self.url))[0]
         self._device, self.storage = device, f"device {device}"  # its name may lead through links
         records = view.run.records.root
         if records is None or not were_removed(records):
@@ -552,7 +560,7 @@ class WatchedRun:
             self._log_once("pending", path=waiting.path, step=waiting.step, reason=waiting.reason)
         if done.could_not_tell and not quiet:
             quiet = self._has_lost(view) or self._notes.records_go(view.run)
-        for sentence in () if quiet else done.could_not_tell:
+        for sentence in () if quiet else (*done.could_not_tell, *done.unread):
             self._log_once("could_not_tell", level="warning", reason=sentence)
         if done.not_understood is not None:
             sentence, hint = done.not_understood.notes
@@ -598,7 +606,7 @@ class WatchedRun:
         )
         assert self._known is not None
         for news in news_in((one,), self._known):
-            self.hooks.tell(verdict_event(run, news, source=self._source))
+            self.hooks.tell(run, verdict_event(run, news, source=self._source))
             if self._caller_acts:
                 continue
             try:
@@ -621,7 +629,7 @@ class WatchedRun:
         self._owes = False
         for one in opened:
             self.log("incident_made_up", level="warning", run=self.url, path=one.path, id=one.id and str(one.id))
-            self.hooks.tell(verdict_event(view.run, one, source=self._source))
+            self.hooks.tell(view.run, verdict_event(view.run, one, source=self._source))
         return bool(opened)
 
     def _log_known_good(self, view: RunView) -> None:
@@ -638,15 +646,16 @@ class WatchedRun:
     def _has_lost(self, view: RunView) -> bool:
         """True if a file that the pass listed has gone. If nobody removes the run, the next pass says what is wrong."""
         files = (entry.key for entry in view.entries if entry.kind != "folder")
-        return os.path.isabs(self.url) and any(not os.path.lexists(os.path.join(self.url, key)) for key in files)
+        return os.path.isabs(self.url) and any(is_missing(os.path.join(self.url, key)) for key in files)
 
     def _failed(self, state: str, error: CkptguardError, *, pause: float) -> None:
         self.state, self.trouble = state, error
-        if state == "waiting" and self._feed is not None:
-            self._feed.gone(self.run_id)
-        self.run = None if state == "waiting" else self.run
+        if isinstance(error, NotFoundError):
+            self.run = None
+            if self._feed is not None:
+                self._feed.gone(self.run_id)
         # What a search found and nobody has read yet was removed in between. A mount that is away is another matter.
-        if not (state == "waiting" and self.was_found and not self.is_away):
+        if not (state == "waiting" and self.was_found):
             self._log_once(state, level="warning", kind=error.kind, reason=error.message)
         self.due = time.monotonic() + pause
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from ckptguard.reporting.notify import Log
 from ckptguard.storage.local import inotify
-from ckptguard.storage.local.inotify import Change, Inotify
+from ckptguard.storage.local.inotify import FileEvent, Inotify
 from ckptguard.storage.local.mounts import is_below, mount_of, mounts
 from ckptguard.values.ids import RECORDS_FOLDER
 
@@ -199,7 +199,7 @@ class Watcher:
         finally:
             reader.end()
 
-    def _keys_of(self, change: Change) -> Iterator[str]:
+    def _keys_of(self, change: FileEvent) -> Iterator[str]:
         """Note a change, and yield the keys to wake."""
         if change.mask & inotify.OVERFLOW:  # changes were lost
             for tree in self._all():
@@ -239,8 +239,8 @@ def _matters(parts: list[str], mask: int) -> bool:
     """True if a change of this path below a run, or of the run's folder (""), may be the trainer's."""
     if parts[0] == RECORDS_FOLDER:
         # We change our records ourselves. But a new manifest may be a trainer's seal on its save, and others open and
-        # close incidents, which somebody may be looking at.
-        return len(parts) > 2 and parts[1] in ("manifests", "incidents") and parts[-1].endswith(".json")
+        # close incidents and silences, which somebody may be looking at.
+        return len(parts) > 2 and parts[1] in ("manifests", "incidents", "silences") and parts[-1].endswith(".json")
     # The folder itself changes when our records do.
     return parts[0] != "" or bool(mask & (inotify.DELETE_SELF | inotify.MOVE_SELF))
 

@@ -7,6 +7,15 @@
 
 from __future__ import annotations
 
-from ckptguard.fleet.find_runs import Discovery, Fleet, FleetRules, FleetRun, find_runs, folders_of, read_fleet
+from ckptguard.fleet.find_runs import (
+    Discovery,
+    Fleet,
+    FleetRules,
+    FleetRun,
+    PlaceState,
+    find_runs,
+    folders_of,
+    read_fleet,
+)
 
-__all__ = ["Discovery", "Fleet", "FleetRules", "FleetRun", "find_runs", "folders_of", "read_fleet"]
+__all__ = ["Discovery", "Fleet", "FleetRules", "FleetRun", "PlaceState", "find_runs", "folders_of", "read_fleet"]

@@ -15,7 +15,7 @@ import msgspec
 
 from ckptguard.errors import CkptguardError, NotFoundError, SettingsError
 from ckptguard.fleet.fleet_file import FleetFile, harmless_part, parse_fleet
-from ckptguard.fleet.search import Search
+from ckptguard.fleet.search import RunSearch, Trouble, cause_of
 from ckptguard.replicas.replicate import replica_urls
 from ckptguard.runs.settings_file import Say, ignored_settings, warn_once
 from ckptguard.runs.settings_origin import read_own
@@ -34,6 +34,16 @@ class FleetRun(msgspec.Struct, frozen=True, kw_only=True):
     url: str
     name: str
     settings: Settings
+
+
+class PlaceState(NamedTuple):
+    """How the last search of one place ended. `cause` is one of `CAUSES`; empty if all of it was searched. `seen`: it
+    could be listed at least once. `failing_since` is in seconds since 1970."""
+
+    folder: str
+    cause: str
+    seen: bool
+    failing_since: float | None
 
 
 class Fleet(msgspec.Struct, frozen=True, kw_only=True):
@@ -141,6 +151,11 @@ class Discovery:
         """The local folders in which a new run would be seen, as of the last `find`. None of a place that hangs."""
         return [folder for place in self._places.values() if place.search is None for folder in place.seen.folders]
 
+    @property
+    def places(self) -> list[PlaceState]:
+        """How the search of each place goes. Any thread may ask."""
+        return [PlaceState(p.folder, p.cause, p.was_seen, p.failing_since) for p in self._places.values()]
+
     def forget(self, url: str) -> None:
         """Find a run no more while only its records are left: it has ended long ago."""
         for place in self._places.values():
@@ -155,10 +170,11 @@ class Discovery:
         found: dict[str, _Found] = {}
         for place in places:
             place.take(self._late)
+            place.failing_since = place.failing_since or time.time() if place.cause else None
             for url, run in place.seen.runs.items():
                 found.setdefault(url, run)
             if place.search is None:
-                troubles += place.seen.troubles
+                troubles += [trouble.sentence for trouble in place.seen.troubles]
             elif place.is_overdue:
                 troubles.append(f"{escape(place.folder)} does not answer: its runs are as they were before")
         runs = self._runs(found, troubles)
@@ -203,7 +219,7 @@ class _Seen(NamedTuple):
     """The result of one search of one place."""
 
     runs: Mapping[str, _Found] = {}
-    troubles: Sequence[str] = ()
+    troubles: Sequence[Trouble] = ()
     folders: Sequence[str] = ()
 
 
@@ -217,9 +233,17 @@ class _Place:
         self.folder, self._rules = folder, rules
         self.search: Future[_Seen] | None = None
         self.seen = _Seen()
-        self._searched: tuple[Search, str] | None = None
+        self._searched: tuple[RunSearch, str] | None = None
         self._began = 0.0
         self._is_late = False
+        self.was_seen = False
+        self.failing_since: float | None = None
+
+    @property
+    def cause(self) -> str:
+        """Why not all of it could be searched; empty if all was."""
+        causes = [trouble.cause for trouble in sorted(self.seen.troubles, key=lambda one: not one.whole)]
+        return "timeout" if self.is_overdue else next(iter(causes), "")
 
     @property
     def is_overdue(self) -> bool:
@@ -250,6 +274,7 @@ class _Place:
         if search is not None and search.done():
             self.search = None
             self.seen = search.result()
+            self.was_seen = self.was_seen or not any(trouble.whole for trouble in self.seen.troubles)
         elif search is not None and not self._is_late:
             self._is_late = True
             search.add_done_callback(lambda _: late())
@@ -264,7 +289,7 @@ class _Place:
         try:
             if self._searched is None:
                 root, parts = split_pattern(normalise_url(self.folder))
-                self._searched = Search(root, parts, self._rules.file.depth, self._rules.settings), root
+                self._searched = RunSearch(root, parts, self._rules.file.depth, self._rules.settings), root
             search, root = self._searched
             runs: dict[str, _Found] = {}
             for key in search.find():
@@ -272,9 +297,10 @@ class _Place:
                 runs[url] = _Found(key or root.rpartition("/")[2], url if "://" in url else os.path.realpath(url))
             return _Seen(runs, tuple(search.troubles), tuple(search.folders))
         except SettingsError as error:  # it names the place, and hides a secret in it
-            return _Seen(troubles=(error.message,))
+            return _Seen(troubles=(Trouble(error.message, "other", whole=True),))
         except CkptguardError as error:
-            return _Seen(troubles=(f"{escape(self.folder)} cannot be searched: {error.message}",))
+            sentence = f"{escape(self.folder)} cannot be searched: {error.message}"
+            return _Seen(troubles=(Trouble(sentence, cause_of(error, self.folder), whole=True),))
 
 
 def split_pattern(place: str) -> tuple[str, tuple[str, ...]]:

@@ -6,10 +6,18 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from fnmatch import fnmatchcase
+from typing import NamedTuple
 
 import msgspec
 
-from ckptguard.errors import CkptguardError
+from ckptguard.errors import (
+    CkptguardError,
+    DeniedError,
+    NotFoundError,
+    ObjectMissingError,
+    StorageError,
+    TransientError,
+)
 from ckptguard.layouts import enter, find_checkpoints, single_file, step_from_name
 from ckptguard.layouts.plain_folder import is_loose
 from ckptguard.storage import Entry, open_storage
@@ -18,6 +26,7 @@ from ckptguard.values.ids import RECORDS_FOLDER, escape, numbers_of
 from ckptguard.values.patterns import choose
 from ckptguard.values.settings import Settings
 
+CAUSES = ("permission", "missing", "credentials", "timeout", "other")
 MOST_FOLDERS = 20_000
 _AT_ONCE = 8  # folders of an object store
 _PEEKS = 4  # folders with names of saves that are listed before a folder counts as one without saves
@@ -36,11 +45,28 @@ class _Folder(msgspec.Struct):
     unwritten: tuple[str, ...] = ()  # the folders below with names of saves that held nothing yet
 
 
+class Trouble(NamedTuple):
+    """What could not be searched. `whole`: nothing of the place could."""
+
+    sentence: str
+    cause: str
+    whole: bool = False
+
+
+def cause_of(error: CkptguardError, place: str) -> str:
+    """Return the cause of a failed search: one of `CAUSES`."""
+    if isinstance(error, NotFoundError | ObjectMissingError):
+        return "missing"
+    if isinstance(error, DeniedError):
+        return "credentials" if "://" in place else "permission"
+    return "timeout" if isinstance(error, TransientError) else "other"
+
+
 class _TooManyError(CkptguardError):
     """There are more folders than a search lists."""
 
 
-class Search:
+class RunSearch:
     """One root of a fleet. `find` may be called again and again.
 
     `parts` are shell patterns for the names of the first levels below the root. A folder that was once a run stays one
@@ -56,7 +82,7 @@ class Search:
         self._seen: set[str] = set()
         self._spreads = False
         self._ended: set[str] = set()
-        self.troubles: list[str] = []
+        self.troubles: list[Trouble] = []
 
     @property
     def folders(self) -> list[str]:
@@ -92,7 +118,8 @@ class Search:
         fitting = [name for name in names if fnmatchcase(name, parts[0])]
         yield from self._each(lambda name: list(self._fitting(join(key, name), parts[1:])), fitting)
         if not fitting and not key:
-            self.troubles.append(f"no folder in {escape(self._storage.path_of(key))} has a name like {parts[0]}")
+            place = escape(self._storage.path_of(key))
+            self.troubles.append(Trouble(f"no folder in {place} has a name like {parts[0]}", "missing"))
 
     def _below(self, key: str, depth: int) -> list[str]:
         """Return the runs at or below a folder."""
@@ -140,10 +167,14 @@ class Search:
 
     def _as_before(self, key: str, error: CkptguardError) -> list[str]:
         """Tell of a folder that could not be listed, and return the runs that were there before."""
-        place = escape(self._storage.path_of(key))
-        too_many = isinstance(error, _TooManyError)  # one sentence, and not one for each of them
-        self.troubles.append(error.message if too_many else f"{place} cannot be searched: {error.message}")
+        self._note(key, error)
         return [run for run in self._runs if not key or run == key or run.startswith(f"{key}/")]
+
+    def _note(self, key: str, error: CkptguardError) -> None:
+        place = self._storage.path_of(key)
+        too_many = isinstance(error, _TooManyError)  # one sentence, and not one for each of them
+        sentence = error.message if too_many else f"{escape(place)} cannot be searched: {error.message}"
+        self.troubles.append(Trouble(sentence, cause_of(error, place), whole=not key and not too_many))
 
     def _look(self, key: str) -> _Folder:
         """List a folder, unless it did not change since."""
@@ -206,14 +237,19 @@ class Search:
         return None if folder.has_records or not self._holds(key, folder) else True
 
     def _is_save(self, key: str, name: str) -> bool | None:
-        """True if a folder is one checkpoint. False if it is a run itself, None if it holds nothing yet."""
+        """True if a folder is one checkpoint. False if it is a run itself, None if it holds nothing yet, or nobody can
+        look into it."""
         asked: set[str] = set()
 
         def watch(below: str) -> bool:
             asked.add(below)
             return enter(below)
 
-        entries = self._storage.list(key, recursive=True, enter=watch)
+        try:
+            entries = self._storage.list(key, recursive=True, enter=watch)
+        except StorageError as error:
+            self._note(key, error)
+            return None
         if join(key, RECORDS_FOLDER) in asked:
             return False
         found = find_checkpoints([_under(name, key, entry) for entry in entries], self._patterns)

@@ -21,6 +21,7 @@ from msgspec import structs
 
 from ckptguard.formats import opaque
 from ckptguard.formats.pickle.constants import PickleProblem
+from ckptguard.formats.pickle.long_values import InMemory, Slice
 from ckptguard.formats.pickle.machine import read_pickle
 from ckptguard.formats.strict_json import JsonProblem, parse_object, printable
 from ckptguard.formats.structure import Found, Leaf, Problem, RangeSum, Source, SpanPlace, Structure
@@ -41,10 +42,9 @@ from ckptguard.formats.suffixes import (
     promises_tensors,
 )
 from ckptguard.formats.tar import read_members
-from ckptguard.formats.torch.files import ROOM_EACH, InMemory, ReadingBudget, sums_are_right, take_tensors
+from ckptguard.formats.torch.files import ROOM_EACH, ReadingBudget, sums_are_right, take_tensors
 from ckptguard.formats.zip.archive import Record, UnpackProblem, read_archive, unpacked
 from ckptguard.formats.zip.directory import find_tail, read_directory
-from ckptguard.storage.protocol import Entry
 
 # The formats that are read inside an archive, and those functions of theirs that share one budget.
 _READ = ("safetensors", "npz", "npy", "gguf", "hdf5", "torch_zip", "torch_legacy", "pickle")
@@ -55,18 +55,6 @@ _SMALLEST = 1024  # bytes; what is smaller is no training state
 _LARGEST_PACKED = 64 << 20  # bytes of one file after unpacking
 _ROOM = 256 << 20  # bytes of all of them
 _SERIALIZED = ":serialized:"
-
-
-class Slice:
-    """A part of a file as a `Source`."""
-
-    def __init__(self, reader: Source, offset: int, size: int) -> None:
-        self._reader, self._offset = reader, offset
-        self.entry = Entry(key="", kind="file", size=size)
-
-    def read(self, offset: int, length: int) -> bytes:
-        """Return these bytes; fewer at the end."""
-        return self._reader.read(self._offset + offset, max(min(length, self.entry.size - offset), 0))
 
 
 class Member(NamedTuple):
@@ -287,7 +275,7 @@ class _Folder:
 
     def _check_packed(self, member: Member, inner: Structure, prefix: str) -> None:
         """Look at the numbers of an unpacked file, which the scan does not see."""
-        raw, found = member.source.read(0, member.source.entry.size), Found()
+        raw, found = member.source, Found()
         if not sums_are_right(inner, raw):
             self.found.add(Problem(f"{prefix} it has a wrong CRC-32"))
         take_tensors(found, "", inner, raw, self._budget)

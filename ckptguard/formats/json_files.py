@@ -8,7 +8,7 @@ from typing import TypeGuard
 
 import msgspec
 
-from ckptguard.formats.strict_json import JsonProblem, printable, read_object
+from ckptguard.formats.strict_json import JsonProblem, printable, read_object, why_unread
 from ckptguard.formats.structure import Leaf, Problem, Structure, broken, unread
 from ckptguard.storage.protocol import Reader
 from ckptguard.values.ids import is_safe_path
@@ -59,7 +59,7 @@ def why_no_json(raw: bytes) -> str | None:
     except UnicodeDecodeError:
         return "it is not UTF-8"
     except ValueError as error:
-        return str(error)[:200]
+        return why_unread(error)
     return None
 
 

@@ -35,10 +35,8 @@ def parse_object(text: bytes, *, allow_nan: bool = False) -> dict[str, object]:
         raise JsonProblem("it holds a lone surrogate") from error
     except RecursionError as error:
         raise JsonProblem("it is nested too deeply") from error
-    except json.JSONDecodeError as error:
-        raise JsonProblem(str(error)[:200], ends_early=_ends_early(error)) from error
     except ValueError as error:
-        raise JsonProblem(str(error)[:200]) from error
+        raise JsonProblem(why_unread(error), ends_early=_ends_early(error)) from error
     if not isinstance(value, dict):
         raise JsonProblem("it is not an object")
     return value
@@ -54,9 +52,15 @@ def read_object(reader: Reader, most: int, *, allow_nan: bool = False) -> dict[s
     return parse_object(reader.read(0, size), allow_nan=allow_nan)
 
 
-def _ends_early(error: json.JSONDecodeError) -> bool:
+def why_unread(error: ValueError) -> str:
+    """Return why Python's json did not parse a text, in words for people: of long numbers it speaks of its own
+    limits."""
+    return str(error)[:200] if isinstance(error, json.JSONDecodeError) else "a number in it has too many digits"
+
+
+def _ends_early(error: ValueError) -> bool:
     """True if the parser ran out of text, perhaps in the middle of a word such as "false"."""
-    if error.msg.startswith("Extra data"):
+    if not isinstance(error, json.JSONDecodeError) or error.msg.startswith("Extra data"):
         return False
     return error.msg.startswith("Unterminated string") or error.pos >= len(error.doc.rstrip()) - len("-Infinit")
 

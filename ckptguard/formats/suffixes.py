@@ -12,7 +12,9 @@ from collections.abc import Callable
 
 from ckptguard.formats.structure import Format
 
-LEGACY_MAGIC = b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19."
+_LEGACY_NUMBER = b"\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19."
+_BEGINNINGS = (b"\x80\x02", b"\x80\x03", *(bytes((0x80, n, 0x95, 13)) + bytes(7) for n in (4, 5)))  # of each protocol
+LEGACY_MAGICS = tuple(begin + _LEGACY_NUMBER for begin in _BEGINNINGS)
 LARGEST_SAFETENSORS_HEADER = 100_000_000  # the limit of the reference implementation
 DISTCP_SUFFIX = ".distcp"
 ZIP_MAGIC = b"PK\x03\x04"
@@ -252,7 +254,7 @@ def is_torch_zip(path: str, head: bytes) -> bool:
 
 def is_torch_legacy(path: str, head: bytes) -> bool:
     """True by a tensor suffix (or a pickle's) and the magic number of these files."""
-    return head.startswith(LEGACY_MAGIC) and (has_tensor_suffix(path) or is_pickle_name(path))
+    return head.startswith(LEGACY_MAGICS) and (has_tensor_suffix(path) or is_pickle_name(path))
 
 
 def is_pickle(path: str, head: bytes) -> bool:

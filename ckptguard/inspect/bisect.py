@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from ckptguard.errors import CkptguardError, CouldNotTellError, DeniedError, NotFoundError, SettingsError
+from ckptguard.errors import CkptguardError, CouldNotTellError, NotFoundError, SettingsError
 from ckptguard.inspect.bad_tensors import Culprit, find_culprits
 from ckptguard.inspect.diff import Diff, diff_sources
 from ckptguard.inspect.list_states import CheckpointState, survey
@@ -17,7 +17,8 @@ from ckptguard.runs.run_view import RunView
 from ckptguard.runs.settling import quiet_in
 from ckptguard.runs.work import PLAIN, Work
 from ckptguard.values.verdict import Finding, Outcome
-from ckptguard.verification.checkpoint import Verification, verify_checkpoint
+from ckptguard.verification.checkpoint import judge_in_run
+from ckptguard.verification.selection import Selection
 
 _LONGEST_WAIT = 60.0  # seconds for files that are still being written; the newest save rarely turned bad
 
@@ -109,6 +110,7 @@ def _verify_pending(
     """Verify what has no verdict, or changed since. Returns the results by path, and whether something was
     unreadable."""
     pending = {s.path for s in survey(view) if s.in_place and (s.outcome is Outcome.PENDING or s.changed)}
+    judge = judge_in_run(view, Selection(record=record), None, notes, work)
     answers: dict[str, Checked] = {}
     unsure = False
     for checkpoint in view.checkpoints:
@@ -119,16 +121,10 @@ def _verify_pending(
             notes.append(f"{checkpoint.path} is still being written")
             continue
         try:
-            try:
-                checked = verify_checkpoint(view, quiet, Verification(record=record), work=work)
-            except DeniedError as error:
-                checked = verify_checkpoint(view, quiet, Verification(record=False), work=work)
-                notes.append(f"verdicts could not be recorded: {error.message}")
+            answers[checkpoint.path] = judge(quiet)
         except CouldNotTellError as error:
             unsure = True
             notes.append(f"{checkpoint.path} could not be verified: {error.message}")
-            continue
-        answers[checkpoint.path] = checked
     return answers, unsure
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 import msgspec
 
 from ckptguard.decisions.known_good import finest_counter
 from ckptguard.keep.room import own_bytes
 from ckptguard.layouts import Checkpoint
-from ckptguard.records.kept import list_kept, read_kept
+from ckptguard.records.kept import KeptCopy, list_kept, read_kept
+from ckptguard.records.run import Run
 from ckptguard.records.trash import list_trashed
 from ckptguard.runs.file_signatures import looks_as_read
 from ckptguard.runs.history import History
@@ -63,20 +65,48 @@ def survey(view: RunView) -> tuple[CheckpointState, ...]:
 def states_by_reader(view: RunView, reader: RunReader) -> tuple[CheckpointState, ...]:
     """Do the same with a reader."""
     run, history = view.run, reader.history
-    in_kept, in_trash, pins = set(list_kept(run)), set(list_trashed(run)), pins_of(run)
+    known = _Known(run, reader, frozenset(list_kept(run)), frozenset(list_trashed(run)), pins_of(run))
+    states: dict[CheckpointId, CheckpointState] = {}
+    fresh: list[CheckpointState] = []
+    for checkpoint in view.checkpoints:
+        id = history.current_if_readable(
+            checkpoint.series, checkpoint.step, checkpoint.path, path_of=reader.sealed_path
+        )
+        own = id or history.next_id(checkpoint.series, checkpoint.step)
+        if id is not None or history.has_verdict(own):
+            states[own] = known.state(own, checkpoint)
+        else:
+            fresh.append(msgspec.structs.replace(known.state(own, checkpoint), id=None))
+    recorded = (id for series in history.names for id in history.standings(series))
+    states |= {id: known.state(id) for id in recorded if id not in states and known.has(id)}
+    reader.forget_others()
+    found = [*states.values(), *fresh]
+    return tuple(sorted(found, key=lambda s: (s.series, s.step is None, numbers_of(s.step), str(s.id or ""), s.path)))
 
-    def state_of(id: CheckpointId, checkpoint: Checkpoint | None) -> CheckpointState:
+
+class _Known(NamedTuple):
+    """What the records of a run say."""
+
+    run: Run
+    reader: RunReader
+    kept: frozenset[CheckpointId]
+    trashed: frozenset[CheckpointId]
+    pins: Mapping[CheckpointId, Sequence[str]]
+
+    def has(self, id: CheckpointId) -> bool:
+        """True if more than its name is known of a generation."""
+        return bool(self.reader.judged(id) or self.reader.sealed(id)) or id in self.kept or id in self.trashed
+
+    def state(self, id: CheckpointId, checkpoint: Checkpoint | None = None) -> CheckpointState:
         """Return what is known about a generation, whose content is in this checkpoint if there is one."""
-        verdict, sealed = reader.judged(id), reader.sealed(id)
-        copy = read_kept(run, id) if id in in_kept else None
-        if copy is not None:
-            files = reader.sealed(id, files=True)
-            if files is not None and not kept_matches(run, copy, files):
-                copy = None  # a hard link shares changes to the original
+        verdict, sealed, copy = self.reader.judged(id), self.reader.sealed(id), self._copy(id)
         lies = checkpoint or sealed  # both have path, layout and size
         outcome, reason = (verdict.outcome, verdict.reason) if verdict else (Outcome.PENDING, "")
         if verdict and verdict.place_damaged and verdict.content and checkpoint is None and copy is not None:
             outcome, reason = verdict.content, ""  # the damage was to the file in place, which is gone
+        unread = checkpoint.unread if checkpoint is not None else None
+        if unread is not None:
+            outcome, reason = Outcome.PENDING, f"it could not be read: {unread}"
         return CheckpointState(
             path=lies.path if lies else id.series,
             series=id.series,
@@ -84,38 +114,25 @@ def states_by_reader(view: RunView, reader: RunReader) -> tuple[CheckpointState,
             step=id.step,
             id=id,
             outcome=outcome,
-            changed=checkpoint is not None and reader.has_changed(id, checkpoint.entries),
+            changed=checkpoint is not None and unread is None and self.reader.has_changed(id, checkpoint.entries),
             in_place=checkpoint is not None,
             kept=copy is not None,
             kept_how=copy.how if copy else None,
-            quarantined=history.is_quarantined(id),
-            trashed=id in in_trash,
+            quarantined=self.reader.history.is_quarantined(id),
+            trashed=id in self.trashed,
             verified_at=verdict.checked_at if verdict else None,
             bytes=lies.bytes if lies else None,
-            kept_bytes=own_bytes(run, copy) if copy else None,
-            pins=tuple(pins.get(id, ())),
+            kept_bytes=own_bytes(self.run, copy) if copy else None,
+            pins=tuple(self.pins.get(id, ())),
             reason=reason,
             counter=finest_counter(sealed.standpoint.counters) if sealed else None,
         )
 
-    states: dict[CheckpointId, CheckpointState] = {}
-    fresh: list[CheckpointState] = []
-    for checkpoint in view.checkpoints:
-        series, step = checkpoint.series, checkpoint.step
-        id = history.current_if_readable(series, step, checkpoint.path, path_of=reader.sealed_path)
-        own = id or history.next_id(series, step)
-        state = state_of(own, checkpoint)
-        if id is not None or history.has_verdict(own):
-            states[own] = state
-        else:
-            fresh.append(msgspec.structs.replace(state, id=None))
-    for series in history.names:
-        for id in history.standings(series):
-            if id not in states and (reader.judged(id) or reader.sealed(id) or id in in_kept or id in in_trash):
-                states[id] = state_of(id, None)
-    reader.forget_others()
-    found = [*states.values(), *fresh]
-    return tuple(sorted(found, key=lambda s: (s.series, s.step is None, numbers_of(s.step), str(s.id or ""), s.path)))
+    def _copy(self, id: CheckpointId) -> KeptCopy | None:
+        """Return the kept copy of a generation. A hard link that shares changes to the original is none."""
+        copy = read_kept(self.run, id) if id in self.kept else None
+        files = self.reader.sealed(id, files=True) if copy is not None else None
+        return copy if copy is None or files is None or kept_matches(self.run, copy, files) else None
 
 
 def undecided(history: History, checkpoints: Iterable[Checkpoint]) -> list[Checkpoint]:
@@ -125,6 +142,10 @@ def undecided(history: History, checkpoints: Iterable[Checkpoint]) -> list[Check
         id = history.current_if_readable(checkpoint.series, checkpoint.step, checkpoint.path)
         verdict = history.verdict(id or history.next_id(checkpoint.series, checkpoint.step))
         sealed = history.manifest(id) if id is not None else None
-        if verdict is None or (sealed is not None and not looks_as_read(checkpoint.entries, sealed, verdict)):
+        if (
+            verdict is None
+            or checkpoint.unread
+            or (sealed is not None and not looks_as_read(checkpoint.entries, sealed, verdict))
+        ):
             found.append(checkpoint)
     return found

@@ -12,8 +12,10 @@ from ckptguard.decisions.run_summary import in_state, summarize
 from ckptguard.inspect.list_states import CheckpointState, states_by_reader
 from ckptguard.records.daemon_record import DaemonRecord, read_daemon_record, surely_ended
 from ckptguard.records.incidents import Incident, list_incidents
+from ckptguard.records.late_md5s import late_md5_ids
 from ckptguard.records.quarantine import read_quarantined
 from ckptguard.records.room import RoomProblem, read_room_problem
+from ckptguard.records.silences import read_silence
 from ckptguard.records.who_and_when import seconds_of
 from ckptguard.replicas.replicate import Replica, furthest_behind, replica_standings
 from ckptguard.runs.ended import ended_at, ended_words
@@ -73,6 +75,9 @@ def status(view: RunView, *, supervised: bool = False) -> Status:
         states = states_by_reader(view, reader)
         known_good = _known_good(view, reader)
         rows = {s.id: _row(view, reader, s) for s in states if s.id is not None}
+    takes_md5 = view.settings.digest != "blake3"
+    if takes_md5 and any(row.good and not row.md5 for row in rows.values()):
+        rows |= {id: msgspec.structs.replace(rows[id], md5="later") for id in late_md5_ids(view.run) & rows.keys()}
     present = [s for s in states if s.in_place]
     newest = list_incidents(view.run, most=1) or list_incidents(view.run)  # the newest may be damaged
     daemon = read_daemon_record(view.run)
@@ -86,9 +91,12 @@ def status(view: RunView, *, supervised: bool = False) -> Status:
         behind=furthest_behind(replicas),
         replicated=Counter(id for replica in replicas for id in replica.held),
         keep=view.settings.keep,
+        takes_md5=takes_md5,
         not_understood=0 if unread is None else unread.files,
+        unread=len(view.listing.unread),
     )
-    summary = summarize(there, rows, (), None if known_good is None else known_good.id)
+    known_good_id = None if known_good is None else known_good.id
+    summary = summarize(there, rows, (), known_good_id, read_silence(view.run))
     ended = None if ended_at(view) is None else ended_words(view.run.url)
     summary = in_state(summary, time.time(), ended=ended)
     return Status(

@@ -9,6 +9,7 @@ import msgspec
 from ckptguard.checks.digests import same_content
 from ckptguard.errors import RefusedError
 from ckptguard.inspect.tensor_table import TensorSource, find_source
+from ckptguard.records.late_md5s import read_late_md5s
 from ckptguard.runs.work import PLAIN, Work
 from ckptguard.scan import ScanOptions
 from ckptguard.values.ids import CheckpointId
@@ -71,7 +72,9 @@ def sums(target: str, settings: Settings, *, work: Work = PLAIN) -> Sums:
 
 def _recorded(source: TensorSource, sealed: Manifest, work: Work) -> dict[str, str]:
     digests = {f.path: f.md5 for f in sealed.files if f.md5 is not None}
-    missing = [f for f in sealed.files if f.md5 is None]
+    if source.run is not None and source.id is not None and len(digests) < len(sealed.files):
+        digests |= read_late_md5s(source.run, source.id)
+    missing = [f for f in sealed.files if f.path not in digests]
     scanned = work.scanner(source.storage, [f.path for f in missing], ScanOptions(md5=True), work.progress).files
     for file, found in zip(missing, scanned, strict=True):
         if found.md5 is None or not same_content(file, found):

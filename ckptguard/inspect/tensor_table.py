@@ -13,6 +13,7 @@ from ckptguard.inspect.list_states import CheckpointState
 from ckptguard.layouts import Checkpoint
 from ckptguard.records.kept import read_kept
 from ckptguard.records.quarantine import read_quarantined
+from ckptguard.records.run import Run
 from ckptguard.records.trash import trash_folder
 from ckptguard.runs.run_view import RunView
 from ckptguard.runs.target import resolve_target, several_checkpoints
@@ -37,6 +38,7 @@ class TensorSource:
     id: CheckpointId | None = None
     outcome: Outcome | None = None
     sealed: Manifest | None = None
+    run: Run | None = None
 
 
 class HeldTensor(NamedTuple):
@@ -89,7 +91,8 @@ def find_source(target: str, settings: Settings) -> TensorSource:
     if view is None or id is None:
         return source
     verdict = view.history.verdict(id)
-    return replace(source, id=id, outcome=verdict.outcome if verdict else None, sealed=view.history.manifest(id))
+    outcome = verdict.outcome if verdict else None
+    return replace(source, id=id, outcome=outcome, sealed=view.history.manifest(id), run=view.run)
 
 
 def locate(view: RunView, state: CheckpointState) -> TensorSource | None:

@@ -24,6 +24,7 @@ from ckptguard.decisions.known_good import Standing
 from ckptguard.errors import CkptguardError, NotFoundError, SettingsError
 from ckptguard.records.incidents import incident_ids
 from ckptguard.records.run import Run
+from ckptguard.records.silences import silence_now
 from ckptguard.reporting.channels import Event
 from ckptguard.reporting.events import events_on_record
 from ckptguard.runs.find_known_good import find_known_good
@@ -118,6 +119,7 @@ class Follower:
                     "checkpoints_not_good": sum(s.outcome is not Outcome.GOOD for s in now.values()),
                     "incidents": len(incident_ids(view.run)),
                 }
+                tracker.may_alert = tracker.written is not None and silence_now(view.run) is None
                 try:
                     tracker.write(changed, [event for event in new if event is not None], facts)
                 except Exception as error:  # of whatever its library does; the next look writes the same again
@@ -133,12 +135,14 @@ class Follower:
 
 
 class _Tracker:
-    """One tracker, and what it was told: verdicts, and the keys of events (None: nothing yet)."""
+    """One tracker, and what it was told: verdicts, and the keys of events (None: nothing yet). `may_alert`: the run is
+    not silenced, and events are news: they were not on record when this training began."""
 
     def __init__(self, to: Any) -> None:
         self._to = to
         self.standings: dict[CheckpointId, Standing] = {}
         self.written: set[str] | None = None
+        self.may_alert = False
 
     def write(self, changed: list[Standing], events: list[Event], facts: Facts) -> None:
         """Write verdicts that are new or changed, events, and how the run stands now."""
@@ -167,7 +171,7 @@ class _Wandb(_Tracker):
             tag = "ckptguard: incident" if event["event"] == "incident" else f"ckptguard: {event['cause']}"
             if tag not in (self._to.tags or ()):
                 self._to.tags = (*(self._to.tags or ()), tag)
-            if self.written is not None:  # else it is old: it was on record when this training began
+            if self.may_alert:
                 self._to.alert(event["title"], event["text"], level="WARN")
 
 

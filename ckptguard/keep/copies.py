@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from msgspec.structs import asdict, replace
 
-from ckptguard.errors import ChangedWhileReadError, ObjectExistsError, StorageError, StorageFullError
+from ckptguard.errors import ChangedWhileReadError, CouldNotTellError, ObjectExistsError, StorageError, StorageFullError
 from ckptguard.keep.room import fits, may_link, newest_good
 from ckptguard.keep.saved_over import is_saved_over
 from ckptguard.layouts import Checkpoint
@@ -23,6 +23,7 @@ from ckptguard.records.kept import (
     replace_kept,
     set_aside,
 )
+from ckptguard.records.manifests import read_manifest
 from ckptguard.records.pins import FOLDER as PINS
 from ckptguard.records.pins import pinned_generations
 from ckptguard.records.run import Run, begin_records_elsewhere
@@ -98,7 +99,11 @@ def keep_checkpoint(
     file_system, place, kept = file_system_of(run.records), Place(run.storage), Place(run.records, folder + "/")
     try:
         # Synced before the mark, which makes them count.
-        with SHARED.copying(file_system, checkpoint.bytes if how == "copy" else 0), synced_together(run.records.url):
+        with (
+            SHARED.copying(file_system, checkpoint.bytes if how == "copy" else 0),
+            synced_together(run.records.url),
+            _links_noted(run, id, how),
+        ):
             done = [copy_within(run, place, kept, file, how=how) for file in checkpoint.files]
     except StorageError as error:
         remove_record(run, folder)
@@ -152,9 +157,22 @@ def _takes_bytes(run: Run, folder: str, how: str) -> bool:
 
 def release(run: Run, id: CheckpointId) -> None:
     """Remove a kept copy. The mark goes first, so a crash leaves files to collect, never half a copy."""
-    folder = kept_folder(id)
-    for key in (folder + ".json", folder + ".damaged.json", folder):
-        remove_record(run, key)
+    folder, copy = kept_folder(id), read_kept(run, id)
+    with _links_noted(run, id, "copy" if copy is None else copy.how):
+        for key in (folder + ".json", folder + ".damaged.json", folder):
+            remove_record(run, key)
+
+
+def _links_noted(run: Run, id: CheckpointId, how: str) -> contextlib.AbstractContextManager[None]:
+    """Note what links that are made or removed do to the sealed files in place."""
+    if how != "link" or run.storage.root is None:
+        return contextlib.nullcontext()
+    from ckptguard.keep.own_links import own_links_noted  # few commands make or release a copy
+
+    manifest = None
+    with contextlib.suppress(CouldNotTellError):  # then the files are read once more
+        manifest = read_manifest(run, id)
+    return own_links_noted(run, manifest, [] if manifest is None else [file.path for file in manifest.files])
 
 
 def put_aside(run: Run, copy: KeptCopy) -> None:

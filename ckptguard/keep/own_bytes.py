@@ -13,6 +13,7 @@ import msgspec
 from ckptguard.decisions.own_bytes import Kept, owes_bytes
 from ckptguard.errors import BusyError, CouldNotTellError, StoppedError, StorageFullError
 from ckptguard.keep.copies import release_unpinned
+from ckptguard.keep.own_links import own_links_noted
 from ckptguard.keep.room import fits, has_safe_bytes, own_bytes
 from ckptguard.records.kept import KeptCopy, list_kept, read_kept, replace_kept
 from ckptguard.records.run import Run
@@ -118,7 +119,9 @@ def _replace_links(view: RunView, copy: KeptCopy, manifest: Manifest, work: Work
     with SHARED.copying(file_system, sum(f.size for f in linked)):
         for file in linked:
             try:
-                wrong = publish_file(kept, kept, file, pace, replace=True, committing=_while_kept(run, copy))
+                wrong = publish_file(
+                    kept, kept, file, pace, replace=True, committing=_while_kept(run, copy, manifest, file.path)
+                )
             except StorageFullError:
                 SHARED.note_full(file_system)
                 raise
@@ -131,9 +134,10 @@ def _replace_links(view: RunView, copy: KeptCopy, manifest: Manifest, work: Work
 
 
 @contextlib.contextmanager
-def _while_kept(run: Run, copy: KeptCopy) -> Iterator[None]:
-    """Hold the run's lock. Raises BusyError if the copy is no longer kept."""
+def _while_kept(run: Run, copy: KeptCopy, manifest: Manifest, path: str) -> Iterator[None]:
+    """Hold the run's lock while a copy takes the place of a link. Raises BusyError if the copy is no longer kept."""
     with run_lock(run):
         if read_kept(run, copy.id) != copy:
             raise BusyError("it was released meanwhile")
-        yield
+        with own_links_noted(run, manifest, [path]):
+            yield

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from msgspec.structs import asdict
 
-from ckptguard.errors import ObjectExistsError, ObjectMissingError
+from ckptguard.errors import DeniedError, ObjectExistsError, ObjectMissingError
 from ckptguard.layouts import Checkpoint, tops
 from ckptguard.records.quarantine import FOLDER as QUARANTINE
 from ckptguard.records.quarantine import Quarantined, mark_moved, mark_quarantined, read_quarantined, was_moved
@@ -40,9 +40,12 @@ def quarantine(view: RunView, path: str, *, reason: str, suspect: bool = True) -
 def quarantine_checkpoint(view: RunView, checkpoint: Checkpoint, *, reason: str, suspect: bool = True) -> CheckpointId:
     """The same for a caller that holds the lock. The next save of that step is a new generation, even with equal bytes.
 
-    The mark comes first: after a crash `finish_quarantines` completes the move.
+    The mark comes first: after a crash `finish_quarantines` completes the move. Raises DeniedError for a checkpoint of
+    which a part cannot be read, and leaves it as it is.
     """
     run, history = view.run, view.history
+    if checkpoint.unread is not None:  # it may be good, and nobody knows its files
+        raise DeniedError(checkpoint.unread, key=checkpoint.path)
     id = view.content_id(checkpoint)
     if suspect:
         mark_suspect(view, id, reason)

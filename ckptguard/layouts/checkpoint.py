@@ -14,9 +14,9 @@ from ckptguard.values.ids import Step
 class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     """Everything saved for one step. `path` is relative to the run; "." means model files at the run's root.
 
-    `entries` are its regular files, `irregular` everything else in it (links, FIFOs). Their keys are relative to the
-    run and sorted. Most are at or below `path`; a layout may own a few beside it (WeNet's ``epoch_3.yaml``). `step` is
-    None if the name does not state it.
+    `entries` are its regular files, `irregular` everything else in it (links, FIFOs, folders that cannot be listed).
+    Their keys are relative to the run and sorted. Most are at or below `path`; a layout may own a few beside it
+    (WeNet's ``epoch_3.yaml``). `step` is None if the name does not state it.
     """
 
     path: str
@@ -30,6 +30,11 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     def files(self) -> tuple[str, ...]:
         """Keys of the regular files."""
         return tuple(e.key for e in self.entries)
+
+    @property
+    def unread(self) -> str | None:
+        """Why it cannot be read, if it is, or has, a folder that cannot be listed. Then it has no verdict."""
+        return next((e.target for e in self.irregular if e.kind == "unread"), None)
 
     @property
     def bytes(self) -> int:

@@ -87,22 +87,25 @@ class _Tree:
         self.patterns, self._state_files, self._by_rank = patterns, state_files, by_rank
         self.folders: dict[str, list[Entry]] = {"": []}
         self._below: dict[str, set[str]] = {}
+        self._unread: set[str] = set()
         ignoring = any(pattern.ignore for pattern in patterns)
         for entry in entries:
             if any(is_temporary(part) for part in entry.key.split("/")) or (
                 ignoring and is_ignored(patterns, entry.key)
             ):
                 continue
-            parent = entry.key.rpartition("/")[0]
+            is_unread = entry.kind == "unread"  # a folder, in which it stands for all that is there
+            parent = entry.key if is_unread else entry.key.rpartition("/")[0]
             for folder in _upwards(parent):
                 self.folders.setdefault(folder, [])
-                if folder not in (parent, ""):
+                if folder not in (parent, "") and not is_unread:
                     self._below.setdefault(folder, set()).add(entry.key[len(folder) + 1 :])
             self.folders[parent].append(entry)
+            self._unread |= {parent} if is_unread else set()
 
     def names(self, folder: str) -> frozenset[str]:
         """Return the names in a folder that are not folders."""
-        return frozenset(e.name for e in self.folders.get(folder, ()) if e.kind != "folder")
+        return frozenset(e.name for e in self.folders.get(folder, ()) if e.kind not in ("folder", "unread"))
 
     def layout_of(self, path: str) -> Layout | None:
         """Return the first layout that accepts a folder; for a name that the user gave, at least "folder"."""
@@ -120,7 +123,7 @@ class _Tree:
     def roots(self) -> dict[str, Layout]:
         """Return the folders that are checkpoints. Folders of one series in one place have one layout.
 
-        So a half-written folder gets the layout of its siblings.
+        So a half-written folder gets the layout of its siblings, and so does one that cannot be listed.
         """
         folders = [path for path in self.folders if path]
         by_itself = {path: row for path in folders if (row := self.layout_of(path)) is not None}
@@ -130,17 +133,19 @@ class _Tree:
             kin.setdefault(series_of(path), row)
         roots = dict(by_itself)
         for path in folders:
-            row = kin.get(series_of(path))
+            row = kin.get(series_of(path), LAYOUTS["folder"] if path in self._unread else None)
             if row is None or step_from_name(path.rpartition("/")[2]) is None:
                 continue
-            if path in by_itself or self.names(path) or any(row.pieces(f) for f in self._below.get(path, ())):
+            holds = self.names(path) or any(row.pieces(f) for f in self._below.get(path, ()))
+            if path in by_itself or path in self._unread or holds:
                 roots[path] = row
         return {path: row for path, row in roots.items() if not self._is_piece(path, roots)}
 
     def _is_piece(self, path: str, roots: dict[str, Layout]) -> bool:
-        """True if a folder inside a checkpoint is a piece of it, not a nested checkpoint."""
+        """True if a folder inside a checkpoint is a piece of it, not a nested checkpoint. One that cannot be listed may
+        be a piece."""
         above = [p for p in _upwards(path)[1:] if p in roots]
-        uncounted = bool(above) and not counts_steps(path.rpartition("/")[2])
+        uncounted = bool(above) and (path in self._unread or not counts_steps(path.rpartition("/")[2]))
         return uncounted or any(roots[p].pieces(path[len(p) + 1 :]) for p in above)
 
     def folder_checkpoint(self, path: str, row: Layout, inside: Sequence[Entry]) -> Checkpoint:

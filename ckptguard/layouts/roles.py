@@ -4,45 +4,45 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 import msgspec
 
 from ckptguard.formats.dtypes import DTYPES
 from ckptguard.formats.structure import TensorPlace
 
-_FILE_ROLES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
-    (re.compile(pattern), role)
-    for pattern, role in (
-        (r"training_args\.bin|.*\.index\.json|.*config\.json", "other"),
-        (r"(?:rank\d+-of-\d+-)?(?:optimizer|optim)(?:[-_.].*)?|.*optim_states\.pt", "optimizer"),
-        (r"(?:lr_)?scheduler(?:[-_.].*)?", "scheduler"),
-        (r"(?:grad_|loss_)?scaler(?:[-_.].*)?", "scaler"),
-        (r"(?:rng_state|random_states?|rng)(?:[-_.].*)?", "rng"),
-        (r"(?:sampler|dl_state_dict|dataloader|dataset)(?:[-_.].*)?", "data"),
-        (r"ema(?:[-_.].*)?", "ema"),
-        (r"(?:pytorch_)?model(?:[-_.].*)?|adapter_model\..*", "model"),
-    )
+_FILE_ROLES = (
+    (r"training_args\.bin|.*\.index\.json|.*config\.json", "other"),
+    (r"(?:rank\d+-of-\d+-)?(?:optimizer|optim)(?:[-_.].*)?|.*optim_states\.pt", "optimizer"),
+    (r"(?:lr_)?scheduler(?:[-_.].*)?", "scheduler"),
+    (r"(?:grad_|loss_)?scaler(?:[-_.].*)?", "scaler"),
+    (r"(?:rng_state|random_states?|rng)(?:[-_.].*)?", "rng"),
+    (r"(?:sampler|dl_state_dict|dataloader|dataset)(?:[-_.].*)?", "data"),
+    (r"ema(?:[-_.].*)?", "ema"),
+    (r"(?:pytorch_)?model(?:[-_.].*)?|adapter_model\..*", "model"),
 )
 
 # No trainer would load optimizer.bin.old as optimizer state.
 _PUT_ASIDE = (".old", ".bak", ".orig", ".md5", ".sha256", ".txt", "~")
 
-_KEY_ROLES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
-    (re.compile(pattern), role)
-    for pattern, role in (
-        (r"(?:opt|optim|optimizer)s?(?:_?\d+)?(?:_states?)?(?:_dict)?", "optimizer"),
-        (r"(?:lr_?|opt_param_)?(?:scheduler|sched)s?(?:_?\d+)?(?:_states?)?(?:_dict)?", "scheduler"),
-        (r"(?:grad_?|loss_?|amp_?)?scaler(?:_state)?(?:_dict)?|amp", "scaler"),
-        (r"(?:.*_)?rng(?:_states?)?|random_states?|numpy|python|cuda_rng.*", "rng"),
-        (r"(?:train_?|val_?)?(?:data_?loader|(?:data_?)?sampler|data|dataset)(?:_state)?(?:_dict)?", "data"),
-        (r"(?:model_?)?ema(?:_.*)?", "ema"),
-        (r"(?:model|module|net|network|state_dict|weights|params)\d*(?:_states?)?(?:_dict)?", "model"),
-        (r"callbacks|loops|hyper_parameters|hparams.*|args|config|metrics|best_.*|log_history", "other"),
-    )
+_KEY_ROLES = (
+    (r"(?:opt|optim|optimizer)s?(?:_?\d+)?(?:_states?)?(?:_dict)?", "optimizer"),
+    (r"(?:lr_?|opt_param_)?(?:scheduler|sched)s?(?:_?\d+)?(?:_states?)?(?:_dict)?", "scheduler"),
+    (r"(?:grad_?|loss_?|amp_?)?scaler(?:_state)?(?:_dict)?|amp", "scaler"),
+    (r"(?:.*_)?rng(?:_states?)?|random_states?|numpy|python|cuda_rng.*", "rng"),
+    (r"(?:train_?|val_?)?(?:data_?loader|(?:data_?)?sampler|data|dataset)(?:_state)?(?:_dict)?", "data"),
+    (r"(?:model_?)?ema(?:_.*)?", "ema"),
+    (r"(?:model|module|net|network|state_dict|weights|params)\d*(?:_states?)?(?:_dict)?", "model"),
+    (r"callbacks|loops|hyper_parameters|hparams.*|args|config|metrics|best_.*|log_history", "other"),
 )
 
 
+def _any_of(rows: Iterable[tuple[str, str]]) -> re.Pattern[str]:
+    """Return one pattern for all rows, with a group named as the role for each. The first row that fits is found."""
+    return re.compile("|".join(f"(?P<{role}>{pattern})" for pattern, role in rows))
+
+
+_FILE_ROLE, _KEY_ROLE = _any_of(_FILE_ROLES), _any_of(_KEY_ROLES)
 STATE_ROLES = ("model", "optimizer", "ema")
 # Names for the one object that holds model, optimizer and the rest, in torch's tutorials and common loops.
 WRAPPERS = ("app", "app_state", "checkpoint", "ckpt", "state", "train_state")
@@ -53,7 +53,8 @@ def file_role(key: str) -> str:
     name = key.rpartition("/")[2].lower()
     if name.endswith(_PUT_ASIDE):
         return "other"
-    return next((role for pattern, role in _FILE_ROLES if pattern.fullmatch(name)), "")
+    match = _FILE_ROLE.fullmatch(name)
+    return "" if match is None else match.lastgroup or ""
 
 
 def is_put_aside(key: str) -> bool:
@@ -63,8 +64,8 @@ def is_put_aside(key: str) -> bool:
 
 def key_role(name: str) -> str:
     """Return the role in a key, or "". A key with a dot has none."""
-    key = name.lower()
-    return next((role for pattern, role in _KEY_ROLES if "." not in key and pattern.fullmatch(key)), "")
+    match = None if "." in name else _KEY_ROLE.fullmatch(name.lower())
+    return "" if match is None else match.lastgroup or ""
 
 
 def place_role(name: str, containers: Collection[str]) -> str:

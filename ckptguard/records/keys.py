@@ -18,10 +18,10 @@ WHOSE_KEY = "run.json"  # for records outside the run
 # The names at the top of the records; docs/reference/records.md has the same.
 RECORDS = frozenset(
     {
-        *(".gitignore", "audit", "daemon.json", "emptied", FORMAT_KEY, "gate.lock", "incidents", "kept", "ledger"),
-        *("lineage.json", "lock", "manifests", "metrics", "nodes", "pins", "quarantine", "reference", "rewrites"),
-        *("run.json", "samples", "saving", "scrubs", "seen", "settings", "starts", "told", "training", "trainings"),
-        *("room.json", "trash"),
+        *(".gitignore", "audit", "ctimes", "daemon.json", "emptied", FORMAT_KEY, "gate.lock", "incidents", "kept"),
+        *("ledger", "lineage.json", "lock", "manifests", "md5", "metrics", "nodes", "pins", "quarantine"),
+        *("reference", "rewrites", "run.json", "samples", "saving", "scrubs", "seen", "settings", "silences", "starts"),
+        *("room.json", "told", "training", "trainings", "trash"),
     }
 )
 
@@ -37,7 +37,7 @@ _FILES_OF_ID = re.compile(
     rf"{_ID}(?:\.json|\.damaged\.json|\.moved|\.taken|(?:\.damaged-[0-9a-f]{{8}})?/.+)", re.DOTALL
 )
 _KEYS = {
-    **dict.fromkeys(("emptied", "ledger", "manifests", "metrics", "reference", "scrubs"), _OF_ID),
+    **dict.fromkeys(("ctimes", "emptied", "ledger", "manifests", "md5", "metrics", "reference", "scrubs"), _OF_ID),
     **dict.fromkeys(("kept", "quarantine", "trash"), _FILES_OF_ID),
     "audit": re.compile(rf"{_DATED}\.(?:began|ended)\.json"),
     "incidents": re.compile(rf"{_DATED}\.(?:\d{{4}}\.json|txt|html)"),
@@ -47,6 +47,7 @@ _KEYS = {
     "saving": re.compile(r"[^/]+\.json"),
     "seen": re.compile(r"[0-9a-f]{32}\.json"),
     "settings": re.compile(r"allow-nonfinite\.\d+\.json"),
+    "silences": re.compile(rf"{_DATED}\.json"),
     "starts": re.compile(r"\d+\.json"),
     "told": re.compile(r"[0-9a-f]{12}/(?:[0-9a-f]{32}|before\.\d+)\.json"),
     "nodes": re.compile(r"(?:leader|[0-9a-f]{32}/[^/]+)\.json"),

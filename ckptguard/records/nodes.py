@@ -55,7 +55,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     why: str = ""
 
 
-class Report(msgspec.Struct, frozen=True, kw_only=True):
+class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     """How the command ended on one node, or why all are to stop theirs. `asked`: somebody asked that node to end."""
 
     rank: int
@@ -86,7 +86,7 @@ def lead(run: Run, group: str, size: int) -> tuple[Leader, bool]:
     raise CouldNotTellError(f"the supervises of {run.url} keep changing")
 
 
-def tell(run: Run, session: str, name: str, value: Order | Report) -> None:
+def tell(run: Run, session: str, name: str, value: Order | NodeReport) -> None:
     """Write what all of a session read. What is there already stays. Raises StorageError."""
     with contextlib.suppress(ObjectExistsError):
         create_record(run, f"{FOLDER}/{session}/{name}.json", value)
@@ -103,9 +103,9 @@ def told_order(run: Run, session: str, name: str) -> Order | None:
     return read_sound(run, f"{FOLDER}/{session}/{name}.json", Order, "an order")
 
 
-def told_report(run: Run, session: str, name: str) -> Report | None:
+def told_report(run: Run, session: str, name: str) -> NodeReport | None:
     """Return a report, or None if it cannot be read yet."""
-    return read_sound(run, f"{FOLDER}/{session}/{name}.json", Report, "a report")
+    return read_sound(run, f"{FOLDER}/{session}/{name}.json", NodeReport, "a report")
 
 
 def member_of(run: Run, session: str, rank: int) -> Member | None:

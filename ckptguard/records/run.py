@@ -288,7 +288,8 @@ def list_records(run: Run, folder: str, *, recursive: bool = False, with_content
 def record_names(run: Run, folder: str) -> list[str]:
     """Return the names of all records below a folder, relative to it, from one listing. Some may be empty."""
     try:
-        return [key.removeprefix(folder + "/") for key in run.records.names(folder)]
+        names = run.records.names(folder)
+        return [key.removeprefix(f"{folder}/") for key in names] if folder else list(names)
     except ObjectMissingError:
         return []
 

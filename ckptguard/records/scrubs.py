@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import datetime
 import re
+from collections.abc import Mapping
 
 import msgspec
 
 from ckptguard.errors import CouldNotTellError
-from ckptguard.records.run import Run, list_records, write_once
+from ckptguard.records.run import Run, list_records, read_sound, write_once
 from ckptguard.values.ids import CheckpointId, id_from_record
 from ckptguard.values.record_formats import PLAIN
 
@@ -67,11 +68,21 @@ def newest_scrubs(scrubs: list[Scrub], now: float) -> dict[Where, Scrub]:
     return newest
 
 
-def record_scrub(run: Run, scrub: Scrub, *, before: list[Scrub]) -> None:
+class _Content(msgspec.Struct, frozen=True, kw_only=True):
+    md5: dict[str, str] = {}  # of the files that an interrupted reading has behind it, by path
+
+
+def read_md5s_so_far(run: Run, scrub: Scrub) -> dict[str, str]:
+    """Return the MD5s that an interrupted reading took, by path."""
+    found = read_sound(run, scrub.key, _Content, "the record of a reading")
+    return {} if found is None else found.md5
+
+
+def record_scrub(run: Run, scrub: Scrub, *, before: list[Scrub], md5s: Mapping[str, str]) -> None:
     """Record a reading, and remove the known older ones of the same place. After a kill in between both exist."""
-    write_once(
-        run, scrub.key, {"format": PLAIN.writes, "digests": ("blake3",)}
-    )  # two concurrent readings read the same
+    content = {"format": PLAIN.writes, "digests": ("blake3",)}
+    so_far = {"md5": dict(md5s)} if md5s and not scrub.is_whole else {}
+    write_once(run, scrub.key, content | so_far)  # two concurrent readings read the same
     forget_scrubs(run, [old for old in before if old.where == scrub.where and old.key != scrub.key])
     before[:] = [old for old in before if old.where != scrub.where] + [scrub]
 

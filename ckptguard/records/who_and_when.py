@@ -19,11 +19,12 @@ from collections.abc import Collection
 
 import msgspec
 
-from ckptguard.errors import CouldNotTellError, StorageError
+from ckptguard.errors import CouldNotTellError, SettingsError, StorageError
 from ckptguard.records.run import Run, list_records, read_parsed, write_once
 from ckptguard.storage.protocol import Storage, find_entry
 from ckptguard.values.manifest import Manifest
 from ckptguard.values.record_formats import PLAIN
+from ckptguard.values.retention_policy import parse_span
 from ckptguard.values.temporary_names import NOW
 
 SIGHTINGS = "seen"  # the folder of what this machine first saw, and when
@@ -126,6 +127,27 @@ def seconds_of(text: str) -> float | None:
         return moment.timestamp() if moment.tzinfo is not None else None
     except (ValueError, OverflowError, OSError):
         return None
+
+
+def lasts_until(when: str) -> datetime.timedelta:
+    """Return how long from now, by a span or a moment (in local time, unless it says otherwise). Raises
+    SettingsError."""
+    try:
+        moment = datetime.datetime.fromisoformat(when)
+    except ValueError:
+        try:
+            lasts = datetime.timedelta(seconds=parse_span(when))
+            datetime.datetime.now(datetime.UTC) + lasts  # is there such a time?
+            return lasts
+        except (SettingsError, OverflowError) as error:
+            raise SettingsError("it is no date, time or span such as 30d") from error
+    try:
+        lasts = moment.astimezone() - datetime.datetime.now(datetime.UTC)
+    except (OverflowError, ValueError):  # of the year 1 in some time zone
+        lasts = datetime.timedelta()
+    if lasts <= datetime.timedelta():
+        raise SettingsError("that has passed")
+    return lasts
 
 
 def storage_time(storage: Storage) -> int | None:

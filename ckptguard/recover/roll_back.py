@@ -21,7 +21,7 @@ from ckptguard.layouts import LAYOUTS, Checkpoint
 from ckptguard.records.pins import InUse
 from ckptguard.records.rewrites import record_rewrites
 from ckptguard.recover.put_back import Publish, staged
-from ckptguard.recover.rollback_scope import RollbackScope, training_in
+from ckptguard.recover.rollback_scope import NOTHING_ANEW, BegunAnew, RollbackScope, training_in
 from ckptguard.recover.verify_pending import verify_pending
 from ckptguard.runs.candidates import Taken, first_whole, whole_save
 from ckptguard.runs.find_known_good import (
@@ -59,6 +59,8 @@ class GoBack:
     - `read_back`: read the files in place. Without it their verdict is trusted, for a caller that compares the bytes
       next.
     - `exclude`: never go back to these.
+    - `anew`: never go back to what a training has written that began from scratch, and move it aside whatever its
+      number.
     - `only`: change nothing but these series.
     - `joined`: these series are of the known-good save, whatever their names say.
     - `if_needed`: move nothing while everything that would be moved is good, or if a better one could not be read.
@@ -75,6 +77,7 @@ class GoBack:
     check_writing: bool = True
     read_back: bool = True
     exclude: frozenset[CheckpointId] = frozenset()
+    anew: BegunAnew = NOTHING_ANEW
     only: frozenset[str] | None = None
     joined: tuple[str, ...] = ()
     if_needed: bool = False
@@ -89,7 +92,7 @@ class GoBack:
             folders=self.folders,
             among=self.only,
             only=self.to_id,
-            exclude=self.exclude,
+            exclude=self.exclude | self.anew.ids,
         )
 
 
@@ -175,7 +178,7 @@ def roll_back(view: RunView, back: GoBack, *, in_use: InUse | None = None, work:
         refused = _wrong_names(view, back, chosen, work)
         while True:
             alone = back.series is not None
-            scope = RollbackScope(view, chosen, alone=alone, only=back.only, refused=refused)
+            scope = RollbackScope(view, chosen, alone=alone, only=back.only, refused=refused, anew=back.anew)
             plan = plan_rollback(scope.known_good, scope.series, scope.pointers)
             if back.if_needed and not is_needed(plan, scope.series, scope.pointers, unfit):
                 plan = RollbackPlan()
@@ -228,7 +231,8 @@ def _joined(view: RunView, back: GoBack) -> Iterator[None]:
 def _refuse_to_guess(view: RunView, scope: RollbackScope, plan: RollbackPlan, chosen: Candidate) -> None:
     """Raise NotGivenBackError if the plan changes what may be another training in the same folder."""
     own = {part.id.series for part in chosen.save}
-    changed = {content.id.series for content in plan.moved} | {given.content.id.series for given in plan.given}
+    changed = {content.id.series for content in plan.moved if not content.anew}
+    changed |= {given.content.id.series for given in plan.given}
     for pair in scope.twins():
         other = next((name for name in pair if name not in own), None)
         if other in changed and len(own.intersection(pair)) == 1:
@@ -338,6 +342,11 @@ def _carry_out(
         # Looked up before the first is moved: names of ranks are read by the names beside them.
         there = {content.path: view.checkpoint(content.path) for content in plan.moved}
         for content in plan.moved:
+            closed = there[content.path]
+            if closed is not None and closed.unread is not None and (content.path, content.id) not in giving:
+                what = f"{closed.path} may be good, but could not be read: {closed.unread}"
+                raise CouldNotTellError(f"{what}. Nothing was moved", hint="make it readable, and try again")
+        for content in plan.moved:
             checkpoint = there[content.path]
             if checkpoint is None:
                 continue  # it was deleted meanwhile
@@ -403,8 +412,9 @@ def _wrong_in_place(view: RunView, candidate: Candidate, back: GoBack, work: Wor
 
 
 def _suspect_copies(view: RunView, back: GoBack, scope: RollbackScope) -> None:
-    """Mark as suspect the newer kept copies whose originals were deleted, and what is newer in replicas."""
-    suspects = {c.id for series in scope.series for c in series.good if scope.is_newer(c)}
+    """Mark as suspect the newer kept copies whose originals were deleted, what is newer in replicas, and what began
+    from scratch."""
+    suspects = {c.id for series in scope.series for c in series.good if scope.is_newer(c)} | back.anew.ids
     if back.before_step is not None:
         own = scope.known_good.id.series
         on_record = ranked_candidates(view.history, Wanted(series=own))

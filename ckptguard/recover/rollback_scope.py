@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 
+from msgspec import Struct
+from msgspec.structs import replace
+
 from ckptguard.checks.order import named_counters
 from ckptguard.decisions.known_good import NUMBER_IN_NAME, kind_of_name, standpoint_of
 from ckptguard.decisions.moments import twins_of
@@ -19,6 +22,18 @@ from ckptguard.runs.run_view import RunView
 from ckptguard.runs.saved_together import RecordedSaves, answers, groups_in, series_seen
 from ckptguard.values.ids import CheckpointId, folder_of, numbers_of
 from ckptguard.values.manifest import Manifest
+
+
+class BegunAnew(Struct, frozen=True, kw_only=True):
+    """What a training has written that began from scratch: the contents at `paths`, and every content by its id, also
+    those that it has saved over. What it has saved `again` holds the good bytes that lay there before."""
+
+    paths: frozenset[str] = frozenset()
+    again: frozenset[str] = frozenset()
+    ids: frozenset[CheckpointId] = frozenset()
+
+
+NOTHING_ANEW = BegunAnew()
 
 
 def content_of(candidate: Candidate, numbers: Mapping[str, tuple[int, ...]] = {}) -> Content:
@@ -56,8 +71,8 @@ def training_in(view: RunView, folder: str) -> frozenset[str]:
 class RollbackScope:
     """The training of a known-good checkpoint, and the `pointers` in its folders.
 
-    `alone`: it has only its own series. `only`: it has these series. `refused` ones are no longer good. `candidates`
-    are the good ones found, by id.
+    `alone`: it has only its own series. `only`: it has these series. `refused` ones are no longer good. What began
+    `anew` is never gone back to. `candidates` are the good ones found, by id.
     """
 
     def __init__(
@@ -68,11 +83,12 @@ class RollbackScope:
         alone: bool,
         refused: frozenset[CheckpointId],
         only: Collection[str] | None = None,
+        anew: BegunAnew = NOTHING_ANEW,
     ) -> None:
-        self._view, self._refused = view, refused
+        self._view, self._anew, self._refused = view, anew, refused | anew.ids
         own = chosen.id.series
         self.folders = frozenset((folder_of(own),)) if alone else training_in(view, folder_of(own))
-        self.pointers = pointers_in(view, self.folders)
+        self.pointers = [replace(p, anew=p.names in anew.again) for p in pointers_in(view, self.folders)]
         self._named = {pointer.names for pointer in self.pointers}
         self._lying: dict[str, list[Checkpoint]] = {own: []}
         for checkpoint in view.checkpoints:
@@ -80,9 +96,9 @@ class RollbackScope:
             if meant and folder_of(checkpoint.path) in self.folders and not self._is_export(checkpoint, chosen):
                 self._lying.setdefault(checkpoint.series, []).append(checkpoint)
         self._numbers = _numbers_in_names(view.history, self._lying)
-        self.known_good = content_of(chosen, self._numbers)
+        self.known_good = self._content_of(chosen)
         self.candidates = {part.id: part for part in chosen.save} | {chosen.id: chosen}
-        self._targets = {part.id.series: content_of(part, self._numbers) for part in chosen.save}
+        self._targets = {part.id.series: self._content_of(part) for part in chosen.save}
         self._targets[own] = self.known_good
         self._following: int | None = None  # only other series use it
         self._mixed: set[str] = set()  # series of which only a whole save may be put back, and there is none
@@ -104,7 +120,8 @@ class RollbackScope:
     def _is_export(self, checkpoint: Checkpoint, chosen: Candidate) -> bool:
         """True for a good model at the root, or one named ``final``, that no training resumes from."""
         series, own = checkpoint.series, chosen.id.series
-        if series == own or (series != FINAL_SERIES and kind_of_name(series) != "final"):
+        is_final = series == FINAL_SERIES or kind_of_name(series) == "final"
+        if series == own or not is_final or checkpoint.path in self._anew.paths:
             return False
         id = self._view.current_if_readable(checkpoint)
         manifest = self._view.history.manifest(id) if id is not None and self._view.is_good(id) else None
@@ -117,7 +134,7 @@ class RollbackScope:
             if len(group.series) == 1 or not group.names.isdisjoint(self._targets):
                 continue
             for found, _ in answers(source, group):
-                contents = [content_of(part, self._numbers) for part in found.save]
+                contents = [self._content_of(part) for part in found.save]
                 if not any(self.is_newer(content) for content in contents):
                     self._targets |= {content.id.series: content for content in contents}
                     self.candidates |= {part.id: part for part in found.save}
@@ -146,14 +163,15 @@ class RollbackScope:
             fixed = self.known_good.path
         if len(lying) > 1 or fixed in self._numbers:  # not one fixed name: best_0.35.pt, best_0.41.pt
             fixed = None
-        sealed = fixed is not None and max(history.sealed(name), key=lambda id: id.order, default=None)
+        before = history.sealed(name) - self._anew.ids
+        sealed = fixed is not None and max(before, key=lambda id: id.order, default=None)
         last = history.manifest(sealed) if sealed else None
         return SeriesNow(
             name=name,
             fixed=fixed,
             lying=found,
             good=good,
-            ever_good=any(history.was_good(id) for id in history.standings(name)),
+            ever_good=any(history.was_good(id) for id in history.standings(name).keys() - self._anew.ids),
             last=None if last is None else _content(last, good=False, in_place=False),
             target=self._targets.get(name) if name != self.known_good.id.series else None,
         )
@@ -162,22 +180,28 @@ class RollbackScope:
         """True if it may have to be moved, or a pointer to it rewritten. A number lower than its series' target
         stays."""
         target = self._targets.get(checkpoint.series) or next((c for c in good if not self.is_newer(c)), None)
-        if checkpoint.path in self._named:
+        if checkpoint.path in self._named or checkpoint.path in self._anew.paths:
             return True
         return target is None or numbers_of(checkpoint.step) >= numbers_of(target.id.step)
 
+    def _content_of(self, candidate: Candidate) -> Content:
+        content = content_of(candidate, self._numbers)
+        return replace(content, in_place=False) if content.path in self._anew.paths else content
+
     def _lies(self, checkpoint: Checkpoint, good: tuple[Content, ...]) -> Content:
+        if checkpoint.path in self._anew.paths:
+            return replace(content_lying(self._view, checkpoint, self._numbers), anew=True)
         id = self._view.current_if_readable(checkpoint)
         known = next((c for c in good if c.id == id and c.in_place and c.path == checkpoint.path), None)
         if known is None and id is not None and id not in self._refused and checkpoint.path in self._named:
             older = candidate_of(self._view.history, id, SURE)
-            known = content_of(older, self._numbers) if older is not None and older.in_place else None
+            known = self._content_of(older) if older is not None and older.in_place else None
         return known or content_lying(self._view, checkpoint, self._numbers)
 
     def _good(self, series: str) -> Iterator[Content]:
         """Yield the known-good ones, newest first, down to the first that is not newer."""
         for candidate in known_good_candidates(self._view, Wanted(series=series, exclude=self._refused)):
-            content = content_of(candidate, self._numbers)
+            content = self._content_of(candidate)
             self.candidates.setdefault(candidate.id, candidate)
             yield content
             if not self.is_newer(content):

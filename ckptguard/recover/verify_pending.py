@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from ckptguard.errors import CouldNotTellError, ObjectMissingError, StorageError
+from ckptguard.errors import CouldNotTellError, DeniedError, ObjectMissingError, StorageError
 from ckptguard.layouts import Checkpoint
 from ckptguard.runs.find_known_good import ANY, Wanted, newest_candidate
 from ckptguard.runs.run_view import RunView
@@ -37,6 +37,11 @@ def verify_pending(
             continue
         id = view.current_if_readable(checkpoint) or view.history.next_id(series, checkpoint.step)
         too_late = wanted.before_step is not None and number is not None and number >= wanted.before_step
+        if checkpoint.unread is not None and not too_late:
+            if sure and series in view.history.series:  # another one is of nobody's training
+                raise DeniedError(checkpoint.unread, key=checkpoint.path)
+            left.append(checkpoint.path)
+            continue
         if id.order <= floors[series] or too_late or view.history.has_verdict(id):
             continue
         left.append(checkpoint.path)

@@ -187,7 +187,7 @@ def _damaged_places(view: RunView) -> list[ToRepair]:
     bad = {(one.id.series, one.id.step) for one in standings if one.outcome is Outcome.BAD}
     found: list[ToRepair] = []
     for checkpoint in view.checkpoints:
-        if (checkpoint.series, checkpoint.step) not in bad:
+        if (checkpoint.series, checkpoint.step) not in bad or checkpoint.unread is not None:
             continue
         id = view.current_if_readable(checkpoint)
         verdict = history.verdict(id) if id is not None else None

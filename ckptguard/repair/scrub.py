@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import math
 import time
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -15,6 +16,7 @@ from ckptguard.errors import BusyError, CouldNotTellError, ObjectMissingError, R
 from ckptguard.keep.copies import shares_place
 from ckptguard.layouts import LAYOUTS, Checkpoint
 from ckptguard.records.kept import list_kept, read_kept
+from ckptguard.records.late_md5s import late_md5_ids, read_late_md5s, record_late_md5s
 from ckptguard.records.manifests import read_manifest
 from ckptguard.records.scrubs import (
     IN_PLACE,
@@ -23,16 +25,18 @@ from ckptguard.records.scrubs import (
     Where,
     forget_scrubs,
     newest_scrubs,
+    read_md5s_so_far,
     read_scrubs,
     record_scrub,
 )
 from ckptguard.records.who_and_when import seconds_of
 from ckptguard.repair.one_place import record_kept_damage
-from ckptguard.reporting.channels import Event
+from ckptguard.reporting.channels import Tell
 from ckptguard.reporting.events import incident_event, news_in, verdict_event
 from ckptguard.reporting.open_and_close import record_bad_save
 from ckptguard.runs.results import Checked
 from ckptguard.runs.run_view import RunView
+from ckptguard.runs.sealed_content import sealed_outcome
 from ckptguard.runs.settling import youngest_age
 from ckptguard.runs.work import PLAIN, Work
 from ckptguard.scan.paced_reader import Pace
@@ -45,6 +49,7 @@ from ckptguard.verification.checkpoint import Resave, Verification, verify_check
 _GO_ON_WITHIN = 7 * 86400.0  # an interrupted reading older than this starts again, if no other age is set
 _SAVE_EVERY = 600.0  # seconds of reading that a kill may lose
 _TWICE = "had wrong bytes when read the first time and right ones the second time: check the disk and the memory"
+_NO_MD5S: Mapping[str, str] = {}
 _Found = tuple[Outcome, tuple[Finding, ...]]
 
 
@@ -68,15 +73,18 @@ class Due(msgspec.Struct, frozen=True, kw_only=True):
 class ScrubOrder(msgspec.Struct, frozen=True, kw_only=True):
     """What a scrub reads, and for how long.
 
-    - `max_age`: skip what was read within this many seconds. `leave_out` is skipped, too.
+    - `max_age`: skip what was read within this many seconds; infinite: read nothing for its age.
+    - `leave_out`: skip these places, too.
     - `max_duration`: stop after this many seconds, even inside a checkpoint.
     - `only`: this place alone.
+    - `late_md5s`: after all that, read good saves without an MD5 on record, the oldest first, however young.
     """
 
     max_duration: float | None = None
     max_age: float | None = None
     leave_out: Container[Where] = frozenset()
     only: Where | None = None
+    late_md5s: bool = False
 
 
 class Reread(msgspec.Struct, frozen=True):
@@ -113,7 +121,7 @@ class ScrubListener:
     has no result."""
 
     verify: Callable[[Checkpoint], Checked | None] | None = None
-    tell: Callable[[Event], None] = lambda event: None
+    tell: Tell = lambda run, event: None
     begin: Callable[[Due], None] = lambda due: None
     end: Callable[[Reread | None], None] = lambda done: None
     source: str = "cli"
@@ -130,6 +138,26 @@ class _Scrub:
     pace: Pace
     known: list[Scrub]
     troubles: list[str] = field(default_factory=list)
+
+
+class _Md5s:
+    """Takes the MD5s of a save that has none on record, in the reading that compares BLAKE3."""
+
+    def __init__(self, view: RunView, id: CheckpointId, manifest: Manifest) -> None:
+        lacks = view.settings.digest != "blake3" and any(file.md5 is None for file in manifest.files)
+        self.wanted = lacks and not read_late_md5s(view.run, id)
+        self.taken: dict[str, str] = {}
+        self._hash = hashlib.md5(usedforsecurity=False)
+
+    def begin(self) -> Callable[[bytes], None] | None:
+        """Return what takes the blocks of the next file, or None."""
+        self._hash = hashlib.md5(usedforsecurity=False)
+        return self._hash.update if self.wanted else None
+
+    def end(self, path: str) -> None:
+        """Note the MD5 of that file, which was as sealed."""
+        if self.wanted:
+            self.taken[path] = self._hash.hexdigest()
 
 
 ALL = ScrubOrder()
@@ -149,7 +177,7 @@ def scrub(
     copy no longer counts. Raises CouldNotTellError if the run cannot be listed; other problems are in the result."""
     now = time.time()
     plan, known = _plan(view, now, order.only)
-    due = [one for one in plan if _is_due(one, order, now)]
+    due = _due(view, plan, order, now)
     deadline = math.inf if order.max_duration is None else time.monotonic() + order.max_duration
 
     def hold_on() -> None:
@@ -188,11 +216,36 @@ def scrub(
 def due_places(view: RunView, order: ScrubOrder = ALL) -> list[Due]:
     """Return what a scrub would read now, longest unread first. Raises CouldNotTellError."""
     now = time.time()
-    return [one for one in _plan(view, now)[0] if _is_due(one, order, now)]
+    return _due(view, _plan(view, now)[0], order, now)
+
+
+def _due(view: RunView, plan: Sequence[Due], order: ScrubOrder, now: float) -> list[Due]:
+    due = [one for one in plan if _is_due(one, order, now)]
+    return [*due, *_without_md5(view, plan, order, {one.id for one in due})] if order.late_md5s else due
+
+
+def _without_md5(view: RunView, plan: Sequence[Due], order: ScrubOrder, due: Container[CheckpointId]) -> list[Due]:
+    """Return one place of each good save whose MD5 nobody took, unless it is read anyway. The oldest is first."""
+    found: dict[CheckpointId, tuple[float, Due]] = {}
+    taken: set[CheckpointId] | None = None
+    for one in plan:
+        if one.id in due or one.where in order.leave_out:
+            continue
+        sealed, judged = view.reader.sealed(one.id), view.reader.judged(one.id)
+        if sealed is None or sealed.has_md5 or judged is None or sealed_outcome(judged) is not Outcome.GOOD:
+            continue
+        if judged.place_damaged and one.place == IN_PLACE:
+            continue
+        taken = late_md5_ids(view.run) if taken is None else taken
+        if one.id not in taken and (one.id not in found or one.place == IN_PLACE):
+            found[one.id] = sealed.saved_at or 0.0, one
+    return [one for _, one in sorted(found.values(), key=lambda of: (of[0], of[1].id.order, of[1].id.series))]
 
 
 def _is_due(one: Due, order: ScrubOrder, now: float) -> bool:
     if one.where in order.leave_out:
+        return False
+    if order.max_age == math.inf:
         return False
     return order.max_age is None or one.last is None or not 0 <= now - one.last < order.max_age
 
@@ -206,7 +259,7 @@ def _verify(this: _Scrub, checkpoint: Checkpoint) -> Checked | None:
     how = Verification(md5=False, resave=Resave.WAIT)
     checked = verify_checkpoint(view, checkpoint, how, work=Work(scanner=this.work.scanner))
     for one in news_in([checked], known):
-        this.watcher.tell(verdict_event(view.run, one, source=source))
+        this.watcher.tell(view.run, verdict_event(view.run, one, source=source))
         try:
             record_bad_save(view.run, one, source=source)
         except CouldNotTellError as error:
@@ -285,7 +338,7 @@ def _read_kept(this: _Scrub, due: Due, manifest: Manifest) -> _Found | None:
         if again is not None:
             findings, incident = record_kept_damage(this.view, copy, manifest, [again], source=this.watcher.source)
             if incident is not None:
-                this.watcher.tell(incident_event(run, incident))
+                this.watcher.tell(run, incident_event(run, incident))
             return (Outcome.BAD, findings) if findings else None  # None: released meanwhile
         this.troubles.append(f"{wrong.file} {_TWICE}")
     _record(this, due, reading)
@@ -301,28 +354,43 @@ def _differing(this: _Scrub, due: Due, manifest: Manifest, prefix: str) -> tuple
     if due.begun is not None and due.begun.files == count and 0 <= began - due.begun.began < keep:
         began, done = due.begun.began, due.begun.done
     reading = Scrub(id=due.id, place=due.place, began=began, done=done, files=count)
+    md5s = _Md5s(this.view, due.id, manifest)
+    if done and due.begun is not None and md5s.wanted:
+        md5s.taken = read_md5s_so_far(this.view.run, due.begun)
     first, saved = done, time.monotonic()
     try:
         for file in manifest.files[first:]:
-            wrong = reread(storage, prefix + file.path, file, this.pace)
+            wrong = reread(storage, prefix + file.path, file, this.pace, md5s.begin())
             if wrong is not None:
                 return msgspec.structs.replace(reading, done=count), wrong
+            md5s.end(file.path)
             done += 1
             if time.monotonic() - saved > _SAVE_EVERY and done < count:
-                _record(this, due, msgspec.structs.replace(reading, done=done))
+                _record(this, due, msgspec.structs.replace(reading, done=done), md5s.taken)
                 saved = time.monotonic()
     except (ReadingStopped, KeyboardInterrupt):
         if done > first:
-            _record(this, due, msgspec.structs.replace(reading, done=done))
+            _record(this, due, msgspec.structs.replace(reading, done=done), md5s.taken)
         raise
+    _record_md5s(this, due, manifest, md5s.taken)
     return msgspec.structs.replace(reading, done=count), None
 
 
-def _record(this: _Scrub, due: Due, reading: Scrub) -> None:
+def _record(this: _Scrub, due: Due, reading: Scrub, md5s: Mapping[str, str] = _NO_MD5S) -> None:
     try:
-        record_scrub(this.view.run, reading, before=this.known)
+        record_scrub(this.view.run, reading, before=this.known, md5s=md5s)
     except CouldNotTellError as error:  # on a read-only run or a full disk the reading still counts
         this.troubles.append(f"the reading of {due.path} could not be recorded: {error.message}")
+
+
+def _record_md5s(this: _Scrub, due: Due, manifest: Manifest, taken: Mapping[str, str]) -> None:
+    """Record the MD5s of a whole reading in which all was as sealed. Of a part they would be lost, and read again."""
+    if not taken or any(file.path not in taken for file in manifest.files):
+        return
+    try:
+        record_late_md5s(this.view.run, due.id, {file.path: taken[file.path] for file in manifest.files})
+    except CouldNotTellError as error:
+        this.troubles.append(f"the MD5 of {due.path} could not be recorded: {error.message}")
 
 
 def _plan(view: RunView, now: float, only: Where | None = None) -> tuple[list[Due], list[Scrub]]:
@@ -350,7 +418,7 @@ def _in_place(view: RunView) -> Iterator[Due]:
     for checkpoint in view.checkpoints:
         # By names alone: thousands of manifests are gigabytes. The generation is checked again before reading.
         there = newest.get((checkpoint.series, checkpoint.step))
-        if there is not None and history.is_sealed(there):
+        if there is not None and history.is_sealed(there) and checkpoint.unread is None:
             yield Due(id=there, place=IN_PLACE, path=checkpoint.path, checkpoint=checkpoint)
 
 

@@ -27,7 +27,7 @@ from ckptguard.records.kept import KeptCopy, commit_kept, kept_folder, read_kept
 from ckptguard.records.manifests import manifest_key, write_manifest
 from ckptguard.records.run import Run, read_record
 from ckptguard.records.who_and_when import utc_now
-from ckptguard.runs.file_signatures import looks_as_read
+from ckptguard.runs.file_signatures import as_reported, looks_as_read
 from ckptguard.runs.find_known_good import Candidate
 from ckptguard.runs.free_space import need_room
 from ckptguard.runs.history import History
@@ -225,9 +225,8 @@ def _commit(sending: Sending, *, aside: bool, occupant: CheckpointId | None) -> 
 def _as_described(file: File, place: Place, aside: bool) -> File:
     """Describe the file as its new place reports it. A kept copy has no place in the run."""
     if aside:
-        return msgspec.structs.replace(file, mtime_ns=None, inode=None, etag=None)
-    entry = place.storage.stat(place.key(file.path))
-    return msgspec.structs.replace(file, mtime_ns=entry.mtime_ns, inode=entry.inode, etag=entry.etag)
+        return msgspec.structs.replace(file, mtime_ns=None, inode=None, etag=None, ctime_ns=None)
+    return as_reported(file, place.storage.stat(place.key(file.path)))
 
 
 def _mark_kept(target: Run, manifest: Manifest) -> None:

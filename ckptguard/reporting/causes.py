@@ -254,7 +254,7 @@ def _weights_before_gradients(clues: Clues) -> bool:
 def damaged_file(clues: Clues) -> LikelyCause | None:
     """A pretrained file or a checkpoint that is not what was saved: NaN from the first updates on."""
     because, weight = [], 0.0
-    broken = [": ".join(found) for found in clues.errors("digests", "structure", "completeness")]
+    broken = [": ".join(found) for found in clues.errors("digests", "structure", "completeness", "same-save")]
     if clues.report.cause == "damage" or broken:
         weight, because = 0.9, broken[:_SHOWN] or [clues.report.reason]
     since, well = clues.since_start, max(len(clues.norms), len(clues.losses))

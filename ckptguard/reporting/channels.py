@@ -24,6 +24,7 @@ from urllib.parse import unquote, urlsplit, urlunsplit
 import msgspec
 
 from ckptguard.errors import SettingsError
+from ckptguard.records.run import Run
 from ckptguard.values.settings import Settings
 
 COMMAND_SECONDS = 60.0
@@ -38,6 +39,7 @@ _PASSING = (408, 425, 429)
 _commands: set[subprocess.Popen[bytes]] = set()  # that run now
 
 Event = dict[str, Any]
+Tell = Callable[[Run | None, Event], None]  # of the run that the event is about
 Context = Callable[[], contextlib.AbstractContextManager[object]]
 
 

@@ -22,7 +22,7 @@ from ckptguard.runs.history import History
 from ckptguard.runs.results import Checked
 from ckptguard.runs.run_view import RunView
 from ckptguard.values.ids import CheckpointId, Step, escape, name_of_run, step_text
-from ckptguard.values.verdict import Outcome, Severity, Verdict
+from ckptguard.values.verdict import Outcome, Severity, Verdict, heaviest_words
 
 _LONGEST_TEXT = 700  # characters of a reason in a message
 _TOLD = (Outcome.BAD, Outcome.SUSPECT, Outcome.INCOMPLETE)
@@ -209,12 +209,7 @@ def _incident_command(run: Run) -> str:
 
 def reason_of(checked: Checked | Verdict) -> str:
     """The heaviest finding in one line; "" where nothing weighs."""
-    for severity in (Severity.ERROR, Severity.SICKNESS, Severity.WARNING):
-        for finding in checked.findings:
-            if finding.severity is severity:
-                about = finding.tensor or finding.file
-                return escape(f"{about}: {finding.message}" if about else finding.message)
-    return ""
+    return escape(heaviest_words(checked.findings))
 
 
 def _escaped(text: str | None) -> str | None:

@@ -14,9 +14,7 @@ from ckptguard.values.settings import Settings
 from ckptguard.values.verdict import Outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from ckptguard.reporting.channels import Event
+    from ckptguard.reporting.channels import Tell
     from ckptguard.reporting.notify import Log
 
 
@@ -28,9 +26,7 @@ class IncidentsOfSaves:
     incident about one of the saves.
     """
 
-    def __init__(
-        self, settings: Settings, *, source: str, log: Log, tell: Callable[[Event], None] | None = None
-    ) -> None:
+    def __init__(self, settings: Settings, *, source: str, log: Log, tell: Tell | None = None) -> None:
         self._settings, self._source, self._log = settings, source, log
         self._held = contextlib.ExitStack()
         self._tell = tell
@@ -64,10 +60,9 @@ class IncidentsOfSaves:
         if incident is not None:
             if self._tell is None:
                 hooks = Hooks(self._settings, self._log)
-                hooks.note(run)
                 self._held.callback(hooks.close, patience=LONGEST_CLOSE)
                 self._tell = hooks.tell
-            self._tell(verdict_event(run, checked, source=self._source))
+            self._tell(run, verdict_event(run, checked, source=self._source))
         return None
 
     def _close_about(self, run: Run, checked: Checked) -> None:

@@ -15,6 +15,7 @@ from functools import partial
 
 from ckptguard.errors import CkptguardError, RunRemovedError, SettingsError
 from ckptguard.records.run import Run, has_records
+from ckptguard.records.silences import silence_now
 from ckptguard.records.told import leave_untold, mark_told, read_told
 from ckptguard.reporting.channels import (
     COMMAND_SECONDS,
@@ -29,11 +30,13 @@ from ckptguard.reporting.channels import (
 from ckptguard.reporting.events import events_on_record
 from ckptguard.runs.run_view import RunView
 from ckptguard.values.settings import Settings
+from ckptguard.values.silence import Silence
 
 # What a `close` that waits for all that is told needs for one command, and a little more.
 LONGEST_CLOSE = COMMAND_SECONDS + 5.0
 _MOST_WAITING = 1000
 _MOST_MADE_UP = 20  # events of the past that one start tells
+_ANSWER = 5.0  # seconds for a run's storage to say whether it is silenced
 _TRIES, _FIRST_PAUSE = 10, 1.0  # seconds; each pause is twice the one before: nine minutes in all
 _TRIES_AT_END = 3  # of one event, once a `close` waits; if they fail, what is left is left to the next start
 
@@ -48,7 +51,6 @@ class Hooks:
 
     def __init__(self, settings: Settings, log: Log, around_start: Context = contextlib.nullcontext) -> None:
         self.log = log
-        self._runs: dict[str, Run] = {}
         try:
             require_apprise(settings)
         except SettingsError as error:  # verifying is worth more than telling
@@ -56,18 +58,12 @@ class Hooks:
             settings = settings.changed(notify=())
         self._lines = [_Line(channel, log, self._mark) for channel in channels_of(settings, around_start)]
 
-    def note(self, run: Run) -> None:
-        """Note from now on what of this run was told: nobody tells it again."""
-        self._runs[run.run_id] = run
-
     def begin(self, view: RunView) -> None:
-        """As `note`, and tell what is on record and never reached a channel. One that is new begins with what comes.
-        Never raises."""
+        """Tell what is on record and never reached a channel. One that is new begins with what comes. Never raises."""
         if not self._lines:
             return
         try:
             if has_records(view.run) or view.checkpoints:  # a folder of ours in an empty run would be in the way
-                self.note(view.run)
                 self._make_up(view)
         except RunRemovedError:
             pass
@@ -75,10 +71,10 @@ class Hooks:
             reason = error.message if isinstance(error, CkptguardError) else f"{type(error).__name__}: {error}"
             self.log("hook_records", level="warning", run=view.run.url, reason=reason)
 
-    def tell(self, event: Event) -> None:
-        """Queue an event; returns at once."""
+    def tell(self, run: Run | None, event: Event) -> None:
+        """Queue an event of a run; returns at once. What it reached is noted, and not told again."""
         for line in self._lines:
-            line.put(event)
+            line.put(run, event)
 
     @property
     def pids(self) -> list[int]:
@@ -115,12 +111,11 @@ class Hooks:
             for key in missed[-_MOST_MADE_UP:]:
                 event = events[key]()
                 if event is not None:
-                    line.put(event)
+                    line.put(view.run, event)
                 else:
                     mark_told(view.run, channel, key)
 
-    def _mark(self, channel: Channel, event: Event) -> None:
-        run = self._runs.get(event.get("run", ""))
+    def _mark(self, channel: Channel, run: Run | None, event: Event) -> None:
         if run is not None and event["event"] in ("verdict", "incident"):
             try:
                 mark_told(run, channel.key, event["id"].rpartition(".")[2])
@@ -174,18 +169,19 @@ def _hooks_key(settings: Settings) -> object:
 class _Line:
     """A queue with one thread that hands events to a channel one by one, and `mark`s those that arrived."""
 
-    def __init__(self, channel: Channel, log: Log, mark: Callable[[Channel, Event], None]) -> None:
+    def __init__(self, channel: Channel, log: Log, mark: Callable[[Channel, Run | None, Event], None]) -> None:
         self.channel = channel
         self._mark = mark
+        self._asking: threading.Thread | None = None
         self._log = partial(log, hook=channel.setting, to=channel.shown)
-        self._events: queue.Queue[Event | None] = queue.Queue(_MOST_WAITING)
+        self._events: queue.Queue[tuple[Run | None, Event] | None] = queue.Queue(_MOST_WAITING)
         self._closing, self._ending = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._work, name=f"hook-{channel.setting}", daemon=True)
         self._thread.start()
 
-    def put(self, event: Event) -> None:
+    def put(self, run: Run | None, event: Event) -> None:
         try:
-            self._events.put_nowait(event)
+            self._events.put_nowait((run, event))
         except queue.Full:
             self._log("hook_event_dropped", level="error", about=event)
 
@@ -207,13 +203,30 @@ class _Line:
             self.channel.abandon()
 
     def _work(self) -> None:
-        while (event := self._events.get()) is not None and not self._ending.is_set():
-            if self._deliver(event):
-                self._mark(self.channel, event)
+        while (item := self._events.get()) is not None and not self._ending.is_set():
+            if self._deliver(*item):
+                self._mark(self.channel, *item)
 
-    def _deliver(self, event: Event) -> bool:
+    def _silence_of(self, run: Run) -> Silence | None:
+        """Return what silences a run. A storage that does not answer in time silences nothing, nor the other runs."""
+        if self._asking is not None and self._asking.is_alive():
+            return None
+        found: list[Silence | None] = []
+        self._asking = threading.Thread(target=lambda: found.append(silence_now(run)), name="silence", daemon=True)
+        try:
+            self._asking.start()
+        except RuntimeError:  # no more threads
+            return None
+        self._asking.join(_ANSWER)
+        return found[0] if found else None
+
+    def _deliver(self, run: Run | None, event: Event) -> bool:
+        """Hand an event over. False if it is left to the next start. While its run is silenced, that is all."""
         pause, left = _FIRST_PAUSE, _TRIES
         while True:
+            if run is not None and (silence := self._silence_of(run)) is not None:
+                self._log("hook_silenced", run=run.url, about=event.get("id"), until=silence.until, by=silence.by)
+                return True
             try:
                 said = self.channel.deliver(event)
             except Exception as error:

@@ -6,14 +6,13 @@ import datetime
 import uuid
 from collections.abc import Iterable
 
-from ckptguard.errors import CkptguardError, NotFoundError, SettingsError
+from ckptguard.errors import CkptguardError, NotFoundError
 from ckptguard.layouts import Checkpoint
 from ckptguard.records.pins import PINNED, Pin, list_pins, pin_checkpoint, release_pin
 from ckptguard.runs.find_known_good import ANY
 from ckptguard.runs.run_view import RunView
 from ckptguard.runs.saved_together import RecordedSaves, save_of
 from ckptguard.values.ids import CheckpointId
-from ckptguard.values.retention_policy import parse_span
 
 
 def pin(view: RunView, checkpoint: Checkpoint, *, note: str = "", lasts: datetime.timedelta | None = None) -> list[Pin]:
@@ -59,27 +58,6 @@ def pins_on(view: RunView, checkpoint: Checkpoint) -> list[Pin]:
         raise NotFoundError(f"{checkpoint.path} is not pinned")
     saves = {p.save for p in own if p.save}
     return own + [p for p in pins if p.save in saves and p.id != id]
-
-
-def lasts_until(when: str) -> datetime.timedelta:
-    """Return how long from now, by a span or a moment (in local time, unless it says otherwise). Raises
-    SettingsError."""
-    try:
-        moment = datetime.datetime.fromisoformat(when)
-    except ValueError:
-        try:
-            lasts = datetime.timedelta(seconds=parse_span(when))
-            datetime.datetime.now(datetime.UTC) + lasts  # is there such a time?
-            return lasts
-        except (SettingsError, OverflowError) as error:
-            raise SettingsError("it is no date, time or span such as 30d") from error
-    try:
-        lasts = moment.astimezone() - datetime.datetime.now(datetime.UTC)
-    except (OverflowError, ValueError):  # of the year 1 in some time zone
-        lasts = datetime.timedelta()
-    if lasts <= datetime.timedelta():
-        raise SettingsError("that has passed")
-    return lasts
 
 
 def pinned_id(view: RunView, checkpoint: Checkpoint) -> CheckpointId:

@@ -304,11 +304,12 @@ def _present(checkpoint: Checkpoint, reader: RunReader) -> Present:
     id = current or history.next_id(series, step)
     sealed, outcome = reader.sealed(id) if current is not None else None, _strict_outcome(reader, id)
     of_others = outcome is Outcome.GOOD and reader.has_changed(id, checkpoint.entries)
-    is_of_other_files = current is not None and (sealed is None or of_others)  # a verdict on what lay there before
+    # A verdict on what lay there before, or on what nobody can look at.
+    is_of_other_files = current is not None and (sealed is None or of_others or checkpoint.unread is not None)
     return Present(
         path=checkpoint.path,
         id=id,
-        outcome=Outcome.PENDING if is_of_other_files else outcome,
+        outcome=Outcome.PENDING if is_of_other_files or checkpoint.unread is not None else outcome,
         changed=is_of_other_files and sealed is not None,
         saved=seconds_of(sealed.standpoint.sealed_at) if sealed is not None else None,
         metrics=sealed.metrics if sealed is not None else {},

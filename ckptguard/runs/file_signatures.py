@@ -1,12 +1,16 @@
 """Compare what storage reports about a checkpoint's files now with its report when their bytes were read.
 
-Equal signatures prove nothing. If they differ at all, the bytes are unknown until they are read again.
+Equal signatures prove nothing. If they differ at all, the bytes are unknown until they are read again. A ctime is no
+part of them: chmod, links and backups change it, so another one is no reason to doubt a checkpoint, and one to read it
+before somebody trains with it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from ckptguard.runs.sealed_content import Judged, Sealed, Seen
 from ckptguard.storage.protocol import Entry, Storage, find_entry
@@ -27,6 +31,18 @@ def looks_as_read(entries: Iterable[Entry], sealed: Sealed, verdict: Judged | No
     of_damage = verdict is not None and verdict.place_damaged and bool(seen)
     as_sealed = ((f.path, f.size, f.mtime_ns, f.inode, f.etag) for f in sealed.files)
     return (not of_damage and _are_as(as_sealed, there)) or (bool(seen) and _are_as(seen, there))
+
+
+def other_ctimes(entries: Iterable[Entry], sealed: Manifest) -> dict[str, int]:
+    """Return the ctimes of the files whose ctime is not as when they were sealed: something happened to them."""
+    known = {f.path: f.ctime_ns for f in sealed.files if f.ctime_ns is not None}
+    now = {e.key: e.ctime_ns for e in entries if e.ctime_ns is not None}
+    return {path: ctime for path, ctime in now.items() if known.get(path, ctime) != ctime}
+
+
+def as_reported(file: File, entry: Entry) -> File:
+    """Return a file of a manifest as storage describes it."""
+    return replace(file, mtime_ns=entry.mtime_ns, inode=entry.inode, etag=entry.etag, ctime_ns=entry.ctime_ns)
 
 
 def late_state(keys: Iterable[str], sealed: Sealed) -> frozenset[str]:

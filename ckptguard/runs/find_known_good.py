@@ -32,6 +32,7 @@ from ckptguard.runs.good_checkpoint import (
 )
 from ckptguard.runs.history import History, load_history, names_alone
 from ckptguard.values.ids import CheckpointId, escape, folder_of
+from ckptguard.values.manifest import Manifest
 
 if TYPE_CHECKING:
     from ckptguard.runs.run_view import RunView  # an answer from the records needs no listing
@@ -94,11 +95,12 @@ def _openable(path: str, place: str) -> str:
 
 
 def best_on_record(run: Run, wanted: Wanted, history: History | None = None) -> Candidate:
-    """Return the best known-good checkpoint with as few reads as possible. Raises NoKnownGoodError."""
+    """Return the best known-good checkpoint with as few reads as possible. Raises NoKnownGoodError, or StorageError if
+    only some that cannot be looked at are left."""
     history = names_alone(run) if history is None else history
     found = next(_best_first(history, wanted, every_copy=False), None)
     if found is None:
-        raise none_found(run, wanted.before_step)
+        raise next(iter(history.unread.values()), None) or none_found(run, wanted.before_step)
     return found
 
 
@@ -115,11 +117,28 @@ def none_found(run: Run, before_step: int | None) -> NoKnownGoodError:
         hint = (
             f"training began with {escape(began_with)} and did not save it: nothing goes back to it. Begin anew from it"
         )
+    elif alone := _good_alone(run, before_step):
+        hint = (
+            f"{escape(alone.path)} is good, but no whole save is;"
+            f" go back to it alone with: ckptguard rollback {place} --only {shlex.quote(alone.series)}"
+        )
     elif _has_no_records(run):  # a lone file may have been verified outside a run, which records nothing
         hint = f"nothing is on record; verify and record what there is with: ckptguard-daemon --once {place}"
         if _is_empty(run):
             hint = "there is no checkpoint in it yet; check the path, or wait for the first save"
     return NoKnownGoodError(f"{run.url} has no known-good checkpoint{before}", hint=hint)
+
+
+def _good_alone(run: Run, before_step: int | None) -> Manifest | None:
+    """Return a good checkpoint with weights that is no whole save, or None."""
+    with contextlib.suppress(CouldNotTellError):
+        history = load_history(run)
+        for series in history.series:
+            wanted = Wanted(series=series, before_step=before_step, sure=True)
+            found = next(_best_first(history, wanted, every_copy=False), None)
+            if found is not None and standpoint_of(found.manifest).has_weights:
+                return found.manifest
+    return None
 
 
 def _inputs_of(run: Run) -> str:

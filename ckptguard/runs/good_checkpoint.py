@@ -8,12 +8,14 @@ from collections.abc import Callable
 import msgspec
 
 from ckptguard.decisions.known_good import IN_PLACE, KEPT
-from ckptguard.errors import RecordsError
+from ckptguard.errors import RecordsError, StorageError
 from ckptguard.records.kept import KeptCopy, read_kept
-from ckptguard.runs.file_signatures import looks_as_read
+from ckptguard.records.run import Run
+from ckptguard.runs.file_signatures import looks_as_read, other_ctimes
 from ckptguard.runs.history import History
 from ckptguard.runs.sealed_content import Judged, Sealed, kept_matches
-from ckptguard.storage.protocol import find_entry
+from ckptguard.storage.failures import is_unreadable
+from ckptguard.storage.protocol import Entry, find_entry
 from ckptguard.values.ids import CheckpointId, Step, folder_of
 from ckptguard.values.manifest import Manifest
 from ckptguard.values.verdict import Outcome
@@ -77,14 +79,15 @@ class Presence(msgspec.Struct, frozen=True, kw_only=True):
     """The place of a known-good checkpoint, and the answer that describes it.
 
     `changed`: the files in place have the sealed sizes, but storage describes them differently than when they were
-    read. Read such files again before you call them good. `parts` are all of its save, itself too, by the rule that
-    joined them; there are none if nothing was saved with it.
+    read. Read such files again before you call them good. `entries` are the files in place. `parts` are all of its
+    save, itself too, by the rule that joined them; there are none if nothing was saved with it.
     """
 
     answer: KnownGood
     in_place: bool
     changed: bool
     copy: KeptCopy | None
+    entries: tuple[Entry, ...] = ()
     parts: tuple[tuple[Presence, str], ...] = ()
 
     @property
@@ -102,6 +105,16 @@ class Candidate(Presence, frozen=True, kw_only=True):
     def save(self) -> tuple[Candidate, ...]:
         """Every checkpoint of its save."""
         return tuple(part for part, _ in self.parts if isinstance(part, Candidate)) or (self,)
+
+    def touched(self, run: Run) -> dict[str, int]:
+        """Return the ctimes, by path, of the files in place to which something happened since they were read, while
+        storage describes them as then. Read these before somebody trains with them."""
+        ctimes = other_ctimes(self.entries, self.manifest) if self.in_place and not self.changed else {}
+        if ctimes:
+            from ckptguard.records.ctimes import read_ctimes  # few answers need it
+
+            ctimes = {} if ctimes.items() <= read_ctimes(run, self.id).items() else ctimes
+        return ctimes
 
 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True):
@@ -171,12 +184,18 @@ def presence_of(
         with contextlib.suppress(RecordsError):  # a manifest that cannot be read may be of the files in place
             in_place = history.current(id.series, id.step, sealed.path, path_of=path_of) == id
         why = "it is no longer in place"
-    there = [find_entry(run.storage, f.path) for f in sealed.files] if in_place else []
+    there, unread = [], False
+    try:
+        there = [find_entry(run.storage, f.path) for f in sealed.files] if in_place else []
+    except StorageError as error:
+        if not is_unreadable(error):
+            raise
+        history.unread[id], unread = error, True
     entries = [e for e in there if e is not None and e.kind == "file"]
-    in_place = in_place and [e.size for e in entries] == [f.size for f in sealed.files]
-    changed = in_place and not looks_as_read(entries, sealed, verdict)
+    in_place = unread or (in_place and [e.size for e in entries] == [f.size for f in sealed.files])
+    changed = unread or (in_place and not looks_as_read(entries, sealed, verdict))
     if sure and changed:
-        in_place, why = False, "the file in place has changed since"
+        in_place, why = False, f"the file in place {'cannot be read' if unread else 'has changed since'}"
     asked = (every_copy or not in_place) and history.may_be_kept(id)
     copy = read_kept(run, id) if asked else None
     if copy is not None and not kept_matches(run, copy, sealed):
@@ -190,4 +209,4 @@ def presence_of(
         return None
     place = IN_PLACE if in_place else KEPT
     answer = KnownGood(path=path, id=id, kept=not in_place, verified_at=at, reason=reason, place=place)
-    return Presence(answer=answer, in_place=in_place, changed=changed, copy=copy)
+    return Presence(answer=answer, in_place=in_place, changed=changed, copy=copy, entries=tuple(entries))

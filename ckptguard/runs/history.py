@@ -13,7 +13,7 @@ from operator import attrgetter
 import msgspec
 
 from ckptguard.decisions.known_good import Standing, parse_verdict_name, since, weight
-from ckptguard.errors import ObjectMissingError, RecordsError
+from ckptguard.errors import ObjectMissingError, RecordsError, StorageError
 from ckptguard.records.kept import FOLDER as KEPT
 from ckptguard.records.ledger import FOLDER as LEDGER
 from ckptguard.records.ledger import append_verdict, series_names
@@ -86,6 +86,7 @@ class History:
     def __init__(self, run: Run, keys: Iterable[str] = (), *, has_kept: bool = False) -> None:
         self.run = run
         self.listed: Mapping[str, Entry] = {}  # the records of the listing by their keys, if it had more than names
+        self.unread: dict[CheckpointId, StorageError] = {}  # what was asked for, and cannot be looked at in place
         self._has_kept = has_kept  # the keys are those of kept copies, too, and all of it is asked at once
         self._steps: dict[tuple[str, str], StepRecords] = {}  # those that were asked for
         self._sorted: dict[str, list[str]] = {}  # the steps of a series, as in the names
@@ -426,6 +427,22 @@ class History:
                 verdict = self.verdict(id)
                 return manifest, verdict.facts if verdict is not None and not verdict.place_damaged else None
         return None
+
+    def good_before(self, id: CheckpointId, most: int) -> tuple[Manifest, ...]:
+        """Return the manifests of the nearest good saves before a generation, the newest first: one of each lower step,
+        or the earlier contents of a fixed name."""
+        known, found = self.ordered(id.series), dict[object, Manifest]()
+        for other in reversed(known[: bisect_left(known, id.order, key=_ORDER)]):
+            standing, fixed = self.standing(other), id.step is None
+            is_good = standing is not None and standing.outcome is Outcome.GOOD and not self.is_quarantined(other)
+            place = other.generation if fixed else other.step
+            if is_good and (other.step is None) == fixed and (fixed or place != id.step) and place not in found:
+                manifest = self.manifest(other)
+                if manifest is not None:
+                    found[place] = manifest
+            if len(found) == most:
+                break
+        return tuple(found.values())
 
     def following(self, series: str, step: Step, *, read: bool) -> Manifest | None:
         """Return the nearest higher step that was sealed and not moved aside by a rollback.

@@ -9,28 +9,27 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import stat
 import threading
 import time
-import uuid
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from ckptguard.decisions.at_risk import ranks_named
 from ckptguard.decisions.known_good import standpoint_of, updates_in
+from ckptguard.layouts.rank_names import ranks_named
 from ckptguard.records.who_and_when import saved_at, seconds_of
 from ckptguard.runs.file_signatures import looks_as_read
 from ckptguard.runs.history import History
 from ckptguard.runs.sealed_content import JudgedAs, RememberedFile, SealedAs, Seen, sealed_outcome
+from ckptguard.storage.local.writes import replace_file
 from ckptguard.storage.protocol import Entry
-from ckptguard.storage.runtime_folder import private_runtime_folder
+from ckptguard.storage.runtime_folder import private_runtime_folder, read_private
 from ckptguard.values.ids import CheckpointId, Step, escape
 from ckptguard.values.manifest import bytes_digest
 from ckptguard.values.record_text import decodable
 from ckptguard.values.run_rows import LONGEST_TEXT, Generation
-from ckptguard.values.verdict import Outcome, Severity, Verdict
+from ckptguard.values.verdict import Outcome, heaviest_words
 from ckptguard.version import __version__
 
 if TYPE_CHECKING:
@@ -40,7 +39,7 @@ _COARSE = 5.0  # seconds: more than the time resolution of any file system
 _LARGEST = 16 << 20  # bytes of one run's memo: about 100,000 checkpoints
 _MOST_RUNS = 64
 _MOST_ROWS = 50_000  # of one run
-_LARGEST_NUMBER = 2**63 - 1  # that SQLite stores
+_LARGEST_NUMBER = 2**63 - 1  # that a row holds
 _PREFIX, _SUFFIX = "states-", ".memo"
 
 
@@ -130,35 +129,18 @@ def remembered(view: RunView) -> Iterator[RunReader]:
 
 def _load(path: str, name: str) -> tuple[ReadRecords, ...]:
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:
-        return ()
-    try:
-        with open(descriptor, "rb") as file:
-            found = os.fstat(descriptor)
-            if not stat.S_ISREG(found.st_mode) or found.st_uid != os.getuid() or found.st_size > _LARGEST:
-                return ()
-            stored = msgspec.msgpack.decode(file.read(_LARGEST + 1), type=decodable(_Stored))
-    except (OSError, ValueError):  # msgspec's errors are ValueErrors
+        stored = msgspec.msgpack.decode(read_private(path, _LARGEST) or b"", type=decodable(_Stored))
+    except ValueError:  # msgspec's errors are ValueErrors
         return ()
     return stored.rows if (stored.version, stored.run) == (__version__, name) else ()
 
 
 def _save(path: str, stored: _Stored) -> None:
-    """Replace the file. Other readers see the old one or the new one. It is a cache, so nothing is synced."""
-    temporary = f"{path}.{uuid.uuid4().hex[:8]}.tmp"
-    try:
+    with contextlib.suppress(OSError, ValueError):  # no space, or a name that is not Unicode
         text = msgspec.msgpack.encode(stored)
-        if len(text) > _LARGEST:
-            return
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        with open(descriptor, "wb") as file:
-            file.write(text)
-        os.replace(temporary, path)
-        _forget_old(os.path.dirname(path))
-    except (OSError, ValueError):  # no space, or a name that is not Unicode
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
+        if len(text) <= _LARGEST:
+            replace_file(path, text)
+            _forget_old(os.path.dirname(path))
 
 
 def _forget_old(folder: str) -> None:
@@ -213,6 +195,7 @@ class RunReader:
             judged_at=None if judged is None else seconds_of(judged.checked_at),
             reason="" if judged is None else escape(judged.reason)[:LONGEST_TEXT],
             world_size=stored(ranks),
+            md5="sealed" if sealed is not None and sealed.has_md5 else "",
             content="" if sealed is None else sealed.content,
         )
 
@@ -264,6 +247,7 @@ class RunReader:
                 saved_at(manifest),
                 bytes_digest(manifest.files),
                 ranks_named(f.path for f in manifest.files),
+                all(f.md5 for f in manifest.files),
             )
         number, verdict = history.judged(id)
         if verdict is not None:
@@ -273,7 +257,7 @@ class RunReader:
                 verdict.checked_at,
                 verdict.place_damaged,
                 verdict.content,
-                _heaviest_reason(verdict),
+                heaviest_words(verdict.findings),
                 verdict.seen if files else (),
                 _digest(verdict.seen) if verdict.seen else b"",
                 verdict.facts.world_size,
@@ -297,17 +281,6 @@ def stored(number: int | None) -> int | None:
 def _digest(signatures: Iterable[Seen]) -> bytes:
     """Return a digest of the signatures of some files."""
     return hashlib.blake2b(repr(sorted(signatures)).encode("utf-8", "surrogateescape"), digest_size=16).digest()
-
-
-def _heaviest_reason(verdict: Verdict) -> str:
-    """Return the message of the heaviest finding, with its subject; "" if there is none."""
-    order = (Severity.ERROR, Severity.SICKNESS, Severity.WARNING)
-    weighty = [f for f in verdict.findings if f.severity in order]
-    if not weighty:
-        return ""
-    heaviest = min(weighty, key=lambda f: order.index(f.severity))
-    about = heaviest.tensor or heaviest.file
-    return f"{about}: {heaviest.message}" if about else heaviest.message
 
 
 def _is_told_apart(entry: Entry) -> bool:

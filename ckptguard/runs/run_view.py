@@ -8,6 +8,7 @@ from bisect import bisect_left
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -23,8 +24,9 @@ from ckptguard.records.kept import KeptCopy, kept_of_series, read_kept
 from ckptguard.records.ledger import FOLDER as LEDGER
 from ckptguard.records.manifests import FOLDER as MANIFESTS
 from ckptguard.records.manifests import read_manifest, sealed_generations
+from ckptguard.records.quarantine import FOLDER as QUARANTINE
 from ckptguard.records.run import Run, list_records, open_run
-from ckptguard.runs.history import History, load_history
+from ckptguard.runs.history import History, history_of_series, load_history
 from ckptguard.runs.not_understood import SMALLEST, NotUnderstood, find_not_understood, state_files
 from ckptguard.runs.run_reader import RunMemory, RunReader
 from ckptguard.runs.sealed_content import is_untouched
@@ -38,12 +40,14 @@ from ckptguard.values.ids import (
     series_folder,
     series_from_folder,
     series_of,
+    whole_number,
 )
 from ckptguard.values.manifest import Manifest
 from ckptguard.values.patterns import choose
 from ckptguard.values.settings import Settings
 
 _KEY, _ORDER = attrgetter("key"), attrgetter("order")
+_MOST_NOTED, _MOST_LOST = 20, 64  # places that nobody can look at; steps of each series below one
 
 
 @dataclass(eq=False)
@@ -270,14 +274,17 @@ class Listing:
         found = find_checkpoints(self.entries, run.patterns, by_bytes, by_rank)
         found = [_as_on_record(run, c) if c.series in sealed else c for c in found]
         found += _bereft(run, self.entries, found, sealed)
+        closed = [e for e in self.entries if e.kind == "unread"]
+        found += _unread_on_record(run, closed, found, sealed) if closed else []
         self.checkpoints = {c.path: c for c in sorted(found, key=lambda c: c.path)}
 
     @cached_property
-    def unnamed(self) -> tuple[str, ...]:
-        """The entries outside checkpoints that may be some, and have names that cannot be read."""
+    def unread(self) -> tuple[Entry, ...]:
+        """What nobody can look at: folders that cannot be listed, and what may be checkpoints with names that cannot be
+        read."""
         owned = {entry.key for checkpoint in self.checkpoints.values() for entry in checkpoint.irregular}
-        odd = (e for e in self.entries if e.kind == "unnamed" and e.key not in owned)
-        return tuple(e.key for e in odd if tensor_suffix(e.key) or "." not in e.name)
+        odd = [e for e in self.entries if e.kind == "unread" or (e.kind == "unnamed" and e.key not in owned)]
+        return tuple(e for e in odd if e.kind == "unread" or tensor_suffix(e.key) or "." not in e.name)
 
     @cached_property
     def series(self) -> dict[str, SeriesInPlace]:
@@ -295,9 +302,11 @@ class Listing:
         return find_not_understood(self._run, rest) if rest else None
 
     @property
-    def unnamed_notes(self) -> tuple[str, ...]:
-        """A sentence for each of them."""
-        return tuple(f"{escape(key)} was not looked at: {UNNAMED}" for key in self.unnamed)
+    def unread_notes(self) -> tuple[str, ...]:
+        """A sentence for each of them, if they are not too many."""
+        named = [f"{escape(e.key)} was not looked at: {e.target or UNNAMED}" for e in self.unread[:_MOST_NOTED]]
+        left = len(self.unread) - len(named)
+        return (*named, f"{left} more were not looked at") if left else tuple(named)
 
     @cached_property
     def _sum_lists(self) -> dict[str, list[Entry]]:
@@ -354,8 +363,9 @@ def _in_place(checkpoints: tuple[Checkpoint, ...]) -> SeriesInPlace:
 
 
 def list_run(run: Run, before: Listing | None = None) -> Listing:
-    """List a run; return `before` if no entry differs. A failed listing raises: it never looks like an empty run."""
-    entries = tuple(sorted(run.storage.list("", recursive=True, enter=enter), key=_KEY))
+    """List a run; return `before` if no entry differs. A failed listing raises: it never looks like an empty run. A
+    folder that cannot be listed is an entry of its own."""
+    entries = tuple(run.storage.list("", recursive=True, enter=enter, unread=True))
     return before if before is not None and before.taken_over(run, entries) else Listing(run, entries)
 
 
@@ -373,7 +383,7 @@ def list_near(run: Run, paths: Iterable[str]) -> Listing:
                 beside[folder] = run.storage.list(folder, recursive=False)
                 found += (e for e in beside[folder] if e.kind != "folder")
         if any(e.key == path and e.kind == "folder" for e in beside[above[-1]]):
-            found += run.storage.list(path, recursive=True, enter=enter)
+            found += run.storage.list(path, recursive=True, enter=enter, unread=True)
     return Listing(run, {e.key: e for e in found}.values())
 
 
@@ -384,7 +394,7 @@ def select_checkpoint(run: Run, checkpoints: Iterable[Checkpoint], word: str) ->
     chosen = [c for c in found if c.path == name]
     if not chosen:
         parsed = parse_id("", word)
-        step = parsed.step if parsed else int(word) if word.isascii() and word.isdigit() else None
+        step = parsed.step if parsed else whole_number(word)
         chosen = [c for c in found if step is not None and c.step == step]
     if len(chosen) > 1:
         paths = ", ".join(c.path for c in chosen)
@@ -417,7 +427,7 @@ def _entries_of(run: Run, path: str) -> list[Entry]:
         alone = [entry for key in wanted if (entry := find_entry(run.storage, key)) is not None]
     below: Sequence[Entry] = ()
     if any(e.key == path and e.kind == "folder" for e in alone):
-        below = run.storage.list(path, recursive=True, enter=enter)
+        below = run.storage.list(path, recursive=True, enter=enter, unread=True)
     return [*(e for e in alone if e.kind != "folder"), *below]
 
 
@@ -444,7 +454,7 @@ def _bereft(
     """Return the sealed folders whose remaining files make no checkpoint."""
     folders: dict[str, list[Entry]] = {}
     for entry in entries:
-        parts = entry.key.split("/")[:-1]
+        parts = entry.key.split("/") if entry.kind == "unread" else entry.key.split("/")[:-1]
         for depth in range(1, len(parts) + 1):
             folders.setdefault("/".join(parts[:depth]), []).append(entry)
     taken = {c.path for c in found}
@@ -461,6 +471,35 @@ def _bereft(
             lost.append(
                 Checkpoint(path=folder, layout=layout, series=series, step=step, entries=files, irregular=others)
             )
+    return lost
+
+
+def _unread_on_record(
+    run: Run, closed: Iterable[Entry], found: Sequence[Checkpoint], known: Collection[str]
+) -> list[Checkpoint]:
+    """Return the checkpoints on record below folders that cannot be listed, unless they were seen to be gone. They may
+    be there: nobody may take them for removed."""
+    from ckptguard.records.emptied import was_emptied  # few runs have such folders
+    from ckptguard.records.trash import list_trashed
+
+    lost: list[Checkpoint] = []
+    for entry in closed:
+        for series in sorted(one for one in known if one.startswith(f"{entry.key}/")):
+            history, aside = history_of_series(run, series), set(list_trashed(run))
+            for step in islice(history.steps(series), _MOST_LOST):
+                id = max(step.ids[MANIFESTS] - step.ids[QUARANTINE] - aside, key=_ORDER, default=None)
+                manifest, standing = (None, None) if id is None else (history.manifest(id), history.standing(id))
+                if manifest is None or (standing is not None and was_emptied(run, standing)):
+                    continue
+                own = Checkpoint(
+                    path=manifest.path,
+                    layout=manifest.layout,
+                    series=series,
+                    step=manifest.step,
+                    entries=(),
+                    irregular=(entry,),
+                )
+                lost += [own] if all(own.path != c.path for c in (*found, *lost)) else []
     return lost
 
 

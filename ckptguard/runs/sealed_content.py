@@ -30,7 +30,7 @@ class SealedAs(msgspec.Struct, frozen=True, array_like=True):
     """The part of a manifest that says what was sealed, where and when. Nothing is verified with it.
 
     If the file signatures were left out, `looked` is their digest. `content` is that of the bytes. `ranks` is how many
-    ranks its files name.
+    ranks its files name. `has_md5`: it has the MD5 of every file.
     """
 
     path: str
@@ -43,6 +43,7 @@ class SealedAs(msgspec.Struct, frozen=True, array_like=True):
     saved_at: float | None
     content: str
     ranks: int | None
+    has_md5: bool
 
 
 class JudgedAs(msgspec.Struct, frozen=True, array_like=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
@@ -17,12 +17,13 @@ from ckptguard.runs.hub_paths import HubPlace, find_hub_place, hub_checkpoints, 
 from ckptguard.runs.run_view import RunView, open_view
 from ckptguard.storage import Entry, Storage, normalise_url, open_storage
 from ckptguard.storage.protocol import find_entry
-from ckptguard.values.ids import RECORDS_FOLDER, escape, series_of
+from ckptguard.values.ids import RECORDS_FOLDER, escape, numbers_of, series_of
 from ckptguard.values.patterns import Pattern
 from ckptguard.values.record_formats import FORMAT_KEY
 from ckptguard.values.settings import Settings
 
 _MOST_FOLDERS_UP = 8  # in which a checkpoint's run is looked for
+_MOST_BESIDE = 8  # other saves of a run, to compare one with
 
 
 class Target(msgspec.Struct, frozen=True):
@@ -73,18 +74,12 @@ def resolve_target(target: str, settings: Settings) -> Target:
     inside = None if with_records else _inside_run(url, settings)
     if inside is not None:
         return inside
-    below = run_storage.list("", recursive=True, enter=enter)
-    named = [msgspec.structs.replace(e, key=f"{name}/{e.key}") for e in below]
-    found = find_checkpoints(named, settings.patterns)
-    # A trainer's own checkpoint has its parts in it. A run may have a number in its name, and files of any kind.
-    alone = (
-        [c.path for c in found] == [name] and found[0].step is not None and found[0].layout != plain_folder.LAYOUT.name
-    )
-    if with_records or (not alone and _has_children(below, settings.patterns)):
+    below = run_storage.list("", recursive=True, enter=enter, unread=True)
+    if with_records or _holds_saves(name, below, settings.patterns):
         view = open_view(url, settings)
         view.take_listed(below)
         return Target(url=url, kind="run", storage=run_storage, view=view)
-    checkpoint = folder_as_checkpoint(name, named)
+    checkpoint = folder_as_checkpoint(name, _inside(name, below))
     if checkpoint is not None:
         return one_checkpoint(url, storage, checkpoint)
     view = open_view(url, settings)
@@ -133,7 +128,7 @@ def run_around(path: str) -> str | None:
         return parent or "/"
     if not os.path.isdir(path) or _has_records_in(storage := open_storage(path)):
         return None
-    below = storage.list("", recursive=True, enter=enter)
+    below = storage.list("", recursive=True, enter=enter, unread=True)
     return parent if parent and not _has_children(below, ()) and _is_numbered(name, below) else None
 
 
@@ -153,7 +148,7 @@ def _whole_run(view: RunView, url: str, target: str) -> Target:
     if view.checkpoints or has_records(view.run):
         return Target(url=url, kind="run", storage=view.run.storage, view=view)
     unread = view.listing.not_understood
-    found = next(iter(view.listing.unnamed_notes), None if unread is None else "; ".join(unread.notes))
+    found = next(iter(view.listing.unread_notes), None if unread is None else "; ".join(unread.notes))
     raise NotFoundError(f"there is no checkpoint in {target}", hint=found)
 
 
@@ -174,6 +169,61 @@ def _has_records_in(storage: Storage) -> bool:
         return find_entry(storage, f"{RECORDS_FOLDER}/{FORMAT_KEY}") is not None
     except StorageError:
         return False
+
+
+def saves_beside(target: Target, settings: Settings) -> Iterator[tuple[Storage, Checkpoint]]:
+    """Yield other saves of the run without records that a file or checkpoint is in, with their storage: the nearest of
+    its series first.
+
+    A file may be part of a checkpoint: then the run is around that. A folder that is one checkpoint is no run, however
+    many files it has.
+    """
+    path = target.url.rstrip("/")
+    for place in (path, path.rpartition("/")[0]):
+        root, _, name = place.rpartition("/")
+        if not root or root.endswith(":/"):
+            return
+        storage = open_storage(root, must_exist=False, options=settings.storage)
+        near = _entries_near(storage, name)
+        if _holds_saves(root.rpartition("/")[2], near, settings.patterns):
+            own = path.removeprefix(f"{root}/")
+            others = (c for c in find_checkpoints(near, settings.patterns) if c.path != name and own not in c.files)
+            nearest = sorted(others, key=lambda other: _distance(name, other.path))
+            yield from ((storage, other) for other in nearest[:_MOST_BESIDE])
+            return
+
+
+def _entries_near(storage: Storage, name: str) -> list[Entry]:
+    """List what lies beside a file or numbered folder: all files, and the nearest folders of its series. Other folders
+    are not entered: they may hold everything that a user has."""
+    beside = storage.list("")
+    near = [e for e in beside if e.kind != "folder"]
+    folders = [e.key for e in beside if e.kind == "folder" and series_of(e.key) == series_of(name)]
+    if name in folders and step_from_name(name) is not None:
+        for folder in sorted(folders, key=lambda other: _distance(name, other))[: _MOST_BESIDE + 1]:
+            near += storage.list(folder, recursive=True, enter=enter, unread=True)
+    return near
+
+
+def _distance(name: str, other: str) -> tuple[bool, list[int], str]:
+    """Sort the names of one series first, and of these the nearest by step."""
+    steps = (numbers_of(step_from_name(one)) for one in (name, other))
+    return series_of(name) != series_of(other), [abs(a - b) for a, b in zip(*steps, strict=False)], other
+
+
+def _holds_saves(name: str, below: Sequence[Entry], patterns: tuple[Pattern, ...]) -> bool:
+    """True if a folder is a run, not one checkpoint. A trainer's own checkpoint has its parts in it. A run may have a
+    number in its name, and files of any kind."""
+    found = find_checkpoints(_inside(name, below), patterns)
+    alone = (
+        [c.path for c in found] == [name] and found[0].step is not None and found[0].layout != plain_folder.LAYOUT.name
+    )
+    return not alone and _has_children(below, patterns)
+
+
+def _inside(name: str, below: Sequence[Entry]) -> list[Entry]:
+    """Return the entries of a folder with keys that begin with its name."""
+    return [msgspec.structs.replace(e, key=f"{name}/{e.key}") for e in below]
 
 
 def _has_children(below: Sequence[Entry], patterns: tuple[Pattern, ...]) -> bool:
@@ -204,5 +254,5 @@ def _inside_run(url: str, settings: Settings) -> Target | None:
 
 def _is_numbered(name: str, below: Sequence[Entry]) -> bool:
     """Whether a folder with these files is one checkpoint with a step."""
-    found = folder_as_checkpoint(name, [msgspec.structs.replace(e, key=f"{name}/{e.key}") for e in below])
+    found = folder_as_checkpoint(name, _inside(name, below))
     return found is not None and found.step is not None

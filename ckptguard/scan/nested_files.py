@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from ckptguard.formats.pickle.long_values import InMemory
 from ckptguard.formats.structure import Found, Structure, TensorPlace, holds_bytes
 from ckptguard.formats.suffixes import may_begin_file
 from ckptguard.formats.torch.files import ReadingBudget, take_file
@@ -26,7 +27,7 @@ def open_nested(reader: Reader, structure: Structure, heads: dict[int, bytes]) -
             continue
         before = len(found.unread)
         raw = _bytes_of(reader, structure, tensor, heads[tensor.span])
-        if raw is not None and take_file(found, tensor.name, raw, room):
+        if raw is not None and take_file(found, tensor.name, InMemory(raw), room):
             opened.add(tensor.name)
         elif tensor.name.endswith(_OF_A_LAYER) and len(found.unread) == before:
             found.unread.append(tensor.name)

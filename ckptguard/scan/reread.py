@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import msgspec
 
@@ -26,10 +27,13 @@ class WrongFile(msgspec.Struct, frozen=True, kw_only=True):
     tensors: tuple[str, ...] = ()
 
 
-def reread(storage: Storage, key: str, sealed: File, pace: Pace | None = None) -> WrongFile | None:
+def reread(
+    storage: Storage, key: str, sealed: File, pace: Pace | None = None, also: Callable[[bytes], None] | None = None
+) -> WrongFile | None:
     """Return what is wrong with the file at `key`, or None if every byte is as sealed. Nothing is parsed.
 
-    It compares BLAKE3. Errors say nothing about the bytes: CouldNotTellError and its kinds, ReadingStopped.
+    It compares BLAKE3. `also` gets every block that is read, in order.
+    Errors say nothing about the bytes: CouldNotTellError and its kinds, ReadingStopped.
     """
     try:
         entry = storage.stat(key)
@@ -37,10 +41,12 @@ def reread(storage: Storage, key: str, sealed: File, pace: Pace | None = None) -
         return WrongFile(file=sealed.path, message="it is missing")
     if entry.kind != "file":
         return WrongFile(file=sealed.path, message="it is not a regular file")
-    return read_back(storage, key, sealed, pace)
+    return read_back(storage, key, sealed, pace, also)
 
 
-def read_back(storage: Storage, key: str, sealed: File, pace: Pace | None = None) -> WrongFile | None:
+def read_back(
+    storage: Storage, key: str, sealed: File, pace: Pace | None = None, also: Callable[[bytes], None] | None = None
+) -> WrongFile | None:
     """Do the same for an existing file. Raises ObjectMissingError, or DeniedError for what is not a regular file."""
     # Imported here, because a daemon that reads nothing again does not need it.
     from ckptguard.scan.sealed_stream import SealedStream
@@ -59,6 +65,8 @@ def read_back(storage: Storage, key: str, sealed: File, pace: Pace | None = None
         def take(block: bytes) -> None:
             nonlocal looked
             stream.add(block)
+            if also is not None:
+                also(block)
             if time.monotonic() - looked > _LOOK:
                 reader.check_unchanged()
                 looked = time.monotonic()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from blake3 import blake3
 
 from ckptguard.errors import RecordsError
-from ckptguard.values.manifest import File
+from ckptguard.values.manifest import WHOLE_FORMATS, File
 
 
 class SealedStream:
@@ -16,6 +16,7 @@ class SealedStream:
         if any(span.offset < end for span, end in zip(file.spans, ends, strict=False)) or max(ends) > file.size:
             raise RecordsError(f"the manifest states spans of {file.path} that overlap or reach beyond its end")
         self._file = file
+        self._of_all = file.format in WHOLE_FORMATS  # the envelope, not only what is outside spans
         self._envelope, self._span = blake3(), blake3()
         self._number = 0  # of the span that ends next
         self._at = 0
@@ -24,10 +25,13 @@ class SealedStream:
     def add(self, block: bytes | memoryview) -> None:
         """Take the next bytes."""
         left = memoryview(block)
+        if self._of_all:
+            self._envelope.update(left)
         while left:
             self._close_spans()
             hasher, until = self._here(self._at + len(left))
-            hasher.update(left[: until - self._at])
+            if not self._of_all or hasher is self._span:
+                hasher.update(left[: until - self._at])
             left = left[until - self._at :]
             self._at = until
 

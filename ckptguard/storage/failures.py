@@ -22,6 +22,7 @@ from ckptguard.values.ids import escape
 
 _MISSING = {errno.ENOENT, errno.ENOTDIR}
 _DENIED = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ELOOP}
+UNREADABLE = {errno.EACCES, errno.EPERM, errno.EIO}  # wrong with one place, and not with the machine or the mount
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _PASSING = {
     *(errno.EAGAIN, errno.EBUSY, errno.EINTR, errno.ETIMEDOUT, errno.ESTALE, errno.EPIPE),
@@ -48,6 +49,12 @@ _DENIED_NAMES = {
     *("ClientAuthenticationError", "DefaultCredentialsError", "RefreshError"),  # azure, google
     *("PermissionDenied", "SFTPPermissionDenied", "HostKeyNotVerifiable", "KeyEncryptionError", "KeyImportError"),
 }
+
+
+def is_unreadable(error: StorageError) -> bool:
+    """True if one place cannot be read, as a folder that is closed. What is wrong with the machine, or passes, is
+    another matter."""
+    return isinstance(error, DeniedError) or getattr(error.__cause__, "errno", None) in UNREADABLE
 
 
 def storage_error(error: BaseException, key: str, where: str) -> StorageError:

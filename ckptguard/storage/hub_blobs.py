@@ -49,8 +49,11 @@ class HubCacheStorage(LocalStorage):
         super().__init__(root)
         self.root = None
 
-    def list(self, prefix: str = "", *, recursive: bool = False, enter: Enter | None = None) -> list[Entry]:
-        return [self._seen(entry) for entry in super().list(prefix, recursive=recursive, enter=enter)]
+    def list(
+        self, prefix: str = "", *, recursive: bool = False, enter: Enter | None = None, unread: bool = False
+    ) -> list[Entry]:
+        found = super().list(prefix, recursive=recursive, enter=enter, unread=unread)
+        return [self._seen(entry) for entry in found]
 
     def stat(self, key: str) -> Entry:
         return self._seen(super().stat(key))

@@ -12,22 +12,29 @@ from typing import Protocol, Self
 
 import msgspec
 
-from ckptguard.errors import DeniedError, ObjectMissingError
+from ckptguard.errors import DeniedError, ObjectMissingError, StorageError
 from ckptguard.values.ids import escape
 
 Enter = Callable[[str], bool]  # whether a listing enters the folder with this key
 
 
-class Entry(msgspec.Struct, frozen=True, kw_only=True):
-    """One object in a listing. Links are never followed: their `kind` is "link", and `target` is their text."""
+class Entry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """One object in a listing. Links are never followed: their `kind` is "link", and `target` is their text.
+
+    `ctime_ns` (of files) is not part of the signature: chmod, links and renames change it, and no write can put it
+    back.
+    """
 
     key: str
-    kind: str  # "file" | "folder" | "link" | "unnamed" (no valid Unicode) | "other" (FIFO, socket, device)
+    # "file" | "folder" | "link" | "unnamed" (no valid Unicode) | "unread" (a folder that cannot be listed, and `target`
+    # says why) | "other" (FIFO, socket, device)
+    kind: str
     size: int = 0
     mtime_ns: int | None = None
     inode: int | None = None
     etag: str | None = None
     target: str | None = None
+    ctime_ns: int | None = None
 
     @property
     def name(self) -> str:
@@ -110,12 +117,16 @@ class Storage(Protocol):
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.url!r})"
 
-    def list(self, prefix: str = "", *, recursive: bool = False, enter: Enter | None = None) -> list[Entry]:
+    def list(
+        self, prefix: str = "", *, recursive: bool = False, enter: Enter | None = None, unread: bool = False
+    ) -> list[Entry]:
         """Return the entries in a folder, sorted by key. An absent folder is empty, but an absent root is an error.
 
         Recursive listings hold files, links and others, but no folders. `enter(key)` says whether to enter a folder. An
         object store may list what is in there anyway, but must not return it. Otherwise it returns one level, with
         folders. Never cached.
+
+        A folder that may not be listed is an error. With `unread` it is an entry of that kind, unless it is the root.
         """
 
     def names(self, prefix: str = "") -> Sequence[str]:
@@ -198,6 +209,11 @@ class Storage(Protocol):
         """Remove files that were listed a moment ago. A missing one is no error."""
         for key in keys:
             self.remove(key)
+
+
+def unread_folder(key: str, error: StorageError, mtime_ns: int | None = None) -> Entry:
+    """Return the entry of a folder that cannot be listed."""
+    return Entry(key=key, kind="unread", mtime_ns=mtime_ns, target=error.message)
 
 
 UNNAMED = "its name is not valid Unicode; rename it"

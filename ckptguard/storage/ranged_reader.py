@@ -5,20 +5,29 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable
 
-from ckptguard.errors import ChangedWhileReadError, ObjectMissingError, TransientError
+from ckptguard.errors import ChangedWhileReadError, DeniedError, ObjectMissingError, TransientError
 from ckptguard.storage.failures import translated
-from ckptguard.storage.protocol import Enter, Entry, Reader
+from ckptguard.storage.protocol import Enter, Entry, Reader, unread_folder
 from ckptguard.values.ids import escape
 
 
 def listed_by_levels(
-    prefix: str, level: Callable[[str], list[Entry]], *, recursive: bool, enter: Enter | None
+    prefix: str, level: Callable[[str], list[Entry]], where: str, *, recursive: bool, enter: Enter | None, unread: bool
 ) -> list[Entry]:
     """List as `Storage.list` does, unsorted, with `level` for one folder after another."""
     found: list[Entry] = []
     pending = [prefix]
     while pending:
-        for entry in level(pending.pop()):
+        folder = pending.pop()
+        try:
+            with translated(folder, where):
+                entries = level(folder)
+        except DeniedError as error:
+            if not (unread and folder):
+                raise
+            found.append(unread_folder(folder, error))
+            continue
+        for entry in entries:
             if not recursive or entry.kind != "folder":
                 found.append(entry)
             elif enter is None or enter(entry.key):

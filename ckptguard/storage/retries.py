@@ -133,8 +133,12 @@ class RetryingStorage(Storage):
         self.inner, self.retries = storage, retries
         self.url, self.root = storage.url, storage.root
 
-    def list(self, prefix: str = "", *, recursive: bool = False, enter: Enter | None = None) -> Entries:
-        return self.retries.run(prefix, lambda: self.inner.list(prefix, recursive=recursive, enter=enter))
+    def list(
+        self, prefix: str = "", *, recursive: bool = False, enter: Enter | None = None, unread: bool = False
+    ) -> Entries:
+        return self.retries.run(
+            prefix, lambda: self.inner.list(prefix, recursive=recursive, enter=enter, unread=unread)
+        )
 
     def names(self, prefix: str = "") -> Sequence[str]:
         return self.retries.run(prefix, lambda: self.inner.names(prefix))

@@ -27,3 +27,16 @@ def require_private(folder: str) -> None:
     found = os.lstat(folder)
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o077:
         raise PermissionError(f"{folder} must be a folder that only this user can access")
+
+
+def read_private(path: str, most: int) -> bytes | None:
+    """Return the content of a file of this user; None if there is no such file, or if it has more than `most` bytes."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open(descriptor, "rb") as file:
+            found = os.fstat(descriptor)
+            if not stat.S_ISREG(found.st_mode) or found.st_uid != os.getuid() or found.st_size > most:
+                return None
+            return file.read(most)
+    except OSError:
+        return None

@@ -23,8 +23,8 @@ from ckptguard.records.leases import new_lease, release, renew, surely_gone
 from ckptguard.records.nodes import (
     Leader,
     Member,
+    NodeReport,
     Order,
-    Report,
     dissolve,
     lead,
     member_of,
@@ -44,7 +44,7 @@ _LOOK, _RENEW = 1.0, 10.0  # seconds
 _LEAVE = 15.0  # seconds for the others to read the last order
 
 
-class Group(msgspec.Struct, frozen=True, kw_only=True):
+class NodeGroup(msgspec.Struct, frozen=True, kw_only=True):
     """The supervises of one job: `id` is equal for all of them, `rank` is this one's number of `size`."""
 
     id: str
@@ -52,7 +52,7 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
     size: int
 
 
-def group_of(environ: Mapping[str, str]) -> Group | None:
+def group_of(environ: Mapping[str, str]) -> NodeGroup | None:
     """Return the group that srun or torchrun started this supervise in, or None if it is alone."""
     for size, rank, names in (
         ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID", ("SLURM_CLUSTER_NAME", "SLURM_JOB_ID", "SLURM_STEP_ID")),
@@ -61,23 +61,25 @@ def group_of(environ: Mapping[str, str]) -> Group | None:
         with contextlib.suppress(KeyError, ValueError):
             own, every = int(environ[rank]), int(environ[size])
             if every > 1 and names[-1] in environ and 0 <= own < every:
-                return Group(id=short_digest("\0".join(environ.get(name, "") for name in names)), rank=own, size=every)
+                return NodeGroup(
+                    id=short_digest("\0".join(environ.get(name, "") for name in names)), rank=own, size=every
+                )
     return None
 
 
 class Nodes:
     """This supervise among the others. Any thread may call it; what it shows is at most a second old."""
 
-    def __init__(self, url: str, settings: Settings, group: Group, *, seconds: float) -> None:
+    def __init__(self, url: str, settings: Settings, group: NodeGroup, *, seconds: float) -> None:
         self._url, self._settings, self._group, self._seconds = url, settings, group, seconds
         self.rank = group.rank
         self._round = 0
         self._session: Leader | None = None
         self._mine: Member | None = None
         self._seen: dict[int, Member] = {}  # by rank
-        self._reports: dict[str, Report] = {}
+        self._reports: dict[str, NodeReport] = {}
         self._orders: dict[str, Order] = {}
-        self._to_tell: queue.SimpleQueue[tuple[str, Order | Report]] = queue.SimpleQueue()
+        self._to_tell: queue.SimpleQueue[tuple[str, Order | NodeReport]] = queue.SimpleQueue()
         self._renewed_at = time.monotonic()
         self._heard_at = time.monotonic()  # when the storage answered last
         self._ending = threading.Event()
@@ -140,7 +142,7 @@ class Nodes:
             self.stop(why, status, asked=asked)
         self._to_tell.put((f"report.{self._round}.{self._group.rank}", self._report(status, asked, why)))
 
-    def cause(self) -> Report | None:
+    def cause(self) -> NodeReport | None:
         """Return the report of another node because of which all stop, or None."""
         report = self._reports.get(f"stop.{self._round}")
         return None if report is None or report.rank == self._group.rank else report
@@ -150,8 +152,8 @@ class Nodes:
         names = (f"report.{self._round}.{rank}" for rank in range(self._group.size))
         return self.trouble is not None or all(name in self._reports for name in names)
 
-    def _report(self, status: int, asked: bool, why: str) -> Report:
-        return Report(rank=self._group.rank, host=this_host()[0], status=status, asked=asked, why=why)
+    def _report(self, status: int, asked: bool, why: str) -> NodeReport:
+        return NodeReport(rank=self._group.rank, host=this_host()[0], status=status, asked=asked, why=why)
 
     def end(self, status: int, why: str = "") -> None:
         """Leave. The leader has all others end with this exit code, and waits for them, but not long."""

@@ -90,7 +90,7 @@ class Recovery:
                 evidence={} if status is None else {"exit_status": status},
                 source="supervise",
             )
-            self._hooks.tell(incident_event(run, incident))
+            self._hooks.tell(run, incident_event(run, incident))
             return incident
         except NotFoundError:
             return None  # the same

@@ -62,7 +62,7 @@ class SaveWatch:
         self._watcher = Watcher(lambda key: self._changed.set(), hooks.log)
         normal = normalise_url(url)
         self._run = WatchedRun(normal, run_id_of(normal), settings, hooks, None, source="supervise", caller_acts=True)
-        self._run.silence = self._watcher if os.path.isabs(normal) else None
+        self._run.watcher = self._watcher if os.path.isabs(normal) else None
         self._run.yields, self._run.patience = True, _PATIENCE
         self._told: set[str] = set()
         self._told_not_understood = False
@@ -87,9 +87,10 @@ class SaveWatch:
     def begin(self) -> StateBefore:
         """Record the state before the command starts."""
         self.recovery.leave_open()
-        self.back.lying, self.back.good = self._signatures(), self._good()
+        good = self._good()
+        self.back.lying, self.back.known = self._signatures(), self._on_record()
         incidents = frozenset(incident.id for incident in self.recovery.incidents())
-        return StateBefore(good=self.back.good, lying=self.back.lying, incidents=incidents)
+        return StateBefore(good=good, lying=self.back.lying, incidents=incidents)
 
     def since(self, before: StateBefore) -> SavesSince:
         """Return what happened since then."""
@@ -117,7 +118,7 @@ class SaveWatch:
                 return found
             now = time.monotonic()
             pause = self._run.due - now
-            if self._run.silence is not None and not self._watcher.sees_all(self._run.run_id):
+            if self._run.watcher is not None and not self._watcher.sees_all(self._run.run_id):
                 pause = min(pause, max(_UNSEEN, _SHARE * (now - began)))
             self._changed.wait(max(0.0, pause))
             until.wait(_GAP)
@@ -173,6 +174,13 @@ class SaveWatch:
             history = self.back.look().history
             standings = [standing for series in history.names for standing in history.standings(series).values()]
             return frozenset(standing.id for standing in standings if standing.outcome is Outcome.GOOD)
+        return frozenset()
+
+    def _on_record(self) -> frozenset[CheckpointId]:
+        """Return every generation that has a manifest, by the names of the records alone."""
+        with self._complaining():
+            history = self.back.look().history
+            return frozenset(id for series in history.series for id in history.sealed(series))
         return frozenset()
 
     def _signatures(self) -> frozenset[Signature]:

@@ -340,7 +340,9 @@ class _Supervisor:
             "reads itself"
         )
         if error is not None:
-            self._tell(f"the rollback failed: {error.message}")
+            then = f"move {anew[0].path} away, then run ckptguard rollback {shlex.quote(self._url)}"
+            is_of_no_use = isinstance(error, NoKnownGoodError)  # another rollback would end like this one
+            self._tell(f"the rollback failed: {error.message}; {(is_of_no_use and error.hint) or then}")
         return Supervised(status=status, error=RollbackExhausted(f"{why}; it is not started again", hint=hint))
 
     def _give_up(self, sick: list[SickSave], why: str, status: int) -> Supervised:

@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 from ckptguard.runs.run_view import RunView
-from ckptguard.upkeep.reconcile import PassNotes, PassResult, Waiting, sample_of, standing_of, start_of
+from ckptguard.upkeep.reconcile import (
+    PassNotes,
+    PassResult,
+    PendingSave,
+    sample_of,
+    standing_of,
+    start_of,
+    unread_save,
+)
 
 
 def look_on(view: RunView, notes: PassNotes) -> PassResult:
@@ -15,15 +23,18 @@ def look_on(view: RunView, notes: PassNotes) -> PassResult:
         del notes.samples[path]
     pending = []
     for path, checkpoint in there.items():
+        if checkpoint.unread is not None:
+            pending.append(unread_save(checkpoint))
+            continue
         sample = sample_of(notes, checkpoint)
         if not sample.done:
             sample.id = standing_of(view, checkpoint)
             sample.done = sample.id is not None
         if not sample.done:
             why = "another daemon verifies it"
-            pending.append(Waiting(path=path, series=checkpoint.series, step=checkpoint.step, reason=why))
+            pending.append(PendingSave(path=path, series=checkpoint.series, step=checkpoint.step, reason=why))
     return PassResult(
         pending=tuple(pending),
-        unnamed=notes.start.listing.unnamed_notes,
+        unread=notes.start.listing.unread_notes,
         not_understood=notes.start.listing.not_understood,
     )

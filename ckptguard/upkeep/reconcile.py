@@ -4,10 +4,9 @@ pass is simply repeated."""
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 
 import msgspec
@@ -23,12 +22,14 @@ from ckptguard.records.emptied import FOLDER as EMPTIED
 from ckptguard.records.emptied import emptied_key, mark_emptied, unmark_emptied
 from ckptguard.records.incidents import FOLDER as INCIDENTS
 from ckptguard.records.kept import KeptCopy
+from ckptguard.records.late_md5s import FOLDER as LATE_MD5S
 from ckptguard.records.pins import FOLDER as PINS
 from ckptguard.records.room import RoomProblem
 from ckptguard.records.run import Run, record_names
 from ckptguard.records.samples import FOLDER as SAMPLES
 from ckptguard.records.scrubs import FOLDER as SCRUBS
 from ckptguard.records.scrubs import Where
+from ckptguard.records.silences import FOLDER as SILENCES
 from ckptguard.records.trash import FOLDER as TRASH
 from ckptguard.repair.repair import mend
 from ckptguard.retention.prune import prune_by_settings
@@ -42,10 +43,10 @@ from ckptguard.runs.run_reader import RunMemory
 from ckptguard.runs.run_view import Listing, RunView
 from ckptguard.runs.work import PLAIN, Work
 from ckptguard.runs.writers import writer_of
-from ckptguard.storage.local.removal import own_removals
+from ckptguard.storage.local.removal import is_missing, own_removals
 from ckptguard.upkeep.leftovers import collect_leftovers
 from ckptguard.upkeep.room import RoomNotes, leave_room, note_room
-from ckptguard.upkeep.samples import CheckpointSample, NotYet, Start
+from ckptguard.upkeep.samples import CheckpointSample, NotYet, PassStart
 from ckptguard.upkeep.settle_kept import looks_as_judged, protect, release_other, settle_kept, waiting_alone
 from ckptguard.values.ids import CheckpointId, Step, numbers_of
 from ckptguard.values.settings import Settings
@@ -61,13 +62,13 @@ _GOING = 2.0  # seconds for which a run may be on its way out
 _LONGEST_GOING = 10.0  # seconds after which a pass is made although records go on going
 _COUNTED = tuple(f"{folder}/" for folder in (*FOLDERS, TRASH, PINS))  # what a pass reads besides the scrub plan
 
-_PASSING = (f"{PINS}/", f"{SAMPLES}/")  # they come and go while a run is used
+_PASSING = (f"{PINS}/", f"{SAMPLES}/", f"{SILENCES}/")  # they come and go while a run is used
 _MARKED = 64  # steps of each series
 
-_BESIDE = (f"{INCIDENTS}/", f"{SCRUBS}/", f"{SAMPLES}/", f"{AUDIT}/", f"{EMPTIED}/")
+_BESIDE = (f"{INCIDENTS}/", f"{SCRUBS}/", f"{SAMPLES}/", f"{AUDIT}/", f"{EMPTIED}/", f"{LATE_MD5S}/", f"{SILENCES}/")
 
 
-class Waiting(msgspec.Struct, frozen=True, kw_only=True):
+class PendingSave(msgspec.Struct, frozen=True, kw_only=True):
     """A checkpoint without a verdict, and why it has none."""
 
     path: str
@@ -81,7 +82,7 @@ class PassResult(msgspec.Struct, frozen=True, kw_only=True):
     could not be read or written. The checkpoints concerned stay pending."""
 
     checked: tuple[Checked, ...] = ()
-    pending: tuple[Waiting, ...] = ()
+    pending: tuple[PendingSave, ...] = ()
     gone: tuple[str, ...] = ()
     lost: str | None = None  # once per run: a checkpoint was gone before it could be verified, and what to do
     pruned: tuple[str, ...] = ()  # paths that the settings' policy removed
@@ -89,7 +90,7 @@ class PassResult(msgspec.Struct, frozen=True, kw_only=True):
     room: RoomProblem | None = None  # which kept copies the run lacks because there is no room
     short_of_room: bool = False  # the next saves of the runs on its file system may not fit
     not_understood: NotUnderstood | None = None  # files that may be state, and that nothing verifies
-    unnamed: tuple[str, ...] = ()  # what was not looked at, because its name cannot be read: a sentence each
+    unread: tuple[str, ...] = ()  # what nobody can look at: a folder, or a name that is not Unicode. A sentence each
     next_in: float | None = None
     ended_at: float | None = None  # only records are left: when they last changed, in seconds since 1970
     made_way: bool = False  # `work.may_begin` ended it early, so the next pass should follow
@@ -114,8 +115,8 @@ class PassNotes:
     records_went: tuple[float, float] = (float("-inf"), float("-inf"))  # monotonic: first and last, without a pass
     waited: bool = False  # the last pass did nothing, because records went
     was_empty: bool = False  # no path held anything when the run was looked at before
-    settled: Start | None = None  # what the last pass started from, if it left nothing to do
-    start: Start | None = None  # what the last pass started from
+    settled: PassStart | None = None  # what the last pass started from, if it left nothing to do
+    start: PassStart | None = None  # what the last pass started from
 
     def prune_is_due(self) -> bool:
         """True if pruning is due. The next time is then some minutes later."""
@@ -124,11 +125,13 @@ class PassNotes:
         self.prune_at = now + _PRUNE_INTERVAL if due else self.prune_at
         return due
 
-    def note_start(self, start: Start, records: str | None) -> None:
+    def note_start(self, start: PassStart, records: str | None) -> None:
         """Remember what a pass starts from, and whether others removed records on a local disk since the last one."""
         before, self.start = self.start, start
         own, self.own_removals = self.own_removals, None if records is None else own_removals(records)
         if before is None or own is None or own != self.own_removals:
+            return
+        if before.listed is start.listed:
             return
         gone = (before.names - start.names) | (before.beside - start.beside)
         if not all(name.startswith(_PASSING) for name in gone):
@@ -138,7 +141,7 @@ class PassNotes:
     def records_go(self, run: Run) -> bool:
         """True if records on a local disk have gone since the last pass started."""
         names = () if self.start is None or run.records.root is None else self.start.names
-        return any(not os.path.lexists(run.records.path_of(name)) for name in names)
+        return any(is_missing(run.records.path_of(name)) for name in names)
 
     def removal_may_last(self, settings: Settings) -> float:
         """Return for how many seconds the run may still be on its way out, because records went. 0: it stays.
@@ -148,7 +151,7 @@ class PassNotes:
         first, last = self.records_went
         return max(0.0, min(last + min(_GOING, settings.settle), first + _LONGEST_GOING) - time.monotonic())
 
-    def nothing_to_do(self, start: Start) -> bool:
+    def nothing_to_do(self, start: PassStart) -> bool:
         """True if a pass with this start would do nothing, like the last one."""
         return start == self.settled and self.has_nothing_due(start.settings)
 
@@ -168,7 +171,7 @@ def reconcile(view: RunView, notes: PassNotes, *, work: Work = PLAIN, assume_qui
     notes.note_start(start, view.run.records.root)
     wait = 0.0 if assume_quiet else notes.removal_may_last(view.settings)
     notes.waited, listing = wait > 0, start.listing
-    idle = PassResult(unnamed=listing.unnamed_notes, not_understood=listing.not_understood, room=notes.room.on_record)
+    idle = PassResult(unread=listing.unread_notes, not_understood=listing.not_understood, room=notes.room.on_record)
     if notes.waited:
         notes.settled = None
         return msgspec.structs.replace(idle, next_in=wait)
@@ -197,14 +200,15 @@ def reconcile(view: RunView, notes: PassNotes, *, work: Work = PLAIN, assume_qui
             raise
         one.troubles.append(error.message)  # report the verdicts given so far: no later pass would
     done = one.result(start.listing)
-    if not done.pending and not done.could_not_tell and not done.made_way and not one.marks_later:
+    unsure = done.could_not_tell or any(entry.kind == "unread" for entry in start.listing.unread)
+    if not done.pending and not unsure and not done.made_way and not one.marks_later:
         notes.settled = start
         if not start.listing.entries and not waiting_alone(view):
             done = msgspec.structs.replace(done, ended_at=ended_at(view))
     return done
 
 
-def _rest_of_removed(view: RunView, notes: PassNotes, start: Start) -> PassResult | None:
+def _rest_of_removed(view: RunView, notes: PassNotes, start: PassStart) -> PassResult | None:
     """Return what a pass does while a run may be on its way out, which is nothing: only its records are left."""
     if start.listing.entries or not start.names:
         notes.empty_since = None
@@ -222,7 +226,7 @@ class _Pass:
     def __init__(self, view: RunView, notes: PassNotes, work: Work) -> None:
         self.view, self.notes, self.work = view, notes, work
         self.checked: list[Checked] = []
-        self.pending: list[Waiting] = []
+        self.pending: list[PendingSave] = []
         self.troubles: list[str] = []
         self.saved_over = False
         self._made_way = False
@@ -243,7 +247,7 @@ class _Pass:
             could_not_tell=tuple(dict.fromkeys(self.troubles)),
             room=self.notes.room.on_record,
             short_of_room=self.notes.room.missing > 0,
-            unnamed=listing.unnamed_notes,
+            unread=listing.unread_notes,
             not_understood=listing.not_understood,
             next_in=min(self._delays, default=None),
             made_way=self._made_way,
@@ -267,7 +271,7 @@ class _Pass:
             "(save_total_limit), save less often, or set a smaller settle"
         )
 
-    def clean_up(self, start: Start) -> None:
+    def clean_up(self, start: PassStart) -> None:
         """Finish or undo what killed processes began. Raises BusyError if another process holds the run."""
         view, notes = self.view, self.notes
         due = time.monotonic() >= notes.collect_at
@@ -294,10 +298,12 @@ class _Pass:
         """Release what the next saves have no room beside."""
         self.troubles += leave_room(self.view, self.notes.room)
 
-    def look(self, start: Start, *, assume_quiet: bool) -> list[Checkpoint]:
+    def look(self, start: PassStart, *, assume_quiet: bool) -> list[Checkpoint]:
         """Find what can be verified now, and protect finished saves that have no verdict."""
         view, checkpoints = self.view, self.view.checkpoints
-        self._gone = tuple(sorted(set(self.notes.samples) - {c.path for c in checkpoints}))
+        closed = tuple(f"{entry.key}/" for entry in view.listing.unread)  # what is below may be there
+        lacking = set(self.notes.samples) - {c.path for c in checkpoints}
+        self._gone = tuple(sorted(path for path in lacking if not path.startswith(closed)))
         samples = {path: self.notes.samples.pop(path) for path in self._gone}
         unjudged = sorted(path for path, sample in samples.items() if not (sample.done or sample.judged))
         if unjudged and self.notes.lost is None:
@@ -313,6 +319,9 @@ class _Pass:
         finished: list[tuple[Checkpoint, bool]] = []
         in_order = sorted(checkpoints, key=lambda c: (c.step is None, numbers_of(c.step), c.written_at, c.path))
         for checkpoint in in_order:
+            if checkpoint.unread is not None:  # what was known of it stays, and counts again once it can be read
+                self.pending.append(unread_save(checkpoint))
+                continue
             sample, known = sample_of(self.notes, checkpoint), False
             try:
                 if not sample.done:
@@ -339,7 +348,7 @@ class _Pass:
         self.troubles += protect(view, finished)
         return ready
 
-    def _mark_emptied(self, start: Start) -> frozenset[str]:
+    def _mark_emptied(self, start: PassStart) -> frozenset[str]:
         """Mark judged checkpoints whose paths are empty, among the newest steps of each series. Returns the keys of the
         marks before. While files go, the run may be on its way out, and nothing is created in it."""
         marks = frozenset(name for name in start.beside if name.startswith(f"{EMPTIED}/"))
@@ -350,7 +359,10 @@ class _Pass:
             self._delays.append(wait)
             return marks
         history, there = self.view.history, {(c.series, c.step) for c in self.view.checkpoints}
+        unread = tuple(f"{entry.key}/" for entry in start.listing.unread)
         for series in history.names:
+            if series.startswith(unread):
+                continue  # nobody knows what is there
             judged = sorted(history.standings(series).values(), key=lambda s: s.id.order)[-_MARKED:]
             for standing in {s.id.step: s for s in judged}.values():
                 is_there = (series, standing.id.step) in there or history.is_quarantined(standing.id)
@@ -449,18 +461,20 @@ class _Pass:
 
     def _wait(self, checkpoint: Checkpoint, waits: NotYet) -> None:
         path, series, step = checkpoint.path, checkpoint.series, checkpoint.step
-        self.pending.append(Waiting(path=path, series=series, step=step, reason=waits.why))
+        self.pending.append(PendingSave(path=path, series=series, step=step, reason=waits.why))
         self._delays += [] if waits.seconds is None else [waits.seconds]
 
 
-def start_of(view: RunView, before: Start | None) -> Start:
+def start_of(view: RunView, before: PassStart | None) -> PassStart:
     """List a run's files and the names of its records. Raises StorageError."""
     listed = record_names(view.run, "")
-    names = frozenset(name for name in listed if name.startswith(_COUNTED))
     view.forget()
+    if before is not None and before.listed == listed:
+        return replace(before, listing=view.list_after(before.listing), settings=view.settings)
+    names = frozenset(name for name in listed if name.startswith(_COUNTED))
     listing = view.list_after(before.listing if before is not None and before.names == names else None)
     beside = frozenset(name for name in listed if name.startswith(_BESIDE))
-    return Start(listing=listing, names=names, settings=view.settings, beside=beside)
+    return PassStart(listing=listing, names=names, settings=view.settings, beside=beside, listed=listed)
 
 
 def sample_of(notes: PassNotes, checkpoint: Checkpoint) -> CheckpointSample:
@@ -471,6 +485,12 @@ def sample_of(notes: PassNotes, checkpoint: Checkpoint) -> CheckpointSample:
         sample = CheckpointSample(signature=checkpoint.signature, since=time.monotonic(), judged=judged)
         notes.samples[checkpoint.path] = sample
     return sample
+
+
+def unread_save(checkpoint: Checkpoint) -> PendingSave:
+    """Return why a checkpoint has no verdict now: nobody can look into a folder of it."""
+    why = f"it could not be read: {checkpoint.unread}"
+    return PendingSave(path=checkpoint.path, series=checkpoint.series, step=checkpoint.step, reason=why)
 
 
 def _verify(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -20,13 +21,14 @@ _LONGEST_PAUSE = 3600.0  # seconds between two attempts to read an unreadable ch
 
 
 @dataclass(frozen=True)
-class Start:
+class PassStart:
     """What a pass starts from. If two are equal, nothing that a pass depends on has changed."""
 
     listing: Listing  # the same object while no entry differs
     names: frozenset[str]
     settings: Settings
     beside: frozenset[str] = field(default=frozenset(), compare=False)  # other records, on which no pass depends
+    listed: Sequence[str] = field(default=(), compare=False)  # the names of all records, as they were listed
 
     @cached_property
     def has_trash(self) -> bool:

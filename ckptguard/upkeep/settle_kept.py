@@ -111,9 +111,9 @@ def settle_kept(view: RunView, *, work: Work = PLAIN, saved_over: bool = False) 
     doubtful: list[tuple[KeptCopy, Manifest]] = []
     with _noted(troubles), run_lock(view.run):
         doubtful = _release_refuted(view, troubles)
-    for copy, manifest in doubtful:
+    for doubted, judged in doubtful:
         with _noted(troubles):
-            _settle_doubtful(view, copy, manifest, work)
+            _settle_doubtful(view, doubted, judged, work)
     all_known = not troubles
     with _noted(troubles), run_lock(view.run):
         for checkpoint, id in list(_good_without_copy(view)):

@@ -12,6 +12,7 @@ import msgspec
 STEP_DIGITS = 12
 MAX_STEP = 10**STEP_DIGITS - 1
 RECORDS_FOLDER = "_ckptguard"
+_MOST_DIGITS = 18
 _LONGEST_FOLDER = 200  # bytes; file systems allow 255
 
 _ID = re.compile(r"(?P<step>\d{1,12}(?:-\d{1,12})*|-)\.(?P<generation>[1-9]\d{0,8})")
@@ -112,6 +113,12 @@ def parse_id(series: str, text: str) -> CheckpointId | None:
     return CheckpointId(series, step_of_numbers(numbers), int(match["generation"]))
 
 
+def whole_number(word: str) -> int | None:
+    """Return the number that a word of decimal digits states. None for another word, and for more digits than a step
+    or a start ever has: Python would refuse thousands in words of its own."""
+    return int(word) if word.isascii() and word.isdigit() and len(word) <= _MOST_DIGITS else None
+
+
 def step_of_numbers(numbers: tuple[int, ...]) -> Step:
     """Return the step for the numbers in a name."""
     return None if not numbers else numbers[0] if len(numbers) == 1 else numbers
@@ -179,6 +186,8 @@ def is_temporary(name: str) -> bool:
 def escape(text: str) -> str:
     """Make text from a file safe to print: control, format (right-to-left marks) and surrogate characters are
     escaped."""
+    if text.isprintable():
+        return text
     return "".join(
         f"\\u{ord(c):04x}" if unicodedata.category(c) in ("Cc", "Cf", "Cs", "Co", "Zl", "Zp") else c for c in text
     )

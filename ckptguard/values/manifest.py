@@ -65,7 +65,7 @@ class File(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     `envelope` is the BLAKE3 of all bytes outside spans, in file order; in files of `WHOLE_FORMATS` of all bytes.
     `mtime_ns`, `inode` and `etag` are the storage's report when the manifest was written. They only help to distinguish
-    a re-save from damage, and never prove identity.
+    a re-save from damage, and never prove identity. `ctime_ns` only says whether something happened to the file since.
     """
 
     path: str
@@ -76,6 +76,7 @@ class File(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     mtime_ns: int | None = None
     inode: int | None = None
     etag: str | None = None
+    ctime_ns: int | None = None
     spans: tuple[Span, ...] = ()
     tensors: tuple[Tensor, ...] = ()
     globals: tuple[str, ...] = ()
@@ -207,7 +208,7 @@ def decode_manifest(text: bytes) -> Manifest:
         raise RecordsError("a manifest states a metric that is not a number")
     if any(n < 0 for f in manifest.files for n in (f.size, *(n for s in f.spans for n in (s.offset, s.length)))):
         raise RecordsError("a manifest states a negative size or offset")
-    stated = (n for f in manifest.files for n in (f.size, f.mtime_ns or 0, f.inode or 0))
+    stated = (n for f in manifest.files for n in (f.size, f.mtime_ns or 0, f.inode or 0, f.ctime_ns or 0))
     others = (manifest.first_saved_ns or 0, *(c.value for c in manifest.counters))
     if any(not -_LARGEST // 2 <= n <= _LARGEST for n in (*stated, *others)):
         raise RecordsError("a manifest states a number that is too large")

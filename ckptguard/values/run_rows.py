@@ -22,6 +22,7 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
     - `updates`: how many the checkpoint itself says it has behind it.
     - `pinned`: why a user pinned it, so that nothing removes it. Empty: nobody did.
     - `scrubbed_at`: when the place of it that waits longest was last read.
+    - `md5`: where its MD5 is on record: "sealed" with it or taken "later". Empty: nowhere.
     - `content`: equal for equal bytes, under whatever name. Empty: not known.
     """
 
@@ -42,6 +43,7 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
     pinned: str = ""
     replicated: int = 0
     scrubbed_at: float | None = None
+    md5: str = ""
     content: str = ""
 
     @property
@@ -84,10 +86,11 @@ class WaitingSave(msgspec.Struct, frozen=True):
 
 
 class FilesInPlace(msgspec.Struct, frozen=True):
-    """The files in place of a save that has its verdict."""
+    """The files in place of a save that has its verdict. `unread`: nobody can look at them now."""
 
     bytes: int
     written_at: float | None = None
+    unread: bool = False
 
 
 class RunPlaces(msgspec.Struct, frozen=True, kw_only=True):
@@ -105,4 +108,6 @@ class RunPlaces(msgspec.Struct, frozen=True, kw_only=True):
     replicated: Mapping[CheckpointId, int] = {}
     scrub_interval: float | None = None
     keep: str = ""
+    takes_md5: bool = True  # its good saves get their MD5 on record
     not_understood: int = 0  # files that may be state, and that nothing verifies
+    unread: int = 0  # places that nobody can look at

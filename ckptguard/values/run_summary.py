@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from ckptguard.values.silence import Silence
+
 
 class LastIncident(msgspec.Struct, frozen=True):
     """The newest incident of a run."""
@@ -39,6 +41,8 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     backlog_bytes: int = 0
     waiting_since: float | None = None  # when the oldest of them was seen
     not_understood: int = 0  # files that may be state, and that nothing verifies
+    unreadable: int = 0  # folders and names in the run that nobody can look at
+    without_md5: int = 0  # good saves whose MD5 is yet to be taken
     replicas: int = 0  # how many are configured
     replicas_behind: int = 0  # good checkpoints that some replica does not have for certain
     scrubbed_at: float | None = None  # when the place that waits longest was last read
@@ -47,3 +51,4 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     rollbacks: dict[str, int] = {}  # by cause
     steps_saved: int = 0  # updates that rollbacks did not have to repeat from the start
     last_incident: LastIncident | None = None
+    silence: Silence | None = None  # what keeps messages and alerts back, or a record of it that cannot be read

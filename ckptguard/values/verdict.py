@@ -56,6 +56,17 @@ class Finding(msgspec.Struct, frozen=True):
     omitted: int | msgspec.UnsetType = msgspec.UNSET
 
 
+def heaviest_words(findings: Iterable[Finding]) -> str:
+    """Return the message of the heaviest finding, with its subject; "" if nothing weighs."""
+    order = (Severity.ERROR, Severity.SICKNESS, Severity.WARNING)
+    weighty = [finding for finding in findings if finding.severity in order]
+    if not weighty:
+        return ""
+    heaviest = min(weighty, key=lambda finding: order.index(finding.severity))
+    about = heaviest.tensor or heaviest.file
+    return f"{about}: {heaviest.message}" if about else heaviest.message
+
+
 class Facts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Numbers that later checks of the series compare with; all finite."""
 

@@ -25,12 +25,14 @@ from ckptguard.errors import (
 )
 from ckptguard.keep.copies import put_aside
 from ckptguard.layouts import LAYOUTS, Checkpoint
+from ckptguard.records.ctimes import note_ctimes
 from ckptguard.records.emptied import was_emptied
 from ckptguard.records.kept import read_kept
+from ckptguard.records.late_md5s import read_late_md5s, record_late_md5s
 from ckptguard.records.run_settings import allow_nonfinite, allowed_nonfinite
 from ckptguard.records.trash import MOVED, read_trashed
 from ckptguard.records.who_and_when import utc_now
-from ckptguard.runs.file_signatures import signature_seen
+from ckptguard.runs.file_signatures import other_ctimes, signature_seen
 from ckptguard.runs.history import History
 from ckptguard.runs.results import Checked, checked
 from ckptguard.runs.run_view import RunView
@@ -104,6 +106,7 @@ _UNCLEAR = (
 )
 _RACES = 4  # other processes may seal the same checkpoint meanwhile; then try again
 _ASKED_AGAIN = (QUESTION, UNDERSTOOD)
+_SAVES = 4  # earlier ones that a file may belong to
 _OTHERS = 20  # neighbours by step whose content a file may be a stale copy of
 
 
@@ -166,7 +169,7 @@ def spares_md5(view: RunView, size: int, work: Work) -> bool:
 def _md5_is_recorded(view: RunView, checkpoint: Checkpoint) -> bool:
     """True if an earlier pass computed the MD5 of every current file, as far as storage reports.
 
-    A manifest from its writer has no MD5: there the verdict of an earlier pass says so. Later files do not count.
+    Later files do not count.
     """
     id = view.current(checkpoint)
     sealed = view.history.manifest(id) if id is not None else None
@@ -175,8 +178,7 @@ def _md5_is_recorded(view: RunView, checkpoint: Checkpoint) -> bool:
     present = {entry.key: entry.signature for entry in checkpoint.entries}
     if any(present.get(f.path) != (f.size, f.mtime_ns, f.inode, f.etag) for f in sealed.files):
         return False
-    verdict = view.history.verdict(id)
-    return all(f.md5 for f in sealed.files) or (verdict is not None and "md5" in verdict.digests)
+    return all(f.md5 for f in sealed.files) or bool(read_late_md5s(view.run, id))
 
 
 class Read(msgspec.Struct, frozen=True):
@@ -261,6 +263,7 @@ def _evidence(view: RunView, checkpoint: Checkpoint, read: Read, how: Verificati
         must_match=how.reference is not None,
         previous=previous,
         previous_facts=previous_facts,
+        saves=history.good_before(id, _SAVES) if len(checkpoint.files) > 1 else (),
         following=history.following(id.series, id.step, read=content.sealed is None),
         allow_nonfinite=(*settings.allow_nonfinite, *allowed_nonfinite(view.run)),
         trust_globals=settings.trust_globals,
@@ -311,6 +314,11 @@ def _recorded(
     )
     if not _says_nothing_new(history, verdict, before):
         history.add_verdict(verdict)
+    if sealed is not None and not damaged and (ctimes := other_ctimes((f.entry for f in read.scan.files), sealed)):
+        note_ctimes(view.run, id, ctimes)
+    if sealed is not None and not damaged and read.md5 and not all(file.md5 for file in sealed.files):
+        md5s = {file.entry.key: file.md5 for file in read.scan.files if file.md5}
+        record_late_md5s(view.run, id, {file.path: md5s[file.path] for file in sealed.files if file.path in md5s})
     return sealed
 
 

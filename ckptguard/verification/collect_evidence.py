@@ -40,6 +40,8 @@ def completeness(storage: Storage, checkpoint: Checkpoint, *, scanner: Scanner =
     Only names and file structures are used. Problems that time cannot fix (a wrong CRC) do not count: the scan judges
     them.
     """
+    if checkpoint.unread is not None:
+        return f"it could not be read: {checkpoint.unread}", False
     path = checkpoint.path
     names = [e for e in checkpoint.entries if e.key == path or tensor_suffix(e.key) or e.name.endswith(_READ_AHEAD)]
     try:
@@ -67,9 +69,11 @@ def scan_checkpoint(storage: Storage, checkpoint: Checkpoint, options: ScanOptio
 
     Raises:
         ChangedWhileReadError: it opened other files than the listed ones, because their verdict would be wrong.
-        DeniedError: a file with tensors has a name that cannot be read.
+        DeniedError: a file with tensors has a name that cannot be read, or a folder cannot be listed.
     """
     for entry in checkpoint.irregular:
+        if entry.kind == "unread":
+            raise DeniedError(entry.target or "", key=entry.key)
         if entry.kind == "unnamed" and tensor_suffix(entry.key):
             raise DeniedError(f"{entry.key} cannot be read: {UNNAMED}", key=entry.key)
     scan = work.scanner(storage, checkpoint.files, options, work.progress)
@@ -190,6 +194,7 @@ def manifest_file(file: ScannedFile, roles: tuple[str, ...]) -> File:
         mtime_ns=file.entry.mtime_ns,
         inode=file.entry.inode,
         etag=file.entry.etag,
+        ctime_ns=file.entry.ctime_ns,
         spans=tuple(Span(place.offset, place.length, digest) for place, digest in places),
         tensors=tuple(
             Tensor(t.name, t.dtype, t.shape, t.span, role, *(map(_digits, (n.largest, n.rms, n.zeros)) if n else ()))

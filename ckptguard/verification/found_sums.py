@@ -39,6 +39,11 @@ class FoundSums(msgspec.Struct, frozen=True):
     lists: tuple[str, ...] = ()
     remarks: tuple[Finding, ...] = ()
 
+    @property
+    def from_hub(self) -> bool:
+        """True if the hub's record says that a file was downloaded."""
+        return any(one.source == _HUB for one in self.stated)
+
     def added_to(self, options: ScanOptions) -> ScanOptions:
         """The options of a pass that takes these digests too."""
         algorithms = {one.algorithm for one in self.stated}

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import logging
 
+import msgspec
+
 from ckptguard.errors import ChangedWhileReadError, CouldNotTellError, DeniedError, NoKnownGoodError, StorageFullError
 from ckptguard.keep.copies import put_aside
+from ckptguard.records.ctimes import note_ctimes
 from ckptguard.runs.candidates import first_whole, whole_save
 from ckptguard.runs.find_known_good import Candidate, Wanted
 from ckptguard.runs.run_view import RunView
@@ -23,15 +26,19 @@ _JUDGED = Verification(resave=Resave.WAIT)
 def read_known_good(view: RunView, wanted: Wanted, work: Work, *, everything: bool = False) -> Candidate | None:
     """Return the best known-good checkpoint, or None. Changed files are verified, and the verdict recorded if possible.
 
-    A kept copy is always read first, because a user of its path may have written to it. With `everything` all bytes of
-    the answer are read. Raises CouldNotTellError if only unreadable ones are left.
+    Files whose ctime alone is another one are compared with their seal, and judged only if they differ. A kept copy is
+    always read first, because a user of its path may have written to it. With `everything` all bytes of the answer are
+    read. Raises CouldNotTellError if only unreadable ones are left.
     """
     read: set[CheckpointId] = set()  # just now, and right
 
     def wrong_with(candidate: Candidate) -> str | None:
-        if candidate.in_place and (candidate.changed or everything) and candidate.id not in read:
-            return _wrong_in_place(view, candidate, work, read)
-        return None if candidate.in_place else wrong_in_copy(view, candidate, work)
+        if not candidate.in_place:
+            return wrong_in_copy(view, candidate, work)
+        if candidate.id in read:
+            return None
+        doubtful = candidate.changed or everything or _touched_differ(view, candidate, work)
+        return _wrong_in_place(view, candidate, work, read) if doubtful else None
 
     def attempt(candidate: Candidate) -> Candidate | str:
         found = whole_save(view.run, candidate, wrong_with)
@@ -52,6 +59,19 @@ def read_known_good(view: RunView, wanted: Wanted, work: Work, *, everything: bo
         # A name that was saved again, and is good, is a generation that this search did not know.
         if len(read) == known or (found is not None and found.id in read):
             return found
+
+
+def _touched_differ(view: RunView, candidate: Candidate, work: Work) -> bool:
+    """True if a file whose ctime alone changed holds other bytes than were sealed. If none does, note the ctimes."""
+    ctimes = candidate.touched(view.run)
+    if not ctimes:
+        return False
+    files = tuple(file for file in candidate.manifest.files if file.path in ctimes)
+    touched = msgspec.structs.replace(candidate.manifest, files=files)
+    if copy_differs(view.run.storage, "", touched, scanner=work.scanner) is not None:
+        return True
+    note_ctimes(view.run, candidate.id, ctimes)
+    return False
 
 
 def _wrong_in_place(view: RunView, candidate: Candidate, work: Work, read: set[CheckpointId]) -> str | None:

@@ -13,6 +13,7 @@ from ckptguard.checks.order import counters_of, named_counters
 from ckptguard.records.manifests import MOST_METRICS, is_metric_name, read_metrics, write_manifest
 from ckptguard.records.run import Run
 from ckptguard.records.who_and_when import utc_now
+from ckptguard.runs.file_signatures import as_reported
 from ckptguard.runs.history import history_of_series
 from ckptguard.values.ids import CheckpointId, Step, series_of
 from ckptguard.values.manifest import Counter, File, Manifest, split_metrics
@@ -76,8 +77,7 @@ def _seal(
 
 def as_stored(run: Run, file: File) -> File:
     """Return the file with the storage's report of it at its final path."""
-    entry = run.storage.stat(file.path)
-    return msgspec.structs.replace(file, mtime_ns=entry.mtime_ns, inode=entry.inode, etag=entry.etag)
+    return as_reported(file, run.storage.stat(file.path))
 
 
 def logged_metrics(evidence: Evidence) -> dict[str, float]:

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import NamedTuple
 
 import msgspec
 
 from ckptguard.checks import run_checks
 from ckptguard.checks.evidence import KnownFacts
+from ckptguard.checks.pickle_safety import is_executor, unknown_names
 from ckptguard.checks.understood import not_understood, what_of
-from ckptguard.errors import CouldNotTellError, DeniedError, ObjectMissingError
+from ckptguard.errors import ChangedWhileReadError, CouldNotTellError, DeniedError, ObjectMissingError
 from ckptguard.formats import FORMATS
 from ckptguard.layouts import Checkpoint, enter, folder_as_checkpoint
 from ckptguard.layouts.hub_snapshot import HubFacts
 from ckptguard.runs.hub_paths import hub_checkpoint, hub_facts
 from ckptguard.runs.results import Checked, checked
-from ckptguard.runs.target import Target
+from ckptguard.runs.target import Target, saves_beside
 from ckptguard.runs.work import Work
 from ckptguard.scan import Scan, ScanOptions
 from ckptguard.scan.result import ScannedFile
@@ -43,6 +45,7 @@ class Blob(NamedTuple):
     signature: tuple[object, ...]
 
 
+_MOST_CLASSES = 1000  # of a pickled model; a hostile file may name half a million
 _EXPLAINED_BESIDE = {row.name for row in FORMATS if row.explained_beside}  # their own bytes alone do not explain them
 
 
@@ -55,7 +58,7 @@ def relist(target: Target, checkpoint: Checkpoint) -> Checkpoint | None:
             return target.view.look_again(checkpoint.path)
         if checkpoint.layout == "file":
             return msgspec.structs.replace(checkpoint, entries=(target.storage.stat(checkpoint.path),))
-        entries = target.storage.list(checkpoint.path, recursive=True, enter=enter)
+        entries = target.storage.list(checkpoint.path, recursive=True, enter=enter, unread=True)
         return folder_as_checkpoint(checkpoint.path, entries)
     except ObjectMissingError:
         return None
@@ -95,7 +98,7 @@ class StrayJudge:
             sealed=target.view.history.manifest(id) if target.view is not None and id is not None else None,
             reference=self._reference,
             must_match=self._reference is not None,
-            in_run=target.view is not None,
+            in_run=target.view is not None or (facts is None and self._is_of_a_training(scan, sums)),
             allow_nonfinite=settings.allow_nonfinite,
             trust_globals=settings.trust_globals,
             vouched=frozenset(checkpoint.files if facts is not None else ()),  # else a finding says so
@@ -113,6 +116,22 @@ class StrayJudge:
         outcome = judge(findings, sealed=known.sealed is not None)
         seconds = time.monotonic() - started
         return checked(checkpoint, None, outcome, sealed=known.sealed, seconds=seconds, findings=findings)
+
+    def _is_of_a_training(self, scan: Scan, sums: FoundSums) -> bool:
+        """True if another save of the run around it needs the same names outside the allow-list: one training wrote
+        both. Not for a download from the hub, or if a name is known to run code."""
+        trusted = self._settings.trust_globals
+        names = _classes_of(scan.files, trusted)
+        if not names or sums.from_hub:
+            return False
+        with contextlib.suppress(DeniedError):  # a file may be read in a folder that may not be listed
+            for storage, other in saves_beside(self._target, self._settings):
+                with contextlib.suppress(DeniedError, ObjectMissingError, ChangedWhileReadError):
+                    read = self._work.scanner(storage, other.files, ScanOptions(structure_only=True), None).files
+                    broken = any(f.structure.is_broken for f in read)
+                    if names <= _classes_of(read, trusted) and not broken:
+                        return True
+        return False
 
     def _sums_of(self, checkpoint: Checkpoint) -> FoundSums:
         storage, beside = self._target.storage, list[Entry]()
@@ -149,6 +168,13 @@ class StrayJudge:
         files = sorted([*known, *read], key=lambda f: f.entry.key)
         self._blobs.update((_blob(checkpoint, f.entry), f) for f in read if f.structure.format not in _EXPLAINED_BESIDE)
         return Scan(files=tuple(files), seconds=sum(scan.seconds for scan in scans))
+
+
+def _classes_of(files: Iterable[ScannedFile], trusted: Collection[str]) -> set[str]:
+    """Return the names outside the allow-list that a training's own classes may have. There are none if one is known to
+    run code, or if they are more than any training needs."""
+    names = set(islice(unknown_names(files, trusted), _MOST_CLASSES + 1))
+    return set() if len(names) > _MOST_CLASSES or any(map(is_executor, names)) else names
 
 
 def _blob(checkpoint: Checkpoint, entry: Entry) -> Blob:

@@ -81,8 +81,8 @@ def verify_resolved(
         results.append(relative_to(found, resolved.prefix))
     if run is not None and resolved.checkpoint is None:
         run.forget()  # pointers are compared with the final state
-        notes += run.listing.unnamed_notes
-        unsure = unsure or bool(run.listing.unnamed)
+        notes += run.listing.unread_notes
+        unsure = unsure or bool(run.listing.unread)
         unread = run.listing.not_understood
         notes += [] if unread is None else ["; ".join(unread.notes)]
         notes += pointer_notes(run, {c.path: c.outcome for c in results})

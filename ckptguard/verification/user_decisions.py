@@ -14,7 +14,7 @@ from ckptguard.runs.history import History
 from ckptguard.runs.results import Checked
 from ckptguard.runs.run_view import RunView, select_checkpoint
 from ckptguard.runs.work import PLAIN, Work
-from ckptguard.values.ids import escape, parse_id
+from ckptguard.values.ids import escape, parse_id, whole_number
 from ckptguard.values.record_formats import VERDICT
 from ckptguard.values.verdict import Facts, Outcome, Severity, Verdict, clearance
 from ckptguard.verification.checkpoint import Verification, verify_checkpoint
@@ -107,7 +107,7 @@ def clear_standing(view: RunView, standing: Standing, word: str, *, reason: str)
 def _chosen(run: Run, history: History, word: str) -> Standing:
     name = word.rstrip("/").removeprefix(run.url.rstrip("/") + "/")
     parsed = parse_id("", word)
-    step = int(word) if parsed is None and word.isascii() and word.isdigit() else None
+    step = whole_number(word) if parsed is None else None
     found = []
     for series in history.names:
         for id, standing in history.standings(series).items():

@@ -22,7 +22,7 @@ from ckptguard_daemon.dashboard import (
 )
 from ckptguard_daemon.dashboard.reading import Clicks
 from ckptguard_daemon.http import session_routes
-from ckptguard_daemon.http.gate import Admit, Gate
+from ckptguard_daemon.http.gate import Admission, Admit
 from ckptguard_daemon.http.replies import REFUSALS
 from ckptguard_daemon.http.routes import Route, Served
 
@@ -48,7 +48,7 @@ def routes(served: Served) -> list[Route]:
 
 def application(routes: Sequence[Route], admit: Admit) -> ASGIApp:
     """Return the ASGI application of one socket."""
-    gate = Middleware(Gate, admit=admit)
+    gate = Middleware(Admission, admit=admit)
     return _SafeHeaders(Starlette(routes=routes, middleware=[gate], exception_handlers=REFUSALS))
 
 

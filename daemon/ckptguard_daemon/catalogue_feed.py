@@ -13,9 +13,7 @@ import msgspec
 from ckptguard.catalogue.catalogue import Catalogue
 from ckptguard.catalogue.look import RunLook, digest_of
 from ckptguard.catalogue.observe import observe
-from ckptguard.catalogue.questions import known as known_of
-from ckptguard.catalogue.questions import summaries
-from ckptguard.catalogue.rows import Event, Known, event_key
+from ckptguard.catalogue.rows import Event, Noted, event_key
 from ckptguard.decisions.run_summary import in_state
 from ckptguard.engine.watched_run import Passed, WatchedRun
 from ckptguard.errors import CkptguardError, NotFoundError
@@ -24,39 +22,34 @@ from ckptguard.replicas.replicate import Replica, furthest_behind
 from ckptguard.runs.run_view import RunView
 from ckptguard.runs.trainer_log import find_logs
 from ckptguard.storage.runtime_folder import private_runtime_folder
-from ckptguard.upkeep.samples import Start
-from ckptguard.values.ids import CheckpointId, escape, short_digest
+from ckptguard.upkeep.samples import PassStart
+from ckptguard.values.ids import CheckpointId, escape
 from ckptguard.values.run_rows import FilesInPlace, WaitingSave
 from ckptguard.values.run_summary import RunSummary
 from ckptguard_daemon.log import log
+
+_NOTHING = RunSummary(url="", name="")
 
 
 @dataclass
 class _OfRun:
     """What the feed remembers of one run."""
 
-    summary: RunSummary
-    start: Start | None = None  # what the last pass that was noted started from
+    start: PassStart | None = None  # what the last pass that was noted started from
     replicas: tuple[Replica, ...] = ()
     troubled: bool = False
-    digest: bytes = b""  # of what was noted then
     was_gone: bool = False  # its records may be others now, of the same names
     failed: bool = False  # the last note was
 
 
-def open_catalogue(socket_path: str, environ: Mapping[str, str]) -> Catalogue | None:
-    """Open the catalogue of the daemon at this socket, in this user's private folder. None if there is no such
-    folder."""
-    name = short_digest(socket_path)
+def open_catalogue(environ: Mapping[str, str]) -> Catalogue:
+    """Open the catalogue in this user's private folder; without such a folder it is in memory."""
     try:
         folder = private_runtime_folder(environ)
     except OSError as error:
         log("catalogue", level="warning", reason=f"there is no folder for the catalogue: {error}")
-        return None
-    path = os.path.join(folder, f"{name}.catalogue")
-    catalogue = Catalogue(path, lambda reason: log("catalogue", level="warning", reason=reason))
-    catalogue.start()
-    return catalogue
+        return Catalogue()
+    return Catalogue(folder, lambda reason: log("catalogue", level="warning", reason=reason))
 
 
 class CatalogueFeed:
@@ -64,10 +57,9 @@ class CatalogueFeed:
 
     def __init__(self, catalogue: Catalogue | None = None) -> None:
         self.catalogue = Catalogue() if catalogue is None else catalogue
-        self._runs = {id: _OfRun(known) for id, known in (self.catalogue.ask(summaries) or {}).items()}
+        self._runs: dict[str, _OfRun] = {}
         self._listeners: list[Callable[[], None]] = []
         self.catalogue.after_write = self.wake
-        self.ask = self.catalogue.ask
 
     def note(self, view: RunView, passed: Passed) -> None:
         """Note what a pass over a run has seen. Never raises."""
@@ -111,13 +103,14 @@ class CatalogueFeed:
 
     def summary(self, watched: WatchedRun) -> RunSummary:
         """Return the summary of a guarded run as of now."""
-        known = msgspec.structs.replace(self._of(watched.run_id).summary, url=watched.url, name=watched.name)
+        noted = self.catalogue.summary(watched.run_id) or _NOTHING
+        known = msgspec.structs.replace(noted, url=watched.url, name=watched.name)
         trouble = None if watched.trouble is None else watched.trouble.message
         ended = watched.ended_words if watched.state == "ended" else None
         return in_state(known, time.time(), watched.state, trouble, ended)
 
     def _of(self, run_id: str) -> _OfRun:
-        return self._runs.setdefault(run_id, _OfRun(RunSummary(url="", name="")))
+        return self._runs.setdefault(run_id, _OfRun())
 
     def _note(self, view: RunView, passed: Passed, known: _OfRun) -> None:
         run, start = view.run, passed.notes.start
@@ -126,27 +119,25 @@ class CatalogueFeed:
         before, held = known.start, self.catalogue.digest(run.run_id)
         anew = passed.wrote or known.was_gone or (before is not None and known.troubled != passed.troubled)
         same = before is not None and (before, before.beside, known.replicas) == (start, start.beside, passed.replicas)
-        if same and held and held == known.digest and not anew:
+        if same and held and not anew:
             return
         names = frozenset(record_names(run, "")) if passed.wrote else start.names | start.beside
         look = _look_of(view, passed, start, names)
-        digest = digest_of(look)
-        if anew or digest != held:
-            digest = self._see(view, look, known)
+        if anew or digest_of(look) != held:
+            self._see(view, look, known)
         if before is not None:
             self._tell_of_replicas(run.run_id, known.replicas, passed.replicas)
-        known.start, known.replicas, known.troubled, known.digest = start, passed.replicas, passed.troubled, digest
+        known.start, known.replicas, known.troubled = start, passed.replicas, passed.troubled
 
-    def _see(self, view: RunView, look: RunLook, known: _OfRun) -> bytes:
+    def _see(self, view: RunView, look: RunLook, known: _OfRun) -> None:
         run = view.run
-        rows = self.ask(known_of, run.run_id) or Known()
-        seen = observe(run, look, now=time.time(), known=Known(actions=rows.actions) if known.was_gone else rows)
+        noted = self.catalogue.noted(run.run_id) or Noted()
+        seen = observe(run, look, now=time.time(), known=Noted(events=noted.events) if known.was_gone else noted)
         if os.path.isabs(run.url) and not os.path.isdir(run.url):
             # It went while it was looked at: the rows of nothing must not replace what is known.
             raise NotFoundError(f"{run.url} went meanwhile")
-        known.summary, known.was_gone = seen.summary, False
         self.catalogue.see(seen)
-        return seen.digest
+        known.was_gone = False
 
     def _tell_of_replicas(self, run_id: str, before: Sequence[Replica], after: Sequence[Replica]) -> None:
         troubles, now = {replica.url: replica.trouble for replica in before}, time.time()
@@ -158,12 +149,19 @@ class CatalogueFeed:
                 self.catalogue.happened(run_id, event)
 
 
-def _look_of(view: RunView, passed: Passed, start: Start, names: frozenset[str]) -> RunLook:
+def _look_of(view: RunView, passed: Passed, start: PassStart, names: frozenset[str]) -> RunLook:
     places: dict[CheckpointId, FilesInPlace] = {}
     waiting: list[WaitingSave] = []
     unread = start.listing.not_understood
     for path, checkpoint in start.listing.checkpoints.items():
         sample = passed.notes.samples.get(path)
+        if checkpoint.unread is not None:
+            id = view.current_if_readable(checkpoint)
+            if id is None:
+                waiting.append(WaitingSave(checkpoint.series, 0, None))
+            else:
+                places[id] = FilesInPlace(0, unread=True)
+            continue
         if sample is None or (sample.done and sample.id is None):
             continue
         written = checkpoint.written_at / 1e9 if checkpoint.written_at else None
@@ -182,6 +180,8 @@ def _look_of(view: RunView, passed: Passed, start: Start, names: frozenset[str])
         replicated=Counter(id for replica in passed.replicas for id in replica.held),
         scrub_interval=passed.scrub_interval,
         keep=view.settings.keep,
+        takes_md5=view.settings.digest != "blake3",
         logs=find_logs(start.listing.entries),
         not_understood=0 if unread is None else unread.files,
+        unread=len(start.listing.unread),
     )

@@ -22,7 +22,7 @@ from ckptguard.values.retention_policy import parse_span
 from ckptguard.version import __version__
 from ckptguard_daemon.deploy import EXAMPLES, print_example
 from ckptguard_daemon.log import log, start_logging
-from ckptguard_daemon.plan import Again, Plan, read_plan
+from ckptguard_daemon.plan import DaemonPlan, Reload, read_plan
 
 _EPILOG = """\b
 Exit codes:
@@ -124,7 +124,7 @@ def command(runs: tuple[str, ...], **options: Any) -> None:
     RUN is the folder or URL into which a training saves. It need not exist yet.
     """
 
-    def read() -> Plan:
+    def read() -> DaemonPlan:
         return read_plan(runs, options["fleet"], options["config"], os.environ)
 
     try:
@@ -138,8 +138,9 @@ def command(runs: tuple[str, ...], **options: Any) -> None:
     # Imported after the settings were checked, so that a mistake in them is reported at once.
     from ckptguard_daemon.http.front import HttpOptions
     from ckptguard_daemon.liveness import TimeLimit
-    from ckptguard_daemon.scraping import MetricsOptions
-    from ckptguard_daemon.service import run_once, serve
+    from ckptguard_daemon.metrics_outlets import MetricsOptions
+    from ckptguard_daemon.once import run_once
+    from ckptguard_daemon.service import serve
 
     metrics = MetricsOptions(
         address=options["metrics"], token_file=options["metrics_token"], file=options["metrics_file"]
@@ -177,8 +178,8 @@ def command(runs: tuple[str, ...], **options: Any) -> None:
             elif stop.is_set():
                 code = ExitCode.INTERRUPTED
         else:
-            again = Again(asked=hang_up, read=read)
-            code = serve(plan, os.environ, stop, wanted=wanted, again=again, metrics=metrics, http=http)
+            reload = Reload(asked=hang_up, read=read)
+            code = serve(plan, os.environ, stop, wanted=wanted, reload=reload, metrics=metrics, http=http)
     except CkptguardError as error:
         _end(error)
     except Exception as error:

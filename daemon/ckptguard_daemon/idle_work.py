@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import os
 import sys
 import threading
 import time
@@ -28,7 +30,7 @@ from ckptguard.storage.failures import machine_trouble
 from ckptguard.values.ids import CheckpointId
 from ckptguard_daemon.lanes import Lanes, Turn
 from ckptguard_daemon.log import log
-from ckptguard_daemon.roster import Roster
+from ckptguard_daemon.run_set import RunSet
 
 _LOWEST = 19
 _TICK = 0.1  # seconds between two checks for something more urgent
@@ -55,7 +57,7 @@ class Rates:
 
 
 class IdleWork:
-    """Work of low priority for each run of the roster, in lanes of its own.
+    """Work of low priority for each guarded run, in lanes of its own.
 
     `urgent` says whether something for a run is more urgent now. `wake` makes the loop look at a run.
     """
@@ -65,7 +67,7 @@ class IdleWork:
 
     def __init__(
         self,
-        runs: Roster,
+        runs: RunSet,
         urgent: Callable[[str], bool],
         wake: Callable[[str], None],
         stop: threading.Event,
@@ -199,7 +201,7 @@ class Replicating(IdleWork):
         place.failures += 1
         if place.failures == 1:
             log("replica_in_trouble", level="warning", run=run.url, replica=url, reason=done.trouble)
-            run.hooks.tell(replica_event(view.run, url, done.trouble, source="daemon"))
+            run.hooks.tell(view.run, replica_event(view.run, url, done.trouble, source="daemon"))
         return float(min(run.settings.scan_interval * 2.0 ** min(place.failures, 12), _LONGEST_PAUSE))
 
     def _hold(self, run_id: str) -> Callable[[], None]:
@@ -226,12 +228,15 @@ class Scrubbing(IdleWork):
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
         self._left_out: defaultdict[str, dict[Where, float]] = defaultdict(dict)
+        self._verdicts: dict[str, int] = {}  # of a run, at its last turn
 
     def after_pass(self, run: WatchedRun) -> None:
-        """Begin to scrub a run after its first pass."""
-        if run.scrub is not None and run.passes and run.run_id not in self._left_out:
+        """Begin to scrub a run after its first pass, and look for missing MD5s after each new verdict."""
+        if _to_scrub(run) is not None and run.passes and run.run_id not in self._left_out:
             self._left_out[run.run_id] = {}
             self.lanes.add([run.run_id])
+        elif _takes_late_md5s(run) and self._verdicts.get(run.run_id, run.verdicts) != run.verdicts:
+            self.lanes.wake([run.run_id])
 
     def _storage_of(self, run_id: str) -> str:
         run = self._runs.get(run_id)
@@ -239,10 +244,12 @@ class Scrubbing(IdleWork):
 
     def _turn(self, run_id: str, turn: Turn) -> float | None:
         run = self._runs.get(run_id)
-        state = None if run is None else run.scrub
+        state = None if run is None else _to_scrub(run)
         if run is None or state is None:
             self._left_out.pop(run_id, None)
+            self._verdicts.pop(run_id, None)
             return None
+        self._verdicts[run_id] = run.verdicts
         if run.state != "guarded":
             return _SOONEST_SCRUB
         return self._guarded(run, lambda: self._scrub(run, state, turn))
@@ -267,6 +274,7 @@ class Scrubbing(IdleWork):
             if done is None:
                 run.note_scrub(state)
                 return
+            run.look_soon()  # nobody watches the records of readings and MD5s
             found = PlaceAt(path=done.path, id=done.id, place=done.place, at=time.time())
             state = msgspec.structs.replace(state, last=found)
             run.note_scrub(state)
@@ -288,7 +296,7 @@ class Scrubbing(IdleWork):
 
         done = scrub(
             run.look(),
-            ScrubOrder(max_age=every, leave_out=dict(left_out)),
+            ScrubOrder(max_age=every, leave_out=dict(left_out), late_md5s=_takes_late_md5s(run)),
             hold=hold,
             watcher=ScrubListener(verify=verify, tell=run.hooks.tell, begin=begin, end=end, source="daemon"),
             work=Work(rate=self._rates.of(run.storage, run.settings.scrub_rate)),
@@ -305,6 +313,18 @@ class Scrubbing(IdleWork):
             return 0.0
         wait = (done.next.last or 0.0) + every - time.time() if done.next is not None else _LATEST_SCRUB
         return max(min(wait, _LATEST_SCRUB), min(_SOONEST_SCRUB, every))
+
+
+def _takes_late_md5s(run: WatchedRun) -> bool:
+    """True if saves are read only to take their MD5. On an object store that costs money: there the scrub takes it."""
+    return run.settings.digest != "blake3" and os.path.isabs(run.url)
+
+
+def _to_scrub(run: WatchedRun) -> ScrubState | None:
+    """Return how a run is scrubbed: never for its age, if only MD5s are missing. None if nothing is read."""
+    if run.scrub is None and _takes_late_md5s(run):
+        return ScrubState(every=math.inf, rate=run.settings.scrub_rate)
+    return run.scrub
 
 
 def _state_after(state: ScrubState, done: Scrubbed, every: float) -> ScrubState:

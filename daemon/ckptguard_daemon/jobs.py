@@ -1,4 +1,5 @@
-"""Jobs: what takes long runs in threads of its own, a few at once, and the caller may come back for the answer."""
+"""What requests ask of storage, in threads: short work in a few that all share, and long work as jobs, each in a thread
+of its own, whose caller may come back for the answer."""
 
 from __future__ import annotations
 
@@ -7,6 +8,10 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from typing import TypeVar
+
+import anyio.to_thread
+from anyio import CapacityLimiter
 
 from ckptguard.documents.build import Document
 from ckptguard.errors import BusyError, CkptguardError, NotFoundError
@@ -17,6 +22,28 @@ LONGEST_JOB = 6 * 3600.0  # seconds; then its work is stopped
 MOST_RUNNING = 6
 _MOST_REMEMBERED = 32
 _BUSY_HINT = "try again when it has ended"
+_MOST_WAITING = 256  # about one run
+
+_Answer = TypeVar("_Answer")
+
+
+class StorageThreads:
+    """Has work done in `most` threads at a time, and in `of_run` of them for one run: one that hangs keeps only
+    those."""
+
+    def __init__(self, *, most: int, of_run: int) -> None:
+        self._most, self._of_run = most, of_run
+        self._limits: dict[tuple[asyncio.AbstractEventLoop, str], CapacityLimiter] = {}  # each server has a loop
+
+    async def do(self, run_id: str, work: Callable[[], _Answer]) -> _Answer:
+        """Return what `work` returns. Raises BusyError if too much about the run waits."""
+        loop = asyncio.get_running_loop()
+        threads = self._limits.setdefault((loop, ""), CapacityLimiter(self._most))
+        turns = self._limits.setdefault((loop, run_id), CapacityLimiter(self._of_run))
+        if turns.statistics().tasks_waiting >= _MOST_WAITING:
+            raise BusyError("too many questions about this run wait for its storage", hint="try again in a few seconds")
+        async with turns:
+            return await anyio.to_thread.run_sync(work, limiter=threads)
 
 
 class JobStop(threading.Event):
@@ -37,7 +64,7 @@ class JobStop(threading.Event):
         return self.is_set()
 
 
-class Job:
+class ActionJob:
     """One piece of work for a run. `exclusive`: it changes the run, so no other one of it does so beside."""
 
     def __init__(self, id: str, run_id: str, what: str, stop: threading.Event, *, exclusive: bool) -> None:
@@ -55,7 +82,7 @@ class Job:
         return waiting.result() if done else None
 
 
-Work = Callable[[Job], Document]
+Work = Callable[[ActionJob], Document]
 
 
 class Jobs:
@@ -64,10 +91,10 @@ class Jobs:
     def __init__(self, stop: threading.Event) -> None:
         self._stop = stop
         self._lock = threading.Lock()
-        self._jobs: dict[str, Job] = {}  # the oldest first
+        self._jobs: dict[str, ActionJob] = {}  # the oldest first
         self._threads: dict[str, threading.Thread] = {}
 
-    def begin(self, id: str, run_id: str, what: str, work: Work, *, exclusive: bool) -> Job:
+    def begin(self, id: str, run_id: str, what: str, work: Work, *, exclusive: bool) -> ActionJob:
         """Begin a job. Raises BusyError if too many run, or if another one changes this run."""
         with self._lock:
             running = [job for job in self._jobs.values() if not job.answer.done()]
@@ -78,7 +105,7 @@ class Jobs:
                 raise BusyError(f"another action on this run is under way: {other.what}", hint=_BUSY_HINT)
             if len(running) >= MOST_RUNNING:
                 raise BusyError(f"{len(running)} actions are under way already", hint=_BUSY_HINT)
-            job = self._jobs[id] = Job(id, run_id, what, self._stop, exclusive=exclusive)
+            job = self._jobs[id] = ActionJob(id, run_id, what, self._stop, exclusive=exclusive)
             thread = self._threads[id] = threading.Thread(target=self._run, args=(job, work), name="job", daemon=True)
             ended = [known for known, one in self._jobs.items() if one.answer.done()]
             for known in ended[: max(0, len(self._jobs) - _MOST_REMEMBERED)]:
@@ -91,7 +118,7 @@ class Jobs:
             raise BusyError(f"there is no thread for it: {error}", hint=_BUSY_HINT) from error
         return job
 
-    def get(self, id: str, run_id: str) -> Job:
+    def get(self, id: str, run_id: str) -> ActionJob:
         """Return a job of a run. Raises NotFoundError."""
         job = self._jobs.get(id)
         if job is None or job.run_id != run_id:
@@ -108,7 +135,7 @@ class Jobs:
                 thread.join(max(0.0, deadline - time.monotonic()))
         return not any(thread.is_alive() for thread in threads)
 
-    def _run(self, job: Job, work: Work) -> None:
+    def _run(self, job: ActionJob, work: Work) -> None:
         try:
             job.answer.set_result(work(job))
         except CkptguardError as error:

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from ckptguard.decisions.turns import LARGE, SLOW, Asking, FairShare, makes_way, may_read_large, next_lane_in
+from ckptguard.decisions.turns import LARGE, SLOW, FairShare, TurnRequest, makes_way, may_read_large, next_lane_in
 from ckptguard_daemon.log import log
 
 LONGEST_SLEEP = 10.0  # seconds; so often the lanes show that they are alive
@@ -24,7 +24,7 @@ _GAP = 0.5  # seconds between two turns of one run that is woken all the time
 class Turn:
     """One turn in a lane. Only the lane's thread calls it; others may read its attributes."""
 
-    def __init__(self, asking: Asking, lanes: Lanes) -> None:
+    def __init__(self, asking: TurnRequest, lanes: Lanes) -> None:
         self.asking, self._lanes = asking, lanes
         self.began = time.monotonic()
         self.read = 0  # bytes that it began to read
@@ -68,7 +68,7 @@ class Lanes:
         self._heap: list[tuple[float, int, Any]] = []  # an entry counts if `_due` has the same time
         self._due: dict[Any, float] = {}
         self._last: dict[Any, float] = {}  # when a key's last turn ended, while that may delay the next one
-        self._ready: dict[Any, Asking] = {}  # their time has come, in this order
+        self._ready: dict[Any, TurnRequest] = {}  # their time has come, in this order
         self._busy: dict[Any, Turn] = {}
         self._woken: set[Any] = set()  # and had no turn since
         self._slow: set[Any] = set()
@@ -163,7 +163,7 @@ class Lanes:
             heapq.heappop(self._heap)
             if self._due.get(key) == due:
                 del self._due[key]
-                self._ready[key] = Asking(key=key, storage=self._storage_of(key), slow=key in self._slow)
+                self._ready[key] = TurnRequest(key=key, storage=self._storage_of(key), slow=key in self._slow)
         return LONGEST_SLEEP
 
     def _give_turns(self) -> float:
@@ -242,7 +242,7 @@ class Lanes:
         if pause is not None and pause <= 0:
             # It has made way, and waits behind the others at once.
             large = turn.asking.large
-            self._ready[key] = Asking(key=key, storage=self._storage_of(key), large=large, slow=key in self._slow)
+            self._ready[key] = TurnRequest(key=key, storage=self._storage_of(key), large=large, slow=key in self._slow)
             return
         self._last[key] = now
         if key in self._woken:

@@ -28,6 +28,7 @@ _SENTENCES = {
     "hook_ran": "{to} ({hook}) was told",
     "hook_records": "who was told of {run} cannot be noted: {reason}",
     "http": "the dashboard is at {url}",
+    "hook_silenced": "{to} ({hook}) was not told: {run} is silenced",
     "incident": "incident: {reason}",
     "incident_made_up": "the incident of {path} was opened: who judged it did not",
     "incident_not_recorded": "the incident of {path} could not be recorded: {reason}",

@@ -26,7 +26,7 @@ from ckptguard.scan.process.worker_process import WorkerLimits, limits_of
 from ckptguard.values.settings import Settings
 from ckptguard_daemon.lanes import Lanes, Turn
 from ckptguard_daemon.liveness import WorkStop
-from ckptguard_daemon.roster import Roster
+from ckptguard_daemon.run_set import RunSet
 
 _MUCH_MEMORY = 64 * 1024**2
 _BETWEEN_CLEANINGS = 10.0  # seconds
@@ -41,7 +41,7 @@ class Loop:
     """
 
     def __init__(
-        self, runs: Roster, stop: threading.Event, after_pass: Told, after_verdict: Told = lambda run: None
+        self, runs: RunSet, stop: threading.Event, after_pass: Told, after_verdict: Told = lambda run: None
     ) -> None:
         self._runs, self._stop = runs, WorkStop(stop)
         self._after_pass, self._after_verdict = after_pass, after_verdict

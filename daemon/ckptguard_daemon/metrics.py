@@ -18,6 +18,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 from ckptguard.decisions.at_risk import at_risk, is_stale
+from ckptguard.fleet import PlaceState
+from ckptguard.fleet.search import CAUSES
 from ckptguard.values.ids import escape, run_id_of
 from ckptguard.values.run_summary import RunSummary
 from ckptguard.version import __version__
@@ -62,10 +64,12 @@ class Counted(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DaemonFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What a daemon says about itself. `loop_at`: when its loop last made progress, in seconds since 1970."""
+    """What a daemon says about itself, and about the places of its fleet. `loop_at`: when its loop last made progress,
+    in seconds since 1970."""
 
     loop_at: float
     counted: Counted = Counted()
+    places: tuple[PlaceState, ...] = ()
 
 
 class Counts(logging.Handler):
@@ -114,20 +118,22 @@ def _add(sums: dict[Any, Any], key: object, value: float) -> None:
 
 class _Family(NamedTuple):
     """One metric of each run. `of` gives its value, or its values by `label`. `total` makes one of those of all runs;
-    None: there is none for all."""
+    None: there is none for all. `alerts`: an alert is about that one, so it leaves out silenced runs."""
 
     name: str
     help: str
     of: Callable[[RunSummary, float], Any]
     total: Callable[[Iterable[float]], float] | None = sum
     label: str | None = None
+    alerts: bool = False
 
 
 _FAMILIES = (
     _Family(
         "protected", "Whether there is a known-good checkpoint with an independent copy.", lambda r, _: _protected(r)
     ),
-    _Family("failing", "Whether the run cannot be looked at.", lambda r, _: r.state == "failing"),
+    _Family("silenced", "Whether nobody is disturbed about the run.", lambda r, now: _is_silenced(r, now)),
+    _Family("failing", "Whether the run cannot be looked at.", lambda r, _: r.state == "failing", alerts=True),
     _Family("training", "Whether saves arrive.", lambda r, _: r.training),
     _Family("known_good_step", "The step of the known-good checkpoint.", lambda r, _: r.known_good_step, None),
     _Family(
@@ -139,28 +145,48 @@ _FAMILIES = (
     _Family("save_interval_seconds", "The usual time between saves.", lambda r, _: r.save_interval, None),
     _Family("world_size", "How many GPUs train, if a record says so.", lambda r, _: r.world_size),
     _Family("at_risk_gpu_seconds", "Computing time that would be lost now.", lambda r, now: _at_risk(r, now)),
-    _Family("newest_bad", "Whether the newest save is bad.", lambda r, _: r.newest_outcome == "bad"),
+    _Family("newest_bad", "Whether the newest save is bad.", lambda r, _: r.newest_outcome == "bad", alerts=True),
     _Family("checkpoints", "Checkpoints on record.", lambda r, _: r.checkpoints, sum, "outcome"),
     _Family("checkpoint_bytes", "Bytes of the checkpoints on record.", lambda r, _: r.bytes, sum, "outcome"),
     _Family("backlog_checkpoints", "Saves that wait for a verdict.", lambda r, _: r.backlog),
-    _Family("backlog_bytes", "Bytes of the saves that wait for a verdict.", lambda r, _: r.backlog_bytes),
+    _Family(
+        "backlog_bytes",
+        "Bytes of the saves that wait for a verdict.",
+        lambda r, _: r.backlog_bytes,
+        alerts=True,
+    ),
     _Family(
         "not_understood_files",
         "Files that may be training state, and that nothing verifies.",
         lambda r, _: r.not_understood,
     ),
     _Family(
+        "unreadable_places",
+        "Folders and names in the run that nobody can look at.",
+        lambda r, _: r.unreadable,
+        alerts=True,
+    ),
+    _Family("without_md5_checkpoints", "Good saves whose MD5 is yet to be taken.", lambda r, _: r.without_md5),
+    _Family(
         "replica_behind",
         "Good checkpoints that a replica lacks.",
         lambda r, _: r.replicas_behind if r.replicas else None,
+        alerts=True,
     ),
     _Family(
         "scrub_oldest_timestamp_seconds",
         "When the bytes that were not read for longest were last read. Of several runs: the oldest.",
         lambda r, _: r.scrubbed_at,
         min,
+        alerts=True,
     ),
-    _Family("scrub_interval_seconds", "How often bytes should be read again.", lambda r, _: r.scrub_interval, min),
+    _Family(
+        "scrub_interval_seconds",
+        "How often bytes should be read again.",
+        lambda r, _: r.scrub_interval,
+        min,
+        alerts=True,
+    ),
     _Family("incidents_total", "Incidents on record.", lambda r, _: r.incidents, sum, "cause"),
     _Family("rollbacks_total", "Rollbacks on record.", lambda r, _: r.rollbacks, sum, "cause"),
     _Family(
@@ -174,8 +200,13 @@ _FAMILIES = (
 class Metrics:
     """The metrics of one daemon, for any number of threads that ask."""
 
-    def __init__(self, runs: Callable[[], Sequence[RunSummary]], loop_at: Callable[[], float]) -> None:
-        self._summaries, self._loop_at = runs, loop_at
+    def __init__(
+        self,
+        runs: Callable[[], Sequence[RunSummary]],
+        loop_at: Callable[[], float],
+        places: Callable[[], Sequence[PlaceState]] = lambda: (),
+    ) -> None:
+        self._summaries, self._loop_at, self._places = runs, loop_at, places
         self._counts = Counts()
         self._lock = threading.Lock()
         self._text, self._made_at = b"", -_FRESH
@@ -185,7 +216,8 @@ class Metrics:
         """Return all metrics as of now, or as of a moment ago."""
         with self._lock:
             if time.monotonic() - self._made_at >= _FRESH:
-                daemon = DaemonFacts(loop_at=self._loop_at(), counted=self._counts.take())
+                counted, places = self._counts.take(), tuple(self._places())
+                daemon = DaemonFacts(loop_at=self._loop_at(), counted=counted, places=places)
                 self._text = exposition(self._summaries(), daemon, time.time())
                 self._made_at = time.monotonic()
             return self._text
@@ -211,8 +243,10 @@ def _lines(runs: Sequence[RunSummary], daemon: DaemonFacts | None, now: float) -
         yield from _family("runs", "gauge", "Runs by state.", states_of)
         families = (*_FAMILIES, _verdicts(daemon.counted))
     labels = None if len(runs) > MOST_RUNS else _run_labels(runs)
+    loud = [run for run in runs if not _is_silenced(run, now)]
     for family in families:
-        found = [(place, family.of(run, now)) for place, run in enumerate(runs)]
+        measured = loud if labels is None and family.alerts else runs
+        found = [(place, family.of(run, now)) for place, run in enumerate(measured)]
         kind = "counter" if family.name.endswith("_total") else "gauge"
         if family.label is None:
             samples = _plain(found, labels, family.total)
@@ -220,7 +254,7 @@ def _lines(runs: Sequence[RunSummary], daemon: DaemonFacts | None, now: float) -
             samples = _by_label(found, labels, family.label, causes)
         yield from _family(family.name, kind, family.help, samples)
     if labels is None:
-        stale, bare = sum(is_stale(run, now) for run in runs), sum(_protected(run) is False for run in runs)
+        stale, bare = sum(is_stale(run, now) for run in loud), sum(_protected(run) is False for run in loud)
         yield from _family("known_good_stale", "gauge", "Training runs whose known-good is old.", [("", stale)])
         yield from _family("unprotected", "gauge", "Runs that are not protected.", [("", bare)])
     if daemon is not None:
@@ -271,6 +305,11 @@ def _of_daemon(daemon: DaemonFacts) -> Iterator[str]:
     failures = {**dict.fromkeys(_HOOKS, 0), **counted.hook_failures}
     failed = [(f'hook="{_quoted(hook)}"', count) for hook, count in failures.items()]
     yield from _family("hook_failures_total", "counter", "Messages that did not arrive.", failed)
+    places = [(f'place="{_quoted(place.folder)}"', place) for place in daemon.places]
+    failing = [(f'{label},cause="{cause}"', float(place.cause == cause)) for label, place in places for cause in CAUSES]
+    yield from _family("search_failing", "gauge", "Whether a place cannot be searched for runs.", failing)
+    since = [(label, place.failing_since) for label, place in places]
+    yield from _family("search_failing_since_timestamp_seconds", "gauge", "Since when it cannot.", since)
     yield from _family("loop_timestamp_seconds", "gauge", "When the daemon last made progress.", [("", daemon.loop_at)])
     yield from _family("build_info", "gauge", "The daemon's version.", [(f'version="{_quoted(__version__)}"', 1)])
 
@@ -286,6 +325,10 @@ def _family(name: str, kind: str, told: str, samples: Iterable[Labelled]) -> Ite
 
 def _protected(run: RunSummary) -> bool | None:
     return None if run.state == "waiting" and not run.checkpoints else run.protected  # it never was there
+
+
+def _is_silenced(run: RunSummary, now: float) -> bool:
+    return run.silence is not None and run.silence.holds(now)
 
 
 def _at_risk(run: RunSummary, now: float) -> float | None:

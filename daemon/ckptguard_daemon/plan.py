@@ -16,7 +16,7 @@ from ckptguard.values.settings import Settings
 from ckptguard_daemon.log import log
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
+class DaemonPlan(msgspec.Struct, frozen=True, kw_only=True):
     """The named runs by their URLs, and the rules by which the runs of a fleet are found.
 
     `settings` are those of the named runs and of the daemon itself. A run that is named and found has the fleet's.
@@ -32,14 +32,14 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         return self.urls if self.fleet is None else (*self.urls, *self.fleet.file.folders)
 
 
-class Again(NamedTuple):
+class Reload(NamedTuple):
     """How a plan is read again, once that is `asked` for."""
 
     asked: threading.Event
-    read: Callable[[], Plan]
+    read: Callable[[], DaemonPlan]
 
 
-def read_plan(runs: Sequence[str], fleet: str | None, config: str | None, environ: Mapping[str, str]) -> Plan:
+def read_plan(runs: Sequence[str], fleet: str | None, config: str | None, environ: Mapping[str, str]) -> DaemonPlan:
     """Read the settings and the fleet file. Raises SettingsError or NotFoundError, in one sentence."""
     if not runs and fleet is None:
         raise SettingsError("name at least one RUN, or a fleet with --fleet")
@@ -47,7 +47,7 @@ def read_plan(runs: Sequence[str], fleet: str | None, config: str | None, enviro
     settings = load_settings(config, environ, targets, say=_say)
     urls = distinct_urls(runs, settings)
     rules = None if fleet is None else read_fleet(fleet, settings, environ=environ, say=_say)
-    return Plan(urls=urls, settings=settings if rules is None else rules.settings, fleet=rules)
+    return DaemonPlan(urls=urls, settings=settings if rules is None else rules.settings, fleet=rules)
 
 
 def _say(sentence: str) -> None:

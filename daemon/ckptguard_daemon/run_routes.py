@@ -18,6 +18,7 @@ from ckptguard.decisions.known_good import may_be_newer
 from ckptguard.documents.build import document, fields
 from ckptguard.engine.watched_run import WatchedRun
 from ckptguard.errors import (
+    CouldNotTellError,
     NoKnownGoodError,
     NotFoundError,
     SettingsError,
@@ -26,17 +27,17 @@ from ckptguard.inspect.list_states import survey, undecided
 from ckptguard.layouts import Checkpoint
 from ckptguard.records.incidents import open_incident
 from ckptguard.reporting.events import incident_event
-from ckptguard.runs.find_known_good import KnownGood, find_known_good
+from ckptguard.runs.find_known_good import Candidate, KnownGood, Wanted, best_on_record, openable
 from ckptguard.runs.history import names_alone
-from ckptguard.upkeep.reconcile import Waiting
+from ckptguard.upkeep.reconcile import PendingSave
 from ckptguard.values.access import Role
 from ckptguard.values.ids import MAX_STEP, CheckpointId, Step, is_safe_path, single_number
 from ckptguard.version import __version__
 from ckptguard_daemon.http.replies import number, read_body, refusal, reply
 from ckptguard_daemon.http.routes import Route, Served, caller_of
+from ckptguard_daemon.jobs import StorageThreads
 from ckptguard_daemon.log import log
 from ckptguard_daemon.metrics import CONTENT_TYPE
-from ckptguard_daemon.turns import Turns
 
 LONGEST_WAIT = 600.0
 _LOOK_AGAIN = 30.0  # another daemon may give the verdict that a client waits for
@@ -71,7 +72,7 @@ class Answers:
         self._served = served
         self._loop, self._passes, self._alive = served.loop, served.passes, served.alive
         self._was_ready = False
-        self._turns = Turns(most=_AT_ONCE, of_run=_OF_RUN)
+        self._turns = StorageThreads(most=_AT_ONCE, of_run=_OF_RUN)
 
     def routes(self) -> list[Route]:
         """Return the routes."""
@@ -101,15 +102,22 @@ class Answers:
         return Response(await run_in_threadpool(self._served.metrics.text), media_type=CONTENT_TYPE)
 
     async def _readyz(self, request: Request) -> Response:
-        """Ready: the fleet was searched, and every run had a pass or a reason why not. Runs that come later do not
-        count."""
+        """Ready: each place of the fleet was searched, and every run had a pass or a reason why not. Runs that come
+        later do not count, and neither does a place that cannot be searched any more."""
         runs = self._served.runs_for(request)
         waiting = {run.run_id for run in self._served.runs if not run.passes and run.trouble is None}
-        self._was_ready = self._was_ready or (self._served.searched() and not waiting)
+        searched, unseen = self._served.searched(), self._served.unseen_places()
+        self._was_ready = self._was_ready or (searched and not unseen and not waiting)
         ready = self._alive() and self._was_ready
         status = "ready" if ready else "starting" if self._alive() else "the loop has ended"
+        if status == "starting" and searched and unseen:
+            status = "a place cannot be searched"
         answer = document(
-            "readyz", status=status, runs=len(runs), without_pass=sum(run.run_id in waiting for run in runs)
+            "readyz",
+            status=status,
+            runs=len(runs),
+            without_pass=sum(run.run_id in waiting for run in runs),
+            unseen_places=unseen,
         )
         return reply(answer, status=200 if ready else 503)
 
@@ -130,11 +138,14 @@ class Answers:
         waited = False
         while True:
             with self._passes.next(guarded.run_id) as passed:
-                answer, pending = await self._turns.do(
+                answer, touched, pending = await self._turns.do(
                     guarded.run_id, lambda: self._best_and_pending(guarded, before, series, patience > 0)
                 )
                 left = deadline - time.monotonic()
-                if not pending or left <= 0 or await request.is_disconnected():
+                for path in touched if not waited else ():
+                    guarded.ask(path)
+                    self._loop.wake(guarded.run_id)
+                if not (pending or touched) or left <= 0 or await request.is_disconnected():
                     break
                 if not waited and caller_of(request).role >= Role.GUARD:
                     self._loop.wake(guarded.run_id)
@@ -144,6 +155,11 @@ class Answers:
             return refusal("unauthorized", "your token ended while you waited", 401)
         if isinstance(answer, NoKnownGoodError):
             raise answer
+        if touched:
+            raise CouldNotTellError(
+                f"{touched[0]} is read again: something happened to its files since they were verified",
+                hint="ask with wait_seconds",
+            )
         found = fields(answer, "known-good of the daemon")
         # `pending`: newer checkpoints that may still turn out good, or good again.
         return reply(document("known-good", run=guarded.run_id, **found, waited=waited, pending=pending))
@@ -156,7 +172,7 @@ class Answers:
             raise SettingsError("`step` must be a number of updates, 0 or more")
         incident = await self._turns.do(guarded.run_id, lambda: open_incident(run, **msgspec.structs.asdict(body)))
         log("incident", level="warning", run=run.url, step=incident.step, cause=incident.cause, reason=incident.reason)
-        guarded.hooks.tell(incident_event(run, incident))
+        guarded.hooks.tell(run, incident_event(run, incident))
         self._loop.wake(guarded.run_id)
         return reply(document("incident", run=guarded.run_id, incident=incident), status=201)
 
@@ -175,16 +191,16 @@ class Answers:
 
     def _best_and_pending(
         self, guarded: WatchedRun, before: int | None, series: str | None, certain: bool
-    ) -> tuple[KnownGood | NoKnownGoodError, list[str]]:
-        """Return the current answer, and the newer checkpoints that could change it: without a verdict, or changed
-        since.
+    ) -> tuple[KnownGood | NoKnownGoodError, list[str], list[str]]:
+        """Return the current answer, what must be read before it is given, because its ctime is another one, and the
+        newer checkpoints that could change it: without a verdict, or changed since.
 
         With `certain` these are listed now. Otherwise they are as of the last pass, if nothing hinted at a change.
         """
 
-        def best() -> KnownGood | NoKnownGoodError:
+        def best() -> Candidate | NoKnownGoodError:
             try:
-                return find_known_good(run, before_step=before, series=series)
+                return best_on_record(run, Wanted(before_step=before, series=series, sure=True))
             except NoKnownGoodError as error:
                 return error
 
@@ -197,7 +213,7 @@ class Answers:
         view = guarded.look()
         run = view.run
         looked = self._alive() and self._loop.has_seen_all(guarded.run_id) and guarded.state == "guarded"
-        pending: Sequence[Waiting | Checkpoint] = guarded.last_pass.pending
+        pending: Sequence[PendingSave | Checkpoint] = guarded.last_pass.pending
         answer, seen = best(), None
         while (certain or not looked) and (seen is None or seen != _id_of(answer)):
             seen = _id_of(answer)
@@ -205,8 +221,11 @@ class Answers:
             found = [c for c in view.checkpoints if could_change(c.series, c.step)]
             pending = undecided(names_alone(view.run), found)
             answer = best()  # again: it may have got its verdict in between
-        return answer, [w.path for w in pending if could_change(w.series, w.step)]
+        newer = [w.path for w in pending if could_change(w.series, w.step)]
+        if isinstance(answer, NoKnownGoodError):
+            return answer, [], newer
+        return openable(answer.answer), [part.manifest.path for part in answer.save if part.touched(run)], newer
 
 
-def _id_of(answer: KnownGood | NoKnownGoodError) -> CheckpointId | str:
-    return answer.id if isinstance(answer, KnownGood) else ""
+def _id_of(answer: Candidate | NoKnownGoodError) -> CheckpointId | str:
+    return answer.id if isinstance(answer, Candidate) else ""

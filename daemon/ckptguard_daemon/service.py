@@ -7,27 +7,18 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 
-from ckptguard.decisions.turns import LANES
 from ckptguard.engine.watched_run import WatchedRun
 from ckptguard.engine.watcher import Watcher
-from ckptguard.errors import CkptguardError, SettingsError
 from ckptguard.fleet import FleetRun
-from ckptguard.inspect.list_states import survey
 from ckptguard.records.daemon_record import DaemonRecord
-from ckptguard.records.run import open_run
 from ckptguard.records.who_and_when import this_host, utc_now
-from ckptguard.reporting.notify import LONGEST_CLOSE, HookSets
-from ckptguard.runs.run_view import open_view
-from ckptguard.runs.work import Work
-from ckptguard.values.exit_codes import ExitCode, of_outcomes
+from ckptguard.reporting.notify import HookSets
+from ckptguard.values.exit_codes import ExitCode
 from ckptguard.values.ids import run_id_of
-from ckptguard.values.verdict import Outcome
 from ckptguard.version import __version__
 from ckptguard_daemon.application import application, routes
 from ckptguard_daemon.catalogue_feed import CatalogueFeed, open_catalogue
-from ckptguard_daemon.following import Following
 from ckptguard_daemon.http.front import NO_HTTP, HttpOptions, open_front
 from ckptguard_daemon.http.gate import admit_owner
 from ckptguard_daemon.http.routes import Served
@@ -39,28 +30,26 @@ from ckptguard_daemon.jobs import Jobs
 from ckptguard_daemon.lanes import Lanes
 from ckptguard_daemon.liveness import Systemd, is_fresh
 from ckptguard_daemon.log import log
-from ckptguard_daemon.loop import LaneScanner, Loop, Passes
-from ckptguard_daemon.metrics import Metrics, exposition
-from ckptguard_daemon.metrics_file import MetricsFile
-from ckptguard_daemon.plan import Again, Plan
-from ckptguard_daemon.roster import Roster
-from ckptguard_daemon.scraping import NOWHERE, MetricsOptions, Scrapers, listen_for_scrapers
+from ckptguard_daemon.loop import Loop, Passes
+from ckptguard_daemon.metrics import Metrics
+from ckptguard_daemon.metrics_outlets import NOWHERE, MetricsFile, MetricsOptions, Scrapers, listen_for_scrapers
+from ckptguard_daemon.plan import DaemonPlan, Reload
+from ckptguard_daemon.run_set import RunDiscovery, RunSet
 
 # The parts of a clean stop. What takes longer is left to the next start.
 _WORK_STOP_SECONDS = 1.5
 _HOOK_STOP_SECONDS = 3.0
 _MOST_CALLS = 8
-_LONGEST_SETTLING = 60.0
 _FLEET = "fleet"  # the watcher's key of the folders in which new runs would be seen
 
 
 def serve(
-    plan: Plan,
+    plan: DaemonPlan,
     environ: Mapping[str, str],
     stop: threading.Event,
     *,
     wanted: Callable[[], bool] | None = None,
-    again: Again | None = None,
+    reload: Reload | None = None,
     metrics: MetricsOptions = NOWHERE,
     http: HttpOptions = NO_HTTP,
 ) -> int:
@@ -71,12 +60,12 @@ def serve(
     """
     manager = Systemd()
     listening = Listening(plan, environ, metrics, http)
-    feed = CatalogueFeed(open_catalogue(listening.presence.address, environ))
+    feed = CatalogueFeed(open_catalogue(environ))
     guarding = Guarding(plan, stop, listening.presence, feed, only_looks=http.yields)
     try:
         if not listening.start(guarding):
             return ExitCode.FAILED
-        guarding.start(again)
+        guarding.start(reload)
         log("started", version=__version__, pid=os.getpid(), socket=listening.presence.address, runs=list(plan.urls))
         if plan.fleet is not None:
             log("searching", folders=list(plan.fleet.file.folders))
@@ -87,7 +76,7 @@ def serve(
             manager.tell_progress(guarding.loop.last_progress(), guarding.runs)
             if listening.front is not None:
                 listening.front.look()
-            if again is not None and again.asked.is_set():
+            if reload is not None and reload.asked.is_set():
                 guarding.following.wake()
         if wanted is not None and not wanted():
             log("parent_gone")
@@ -107,7 +96,7 @@ class Guarding:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: DaemonPlan,
         stop: threading.Event,
         presence: DaemonRecord,
         feed: CatalogueFeed,
@@ -115,13 +104,13 @@ class Guarding:
         only_looks: bool,
     ) -> None:
         self._presence, self._only_looks, self.stop = presence, only_looks, stop
-        self.hooks, self.runs, self.passes, self.passed = HookSets(log), Roster(), Passes(), threading.Event()
+        self.hooks, self.runs, self.passes, self.passed = HookSets(log), RunSet(), Passes(), threading.Event()
         self.feed, self.jobs = feed, Jobs(stop)
         self._watcher = Watcher(self._notice, log)
         self.loop = Loop(self.runs, stop, self._after_pass, lambda run: self._replicating.after_pass(run))
         self._replicating = Replicating(self.runs, self.loop.verdicts_first, self.loop.wake, stop)
         self._scrubbing = Scrubbing(self.runs, self._replicas_first, self.loop.wake, stop)
-        self.following = Following(
+        self.following = RunDiscovery(
             plan,
             self.runs,
             self._make,
@@ -129,9 +118,14 @@ class Guarding:
             arrived=lambda run: self.loop.wake(run.run_id),
             left=self._leave,
             looked=self._looked,
+            catalogue=feed.catalogue,
         )
         self._thread = threading.Thread(target=self.loop.run, name="loop", daemon=True)
-        self.metrics = Metrics(lambda: [self.feed.summary(run) for run in self.runs], self.loop.last_progress)
+        self.metrics = Metrics(
+            lambda: [self.feed.summary(run) for run in self.runs],
+            self.loop.last_progress,
+            lambda: self.following.places,
+        )
 
     @property
     def _lanes(self) -> tuple[Lanes, ...]:
@@ -141,12 +135,12 @@ class Guarding:
         """True while passes are made."""
         return self._thread.is_alive() and is_fresh(self.loop.last_progress())
 
-    def start(self, again: Again | None) -> None:
+    def start(self, reload: Reload | None) -> None:
         """Start the threads."""
         self._thread.start()
         for work in (self._replicating, self._scrubbing):
             threading.Thread(target=work.lanes.run, name=work.name, daemon=True).start()
-        threading.Thread(target=self.following.run, args=(self.stop, again), name="fleet", daemon=True).start()
+        threading.Thread(target=self.following.run, args=(self.stop, reload), name="fleet", daemon=True).start()
 
     def end_waits(self) -> None:
         """Let each thread see that `stop` is set."""
@@ -164,7 +158,7 @@ class Guarding:
         self.jobs.wait_for_end(began + _WORK_STOP_SECONDS - time.monotonic())
         # Those with work under way may hang, and so may their records.
         left_last = sorted(self.runs, key=lambda run: any(lanes.turn_of(run.run_id) for lanes in self._lanes))
-        calls = CallsAtOnce([self.feed.catalogue.close, *(run.leave for run in left_last)])
+        calls = CallsAtOnce([run.leave for run in left_last])
         self.hooks.close(patience=began + _HOOK_STOP_SECONDS - time.monotonic())
         calls.wait(began + _HOOK_STOP_SECONDS - time.monotonic())
 
@@ -175,7 +169,7 @@ class Guarding:
         hooks = self.hooks.of(found.settings)
         run = WatchedRun(found.url, run_id_of(found.url), found.settings, hooks, self._presence, self.feed)
         if os.path.isabs(run.url):
-            run.silence = self._watcher
+            run.watcher = self._watcher
         run.yields = self._only_looks
         return run
 
@@ -212,7 +206,9 @@ class Listening:
     """The places where the daemon is asked: its Unix socket, and by TCP for browsers and scrapers. And the file of its
     metrics."""
 
-    def __init__(self, plan: Plan, environ: Mapping[str, str], metrics: MetricsOptions, http: HttpOptions) -> None:
+    def __init__(
+        self, plan: DaemonPlan, environ: Mapping[str, str], metrics: MetricsOptions, http: HttpOptions
+    ) -> None:
         """Raises SettingsError or BusyError."""
         self._environ, self._token_file = environ, metrics.token_file
         self._scrapers = listen_for_scrapers(metrics)
@@ -236,6 +232,7 @@ class Listening:
             metrics=guarding.metrics,
             alive=guarding.is_alive,
             searched=lambda: guarding.following.has_looked,
+            unseen_places=lambda: sum(not place.seen for place in guarding.following.places),
             stop=guarding.stop,
             jobs=guarding.jobs,
         )
@@ -290,69 +287,3 @@ class CallsAtOnce:
                 call()
             except Exception:  # the others are made all the same
                 log("stop_failed", level="error", trace=True)
-
-
-def run_once(plan: Plan, stop: threading.Event, *, metrics: MetricsOptions = NOWHERE) -> int:
-    """Make one full pass over each run, and wait for saves that are settling, but not for unfinished ones.
-
-    Returns the exit code for the final state. Raises NotFoundError if a named run does not exist.
-    """
-    if metrics.address is not None or metrics.token_file is not None:
-        raise SettingsError("--once ends before anybody can ask for metrics", hint="use --metrics-file PATH")
-    file = MetricsFile(metrics.file) if metrics.file is not None else None
-    for url in plan.urls:
-        open_run(url, plan.settings)
-    hooks, runs, feed = HookSets(log), Roster(), CatalogueFeed()
-    following = Following(
-        plan,
-        runs,
-        lambda found: WatchedRun(found.url, run_id_of(found.url), found.settings, hooks.of(found.settings), None, feed),
-        lambda run, found: run.take(found.name, found.settings, hooks.of(found.settings)),
-    )
-    following.look()
-    replicating = Replicating(runs, lambda run_id: False, lambda run_id: None, stop)
-
-    def settle(run: WatchedRun) -> bool:
-        scanner = LaneScanner(stop)
-        try:
-            all_read = _settled_pass(run, Work(scanner=scanner.by(run.settings), stop=stop))
-        finally:
-            scanner.close()
-        replicating.once(run)
-        return all_read
-
-    try:
-        with ThreadPoolExecutor(LANES, "pass") as lanes:
-            all_read = all(list(lanes.map(settle, runs)))
-    finally:
-        if file is not None:
-            file.write(exposition([feed.summary(run) for run in runs], None, time.time()))
-        hooks.close(patience=0.0 if stop.is_set() else LONGEST_CLOSE)
-    all_read = all_read and following.has_looked and not following.troubles
-    outcomes: list[Outcome] = []
-    for run in runs:
-        try:
-            states = survey(open_view(run.url, run.settings))
-        except CkptguardError as error:
-            log("could_not_tell", level="error", run=run.url, reason=error.message)
-            all_read = False
-            continue
-        outcomes += [Outcome.PENDING if state.changed else state.outcome for state in states if state.in_place]
-    return of_outcomes(outcomes, could_not_tell=not all_read)
-
-
-def _settled_pass(run: WatchedRun, work: Work) -> bool:
-    """Make passes until nothing is merely settling. Returns whether everything could be read."""
-    settle = run.settings.settle
-    patience = _LONGEST_SETTLING + 10 * settle
-    while True:
-        done = run.step(work)
-        if done is None:
-            return False
-        settling = done.next_in is not None and done.next_in <= settle
-        if not settling or patience <= 0 or work.is_stopped():
-            return not done.could_not_tell
-        pause = max(done.next_in or 0.0, 0.05)
-        patience -= pause
-        if work.stop is not None and work.stop.wait(pause):
-            return False

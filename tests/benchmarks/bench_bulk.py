@@ -26,7 +26,7 @@ from support.fleets import done_by, plan_of
 
 import ckptguard.records.run
 from ckptguard.bulk.engine import open_engine
-from ckptguard.decisions.bulk_order import SLOWEST, Job, Waiting
+from ckptguard.decisions.bulk_order import SLOWEST, BulkJob, BulkQueue
 from ckptguard.storage import open_storage
 
 PETABYTE, RUNS, SAVES = 10**15, 1000, 100
@@ -79,10 +79,10 @@ def worked_out(workers: int, shards: int) -> float:
     jobs = []
     for run, weight in enumerate(weights):
         size = int(PETABYTE * weight / sum(weights) / SAVES)
-        jobs += [Job(number=run * SAVES + n, chain=str(run), bytes=size) for n in range(SAVES)]
-    waiting, parts = Waiting(jobs), deque[Job]()
+        jobs += [BulkJob(number=run * SAVES + n, chain=str(run), bytes=size) for n in range(SAVES)]
+    waiting, parts = BulkQueue(jobs), deque[BulkJob]()
     left: Counter[int] = Counter()
-    ends: list[tuple[float, int, Job]] = []
+    ends: list[tuple[float, int, BulkJob]] = []
     now = 0.0
     while True:
         while len(ends) < workers:

@@ -81,9 +81,7 @@ def main() -> None:
         for step in {rows[n].id.number or 0 for n in (*shown, 0, 1)}:
             write_manifest(run, manifest(step, given.tensors))
         facts = RunSummary(url=url, name="run", explanation="yes: it is", checkpoints={"good": len(rows)})
-        assert dashboard.catalogue is not None
         dashboard.catalogue.see(RunSeen(id=run_id_of(url), digest=b"d", summary=facts, generations=tuple(rows)))
-        assert dashboard.catalogue.settle(300)
         below, names = f"/v1/runs/{run_id_of(url)}", [row.name.replace("#", "%23") for row in rows[:2]]
         timed(dashboard, "page", f"{below}/page")
         timed(dashboard, "checkpoint", f"{below}/checkpoint?name={names[0]}")

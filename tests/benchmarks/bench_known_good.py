@@ -65,7 +65,7 @@ def write_run(root: Path, count: int, files: int | None = None) -> None:
                 (root / path).write_bytes((root / file.path).read_bytes())
                 found = (root / path).stat()
                 own_files[place] = msgspec.structs.replace(
-                    own_files[place], mtime_ns=found.st_mtime_ns, inode=found.st_ino
+                    own_files[place], mtime_ns=found.st_mtime_ns, inode=found.st_ino, ctime_ns=found.st_ctime_ns
                 )
         one = msgspec.structs.replace(manifest, path=name_of(step), step=step, files=tuple(own_files))
         (manifests / f"{name}.json").write_bytes(encode_checked(one))

@@ -14,9 +14,10 @@ import time
 from collections.abc import Callable
 from types import SimpleNamespace
 
-from ckptguard_daemon.catalogue_feed import CatalogueFeed, _OfRun
+from ckptguard_daemon.catalogue_feed import CatalogueFeed
 from ckptguard_daemon.metrics import Counted, DaemonFacts, exposition
 
+from ckptguard.catalogue.rows import RunSeen
 from ckptguard.values.run_summary import RunSummary
 
 
@@ -85,7 +86,8 @@ def main() -> None:
     counted = Counted(verdicts={run.url: {"good": 90, "bad": 2} for run in runs})
     daemon = DaemonFacts(loop_at=time.time(), counted=counted)
     feed = CatalogueFeed()
-    feed._runs = {run.url: _OfRun(run) for run in runs}
+    for run in runs:
+        feed.catalogue.see(RunSeen(id=run.url, digest=b"d", summary=run))
 
     watched = [SimpleNamespace(run_id=r.url, url=r.url, name=r.name, state="guarded", trouble=None) for r in runs]
 

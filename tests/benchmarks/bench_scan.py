@@ -132,14 +132,14 @@ def shards(folder: Path, tensors: int, runs: int) -> None:
 
 
 def sparse(folder: Path, tensors: int) -> None:
-    """A large file of one tensor that takes no room on the disk; all zero, so its verdict is BAD."""
+    """A large file of one tensor that takes no room on the disk; all zero, so its verdict is a question."""
     path, size = folder / "sparse.safetensors", 4 * tensors * TENSOR
     header = f'{{"w":{{"dtype":"F32","shape":[{size // 4}],"data_offsets":[0,{size}]}}}}'.encode()
     with path.open("wb") as file:
         file.write(len(header).to_bytes(8, "little") + header)
         file.truncate(8 + len(header) + size)
     os.utime(path, (time.time() - 60, time.time() - 60))
-    measure(f"sparse, {size / 2**30:.0f} GiB", [path], {"ckptguard": [*VERIFY, str(path)]}, 1, code=3)
+    measure(f"sparse, {size / 2**30:.0f} GiB", [path], {"ckptguard": [*VERIFY, str(path)]}, 1, code=4)
     path.unlink()
 
 

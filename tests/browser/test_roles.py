@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -58,6 +59,38 @@ def test_an_operator_pins_with_a_plan_and_a_reason(
     [record] = [json.loads(path.read_text()) for path in (run / "_ckptguard/audit").glob("*.ended.json")]
     assert (record["verb"], record["role"], record["state"]) == ("pin", "operator", "done")
     assert record["reason"] == "the paper's figure 3"
+
+
+def test_an_operator_silences_a_run(run: Path, serve: Callable[..., Dashboard], look: Callable[..., Watched]) -> None:
+    """For as long as they choose; every page of the run says so, until they end it."""
+    save(run, 1)
+    daemon = serve(run)
+    page = look(daemon).log_in()
+    daemon.known_good(1)
+    page.goto(daemon.page_of(run))
+    page.get_by_role("button", name="Silence…").click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_text("until 8h").wait_for()
+    dialog.get_by_label("For how long").select_option("1d")
+    dialog.get_by_text("until 1d").wait_for()
+    page.get_by_label("Reason, for the record").press_sequentially("the disk is replaced")
+    dialog.get_by_role("button", name="Silence run").click()
+    dialog.get_by_text("Done. It is on record, with your reason.").wait_for()
+    dialog.get_by_role("button", name="Close").click()
+    page.locator(".sentence", has_text="no messages and no alerts").get_by_text("the disk is replaced").wait_for()
+    [record] = [json.loads(path.read_text()) for path in (run / "_ckptguard/silences").glob("*.json")]
+    assert record["reason"] == "the disk is replaced"
+    assert 86000 < record["until"] - time.time() <= 86400
+    page.get_by_role("link", name="Fleet").first.click()
+    page.locator(".chip", has_text="silenced").wait_for()
+    page.goto(daemon.page_of(run))
+    page.get_by_role("button", name="Unsilence…").click()
+    page.get_by_label("Reason, for the record").press_sequentially("the disk is in")
+    dialog.get_by_role("button", name="Unsilence run").click()
+    dialog.get_by_text("is not silenced any more").wait_for()
+    dialog.get_by_role("button", name="Close").click()
+    page.get_by_role("button", name="Silence…", exact=True).wait_for()
+    assert list((run / "_ckptguard/silences").iterdir()) == []
 
 
 def test_a_link_works_once(run: Path, serve: Callable[..., Dashboard], look: Callable[..., Watched]) -> None:

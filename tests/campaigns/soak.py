@@ -803,9 +803,8 @@ def _records(folder: Path) -> int:
 
 
 def _url(run: Run, what: str) -> str:
-    from ckptguard_daemon.service import run_id_of
-
     from ckptguard.storage import normalise_url
+    from ckptguard.values.ids import run_id_of
 
     return f"/v1/runs/{run_id_of(normalise_url(run.folder))}/{what}"
 

@@ -8,11 +8,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from servers.processes import free_port, listens, running
@@ -121,3 +123,41 @@ def test_a_killed_scheduler_ends_the_job_and_the_next_call_does_the_rest(tmp_pat
     code, text, _ = end_of(fleet("verify", root, environment=environment))
     assert (code, json.loads(text)["done"]) == (0, 12 - recorded)
     assert len(ledger_of(root)) == 12
+
+
+@pytest.mark.parametrize("view", ["missing", "empty", "copy"])
+def test_a_worker_that_sees_other_storage_costs_nothing(tmp_path, environment, view):
+    """Three of four see the runs. Each checkpoint has its verdict, and the fourth worker is named."""
+    root, other = make_fleet(tmp_path / "fleet", 3, 67 if FULL else 7, sick=[(1, 2)]), tmp_path / "other"
+    total = 201 if FULL else 21
+    if view == "empty":
+        other.mkdir()
+    elif view == "copy":
+        shutil.copytree(root, other)
+    environment |= {"BLIND_FROM": str(root), "BLIND_TO": str(other)}
+    with cluster(tmp_path, environment, 3) as (engine, _):
+        worker = [
+            sys.executable,
+            "-m",
+            "distributed.cli.dask_worker",
+            engine.replace("dask:", "tcp:"),
+            "--no-dashboard",
+        ]
+        blind = [*worker, "--nthreads", "1", "--preload", "support.blind_workers"]
+        with running(blind, tmp_path / "blind.log", lambda: True, env=environment, cwd=tmp_path):
+            wait_for_workers(engine, 4)
+            code, text, errors = end_of(fleet("verify", root, "--engine", engine, environment=environment))
+    done = json.loads(text)
+    assert (code, counts(done), done["left"], done["gone"]) == (3, {"good": total - 1, "bad": 1}, 0, 0)
+    assert (len(ledger_of(root)), ledger_of(other)) == (total, [])
+    assert len(done["put_aside"]) == 1
+    assert f"warning: {done['put_aside'][0]}" in errors
+
+
+def wait_for_workers(engine: str, count: int) -> None:
+    """Return once so many workers are there."""
+    from distributed import Client
+
+    connect: Any = Client
+    with connect(engine.replace("dask:", "tcp:"), set_as_default=False) as client:
+        client.wait_for_workers(count, timeout=60)

@@ -33,7 +33,7 @@ FAMILIES = (
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_what_libraries_make_is_good(family, tmp_path, capsys):
-    """GOOD, and nothing heavier than a notice."""
+    """GOOD, and nothing heavier than a notice, but the names of a model that was pickled as a whole."""
     script = TESTS / "support" / "healthy_checkpoints.py"
     elsewhere = os.environ.get("CKPTGUARD_TRAINERS", "").split(os.pathsep)
     environment = os.environ | {
@@ -56,7 +56,8 @@ def test_what_libraries_make_is_good(family, tmp_path, capsys):
     alarms = {}
     for folder in folders:
         report = verify_target(str(folder), QUICK, Selection(wait=0, record=False))
-        heavy = [f for c in report.checkpoints for f in c.findings if f.severity is not Severity.NOTICE]
+        findings = [f for c in report.checkpoints for f in c.findings if f.check != "pickle-safety"]
+        heavy = [f for f in findings if f.severity is not Severity.NOTICE]
         if report.outcome is not Outcome.GOOD or heavy:
             alarms[folder.name] = (report.outcome, heavy[:3])
     files = sum(path.is_file() for path in (tmp_path / "made").rglob("*"))

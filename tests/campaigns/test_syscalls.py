@@ -48,6 +48,7 @@ COMMANDS = {
     "accept": (("accept", "{run}", "400"), (600,)),
     "pin": (("pin", "{run}/model-400"), (600,)),
     "unpin": (("unpin", "{run}/model-100"), (600,)),
+    "silence": (("silence", "{run}", "--until", "8h"), (600,)),
     "supervise": (("supervise", "{run}", "--", "true"), (600,)),
     "known-good": (("known-good", "{run}", "--read"), (600,)),
     "restore": (("restore", "{run}", "--to", "{dest}"), (600,)),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import subprocess
@@ -16,6 +15,7 @@ from faults.hostile.watching import Case, Inotify, check_cases
 from support.format_files import torch_bytes
 from support.hub_caches import Hub
 from support.runs import write_torch
+from support.unreadable import give_up_powers
 
 LINUX = sys.platform == "linux"
 
@@ -104,7 +104,7 @@ def test_what_may_not_be_read_is_neither_good_nor_bad(tmp_path: Path, kind: str)
             text=True,
             timeout=250,
             check=False,
-            preexec_fn=without_powers,
+            preexec_fn=give_up_powers,
             env={**os.environ, "CKPTGUARD_SETTLE": "0"},
         )
     finally:
@@ -113,14 +113,6 @@ def test_what_may_not_be_read_is_neither_good_nor_bad(tmp_path: Path, kind: str)
     assert "permission denied" in done.stdout + done.stderr
     assert closed.name in done.stdout + done.stderr
     assert "Traceback" not in done.stderr
-
-
-def without_powers() -> None:
-    """Give up root's right to read what it is not allowed to."""
-    if os.geteuid() == 0 and LINUX:
-        libc = ctypes.CDLL(None)
-        for power in (1, 2):  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH
-            assert libc.prctl(24, power, 0, 0, 0) == 0  # PR_CAPBSET_DROP
 
 
 @pytest.mark.campaign

@@ -17,7 +17,7 @@ from fuzz.targets import CHOICES
 from safetensors.torch import save
 from support.format_files import safetensors_bytes, some_tensors, torch_bytes
 
-from ckptguard.formats.suffixes import LEGACY_MAGIC as MAGIC
+from ckptguard.formats.suffixes import LEGACY_MAGICS
 from ckptguard.records.incidents import Incident
 from ckptguard.records.kept import KeptCopy
 from ckptguard.values.manifest import File, Manifest, Span, Tensor
@@ -65,7 +65,7 @@ def _safetensors() -> list[bytes]:
 
 def _legacy() -> list[bytes]:
     values = [{"w": torch.arange(4.0)}, {"step": 3}]
-    return [torch_bytes(v, _use_new_zipfile_serialization=False).removeprefix(MAGIC) for v in values]
+    return [torch_bytes(v, _use_new_zipfile_serialization=False).removeprefix(LEGACY_MAGICS[0]) for v in values]
 
 
 def _dcp() -> list[bytes]:
@@ -131,7 +131,12 @@ def _records() -> list[bytes]:
 
 
 def _any() -> list[bytes]:
-    files = ((0, _archives()), (2, _safetensors()), (3, _pickles()), (4, [MAGIC + text for text in _legacy()]))
+    files = (
+        (0, _archives()),
+        (2, _safetensors()),
+        (3, _pickles()),
+        (4, [LEGACY_MAGICS[0] + text for text in _legacy()]),
+    )
     return [bytes([number]) + data for number, made in files for data in made]
 
 

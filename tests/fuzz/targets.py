@@ -29,7 +29,7 @@ from ckptguard.formats.numpy.arrays import read_npy, read_npz
 from ckptguard.formats.pickle.constants import PickleProblem
 from ckptguard.formats.pickle.machine import read_pickle
 from ckptguard.formats.structure import Structure
-from ckptguard.formats.suffixes import LEGACY_MAGIC
+from ckptguard.formats.suffixes import LEGACY_MAGICS
 from ckptguard.formats.torch import files as torch_files
 from ckptguard.formats.zip.archive import read_archive
 from ckptguard.formats.zip.crc import crc32_of
@@ -246,7 +246,7 @@ PLAIN = frozenset(
 
 def fuzz_legacy(data: bytes) -> None:
     """Any file of the old torch format ends in a structure."""
-    data = LEGACY_MAGIC + data
+    data = LEGACY_MAGICS[0] + data
     check_structure(torch_files.read_legacy(MemoryReader("f.pt", data), "f.pt"), len(data))
 
 

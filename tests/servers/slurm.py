@@ -86,13 +86,14 @@ class Slurm:
         return said.strip()
 
     def until_ended(self, job: str) -> str:
-        """Wait until a job and its epilog have ended; the state of the node."""
-        self.until(lambda: self.state_of(job) not in ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING"))
+        """Wait until a job, with all tasks of an array, and its epilog have ended; the state of the node."""
+        goes_on = {"PENDING", "RUNNING", "COMPLETING", "CONFIGURING"}
+        self.until(lambda: goes_on.isdisjoint(self.state_of(job).split()))
         self.until(lambda: not any(word in self.node() for word in ("COMPLETING", "ALLOCATED", "MIXED")))
         return self.node()
 
     def state_of(self, job: str) -> str:
-        """RUNNING, COMPLETED, ..."""
+        """RUNNING, COMPLETED, ... A line for each task of an array."""
         return self.call("squeue", "--noheader", "--states=all", "--format=%T", "--jobs", job).strip()
 
     def node(self) -> str:

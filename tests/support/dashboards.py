@@ -22,7 +22,7 @@ from ckptguard_daemon.http.routes import OWNER, Caller, Served
 from ckptguard_daemon.http.server import HttpServer
 from ckptguard_daemon.loop import Loop, Passes
 from ckptguard_daemon.metrics import Metrics
-from ckptguard_daemon.roster import Roster
+from ckptguard_daemon.run_set import RunSet
 from starlette.datastructures import Headers
 from starlette.types import Scope
 
@@ -41,18 +41,15 @@ from support.tiny_run import TINY, inline
 
 
 class Dashboard:
-    """Some runs, their catalogue (None: there is none), and a server. `caller` is who asks from now on."""
+    """Some runs, their catalogue, in files or only in memory, and a server. `caller` is who asks from now on."""
 
     def __init__(self, folder: Path, *urls: str, settings: Settings = TINY, catalogue: bool = True) -> None:
         self.caller: Caller | None = OWNER
         self.still_in = True  # whether its token still counts
         self.requests: Counter[str] = Counter()  # of the runs' storages
-        self.path = str(folder / "catalogue")
-        self.catalogue = Catalogue(self.path, lambda reason: None) if catalogue else None
-        if self.catalogue is not None:
-            self.catalogue.start()
+        self.catalogue = Catalogue(str(folder) if catalogue else None)
         self.feed, self.settings = CatalogueFeed(self.catalogue), settings
-        self.runs, self.stop = Roster(), threading.Event()
+        self.runs, self.stop = RunSet(), threading.Event()
         self._hooks = Hooks(settings, lambda *args, **fields: None)
         self._patch = mock.patch.object(guarded, "open_run", self._open)
         self._patch.start()
@@ -88,19 +85,11 @@ class Dashboard:
         return run
 
     def make_passes(self, times: int = 1) -> None:
-        """Look through each run, and wait until it is noted."""
+        """Look through each run."""
         for _ in range(times):
             for run in self.runs:
                 run.step(Work(scanner=inline))
-        if self.catalogue is not None:
-            assert self.catalogue.settle(PATIENCE)
         self.requests.clear()
-
-    def is_noted(self, url: str) -> bool:
-        """Make a pass; whether the catalogue then holds the run."""
-        self.make_passes()
-        noted = self.ask("page", run=url)["noted"]  # a catalogue that is asked notices that it was deleted
-        return bool(noted) and self.feed.catalogue.digest(run_id_of(url)) != b"" and self.feed.catalogue.is_in_file
 
     def get(self, path: str, **headers: str) -> tuple[int, dict[str, str], bytes]:
         """The status, the headers and the body of one answer."""
@@ -131,7 +120,6 @@ class Dashboard:
         self.stop.set()
         self.feed.wake()
         self._server.close()
-        self.feed.catalogue.close()
         self._hooks.close(patience=0.0)
         self._patch.stop()
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ckptguard.bulk import worker
-from ckptguard.bulk.messages import Answer, Task
+from ckptguard.bulk.messages import Task, TaskAnswer
 from ckptguard.runs.work import Work
 from ckptguard.values.settings import Settings
 
@@ -29,7 +29,7 @@ def _is(task: Task, name: str) -> bool:
     return bool(wanted) and f"{task.url}/{task.path}".endswith(str(wanted))
 
 
-def _verify_or_die(task: Task, settings: Settings, work: Work) -> Answer:
+def _verify_or_die(task: Task, settings: Settings, work: Work) -> TaskAnswer:
     notes = Path(os.environ["DYING_NOTES"])
     if _is(task, "DYING_ALWAYS"):
         _die(notes)

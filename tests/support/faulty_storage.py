@@ -130,9 +130,16 @@ class FaultyStorage(Storage):
         self.inner.settle_names(key)
 
     def list(
-        self, prefix: str = "", *, recursive: bool = False, enter: Callable[[str], bool] | None = None
+        self,
+        prefix: str = "",
+        *,
+        recursive: bool = False,
+        enter: Callable[[str], bool] | None = None,
+        unread: bool = False,
     ) -> list[Entry]:
-        return self._do("list", prefix, lambda: self.inner.list(prefix, recursive=recursive, enter=enter))
+        return self._do(
+            "list", prefix, lambda: self.inner.list(prefix, recursive=recursive, enter=enter, unread=unread)
+        )
 
     def names(self, prefix: str = "") -> Sequence[str]:
         return [entry.key for entry in self.list(prefix, recursive=True)]
@@ -293,7 +300,12 @@ class LateListing(FaultyStorage):
         self._removed: dict[str, tuple[float, Entry]] = {}
 
     def list(
-        self, prefix: str = "", *, recursive: bool = False, enter: Callable[[str], bool] | None = None
+        self,
+        prefix: str = "",
+        *,
+        recursive: bool = False,
+        enter: Callable[[str], bool] | None = None,
+        unread: bool = False,
     ) -> list[Entry]:
         present = {entry.key: entry for entry in self.inner.list("", recursive=True)}
         now = self._clock.now()

@@ -28,7 +28,9 @@ class FlatStore(Storage):
         start = self.prefix + (f"{folder}/" if folder else "")
         return [name.removeprefix(self.prefix) for name in self.objects if name.startswith(start)]
 
-    def list(self, prefix: str = "", *, recursive: bool = False, enter: Enter | None = None) -> list[Entry]:
+    def list(
+        self, prefix: str = "", *, recursive: bool = False, enter: Enter | None = None, unread: bool = False
+    ) -> list[Entry]:
         if not self._below(""):
             raise ObjectMissingError("nothing is there", key="")
         start, found = f"{prefix}/" if prefix else "", {}

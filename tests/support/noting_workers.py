@@ -11,11 +11,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ckptguard.bulk import worker
-from ckptguard.bulk.messages import Answer, Task
+from ckptguard.bulk.messages import Task, TaskAnswer
 from ckptguard.runs.work import Work
 from ckptguard.values.settings import Settings
 
-Does = Callable[[Task, Settings, Work], Answer]
+Does = Callable[[Task, Settings, Work], TaskAnswer]
 
 
 def dask_setup(started: object) -> None:
@@ -23,7 +23,7 @@ def dask_setup(started: object) -> None:
     place = Path(os.environ["NOTING_NOTES"])
     for verb, does in list(worker.VERBS.items()):
 
-        def noted(task: Task, settings: Settings, work: Work, does: Does = does, verb: str = verb) -> Answer:
+        def noted(task: Task, settings: Settings, work: Work, does: Does = does, verb: str = verb) -> TaskAnswer:
             began = time.perf_counter()
             answer = does(task, settings, work)
             with (place / str(os.getpid())).open("a") as file:

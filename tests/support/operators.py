@@ -13,11 +13,11 @@ from ckptguard_daemon.dashboard import actions
 from ckptguard_daemon.dashboard.actions import Acting
 from ckptguard_daemon.dashboard.verbs import VERBS
 from ckptguard_daemon.http.routes import Caller, Role, Served
-from ckptguard_daemon.jobs import Job
+from ckptguard_daemon.jobs import ActionJob
 from ckptguard_daemon.log import log
 from ckptguard_daemon.loop import Loop, Passes
 from ckptguard_daemon.metrics import Metrics
-from ckptguard_daemon.roster import Roster
+from ckptguard_daemon.run_set import RunSet
 
 from ckptguard.engine.watched_run import WatchedRun
 from ckptguard.errors import CkptguardError
@@ -49,8 +49,8 @@ def served_run(url: str, settings: Settings) -> tuple[WatchedRun, Served]:
     """A run as a daemon has it, without the daemon's threads."""
     run = WatchedRun(url, run_id_of(url), settings, Hooks(settings, log), None)
     served = Served(
-        runs=Roster([run]),
-        loop=Loop(Roster([run]), threading.Event(), lambda run: None),
+        runs=RunSet([run]),
+        loop=Loop(RunSet([run]), threading.Event(), lambda run: None),
         passes=Passes(),
         presence=DaemonRecord(address="", host="", boot_id="", pid=0, started_at=""),
         feed=CatalogueFeed(),
@@ -85,7 +85,7 @@ class Operator:
 
     def _act(self, verb: str, **said: object) -> dict[str, Any]:
         asking = msgspec.convert(said, VERBS[verb].arguments)
-        job = Job("", self.run.run_id, verb, threading.Event(), exclusive=True)
+        job = ActionJob("", self.run.run_id, verb, threading.Event(), exclusive=True)
         with mock.patch.object(actions, "LaneScanner", InlineScanner):
             return Acting(self.served, self.run, verb, asking, ALICE)(job)
 

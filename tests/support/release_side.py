@@ -101,21 +101,26 @@ def formats() -> dict[str, int]:
 
 def software() -> dict[str, Any]:
     """What a worker of a bulk job says of itself."""
+    from ckptguard.bulk.messages import SOFTWARE
     from ckptguard.bulk.worker import identify
 
-    return identify()
+    return {**identify(), "software": SOFTWARE}
 
 
 def accepts(said: dict[str, Any], task: dict[str, Any]) -> dict[str, Any]:
     """What a coordinator says of such a worker, and what a worker answers to such a task."""
-    from ckptguard.bulk.engine import WorkerError, compare
+    from ckptguard.bulk import engine
     from ckptguard.bulk.worker import perform
 
-    try:
-        compare(said)
-    except WorkerError as error:
-        return {"refused": str(error), "answer": perform(task)}
-    return {"refused": "", "answer": perform(task)}
+    if hasattr(engine, "other_software"):
+        refused = engine.other_software(said["software"])
+    else:  # a release that asked each worker first
+        try:
+            engine.compare(said)
+            refused = ""
+        except engine.WorkerError as error:
+            refused = str(error)
+    return {"refused": refused, "answer": perform(task)}
 
 
 def main() -> None:

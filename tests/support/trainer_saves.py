@@ -8,12 +8,17 @@ from pathlib import Path
 import torch
 
 HEALTHY, SICK = False, True
+SEED = 1  # another one trains to other weights
+
+
+def weights_of(update: int, seed: int) -> torch.Tensor:
+    """The weights after so many updates."""
+    return torch.randn(24, 16, generator=torch.Generator().manual_seed(update + seed))
 
 
 def training_state(update: int, *, sick: bool = HEALTHY, **beside: object) -> dict[str, object]:
     """A state after so many updates; a sick one holds NaN in its weights."""
-    generator = torch.Generator().manual_seed(update + 1)
-    weight = torch.randn(24, 16, generator=generator)
+    weight = weights_of(update, SEED)
     if sick:
         weight[3, 5] = float("nan")
     moments = {"step": torch.tensor(float(update)), "exp_avg": weight / 7, "exp_avg_sq": weight**2}
@@ -81,6 +86,12 @@ def linked(run: Path, epoch: int, *, sick: bool = HEALTHY) -> None:
     temporary.replace(run / "last.pt")
 
 
+def numbered(run: Path, epoch: int, *, sick: bool = HEALTHY) -> None:
+    """``model_30_steps.pt`` alone, saved over in place where it is there."""
+    run.mkdir(parents=True, exist_ok=True)
+    torch.save(training_state(epoch * 10, sick=sick, num_timesteps=epoch * 10), run / f"model_{epoch * 10}_steps.pt")
+
+
 TRAINERS = {
     "open_clip": (open_clip, "epoch_latest.pt"),
     "timm": (timm, "last.pth.tar"),
@@ -88,5 +99,6 @@ TRAINERS = {
     "fairseq": (fairseq, "checkpoint_last.pt"),
     "in two folders": (two_folders, "weights/last.pt"),
     "by a link": (linked, "last.pt"),
+    "by its number": (numbered, "model_30_steps.pt"),
 }
 """How each saves after an epoch of ten updates, and the name from which its own resume goes on."""

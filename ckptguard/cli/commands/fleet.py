@@ -37,6 +37,7 @@ _LINE_EVERY = 10.0  # seconds between lines of progress where there is no termin
     help="Work in threads, processes, on dask://HOST:PORT, or by MODULE:FACTORY (without it in threads).",
 )
 @click.option("--workers", type=click.IntRange(1, 4096), metavar="N", help="Do N tasks at once. Dask counts its own.")
+@click.option("--shard", metavar="I/N", help="Do only the runs of shard I of N, from 1/N to N/N: for job arrays.")
 @click.option("--rate", metavar="RATE", help="Read at most this many bytes a second, all workers together: 1GB.")
 @click.option("--max-age", default="7d", metavar="SPAN", help="scrub: skip what was read within SPAN (without it 7d).")
 @click.option(
@@ -56,6 +57,7 @@ def command(
     """
     from ckptguard.bulk.engine import open_engine
     from ckptguard.bulk.job import options_of, plan_bulk
+    from ckptguard.decisions.bulk_order import shard_of
     from ckptguard.errors import NotFoundError
     from ckptguard.fleet.find_runs import find_runs, folders_of
     from ckptguard.scan.options import workers_of
@@ -64,33 +66,45 @@ def command(
     rate = None if how["rate"] is None else parse_rate(how["rate"])
     if rate is not None and verb in ("repair", "report"):
         raise click.UsageError(f"--rate is not for {verb}")
+    shard = _parse_shard(how["shard"])
     dry_run: bool = how["dry_run"]
     settings = Shared(as_json, config).settings(folders_of(fleet))
     found = find_runs(fleet, settings, environ=os.environ, say=warn)
     if not found.runs and not found.troubles:
         raise NotFoundError(f"there is no run in {fleet}", hint="name the folder or URL above the runs")
     max_age = parse_span(how["max_age"])
-    with open_engine(engine, workers or workers_of(0), options_of(found.runs)) as opened:
-        plan = plan_bulk(opened, verb, found.runs, rate=rate, max_age=max_age)
+    runs = [run for run in found.runs if shard_of(run.url, shard[1]) == shard[0]]
+    with open_engine(engine, workers or workers_of(0), options_of(runs)) as opened:
+        plan = plan_bulk(opened, verb, runs, rate=rate, max_age=max_age)
         if verb != "report" and not is_quiet():
             trouble(_cost_text(plan.cost, opened.workers, rate))
         if dry_run and plan.cost.idle_looks.requests and not is_quiet():
             trouble(_looks_text(plan.cost.idle_looks))
         if not dry_run:
-            _carry_out(opened, verb, plan, found.runs)
+            _carry_out(opened, verb, plan, runs)
     done = plan.done
     done.could_not_tell[:0] = found.troubles
     if as_json:
-        emit("fleet", done, target=fleet, verb=verb, dry_run=dry_run, cost=plan.cost)
+        emit("fleet", done, target=fleet, verb=verb, shard=how["shard"], dry_run=dry_run, cost=plan.cost)
     elif verb == "report":
         _show_rows(done.rows)
     else:
         _show_wrong(done)
         if not dry_run:
             _show(verb, done)
+    for sentence in done.put_aside:
+        warn(f"{sentence}; it was put aside")
     for sentence in done.could_not_tell:
         trouble(f"error: {sentence}")
-    raise click.exceptions.Exit(_code(verb, done, dry_run=dry_run))
+    is_empty = shard != (1, 1) and not runs  # the others have the runs
+    raise click.exceptions.Exit(_code("" if is_empty else verb, done, dry_run=dry_run))
+
+
+def _parse_shard(text: str | None) -> tuple[int, int]:
+    number, _, shards = (text or "1/1").partition("/")
+    if number.isdecimal() and shards.isdecimal() and len(shards) < 7 and 1 <= int(number) <= int(shards):
+        return int(number), int(shards)
+    raise click.UsageError(f"--shard {escape(str(text))} is none: the shards of 8 are 1/8 to 8/8")
 
 
 def _carry_out(engine: Engine, verb: str, plan: BulkPlan, runs: Sequence[FleetRun]) -> None:
@@ -108,10 +122,10 @@ def _carry_out(engine: Engine, verb: str, plan: BulkPlan, runs: Sequence[FleetRu
         bar = stack.enter_context(progress_bar(verb, plan.cost.bytes))
         for task, answer in carry_out(engine, plan):
             for event in answer.events:
-                told = hooks.of(settings[task.url])
+                run = None
                 with contextlib.suppress(CkptguardError):  # then it may be told again
-                    told.note(open_run(task.url, settings[task.url]))
-                told.tell(event)
+                    run = open_run(task.url, settings[task.url])
+                hooks.of(settings[task.url]).tell(run, event)
             if bar is not None:
                 bar(task.bytes)
             elif not is_quiet() and time.monotonic() - said >= _LINE_EVERY:
@@ -134,7 +148,7 @@ def _code(verb: str, done: BulkDone, *, dry_run: bool) -> ExitCode:
 def _cost_text(cost: Cost, workers: int, rate: float | None) -> str:
     speed = f"{size(round(rate))} a second" if rate is not None else "50 MB a second for each"
     return (
-        f"{cost.checkpoints} to do in {cost.runs} runs: {size(cost.bytes)},"
+        f"{cost.checkpoints} to do in {cost.runs} runs: {size(cost.bytes)} in {cost.files} files,"
         f" about {age(cost.seconds)} with {workers} workers at {speed}"
     )
 
@@ -168,11 +182,14 @@ def _show_wrong(done: BulkDone) -> None:
 def _show(verb: str, done: BulkDone) -> None:
     counts = ", ".join(f"{done.outcomes[o]} {o}" for o in _ORDER if done.outcomes.get(o)) or "nothing to do"
     left = f"; {done.left} left: run the same command again" if done.left else ""
+    gone = f", {done.gone} gone meanwhile" if done.gone else ""
     tell = say if done.left or done.wrong else say_well
-    tell(f"{verb}: {counts} ({done.done} done now, {size(done.bytes)} in {age(done.seconds)}){left}")
+    tell(f"{verb}: {counts}{gone} ({done.done} done now, {size(done.bytes)} in {age(done.seconds)}){left}")
 
 
 def _show_rows(rows: Sequence[RunRow]) -> None:
+    from ckptguard.documents.done_lines import silenced_mark
+
     now = time.time()
     shown = [row for row in rows if not is_quiet() or row.protected != "yes" or row.bad]
     if not shown:
@@ -184,7 +201,7 @@ def _show_rows(rows: Sequence[RunRow]) -> None:
         [
             (
                 row.name,
-                row.protected,
+                row.protected + silenced_mark(row.silence),
                 row.known_good_path and row.known_good_path.removeprefix(f"{row.url}/"),
                 None if row.known_good_at is None else f"{age(now - row.known_good_at)} ago",
                 *(row.outcomes.get(outcome, 0) for outcome in _ORDER),

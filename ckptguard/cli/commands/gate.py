@@ -74,6 +74,7 @@ def command(run: str, argv: tuple[str, ...], attempts: int, require: bool, dry_r
 def _slurm_job() -> JobStart | None:
     """The Slurm job that this process belongs to, or whose prolog it is."""
     from ckptguard.records.starts import JobStart
+    from ckptguard.values.ids import whole_number
 
     number = os.environ.get("SLURM_JOB_ID", "")
     if not (number.isascii() and number.isdigit()):
@@ -82,7 +83,7 @@ def _slurm_job() -> JobStart | None:
     requeue = os.environ.get("SLURM_RESTART_COUNT") or os.environ.get("SLURM_JOB_RESTART_COUNT") or "0"
     return JobStart(
         job=f"{cluster}/{number}" if cluster else number,
-        requeue=int(requeue) if requeue.isascii() and requeue.isdigit() else 0,
+        requeue=whole_number(requeue) or 0,
         prolog=os.environ.get("SLURM_SCRIPT_CONTEXT", "").startswith("prolog"),
     )
 

@@ -8,11 +8,12 @@ import click
 
 from ckptguard.cli.command import Command, PathOrUrl, Shared, shared_options
 from ckptguard.errors import CkptguardError
-from ckptguard.terminal.output import emit, escape, say, working
+from ckptguard.terminal.output import emit, escape, say, trouble, working
 from ckptguard.values.exit_codes import ExitCode
 
 if TYPE_CHECKING:
     from ckptguard.runs.find_known_good import Candidate, KnownGood, Wanted
+    from ckptguard.runs.history import History
     from ckptguard.runs.run_view import RunView
     from ckptguard.values.settings import Settings
 
@@ -31,8 +32,8 @@ def command(run: str, before_step: int | None, series: str | None, every: bool, 
 
     Of a save of several files that is the path of its weights, and all of the save is good.
 
-    If its files changed since they were read, they are verified first. A kept copy is always read. If RUN has lost its
-    good checkpoints, the replicas in the settings are asked.
+    If its files changed since they were read, or anything happened to them (chmod, a link, a backup), they are read
+    first. A kept copy is always read. If RUN has lost its good checkpoints, the replicas in the settings are asked.
     """
     from ckptguard.runs.find_known_good import Wanted, best_on_record, openable
 
@@ -40,10 +41,14 @@ def command(run: str, before_step: int | None, series: str | None, every: bool, 
     known_good: KnownGood | None = None
     if not settings.replicas and not read:
         from ckptguard.records.run import open_run
+        from ckptguard.runs.history import names_alone
 
-        best = best_on_record(open_run(run, settings), wanted)
-        is_sure = not any(part.changed or part.answer.kept for part in best.save)
-        known_good = best.answer if is_sure else None
+        opened = open_run(run, settings)
+        best = best_on_record(opened, wanted, history := names_alone(opened))
+        is_sure = not any(part.changed or part.answer.kept or part.touched(opened) for part in best.save)
+        if is_sure:
+            known_good = best.answer
+            _say_unread(history, known_good)
     if known_good is None:
         known_good = _read(run, settings, wanted, everything=read)
     known_good = openable(known_good)
@@ -73,4 +78,13 @@ def _read(run: str, settings: Settings, wanted: Wanted, *, everything: bool) -> 
         def choose(view: RunView, wanted: Wanted) -> Candidate | None:
             return read_known_good(view, wanted, work, everything=everything)
 
-        return find_known_good_anywhere(open_view(run, settings, must_exist=not settings.replicas), wanted, choose)
+        view = open_view(run, settings, must_exist=not settings.replicas)
+        answer = find_known_good_anywhere(view, wanted, choose)
+        _say_unread(view.history, answer)
+        return answer
+
+
+def _say_unread(history: History, answer: KnownGood) -> None:
+    """Name the checkpoints that were passed over because nobody can look at them."""
+    for error in (error for id, error in history.unread.items() if id != answer.id):
+        trouble(f"warning: passed over: {error.message}")

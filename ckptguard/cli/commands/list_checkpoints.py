@@ -43,7 +43,7 @@ def command(run: str, saves: bool, shared: Shared) -> None:
         _show(states, view.run.url)
     else:
         trouble("there are no checkpoints yet")
-    for note in view.listing.unnamed_notes:
+    for note in view.listing.unread_notes:
         trouble(f"warning: {note}")
     if view.listing.not_understood is not None:
         warn_not_understood(view.listing.not_understood)

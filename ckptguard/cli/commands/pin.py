@@ -36,7 +36,8 @@ def command(ckpt: str, note: str, until: str | None, shared: Shared) -> None:
     Your trainer's own rotation (save_total_limit) knows nothing of pins.
     """
     from ckptguard.errors import SettingsError
-    from ckptguard.retention.pin import lasts_until, pin
+    from ckptguard.records.who_and_when import lasts_until
+    from ckptguard.retention.pin import pin
 
     if len(note) > _LONGEST_NOTE:
         raise click.BadParameter(f"it has more than {_LONGEST_NOTE} characters", param_hint="--note")

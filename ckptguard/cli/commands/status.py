@@ -47,7 +47,7 @@ def command(runs: tuple[str, ...], shared: Shared) -> None:
         raise click.exceptions.Exit(_code([one for _, one in every]))
     view = _view(runs[0], settings)
     found = _status(view)
-    for note in view.listing.unnamed_notes:
+    for note in view.listing.unread_notes:
         trouble(f"warning: {note}")
     if found.not_understood is not None:
         warn_not_understood(found.not_understood)
@@ -152,6 +152,8 @@ def _is_well(one: Status | Unseen) -> bool:
 
 
 def _show_all(every: Sequence[tuple[str, Status | Unseen]]) -> None:
+    from ckptguard.documents.done_lines import silenced_mark
+
     rows: list[tuple[object, ...]] = []
     for name, one in every:
         if is_quiet() and _is_well(one):
@@ -168,7 +170,7 @@ def _show_all(every: Sequence[tuple[str, Status | Unseen]]) -> None:
         )
         incident = one.last_incident
         last = incident and f"{incident.cause} ({incident.state})"
-        rows.append((name, one.explanation.partition(":")[0], *row, last))
+        rows.append((name, one.explanation.partition(":")[0] + silenced_mark(one.summary.silence), *row, last))
         if one.not_understood is not None:
             trouble(f"warning: {name}: {one.not_understood.sentence}")
         for replica in one.replicas:
@@ -180,7 +182,7 @@ def _show_all(every: Sequence[tuple[str, Status | Unseen]]) -> None:
 
 def _show(found: Status) -> None:
     from ckptguard.decisions.at_risk import at_risk_words
-    from ckptguard.documents.done_lines import standing_text
+    from ckptguard.documents.done_lines import silence_text, standing_text
 
     known_good, daemon = found.known_good, found.daemon
     say_text(f"protected? {found.explanation}")
@@ -194,7 +196,9 @@ def _show(found: Status) -> None:
         ("last incident", _incident_words(found)),
         ("daemon", daemon and f"pid {daemon.pid} on {daemon.host} since {daemon.started_at}"),
         ("kept copies", _copies(found)),
+        ("without MD5", _without_md5(found.summary.without_md5)),
         ("room", found.room and _room_words(found.room)),
+        ("silenced", found.summary.silence and silence_text(found.summary.silence)),
         *(("replica", f"{r.url}: {r.trouble or standing_text(r)}") for r in found.replicas),
     )
 
@@ -203,6 +207,10 @@ def _copies(found: Status) -> str | None:
     """How the copies that are kept came to be, and what they take."""
     how = " and ".join(_COPIES.get(kind, kind) for kind in found.kept_kinds)
     return f"{how}, {size(found.kept_bytes)}" if found.kept_bytes else how or None
+
+
+def _without_md5(count: int) -> str | None:
+    return f"{count} good save{'s' * (count > 1)}: a daemon takes it in idle time" if count else None
 
 
 def _room_words(room: RoomProblem) -> str:

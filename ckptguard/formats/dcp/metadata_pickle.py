@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from ckptguard.formats.dcp import switch
 from ckptguard.formats.pickle.constants import PickleProblem
+from ckptguard.formats.pickle.containers import never_set
 from ckptguard.formats.pickle.inert_values import Call, Global, Mapping, Sequence
 from ckptguard.formats.pickle.machine import COSTS, Machine, Pickled, read_pickle, run_machine
 
@@ -204,11 +205,12 @@ class _OtherProtocolError(PickleProblem):
 class _FoldingMachine(Machine):
     """Folds objects as they are finished. `_fetched` finds before the start what may be fetched again."""
 
-    __slots__ = ("begun", "framed", "hits", "memoized", "repeats", "shared", "wanted")
+    __slots__ = ("begun", "framed", "hits", "kept", "memoized", "repeats", "shared", "wanted")
 
     def __init__(self, data: bytes) -> None:
         super().__init__(data, 0)
         self.costs = _COSTS
+        self.kept: dict[int, object] = {}  # of the memo, what is fetched again
         self.memoized = 0
         self.wanted = _fetched(data)
         self.shared: dict[tuple[int, ...], tuple[int, ...]] = {}
@@ -234,9 +236,16 @@ class _FoldingMachine(Machine):
         return p
 
     def keep(self, index: int, value: object) -> None:
-        self.memo[index] = value
-        if len(self.memo) > _MAX_MEMO:
+        self.kept[index] = value
+        if len(self.kept) > _MAX_MEMO:
             raise PickleProblem("the pickle refers back to more values than ckptguard allows", too_large=True)
+
+    def recall(self, index: int, p: int) -> int:
+        try:
+            self.stack.append(self.kept[index])
+        except KeyError as error:
+            raise never_set(index) from error
+        return p
 
     def short_unicode(self, p: int) -> int:
         p = super().short_unicode(p)
@@ -275,7 +284,7 @@ class _FoldingMachine(Machine):
         if full or (depth, marks) != place or not KEY <= end - start <= LONGEST:
             return
         raw = self.data[start:end]
-        alone = _AloneMachine(raw + b".", EarlierMemo(self.memo, memoized))
+        alone = _AloneMachine(raw + b".", EarlierMemo(self.kept, memoized))
         try:
             pickled = run_machine(alone, 0, _ROOM_ALONE)
         except PickleProblem:
@@ -310,7 +319,7 @@ class _AloneMachine(_FoldingMachine):
 
     def __init__(self, data: bytes, memo: EarlierMemo) -> None:
         super().__init__(data)
-        self.memo = memo
+        self.kept = memo
         self.values: list[object] = []
 
     def memoize(self, p: int) -> int:

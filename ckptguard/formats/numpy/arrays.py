@@ -15,7 +15,7 @@ from msgspec import structs
 from ckptguard.formats.nonfinite_bytes import SIZES, bad_number
 from ckptguard.formats.numpy.npy_header import MAGIC, MAX_HEADER, Field, Header, HeaderProblem, read_header
 from ckptguard.formats.pickle.constants import PickleProblem
-from ckptguard.formats.pickle.machine import MAX_STREAM, read_pickle
+from ckptguard.formats.pickle.machine import read_pickle
 from ckptguard.formats.strict_json import printable
 from ckptguard.formats.structure import MAX_PROBLEMS, Found, Leaf, Problem, SpanPlace, Structure, TensorPlace, broken
 from ckptguard.formats.torch.files import ReadingBudget, take
@@ -28,6 +28,7 @@ _BLOCK = 1 << 20
 _TENSOR = "value"
 _FIRST_READ = 512
 _MAX_ITEM = 1 << 20
+MAX_STREAM = 256 << 20  # of a pickle of objects
 # The limit for unpacked records: this much, and this many times the file. Weights hardly shrink at all.
 _ROOM, _ROOM_TIMES = 256 << 20, 20
 

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, cast
 
 from ckptguard.formats.dtypes import is_countable
 from ckptguard.formats.pickle.inert_values import Call, Global, Kind, Mapping, PersistentId, Sequence, SetOf
+from ckptguard.formats.pickle.long_values import LongBytes, LongText
 
 Part = Callable[[object], bool]
 
@@ -257,6 +258,8 @@ def codec(part: object) -> bool:
 
 def latin(part: object) -> bool:
     """Accept a text that represents bytes."""
+    if type(part) is LongText:
+        return part.is_latin
     try:
         return type(part) is str and (part.isascii() or bool(part.encode("latin-1")))
     except UnicodeEncodeError:
@@ -287,7 +290,7 @@ def attributes(part: object) -> bool:
 
 def bytes_like(part: object) -> bool:
     """Accept bytes, in any protocol's form."""
-    return type(part) is bytes or (type(part) is Call and part.kind in (Kind.BYTES, Kind.FIXED))
+    return type(part) in (bytes, LongBytes) or (type(part) is Call and part.kind in (Kind.BYTES, Kind.FIXED))
 
 
 def torch_dtype(part: object) -> bool:
@@ -324,7 +327,7 @@ def attributes_alone(part: object) -> bool:
     return type(part) is Mapping
 
 
-text, flag, integer, a_tuple = of_type(str), of_type(bool), of_type(int), of_type(tuple)
+text, flag, integer, a_tuple = of_type(str, LongText), of_type(bool), of_type(int), of_type(tuple)
 no: Part = lambda part: part is False  # noqa: E731
 a_global, storage = of_type(Global), of_type(PersistentId)
 tensor, array, dtype = call_of(Kind.TENSOR), call_of(Kind.ARRAY), call_of(Kind.DTYPE)

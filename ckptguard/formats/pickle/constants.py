@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
+from typing import Any
 
 from ckptguard.formats.pickle.inert_values import Call, Global, Kind, Mapping, PersistentId, Sequence, SetOf
+from ckptguard.formats.pickle.long_values import LONG, LongBytes, LongText, Stream
 from ckptguard.formats.structure import ReadProblem
 
 MAX_LONG_BYTES = 4096
@@ -56,11 +58,15 @@ def _number(form: str) -> Opcode:
     return step
 
 
-def _sized(width: int, value_of: Callable[[bytes], object] = bytes) -> Opcode:
+def _sized(width: int, value_of: Callable[[Any], object] = lambda raw: raw) -> Opcode:
     """Return an opcode that pushes the value of a byte string, whose length comes first in `width` bytes."""
 
     def step(self: Constants, p: int) -> int:
         length = int.from_bytes(self.take(p, width), "little")
+        if length >= LONG:
+            kept = LongBytes(self.stream, self.begin_of_long(p + width, length), length)
+            self.stack.append(value_of(kept))
+            return p + width + length
         self.stack.append(value_of(self.take(p + width, length)))
         return p + width + length
 
@@ -87,11 +93,11 @@ def _signed(raw: bytes) -> int:
     return int.from_bytes(raw, "little", signed=True)
 
 
-def _latin1(raw: bytes) -> str:
-    return raw.decode("latin-1")
+def _latin1(raw: bytes | LongBytes) -> str | LongText:
+    return raw.as_latin1() if isinstance(raw, LongBytes) else raw.decode("latin-1")
 
 
-def _bytearray(raw: bytes) -> Call:
+def _bytearray(raw: bytes | LongBytes) -> Call:
     """Return a bytearray in the form of every other protocol."""
     return Call(Global("builtins", "bytearray"), (raw,), kind=Kind.BYTES)
 
@@ -126,28 +132,37 @@ def _string(text: bytes) -> str:
     text = text.strip()
     if len(text) < 2 or text[:1] != text[-1:] or text[:1] not in (b'"', b"'"):
         raise PickleProblem("a string is not quoted")
-    return _latin1(text[1:-1])  # escapes stay as they are: such strings name nothing that matters here
+    return text[1:-1].decode("latin-1")  # escapes stay as they are: such strings name nothing that matters here
 
 
 class Constants:
     """The stack and the stream. Each opcode is a method that gets the position after its byte and returns the next."""
 
-    __slots__ = ("data", "protocol", "stack", "wide")
+    __slots__ = ("data", "kept_out", "protocol", "stack", "stream", "wide")
 
-    def __init__(self, data: bytes) -> None:
-        self.data = data
+    def __init__(self, stream: Stream) -> None:
+        self.stream = stream
+        self.data = stream.data  # positions are those in this window
         self.stack: list[object] = []
         self.protocol = 0
         self.wide = 0
+        self.kept_out = 0  # bytes of this window that stayed in the file
 
     none, true, false, empty_tuple = _constant(None), _constant(True), _constant(False), _constant(())
     empty_list, empty_dict, empty_set = _empty(Sequence), _empty(Mapping), _empty(SetOf)
     binint, binint2, binfloat = _number("<i"), _number("<H"), _number(">d")
     text_int, text_long, text_float = _line_of(_flag_or_int), _line_of(_long), _line_of(_float, "a float")
     text_unicode = _line_of(lambda text: text.decode("raw-unicode-escape"), "a text")
-    text_string, text_persistent = _line_of(_string), _line_of(lambda text: PersistentId(_latin1(text)))
+    text_string, text_persistent = _line_of(_string), _line_of(lambda text: PersistentId(text.decode("latin-1")))
     short_bytes, bytes4, bytes8, bytearray8 = _sized(1), _sized(4), _sized(8), _sized(8, _bytearray)
     long1, short_string, string4 = _sized(1, _signed), _sized(1, _latin1), _sized(4, _latin1)
+
+    def begin_of_long(self, p: int, length: int) -> int:
+        """Return where a long value is in the file."""
+        if self.stream.begin + p + length > self.stream.size:
+            raise PickleProblem("the pickle ends early", ends_early=True)
+        self.kept_out += length
+        return self.stream.begin + p
 
     def take(self, p: int, length: int) -> bytes:
         chunk = self.data[p : p + length]
@@ -193,6 +208,13 @@ class Constants:
         return self.push_text(p + 8, p + 8 + UINT64(self.data, p)[0])
 
     def push_text(self, start: int, end: int) -> int:
+        if end - start >= LONG:
+            begin = self.begin_of_long(start, end - start)
+            try:
+                self.stack.append(LongText(self.stream, begin, end - start))
+            except UnicodeDecodeError as error:
+                raise PickleProblem("a text is not UTF-8") from error
+            return end
         raw = self.data[start:end]
         if end > len(self.data):
             raise PickleProblem("the pickle ends early", ends_early=True)

@@ -10,9 +10,11 @@ from collections.abc import Iterable
 from ckptguard.formats.pickle.arguments import look_at_keys
 from ckptguard.formats.pickle.constants import UINT32, Constants, PickleProblem, parse_int
 from ckptguard.formats.pickle.inert_values import Call, Kind, Mapping, PersistentId, Sequence, SetOf
+from ckptguard.formats.pickle.long_values import Stream
 
 _MAX_DOUBTS = 100
 _MAX_LOOKED_AT = 1 << 23  # parts of keys and of arguments, counted as often as they are used
+_FAR = 1 << 24  # a number in the memo that no pickler reaches by counting
 _MADE = frozenset((Call, Mapping, PersistentId, Sequence, SetOf, tuple))
 _TAKE_ITEMS = (Kind.OBJECT, Kind.MAPPING, Kind.TENSOR, Kind.ARRAY, Kind.HOOKS)
 
@@ -20,14 +22,16 @@ _TAKE_ITEMS = (Kind.OBJECT, Kind.MAPPING, Kind.TENSOR, Kind.ARRAY, Kind.HOOKS)
 class Containers(Constants):
     """Marks and memo. `Constants` explains how opcodes are methods."""
 
-    __slots__ = ("doubts", "dropped", "marks", "memo", "room")
+    __slots__ = ("doubts", "dropped", "far", "marks", "memo", "room")
 
-    def __init__(self, data: bytes) -> None:
-        super().__init__(data)
+    def __init__(self, stream: Stream) -> None:
+        super().__init__(stream)
         self.doubts: dict[str, None] = {}
         self.dropped: list[object] = []
         self.marks: list[list[object]] = []
-        self.memo: dict[int, object] = {}
+        # Every pickler counts its values. A dict of all of them would need four times the memory of a list.
+        self.memo: list[object] = []
+        self.far: dict[int, object] = {}  # what was kept further than at the end of the list
         self.room = _MAX_LOOKED_AT
 
     def doubt(self, why: str | None) -> None:
@@ -187,21 +191,34 @@ class Containers(Constants):
     # -- memo
 
     def binput(self, p: int) -> int:
-        self.memo[self.data[p]] = self.stack[-1]
+        self.remember(self.data[p])
         return p + 1
 
     def long_binput(self, p: int) -> int:
-        self.memo[UINT32(self.data, p)[0]] = self.stack[-1]
+        self.remember(UINT32(self.data, p)[0])
         return p + 4
 
     def memoize(self, p: int) -> int:
-        self.memo[len(self.memo)] = self.stack[-1]
+        self.remember(len(self.memo) + len(self.far))
         return p
 
     def text_put(self, p: int) -> int:
         text, p = self.line(p)
-        self.memo[_memo_index(text)] = self.stack[-1]
+        self.remember(_memo_index(text))
         return p
+
+    def remember(self, index: int) -> None:
+        value, end = self.stack[-1], len(self.memo)
+        if index > end:
+            self.far[index] = value
+            if index >= _FAR:
+                self.doubt("it numbers its values so high that loading it may take gigabytes")  # C keeps an array
+        elif index < end:
+            self.memo[index] = value
+        else:
+            self.memo.append(value)
+            if self.far:
+                self.far.pop(index, None)
 
     def binget(self, p: int) -> int:
         return self.recall(self.data[p], p + 1)
@@ -214,11 +231,18 @@ class Containers(Constants):
         return self.recall(_memo_index(text), p)
 
     def recall(self, index: int, p: int) -> int:
-        try:
+        if index < len(self.memo):
             self.stack.append(self.memo[index])
-        except KeyError as error:
-            raise PickleProblem(f"memo {index} was never set") from error
+        elif index in self.far:
+            self.stack.append(self.far[index])
+        else:
+            raise never_set(index)
         return p
+
+
+def never_set(index: int) -> PickleProblem:
+    """Return the problem that a pickle fetches what it did not keep."""
+    return PickleProblem(f"memo {index} was never set")
 
 
 def _memo_index(text: bytes) -> int:

@@ -19,9 +19,10 @@ from ckptguard.formats.pickle.arguments import Row
 from ckptguard.formats.pickle.constants import PickleProblem
 from ckptguard.formats.pickle.inert_values import PYTHON_2, Call, Global, Kind, Mapping, PersistentId, Sequence
 from ckptguard.formats.pickle.library_calls import LIBRARY_CALLS
+from ckptguard.formats.pickle.long_values import LongBytes, LongText
 from ckptguard.formats.pickle.numpy_values import is_placeholder, is_type, is_type_state
 
-_ATOMS = frozenset((str, bytes, int, float, bool, type(None), Global))
+_ATOMS = frozenset((str, bytes, LongBytes, LongText, int, float, bool, type(None), Global))
 
 
 def what_comes(call: Call, *, new: bool = False) -> str | None:
@@ -165,7 +166,7 @@ def _fills(shape: object, dtype: object, data: object) -> bool:
     if type(data) is Call and type(data.args) is tuple:
         data = data.args[0] if data.args else b""
     size = int(kind[1:]) * (4 if kind[0] == "U" else 1) if kind[1:].isdecimal() and len(kind) < 10 else None
-    return type(data) in (bytes, str) and (size is None or len(data) == size * count)  # type: ignore[arg-type]
+    return type(data) in (bytes, str, LongBytes, LongText) and (size is None or len(data) == size * count)  # type: ignore[arg-type]
 
 
 def _of_text(func: Global, args: object) -> str | None:

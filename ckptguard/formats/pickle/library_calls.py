@@ -11,6 +11,7 @@ from typing import Any
 from ckptguard.formats.pickle import arguments as may_be
 from ckptguard.formats.pickle.arguments import Row
 from ckptguard.formats.pickle.inert_values import Call, Global, Kind, Mapping
+from ckptguard.formats.pickle.long_values import LongText
 from ckptguard.formats.pickle.numpy_values import raw_bytes
 
 _NOT_BYTES = "it makes bytes from a text without an encoding"
@@ -21,7 +22,7 @@ _DAYS = 999_999_999
 
 
 def _of_bytes(args: tuple[Any, ...]) -> str | None:
-    if not args or (type(args[0]) is str) == (len(args) == 2) or (len(args) == 1 and args[0] == ""):
+    if not args or (type(args[0]) in (str, LongText)) == (len(args) == 2) or (len(args) == 1 and args[0] == ""):
         return None
     return _NOT_BYTES
 
@@ -53,7 +54,7 @@ def _bytes_of(length: int, at: int, least: int, below: int) -> may_be.Part:
 
     def is_right(part: object) -> bool:
         raw = raw_bytes(part)
-        return raw is not None and len(raw) == length and least <= raw[at] & 0x7F < below
+        return type(raw) is bytes and len(raw) == length and least <= raw[at] & 0x7F < below
 
     return is_right
 

@@ -15,8 +15,8 @@ from ckptguard.formats.pickle.constants import UINT64, PickleProblem
 from ckptguard.formats.pickle.containers import Containers
 from ckptguard.formats.pickle.inert_values import Call, Global, Kind, PersistentId
 from ckptguard.formats.pickle.known_calls import PLAIN_TENSOR, doubtful_name, row_of, what_comes, what_is_set
+from ckptguard.formats.pickle.long_values import MARGIN, InMemory, Stream
 
-MAX_STREAM = 256 << 20  # constants are copied out of it, so it counts twice
 BUDGET = 384 << 20  # about the bytes that opcodes leave; each also costs time
 _FRAME_COST = 32
 _NO_FRAME = 1 << 64
@@ -76,23 +76,23 @@ class Pickled(NamedTuple):
     dropped: tuple[object, ...] = ()
 
 
-def read_pickle(data: bytes, start: int = 0, *, budget: int = BUDGET) -> Pickled:
-    """Return the pickle that begins at `start`. PickleProblem for anything else."""
+def read_pickle(data: bytes | Stream, start: int = 0, *, budget: int = BUDGET) -> Pickled:
+    """Return the pickle that begins at `start`. PickleProblem for anything else.
+
+    Long byte strings and texts in it are read later, so what it was read from must stay open.
+    """
     return run_machine(Machine(data, start), start, budget)
 
 
 def run_machine(machine: Machine, start: int, budget: int) -> Pickled:
     """Do the same with another machine."""
-    data = machine.data
-    if len(data) > MAX_STREAM:
-        raise PickleProblem(f"more than {MAX_STREAM} bytes", too_large=True)
     try:
         end, cost = machine.run(start, budget)
     except PickleProblem as error:
         error.globals = frozenset(machine.names)
         raise
     except (IndexError, struct.error) as error:
-        early = machine.position >= len(data) - 8
+        early = machine.position >= machine.stream.size - 8
         message = "the pickle ends early" if early else f"the pickle is damaged near byte {machine.position}"
         problem = PickleProblem(message, ends_early=early)
         problem.globals = frozenset(machine.names)
@@ -108,8 +108,8 @@ class Machine(Containers):
 
     __slots__ = ("costs", "known", "names", "persistents", "position", "returned", "steps", "value")
 
-    def __init__(self, data: bytes, start: int) -> None:
-        super().__init__(data)
+    def __init__(self, data: bytes | Stream, start: int) -> None:
+        super().__init__(data if isinstance(data, Stream) else Stream(InMemory(data)))
         self.names: set[str] = set()
         self.known: dict[tuple[str, str], Global] = {}
         self.value: object = None
@@ -120,10 +120,12 @@ class Machine(Containers):
         self.returned = 0  # of the budget: what a kind of machine does not keep after all
         self.position = start
 
-    def run(self, position: int, budget: int) -> tuple[int, int]:
+    def run(self, start: int, budget: int) -> tuple[int, int]:
         """Execute until STOP. Returns the position after it, and the cost."""
-        data, steps, costs, room = self.data, self.steps, self.costs, budget
+        steps, costs, room = self.steps, self.costs, budget
         frame = _NO_FRAME  # where the current frame ends
+        position, soon, data = self.look_from(start)
+        stop = soon  # where something is to be done beside the next opcode
         try:
             while room > 0 or self.returned:
                 room, self.returned = room + self.returned, 0
@@ -137,30 +139,48 @@ class Machine(Containers):
                             if frame not in (_NO_FRAME, position + 1):
                                 raise PickleProblem("the pickle stops in the middle of a frame")
                             self.value = self.stack.pop()
-                            return position + 1, budget - room
+                            return self.stream.begin + position + 1, budget - room
                         if frame != _NO_FRAME:
                             raise PickleProblem("a frame begins in a frame")
                         frame, cost = self.frame_end(position + 1), _FRAME_COST
+                        stop = min(frame, soon)
                     room -= cost
                     position = steps[code](position + 1)
-                    if position >= frame:
+                    if position >= stop:
                         # Python's readers disagree about where such a value continues, and so about everything after
                         # it.
                         if position > frame:
                             raise PickleProblem("a value reaches beyond the end of its frame")
-                        frame = _NO_FRAME
+                        frame = _NO_FRAME if position == frame else frame
+                        if position >= soon:
+                            # What was read of the window is in memory, and costs; what stayed in the file is not.
+                            room -= max(position - self.kept_out, 0)
+                            here = self.stream.begin + position
+                            moved = position
+                            position, soon, data = self.look_from(here)
+                            frame -= 0 if frame == _NO_FRAME else moved - position
+                        stop = min(frame, soon)
         finally:
-            self.position = position
+            self.position = self.stream.begin + position
         raise PickleProblem("more values than ckptguard reads", too_large=True)
+
+    def look_from(self, start: int) -> tuple[int, int, bytes]:
+        """Look at the window from this byte on. Returns its position there, where the next one is needed, and the
+        window."""
+        position = self.stream.move(start)
+        data = self.data = self.stream.data
+        self.kept_out = 0
+        is_last = self.stream.begin + len(data) >= self.stream.size
+        return position, _NO_FRAME if is_last else len(data) - MARGIN, data
 
     def frame_end(self, p: int) -> int:
         end: int = p + 8 + UINT64(self.data, p)[0]
-        if end > len(self.data):
+        if self.stream.begin + end > self.stream.size:
             raise PickleProblem("the pickle ends early", ends_early=True)
         return end
 
     def unknown(self, p: int) -> int:
-        raise PickleProblem(f"byte {p - 1} is not an opcode (0x{self.data[p - 1]:02x})")
+        raise PickleProblem(f"byte {self.stream.begin + p - 1} is not an opcode (0x{self.data[p - 1]:02x})")
 
     def refused(self, p: int) -> int:
         raise PickleProblem(

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from ckptguard.formats.nonfinite_bytes import SIZES, bad_number
 from ckptguard.formats.pickle.inert_values import Call, Global, Mapping, Sequence
+from ckptguard.formats.pickle.long_values import LongBytes, LongText, blocks_of
 
 _MODULES = ("numpy.core.multiarray", "numpy._core.multiarray", "numpy.core.numeric", "numpy._core.numeric")
 _NAMES = ("_reconstruct", "scalar", "_frombuffer")
@@ -33,7 +34,7 @@ class NumpyContent(NamedTuple):
     items: tuple[object, ...] = ()
     unread: bool = False
     of_array: bool = False
-    raw: bytes = b""
+    raw: bytes | LongBytes = b""
 
 
 _UNREAD = NumpyContent(unread=True)
@@ -53,7 +54,7 @@ def numpy_content(call: Call) -> NumpyContent:
         kind, order = _element(args[0])
         raw = _raw(args[1])
         code = _CODES.get(kind) or _INTEGERS.get(kind)
-        if code and raw and len(raw) % struct.calcsize(code) == 0 and len(raw) <= 16:
+        if code and type(raw) is bytes and raw and len(raw) % struct.calcsize(code) == 0 and len(raw) <= 16:
             return NumpyContent(struct.unpack(f"{order}{len(raw) // struct.calcsize(code)}{code}", raw))
         return _other(args[0], args[1])
     if call.func.name == "_frombuffer" and len(args) >= 2:
@@ -145,10 +146,10 @@ def _bad_element(dtype: object, data: object) -> NumpyContent:
         return _other(dtype, data)
     if not raw or len(raw) % SIZES[known]:
         return NumpyContent() if _is_empty(data) else _UNREAD
-    if len(raw) == SIZES[known]:  # of one element, it is that number
+    if type(raw) is bytes and len(raw) == SIZES[known]:  # of one element, it is that number
         code = _CODES[kind]
         return NumpyContent(struct.unpack(f"{order}{len(raw) // struct.calcsize(code)}{code}", raw))
-    bad = bad_number(raw, known, "big" if order == ">" else "little")
+    bad = bad_number_of(raw, known, "big" if order == ">" else "little")
     return NumpyContent() if bad is None else NumpyContent((bad,), of_array=True)
 
 
@@ -173,11 +174,17 @@ def _is_empty(data: object) -> bool:
     return data == b""
 
 
-def _raw(value: object) -> bytes:
+def bad_number_of(raw: bytes | LongBytes, dtype: str, byte_order: str) -> float | None:
+    """Return one element that is not finite, or None, of bytes that may have stayed in their file."""
+    blocks = blocks_of(raw, 0, len(raw)) if isinstance(raw, LongBytes) else (raw,)
+    return next((bad for block in blocks if (bad := bad_number(block, dtype, byte_order)) is not None), None)
+
+
+def _raw(value: object) -> bytes | LongBytes:
     return raw_bytes(value) or b""
 
 
-def raw_bytes(value: object) -> bytes | None:
+def raw_bytes(value: object) -> bytes | LongBytes | None:
     """Return bytes as they are, or in pickle protocol 2's form, a latin-1 text to encode. None for anything else."""
     for _ in range(_MOST_WRAPPERS):
         if type(value) is not Call or type(value.args) is not tuple or not value.args or not value.calls(*_BYTES):
@@ -185,4 +192,6 @@ def raw_bytes(value: object) -> bytes | None:
         value = value.args[0]
         if type(value) is str:
             return value.encode("latin-1", "replace")
-    return value if type(value) is bytes else None
+        if type(value) is LongText:
+            return value
+    return value if type(value) is bytes or type(value) is LongBytes else None

@@ -21,7 +21,8 @@ from ckptguard.formats.dtypes import BLOCKS, DTYPES
 from ckptguard.formats.nonfinite_bytes import SIZES, bad_number
 from ckptguard.formats.pickle.constants import PickleProblem
 from ckptguard.formats.pickle.inert_values import Call, Mapping, PersistentId, Sequence
-from ckptguard.formats.pickle.machine import BUDGET, MAX_STREAM, Machine, Pickled, read_pickle, run_machine
+from ckptguard.formats.pickle.long_values import InMemory, LongBytes, Slice, Stream, blocks_of, head_of
+from ckptguard.formats.pickle.machine import BUDGET, Machine, Pickled, read_pickle, run_machine
 from ckptguard.formats.pickle.numpy_values import raw_bytes
 from ckptguard.formats.structure import (
     MAX_PROBLEMS,
@@ -37,13 +38,20 @@ from ckptguard.formats.structure import (
     holds_bytes,
     unread,
 )
-from ckptguard.formats.suffixes import LEGACY_MAGIC, NUMPY_MAGIC, ZIP_MAGIC, is_marked_pickle, is_safetensors
+from ckptguard.formats.suffixes import (
+    FIRST_BYTES,
+    LEGACY_MAGICS,
+    NUMPY_MAGIC,
+    ZIP_MAGIC,
+    is_marked_pickle,
+    is_safetensors,
+)
 from ckptguard.formats.torch.placing import StorageSpan, place_tensors
 from ckptguard.formats.torch.rebuild_calls import Described, TensorProblem, as_storage
 from ckptguard.formats.torch.state_tree import MAX_LEAVES, MAX_NODES, MAX_UNREAD, FileValue, below, walk
 from ckptguard.formats.zip.archive import Archive, Record, read_archive, wrong_sum
-from ckptguard.formats.zip.crc import crc32_function
-from ckptguard.storage.protocol import Entry, Reader
+from ckptguard.formats.zip.crc import crc32_of
+from ckptguard.storage.protocol import Reader
 
 LOADS_BYTES = "torch.storage._load_from_bytes"
 _DEEPEST = 16  # files inside files
@@ -51,7 +59,8 @@ _MOST_LEAVES = 1000  # of one file inside a file
 _LARGEST_UNMARKED = 16 << 20
 _PICKLE, _ZIP = "pickle", "torch_zip"
 _LEGACY = "torch_legacy"
-_FIRST_READ = 1 << 20
+_BLOCK = 1 << 20
+_A_TENSOR = 1 << 20  # bytes that a tensor in a file in a file costs at most
 _MAX_PICKLES = 10_000
 _AN_OPCODE = 32  # of the budget, at least
 _MAGIC, _PROTOCOL = 0x1950A86A20F9469CFC6C, 1001
@@ -79,18 +88,6 @@ class ReadingBudget(msgspec.Struct):
     depth: int = 0
 
 
-class InMemory:
-    """Bytes as a `Source`."""
-
-    def __init__(self, raw: bytes) -> None:
-        self.raw = raw
-        self.entry = Entry(key="", kind="file", size=len(raw))
-
-    def read(self, offset: int, length: int) -> bytes:
-        """Return these bytes; fewer at the end."""
-        return self.raw[offset : offset + length]
-
-
 def take(
     pickled: Pickled, room: ReadingBudget, found: Found, prefix: str = "", loads: Iterable[Call] = ()
 ) -> list[tuple[str, Described]]:
@@ -109,24 +106,25 @@ def take(
     found.matrices += [prefix + name for name in tree.matrices]
     found.scores += [prefix + name for name in tree.scores]
     files = {id(file.value): file for file in tree.files}
-    calls = {id(call): FileValue("value", call) for call in loads}
+    calls = {id(call): FileValue("value", call, raw_bytes(call)) for call in loads}
     read = {key for key, file in {**calls, **files}.items() if _take_value(found, prefix, file, room)}
     found.names |= pickled.globals - ({LOADS_BYTES} if calls and calls.keys() <= read else set())
     return tree.tensors
 
 
 def _take_value(found: Found, prefix: str, file: FileValue, room: ReadingBudget) -> bool:
-    name, raw = prefix + file.name, raw_bytes(file.value)
-    known = raw is not None and take_file(found, name, raw, room, file.dtype)
+    name, raw = prefix + file.name, file.raw
+    source = InMemory(raw) if isinstance(raw, bytes) else raw
+    known = source is not None and take_file(found, name, source, room, file.dtype)
     if type(file.value) is not Call or not file.value.calls(LOADS_BYTES):
         return known
-    known = known and raw is not None and raw.startswith((ZIP_MAGIC, LEGACY_MAGIC))
+    known = known and raw is not None and head_of(raw, FIRST_BYTES).startswith((ZIP_MAGIC, *LEGACY_MAGICS))
     if not known:
         _not_read(found, name)
     return known
 
 
-def take_file(found: Found, name: str, raw: bytes, room: ReadingBudget, dtype: str = "") -> bool:
+def take_file(found: Found, name: str, raw: Source, room: ReadingBudget, dtype: str = "") -> bool:
     """Record the content of bytes that are a file: numbers that are not finite, names, unread parts.
 
     Returns whether it is a file that was read completely. Bytes that only look like one are not read, and are no
@@ -150,30 +148,34 @@ def take_file(found: Found, name: str, raw: bytes, room: ReadingBudget, dtype: s
             if part not in opened:
                 _not_read(found, below(name, part))
         return True
+    except ReadProblem as error:
+        found.fail(name, error)
+        return False
     finally:
         room.depth -= 1
 
 
-def _structure_of(raw: bytes, room: ReadingBudget) -> Structure | None:
+def _structure_of(source: Source, room: ReadingBudget) -> Structure | None:
     """Return the structure of bytes that begin and end like a file; None if they are not one."""
-    source = InMemory(raw)
-    if raw.startswith(ZIP_MAGIC):
+    size = source.entry.size
+    head = source.read(0, min(size, FIRST_BYTES))
+    if head.startswith(ZIP_MAGIC):
         return read_zip_within(source, room)
-    if raw.startswith(LEGACY_MAGIC):
+    if head.startswith(LEGACY_MAGICS):
         return read_legacy_within(source, room)
-    if raw.startswith(NUMPY_MAGIC):
+    if head.startswith(NUMPY_MAGIC):
         return broken("npy", "it is not read here")
-    if is_safetensors(".pt", raw[:9]):
+    if is_safetensors(".pt", head[:9]):
         structure = safetensors.read(source, "")
         if not structure.problems:
             return structure
-    marked = is_marked_pickle(raw)
-    text = raw.rstrip(b"\0") if marked else raw  # a tensor of bytes may be padded
-    if not text.endswith(b".") or (not marked and len(raw) > _LARGEST_UNMARKED):
+    marked = is_marked_pickle(head)
+    end = _end_of_padding(source) if marked else size  # a tensor of bytes may be padded
+    if source.read(max(end - 1, 0), 1) != b"." or (not marked and size > _LARGEST_UNMARKED):
         return None
     if room.budget <= 0:
         return unread("pickle", ReadProblem("more than ckptguard reads", too_large=True))
-    structure = read_pickles_within(InMemory(text), room)
+    structure = read_pickles_within(source if end == size else Slice(source, 0, end), room)
     return structure if marked or not structure.problems else None
 
 
@@ -182,12 +184,23 @@ def _of_dtype(storage: TensorPlace, dtype: str) -> TensorPlace:
     return structs.replace(storage, dtype=dtype, start=storage.start // size, stop=storage.stop // size)
 
 
-def sums_are_right(inner: Structure, raw: bytes) -> bool:
-    crc32 = crc32_function()
-    return all(s.crc32 is None or crc32(raw[s.offset : s.offset + s.length], 0) == s.crc32 for s in inner.spans)
+def _end_of_padding(source: Source) -> int:
+    """Return where the zero bytes begin that end a file."""
+    end = source.entry.size
+    while end > 0:
+        begin = max(end - _BLOCK, 0)
+        kept = source.read(begin, end - begin).rstrip(b"\0")
+        if kept:
+            return begin + len(kept)
+        end = begin
+    return end
 
 
-def take_tensors(found: Found, name: str, inner: Structure, raw: bytes, room: ReadingBudget) -> set[str]:
+def sums_are_right(inner: Structure, raw: Source) -> bool:
+    return all(s.crc32 is None or crc32_of(raw, s.offset, s.length) == s.crc32 for s in inner.spans)
+
+
+def take_tensors(found: Found, name: str, inner: Structure, raw: Source, room: ReadingBudget) -> set[str]:
     """Record one number that is not finite of each tensor with some. Returns the names of tensors that hold files."""
     seen, opened = set(), set()
     for tensor in inner.tensors:
@@ -201,19 +214,23 @@ def take_tensors(found: Found, name: str, inner: Structure, raw: bytes, room: Re
             _not_read(found, full)
             continue
         begin, size = inner.spans[tensor.span].offset, known.size
-        part = raw[begin + tensor.start * size : begin + tensor.stop * size]
-        room.budget -= len(part)
+        begin, length = begin + tensor.start * size, (tensor.stop - tensor.start) * size
+        length = max(min(length, raw.entry.size - begin), 0)
+        # What is read of long values has its own limit.
+        room.budget -= min(length, _A_TENSOR) if isinstance(raw, LongBytes) else length
         if blocks is not None:
-            bad = bad_number(blocks.scales(part), blocks.scale, "little")
+            bad = bad_number(blocks.scales(raw.read(begin, length)), blocks.scale, "little")
             if bad is not None:
                 found.leaves.append(Leaf(full, bad, of_array=True))
         elif tensor.dtype in SIZES:
-            bad = bad_number(part, tensor.dtype, tensor.byte_order)
+            parts = blocks_of(raw, begin, length)
+            numbers = (bad_number(part, tensor.dtype, tensor.byte_order) for part in parts)
+            bad = next((number for number in numbers if number is not None), None)
             if bad is not None and tensor.strides:
                 _not_read(found, full)  # it may be an element that the tensor leaves out
             elif bad is not None:
                 found.leaves.append(Leaf(full, bad, of_array=True))
-        elif holds_bytes(tensor) and take_file(found, full, part, room):
+        elif holds_bytes(tensor) and take_file(found, full, Slice(raw, begin, length), room):
             opened.add(tensor.name)
     return opened
 
@@ -277,18 +294,14 @@ def _read_state(reader: Source, archive: Archive, name: str, room: ReadingBudget
         if archive.records or not archive.problems:
             found.problems.append(Problem(f"the archive holds no {name}, so it is not a torch archive"))
         return [], ()
-    if record.size > MAX_STREAM:
-        found.fail(name, ReadProblem(f"{record.size} bytes, more than ckptguard reads", too_large=True))
-        return [], ()
-    data = reader.read(record.offset, record.size)
     try:
-        pickled = read_pickle(data, budget=room.budget)
+        pickled = read_pickle(Stream(Slice(reader, record.offset, record.size)), budget=room.budget)
     except PickleProblem as error:
         found.fail(name, error)
         found.names |= error.globals
         return [], ()
-    if pickled.end != len(data):
-        found.problems.append(Problem(f"{len(data) - pickled.end} bytes follow the pickle in {name}"))
+    if pickled.end != record.size:
+        found.problems.append(Problem(f"{record.size - pickled.end} bytes follow the pickle in {name}"))
     prefix = "" if name == "data.pkl" else "constants."
     tensors = take(pickled, room, found, prefix)
     return [(prefix + inner, value) for inner, value in tensors], pickled.persistent
@@ -335,8 +348,8 @@ class _LoadingMachine(Machine):
 
     __slots__ = ("loads",)
 
-    def __init__(self, data: bytes, start: int) -> None:
-        super().__init__(data, start)
+    def __init__(self, stream: Stream, start: int) -> None:
+        super().__init__(stream, start)
         self.loads: list[Call] = []
 
     def reduce(self, p: int) -> int:
@@ -367,13 +380,11 @@ def read_pickles(reader: Reader, path: str) -> Structure:
 def read_pickles_within(reader: Source, room: ReadingBudget) -> Structure:
     """Do the same for one of several files."""
     size = reader.entry.size
-    if size > MAX_STREAM:
-        return unread(_PICKLE, ReadProblem(f"{size} bytes, more than ckptguard reads", too_large=True))
-    data = reader.read(0, size)
+    stream = Stream(reader)
     found = Found()
     position = count = 0
     while (position < size or not count) and count < _MAX_PICKLES:
-        machine = _LoadingMachine(data, position)
+        machine = _LoadingMachine(stream, position)
         try:
             pickled = run_machine(machine, position, room.budget)
         except PickleProblem as error:
@@ -409,15 +420,7 @@ def read_legacy(reader: Reader, path: str) -> Structure:
 
 def read_legacy_within(reader: Source, room: ReadingBudget) -> Structure:
     """Do the same for one of several files."""
-    length = _FIRST_READ
-    while True:
-        # The pickles come first and are small beside the storages, but nothing states their length.
-        length = min(length, reader.entry.size, MAX_STREAM)
-        pickles = _pickles(reader.read(0, length), room.budget)
-        more = isinstance(pickles, PickleProblem) and pickles.ends_early
-        if not more or length in (reader.entry.size, MAX_STREAM):
-            break
-        length *= 8
+    pickles = _pickles(Stream(reader), room.budget)
     if isinstance(pickles, PickleProblem):
         return unread(_LEGACY, pickles, names=pickles.globals)
     magic, protocol, system, state, keys = pickles
@@ -435,7 +438,7 @@ def read_legacy_within(reader: Source, room: ReadingBudget) -> Structure:
     return found.structure(_LEGACY)
 
 
-def _pickles(data: bytes, budget: int) -> list[Pickled] | PickleProblem:
+def _pickles(data: Stream, budget: int) -> list[Pickled] | PickleProblem:
     """Return magic number, protocol version, system, state and the storages' keys, or why they cannot be read."""
     pickles: list[Pickled] = []
     try:

@@ -6,10 +6,11 @@ import math
 from collections.abc import Iterator
 
 from ckptguard.formats.pickle.inert_values import Call, Global, Mapping, Sequence, SetOf
+from ckptguard.formats.pickle.long_values import LongBytes, LongText
 from ckptguard.formats.strict_json import printable
 
 CONTAINERS = frozenset((Mapping, Sequence, SetOf, Call, tuple))
-WITHOUT_FLOATS = frozenset((str, int, bool, type(None), Global))
+WITHOUT_FLOATS = frozenset((str, LongText, int, bool, type(None), Global))
 _MODULE_PARTS = ("_parameters", "_buffers", "_modules")
 _ELEMENTS = "_local_tensor"  # where a distributed tensor keeps its elements
 _MAX_PARTS = 8  # of a key that is a tuple
@@ -52,15 +53,19 @@ def _is_plain_key(key: object) -> bool:
 
 
 def _key_text(key: object, index: int) -> str:
+    if type(key) is tuple and len(key) > _MAX_PARTS:
+        return f"?{index}"
     if isinstance(key, str):
         return printable(key, 500) if len(key) <= 500 else f"{printable(key, 200)}#{index}"
     if key is None or isinstance(key, float) or (isinstance(key, int) and key.bit_length() <= 64):
         return str(key)
     if isinstance(key, bytes):
         return printable(repr(key[:100]))
+    if isinstance(key, LongBytes):
+        return f"{printable(repr(key.read(0, 100)))}#{index}"
     if isinstance(key, Global):
         return printable(key.dotted)
-    if isinstance(key, tuple) and len(key) <= 8 and not any(type(k) in CONTAINERS for k in key):
+    if isinstance(key, tuple) and not any(type(k) in CONTAINERS for k in key):
         return f"({', '.join(_key_text(k, index) for k in key)})"
     return f"?{index}"
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple, cast
 
 from ckptguard.formats.pickle.inert_values import Call, Global, Kind, Mapping, PersistentId, Sequence, SetOf
+from ckptguard.formats.pickle.long_values import LongBytes, LongText, head_of
 from ckptguard.formats.pickle.machine import Pickled
 from ckptguard.formats.pickle.numpy_values import (
     hides_floats,
@@ -19,7 +20,7 @@ from ckptguard.formats.pickle.numpy_values import (
     raw_bytes,
     shape_of_floats,
 )
-from ckptguard.formats.structure import Leaf, Problem
+from ckptguard.formats.structure import Leaf, Problem, ReadProblem
 from ckptguard.formats.suffixes import may_begin_file
 from ckptguard.formats.torch.names import CONTAINERS, WITHOUT_FLOATS, attributes, of_state, ordered_pairs, pairs_of
 from ckptguard.formats.torch.rebuild_calls import (
@@ -69,6 +70,7 @@ class FileValue(NamedTuple):
 
     name: str
     value: object
+    raw: bytes | LongBytes | None
     dtype: str = ""
 
 
@@ -136,11 +138,15 @@ class _Walk:
         waiting.append((None, iter((("", root),)), 0))
         room = most
         while waiting and room and len(self.tensors) <= MAX_TENSORS:
-            name, value = next(waiting[-1][1], _END)
+            try:
+                name, value = next(waiting[-1][1], _END)
+            except ReadProblem as error:  # of a long value
+                self.limits[str(error)] = None
+                break
             kind = type(value)
             if value is _END[1]:
                 container, _, met = waiting.pop()
-                if met == self.met:
+                if met == self.met and self.visits.get(id(container), 0) > 1:
                     self.plain.add(id(container))
                 continue
             room -= 1
@@ -150,11 +156,11 @@ class _Walk:
                 attributes = self.tensor(name or "value", value)  # type: ignore[arg-type]
                 if attributes and self.enter(name, value, waiting):
                     waiting.append((value, iter(attributes), self.met))
-            elif kind is bytes:
+            elif kind is bytes or kind is LongBytes:
                 self.file(name, value, raw_bytes(value))
             elif kind in CONTAINERS and self.enter(name, value, waiting):
                 waiting.append((value, self.children(name, value), self.met))
-        if waiting:
+        if waiting and not self.limits:
             self.limits["more values than ckptguard reads"] = None
         leaves, problems = tuple(self.leaves), tuple(self.problems.values())
         unread, files = tuple(self.unread), tuple(self.files.values())
@@ -216,6 +222,8 @@ class _Walk:
     def enter(self, name: str, value: object, waiting: list[_Entered]) -> bool:
         """True if a container should be entered: not inside itself, not forever deeper, not again and again."""
         visits = self.visits[id(value)] = self.visits.get(id(value), 0) + 1
+        if type(value) is tuple and len(value) > _LONG_SERIES and id(value) in self.plain:
+            return False  # a key of many dicts, or of one again and again
         if visits > _MAX_VISITS and (visits > _MAX_FLAT_VISITS or not _is_flat(value)):
             if id(value) not in self.plain:  # otherwise it is a part that many share, such as a module's activation
                 self.not_read(name)
@@ -353,10 +361,10 @@ class _Walk:
             beside = self.beside_matrix(inside)
             self.leaves.append(Leaf(name or "value", value, of_array, dimensions, beside))
 
-    def file(self, name: str, value: object, raw: bytes | None, dtype: str = "") -> None:
-        if raw is not None and may_begin_file(raw[:_HEAD]):
+    def file(self, name: str, value: object, raw: bytes | LongBytes | None, dtype: str = "") -> None:
+        if raw is not None and may_begin_file(head_of(raw, _HEAD)):
             self.met += 1
-            self.files.setdefault(id(value), FileValue(name or "value", value, dtype))
+            self.files.setdefault(id(value), FileValue(name or "value", value, raw, dtype))
         elif type(value) is Call and value.calls("torch.storage._load_from_bytes"):
             self.not_read(name)
 
@@ -370,8 +378,8 @@ class _Walk:
         self.problems.setdefault(message, Problem(message, doubt=True))
 
 
-_HOLDERS = CONTAINERS | {PersistentId, bytes}
-_SILENT = frozenset((str, type(None), Global))
+_HOLDERS = CONTAINERS | {PersistentId, bytes, LongBytes}
+_SILENT = frozenset((str, LongText, type(None), Global))
 _WITH_ELEMENTS = (Kind.TENSOR, Kind.ARRAY, Kind.DTYPE)
 _END: tuple[str, object] = ("", object())
 
@@ -424,7 +432,8 @@ def _is_packed(call: Call) -> bool:
     if func.dotted == "array._array_reconstructor" and len(args) > 1:
         return args[1] in ("f", "d")
     return any(
-        (type(a) is bytes and len(a) >= _SHORTEST) or (type(a) is Call and a.calls("_codecs.encode")) for a in args
+        (type(a) in (bytes, LongBytes) and len(a) >= _SHORTEST) or (type(a) is Call and a.calls("_codecs.encode"))
+        for a in args
     )
 
 

@@ -8,7 +8,7 @@ import os
 import stat
 from collections.abc import Iterator, Sequence
 
-from ckptguard.storage.failures import storage_error
+from ckptguard.storage.failures import UNREADABLE, storage_error
 from ckptguard.storage.local.held_names import DEEPEST, is_holding, lying_as, own_name, split_root
 from ckptguard.storage.local.removal import (
     begin_again,
@@ -23,7 +23,7 @@ from ckptguard.storage.local.removal import (
 )
 from ckptguard.storage.local.removal import make as make_new
 from ckptguard.storage.local.syncs import sync
-from ckptguard.storage.protocol import Enter, Entry, is_encodable, parts_of
+from ckptguard.storage.protocol import Enter, Entry, is_encodable, parts_of, unread_folder
 from ckptguard.values.ids import RECORDS_FOLDER, escape
 from ckptguard.values.temporary_names import RECORD
 
@@ -39,7 +39,15 @@ def entry_of(key: str, info: os.stat_result, target: str | None = None) -> Entry
     """Return the entry for a result of lstat or fstat."""
     kind = _KINDS.get(stat.S_IFMT(info.st_mode), "other")
     size = info.st_size if kind == "file" else 0
-    return Entry(key=key, kind=kind, size=size, mtime_ns=info.st_mtime_ns, inode=info.st_ino, target=target)
+    return Entry(
+        key=key,
+        kind=kind,
+        size=size,
+        mtime_ns=info.st_mtime_ns,
+        inode=info.st_ino,
+        target=target,
+        ctime_ns=info.st_ctime_ns if kind == "file" else None,
+    )
 
 
 def _made_root(root: str) -> int:
@@ -157,30 +165,45 @@ def entry_at(folder: int, name: str, key: str) -> Entry:
     return entry_of(key, info, target)
 
 
-_Listed = tuple[str, Entry]  # the stored name, and its entry
-
-
-def _entries(folder: int, key: str, bare: bool, held: bool) -> list[_Listed]:
-    """Return the entries of a folder; with `bare`, only names and which are folders, without a call for each."""
-    found, above = [], f"{key}/" if key else ""
+def _entries(folder: int, key: str, bare: bool, held: bool) -> tuple[list[Entry], list[tuple[str, Entry]]]:
+    """Return what a folder holds: first all that are no folders, then folders, each with its stored name. With `bare`,
+    only names and which are folders, without a call for each."""
+    found: list[Entry] = []
+    below: list[tuple[str, Entry]] = []
+    above = f"{key}/" if key else ""
     with os.scandir(folder) as names:
         for item in names:
             own = own_name(item.name) if held else item.name
             if not is_encodable(own):
-                found.append((item.name, Entry(key=above + escape(own), kind="unnamed", inode=item.inode())))
+                entry = Entry(key=above + escape(own), kind="unnamed", inode=item.inode())
             elif bare:
-                kind = "folder" if item.is_dir(follow_symlinks=False) else "other"
-                found.append((item.name, Entry(key=above + own, kind=kind)))
+                entry = Entry(key=above + own, kind="folder" if item.is_dir(follow_symlinks=False) else "other")
             else:
-                with contextlib.suppress(FileNotFoundError):  # removed between the two calls
-                    found.append((item.name, entry_at(folder, item.name, above + own)))
-    return found
+                try:
+                    entry = entry_at(folder, item.name, above + own)
+                except FileNotFoundError:
+                    continue  # removed between the two calls
+            if entry.kind == "folder":
+                below.append((item.name, entry))
+            else:
+                found.append(entry)
+    return found, below
 
 
-def walk(folder: int, key: str, where: str, *, recursive: bool, enter: Enter | None, bare: bool = False) -> list[Entry]:
+def walk(
+    folder: int,
+    key: str,
+    where: str,
+    *,
+    recursive: bool,
+    enter: Enter | None = None,
+    bare: bool = False,
+    unread: bool = False,
+) -> list[Entry]:
     """Return all entries below an open folder, unsorted; with `bare`, only the names of files.
 
-    A folder that vanishes meanwhile is left out. An unreadable one is an error: a failed listing must never look empty.
+    A folder that vanishes meanwhile is left out. An unreadable one is an error, or an entry that says so: a failed
+    listing must never look empty.
     """
     found: list[Entry] = []
     # Open folders, each with those in it that are still to be listed. The first is the caller's.
@@ -201,17 +224,24 @@ def walk(folder: int, key: str, where: str, *, recursive: bool, enter: Enter | N
                 continue
             try:
                 stack.append((os.open(name, LIST, dir_fd=descriptor), []))
+                held = is_holding(where, below.key.split("/") if below.key else [])
+                others, inside = _entries(stack[-1][0], below.key, bare, held)
             except (FileNotFoundError, NotADirectoryError):
                 if name == ".":
                     raise
                 continue
-            except PermissionError as error:
-                raise storage_error(error, below.key, where) from error
-            held = is_holding(where, below.key.split("/") if below.key else [])
-            listed = _entries(stack[-1][0], below.key, bare, held)
+            except OSError as error:
+                if unread and below.key and error.errno in UNREADABLE:
+                    found.append(unread_folder(below.key, storage_error(error, below.key, where), below.mtime_ns))
+                    continue
+                if isinstance(error, PermissionError):
+                    raise storage_error(error, below.key, where) from error
+                raise
+            found += others
             if recursive:
-                stack[-1][1].extend(one for one in listed if one[1].kind == "folder")
-            found.extend(e for _, e in listed if not recursive or e.kind != "folder")
+                stack[-1][1].extend(inside)
+            else:
+                found += (entry for _, entry in inside)
     finally:
         for descriptor, _ in stack[1:]:
             os.close(descriptor)

@@ -27,7 +27,7 @@ _FLAGS = _WANTED | _ONLY_FOLDERS | _NO_LINKS | _NOT_UNLINKED
 _LIMIT = "/proc/sys/fs/inotify/max_user_watches"
 
 
-class Change(msgspec.Struct, frozen=True):
+class FileEvent(msgspec.Struct, frozen=True):
     """What happened to `name` in a watched folder, or to the folder itself."""
 
     watch: int
@@ -61,17 +61,17 @@ class Inotify:
         numbers = self._known.pop(watch, [])
         self._inotify.remove_callbacks([(watch, number) for number in numbers])  # type: ignore[misc]
 
-    def read(self, seconds: float | None = None) -> list[Change] | None:
+    def read(self, seconds: float | None = None) -> list[FileEvent] | None:
         """Wait for changes; None once it was ended, which happens after `seconds` by itself."""
         timer = None if seconds is None else threading.Timer(seconds, self.end)
         if timer is not None:
             timer.start()
-        changes: list[Change] = []
+        changes: list[FileEvent] = []
         for event in self._inotify.read_events(event_buffer_size=1 << 18):
             if event.mask & IGNORED:
                 self._inotify.handle_event(event)  # it forgets the watch
                 self._known.pop(event.wd, None)
-            change = Change(event.wd, event.mask, os.fsdecode(event.name))
+            change = FileEvent(event.wd, event.mask, os.fsdecode(event.name))
             if not changes or changes[-1] != change:  # a file that is being written says so again and again
                 changes.append(change)
         if timer is not None:

@@ -7,6 +7,7 @@ import os
 import stat
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from ckptguard.errors import (
     ChangedWhileReadError,
@@ -55,17 +56,20 @@ class LocalStorage(Storage):
         self.url = self.root = root
         note_records(root)
 
-    def list(self, prefix: str = "", *, recursive: bool = False, enter: Enter | None = None) -> list[Entry]:
-        return sorted(self._walk(prefix, recursive=recursive, enter=enter), key=lambda entry: entry.key)
+    def list(
+        self, prefix: str = "", *, recursive: bool = False, enter: Enter | None = None, unread: bool = False
+    ) -> list[Entry]:
+        found = self._walk(prefix, recursive=recursive, enter=enter, unread=unread)
+        return sorted(found, key=lambda entry: entry.key)
 
     def names(self, prefix: str = "") -> Sequence[str]:
         return [entry.key for entry in self._walk(prefix, recursive=True, bare=True)]
 
-    def _walk(self, prefix: str, *, recursive: bool, enter: Enter | None = None, bare: bool = False) -> Entries:
+    def _walk(self, prefix: str, *, recursive: bool, **how: Any) -> Entries:
         with translated(prefix, self.url):
             try:
                 with folders.folder_of(self.url, parts_of(prefix)) as folder:
-                    return folders.walk(folder, prefix, self.url, recursive=recursive, enter=enter, bare=bare)
+                    return folders.walk(folder, prefix, self.url, recursive=recursive, **how)
             except (FileNotFoundError, NotADirectoryError):
                 if not prefix:
                     raise

@@ -86,10 +86,21 @@ def was_lasting(root: str, path: str) -> bool:
     return True
 
 
+def is_missing(path: str) -> bool:
+    """True if a path certainly has nothing. What nobody may look at is not missing."""
+    try:
+        os.lstat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return True
+    except OSError:
+        return False
+    return False
+
+
 def were_removed(root: str) -> bool:
     """True if this process saw these records in this very folder, and they are gone, or are going."""
     home = _homes.get(root)
-    if home is None or os.path.lexists(os.path.join(root, _FORMAT)):
+    if home is None or not is_missing(os.path.join(root, _FORMAT)):
         return False
     try:
         run = os.stat(os.path.dirname(root))

@@ -1,6 +1,6 @@
 """Local files that appear whole under their final name or not at all, and never replace anything.
 
-Only `swap_files` changes what a name holds: it exchanges two files, so that neither name is ever free.
+Only `swap_files` changes what a name in a run holds: it exchanges two files, so that neither name is ever free.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import fcntl
 import functools
 import os
 import stat
+import uuid
 from collections.abc import Callable, Iterator
 
 from ckptguard.storage.failures import translated
@@ -281,3 +282,19 @@ def clone_into(source: int, target: int) -> bool:
             return False
         raise
     return True
+
+
+def replace_file(path: str, content: bytes, mode: int = 0o600) -> None:
+    """Replace a file of ours outside of runs, or leave it as it was. Others see the old one or the new one. Nothing is
+    synced. Raises OSError."""
+    temporary_path = f"{path}.{uuid.uuid4().hex[:8]}.tmp"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        with open(os.open(temporary_path, flags, 0o600), "wb") as file:
+            file.write(content)
+            os.fchmod(file.fileno(), mode)
+        os.replace(temporary_path, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary_path)
+        raise

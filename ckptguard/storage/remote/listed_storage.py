@@ -58,9 +58,11 @@ class ListedStorage(Storage):
         self._storage, self._listing, self._prefix = storage, listing, prefix
         self.url, self.root = storage.url, storage.root
 
-    def list(self, prefix: str = "", *, recursive: bool = False, enter: Enter | None = None) -> Entries:
+    def list(
+        self, prefix: str = "", *, recursive: bool = False, enter: Enter | None = None, unread: bool = False
+    ) -> Entries:
         if not self._listing.is_valid:
-            return self._storage.list(prefix, recursive=recursive, enter=enter)
+            return self._storage.list(prefix, recursive=recursive, enter=enter, unread=unread)
         found: dict[tuple[str, str], Entry] = {}
         wanted = entering(prefix, enter)
         start = f"{prefix}/" if prefix else ""

@@ -60,7 +60,7 @@ class RemoteRoot:
         left = self.fs._strip_protocol(path).rstrip("/")
         return left.rpartition("/")[0] if left != path and path.startswith(left) else None
 
-    def under(self, prefix: str, *, recursive: bool, enter: Enter | None) -> list[Entry]:
+    def under(self, prefix: str, *, recursive: bool, enter: Enter | None, unread: bool = False) -> list[Entry]:
         """List as `Storage.list` does, unsorted."""
         if recursive and self.traits.flat_listing:
             return self._everything(prefix, enter)
@@ -72,7 +72,7 @@ class RemoteRoot:
             return entries or []
 
         # Folder by folder: fsspec's own recursion leaves out what it fails to list.
-        return listed_by_levels(prefix, level, recursive=recursive, enter=enter)
+        return listed_by_levels(prefix, level, self.url, recursive=recursive, enter=enter, unread=unread)
 
     def at_or_below(self, key: str) -> list[Entry]:
         """Return every object at or below a key."""

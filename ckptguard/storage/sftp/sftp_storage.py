@@ -35,7 +35,9 @@ class SftpStorage(Storage):
         self._real_base: str | None = None
         self._links: bool | None = None
 
-    def list(self, prefix: str = "", *, recursive: bool = False, enter: Enter | None = None) -> Entries:
+    def list(
+        self, prefix: str = "", *, recursive: bool = False, enter: Enter | None = None, unread: bool = False
+    ) -> Entries:
         def level(folder: str) -> Entries:
             try:
                 return self._level(folder)
@@ -45,7 +47,7 @@ class SftpStorage(Storage):
                 return []
 
         with translated(prefix, self.url):
-            found = listed_by_levels(prefix, level, recursive=recursive, enter=enter)
+            found = listed_by_levels(prefix, level, self.url, recursive=recursive, enter=enter, unread=unread)
         return sorted(found, key=lambda entry: entry.key)
 
     def stat(self, key: str) -> Entry:

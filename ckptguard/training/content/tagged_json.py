@@ -18,6 +18,7 @@ from importlib import import_module
 from typing import Any
 
 from ckptguard.errors import StateError
+from ckptguard.formats.strict_json import why_unread
 
 MAX_DEPTH = 100
 _SMALL = 2**63
@@ -49,8 +50,10 @@ def from_text(text: bytes) -> Any:
     """Invert `to_text`."""
     try:
         return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise StateError(f"the saved state is not JSON: {error}") from error
+    except RecursionError as error:
+        raise StateError("the saved state is nested too deeply") from error
+    except ValueError as error:
+        raise StateError(f"the saved state is not JSON: {why_unread(error)}") from error
 
 
 class _Encoder:

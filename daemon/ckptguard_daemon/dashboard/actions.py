@@ -34,12 +34,12 @@ from ckptguard.records.run import Run
 from ckptguard.records.who_and_when import utc_text
 from ckptguard.runs.work import Work
 from ckptguard.values.record_text import what_is_wrong
-from ckptguard_daemon.dashboard.asked import Asked, Asking, Done, Plan, Rules
+from ckptguard_daemon.dashboard.asked import ActionPlan, ActionRequest, Asked, Done, Rules
 from ckptguard_daemon.dashboard.reading import Clicks, Reads
 from ckptguard_daemon.dashboard.verbs import VERBS, dry_prune, prune_plan, prune_words
 from ckptguard_daemon.http.replies import number, read_body, reply
 from ckptguard_daemon.http.routes import Caller, Role, Route, Served, caller_of
-from ckptguard_daemon.jobs import Job
+from ckptguard_daemon.jobs import ActionJob
 from ckptguard_daemon.log import log
 from ckptguard_daemon.loop import LaneScanner
 
@@ -92,7 +92,7 @@ class Actions:
         verb = VERBS.get(name)
         if verb is None:
             raise NotFoundError(f"there is no action {name[:40]}", hint=f"there are {', '.join(VERBS)}")
-        asking: Asking = await read_body(request, verb.arguments)
+        asking: ActionRequest = await read_body(request, verb.arguments)
         if not asking.dry_run:
             _refuse_unfounded(asking)
         act = Acting(self._served, guarded, name, asking, caller_of(request))
@@ -103,7 +103,7 @@ class Actions:
         guarded = self._served.run_of(request)
         return await self._answer(request, self._served.jobs.get(request.path_params["job"], guarded.run_id))
 
-    async def _answer(self, request: Request, job: Job) -> Response:
+    async def _answer(self, request: Request, job: ActionJob) -> Response:
         seconds = number(request, "wait_seconds", float, _LONGEST_WAIT)
         answer = await job.wait(_PATIENCE if seconds is None else seconds)
         if answer is not None:
@@ -124,7 +124,7 @@ def _rules(request: Request) -> Rules:
         raise SettingsError(f"the query does not have the expected form: {what_is_wrong(error)}") from error
 
 
-def _refuse_unfounded(asking: Asking) -> None:
+def _refuse_unfounded(asking: ActionRequest) -> None:
     if not asking.reason.strip():
         raise SettingsError("`reason` is empty: say why, for the record")
     if len(asking.reason) > LONGEST_REASON:
@@ -136,17 +136,18 @@ def _refuse_unfounded(asking: Asking) -> None:
 class Acting:
     """One action, dry or real, as the work of a job."""
 
-    def __init__(self, served: Served, guarded: WatchedRun, verb: str, asking: Asking, caller: Caller) -> None:
+    def __init__(self, served: Served, guarded: WatchedRun, verb: str, asking: ActionRequest, caller: Caller) -> None:
         self._served, self._guarded, self._verb = served, guarded, verb
         self._asking, self._caller = asking, caller
 
-    def __call__(self, job: Job) -> Document:
+    def __call__(self, job: ActionJob) -> Document:
         """Do it, in the job's thread. Scanning processes end with the thread that started them."""
         scanner = LaneScanner(job.stop)
         try:
             work = Work(scanner=scanner.by(self._guarded.settings), stop=job.stop)
             view = self._guarded.look()
-            asked = Asked(guarded=self._guarded, view=view, arguments=self._asking, work=work)
+            name = self._caller.name
+            asked = Asked(guarded=self._guarded, view=view, arguments=self._asking, work=work, name=name)
             return self._plan(asked) if self._asking.dry_run else self._carry_out(asked, job)
         finally:
             scanner.close()
@@ -154,17 +155,17 @@ class Acting:
     def _plan(self, asked: Asked) -> Document:
         before = known_actions(asked.view.run)
         plan = VERBS[self._verb].act(asked)
-        assert isinstance(plan, Plan)
+        assert isinstance(plan, ActionPlan)
         return self._document(state="planned", plan=plan.lines, costs=plan.costs, token=self._token(plan, before))
 
-    def _token(self, plan: Plan, before: Sequence[str]) -> str:
+    def _token(self, plan: ActionPlan, before: Sequence[str]) -> str:
         """Return the digest of a plan, of what it is about, and of the actions before it. So no token works twice."""
         content = [self._guarded.run_id, self._verb, self._asking.arguments, plan.lines, plan.about, before]
         text = repr(msgspec.to_builtins(content)).encode("utf-8", "backslashreplace")
         return hashlib.blake2b(text, digest_size=16).hexdigest()
 
-    def _carry_out(self, asked: Asked, job: Job) -> Document:
-        def check(plan: Plan) -> None:
+    def _carry_out(self, asked: Asked, job: ActionJob) -> Document:
+        def check(plan: ActionPlan) -> None:
             if self._token(plan, before) != self._asking.token:
                 raise PlanChangedError(
                     "something changed since you saw the plan, so nothing was done", hint="look at the new plan"

@@ -18,7 +18,7 @@ from ckptguard.values.settings import Settings, with_table
 Word = Annotated[str, msgspec.Meta(min_length=1, max_length=4096)]
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
+class ActionPlan(msgspec.Struct, frozen=True, kw_only=True):
     """What would be done, as lines. `costs`: the bytes that are read, sent, moved or deleted, if that is known.
 
     `about`: plain values that change whenever what the plan is about does.
@@ -38,16 +38,18 @@ class Done(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """What is asked of one run. The view is fresh. `arguments` are of the verb's own kind of `Asking`. `check` raises
-    PlanChangedError for another plan than the one that was agreed to; it is None in a dry run."""
+    """What is asked of one run. The view is fresh. `arguments` are the verb's own kind of `ActionRequest`. `check`
+    raises PlanChangedError for another plan than the one that was agreed to; it is None in a dry run. `name` is that of
+    the one who asks."""
 
     guarded: WatchedRun
     view: RunView
     arguments: Any
     work: Work
-    check: Callable[[Plan], None] | None = None
+    name: str
+    check: Callable[[ActionPlan], None] | None = None
 
-    def agreed(self, plan: Plan) -> bool:
+    def agreed(self, plan: ActionPlan) -> bool:
         """True if this plan is to be carried out, False in a dry run. Raises PlanChangedError."""
         if self.check is not None:
             self.check(plan)
@@ -64,7 +66,7 @@ class Asked:
         return self.view.settings
 
 
-class Asking(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ActionRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What every request for an action says. A real one has a reason, and the token of the plan."""
 
     dry_run: bool = True
@@ -78,20 +80,20 @@ class Asking(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return {name: value for name, value in said.items() if name not in _OF_ALL and value is not None}
 
 
-_OF_ALL = Asking.__struct_fields__
+_OF_ALL = ActionRequest.__struct_fields__
 
 
-class OfRun(Asking, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class OfRun(ActionRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """No arguments: it is about the whole run."""
 
 
-class OfCheckpoint(Asking, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class OfCheckpoint(ActionRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One checkpoint: its path, its id, its step, or its name in the catalogue."""
 
     checkpoint: Word
 
 
-class OfAny(Asking, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class OfAny(ActionRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One checkpoint, or the whole run."""
 
     checkpoint: Word | None = None
@@ -103,7 +105,13 @@ class Pinning(OfCheckpoint, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     until: Word | None = None
 
 
-class Rules(Asking, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Silencing(ActionRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Until when: a date, a time or a span such as 8h."""
+
+    until: Word
+
+
+class Rules(ActionRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Rules of retention that are used instead of those in the settings. A form says numbers as text."""
 
     keep_last: int | Word | None = None
@@ -122,7 +130,7 @@ class Rules(Asking, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return with_table(settings, given, "the request")
 
 
-class Going(Asking, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Going(ActionRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How far to go back: to a path, an id or a step. `force`: even while files of the run are being written."""
 
     to: Word | None = None
@@ -133,5 +141,5 @@ class Going(Asking, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class Verb(NamedTuple):
     """One verb: its arguments, and what plans it or does it. Before its first change it has its plan checked."""
 
-    arguments: type[Asking]
-    act: Callable[[Asked], Plan | Done]
+    arguments: type[ActionRequest]
+    act: Callable[[Asked], ActionPlan | Done]

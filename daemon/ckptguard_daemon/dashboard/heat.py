@@ -10,7 +10,6 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ckptguard.catalogue.questions import timeline
 from ckptguard.checks.finite import counts_in
 from ckptguard.documents.build import Document, document
 from ckptguard.engine.watched_run import WatchedRun
@@ -82,8 +81,8 @@ class Heat:
         reads: Reads,
     ) -> Document:
         """Return the document. Raises NotFoundError if the run has no such series."""
-        rows = self._feed.ask(timeline, watched.run_id)
-        every = {g.id: g for g in rows.generations} if rows is not None else {}
+        noted = self._feed.catalogue.noted(watched.run_id)
+        every = {g.id: g for g in noted.generations.values()} if noted is not None else {}
         known = sorted({escape(id.series) for id in every})
         if series is None and known:
             series = escape(max(every, key=lambda id: (every[id].saved_at or 0.0, id.order)).series)

@@ -10,11 +10,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ckptguard.checks.finite import counts_in
-from ckptguard.decisions.at_risk import rank_named, ranks_named
 from ckptguard.decisions.known_good import standings, verdict_name
 from ckptguard.documents.build import Document, document, fields, plain
 from ckptguard.engine.watched_run import WatchedRun
 from ckptguard.formats.dtypes import FP16_LIMIT
+from ckptguard.layouts.rank_names import rank_named, ranks_named
 from ckptguard.records.ledger import FOLDER as LEDGER
 from ckptguard.records.manifests import read_manifest
 from ckptguard.records.run import Run, record_names

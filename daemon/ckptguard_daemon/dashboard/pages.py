@@ -14,8 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ckptguard.catalogue.curves import unpacked
-from ckptguard.catalogue.questions import Timeline, curve, events_after, timeline
-from ckptguard.catalogue.rows import CurveRow, NumberedEvent
+from ckptguard.catalogue.rows import Noted, NumberedEvent
 from ckptguard.decisions.at_risk import at_risk, at_risk_words
 from ckptguard.documents.build import Document, document, fields, plain
 from ckptguard.engine.watched_run import WatchedRun
@@ -24,6 +23,8 @@ from ckptguard.values.ids import escape
 from ckptguard.values.run_rows import Generation, IncidentRow
 from ckptguard_daemon.dashboard.answer import answer
 from ckptguard_daemon.http.routes import Role, Route, Served
+
+_MOST_EVENTS = 1000
 
 
 def routes(served: Served) -> list[Route]:
@@ -60,7 +61,7 @@ class Pages:
 
     def _fleet(self, runs: Sequence[WatchedRun]) -> Document:
         now, feed = time.time(), self._served.feed
-        newest = feed.ask(events_after, 0, most=0)
+        newest = feed.catalogue.newest  # before the rows: what happens meanwhile is told again
         rows = [self._row(run, now) for run in runs]
         checkpoints, size = Counter[str](), Counter[str]()
         for row in rows:
@@ -71,29 +72,30 @@ class Pages:
             **document("fleet"),
             "as_of": now,
             "catalogue": feed.catalogue.is_in_file,
-            "newest_event": None if newest is None else newest.last,
+            "newest_event": newest,
             "totals": totals,
             "runs": rows,
         }
 
     def _run(self, run: WatchedRun) -> Document:
         now, feed = time.time(), self._served.feed
-        newest = feed.ask(events_after, 0, most=0)
-        row, rows = self._row(run, now), feed.ask(timeline, run.run_id)
-        known, replicas, scrub = rows or Timeline(), run.replicas, run.scrub
+        newest, row, noted = feed.catalogue.newest, self._row(run, now), feed.catalogue.noted(run.run_id)
+        known, replicas, scrub = noted or Noted(), run.replicas, run.scrub
+        generations = sorted(known.generations.values(), key=lambda g: (g.saved_at or 0.0, g.name))
+        incidents = sorted(known.incidents.values(), key=lambda i: i.name)
         return {
             **document("page"),
             "as_of": seconds_of(run.last_pass_at or ""),
-            "noted": rows is not None,
-            "newest_event": None if newest is None else newest.last,
+            "noted": noted is not None,
+            "newest_event": newest,
             "run": row,
             "sentence": row["explanation"],
-            "series": sorted({escape(g.id.series) for g in known.generations}),
-            "generations": [_generation(g) for g in known.generations],
-            "incidents": [_incident(i) for i in known.incidents],
-            "events": [event_fields(e) for e in known.events],
+            "series": sorted({escape(g.id.series) for g in generations}),
+            "generations": [_generation(g) for g in generations],
+            "incidents": [_incident(i) for i in incidents],
+            "events": [event_fields(e) for e in known.events[-_MOST_EVENTS:]],
             "pending": plain(run.last_pass.pending),
-            "could_not_tell": [*map(escape, run.last_pass.could_not_tell), *run.last_pass.unnamed],
+            "could_not_tell": [*map(escape, run.last_pass.could_not_tell), *run.last_pass.unread],
             "not_understood": run.last_pass.not_understood and plain(run.last_pass.not_understood.notes),
             "replicas": [{**fields(r, "standing"), "held": len(r.held)} for r in replicas],
             "scrub": plain(scrub),
@@ -101,13 +103,13 @@ class Pages:
 
     def _curves(self, run: WatchedRun) -> Document:
         """Return the columns as they are: a number that is not finite is a word."""
-        row, incidents = self._served.feed.ask(curve, run.run_id) or (CurveRow(), ())
-        known = unpacked(row)
+        noted = self._served.feed.catalogue.noted(run.run_id) or Noted()
+        known, incidents = unpacked(noted.curve), sorted(noted.incidents.values(), key=lambda i: i.name)
         back = [i for i in incidents if i.went_back_to is not None and i.step is not None]
         return {
             **document("curves"),
             "as_of": seconds_of(run.last_pass_at or ""),
-            "source": row.source,
+            "source": noted.curve.source,
             "step": known.step,
             "loss": known.loss,
             "grad_norm": known.grad_norm,

@@ -19,7 +19,7 @@ from ckptguard.runs.run_view import RunView
 from ckptguard.storage.protocol import Storage
 from ckptguard.values.ids import CheckpointId, id_from_record
 from ckptguard_daemon.dashboard.answer import pack
-from ckptguard_daemon.turns import Turns
+from ckptguard_daemon.jobs import StorageThreads
 
 MOST_SECONDS = 20.0  # until a click asks the storage nothing more
 MOST_REQUESTS = 1000
@@ -73,7 +73,7 @@ class Clicks:
     """Does what clicks ask for in a few threads, so that a slow storage holds up nothing else."""
 
     def __init__(self) -> None:
-        self._turns = Turns(most=_AT_ONCE, of_run=_OF_RUN)
+        self._turns = StorageThreads(most=_AT_ONCE, of_run=_OF_RUN)
 
     async def answer(self, request: Request, make: Callable[[Reads], Document]) -> Response:
         """Return the document that `make` returns, with the number of its requests. Raises BusyError."""

@@ -4,6 +4,7 @@ command line's dry run.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from typing import Any
 
@@ -17,27 +18,32 @@ from ckptguard.documents.done_lines import (
     replica_line,
     replica_table,
     rollback_lines,
+    silence_text,
 )
 from ckptguard.documents.report_lines import Line, checked_lines, report_lines
 from ckptguard.errors import NotFoundError, SettingsError
 from ckptguard.layouts import Checkpoint
+from ckptguard.records.silences import end_silence, read_silence, silence_end, silence_run
+from ckptguard.records.who_and_when import lasts_until
 from ckptguard.recover.roll_back import GoBack, RolledBack, known_good_of, roll_back
 from ckptguard.repair.repair import Repaired, repair
 from ckptguard.replicas.replicate import Replica, replica_urls, replicate
 from ckptguard.reporting.incidents_of_saves import IncidentsOfSaves
 from ckptguard.reporting.open_and_close import close_after_rollback, close_incidents_about
-from ckptguard.retention.pin import lasts_until, pin, pinned_id, pins_on, release
+from ckptguard.retention.pin import pin, pinned_id, pins_on, release
 from ckptguard.retention.prune import Pruned, prune
 from ckptguard.runs.run_view import RunView, select_checkpoint
 from ckptguard.runs.target import Target, one_checkpoint
 from ckptguard.terminal.columns import lay_out
 from ckptguard.values.ids import CheckpointId, escape, id_from_record
 from ckptguard.values.retention_policy import parse_span
+from ckptguard.values.silence import as_of
 from ckptguard.values.verdict import Outcome
 from ckptguard.verification.selection import Selection
 from ckptguard.verification.target import verify_resolved
 from ckptguard.verification.user_decisions import accept, clear_standing, suspect_named
 from ckptguard_daemon.dashboard.asked import (
+    ActionPlan,
     Asked,
     Done,
     Going,
@@ -45,8 +51,8 @@ from ckptguard_daemon.dashboard.asked import (
     OfCheckpoint,
     OfRun,
     Pinning,
-    Plan,
     Rules,
+    Silencing,
     Verb,
 )
 from ckptguard_daemon.log import log
@@ -57,14 +63,14 @@ SOURCE = "dashboard"
 # verify
 
 
-def _verify(asked: Asked) -> Plan | Done:
+def _verify(asked: Asked) -> ActionPlan | Done:
     chosen = _target(asked)
     found = [chosen.checkpoint] if chosen.checkpoint is not None else list(asked.view.checkpoints)
     if not found:
         raise NotFoundError(f"there is no checkpoint in {asked.view.run.url}")
     planned = [f"would read every byte of {escape(c.path)}, and record the verdict" for c in found]
     costs = {"bytes_read": sum(checkpoint.bytes for checkpoint in found)}
-    plan = Plan(lines=tuple(planned), costs=costs, about=[_files(c) for c in found])
+    plan = ActionPlan(lines=tuple(planned), costs=costs, about=[_files(c) for c in found])
     if not asked.agreed(plan):
         return plan
     what = Selection(wait=asked.settings.settle + 1)
@@ -85,36 +91,63 @@ def _target(asked: Asked) -> Target:
 # pin, unpin
 
 
-def _pin(asked: Asked) -> Plan | Done:
+def _pin(asked: Asked) -> ActionPlan | Done:
     checkpoint, until = _checkpoint(asked), asked.arguments.until
     lasts = None if until is None else lasts_until(until)
     line = f"would pin {escape(checkpoint.path)}" + (f" until {escape(until)}" if until is not None else "")
-    plan = Plan(lines=(line,), about=[str(pinned_id(asked.view, checkpoint)), _files(checkpoint)])
+    plan = ActionPlan(lines=(line,), about=[str(pinned_id(asked.view, checkpoint)), _files(checkpoint)])
     if not asked.agreed(plan):
         return plan
     pinned = pin(asked.view, checkpoint, note=asked.reason, lasts=lasts)[0]
     return Done(lines=(f"pinned {escape(checkpoint.path)}" + (f" until {pinned.until}" if pinned.until else ""),))
 
 
-def _unpin(asked: Asked) -> Plan | Done:
+def _unpin(asked: Asked) -> ActionPlan | Done:
     checkpoint = _checkpoint(asked)
     found = pins_on(asked.view, checkpoint)
     lines = [f"would remove a pin of {escape(checkpoint.path)}: {escape(one.note) or one.since}" for one in found]
-    plan = Plan(lines=tuple(lines), about=sorted(one.key for one in found))
+    plan = ActionPlan(lines=tuple(lines), about=sorted(one.key for one in found))
     if not asked.agreed(plan):
         return plan
     release(asked.view, found)
     return Done(lines=(f"unpinned {escape(checkpoint.path)}",))
 
 
+# silence, unsilence
+
+
+def _silence(asked: Asked) -> ActionPlan | Done:
+    run, until = asked.view.run, asked.arguments.until
+    ends, before = silence_end(until), as_of(read_silence(run), time.time())
+    lines = [f"would silence {escape(run.url)} until {escape(until)}: no messages and no alerts"]
+    lines += [f"would replace a silence {silence_text(before)}"] if before is not None else []
+    plan = ActionPlan(lines=tuple(lines))
+    if not asked.agreed(plan):
+        return plan
+    made = silence_run(run, ends, reason=asked.reason, by=asked.name)
+    return Done(lines=(f"silenced {escape(run.url)} {silence_text(made)}",))
+
+
+def _unsilence(asked: Asked) -> ActionPlan | Done:
+    run = asked.view.run
+    before = as_of(read_silence(run), time.time())
+    if before is None:
+        raise NotFoundError(f"{run.url} is not silenced")
+    plan = ActionPlan(lines=(f"would end the silence {silence_text(before)}",))
+    if not asked.agreed(plan):
+        return plan
+    end_silence(run)
+    return Done(lines=(f"{escape(run.url)} is not silenced any more",))
+
+
 # clear, accept
 
 
-def _clear(asked: Asked) -> Plan | Done:
+def _clear(asked: Asked) -> ActionPlan | Done:
     word = asked.arguments.checkpoint
     standing = suspect_named(asked.view, word)
     line = f"would say that {escape(word)} is good, for the reason that you give"
-    plan = Plan(lines=(line,), about=[str(standing.id), standing.id.series, standing.number])
+    plan = ActionPlan(lines=(line,), about=[str(standing.id), standing.id.series, standing.number])
     if not asked.agreed(plan):
         return plan
     verdict = clear_standing(asked.view, standing, word, reason=asked.reason)
@@ -122,10 +155,10 @@ def _clear(asked: Asked) -> Plan | Done:
     return Done(lines=(f"{escape(word)} is {verdict.outcome.value}",))
 
 
-def _accept(asked: Asked) -> Plan | Done:
+def _accept(asked: Asked) -> ActionPlan | Done:
     checkpoint = _checkpoint(asked)
     path = checkpoint.path
-    plan = Plan(
+    plan = ActionPlan(
         lines=(
             f"would take the tensors of {escape(path)} as the reference from now on",
             f"would verify {escape(path)} again",
@@ -154,9 +187,9 @@ def prune_words(done: Pruned) -> tuple[str, ...]:
     )
 
 
-def prune_plan(done: Pruned) -> Plan:
+def prune_plan(done: Pruned) -> ActionPlan:
     """Return the plan that a dry run of retention found."""
-    return Plan(
+    return ActionPlan(
         lines=(*_rows(prune_table(done)), *prune_words(done)),
         costs={
             "bytes_moved": sum(d.checkpoint.bytes for d in done.removed),
@@ -176,7 +209,7 @@ def dry_prune(view: RunView, rules: Rules) -> Pruned:
     return prune(view, settings.retention(), grace=grace, dry_run=True)
 
 
-def _prune(asked: Asked) -> Plan | Done:
+def _prune(asked: Asked) -> ActionPlan | Done:
     check, rules = asked.check, asked.arguments
     if check is None:
         return prune_plan(dry_prune(asked.view, rules))
@@ -192,13 +225,13 @@ def _prune(asked: Asked) -> Plan | Done:
 # replicate
 
 
-def _replicate(asked: Asked) -> Plan | Done:
+def _replicate(asked: Asked) -> ActionPlan | Done:
     places = replica_urls(asked.view.run.url, asked.settings)
     if not places:
         raise SettingsError("there is no place to replicate to: set `replicas` in the settings")
     found = [(place, replicate(asked.view, place, dry_run=True)) for place in places]
     sent = {place: [c for c in replica.checkpoints if c.done == "would send"] for place, replica in found}
-    plan = Plan(
+    plan = ActionPlan(
         lines=tuple(line for _, replica in found for line in _replica_lines(replica)),
         costs={"bytes_sent": sum(c.bytes for one in sent.values() for c in one)},
         about=[[place, [[str(c.id), c.path] for c in one]] for place, one in sent.items()],
@@ -221,7 +254,7 @@ def _replica_lines(replica: Replica) -> list[str]:
 # repair
 
 
-def _repair(asked: Asked) -> Plan | Done:
+def _repair(asked: Asked) -> ActionPlan | Done:
     check, word = asked.check, asked.arguments.checkpoint
     path = None if word is None else _path_and_id(asked.view, word)[0]
     if check is None:
@@ -231,8 +264,8 @@ def _repair(asked: Asked) -> Plan | Done:
     return Done(lines=_repaired(done), well=not (left or done.still_bad or done.could_not_tell))
 
 
-def _repair_plan(done: Repaired) -> Plan:
-    return Plan(
+def _repair_plan(done: Repaired) -> ActionPlan:
+    return ActionPlan(
         lines=_repaired(done),
         about=[
             [fields(file) for file in done.files],
@@ -249,7 +282,7 @@ def _repaired(done: Repaired) -> tuple[str, ...]:
 # rollback
 
 
-def _rollback(asked: Asked) -> Plan | Done:
+def _rollback(asked: Asked) -> ActionPlan | Done:
     check, to, step = asked.check, asked.arguments.to, asked.arguments.step
     if to is not None and step is not None:
         raise SettingsError("give `to` or `step`, not both")
@@ -268,11 +301,11 @@ def _rollback(asked: Asked) -> Plan | Done:
     return Done(lines=_rolled_back(done))
 
 
-def _rollback_plan(asked: Asked, done: RolledBack) -> Plan:
+def _rollback_plan(asked: Asked, done: RolledBack) -> ActionPlan:
     view = asked.view
     moved = [found for path in done.quarantined if (found := view.checkpoint(path)) is not None]
     manifest = view.history.manifest(done.source)
-    return Plan(
+    return ActionPlan(
         lines=_rolled_back(done),
         costs={"bytes_read": 0 if manifest is None else manifest.bytes, "bytes_moved": sum(c.bytes for c in moved)},
         about=[fields(done), str(done.source), done.source.series, [_files(c) for c in moved]],
@@ -332,6 +365,8 @@ VERBS = {
     "verify": Verb(OfAny, _verify),
     "pin": Verb(Pinning, _pin),
     "unpin": Verb(OfCheckpoint, _unpin),
+    "silence": Verb(Silencing, _silence),
+    "unsilence": Verb(OfRun, _unsilence),
     "clear": Verb(OfCheckpoint, _clear),
     "accept": Verb(OfCheckpoint, _accept),
     "prune": Verb(Rules, _prune),

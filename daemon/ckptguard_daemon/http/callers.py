@@ -12,10 +12,10 @@ import msgspec
 
 from ckptguard.errors import SettingsError
 from ckptguard.runs.token_file import read_tokens
+from ckptguard.storage.local.writes import replace_file
 from ckptguard.values.access import Role, Token, digest_of
 from ckptguard_daemon.http.routes import Caller
 from ckptguard_daemon.log import log
-from ckptguard_daemon.whole_file import replace_file
 
 SESSION_SECONDS = 7 * 86400.0
 LINK_SECONDS = 600.0

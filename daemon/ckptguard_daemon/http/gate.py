@@ -27,7 +27,7 @@ _HOST = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9.-]+)(?::[0-9]{1,5})?")
 _SAFE = ("GET", "HEAD")
 
 
-class Gate:
+class Admission:
     """The middleware that lets requests through. `admit` says why one is refused, or notes its caller, of whom the
     routes ask a role."""
 

@@ -26,7 +26,7 @@ from ckptguard_daemon.http.replies import refusal, unauthorized
 from ckptguard_daemon.jobs import Jobs
 from ckptguard_daemon.loop import Loop, Passes
 from ckptguard_daemon.metrics import Metrics
-from ckptguard_daemon.roster import Roster
+from ckptguard_daemon.run_set import RunSet
 
 
 class Caller(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,7 +52,7 @@ OWNER = Caller(name="owner", role=Role.OPERATOR)  # a process that can open the 
 class Served:
     """What the routes answer about. `stop` is set when the daemon ends: then streams end."""
 
-    runs: Roster
+    runs: RunSet
     loop: Loop
     passes: Passes
     presence: DaemonRecord
@@ -60,6 +60,7 @@ class Served:
     metrics: Metrics
     alive: Callable[[], bool]
     searched: Callable[[], bool] = lambda: True
+    unseen_places: Callable[[], int] = lambda: 0
     stop: threading.Event
     jobs: Jobs = field(default_factory=lambda: Jobs(threading.Event()))
 

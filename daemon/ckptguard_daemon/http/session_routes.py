@@ -18,7 +18,19 @@ from ckptguard_daemon.http.replies import read_body, refusal, reply
 from ckptguard_daemon.http.routes import Route, Served, caller_of
 from ckptguard_daemon.log import log
 
-ACTIONS = ("verify", "pin", "unpin", "clear", "accept", "prune", "replicate", "repair", "rollback")
+ACTIONS = (
+    "verify",
+    "pin",
+    "unpin",
+    "silence",
+    "unsilence",
+    "clear",
+    "accept",
+    "prune",
+    "replicate",
+    "repair",
+    "rollback",
+)
 _LONGEST_SECRET = 1024
 
 

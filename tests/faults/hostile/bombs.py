@@ -16,7 +16,7 @@ from faults.hostile.assembly import text
 from support.container_files import tar_of
 from support.format_files import torch_archive, torch_bytes
 
-from ckptguard.formats.suffixes import LEGACY_MAGIC as MAGIC
+from ckptguard.formats.suffixes import LEGACY_MAGICS
 
 MIB = 1 << 20
 
@@ -214,7 +214,7 @@ UNDECIDED = (
     *("a million records of numpy", "deflated objects", "doubling tuples", "deep lists", "deep keys", "lists only"),
     "many pickles",
 )
-HARMLESS = ("empty frames", "memo far away", "many decimals", "wide texts")
+HARMLESS = ("empty frames", "many decimals", "wide texts")
 
 # Files of holes: what they claim to hold is not there, and reading all of it into memory would be a mistake.
 SPARSE: dict[str, tuple[str, bytes, int]] = {
@@ -225,11 +225,11 @@ SPARSE: dict[str, tuple[str, bytes, int]] = {
     "index of holes": ("model.safetensors.index.json", b'{"weight_map":"', 60 * MIB),
     "trainer_state of holes": ("trainer_state.json", b'{"a":"', 250 * MIB),
     "archive of holes": ("m.pt", b"PK\x03\x04", 600 * MIB),
-    "legacy file of holes": ("m.pth", MAGIC + b"\x8e" + struct.pack("<Q", 1 << 29), 600 * MIB),
+    "legacy file of holes": ("m.pth", LEGACY_MAGICS[0] + b"\x8e" + struct.pack("<Q", 1 << 29), 600 * MIB),
     "objects of holes": ("m.npy", _pickled_array(0)[:-1].replace(bytes(8), struct.pack("<Q", 400 * MIB)), 500 * MIB),
 }  # fmt: skip
 
-TOO_LARGE = ("pickle of holes", "text of holes", "pickle of 600 MiB", "objects of holes")  # to be read at all
+TOO_LARGE = ("objects of holes",)  # to be read at all
 
 
 def write_sparse(path: Path, start: bytes, size: int) -> Path:

@@ -21,7 +21,7 @@ import torch.distributed.checkpoint
 from support.container_files import baselines_files, tar_of, zip_of
 from support.format_files import safetensors_bytes, torch_archive, torch_bytes
 
-from ckptguard.formats.suffixes import LEGACY_MAGIC as MAGIC
+from ckptguard.formats.suffixes import LEGACY_MAGICS
 
 Container = Callable[[Path, bytes], Path]
 _MODEL = safetensors_bytes({"w": torch.arange(4.0)})
@@ -54,7 +54,7 @@ def _trainer(name: str, wrap: Callable[[bytes], bytes] = lambda data: data) -> C
 def legacy(data: bytes) -> bytes:
     """The old torch format: magic number, protocol, system, state, keys of storages."""
     system = {"protocol_version": 1001, "little_endian": True, "type_sizes": {"short": 2, "int": 4, "long": 4}}
-    return MAGIC + pickle.dumps(1001, 2) + pickle.dumps(system, 2) + data + pickle.dumps([], 2)
+    return LEGACY_MAGICS[0] + pickle.dumps(1001, 2) + pickle.dumps(system, 2) + data + pickle.dumps([], 2)
 
 
 def tar(data: bytes) -> bytes:

@@ -10,6 +10,7 @@ from queue import SimpleQueue
 import pytest
 
 from ckptguard.bulk import dispatch as module
+from ckptguard.bulk import worker
 from ckptguard.bulk.dispatch import dispatch
 from ckptguard.bulk.engine import Engine
 from ckptguard.bulk.messages import SOFTWARE, Task
@@ -32,7 +33,7 @@ class Scripted:
             raise BrokenExecutor
         future: Future = Future()
         if not arguments:  # identify
-            future.set_result({"host": "here", "software": SOFTWARE})
+            future.set_result({"host": "here"})
             return future
         task = arguments[0]
         self.rates.append(task.get("rate"))
@@ -177,27 +178,19 @@ class Says(Scripted):
         return future
 
 
-HERE = {"host": "here", "software": SOFTWARE}
+HERE = {"host": "here"}
 
 
-def test_another_version_ends_it():
-    """One sentence says which worker, and what differs."""
-    other = {"host": "node7:4", "software": {**SOFTWARE, "records": "1"}}
-    with pytest.raises(WorkerError, match="node7:4 has other software: records 1, not 2") as raised:
-        Engine(lambda: Says(other), 1)
-    assert "same version" in raised.value.hint
-
-
-def test_a_worker_of_another_version_that_joins_later_does_nothing():
-    """It refuses the task, and the job ends."""
-    from ckptguard.bulk.worker import perform
-
-    refused = perform({"software": {**SOFTWARE, "ckptguard": "0.0"}, "verb": "verify"})
+def test_a_worker_of_another_version_does_nothing(monkeypatch):
+    """It refuses the task. If no other worker is left, one sentence says which it was, and what differs."""
+    monkeypatch.setattr(worker, "_PAUSE", 0.0)
+    refused = worker.perform({"software": {**SOFTWARE, "ckptguard": "0.0"}, "verb": "verify"})
     assert refused["differs"] == SOFTWARE
     assert "items" not in refused
-    engine = Engine(lambda: Says(HERE, {"host": "late:1", "differs": {**SOFTWARE, "ckptguard": "0.0"}}), 1)
-    with pytest.raises(WorkerError, match=r"late:1 has other software: ckptguard 0\.0"):
+    engine = Engine(lambda: Says(HERE, {"host": "node7:4", "differs": {**SOFTWARE, "records": "1"}}), 1)
+    with pytest.raises(WorkerError, match="node7:4 has other software: records 1, not 2") as raised:
         list(dispatch(engine, [Task(verb="verify", url="r")]))
+    assert "same version" in raised.value.hint
 
 
 def test_an_engine_that_refuses_a_task_is_lost():

@@ -13,9 +13,10 @@ import pytest
 from support.fleets import QUICK, bad_in, counts, done_by, ledger_of, make_fleet, plan_of, step_of
 from support.tiny_run import name_of, rot
 
+from ckptguard.bulk import worker
 from ckptguard.bulk.engine import Engine, open_engine
-from ckptguard.bulk.job import plan_bulk
-from ckptguard.bulk.messages import SOFTWARE, Answer
+from ckptguard.bulk.job import carry_out, plan_bulk
+from ckptguard.bulk.messages import SOFTWARE, TaskAnswer
 from ckptguard.bulk.worker import VERBS, perform
 from ckptguard.fleet import FleetRun
 from ckptguard.records.incidents import list_incidents
@@ -123,7 +124,8 @@ def manifests(root):
     found = []
     for path in sorted(root.rglob("_ckptguard/manifests/*/*.json")):
         manifest = json.loads(path.read_text().partition("\ncrc32")[0])
-        found.append([{k: v for k, v in f.items() if k not in ("mtime_ns", "inode")} for f in manifest["files"]])
+        own = ("mtime_ns", "ctime_ns", "inode")
+        found.append([{k: v for k, v in f.items() if k not in own} for f in manifest["files"]])
     return found
 
 
@@ -184,7 +186,7 @@ def test_a_run_that_cannot_be_read_is_told_and_the_others_are_done(tmp_path, wor
     assert "have format 99" in done.could_not_tell[0]
 
 
-def test_a_task_has_no_secret(tmp_path):
+def test_a_task_has_no_secret(tmp_path, monkeypatch):
     """Only the names of storage options travel, and no address of people."""
     settings = Settings(
         storage=StorageOptions({"s3": {"secret": "hush"}}),
@@ -193,7 +195,7 @@ def test_a_task_has_no_secret(tmp_path):
         on_incident=("tell", "hush"),
         keep_good=5,
     )
-    run = FleetRun(url="s3://bucket/run", name="run", settings=settings)
+    run = FleetRun(url=str(make_fleet(tmp_path, 1, 1) / "run0"), name="run", settings=settings)
     given = []
 
     class Notes(ThreadPoolExecutor):
@@ -201,9 +203,10 @@ def test_a_task_has_no_secret(tmp_path):
             given.extend(arguments)
             return super().submit(fn, *arguments)
 
+    monkeypatch.setattr(worker, "_PAUSE", 0.0)  # it has no such options
     plan_bulk(Engine(lambda: Notes(1), 1), "verify", [run])
-    [task] = given
-    assert "hush" not in repr(task)
+    task = given[0]
+    assert "hush" not in repr(given)
     assert (task["storage"], task["settings"]) == (("s3",), {"keep_good": 5})
 
 
@@ -213,14 +216,15 @@ def test_a_worker_uses_the_secrets_that_it_holds(monkeypatch):
 
     def note(task, settings, work):
         used.append(settings.storage.revealed())
-        return Answer()
+        return TaskAnswer()
 
     monkeypatch.setitem(VERBS, "report", note)
     task = {"verb": "report", "url": "memory://run", "storage": ["memory"], "software": SOFTWARE}
     monkeypatch.setenv("CKPTGUARD_STORAGE", '{"memory": {"x": 1}, "s3": {"secret": "hush"}}')
     perform(task)
     monkeypatch.delenv("CKPTGUARD_STORAGE")
-    assert "has no storage options for memory" in perform(task)["trouble"]
+    monkeypatch.setattr(worker, "_PAUSE", 0.0)
+    assert "has no storage options for memory" in perform(task)["blind"]
     perform({**task, "options": {"memory": {"y": 2}}})
     assert used == [{"memory": {"x": 1}}, {"memory": {"y": 2}}]
 
@@ -259,6 +263,17 @@ def test_a_process_that_dies_takes_down_only_its_task(tmp_path, command):
     assert (code, json.loads(text)["done"], len(ledger_of(root))) == (0, 1, 15)
 
 
+def test_one_process_of_four_that_sees_other_storage(tmp_path, command):
+    """Of an engine that cannot choose who does a task."""
+    root = make_fleet(tmp_path / "fleet", 4, 5, sick=[(2, 2)])
+    environment = {"BLIND_FROM": str(root), "BLIND_TO": str(tmp_path / "other"), "BLIND_NOTE": str(tmp_path / "note")}
+    engine = ("--engine", "support.blind_workers:pool", "--workers", "4")
+    code, text = command("verify", root, *engine, **environment)
+    done = json.loads(text)
+    assert (code, counts(done), done["left"], len(done["put_aside"])) == (3, {"good": 19, "bad": 1}, 0, 1)
+    assert len(ledger_of(root)) == 20
+
+
 @pytest.mark.parametrize(
     ("engine", "code"), [("nowhere", 2), ("no.such:thing", 2), ("dask://192.0.2.7:8786", 2), ("builtins:dict", 2)]
 )
@@ -271,3 +286,16 @@ def test_an_engine_that_is_none_is_one_sentence(tmp_path, command, engine, code)
     assert found == code
     assert json.loads(text)["error"]["message"]
     assert ledger_of(root) == []
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_a_bad_save_is_told_though_its_verdict_began_the_records(tmp_path, elsewhere):
+    """The worker's own first record elsewhere is another sight than before, so it is asked again. What it told first
+    is still told, once."""
+    root = make_fleet(tmp_path / "runs", 1, 1, sick=[(0, 0)])
+    settings = QUICK.changed(records=str(tmp_path / "records") if elsewhere else None)
+    with ThreadPoolExecutor(1) as pool:
+        engine = Engine(lambda: pool, 1)  # as one whose workers are elsewhere
+        plan = plan_bulk(engine, "verify", [FleetRun(url=str(root / "run0"), name="run0", settings=settings)])
+        told = [event["event"] for _, answer in carry_out(engine, plan) for event in answer.events]
+    assert told == ["verdict"]

@@ -4,11 +4,10 @@ from types import SimpleNamespace
 
 import pytest
 from ckptguard_daemon.catalogue_feed import CatalogueFeed
-from support.catalogues import PromptCatalogue
 from support.counting_storage import counted
 from support.tiny_run import TINY, WEIGHTS, delete, forget, inline, name_of, poison, rot, save
 
-from ckptguard.catalogue.questions import events_after, summaries, timeline
+from ckptguard.catalogue.catalogue import Catalogue
 from ckptguard.engine.watched_run import Passed
 from ckptguard.errors import StorageError
 from ckptguard.inspect.status import status
@@ -27,14 +26,14 @@ class Guarded:
 
     def __init__(self, url, folder, settings=TINY):
         self.url, self.settings = url, settings
-        self.catalogue = PromptCatalogue(str(folder / "catalogue"))
+        self.folder = folder
         self.replicas = ()
         self.restart()
 
     def restart(self):
         """A new process."""
         self.run, self.requests = counted(open_run(self.url, self.settings, must_exist=False))
-        self.notes, self.feed = PassNotes(), CatalogueFeed(self.catalogue)
+        self.notes, self.feed = PassNotes(), CatalogueFeed(Catalogue(str(self.folder)))
 
     def make_pass(self):
         """One pass. Returns the requests of the note alone."""
@@ -51,9 +50,14 @@ class Guarded:
         known = {"run_id": self.run.run_id, "url": self.url, "name": name_of_run(self.url)}
         return self.feed.summary(SimpleNamespace(**known, state="guarded", trouble=None))
 
+    @property
+    def noted(self):
+        """What the catalogue holds of it."""
+        return self.feed.catalogue.noted(self.run.run_id)
+
     def events(self):
         """The kinds and causes of its events, in order."""
-        return [(e.event.kind, e.event.cause) for e in self.catalogue.ask(events_after, 0).events]
+        return [(e.event.kind, e.event.cause) for e in self.noted.events]
 
 
 @pytest.fixture(params=["local", "memory"])
@@ -153,7 +157,7 @@ def test_what_was_taken_away_says_by_whom(tmp_path, tmp_path_factory):
     guarded.make_pass()
     delete(url, 4)
     guarded.make_pass()
-    found = [e.event for e in guarded.catalogue.ask(events_after, 0).events]
+    found = [e.event for e in guarded.noted.events]
     moved = [(event.kind, event.step) for event in found if event.kind not in ("verdict", "incident")]
     assert sorted(moved) == [("gone", 4), ("prune", 1), ("prune", 2), ("quarantine", 5)]
 
@@ -170,13 +174,13 @@ def test_a_bad_one_is_found_by_name_and_reason(tmp_path, tmp_path_factory):
     for _ in range(2):
         guarded = Guarded(str(root), tmp_path_factory.mktemp("private"))
         guarded.make_pass()
-        [event] = [e.event for e in guarded.catalogue.ask(events_after, 0).events if e.event.cause == "bad"]
+        [event] = [e.event for e in guarded.noted.events if e.event.cause == "bad"]
         assert "NaN" in event.text
-        line = guarded.catalogue.ask(timeline, guarded.run.run_id)
-        [bad] = [g for g in line.generations if g.outcome == "bad"]
+        line = guarded.noted
+        [bad] = [g for g in line.generations.values() if g.outcome == "bad"]
         assert bad.path == "<img src=x>\\u202e-5"
         assert event.about == bad.name
-        assert {g.outcome for g in line.generations} == {"good", "bad"}
+        assert {g.outcome for g in line.generations.values()} == {"good", "bad"}
 
 
 def test_a_name_in_no_encoding_is_noted(tmp_path, tmp_path_factory):
@@ -187,7 +191,7 @@ def test_a_name_in_no_encoding_is_noted(tmp_path, tmp_path_factory):
     guarded = Guarded(str(root), tmp_path_factory.mktemp("private"))
     guarded.make_pass()
     assert guarded.summary.checkpoints == {"good": 1}
-    assert [one.name for one in guarded.catalogue.ask(summaries).values()] == ["run\\udcff"]
+    assert guarded.feed.catalogue.summary(guarded.run.run_id).name == "run\\udcff"
 
 
 def test_a_storage_that_fails_fails_no_pass(guarded, monkeypatch):

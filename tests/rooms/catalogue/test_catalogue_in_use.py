@@ -1,25 +1,15 @@
-"""A catalogue is deleted, damaged, locked or impossible: it is made anew or done without, and nobody is stopped."""
+"""A catalogue's file is deleted, damaged or impossible: it is made anew or done without, and nobody is stopped."""
 
-import contextlib
-import itertools
 import os
-import signal
-import sqlite3
-import subprocess
-import sys
-import threading
+import zlib
 
 import pytest
 
 from ckptguard.catalogue import catalogue as in_use
-from ckptguard.catalogue import schema, write
-from ckptguard.catalogue.catalogue import Catalogue
-from ckptguard.catalogue.questions import events_after, known, summaries, timeline
+from ckptguard.catalogue.catalogue import MOST_RECENT, Catalogue
 from ckptguard.catalogue.rows import Event, RunSeen, event_key
 from ckptguard.values.run_rows import Generation
 from ckptguard.values.run_summary import RunSummary
-
-PATIENCE = 60.0
 
 
 def seen(run="aa", count=1, *, digest=b"d"):
@@ -35,279 +25,165 @@ def seen(run="aa", count=1, *, digest=b"d"):
     return RunSeen(id=run, digest=digest, summary=facts, generations=rows, events=events)
 
 
-class Told:
-    """The sentences that a catalogue told."""
-
-    def __init__(self):
-        self.sentences = []
-        self._more = threading.Condition()
-
-    def __call__(self, sentence):
-        with self._more:
-            self.sentences.append(sentence)
-            self._more.notify_all()
-
-    def wait_for(self, count):
-        """Wait until there are so many."""
-        with self._more:
-            assert self._more.wait_for(lambda: len(self.sentences) >= count, PATIENCE), self.sentences
-
-
 @pytest.fixture
-def told():
-    """What was told."""
-    return Told()
-
-
-@pytest.fixture
-def path(tmp_path):
+def folder(tmp_path):
     """Where the catalogue is."""
-    folder = tmp_path / "private"
-    folder.mkdir(mode=0o700)
-    return str(folder / "catalogue")
+    return str(tmp_path)
 
 
-@pytest.fixture
-def opened(path, told, monkeypatch):
-    """Open catalogues at the path, and close them in the end."""
-    monkeypatch.setattr(in_use, "_LONGEST_PAUSE", 0.02)
-    monkeypatch.setattr(schema, "BUSY_SECONDS", 0.02)
-    with contextlib.ExitStack() as left:
-
-        def one():
-            catalogue = Catalogue(path, told)
-            catalogue.start()
-            assert catalogue._tried.wait(PATIENCE)
-            left.callback(catalogue.close)
-            return catalogue
-
-        yield one
+def names(events):
+    """What some numbered events are about."""
+    return [one.event.about for one in events]
 
 
-def put(catalogue, *many):
-    """Note runs, and wait until they are written."""
-    for one in many:
-        catalogue.see(one)
-    assert catalogue.settle(PATIENCE)
-
-
-def in_place(catalogue):
-    """How many checkpoints each run has, by outcome."""
-    return {run: one.checkpoints for run, one in catalogue.ask(summaries).items()}
-
-
-def test_it_answers_what_was_noted(opened, told):
-    """Every question is answered from what was noted, also after a restart."""
-    catalogue = opened()
-    put(catalogue, seen(count=3), seen("bb", 2))
-    for one in (catalogue, opened()):
-        ask = one.ask
-        assert list(ask(summaries)) == ["aa", "bb"]
-        assert ask(summaries)["bb"].bytes == {"bad": 10}
-        assert in_place(one) == {"aa": {"bad": 3}, "bb": {"bad": 2}}
-        assert len(ask(timeline, "aa").events) == 3
+def test_it_holds_what_was_noted(folder):
+    """Also after a restart, with the same numbers."""
+    first = Catalogue(folder)
+    first.see(seen(count=3))
+    first.see(seen("bb", 2))
+    again = Catalogue(folder)
+    for one in (first, again):
+        assert one.summary("bb").bytes == {"bad": 10}
+        assert len(one.noted("aa").events) == 3
         assert one.digest("aa") == b"d"
-        catalogue.close()
-    assert told.sentences == []
+        assert one.is_in_file
+    assert again.noted("aa") == first.noted("aa")
+    assert again.noted("cc") is None
+    assert again.digest("cc") == b""
 
 
-def test_events_are_replayed_behind_a_number(opened):
-    """A reader that names the last event it saw gets those after it, once each."""
-    catalogue = opened()
-    put(catalogue, seen(count=3))
-    first = catalogue.ask(events_after, 0, most=2)
-    put(catalogue, seen(count=5))
-    rest = catalogue.ask(events_after, first.last)
-    assert [e.event.about for e in (*first.events, *rest.events)] == [f"m/{n:012d}.1" for n in range(5)]
-    assert catalogue.ask(events_after, rest.last).events == ()
-    assert catalogue.ask(events_after, rest.last).last == rest.last
-    assert not rest.reset
-    put(catalogue, seen(count=5, digest=b"e"))  # nothing of it is new
-    assert catalogue.ask(events_after, 0, most=0).last == rest.last
+@pytest.mark.parametrize("in_file", [True, False])
+def test_events_are_replayed_behind_a_number(folder, in_file):
+    """A reader that names the last event it saw gets those after it, once each, or a reset."""
+    catalogue = Catalogue(folder if in_file else None)
+    begun = catalogue.newest
+    catalogue.see(seen(count=3))
+    first = catalogue.events_after(begun)
+    assert names(first.events) == [f"m/{n:012d}.1" for n in range(3)]
+    catalogue.see(seen(count=5))
+    rest = catalogue.events_after(first.last)
+    assert names(rest.events) == [f"m/{n:012d}.1" for n in range(3, 5)]
+    assert catalogue.events_after(rest.last) == ((), catalogue.newest, False)
+    catalogue.see(seen(count=5, digest=b"e"))  # nothing of it is new
+    assert catalogue.newest == rest.last
+    catalogue.see(seen("bb", MOST_RECENT))
+    assert catalogue.events_after(begun).reset
+    assert not catalogue.events_after(rest.last).reset
+    assert catalogue.events_after(catalogue.newest + 1).reset
+    assert catalogue.events_after(0).reset
 
 
-def test_only_the_newest_events_stay(opened, monkeypatch):
-    """Of each run, and of those without a record. A reader that is behind what had to go begins anew."""
-    catalogue = opened()
-    monkeypatch.setattr(write, "MOST_EVENTS", 10)
-    put(catalogue, seen("aa", 20), seen("bb", 4))
-    begun = catalogue.ask(events_after, 0).events
+def test_numbers_grow_over_a_restart(folder, monkeypatch):
+    """Also when the clock was put back. A number of the process before is a reset."""
+    first = Catalogue(folder)
+    first.see(seen(count=3))
+    monkeypatch.setattr("time.time", lambda: 5.0)
+    again = Catalogue(folder)
+    again.see(seen(count=4))
+    assert [one.number for one in again.noted("aa").events] == sorted({one.number for one in again.noted("aa").events})
+    assert again.newest > first.newest
+    assert again.events_after(first.newest - 1).reset
+
+
+def test_only_the_newest_events_without_a_record_stay(folder, monkeypatch):
+    """What is on record stays, and is not told again."""
+    monkeypatch.setattr(in_use, "MOST_EVENTS", 10)
+    catalogue = Catalogue(folder)
+    catalogue.see(seen(count=20))
     for number in range(30):
         event = Event(key=event_key("replica", str(number)), kind="replica", at=1.0, about=f"{number}")
         catalogue.happened("aa", event)
-    assert catalogue.settle(100)
-    kept = catalogue.ask(events_after, 0).events
-    assert kept[:24] == begun
-    assert [event.event.about for event in kept[24:]] == [f"{number}" for number in range(20, 30)]
-    assert catalogue.ask(events_after, begun[-1].number).reset
-    assert not catalogue.ask(events_after, kept[24].number).reset
-    put(catalogue, seen("aa", 20, digest=b"f"))  # what is on record is not told again
-    assert catalogue.ask(events_after, 0).events == kept
+    kept = names(catalogue.noted("aa").events)
+    assert kept == [f"m/{n:012d}.1" for n in range(20)] + [f"{number}" for number in range(20, 30)]
+    catalogue.see(seen(count=20, digest=b"f"))
+    assert names(catalogue.noted("aa").events) == kept
+    catalogue.happened("unknown", event)
+    assert catalogue.noted("unknown") is None
 
 
-def test_a_deleted_one_is_made_anew(opened, path, told):
-    """It may be deleted while it is in use: digests say what to note again, and old event numbers mean a reset."""
-    catalogue = opened()
-    put(catalogue, seen(count=2))
-    last = catalogue.ask(events_after, 0).last
-    for lost in (("",), ("-wal",), ("", "-wal", "-shm"), ("-shm", "-wal")):
-        for suffix in lost:
-            os.unlink(path + suffix)
-        put(catalogue, seen("bb"))
-        assert catalogue.digest("aa") == b""
-        put(catalogue, seen(count=2))
-        assert catalogue.ask(known, "aa").generations.keys() == {f"m/{n:012d}.1" for n in range(2)}
-        page = catalogue.ask(events_after, last)
-        assert page.reset
-        assert page.last > last
-        last = page.last
-    assert told.sentences == []
-
-
-@pytest.mark.parametrize("junk", [b"", b"\0", b"junk" * 5000, b"SQLite format 3\0" + b"\xff" * 5000])
-def test_a_damaged_one_is_made_anew(opened, path, junk, told):
-    """Whatever lies there instead, the next start makes a whole one."""
-    put(before := opened(), seen())
-    before.close()
-    with open(path, "wb") as file:
-        file.write(junk)
-    catalogue = opened()
-    assert catalogue.digest("aa") == b""
-    put(catalogue, seen())
-    assert in_place(catalogue) == {"aa": {"bad": 1}}
-    assert told.sentences == []
-
-
-def test_every_flipped_page_is_survived(opened, path):
-    """A page of noise in the middle is found on opening, or in use: a question then answers nothing, never wrong
-    types or a traceback."""
-    put(before := opened(), seen(count=300))
-    before.close()
+@pytest.mark.parametrize("loss", ["gone", "empty", "junk", "cut", "another run's", "bomb", "a folder", "a link"])
+def test_a_damaged_file_counts_as_none(folder, loss):
+    """The next process notes the run again, and the file is whole again if it can be."""
+    Catalogue(folder).see(seen(count=300))
+    path = os.path.join(folder, "aa.catalogue")
     with open(path, "rb") as file:
         whole = file.read()
-    for place in range(0, len(whole), 4096):
+    os.unlink(path)
+    junk = {"empty": b"", "junk": b"junk" * 5000, "cut": whole[:-9], "bomb": zlib.compress(bytes(1 << 20))}
+    if loss in junk:
         with open(path, "wb") as file:
-            file.write(whole[:place] + bytes(b ^ 0x5A for b in whole[place : place + 4096]) + whole[place + 4096 :])
-        catalogue = opened()
-        catalogue.ask(summaries)
-        catalogue.ask(timeline, "aa")
-        catalogue.ask(events_after, 0)
-        catalogue.see(seen(count=3))
-        assert catalogue.settle(PATIENCE)
-        catalogue.close()
+            file.write(junk[loss])
+    elif loss == "another run's":
+        with open(path, "wb") as file:
+            file.write(whole)
+        os.rename(path, path := os.path.join(folder, "bb.catalogue"))
+        assert Catalogue(folder).noted("bb") is None
+    elif loss == "a folder":
+        os.makedirs(f"{path}/below")
+    elif loss == "a link":
+        os.symlink("/dev/zero", path)
+    catalogue = Catalogue(folder)
+    assert (catalogue.digest("aa"), catalogue.noted("aa")) == (b"", None)
+    catalogue.see(seen())
+    assert catalogue.noted("aa").generations.keys() == {"m/000000000000.1"}
+    assert (Catalogue(folder).noted("aa") is None) == (loss == "a folder")
 
 
-def test_one_of_another_version_is_made_anew(opened, path):
-    """Other tables are not read."""
-    with sqlite3.connect(path) as db:
-        db.execute("CREATE TABLE run (id)")
-        db.execute("PRAGMA user_version = 7")
-    db.close()
-    put(catalogue := opened(), seen())
-    assert in_place(catalogue) == {"aa": {"bad": 1}}
+def test_every_flipped_byte_is_survived(folder):
+    """It is never an error, and what is read is what was written."""
+    Catalogue(folder).see(seen(count=3))
+    path = os.path.join(folder, "aa.catalogue")
+    with open(path, "rb") as file:
+        whole = file.read()
+    for place in range(len(whole)):
+        with open(path, "wb") as file:
+            file.write(whole[:place] + bytes([whole[place] ^ 0x5A]) + whole[place + 1 :])
+        noted = Catalogue(folder).noted("aa")
+        assert noted is None or len(noted.generations) == 3
 
 
-def test_a_locked_one_is_told_once(opened, path, told):
-    """While another process holds it, what comes is dropped, and noted again when it is free."""
-    catalogue = opened()
-    put(catalogue, seen())
-    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:
-        other.execute("BEGIN EXCLUSIVE")
-        catalogue.see(seen(count=2, digest=b"e"))
-        told.wait_for(1)
-        assert catalogue.settle(PATIENCE)
-        assert catalogue.digest("aa") != b"e"
-        other.execute("ROLLBACK")
-    told.wait_for(2)
-    assert "locked" in told.sentences[0]
-    assert "again" in told.sentences[1]
-    assert len(told.sentences) == 2
-    put(catalogue, seen(count=2, digest=b"e"))
-    assert catalogue.digest("aa") == b"e"
+def test_one_of_another_version_counts_as_none(folder, monkeypatch):
+    """Other releases may have other rows."""
+    with monkeypatch.context() as other:
+        other.setattr(in_use, "__version__", "0.0")
+        Catalogue(folder).see(seen())
+    assert Catalogue(folder).noted("aa") is None
 
 
-@pytest.mark.parametrize("trouble", ["open to others", "no folder", "a folder", "network"])
-def test_none_is_possible(opened, path, told, trouble, monkeypatch):
-    """Then it says so once, and answers from memory as long as the process lives."""
-    folder = os.path.dirname(path)
-    if trouble == "open to others":
-        os.chmod(folder, 0o755)
-    elif trouble == "no folder":
-        os.rmdir(folder)
-    elif trouble == "a folder":
-        os.makedirs(path + "/below")
-    else:
-        monkeypatch.setattr(schema, "mount_of", lambda path: ("/", "nfs4"))
-    catalogue = opened()
+def test_a_deleted_file_is_written_again(folder):
+    """It may be deleted while it is in use: memory has the rows."""
+    catalogue = Catalogue(folder)
+    catalogue.see(seen(count=2))
+    os.unlink(os.path.join(folder, "aa.catalogue"))
+    assert len(catalogue.noted("aa").events) == 2
+    catalogue.see(seen(count=3))
+    assert len(Catalogue(folder).noted("aa").events) == 3
+
+
+def test_what_cannot_be_written_is_told_once(folder):
+    """Everything is answered from memory, and it is told when it works again."""
+    told = []
+    gone = os.path.join(folder, "below")
+    catalogue = Catalogue(gone, told.append)
+    for n in range(1, 5):
+        catalogue.see(seen(count=n))
     assert not catalogue.is_in_file
-    for n in range(50):
-        put(catalogue, seen(count=n))
-    assert in_place(catalogue) == {"aa": {"bad": 49}}
-    assert len(catalogue.ask(timeline, "aa").events) == 49
-    assert catalogue.digest("aa") == b"d"
-    assert len(set(told.sentences)) == len(told.sentences) == 1
+    assert catalogue.summary("aa").checkpoints == {"bad": 4}
+    assert len(told) == 1
+    os.mkdir(gone)
+    catalogue.see(seen(count=5))
+    assert catalogue.is_in_file
+    assert len(told) == 2
+    assert "again" in told[1]
 
 
-def test_a_value_that_cannot_be_stored_costs_only_itself(opened, told):
-    """It is told, and everything else stays."""
-    catalogue = opened()
-    put(catalogue, seen())
-    rows = (Generation(name="m/000000000001.1", bytes=2**70),)
-    catalogue.see(RunSeen(id="cc", digest=b"x", summary=RunSummary(url="/c", name="c"), generations=rows))
-    told.wait_for(2)  # that, and that it can be used again
-    assert in_place(catalogue)["aa"] == {"bad": 1}
-    assert catalogue.digest("aa") == b"d"
-
-
-def test_a_forgotten_run_is_gone(opened):
-    """Its rows and events are removed."""
-    catalogue = opened()
-    put(catalogue, seen(count=3), seen("bb"), seen("cc"))
+def test_a_forgotten_run_is_gone(folder):
+    """Its rows, its events and its file are removed."""
+    catalogue = Catalogue(folder)
+    begun = catalogue.newest
+    for one in (seen(count=3), seen("bb"), seen("cc")):
+        catalogue.see(one)
     catalogue.keep_only({"bb"})
-    assert catalogue.settle(PATIENCE)
-    assert in_place(catalogue) == {"bb": {"bad": 1}}
-    assert {event.run for event in catalogue.ask(events_after, 0).events} == {"bb"}
-
-
-_WRITER = """
-import itertools, sys
-from ckptguard.catalogue.schema import open_for_writing
-from ckptguard.catalogue.write import write_run
-from ckptguard.catalogue.rows import RunSeen
-from ckptguard.values.run_rows import Generation
-from ckptguard.values.run_summary import RunSummary
-db = open_for_writing(sys.argv[1])
-for n in itertools.count(1):
-    rows = tuple(Generation(name=f"m/{k:012d}.1", outcome="good", bytes=n) for k in range(n % 50))
-    facts = RunSummary(url="/a", name="a", checkpoints={"good": len(rows)}, bytes={"good": n * len(rows)})
-    write_run(db, RunSeen(id="aa", digest=b"%d" % n, summary=facts, generations=rows), now=1.0)
-    print(n, flush=True)
-"""
-
-
-@pytest.mark.parametrize("after", [1, 2, 7, 40])
-def test_a_killed_writer_leaves_whole_rows(path, after):
-    """After SIGKILL at any time the digest, the rows and the facts are of one moment."""
-    writer = subprocess.Popen([sys.executable, "-c", _WRITER, path], stdout=subprocess.PIPE)
-    for _ in itertools.islice(writer.stdout, after):
-        pass
-    writer.send_signal(signal.SIGKILL)
-    writer.communicate()
-    with contextlib.closing(schema.open_for_writing(path)) as db:
-        rows, number = known(db, "aa").generations, int(write.run_digests(db)["aa"])
-        assert number >= after
-        assert [row.bytes for row in rows.values()] == [number] * (number % 50)
-        assert summaries(db)["aa"].bytes == {"good": number * len(rows)}
-
-
-def test_a_network_file_system_is_known_by_its_mount(monkeypatch, tmp_path):
-    """The longest mount above the file decides, also one with a space in its name."""
-    mounts = tmp_path / "mountinfo"
-    mounts.write_text(
-        "1 0 0:1 / / rw - ext4 /dev/a rw\n2 1 0:2 / /net\\040home rw - nfs4 host:/x rw\n"
-        "3 2 0:3 / /net\\040home/local rw shared:1 - xfs /dev/b rw\n"
-    )
-    real = open
-    monkeypatch.setattr("builtins.open", lambda path, *a, **k: real(mounts, *a, **k))
-    folders = {"/net home/me": "nfs4", "/net home/local": "xfs", "/run": "ext4"}
-    assert {folder: schema.mount_of(folder)[1] for folder in folders} == folders
+    assert {event.run for event in catalogue.events_after(begun).events} == {"bb"}
+    assert os.listdir(folder) == ["bb.catalogue"]
+    assert catalogue.noted("aa") is None

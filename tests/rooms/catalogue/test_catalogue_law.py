@@ -1,22 +1,29 @@
 """A catalogue is a cache: however it came about, with whatever kills, it holds what a new one would."""
 
+import contextlib
 import json
 import shutil
+import time
+from unittest import mock
 
 from ckptguard_daemon.catalogue_feed import CatalogueFeed
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.catalogues import Killed, PromptCatalogue
+from support.catalogues import rows_of
+from support.kill_points import Killed
 from support.records_on_disk import at
 from support.tiny_run import TINY, WEIGHTS, delete, inline, name_of, poison, rot, save
 from support.views import look
 
+from ckptguard.catalogue import catalogue as files
+from ckptguard.catalogue.catalogue import Catalogue
 from ckptguard.engine.watched_run import Passed
 from ckptguard.errors import CkptguardError
 from ckptguard.records.audit import begin_action, end_action
 from ckptguard.records.incidents import list_incidents, open_incident, update_incident
 from ckptguard.records.pins import list_pins, pin_checkpoint, release_pin
 from ckptguard.records.run import open_run
+from ckptguard.records.silences import end_silence, silence_run
 from ckptguard.recover.roll_back import GoBack, roll_back
 from ckptguard.repair.scrub import scrub
 from ckptguard.replicas.replicate import Replica
@@ -34,7 +41,10 @@ ACTIONS = st.one_of(
         st.sampled_from(["save", "save again", "poison", "rot", "delete", "replicate", "roll back", "pin"]), STEPS
     ),
     st.tuples(
-        st.sampled_from(["scrub", "incident", "close", "restart", "prune", "act", "act killed", "unpin"]), st.just(0)
+        st.sampled_from(
+            ["scrub", "incident", "close", "restart", "prune", "act", "act killed", "unpin", "silence", "unsilence"]
+        ),
+        st.just(0),
     ),
 )
 WORK = Work(scanner=inline)
@@ -46,13 +56,19 @@ class Watched:
     def __init__(self, folder):
         self.url = str(folder / "run")
         (folder / "run").mkdir()
-        self.catalogue = PromptCatalogue(str(folder / "catalogue"))
+        self.folder = folder / "catalogue"
+        self.folder.mkdir()
         self.replicas = ()
         self.restart()
 
     def restart(self):
-        """A new process remembers nothing."""
-        self.notes, self.feed = PassNotes(), CatalogueFeed(self.catalogue)
+        """A new process has only the file."""
+        self.notes, self.feed = PassNotes(), CatalogueFeed(Catalogue(str(self.folder)))
+
+    @property
+    def rows(self):
+        """What the file holds."""
+        return rows_of(Catalogue(str(self.folder)), open_run(self.url).run_id)
 
     def act(self, action, step):
         """Do one thing that happens to runs."""
@@ -90,6 +106,10 @@ class Watched:
             log = at(self.url, f"checkpoint-{step}/trainer_state.json")
             log.parent.mkdir(exist_ok=True)
             log.write_text(json.dumps({"log_history": [{"step": number, "loss": 1.0} for number in range(step)]}))
+        elif action == "silence":
+            silence_run(run, time.time() + 3600.0, reason="the disk is replaced", by="alice")
+        elif action == "unsilence":
+            end_silence(run)
         elif action == "prune":
             self.notes.prune_at = 0.0
         elif action == "restart":
@@ -99,20 +119,19 @@ class Watched:
             if action == "act":
                 end_action(run, begun, "done", ["pinned"])
 
-    def make_pass(self, *, die_at=None):
-        """One pass, whose catalogue may be killed before a statement. The next process goes on."""
-        if die_at is not None:
-            self.catalogue.db.left = die_at
+    def make_pass(self, *, killed=False):
+        """One pass, which may be killed before the catalogue's file is replaced. The next process goes on."""
+        fatal = mock.patch.object(files, "replace_file", side_effect=Killed)
         try:
-            view = look(open_run(self.url), SETTINGS)
-            done = reconcile(view, self.notes, work=WORK, assume_quiet=True)
-            self.feed.note(
-                view, Passed(notes=self.notes, replicas=self.replicas, wrote=bool(done.checked or done.pruned))
-            )
+            with fatal if killed else contextlib.nullcontext():
+                self._pass()
         except Killed:
-            self.catalogue.kill()
             self.restart()
-        self.catalogue.db.left = float("inf")
+
+    def _pass(self):
+        view = look(open_run(self.url), SETTINGS)
+        done = reconcile(view, self.notes, work=WORK, assume_quiet=True)
+        self.feed.note(view, Passed(notes=self.notes, replicas=self.replicas, wrote=bool(done.checked or done.pruned)))
 
 
 def replicas_of(view, step):
@@ -123,27 +142,24 @@ def replicas_of(view, step):
 
 
 @SOME
-@given(actions=st.lists(st.tuples(ACTIONS, st.none() | st.integers(0, 30)), min_size=1, max_size=12))
+@given(actions=st.lists(st.tuples(ACTIONS, st.booleans()), min_size=1, max_size=12))
 def test_rebuilt_is_incremental(actions, tmp_path_factory):
-    """After any saves, damages, verdicts, prunes, rollbacks, replicas, scrubs, incidents and kills between any two
-    statements, a catalogue that is made anew has the same rows."""
-    folder = tmp_path_factory.mktemp("law")
-    watched = Watched(folder)
-    for (action, step), die_at in actions:
+    """After any saves, damages, verdicts, prunes, rollbacks, replicas, scrubs, incidents and kills before its file is
+    replaced, a catalogue that is made anew has the same rows."""
+    watched = Watched(tmp_path_factory.mktemp("law"))
+    for (action, step), killed in actions:
         try:
             watched.act(action, step)
         except CkptguardError:
             continue  # there is nothing good to go back to
-        watched.make_pass(die_at=die_at)
+        watched.make_pass(killed=killed)
     for _ in range(2):  # the second finds what the first one wrote
         watched.make_pass()
-    grown = watched.catalogue.rows()
+    grown = watched.rows
     assert not [one for one in watched.feed._runs.values() if one.failed]
-    anew = PromptCatalogue(str(folder / "anew"))
-    watched.catalogue, before = anew, watched.catalogue
+    shutil.rmtree(watched.folder)
+    watched.folder.mkdir()
     watched.restart()
     watched.make_pass()
-    assert anew.rows() == grown
-    for catalogue in (before, anew):
-        catalogue.close()
-    shutil.rmtree(folder)
+    assert watched.rows == grown
+    shutil.rmtree(watched.folder.parent)

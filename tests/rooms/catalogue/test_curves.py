@@ -6,14 +6,12 @@ import math
 import msgspec
 import pytest
 from ckptguard_daemon.catalogue_feed import CatalogueFeed
-from support.catalogues import PromptCatalogue
 from support.counting_storage import counted
 from support.faulty_storage import Fault, Faults, FaultyStorage
 from support.tiny_run import TINY, inline
 
 from ckptguard.catalogue.catalogue import Catalogue
 from ckptguard.catalogue.curves import unpacked
-from ckptguard.catalogue.questions import curve
 from ckptguard.engine.watched_run import Passed
 from ckptguard.records.run import open_run
 from ckptguard.runs.run_view import RunView
@@ -31,7 +29,7 @@ class Watched:
     def __init__(self, folder, *, catalogue):
         (folder / "run").mkdir()
         self.folder = folder / "run"
-        self.catalogue = PromptCatalogue(str(folder / "catalogue")) if catalogue else Catalogue()
+        self.catalogue = Catalogue(str(folder) if catalogue else None)
         self.run, self.requests = counted(open_run(str(self.folder)))
         self.notes, self.feed = PassNotes(), CatalogueFeed(self.catalogue)
 
@@ -42,7 +40,7 @@ class Watched:
         self.requests.clear()
         self.feed.note(view, Passed(notes=self.notes))
         assert not [one for one in self.feed._runs.values() if one.failed]
-        row, _ = self.feed.ask(curve, self.run.run_id)
+        row = self.catalogue.noted(self.run.run_id).curve
         return unpacked(row), row.source, self.requests.total()
 
     def train(self, first, last):

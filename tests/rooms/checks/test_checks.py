@@ -143,6 +143,11 @@ def test_pickle_safety_in_a_run_and_for_a_stray_file():
     before = msgspec.structs.replace(before, files=(msgspec.structs.replace(before.files[0], globals=names[:2]),))
     new = [f for f in run_checks(evidence(globals_=names, reference=before)) if f.found == "mylib.Config"]
     assert [f.severity for f in new] == [Severity.WARNING]
+    several = ("mylib.Config", "mylib.Head", "mylib.Model")
+    for in_run, severity in ((True, Severity.WARNING), (False, Severity.ERROR)):
+        told = run_checks(evidence(globals_=several, reference=before, in_run=in_run))
+        [line] = [f for f in told if f.check == "pickle-safety"]
+        assert (line.severity, line.found, line.count) == (severity, ", ".join(several), 3)
 
 
 def test_headroom_is_a_notice():

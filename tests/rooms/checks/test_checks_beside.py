@@ -38,25 +38,6 @@ def test_no_metadata_file_binds_its_pieces() -> None:
     assert found_by("completeness", evidence(dcp, sealed=manifest(dcp, step=2))) == []
 
 
-def test_a_file_of_the_save_before() -> None:
-    """Its moments rest while those of others went on. Where all rest, or none is kept, nothing is told."""
-
-    def files(*digests: str, role: str = "optimizer") -> dict[str, list[T]]:
-        return {f"__{rank}_0.distcp": [T(f"m[{rank}]", digest, role)] for rank, digest in enumerate(digests)}
-
-    def told(before: dict[str, list[T]], now: dict[str, list[T]], **more: object) -> list[str | None]:
-        given = evidence(now, previous=manifest(before), **more)  # type: ignore[arg-type]
-        return [f.file for f in found_by("completeness", given) if f.severity is Severity.WARNING]
-
-    assert told(files("a", "b", "c"), files("d", "b", "e")) == ["ckpt-2/__1_0.distcp"]
-    assert told(files("a", "b", "c"), files("d", "a", "e")) == ["ckpt-2/__1_0.distcp"]  # of another rank, too
-    assert told(files("a", "b"), files("c", "d")) == []
-    assert told(files("a", "b"), files("a", "b")) == []  # check_stale knows
-    frozen = {**files("a", role="model"), "o.pt": [T("exp_avg", "b", "optimizer")]}
-    assert told(frozen, {**frozen, "o.pt": [T("exp_avg", "c", "optimizer")]}) == []
-    assert told(files("a", "b"), files("c", "b"), sealed=manifest(files("c", "b"), step=2)) == []
-
-
 def test_fewer_rng_files_than_the_reference() -> None:
     """A warning: those ranks would resume with other random numbers."""
     ranks = {f"rng_state_{r}.pth": [T("r", role="rng")] for r in range(4)}

@@ -156,6 +156,21 @@ def history(rng: random.Random) -> object:
     )
 
 
+def replay(rng: random.Random) -> object:
+    """What an agent has seen, short or long, in the forms that people keep it in."""
+    size = rng.choice((3, 400, 40_000))
+    seen = np.linspace(-1, 1, size, dtype=rng.choice((np.float16, np.float32, np.float64)))
+    return rng.choice(
+        (
+            seen,
+            seen.tobytes(),
+            bytearray(seen.tobytes()),
+            {"obs": seen.reshape(-1, 1), "done": np.zeros(size, bool), "pos": 7},
+            collections.deque(((seen, 1, 0.5, seen[::-1].copy(), False) for _ in range(3)), maxlen=9),
+        )
+    )
+
+
 def save(rng: random.Random) -> dict[str, object]:
     """One save of a training of any kind."""
     net = model(rng)
@@ -183,6 +198,7 @@ def save(rng: random.Random) -> dict[str, object]:
         rng.choice(("args", "hyper_parameters", "config")): lambda: rng.choice(
             ({"clip": INF, "target": NAN, "lr": 0.1}, argparse.Namespace(lr=0.1, clip=INF))
         ),
+        rng.choice(("replay_buffer", "memory", "dataset")): lambda: replay(rng),
         "sampler": lambda: {"weights": torch.ones(5), "position": 7},
         "trainer": lambda: {"best_loss": rng.choice((INF, torch.tensor(INF))), "swa": net.state_dict(), "patience": 3},
         "quantised": lambda: {
@@ -200,14 +216,16 @@ def save(rng: random.Random) -> dict[str, object]:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("part", range(_PARTS))
 def test_no_alarm_about_a_healthy_save(tmp_path: Path, part: int) -> None:
-    """Neither an error nor a doubt about any of them, in torch's two formats."""
+    """Neither an error nor a doubt about any of them, in torch's two formats and every protocol."""
     told = []
     for number in range(part, COUNT, _PARTS):
         rng = random.Random(number)
         torch.manual_seed(number)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            data = torch_bytes(save(rng), _use_new_zipfile_serialization=number % 5 != 0)
+            data = torch_bytes(
+                save(rng), _use_new_zipfile_serialization=number % 5 != 0, pickle_protocol=rng.choice((2, 2, 3, 4, 5))
+            )
         for finding in findings_of(tmp_path, {"net-5.pt": data}):
             if finding.severity in (Severity.ERROR, Severity.SICKNESS):
                 told.append((number, finding.tensor, finding.message))

@@ -179,3 +179,63 @@ def test_the_doubt_says_what_to_do(tmp_path: Path) -> None:
     [finding] = said(tmp_path, files | {name: data[:begin] + bytes(len(data) - begin)})
     assert (finding.check, finding.severity, finding.file) == ("zeros", Severity.SICKNESS, name)
     assert "ckptguard clear" in finding.message
+
+
+def ends_in_zeros(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """The same tensors, of which that is last and zero whose storage a legacy file has at its end."""
+    tensors.sort(key=lambda t: str(t.untyped_storage()._cdata))
+    tensors[-1].zero_()
+    return tensors
+
+
+@pytest.mark.parametrize("names", [("net", "ema"), ("model", "trainer.swa", "teacher")])
+@pytest.mark.parametrize("size", SIZES)
+def test_one_layer_under_several_names_is_one(tmp_path: Path, names: tuple[str, ...], size: int) -> None:
+    """A zero convolution at the end of a legacy file is no more suspicious for being saved under two names."""
+    first, second, last = ends_in_zeros([torch.randn(size, size) for _ in range(3)])
+    weights = {"0.weight": first, "1.proj.weight": second, "1.zero_conv.weight": last}
+    data = torch_bytes(dict.fromkeys(names, weights), _use_new_zipfile_serialization=False)
+    assert [f for f in said(tmp_path, {"n-5.pth": data}) if f.severity is not Severity.NOTICE] == []
+
+
+@pytest.mark.parametrize("name", ["optimizer", "optim_g", "actor_optimizer", "whatever"])
+@pytest.mark.parametrize("moment", ["sum", "exp_avg", "square_avg"])
+def test_what_an_optimizer_keeps_is_no_weight(tmp_path: Path, name: str, moment: str) -> None:
+    """Moments of an embedding that no batch has used may end a legacy file, whatever the optimizer is called."""
+    weight, *moments = ends_in_zeros([torch.randn(6, 6) for _ in range(4)])
+    state = {number: {moment: one} for number, one in enumerate(moments)}
+    saved = {"model": {"w": weight}, name: {"state": state, "param_groups": [{"lr": 0.1, "params": [0, 1, 2]}]}}
+    data = torch_bytes(saved, _use_new_zipfile_serialization=False)
+    assert [f for f in said(tmp_path, {"n-5.pth": data}) if f.severity is not Severity.NOTICE] == []
+
+
+@pytest.mark.parametrize("count", [2, 3, 5])
+@pytest.mark.parametrize("size", SIZES)
+def test_several_layers_that_begin_at_zero_may_end_a_legacy_file(tmp_path: Path, count: int, size: int) -> None:
+    """Its storages are in the order of addresses, so zero convolutions of a network and of its average may be last.
+    Each states its size before it: a writer that was killed would have left no sizes."""
+    tensors = sorted([torch.randn(size, size) for _ in range(6)], key=lambda t: str(t.untyped_storage()._cdata))
+    for tensor in tensors[-count:]:
+        tensor.zero_()
+    weights = {f"{'abcdef'[place]}.weight": tensor for place, tensor in enumerate(tensors)}
+    data = torch_bytes({"net": weights, "epoch": 3}, _use_new_zipfile_serialization=False)
+    assert said(tmp_path, {"n-5.pth": data}) == []
+    stored = size * size * 4
+    for cut in range(len(data) - count * (stored + 8) - 1, len(data) - stored - 7, 37):
+        assert said(tmp_path, {"n-5.pth": data[:cut] + bytes(len(data) - cut)}) != [], cut
+
+
+def test_a_legacy_file_that_ends_in_zeros_is_never_good(tmp_path: Path) -> None:
+    """From anywhere before the size of its last storage on, and from inside of that."""
+    rng = random.Random(3)
+    for kind in FRESH:
+        torch.manual_seed(2)
+        weights = {name: t + 0.01 * torch.randn(t.shape) for name, t in FRESH[kind](10).items()}
+        data = torch_bytes(weights, _use_new_zipfile_serialization=False)
+        last = max(weights.values(), key=lambda t: str(t.untyped_storage()._cdata))
+        before_last = len(data) - last.nbytes - 8
+        begin = len(data) - sum(t.nbytes + 8 for t in weights.values())
+        cuts = [int(rng.uniform(begin, before_last)) for _ in range(20)]
+        cuts += [len(data) - last.nbytes // 2] if last.dim() > 1 else []
+        for cut in cuts:
+            assert said(tmp_path, {"n-5.pth": data[:cut] + bytes(len(data) - cut)}) != [], (kind, cut, len(data))

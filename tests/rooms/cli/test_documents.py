@@ -126,6 +126,15 @@ def test_documents_of_retention_are_as_shown(document, invoke, eventful):
     assert ordered(shape(found)) == ordered(shape(EXAMPLES["prune"]))
 
 
+def test_documents_of_a_silence_are_as_shown(document, invoke, eventful):
+    """silence prints what json.md shows, and `status` and `fleet` have the same in them."""
+    _, made = document("silence", eventful, "--until", "8h", "--reason", "r")
+    assert ordered(shape(made)) == ordered(shape(EXAMPLES["silence"]))
+    assert document("status", eventful)[1]["silence"] == made["silence"]
+    assert document("fleet", "report", eventful.parent)[1]["rows"][0]["silence"] == made["silence"]
+    assert document("silence", eventful, "--end")[1] == {**made, "silence": None}
+
+
 def test_the_document_of_migrate_is_as_shown(document, eventful):
     """migrate prints what json.md shows, also what changes."""
     (eventful / "_ckptguard/format.json").write_text('{"format":1}\n')

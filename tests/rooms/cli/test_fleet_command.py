@@ -6,7 +6,7 @@ import json
 import shutil
 
 import pytest
-from support.fleets import make_fleet, step_of
+from support.fleets import counts, ledger_of, make_fleet, step_of
 from support.tiny_run import name_of
 
 
@@ -94,3 +94,33 @@ def test_what_cannot_be_done_is_a_sentence(invoke, fleet, words, code, sentence)
     (fleet.parent / "empty").mkdir()
     done = invoke("fleet", *words)
     assert (done.exit_code, sentence in done.stderr) == (code, True), done.stderr
+
+
+def test_the_command_does_its_shard_alone(invoke, tmp_path, root):
+    """Each run is verified once, its total is that of its shard, and runs that are added meanwhile have their own."""
+    fleet = make_fleet(tmp_path / "fleet", 7, 2, sick=[(3, 1)])
+    total = {"good": 0, "bad": 0}
+    for number in range(1, 5):
+        done = invoke("fleet", "verify", fleet, "--shard", f"{number}/4", "--json")
+        document = json.loads(done.stdout)
+        assert (document["shard"], document["left"]) == (f"{number}/4", 0)
+        assert document["done"] == document["cost"]["checkpoints"] == sum(document["outcomes"].values())
+        assert done.exit_code == (3 if document["outcomes"]["bad"] else 0)
+        for outcome, count in counts(document).items():
+            total[outcome] += count
+        if number == 2:  # a run that is found later, and changes nothing of the others
+            make_fleet(tmp_path / "more", 1, 2)
+            (tmp_path / "more/run0").rename(fleet / "later")
+    ran = {name.partition("/")[0] for name in ledger_of(fleet)} - {"later"}
+    assert (ran, total["bad"]) == ({f"run{n}" for n in range(7)}, 1)
+    assert total["good"] in (13, 15)
+    assert len(ledger_of(fleet)) == total["good"] + total["bad"]
+
+
+@pytest.mark.parametrize("shard", ["0/4", "5/4", "1", "1/0", "a/b", "-1/4", "1/4/2", "²/4", "1/9999999999"])
+def test_a_shard_that_is_none_is_a_sentence(invoke, tmp_path, shard):
+    """And nothing is done."""
+    fleet = make_fleet(tmp_path / "fleet", 1, 1)
+    done = invoke("fleet", "verify", fleet, "--shard", shard)
+    assert (done.exit_code, "the shards of 8 are 1/8 to 8/8" in done.stderr) == (2, True), done.stderr
+    assert ledger_of(fleet) == []

@@ -24,7 +24,7 @@ HANGS = {
     "reading in a thread of a pool": ("ckptguard.scan.files:scan_files", ("verify", "RUN")),
     "recording": (f"{STORAGE}.create", ("verify", "RUN")),
     "a task of a fleet": ("ckptguard.bulk.tasks:verify_one", ("fleet", "verify", "ABOVE")),
-    "a search": ("ckptguard.fleet.search:Search.find", ("fleet", "report", "ABOVE")),
+    "a search": ("ckptguard.fleet.search:RunSearch.find", ("fleet", "report", "ABOVE")),
     "known-good": (f"{STORAGE}.open", ("known-good", "RUN")),
 }
 

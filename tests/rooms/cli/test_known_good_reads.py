@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 from support.tiny_run import TINY, WEIGHTS, cycle, name_of, poison, save
 
+from ckptguard.records.ctimes import note_ctimes
 from ckptguard.records.run import open_run
 from ckptguard.runs.find_known_good import find_known_good
+from ckptguard.values.ids import CheckpointId
 
 NONE = TINY.changed(keep="none")
 
@@ -22,8 +24,16 @@ def saved(root: Path, tiny=NONE) -> None:
     cycle(open_run(str(root)), tiny)
 
 
+def poison_in_secret(path: Path) -> None:
+    """Poison a file and give it its old mtime."""
+    times = path.stat()
+    poison(path)
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+
+
 def test_the_command_reads_what_changed(root, invoke, document):
-    """A touched one is answered after it was read, a poisoned one never; a forged one only without --read."""
+    """A touched one is answered after it was read. A poisoned one never is, even with its old mtime. One with the ctime
+    on record, too, is only found by --read."""
     saved(root)
     (root / name_of(300) / WEIGHTS).touch()
     run = open_run(str(root))
@@ -38,13 +48,20 @@ def test_the_command_reads_what_changed(root, invoke, document):
     assert "changed" in invoke("status", root).stdout
     assert "changed" in invoke("show", root / name_of(300)).stdout
     assert invoke("known-good", root).stdout == f"{root / name_of(200)}\n"
-    path = root / name_of(200) / WEIGHTS
-    times = path.stat()
-    poison(path)
-    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
-    assert invoke("known-good", root).stdout == f"{root / name_of(200)}\n"
-    assert invoke("known-good", root, "--read").stdout == f"{root / name_of(100)}\n"
+    poison_in_secret(root / name_of(200) / WEIGHTS)
     assert invoke("known-good", root).stdout == f"{root / name_of(100)}\n"
+
+
+def test_what_no_time_tells_is_found_by_reading(root, invoke):
+    """Where even the ctime on record is that of the damaged file, only --read finds the damage."""
+    saved(root)
+    path = root / name_of(300) / WEIGHTS
+    poison_in_secret(path)
+    id = CheckpointId("model-#", 300, 1)
+    note_ctimes(open_run(str(root)), id, {f"{name_of(300)}/{WEIGHTS}": path.stat().st_ctime_ns})
+    assert invoke("known-good", root).stdout == f"{root / name_of(300)}\n"
+    assert invoke("known-good", root, "--read").stdout == f"{root / name_of(200)}\n"
+    assert invoke("known-good", root).stdout == f"{root / name_of(200)}\n"
 
 
 def test_what_was_saved_anew_is_answered_as_what_it_is(root, invoke, document):

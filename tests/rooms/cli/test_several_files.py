@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import random
+import shlex
+import shutil
 from pathlib import Path
 
 import pytest
@@ -14,6 +17,8 @@ from support.views import look
 from ckptguard.engine.sick_saves import find_begun_anew
 from ckptguard.keep.copies import release
 from ckptguard.keep.room import held_copies
+from ckptguard.records.run import open_run
+from ckptguard.records.trash import list_trashed
 from ckptguard.recover.rollback_scope import content_of
 from ckptguard.runs.find_known_good import known_good_candidates
 from ckptguard.upkeep.reconcile import PassNotes, reconcile
@@ -356,3 +361,87 @@ def test_what_stays_for_want_of_room_is_one_whole_save(root, invoke, name, poiso
     lines = invoke("known-good", root, "--all").stdout.splitlines()
     assert len(lines) > 1
     assert Path(lines[0]).name == trainer.known_good
+
+
+FORMS = (
+    "{part}_{step}.pth",
+    "{part}{step:06d}.pt",
+    "models/{part}_{step}.pth",
+    "{part}-step={step}.ckpt",
+    "{part}_{step:08d}",
+)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_whole_save_goes_to_the_trash_and_comes_back(root, tmp_path, document, seed):
+    """However its files are called, and how many it has: all of it is there, or all of it in the trash; and a restore
+    of its step gives all of its files."""
+    chance = random.Random(seed)
+    form, parts = FORMS[seed % len(FORMS)], ("net_g", "net_d", "ema")[: chance.randint(2, 3)]
+    steps = range(100, 100 * chance.randint(5, 7), 100)
+    notes, names = PassNotes(), {}
+    for step in steps:
+        names[step] = {form.format(part=part, step=step) for part in parts}
+        for part in parts:
+            state = {"model": weights(step, part), "optimizer": optimizer(step)}
+            save(root / form.format(part=part, step=step), state)
+        reconcile(look(str(root), QUICK), notes)
+    document("prune", root, "--keep-last", str(keep := chance.randint(1, 3)))
+    kept = max(keep, QUICK.keep_good)
+    lying = {path.relative_to(root).as_posix() for path in saved(root)}
+    assert lying == {name for step in steps[-kept:] for name in names[step]}
+    assert sorted({id.step for id in list_trashed(open_run(str(root), QUICK))}) == list(steps[:-kept])
+    for step in steps:
+        out = tmp_path / f"out-{step}"
+        document("restore", root, "--step", str(step), "--to", out)
+        assert restored(out) == dict.fromkeys(names[step], step)
+
+
+@pytest.mark.parametrize(
+    "names", [("model{:06d}.pt", "opt{:06d}.pt"), ("{}_net.pth", "{}.state"), ("g_{:08d}", "do_{:08d}")]
+)
+@pytest.mark.parametrize("pass_between", [False, True])
+def test_a_first_save_is_whole_at_once(root, document, names, pass_between):
+    """Its files are one save before there is another that says which number counts, also if the first of them was
+    judged alone."""
+    notes = PassNotes()
+    for name, state in zip(names, (weights(10, "net"), optimizer(10)), strict=True):
+        save(root / name.format(10), state)
+        if pass_between:
+            reconcile(look(str(root), QUICK), notes)
+    reconcile(look(str(root), QUICK), notes)
+    assert {path.name for path, _, _ in together(document, root)} == {name.format(10) for name in names}
+
+
+def together(document, run):
+    """The files of the known-good save, with what joined them."""
+    parts = document("known-good", run)[1]["save"]
+    return [(Path(part["path"]).relative_to(run), part["rule"], part["behind"]) for part in parts]
+
+
+@pytest.mark.parametrize("name", TRAINERS)
+def test_a_plain_copy_of_a_run_has_the_same_saves(root, tmp_path, document, name):
+    """``cp -r`` loses the times of the files. What was saved together is computed from the records, which hold them."""
+    trained(root, TRAINERS[name], 999, 999)
+    copy = tmp_path / "copy"
+    shutil.copytree(root, copy, copy_function=shutil.copyfile)
+    assert together(document, copy) == together(document, root)
+    assert document("list", copy, "--saves")[1]["saves"] == document("list", root, "--saves")[1]["saves"]
+
+
+@pytest.mark.parametrize("name", TRAINERS)
+def test_a_copy_without_records_has_the_same_saves_or_says_what_it_lost(root, tmp_path, document, name):
+    """Numbers and counters join as before. A fixed name that only its times joined is joined with nothing, and what is
+    left to do is named, and does it."""
+    trained(root, TRAINERS[name], 999, 999)
+    copy = tmp_path / "copy"
+    shutil.copytree(root, copy, ignore=shutil.ignore_patterns("_ckptguard"), copy_function=shutil.copyfile)
+    reconcile(look(str(copy), QUICK), PassNotes())
+    if "save times" not in {rule for _, rule, _ in together(document, root)}:
+        assert together(document, copy) == together(document, root)
+        return
+    code, said = document("rollback", copy, "--force")
+    assert code == ExitCode.NO_KNOWN_GOOD
+    advice = shlex.split(said["error"]["hint"].partition("ckptguard ")[2])
+    done = document(*advice, "--force")[1]
+    assert {step_of(path) for path in saved(Path(done["known_good"]["path"]))} == {500}

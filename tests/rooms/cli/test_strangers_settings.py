@@ -53,6 +53,7 @@ WORDS: dict[str, tuple[str, ...]] = {
     "config": ("R",),
     "migrate": ("R",),
     "notify": ("R", "--test"),
+    "silence": ("R", "--until", "8h"),
 }
 AS_PROCESSES = {"supervise", "dashboard", "gate"}
 READ_NO_SETTINGS = {"token", "completion"}

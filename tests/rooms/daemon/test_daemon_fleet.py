@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -144,6 +147,36 @@ def test_ready_after_every_runs_first_pass(tmp_path: Path, start: Starter) -> No
     assert until(ready, "readiness")["runs"] == 3
     assert {run["state"] for run in guarded(daemon).values()} == {"guarded", "failing", "waiting"}
     assert daemon.ask("checkpoints", run=fleet / "a")[0] == 200
+
+
+def test_not_ready_before_every_place_was_seen(tmp_path: Path, start: Starter) -> None:
+    """A place that cannot be searched since the start: `/readyz` says so, and `/healthz` is well. Once it was searched,
+    it is ready, also when the place goes again."""
+    make(tmp_path / "fleet", "a", 1)
+    (tmp_path / "fleet.toml").write_text('folders = ["fleet", "later"]')
+    daemon = start(arguments=("--fleet", str(tmp_path / "fleet.toml")))
+    assert known_good(daemon, tmp_path / "fleet" / "a") == 1
+
+    def ready() -> tuple[int, str, int]:
+        status, answer = request(daemon.address, "GET", "/readyz")
+        return status, answer["status"], answer["unseen_places"]
+
+    until(lambda: ready() == (503, "a place cannot be searched", 1), "the end of the first search")
+    assert request(daemon.address, "GET", "/healthz")[0] == 200
+    make(tmp_path / "later", "b", 1)
+    until(lambda: ready() == (200, "ready", 0), "readiness")
+    shutil.move(tmp_path / "later", tmp_path / "elsewhere")
+    until(lambda: 'cause="missing"} 1' in metrics(daemon), "the metric of the place")
+    assert ready() == (200, "ready", 0)
+
+
+def metrics(daemon: DaemonProcess) -> str:
+    """What the daemon tells Prometheus."""
+    with contextlib.closing(http.client.HTTPConnection("localhost")) as connection:
+        connection.sock = socket.socket(socket.AF_UNIX)
+        connection.sock.connect(daemon.address)
+        connection.request("GET", "/metrics")
+        return connection.getresponse().read().decode()
 
 
 def test_once_over_a_fleet(tmp_path: Path) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterator
+from importlib.resources import files
 from typing import Any
 
 import pytest
@@ -16,8 +18,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from ckptguard.decisions.run_summary import in_state
 from ckptguard.values.run_summary import RunSummary
+from ckptguard.values.silence import LONGEST, Silence
 
 NOW = 1_000_000.0
+RULES = (files("ckptguard_daemon") / "deploy" / "ckptguard-rules.yml").read_text(encoding="utf-8")
 DAEMON = DaemonFacts(loop_at=NOW - 5)
 Series = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
@@ -210,3 +214,49 @@ def test_many_who_ask_at_once_cost_one_look(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(module, "_FRESH", 0.0)
     metrics.text()
     assert len(looks) == 2
+
+
+@given(left=st.sampled_from([-60.0, 0.0, 1e-3, 60.0, LONGEST, 40 * 86400.0]), readable=st.booleans())
+def test_a_silenced_run_is_measured_as_before(left: float, readable: bool) -> None:
+    """Until its time is over, one metric more says so. It changes no other one, whatever the record holds."""
+    silence = Silence(until=NOW + left if readable else None, by="alice")
+    loud, silenced = facts(newest_outcome="bad"), facts(newest_outcome="bad", silence=silence)
+    before, found = (read(exposition([one], DAEMON, NOW)) for one in (loud, silenced))
+    key = ("ckptguard_silenced", frozenset({("run", "/runs/exp1")}))
+    assert (before.pop(key), found.pop(key)) == (0, readable and 0 < left <= LONGEST)
+    assert found == before
+
+
+SUMS_OF_ALERTS = {
+    *("unprotected", "known_good_stale", "newest_bad", "backlog_bytes", "replica_behind"),
+    *("failing", "unreadable_places"),
+    *("scrub_oldest_timestamp_seconds", "scrub_interval_seconds"),
+}
+# Of these there is no sum, or no alert is about it.
+OTHERS_OF_ALERTS = {
+    *("protected", "known_good_timestamp_seconds", "save_interval_seconds", "training", "silenced"),
+    *("hook_failures_total", "loop_timestamp_seconds", "search_failing", "daemon"),
+}
+
+
+def test_sums_that_raise_alerts_leave_out_silenced_runs() -> None:
+    """Each of them is as if these runs were none. All others count every run."""
+    assert set(re.findall(r"ckptguard_(\w+)", RULES)) - OTHERS_OF_ALERTS == SUMS_OF_ALERTS
+    sick: dict[str, Any] = {"newest_outcome": "bad", "backlog_bytes": 7, "replicas": 1, "replicas_behind": 2}
+    sick |= {"state": "failing", "unreadable": 1}
+    sick |= {"training": True, "known_good_at": 1.0, "save_interval": 1.0, "scrubbed_at": 1.0, "scrub_interval": 1.0}
+    well = [
+        facts(f"/r/{n}", protected=True, replicas=1, scrubbed_at=NOW - 1.0, scrub_interval=10.0)
+        for n in range(MOST_RUNS + 1)
+    ]
+    silence = Silence(until=NOW + 60.0, by="alice")
+    without, loud, silenced = (
+        read(exposition([*well, *more], DAEMON, NOW))
+        for more in ([], [facts("/x", **sick)], [facts("/x", silence=silence, **sick)])
+    )
+    for name in SUMS_OF_ALERTS:
+        assert of(silenced, name) == of(without, name) is not None
+        assert of(loud, name) != of(silenced, name)
+    counted = {key for key in loud if key[0].removeprefix("ckptguard_") not in {*SUMS_OF_ALERTS, "silenced"}}
+    assert {key: silenced[key] for key in counted} == {key: loud[key] for key in counted}
+    assert (of(loud, "silenced"), of(silenced, "silenced")) == (0, 1)

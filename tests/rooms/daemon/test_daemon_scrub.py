@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from pathlib import Path
 from typing import Any
 
 from support.daemon_process import DaemonProcess, Starter, flip_bit, request, save, until
 from support.records_on_disk import at
 
+from ckptguard.decisions.turns import LARGE
 from ckptguard.records.incidents import list_incidents
 from ckptguard.records.run import open_run
 
@@ -72,6 +75,21 @@ def test_it_goes_on_after_a_restart(run: Path, start: Starter) -> None:
     assert [line["id"] for line in second.log_lines() if line["event"] == "scrubbed"] == ["200.1"]
     [record] = folder.iterdir()  # in place of the old one
     assert "20200101" not in record.name
+
+
+def test_a_large_save_gets_its_md5_after_its_verdict(run: Path, start: Starter) -> None:
+    """Its first verdict leaves it out. It is taken without a scrub, once, and the metric says when none waits."""
+    path = save(run, 100, numbers=(LARGE >> 2) + 1)
+    daemon = start(run, CKPTGUARD_KEEP="none", CKPTGUARD_SCRUB_EVERY="0", CKPTGUARD_SCRUB_RATE="1e12")
+    daemon.logged("scrubbed", id="100.1", place="place", outcome="good")
+    record = json.loads(at(run, "_ckptguard/md5/net-#.safetensors/000000000100.1.json").read_text())
+    assert record["files"] == {path.name: hashlib.md5(path.read_bytes()).hexdigest()}
+
+    def none_waits() -> bool:
+        return request(daemon.address, "GET", "/v1/fleet")[1]["runs"][0]["without_md5"] == 0
+
+    until(none_waits, "the count")
+    assert [line["id"] for line in daemon.log_lines() if line["event"] == "scrubbed"] == ["100.1"]
 
 
 def test_a_scrub_may_be_switched_off(run: Path, start: Starter) -> None:

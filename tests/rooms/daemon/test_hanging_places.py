@@ -8,16 +8,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from ckptguard_daemon import following as following_module
-from ckptguard_daemon.following import Following
+from ckptguard_daemon import run_set as run_set_module
 from ckptguard_daemon.log import log
-from ckptguard_daemon.plan import Plan
-from ckptguard_daemon.roster import Roster
+from ckptguard_daemon.plan import DaemonPlan
+from ckptguard_daemon.run_set import RunDiscovery, RunSet
 from support.daemon_process import PATIENCE, save, until
 
 from ckptguard.engine.watched_run import WatchedRun
 from ckptguard.fleet import Discovery, FleetRun, find_runs, read_fleet
-from ckptguard.fleet.search import Search
+from ckptguard.fleet.search import RunSearch
 from ckptguard.reporting.notify import Hooks, HookSets
 from ckptguard.values.ids import run_id_of
 from ckptguard.values.settings import Settings
@@ -53,16 +52,16 @@ class Mounts:
 def mounts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Mounts]:
     """Both answer. Nobody hangs after the test."""
     made = Mounts(tmp_path)
-    honest = Search.find
+    honest = RunSearch.find
 
-    def find(search: Search) -> list[str]:
+    def find(search: RunSearch) -> list[str]:
         if search._root.endswith("/ill"):
             made.searches += 1
             if made.dead:
                 assert made.alive.wait(PATIENCE)
         return honest(search)
 
-    monkeypatch.setattr(Search, "find", find)
+    monkeypatch.setattr(RunSearch, "find", find)
     yield made
     made.revive()
 
@@ -104,22 +103,22 @@ def test_the_others_are_found(mounts: Mounts, monkeypatch: pytest.MonkeyPatch, k
 def test_the_daemon_goes_on_and_says_so_once(mounts: Mounts, monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs elsewhere are guarded. It counts as ready when it is clear that the place does not answer."""
     told: list[object] = []
-    monkeypatch.setattr(following_module, "log", lambda event, **fields: told.append((event, fields.get("reason"))))
-    monkeypatch.setattr(following_module, "_PATIENCE", 0.01)
-    roster, hooks = Roster(), HookSets(log)
+    monkeypatch.setattr(run_set_module, "log", lambda event, **fields: told.append((event, fields.get("reason"))))
+    monkeypatch.setattr(run_set_module, "_PATIENCE", 0.01)
+    run_set, hooks = RunSet(), HookSets(log)
 
     def make(found: FleetRun) -> WatchedRun:
         return WatchedRun(found.url, run_id_of(found.url), found.settings, hooks.of(found.settings), None)
 
     settings = Settings(scan_interval=0.1)
-    plan = Plan(urls=(), settings=settings, fleet=read_fleet(str(mounts.file), settings))
+    plan = DaemonPlan(urls=(), settings=settings, fleet=read_fleet(str(mounts.file), settings))
     mounts.hang()
     stop, looks = threading.Event(), threading.Semaphore(0)
-    following = Following(plan, roster, make, lambda run, found: None, looked=looks.release)
+    following = RunDiscovery(plan, run_set, make, lambda run, found: None, looked=looks.release)
     thread = threading.Thread(target=following.run, args=(stop,))
     thread.start()
     try:
-        until(lambda: [mounts.names[run.url] for run in roster] == ["well"], "the run that can be found")
+        until(lambda: [mounts.names[run.url] for run in run_set] == ["well"], "the run that can be found")
         assert not following.has_looked
         monkeypatch.setattr(finding, "_OVERDUE", 0.0)
         until(lambda: following.has_looked, "the end of the search")
@@ -130,7 +129,7 @@ def test_the_daemon_goes_on_and_says_so_once(mounts: Mounts, monkeypatch: pytest
             assert looks.acquire(timeout=PATIENCE)
         assert [event for event, _ in told] == ["fleet_trouble"]
         mounts.revive()
-        until(lambda: len(list(roster)) == 2, "the other run")
+        until(lambda: len(list(run_set)) == 2, "the other run")
     finally:
         stop.set()
         following.wake()
@@ -143,7 +142,7 @@ def test_hooks_that_no_run_has_any_more_end(tmp_path: Path) -> None:
     sets = HookSets(log)
     gone, kept = (Settings(on_incident=("sh", "-c", f"cat > {told}-{name}")) for name in ("gone", "kept"))
     hooks: dict[str, Hooks] = {"gone": sets.of(gone), "kept": sets.of(kept)}
-    hooks["gone"].tell({"event": "test", "id": "1"})
+    hooks["gone"].tell(None, {"event": "test", "id": "1"})
     sets.keep_only([kept])
     until(lambda: hooks["gone"].has_ended, "their end")
     assert Path(f"{told}-gone").read_text()

@@ -17,7 +17,7 @@ from ckptguard_daemon import liveness
 from ckptguard_daemon.command import command
 from ckptguard_daemon.liveness import Systemd, WorkStop
 from ckptguard_daemon.loop import Loop
-from ckptguard_daemon.roster import Roster
+from ckptguard_daemon.run_set import RunSet
 from click.testing import CliRunner
 from support.daemon_process import PATIENCE, Starter, save, until
 
@@ -125,8 +125,8 @@ def test_the_watchdog_starves_only_when_nothing_makes_progress(
     systemd = Manager(str(short_folder / "notify"))
     monkeypatch.setenv("NOTIFY_SOCKET", systemd.address)
     manager, stop, stuck, other = Systemd(), threading.Event(), _run("a"), _run("b")
-    roster = Roster([stuck])
-    loop = Loop(roster, stop, lambda run: None)
+    run_set = RunSet([stuck])
+    loop = Loop(run_set, stop, lambda run: None)
     thread = threading.Thread(target=loop.run)
     thread.start()
 
@@ -139,7 +139,7 @@ def test_the_watchdog_starves_only_when_nothing_makes_progress(
     for _ in range(3):
         loop.wake("a")  # what feeds it is the work, not who wakes it
         assert not is_fed()
-    roster.add(other)
+    run_set.add(other)
     loop.wake("b")
     assert other.began.wait(PATIENCE)
     assert is_fed()

@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,16 @@ CASES: dict[str, tuple[tuple[str, dict[str, str], bool], ...]] = {
         ("90m", stale_when(known_good="_x99", interval="1200x99", training="1x99"), False),
         ("90m", stale_when(known_good="0+60x99", interval="60x99", training="1x99"), False),
         ("20m", {"known_good_stale": "1x99"}, True),
+    ),
+    "Unseen": (
+        ("20m", {f"failing{{{RUN}}}": "1x60"}, True),
+        ("20m", {f"failing{{{RUN}}}": "0x60"}, False),
+        ("10m", {f"failing{{{RUN}}}": "1x60"}, False),  # a mount may come back
+        ("20m", {"failing": "3x60"}, True),
+        ("20m", {f"unreadable_places{{{RUN}}}": "2x60"}, True),
+        ("20m", {f"unreadable_places{{{RUN}}}": "0x60"}, False),
+        ("20m", {'search_failing{place="/data",cause="permission"}': "1x60"}, True),
+        ("20m", {'search_failing{place="/data",cause="permission"}': "0x60"}, False),
     ),
     "Bad": (
         ("1m", {f"newest_bad{{{RUN}}}": "1x9"}, True),
@@ -122,21 +133,48 @@ def test_every_alert_has_cases_of_both_kinds(rules: Path) -> None:
 
 def test_every_alert_fires_where_it_should_and_nowhere_else(promtool: str, rules: Path, tmp_path: Path) -> None:
     """On each case of each alert."""
+    fire(promtool, rules, tmp_path, [(alert, *case) for alert, cases in CASES.items() for case in cases])
+
+
+# A series beside those of an alert that fires, and whether it then fires at the same time.
+SILENCES = (
+    (f"silenced{{{RUN}}}", "1x300", False),
+    (f"silenced{{{RUN}}}", "0x300", True),
+    (f"silenced{{{RUN}}}", "1x3 0x300", True),  # long over when the alert is looked at
+    ('silenced{run="/r",instance="n2"}', "1x300", True),  # another machine's run of the same path
+    ('silenced{run="/other",instance="n1"}', "1x300", True),
+    ("silenced", "1x300", True),  # the number of silenced runs: the sums of the others leave them out
+)
+
+
+def test_no_alert_is_about_a_silenced_run(promtool: str, rules: Path, tmp_path: Path) -> None:
+    """Each case in which an alert about a run fires, while that run or another one is silenced, and after that."""
+    cases = []
+    for alert, (at, series, fires) in ((alert, case) for alert, own in CASES.items() for case in own):
+        if fires and alert not in ("HooksFail", "Gone"):
+            is_sum = not any(RUN in name for name in series)
+            later = at if at != "1m" else "9m"
+            cases += [(alert, later, {**series, name: values}, rings or is_sum) for name, values, rings in SILENCES]
+    assert len(cases) > 40
+    fire(promtool, rules, tmp_path, cases)
+
+
+def fire(promtool: str, rules: Path, tmp_path: Path, cases: Iterable[tuple[str, str, dict[str, str], bool]]) -> None:
+    """Of each case (alert, when, series, whether) the alert fires then, or does not."""
     tests = []
-    for alert, cases in CASES.items():
-        for at, series, fires in cases:
-            named = {n if n.startswith("up{") else f"ckptguard_{n}": v for n, v in series.items()}
-            alerts = f'count(ALERTS{{alertname="Ckptguard{alert}",alertstate="firing"}}) or vector(0)'
-            tests.append(
-                {
-                    "name": f"{alert} {series}",
-                    "interval": "1m",
-                    "input_series": [{"series": n, "values": v} for n, v in named.items()],
-                    "promql_expr_test": [
-                        {"expr": alerts, "eval_time": at, "exp_samples": [{"labels": "{}", "value": int(fires)}]}
-                    ],
-                }
-            )
+    for alert, at, series, fires in cases:
+        named = {n if n.startswith("up{") else f"ckptguard_{n}": v for n, v in series.items()}
+        alerts = f'count(ALERTS{{alertname="Ckptguard{alert}",alertstate="firing"}}) or vector(0)'
+        tests.append(
+            {
+                "name": f"{alert} {series}",
+                "interval": "1m",
+                "input_series": [{"series": n, "values": v} for n, v in named.items()],
+                "promql_expr_test": [
+                    {"expr": alerts, "eval_time": at, "exp_samples": [{"labels": "{}", "value": int(fires)}]}
+                ],
+            }
+        )
     path = tmp_path / "tests.yml"
     path.write_text(json.dumps({"rule_files": [str(rules)], "evaluation_interval": "1m", "tests": tests}))
     succeeds(promtool, "test", "rules", str(path))

@@ -22,10 +22,10 @@ from click.testing import CliRunner
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
-from support.catalogues import PromptCatalogue
 from support.tiny_files import WEIGHTS
 from support.tiny_run import TINY, inline, name_of, poison, rot, save, truncate
 
+from ckptguard.catalogue.catalogue import Catalogue
 from ckptguard.cli.entry import commands
 from ckptguard.engine.watched_run import WatchedRun
 from ckptguard.errors import CkptguardError
@@ -33,6 +33,8 @@ from ckptguard.keep.quarantine import quarantine
 from ckptguard.records import incidents
 from ckptguard.records.daemon_record import DaemonRecord
 from ckptguard.records.incidents import list_incidents, open_incident, update_incident
+from ckptguard.records.run import Run, write_once
+from ckptguard.records.silences import end_silence, silence_run
 from ckptguard.records.who_and_when import this_host, utc_now, utc_text
 from ckptguard.recover.restore import restore
 from ckptguard.repair.scrub import scrub
@@ -50,7 +52,8 @@ OFTEN, SELDOM, LATELY = 25_000.0, 100_000.0, 205_000.0  # seconds: between two s
 SAVES = ("good", "bad", "suspect", "incomplete", "unfinished", "saved again")
 KEPT = ("damage a copy", "lose a copy", "pin", "restore", "prune")
 OTHERS = ("rotate", "lose", "damage", "roll back", "quarantine", "incident", "close", "replicate", "end", "restart")
-ACTIONS = (*SAVES, *KEPT, *OTHERS)
+SILENCES = ("silence", "a short silence", "unsilence", "damage a silence")
+ACTIONS = (*SAVES, *KEPT, *OTHERS, *SILENCES)
 RULES = (files("ckptguard_daemon") / "deploy" / "ckptguard-rules.yml").read_text(encoding="utf-8")
 
 
@@ -67,7 +70,6 @@ class Life:
         self.config.write_text(
             f'settle = 0.0\nunfinished_limit = 1000.0\nkeep = "{keep}"\nworkers = 1\nreplicas = ["{folder}/replica"]\n'
         )
-        self.catalogue = PromptCatalogue(str(folder / "catalogue"))
         self.saved: list[int] = []  # steps, in the order in which they were saved
         self.times = 0
         self.began = time.time()
@@ -80,7 +82,7 @@ class Life:
         """A new daemon, which reads what the last one noted."""
         host, boot = this_host()
         presence = DaemonRecord(address="", host=host, boot_id=boot, pid=os.getpid(), started_at=utc_now())
-        self.feed = CatalogueFeed(self.catalogue)  # type: ignore[arg-type]
+        self.feed = CatalogueFeed(Catalogue(str(self.folder)))
         hooks = Hooks(self.settings, lambda *_, **__: None)
         self.watched = WatchedRun(self.url, run_id_of(self.url), self.settings, hooks, presence, self.feed)
 
@@ -161,6 +163,20 @@ class Life:
                 shutil.rmtree(self.root / name_of(step))
         elif action == "restart":
             self.restart()
+        elif action in SILENCES:
+            self.silence(view.run, action)
+
+    def silence(self, run: Run, action: str) -> None:
+        """Silence the run for an hour or a moment, let it be told of again, or damage the record that says so."""
+        if action == "unsilence":
+            end_silence(run)
+        elif action == "damage a silence":
+            for path in (self.root / "_ckptguard" / "silences").glob("*.json"):
+                run.records.remove(f"silences/{path.name}")
+                write_once(run, f"silences/{path.stem[:-1]}{'1' if path.stem[-1] == '0' else '0'}.json", b"{")
+        else:
+            until = time.time() + (3600.0 if action == "silence" else 1e-6)
+            silence_run(run, until, reason="the disk is replaced", by="alice")
 
     def roll_back(self) -> None:
         """As a user does. Then nothing says that the newest save is bad, or that anybody trains."""
@@ -215,6 +231,7 @@ def _as_python(alert: str) -> str:
     found = re.search(rf"alert: Ckptguard{alert}\n +expr: (?:\|\n)?(.*?)\n +(?:for|labels):", RULES, re.DOTALL)
     assert found is not None
     text = re.sub(r"ckptguard_(\w+)(\{[^}]*\})?", r'of("\1", nan)', found[1]).replace("time()", "now")
+    text = text.replace("unless", "and not")
     return " ".join(text.split())
 
 
@@ -231,7 +248,10 @@ def agree(life: Life) -> None:
     if row["state"] == "ended":
         assert (told["protected"], told["at_risk"], known, firing) == (False, None, {}, set())
         return
-    assert known["protected"] == told["protected"] == ("Unprotected" not in firing)
+    silenced = _silence_agrees(told, row, listed, known)
+    assert not (silenced and firing)
+    assert known["protected"] == told["protected"]
+    assert ("Unprotected" in firing) == (not told["protected"] and not silenced)
     good = told["known_good"]
     assert (good and good["step"]) == row["known_good_step"] == known.get("known_good_step")
     assert (good and good["id"]) == listed["known_good"]
@@ -244,7 +264,8 @@ def agree(life: Life) -> None:
     assert size == row["bytes"] == known.get("checkpoint_bytes", {})
     waiting = len(told["pending"]) + len(told["changed"])
     assert waiting == row["backlog"] == known["backlog_checkpoints"] == len(page["pending"])
-    _newest_agrees(life, row, known, firing)
+    _newest_agrees(life, row, known)
+    assert ("Bad" in firing) == (bool(known["newest_bad"]) and not silenced)
     _trains(told, row, known)
     assert listed["oldest_read_at"] == (None if row["scrubbed_at"] is None else utc_text(row["scrubbed_at"]))
     assert row["scrubbed_at"] == known.get("scrub_oldest_timestamp_seconds")
@@ -256,13 +277,23 @@ def agree(life: Life) -> None:
     assert all(event["at"] >= int(life.began) for event in page["events"] if event["kind"] == "rollback")
 
 
-def _newest_agrees(life: Life, row: dict[str, Any], known: dict[str, Any], firing: set[str]) -> None:
+def _silence_agrees(told: dict[str, Any], row: dict[str, Any], listed: dict[str, Any], known: dict[str, Any]) -> bool:
+    """All say that the run is silenced, or that a record of it is damaged. True if it is silenced."""
+    silence = row["silence"]
+    until = silence and silence["until"]
+    as_text = silence and {**silence, "until": None if until is None else utc_text(until)}
+    assert as_text == told["silence"] == listed["silence"]
+    assert bool(known["silenced"]) == (until is not None)
+    return until is not None
+
+
+def _newest_agrees(life: Life, row: dict[str, Any], known: dict[str, Any]) -> None:
     """The newest save is the one in place that was saved last, and its verdict the one that `list` shows."""
     shown = {one["path"]: one for one in life.ask("list", life.url)["checkpoints"] if one["in_place"]}
     if life.steps:
         newest = shown[name_of(life.steps[-1])]
         assert row["newest_outcome"] == ("pending" if newest["changed"] else newest["outcome"])
-    assert (row["newest_outcome"] == "bad") == bool(known["newest_bad"]) == ("Bad" in firing)
+    assert (row["newest_outcome"] == "bad") == bool(known["newest_bad"])
 
 
 def _trains(told: dict[str, Any], row: dict[str, Any], known: dict[str, Any]) -> None:
@@ -282,6 +313,7 @@ def _trains(told: dict[str, Any], row: dict[str, Any], known: dict[str, Any]) ->
 @example(keep="copy", actions=["incident", "bad", "roll back", "close", "good", "restart"])
 @example(keep="copy", actions=["incomplete", "suspect", "quarantine", "unfinished", "roll back", "end"])
 @example(keep="copy", actions=["replicate", "good", "lose a copy", "damage", "lose", "replicate"])
+@example(keep="none", actions=["silence", "bad", "damage a silence", "restart", "unsilence", "a short silence", "bad"])
 @example(keep="copy", actions=["saved again", "bad", "rotate", "prune", "pin", "restore", "end", "good"])
 def test_all_say_the_same_of_a_run(keep: str, actions: list[str], tmp_path_factory: pytest.TempPathFactory) -> None:
     """After each thing that happens to it. Incidents are an hour old, so that a rollback has another time."""
@@ -296,7 +328,6 @@ def test_all_say_the_same_of_a_run(keep: str, actions: list[str], tmp_path_facto
                 continue  # there is nothing good to go back to
             life.settle()
             agree(life)
-    life.catalogue.close()
     shutil.rmtree(folder)
 
 

@@ -13,16 +13,13 @@ from types import SimpleNamespace
 import pytest
 from ckptguard_daemon.catalogue_feed import CatalogueFeed
 from ckptguard_daemon.dashboard.pages import Pages
-from ckptguard_daemon.following import Following
 from ckptguard_daemon.metrics import exposition
-from ckptguard_daemon.plan import Plan
-from ckptguard_daemon.roster import Roster
-from ckptguard_daemon.service import run_id_of
+from ckptguard_daemon.plan import DaemonPlan
+from ckptguard_daemon.run_set import RunDiscovery, RunSet
 from support.daemon_process import until
 from support.tiny_files import WEIGHTS
 from support.tiny_run import inline, save
 
-from ckptguard.catalogue.questions import timeline
 from ckptguard.engine import watched_run as guarded_module
 from ckptguard.engine.watched_run import WatchedRun
 from ckptguard.errors import NoKnownGoodError
@@ -37,6 +34,7 @@ from ckptguard.runs.work import Work
 from ckptguard.storage.local import removal
 from ckptguard.storage.local.removal import removed
 from ckptguard.upkeep import reconcile
+from ckptguard.values.ids import run_id_of
 from ckptguard.values.run_summary import RunSummary
 from ckptguard.values.settings import Settings
 from ckptguard.values.verdict import Outcome
@@ -399,7 +397,7 @@ def test_a_run_that_was_removed_and_begun_anew_between_two_passes_is_another(tmp
     save(str(run), 100, 1)
     while not guarded.verdicts:
         step(guarded)
-    [before] = feed.ask(timeline, guarded.run_id).generations
+    [before] = feed.catalogue.noted(guarded.run_id).generations.values()
     run.rename(tmp_path / "aside")  # its numbers are taken
     save(str(run), 100, 2)
     saved = time.time() - 500.0
@@ -411,7 +409,7 @@ def test_a_run_that_was_removed_and_begun_anew_between_two_passes_is_another(tmp
     while guarded.verdicts < 1 + (not guards):
         step(guarded)
     step(guarded)
-    [row] = feed.ask(timeline, guarded.run_id).generations
+    [row] = feed.catalogue.noted(guarded.run_id).generations.values()
     assert row.name == before.name
     assert row.outcome == before.outcome == "good"
     assert row.content != before.content
@@ -431,17 +429,17 @@ def test_a_mount_that_is_away_is_no_removal(tmp_path, monkeypatch, said):
     """Its runs are waited for, and a fleet keeps them."""
     run, fleet = tmp_path / "fleet" / "run", tmp_path / "fleet"
     save(str(run), 100, 1)
-    following, roster = followed(fleet)
+    following, run_set = followed(fleet)
     following.look()
-    [guarded] = roster
+    [guarded] = run_set
     step(guarded)
     aside = run.rename(tmp_path / "aside")
     monkeypatch.setattr(guarded, "_device_now", lambda: -1)  # another file system is there
     for _ in range(5):
-        assert step(guarded) == "waiting"
+        assert step(guarded) == "failing"
         following.look()
-    assert [one.url for one in roster] == [str(run)]
-    assert said[-1] == ("warning", "waiting")
+    assert [one.url for one in run_set] == [str(run)]
+    assert said[-1] == ("warning", "failing")
     aside.rename(run)
     monkeypatch.undo()
     assert step(guarded) == "guarded"
@@ -458,29 +456,29 @@ def test_another_file_system_in_its_place_is_not_taken_for_the_run(tmp_path, sai
     assert list(run.iterdir()) == []
 
 
-def followed(fleet: Path) -> tuple[Following, Roster]:
+def followed(fleet: Path) -> tuple[RunDiscovery, RunSet]:
     """What finds the runs of a fleet."""
-    rules, roster = read_fleet(str(fleet), SETTINGS), Roster()
-    plan = Plan(urls=(), settings=SETTINGS, fleet=rules)
-    following = Following(plan, roster, lambda found: watched(found.url), lambda run, found: None)
-    return following, roster
+    rules, run_set = read_fleet(str(fleet), SETTINGS), RunSet()
+    plan = DaemonPlan(urls=(), settings=SETTINGS, fleet=rules)
+    following = RunDiscovery(plan, run_set, lambda found: watched(found.url), lambda run, found: None)
+    return following, run_set
 
 
 def test_a_fleet_shows_a_run_that_ended_for_a_day(tmp_path, said):
     """Then it forgets it, until somebody saves there again."""
     fleet = tmp_path / "fleet"
     fresh, old = leftovers(fleet / "fresh"), leftovers(fleet / "old", age=90000.0)
-    following, roster = followed(fleet)
+    following, run_set = followed(fleet)
     following.look()
-    for run in roster:
+    for run in run_set:
         assert step(run) == "ended"
     for _ in range(4):
         following.look()
         time.sleep(0.03)  # two intervals
-    assert [run.url for run in roster] == [str(fresh)]
+    assert [run.url for run in run_set] == [str(fresh)]
     save(str(old), 200, 2)
     following.look()
-    assert sorted(run.url for run in roster) == sorted([str(fresh), str(old)])
+    assert sorted(run.url for run in run_set) == sorted([str(fresh), str(old)])
 
 
 def test_no_alert_is_about_a_run_that_has_ended():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import queue
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from ckptguard.engine.watched_run import WatchedRun
 from ckptguard.engine.watcher import Watcher
 from ckptguard.records.daemon_record import DaemonRecord, write_daemon_record
 from ckptguard.records.run import open_run, write_once
+from ckptguard.records.silences import silence_run
 from ckptguard.records.who_and_when import this_host, utc_now
 from ckptguard.reporting.notify import Hooks
 from ckptguard.runs.work import PLAIN
@@ -36,7 +38,7 @@ class Resting:
         self.hints: queue.Queue[str] = queue.Queue()
         self.watcher = Watcher(self.hints.put, log)
         self.run = WatchedRun(str(folder), run_id_of(str(folder)), SETTINGS, Hooks(SETTINGS, log), None)
-        self.run.silence = self.watcher
+        self.run.watcher = self.watcher
         monkeypatch.setattr(watcher_module, "_is_own_disk", lambda path: True)
         honest = LocalStorage._walk
 
@@ -91,6 +93,7 @@ CHANGES: dict[str, Callable[[Path], object]] = {
     "a removed save": lambda run: (run / "net-1.safetensors").unlink(),
     "a renamed save": lambda run: (run / "net-1.safetensors").rename(run / "net-7.safetensors"),
     "a record of another process": lambda run: write_once(open_run(str(run)), "pins/x.json"),
+    "a silence": lambda run: silence_run(open_run(str(run)), time.time() + 60.0, reason="", by="me"),
     "a record that is gone": lambda run: next((run / "_ckptguard" / "ledger").rglob("*.json")).unlink(),
 }
 

@@ -8,7 +8,6 @@ import json
 import os
 import signal
 import socket
-import sqlite3
 import subprocess
 import sys
 import threading
@@ -42,12 +41,11 @@ FUNCTIONS = {
     "recording an incident": f"{STORAGE}.create~incidents/",
     "noting who was told": "ckptguard.reporting.notify:mark_told",
     "starting a scan": "ckptguard.scan.process.worker_process:WorkerProcess.start",
-    "writing the catalogue": "ckptguard.catalogue.catalogue:write_run",
+    "writing the catalogue": "ckptguard.catalogue.catalogue:replace_file",
     "the main thread": "ckptguard_daemon.liveness:Systemd.tell_progress",
 }
 AT_THE_STOP = {
     "clearing the daemon's record": "ckptguard.engine.watched_run:clear_daemon_record",
-    "closing the catalogue": "ckptguard.catalogue.catalogue:Catalogue.close",
     "closing the socket": "ckptguard_daemon.http.unix_socket:ListeningSocket.close",
     "telling systemd": "ckptguard_daemon.liveness:Systemd.is_stopping",
 }
@@ -313,21 +311,6 @@ def test_a_scan_that_never_ends(run: Path, start: Starter, tmp_path: Path, hooke
     assert_made_up(start(run, arguments=hooked), run, tmp_path / "told")
 
 
-def test_a_locked_catalogue(
-    run: Path, start: Starter, tmp_path: Path, short_folder: Path, hooked: tuple[str, ...]
-) -> None:
-    """Another process holds the SQLite file."""
-    daemon = start(run, arguments=hooked)
-    assert daemon.outcome(100) == "good"
-    [path] = (short_folder / "ckptguard").glob("*.catalogue")
-    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:
-        other.execute("BEGIN IMMEDIATE")
-        save(run, 200, nan=True)
-        daemon.logged("verified", step=200)
-        assert stopped(daemon) == 0
-    assert_made_up(start(run, arguments=hooked), run, tmp_path / "told")
-
-
 def test_clients_that_stay(run: Path, start: Starter, tmp_path: Path, hooked: tuple[str, ...]) -> None:
     """One that listens to events, one that waits for a verdict, one that sends half a request, one that sends
     nothing."""
@@ -378,7 +361,7 @@ def _answers(folder: Path) -> bool:
 def test_a_place_of_a_fleet_that_hangs(run: Path, start: Starter, tmp_path: Path, hooked: tuple[str, ...]) -> None:
     """While it is searched for runs."""
     save(run, 200, nan=True)
-    where = program("ckptguard.fleet.search:Search.find", tmp_path / "hangs")
+    where = program("ckptguard.fleet.search:RunSearch.find", tmp_path / "hangs")
     daemon = start(arguments=("--fleet", str(run.parent), *hooked), program=where)
     until((tmp_path / "hangs").exists, "a search that hangs")
     assert stopped(daemon) == 0

@@ -14,9 +14,9 @@ from support.daemon_process import PATIENCE, save
 
 _HANGS = """
 import threading
-from ckptguard_daemon import __main__, liveness, service
+from ckptguard_daemon import __main__, liveness, once
 liveness._GRACE = 0.1
-service.run_once = lambda *_, **__: threading.Event().wait()
+once.run_once = lambda *_, **__: threading.Event().wait()
 __main__.main()
 """
 

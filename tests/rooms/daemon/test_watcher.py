@@ -18,7 +18,7 @@ from support.daemon_process import save, until
 from ckptguard.engine import watcher as watcher_module
 from ckptguard.engine.watcher import Watcher
 from ckptguard.storage.local import inotify
-from ckptguard.storage.local.inotify import Change, Inotify
+from ckptguard.storage.local.inotify import FileEvent, Inotify
 
 
 class Watching:
@@ -251,7 +251,7 @@ def test_lost_changes_touch_everything(run: Path, watching: Watching) -> None:
     """When the kernel's queue overflows, every run may have changed, and none rests."""
     watching.watcher.watch(str(run), "run")
     watching.watcher.settle("run")
-    assert set(watching.watcher._keys_of(Change(-1, inotify.OVERFLOW, ""))) == {"run"}
+    assert set(watching.watcher._keys_of(FileEvent(-1, inotify.OVERFLOW, ""))) == {"run"}
     assert not watching.watcher.rests("run")
 
 

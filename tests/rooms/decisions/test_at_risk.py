@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ckptguard.decisions.at_risk import at_risk, is_stale, ranks_named
+from ckptguard.decisions.at_risk import at_risk, is_stale
 from ckptguard.values.run_summary import RunSummary
 
 
@@ -53,20 +53,3 @@ def test_a_clock_that_was_set_back_gives_no_negative_time() -> None:
 def test_stale_is_older_than_three_own_intervals_while_it_trains(known: dict[str, object], stale: bool) -> None:
     """Without a known-good checkpoint it is unprotected, which is another matter."""
     assert is_stale(facts(**known), now=300.0) is stale
-
-
-@pytest.mark.parametrize(
-    ("names", "ranks"),
-    [
-        (["c/__0_0.distcp", "c/__0_1.distcp", "c/__1_0.distcp", "c/.metadata"], 2),
-        (["c/model.safetensors", "c/rng_state_0.pth", "c/rng_state_1.pth", "c/rng_state_2.pth"], 3),
-        (["c/random_states_0.pkl"], 1),
-        ([f"c/bf16_zero_pp_rank_{d}_mp_rank_0{m}_optim_states.pt" for d in range(4) for m in range(2)], 8),
-        (["c/__999999_0.distcp"], 1),  # a name alone does not make a million GPUs
-        (["c/model.safetensors", "c/rng_state.pth"], None),
-        ([], None),
-    ],
-)
-def test_files_of_ranks_tell_how_many_gpus_there_are(names: list[str], ranks: int | None) -> None:
-    """Those that each rank writes for itself, whatever else is there."""
-    assert ranks_named(names) == ranks

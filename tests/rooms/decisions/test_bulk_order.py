@@ -3,20 +3,20 @@
 import hypothesis
 import hypothesis.strategies as st
 
-from ckptguard.decisions.bulk_order import Job, Waiting, parts_of, seconds_for
+from ckptguard.decisions.bulk_order import EACH_FILE, BulkJob, BulkQueue, parts_of, seconds_for
 
 
 @st.composite
 def some_jobs(draw):
     """Jobs in a few chains."""
     drawn = draw(st.lists(st.tuples(st.sampled_from("abcde"), st.integers(0, 2), st.integers(0, 3), st.integers(0, 9))))
-    return [Job(number=n, chain=c, protection=p, last=float(t), bytes=b) for n, (c, p, t, b) in enumerate(drawn)]
+    return [BulkJob(number=n, chain=c, protection=p, last=float(t), bytes=b) for n, (c, p, t, b) in enumerate(drawn)]
 
 
 @hypothesis.given(some_jobs(), st.data())
 def test_each_job_is_begun_once_and_chains_keep_their_order(jobs, data):
     """However many are under way at once, and in whatever order they are done."""
-    waiting, under_way, begun = Waiting(jobs), [], []
+    waiting, under_way, begun = BulkQueue(jobs), [], []
     while True:
         job = waiting.take() if not under_way or data.draw(st.booleans()) else None
         if job is not None:
@@ -37,8 +37,8 @@ def test_each_job_is_begun_once_and_chains_keep_their_order(jobs, data):
 @hypothesis.given(some_jobs())
 def test_the_least_protected_come_first_then_the_longest_unread_then_the_largest(jobs):
     """Of the jobs that could begin, none goes before a better one."""
-    alone = [Job(number=job.number, chain=str(job.number), **_rank(job)) for job in jobs]
-    waiting = Waiting(alone)
+    alone = [BulkJob(number=job.number, chain=str(job.number), **_rank(job)) for job in jobs]
+    waiting = BulkQueue(alone)
     taken = [waiting.take() for _ in alone]
     assert waiting.take() is None
     assert taken == sorted(alone, key=lambda job: (job.protection, job.last, -job.bytes, job.number))
@@ -50,8 +50,8 @@ def _rank(job):
 
 def test_a_long_chain_begins_early():
     """What has most left to read would else end last, alone."""
-    chain = [Job(number=n, chain="long", bytes=2) for n in range(4)]
-    assert Waiting([Job(number=9, chain="short", bytes=5), *chain]).take() == chain[0]
+    chain = [BulkJob(number=n, chain="long", bytes=2) for n in range(4)]
+    assert BulkQueue([BulkJob(number=9, chain="short", bytes=5), *chain]).take() == chain[0]
 
 
 @hypothesis.given(st.lists(st.integers(0, 100)), st.integers(1, 50))
@@ -67,6 +67,7 @@ def test_parts_have_every_file_once(sizes, small):
 
 
 def test_the_estimate_is_of_the_slower():
-    """A rate that workers cannot reach promises nothing."""
-    assert seconds_for(1000, workers=4, rate=10.0) == 100
-    assert seconds_for(10**9, workers=2, rate=1e12) == seconds_for(10**9, workers=2, rate=None) == 10
+    """A rate that workers cannot reach promises nothing. Each file takes some time besides its bytes."""
+    assert seconds_for(1000, 0, workers=4, rate=10.0) == 100
+    assert seconds_for(10**9, 0, workers=2, rate=1e12) == seconds_for(10**9, 0, workers=2, rate=None) == 10
+    assert seconds_for(1000, 80, workers=4, rate=10.0) == 100 + 80 * EACH_FILE / 4

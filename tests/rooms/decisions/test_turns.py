@@ -12,8 +12,8 @@ from ckptguard.decisions.turns import (
     LANES,
     LARGE,
     MOST_LANES,
-    Asking,
     FairShare,
+    TurnRequest,
     makes_way,
     next_lane_in,
     patience,
@@ -22,9 +22,9 @@ from ckptguard.decisions.turns import (
 SIZES = st.integers(0, 4 * LARGE)
 
 
-def asking(number: int, *, storage: str = "", large: bool = False, slow: bool = False) -> Asking:
+def asking(number: int, *, storage: str = "", large: bool = False, slow: bool = False) -> TurnRequest:
     """One that waits, or has a lane."""
-    return Asking(key=number, storage=storage, large=large, slow=slow)
+    return TurnRequest(key=number, storage=storage, large=large, slow=slow)
 
 
 @given(st.lists(SIZES, min_size=2, max_size=8), st.integers(20, 200))
@@ -84,7 +84,7 @@ def test_what_was_not_used_is_not_saved_up() -> None:
 def test_some_lane_is_left_for_everybody(asked: list[tuple[str, bool, bool]]) -> None:
     """Many slow ones, large ones and one storage that hangs take what they can get. A small one that was quick, on
     another storage, still finds a lane; so does a slow one while the others were quick."""
-    busy: list[Asking] = []
+    busy: list[TurnRequest] = []
     for number, (storage, large, slow) in enumerate(asked):
         one = asking(number, storage=storage, large=large, slow=slow or storage == "a")
         if FairShare().choose([one], busy) is not None:

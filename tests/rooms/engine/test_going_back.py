@@ -10,8 +10,10 @@ import torch
 from support.runs import QUICK
 from support.supervised_runs import save_watch
 from support.trainer_saves import load, save, update_of
+from support.views import look
 
 from ckptguard.errors import NoKnownGoodError
+from ckptguard.recover.roll_back import GoBack, roll_back
 from ckptguard.scan import scan_files
 from ckptguard.values.exit_codes import ExitCode, of_error
 
@@ -102,3 +104,26 @@ def test_it_says_where_it_went_and_how_much_is_made_again(tmp_path, beside, word
     assert words in watch.back.go_back(sick, "the command has sick saves").sentences
     assert watch.back.what_a_resume_takes() is None
     assert torch.isfinite(load(run / "ckpt.pt")["model"]["layer.weight"]).all()
+
+
+@pytest.mark.parametrize("good", [True, False])
+@pytest.mark.parametrize("last", ["good", "nan"])
+def test_the_advice_is_a_rollback_only_where_that_has_something_to_go_back_to(tmp_path, good, last):
+    """Otherwise it is what a rollback would say."""
+    run = tmp_path / "run"
+    watch = save_watch(str(run), QUICK.changed(keep="copy", keep_good=3), scan_files)
+    watch.prepare()
+    watch.begin()
+    if good:
+        save(run / "ckpt.pt", 10)
+        watch.last_look()
+    save(run / "ckpt.pt", 20, sick=last == "nan")
+    watch.last_look()
+    said, code = watch.back.what_a_resume_takes(), None
+    try:
+        roll_back(look(str(run)), GoBack(reason="test", check_writing=False, dry_run=True))
+    except NoKnownGoodError as error:
+        code = of_error(error)
+    assert (said is None) == (last == "good")
+    assert ("ckptguard rollback" in (said or "")) == (last == "nan" and code is None)
+    assert said is None or code is None or "ckptguard verify" in said

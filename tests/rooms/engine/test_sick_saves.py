@@ -1,5 +1,6 @@
 """Which saves are sick: training is at fault, and not storage."""
 
+import itertools
 import json
 import os
 
@@ -7,14 +8,18 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from support import trainer_saves
 from support.runs import save_file, state_dict, write_torch
-from support.trainer_saves import SICK, TRAINERS, fairseq, save
+from support.trainer_saves import SICK, TRAINERS, fairseq, numbered, save
 from support.views import look
 
 from ckptguard.decisions.restarts import is_far_before
-from ckptguard.engine.sick_saves import find_sick_saves, sickness_in
+from ckptguard.engine.sick_saves import find_begun_anew, find_sick_saves, sickness_in
+from ckptguard.recover.rollback_scope import content_of
+from ckptguard.runs.find_known_good import known_good_candidates
 from ckptguard.upkeep.reconcile import PassNotes, reconcile
 from ckptguard.values.verdict import Finding, Outcome, Severity, Verdict
+from ckptguard.verification.checkpoint import verify_checkpoint
 
 NAN = Finding(check="finite", severity=Severity.ERROR, message="1 NaN", tensor="w", count=1)
 DIGEST = Finding(check="digests", severity=Severity.ERROR, message="it differs")
@@ -212,3 +217,29 @@ def test_a_log_that_cannot_be_read_is_no_sickness(tmp_path):
     for text in ('{"global_step": 20, "log_history": [7, {"grad_norm": "nan", "step": 20}, {"grad_norm": NaN}]}', "{"):
         place.write_text(text)
         assert found(run) == []
+
+
+@pytest.mark.parametrize("saves", [1, 2, 3, 4])
+@pytest.mark.parametrize("judged", [(), *itertools.chain(*(itertools.combinations((1, 2, 3), n) for n in (1, 2, 3)))])
+def test_a_training_that_begins_anew_is_seen_whichever_of_its_saves_were_judged(tmp_path, monkeypatch, judged, saves):
+    """It goes on while others of its saves are read. What is still on record of a name tells nothing of what was saved
+    there since."""
+    notes = PassNotes()
+    for epoch in (1, 2, 3):
+        numbered(tmp_path, epoch)
+        reconcile(look(str(tmp_path)), notes)
+    view = look(str(tmp_path))
+    went_back_to = content_of(next(known_good_candidates(view)))
+    lying = {checkpoint.signature for checkpoint in view.checkpoints}
+    monkeypatch.setattr(trainer_saves, "SEED", 1000)
+    for epoch in range(1, saves + 1):
+        numbered(tmp_path, epoch)
+        os.utime(tmp_path / f"model_{epoch * 10}_steps.pt", ns=(2 * 10**18 + epoch * 10**9,) * 2)
+    for epoch in judged:
+        view = look(str(tmp_path))
+        verify_checkpoint(view, view.checkpoint(f"model_{epoch * 10}_steps.pt"))
+    told, sick = find_begun_anew(look(str(tmp_path)), went_back_to, lying)
+    assert told == (1 in judged)
+    assert (sick is not None) == told
+    reconcile(look(str(tmp_path)), notes)
+    assert find_begun_anew(look(str(tmp_path)), went_back_to, lying)[1] is not None

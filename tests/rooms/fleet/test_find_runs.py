@@ -286,7 +286,7 @@ def test_a_save_that_is_written_while_it_is_searched_is_no_run(
                 return listed(self, *words, **how)  # type: ignore[arg-type]
 
             monkeypatch.setattr(LocalStorage, "list", list_with_writer)
-            searched = searching.Search(str(root), (), 3, PLAIN)
+            searched = searching.RunSearch(str(root), (), 3, PLAIN)
             assert searched.find() in ([], ["a"]), (early, late)
             put(root, *(f"a/{name}" for name in files))
             assert searched.find() == ["a"]

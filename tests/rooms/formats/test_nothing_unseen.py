@@ -215,7 +215,7 @@ FLOODS = {
     "memo": b"\x80\x04N" + b"\x94" * 4_000_000,
     "dicts": b"\x80\x02(" + b"}" * 3_000_000 + b"l.",
     "nothing much": b"N0" * 7_000_000 + b"N.",
-    "wide texts": b"\x80\x02(" + (b"X\x00\x00\x20\x00" + "\U0001f600".encode() + b"a" * (2**21 - 4)) * 24 + b"l.",
+    "wide texts": b"\x80\x02(" + (b"X\xe8\x03\x00\x00" + "\U0001f600".encode() + b"a" * 996) * 60_000 + b"l.",
 }
 
 

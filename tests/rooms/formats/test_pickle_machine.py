@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import io
 import math
 import pickle
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 import torch
 from support.format_files import scan_of, structure_of, torch_bytes
 
+from ckptguard.formats.pickle.constants import PickleProblem
 from ckptguard.formats.pickle.inert_values import Call, Global, Mapping, Sequence, SetOf
 from ckptguard.formats.pickle.machine import Pickled, read_pickle
 from ckptguard.formats.torch.state_tree import walk
@@ -145,3 +147,19 @@ def test_a_lone_value_has_a_name(tmp_path: Path) -> None:
     """A file that holds one tensor or number alone still names it."""
     assert [t.name for t in structure_of(tmp_path, "t.pt", torch_bytes(torch.ones(1))).tensors] == ["value"]
     assert walk(Pickled(2.5, frozenset(), 0)).leaves[0].name == "value"
+
+
+@pytest.mark.parametrize("places", [(0, 1, 2), (1, 2, 3), (2, 0, 1), (7, 7, 9), (60_000, 3, 60_001), (1 << 30, 0, 1)])
+def test_a_memo_with_any_numbers_is_read_as_python_reads_it(places: tuple[int, ...]) -> None:
+    """Python 2 counted from 1, and a number may be used again, or left out; MEMOIZE counts what is kept. A number far
+    beyond all others is in doubt, as Python's array would need gigabytes for it."""
+    puts = b"".join(bytes([0x4B, n]) + b"r" + place.to_bytes(4, "little") for n, place in enumerate(places))
+    gets = b"".join(b"j" + place.to_bytes(4, "little") for place in sorted({*places}))
+    kept = len({*places})
+    data = b"\x80\x04(" + puts + gets + b"K\x09\x94" + b"j" + kept.to_bytes(4, "little") + b"t."
+    read = read_pickle(data)
+    assert read.value == pickle._Unpickler(io.BytesIO(data)).load()  # Python's own, whose memo is a dict
+    assert bool(read.doubts) == (max(places) > 1 << 24)
+    unset = next(n for n in range(9) if n not in places)
+    with pytest.raises(PickleProblem):
+        read_pickle(b"\x80\x04(" + puts + b"j" + unset.to_bytes(4, "little") + b"t.")

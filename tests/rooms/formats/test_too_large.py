@@ -37,7 +37,6 @@ def npz(values: dict[str, np.ndarray], *, packed: bool = False) -> bytes:
 OBJECTS = {"o": np.array([{"x": list(range(3000))}], dtype=object)}
 # Name, content, and the limits that make it too large: (module, name, limit).
 KINDS: dict[str, tuple[str, Callable[[], bytes], tuple[tuple[object, str, object], ...]]] = {
-    "bytes in an archive": ("n-5.pt", lambda: torch_bytes(BYTES), ((files, "MAX_STREAM", 5000),)),
     "values in an archive": ("n-5.pt", lambda: torch_bytes(MANY), ((files, "ROOM_EACH", 1), (files, "BUDGET", 5000))),
     "nodes in an archive": ("n-5.pt", lambda: torch_bytes({"l": [MANY] * 3}), ((files, "MAX_NODES", 100),)),
     "deep in an archive": ("n-5.pt", lambda: torch_bytes(DEEP), ()),
@@ -51,7 +50,6 @@ KINDS: dict[str, tuple[str, Callable[[], bytes], tuple[tuple[object, str, object
         lambda: torch_bytes(MANY, _use_new_zipfile_serialization=False),
         ((files, "BUDGET", 5000),),
     ),
-    "a pickle": ("n-5.pkl", lambda: pickle.dumps(BYTES["buffer"]), ((files, "MAX_STREAM", 5000),)),
     "a pickle of many values": ("n-5.pkl", lambda: pickle.dumps(MANY), ((files, "BUDGET", 5000),)),
     "an archive of arrays": ("n-5.npz", lambda: npz(MANY), ((directory, "MAX_ENTRIES", 40),)),
     "objects": ("n-5.npz", lambda: npz(OBJECTS), ((arrays, "MAX_STREAM", 1000),)),

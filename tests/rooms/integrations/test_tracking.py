@@ -1,7 +1,9 @@
 """Verdicts and incidents in trackers: the installed libraries, offline, and trackers that fail."""
 
 import os
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,6 +16,7 @@ from ckptguard.errors import SettingsError
 from ckptguard.integrations import tracking
 from ckptguard.integrations.tracking import follow
 from ckptguard.records.incidents import open_incident
+from ckptguard.records.silences import end_silence, silence_run
 from ckptguard.values.settings import Settings
 from ckptguard.verification.checkpoint import verify_checkpoint
 
@@ -151,6 +154,27 @@ def test_wandb_shows_it(root, run, eventful, tmp_path, monkeypatch):
     [written] = [p for p in tmp_path.rglob("*.wandb") if not p.parent.is_symlink()]
     until(lambda: b"net-300.pt is bad" in written.read_bytes(), "the alert")  # another process writes it
     assert b"net-200.pt is bad" not in written.read_bytes()
+
+
+def test_wandb_alerts_nobody_of_a_silenced_run(root, run, eventful):
+    """The summary and the tags are as ever. After the silence there is an alert for what is new, and nothing else."""
+    alerts: list[str] = []
+    tracked = SimpleNamespace(summary={}, tags=(), alert=lambda title, text, level: alerts.append(title))
+
+    def not_good(count):
+        until(lambda: tracked.summary.get("ckptguard/checkpoints_not_good") == count, "the summary")
+
+    with follow(root, wandb=tracked, settings=QUICK) as follower:
+        not_good(1)
+        silence_run(run, time.time() + 3600.0, reason="", by="alice")
+        poison(root, run, 300)
+        not_good(2)
+        until(lambda: any(id.step == 300 for id in follower._trackers[0].standings), "the end of the look")
+        assert alerts == []
+        end_silence(run)
+        poison(root, run, 400)
+        not_good(3)
+    assert [title.partition("net-")[2] for title in alerts] == ["400.pt is bad"]
 
 
 def test_mlflow_shows_it(root, eventful, tmp_path, monkeypatch):

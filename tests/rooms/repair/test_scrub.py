@@ -52,7 +52,7 @@ def test_damage_in_place_is_bad_at_once(root, kind):
     hit = damage.KINDS[kind](root, manifest, random.Random(4))
     damage.set_times(root, manifest, "kept")
     events = []
-    done = scrub(look(run), watcher=ScrubListener(tell=events.append))
+    done = scrub(look(run), watcher=ScrubListener(tell=lambda run, event: events.append(event)))
     [bad] = [one for one in done.places if one.outcome is Outcome.BAD]
     assert (str(bad.id), bad.place) == ("200.1", "place")
     assert hit.file in {f.file for f in bad.findings}
@@ -62,7 +62,7 @@ def test_damage_in_place_is_bad_at_once(root, kind):
     [incident] = list_incidents(run)
     assert (incident.cause, incident.state, incident.evidence["checkpoint"]) == ("damage", "open", "200.1")
     assert [event["step"] for event in events] == [200]
-    scrub(look(run), watcher=ScrubListener(tell=events.append))
+    scrub(look(run), watcher=ScrubListener(tell=lambda run, event: events.append(event)))
     assert (len(list_incidents(run)), len(events)) == (1, 1)
     assert find_known_good(run).kept
 
@@ -88,7 +88,7 @@ def test_a_damaged_kept_copy_counts_no_more(root):
     [file] = at(root, f"_ckptguard/{copy.folder}").rglob("*model-00002*")
     rot(file)
     events = []
-    done = scrub(look(run), watcher=ScrubListener(tell=events.append))
+    done = scrub(look(run), watcher=ScrubListener(tell=lambda run, event: events.append(event)))
     assert [one for one in told(done) if one[2] != "good"] == [("200.1", "kept", "bad")]
     verdict = load_history(run).verdict(ID_200)
     assert verdict.outcome is Outcome.GOOD

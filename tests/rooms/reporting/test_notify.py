@@ -3,6 +3,9 @@
 import base64
 import importlib.util
 import json
+import threading
+import time
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -14,6 +17,7 @@ from support.web_listener import listening
 from ckptguard.errors import RecordsError
 from ckptguard.records.incidents import open_incident
 from ckptguard.records.run import begin_run, list_records
+from ckptguard.records.silences import end_silence, silence_run
 from ckptguard.reporting import channels, events, notify
 from ckptguard.reporting.channels import channels_of, try_out
 from ckptguard.reporting.events import incident_event, replica_event, trial_event, verdict_event
@@ -86,8 +90,8 @@ def test_what_may_pass_is_tried_again(status):
     """A server that fails twice has the event once in the end, and before those that came later."""
     with listening(status, status, 200) as web:
         telling = Telling(web.url)
-        telling.hooks.tell({"step": 1})
-        telling.hooks.tell({"step": 2})
+        telling.hooks.tell(None, {"step": 1})
+        telling.hooks.tell(None, {"step": 2})
         telling.logged(4).end()
     assert steps(web) == [1, 1, 1, 2]
     assert telling.events == ["hook_failed", "hook_failed", "hook_ran", "hook_ran"]
@@ -98,8 +102,8 @@ def test_tries_have_an_end():
     """One that always fails is given up, and what comes later has its turn."""
     with listening(500) as web:
         telling = Telling(web.url)
-        telling.hooks.tell({"step": 1})
-        telling.hooks.tell({"step": 2})
+        telling.hooks.tell(None, {"step": 1})
+        telling.hooks.tell(None, {"step": 2})
         telling.logged(2 * notify._TRIES).end()
     assert steps(web) == [1] * notify._TRIES + [2] * notify._TRIES
     assert [fields["level"] for _, fields in telling.lines].count("error") == 2
@@ -110,8 +114,8 @@ def test_what_will_not_pass_is_tried_once(status):
     """A redirect is not followed, and a refusal is not repeated; later events are still told."""
     with listening(status) as web:
         telling = Telling(web.url)
-        telling.hooks.tell({"step": 1})
-        telling.hooks.tell({"step": 2})
+        telling.hooks.tell(None, {"step": 1})
+        telling.hooks.tell(None, {"step": 2})
         telling.end()
     assert steps(web) == [1, 2]
     assert telling.events == ["hook_failed", "hook_failed"]
@@ -157,8 +161,7 @@ def test_what_was_told_live_is_not_told_again(root, run):
         checked = bad(root, run, 200)
         for url in (web.url, deaf.url):
             telling = Telling(url)
-            telling.hooks.note(run)
-            telling.hooks.tell(verdict_event(run, checked, source="daemon"))
+            telling.hooks.tell(run, verdict_event(run, checked, source="daemon"))
             telling.end()
         deaf.statuses[:] = [200]
         for url in (web.url, deaf.url):
@@ -171,8 +174,7 @@ def test_a_command_that_told_leaves_nothing_to_tell(root, run):
     bad(root, run, 100)
     with listening() as web:
         telling = Telling(web.url)
-        telling.hooks.note(run)
-        telling.hooks.tell(verdict_event(run, bad(root, run, 200), source="cli"))
+        telling.hooks.tell(run, verdict_event(run, bad(root, run, 200), source="cli"))
         telling.end()
         for _ in range(2):
             Telling(web.url).told(look(run))
@@ -188,8 +190,7 @@ def test_an_event_that_a_stop_broke_off_is_told_by_the_next_start(root, run, mon
         monkeypatch.setattr(notify, "_FIRST_PAUSE", 1000.0)
         web.statuses[:] = [500]
         telling = Telling(web.url)
-        telling.hooks.note(run)
-        telling.hooks.tell(verdict_event(run, checked, source="daemon"))
+        telling.hooks.tell(run, verdict_event(run, checked, source="daemon"))
         telling.logged(1).hooks.close(patience=0.0)
         assert "hook_abandoned" in telling.events
         web.statuses[:] = [200]
@@ -266,7 +267,7 @@ def test_records_that_cannot_be_had_hold_nothing_up(root, run, monkeypatch):
     with listening() as web:
         telling = Telling(web.url)
         telling.hooks.begin(look(run))
-        telling.hooks.tell(verdict_event(run, bad(root, run, 200), source="daemon"))
+        telling.hooks.tell(run, verdict_event(run, bad(root, run, 200), source="daemon"))
         telling.end()
         assert steps(web) == [200]
     assert telling.events == ["hook_records", "hook_ran", "hook_records"]
@@ -303,7 +304,7 @@ def test_apprise_delivers_and_is_tried_again():
     """A message with a title and words, after a failure too."""
     with listening(500, 200) as web:
         telling = Telling(notify=(web.address,))
-        telling.hooks.tell(trial_event(None))
+        telling.hooks.tell(None, trial_event(None))
         telling.end()
     assert [(m["title"], m["type"]) for m in web.posted] == [("ckptguard: this is a test", "info")] * 2
     assert telling.events == ["hook_failed", "hook_ran"]
@@ -316,7 +317,7 @@ def test_logs_hold_no_secret(caplog):
     with listening(401) as web:
         addresses = (web.address, "json://someone:s3cr3t-pass@127.0.0.1:1/s3cr3t", "nosuch://s3cr3t", "slack://s3cr3t")
         telling = Telling(f"http://someone:s3cr3t@127.0.0.1:{web.url.split(':')[2]}?s3cr3t", notify=addresses)
-        telling.hooks.tell(trial_event(None))
+        telling.hooks.tell(None, trial_event(None))
         telling.end()
     assert telling.events.count("hook_failed") >= 5
     for text in (repr(telling.lines), caplog.text, repr(Settings(webhook=web.url + "/s3cr3t", notify=addresses))):
@@ -328,7 +329,7 @@ def test_a_login_in_an_address_goes_into_the_header():
     """As every client sends it; and no log has it."""
     with listening() as web:
         telling = Telling(web.url.replace("//", "//someone:s3cr3t%2Dpass@"))
-        telling.hooks.tell({"step": 1})
+        telling.hooks.tell(None, {"step": 1})
         telling.end()
     assert (steps(web), telling.events) == ([1], ["hook_ran"])
     assert base64.b64decode(web.logins[0].removeprefix("Basic ")) == b"someone:s3cr3t-pass"
@@ -340,7 +341,7 @@ def test_without_the_package_all_else_goes_on(monkeypatch):
     monkeypatch.setattr(channels.importlib.util, "find_spec", lambda name: None)
     with listening() as web:
         telling = Telling(web.url, notify=("slack://a/b/c",))
-        telling.hooks.tell({"step": 1})
+        telling.hooks.tell(None, {"step": 1})
         telling.end()
     assert steps(web) == [1]
     assert telling.events == ["hook_missing", "hook_ran"]
@@ -357,8 +358,8 @@ def test_a_service_that_breaks_is_a_failed_try(monkeypatch):
         monkeypatch.setattr(
             telling.hooks._lines[0].channel, "deliver", lambda event: 1 / 0 if not event else real(event)
         )
-        telling.hooks.tell({})
-        telling.hooks.tell({"step": 2})
+        telling.hooks.tell(None, {})
+        telling.hooks.tell(None, {"step": 2})
         telling.end()
     assert (steps(web), telling.events) == ([2], ["hook_failed", "hook_ran"])
 
@@ -410,3 +411,93 @@ def test_a_command_of_another_user_keeps_no_other_alive(monkeypatch: pytest.Monk
     monkeypatch.setattr(channels.os, "killpg", refuse)
     channels.kill_commands()
     assert asked == [10, 11]
+
+
+def test_what_fell_into_a_silence_is_never_sent(root, run, tmp_path):
+    """Not while it lasts, nor after its end, nor by the next start. Other runs are told of, and what comes later is."""
+    write_torch(root, 100, seed=1)
+    (tmp_path / "other").mkdir()
+    other = begin_run(str(tmp_path / "other"))
+    with listening() as web:
+        Telling(web.url).told(look(run))
+        silence_run(run, time.time() + 3600.0, reason="the disk is replaced", by="alice")
+        telling = Telling(web.url)
+        telling.hooks.tell(run, verdict_event(run, bad(root, run, 200), source="daemon"))
+        incident = open_incident(run, step=7, cause="numeric", reason="NaN", evidence={}, source="guard")
+        telling.hooks.tell(run, incident_event(run, incident))
+        telling.hooks.tell(run, replica_event(run, "s3://x", "no route", source="daemon"))
+        telling.hooks.tell(other, replica_event(other, "s3://x", "no route", source="daemon"))
+        telling.end()
+        assert [event["run"] for event in web.posted] == [other.run_id]
+        assert telling.events == ["hook_silenced"] * 3 + ["hook_ran"]
+        assert telling.lines[0][1]["by"] == "alice"
+        end_silence(run)
+        for _ in range(2):
+            assert Telling(web.url).told(look(run)).events == []
+        bad(root, run, 300)
+        Telling(web.url).told(look(run))
+        assert steps(web)[1:] == [300]
+
+
+def test_a_start_in_a_silence_sends_nothing_of_before(root, run):
+    """Nor does a later one."""
+    write_torch(root, 100, seed=1)
+    with listening() as web:
+        Telling(web.url).told(look(run))
+        bad(root, run, 200)
+        silence_run(run, time.time() + 3600.0, reason="", by="alice")
+        assert Telling(web.url).told(look(run)).events == ["hook_silenced"]
+        end_silence(run)
+        assert Telling(web.url).told(look(run)).events == []
+        assert web.posted == []
+
+
+def test_a_silence_ends_the_tries_of_a_message(root, run):
+    """One that did not arrive so far is not tried again while its run is silenced."""
+    write_torch(root, 100, seed=1)
+    with listening(500) as web:
+        telling = Telling(web.url)
+        telling.hooks.begin(look(run))
+        noted = telling._log
+
+        def log(event, /, **fields):
+            noted(event, **fields)
+            if event == "hook_failed":
+                silence_run(run, time.time() + 3600.0, reason="", by="alice")
+
+        telling.hooks._lines[0]._log = partial(log, hook="webhook")
+        telling.hooks.tell(run, verdict_event(run, bad(root, run, 200), source="daemon"))
+        telling.end()
+        assert (steps(web), telling.events) == ([200], ["hook_failed", "hook_silenced"])
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b'{"format":2,"until":1e10,"reason":"","by":"","at":""}'])
+def test_a_damaged_record_of_a_silence_holds_no_message_back(root, run, data):
+    """A message too many is better than one too few."""
+    write_torch(root, 100, seed=1)
+    with listening() as web:
+        Telling(web.url).told(look(run))
+        silence_run(run, time.time() + 3600.0, reason="", by="alice")
+        [record] = (root / "_ckptguard" / "silences").iterdir()
+        record.write_bytes(data)
+        bad(root, run, 200)
+        Telling(web.url).told(look(run))
+        assert steps(web) == [200]
+
+
+def test_a_storage_that_hangs_silences_nothing(root, run, tmp_path, monkeypatch):
+    """Neither its own run's messages, nor those of others, wait for it."""
+    answers = threading.Event()
+    monkeypatch.setattr(notify, "silence_now", lambda run: answers.wait())
+    monkeypatch.setattr(notify, "_ANSWER", 0.01)
+    (tmp_path / "other").mkdir()
+    other = begin_run(str(tmp_path / "other"))
+    try:
+        with listening() as web:
+            telling = Telling(web.url)
+            for one in (run, other):
+                telling.hooks.tell(one, replica_event(one, "s3://x", "no route", source="daemon"))
+            telling.end()
+            assert [event["run"] for event in web.posted] == [run.run_id, other.run_id]
+    finally:
+        answers.set()

@@ -6,18 +6,18 @@ from blake3 import blake3
 from ckptguard.errors import RecordsError
 from ckptguard.scan.sealed_stream import SealedStream
 from ckptguard.storage.redaction import plain_url
-from ckptguard.values.manifest import File, Span, Tensor
+from ckptguard.values.manifest import WHOLE_FORMATS, File, Span, Tensor
 
 DATA = bytes(range(256)) * 8
 
 
-def sealed(*places):
+def sealed(*places, form="safetensors"):
     """A file of these spans over `DATA`."""
     spans = tuple(Span(at, length, blake3(DATA[at : at + length]).hexdigest()) for at, length in places)
-    inside = {n for at, length in places for n in range(at, at + length)}
+    inside = {n for at, length in places for n in range(at, at + length)} if form not in WHOLE_FORMATS else set()
     envelope = blake3(bytes(b for n, b in enumerate(DATA) if n not in inside)).hexdigest()
     tensors = tuple(Tensor(f"t{n}", "U8", (s.length,), n, "model") for n, s in enumerate(spans))
-    return File(path="f", size=len(DATA), format="safetensors", envelope=envelope, spans=spans, tensors=tensors)
+    return File(path="f", size=len(DATA), format=form, envelope=envelope, spans=spans, tensors=tensors)
 
 
 SHAPES = [(), ((0, 2048),), ((8, 100), (108, 1000)), ((0, 0), (8, 0), (8, 10), (2048, 0)), ((5, 7), (2000, 48))]
@@ -25,9 +25,10 @@ SHAPES = [(), ((0, 2048),), ((8, 100), (108, 1000)), ((0, 0), (8, 0), (8, 10), (
 
 @pytest.mark.parametrize("places", SHAPES)
 @pytest.mark.parametrize("block", [1, 7, 100, 5000])
-def test_whole_and_damaged(places, block):
+@pytest.mark.parametrize("form", ["safetensors", *sorted(WHOLE_FORMATS)])
+def test_whole_and_damaged(places, block, form):
     """Every byte counts, wherever it lies and however it comes; the tensor that was hit is named."""
-    file = sealed(*places)
+    file = sealed(*places, form=form)
     for hit in (None, 0, 9, 1050, 2047):
         data = bytearray(DATA)
         if hit is not None:

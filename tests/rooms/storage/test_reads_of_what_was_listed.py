@@ -6,7 +6,9 @@ import contextlib
 import random
 import uuid
 from collections.abc import Iterator
+from typing import Any
 
+import msgspec
 import pytest
 from servers.faulty_proxy import FaultyProxy
 from servers.fixtures import S3_BUCKETS
@@ -16,6 +18,7 @@ from ckptguard.errors import ChangedWhileReadError
 from ckptguard.storage import open_storage
 from ckptguard.storage.protocol import Storage
 from ckptguard.storage.remote.listed_storage import ListedRun
+from ckptguard.storage.remote.remote_storage import ConditionalReader
 from ckptguard.values.storage_options import StorageOptions
 
 SIZES = (1, 6_000, 1 << 20, (1 << 20) + 1, 3 << 20)  # up to a mebibyte an object is one request
@@ -91,3 +94,42 @@ def test_a_look_reads_what_was_listed(moto: S3Server, storage: Storage, is_looki
             client.put_object(Bucket=bucket, Key=f"{folder}/{size}", Body=now)
             with seen.storage.open_listed(listed) as reader, pytest.raises(ChangedWhileReadError):
                 reader.read(0, size)
+
+
+def test_an_answer_with_the_tag_of_one_object_and_the_bytes_of_the_next(
+    moto: S3Server, storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bytes of a small object are compared with a tag that is their MD5."""
+    client = moto.client()
+    bucket, _, folder = storage.url.removeprefix("s3://").partition("/")
+    honest = ConditionalReader._get
+    tag = ""
+
+    async def mixed(reader: ConditionalReader, *asked: Any) -> tuple[bytes, str | None]:
+        tagged, reader.entry = reader.entry, present
+        try:
+            return (await honest(reader, *asked))[0], tag
+        finally:
+            reader.entry = tagged
+
+    client.put_object(Bucket=bucket, Key=f"{folder}/0", Body=bytes(6000))
+    [listed] = storage.list()
+    tag = listed.etag or ""
+    with storage.open_listed(listed) as reader:
+        assert reader.read(0, 6000) == bytes(6000)
+    client.put_object(Bucket=bucket, Key=f"{folder}/0", Body=b"\1" * 6000)
+    present = storage.stat("0")
+    monkeypatch.setattr(ConditionalReader, "_get", mixed)
+    with storage.open_listed(listed) as reader, pytest.raises(ChangedWhileReadError):
+        reader.read(0, 6000)
+
+
+def test_a_listed_object_without_a_tag(moto: S3Server, storage: Storage) -> None:
+    """It is known by its size and time; another one is not opened for it."""
+    client = moto.client()
+    bucket, _, folder = storage.url.removeprefix("s3://").partition("/")
+    client.put_object(Bucket=bucket, Key=f"{folder}/0", Body=bytes(6000))
+    listed = msgspec.structs.replace(storage.stat("0"), etag=None)
+    client.put_object(Bucket=bucket, Key=f"{folder}/0", Body=bytes(6001))
+    with pytest.raises(ChangedWhileReadError):
+        storage.open_listed(listed)

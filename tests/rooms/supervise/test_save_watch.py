@@ -1,12 +1,19 @@
 """What supervise does about saves after the command died."""
 
+import itertools
+import random
+
 import pytest
+import torch
+from support import trainer_saves
 from support.runs import QUICK, write_torch
 from support.supervised_runs import save_watch
-from support.trainer_saves import SICK, TRAINERS, load, save, two_folders, update_of
+from support.trainer_saves import SICK, TRAINERS, load, save, two_folders, update_of, weights_of
 
-from ckptguard.errors import WorkerError
+from ckptguard.errors import BusyError, CkptguardError, StorageError, WorkerError
+from ckptguard.recover import put_back, roll_back
 from ckptguard.scan import scan_files
+from ckptguard.storage.local.local_storage import LocalStorage
 
 
 def unreadable(storage, keys, options, progress):
@@ -81,6 +88,78 @@ def test_training_that_begins_anew_is_seen_by_its_first_save_and_undone(watch, t
     watch.back.go_back(anew, "the command began from scratch")
     assert update_of(load(run / resume)) == 30
     assert {update_of(load(path)) for path in run.glob("*.p*")} <= {10, 20, 30}
+
+
+def failing_at(patch, step):
+    """Have a rollback fail: "busy", "differs", or while the n-th file is copied or moved."""
+    if step == "busy":
+
+        def busy(run, **how):
+            raise BusyError("another process is moving files")
+
+        patch.setattr(roll_back, "run_lock", busy)
+    elif step == "differs":
+        patch.setattr(put_back, "copy_differs", lambda *_, **__: "it differs")
+    else:
+        left = itertools.count(step, -1)
+
+        def failing(act):
+            def fails(self, source, target, **how):
+                if next(left) == 1:
+                    raise StorageError("the disk failed", key=source)
+                return act(self, source, target, **how)
+
+            return fails
+
+        patch.setattr(LocalStorage, "copy", failing(LocalStorage.copy))
+        patch.setattr(LocalStorage, "move", failing(LocalStorage.move))
+
+
+def contents(run):
+    """What each file of the trainer holds; a link without its file is none."""
+    return {path: path.read_bytes() for path in run.rglob("*.p*") if "_ckptguard" not in path.parts and path.exists()}
+
+
+@pytest.mark.parametrize("case", range(28))
+def test_a_rollback_that_fails_loses_nothing_of_a_training_that_began_anew(case, tmp_path, monkeypatch):
+    """Whatever it wrote and however the good save was kept: afterwards the good save is under its name, or all files
+    are there as they were, and it is said why. What failed between two moves the next rollback mends."""
+    chance = random.Random(case)
+    run, name = tmp_path / "run", sorted(TRAINERS)[case % len(TRAINERS)]
+    train, resume = TRAINERS[name]
+    ways = ("auto", "copy") if name == "nanoGPT" else ("auto", "copy", "link")  # it writes into what a link would keep
+    kept = QUICK.changed(keep=chance.choice(ways), keep_good=3)
+    watch = save_watch(str(run), kept, scan_files)
+    watch.prepare()
+    watch.begin()
+    fall_sick(watch, run, train)
+    monkeypatch.setattr(trainer_saves, "SEED", chance.choice((1, 1000)))  # the same bytes again, or others
+    train(run, 1)
+    anew = watch.last_look()
+    assert [s.anew for s in anew] == [True]
+    for epoch in range(2, chance.randint(1, 4) + 1):
+        train(run, epoch)
+        if chance.random() < 0.5:
+            watch.last_look()
+    written, step = contents(run), chance.choice(("busy", "differs", *range(1, 9), None))
+    said = None
+    with monkeypatch.context() as patch:
+        if step is not None:
+            failing_at(patch, step)
+        try:
+            watch.back.go_back(anew, "the command began from scratch")
+        except CkptguardError as error:
+            said = error.message
+    if said is not None and contents(run) != written:
+        assert step not in ("busy", "differs")
+        watch.back.go_back(anew, "once more")
+        said = None
+    if said is None:
+        state = load(run / resume)
+        assert torch.equal(state["model"]["layer.weight"], weights_of(30, 1))
+    else:
+        assert said
+        assert contents(run) == written
 
 
 def test_an_earlier_stage_in_another_folder_is_not_gone_back_to(watch, tmp_path):

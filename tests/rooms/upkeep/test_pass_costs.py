@@ -1,6 +1,8 @@
 """What a pass asks of storage: nothing that grows with what did not change."""
 
 import shutil
+import sys
+from collections import Counter
 
 import pytest
 from support.counting_storage import counted
@@ -19,6 +21,8 @@ from ckptguard.values.verdict import Outcome
 
 SETTINGS = Settings(settle=0.0, scan_interval=1.0, workers=1)
 IDLE = {"records.names": 1, "run.list": 1, "records.free_space": 1}
+# Functions that ask a disk, or that decide from a name what is asked next.
+ASKING = {"_entries", "entry_at", "entry_of", "enter", "is_encodable", "is_holding", "is_temporary"}
 
 
 def save(root, step):
@@ -61,6 +65,33 @@ def costs(root, count):
     save(root, count + 1)
     assert [c.outcome for c in daemon.cycle().checked] == [Outcome.GOOD]
     return first, idle, daemon.requests.total()
+
+
+def calls_of_idle_pass(daemon):
+    """How often each function of ours is called in a pass over an unchanged run."""
+    called = Counter()
+
+    def count(frame, event, _):
+        code = frame.f_code
+        if event == "call" and "/ckptguard/" in code.co_filename and not code.co_name.startswith("<"):
+            called[code.co_name] += 1
+
+    sys.setprofile(count)
+    try:
+        assert daemon.cycle() == PassResult()
+    finally:
+        sys.setprofile(None)
+    return called
+
+
+def test_only_the_listings_of_an_idle_pass_grow_with_the_run(tmp_path):
+    """What was computed from names and entries that are as they were is not computed again."""
+    few, many = (Daemon(tmp_path / str(count), count).settle() for count in (4, 12))
+    assert (calls_of_idle_pass(many) - calls_of_idle_pass(few)).keys() <= ASKING
+    before = many.notes.settled
+    many.cycle()
+    assert many.notes.settled.names is before.names
+    assert many.notes.settled.listing is before.listing
 
 
 def test_requests_do_not_depend_on_how_many_others_there_are(tmp_path):

@@ -25,6 +25,8 @@ from ckptguard.formats import suffixes
 from ckptguard.recover.roll_back import GoBack, roll_back
 from ckptguard.runs import run_view
 from ckptguard.runs.find_known_good import find_known_good
+from ckptguard.scan.sealed_stream import SealedStream
+from ckptguard.upkeep.reconcile import PassNotes, reconcile
 from ckptguard.values.manifest import WHOLE_FORMATS, Manifest, decode_manifest, encode_manifest
 from ckptguard.values.patterns import Pattern
 from ckptguard.values.record_text import decode_checked
@@ -71,6 +73,37 @@ def test_they_are_judged_like_any_other(tmp_path: Path, name: str) -> None:
     done = roll_back(look(str(tmp_path)), GoBack(reason="test", check_writing=False))
     assert (done.quarantined, done.known_good.path) == ((name.format(300),), str(tmp_path / name.format(200)))
     assert find_known_good(look(str(tmp_path)).run).path == str(tmp_path / name.format(200))
+
+
+@pytest.mark.parametrize("name", SAVES)
+def test_the_bytes_are_those_that_were_sealed_wherever_they_are_compared(tmp_path: Path, name: str) -> None:
+    """As they pass on their way to a replica, out of a kept copy or through a scrub; no other bytes are."""
+    data = SAVES[name](100, False)
+    (tmp_path / name.format(100)).write_bytes(data)
+    outcomes(tmp_path)
+    history = look(str(tmp_path)).history
+    [manifest] = [history.manifest(id) for series in history.series for id in history.sealed(series)]
+    assert manifest is not None
+    for hit in (None, 0, len(data) // 3, len(data) // 2, len(data) - 1):
+        stream = SealedStream(manifest.files[0])
+        stream.add(data if hit is None else data[:hit] + bytes((data[hit] ^ 1,)) + data[hit + 1 :])
+        assert (stream.wrong() is None) == (hit is None)
+
+
+@pytest.mark.parametrize("name", SAVES)
+def test_what_is_saved_over_in_place_comes_back_from_its_copy(tmp_path: Path, name: str) -> None:
+    """The copy has bytes of its own once it is good."""
+    kept, path = QUICK.changed(keep="auto"), tmp_path / name.format(100)
+    good = SAVES[name](100, False)
+    path.write_bytes(good)
+    os.utime(path, ns=(10**18,) * 2)
+    reconcile(look(str(tmp_path), kept), notes := PassNotes())
+    with path.open("r+b") as file:
+        file.write(SAVES[name](100, True))
+        file.truncate()
+    reconcile(look(str(tmp_path), kept), notes)
+    roll_back(look(str(tmp_path), kept), GoBack(reason="test", check_writing=False))
+    assert path.read_bytes() == good
 
 
 @pytest.mark.parametrize("name", SAVES)

@@ -6,16 +6,19 @@ import os
 
 import pytest
 from click.testing import CliRunner
+from support.daemon_process import flip_bit
 from support.runs import QUICK, write_torch
 from support.views import look
 
 from ckptguard.cli.entry import commands
 from ckptguard.inspect.sums import sums
 from ckptguard.layouts import Checkpoint
+from ckptguard.records.late_md5s import read_late_md5s
 from ckptguard.records.run import Run
 from ckptguard.runs.work import Work
 from ckptguard.scan import Scan, ScanOptions, files, scan_files
 from ckptguard.upkeep.settle_kept import protect_finished, waiting_alone
+from ckptguard.values.ids import CheckpointId
 from ckptguard.values.verdict import Outcome
 from ckptguard.verification import checkpoint as checkpoint_module
 from ckptguard.verification.checkpoint import verify_checkpoint
@@ -105,6 +108,26 @@ def test_md5_of_large_ones_is_not_taken_beside_training(
     (recorded,) = manifests(root).values()
     assert [md5 is not None for md5 in recorded] == [expected]
     assert digests(root) == [["blake3", "md5"] if expected else ["blake3"]]
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_what_has_no_md5_gets_it_in_a_later_reading(root, run, scanner, monkeypatch, damaged):
+    """Only if BLAKE3 is as sealed in the same reading. Then nobody computes it again."""
+    monkeypatch.setattr(checkpoint_module, "LARGE", 0)
+    path = root / write_torch(root, 100, seed=1)
+    expected = hashlib.md5(path.read_bytes()).hexdigest()
+    verify_checkpoint(look(run), there(run), work=Work(scanner=scanner, patience=0.0))
+    if damaged:
+        flip_bit(path)
+    verify_checkpoint(look(run), there(run), work=Work(scanner=scanner))
+    assert scanner.md5 == [False, True]
+    recorded = read_late_md5s(run, CheckpointId("net-#.pt", 100, 1))
+    assert recorded == ({} if damaged else {"net-100.pt": expected})
+    if not damaged:
+        verify_checkpoint(look(run, BLAKE3), there(run), work=Work(scanner=scanner))
+        assert scanner.md5[2:] == [False]
+        flip_bit(path)
+        assert sums(str(path), QUICK).files[0].md5 == expected
 
 
 def test_damage_is_found_by_blake3_alone_and_the_verdict_says_so(root, run, scanner):

@@ -21,6 +21,13 @@ for number in range(8):
 last = RUN / "last.pt"
 
 
+def written():
+    return {path.name: path.stat().st_mtime_ns for path in RUN.glob("*.pt")}
+
+
+lay = written()
+
+
 def started(trainer):
     number = trainer.start_epoch
     tells.started(number, trainer.ema.ema.state_dict() if number else None)
@@ -37,10 +44,9 @@ def before_save(trainer):
 
 
 def saved(trainer):
-    number = trainer.epoch + 1
-    names = ["last.pt", f"epoch{trainer.epoch}.pt"]
-    if trainer.best_fitness == trainer.fitness:
-        names.append("best.pt")
+    number, before = trainer.epoch + 1, dict(lay)
+    lay.update(written())
+    names = [name for name in lay if lay[name] != before.get(name)]  # it has its own rules which of them a save writes
     state = {name: value.half().float() for name, value in trainer.ema.ema.state_dict().items()}
     tells.saved(number, state, *names)
     if number >= LAST:

@@ -12,6 +12,11 @@ const VERBS = {
   verify: { word: "Verify", about: "Reads every byte again, and records a verdict." },
   pin: { word: "Pin", about: "Nothing removes a pinned checkpoint." },
   unpin: { word: "Unpin", about: "The rules of retention hold for it again." },
+  silence: {
+    word: "Silence", about: "Sends no message and raises no alert about this run until then. All else goes on.",
+    spans: [["1h", "1 hour"], ["8h", "8 hours"], ["1d", "1 day"], ["7d", "7 days"], ["30d", "30 days"]],
+  },
+  unsilence: { word: "Unsilence", about: "Messages are sent and alerts are raised again." },
   clear: { word: "Clear", about: "Lifts the suspicion: it counts as good again.", danger: true },
   accept: { word: "Accept", about: "Takes the bytes as they are now for the right ones.", danger: true },
   repair: { word: "Repair", about: "Replaces damaged files by whole copies of them." },
@@ -59,13 +64,14 @@ async function act(run, verb, body, signal) {
 const named = ({ path, id }) => (path && !path.includes("\\u") ? path : id);
 
 function Dialog({ verb, run, runName, checkpoint, values, onClose, onDone }) {
-  const { word, about, danger } = VERBS[verb];
+  const { word, about, danger, spans } = VERBS[verb];
+  const [until, setUntil] = useState(spans?.[1][0]);
   const [state, setState] = useState({ is: "planning" });
   const [reason, setReason] = useState("");
   const dialog = useRef(null);
   const signal = useRef(new AbortController());
   const field = useRef(null);
-  const args = { ...(checkpoint ? { [verb === "rollback" ? "to" : "checkpoint"]: named(checkpoint) } : {}), ...values };
+  const args = { ...(checkpoint ? { [verb === "rollback" ? "to" : "checkpoint"]: named(checkpoint) } : {}), ...(until && { until }), ...values };
 
   const plan = async (failure = null) => {
     setState({ is: "planning" });
@@ -77,9 +83,11 @@ function Dialog({ verb, run, runName, checkpoint, values, onClose, onDone }) {
   };
   useEffect(() => {
     dialog.current.showModal();
-    plan();
     return () => signal.current.abort();
   }, []);
+  useEffect(() => {
+    plan();
+  }, [until]);
   useEffect(() => {
     if (state.is === "planned") field.current?.focus();
     if (state.is === "done" || state.is === "failed") dialog.current.querySelector(".dialog-buttons button")?.focus();
@@ -106,6 +114,8 @@ function Dialog({ verb, run, runName, checkpoint, values, onClose, onDone }) {
     <form onSubmit=${go}>
       <h2 id="action-title">${word} ${isBack ? html`${of} to ${path}` : path ? html`${path} of ${of}` : of}</h2>
       <p class="dim">${isBack ? "Goes back to this checkpoint. Those after it go to quarantine." : about}</p>
+      ${spans && html`<label for="action-until">For how long</label>
+        <select id="action-until" value=${until} disabled=${state.is !== "planned"} onChange=${(e) => setUntil(e.target.value)}>${spans.map(([span, words]) => html`<option key=${span} value=${span}>${words}</option>`)}</select>`}
       <${State} state=${state} />
       ${["planned", "doing"].includes(state.is) && html`<label for="action-reason">Reason, for the record</label>
         <textarea id="action-reason" ref=${field} rows="2" aria-describedby="action-plan" required maxlength=${LONGEST_REASON} value=${reason} onInput=${(e) => setReason(e.target.value)}></textarea>`}

@@ -3,7 +3,7 @@ import { useEffect } from "preact/hooks";
 import { html } from "./html.js";
 import { shorten } from "./format.js";
 import { to } from "./router.js";
-import { Name } from "./widgets.js";
+import { Name, Silenced } from "./widgets.js";
 
 const LONG = 160; // characters of a name
 const TABS = [
@@ -35,5 +35,6 @@ export function RunHead({ run, doc = null, tab = null, title = null, tools = nul
     </div>
     <nav class="tabs" aria-label="Pages of this run">${TABS.map(
       ([key, words, address]) => html`<a key=${key} href=${address(run)} aria-current=${key === tab ? "page" : undefined}>${words}</a>`,
-    )}</nav>`;
+    )}</nav>
+    ${doc?.data?.run?.silence && html`<${Silenced} silence=${doc.data.run.silence} />`}`;
 }

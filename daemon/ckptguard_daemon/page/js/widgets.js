@@ -61,6 +61,14 @@ export function Sentence({ kind = "note", hint = null, children, action = null }
   </div>`;
 }
 
+/** That nobody is disturbed about a run: until when, who said so, and why. */
+export function Silenced({ silence }) {
+  const now = useClock();
+  if (silence.until === null) return html`<${Sentence} kind="bad" hint="Messages are sent.">A record of a silence cannot be read.<//>`;
+  if (silence.until <= now) return null;
+  return html`<${Sentence} kind="suspect">Silenced by <bdi>${silence.by}</bdi>: no messages and no alerts. It ends <${Time} at=${silence.until} />.${silence.reason && html` <bdi>${silence.reason}</bdi>`}<//>`;
+}
+
 /** What stands in the place of a document: that it comes, or why it does not. Null once there is data. */
 export function Waiting({ doc, what }) {
   if (doc.failure && !doc.data) {

@@ -3,6 +3,7 @@
 import contextlib
 import re
 import shutil
+import time
 from pathlib import Path
 from unittest import mock
 
@@ -21,6 +22,7 @@ from ckptguard.keep.quarantine import mark_suspect
 from ckptguard.records.audit import BEGAN, DONE, REFUSED, list_actions
 from ckptguard.records.pins import list_pins
 from ckptguard.records.run import open_run
+from ckptguard.records.silences import silence_run
 from ckptguard.retention.pin import pin
 from ckptguard.storage.local.local_storage import LocalStorage
 from ckptguard.values.settings import Settings
@@ -30,7 +32,8 @@ SOME = settings(max_examples=25, deadline=None, database=None, suppress_health_c
 STEPS = st.integers(1, 4)
 EVENTS = st.lists(
     st.tuples(
-        st.sampled_from(["save", "save again", "poison", "rot", "delete", "suspect", "pin", "pass", "pass"]), STEPS
+        st.sampled_from(["save", "save again", "poison", "rot", "delete", "suspect", "pin", "silence", "pass", "pass"]),
+        STEPS,
     ),
     max_size=8,
 )
@@ -40,6 +43,8 @@ ARGUMENTS = {
     **dict.fromkeys(ON_ONE, OF_ONE),
     "prune": st.integers(1, 3).map(lambda count: {"keep_last": count, "failed": True}),
     "replicate": st.just({}),
+    "silence": st.sampled_from(["1h", "30d"]).map(lambda span: {"until": span}),
+    "unsilence": st.just({}),
     "rollback": st.just({}) | STEPS.map(lambda step: {"step": step}),
     **{verb: st.just({}) | OF_ONE for verb in ("verify", "repair")},
 }
@@ -68,6 +73,8 @@ def happen(url: str, events: list[tuple[str, int]]) -> None:
         elif what == "pin" and weights.exists():
             view = look(url, TINY)
             pin(view, view.checkpoints[0])
+        elif what == "silence":
+            silence_run(open_run(url), time.time() + 3600.0 + step, reason="", by="bob")
         elif what == "suspect":
             view = look(url, TINY)
             for series in view.history.names:
@@ -209,6 +216,8 @@ ONE_OF_EACH = {
     "clear": {"checkpoint": "model-2"},
     "accept": {"checkpoint": "model-4"},
     "prune": {"keep_last": 1},
+    "silence": {"until": "8h"},
+    "unsilence": {},
     "replicate": {},
     "repair": {},
     "rollback": {},
@@ -219,7 +228,7 @@ ONE_OF_EACH = {
 def test_killed_anywhere_one_record_is_left(verb, tmp_path, monkeypatch):
     """Killed before its first change, its second, ...: an action that changed anything is on record, once; and one that
     went through says how it ended."""
-    template = begun(tmp_path, [("save", 2), ("save", 3), ("save", 4), ("pass", 0), ("suspect", 2)])
+    template = begun(tmp_path, [("save", 2), ("save", 3), ("save", 4), ("pass", 0), ("suspect", 2), ("silence", 1)])
     first = template.plan("pin", checkpoint="model-3")
     template.do("pin", first["token"], checkpoint="model-3")
     shutil.rmtree(at(template.url, "_ckptguard/audit"))

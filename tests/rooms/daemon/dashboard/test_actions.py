@@ -14,7 +14,7 @@ import msgspec
 import pytest
 from ckptguard_daemon.application import application, routes
 from ckptguard_daemon.dashboard import actions, verbs
-from ckptguard_daemon.dashboard.asked import Asked, Done, Plan, Verb
+from ckptguard_daemon.dashboard.asked import ActionPlan, Asked, Done, Verb
 from ckptguard_daemon.dashboard.verbs import VERBS
 from ckptguard_daemon.http.routes import Caller, Role
 from ckptguard_daemon.http.session_routes import ACTIONS
@@ -88,9 +88,9 @@ class Held:
         self.begun, self.go_on = threading.Semaphore(0), threading.Event()
         monkeypatch.setitem(VERBS, "verify", Verb(VERBS["verify"].arguments, self.act))
 
-    def act(self, asked: Asked) -> Plan | Done:
+    def act(self, asked: Asked) -> ActionPlan | Done:
         """Plan to wait, or wait."""
-        plan = Plan(lines=("would wait",))
+        plan = ActionPlan(lines=("would wait",))
         if not asked.agreed(plan):
             return plan
         self.begun.release()
@@ -253,9 +253,9 @@ def test_one_action_at_a_time_changes_a_run(asking: Asking, monkeypatch: pytest.
     assert asking.ask("actions/pin", {"checkpoint": "3"})[0] == 200
     waiting = threading.Event()
 
-    def wait(asked: Asked) -> Plan:
+    def wait(asked: Asked) -> ActionPlan:
         waiting.wait(60)
-        return Plan(lines=())
+        return ActionPlan(lines=())
 
     monkeypatch.setitem(VERBS, "repair", Verb(VERBS["pin"].arguments, wait))
     for _ in range(MOST_RUNNING - 1):
@@ -281,8 +281,8 @@ def test_work_is_told_to_end_with_the_daemon_or_its_time() -> None:
 def test_a_mistake_of_ours_is_told_and_on_record(asking: Asking, monkeypatch: pytest.MonkeyPatch) -> None:
     """Work that fails in a way that nobody thought of answers a sentence, and is on record as failed."""
 
-    def fail(asked: Asked) -> Plan:
-        if asked.agreed(plan := Plan(lines=())):
+    def fail(asked: Asked) -> ActionPlan:
+        if asked.agreed(plan := ActionPlan(lines=())):
             raise KeyError
         return plan
 

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 import torch
 from ckptguard_daemon.http.routes import Caller, Role
-from support.daemon_process import until
 from support.dashboards import Opener
 from support.tiny_run import TINY, WEIGHTS, delete, inline, name_of, poison, rot, save
 
@@ -113,7 +112,7 @@ def test_it_says_what_the_command_line_says(open_dashboard: Opener, folder: str)
 
 
 def test_without_a_catalogue_the_page_is_the_same(open_dashboard: Opener, folder: str) -> None:
-    """Rows of a run that no catalogue holds come from the memory of its last pass."""
+    """A catalogue without files has the same rows in memory."""
     without, with_one = open_dashboard(folder, catalogue=False), open_dashboard(folder)
     pages = []
     for dashboard in (with_one, without):
@@ -210,20 +209,6 @@ def test_any_name_is_valid_json(open_dashboard: Opener, tmp_path: Path, name: st
     assert shown["path"] == one["path"]
     assert dashboard.ask("heat", run=str(root), series=page["series"][0])["checkpoints"]
     assert dashboard.ask("shards", run=str(root), name=one["name"])["files"]
-
-
-def test_a_rebuilt_catalogue_ends_no_page(open_dashboard: Opener, folder: str) -> None:
-    """While the catalogue is gone the fleet stays, and the page says that its rows are not noted; then they are."""
-    dashboard = open_dashboard(folder)
-    dashboard.make_passes()
-    whole = dashboard.ask("page", run=folder)
-    for suffix in ("", "-wal", "-shm"):
-        Path(dashboard.path + suffix).unlink(missing_ok=True)
-    page = dashboard.ask("page", run=folder)
-    assert (page["noted"], page["generations"]) == (False, [])
-    assert page["run"] == whole["run"]
-    until(lambda: dashboard.is_noted(folder), "a new catalogue")
-    assert dashboard.ask("page", run=folder)["generations"] == whole["generations"]
 
 
 def test_unknown_runs_are_refused(open_dashboard: Opener, folder: str) -> None:

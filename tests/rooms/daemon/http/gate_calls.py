@@ -16,7 +16,7 @@ from ckptguard_daemon.http.routes import Served
 from ckptguard_daemon.log import log
 from ckptguard_daemon.loop import Loop, Passes
 from ckptguard_daemon.metrics import Metrics
-from ckptguard_daemon.roster import Roster
+from ckptguard_daemon.run_set import RunSet
 
 from ckptguard.engine.watched_run import WatchedRun
 from ckptguard.records.daemon_record import DaemonRecord
@@ -49,7 +49,7 @@ class Behind:
             path.mkdir(parents=True)
             made.append(WatchedRun(str(path), run_id_of(str(path)), settings, Hooks(settings, log), None))
         self.shown, self.hidden = made
-        roster = Roster(made)
+        run_set = RunSet(made)
         tokens = [Token(name=role.word, role=role, digest=digest_of(SECRETS[role])) for role in Role]
         digest = digest_of(LIMITED)
         tokens.append(Token(name="limited", role=Role.OPERATOR, digest=digest, runs=(f"{folder}/shown/*",)))
@@ -57,8 +57,8 @@ class Behind:
         self.tokens.touch(0o600)
         self.tokens.write_text("".join(f"{token.line}\n" for token in tokens))
         self.served = Served(
-            runs=roster,
-            loop=Loop(roster, threading.Event(), lambda run: None),
+            runs=run_set,
+            loop=Loop(run_set, threading.Event(), lambda run: None),
             passes=Passes(),
             presence=DaemonRecord(address="", host="", boot_id="", pid=0, started_at=""),
             feed=CatalogueFeed(),

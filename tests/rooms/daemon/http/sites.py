@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
 import socket
 import ssl
-import subprocess
 from pathlib import Path
 
-import pytest
 from ckptguard_daemon.application import application
 from ckptguard_daemon.http.front import Front, HttpOptions
 from ckptguard_daemon.http.server import HttpServer
@@ -80,17 +77,3 @@ def rest_of(made: socket.socket) -> bytes:
         while part := made.recv(65536):
             parts.append(part)
     return b"".join(parts)
-
-
-def make_certificate(folder: Path, name: str) -> tuple[str, str]:
-    """A certificate for localhost and its key, under a name."""
-    openssl = shutil.which("openssl")
-    if openssl is None:
-        pytest.skip("the command openssl makes the certificate, and is not here")
-    certificate, key = folder / f"{name}.pem", folder / f"{name}.key"
-    words = ["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2"]
-    words += ["-subj", f"/O={name}/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
-    words += ["-keyout", str(key), "-out", str(certificate)]
-    subprocess.run([openssl, *words], check=True, capture_output=True)
-    key.chmod(0o600)
-    return str(certificate), str(key)

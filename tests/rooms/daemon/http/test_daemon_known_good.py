@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shutil
 import threading
 from collections.abc import Callable
@@ -22,7 +23,7 @@ from ckptguard_daemon.http.routes import Served
 from ckptguard_daemon.log import log
 from ckptguard_daemon.loop import Loop, Passes
 from ckptguard_daemon.metrics import Metrics
-from ckptguard_daemon.roster import Roster
+from ckptguard_daemon.run_set import RunSet
 from starlette.types import ASGIApp
 from support.daemon_process import PATIENCE, Starter, save
 
@@ -63,7 +64,7 @@ def test_a_change_is_in_the_next_answer(run: Path, start: Starter) -> None:
     assert [daemon.ask("known-good")[1]["id"] for _ in range(2)] == ["200.1"] * 2
     (run / "net-200.safetensors").unlink()
     shutil.rmtree(run / "_ckptguard" / "kept")
-    assert daemon.ask("known-good")[1]["id"] == "100.1"
+    assert daemon.ask(f"known-good?wait_seconds={PATIENCE:g}")[1]["id"] == "100.1"  # its link was removed: it is read
     shutil.rmtree(run / "_ckptguard")
     assert daemon.ask("known-good")[0] == 404
 
@@ -74,10 +75,10 @@ class Guarded:
     def __init__(self, folder: Path) -> None:
         settings = Settings(settle=0.0, keep="none")
         self.run = WatchedRun(str(folder), run_id_of(str(folder)), settings, Hooks(settings, log), None)
-        self.loop = Loop(Roster([self.run]), threading.Event(), lambda run: None)
+        self.loop = Loop(RunSet([self.run]), threading.Event(), lambda run: None)
         presence = DaemonRecord(address="", host="", boot_id="", pid=0, started_at="")
         served = Served(
-            runs=Roster([self.run]),
+            runs=RunSet([self.run]),
             loop=self.loop,
             passes=Passes(),
             presence=presence,
@@ -224,6 +225,24 @@ def test_without_a_pass_to_go_by(guarded: Guarded, run: Path, looked_through: li
     assert looked_through == [[]]
 
 
+@pytest.mark.parametrize("damaged", [False, True])
+def test_what_something_happened_to_is_read_before_it_is_named(guarded: Guarded, run: Path, damaged: bool) -> None:
+    """Until then nothing is said of it, neither that it is good nor that there is none."""
+    path = run / "net-500.safetensors"
+    before, data = path.stat(), bytearray(path.read_bytes())
+    if damaged:
+        data[-1] ^= 0x10
+        with path.open("r+b") as file:
+            file.write(data)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    while path.stat().st_ctime_ns == before.st_ctime_ns:
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert guarded.ask()["error"]["kind"] == "could_not_tell"
+    guarded.make_pass()
+    answer = guarded.ask()
+    assert (answer["error"]["kind"] == "no_known_good") if damaged else (answer["id"] == "500.1")
+
+
 def test_the_loop_says_what_it_has_not_seen() -> None:
     """A hint counts until the pass after it has ended; one that comes meanwhile, until the next has."""
     begun, go_on = threading.Semaphore(0), threading.Semaphore(0)
@@ -235,7 +254,7 @@ def test_the_loop_says_what_it_has_not_seen() -> None:
 
     one: Any = SimpleNamespace(run_id="one", due=0.0, step=step, settings=Settings(), storage="")
     stop, after = threading.Event(), threading.Semaphore(0)
-    loop = Loop(Roster([one]), stop, lambda run: after.release())
+    loop = Loop(RunSet([one]), stop, lambda run: after.release())
     thread = threading.Thread(target=loop.run)
     assert loop.has_seen_all("one")
     thread.start()

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 from ckptguard_daemon.command import command
-from ckptguard_daemon.metrics_file import MetricsFile
-from ckptguard_daemon.scraping import MetricsOptions, listen_for_scrapers
+from ckptguard_daemon.metrics_outlets import MetricsFile, MetricsOptions, listen_for_scrapers
 from click.testing import CliRunner
 from servers.processes import free_port
 from servers.prometheus import prometheus

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ckptguard_daemon import jobs as jobs_module
 from ckptguard_daemon import run_routes
-from ckptguard_daemon import turns as turns_module
 from ckptguard_daemon.application import application, routes
 from ckptguard_daemon.http.routes import OWNER
-from ckptguard_daemon.turns import Turns
+from ckptguard_daemon.jobs import StorageThreads
 from support.operators import served_run
 from support.tiny_run import TINY, save
 
@@ -30,7 +30,7 @@ class Hanging:
         self.release = threading.Event()
         self.begun: list[str] = []
 
-    def ask(self, turns: Turns, run: str) -> asyncio.Task[str]:
+    def ask(self, turns: StorageThreads, run: str) -> asyncio.Task[str]:
         """Ask a question about a run."""
 
         def work() -> str:
@@ -53,7 +53,7 @@ def test_a_run_that_hangs_holds_up_no_other(hanging: Hanging) -> None:
     """Many ask about it, and others about another run: these are answered."""
 
     async def ask() -> list[str]:
-        turns = Turns(most=MOST, of_run=OF_RUN)
+        turns = StorageThreads(most=MOST, of_run=OF_RUN)
         stuck = [hanging.ask(turns, "hangs") for _ in range(7)]
         found = [await asyncio.wait_for(hanging.ask(turns, "well"), PATIENCE) for _ in range(2)]
         assert hanging.begun.count("well") == 2
@@ -67,10 +67,10 @@ def test_a_run_that_hangs_holds_up_no_other(hanging: Hanging) -> None:
 
 def test_what_waits_is_bounded(hanging: Hanging, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beyond that a question is refused at once. About another run it is answered."""
-    monkeypatch.setattr(turns_module, "_MOST_WAITING", 5)
+    monkeypatch.setattr(jobs_module, "_MOST_WAITING", 5)
 
     async def ask() -> None:
-        turns = Turns(most=MOST, of_run=OF_RUN)
+        turns = StorageThreads(most=MOST, of_run=OF_RUN)
         stuck = [hanging.ask(turns, "hangs") for _ in range(OF_RUN + 6)]
         done, waiting = await asyncio.wait(stuck, timeout=PATIENCE, return_when=asyncio.FIRST_COMPLETED)
         assert [type(one.exception()) for one in done] == [BusyError]
@@ -86,7 +86,7 @@ def test_who_goes_leaves_its_turn(hanging: Hanging) -> None:
     """A question that is given up while it waits, or just when its turn came, costs no turn."""
 
     async def ask() -> None:
-        turns = Turns(most=MOST, of_run=OF_RUN)
+        turns = StorageThreads(most=MOST, of_run=OF_RUN)
         stuck = [hanging.ask(turns, "hangs") for _ in range(6)]
         while len(hanging.begun) < OF_RUN:
             await asyncio.sleep(0)

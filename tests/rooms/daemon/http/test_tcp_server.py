@@ -18,7 +18,8 @@ from ckptguard_daemon.dashboard import events, page_files
 from ckptguard_daemon.http import front, routes, server, tcp_address
 from ckptguard_daemon.http.front import Front, HttpOptions
 from gate_calls import SECRETS
-from sites import TOKEN, UNFINISHED, Site, make_certificate, rest_of, unfinished
+from sites import TOKEN, UNFINISHED, Site, rest_of, unfinished
+from support.certificates import make_certificate
 from support.daemon_process import PATIENCE, Starter, save, until
 
 from ckptguard.errors import SettingsError

@@ -15,7 +15,8 @@ from gate_calls import SECRETS
 from servers.fixtures import skip_or_fail
 from servers.processes import NotInstalledError, free_port
 from servers.web_proxies import PROXIES, fitted
-from sites import TOKEN, UNFINISHED, Site, make_certificate, rest_of, unfinished
+from sites import TOKEN, UNFINISHED, Site, rest_of, unfinished
+from support.certificates import make_certificate
 
 from ckptguard.values.access import Role
 

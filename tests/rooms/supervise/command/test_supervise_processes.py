@@ -291,7 +291,7 @@ def test_what_is_being_started_is_known_to_be_ours(monkeypatch, what):
     monkeypatch.setattr(subprocess, "Popen", slow)
     if what == "hook":
         hooks = Hooks(Settings(on_incident=("sleep", "1000")), lambda *_, **__: None)
-        start, pids = (lambda: hooks.tell({})), (lambda: hooks.pids)
+        start, pids = (lambda: hooks.tell(None, {})), (lambda: hooks.pids)
     else:
         worker = WorkerProcess(WorkerLimits(memory=2**32, seconds=60.0))
         start, pids = threading.Thread(target=start_and_stay, args=(worker,)).start, (lambda: [worker.pid])

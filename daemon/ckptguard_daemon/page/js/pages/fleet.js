@@ -53,7 +53,7 @@ function LastIncident({ run, now }) {
 const columns = (now) => [
   {
     key: "name", title: "Run", width: 2.2, value: (run) => run.name,
-    cell: (run) => html`<span class="lines"><span class="run-name"><${Name} href=${to.run(run.id)}>${run.name}<//>${run.training && html`<span class="chip">training</span>`}</span>
+    cell: (run) => html`<span class="lines"><span class="run-name"><${Name} href=${to.run(run.id)}>${run.name}<//>${run.training && html`<span class="chip">training</span>`}${run.silence?.until > now && html`<span class="chip">silenced</span>`}</span>
       <${Name} class="dim small">${run.url}<//></span>`,
   },
   { key: "protected", title: "Protected", width: 1.2, value: (run) => run.judged.weight, largest: true, cell: (run) => html`<${Standing} run=${run} />` },
@@ -76,7 +76,7 @@ function Totals({ totals }) {
 
 const SAVED = [
   ...fields("id name url state protected explanation trouble training known_good_step known_good_at newest_outcome newest_at save_interval at_risk"),
-  ...fields("backlog backlog_bytes replicas replicas_behind replicas_unknown last_incident"),
+  ...fields("backlog backlog_bytes replicas replicas_behind replicas_unknown last_incident silence"),
 ];
 
 /** The rows that match every word, and the filter. */

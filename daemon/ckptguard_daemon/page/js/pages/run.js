@@ -56,7 +56,7 @@ export default function Run({ run, me }) {
   const mine = (event) => event.run === run;
   const doc = useDocument(url`v1/runs/${run}/page`, mine);
   const curves = useDocument(url`v1/runs/${run}/curves`, mine);
-  const tools = doc.data && html`<${Actions} me=${me} run=${run} runName=${doc.data?.run.name} verbs=${["verify", "rollback"]} onDone=${doc.reload} />`;
+  const tools = doc.data && html`<${Actions} me=${me} run=${run} runName=${doc.data?.run.name} verbs=${["verify", doc.data.run.silence ? "unsilence" : "silence", "rollback"]} onDone=${doc.reload} />`;
   return html`<${RunHead} run=${run} doc=${doc} tab="run" tools=${tools} />
     <${Waiting} doc=${doc} what="the run" /><${Stale} doc=${doc} />
     ${doc.data?.noted === false && html`<${Sentence} kind="suspect" hint="It does so soon.">The daemon has not looked through this run yet.<//>`}

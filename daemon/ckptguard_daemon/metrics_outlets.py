@@ -1,9 +1,12 @@
-"""Metrics by TCP: where scrapers ask, and who may."""
+"""Where metrics go: by TCP to those who scrape them, and into a file for the textfile collector of another program."""
 
 from __future__ import annotations
 
 import hmac
+import os
 import socket
+import threading
+from collections.abc import Callable
 
 import msgspec
 from starlette.datastructures import Headers
@@ -12,6 +15,7 @@ from starlette.types import Scope
 
 from ckptguard.errors import SettingsError
 from ckptguard.runs.token_file import read_secret
+from ckptguard.storage.local.writes import replace_file
 from ckptguard.values.access import Role
 from ckptguard_daemon.http.gate import Names
 from ckptguard_daemon.http.replies import refusal, unauthorized
@@ -21,6 +25,7 @@ from ckptguard_daemon.log import log
 
 _SCRAPER = Caller(name="scraper", role=Role.READER)
 _SHORTEST_TOKEN, _LONGEST_TOKEN = 16, 4096
+_SOONEST, _LATEST = 10.0, 60.0  # seconds between two writings
 
 
 class MetricsOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,3 +94,37 @@ class Scrapers:
             return refusal("not_found", "there is only /metrics", 404)
         scope["caller"] = _SCRAPER
         return None
+
+
+class MetricsFile:
+    """A file that always holds one whole set of metrics. A problem with it is logged once, and never raised."""
+
+    def __init__(self, path: str) -> None:
+        """Raises SettingsError if no collector would read a file at this path."""
+        if not path.endswith(".prom"):
+            raise SettingsError(f"`--metrics-file {path}`: the textfile collector reads only names that end in .prom")
+        self._path = os.path.abspath(path)
+        folder = os.path.dirname(self._path)
+        if not os.path.isdir(folder):
+            raise SettingsError(f"`--metrics-file {path}`: there is no folder {folder}")
+        self._failing = False
+
+    def keep_written(self, text: Callable[[], bytes], passed: threading.Event, stop: threading.Event) -> None:
+        """Replace the file after each pass, though not all the time, and in the end."""
+        while not stop.is_set():
+            passed.wait(_LATEST)
+            passed.clear()
+            self.write(text())
+            stop.wait(_SOONEST)
+        self.write(text())
+
+    def write(self, text: bytes) -> None:
+        """Replace the file."""
+        try:
+            replace_file(self._path, text, mode=0o644)  # the collector is another user
+        except OSError as error:
+            if not self._failing:
+                log("metrics_not_written", level="warning", file=self._path, reason=error.strerror)
+            self._failing = True
+        else:
+            self._failing = False

@@ -74,10 +74,12 @@ def read_silence(run: Run, names: Iterable[str] | None = None) -> Silence | None
             found = read_parsed(run, f"{FOLDER}/{name}", _Record, "a silence")
         except RecordsError:
             return Silence()
-        if found is None or found.run != run.run_id or found.began > time.time() + CLOCKS:
-            continue  # it was ended meanwhile, is of the run that this one was copied from, or has a wrong clock's time
+        if found is None:
+            continue  # it was ended meanwhile
         if found.format > PLAIN.reads:
             return Silence()
+        if found.run != run.run_id or found.began > time.time() + CLOCKS:
+            continue  # it is of the run that this one was copied from, or has a wrong clock's time
         reason, by, at = (escape(text[:LONGEST_TEXT]) for text in (found.reason, found.by, found.at))
         return Silence(until=found.until, reason=reason, by=by, at=at)
     return None

@@ -71,9 +71,9 @@ class Slurm:
         temporary.rename(place)
 
     def place(self, name: str) -> Path:
-        """A new folder of the job's user."""
-        folder = self.folder / name
-        folder.mkdir()
+        """A new folder of the job's user, whatever other tests called theirs."""
+        folder = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=self.folder))
+        folder.chmod(0o755)
         os.chown(folder, self.uid, self.gid)
         return folder
 

@@ -228,7 +228,7 @@ ONE_OF_EACH = {
 def test_killed_anywhere_one_record_is_left(verb, tmp_path, monkeypatch):
     """Killed before its first change, its second, ...: an action that changed anything is on record, once; and one that
     went through says how it ended."""
-    template = begun(tmp_path, [("save", 2), ("save", 3), ("save", 4), ("pass", 0), ("suspect", 2), ("silence", 1)])
+    template = begun(tmp_path, [("save", 2), ("save", 3), ("save", 4), ("pass", 0), ("suspect", 2)])
     first = template.plan("pin", checkpoint="model-3")
     template.do("pin", first["token"], checkpoint="model-3")
     shutil.rmtree(at(template.url, "_ckptguard/audit"))
@@ -244,6 +244,7 @@ def test_killed_anywhere_one_record_is_left(verb, tmp_path, monkeypatch):
         folder = tmp_path / f"killed-{number}"
         folder.mkdir()
         clone(template.url, str(folder / "run"))
+        happen(str(folder / "run"), [("silence", 1)])  # that of the template does not hold for a copy
         operator = Operator(str(folder / "run"), settings_of(folder))
         plan = operator.plan(verb, **arguments)
         before = files_of(operator.url)

@@ -198,9 +198,8 @@ def _incident_row(name: str, revision: int, incident: Incident | None) -> Incide
     if incident is None:
         return IncidentRow(name=name, revision=revision)
     action = incident.actions[-1] if incident.actions else ""
-    went_back = incident.known_good if incident.state == "closed" else None
-    if went_back is not None and action.startswith("the same trouble as incident "):
-        went_back = None
+    is_own = incident.state == "closed" and not action.startswith("the same trouble as incident ")
+    went_back = incident.known_good if is_own else None
     id = parse_id("", went_back or "")
     if went_back is not None and "checkpoint" not in incident.evidence:
         went_back = f"{went_back} {name}"  # one rollback closes all incidents about its saves, but one of a training
@@ -216,6 +215,7 @@ def _incident_row(name: str, revision: int, incident: Incident | None) -> Incide
         went_back=None if went_back is None else _text(went_back),
         went_back_to=None if id is None else id.number,
         went_back_at=None if went_back is None else seconds_of(incident.closed_at or incident.opened_at),
+        decided_at=seconds_of(incident.closed_at) if is_own and incident.closed_at else None,
     )
 
 

@@ -67,7 +67,7 @@ def summarize(
         bytes=size,
         backlog=len(there.waiting),
         backlog_bytes=sum(save.bytes for save in there.waiting),
-        waiting_since=min((save.since for save in there.waiting if save.since is not None), default=None),
+        waiting_since=min((since for save in there.waiting if (since := save.waits_since)), default=None),
         not_understood=there.not_understood,
         unreadable=there.unread,
         without_md5=sum(_lacks_md5(row) for row in found) if there.takes_md5 else 0,

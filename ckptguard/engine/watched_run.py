@@ -27,7 +27,7 @@ from ckptguard.records.daemon_record import (
 )
 from ckptguard.records.run import Run, has_records, open_listed, open_run
 from ckptguard.records.samples import FOLDER as SAMPLES
-from ckptguard.records.who_and_when import utc_now
+from ckptguard.records.who_and_when import saved_at, utc_now
 from ckptguard.replicas.replicate import Replica
 from ckptguard.reporting.events import Known, known_outcomes, news_in, reason_of, verdict_event
 from ckptguard.reporting.notify import Hooks
@@ -453,13 +453,22 @@ class WatchedRun:
 
         def found(checked: Checked) -> None:
             self.verdicts += 1
-            self._tell(run, checked)
+            self._tell(view, checked)
             self._note_early(view)
             work.found(checked)
 
+        is_noted = self.passes > 0
+
+        def may_begin(size: int) -> bool:
+            nonlocal is_noted
+            if not is_noted:  # the first pass may read for hours, and nothing else says what waits
+                is_noted = True
+                self._note(view, wrote=False)
+            return work.may_begin(size)
+
         try:
             if self.guards:
-                own = msgspec.structs.replace(work, found=found)
+                own = msgspec.structs.replace(work, found=found, may_begin=may_begin)
                 done = reconcile(view, self._notes, work=own, assume_quiet=assume_quiet)
             else:
                 done = look_on(view, self._notes)
@@ -547,7 +556,7 @@ class WatchedRun:
         except CkptguardError as error:
             self.log("could_not_tell", level="warning", run=self.url, path=path, reason=error.message)
             return True
-        self._tell(view.run, checked)
+        self._tell(view, checked)
         self._log_known_good(view)
         if checked.outcome is Outcome.BAD:
             self.mend_soon()
@@ -588,8 +597,20 @@ class WatchedRun:
             self.log("enough_room", run=self.url)
             self._lacked_room_at = None
 
-    def _tell(self, run: Run, one: Checked) -> None:
+    def _waited(self, view: RunView, one: Checked) -> float | None:
+        """Return the seconds from the last write of a save to its first verdict, which this one is. None: it had one
+        before, or nobody knows when it was written."""
+        assert self._known is not None
+        if one.id is None or (one.series, str(one.id)) in self._known:
+            return None
+        sealed = view.history.manifest(one.id) if view.history.is_sealed(one.id) else None
+        there = view.checkpoint(one.path)
+        written = saved_at(sealed) if sealed is not None else there and there.written_at / 1e9
+        return max(0.0, time.time() - written) if written else None  # another machine's clock may be ahead
+
+    def _tell(self, view: RunView, one: Checked) -> None:
         """Log a verdict, and report it if it is news."""
+        run, waited = view.run, self._waited(view, one)
         if one.outcome is not Outcome.GOOD and self.was_removed():
             return  # what was left of it was judged
         self.log(
@@ -602,6 +623,7 @@ class WatchedRun:
             outcome=one.outcome.value,
             bytes=one.bytes,
             seconds=one.seconds,
+            waited=waited and round(waited, 3),
             reason=reason_of(one),
         )
         assert self._known is not None

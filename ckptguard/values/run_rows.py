@@ -61,6 +61,8 @@ class IncidentRow(msgspec.Struct, frozen=True, kw_only=True):
     - `at`: when it was opened. `onset`: the first suspect update. `open`: it is not closed.
     - `went_back`: the id of the checkpoint, and the incident's own name if it was the only one that it ended.
     - `went_back_at`: when. Release 0.1 did not record it: then it is the time of the incident.
+    - `decided_at`: when it was closed, by a rollback or otherwise. None: it is open, nobody recorded when, or another
+      incident about the same trouble says it.
     """
 
     name: str
@@ -74,6 +76,7 @@ class IncidentRow(msgspec.Struct, frozen=True, kw_only=True):
     went_back: str | None = None
     went_back_to: int | None = None
     went_back_at: float | None = None
+    decided_at: float | None = None
 
 
 class WaitingSave(msgspec.Struct, frozen=True):
@@ -83,6 +86,11 @@ class WaitingSave(msgspec.Struct, frozen=True):
     bytes: int
     written_at: float | None
     since: float | None = None
+
+    @property
+    def waits_since(self) -> float | None:
+        """When it was written, or first seen if nobody knows."""
+        return self.written_at or self.since
 
 
 class FilesInPlace(msgspec.Struct, frozen=True):

@@ -15,6 +15,7 @@ from ckptguard.catalogue.look import RunLook, digest_of
 from ckptguard.catalogue.observe import observe
 from ckptguard.catalogue.rows import Event, Noted, event_key
 from ckptguard.decisions.run_summary import in_state
+from ckptguard.decisions.time_to_decision import new_decisions
 from ckptguard.engine.watched_run import Passed, WatchedRun
 from ckptguard.errors import CkptguardError, NotFoundError
 from ckptguard.records.run import record_names
@@ -107,7 +108,8 @@ class CatalogueFeed:
         known = msgspec.structs.replace(noted, url=watched.url, name=watched.name)
         trouble = None if watched.trouble is None else watched.trouble.message
         ended = watched.ended_words if watched.state == "ended" else None
-        return in_state(known, time.time(), watched.state, trouble, ended)
+        is_found = noted is not _NOTHING and trouble is None  # maybe by its first pass, which goes on
+        return in_state(known, time.time(), "guarded" if is_found else watched.state, trouble, ended)
 
     def _of(self, run_id: str) -> _OfRun:
         return self._runs.setdefault(run_id, _OfRun())
@@ -131,12 +133,16 @@ class CatalogueFeed:
 
     def _see(self, view: RunView, look: RunLook, known: _OfRun) -> None:
         run = view.run
-        noted = self.catalogue.noted(run.run_id) or Noted()
+        before = self.catalogue.noted(run.run_id)
+        noted = before or Noted()
         seen = observe(run, look, now=time.time(), known=Noted(events=noted.events) if known.was_gone else noted)
         if os.path.isabs(run.url) and not os.path.isdir(run.url):
             # It went while it was looked at: the rows of nothing must not replace what is known.
             raise NotFoundError(f"{run.url} went meanwhile")
         self.catalogue.see(seen)
+        if before is not None and not known.was_gone:  # else nobody knows which of them are new
+            for one in new_decisions(before.incidents, seen.incidents, seen.generations):
+                log("decided", run=run.url, **msgspec.structs.asdict(one))
         known.was_gone = False
 
     def _tell_of_replicas(self, run_id: str, before: Sequence[Replica], after: Sequence[Replica]) -> None:

@@ -16,6 +16,7 @@ _SENTENCES = {
     "certificate_read": "the certificate {file} is used from now on",
     "certificate_refused": "the certificate stays as it was: {reason}",
     "could_not_tell": "could not tell: {reason}",
+    "decided": "the incident {incident} of {run} is closed, {seconds:.0f} s after its trouble began ({decision})",
     "enough_room": "{run} has room for all kept copies again",
     "fleet_not_searched": "the fleet could not be searched: {reason}",
     "fleet_trouble": "{reason}",

@@ -38,14 +38,45 @@ _FAILED_AT = {
     "hook_ran": logging.WARNING,  # the command ended with an error
 }
 _WHY = ("verify", "scrub", "replicate")
+_INF = float("inf")
 _SIZES = (
     (1e8, "up to 100 MB"),
     (1e9, "up to 1 GB"),
     (1e10, "up to 10 GB"),
     (1e11, "up to 100 GB"),
-    (float("inf"), "larger"),
+    (_INF, "larger"),
 )
-_SECONDS = (0.1, 1.0, 10.0, 60.0, 600.0, 3600.0, float("inf"))
+
+
+class _Histogram(NamedTuple):
+    """A metric of times. Its only label has few values, whatever the runs do."""
+
+    help: str
+    label: str
+    values: tuple[str, ...]
+    limits: tuple[float, ...]
+
+
+HISTOGRAMS = {
+    "verify_seconds": _Histogram(
+        "How long verdicts took, by the checkpoint's size.",
+        "size",
+        tuple(size for _, size in _SIZES),
+        (0.1, 1.0, 10.0, 60.0, 600.0, 3600.0, _INF),
+    ),
+    "save_to_verdict_seconds": _Histogram(
+        "From the last write of a save to its first verdict.",
+        "",
+        ("",),
+        (2.5, 5.0, 7.5, 10.0, 15.0, 30.0, 60.0, 120.0, 300.0, 900.0, 3600.0, 21600.0, _INF),
+    ),
+    "sick_to_decision_seconds": _Histogram(
+        "From the first sick save, or else the begin of an incident, to the rollback or other decision.",
+        "decision",
+        ("rollback", "other"),
+        (5.0, 15.0, 30.0, 60.0, 300.0, 900.0, 3600.0, 14400.0, 86400.0, _INF),
+    ),
+}
 
 _FRESH = 1.0  # seconds for which the same text serves several who ask
 
@@ -53,12 +84,18 @@ Value = float | None
 Labelled = tuple[str, Value]  # the text between the braces
 
 
+class Times(msgspec.Struct):
+    """Times that were measured: how many, by the limit that they stayed below, and their sum."""
+
+    below: dict[float, int] = {}
+    sum: float = 0.0
+
+
 class Counted(msgspec.Struct, frozen=True, kw_only=True):
     """What happened since the daemon started."""
 
     verdicts: dict[str, dict[str, int]] = {}  # by run and outcome
-    seconds: dict[str, dict[float, int]] = {}  # verdicts by size, and by the limit that their time stayed below
-    seconds_sum: dict[str, float] = {}
+    times: dict[str, dict[str, Times]] = {}  # by histogram, and by the value of its label
     read_bytes: dict[str, int] = {}  # by why
     hook_failures: dict[str, int] = {}  # by the setting that names the hook
 
@@ -93,6 +130,8 @@ class Counts(logging.Handler):
         event = record.getMessage()
         if event == "verified":
             self._verified(fields)
+        elif event == "decided":
+            self._took("sick_to_decision_seconds", fields["decision"], fields["seconds"])
         elif event == "scrubbed":
             _add(self._now.read_bytes, "scrub", fields["bytes"])
         elif event == "replicated":
@@ -102,14 +141,18 @@ class Counts(logging.Handler):
 
     def _verified(self, fields: Mapping[str, Any]) -> None:
         _add(self._now.verdicts.setdefault(fields["run"], {}), fields["outcome"], 1)
-        seconds = fields["seconds"]
-        if seconds is None:
+        if fields["waited"] is not None:
+            self._took("save_to_verdict_seconds", "", fields["waited"])
+        if fields["seconds"] is None:
             return  # nothing was read
         _add(self._now.read_bytes, "verify", fields["bytes"])
         size = next(name for most, name in _SIZES if fields["bytes"] <= most)
-        limit = next(limit for limit in _SECONDS if seconds <= limit)
-        _add(self._now.seconds.setdefault(size, {}), limit, 1)
-        _add(self._now.seconds_sum, size, seconds)
+        self._took("verify_seconds", size, fields["seconds"])
+
+    def _took(self, histogram: str, value: str, seconds: float) -> None:
+        times = self._now.times.setdefault(histogram, {}).setdefault(value, Times())
+        _add(times.below, next(limit for limit in HISTOGRAMS[histogram].limits if seconds <= limit), 1)
+        times.sum += seconds
 
 
 def _add(sums: dict[Any, Any], key: object, value: float) -> None:
@@ -154,6 +197,12 @@ _FAMILIES = (
         "Bytes of the saves that wait for a verdict.",
         lambda r, _: r.backlog_bytes,
         alerts=True,
+    ),
+    _Family(
+        "backlog_oldest_timestamp_seconds",
+        "When the save that waits longest for a verdict was written.",
+        lambda r, _: r.waiting_since,
+        min,
     ),
     _Family(
         "not_understood_files",
@@ -290,16 +339,8 @@ def _verdicts(counted: Counted) -> _Family:
 
 def _of_daemon(daemon: DaemonFacts) -> Iterator[str]:
     counted = daemon.counted
-    yield from _family("verify_seconds", "histogram", "How long verdicts took, by the checkpoint's size.", ())
-    for _, size in _SIZES:
-        times, so_far = counted.seconds.get(size, {}), 0
-        for limit in _SECONDS:
-            so_far += times.get(limit, 0)
-            yield f'ckptguard_verify_seconds_bucket{{size="{size}",le="{limit:g}"}} {so_far}\n'.replace(
-                '"inf"', '"+Inf"'
-            )
-        yield f'ckptguard_verify_seconds_sum{{size="{size}"}} {counted.seconds_sum.get(size, 0.0)!r}\n'
-        yield f'ckptguard_verify_seconds_count{{size="{size}"}} {so_far}\n'
+    for name, histogram in HISTOGRAMS.items():
+        yield from _buckets(name, histogram, counted.times.get(name, {}))
     read = [(f'why="{why}"', count) for why, count in {**dict.fromkeys(_WHY, 0), **counted.read_bytes}.items()]
     yield from _family("read_bytes_total", "counter", "Bytes of checkpoints that were read.", read)
     failures = {**dict.fromkeys(_HOOKS, 0), **counted.hook_failures}
@@ -312,6 +353,19 @@ def _of_daemon(daemon: DaemonFacts) -> Iterator[str]:
     yield from _family("search_failing_since_timestamp_seconds", "gauge", "Since when it cannot.", since)
     yield from _family("loop_timestamp_seconds", "gauge", "When the daemon last made progress.", [("", daemon.loop_at)])
     yield from _family("build_info", "gauge", "The daemon's version.", [(f'version="{_quoted(__version__)}"', 1)])
+
+
+def _buckets(name: str, histogram: _Histogram, times: Mapping[str, Times]) -> Iterator[str]:
+    yield from _family(name, "histogram", histogram.help, ())
+    for value in histogram.values:
+        own, so_far = times.get(value, Times()), 0
+        label = f'{histogram.label}="{value}"' if histogram.label else ""
+        for limit in histogram.limits:
+            so_far += own.below.get(limit, 0)
+            le = "+Inf" if limit == _INF else f"{limit:g}"
+            yield f'ckptguard_{name}_bucket{{{label}{label and ","}le="{le}"}} {so_far}\n'
+        shown = f"{{{label}}}" if label else ""
+        yield f"ckptguard_{name}_sum{shown} {own.sum!r}\nckptguard_{name}_count{shown} {so_far}\n"
 
 
 def _family(name: str, kind: str, told: str, samples: Iterable[Labelled]) -> Iterator[str]:

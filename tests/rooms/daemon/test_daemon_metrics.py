@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import re
 from collections.abc import Iterator
 from importlib.resources import files
@@ -11,8 +12,8 @@ from typing import Any
 import pytest
 from ckptguard_daemon import metrics as module
 from ckptguard_daemon.log import also_to, log
-from ckptguard_daemon.metrics import MOST_RUNS, Counted, Counts, DaemonFacts, Metrics, exposition
-from hypothesis import given
+from ckptguard_daemon.metrics import HISTOGRAMS, MOST_RUNS, Counted, Counts, DaemonFacts, Metrics, exposition
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -136,7 +137,14 @@ def test_causes_do_not_become_labels_without_limit() -> None:
 def test_of_very_many_runs_there_are_sums_only() -> None:
     """The same names without the label of a run; the oldest of all times; nothing that has no sum."""
     runs = [
-        facts(f"/r/{n}", backlog_bytes=n, known_good_at=NOW - n, known_good_step=n, checkpoints={"good": 2})
+        facts(
+            f"/r/{n}",
+            backlog_bytes=n,
+            waiting_since=NOW - n,
+            known_good_at=NOW - n,
+            known_good_step=n,
+            checkpoints={"good": 2},
+        )
         for n in range(MOST_RUNS + 1)
     ]
     assert any("run" in dict(labels) for _, labels in read(exposition(runs[1:], DAEMON, NOW)))
@@ -144,6 +152,7 @@ def test_of_very_many_runs_there_are_sums_only() -> None:
     assert not any("run" in dict(labels) for _, labels in found)
     assert of(found, "backlog_bytes") == MOST_RUNS * (MOST_RUNS + 1) / 2
     assert of(found, "known_good_timestamp_seconds") == NOW - MOST_RUNS
+    assert of(found, "backlog_oldest_timestamp_seconds") == NOW - MOST_RUNS
     assert of(found, "checkpoints", outcome="good") == 2 * (MOST_RUNS + 1)
     assert of(found, "unprotected") == MOST_RUNS + 1
     assert of(found, "known_good_step") is None
@@ -170,9 +179,9 @@ def counts() -> Iterator[Counts]:
 
 def test_what_is_logged_is_counted(counts: Counts) -> None:
     """Verdicts by run and outcome, bytes by why they were read, times by size."""
-    log("verified", run="/a", outcome="good", bytes=50, seconds=2.0)
-    log("verified", run="/a", outcome="good", bytes=2_000_000_000, seconds=5000.0)
-    log("verified", run="/a", outcome="bad", bytes=7, seconds=None)
+    log("verified", run="/a", outcome="good", bytes=50, seconds=2.0, waited=6.0)
+    log("verified", run="/a", outcome="good", bytes=2_000_000_000, seconds=5000.0, waited=1e6)
+    log("verified", run="/a", outcome="bad", bytes=7, seconds=None, waited=None)
     log("scrubbed", bytes=11)
     log("replicated", sent=13)
     daemon = DaemonFacts(loop_at=NOW, counted=counts.take())
@@ -186,6 +195,40 @@ def test_what_is_logged_is_counted(counts: Counts) -> None:
     assert of(found, "verify_seconds_bucket", size="up to 100 MB", le="10") == 1
     assert of(found, "verify_seconds_bucket", size="up to 10 GB", le="+Inf") == 1
     assert of(found, "verify_seconds_sum", size="up to 10 GB") == 5000
+
+
+TIMES = {
+    "verify_seconds": lambda run, seconds: log(
+        "verified", run=run, outcome="good", bytes=50, seconds=seconds, waited=None
+    ),
+    "save_to_verdict_seconds": lambda run, seconds: log(
+        "verified", run=run, outcome="good", bytes=50, seconds=None, waited=seconds
+    ),
+    "sick_to_decision_seconds": lambda run, seconds: log("decided", run=run, decision="rollback", seconds=seconds),
+}
+FIRST = {"verify_seconds": {"size": "up to 100 MB"}, "sick_to_decision_seconds": {"decision": "rollback"}}
+LASTING = st.floats(0.0, 1e9) | st.sampled_from([limit for own in HISTOGRAMS.values() for limit in own.limits[:-1]])
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.sampled_from(sorted(HISTOGRAMS)), st.lists(st.tuples(st.text("abc", max_size=2), LASTING), max_size=9))
+def test_a_histogram_counts_each_time_once_whatever_the_runs(
+    counts: Counts, name: str, times: list[tuple[str, float]]
+) -> None:
+    """Each bucket has those that took at most its limit. There are as many series as before the first one."""
+    empty = read(exposition([], DAEMON, NOW))
+    before = read(exposition([], DaemonFacts(loop_at=NOW - 5, counted=counts.take()), NOW))
+    for run, seconds in times:
+        TIMES[name](run, seconds)
+    found = read(exposition([], DaemonFacts(loop_at=NOW - 5, counted=counts.take()), NOW))
+    assert found.keys() == empty.keys()
+    own = FIRST.get(name, {})
+    for limit in HISTOGRAMS[name].limits:
+        labels = {**own, "le": "+Inf" if math.isinf(limit) else f"{limit:g}"}
+        more = (of(found, f"{name}_bucket", **labels) or 0.0) - (of(before, f"{name}_bucket", **labels) or 0.0)
+        assert more == sum(seconds <= limit for _, seconds in times)
+    after, earlier = (of(series, f"{name}_sum", **own) or 0.0 for series in (found, before))
+    assert after - earlier == pytest.approx(sum(seconds for _, seconds in times), abs=1e-9 * (1.0 + after))
 
 
 def test_a_message_that_did_not_arrive_is_counted_once(counts: Counts) -> None:

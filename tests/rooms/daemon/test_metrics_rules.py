@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from ckptguard_daemon.command import command
-from ckptguard_daemon.metrics import Counted, DaemonFacts, exposition
+from ckptguard_daemon.metrics import HISTOGRAMS, Counted, DaemonFacts, Times, exposition
 from click.testing import CliRunner
 
 from ckptguard.values.run_summary import RunSummary
@@ -193,6 +193,7 @@ def test_every_panel_shows_something(promtool: str, tmp_path: Path) -> None:
         checkpoints={"good": 1},
         bytes={"good": 1},
         backlog_bytes=1,
+        waiting_since=0.0,
         replicas=1,
         replicas_behind=1,
         scrubbed_at=0.0,
@@ -200,7 +201,8 @@ def test_every_panel_shows_something(promtool: str, tmp_path: Path) -> None:
         rollbacks={"numeric": 1},
         steps_saved=1,
     )
-    counted = Counted(verdicts={"/r": {"good": 1}}, seconds={"up to 1 GB": {1.0: 1}}, seconds_sum={"up to 1 GB": 0.5})
+    times = {name: {own.values[0]: Times({60.0: 1}, 0.5)} for name, own in HISTOGRAMS.items()}
+    counted = Counted(verdicts={"/r": {"good": 1}}, times=times)
     text = exposition([run], DaemonFacts(loop_at=0.0, counted=counted), 60.0).decode()
     series = [line.rpartition(" ") for line in text.splitlines() if not line.startswith("#")]
     grows = re.compile(r"_total|_bucket|_count|_sum")
@@ -244,7 +246,7 @@ def test_the_rules_and_the_dashboard_ask_for_metrics_that_there_are(rules: Path)
     run = RunSummary(url="/r", name="r", replicas=1, world_size=1, scrub_interval=1.0, **known)
     many = [RunSummary(url=f"/r/{n}", name="r") for n in range(1001)]
     text = exposition([run], DaemonFacts(loop_at=now), now) + exposition(many, DaemonFacts(loop_at=now), now)
-    there = set(re.findall(r"# TYPE (\w+)", text.decode())) | {"ckptguard_verify_seconds_bucket"}
+    there = set(re.findall(r"# TYPE (\w+)", text.decode())) | {f"ckptguard_{name}_bucket" for name in HISTOGRAMS}
     dashboard = json.loads(printed("grafana"))
     asked = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
     asked += re.findall(r"ckptguard_\w+", rules.read_text())

@@ -5,9 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from itertools import pairwise
 from statistics import median
+from typing import NamedTuple
 
 _INTERVALS = 8  # the newest ones count: a run may change how often it saves
 _QUIET = 3.0  # save intervals without a save, after which nobody trains
+
+
+class Activity(NamedTuple):
+    """A time in which something went on, in seconds since 1970."""
+
+    since: float
+    until: float
 
 
 def newest_saves(saved_at: Iterable[float]) -> tuple[float, ...]:
@@ -30,3 +38,22 @@ def shortest_interval(saved_at: Mapping[str, Iterable[float]]) -> float | None:
 def is_training(now: float, newest_at: float | None, interval: float | None) -> bool:
     """True if a save arrived within the last three save intervals."""
     return newest_at is not None and interval is not None and abs(now - newest_at) <= _QUIET * interval
+
+
+def going_on(before: Activity | None, at: float, interval: float | None) -> Activity:
+    """Return an activity with one more sign of it. After a gap of more than a save interval a new one begins."""
+    if before is None or at - before.until > (interval or 0.0):
+        return Activity(at, at)
+    return Activity(before.since, max(before.until, at))
+
+
+def stopped_saving(
+    now: float, saved_at: float | None, interval: float | None, known: Iterable[Activity]
+) -> bool | None:
+    """True if training goes on, and no save arrived for three save intervals of it. None: nothing shows whether it
+    goes on."""
+    known = tuple(known)
+    if saved_at is None or interval is None or not known:
+        return None
+    lasting = [one.since for one in known if abs(now - one.until) <= interval]
+    return bool(lasting) and now - max(saved_at, min(lasting)) > _QUIET * interval

@@ -60,6 +60,7 @@ def summarize(
         newest_at=None if newest is None else newest[0],
         newest_outcome=None if newest is None else _outcome(newest[2]),
         trained_at=last[0] if last is not None and last[2].aside != "quarantine" else None,
+        saved_at=None if last is None else last[0],
         save_interval=shortest_interval(series),
         world_size=max(ranks)[1] if ranks else None,
         began_at=min((at for at, *_ in saves), default=None),
@@ -84,7 +85,12 @@ def summarize(
 
 
 def in_state(
-    summary: RunSummary, now: float, state: str = "guarded", trouble: str | None = None, ended: str | None = None
+    summary: RunSummary,
+    now: float,
+    state: str = "guarded",
+    trouble: str | None = None,
+    ended: str | None = None,
+    saving_stopped: bool | None = None,
 ) -> RunSummary:
     """Return the summary as of now. `trouble` says why the run cannot be looked at: what was true before may be no
     longer. `ended` says how it ended: nothing of it is at risk, and nothing protected."""
@@ -98,6 +104,7 @@ def in_state(
         protected=summary.protected and trouble is None and ended is None,
         explanation=explanation if ended is None else ended,
         training=training and ended is None,
+        saving_stopped=saving_stopped,
         silence=as_of(summary.silence, now),
     )
 

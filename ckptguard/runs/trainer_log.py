@@ -24,6 +24,10 @@ from ckptguard.values.ids import MAX_STEP, CheckpointId
 from ckptguard.values.incident import Sample, worded
 
 _FILE, _TABLE = "trainer_state.json", "metrics.csv"
+# What trainers write all the time, besides saves. Our own logs show nothing.
+_LOG = re.compile(
+    r"(metrics|progress)\.csv|events\.out\.tfevents\..+|.+\.wandb|slurm-.+\.out|log_\d+\.txt|(?!ckptguard).+\.log"
+)
 _MOST = 2000  # entries of a log that a report shows at most
 _MOST_LOGS = 3
 _MOST_BYTES = 16 << 20  # of a log that is read as a whole
@@ -74,6 +78,13 @@ def find_logs(entries: Iterable[Entry]) -> tuple[Entry, ...]:
 
     logs = (entry for entry in entries if entry.kind == "file" and entry.name in (_FILE, _TABLE))
     return tuple(heapq.nlargest(_MOST_LOGS, logs, key=age))
+
+
+def logged_at(entries: Iterable[Entry]) -> float | None:
+    """Return when a trainer last wrote into a log in the run, in seconds since 1970; None if it has none."""
+    logs = (entry.mtime_ns for entry in entries if entry.kind == "file" and _LOG.fullmatch(entry.name))
+    newest = max((time for time in logs if time is not None), default=None)
+    return None if newest is None else newest / 1e9
 
 
 def read_log(storage: Storage, log: Entry) -> list[Row]:

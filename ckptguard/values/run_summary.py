@@ -32,6 +32,8 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     newest_at: float | None = None  # when the newest save was made, of those that no rollback moved aside
     newest_outcome: str | None = None
     trained_at: float | None = None  # when training saved last; None if it went back, and has saved nothing since
+    saved_at: float | None = None  # the same, whether it went back or not
+    saving_stopped: bool | None = None  # training goes on, and no save came for three save intervals
     save_interval: float | None = None  # seconds: the median between the last saves
     world_size: int | None = None  # GPUs that train it
     began_at: float | None = None  # when its first save on record was made

@@ -6,7 +6,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -28,6 +28,7 @@ from ckptguard.values.ids import CheckpointId, escape
 from ckptguard.values.run_rows import FilesInPlace, WaitingSave
 from ckptguard.values.run_summary import RunSummary
 from ckptguard_daemon.log import log
+from ckptguard_daemon.signs_of_life import SignsOfLife
 
 _NOTHING = RunSummary(url="", name="")
 
@@ -41,6 +42,7 @@ class _OfRun:
     troubled: bool = False
     was_gone: bool = False  # its records may be others now, of the same names
     failed: bool = False  # the last note was
+    signs: SignsOfLife = field(default_factory=SignsOfLife)
 
 
 def open_catalogue(environ: Mapping[str, str]) -> Catalogue:
@@ -109,7 +111,10 @@ class CatalogueFeed:
         trouble = None if watched.trouble is None else watched.trouble.message
         ended = watched.ended_words if watched.state == "ended" else None
         is_found = noted is not _NOTHING and trouble is None  # maybe by its first pass, which goes on
-        return in_state(known, time.time(), "guarded" if is_found else watched.state, trouble, ended)
+        state, now = "guarded" if is_found else watched.state, time.time()
+        signs = self._of(watched.run_id).signs
+        stopped = signs.saving_stopped(known, now) if state == "guarded" and ended is None else None
+        return in_state(known, now, state, trouble, ended, stopped)
 
     def _of(self, run_id: str) -> _OfRun:
         return self._runs.setdefault(run_id, _OfRun())
@@ -119,6 +124,7 @@ class CatalogueFeed:
         if start is None:
             return
         before, held = known.start, self.catalogue.digest(run.run_id)
+        known.signs.look(view, start, self.catalogue.summary(run.run_id))
         anew = passed.wrote or known.was_gone or (before is not None and known.troubled != passed.troubled)
         same = before is not None and (before, before.beside, known.replicas) == (start, start.beside, passed.replicas)
         if same and held and not anew:

@@ -178,6 +178,12 @@ _FAMILIES = (
     _Family("silenced", "Whether nobody is disturbed about the run.", lambda r, now: _is_silenced(r, now)),
     _Family("failing", "Whether the run cannot be looked at.", lambda r, _: r.state == "failing", alerts=True),
     _Family("training", "Whether saves arrive.", lambda r, _: r.training),
+    _Family(
+        "saving_stopped",
+        "Whether training goes on, and no save came for three usual intervals.",
+        lambda r, _: r.saving_stopped,
+        alerts=True,
+    ),
     _Family("known_good_step", "The step of the known-good checkpoint.", lambda r, _: r.known_good_step, None),
     _Family(
         "known_good_timestamp_seconds",

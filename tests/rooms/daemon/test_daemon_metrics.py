@@ -272,7 +272,7 @@ def test_a_silenced_run_is_measured_as_before(left: float, readable: bool) -> No
 
 SUMS_OF_ALERTS = {
     *("unprotected", "known_good_stale", "newest_bad", "backlog_bytes", "replica_behind"),
-    *("failing", "unreadable_places"),
+    *("failing", "unreadable_places", "saving_stopped"),
     *("scrub_oldest_timestamp_seconds", "scrub_interval_seconds"),
 }
 # Of these there is no sum, or no alert is about it.
@@ -286,10 +286,10 @@ def test_sums_that_raise_alerts_leave_out_silenced_runs() -> None:
     """Each of them is as if these runs were none. All others count every run."""
     assert set(re.findall(r"ckptguard_(\w+)", RULES)) - OTHERS_OF_ALERTS == SUMS_OF_ALERTS
     sick: dict[str, Any] = {"newest_outcome": "bad", "backlog_bytes": 7, "replicas": 1, "replicas_behind": 2}
-    sick |= {"state": "failing", "unreadable": 1}
+    sick |= {"state": "failing", "unreadable": 1, "saving_stopped": True}
     sick |= {"training": True, "known_good_at": 1.0, "save_interval": 1.0, "scrubbed_at": 1.0, "scrub_interval": 1.0}
     well = [
-        facts(f"/r/{n}", protected=True, replicas=1, scrubbed_at=NOW - 1.0, scrub_interval=10.0)
+        facts(f"/r/{n}", protected=True, saving_stopped=False, replicas=1, scrubbed_at=NOW - 1.0, scrub_interval=10.0)
         for n in range(MOST_RUNS + 1)
     ]
     silence = Silence(until=NOW + 60.0, by="alice")

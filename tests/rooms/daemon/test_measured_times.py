@@ -1,4 +1,4 @@
-"""How long verdicts and decisions took, measured on records: each once, whatever happens to the daemon."""
+"""What is measured on records and files: how long verdicts and decisions took, and whether training saves."""
 
 from __future__ import annotations
 
@@ -9,21 +9,28 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from ckptguard_daemon.catalogue_feed import CatalogueFeed
 from ckptguard_daemon.log import also_to, log
 from ckptguard_daemon.metrics import Counts
 from click.testing import CliRunner
+from support.store_crashes import gone
 from support.tiny_files import WEIGHTS
 from support.tiny_run import TINY, inline, name_of, poison, save
 
 from ckptguard.catalogue.catalogue import Catalogue
 from ckptguard.cli.entry import commands
 from ckptguard.engine.watched_run import WatchedRun
+from ckptguard.records.leases import TrainingRecord, new_lease
+from ckptguard.records.run import create_record, open_run
+from ckptguard.records.who_and_when import Owner, this_process, utc_text
 from ckptguard.reporting.notify import Hooks
 from ckptguard.runs.work import Work
 from ckptguard.scan.result import Scan
 from ckptguard.values.ids import run_id_of
+
+HERE, ELSEWHERE = this_process(), Owner(host="another", boot_id="another start", pid=this_process().pid)
 
 
 class Guarded:
@@ -150,3 +157,46 @@ def test_what_waits_is_known_during_the_first_scan(guarded: Guarded, starts_agai
     assert (first.state, first.backlog, first.backlog_bytes > 0) == ("guarded", 1 if starts_again else 2, True)
     assert first.waiting_since == pytest.approx(written, abs=1.0)
     assert guarded.feed.summary(guarded.watched).backlog == 0
+
+
+LOGS = ["metrics.csv", "lightning_logs/version_0/progress.csv", "runs/a/events.out.tfevents.17.node.1.0", "train.log"]
+NO_LOGS = ["results.json", "ckptguard-daemon.log", "eval.csv", "notes.txt"]
+
+
+@pytest.mark.parametrize("name", [*LOGS, "slurm-17.out", *NO_LOGS])
+def test_a_log_that_goes_on_shows_that_saving_stopped(guarded: Guarded, name: str) -> None:
+    """Once it went on for three intervals of ten minutes without a save. Other files show nothing."""
+    for step, age in enumerate((5000.0, 4400.0, 3800.0), 1):
+        guarded.save(step, age)
+    log_file = guarded.root / name
+    log_file.parent.mkdir(parents=True, exist_ok=True)
+    found = []
+    for age in (2400.0, 2000.0, 1500.0, 1000.0, 500.0, 0.0):
+        log_file.write_text(f"{age}")
+        os.utime(log_file, (time.time() - age, time.time() - age))
+        guarded.look()
+        found.append(guarded.feed.summary(guarded.watched).saving_stopped)
+    assert found == ([None] * 6 if name in NO_LOGS else [False] * 4 + [True] * 2)
+    guarded.save(4, 0.0)
+    guarded.look()
+    assert not guarded.feed.summary(guarded.watched).saving_stopped
+
+
+@pytest.mark.parametrize(
+    ("owner", "loops", "told"),
+    [(HERE, True, True), (HERE, False, None), (gone(), True, None), (ELSEWHERE, True, None)],
+    ids=["here", "single saves", "ended", "elsewhere"],
+)
+def test_a_guard_that_lives_shows_that_saving_stopped(
+    guarded: Guarded, owner: Owner, loops: bool, told: bool | None
+) -> None:
+    """A process that trains. Of one on another machine nobody knows whether it lives."""
+    for step, age in enumerate((5000.0, 4400.0, 3800.0), 1):
+        guarded.save(step, age)
+    guarded.look()
+    lease = new_lease(TrainingRecord, series="model-#", loops=loops)
+    lease = msgspec.structs.replace(lease, owner=owner, since=utc_text(time.time() - 2400.0))
+    create_record(open_run(str(guarded.root), TINY), lease.key, lease)
+    guarded.watched.look_soon()
+    guarded.look()
+    assert guarded.feed.summary(guarded.watched).saving_stopped is told

@@ -51,6 +51,13 @@ CASES: dict[str, tuple[tuple[str, dict[str, str], bool], ...]] = {
         ("90m", stale_when(known_good="0+60x99", interval="60x99", training="1x99"), False),
         ("20m", {"known_good_stale": "1x99"}, True),
     ),
+    "SavingStopped": (
+        ("15m", {f"saving_stopped{{{RUN}}}": "1x60"}, True),
+        ("4m", {f"saving_stopped{{{RUN}}}": "1x60"}, False),
+        ("20m", {f"saving_stopped{{{RUN}}}": "1x4 0x60"}, False),
+        ("20m", {f"saving_stopped{{{RUN}}}": "_x60"}, False),  # nothing shows whether it trains
+        ("20m", {"saving_stopped": "3x60"}, True),
+    ),
     "Unseen": (
         ("20m", {f"failing{{{RUN}}}": "1x60"}, True),
         ("20m", {f"failing{{{RUN}}}": "0x60"}, False),
@@ -187,6 +194,7 @@ def test_every_panel_shows_something(promtool: str, tmp_path: Path) -> None:
         name="r",
         protected=True,
         training=True,
+        saving_stopped=True,
         known_good_at=0.0,
         save_interval=600.0,
         began_at=0.0,
@@ -243,7 +251,7 @@ def test_the_rules_and_the_dashboard_ask_for_metrics_that_there_are(rules: Path)
     """A misspelled name would be an alert that never fires."""
     now = time.time()
     known: dict[str, Any] = {"known_good_at": now, "known_good_step": 1, "save_interval": 1.0, "scrubbed_at": now}
-    run = RunSummary(url="/r", name="r", replicas=1, world_size=1, scrub_interval=1.0, **known)
+    run = RunSummary(url="/r", name="r", saving_stopped=False, replicas=1, world_size=1, scrub_interval=1.0, **known)
     many = [RunSummary(url=f"/r/{n}", name="r") for n in range(1001)]
     text = exposition([run], DaemonFacts(loop_at=now), now) + exposition(many, DaemonFacts(loop_at=now), now)
     there = set(re.findall(r"# TYPE (\w+)", text.decode())) | {f"ckptguard_{name}_bucket" for name in HISTOGRAMS}

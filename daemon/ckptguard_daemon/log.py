@@ -1,11 +1,13 @@
 """Structured logs: one JSON object per line, with the keys time, level, event and the event's own fields. On a terminal
-each is a sentence instead.
+each is a sentence instead. The systemd journal gets each with its priority.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import logging.handlers
+import os
 import sys
 import threading
 import time
@@ -14,25 +16,32 @@ from typing import Any
 
 import msgspec
 
-from ckptguard.records.who_and_when import utc_now
 from ckptguard.storage.failures import machine_trouble
 from ckptguard.values.ids import escape
 from ckptguard_daemon.log_sentences import sentence
 
 _LOG = logging.getLogger("ckptguard_daemon")
 FIELDS = "ckptguard_fields"
+_PRIORITIES = {logging.DEBUG: 7, logging.INFO: 6, logging.WARNING: 4, logging.ERROR: 3, logging.CRITICAL: 2}
 
 
 class _Lines(logging.Formatter):
-    """`for_people`: sentences in local time, else JSON."""
+    """`for_people`: sentences in local time, else JSON. `for_journal`: each line begins with its priority."""
 
-    def __init__(self, *, for_people: bool) -> None:
+    def __init__(self, *, for_people: bool, for_journal: bool) -> None:
         super().__init__()
-        self._for_people = for_people
+        self._for_people, self._for_journal = for_people, for_journal
 
     def format(self, record: logging.LogRecord) -> str:
-        fields = getattr(record, FIELDS, None)
-        line: dict[str, object] = {"time": utc_now(), "level": record.levelname.lower()}
+        text = self._text(record)
+        if not self._for_journal:
+            return text
+        return "\n".join(f"<{_PRIORITIES.get(record.levelno, 6)}>{line}" for line in text.split("\n"))
+
+    def _text(self, record: logging.LogRecord) -> str:
+        fields, ms = getattr(record, FIELDS, None), int(record.msecs)
+        at = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+        line: dict[str, object] = {"time": f"{at}.{ms:03}Z", "level": record.levelname.lower()}
         if fields is None:  # from a library
             line |= {"event": "library", "logger": record.name, "message": record.getMessage()}
         else:
@@ -41,7 +50,7 @@ class _Lines(logging.Formatter):
             line["traceback"] = "".join(traceback.format_exception(*record.exc_info))
         if self._for_people:
             trace = str(line.pop("traceback", "")).splitlines()
-            line["time"] = time.strftime("%Y-%m-%d %H:%M:%S")
+            line["time"] = f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(record.created))}.{ms:03}"
             return "\n".join([sentence(_printable(line)), *map(escape, trace)])
         return msgspec.json.encode(_printable(line), enc_hook=str).decode()
 
@@ -53,7 +62,8 @@ def start_logging(log_file: str | None = None, form: str = "auto") -> None:
     if log_file is not None:
         out = logging.handlers.WatchedFileHandler(log_file, encoding="utf-8")
     on_terminal = log_file is None and sys.stderr.isatty()
-    out.setFormatter(_Lines(for_people=form == "text" or (form == "auto" and on_terminal)))
+    for_people = form == "text" or (form == "auto" and on_terminal)
+    out.setFormatter(_Lines(for_people=for_people, for_journal=log_file is None and _is_journal()))
     root = logging.getLogger()
     root.handlers[:] = [out]
     root.setLevel(logging.WARNING)
@@ -62,6 +72,14 @@ def start_logging(log_file: str | None = None, form: str = "auto") -> None:
     threading.excepthook = _thread_failed
     sys.unraisablehook = _unraisable
     logging.raiseExceptions = False  # a full disk under the log must not end the guard
+
+
+def _is_journal() -> bool:
+    """True if stderr is the stream that systemd has given us to its journal, and not one that replaced it."""
+    with contextlib.suppress(OSError, ValueError):  # it is closed, or no file
+        found = os.fstat(sys.stderr.fileno())
+        return os.environ.get("JOURNAL_STREAM") == f"{found.st_dev}:{found.st_ino}"
+    return False
 
 
 def also_to(listener: logging.Handler) -> None:

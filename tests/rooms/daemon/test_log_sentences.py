@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import logging
+import os
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -57,6 +59,49 @@ def test_the_form_follows_the_terminal_unless_told(
         assert json.loads(line)["path"] == "net-1.pt"
     else:
         assert line.endswith("  r/net-1.pt is gone")
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+@pytest.mark.parametrize("stream", ["its own", "another", "none"])
+def test_the_journal_gets_each_line_with_its_priority(
+    monkeypatch: pytest.MonkeyPatch, logged: Callable[..., io.StringIO], tmp_path: Path, form: str, stream: str
+) -> None:
+    """Only where stderr is the journal's own stream, and not one that it was led to. A traceback has several lines."""
+    logged(form, terminal=False)
+    with (tmp_path / "stderr").open("w") as out:
+        found = os.fstat(out.fileno())
+        streams = {"its own": f"{found.st_dev}:{found.st_ino}", "another": f"{found.st_dev}:{found.st_ino + 1}"}
+        monkeypatch.delenv("JOURNAL_STREAM", raising=False)
+        if stream in streams:
+            monkeypatch.setenv("JOURNAL_STREAM", streams[stream])
+        monkeypatch.setattr(log_module.sys, "stderr", out)
+        start_logging(form=form)
+        expected = []
+        for level, priority in (("debug", 7), ("info", 6), ("warning", 4), ("error", 3), ("critical", 2)):
+            logging.getLogger("ckptguard_daemon").setLevel(logging.DEBUG)
+            try:
+                raise ValueError(level)
+            except ValueError:
+                log("gone", level=level, trace=level == "error", path="net-1.pt")
+            expected.append(f"<{priority}>" if stream == "its own" else "")
+    lines = (tmp_path / "stderr").read_text().splitlines()
+    begins = [re.match("(<[0-9]>)?", line)[0] for line in lines]  # type: ignore[index]
+    more = len(lines) - len(expected)
+    assert (more > 2) is (form == "text")
+    assert begins == [*expected[:3], *[expected[3]] * (1 + more), expected[4]]
+    assert all(json.loads(line[len(begin) :]) for line, begin in zip(lines, begins, strict=True) if form == "json")
+
+
+def test_times_have_milliseconds(logged: Callable[..., io.StringIO], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of the moment when it was logged."""
+    monkeypatch.setattr(log_module.logging.time, "time", lambda: 1767268700.0625)
+    monkeypatch.setattr(log_module.logging.time, "time_ns", lambda: 1767268700062500000, raising=False)
+    out = logged("json", terminal=False)
+    log("gone", path="net-1.pt")
+    assert json.loads(out.getvalue())["time"] == "2026-01-01T11:58:20.062Z"
+    out = logged("text", terminal=False)
+    log("gone", path="net-1.pt")
+    assert re.match(r"2026-01-0[12] \d\d:\d\d:20\.062  ", out.getvalue())
 
 
 @pytest.mark.parametrize("run", ["/r", "s3://bucket/r"])

@@ -41,7 +41,7 @@ def digest_of(look: RunLook) -> bytes:
         look.url,
         sorted((id.record_path, place.bytes, place.written_at, place.unread) for id, place in look.places.items()),
         sorted((id.record_path, count) for id, count in look.replicated.items()),
-        [(save.series, save.bytes, save.written_at) for save in look.waiting],
+        [(save.series, save.bytes, save.written_at, save.unfinished) for save in look.waiting],
         (
             look.replicas,
             look.behind,

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 _INTERVALS = 8  # the newest ones count: a run may change how often it saves
 _QUIET = 3.0  # save intervals without a save, after which nobody trains
+_UNFINISHED = 2.0  # save intervals without a change, after which an unfinished save is late
 
 
 class Activity(NamedTuple):
@@ -33,6 +34,23 @@ def shortest_interval(saved_at: Mapping[str, Iterable[float]]) -> float | None:
     """Return the interval of the series that saves most often: another one may hold only the best."""
     found = (save_interval(times) for times in saved_at.values())
     return min((one for one in found if one is not None), default=None)
+
+
+def late_in(quiet: float, interval: float | None) -> float | None:
+    """Return in how many seconds an unfinished save is late, if nothing changes; 0 or less: it is. None: nobody knows.
+
+    `quiet` is for how many seconds it has not changed.
+    """
+    return None if interval is None else _UNFINISHED * interval - quiet
+
+
+def usual_pause(written_at: Iterable[Iterable[float]]) -> float:
+    """Return the usual longest time between two files of one save, by when the files of each were written.
+
+    No pause of the writer is longer: each time is when the writing of one file ended.
+    """
+    pauses = [max((b - a for a, b in pairwise(sorted(times))), default=0.0) for times in written_at]
+    return median(pauses) if pauses else 0.0
 
 
 def is_training(now: float, newest_at: float | None, interval: float | None) -> bool:

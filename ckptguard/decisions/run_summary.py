@@ -41,6 +41,7 @@ def summarize(
     left = [one for one in saves if one[2].aside != "quarantine"]
     newest = max([one for one in left if one[2].in_place] or left, key=itemgetter(0), default=None)
     last = max(saves, key=itemgetter(0), default=None)
+    unfinished = max((s.written_at for s in there.waiting if s.unfinished and s.written_at is not None), default=None)
     series: dict[str, list[float]] = {}
     for at, name, _ in saves:
         series.setdefault(name, []).append(at)
@@ -69,6 +70,7 @@ def summarize(
         backlog=len(there.waiting),
         backlog_bytes=sum(save.bytes for save in there.waiting),
         waiting_since=min((since for save in there.waiting if (since := save.waits_since)), default=None),
+        unfinished_since=unfinished if newest is not None and newest[0] == unfinished else None,
         not_understood=there.not_understood,
         unreadable=there.unread,
         without_md5=sum(_lacks_md5(row) for row in found) if there.takes_md5 else 0,

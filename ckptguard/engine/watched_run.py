@@ -29,7 +29,7 @@ from ckptguard.records.run import Run, has_records, open_listed, open_run
 from ckptguard.records.samples import FOLDER as SAMPLES
 from ckptguard.records.who_and_when import saved_at, utc_now
 from ckptguard.replicas.replicate import Replica
-from ckptguard.reporting.events import Known, known_outcomes, news_in, reason_of, verdict_event
+from ckptguard.reporting.events import Known, known_outcomes, news_in, reason_of, unfinished_event, verdict_event
 from ckptguard.reporting.notify import Hooks
 from ckptguard.reporting.open_and_close import record_bad_save
 from ckptguard.reporting.owed_incidents import OwedIncidents
@@ -578,6 +578,13 @@ class WatchedRun:
             self._told_not_understood = True
         for path in done.gone:
             self.log("gone", run=self.url, path=path)
+        for path in done.unverified:
+            self.log("unverified", run=self.url, path=path)
+        late = done.late
+        if late is not None and self._log_once("unfinished", level="warning", path=late.path, reason=late.reason):
+            written_at = next((c.written_at for c in view.checkpoints if c.path == late.path), 0)
+            event = unfinished_event(view.run, late.path, late.step, late.reason, written_at, source=self._source)
+            self.hooks.tell_once(view.run, event)
         if done.lost is not None:
             self.log("lost", level="warning", run=self.url, reason=done.lost)
         for path in done.pruned:
@@ -686,10 +693,13 @@ class WatchedRun:
         self._failures += 1
         return float(min(pause, _LONGEST_BACKOFF))
 
-    def _log_once(self, event: str, *, level: str = "info", **fields: object) -> None:
+    def _log_once(self, event: str, *, level: str = "info", **fields: object) -> bool:
+        """Log what was not logged yet. Returns whether that is so."""
         key = f"{event} {sorted(fields.items())}"
-        if key not in self._logged:
-            while len(self._logged) >= _REMEMBERED:
-                del self._logged[next(iter(self._logged))]
-            self._logged[key] = None
-            self.log(event, level=level, trace=False, run=self.url, **fields)
+        if key in self._logged:
+            return False
+        while len(self._logged) >= _REMEMBERED:
+            del self._logged[next(iter(self._logged))]
+        self._logged[key] = None
+        self.log(event, level=level, trace=False, run=self.url, **fields)
+        return True

@@ -37,7 +37,7 @@ from ckptguard.runs.pointers import mentions_of, rewritten, write_pointers
 from ckptguard.runs.run_view import RunView
 from ckptguard.runs.settling import youngest_age
 from ckptguard.runs.work import PLAIN, Work
-from ckptguard.runs.writers import writer_of
+from ckptguard.runs.writers import pause_between_files, writer_of
 from ckptguard.values.ids import CheckpointId, escape, folder_of
 from ckptguard.values.patterns import Saves
 from ckptguard.values.verdict import Outcome
@@ -459,7 +459,8 @@ def _refuse_while_writing(view: RunView) -> None:
             )
         recent = age is None or age < settings.unfinished_limit
         why = unfinished_because(view.run.storage, checkpoint) if recent else None
-        writer = writer_of(view.run, checkpoint, settings.settle) if why is not None else None
+        quiet = pause_between_files(checkpoint, settings.settle)
+        writer = writer_of(view.run, checkpoint, quiet) if why is not None else None
         if writer is not None:
             left = settings.unfinished_limit - (age or 0.0)
             raise BusyError(

@@ -9,7 +9,7 @@ from ckptguard.layouts import Checkpoint
 from ckptguard.runs.find_known_good import ANY, Wanted, newest_candidate
 from ckptguard.runs.run_view import RunView
 from ckptguard.runs.work import PLAIN, Work
-from ckptguard.runs.writers import writer_of
+from ckptguard.runs.writers import pause_between_files, writer_of
 from ckptguard.values.ids import numbers_of, single_number
 from ckptguard.values.verdict import Outcome
 from ckptguard.verification.checkpoint import verify_checkpoint
@@ -61,4 +61,5 @@ def verify_pending(
 def _may_be_finished_later(view: RunView, checkpoint: Checkpoint, work: Work) -> bool:
     """True if a checkpoint is unfinished, and somebody may still write it."""
     unfinished = unfinished_because(view.run.storage, checkpoint, scanner=work.scanner) is not None
-    return unfinished and writer_of(view.run, checkpoint, view.settings.settle) is not None
+    quiet = pause_between_files(checkpoint, view.settings.settle)
+    return unfinished and writer_of(view.run, checkpoint, quiet) is not None

@@ -100,6 +100,20 @@ def incident_event(run: Run, incident: Incident) -> Event:
     )
 
 
+def unfinished_event(run: Run, path: str, step: Step, reason: str, written_at: int, *, source: str) -> Event:
+    """What hooks are told of the newest save, if it is unfinished for long. `written_at` is in ns since 1970."""
+    return _event(
+        run,
+        "unfinished",
+        event_key("unfinished", path, str(written_at)),
+        step=step,
+        cause="unfinished",
+        reason=escape(reason),
+        source=source,
+        told=(f"the newest save, {path}, is unfinished", f"ckptguard list {shlex.quote(run.url)}"),
+    )
+
+
 def replica_event(run: Run, url: str, reason: str, *, source: str) -> Event:
     """What hooks are told of a replica that cannot be brought up to date."""
     told = ("a replica is not up to date", f"ckptguard status {shlex.quote(run.url)}")

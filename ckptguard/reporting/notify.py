@@ -76,6 +76,16 @@ class Hooks:
         for line in self._lines:
             line.put(run, event)
 
+    def tell_once(self, run: Run, event: Event) -> None:
+        """Queue an event that another process may have told before."""
+        try:
+            told = read_told(run) if self._lines else {}
+        except CkptguardError:
+            told = {}
+        for line in self._lines:
+            if event["id"].rpartition(".")[2] not in told.get(line.channel.key, ()):
+                line.put(run, event)
+
     @property
     def pids(self) -> list[int]:
         """The command, while it runs; also one that is being started now."""
@@ -116,7 +126,7 @@ class Hooks:
                     mark_told(view.run, channel, key)
 
     def _mark(self, channel: Channel, run: Run | None, event: Event) -> None:
-        if run is not None and event["event"] in ("verdict", "incident"):
+        if run is not None and event["event"] in ("verdict", "incident", "unfinished"):
             try:
                 mark_told(run, channel.key, event["id"].rpartition(".")[2])
             except RunRemovedError:

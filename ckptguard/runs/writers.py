@@ -25,18 +25,34 @@ _EXPORTS = "/proc/fs/nfsd/exports"  # the kernel's NFS server writes files witho
 _CLOSED = frozenset(("(sd-pam)", "ssh-agent", "gpg-agent", "sshd", "sshd-session", "gnome-keyring-d", "fusermount3"))
 
 
-def writer_of(run: Run, checkpoint: Checkpoint, settle: float) -> str | None:
+def pause_between_files(checkpoint: Checkpoint, settle: float) -> float:
+    """Return for how many seconds a save must not change before its writer can be excluded.
+
+    The writer of a single file has it open. That of several files may pause between two of them with none open.
+    """
+    return settle if checkpoint.files == (checkpoint.path,) else 2 * settle
+
+
+def writer_of(run: Run, checkpoint: Checkpoint, quiet: float) -> str | None:
     """Return why somebody may still write a checkpoint, or None if that is excluded.
 
     It is excluded if all of this holds: it is on a local disk, and we see all processes that may write there. None of
-    them has a file of the run open for writing. No file or folder of the checkpoint changed for twice `settle`. And no
+    them has a file of the run open for writing. No file or folder of the checkpoint changed for `quiet` seconds. And no
     guard of the run may be alive.
     """
     try:
-        found = _place(run, checkpoint) or _quiet(run, checkpoint, 2 * settle) or _leased(run)
+        found = _place(run, checkpoint) or _quiet(run, checkpoint, quiet) or _leased(run)
         return found or _open_file(run, checkpoint)
     except OSError as error:
         return f"who writes it cannot be found out: {(error.strerror or 'unknown').lower()}"
+
+
+def writers_are_seen(run: Run, checkpoint: Checkpoint) -> bool:
+    """True if every process that may write a checkpoint can be seen from here."""
+    try:
+        return _place(run, checkpoint) is None
+    except OSError:
+        return False
 
 
 def _place(run: Run, checkpoint: Checkpoint) -> str | None:

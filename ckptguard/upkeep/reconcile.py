@@ -11,7 +11,7 @@ from itertools import islice
 
 import msgspec
 
-from ckptguard.decisions.fleet_health import save_interval
+from ckptguard.decisions.fleet_health import late_in, save_interval, shortest_interval, usual_pause
 from ckptguard.decisions.turns import patience
 from ckptguard.errors import BusyError, ChangedWhileReadError, CouldNotTellError, ObjectMissingError, ResavingError
 from ckptguard.keep.quarantine import finish_quarantines
@@ -42,7 +42,7 @@ from ckptguard.runs.results import Checked
 from ckptguard.runs.run_reader import RunMemory
 from ckptguard.runs.run_view import Listing, RunView
 from ckptguard.runs.work import PLAIN, Work
-from ckptguard.runs.writers import writer_of
+from ckptguard.runs.writers import pause_between_files, writer_of, writers_are_seen
 from ckptguard.storage.local.removal import is_missing, own_removals
 from ckptguard.upkeep.leftovers import collect_leftovers
 from ckptguard.upkeep.room import RoomNotes, leave_room, note_room
@@ -64,6 +64,7 @@ _COUNTED = tuple(f"{folder}/" for folder in (*FOLDERS, TRASH, PINS))  # what a p
 
 _PASSING = (f"{PINS}/", f"{SAMPLES}/", f"{SILENCES}/")  # they come and go while a run is used
 _MARKED = 64  # steps of each series
+_COMPARED = 8  # earlier saves of a series that say how long its writer pauses
 
 _BESIDE = (f"{INCIDENTS}/", f"{SCRUBS}/", f"{SAMPLES}/", f"{AUDIT}/", f"{EMPTIED}/", f"{LATE_MD5S}/", f"{SILENCES}/")
 
@@ -84,6 +85,8 @@ class PassResult(msgspec.Struct, frozen=True, kw_only=True):
     checked: tuple[Checked, ...] = ()
     pending: tuple[PendingSave, ...] = ()
     gone: tuple[str, ...] = ()
+    late: PendingSave | None = None  # the newest save, if it is unfinished and has not changed for too long
+    unverified: tuple[str, ...] = ()  # saves that went, or were saved over, and will have no verdict
     lost: str | None = None  # once per run: a checkpoint was gone before it could be verified, and what to do
     pruned: tuple[str, ...] = ()  # paths that the settings' policy removed
     could_not_tell: tuple[str, ...] = ()
@@ -107,7 +110,7 @@ class PassNotes:
     hopeless: dict[Where, float] = field(default_factory=dict)  # what could not be repaired, and when to try again
     prune_at: float = 0.0  # monotonic: when to prune although nothing new was verified
     memory: RunMemory = field(default_factory=RunMemory)  # what the records said
-    lost: tuple[str, float] | None = None  # a path that went without a verdict, and when (monotonic)
+    lost: dict[str, float] = field(default_factory=dict)  # paths that went without a verdict, and when (monotonic)
     told_of_lost: bool = False
     room: RoomNotes = field(default_factory=RoomNotes)
     empty_since: float | None = None  # monotonic: since when only records are left
@@ -158,8 +161,7 @@ class PassNotes:
     def has_nothing_due(self, settings: Settings) -> bool:
         """True if a pass with these settings would do nothing, unless files or records changed since the last one."""
         settled = self.settled is not None and self.settled.settings == settings
-        waits = self.lost is not None and not self.told_of_lost
-        return settled and not waits and time.monotonic() < min(self.collect_at, self.prune_at)
+        return settled and not self.lost and time.monotonic() < min(self.collect_at, self.prune_at)
 
 
 def reconcile(view: RunView, notes: PassNotes, *, work: Work = PLAIN, assume_quiet: bool = False) -> PassResult:
@@ -231,6 +233,8 @@ class _Pass:
         self.saved_over = False
         self._made_way = False
         self._gone: tuple[str, ...] = ()
+        self._late: PendingSave | None = None
+        self._replaced: list[str] = []  # paths
         self._marks: frozenset[str] = frozenset()  # the keys of marks of emptied paths
         self.marks_later = False  # files went a moment ago
         self._pruned: tuple[str, ...] = ()
@@ -238,11 +242,14 @@ class _Pass:
 
     def result(self, listing: Listing) -> PassResult:
         """Return what was done so far."""
+        unverified = self._unverified()
         return PassResult(
             checked=tuple(self.checked),
             pending=tuple(self.pending),
             gone=self._gone,
-            lost=self._lost(),
+            late=self._late,
+            unverified=unverified,
+            lost=self._lost(unverified),
             pruned=self._pruned,
             could_not_tell=tuple(dict.fromkeys(self.troubles)),
             room=self.notes.room.on_record,
@@ -253,21 +260,36 @@ class _Pass:
             made_way=self._made_way,
         )
 
-    def _lost(self) -> str | None:
-        """Say what was lost, if training has gone on since: of a run that was removed nothing is said."""
-        if self.notes.lost is None or self.notes.told_of_lost:
-            return None
-        path, since = self.notes.lost
-        if any(path == one.path for one in self.checked):
-            self.notes.lost = None
-            return None
-        left = since + min(_GOING, self.view.settings.settle) - time.monotonic()
-        if left > 0 or not self.view.checkpoints:
-            self._delays += [left] if left > 0 else []
+    def _unverified(self) -> tuple[str, ...]:
+        """Return what went without a verdict, once training has gone on since: of a run that was removed nothing is
+        said. What waits as a kept copy still gets its verdict."""
+        lost = self.notes.lost
+        if not lost and not self._replaced:
+            return ()
+        judged = {one.path for one in self.checked}
+        try:
+            waiting = {copy.path for copy in waiting_alone(self.view)}
+        except CouldNotTellError:
+            return ()
+        over = [path for path in self._replaced if path not in waiting | judged]
+        for path in judged & lost.keys():
+            del lost[path]
+        late = time.monotonic() - min(_GOING, self.view.settings.settle)
+        self._delays += [since - late for path, since in lost.items() if since > late]
+        gone = [path for path, since in lost.items() if since <= late and path not in waiting]
+        if not self.view.checkpoints:
+            return ()
+        for path in gone:
+            del lost[path]
+        return (*over, *gone)
+
+    def _lost(self, unverified: tuple[str, ...]) -> str | None:
+        """Say once what was lost, and what to do."""
+        if not unverified or self.notes.told_of_lost:
             return None
         self.notes.told_of_lost = True
         return (
-            f"{path} was gone before it could be verified, and others may be, too: keep more checkpoints "
+            f"{unverified[0]} was gone before it could be verified, and others may be, too: keep more checkpoints "
             "(save_total_limit), save less often, or set a smaller settle"
         )
 
@@ -306,9 +328,11 @@ class _Pass:
         self._gone = tuple(sorted(path for path in lacking if not path.startswith(closed)))
         samples = {path: self.notes.samples.pop(path) for path in self._gone}
         unjudged = sorted(path for path, sample in samples.items() if not (sample.done or sample.judged))
-        if unjudged and self.notes.lost is None:
-            self.notes.lost = unjudged[0], time.monotonic()
+        self.notes.lost.update(dict.fromkeys(unjudged, time.monotonic()))
         self.notes.gone.update(dict.fromkeys(self._gone, time.monotonic()))
+        before = {c.path: self.notes.samples.get(c.path) for c in checkpoints}
+        self._replaced = [c.path for c in checkpoints if (s := before[c.path]) and s.was_saved_over(c.signature)]
+        newest = max(checkpoints, key=lambda c: c.written_at, default=None)
         if self.notes.was_empty:
             self.notes.gone.update({c.path: float("-inf") for c in checkpoints})
             self.notes.was_empty = False
@@ -345,8 +369,19 @@ class _Pass:
                 ready.append(checkpoint)
             else:
                 self._wait(checkpoint, waits)
+                if waits.unfinished and checkpoint is newest:
+                    self._look_if_late(checkpoint, sample, waits)
         self.troubles += protect(view, finished)
         return ready
+
+    def _look_if_late(self, checkpoint: Checkpoint, sample: CheckpointSample, waits: NotYet) -> None:
+        """Note that the newest save is unfinished, and was not written for two of the usual times between saves."""
+        listed = self.view.listing.series.items()
+        left = late_in(sample.stable_for(checkpoint), shortest_interval({name: own.saved_at for name, own in listed}))
+        if left is not None and left > 0:
+            self._delays.append(left)
+        elif left is not None:
+            self._late = _pending(checkpoint, waits.why)
 
     def _mark_emptied(self, start: PassStart) -> frozenset[str]:
         """Mark judged checkpoints whose paths are empty, among the newest steps of each series. Returns the keys of the
@@ -460,8 +495,7 @@ class _Pass:
         self.troubles += [*mended.could_not_tell, *troubles]
 
     def _wait(self, checkpoint: Checkpoint, waits: NotYet) -> None:
-        path, series, step = checkpoint.path, checkpoint.series, checkpoint.step
-        self.pending.append(PendingSave(path=path, series=series, step=step, reason=waits.why))
+        self.pending.append(_pending(checkpoint, waits.why))
         self._delays += [] if waits.seconds is None else [waits.seconds]
 
 
@@ -489,7 +523,10 @@ def sample_of(notes: PassNotes, checkpoint: Checkpoint) -> CheckpointSample:
 
 def unread_save(checkpoint: Checkpoint) -> PendingSave:
     """Return why a checkpoint has no verdict now: nobody can look into a folder of it."""
-    why = f"it could not be read: {checkpoint.unread}"
+    return _pending(checkpoint, f"it could not be read: {checkpoint.unread}")
+
+
+def _pending(checkpoint: Checkpoint, why: str) -> PendingSave:
     return PendingSave(path=checkpoint.path, series=checkpoint.series, step=checkpoint.step, reason=why)
 
 
@@ -497,20 +534,18 @@ def _verify(
     view: RunView, checkpoint: Checkpoint, sample: CheckpointSample, work: Work, *, was_gone: bool
 ) -> Checked | str:
     """Return the verdict, or why there is none. Then `sample` says when to try again."""
-    left = view.settings.unfinished_limit - sample.stable_for(checkpoint)
-    how = Verification(resave=Resave.WAIT if left > 0 else Resave.GIVE_UP, was_gone=was_gone)
+    waits = sample.resaving is None and sample.stable_for(checkpoint) < view.settings.unfinished_limit
+    how = Verification(resave=Resave.WAIT if waits else Resave.GIVE_UP, was_gone=was_gone)
     try:
         try:
             result = verify_checkpoint(view, checkpoint, how, work=work)
-        except ResavingError:  # only then look for writers, among all processes
-            left = _left_for_writers(view, checkpoint, sample)
-            if left > 0:
+        except ResavingError as error:  # from now on it is unfinished, until a file changes
+            sample.resaving = error.message
+            if _wait_for_writers(view, checkpoint, sample) > 0:
                 raise
             how = msgspec.structs.replace(how, resave=Resave.GIVE_UP)
             result = verify_checkpoint(view, checkpoint, how, work=work)
     except ResavingError as error:
-        # Try again when a file changes, which makes a new sample, or when `unfinished_limit` is over.
-        sample.retry_at = time.monotonic() + left
         return error.message
     except (ChangedWhileReadError, ObjectMissingError) as error:
         sample.retry_at = time.monotonic() + view.settings.settle
@@ -522,12 +557,24 @@ def _verify(
     return result
 
 
-def _left_for_writers(view: RunView, checkpoint: Checkpoint, sample: CheckpointSample) -> float:
-    """Return for how many seconds an unfinished save may still be written; 0 or less if it is given up."""
+def _wait_for_writers(view: RunView, checkpoint: Checkpoint, sample: CheckpointSample) -> float:
+    """Return after how many seconds to look again whether an unfinished save is given up; 0 or less: it is."""
     stable, settings = sample.stable_for(checkpoint), view.settings
     left = settings.unfinished_limit - stable
-    excluded = stable >= 2 * settings.settle and writer_of(view.run, checkpoint, settings.settle) is None
-    return 0.0 if excluded else left
+    if left <= 0 or settings.settle <= 0 or not writers_are_seen(view.run, checkpoint):
+        return left
+    quiet = max(pause_between_files(checkpoint, settings.settle), _usual_pause(view, checkpoint))
+    if stable < quiet:
+        return min(left, quiet - stable)
+    return 0.0 if writer_of(view.run, checkpoint, quiet) is None else min(left, settings.settle)
+
+
+def _usual_pause(view: RunView, checkpoint: Checkpoint) -> float:
+    """Return how long the writer of a save may pause between two files, by the other saves of its series."""
+    own = view.listing.series.get(checkpoint.series)
+    others = [c for c in own.checkpoints if c.path != checkpoint.path] if own is not None else []
+    newest = sorted(others, key=lambda c: c.written_at)[-_COMPARED:]
+    return usual_pause([e.mtime_ns / 1e9 for e in c.entries if e.mtime_ns is not None] for c in newest)
 
 
 def _is_followed(checkpoint: Checkpoint, others: Iterable[Checkpoint]) -> bool:
@@ -571,13 +618,13 @@ def _not_yet(
         sample.looked = True
     sealed = view.current(checkpoint)
     by_writer = LAYOUTS[checkpoint.layout].sealed_by_writer
-    why = sample.unfinished
+    why = sample.unfinished or sample.resaving
     if why is None and sealed is None and by_writer:
         why = "its writer has not sealed it"
         sample.looked = False  # the seal changes no file
     if why is not None:
-        left = _left_for_writers(view, checkpoint, sample)
-        return NotYet(why=why, seconds=left) if left > 0 else None
+        left = _wait_for_writers(view, checkpoint, sample)
+        return NotYet(why=why, seconds=left, unfinished=True) if left > 0 else None
     quiet = assume_quiet or (hurry and sample.whole) or (by_writer and sealed is not None)
     if stable < view.settings.settle and not quiet:
         return NotYet(why="it was written just now", seconds=view.settings.settle - stable)

@@ -50,6 +50,7 @@ class CheckpointSample:
     signature: tuple[tuple[object, ...], ...]
     since: float  # monotonic: when this signature was first seen
     unfinished: str | None = None  # why it is unfinished, at this signature
+    resaving: str | None = None  # some of its files were saved again, and others not: so it is unfinished, too
     looked: bool = False  # `unfinished` was computed
     whole: bool = False  # its layout proves that all of its files exist
     done: bool = False  # there is a verdict for this signature
@@ -57,6 +58,21 @@ class CheckpointSample:
     retry_at: float = 0.0
     failures: int = 0
     judged: bool = False  # it had its verdict, and since then only lost files
+
+    def was_saved_over(self, signature: tuple[tuple[object, ...], ...]) -> bool:
+        """True if another save took its place before its verdict, and it does not just go on: it was provably whole, or
+        its only file was replaced by another one."""
+        now = {key: rest for key, *rest in signature}
+        over = [(rest, now[key]) for key, *rest in self.signature if now.get(key, rest) != rest]
+        if not over or not self.looked or self.done or self.judged:
+            return False
+        inodes = {one[2] for one in over[0]}
+        return self.whole or (len(self.signature) == len(now) == 1 and len(inodes) == 2 and None not in inodes)
+
+    @property
+    def is_unfinished(self) -> bool:
+        """True if a part of it is missing."""
+        return self.unfinished is not None or self.resaving is not None
 
     @property
     def is_finished(self) -> bool:
@@ -76,7 +92,11 @@ class CheckpointSample:
 
 
 class NotYet(msgspec.Struct, frozen=True, kw_only=True):
-    """Why a checkpoint cannot be verified yet, and after how many seconds that may change (None: unknown)."""
+    """Why a checkpoint cannot be verified yet, and after how many seconds that may change (None: unknown).
+
+    `unfinished`: a part of it is missing.
+    """
 
     why: str
     seconds: float | None
+    unfinished: bool = False

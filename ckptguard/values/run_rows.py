@@ -80,12 +80,14 @@ class IncidentRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WaitingSave(msgspec.Struct, frozen=True):
-    """A save in place that has no verdict. `since` is when it was first seen so, in seconds since 1970."""
+    """A save in place that has no verdict. `since` is when it was first seen so, in seconds since 1970. `unfinished`: a
+    part of it is missing."""
 
     series: str
     bytes: int
     written_at: float | None
     since: float | None = None
+    unfinished: bool = False
 
     @property
     def waits_since(self) -> float | None:

@@ -42,6 +42,7 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     backlog: int = 0  # saves that wait for their verdict
     backlog_bytes: int = 0
     waiting_since: float | None = None  # when the oldest of them was written, or seen first if nobody knows
+    unfinished_since: float | None = None  # when the newest save was last written, if a part of it is missing
     not_understood: int = 0  # files that may be state, and that nothing verifies
     unreadable: int = 0  # folders and names in the run that nobody can look at
     without_md5: int = 0  # good saves whose MD5 is yet to be taken

@@ -65,6 +65,8 @@ _SENTENCES = {
     "stopped": "ckptguard-daemon stopped",
     "tokens_read": "{file} was read again and has {tokens} tokens",
     "tokens_refused": "nobody can log in: {reason}",
+    "unfinished": "{path} is unfinished, and has not changed for two of the run's usual save intervals: {reason}",
+    "unverified": "{path} went, or was saved over, before it could be verified",
     "waiting": "waiting for the run: {reason}",
     "ended": "{run} was removed, so it has ended",
     "failing": "the run cannot be looked at: {reason}",

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from ckptguard.decisions.at_risk import at_risk, is_stale
+from ckptguard.decisions.fleet_health import late_in
 from ckptguard.fleet import PlaceState
 from ckptguard.fleet.search import CAUSES
 from ckptguard.values.ids import escape, run_id_of
@@ -78,6 +79,7 @@ HISTOGRAMS = {
     ),
 }
 
+_HOUR = 3600.0  # seconds
 _FRESH = 1.0  # seconds for which the same text serves several who ask
 
 Value = float | None
@@ -95,6 +97,7 @@ class Counted(msgspec.Struct, frozen=True, kw_only=True):
     """What happened since the daemon started."""
 
     verdicts: dict[str, dict[str, int]] = {}  # by run and outcome
+    unverified: dict[str, list[float]] = {}  # when saves went without a verdict, in seconds since 1970, by run
     times: dict[str, dict[str, Times]] = {}  # by histogram, and by the value of its label
     read_bytes: dict[str, int] = {}  # by why
     hook_failures: dict[str, int] = {}  # by the setting that names the hook
@@ -132,6 +135,9 @@ class Counts(logging.Handler):
             self._verified(fields)
         elif event == "decided":
             self._took("sick_to_decision_seconds", fields["decision"], fields["seconds"])
+        elif event == "unverified":
+            now, url = time.time(), fields["run"]
+            self._now.unverified[url] = [*_recent(self._now.unverified.get(url, ()), now), now]
         elif event == "scrubbed":
             _add(self._now.read_bytes, "scrub", fields["bytes"])
         elif event == "replicated":
@@ -195,6 +201,12 @@ _FAMILIES = (
     _Family("world_size", "How many GPUs train, if a record says so.", lambda r, _: r.world_size),
     _Family("at_risk_gpu_seconds", "Computing time that would be lost now.", lambda r, now: _at_risk(r, now)),
     _Family("newest_bad", "Whether the newest save is bad.", lambda r, _: r.newest_outcome == "bad", alerts=True),
+    _Family(
+        "unfinished_newest",
+        "Whether the newest save is unfinished, and has not changed for two save intervals.",
+        lambda r, now: _is_late(r, now),
+        alerts=True,
+    ),
     _Family("checkpoints", "Checkpoints on record.", lambda r, _: r.checkpoints, sum, "outcome"),
     _Family("checkpoint_bytes", "Bytes of the checkpoints on record.", lambda r, _: r.bytes, sum, "outcome"),
     _Family("backlog_checkpoints", "Saves that wait for a verdict.", lambda r, _: r.backlog),
@@ -296,7 +308,7 @@ def _lines(runs: Sequence[RunSummary], daemon: DaemonFacts | None, now: float) -
     if daemon is not None:
         states_of = [(f'state="{_quoted(state)}"', count) for state, count in sorted(states.items())]
         yield from _family("runs", "gauge", "Runs by state.", states_of)
-        families = (*_FAMILIES, _verdicts(daemon.counted))
+        families = (*_FAMILIES, _verdicts(daemon.counted), _unverified(daemon.counted))
     labels = None if len(runs) > MOST_RUNS else _run_labels(runs)
     loud = [run for run in runs if not _is_silenced(run, now)]
     for family in families:
@@ -341,6 +353,15 @@ def _by_label(
 def _verdicts(counted: Counted) -> _Family:
     told = "Verdicts since the daemon started."
     return _Family("verdicts_total", told, lambda r, _: counted.verdicts.get(r.url, {}), sum, "outcome")
+
+
+def _unverified(counted: Counted) -> _Family:
+    told, when = "Saves that went without a verdict in the last hour.", counted.unverified
+    return _Family("unverified_saves", told, lambda r, now: len(_recent(when.get(r.url, ()), now)), alerts=True)
+
+
+def _recent(times: Iterable[float], now: float) -> list[float]:
+    return [at for at in times if now - at < _HOUR]
 
 
 def _of_daemon(daemon: DaemonFacts) -> Iterator[str]:
@@ -389,6 +410,11 @@ def _protected(run: RunSummary) -> bool | None:
 
 def _is_silenced(run: RunSummary, now: float) -> bool:
     return run.silence is not None and run.silence.holds(now)
+
+
+def _is_late(run: RunSummary, now: float) -> bool:
+    left = None if run.unfinished_since is None else late_in(now - run.unfinished_since, run.save_interval)
+    return left is not None and left <= 0
 
 
 def _at_risk(run: RunSummary, now: float) -> float | None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 import math
 import re
+import time
 from collections.abc import Iterator
 from importlib.resources import files
 from typing import Any
 
 import pytest
 from ckptguard_daemon import metrics as module
-from ckptguard_daemon.log import also_to, log
+from ckptguard_daemon.log import FIELDS, also_to, log
 from ckptguard_daemon.metrics import HISTOGRAMS, MOST_RUNS, Counted, Counts, DaemonFacts, Metrics, exposition
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -273,6 +274,7 @@ def test_a_silenced_run_is_measured_as_before(left: float, readable: bool) -> No
 SUMS_OF_ALERTS = {
     *("unprotected", "known_good_stale", "newest_bad", "backlog_bytes", "replica_behind"),
     *("failing", "unreadable_places", "saving_stopped"),
+    *("unfinished_newest", "unverified_saves"),
     *("scrub_oldest_timestamp_seconds", "scrub_interval_seconds"),
 }
 # Of these there is no sum, or no alert is about it.
@@ -292,9 +294,11 @@ def test_sums_that_raise_alerts_leave_out_silenced_runs() -> None:
         facts(f"/r/{n}", protected=True, saving_stopped=False, replicas=1, scrubbed_at=NOW - 1.0, scrub_interval=10.0)
         for n in range(MOST_RUNS + 1)
     ]
+    sick |= {"unfinished_since": NOW - 2.0}
+    daemon = DaemonFacts(loop_at=NOW, counted=Counted(unverified={"/x": [NOW - 4000.0, NOW - 9.0]}))
     silence = Silence(until=NOW + 60.0, by="alice")
     without, loud, silenced = (
-        read(exposition([*well, *more], DAEMON, NOW))
+        read(exposition([*well, *more], daemon, NOW))
         for more in ([], [facts("/x", **sick)], [facts("/x", silence=silence, **sick)])
     )
     for name in SUMS_OF_ALERTS:
@@ -303,3 +307,29 @@ def test_sums_that_raise_alerts_leave_out_silenced_runs() -> None:
     counted = {key for key in loud if key[0].removeprefix("ckptguard_") not in {*SUMS_OF_ALERTS, "silenced"}}
     assert {key: silenced[key] for key in counted} == {key: loud[key] for key in counted}
     assert (of(loud, "silenced"), of(silenced, "silenced")) == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("since", "interval", "late"),
+    [(NOW - 21.0, 10.0, 1), (NOW - 19.0, 10.0, 0), (None, 10.0, 0), (NOW - 1e5, None, 0), (NOW + 50.0, 10.0, 0)],
+)
+def test_an_unfinished_newest_save_is_late_after_two_intervals(
+    since: float | None, interval: float | None, late: int
+) -> None:
+    """Of a save that is not unfinished, or where nobody knows how often the run saves, it is 0."""
+    one = facts(unfinished_since=since, save_interval=interval)
+    assert of(read(exposition([one], DAEMON, NOW)), "unfinished_newest", run="/runs/exp1") == late
+
+
+def test_saves_that_went_without_a_verdict_count_for_an_hour() -> None:
+    """The daemon's log counts them; a run of which none went has 0."""
+    counts = Counts()
+    for _ in range(3):
+        fields = {FIELDS: {"run": "/runs/exp1", "path": "step-1"}}
+        counts.handle(logging.makeLogRecord({"msg": "unverified", "levelno": logging.INFO, **fields}))
+    daemon = DaemonFacts(loop_at=NOW, counted=counts.take())
+    runs = [facts(), facts("/runs/exp2")]
+    for later, number in ((0.0, 3), (3700.0, 0)):
+        found = read(exposition(runs, daemon, time.time() + later))
+        assert of(found, "unverified_saves", run="/runs/exp1") == number
+        assert of(found, "unverified_saves", run="/runs/exp2") == 0

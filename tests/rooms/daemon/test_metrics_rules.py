@@ -73,6 +73,16 @@ CASES: dict[str, tuple[tuple[str, dict[str, str], bool], ...]] = {
         ("1m", {"newest_bad": "3x9"}, True),
         ("5m", {f"newest_bad{{{RUN}}}": "1x2 0x9", f'checkpoints{{{RUN},outcome="bad"}}': "7x20"}, False),
     ),
+    "Unfinished": (
+        ("9m", {f"unfinished_newest{{{RUN}}}": "1x20"}, True),
+        ("9m", {"unfinished_newest": "2x20"}, True),
+        ("5m", {f"unfinished_newest{{{RUN}}}": "1x2 0x20"}, False),  # it was finished, or has its verdict
+    ),
+    "Unverified": (
+        ("5m", {f"unverified_saves{{{RUN}}}": "1x20"}, True),
+        ("5m", {"unverified_saves": "2x20"}, True),
+        ("5m", {f"unverified_saves{{{RUN}}}": "1x2 0x20"}, False),  # an hour later
+    ),
     "BacklogGrows": (
         ("120m", {f"backlog_bytes{{{RUN}}}": "0+1000x150"}, True),
         ("120m", {f"backlog_bytes{{{RUN}}}": " ".join(["0+1000x9"] * 15)}, False),  # each save gets its verdict

@@ -3,6 +3,7 @@
 import base64
 import importlib.util
 import json
+import os
 import threading
 import time
 from functools import partial
@@ -11,9 +12,11 @@ from types import SimpleNamespace
 import pytest
 from support.daemon_process import PATIENCE, until
 from support.runs import write_torch
+from support.tiny_run import inline
 from support.views import look
 from support.web_listener import listening
 
+from ckptguard.engine.watched_run import WatchedRun
 from ckptguard.errors import RecordsError
 from ckptguard.records.incidents import open_incident
 from ckptguard.records.run import begin_run, list_records
@@ -23,6 +26,8 @@ from ckptguard.reporting.channels import channels_of, try_out
 from ckptguard.reporting.events import incident_event, replica_event, trial_event, verdict_event
 from ckptguard.reporting.notify import Hooks
 from ckptguard.runs.results import Checked
+from ckptguard.runs.work import Work
+from ckptguard.upkeep import reconcile
 from ckptguard.values.settings import Settings
 from ckptguard.values.verdict import Finding, Outcome, Severity
 from ckptguard.verification.checkpoint import verify_checkpoint
@@ -134,6 +139,26 @@ def test_a_verdict_is_told_once_across_restarts(root, run):
         assert steps(web) == [200]
         assert web.posted[0]["checkpoint"] == {"path": "net-200.pt", "series": "net-#.pt", "id": "200.1"}
         assert web.posted[0]["findings"][0]["tensor"] == "w"
+
+
+def test_an_unfinished_newest_save_is_told_once(root, run, monkeypatch):
+    """After two of the usual times between saves, also across restarts; where its writer may be elsewhere."""
+    monkeypatch.setattr(reconcile, "writers_are_seen", lambda *_: False)
+    now = time.time()
+    for step, age in ((100, 520.0), (200, 420.0), (300, 320.0)):
+        path = root / write_torch(root, step, seed=step)
+        os.truncate(path, path.stat().st_size // (1 + (step == 300)))
+        os.utime(path, (now - age, now - age))
+    with listening() as web:
+        for _ in range(2):
+            telling = Telling(web.url)
+            watched = WatchedRun(run.url, run.run_id, Settings(), telling.hooks, None)
+            for _ in range(3):
+                watched.step(Work(scanner=inline))
+            telling.end()
+            assert [(e["event"], e["cause"], e["step"]) for e in web.posted] == [("unfinished", "unfinished", 300)]
+            assert telling.events.count("unfinished") == 1
+    assert "net-300.pt, is unfinished" in web.posted[0]["title"]
 
 
 def test_the_same_event_has_the_same_id_whoever_tells_it(root, run):

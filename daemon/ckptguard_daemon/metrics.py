@@ -12,7 +12,7 @@ import re
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -27,7 +27,9 @@ from ckptguard.version import __version__
 from ckptguard_daemon.log import FIELDS, also_to
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-MOST_RUNS = 1000  # as labels; of more there are only sums
+MOST_RUNS = 1000  # as labels; of more only those that need somebody
+_STAYS = 7200.0  # seconds for which such a run keeps its series; an alert looks back for an hour
+_WAITS_LONG = 1800.0  # seconds
 _MOST_CAUSES = 20
 _CAUSE = re.compile(r"[a-z_]{1,30}")
 _HOOKS = ("on_incident", "webhook", "notify")
@@ -84,6 +86,7 @@ _FRESH = 1.0  # seconds for which the same text serves several who ask
 
 Value = float | None
 Labelled = tuple[str, Value]  # the text between the braces
+_Named = tuple[str, RunSummary]  # a run and its label
 
 
 class Times(msgspec.Struct):
@@ -166,8 +169,9 @@ def _add(sums: dict[Any, Any], key: object, value: float) -> None:
 
 
 class _Family(NamedTuple):
-    """One metric of each run. `of` gives its value, or its values by `label`. `total` makes one of those of all runs;
-    None: there is none for all. `alerts`: an alert is about that one, so it leaves out silenced runs."""
+    """One metric of each run. `of` gives its value, or its values by `label`. `total` makes one of those of many runs;
+    None: there is none. `alerts`: an alert is about that one, so it leaves out silenced runs. `calls`: any value but 0
+    calls somebody."""
 
     name: str
     help: str
@@ -175,6 +179,7 @@ class _Family(NamedTuple):
     total: Callable[[Iterable[float]], float] | None = sum
     label: str | None = None
     alerts: bool = False
+    calls: bool = False
 
 
 _FAMILIES = (
@@ -182,13 +187,16 @@ _FAMILIES = (
         "protected", "Whether there is a known-good checkpoint with an independent copy.", lambda r, _: _protected(r)
     ),
     _Family("silenced", "Whether nobody is disturbed about the run.", lambda r, now: _is_silenced(r, now)),
-    _Family("failing", "Whether the run cannot be looked at.", lambda r, _: r.state == "failing", alerts=True),
+    _Family(
+        "failing", "Whether the run cannot be looked at.", lambda r, _: r.state == "failing", alerts=True, calls=True
+    ),
     _Family("training", "Whether saves arrive.", lambda r, _: r.training),
     _Family(
         "saving_stopped",
         "Whether training goes on, and no save came for three usual intervals.",
         lambda r, _: r.saving_stopped,
         alerts=True,
+        calls=True,
     ),
     _Family("known_good_step", "The step of the known-good checkpoint.", lambda r, _: r.known_good_step, None),
     _Family(
@@ -200,12 +208,15 @@ _FAMILIES = (
     _Family("save_interval_seconds", "The usual time between saves.", lambda r, _: r.save_interval, None),
     _Family("world_size", "How many GPUs train, if a record says so.", lambda r, _: r.world_size),
     _Family("at_risk_gpu_seconds", "Computing time that would be lost now.", lambda r, now: _at_risk(r, now)),
-    _Family("newest_bad", "Whether the newest save is bad.", lambda r, _: r.newest_outcome == "bad", alerts=True),
+    _Family(
+        "newest_bad", "Whether the newest save is bad.", lambda r, _: r.newest_outcome == "bad", alerts=True, calls=True
+    ),
     _Family(
         "unfinished_newest",
         "Whether the newest save is unfinished, and has not changed for two save intervals.",
         lambda r, now: _is_late(r, now),
         alerts=True,
+        calls=True,
     ),
     _Family("checkpoints", "Checkpoints on record.", lambda r, _: r.checkpoints, sum, "outcome"),
     _Family("checkpoint_bytes", "Bytes of the checkpoints on record.", lambda r, _: r.bytes, sum, "outcome"),
@@ -232,12 +243,14 @@ _FAMILIES = (
         "Folders and names in the run that nobody can look at.",
         lambda r, _: r.unreadable,
         alerts=True,
+        calls=True,
     ),
     _Family("without_md5_checkpoints", "Good saves whose MD5 is yet to be taken.", lambda r, _: r.without_md5),
     _Family(
         "replica_behind",
-        "Good checkpoints that a replica lacks.",
+        "Good checkpoints that a replica lacks. Of several runs: the most.",
         lambda r, _: r.replicas_behind if r.replicas else None,
+        max,
         alerts=True,
     ),
     _Family(
@@ -277,6 +290,7 @@ class Metrics:
         self._counts = Counts()
         self._lock = threading.Lock()
         self._text, self._made_at = b"", -_FRESH
+        self._needed: dict[str, float] = {}  # of very many runs
         also_to(self._counts)
 
     def text(self) -> bytes:
@@ -285,20 +299,27 @@ class Metrics:
             if time.monotonic() - self._made_at >= _FRESH:
                 counted, places = self._counts.take(), tuple(self._places())
                 daemon = DaemonFacts(loop_at=self._loop_at(), counted=counted, places=places)
-                self._text = exposition(self._summaries(), daemon, time.time())
+                runs, now = self._summaries(), time.time()
+                self._needed = needed_lately(runs, self._needed, now, daemon) if len(runs) > MOST_RUNS else {}
+                self._text = exposition(runs, daemon, now, self._needed)
                 self._made_at = time.monotonic()
             return self._text
 
 
-def exposition(runs: Sequence[RunSummary], daemon: DaemonFacts | None, now: float) -> bytes:
+def exposition(
+    runs: Sequence[RunSummary], daemon: DaemonFacts | None, now: float, needed: Collection[str] | None = None
+) -> bytes:
     """Return all metrics in Prometheus' text format. Without `daemon`, those of the runs only.
 
-    No two series have equal labels, whatever the runs are called.
+    No two series have equal labels, whatever the runs are called. Of very many runs only the `needed` ones have series
+    of their own: those that need somebody now, unless it is given. All others together have the series without a run.
     """
-    return "".join(_lines(list({run.url: run for run in runs}.values()), daemon, now)).encode()
+    return "".join(_lines(list({run.url: run for run in runs}.values()), daemon, now, needed)).encode()
 
 
-def _lines(runs: Sequence[RunSummary], daemon: DaemonFacts | None, now: float) -> Iterator[str]:
+def _lines(
+    runs: Sequence[RunSummary], daemon: DaemonFacts | None, now: float, needed: Collection[str] | None
+) -> Iterator[str]:
     # Of a run that has ended nothing is measured any more, so that no alert is about it.
     every, runs = runs, [run for run in runs if run.state != "ended"]
     states = Counter({"guarded": 0, "waiting": 0, "failing": 0, "ended": 0})
@@ -309,45 +330,67 @@ def _lines(runs: Sequence[RunSummary], daemon: DaemonFacts | None, now: float) -
         states_of = [(f'state="{_quoted(state)}"', count) for state, count in sorted(states.items())]
         yield from _family("runs", "gauge", "Runs by state.", states_of)
         families = (*_FAMILIES, _verdicts(daemon.counted), _unverified(daemon.counted))
-    labels = None if len(runs) > MOST_RUNS else _run_labels(runs)
-    loud = [run for run in runs if not _is_silenced(run, now)]
+    shown, others = list(runs), list[RunSummary]()
+    if len(runs) > MOST_RUNS:
+        needed = needed_lately(runs, {}, now, daemon) if needed is None else needed
+        shown, others = [run for run in runs if run.url in needed], [run for run in runs if run.url not in needed]
+    named = list(zip(_run_labels(shown), shown, strict=True))
+    loud = [run for run in others if not _is_silenced(run, now)]
     for family in families:
-        measured = loud if labels is None and family.alerts else runs
-        found = [(place, family.of(run, now)) for place, run in enumerate(measured)]
-        kind = "counter" if family.name.endswith("_total") else "gauge"
-        if family.label is None:
-            samples = _plain(found, labels, family.total)
-        else:
-            samples = _by_label(found, labels, family.label, causes)
-        yield from _family(family.name, kind, family.help, samples)
-    if labels is None:
-        stale, bare = sum(is_stale(run, now) for run in loud), sum(_protected(run) is False for run in loud)
-        yield from _family("known_good_stale", "gauge", "Training runs whose known-good is old.", [("", stale)])
-        yield from _family("unprotected", "gauge", "Runs that are not protected.", [("", bare)])
+        is_counter = family.name.endswith("_total")
+        # A counter of some runs would shrink whenever one of them gets a series of its own.
+        own, rest = ([], runs) if is_counter and others else (named, loud if family.alerts else others)
+        samples = _plain(family, own, rest, now) if family.label is None else _by_label(family, own, rest, now, causes)
+        yield from _family(family.name, "counter" if is_counter else "gauge", family.help, samples)
     if daemon is not None:
         yield from _of_daemon(daemon)
 
 
-def _plain(
-    found: Sequence[tuple[int, Value]], labels: Sequence[str] | None, total: Callable[[Iterable[float]], float] | None
-) -> Iterable[Labelled]:
-    if labels is not None:
-        return [(labels[place], value) for place, value in found]
-    values = [value for _, value in found if value is not None]
-    return [("", total(values))] if total is not None and values else []
+def _plain(family: _Family, own: Sequence[_Named], rest: Sequence[RunSummary], now: float) -> Iterator[Labelled]:
+    for label, run in own:
+        yield label, family.of(run, now)
+    values = [value for run in rest if (value := family.of(run, now)) is not None]
+    if family.total is not None and values:
+        yield "", family.total(values)
 
 
 def _by_label(
-    found: Sequence[tuple[int, Mapping[str, float]]], labels: Sequence[str] | None, label: str, causes: set[str]
+    family: _Family, own: Sequence[_Named], rest: Sequence[RunSummary], now: float, causes: set[str]
 ) -> Iterable[Labelled]:
     sums: dict[str, float] = {}
-    for place, values in found:
-        run = "" if labels is None else f"{labels[place]},"
-        for name, value in values.items():
-            shown = name if label != "cause" or name in causes else "other"
-            labels_of = f'{run}{label}="{_quoted(shown)}"'
-            _add(sums, labels_of, value)
+    for label, run in (*((f"{label},", run) for label, run in own), *(("", run) for run in rest)):
+        for name, value in family.of(run, now).items():
+            shown = name if family.label != "cause" or name in causes else "other"
+            _add(sums, f'{label}{family.label}="{_quoted(shown)}"', value)
     return sums.items()
+
+
+def needed_lately(
+    runs: Iterable[RunSummary], before: Mapping[str, float], now: float, daemon: DaemonFacts | None = None
+) -> dict[str, float]:
+    """Return the runs that need somebody, or did so lately, and when they did last. Of too many those stay that were
+    there before, so that no alert ends because another one begins."""
+    families = (*_FAMILIES, _unverified(Counted() if daemon is None else daemon.counted))
+    calling = [family.of for family in families if family.calls]
+    needed = {run.url: now if _needs_somebody(run, now, calling) else before.get(run.url, -_STAYS) for run in runs}
+    lately = {url: at for url, at in needed.items() if now - at < _STAYS}
+    first = sorted(lately, key=lambda url: (-lately[url], url not in before, url))[:MOST_RUNS]
+    return {url: lately[url] for url in first}
+
+
+def _needs_somebody(run: RunSummary, now: float, calling: Iterable[Callable[[RunSummary, float], Any]]) -> bool:
+    """True if one of our alerts may be about the run."""
+    if _is_silenced(run, now) or run.state == "ended":
+        return False
+    overdue = run.scrubbed_at is not None and run.scrub_interval is not None
+    return (
+        any(of(run, now) for of in calling)
+        or _protected(run) is False
+        or is_stale(run, now)
+        or (run.replicas > 0 and run.replicas_behind > run.training)
+        or (run.waiting_since is not None and now - run.waiting_since > _WAITS_LONG)
+        or (overdue and now - (run.scrubbed_at or 0.0) > 2 * (run.scrub_interval or 0.0))
+    )
 
 
 def _verdicts(counted: Counted) -> _Family:
@@ -357,7 +400,13 @@ def _verdicts(counted: Counted) -> _Family:
 
 def _unverified(counted: Counted) -> _Family:
     told, when = "Saves that went without a verdict in the last hour.", counted.unverified
-    return _Family("unverified_saves", told, lambda r, now: len(_recent(when.get(r.url, ()), now)), alerts=True)
+    return _Family(
+        "unverified_saves",
+        told,
+        lambda r, now: len(_recent(when.get(r.url, ()), now)),
+        alerts=True,
+        calls=True,
+    )
 
 
 def _recent(times: Iterable[float], now: float) -> list[float]:

@@ -9,11 +9,22 @@ import time
 from collections.abc import Iterator
 from importlib.resources import files
 from typing import Any
+from unittest import mock
 
+import msgspec
 import pytest
 from ckptguard_daemon import metrics as module
 from ckptguard_daemon.log import FIELDS, also_to, log
-from ckptguard_daemon.metrics import HISTOGRAMS, MOST_RUNS, Counted, Counts, DaemonFacts, Metrics, exposition
+from ckptguard_daemon.metrics import (
+    HISTOGRAMS,
+    MOST_RUNS,
+    Counted,
+    Counts,
+    DaemonFacts,
+    Metrics,
+    exposition,
+    needed_lately,
+)
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
@@ -135,11 +146,12 @@ def test_causes_do_not_become_labels_without_limit() -> None:
     assert sum(shown.values()) == 400 + 5 + 3
 
 
-def test_of_very_many_runs_there_are_sums_only() -> None:
+def test_of_very_many_runs_those_that_need_nobody_have_sums_only() -> None:
     """The same names without the label of a run; the oldest of all times; nothing that has no sum."""
     runs = [
         facts(
             f"/r/{n}",
+            protected=True,
             backlog_bytes=n,
             waiting_since=NOW - n,
             known_good_at=NOW - n,
@@ -155,8 +167,73 @@ def test_of_very_many_runs_there_are_sums_only() -> None:
     assert of(found, "known_good_timestamp_seconds") == NOW - MOST_RUNS
     assert of(found, "backlog_oldest_timestamp_seconds") == NOW - MOST_RUNS
     assert of(found, "checkpoints", outcome="good") == 2 * (MOST_RUNS + 1)
-    assert of(found, "unprotected") == MOST_RUNS + 1
+    assert of(found, "protected") == MOST_RUNS + 1
     assert of(found, "known_good_step") is None
+
+
+TROUBLES: list[dict[str, Any]] = [
+    *({"newest_outcome": "bad"}, {"state": "failing"}, {"unreadable": 2}, {"saving_stopped": True}),
+    {"unfinished_since": NOW - 60.0, "save_interval": 2.0},
+    *({"protected": False}, {"replicas": 1, "replicas_behind": 1}, {"waiting_since": NOW - 3600.0, "backlog_bytes": 9}),
+    *(
+        {"training": True, "known_good_at": NOW - 9.0, "save_interval": 2.0},
+        {"scrubbed_at": 1.0, "scrub_interval": 9.0},
+    ),
+]
+RUNS = st.lists(st.tuples(st.sampled_from([{}, *TROUBLES]), st.booleans(), st.integers(0, 9)), min_size=5, max_size=12)
+
+
+@given(RUNS)
+def test_each_run_counts_once(drawn: list[tuple[dict[str, Any], bool, int]]) -> None:
+    """In series of its own if it needs somebody, and is not silenced, else in those of all others. The sums that alerts
+    are about leave out silenced runs; counters are of all runs, for one that shrinks counts as one that began again."""
+    silence = Silence(until=NOW + 60.0, by="alice")
+    runs = [
+        facts(f"/r/{n}", **{"protected": True, "backlog": size, "rollbacks": {"numeric": size}, **trouble})
+        for n, (trouble, _, size) in enumerate(drawn)
+    ]
+    runs = [msgspec.structs.replace(r, silence=silence if d[1] else None) for r, d in zip(runs, drawn, strict=True)]
+    with mock.patch.object(module, "MOST_RUNS", 4):
+        found = read(exposition(runs, DAEMON, NOW))
+    needy = {run.url for run, (trouble, silenced, _) in zip(runs, drawn, strict=True) if trouble and not silenced}
+    named = {dict(labels)["run"] for _, labels in found if "run" in dict(labels)}
+    assert named <= needy
+    assert len(named) == min(len(needy), 4)
+    for name in ("backlog_checkpoints", "protected", "training", "silenced"):
+        every = read(exposition(runs, DAEMON, NOW))
+        counted = [value for (key, _), value in found.items() if key == f"ckptguard_{name}"]
+        assert sum(counted) == sum(value for (key, _), value in every.items() if key == f"ckptguard_{name}")
+    assert of(found, "rollbacks_total", cause="numeric") == sum(size for *_, size in drawn)
+    bad = sum(run.newest_outcome == "bad" and run.silence is None and run.url not in named for run in runs)
+    assert (of(found, "newest_bad") or 0) == bad
+
+
+def test_what_only_the_log_says_calls_somebody_too() -> None:
+    """A save that went without a verdict."""
+    daemon = DaemonFacts(loop_at=NOW, counted=Counted(unverified={"/r/3": [NOW - 9.0]}))
+    runs = [facts(f"/r/{n}", protected=True) for n in range(MOST_RUNS + 1)]
+    found = read(exposition(runs, daemon, NOW))
+    assert {dict(labels).get("run", "/r/3") for _, labels in found} == {"/r/3"}
+    assert (of(found, "unverified_saves", run="/r/3"), of(found, "unverified_saves")) == (1, 0)
+
+
+@given(st.lists(st.tuples(st.sets(st.integers(0, 6)), st.sampled_from([60.0, 4000.0, 9000.0])), max_size=12))
+def test_a_run_that_needed_somebody_keeps_its_series_for_a_while(looks: list[tuple[set[int], float]]) -> None:
+    """For two hours, so that what an alert looks back at is whole. Of too many those stay that are there already."""
+    now, before, last = NOW, dict[str, float](), dict[str, float]()
+    for needy, seconds in looks:
+        now += seconds
+        runs = [facts(f"/r/{n}", protected=n not in needy, checkpoints={"good": 1}) for n in range(7)]
+        last |= {f"/r/{n}": now for n in needy}
+        lately = {url: at for url, at in last.items() if now - at < 7200.0}
+        with mock.patch.object(module, "MOST_RUNS", 4):
+            after = needed_lately(runs, before, now)
+        if len(before) < 4 and len(lately) <= 4:
+            assert after.items() <= lately.items()
+        assert len(after) <= 4
+        assert after.keys() >= {url for url in before if lately.get(url) == now}
+        assert len(after) >= min(4, len(needy))
+        before = after
 
 
 def test_without_a_daemon_there_are_only_runs() -> None:
@@ -272,7 +349,7 @@ def test_a_silenced_run_is_measured_as_before(left: float, readable: bool) -> No
 
 
 SUMS_OF_ALERTS = {
-    *("unprotected", "known_good_stale", "newest_bad", "backlog_bytes", "replica_behind"),
+    *("newest_bad", "backlog_bytes", "replica_behind"),
     *("failing", "unreadable_places", "saving_stopped"),
     *("unfinished_newest", "unverified_saves"),
     *("scrub_oldest_timestamp_seconds", "scrub_interval_seconds"),
@@ -298,7 +375,7 @@ def test_sums_that_raise_alerts_leave_out_silenced_runs() -> None:
     daemon = DaemonFacts(loop_at=NOW, counted=Counted(unverified={"/x": [NOW - 4000.0, NOW - 9.0]}))
     silence = Silence(until=NOW + 60.0, by="alice")
     without, loud, silenced = (
-        read(exposition([*well, *more], daemon, NOW))
+        read(exposition([*well, *more], daemon, NOW, needed=()))
         for more in ([], [facts("/x", **sick)], [facts("/x", silence=silence, **sick)])
     )
     for name in SUMS_OF_ALERTS:

@@ -62,7 +62,8 @@ def resolve_target(target: str, settings: Settings) -> Target:
     try:
         entry = storage.stat(name)
     except ObjectMissingError as error:
-        raise NotFoundError(f"there is nothing at {target}") from error
+        message = error.message if error.hint else f"there is nothing at {target}"
+        raise NotFoundError(message, hint=error.hint) from error
     if entry.kind not in ("file", "folder"):
         raise NotFoundError(f"{target} is not a regular file or folder")
     if entry.kind == "file":

@@ -75,7 +75,8 @@ def folder_must_exist(storage: Storage, place: str) -> None:
         found = storage.stat("").kind
     except ObjectMissingError as error:
         if storage.root is None:  # a bucket that is not there looks the same as one without such objects
-            raise NotFoundError(f"there is nothing at {escape(place)}", hint="check the URL") from error
+            message = error.message if error.hint else f"there is nothing at {escape(place)}"
+            raise NotFoundError(message, hint=error.hint or "check the URL") from error
         raise NotFoundError(f"there is no folder {escape(place)}", hint="check the path") from error
     if found != "folder":
         raise NotFoundError(f"{escape(place)} is not a folder", hint="name the folder that contains it")

@@ -31,21 +31,20 @@ _PASSING = {
     getattr(errno, "EREMOTEIO", errno.EAGAIN),  # s3fs uses it for "internal error"
 }
 _HTTP_MISSING, _HTTP_DENIED, _HTTP_FULL = {404, 410}, {401, 403}, {507}
-_HTTP_PASSING = {408, 425, 429, 500, 502, 503, 504}
+_HTTP_PASSING = {408, 425, 429, 500, 502, 503, 504, 509}
 
 _NO_BUCKET = re.compile(r"\b(?:bucket|container)\b.*\b(?:does not exist|not found)", re.IGNORECASE | re.DOTALL)
 
 # Classes of libraries that may not be installed, by name.
 _PASSING_NAMES = {
     *("ClientConnectionError", "ClientPayloadError", "ServerTimeoutError"),  # aiohttp
-    *("HTTPClientError", "EndpointConnectionError", "ConnectionClosedError"),  # botocore
+    *("HTTPClientError", "ConnectionClosedError"),  # botocore
     *("IncompleteReadError", "ResponseStreamingError"),  # botocore
     *("ServiceRequestError", "ServiceResponseError", "IncompleteReadError"),  # azure
     *("ConnectionLost", "ChannelOpenError", "SFTPConnectionLost", "SFTPNoConnection"),  # asyncssh
     *("RequestException", "gaierror", "IncompleteRead"),
 }
 _DENIED_NAMES = {
-    *("NoCredentialsError", "PartialCredentialsError", "TokenRetrievalError", "UnauthorizedSSOTokenError"),  # botocore
     *("ClientAuthenticationError", "DefaultCredentialsError", "RefreshError"),  # azure, google
     *("PermissionDenied", "SFTPPermissionDenied", "HostKeyNotVerifiable", "KeyEncryptionError", "KeyImportError"),
 }
@@ -63,17 +62,25 @@ def storage_error(error: BaseException, key: str, where: str) -> StorageError:
     place = escape(redacted(f"{where}/{key}" if key else where))
     code = error.errno if isinstance(error, OSError) else None
     status = _status(error)
-    names = {kind.__name__ for each in _chain(error) for kind in type(each).__mro__}
+    names = [kind.__name__ for each in _chain(error) for kind in type(each).__mro__]
+    said, _ = _answered(error)
     if isinstance(error, FileNotFoundError | NotADirectoryError) or code in _MISSING or status in _HTTP_MISSING:
-        if any(_NO_BUCKET.search(str(each)) for each in _chain(error)):
+        if said == "NoSuchBucket" or any(_NO_BUCKET.search(str(each)) for each in _chain(error)):
             bucket = escape(redacted("/".join(where.split("/")[:3])))
             return ObjectMissingError(f"there is no bucket {bucket}", key=key, hint="make it, or check its name")
         what = "object" if "://" in where else "file"
         return ObjectMissingError(f"{place}: there is no such {what}", key=key)
     if isinstance(error, FileExistsError) or code == errno.EEXIST:
         return ObjectExistsError(f"{place}: exists already", key=key)
-    if isinstance(error, PermissionError) or code in _DENIED or status in _HTTP_DENIED or names & _DENIED_NAMES:
-        return _denied(error, code if code in _DENIED else None, key, place)
+    from ckptguard.storage.service_codes import MEANINGS, UNTRUSTED  # a command that succeeds needs none of them
+
+    untrusted = [UNTRUSTED] if UNTRUSTED in str(error) else []
+    answer = next((name for name in (said, *untrusted, *names) if name in MEANINGS), None)
+    if answer is not None:
+        meaning = MEANINGS[answer]
+        return meaning.kind(f"{place}: {meaning.text} ({answer})", key=key, hint=meaning.hint)
+    if isinstance(error, PermissionError) or code in _DENIED or status in _HTTP_DENIED or _DENIED_NAMES & {*names}:
+        return _denied(error, code if code in _DENIED and not said else None, key, place)
     if code in FULL or status in _HTTP_FULL:
         full = code in (errno.ENOSPC, None)
         why = "no space left on device" if full else f"no space left ({os.strerror(code or 0).lower()})"
@@ -83,7 +90,7 @@ def storage_error(error: BaseException, key: str, where: str) -> StorageError:
         return StorageError(f"{place}: an option of this storage is not known: {_said(error)}", key=key, hint=hint)
     reason = os.strerror(code).lower() if code is not None and not status else _said(error)
     lost = any(isinstance(each, TimeoutError | ConnectionError | EOFError) for each in _chain(error))
-    passing = lost or names & _PASSING_NAMES
+    passing = lost or _PASSING_NAMES & {*names}
     if status in _HTTP_PASSING or (status is None and (code in _PASSING or passing)):
         return TransientError(f"{place}: {reason}", key=key)
     return StorageError(f"{place}: {reason}", key=key)
@@ -134,9 +141,12 @@ def _denied(error: BaseException, code: int | None, key: str, place: str) -> Den
 
 
 def _said(error: BaseException) -> str:
-    """Return the class and the text of a foreign error, without secrets, on one line."""
-    text = redacted(" ".join(str(error).split()))
-    return escape(f"{type(error).__name__}: {text[:500]}" if text else type(error).__name__)
+    """Return what a store answered, or the class and the text of a foreign error, without secrets, on one line."""
+    name, text = _answered(error)
+    text = redacted(" ".join((text or str(error)).split()))[:500]
+    if name:
+        return escape(f"the store refuses: {text.rstrip('.')} ({name})" if text else f"the store refuses ({name})")
+    return escape(f"{type(error).__name__}: {text}" if text else type(error).__name__)
 
 
 def _chain(error: BaseException) -> list[BaseException]:
@@ -146,6 +156,20 @@ def _chain(error: BaseException) -> list[BaseException]:
         found.append(current)
         current = current.__cause__
     return found
+
+
+def _answered(error: BaseException) -> tuple[str, str]:
+    """Return the code and the message of an answer of S3. Without a body the code is the status. Else both are ""."""
+    for each in _chain(error):
+        response = getattr(each, "response", None)
+        if isinstance(response, dict) and isinstance(found := response.get("Error"), dict):
+            return str(found.get("Code") or ""), str(found.get("Message") or "")
+    return "", ""
+
+
+def is_refused_without_reason(error: BaseException) -> bool:
+    """True for a refusal of S3 that may have a reason, which the answer to a HEAD cannot say."""
+    return _answered(error)[0] in ("301", "400", "403")
 
 
 def is_condition_failed(error: BaseException) -> bool:

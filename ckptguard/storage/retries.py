@@ -59,7 +59,7 @@ class Retries:
     def __init__(
         self,
         *,
-        attempts: int = 6,
+        attempts: int = 8,
         first: float = 0.25,
         longest: float = 15.0,
         total: float = 90.0,

@@ -8,7 +8,7 @@ import http.client
 import random
 import threading
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import urlsplit
 
@@ -18,7 +18,7 @@ _BUSY = b'<?xml version="1.0"?><Error><Code>SlowDown</Code><Message>Please reduc
 
 
 class FaultyProxy:
-    """What the proxy does: `share` of all requests have a fault, and those whose path holds `held` wait for
+    """What the proxy does: `share` of all requests have one of `faults`, and those whose path holds `held` wait for
     `released`. Headers in `unheard` never reach the server, and what a GET brings has none of `unsaid`."""
 
     def __init__(
@@ -26,12 +26,14 @@ class FaultyProxy:
         target: str,
         *,
         share: float = 0.0,
+        faults: Sequence[str] = ("busy", "broken", "slow"),
         held: str = "",
         seed: int = 0,
         unheard: Collection[str] = (),
         unsaid: Collection[str] = (),
     ) -> None:
         self._target, self._share, self._held = urlsplit(target).netloc, share, held
+        self._faults = faults
         self._unheard, self._unsaid = {name.lower() for name in unheard}, {name.lower() for name in unsaid}
         self._random, self._lock = random.Random(seed), threading.Lock()
         self.released = threading.Event()
@@ -46,7 +48,7 @@ class FaultyProxy:
             if self._held and self._held in path and not self.released.is_set():
                 fate = "held"
             elif self._random.random() < self._share:
-                fate = self._random.choice(["busy", "broken", "slow"])
+                fate = self._random.choice(self._faults)
             self.counts[fate] += 1
             return fate
 

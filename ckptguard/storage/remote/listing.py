@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ckptguard.errors import DeniedError
+from ckptguard.storage.failures import is_refused_without_reason
 from ckptguard.storage.protocol import Enter, Entry, entering, is_plain, join, parts_of
 from ckptguard.storage.ranged_reader import listed_by_levels
 from ckptguard.storage.traits import traits_of
@@ -79,7 +80,7 @@ class RemoteRoot:
         if self.cut_above(self.path(key)) is not None:
             return self._everything(key, None)
         try:
-            entry = entry_of(key, self.fs.info(self.path(key)))
+            entry = entry_of(key, self.info(key))
         except FileNotFoundError:
             return []
         return self.under(key, recursive=True, enter=None) if entry.kind == "folder" else [entry]
@@ -89,10 +90,28 @@ class RemoteRoot:
         if self.cut_above(self.path(key)) is not None:
             return bool(self._everything(key, None))
         try:
-            self.fs.info(self.path(key))
+            self.info(key)
         except FileNotFoundError:
             return False
         return True
+
+    def info(self, key: str) -> dict[str, Any]:
+        """Return fsspec's information about a key. FileNotFoundError if there is nothing."""
+        try:
+            return dict(self.fs.info(self.path(key)))
+        except OSError as error:
+            if is_refused_without_reason(error):
+                self.has_objects(key)  # raises with the reason, unless listing is allowed
+            raise
+
+    def has_objects(self, folder: str = "") -> bool:
+        """True if one listing, whose refusal says why, shows anything in a folder. False where only more requests can
+        tell."""
+        if not self.traits.lists_by_prefix:
+            return False
+        bucket, key, _ = self.fs.split_path(self.path(folder))
+        listed = self.fs.call_s3("list_objects_v2", Bucket=bucket, Prefix=f"{key}/" if key else "", MaxKeys=1)
+        return bool(listed.get("Contents"))
 
     def _everything(self, prefix: str, enter: Enter | None) -> list[Entry]:
         """Return everything below a prefix from one flat listing."""
@@ -124,8 +143,10 @@ class RemoteRoot:
         if self.cut_above(path) is not None:
             return _one_level(folder, self._everything(folder, None)) or None
         try:
-            listed = fs.ls(path, detail=True)
+            listed = self._ask_for_level(path)
         except (FileNotFoundError, NotADirectoryError):
+            return None
+        if not listed and self.traits.lists_by_prefix:
             return None
         own = fs._strip_protocol(path).rstrip("/")
         found = []
@@ -142,8 +163,15 @@ class RemoteRoot:
                 found.append(Entry(key=join(folder, _part(last)), kind="unnamed"))
         return found or (None if not fs.isdir(path) else [])
 
+    def _ask_for_level(self, path: str) -> list[dict[str, Any]]:
+        if not self.traits.lists_by_prefix:
+            return list(self.fs.ls(path, detail=True))
+        from fsspec.asyn import sync  # it takes long to import, and local runs need none of this
+
+        return list(sync(self.fs.loop, self.fs._lsdir, path))  # `ls` lists the folder above, too, if there is nothing
+
     def _root_must_exist(self) -> None:
-        if not self.is_present(""):
+        if not (self.has_objects() or self.is_present("")):
             raise FileNotFoundError(self.url)
 
 

@@ -62,8 +62,10 @@ class RemoteStorage(Storage):
 
     def stat(self, key: str) -> Entry:
         with translated(key, self.url):
+            if not key and self._root.has_objects():
+                return Entry(key="", kind="folder")
             if self._root.cut_above(self._root.path(key)) is None:
-                return entry_of(key, self._fs.info(self._root.path(key)))
+                return entry_of(key, self._root.info(key))
             if not self._root.is_present(key):
                 raise FileNotFoundError(key)
             return Entry(key=key, kind="folder")
@@ -136,7 +138,7 @@ class RemoteStorage(Storage):
     def copy(self, source: str, target: str, *, how: str = "copy") -> str:
         # For every `how`: a store has no links, and its own copy is independent.
         with translated(source, self.url), self._exclusive():
-            entry = require_file(entry_of(source, self._fs.info(self._root.path(source))))
+            entry = require_file(entry_of(source, self._root.info(source)))
             with translated(target, self.url):
                 self._copy_object(entry, target)
         return "copy"
@@ -227,7 +229,8 @@ class RemoteStorage(Storage):
 
 
 class RemoteReader(RangedReader):
-    """A `Reader` with ranged reads. There is no handle, so only `check_unchanged` notices a replaced object."""
+    """A `Reader` with ranged reads, of a small object with one. There is no handle, so only `check_unchanged` notices a
+    replaced object."""
 
     def __init__(
         self, file_system: Callable[[], Any], path: str, entry: Entry, where: str, stat_now: Callable[[str], Entry]
@@ -235,21 +238,6 @@ class RemoteReader(RangedReader):
         super().__init__(entry, where, stat_now)
         self._fs = file_system
         self._path = path
-
-    def _answer(self, offset: int, length: int) -> bytes:
-        return cast("bytes", self._fs().cat_file(self._path, start=offset, end=offset + length))
-
-
-class ConditionalReader(RemoteReader):
-    """The same for an object that was listed. All bytes are of this object and of no later one: each request names its
-    tag, and so must each answer, because some servers ignore the condition. The caller lists again at the end, which
-    shows whether it is still there. A small object is one request.
-    """
-
-    def __init__(
-        self, file_system: Callable[[], Any], path: str, entry: Entry, where: str, stat_now: Callable[[str], Entry]
-    ) -> None:
-        super().__init__(file_system, path, entry, where, stat_now)
         self._whole: bytes | None = None
         self._lock = threading.Lock()
 
@@ -260,6 +248,16 @@ class ConditionalReader(RemoteReader):
             if self._whole is None:
                 self._whole = super().read(0, self.entry.size)
         return self._whole[offset : offset + length]
+
+    def _answer(self, offset: int, length: int) -> bytes:
+        return cast("bytes", self._fs().cat_file(self._path, start=offset, end=offset + length))
+
+
+class ConditionalReader(RemoteReader):
+    """The same for an object that was listed. All bytes are of this object and of no later one: each request names its
+    tag, and so must each answer, because some servers ignore the condition. The caller lists again at the end, which
+    shows whether it is still there.
+    """
 
     def _answer(self, offset: int, length: int) -> bytes:
         from fsspec.asyn import sync  # it takes long to import, and local runs need none of this

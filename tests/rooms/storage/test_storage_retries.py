@@ -234,6 +234,7 @@ def test_a_body_of_wrong_length_is_no_data(store: Storage, monkeypatch: pytest.M
     with RetryingStorage(store, clock.retries()).open("k") as reader:
         assert reader.read(0, 8) == b"12345678"
         assert len(clock.waits) == 1
+    with RetryingStorage(store, clock.retries()).open("k") as reader:
         monkeypatch.setattr(store._fs, "cat_file", lambda *a, **k: cut)
         with pytest.raises(TransientError, match="asked for 8 bytes"):
             reader.read(0, 8)

@@ -8,7 +8,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
-from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
 import msgspec
@@ -22,7 +21,7 @@ from ckptguard.runs.settings_origin import read_own
 from ckptguard.storage import normalise_url
 from ckptguard.storage.protocol import join
 from ckptguard.values.ids import escape
-from ckptguard.values.settings import Settings, with_environment, with_table
+from ckptguard.values.settings import Settings, fits_run, with_environment, with_table
 
 _OVERDUE = 60.0  # seconds
 _WILD = frozenset("*?[")
@@ -63,11 +62,12 @@ class FleetRules(msgspec.Struct, frozen=True, kw_only=True):
     environ: Mapping[str, str]
 
     def settings_of(self, name: str, url: str) -> Settings:
-        """Return a run's settings: `base`, then those of all runs, then each table whose pattern fits its name or URL,
-        in the file's order, then those of the environment. Raises SettingsError if they conflict."""
+        """Return a run's settings: `base`, then those of all runs, then each table whose pattern fits its name, its URL
+        or a label that it has by then, in the file's order, then those of the environment. Raises SettingsError if they
+        conflict."""
         found = with_table(self.base, self.file.settings, "[settings]")
         for pattern, table in self.file.runs.items():
-            if fnmatchcase(name, pattern) or fnmatchcase(url, pattern):
+            if fits_run(pattern, (name, url), found.labels):
                 found = with_table(found, table, f'[runs."{pattern}"]')
         return with_environment(found, self.environ)
 

@@ -21,7 +21,7 @@ class FleetFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """What a fleet file says.
 
     `folders` are searched for runs, at most `depth` levels down. `settings` are for all runs, and a table of `runs`
-    for those that fit its key, a shell pattern (fnmatch; ``*`` also matches ``/``).
+    for those that fit its key: a shell pattern (fnmatch; ``*`` also matches ``/``), or a label such as ``team=vision``.
     """
 
     folders: tuple[str, ...]

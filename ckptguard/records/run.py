@@ -46,6 +46,7 @@ class Run(msgspec.Struct, frozen=True):
     options: StorageOptions = NO_OPTIONS  # options for the storages of this run, and of those beside it
     new_format: int = RECORDS.writes  # of its records, if they do not exist yet
     saves: tuple[Saves, ...] = ()  # what the user says is saved together
+    labels: tuple[tuple[str, str], ...] = ()  # whose it is, in messages
 
     @property
     def run_id(self) -> str:
@@ -120,6 +121,7 @@ def open_run(
         saves=settings.saves,
         options=settings.storage,
         new_format=settings.records_format,
+        labels=settings.labels,
     )
     folder = find_entry(storage, RECORDS_FOLDER) if inside else None
     if may_begin and folder is None and records.root is not None:

@@ -196,7 +196,9 @@ def _event(
     what, then = told
     name, url = ("", "") if run is None else (escape(name_of_run(run.url)), escape(run.url))
     short = reason if len(reason) <= _LONGEST_TEXT else f"{reason[:_LONGEST_TEXT]}..."
-    lines = (short, f"Run: {url}", f"Next: {escape(then)}")
+    labels = {} if run is None else {label: escape(value) for label, value in run.labels}
+    whose = ", ".join(f"{label} {value}" for label, value in labels.items())
+    lines = (short, f"Run: {url}", whose and f"Labels: {whose}", f"Next: {escape(then)}")
     return {
         "schema": 1,
         "command": "incident",
@@ -204,6 +206,7 @@ def _event(
         "event": event,
         "run": None if run is None else run.run_id,
         "url": None if run is None else url,
+        "labels": labels,
         "step": step,
         "cause": cause,
         "reason": reason,

@@ -22,6 +22,7 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
 
     url: str
     name: str  # the last part of the URL, or what the fleet's file calls it
+    labels: dict[str, str] = {}  # whose it is: team, project, owner
     state: str = "guarded"  # "waiting" (no such folder yet) | "guarded" | "failing" | "ended"
     protected: bool = False  # there is a known-good checkpoint, with an independent copy of it or an older one
     explanation: str = ""  # why, in one sentence. Empty: nothing was seen yet

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from fnmatch import fnmatchcase
 from typing import Any
 
 import msgspec
@@ -18,6 +19,8 @@ from ckptguard.values.retention_policy import Policy, parse_best, parse_span
 from ckptguard.values.storage_options import NO_OPTIONS, StorageOptions
 
 _WEEK = 7 * 86400.0
+LABELS = ("team", "project", "owner")
+_LONGEST_LABEL = 100
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://\S.*", re.DOTALL)
 ENVIRONMENT_PREFIX = "CKPTGUARD_"
 # Settings that there were once. They say nothing any more, but an older release may read the same file.
@@ -70,6 +73,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     patterns: tuple[Pattern, ...] = ()  # the user's own rules for names: what is a checkpoint, and its step
     saves: tuple[Saves, ...] = ()  # which files are saved together, and which never
     pointers: tuple[str, ...] = ()  # patterns (fnmatch) of more files that hold nothing but a checkpoint's name
+    team: str | None = None  # labels of the run: on metrics, in messages, and for tokens and tables of a fleet file
+    project: str | None = None
+    owner: str | None = None
     on_incident: tuple[str, ...] = ()  # command (argv) to run for an incident
     webhook: str | None = None  # http(s) URL to call for an incident
     notify: tuple[str, ...] = ()  # addresses of Slack, Discord, e-mail and others, as apprise writes them
@@ -127,6 +133,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         self.scrub_seconds(local=True)
         if self.worker_memory < 256 * 1024**2:
             raise SettingsError("worker_memory must be at least 268435456 bytes (256 MiB)")
+        for name, value in self.labels:
+            if not value.strip() or len(value) > _LONGEST_LABEL or not value.isprintable():
+                raise SettingsError(f"{name} must be a text of 1 to {_LONGEST_LABEL} characters in one line")
         if self.webhook is not None and not self.webhook.startswith(("http://", "https://")):
             raise SettingsError("webhook must be an http or https URL")
         for number, address in enumerate(self.notify, 1):
@@ -156,6 +165,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         for address in (*self.notify, self.webhook or "", *in_command):
             text = text.replace(repr(address), "'***'") if address else text
         return text
+
+    @property
+    def labels(self) -> tuple[tuple[str, str], ...]:
+        """The labels of the run that are set: their names and values."""
+        found = ((name, getattr(self, name)) for name in LABELS)
+        return tuple((name, value) for name, value in found if value is not None)
 
     def scrub_seconds(self, *, local: bool) -> float | None:
         """Return the seconds after which a daemon reads a checkpoint again, or None for never. Raises SettingsError.
@@ -196,6 +211,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def changed(self, **overrides: Any) -> Settings:
         """Return the settings with some replaced. A value of None changes nothing."""
         return msgspec.structs.replace(self, **{k: v for k, v in overrides.items() if v is not None})
+
+
+def fits_run(pattern: str, names: Iterable[str], labels: Iterable[tuple[str, str]]) -> bool:
+    """True if a shell pattern fits a name of a run. One such as ``team=vision*`` is for the label, and for no name:
+    other users may create a folder of that name."""
+    label, equals, value = pattern.partition("=")
+    if equals and label in LABELS:
+        return any(name == label and fnmatchcase(own, value) for name, own in labels)
+    return any(fnmatchcase(name, pattern) for name in names)
 
 
 def parse_settings(text: str, source: str) -> Settings:

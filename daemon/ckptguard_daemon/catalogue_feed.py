@@ -107,7 +107,7 @@ class CatalogueFeed:
     def summary(self, watched: WatchedRun) -> RunSummary:
         """Return the summary of a guarded run as of now."""
         noted = self.catalogue.summary(watched.run_id) or _NOTHING
-        known = msgspec.structs.replace(noted, url=watched.url, name=watched.name)
+        known = msgspec.structs.replace(noted, url=watched.url, name=watched.name, labels=dict(watched.settings.labels))
         trouble = None if watched.trouble is None else watched.trouble.message
         ended = watched.ended_words if watched.state == "ended" else None
         is_found = noted is not _NOTHING and trouble is None  # maybe by its first pass, which goes on

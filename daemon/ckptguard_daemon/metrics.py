@@ -477,7 +477,8 @@ def _run_labels(runs: Sequence[RunSummary]) -> list[str]:
     for place, run in enumerate(runs):
         if often[shown[place]] > 1:  # names that look the same once they are escaped
             shown[place] = f"{shown[place]} ({run_id_of(run.url)})"
-    return [f'run="{label}"' for label in shown]
+    more = ("".join(f',{name}="{_quoted(value)}"' for name, value in run.labels.items()) for run in runs)
+    return [f'run="{label}"{labels}' for label, labels in zip(shown, more, strict=True)]
 
 
 def _shown_causes(runs: Sequence[RunSummary]) -> set[str]:

@@ -19,6 +19,7 @@ from ckptguard_daemon.metrics import Counted, DaemonFacts, exposition
 
 from ckptguard.catalogue.rows import RunSeen
 from ckptguard.values.run_summary import RunSummary
+from ckptguard.values.settings import Settings
 
 
 def facts(number: int) -> RunSummary:
@@ -89,7 +90,10 @@ def main() -> None:
     for run in runs:
         feed.catalogue.see(RunSeen(id=run.url, digest=b"d", summary=run))
 
-    watched = [SimpleNamespace(run_id=r.url, url=r.url, name=r.name, state="guarded", trouble=None) for r in runs]
+    watched = [
+        SimpleNamespace(run_id=r.url, url=r.url, name=r.name, state="guarded", trouble=None, settings=Settings())
+        for r in runs
+    ]
 
     def scrape() -> bytes:
         return exposition([feed.summary(one) for one in watched], daemon, time.time())

@@ -20,7 +20,13 @@ _LONGEST = 100 * 365 * 86400.0
     show_default=True,
     help="reader looks, guard reports incidents too, operator changes runs.",
 )
-@click.option("--run", "runs", metavar="PATTERN", multiple=True, help="Only runs with such a name or URL: team-a/*.")
+@click.option(
+    "--run",
+    "runs",
+    metavar="PATTERN",
+    multiple=True,
+    help="Only runs with such a name, URL or label: team-a/*, team=vision.",
+)
 @click.option("--expires", metavar="SPAN", help="It is wrong after SPAN: 30d, 12h.")
 @json_option
 def command(name: str, path: str, role: str, runs: tuple[str, ...], expires: str | None, as_json: bool) -> None:

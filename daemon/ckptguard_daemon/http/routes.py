@@ -8,7 +8,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 
 import msgspec
 from starlette import routing
@@ -21,6 +20,7 @@ from ckptguard.errors import NotFoundError
 from ckptguard.records.daemon_record import DaemonRecord
 from ckptguard.values.access import Role as Role
 from ckptguard.values.ids import name_of_run
+from ckptguard.values.settings import fits_run
 from ckptguard_daemon.catalogue_feed import CatalogueFeed
 from ckptguard_daemon.http.replies import refusal, unauthorized
 from ckptguard_daemon.jobs import Jobs
@@ -30,7 +30,8 @@ from ckptguard_daemon.run_set import RunSet
 
 
 class Caller(msgspec.Struct, frozen=True, kw_only=True):
-    """Who asks. `runs` are patterns for names and URLs of runs; None means all. `expires`: in seconds since 1970."""
+    """Who asks. `runs` are patterns for names, URLs and labels of runs; None means all. `expires`: in seconds since
+    1970."""
 
     name: str
     role: Role
@@ -40,7 +41,7 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
     def sees(self, run: WatchedRun) -> bool:
         """True if this run exists for the caller."""
         names = (run.name or name_of_run(run.url), run.url, run.run_id)
-        return self.runs is None or any(fnmatchcase(name, p) for p in self.runs for name in names)
+        return self.runs is None or any(fits_run(p, names, run.settings.labels) for p in self.runs)
 
 
 STREAMS = 200  # at a time

@@ -57,7 +57,7 @@ def test_what_hooks_are_told_is_documented(run: Path, start: Starter, tmp_path: 
     """The document has the keys and types of the example."""
     path = tmp_path / "told"
     save(run, 200, nan=True)
-    daemon = start(run, arguments=toml(tmp_path, on_incident=command(path)))
+    daemon = start(run, arguments=toml(tmp_path, on_incident=command(path)), CKPTGUARD_TEAM="vision")
     daemon.post("incidents", {"reason": "NaN"})
     until(lambda: len(told(path)) == 2, "two events")
     for event in told(path):

@@ -31,6 +31,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from ckptguard.decisions.run_summary import in_state
 from ckptguard.values.run_summary import RunSummary
+from ckptguard.values.settings import LABELS
 from ckptguard.values.silence import LONGEST, Silence
 
 NOW = 1_000_000.0
@@ -125,6 +126,16 @@ def test_any_names_give_one_series_each(names: list[str], cause: str) -> None:
     runs = [facts(f"/r/{name}", training=True, incidents={cause: 1}, rollbacks={name: 1}) for name in names]
     found = read(exposition(runs, DAEMON, NOW))
     assert sum(name == "ckptguard_training" for name, _ in found) == len(set(names))
+
+
+@given(st.dictionaries(st.sampled_from(LABELS), st.text(min_size=1, max_size=6), max_size=3))
+def test_all_series_of_a_run_have_its_labels(labels: dict[str, str]) -> None:
+    """Any text, and equal ones wherever alerts compare two series."""
+    found = read(exposition([facts(labels=labels, training=True, checkpoints={"good": 1})], DAEMON, NOW))
+    own = [dict(shown) for _, shown in found if dict(shown).get("run") == "/runs/exp1"]
+    assert len(own) > 9
+    assert len({tuple(shown.get(name) for name in LABELS) for shown in own}) == 1
+    assert {name for name in own[0] if name in LABELS} == labels.keys()
 
 
 def test_names_that_look_alike_are_told_apart() -> None:

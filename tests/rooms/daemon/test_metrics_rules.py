@@ -252,6 +252,7 @@ def test_of_very_many_runs_each_alert_names_the_same_runs(
         RunSummary(
             url=f"/r/{n}",
             name=f"{n}",
+            labels={"team": f"team-{n % 3}", "owner": f"{n}"} if n % 2 else {},
             state="failing" if draw.random() < 0.1 else "guarded",
             protected=draw.random() < 0.9,
             training=(trains := draw.random() < 0.5),
@@ -282,7 +283,8 @@ def test_of_very_many_runs_each_alert_names_the_same_runs(
                 head, brace, labels = shown.partition("{")
                 series[f'{head}{{instance="{name}"{"," if brace else "}"}{labels}'] = f"{value}x300"
     first, second = (f'ALERTS{{alertstate="firing",instance="{name}"}}' for name in ("few", "many"))
-    differ = f"({first} unless on(alertname, run) {second}) or ({second} unless on(alertname, run) {first})"
+    same = "on(alertname, run, team, owner)"
+    differ = f"({first} unless {same} {second}) or ({second} unless {same} {first})"
     asked = {f"count({differ}) or vector(0)": 0, f"count(count by (alertname) ({second})) > bool 5": 1}
     test = {
         "interval": "1m",

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from fnmatch import fnmatchcase
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from ckptguard_daemon.http.routes import Caller
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,6 +16,7 @@ from ckptguard.errors import CkptguardError, NotFoundError, SettingsError
 from ckptguard.fleet import FleetRules, find_runs, read_fleet
 from ckptguard.fleet.find_runs import names_of, split_pattern
 from ckptguard.fleet.fleet_file import FleetFile, parse_fleet
+from ckptguard.values.access import Role
 from ckptguard.values.settings import Settings
 
 NAMES = st.sampled_from(["exp1", "exp2", "team/exp1", "team/big"])
@@ -46,6 +50,35 @@ def test_the_nearest_word_counts(
         words = [base, everyone, *fitting, environ]
         expected = next((w[key] for w in reversed(words) if key in w), getattr(Settings(), key))
         assert getattr(got, key) == expected
+
+
+LABELLED = st.dictionaries(
+    st.sampled_from(["team", "owner", "keep_good"]), st.sampled_from(["vision", "text", "vis=1"]), max_size=2
+).map(lambda table: {key: len(value) if key == "keep_good" else value for key, value in table.items()})
+KEYS = st.sampled_from(["*", "exp1", "team=vision", "team=vis*", "owner=text", "owner=*", "team=vis=1", "a=b", "team="])
+
+
+@given(
+    name=st.sampled_from(["exp1", "team=vision", "owner=text", "a=b"]),
+    everyone=LABELLED,
+    tables=st.dictionaries(KEYS, LABELLED, max_size=5),
+)
+def test_a_table_for_a_label_fits_the_runs_that_have_it_by_then(
+    name: str, everyone: dict[str, Any], tables: dict[str, dict[str, Any]]
+) -> None:
+    """Whoever gives a folder the name of a label gets nothing by it, neither settings nor what a token may see."""
+    file = FleetFile(folders=("/data",), settings=everyone, runs=tables)
+    got = FleetRules(file=file, base=Settings(), environ={}).settings_of(name, f"/data/{name}")
+    expected = dict(everyone)
+    for key, table in tables.items():
+        of_label = key.startswith(("team=", "owner="))
+        own = expected.get(key.split("=")[0], "") if of_label else name
+        if own and fnmatchcase(own, key.split("=", 1)[1] if of_label else key):
+            expected |= table
+    assert got == Settings().changed(**expected)
+    watched = SimpleNamespace(name=name, url=f"/data/{name}", run_id="1", settings=got)
+    sees = Caller(name="ann", role=Role.READER, runs=("team=vision", "owner=t*")).sees(watched)  # type: ignore[arg-type]
+    assert sees == (got.team == "vision" or got.owner == "text")
 
 
 def test_tables_apply_to_the_runs_they_name(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from support.web_listener import listening
 from ckptguard.engine.watched_run import WatchedRun
 from ckptguard.errors import RecordsError
 from ckptguard.records.incidents import open_incident
-from ckptguard.records.run import begin_run, list_records
+from ckptguard.records.run import begin_run, list_records, open_run
 from ckptguard.records.silences import end_silence, silence_run
 from ckptguard.reporting import channels, events, notify
 from ckptguard.reporting.channels import channels_of, try_out
@@ -422,6 +422,16 @@ def test_messages_say_what_happened_and_what_to_do_next(root, run):
     first, where, then = event["text"].splitlines()
     assert first.startswith("w: ")
     assert (where, then) == (f"Run: {run.url}", f"Next: ckptguard incident {run.url}")
+
+
+def test_messages_name_the_labels_of_their_run(root, run):
+    """As values for programs, and in the text. Nobody is called by them."""
+    labelled = open_run(run.url, Settings(team="vision", owner="<@ann>"))
+    event = verdict_event(labelled, bad(root, run, 200), source="daemon")
+    assert event["labels"] == {"team": "vision", "owner": "<@ann>"}
+    assert event["text"].splitlines()[2].startswith("Labels: team vision, owner ")
+    assert not set("@<") & set(event["text"])
+    assert verdict_event(run, bad(root, run, 200), source="daemon")["labels"] == trial_event(None)["labels"] == {}
 
 
 def test_a_command_of_another_user_keeps_no_other_alive(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -298,8 +298,9 @@ def test_every_document_is_as_documented(sick: tuple[Dashboard, str]) -> None:
     dashboard, root = sick
     run = "GET /v1/runs/{run}"
     fleet, page = dashboard.ask("fleet"), dashboard.ask("page", run=root)
-    for row in fleet["runs"]:  # maps by outcome and by cause
+    for row in fleet["runs"]:  # maps by outcome, by cause and by label
         row.update(checkpoints={"good": 1}, bytes={"good": 1}, incidents={"numeric": 1}, rollbacks={"numeric": 1})
+        row.update(labels={"team": "vision"})
     assert_like(fleet, example("GET /v1/fleet"))
     assert_like({**page, "run": {}, "scrub": None}, example(f"{run}/page"))
     assert_like(dashboard.ask("checkpoint", run=root, name=name(3)), example(f"{run}/checkpoint"))

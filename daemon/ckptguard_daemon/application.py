@@ -49,7 +49,9 @@ def routes(served: Served) -> list[Route]:
 def application(routes: Sequence[Route], admit: Admit) -> ASGIApp:
     """Return the ASGI application of one socket."""
     gate = Middleware(Admission, admit=admit)
-    return _SafeHeaders(Starlette(routes=routes, middleware=[gate], exception_handlers=REFUSALS))
+    found = Starlette(routes=routes, middleware=[gate], exception_handlers=REFUSALS)
+    found.router.redirect_slashes = False  # it would name a place that a proxy may show elsewhere
+    return _SafeHeaders(found)
 
 
 class _SafeHeaders:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import socket
 import ssl
 import stat
@@ -40,6 +41,7 @@ class HttpOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 NO_HTTP = HttpOptions()
+_PATH = re.compile(r"(/(?!\.+(/|$))[A-Za-z0-9._~-]+)*")  # below which a proxy shows the page; it takes this off
 
 
 class Front:
@@ -63,7 +65,7 @@ class Front:
         port = self._socket.getsockname()[1]
         secure = self._tls is not None or (url or "").startswith("https:")
         names = Names(url, None if tcp.is_loopback else tcp.host)
-        self.door = Door(callers, names, secure=secure, port=port)
+        self.door = Door(callers, names, secure=secure, port=port, path=urlsplit(url or "").path)
         host = socket.gethostname() if tcp.is_any else tcp.host
         shown = f"{host}:{port}" if ":" not in host else f"[{host}]:{port}"
         self.url = url or f"{'https' if self._tls else 'http'}://{shown}"
@@ -147,8 +149,9 @@ def _checked_url(url: str) -> str:
         good = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
     except ValueError:
         good = False
-    if not good or parts.path.strip("/") or parts.query or parts.fragment or parts.username is not None:
+    path = parts.path.rstrip("/") if good else ""
+    if not good or not _PATH.fullmatch(path) or parts.query or parts.fragment or parts.username is not None:
         raise SettingsError(
-            f"`--http-url {url}` is not the address of a site", hint="for example https://ckpt.example.org"
+            f"`--http-url {url}` is not the address of a site", hint="for example https://ops.example.org/ckptguard"
         )
-    return f"{parts.scheme}://{parts.netloc}"
+    return f"{parts.scheme}://{parts.netloc}{path}"

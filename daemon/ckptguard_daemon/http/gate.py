@@ -64,8 +64,8 @@ class Names:
         match = _HOST.fullmatch(host)
         if match is None:
             return None
-        if self._url is not None and host.lower() == urlsplit(self._url).netloc.lower():
-            return self._url.lower()
+        if self._url is not None and host.lower() == (known := urlsplit(self._url.lower())).netloc:
+            return f"{known.scheme}://{known.netloc}"
         name = match[1].lower()
         return f"{scheme}://{host.lower()}" if name in self._names or self._is_address(name) else None
 
@@ -81,10 +81,13 @@ class Names:
 class Door:
     """Who may come in by TCP: tokens and sessions. The routes of sessions find it as `scope["door"]`."""
 
-    def __init__(self, callers: Callers, names: Names, *, secure: bool, port: int) -> None:
-        self.callers, self.secure = callers, secure
-        # Browsers send a cookie to every port of a host, so each port has its own.
-        self.cookie = f"{'__Host-' if secure else ''}ckptguard-{port}"
+    def __init__(self, callers: Callers, names: Names, *, secure: bool, port: int, path: str = "") -> None:
+        """`path`: below which a proxy shows the page. Browsers send the cookie only there."""
+        self.callers, self.secure, self.path = callers, secure, f"{path}/"
+        # Browsers send a cookie to every port of a host, so each port has its own. With the prefix `__Host-` they let
+        # nobody else set it, but it must be for the whole host.
+        prefix = ("__Secure-" if path else "__Host-") if secure else ""
+        self.cookie = f"{prefix}ckptguard-{port}"
         self._names, self._attempts = names, Attempts()
 
     def admit(self, scope: Scope, headers: Headers) -> Response | None:

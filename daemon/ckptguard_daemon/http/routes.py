@@ -44,7 +44,7 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
         return self.runs is None or any(fits_run(p, names, run.settings.labels) for p in self.runs)
 
 
-STREAMS = 200  # at a time
+STREAMS = 240  # at a time: 200 pages, and those that connect anew
 
 OWNER = Caller(name="owner", role=Role.OPERATOR)  # a process that can open the Unix socket
 

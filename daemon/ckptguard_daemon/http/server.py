@@ -14,7 +14,7 @@ from starlette.types import ASGIApp
 
 from ckptguard_daemon.log import log
 
-MOST = 256  # open connections: for one more the oldest is ended
+MOST = 320  # open connections: for one more the oldest is ended
 _BUSY, _FULL = MOST + 32, MOST + 64  # if they do not end: uvicorn answers 503, and then none is taken
 _START_SECONDS, _STOP_SECONDS = 10.0, 2.0
 

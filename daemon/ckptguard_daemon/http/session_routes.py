@@ -93,7 +93,7 @@ async def _log_out(request: Request) -> Response:
 
 def _set_cookie(answer: Response, door: Door, value: str, seconds: int) -> None:
     answer.set_cookie(
-        door.cookie, value, max_age=seconds, path="/", secure=door.secure, httponly=True, samesite="strict"
+        door.cookie, value, max_age=seconds, path=door.path, secure=door.secure, httponly=True, samesite="strict"
     )
 
 

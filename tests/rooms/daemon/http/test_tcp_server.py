@@ -284,7 +284,10 @@ REFUSED = {
     "a certificate alone": ({"certificate": "c.pem"}, "127.0.0.1:0", "TLS needs"),
     "no certificate there": ({"certificate": "c.pem", "key": "k.pem"}, "127.0.0.1:0", "cannot be used"),
     "no such file of tokens": ({"tokens": "nothing"}, "127.0.0.1:0", "cannot be read"),
-    "a url with a path": ({"url": "https://a.example/x"}, "127.0.0.1:0", "is not the address of a site"),
+    "a url with dots": ({"url": "https://a.example/x/.."}, "127.0.0.1:0", "is not the address of a site"),
+    "a url with two slashes": ({"url": "https://a.example/x//y"}, "127.0.0.1:0", "is not the address of a site"),
+    "a url with a semicolon": ({"url": "https://a.example/x;y"}, "127.0.0.1:0", "is not the address of a site"),
+    "a url with a query": ({"url": "https://a.example/x?y"}, "127.0.0.1:0", "is not the address of a site"),
     "a url with a name": ({"url": "https://me:x@a.example"}, "127.0.0.1:0", "is not the address of a site"),
     "no port": ({}, "127.0.0.1", "is not HOST:PORT"),
 }

@@ -46,7 +46,7 @@ class Run(msgspec.Struct, frozen=True):
     options: StorageOptions = NO_OPTIONS  # options for the storages of this run, and of those beside it
     new_format: int = RECORDS.writes  # of its records, if they do not exist yet
     saves: tuple[Saves, ...] = ()  # what the user says is saved together
-    labels: tuple[tuple[str, str], ...] = ()  # whose it is, in messages
+    labels: tuple[str | None, ...] = ()  # the values of `LABELS`, for messages
 
     @property
     def run_id(self) -> str:
@@ -121,7 +121,7 @@ def open_run(
         saves=settings.saves,
         options=settings.storage,
         new_format=settings.records_format,
-        labels=settings.labels,
+        labels=(settings.team, settings.project, settings.owner),
     )
     folder = find_entry(storage, RECORDS_FOLDER) if inside else None
     if may_begin and folder is None and records.root is not None:

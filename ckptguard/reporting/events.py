@@ -22,6 +22,7 @@ from ckptguard.runs.history import History
 from ckptguard.runs.results import Checked
 from ckptguard.runs.run_view import RunView
 from ckptguard.values.ids import CheckpointId, Step, escape, name_of_run, step_text
+from ckptguard.values.settings import LABELS
 from ckptguard.values.verdict import Outcome, Severity, Verdict, heaviest_words
 
 _LONGEST_TEXT = 700  # characters of a reason in a message
@@ -196,7 +197,9 @@ def _event(
     what, then = told
     name, url = ("", "") if run is None else (escape(name_of_run(run.url)), escape(run.url))
     short = reason if len(reason) <= _LONGEST_TEXT else f"{reason[:_LONGEST_TEXT]}..."
-    labels = {} if run is None else {label: escape(value) for label, value in run.labels}
+    labels = (
+        {} if run is None else {name: escape(value) for name, value in zip(LABELS, run.labels, strict=False) if value}
+    )
     whose = ", ".join(f"{label} {value}" for label, value in labels.items())
     lines = (short, f"Run: {url}", whose and f"Labels: {whose}", f"Next: {escape(then)}")
     return {

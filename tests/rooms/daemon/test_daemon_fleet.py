@@ -114,20 +114,26 @@ def test_each_run_has_its_own_settings(tmp_path: Path, start: Starter) -> None:
     daemon.logged("verified", run=str(tmp_path / "fleet" / "strict"), outcome="bad")
 
 
-def test_events_reach_the_hooks_of_their_run(tmp_path: Path, start: Starter) -> None:
-    """A command for incidents in a run's table is told of that run alone."""
+@pytest.mark.parametrize("table", ['[runs."a"]', '[runs."a"]\nteam = "vision"\n[runs."team=vision"]'])
+def test_events_reach_the_hooks_of_their_run(tmp_path: Path, start: Starter, table: str) -> None:
+    """A command for incidents in a table of a run, or of a label that it has, is told of that run alone."""
     for name in ("a", "b"):
         (tmp_path / "fleet" / name / "checkpoint-1").mkdir(parents=True)
         save(tmp_path / "fleet" / name / "checkpoint-1", 1, nan=True)
     told = tmp_path / "told"
     file = tmp_path / "fleet.toml"
     command = json.dumps(["sh", "-c", f"cat >> {told}"])
-    file.write_text(f'folders = ["fleet"]\n[runs."a"]\non_incident = {command}')
+    file.write_text(f'folders = ["fleet"]\n{table}\non_incident = {command}')
     daemon = start(arguments=("--fleet", str(file)))
     daemon.logged("verified", run=str(tmp_path / "fleet" / "b"), outcome="bad")
     daemon.logged("hook_ran")
-    assert str(tmp_path / "fleet" / "a") in told.read_text()
-    assert str(tmp_path / "fleet" / "b") not in told.read_text()
+    labels = {"team": "vision"} if "team" in table else {}
+    event = json.loads(told.read_text())
+    assert (event["url"], event["labels"]) == (str(tmp_path / "fleet" / "a"), labels)
+    assert {run["url"]: run["labels"] for run in request(daemon.address, "GET", "/v1/fleet")[1]["runs"]} == {
+        str(tmp_path / "fleet" / "a"): labels,
+        str(tmp_path / "fleet" / "b"): {},
+    }
 
 
 def test_ready_after_every_runs_first_pass(tmp_path: Path, start: Starter) -> None:

@@ -114,6 +114,14 @@ def test_the_units_wait_as_long_as_the_daemon_may_be_silent() -> None:
         assert unit["Service"]["WatchdogSec"] == f"{LONGEST_SILENCE / 60:g}min"
 
 
+@pytest.mark.parametrize("name", ["service", "template"])
+def test_the_units_have_limits(name: str) -> None:
+    """A process that is ended for its memory does not end the daemon: its checkpoint is tried again."""
+    service = read_unit(name)["Service"]
+    assert {"MemoryMax", "TasksMax"} <= service.keys()
+    assert service["OOMPolicy"] == "continue"
+
+
 def test_the_container_file_is_sound() -> None:
     """It installs the wheel that lies beside it, with extras that there are, and runs a command that there is."""
     lines = [line for line in printed("container").splitlines() if line and not line.startswith("#")]

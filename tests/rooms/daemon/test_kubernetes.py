@@ -40,7 +40,7 @@ def rendered(request: pytest.FixtureRequest, folder: Path) -> dict[str, Any]:
     done = subprocess.run([*tool, str(folder / request.param)], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     found = {resource["kind"]: resource for resource in yaml.safe_load_all(done.stdout)}
-    assert found.keys() == {"Namespace", "ServiceAccount", "ConfigMap", OVERLAYS[request.param]}
+    assert found.keys() == {"Namespace", "ServiceAccount", "ConfigMap", "Service", OVERLAYS[request.param]}
     return found
 
 
@@ -109,9 +109,46 @@ def test_the_daemon_takes_its_arguments(rendered: dict[str, Any]) -> None:
         for place in (socket, parsed["config"], "/tmp/x", *parsed["runs"], *filter(None, [parsed["fleet"]])):
             assert any(f"{place}/".startswith(f"{path}/") for path in mounted), place
         assert Path(parsed["config"]).name in rendered["ConfigMap"]["data"]
-        for probe, option in (("livenessProbe", "--alive"), ("readinessProbe", "--ready")):
+        probes = {"livenessProbe": "--alive", "readinessProbe": "--ready", "startupProbe": "--alive"}
+        for probe, option in probes.items():
+            if probe == "startupProbe" and daemon.get("restartPolicy") == "Always":
+                continue  # the training would wait for it
             assert daemon[probe]["exec"]["command"] == ["ckptguard-daemon", option, socket]
             assert option in options
+
+
+def test_all_that_is_written_has_a_place(rendered: dict[str, Any]) -> None:
+    """The roots are read-only: the socket and temporary files are on volumes of the pod, with a limit."""
+    for pod in pods(rendered):
+        volumes = {volume["name"]: volume for volume in pod["volumes"]}
+        for container in containers(pod):
+            places = {mount["mountPath"]: volumes[mount["name"]] for mount in container["volumeMounts"]}
+            assert all("sizeLimit" in places[path]["emptyDir"] for path in ("/tmp", "/run/user"))
+            if "/ckptguard-daemon@" in container["image"]:
+                assert {"memory", "ephemeral-storage"} <= container["resources"]["limits"].keys()
+
+
+def test_prometheus_finds_every_daemon(rendered: dict[str, Any], folder: Path) -> None:
+    """The monitor and the service choose its pods, name its port, and show the token that it reads. Without the token
+    nobody is told, and only the group may read it."""
+    yaml = pytest.importorskip("yaml")
+    monitor = yaml.safe_load((folder / "podmonitor" / "podmonitor.yaml").read_text(encoding="utf-8"))["spec"]
+    [endpoint], service = monitor["podMetricsEndpoints"], rendered["Service"]["spec"]
+    chosen = monitor["selector"]["matchLabels"]
+    assert chosen == service["selector"]
+    [workload] = [one for one in rendered.values() if "template" in one.get("spec", {})]
+    assert chosen.items() <= workload["spec"]["template"]["metadata"]["labels"].items()
+    pod = workload["spec"]["template"]["spec"]
+    daemon = next(c for c in containers(pod) if c["name"] == "ckptguard")
+    parsed = command.make_context("ckptguard-daemon", daemon["args"]).params
+    [port] = daemon["ports"]
+    assert port["name"] == endpoint["port"] == service["ports"][0]["targetPort"]
+    assert parsed["metrics"] == f"0.0.0.0:{port['containerPort']}"
+    place = Path(parsed["metrics_token"])
+    mount = next(mount for mount in daemon["volumeMounts"] if mount["mountPath"] == str(place.parent))
+    secret = next(volume for volume in pod["volumes"] if volume["name"] == mount["name"])["secret"]
+    assert endpoint["authorization"]["credentials"] == {"name": secret["secretName"], "key": place.name}
+    assert secret["defaultMode"] == 0o440
 
 
 def test_the_sidecar_is_one(folder: Path) -> None:

@@ -36,7 +36,7 @@ from ckptguard.values.ids import (
 )
 from ckptguard.values.manifest import Manifest, content_digest
 from ckptguard.values.record_formats import VERDICT
-from ckptguard.values.verdict import Facts, Outcome, Verdict, decode_verdict
+from ckptguard.values.verdict import Facts, Outcome, Verdict, decode_verdict, is_early
 
 _ORDER, _GENERATION = attrgetter("order"), attrgetter("generation")
 _MOST_MANIFESTS = 64  # kept in memory at once: the manifest of a large checkpoint takes about 25 MB
@@ -384,7 +384,8 @@ class History:
 
         It is the nearest lower GOOD step of the series, else the nearest higher one. A name without a step uses the
         newest earlier GOOD one. An accepted schema counts as GOOD and needs no reference. Earlier checkpoints need not
-        match it. By the `sizes` of its files, it is never the same save before files with state were added.
+        match it. By the `sizes` of its files, it is never the same save before files with state were added. A higher
+        step is none while its verdict is an early one.
         """
         from ckptguard.records.run_settings import accepted_references  # an answer from the records needs none
 
@@ -402,6 +403,8 @@ class History:
             if other not in accepted and (standing is None or standing.outcome is not Outcome.GOOD):
                 continue
             manifest, verdict = self.manifest(other), self.verdict(other)
+            if other.order > id.order and is_early(verdict):
+                continue
             if manifest is not None and other.step == id.step and _is_part_of(manifest, sizes):
                 continue
             good = verdict is not None and verdict.outcome is Outcome.GOOD
@@ -445,7 +448,7 @@ class History:
         return tuple(found.values())
 
     def following(self, series: str, step: Step, *, read: bool) -> Manifest | None:
-        """Return the nearest higher step that was sealed and not moved aside by a rollback.
+        """Return the nearest higher step that was sealed and not moved aside by a rollback, and has no early verdict.
 
         Without `read`, only if its manifest is in memory. Steps usually rise, so usually there is none.
         """
@@ -454,7 +457,7 @@ class History:
         known = self.ordered(series)
         for place in range(bisect_left(known, ((*numbers_of(step), -1), 0), key=_ORDER), len(known)):
             id = known[place]
-            if self.is_sealed(id) and not self.is_quarantined(id):
+            if self.is_sealed(id) and not self.is_quarantined(id) and not (read and is_early(self.verdict(id))):
                 return self.manifest(id) if read else self._manifests.get(id)
         return None
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).parent.parent)]
@@ -32,6 +33,10 @@ def main() -> None:
     from support.store_requests import Bill
     from support.store_runs import StoreRun, look
 
+    from ckptguard.runs.results import Checked
+    from ckptguard.runs.work import Work
+    from ckptguard.scan import scan_files
+
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
         starting = moto_server(place, page=1000) if given.server == "moto" else radosgw(place)
@@ -40,7 +45,7 @@ def main() -> None:
             run = StoreRun(server, proxy, BUCKET, "run", place / "saves")
             for number in range(1, given.saves + 1):
                 run.save(10 * number)
-            guarded = run.guard()
+            guarded = run.guard(run.settings.changed(unfinished_limit=0.0))  # as if they were saved long ago
 
             def show(what: str, looks: int) -> Bill:
                 bill = Bill(proxy)
@@ -51,7 +56,16 @@ def main() -> None:
                 print(f"{what}: {counts}; {bill.reads()} reads of its bytes; ${bill.dollars():.6f}", flush=True)
                 return bill
 
-            show(f"the first looks at {given.saves} saves", 3)
+            began, backlog = time.perf_counter(), Bill(proxy)
+
+            def found(checked: Checked) -> None:
+                if checked.path == f"checkpoint-{10 * given.saves}":
+                    asked, seconds = sum(backlog.counts().values()) + backlog.reads(), time.perf_counter() - began
+                    print(f"the newest is {checked.outcome.value} after {seconds:.1f} s, {asked} requests", flush=True)
+
+            guarded.step(Work(scanner=scan_files, found=found))
+            print(f"all {given.saves} saves are judged after {time.perf_counter() - began:.1f} s", flush=True)
+            show("two more looks", 2)
             idle = show("an idle look", 1)
             run.save(10 * given.saves + 10)
             new = show("a new save, with the looks until the run is idle again", 3)

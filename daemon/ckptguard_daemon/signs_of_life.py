@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 
 from ckptguard.decisions.fleet_health import Activity, going_on, stopped_saving
-from ckptguard.records.leases import TrainingRecord, list_trainings
+from ckptguard.records.leases import TRAININGS, TrainingRecord, list_trainings
 from ckptguard.records.samples import FOLDER as SAMPLES
 from ckptguard.records.who_and_when import has_ended, is_here, seconds_of
 from ckptguard.runs.run_view import Listing, RunView
@@ -22,6 +23,7 @@ class SignsOfLife:
 
     def __init__(self) -> None:
         self._listing: Listing | None = None
+        self._listed: Sequence[str] | None = None
         self._samples: frozenset[str] | None = None
         self._logged: Activity | None = None
         self._guards: tuple[TrainingRecord, ...] = ()
@@ -39,7 +41,11 @@ class SignsOfLife:
         if start.listing is not self._listing and (at := logged_at(start.listing.entries)) is not None:
             self._logged = going_on(self._logged, at, interval)
         self._samples, self._listing = samples, start.listing
-        self._guards = tuple(one for one in list_trainings(view.run) if one.loops and is_here(one.owner))
+        if start.listed is not self._listed:  # the same object while no record came or went
+            self._listed = start.listed
+            trains = any(name.startswith(f"{TRAININGS}/") for name in start.listed)
+            guards = list_trainings(view.run) if trains else ()
+            self._guards = tuple(one for one in guards if one.loops and is_here(one.owner))
 
     def saving_stopped(self, summary: RunSummary, now: float) -> bool | None:
         """True if training goes on and saves nothing any more. None: nothing shows whether it goes on."""

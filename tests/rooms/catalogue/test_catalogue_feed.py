@@ -48,7 +48,7 @@ class Guarded:
     def summary(self):
         """What the feed says of it."""
         known = {"run_id": self.run.run_id, "url": self.url, "name": name_of_run(self.url)}
-        return self.feed.summary(SimpleNamespace(**known, state="guarded", trouble=None))
+        return self.feed.summary(SimpleNamespace(**known, state="guarded", trouble=None, settings=self.settings))
 
     @property
     def noted(self):

@@ -384,8 +384,7 @@ class History:
 
         It is the nearest lower GOOD step of the series, else the nearest higher one. A name without a step uses the
         newest earlier GOOD one. An accepted schema counts as GOOD and needs no reference. Earlier checkpoints need not
-        match it. By the `sizes` of its files, it is never the same save before files with state were added. A higher
-        step is none while its verdict is an early one.
+        match it. By the `sizes` of its files, it is never the same save before files with state were added.
         """
         from ckptguard.records.run_settings import accepted_references  # an answer from the records needs none
 
@@ -403,8 +402,6 @@ class History:
             if other not in accepted and (standing is None or standing.outcome is not Outcome.GOOD):
                 continue
             manifest, verdict = self.manifest(other), self.verdict(other)
-            if other.order > id.order and is_early(verdict):
-                continue
             if manifest is not None and other.step == id.step and _is_part_of(manifest, sizes):
                 continue
             good = verdict is not None and verdict.outcome is Outcome.GOOD

@@ -65,7 +65,7 @@ AZURITE = HOME / "azurite"
 PATIENCE = 600  # seconds for one installer other than pip: npm tries for ever where it cannot reach its index
 AZURITE_VERSION = "3.37.0"
 # A file's tests stay together, for they share what takes long to make.
-SIDE_BY_SIDE = ("--numprocesses", "auto", "--maxprocesses", "4", "--dist", "loadfile")
+SIDE_BY_SIDE = ("--numprocesses", "auto", "--maxprocesses", "4", "--dist", "loadfile", "--durations", "50")
 # Tests write, sync and delete tens of thousands of small files: three times as fast in memory as on a disk.
 MEMORY, MEMORY_NEEDED = Path("/dev/shm"), 4 << 30
 CHECKS = (("ruff", "check", "."), ("ruff", "format", "--check", "."), ("mypy",))

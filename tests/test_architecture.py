@@ -46,7 +46,6 @@ BANNED_WORDS = {"utils", "util", "common", "core", "helpers", "helper"}
 BANNED_CLASSES = re.compile(r"(Manager|Handler|Helper|Processor)(?![a-z])")
 # Where what tests share lies; elsewhere a helper lies beside the tests that launch it.
 HOMES_OF_HELPERS = {
-    "benchmarks",
     "campaigns",
     "contracts",
     "docs",

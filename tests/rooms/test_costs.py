@@ -7,13 +7,13 @@ from pathlib import Path
 
 import fsspec
 import pytest
-from benchmarks.bench_known_good import write_run
 from support.counting_storage import CountingStorage, counted
 from support.records_on_disk import key_of
 from support.tiny_run import TINY, cycle, delete, files_of_manifest, forget, inline, memory_path, name_of, save
 
 import ckptguard.records.run
 import ckptguard.runs.target
+from benchmarks.bench_known_good import write_run
 from ckptguard.inspect.show import show
 from ckptguard.keep.copies import keep_checkpoint
 from ckptguard.records.run import open_run

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from benchmarks.functions_called import figures, functions_called
 
 MOST = {"known-good": 80, "verify": 346, "look": 60}

@@ -7,10 +7,10 @@ import contextlib
 from unittest import mock
 
 import pytest
-from benchmarks.bench_known_good import counted, write_run
 from support.tiny_run import TINY, delete, inline, name_of, rot, save
 from support.views import look
 
+from benchmarks.bench_known_good import counted, write_run
 from ckptguard.errors import NoKnownGoodError
 from ckptguard.inspect.list_states import survey, undecided
 from ckptguard.records.run import open_run

@@ -9,12 +9,12 @@ from unittest import mock
 
 import msgspec
 import pytest
-from benchmarks.bench_known_good import write_run
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from support.tiny_run import TINY, delete, forget, inline, name_of, rot, save, truncate
 from support.views import look
 
+from benchmarks.bench_known_good import write_run
 from ckptguard.errors import CkptguardError
 from ckptguard.inspect.list_states import survey
 from ckptguard.inspect.status import status

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from benchmarks.bench_known_good import write_run
 
 # The interpreter itself tells which folders are listed, whoever asks and by whatever function.

@@ -14,7 +14,6 @@ from typing import Any, cast
 
 import msgspec
 import pytest
-from benchmarks.bench_known_good import counted
 from ckptguard_daemon import run_routes
 from ckptguard_daemon.application import application, routes
 from ckptguard_daemon.catalogue_feed import CatalogueFeed
@@ -27,6 +26,7 @@ from ckptguard_daemon.run_set import RunSet
 from starlette.types import ASGIApp
 from support.daemon_process import PATIENCE, Starter, save
 
+from benchmarks.bench_known_good import counted
 from ckptguard.engine.watched_run import WatchedRun
 from ckptguard.records.daemon_record import DaemonRecord
 from ckptguard.records.ledger import append_verdict

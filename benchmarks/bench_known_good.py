@@ -1,6 +1,6 @@
 """Asking for the known-good checkpoint of a run of many: in this process, and from a daemon's socket.
 
-    python tests/benchmarks/bench_known_good.py [--checkpoints 10000] [--files 10] [--runs 200] [--folder DIR]
+    python -m benchmarks.bench_known_good [--checkpoints 10000] [--files 10] [--runs 200] [--folder DIR]
 
 Prints the median time of each, and how many listings, reads and other questions the storage was asked. `--files`: so
 many of the checkpoints, the newest, have files in place; of the others there are the records. The daemon is asked by a
@@ -36,8 +36,6 @@ from ckptguard.values.manifest import content_digest, decode_manifest
 from ckptguard.values.record_text import encode_checked
 from ckptguard.values.settings import Settings
 from ckptguard.values.verdict import decode_verdict
-
-sys.path[:0] = [str(Path(__file__).parent.parent)]
 
 CALLS = ("list", "names", "open", "stat", "create", "move", "remove")
 
@@ -108,7 +106,7 @@ def counted() -> Iterator[collections.Counter[str]]:
 def daemon(root: Path, folder: Path) -> Iterator[str]:
     """A daemon on the run that has looked at all of it: its socket."""
     place = str(folder / "d.sock")
-    path = str(Path(__file__).parent.parent.parent / "daemon")
+    path = str(Path(__file__).parent.parent / "daemon")
     environment = {**os.environ, "PYTHONPATH": path}
     command = [sys.executable, "-m", "ckptguard_daemon", str(root), "--socket", place]
     process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

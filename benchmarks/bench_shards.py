@@ -1,6 +1,6 @@
 """One large checkpoint, on the workers of a Dask cluster and in one process.
 
-    PYTHONPATH=tests python tests/benchmarks/bench_shards.py [--shards 8] [--megabytes 512] [--workers 4]
+    python -m benchmarks.bench_shards [--shards 8] [--megabytes 512] [--workers 4]
 
 It writes a checkpoint of safetensors shards with an index, as transformers does. It verifies it with
 `ckptguard verify`, and with `ckptguard fleet verify --engine dask://...` on a local cluster. It prints which worker
@@ -88,7 +88,7 @@ def on_dask(fleet: Path, workers: int, folder: Path) -> tuple[float, Manifest, V
     """The same on a cluster; prints who did what."""
     notes = folder / "notes"
     notes.mkdir()
-    port, tests = free_port(), Path(__file__).resolve().parents[1]
+    port, tests = free_port(), Path(__file__).resolve().parents[1] / "tests"
     path = os.pathsep.join((str(tests), os.environ.get("PYTHONPATH", "")))
     options = {"env": {**os.environ, "NOTING_NOTES": str(notes), "PYTHONPATH": path}, "cwd": folder}
     dask, place = [sys.executable, "-m"], f"tcp://127.0.0.1:{port}"

@@ -1,8 +1,9 @@
 """What a report costs training: remembering an update, and looking at what is not finite. Ratios of one run.
 
-python tests/benchmarks/bench_evidence.py
+python -m benchmarks.bench_evidence [--layers 64]
 """
 
+import argparse
 import time
 
 import torch
@@ -26,7 +27,10 @@ def seconds(work, times):
 
 def main():
     """Print both figures."""
-    model = torch.nn.Sequential(*(torch.nn.Linear(1024, 1024) for _ in range(64)))  # 256 MiB
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--layers", type=int, default=64, help="of 4 MiB each")
+    layers = parser.parse_args().layers
+    model = torch.nn.Sequential(*(torch.nn.Linear(1024, 1024) for _ in range(layers)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     parts = TrainingParts(model=model, optimizer=optimizer)
     recent, signal = SampleBuffer(parts.optimizer), Signal(step=1, loss=1.0, grad_norm=1.0)

@@ -1,6 +1,6 @@
 """How many functions of the packages the data of a command crosses.
 
-    python tests/benchmarks/functions_called.py [--list WHAT]
+    python -m benchmarks.functions_called [--list WHAT]
 
 Counts by `sys.setprofile` the distinct functions that are called in all threads. What a function builds inside itself
 (a comprehension, a lambda) is a part of it. Nothing is counted that only imports or parses options. `--list` prints the
@@ -19,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import CodeType, FrameType
 
-ROOT = Path(__file__).parent.parent.parent
+ROOT = Path(__file__).parent.parent
 PACKAGES = tuple(str(ROOT / name) + "/" for name in ("ckptguard", "daemon/ckptguard_daemon"))
 
 
@@ -87,5 +87,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "daemon")]
     main()

@@ -1,6 +1,6 @@
 """What a pass costs: the first one over many tiny saves, and an idle one over very many checkpoints.
 
-``python tests/benchmarks/bench_pass.py [--first 500 1000 2000] [--idle 5000] [--at FOLDER]`` prints seconds of
+``python -m benchmarks.bench_pass [--first 500 1000 2000] [--idle 5000] [--at FOLDER]`` prints seconds of
 processor time (of this process and its scanners) and requests to storage. The first pass must be linear: twice as many
 saves, hardly more than twice the time. Files lie in memory (``/dev/shm``), so that no disk is measured.
 """
@@ -10,12 +10,9 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
-import sys
 import tempfile
 import time
 from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from support.counting_storage import counted
 from support.tiny_files import content

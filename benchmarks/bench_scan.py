@@ -1,6 +1,6 @@
 """Verification against md5sum and against the naive way, in turns, as whole processes.
 
-    python tests/benchmarks/bench_scan.py [--size-gib 2] [--runs 5] [--folder DIR] [--only PART]
+    python -m benchmarks.bench_scan [--size-gib 2] [--runs 5] [--folder DIR] [--only PART]
 
 Prints medians of wall time and CPU time as ratios to md5sum over the same files in the same run, and peak memory:
 one file in either format, with MD5, with BLAKE3 alone, and bound to one processor; eight shards with md5sum reading
@@ -22,7 +22,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from bench_import import compiled, tiny_file
+from benchmarks.bench_import import compiled, tiny_file
 
 NAIVE = """
 import subprocess, sys, torch

@@ -1,6 +1,6 @@
 """Replicating, verifying and restoring over loopback S3, against fsspec's own put and get of the same files.
 
-    python tests/benchmarks/bench_remote.py [--mebibytes 1024] [--shards 1] [--rounds 3] [--server radosgw|moto]
+    python -m benchmarks.bench_remote [--mebibytes 1024] [--shards 1] [--rounds 3] [--server radosgw|moto]
         [--folder DIR]
 
 Each round does everything once, in turn, on a server of its own; a ratio is that of one round, and what counts is the
@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -34,7 +33,6 @@ from ckptguard.verification.checkpoint import Verification, verify_checkpoint
 if TYPE_CHECKING:
     from servers.s3 import S3Server
 
-sys.path[:0] = [str(Path(__file__).parent.parent)]
 
 BUCKET, NAME = "ckptguard-bench", "net-1.safetensors"
 SERVERS = ("radosgw", "moto")

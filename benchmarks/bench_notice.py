@@ -1,6 +1,6 @@
 """Who notices what happened to a checkpoint: `torch.load`, safetensors, `md5sum -c`, and `ckptguard verify`.
 
-    python tests/benchmarks/bench_notice.py [--trials 100]
+    python -m benchmarks.bench_notice [--trials 100]
 
 Each trial saves a small checkpoint, does one kind of harm to it at a random place, and asks each in turn. md5sum has a
 list that was made right after the save. ckptguard has its own record, or in the column "no record" nothing at all.

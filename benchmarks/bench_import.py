@@ -1,6 +1,6 @@
 """How long starting takes: commands against ``import click``, ``import ckptguard`` after torch against msgspec.
 
-    python tests/benchmarks/bench_import.py [--runs 20] [--only commands|library]
+    python -m benchmarks.bench_import [--runs 20] [--only commands|library]
 
 Prints medians over fresh processes taken in turn, and what the commands may take. The bytecode of everything is
 compiled beforehand, as an installer does, whatever ``PYTHONDONTWRITEBYTECODE`` says.

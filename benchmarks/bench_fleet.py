@@ -1,6 +1,6 @@
 """One daemon over many runs: what it costs while nothing happens, and how soon it sees a new save.
 
-    python tests/benchmarks/bench_fleet.py [--runs 500] [--checkpoints 50] [--seconds 60]
+    python -m benchmarks.bench_fleet [--runs 500] [--checkpoints 50] [--seconds 60]
 
 Makes a fleet of local runs in which each checkpoint has a good verdict, starts a daemon over it, waits until each run
 had a pass, and then reads resident memory and processor time of the daemon and its children from /proc. Seen is a save
@@ -14,12 +14,9 @@ import argparse
 import os
 import resource
 import shutil
-import sys
 import tempfile
 import time
 from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from support.daemon_process import DaemonProcess, request
 from support.tiny_run import save

@@ -1,6 +1,6 @@
 """How long the data routes of the page take for a long run and for a large fleet, and what open streams cost.
 
-    python tests/benchmarks/bench_dashboard.py [--checkpoints 5000] [--tensors 1000] [--runs 10000] [--streams 200]
+    python -m benchmarks.bench_dashboard [--checkpoints 5000] [--tensors 1000] [--runs 10000] [--streams 200]
 
 The manifests that a heat map reads are written to a local disk; the rows are put into a catalogue. Printed: seconds of
 the first and of the second answer, its size in KiB as sent, and the growth of the process by the streams in MiB.
@@ -15,10 +15,10 @@ import tempfile
 import time
 from pathlib import Path
 
-from benchmarks.bench_catalogue import generations
 from ckptguard_daemon.dashboard.heat import MOST, choose
 from support.dashboards import Dashboard
 
+from benchmarks.bench_catalogue import generations
 from ckptguard.catalogue.rows import RunSeen
 from ckptguard.records.manifests import write_manifest
 from ckptguard.records.run import begin_run

@@ -1,6 +1,6 @@
 """One scrape of a thousand runs: from their facts, and from a catalogue's feed.
 
-    python tests/benchmarks/bench_metrics.py [--runs 1000] [--times 20]
+    python -m benchmarks.bench_metrics [--runs 1000] [--times 20]
 
 Prints the median time of each, the size of the text, and for comparison the time that Prometheus' own Python client
 takes for as many series, if it is installed.

@@ -1,6 +1,6 @@
 """Keeping a copy of a finished save: how long it takes, and what it costs on storage.
 
-    python tests/benchmarks/bench_keep.py [--size-gib 2] [--runs 7] [--folder DIR]
+    python -m benchmarks.bench_keep [--size-gib 2] [--runs 7] [--folder DIR]
 
 Prints the median time to keep one checkpoint by link and by copy, in turns, the ratio of the two, and the bytes that
 each adds to the file system (free blocks before and after, in a folder that nobody else should write to meanwhile),

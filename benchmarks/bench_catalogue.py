@@ -1,6 +1,6 @@
 """How long the catalogue takes to answer about one run of a fleet, and to take in what a pass has seen, and its memory.
 
-    python tests/benchmarks/bench_catalogue.py [--runs 1000] [--generations 100]
+    python -m benchmarks.bench_catalogue [--runs 1000] [--generations 100]
 
 Printed: the median of 30 times in milliseconds. Nothing else is read, so the figures are the same whatever the storage
 of the runs is.

@@ -1,6 +1,6 @@
 """What does watching cost a training step, looks at the weights included?
 
-    python tests/benchmarks/bench_observe.py [--steps 200] [--pairs 9] [--parameters 1000000] [--threads 1]
+    python -m benchmarks.bench_observe [--steps 200] [--pairs 9] [--parameters 1000000] [--threads 1]
 
 First the host time of one `observe` with floats: the cheapest block of calls, and the median one. Then pairs of runs,
 taken in turn, of steps that take 10 ms each: a plain loop over the loader, and the same loop through `guard.steps`

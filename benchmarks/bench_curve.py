@@ -1,6 +1,6 @@
 """What does the record of the curve cost a guarded training?
 
-    python tests/benchmarks/bench_curve.py [--updates 40000] [--pairs 7] [--step 0.0]
+    python -m benchmarks.bench_curve [--updates 40000] [--pairs 7] [--step 0.0]
 
 Pairs of trainings, taken in turn: the same `steps` and `observe` with the record and without it, saves left out. The
 record is written every second, thirty times as often as it is. What counts is the ratio of updates per second; the

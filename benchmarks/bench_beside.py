@@ -1,7 +1,7 @@
 """What does a daemon that verifies a large save cost the training beside it, on the same two processors?
 
-    python tests/benchmarks/bench_beside.py [--size-gib 2] [--rounds 3] [--step-ms 10] [--rate BYTES] [--folder DIR]
-    python tests/benchmarks/bench_beside.py --copies [--every 60]
+    python -m benchmarks.bench_beside [--size-gib 2] [--rounds 3] [--step-ms 10] [--rate BYTES] [--folder DIR]
+    python -m benchmarks.bench_beside --copies [--every 60]
 
 A training loop (torch on the processors, as many threads) makes steps of about so many milliseconds. In each round,
 in a shuffled order, a checkpoint of that size arrives in the run (a rename, its bytes in the page cache as after any

@@ -1,6 +1,6 @@
 """A checkpoint of very many tiny tensors: reading its structure, and its manifest written and read.
 
-    python tests/benchmarks/bench_many_tensors.py [--tensors 100000] [--runs 5] [--folder DIR]
+    python -m benchmarks.bench_many_tensors [--tensors 100000] [--runs 5] [--folder DIR]
 
 Prints CPU seconds (the best of the runs: other work on the machine only ever adds to them), bytes of manifest per
 tensor, and peak memory of a process that does all of it and a scan.

@@ -1,6 +1,6 @@
 """Saving behind training: how long the call takes, and how long until the checkpoint is durable and sealed.
 
-    python tests/benchmarks/bench_save.py [--size-gib 2] [--runs 5] [--folder DIR]
+    python -m benchmarks.bench_save [--size-gib 2] [--runs 5] [--folder DIR]
 
 Prints medians of ratios, taken in a shuffled order in one process: of the call to one copy of the state into memory
 that is there already, and to `torch.distributed.checkpoint.async_save` with its cached stager; of call to sealed, and

@@ -1,6 +1,6 @@
 """How long an answer takes while others attack the daemon's TCP socket.
 
-    python tests/benchmarks/bench_access.py [--seconds 3]
+    python -m benchmarks.bench_access [--seconds 3]
 
 For each attack a real daemon is asked `GET /v1/me` one after another, and the median and the slowest time are printed.
 The attacks are slow heads, slow bodies, bodies of 5 MB, wrong tokens, and foreign Hosts, up to 200 a second. All come
@@ -21,9 +21,6 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
-
-if __name__ == "__main__":
-    sys.path[:0] = [str(Path(__file__).resolve().parents[1])]
 
 from support.daemon_process import DaemonProcess
 

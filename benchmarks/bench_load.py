@@ -1,6 +1,6 @@
 """A verified load into the parameters that are there, and a rollback around it, against unverified loads.
 
-    python tests/benchmarks/bench_load.py [--size-gib 2] [--runs 7] [--folder DIR]
+    python -m benchmarks.bench_load [--size-gib 2] [--runs 7] [--folder DIR]
 
 Prints medians of ratios, taken in turns in one process over warm files: reading a safetensors file into existing
 tensors with BLAKE3 and a look for NaN, to `load_file` and `torch.load` followed by `copy_`, and to BLAKE3 of the same
@@ -21,11 +21,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
-from bench_save import SIDE, training
 from blake3 import blake3
 from safetensors.torch import load_file
 
 import ckptguard
+from benchmarks.bench_save import SIDE, training
 from ckptguard.records.manifests import read_manifest
 from ckptguard.records.run import open_run
 from ckptguard.storage import open_storage

@@ -1,6 +1,6 @@
 """What bulk work on a fleet costs: measured on this machine, and worked out for a large fleet.
 
-    PYTHONPATH=tests python tests/benchmarks/bench_bulk.py [--saves 5] [--megabytes 16]
+    python -m benchmarks.bench_bulk [--saves 5] [--megabytes 16] [--runs 1000]
 
 Measured: requests and bytes of one verdict, as the storage sees them, and how much faster several processes are than
 one. Worked out: how long 1,000 runs with 1 PB take with so many workers, when each series is read in its own order.
@@ -29,7 +29,7 @@ from ckptguard.bulk.engine import open_engine
 from ckptguard.decisions.bulk_order import SLOWEST, BulkJob, BulkQueue
 from ckptguard.storage import open_storage
 
-PETABYTE, RUNS, SAVES = 10**15, 1000, 100
+PETABYTE, SAVES = 10**15, 100
 
 
 def write(root: Path, runs: int, saves: int, megabytes: int) -> None:
@@ -72,10 +72,10 @@ def seconds(root: Path, workers: int) -> float:
     return time.perf_counter() - began
 
 
-def worked_out(workers: int, shards: int) -> float:
+def worked_out(workers: int, shards: int, runs: int) -> float:
     """How many seconds a petabyte takes: runs of very different sizes, each with one series."""
     numbers = random.Random(1)
-    weights = [numbers.lognormvariate(0, 1) for _ in range(RUNS)]
+    weights = [numbers.lognormvariate(0, 1) for _ in range(runs)]
     jobs = []
     for run, weight in enumerate(weights):
         size = int(PETABYTE * weight / sum(weights) / SAVES)
@@ -106,6 +106,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--saves", type=int, default=5)
     parser.add_argument("--megabytes", type=int, default=16)
+    parser.add_argument("--runs", type=int, default=1000, help="of the petabyte")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder, "fleet")
@@ -115,8 +116,9 @@ def main() -> None:
         alone, four = seconds(root, 1), seconds(root, 4)
         print(f"{4 * options.saves} checkpoints of {options.megabytes} MiB: {alone / four:.2f} times as fast with 4")
     for workers in (33, 100, 1000):
-        days = [worked_out(workers, shards) / 86400 for shards in (1, 8)]
-        print(f"1 PB, {RUNS:,} runs, {workers} workers at 50 MB/s: {days[0]:.1f} days, {days[1]:.1f} in 8 shards each")
+        days = [worked_out(workers, shards, options.runs) / 86400 for shards in (1, 8)]
+        of = f"1 PB, {options.runs:,} runs, {workers} workers at 50 MB/s"
+        print(f"{of}: {days[0]:.1f} days, {days[1]:.1f} in 8 shards each")
 
 
 if __name__ == "__main__":

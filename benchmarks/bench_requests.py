@@ -1,6 +1,6 @@
 """What guarding a run on an object store asks of the store: requests by kind, and dollars at the prices of S3.
 
-    python tests/benchmarks/bench_requests.py [--saves 10] [--server radosgw|moto] [--requests]
+    python -m benchmarks.bench_requests [--saves 10] [--server radosgw|moto] [--requests]
 
 A save has six files, as those of Transformers' Trainer. Listings have 1,000 names in one answer with moto, and 100 with
 radosgw. `--requests` prints each request of an idle look and of a new save.
@@ -9,12 +9,9 @@ radosgw. `--requests` prints each request of an idle look and of a new save.
 from __future__ import annotations
 
 import argparse
-import sys
 import tempfile
 import time
 from pathlib import Path
-
-sys.path[:0] = [str(Path(__file__).parent.parent)]
 
 BUCKET = "ckptguard-bench"
 MONTH = 30 * 86400

@@ -1,6 +1,6 @@
 """Does a scrub stay at its rate, and what can it do without one?
 
-    python tests/benchmarks/bench_scrub.py [--rate 100e6] [--seconds 20] [--rounds 3] [--folder DIR]
+    python -m benchmarks.bench_scrub [--rate 100e6] [--seconds 20] [--rounds 3] [--folder DIR]
 
 Writes a run of several safetensors checkpoints, together as many bytes as the rate allows in so many seconds, verifies
 it, and scrubs it with that rate and without one. Printed: bytes a second as a share of the rate, over the whole scrub
@@ -18,8 +18,9 @@ import tempfile
 import time
 from pathlib import Path
 
-from ckptguard.records.run import open_run
 from ckptguard.repair.scrub import scrub
+from ckptguard.runs.run_view import open_view
+from ckptguard.runs.work import Work
 from ckptguard.values.settings import Settings
 from ckptguard.verification.target import verify_target
 
@@ -54,7 +55,7 @@ def scrubbed(run: Path, rate: float | None) -> tuple[float, list[float]]:
         second = int(time.perf_counter() - began)
         seconds[second] = seconds.get(second, 0) + done
 
-    done = scrub(open_run(str(run)), SETTINGS, rate=rate, progress=count)
+    done = scrub(open_view(str(run), SETTINGS), work=Work(rate=rate, progress=count))
     took = time.perf_counter() - began
     if len(done.places) != FILES or any(one.outcome.value != "good" for one in done.places):
         raise SystemExit(f"a good run was called otherwise: {done}")

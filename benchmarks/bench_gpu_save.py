@@ -1,6 +1,6 @@
 """Saving behind a training on a GPU: for how long does it stall, and how much slower are updates meanwhile?
 
-    python tests/benchmarks/bench_gpu_save.py [--size-gib 4] [--runs 7] [--folder DIR]
+    python -m benchmarks.bench_gpu_save [--size-gib 4] [--runs 7] [--folder DIR]
 
 Each way saves the same state, in a shuffled order, under a new name each time; the first round, which makes every
 way's memory, is left out. The stall is what a call takes on a device that is idle, and `to durable` is until the

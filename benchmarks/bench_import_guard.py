@@ -1,6 +1,6 @@
 """How much does ``from ckptguard import TrainingGuard`` add after torch, and making the first guard after that?
 
-    python tests/benchmarks/bench_import_guard.py [--runs 20]
+    python -m benchmarks.bench_import_guard [--runs 20]
 
 Prints medians of processor time in milliseconds, each in fresh processes, and how many modules came in.
 """

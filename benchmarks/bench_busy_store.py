@@ -1,6 +1,6 @@
 """`ckptguard verify` of a run on an S3 that answers many requests with 503 SlowDown: how long, and what it asked for.
 
-    python tests/benchmarks/bench_busy_store.py [--checkpoints 12] [--busy 40] [--rounds 3] [--server moto|radosgw]
+    python -m benchmarks.bench_busy_store [--checkpoints 12] [--busy 40] [--rounds 3] [--server moto|radosgw]
 
 Checkpoints are small, of one file. Each round is a run of its own, verified once without a fault and once with them.
 """
@@ -16,8 +16,6 @@ import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-sys.path[:0] = [str(Path(__file__).parent.parent)]
 
 if TYPE_CHECKING:
     from servers.faulty_proxy import FaultyProxy

@@ -1,6 +1,6 @@
 """What the dashboard costs: open streams, an event on its way to the page, and pages of long runs and of many runs.
 
-    python tests/benchmarks/bench_page.py [--checkpoints 5000] [--tensors 1000] [--runs 10000] [--streams 200]
+    python -m benchmarks.bench_page [--checkpoints 5000] [--tensors 1000] [--runs 10000] [--streams 200]
 
 A real daemon and Debian's chromium. The rows of the fleet are copies of one real row; all else is the daemon's.
 """
@@ -12,14 +12,10 @@ import http.client
 import json
 import os
 import statistics
-import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
-
-if __name__ == "__main__":
-    sys.path[:0] = [str(Path(__file__).resolve().parents[1])]
 
 from support.browsing import Dashboard, Watched, chromium
 from support.daemon_process import save, until

@@ -138,10 +138,13 @@ def exit_codes() -> str:
 
 
 def sessions(text: str, folder: Path) -> str:
-    """A page with the output of its sessions as it is now, all of them run in `folder`."""
+    """A page with the output of its sessions as it is now, all of them run in `folder`. What the comment before one
+    says that it comes "after:" is run first, and is not shown."""
     done, after = "", 0
     for block in blocks(text):
         if block.language == "console":
+            if block.mark.startswith("after: "):
+                on_a_terminal(block.mark.removeprefix("after: "), folder)
             done += text[after : block.span[0]] + session(block.text, folder)
             after = block.span[1]
     return done + text[after:]

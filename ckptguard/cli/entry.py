@@ -26,14 +26,9 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "Set up": ("doctor", "config", "migrate", "notify", "silence", "token", "completion"),
 }
 COMMANDS = tuple(name for names in GROUPS.values() for name in names)
-# Those that are not `command` in the module of their name.
-_ELSEWHERE = {
-    "list": "list_checkpoints:command",
-    "incident": "incidents:incident_command",
-    "unpin": "pin:unpin_command",
-    "reseal": "clear:reseal_command",
-    "accept": "clear:accept_command",
-}
+# Each is the function of its name in the module of its name, but for these.
+_MODULES = {"list": "list_checkpoints", "incident": "incidents", "unpin": "pin", "reseal": "clear", "accept": "clear"}
+_FUNCTIONS = {"list": "list_checkpoints"}
 
 
 class Commands(click.Group):
@@ -46,8 +41,9 @@ class Commands(click.Group):
         """The command of this name; its module is imported now."""
         if cmd_name not in COMMANDS:
             return None
-        module, _, name = _ELSEWHERE.get(cmd_name, f"{cmd_name.replace('-', '_')}:command").partition(":")
-        command = getattr(importlib.import_module(f"ckptguard.cli.commands.{module}"), name)
+        name = cmd_name.replace("-", "_")
+        module = importlib.import_module(f"ckptguard.cli.commands.{_MODULES.get(name, name)}")
+        command = getattr(module, _FUNCTIONS.get(name, name))
         assert isinstance(command, click.Command)
         return command
 

@@ -167,7 +167,8 @@ def _protection(there: RunPlaces, good: Sequence[Generation]) -> tuple[bool, str
     newest, copy = _name(good[0]), good[0].kept
     own = next((number for number, row in enumerate(good) if row.kept in _OWN), None)
     if own == 0:
-        return True, f"yes: {newest} is known good and has an independent copy ({copy})"
+        kind = "a full copy" if copy == "copy" else f"an independent copy ({copy})"
+        return True, f"yes: {newest} is known good and has {kind}"
     if own is not None:
         lost = f"{own} saves" if own > 1 else "1 save"
         return True, f"yes: saving over {newest} would lose {lost}; {_name(good[own])} has an independent copy"

@@ -24,8 +24,8 @@ def report_text(report: IncidentReport) -> str:
         _section(words.tensors_title(report), _tensors(report)),
         _section(words.changes_title(report) or "", _changes(report)),
         _headroom(report),
-        _pairs("How training computed", words.known_facts(report)),
-        _pairs("What was noted", words.evidence_pairs(report)),
+        _pairs("Training configuration", words.known_facts(report)),
+        _pairs("Evidence", words.evidence_pairs(report)),
         _section("What was done", [f"  - {escape(action)}" for action in report.actions]),
         _section("Next", [f"  {escape(command)}\n      {why}" for command, why in words.next_commands(report)]),
     ]

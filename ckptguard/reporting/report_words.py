@@ -81,7 +81,7 @@ def when(moment: str) -> str:
 
 
 def known_facts(report: IncidentReport) -> list[tuple[str, str]]:
-    """How training computed, and what it began from: (name, value), only what is known."""
+    """Training configuration, and what it began from: (name, value), only what is known."""
     known, resumed = report.details.training or Training(), report.details.resumed
     good = report.details.last_good
     saved = resumed.world_size if resumed else good.world_size if good else None

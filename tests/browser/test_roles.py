@@ -45,7 +45,7 @@ def test_an_operator_pins_with_a_plan_and_a_reason(
     page.goto(daemon.page_of(run, "checkpoint", name))
     page.get_by_role("button", name="Pin…").click()
     dialog = page.get_by_role("dialog")
-    dialog.get_by_text("It would do this").wait_for()
+    dialog.get_by_text("Planned changes").wait_for()
     dialog.get_by_text("net-1.safetensors").first.wait_for()
     go = dialog.get_by_role("button", name="Pin run")
     assert go.is_disabled()

@@ -26,7 +26,7 @@ DEFAULT_TOP = 10
 @click.option("--top", type=click.IntRange(min=0), metavar="N", help="Show at most N tensors of each kind of change.")
 @click.option("--no-record", is_flag=True, help="Record no verdicts.")
 @shared_options
-def command(run: str, series: str | None, top: int | None, no_record: bool, shared: Shared) -> None:
+def bisect(run: str, series: str | None, top: int | None, no_record: bool, shared: Shared) -> None:
     """Find the first bad checkpoint of RUN after a good one, compare the two, and list what is wrong.
 
     Checkpoints without a verdict are verified first. Damage is listed first, then the tensors that are not finite, in

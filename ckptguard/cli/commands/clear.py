@@ -20,14 +20,14 @@ CODES = (ExitCode.BAD, ExitCode.NOT_FOUND)
 _VERIFYING = (ExitCode.BAD, ExitCode.UNDECIDED, ExitCode.NOT_FOUND, ExitCode.BUSY)
 
 
-@click.command("clear", cls=Command, codes=CODES, short_help="Say that a suspect checkpoint is fine.")
+@click.command("clear", cls=Command, codes=CODES, short_help="Mark a suspect checkpoint as good.")
 @click.argument("run", type=PathOrUrl())
 @click.argument("checkpoint")
 @click.option("--reason", required=True, metavar="TEXT", help="Say why it is trusted again.")
 @quiet_option
 @shared_options
-def command(run: str, checkpoint: str, reason: str, shared: Shared) -> None:
-    """Say that one suspect CHECKPOINT of RUN (its path, id or step) is fine, and why. The reason is recorded.
+def clear(run: str, checkpoint: str, reason: str, shared: Shared) -> None:
+    """Mark one suspect CHECKPOINT of RUN (its path, id or step) as good, and say why. The reason is recorded.
 
     Damage cannot be cleared: `ckptguard repair` and `ckptguard rollback` are for that.
     """
@@ -47,12 +47,12 @@ def command(run: str, checkpoint: str, reason: str, shared: Shared) -> None:
         say_well(f"{escape(checkpoint)} is {verdict.outcome.value}")
 
 
-@click.command("reseal", cls=Command, codes=_VERIFYING, short_help="Say that a changed checkpoint was saved again.")
+@click.command("reseal", cls=Command, codes=_VERIFYING, short_help="Mark a changed checkpoint as a new save.")
 @click.argument("ckpt", type=PathOrUrl())
 @quiet_option
 @shared_options
-def reseal_command(ckpt: str, shared: Shared) -> None:
-    """Say that CKPT was saved again on purpose, although its new bytes look like damage. It is verified as a new save.
+def reseal(ckpt: str, shared: Shared) -> None:
+    """Mark CKPT as a new save, although its new bytes look like damage. It is verified as a new save.
 
     Its digests are recorded as they are now, so damage would be taken for right. Be sure that it was saved again.
     """
@@ -64,14 +64,14 @@ def reseal_command(ckpt: str, shared: Shared) -> None:
     raise click.exceptions.Exit(_tell("reseal", view.run, checked, shared, did="it was saved again on purpose"))
 
 
-@click.command("accept", cls=Command, codes=_VERIFYING, short_help="Say that changed tensors are as you want them.")
+@click.command("accept", cls=Command, codes=_VERIFYING, short_help="Use these tensors as the new reference.")
 @click.argument("run", type=PathOrUrl())
 @click.argument("checkpoint", required=False)
 @click.option("--step", type=click.IntRange(min=0), metavar="N", help="Name the checkpoint by its step.")
 @quiet_option
 @shared_options
-def accept_command(run: str, checkpoint: str | None, step: int | None, shared: Shared) -> None:
-    """Say that the tensors, shapes and dtypes of one CHECKPOINT of RUN (its path, id or step) are as you want them.
+def accept(run: str, checkpoint: str | None, step: int | None, shared: Shared) -> None:
+    """Use the tensors, shapes and dtypes of one CHECKPOINT of RUN (its path, id or step) as the new reference.
 
     They are the reference from now on, and the checkpoint is verified again.
     """

@@ -10,7 +10,7 @@ from ckptguard.terminal.output import say
 
 @click.command("completion", cls=Command, short_help="Print a shell's completion script.")
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
-def command(shell: str) -> None:
+def completion(shell: str) -> None:
     """Print the script that completes ckptguard's commands in your shell.
 
     For bash, put this line into ~/.bashrc:

@@ -25,7 +25,7 @@ CODES = (ExitCode.NOT_FOUND,)
 @click.command("config", cls=Command, short_help="Show the settings, and where each comes from.", codes=CODES)
 @click.argument("run", type=PathOrUrl(), required=False)
 @shared_options
-def command(run: str | None, shared: Shared) -> None:
+def config(run: str | None, shared: Shared) -> None:
     """Show the settings that are in force here, and where each comes from.
 
     A flag wins over the environment, the environment over the settings file, and the file over the default. With RUN

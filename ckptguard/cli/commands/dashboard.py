@@ -22,7 +22,7 @@ from ckptguard.values.exit_codes import ExitCode
 @click.option("--read-only", is_flag=True, help="Let the page change nothing: the link has the role reader.")
 @config_option
 @records_option
-def command(
+def dashboard(
     runs: tuple[str, ...],
     fleet: str | None,
     port: int,

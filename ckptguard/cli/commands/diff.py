@@ -25,7 +25,7 @@ CODES = (ExitCode.BAD, ExitCode.NOT_FOUND)
 @click.argument("b", type=PathOrUrl())
 @click.option("--top", type=click.IntRange(min=0), metavar="N", help="Show at most N tensors of each kind of change.")
 @shared_options
-def command(a: str, b: str, top: int | None, shared: Shared) -> None:
+def diff(a: str, b: str, top: int | None, shared: Shared) -> None:
     """Compare checkpoint B with checkpoint A, tensor by tensor: what was added, removed, reshaped, re-typed or changed.
 
     Tensors are matched by name within their role (model, optimizer, ...), also across formats. What became NaN or

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 CODES = (ExitCode.BAD, ExitCode.UNDECIDED, ExitCode.NOT_FOUND)
 
 
-@click.command("doctor", cls=Command, codes=CODES, short_help="Can this storage hold checkpoints?")
+@click.command("doctor", cls=Command, codes=CODES, short_help="Test which guarantees a storage gives.")
 @click.argument("url", type=PathOrUrl())
 @click.option(
     "--seconds",
@@ -29,7 +29,7 @@ CODES = (ExitCode.BAD, ExitCode.UNDECIDED, ExitCode.NOT_FOUND)
     help="How long all probes together may take: 7.5 seconds unless you say more.",
 )
 @shared_options
-def command(url: str, seconds: float | None, shared: Shared) -> None:
+def doctor(url: str, seconds: float | None, shared: Shared) -> None:
     """Probe what the storage at URL does and does not, and say what follows.
 
     The probes write a few small objects beside the run's files, and remove them. Where the records of a run lie

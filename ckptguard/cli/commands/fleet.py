@@ -27,7 +27,7 @@ _ORDER = ("good", "bad", "incomplete", "suspect", "pending")
 _LINE_EVERY = 10.0  # seconds between lines of progress where there is no terminal
 
 
-@click.command("fleet", cls=Command, codes=CODES, short_help="Do the same for many runs, on many machines.")
+@click.command("fleet", cls=Command, codes=CODES, short_help="Verify, scrub, replicate or repair many runs.")
 @click.argument("verb", type=click.Choice(["verify", "scrub", "replicate", "repair", "report"]), metavar="VERB")
 @click.argument("fleet", type=PathOrUrl())
 @click.option(
@@ -46,7 +46,7 @@ _LINE_EVERY = 10.0  # seconds between lines of progress where there is no termin
 @quiet_option
 @json_option
 @config_option
-def command(
+def fleet(
     verb: str, fleet: str, engine: str, workers: int | None, as_json: bool, config: str | None, **how: Any
 ) -> None:
     """Do VERB for all runs of FLEET: verify, scrub, replicate, repair or report.

@@ -18,7 +18,7 @@ CODES = (ExitCode.NOT_FOUND, ExitCode.BUSY)
 @click.option("--dry-run", is_flag=True, help="Say what would be removed, and remove nothing.")
 @quiet_option
 @shared_options
-def command(run: str, force: bool, dry_run: bool, shared: Shared) -> None:
+def forget(run: str, force: bool, dry_run: bool, shared: Shared) -> None:
     """Remove the records of RUN, if nothing but its records is left. A daemon watches it no longer.
 
     Use it after a removal that left records behind, and for records elsewhere, which `rm -rf RUN` leaves. While

@@ -35,7 +35,7 @@ CODES = (ExitCode.NOT_FOUND, ExitCode.BUSY, ExitCode.EXHAUSTED, ExitCode.NO_KNOW
 @click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing.")
 @quiet_option
 @shared_options
-def command(run: str, argv: tuple[str, ...], attempts: int, require: bool, dry_run: bool, shared: Shared) -> None:
+def gate(run: str, argv: tuple[str, ...], attempts: int, require: bool, dry_run: bool, shared: Shared) -> None:
     """Let a training start only from a good checkpoint of RUN, whose bytes are read first. Then become COMMAND.
 
     If the newest checkpoint is not good now, the next one is taken, or a replica's. What is newer is moved to

@@ -16,7 +16,7 @@ from ckptguard.values.exit_codes import ExitCode
 @click.command("incidents", cls=Command, short_help="List a run's incidents.", codes=(ExitCode.NOT_FOUND,))
 @click.argument("run", type=PathOrUrl())
 @shared_options
-def command(run: str, shared: Shared) -> None:
+def incidents(run: str, shared: Shared) -> None:
     """List the incidents of RUN, oldest first: when training or a save went wrong, and what was done about it. Then
     list what operators had done to RUN over HTTP, and why.
 
@@ -49,7 +49,7 @@ def command(run: str, shared: Shared) -> None:
 @click.option("--html", metavar="FILE", type=click.Path(dir_okay=False), help="Write one self-contained HTML page.")
 @click.option("--read", is_flag=True, help="Read the last good and the first bad checkpoint again.")
 @shared_options
-def incident_command(run: str, incident_id: str | None, html: str | None, read: bool, shared: Shared) -> None:
+def incident(run: str, incident_id: str | None, html: str | None, read: bool, shared: Shared) -> None:
     """Show the report of one incident of RUN: when it began, which tensors went wrong, its likely causes, and what to
     do about them.
 

@@ -27,7 +27,7 @@ CODES = (ExitCode.NOT_FOUND, ExitCode.NO_KNOWN_GOOD)
 @click.option("--all", "every", is_flag=True, help="Print the paths of all checkpoints of its save.")
 @click.option("--read", is_flag=True, help="Read every byte of the answer first.")
 @shared_options
-def command(run: str, before_step: int | None, series: str | None, every: bool, read: bool, shared: Shared) -> None:
+def known_good(run: str, before_step: int | None, series: str | None, every: bool, read: bool, shared: Shared) -> None:
     """Print the path of RUN's last known-good checkpoint, and nothing else.
 
     Of a save of several files that is the path of its weights, and all of the save is good.

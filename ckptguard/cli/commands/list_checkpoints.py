@@ -27,7 +27,7 @@ _PLACES = (("in_place", "run"), ("kept", "kept"), ("quarantined", "quarantine"),
 @click.option("--saves", is_flag=True, help="List what was saved together, and why it counts as one save.")
 @quiet_option
 @shared_options
-def command(run: str, saves: bool, shared: Shared) -> None:
+def list_checkpoints(run: str, saves: bool, shared: Shared) -> None:
     """List RUN's checkpoints with their verdicts, from the records. Nothing is read back."""
     from ckptguard.inspect.list_states import survey
     from ckptguard.runs.target import open_named_run

@@ -16,7 +16,7 @@ CODES = (ExitCode.NOT_FOUND, ExitCode.BUSY)
 @click.option("--dry-run", is_flag=True, help="Say what would change, and change nothing.")
 @quiet_option
 @shared_options
-def command(run: str, dry_run: bool, shared: Shared) -> None:
+def migrate(run: str, dry_run: bool, shared: Shared) -> None:
     """Raise the records of RUN to the format of the setting `records_format`.
 
     Versions that do not know the format refuse the run from then on. So upgrade everything that uses RUN first. Nothing

@@ -14,7 +14,7 @@ from ckptguard.values.exit_codes import ExitCode
 @click.argument("run", type=PathOrUrl(), required=False)
 @click.option("--test", is_flag=True, help="Send a test message to each address now.")
 @shared_options
-def command(run: str | None, test: bool, shared: Shared) -> None:
+def notify(run: str | None, test: bool, shared: Shared) -> None:
     """Show which addresses are told of incidents and bad checkpoints.
 
     With --test each gets a message now, which names RUN if you give one, and you see whether it was delivered. The

@@ -28,8 +28,8 @@ _LONGEST_NOTE = 1000
 @click.option("--until", metavar="WHEN", help="Pin it until a date, a time (2027-01-31T12:00) or for a span (30d).")
 @quiet_option
 @shared_options
-def command(ckpt: str, note: str, until: str | None, shared: Shared) -> None:
-    """Keep CKPT and its copies from being pruned, until you unpin it or the time has come.
+def pin(ckpt: str, note: str, until: str | None, shared: Shared) -> None:
+    """Keep CKPT and its copies from being pruned, until you unpin it or --until passes.
 
     What is saved together with CKPT is pinned with it.
 
@@ -58,7 +58,7 @@ def command(ckpt: str, note: str, until: str | None, shared: Shared) -> None:
 @click.argument("ckpt", type=PathOrUrl())
 @quiet_option
 @shared_options
-def unpin_command(ckpt: str, shared: Shared) -> None:
+def unpin(ckpt: str, shared: Shared) -> None:
     """Remove every pin that somebody set on CKPT, and those set with it on what is saved together.
 
     What is being loaded or restored stays until that has ended.

@@ -31,7 +31,7 @@ CODES = (ExitCode.NOT_FOUND, ExitCode.BUSY)
 @click.option("--dry-run", is_flag=True, help="Say what would be removed, and remove nothing.")
 @quiet_option
 @shared_options
-def command(run: str, failed: bool, dry_run: bool, shared: Shared, **rules: object) -> None:
+def prune(run: str, failed: bool, dry_run: bool, shared: Shared, **rules: object) -> None:
     """Keep the good checkpoints of RUN that any rule asks for, and move the others to the trash. Without a rule nothing
     is removed.
 

@@ -20,7 +20,7 @@ CODES = (ExitCode.BAD, ExitCode.NOT_FOUND, ExitCode.BUSY)
 @click.option("--dry-run", is_flag=True, help="Say what would be repaired, and from where; write nothing.")
 @quiet_option
 @shared_options
-def command(run: str, ckpt: str | None, dry_run: bool, shared: Shared) -> None:
+def repair(run: str, ckpt: str | None, dry_run: bool, shared: Shared) -> None:
     """Repair what is known to be damaged in RUN: checkpoints in place, and their kept copies. `ckptguard scrub` finds
     damage. With CKPT (a path, id or step) that one is read first.
 

@@ -32,7 +32,7 @@ CODES = (ExitCode.BAD, ExitCode.NOT_FOUND, ExitCode.BUSY)
 @click.option("--dry-run", is_flag=True, help="Say what would be sent, and send nothing.")
 @quiet_option
 @shared_options
-def command(run: str, urls: tuple[str, ...], rate: str | None, dry_run: bool, shared: Shared) -> None:
+def replicate(run: str, urls: tuple[str, ...], rate: str | None, dry_run: bool, shared: Shared) -> None:
     """Send RUN's good checkpoints to its replicas, the newest first, and read each one back from there.
 
     A replica is a run of its own: verify, known-good and restore work on it without the original. What is there

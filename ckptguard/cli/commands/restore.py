@@ -28,7 +28,7 @@ CODES = (ExitCode.BAD, ExitCode.UNDECIDED, ExitCode.NOT_FOUND, ExitCode.BUSY, Ex
 @click.option("--force", is_flag=True, help="Hand out a bad or suspect checkpoint too.")
 @quiet_option
 @shared_options
-def command(run: str, step: int | None, dest: str | None, as_run: str | None, force: bool, shared: Shared) -> None:
+def restore(run: str, step: int | None, dest: str | None, as_run: str | None, force: bool, shared: Shared) -> None:
     """Copy RUN's known-good checkpoint to DEST/<its own name> and print that path.
 
     All checkpoints that were saved with it come with it, each under the path that it has in RUN. --json lists them.

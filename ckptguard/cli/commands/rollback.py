@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 CODES = (ExitCode.BAD, ExitCode.NOT_FOUND, ExitCode.BUSY, ExitCode.EXHAUSTED, ExitCode.NO_KNOWN_GOOD)
 
 
-@click.command("rollback", cls=Command, short_help="Make the known-good checkpoint the newest.", codes=CODES)
+@click.command("rollback", cls=Command, short_help="Quarantine newer checkpoints and go back.", codes=CODES)
 @click.argument("run", type=PathOrUrl())
 @click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing.")
 @click.option("--force", is_flag=True, help="Go back even while files of the run are being written.")
@@ -30,7 +30,7 @@ CODES = (ExitCode.BAD, ExitCode.NOT_FOUND, ExitCode.BUSY, ExitCode.EXHAUSTED, Ex
 @click.option("--undo-pointers", is_flag=True, help="Put back pointers and links that the last rollback rewrote.")
 @quiet_option
 @shared_options
-def command(
+def rollback(
     run: str,
     dry_run: bool,
     force: bool,

@@ -28,8 +28,8 @@ Value = TypeVar("Value")
 @click.option("--rate", metavar="RATE", help="Read at most this many bytes a second: 100MB, 50MiB.")
 @quiet_option
 @shared_options
-def command(run: str, max_duration: str | None, max_age: str | None, rate: str | None, shared: Shared) -> None:
-    """Read RUN's verified checkpoints and kept copies again, those first that nobody has read for the longest time.
+def scrub(run: str, max_duration: str | None, max_age: str | None, rate: str | None, shared: Shared) -> None:
+    """Read RUN's verified checkpoints and kept copies again, the least recently read first.
 
     Bytes come from the disk, not from the page cache, and are compared by BLAKE3. Damage makes the verdict bad, opens
     an incident, and is told to your hooks. `ckptguard repair` puts the right bytes back.

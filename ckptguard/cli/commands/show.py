@@ -24,7 +24,7 @@ _DEEPEST = 20  # levels; longer names go on in one piece
 @click.argument("ckpt", type=PathOrUrl())
 @click.option("--tensors", is_flag=True, help="List every tensor.")
 @shared_options
-def command(ckpt: str, tensors: bool, shared: Shared) -> None:
+def show(ckpt: str, tensors: bool, shared: Shared) -> None:
     """Describe CKPT: its files, digests and tensors, and every verdict on it. Nothing is compared with its digests:
     `ckptguard verify` does that.
 

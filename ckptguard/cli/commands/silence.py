@@ -26,7 +26,7 @@ from ckptguard.values.exit_codes import ExitCode
 @click.option("--end", is_flag=True, help="End the silence now.")
 @quiet_option
 @shared_options
-def command(run: str, until: str | None, reason: str, end: bool, shared: Shared) -> None:
+def silence(run: str, until: str | None, reason: str, end: bool, shared: Shared) -> None:
     """Send no message and raise no alert about RUN until a time. All else goes on: verdicts, incidents and copies.
 
     Then it is as before. What happened meanwhile is on record, and no message about it is sent later.

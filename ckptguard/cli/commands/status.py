@@ -31,7 +31,7 @@ CODES = (ExitCode.NOT_FOUND, ExitCode.NO_KNOWN_GOOD)
 @click.argument("runs", type=PathOrUrl(), nargs=-1, required=True, metavar="RUN...")
 @quiet_option
 @shared_options
-def command(runs: tuple[str, ...], shared: Shared) -> None:
+def status(runs: tuple[str, ...], shared: Shared) -> None:
     """Say whether RUN is protected, and why: its known-good checkpoint, the saves that wait for a verdict, the last
     incident, the daemon, and the copies.
 

@@ -16,7 +16,7 @@ CODES = (ExitCode.BAD, ExitCode.NOT_FOUND)
 @click.command("sums", cls=Command, codes=CODES, short_help="Print a checkpoint's MD5 sums for `md5sum -c`.")
 @click.argument("ckpt", type=PathOrUrl())
 @shared_options
-def command(ckpt: str, shared: Shared) -> None:
+def sums(ckpt: str, shared: Shared) -> None:
     """Print the MD5 of each file of CKPT, as `md5sum -c` reads it.
 
     Of a checkpoint that was verified in its run, these are the sums on record, whatever its files hold now. A sum that

@@ -55,7 +55,7 @@ def _no_nan(ctx: click.Context, param: click.Parameter, value: float) -> float:
 @click.option("--strict", is_flag=True, help="End with 4 if files that may be training state were not verified.")
 @config_option
 @records_option
-def command(
+def supervise(
     run: str,
     argv: tuple[str, ...],
     max_rollbacks: int,

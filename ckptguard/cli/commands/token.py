@@ -27,9 +27,9 @@ _LONGEST = 100 * 365 * 86400.0
     multiple=True,
     help="Only runs with such a name, URL or label: team-a/*, team=vision.",
 )
-@click.option("--expires", metavar="SPAN", help="It is wrong after SPAN: 30d, 12h.")
+@click.option("--expires", metavar="SPAN", help="Expires after SPAN: 30d, 12h.")
 @json_option
-def command(name: str, path: str, role: str, runs: tuple[str, ...], expires: str | None, as_json: bool) -> None:
+def token(name: str, path: str, role: str, runs: tuple[str, ...], expires: str | None, as_json: bool) -> None:
     """Make a token with which NAME can log in to the dashboard, or send requests.
 
     FILE gets a line with the token's digest. The token itself is printed now and stored nowhere. Remove the line to

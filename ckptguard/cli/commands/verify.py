@@ -35,7 +35,7 @@ _OF_SETTINGS = ("trust_globals", "allow_nonfinite", "digest", "workers")
 )
 @quiet_option
 @shared_options
-def command(target: str, no_record: bool, shared: Shared, **options: Any) -> None:
+def verify(target: str, no_record: bool, shared: Shared, **options: Any) -> None:
     """Read every byte of TARGET, compare it with what is on record, and judge it: good, bad, or something in between.
 
     TARGET is a run, a checkpoint or a single file. In a run the verdicts are recorded, and a bad save is an incident.

@@ -80,7 +80,7 @@ def test_saves_that_nobody_watches_are_not_protected() -> None:
 @pytest.mark.parametrize(
     ("state", "protected", "explanation"),
     [
-        ({}, True, "yes: model-1 is known good and has an independent copy (copy)"),
+        ({}, True, "yes: model-1 is known good and has a full copy"),
         ({"state": "failing", "trouble": "no route"}, False, "unknown: no route"),
         ({"state": "ended", "ended": "ended: it was removed"}, False, "ended: it was removed"),
     ],

@@ -323,7 +323,7 @@ def test_status_says_what_saving_over_would_cost(root, run):
     reconcile(look(run, rare), notes)
     found = status(look(run, rare))
     assert found.protected
-    assert found.explanation == "yes: epoch_2.pt is known good and has an independent copy (copy)"
+    assert found.explanation == "yes: epoch_2.pt is known good and has a full copy"
     assert found.kept_bytes >= (root / "epoch_2.pt").stat().st_size
     save(root / "epoch_3.pt", 3)
     reconcile(look(run, rare), notes)

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from support.tiny_run import TINY, WEIGHTS, cycle, inline, name_of, save
 from support.views import look
 
-from ckptguard.cli.commands.known_good import command
+from ckptguard.cli.commands.known_good import known_good as command
 from ckptguard.engine.gate import gate
 from ckptguard.errors import NoKnownGoodError
 from ckptguard.records.ctimes import read_ctimes

@@ -129,12 +129,12 @@ function Dialog({ verb, run, runName, checkpoint, values, onClose, onDone }) {
 
 function State({ state }) {
   const failure = state.failure && html`<${Sentence} kind="bad" hint=${state.failure.hint}>${state.failure.message}<//>`;
-  if (state.is === "planning") return html`<p class="waiting" role="status">Looking what it would do…</p>`;
+  if (state.is === "planning") return html`<p class="waiting" role="status">Preparing the preview…</p>`;
   if (state.is === "failed") return failure;
   if (state.is === "done") return html`<${Sentence} kind=${state.answer.state === "done" ? "note" : "bad"}>${state.answer.state === "done" ? "Done. It is on record, with your reason." : "Not all of it could be done."}<//><${Lines} lines=${state.answer.done} />`;
   const { plan, costs } = state.plan;
-  return html`${failure}<h3 id="action-plan">It would do this</h3><${Lines} lines=${plan} /><${Costs} costs=${costs} />
-    ${state.is === "doing" && html`<p class="waiting" role="status">At work. You can leave this page: it goes on.</p>`}`;
+  return html`${failure}<h3 id="action-plan">Planned changes</h3><${Lines} lines=${plan} /><${Costs} costs=${costs} />
+    ${state.is === "doing" && html`<p class="waiting" role="status">Running. You can leave this page: it goes on.</p>`}`;
 }
 
 const Lines = ({ lines }) =>

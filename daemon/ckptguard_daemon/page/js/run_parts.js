@@ -35,10 +35,10 @@ export function Status({ page }) {
         <${Fact} label="At risk">${run.at_risk ?? "nothing"}<//>
         <${Fact} label="Waiting for a verdict">${run.backlog ? `${many(run.backlog, "save")}, ${bytes(run.backlog_bytes)}` : "none"}<//>
         <${Fact} label="Replicas">${run.replicas ? html`<a href=${to.keep(run.id)}>${replicasInWords(run)}</a>` : "none"}<//>
-        ${isFinite(run.scrubbed_at) && html`<${Fact} label="Oldest reading"><${Time} at=${run.scrubbed_at} /><//>`}
+        ${isFinite(run.scrubbed_at) && html`<${Fact} label="Oldest scrub"><${Time} at=${run.scrubbed_at} /><//>`}
       </dl>
       ${run.trouble && html`<${Sentence} kind="bad" hint="The daemon tries again by itself.">The last pass failed: <bdi>${run.trouble}</bdi><//>`}
-      ${run.state === "waiting" && !run.trouble && html`<${Sentence} kind="suspect" hint="The page follows it.">The daemon still looks through this run. What you see may be older.<//>`}
+      ${run.state === "waiting" && !run.trouble && html`<${Sentence} kind="suspect" hint="The page follows it.">The daemon is still scanning this run. What you see may be older.<//>`}
       ${["bad", "suspect", "incomplete"].includes(run.newest_outcome) && html`<${Sentence} kind=${run.newest_outcome === "bad" ? "bad" : "suspect"} hint="Its line below says why. Roll back to train on from the known-good checkpoint.">The newest save is ${run.newest_outcome}.<//>`}
       ${page.not_understood?.map((sentence) => html`<${Sentence} key=${sentence} kind="suspect"><bdi>${sentence}</bdi><//>`)}
       ${page.could_not_tell.map((sentence) => html`<${Sentence} key=${sentence} kind="suspect">Could not tell: <bdi>${sentence}</bdi><//>`)}

@@ -95,7 +95,7 @@ function Page({ route, me }) {
     document.querySelector("main h1")?.focus({ preventScroll: true });
   }, [route.key, Boolean(found)]);
   if (!load) return html`<${Nowhere} />`;
-  if (mistake) return html`<${Sentence} kind="bad" hint="Reload the page. If it stays, report it with what the console says.">This page made a mistake, and shows nothing rather than something wrong.<//>`;
+  if (mistake) return html`<${Sentence} kind="bad" hint="Reload the page. If it stays, report it with what the console says.">This page failed. It shows nothing rather than something wrong.<//>`;
   if (found) return html`<${found} ...${route} me=${me} />`;
   return failure ? html`<${Sentence} kind="bad">${failure}<//>` : html`<p class="waiting" role="status">Loading…</p>`;
 }

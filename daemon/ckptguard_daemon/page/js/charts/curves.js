@@ -180,7 +180,7 @@ export function Curves({ doc, view, incidents, tools = () => null }) {
     return CURVES.map((curve) => ({ curve, found: curveData(doc, curve.key, which) })).filter(({ found }) => found !== null);
   }, [doc]);
   if (!curves.length) return html`<p class="empty">There are no samples of this run yet. A guard in its training writes them, or a trainer's own log.</p>`;
-  const scale = html`<${Choices} label="Scale of the loss" options=${[[false, "linear"], [true, "log"]]} value=${log} onChoose=${setLog} />`;
+  const scale = html`<${Choices} label="Loss axis" options=${[[false, "linear"], [true, "log"]]} value=${log} onChoose=${setLog} />`;
   return html`<div class="curves">
     ${curves.map(({ curve, found }, i) => {
       const drawnLog = found.positive && (curve.log || (curve.key === "loss" && log));

@@ -108,7 +108,7 @@ export default function Fleet({ query }) {
   if (!doc.runs) return html`<h1 tabindex="-1">Fleet</h1><${Waiting} doc=${doc} what="the fleet" />`;
   return html`<div class="head"><div>
         <h1 tabindex="-1">Fleet</h1>
-        <p class="lead">${runs.length === 0 ? "There is no run yet." : needy === 0 ? `${many(runs.length, "run")}. None needs you.` : `${count(needy)} of ${many(runs.length, "run")} ${needy === 1 ? "needs" : "need"} you.`}</p>
+        <p class="lead">${runs.length === 0 ? "There is no run yet." : needy === 0 ? `${many(runs.length, "run")}. No run needs attention.` : `${count(needy)} of ${many(runs.length, "run")} ${needy === 1 ? "needs" : "need"} you.`}</p>
       </div><${Totals} totals=${doc.data.totals ?? []} /></div>
     <${Stale} doc=${doc} />
     ${doc.data.catalogue === false && html`<${Sentence} kind="suspect" hint="The log says why.">There is no catalogue, so some columns stay empty.<//>`}

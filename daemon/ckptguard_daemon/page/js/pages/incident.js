@@ -98,6 +98,6 @@ export default function Incident({ run, name }) {
       ${section("not-finite", "What was not finite", TENSORS, found.tensors)}
       ${section("changed", "What changed", CHANGES, found.changes)}
       ${section("headroom", "Headroom in fp16 before it", LARGEST, found.last_good?.largest)}
-      ${found.training && html`<${Section} title="How training computed" id="training"><${Pairs} values=${found.training} /><//>`}
-      ${Object.keys(found.evidence ?? {}).length > 0 && html`<${Section} title="What was noted" id="evidence"><${Pairs} values=${found.evidence} /><//>`}`}`;
+      ${found.training && html`<${Section} title="Training configuration" id="training"><${Pairs} values=${found.training} /><//>`}
+      ${Object.keys(found.evidence ?? {}).length > 0 && html`<${Section} title="Evidence" id="evidence"><${Pairs} values=${found.evidence} /><//>`}`}`;
 }

@@ -63,7 +63,7 @@ def storage_error(error: BaseException, key: str, where: str) -> StorageError:
     code = error.errno if isinstance(error, OSError) else None
     status = _status(error)
     names = [kind.__name__ for each in _chain(error) for kind in type(each).__mro__]
-    said, _ = _answered(error)
+    said = _answered(error)[0] if "://" in where else ""
     if isinstance(error, FileNotFoundError | NotADirectoryError) or code in _MISSING or status in _HTTP_MISSING:
         if said == "NoSuchBucket" or any(_NO_BUCKET.search(str(each)) for each in _chain(error)):
             bucket = escape(redacted("/".join(where.split("/")[:3])))

@@ -381,7 +381,7 @@ class _Pass:
                 ready.append(checkpoint)
             else:
                 self._wait(checkpoint, waits)
-                if waits.unfinished and checkpoint is newest:
+                if waits.unfinished and checkpoint is newest and not is_going:
                     self._look_if_late(checkpoint, sample, waits)
         self.troubles += protect(view, finished)
         return ready

@@ -181,7 +181,7 @@ def _look_of(view: RunView, passed: Passed, start: PassStart, names: frozenset[s
             places[sample.id] = FilesInPlace(checkpoint.bytes, written)
             continue
         since = time.time() - (time.monotonic() - sample.since)
-        waiting.append(WaitingSave(checkpoint.series, checkpoint.bytes, written, since, sample.is_unfinished))
+        waiting.append(WaitingSave(checkpoint.series, checkpoint.bytes, written, since, sample.is_unfinished and not sample.judged))
     return RunLook(
         url=view.run.url,
         names=names,

@@ -77,7 +77,7 @@ def verified(run: Path, *words: str) -> tuple[float, Manifest, Verdict]:
     assert [len(names) for names in load_history(opened).names.values()] == [1]
     [series] = load_history(opened).names
     history = load_history(opened)
-    [id] = history.standings(series)
+    [id] = history.current_verdicts(series)
     manifest, verdict = read_manifest(opened, id), history.verdict(id)
     assert manifest is not None
     assert verdict is not None

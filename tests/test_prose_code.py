@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.support.code_texts import texts_of
-from tests.support.prose import MAX_WORDS, private_words, problems
+from tests.support.prose import MAX_WORDS, private_names, private_words, problems
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = (ROOT / "ckptguard", ROOT / "daemon")
@@ -33,6 +35,33 @@ def test_a_room_is_in_plain_english(room: Path) -> None:
         for problem in (problems(text) if kind == "message" else private_words(text))
     ]
     assert not wrong, "\n".join(wrong)
+
+
+def identifiers(tree: ast.AST) -> Iterator[str]:
+    """What a module names: classes, functions, their parameters, variables and attributes."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node.name
+        elif isinstance(node, ast.arg):
+            yield node.arg
+        elif isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store):
+            yield node.id if isinstance(node, ast.Name) else node.attr
+
+
+def test_names_are_those_that_engineers_use() -> None:
+    """No file, class, function, parameter, variable or attribute has a private word in its name."""
+    wrong = set()
+    for path in (file for package in PACKAGES for file in package.rglob("*.py")):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        for name in {path.stem, *identifiers(tree)}:
+            wrong |= {f"{path.relative_to(ROOT)}: {problem}" for problem in private_names(name)}
+    assert not wrong, "\n".join(sorted(wrong))
+
+
+@pytest.mark.parametrize("source", ["class OwedWork: ...", "def f(patience): ...", "def mend(): ...", "a.told = 1"])
+def test_a_private_name_is_found(source: str) -> None:
+    """Wherever it is given."""
+    assert any(private_names(name) for name in identifiers(ast.parse(source)))
 
 
 def test_every_file_is_read() -> None:

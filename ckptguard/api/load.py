@@ -15,7 +15,7 @@ from ckptguard.checks.digests import same_content
 from ckptguard.errors import ChangedWhileReadError, CouldNotTellError, RefusedError, SettingsError
 from ckptguard.replicas.replicate import find_known_good_anywhere
 from ckptguard.runs.find_known_good import Candidate, Wanted
-from ckptguard.runs.results import Checked, Report
+from ckptguard.runs.results import Checked, VerifyReport
 from ckptguard.runs.run_view import RunView
 from ckptguard.runs.target import Target, resolve_target, several_checkpoints
 from ckptguard.runs.work import Work
@@ -114,7 +114,7 @@ class _KnownGood:
         return files
 
 
-def _refusal(target: str, report: Report, checked: Checked) -> Exception:
+def _refusal(target: str, report: VerifyReport, checked: Checked) -> Exception:
     """Why a checkpoint is not handed out."""
     reasons = why(checked.findings)
     if report.could_not_tell or checked.outcome is Outcome.PENDING:

@@ -18,7 +18,7 @@ from ckptguard.values.settings import Settings
 _log = logging.getLogger("ckptguard")
 
 
-class Report(results.Report, frozen=True, kw_only=True):
+class Report(results.VerifyReport, frozen=True, kw_only=True):
     """What one call verified.
 
     `ok` is True only if something was checked, all of it was read, and all of it is good. A report is true if it is
@@ -53,7 +53,7 @@ class Report(results.Report, frozen=True, kw_only=True):
 _TITLES = ("Checkpoint", "Outcome", "Step", "Size", "Findings")
 
 
-def as_report(found: results.Report, incidents: IncidentsOfSaves) -> Report:
+def as_report(found: results.VerifyReport, incidents: IncidentsOfSaves) -> Report:
     """The same, with what people see of it."""
     return Report(**msgspec.structs.asdict(found), incident_of=incidents.run)
 

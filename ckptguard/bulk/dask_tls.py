@@ -11,7 +11,7 @@ from typing import Any
 from ckptguard.errors import SettingsError
 from ckptguard.values.ids import escape
 
-_PATIENCE = 5.0  # seconds
+_TIMEOUT = 5.0  # seconds
 _HINT = "see distributed.comm.tls in the configuration of Dask"
 
 
@@ -50,7 +50,7 @@ def why_not(host: str, port: int, context: ssl.SSLContext | None) -> str:
     asked.verify_mode = ssl.CERT_NONE if context is None else ssl.CERT_REQUIRED
     try:
         with (
-            socket.create_connection((host.strip("[]"), port), _PATIENCE) as plain,
+            socket.create_connection((host.strip("[]"), port), _TIMEOUT) as plain,
             asked.wrap_socket(plain) as secure,
             contextlib.suppress(TimeoutError),
         ):

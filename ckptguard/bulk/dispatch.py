@@ -61,7 +61,7 @@ class _Attempt:
     refused: int = 0  # how often by workers that may not do it
     outdated: int = 0  # how often because what it showed had changed
     failures: list[TaskAnswer] = field(default_factory=list)  # of workers that could not do it
-    untold: TaskAnswer | None = None  # the last answer that did not count, because what it showed had changed
+    unconfirmed: TaskAnswer | None = None  # the last answer that did not count, because what it showed had changed
 
 
 class _Dispatch:
@@ -155,7 +155,7 @@ class _Dispatch:
             if not (answer.items or answer.trouble):
                 answer = TaskAnswer(trouble="its workers do not find it")
         else:
-            before, attempt.untold = attempt.untold, None
+            before, attempt.unconfirmed = attempt.unconfirmed, None
             if before is not None and not answer.events and _outcomes(before) == _outcomes(answer):
                 answer = msgspec.structs.replace(answer, events=before.events)  # it found them on record
             return answer
@@ -202,7 +202,7 @@ class _Dispatch:
         if not answer.blind and not empty:
             return ""
         if self._sight.changed(attempt.task):
-            attempt.untold = answer
+            attempt.unconfirmed = answer
             return None
         return answer.blind or f"finds files in {escape(empty[0])}, where there are none here"
 

@@ -24,7 +24,7 @@ from ckptguard.bulk.worker import begin, identify, perform
 from ckptguard.errors import CkptguardError, SettingsError, WorkerError
 from ckptguard.values.ids import escape
 
-_PATIENCE = 60.0  # seconds for the first worker to answer
+_TIMEOUT = 60.0  # seconds for the first worker to answer
 
 
 class Engine:
@@ -59,12 +59,12 @@ class Engine:
         future = self._submit(identify)
         try:
             future.add_done_callback(lambda _: answered.set())
-            said = dict(future.result()) if answered.wait(_PATIENCE) else {}
+            said = dict(future.result()) if answered.wait(_TIMEOUT) else {}
         except Exception as error:
             reason = escape(str(error)) or type(error).__name__
             raise WorkerError(f"the engine's workers cannot work: {reason}") from error
         if not said:
-            raise WorkerError(f"no worker of the engine answered within {_PATIENCE:.0f} seconds")
+            raise WorkerError(f"no worker of the engine answered within {_TIMEOUT:.0f} seconds")
 
     def submit(self, task: Task, avoid: Collection[str] = ()) -> Future[Table]:
         """Give a task to the engine; not to these workers, if they can be chosen. Raises WorkerError if that is

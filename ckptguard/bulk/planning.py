@@ -122,8 +122,8 @@ def _known(task: Task, view: RunView, checkpoint: Checkpoint) -> Item | None:
 def _protection(view: RunView) -> int:
     """Return how well a run is protected, by the names of its records: 0 without anything good, 1 without a copy."""
     history = view.history
-    standings = (one for series in history.names for one in history.standings(series).values())
-    if not any(one.outcome is Outcome.GOOD for one in standings):
+    current_verdicts = (one for series in history.names for one in history.current_verdicts(series).values())
+    if not any(one.outcome is Outcome.GOOD for one in current_verdicts):
         return 0
     return 2 if view.settings.replicas or list_kept(view.run) else 1
 

@@ -64,7 +64,7 @@ def observe(
         id: step
         for series in history.series
         for step in history.steps(series)
-        for id in (*step.standings, *step.ids[MANIFESTS])
+        for id in (*step.current_verdicts, *step.ids[MANIFESTS])
     }
     scrubs = [scrub for key in below(SCRUBS, look.names) if (scrub := parse_scrub(key)) is not None]
     read = {where: s.began for where, s in newest_scrubs([s for s in scrubs if s.is_whole], now).items()}
@@ -86,7 +86,7 @@ def observe(
             left -= 1
         row = msgspec.structs.replace(row, pinned=pinned.get(id, ""))
         rows[id] = _placed(run, row, id, look, records[id], read)
-    incidents, told = _incidents(run, look.names, known.incidents)
+    incidents, reported = _incidents(run, look.names, known.incidents)
     curve = see_curve(run, look) if look.curve != known.curve.identity else None
     is_whole = left >= 0 and (curve is not None or look.curve == known.curve.identity)
     return RunSeen(
@@ -97,7 +97,7 @@ def observe(
         ),
         generations=tuple(rows.values()),
         incidents=tuple(incidents),
-        events=(*reversed(events), *told, *_action_events(run, look.names, known)),
+        events=(*reversed(events), *reported, *_action_events(run, look.names, known)),
         curve=curve,
     )
 
@@ -121,14 +121,14 @@ def _short(id: CheckpointId, name: str) -> str:
 
 def _is_current(row: Generation, id: CheckpointId, records: StepRecords) -> bool:
     """True if no record of it is new since its row was made."""
-    standing = records.standings.get(id)
-    same = row.verdict == ("" if standing is None else _short(id, verdict_name(standing)))
+    current_verdict = records.current_verdicts.get(id)
+    same = row.verdict == ("" if current_verdict is None else _short(id, verdict_name(current_verdict)))
     return same and (row.path is not None or id not in records.ids[MANIFESTS])
 
 
 def _named(id: CheckpointId, records: StepRecords) -> Generation:
     """Return the row of a generation whose records are not read yet."""
-    entry = records.standings.get(id)
+    entry = records.current_verdicts.get(id)
     # Only the record itself says that a good one is about these bytes.
     outcome = entry.outcome if entry is not None and entry.outcome is not Outcome.GOOD else Outcome.PENDING
     return Generation(name=id.record_path, outcome=outcome.value)
@@ -137,10 +137,10 @@ def _named(id: CheckpointId, records: StepRecords) -> Generation:
 def _described(reader: RunReader, id: CheckpointId) -> tuple[Generation, list[Event]]:
     """Read the records of a generation. Returns its row, and the events of its verdicts."""
     row, history, events = reader.row(id), reader.history, []
-    for name, standing in sorted(history.entries(id).items()):
+    for name, current_verdict in sorted(history.entries(id).items()):
         cause, at, reason = row.outcome, row.judged_at, row.reason
         if _short(id, name) != row.verdict:  # an earlier one
-            verdict = history.entry(standing, name)
+            verdict = history.entry(current_verdict, name)
             if verdict is None:
                 continue
             cause, at, reason = verdict.outcome.value, seconds_of(verdict.checked_at), reason_of(verdict)[:LONGEST_TEXT]

@@ -99,9 +99,9 @@ def _unbound(evidence: Evidence) -> Iterator[Finding]:
 
 def _against_seal(evidence: Evidence, sealed: Manifest) -> Iterator[Finding]:
     present = set(evidence.checkpoint.files)
-    told = {gap.file for gap in evidence.gaps if gap.fatal}
+    reported = {gap.file for gap in evidence.gaps if gap.fatal}
     for file in sealed.files:
-        if file.path not in present and file.path not in told:
+        if file.path not in present and file.path not in reported:
             yield _finding(Severity.ERROR, "the manifest lists this file, but it is not there", file.path)
     for path in sorted(present - {f.path for f in sealed.files}):
         yield _finding(Severity.NOTICE, "was added after the checkpoint was sealed", path)

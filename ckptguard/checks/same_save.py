@@ -42,9 +42,9 @@ def check_one_save(evidence: Evidence) -> Iterator[Finding]:
         low, high = min(steps, key=steps.__getitem__, default=""), max(steps, key=steps.__getitem__, default="")
         if low and steps[low] != steps[high]:
             yield _error(low, f"its optimizer took {steps[low]:g} steps, that of {high} {steps[high]:g}")
-        told = {f.entry.key: [n.value for n in f.structure.leaves if _SHARED.fullmatch(n.name)] for f in files}
+        reported = {f.entry.key: [n.value for n in f.structure.leaves if _SHARED.fullmatch(n.name)] for f in files}
         first = files[0].entry.key
-        for key in [key for key, shared in told.items() if shared != told[first]][:_MOST_NAMED]:
+        for key in [key for key, shared in reported.items() if shared != reported[first]][:_MOST_NAMED]:
             yield _error(key, f"it states other ranks or another iteration than {first}")
         folder = low.rpartition("/")[0]
         stayed = (f for f in evidence.scan.files if f.entry.key not in left)

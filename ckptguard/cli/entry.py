@@ -75,9 +75,9 @@ class Commands(click.Group):
         try:
             with contextlib.ExitStack() as waits:
                 if any("://" in word for word in words):
-                    from ckptguard.cli.waiting import told_of_waits  # only a store lets people wait
+                    from ckptguard.cli.waiting import waits_reported  # only a store lets people wait
 
-                    waits.enter_context(told_of_waits(words))
+                    waits.enter_context(waits_reported(words))
                 code = super().main(words, *further, **{**options, "standalone_mode": False})
         except BrokenPipeError:
             discard_stdout()

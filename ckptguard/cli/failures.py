@@ -17,7 +17,7 @@ from ckptguard.values.exit_codes import ExitCode, of_error
 
 def report_failure(error: BaseException, words: Sequence[str], commands: Collection[str]) -> int:
     """Say what went wrong with a command line of these `words`; returns the exit code."""
-    code, told = _told(error)
+    code, reported = _reported(error)
     if isinstance(error, OSError):  # of writing help or a version: what a command meets is an error of ours
         discard_stdout()
     ours = words[: words.index("--")] if "--" in words else words
@@ -25,7 +25,7 @@ def report_failure(error: BaseException, words: Sequence[str], commands: Collect
         name = next((word for word in ours if not word.startswith("-")), None)
         # Nothing may be raised here: an error of ours would hide the first one.
         with contextlib.suppress(CkptguardError, OSError, MemoryError, ImportError):
-            emit_once(name if name in commands else None, error={**error_fields(told), "exit_code": int(code)})
+            emit_once(name if name in commands else None, error={**error_fields(reported), "exit_code": int(code)})
     return code
 
 
@@ -34,7 +34,7 @@ def error_fields(error: CkptguardError) -> dict[str, Any]:
     return {"kind": error.kind, "message": error.message, "hint": error.hint}
 
 
-def _told(error: BaseException) -> tuple[ExitCode, CkptguardError]:
+def _reported(error: BaseException) -> tuple[ExitCode, CkptguardError]:
     """The exit code, and the error as one of ours, after it was told on stderr."""
     if isinstance(error, click.Abort | KeyboardInterrupt):
         trouble("interrupted")
@@ -49,18 +49,18 @@ def _told(error: BaseException) -> tuple[ExitCode, CkptguardError]:
         where = getattr(error, "ctx", None)
         return ExitCode.USAGE, _error("usage", error.format_message(), where and f"{where.command_path} --help")
     _debug_traceback()
-    told = error if isinstance(error, CkptguardError) else None
+    reported = error if isinstance(error, CkptguardError) else None
     if isinstance(error, OSError):
-        told = CkptguardError(f"the output cannot be written: {error.strerror}")
-    told = told or trouble_of_machine(error)
-    if told is None:
-        told = _error(
+        reported = CkptguardError(f"the output cannot be written: {error.strerror}")
+    reported = reported or trouble_of_machine(error)
+    if reported is None:
+        reported = _error(
             "unexpected",
             f"unexpected {type(error).__name__}: {error}",
             hint="this is a mistake in ckptguard: please report it with the output of CKPTGUARD_DEBUG=1",
         )
-    report_error(told)
-    return of_error(told), told
+    report_error(reported)
+    return of_error(reported), reported
 
 
 def _error(kind: str, message: str, hint: str | None = None) -> CkptguardError:

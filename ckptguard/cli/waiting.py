@@ -10,12 +10,12 @@ from collections.abc import Iterator, Sequence
 
 from ckptguard.terminal.output import trouble
 
-PATIENCE = 5.0  # seconds
+LONGEST_SILENCE = 5.0  # seconds
 _LOOK = 0.5
 
 
 @contextlib.contextmanager
-def told_of_waits(words: Sequence[str]) -> Iterator[None]:
+def waits_reported(words: Sequence[str]) -> Iterator[None]:
     """Say it once while a command line of these `words` works on a store, and somebody watches."""
     watched = sys.stderr is not None and sys.stderr.isatty() and "--json" not in words
     # supervise holds the signals: it must be the first to start threads.
@@ -35,6 +35,6 @@ def tell_of_wait(ended: threading.Event) -> None:
     while not ended.wait(_LOOK):
         retries = sys.modules.get("ckptguard.storage.retries")  # absent until a store is opened
         began = None if retries is None else retries.waits_since()
-        if began is not None and time.monotonic() - began > PATIENCE:
+        if began is not None and time.monotonic() - began > LONGEST_SILENCE:
             trouble("waiting for the storage to answer; Ctrl-C ends it")
             return

@@ -201,7 +201,7 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
         nan_losses, nan_since = self._row_of_nan(signal)
         norm_through, nan_unsettled = self._unsettled(signal, norm)
         losses, norms = self._baselines(signal.loss, norm, limits.spikes)
-        scale, told_of_skips = signal.scale, skipped or signal.scale is not None or signal.skipped is not None
+        scale, skips_known = signal.scale, skipped or signal.scale is not None or signal.skipped is not None
         now = Health(
             healthy_through=healthy_through,
             loss_through=loss_through,
@@ -210,9 +210,9 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
             nan_since=nan_since,
             norm_through=norm_through,
             nan_unsettled=nan_unsettled,
-            skips=self.skips + 1 if skipped else 0 if told_of_skips else self.skips,
+            skips=self.skips + 1 if skipped else 0 if skips_known else self.skips,
             skips_in_all=self.skips_in_all + skipped,
-            scaler_settled=self.scaler_settled or (told_of_skips and not skipped),
+            scaler_settled=self.scaler_settled or (skips_known and not skipped),
             scale=scale if scale is not None else self.scale,
             highest_scale=self.highest_scale if scale is None else max(self.highest_scale, scale),
             losses=losses,

@@ -23,7 +23,7 @@ _NAME = re.compile(
 )
 
 
-class Standing(msgspec.Struct, frozen=True, kw_only=True):
+class CurrentVerdict(msgspec.Struct, frozen=True, kw_only=True):
     """The current outcome of one generation, and the number of the verdict that gives it."""
 
     id: CheckpointId
@@ -31,23 +31,23 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
     outcome: Outcome
 
 
-def verdict_name(standing: Standing) -> str:
+def verdict_name(current_verdict: CurrentVerdict) -> str:
     """Return the ledger name of a verdict. It contains the id, the order and the outcome."""
-    return f"{standing.id.record_name}.{standing.number:04d}.{standing.outcome.value}.json"
+    return f"{current_verdict.id.record_name}.{current_verdict.number:04d}.{current_verdict.outcome.value}.json"
 
 
-def parse_verdict_name(series: str, name: str) -> Standing | None:
+def parse_verdict_name(series: str, name: str) -> CurrentVerdict | None:
     """Parse a ledger name of a series; None if it is not a ledger entry."""
     match = _NAME.fullmatch(name)
     parsed = parse_id(series, match["id"]) if match else None
     if match is None or parsed is None:
         return None
-    return Standing(id=parsed, number=int(match["number"]), outcome=Outcome(match["outcome"]))
+    return CurrentVerdict(id=parsed, number=int(match["number"]), outcome=Outcome(match["outcome"]))
 
 
-def standings(series: str, names: Iterable[str]) -> dict[CheckpointId, Standing]:
+def current_verdicts(series: str, names: Iterable[str]) -> dict[CheckpointId, CurrentVerdict]:
     """Return the current standing of every generation that a series' ledger names mention."""
-    current: dict[CheckpointId, Standing] = {}
+    current: dict[CheckpointId, CurrentVerdict] = {}
     for name in names:
         entry = parse_verdict_name(series, name)
         if entry is not None:
@@ -55,15 +55,15 @@ def standings(series: str, names: Iterable[str]) -> dict[CheckpointId, Standing]
     return current
 
 
-def weight(entry: Standing) -> tuple[int, int]:
+def weight(entry: CurrentVerdict) -> tuple[int, int]:
     """Return the order of the verdicts on one generation: the latest counts, or the worse of two with one number."""
     return entry.number, -WORST_FIRST.index(entry.outcome)
 
 
-def since(id: CheckpointId, names: Iterable[str], outcomes: Collection[Outcome]) -> Standing | None:
+def since(id: CheckpointId, names: Iterable[str], outcomes: Collection[Outcome]) -> CurrentVerdict | None:
     """Return the first of a generation's newest verdicts that all say one of these outcomes. None if the newest says
     another one."""
-    entries: dict[int, Standing] = {}
+    entries: dict[int, CurrentVerdict] = {}
     for name in names:
         entry = parse_verdict_name(id.series, name)
         if entry is not None and entry.id == id:
@@ -94,7 +94,7 @@ _OPTIMIZERS = re.compile(
 )
 
 
-class Standpoint(msgspec.Struct, frozen=True, kw_only=True):
+class SeriesHead(msgspec.Struct, frozen=True, kw_only=True):
     """The newest known-good checkpoint of a series, to compare it with other series. `counters` maps each kind to its
     value. `tensors` is a digest of the tensors' names; `saved_at` is in ns by the storage's clock. `whole`: a
     guard saved it, so it is all of its save."""
@@ -110,12 +110,12 @@ class Standpoint(msgspec.Struct, frozen=True, kw_only=True):
     whole: bool = False
 
 
-def standpoint_of(manifest: Manifest) -> Standpoint:
+def series_head_of(manifest: Manifest) -> SeriesHead:
     """Describe a checkpoint for a comparison with other series."""
     counters = {c.kind: c.value for c in manifest.counters}
     if manifest.id.number is not None:
         counters.setdefault(NUMBER_IN_NAME, manifest.id.number)
-    return Standpoint(
+    return SeriesHead(
         series=manifest.series,
         counters=counters,
         has_optimizer=any(_is_optimizers(t) for f in manifest.files for t in f.tensors),
@@ -155,7 +155,7 @@ def numbered_form(series: str) -> str | None:
     return folder + slash + name[: words[0].start()] + "#" + name[words[0].end() :]
 
 
-def choose_series(heads: Sequence[Standpoint]) -> tuple[int, str]:
+def choose_series(heads: Sequence[SeriesHead]) -> tuple[int, str]:
     """Return the index of the series with the newest known-good checkpoint, and why; "" if there is only one.
 
     Series with optimizer state come before series with weights alone. The finest counter that all of them have decides,
@@ -183,7 +183,7 @@ def choose_series(heads: Sequence[Standpoint]) -> tuple[int, str]:
     return best, f"of {len(every)} series this one {why}{first}"
 
 
-def _highest(heads: Sequence[Standpoint], left: Sequence[int], kinds: Iterable[str]) -> list[int]:
+def _highest(heads: Sequence[SeriesHead], left: Sequence[int], kinds: Iterable[str]) -> list[int]:
     """Return those of `left` that are not behind another by one counter after the other. Without a counter, none is
     behind by it."""
     for kind in kinds:
@@ -201,7 +201,7 @@ def _place_of_name(series: str) -> int:
     return 2 if "#" in series.rpartition("/")[2] else 1
 
 
-def is_ahead(one: Standpoint, other: Standpoint) -> bool:
+def is_ahead(one: SeriesHead, other: SeriesHead) -> bool:
     """True if a checkpoint of one series is surely better than one of another; False if they are equal."""
     if one.has_optimizer != other.has_optimizer:
         return one.has_optimizer

@@ -31,7 +31,7 @@ from ckptguard.decisions.known_good import (
     NAMED,
     NUMBER_IN_NAME,
     OPTIMIZER_STEP,
-    Standpoint,
+    SeriesHead,
     kind_of_name,
     numbered_form,
 )
@@ -58,7 +58,7 @@ _COUNTING = re.compile(
 )
 
 
-class Content(Protocol):
+class SavedContent(Protocol):
     """One content of a series. `number` is () for a fixed name. Times (in ns) and counters are asked for when needed:
     `saved_at` by the storage's clock, `sealed_at` by the clock of the process that read it first.
 
@@ -83,10 +83,10 @@ class SeriesSeen(msgspec.Struct, frozen=True, kw_only=True):
     """A series with its newest checkpoint that was ever good, else its newest, and its contents, the newest first.
     `left_behind` are those that a rollback went back from, without what it quarantined as bad."""
 
-    head: Standpoint
-    contents: Sequence[Content]
+    head: SeriesHead
+    contents: Sequence[SavedContent]
     ever_good: bool = True
-    left_behind: Sequence[Content] = ()
+    left_behind: Sequence[SavedContent] = ()
 
     @property
     def name(self) -> str:
@@ -120,11 +120,11 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
         return frozenset(one.name for one in self.series)
 
 
-class Member(msgspec.Struct, frozen=True, kw_only=True):
+class MomentPart(msgspec.Struct, frozen=True, kw_only=True):
     """A part of a moment. `behind` is how many saves before the moment's own it was saved; `rule` joined its series.
     `own`: it counts as of the moment's own save. So does all that no number places: times alone exclude nothing."""
 
-    content: Content
+    content: SavedContent
     rule: str
     behind: int = 0
     own: bool = True
@@ -135,11 +135,11 @@ class Moment(msgspec.Struct, frozen=True, kw_only=True):
     not."""
 
     number: Numbers
-    members: tuple[Member, ...]
+    members: tuple[MomentPart, ...]
     lacks: tuple[str, ...] = ()
 
     @property
-    def own(self) -> tuple[Member, ...]:
+    def own(self) -> tuple[MomentPart, ...]:
         """The members of its own save."""
         return tuple(member for member in self.members if member.own)
 
@@ -225,7 +225,7 @@ def moments_of(group: Group) -> Iterator[Moment]:
             is_of_this_era = content is anchor or _of_one_era(content, anchor, on_clock)
             if is_of_this_era:
                 rule = group.rules[one.name]
-                members.append(Member(content=content, rule=rule, behind=behind, own=not behind))
+                members.append(MomentPart(content=content, rule=rule, behind=behind, own=not behind))
             if behind >= usual or not is_of_this_era:
                 lacks.append(one.name)
         ends = _ends_before(saves, n) if others else None
@@ -236,7 +236,7 @@ def moments_of(group: Group) -> Iterator[Moment]:
                 lacks.append(one.name)
                 continue
             last = _save_of(one.contents[place], saves, n)
-            members.append(Member(content=one.contents[place], rule=group.rules[one.name], behind=last - n))
+            members.append(MomentPart(content=one.contents[place], rule=group.rules[one.name], behind=last - n))
             if _missed_a_save(one.contents[place:], saves, n, last):
                 lacks.append(one.name)
         saved = [heads[member.content.id.series] for member in members if member.own]
@@ -245,13 +245,13 @@ def moments_of(group: Group) -> Iterator[Moment]:
 
 
 _Key = tuple[Numbers, int]
-_Saves = Sequence[tuple[_Key, Mapping[str, Content]]]
+_Saves = Sequence[tuple[_Key, Mapping[str, SavedContent]]]
 
 
 def _saves(on_clock: Sequence[SeriesSeen]) -> _Saves:
     """Return the contents of each number, the newest first. Of a number that was saved again the newer contents are
     together, and the older ones."""
-    found: dict[_Key, dict[str, Content]] = {}
+    found: dict[_Key, dict[str, SavedContent]] = {}
     for one in on_clock:
         again: dict[Numbers, int] = {}
         for content in one.contents:  # the newest first
@@ -273,7 +273,7 @@ def _usual_gap(saves: _Saves, name: str, last: int) -> int:
     return max(gaps, default=len(saves) - last)
 
 
-def _of_one_era(one: Content, other: Content, on_clock: Sequence[SeriesSeen]) -> bool:
+def _of_one_era(one: SavedContent, other: SavedContent, on_clock: Sequence[SeriesSeen]) -> bool:
     """False if numbering began again between two contents: a higher number was saved before the later of them."""
     if max(one.id.generation, other.id.generation) == 1 or not one.number:
         return True
@@ -302,7 +302,7 @@ def _ends_before(saves: _Saves, n: int) -> int | None:
     return None if before is None else at + abs(at - before) // 2
 
 
-def _missed_a_save(contents: Sequence[Content], saves: _Saves, n: int, last: int) -> bool:
+def _missed_a_save(contents: Sequence[SavedContent], saves: _Saves, n: int, last: int) -> bool:
     """True if nobody saw what a name held after the n-th save: its content is of an earlier one, the `last`, and it was
     saved more often than that. It may have ended, too."""
     if last == n:
@@ -314,7 +314,7 @@ def _missed_a_save(contents: Sequence[Content], saves: _Saves, n: int, last: int
     return usual <= last - n <= usual * ENDED_AFTER
 
 
-def _save_of(content: Content, saves: _Saves, n: int) -> int:
+def _save_of(content: SavedContent, saves: _Saves, n: int) -> int:
     """Return the earliest save that a content was there at the end of, as far as times are known. It was at the
     n-th's."""
     while n + 1 < len(saves):
@@ -325,11 +325,11 @@ def _save_of(content: Content, saves: _Saves, n: int) -> int:
     return n
 
 
-def _written(save: Mapping[str, Content]) -> int | None:
+def _written(save: Mapping[str, SavedContent]) -> int | None:
     return max((c.saved_at for c in save.values() if c.saved_at is not None), default=None)
 
 
-def _is_newer(content: Content, save: Mapping[str, Content], ends: int | None) -> bool:
+def _is_newer(content: SavedContent, save: Mapping[str, SavedContent], ends: int | None) -> bool:
     """True if a content that no number places was saved after a save: by a counter that both have, else by time."""
     for anchor in save.values():
         here, there = content.counters, anchor.counters
@@ -364,11 +364,11 @@ def _asked(one: str, other: str, asked: Sequence[Saves]) -> bool | None:
     return False if any(saves.has(saves.apart, name) for saves in asked for name in (one, other)) else None
 
 
-def _counters_inside(head: Standpoint) -> frozenset[str]:
+def _counters_inside(head: SeriesHead) -> frozenset[str]:
     return frozenset(_INSIDE) & head.counters.keys()
 
 
-def _are_alternatives(one: Standpoint, other: Standpoint) -> bool:
+def _are_alternatives(one: SeriesHead, other: SeriesHead) -> bool:
     """True if either of two series could be resumed from without the other. Names that call them different parts of a
     model say that they are no alternatives."""
     roles, stems = {role_of(one.path), role_of(other.path)}, {_stem(one.series), _stem(other.series)}
@@ -380,7 +380,7 @@ def _stem(series: str) -> str:
     return _COUNTING.sub("", series.lower())
 
 
-def _is_coarse(head: Standpoint) -> bool | None:
+def _is_coarse(head: SeriesHead) -> bool | None:
     """True if a name counts epochs, rounds or episodes, False for steps, None if it does not say."""
     word = read_names([Listed(head.path)])[head.path].word
     return None if word is None else word in COARSE_WORDS

@@ -74,7 +74,7 @@ def is_far_before(saved: Mapping[str, int], went_back_to: Mapping[str, int]) -> 
     None.
 
     It did if it is nearer to the beginning than to the step that it should have continued from. Optimizer steps count
-    only if there is no other counter: an optimizer may start anew inside an epoch.
+    only if there is no other counter: an optimizer may start from scratch inside an epoch.
     """
     kinds = [kind for kind in (*COUNTERS, *NAMED) if kind in saved and kind in went_back_to]
     kind = next((kind for kind in kinds if kind != OPTIMIZER_STEP), next(iter(kinds), None))

@@ -1,4 +1,4 @@
-"""Decide which of many runs works next, when it makes way for others, and when its verdict is late. Pure."""
+"""Decide which of many runs works next, when it yields to others, and when its verdict is late. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MOST_LANES = 32
 _SPARE_LANES = 4  # the last lanes; no run that was slow gets them
 SLOW = 2.0  # seconds; a longer turn is slow
 HELD_UP = 0.5  # seconds; a lane that is busy for longer may be waiting for storage, so another one may start
-_LONGEST_TURN = 1.0  # seconds until a run makes way for a waiting one, between two checkpoints
+_LONGEST_TURN = 1.0  # seconds until a run yields to a waiting one, between two checkpoints
 _USUAL_INTERVAL = 20.0  # seconds between two saves, if nothing is known about them
 
 
@@ -82,12 +82,12 @@ def next_lane_in(busy_for: Collection[float]) -> float | None:
     return None if len(busy_for) >= MOST_LANES else max(0.0, HELD_UP - min(busy_for))
 
 
-def makes_way(read: int, seconds: float, *, others_wait: bool) -> bool:
+def should_yield(read: int, seconds: float, *, others_wait: bool) -> bool:
     """True if a turn ends before its next checkpoint. `read` is what it read so far, in bytes: one at least."""
     return others_wait and read > 0 and (read >= LARGE or seconds >= _LONGEST_TURN)
 
 
-def patience(waited: float, interval: float | None) -> float:
+def may_yield_for(waited: float, interval: float | None) -> float:
     """Return for how many seconds a verdict may still wait for what training leaves of the processors.
 
     It is late once it has waited for half of the time between two saves.

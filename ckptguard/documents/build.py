@@ -118,7 +118,7 @@ def _whole_save(known: Any) -> object:
 # By module and class; or by a name, if a type has a second form.
 FORMS: dict[str, Form] = {
     # verify, show
-    "results.Report": Form("target kind outcome checkpoints not_understood"),
+    "results.VerifyReport": Form("target kind outcome checkpoints not_understood"),
     "results.Checked": Form("*", {"seconds": lambda c: None if c.seconds is None else round(c.seconds, 3)}),
     "verdict.Finding": Form("check severity file tensor count expected found message omitted"),
     "verdict.Verdict": Form("outcome checked_at version digests findings"),

@@ -74,13 +74,13 @@ def replica_table(replica: Replica) -> Table:
 
 def replica_line(replica: Replica) -> Line:
     """Where a replica stands."""
-    return Line(f"{escape(replica.url)}: {standing_text(replica)}")
+    return Line(f"{escape(replica.url)}: {current_verdict_text(replica)}")
 
 
-def standing_text(replica: Replica) -> str:
+def current_verdict_text(replica: Replica) -> str:
     """Where a replica stands, in a few words."""
     if replica.behind is None:
-        return "what it holds could not be told"
+        return "what it holds is unknown"
     last = f"last good {replica.last_good}" if replica.last_good else "nothing good yet"
     return f"{last}, {f'behind by {replica.behind}' if replica.behind else 'up to date'}"
 

@@ -16,7 +16,7 @@ from ckptguard.values.ids import escape, named_path
 from ckptguard.values.plain_numbers import size
 
 if TYPE_CHECKING:
-    from ckptguard.runs.results import Checked, Report
+    from ckptguard.runs.results import Checked, VerifyReport
     from ckptguard.values.verdict import Finding
 
 ORDER = ("bad", "incomplete", "suspect", "pending", "good")
@@ -36,7 +36,7 @@ class Line(NamedTuple):
         return self.lead + self.word + self.rest
 
 
-def report_lines(report: Report, *, incident_of: str | None = None, only_wrong: bool = False) -> Iterator[Line]:
+def report_lines(report: VerifyReport, *, incident_of: str | None = None, only_wrong: bool = False) -> Iterator[Line]:
     """One line for each checkpoint, its findings below it, and a last line that sums up. `incident_of` is the run that
     has an incident about it; `only_wrong` leaves out what is good."""
     for checked in report.checkpoints:
@@ -96,7 +96,7 @@ def _first_of(names: Sequence[str], noun: str = "") -> str:
     return escape(names[0]) + (f" and {rest} more{noun}" if rest else "")
 
 
-def _what_to_do(report: Report, incident_of: str | None) -> list[str]:
+def _what_to_do(report: VerifyReport, incident_of: str | None) -> list[str]:
     """What a user can say to what was found, once for all of it. Of a file that is broken nothing can be said."""
     said: dict[str, str] = {}
     for checked in report.checkpoints:
@@ -109,16 +109,16 @@ def _what_to_do(report: Report, incident_of: str | None) -> list[str]:
     return list(said.values())
 
 
-def _to_notice(report: Report, checked: Checked, finding: Finding, errors: set[str]) -> dict[str, str]:
+def _to_notice(report: VerifyReport, checked: Checked, finding: Finding, errors: set[str]) -> dict[str, str]:
     sums = f"get the publisher's checksums, then: {_command('verify', report.target)} --sums FILE"
     if finding.check == "digests" and finding.file and finding.count and checked.id is None:
         return {"sums": f"to be sure of every bit: {sums}"}  # no checksum vouches for a file
     if finding.check == "reading" and finding.message.startswith("the checksum file"):
-        return {"sums": f"mend or remove the checksum file, or {sums}"}
+        return {"sums": f"fix or remove the checksum file, or {sums}"}
     return {}
 
 
-def _to_error(report: Report, checked: Checked, finding: Finding, errors: set[str]) -> dict[str, str]:
+def _to_error(report: VerifyReport, checked: Checked, finding: Finding, errors: set[str]) -> dict[str, str]:
     import shlex  # only where something was found
 
     check = finding.check
@@ -136,7 +136,7 @@ def _to_error(report: Report, checked: Checked, finding: Finding, errors: set[st
     return {}
 
 
-def _to_doubt(report: Report, checked: Checked, finding: Finding, errors: set[str]) -> dict[str, str]:
+def _to_doubt(report: VerifyReport, checked: Checked, finding: Finding, errors: set[str]) -> dict[str, str]:
     check, clear = finding.check, f"{_command('clear', report.target, checked.path)} --reason TEXT"
     if errors:
         return {}
@@ -152,7 +152,7 @@ def _to_doubt(report: Report, checked: Checked, finding: Finding, errors: set[st
 
 _MOST_PATTERNS = 20  # a hostile file may name half a million classes
 # What can be said to one finding, by its severity. `errors` are the checks that found errors in the same checkpoint.
-_ANSWERS: dict[str, Callable[[Report, Checked, Finding, set[str]], dict[str, str]]] = {
+_ANSWERS: dict[str, Callable[[VerifyReport, Checked, Finding, set[str]], dict[str, str]]] = {
     "error": _to_error,
     "sickness": _to_doubt,
     "warning": lambda *_: {},

@@ -239,7 +239,7 @@ def _point_of(view: RunView, manifest: Manifest) -> StartPoint:
 
 def _newer(history: History, id: CheckpointId) -> int:
     """How many generations of its series after this one were ever good."""
-    return sum(other.order > id.order and history.was_good(other) for other in history.standings(id.series))
+    return sum(other.order > id.order and history.was_good(other) for other in history.current_verdicts(id.series))
 
 
 def _patiently(view: RunView, act: Callable[[], T]) -> T:

@@ -19,23 +19,23 @@ from ckptguard.decisions.known_good import (
     SAVED_LAST,
     finest_common,
     may_be_newer,
-    standpoint_of,
+    series_head_of,
 )
 from ckptguard.decisions.rollback import before_repeat
 from ckptguard.decisions.rollback_plan import Content, is_below
-from ckptguard.engine.sick_saves import SickSave, find_begun_anew
+from ckptguard.engine.sick_saves import SickSave, find_fresh_start
 from ckptguard.errors import CkptguardError, CouldNotTellError, NoKnownGoodError, NotFoundError, NotGivenBackError
 from ckptguard.keep.quarantine import quarantine
 from ckptguard.layouts import Checkpoint
 from ckptguard.records.pins import InUse
 from ckptguard.records.run import Run, open_run
 from ckptguard.recover.roll_back import GoBack, RolledBack, roll_back
-from ckptguard.recover.rollback_scope import NOTHING_ANEW, BegunAnew, content_lying, content_of, training_in
+from ckptguard.recover.rollback_scope import NO_FRESH_START, FreshStart, content_lying, content_of, training_in
 from ckptguard.runs.find_known_good import Wanted, newest_candidate
 from ckptguard.runs.run_view import RunView
 from ckptguard.runs.work import Work
 from ckptguard.scan import Scanner
-from ckptguard.upkeep.reconcile import standing_of
+from ckptguard.upkeep.reconcile import current_verdict_of
 from ckptguard.values.ids import MAX_STEP, CheckpointId, folder_of
 from ckptguard.values.settings import Settings
 from ckptguard.values.verdict import Outcome
@@ -99,13 +99,13 @@ class GoingBack:
         """Go back in the series of these, too, even if nothing is left in them."""
         self._series |= {c.series for c in checkpoints}
 
-    def begun_anew(self, view: RunView) -> list[SickSave]:
+    def fresh_start(self, view: RunView) -> list[SickSave]:
         """Return the first save of a training that began from scratch instead of continuing."""
         for known_good in tuple(self._to_compare):
-            told, anew = find_begun_anew(view, known_good, self.lying)
+            reported, anew = find_fresh_start(view, known_good, self.lying)
             if anew is not None:
                 return [anew]
-            if told:
+            if reported:
                 self._to_compare.remove(known_good)
         if not self._to_compare:
             self._unpin()
@@ -129,7 +129,7 @@ class GoingBack:
             furthest = [content_lying(view, c) for c in inside]
             try:
                 if any(s.anew for s in own):
-                    anew = self._written_anew(view, training)
+                    anew = self._fresh_start(view, training)
                     went = self._roll_back(view, training, reason, None, anew)
                 elif own:
                     went = self._go_back_in(view, training, own, reason)
@@ -175,7 +175,7 @@ class GoingBack:
             return None  # there is nothing to resume from
         except Exception as error:
             why = error.message if isinstance(error, CkptguardError) else f"{type(error).__name__}: {error}"
-            return f"whether a resume would take what is good could not be told: {why}"
+            return f"it is unknown whether a resume would take what is good: {why}"
         if not wrong:
             return None
         more = f" and {len(wrong) - _NAMED} more" if len(wrong) > _NAMED else ""
@@ -188,7 +188,7 @@ class GoingBack:
         back = GoBack(reason="", folders=training, dry_run=True, if_needed=True, check_writing=False, read_back=False)
         plan = roll_back(view, back, work=Work(scanner=self._scanner))
         newer = (c for c in inside if may_be_newer(c.series, c.step, plan.known_good.id))
-        unjudged = [c.path for c in newer if standing_of(view, c) is None]
+        unjudged = [c.path for c in newer if current_verdict_of(view, c) is None]
         return list(
             dict.fromkeys((*plan.quarantined, *(g.path for g in plan.given), *(p.key for p in plan.pointed), *unjudged))
         )
@@ -220,9 +220,9 @@ class GoingBack:
         """True if anything of a training was ever good: a start from scratch would not be its beginning."""
         history = view.history
         own = [series for series in history.names if folder_of(series) in training]
-        return any(history.was_good(id) for series in own for id in history.standings(series))
+        return any(history.was_good(id) for series in own for id in history.current_verdicts(series))
 
-    def _written_anew(self, view: RunView, training: Folders) -> BegunAnew:
+    def _fresh_start(self, view: RunView, training: Folders) -> FreshStart:
         """Return what the command has written in a training since its start.
 
         What was on record then, and was saved again byte for byte, is still what it was, and no mark may make it
@@ -241,7 +241,7 @@ class GoingBack:
                 paths.add(checkpoint.path)
         own = [series for series in view.history.series if folder_of(series) in training]
         ids = {id for series in own for id in view.history.sealed(series)}
-        return BegunAnew(paths=frozenset(paths), again=frozenset(again), ids=frozenset(ids - known))
+        return FreshStart(paths=frozenset(paths), again=frozenset(again), ids=frozenset(ids - known))
 
     def _is_as_known(self, view: RunView, checkpoint: Checkpoint) -> bool:
         """True if the bytes of a new file, which are read for this, were on record when the command was started, and
@@ -304,7 +304,7 @@ class GoingBack:
         training: Folders,
         reason: str,
         before_step: int | None,
-        anew: BegunAnew = NOTHING_ANEW,
+        anew: FreshStart = NO_FRESH_START,
     ) -> RolledBack:
         # Skip the check for a writing training: we have just stopped it.
         folders = self._to_choose_in(view, training, before_step, anew)
@@ -312,7 +312,7 @@ class GoingBack:
         return roll_back(view, back, work=Work(scanner=self._scanner))
 
     def _to_choose_in(
-        self, view: RunView, training: Folders, before_step: int | None, anew: BegunAnew = NOTHING_ANEW
+        self, view: RunView, training: Folders, before_step: int | None, anew: FreshStart = NO_FRESH_START
     ) -> Folders:
         """Return the folders of a training to search for its known-good checkpoint: those where the command saves.
 
@@ -352,7 +352,7 @@ def _words(view: RunView, went: RolledBack, lay: Sequence[Content]) -> str:
     path = went.known_good.path
     name = path.removeprefix(f"{view.run.url.rstrip('/')}/")
     manifest = view.history.manifest(went.source) or view.history.manifest(went.known_good.id)
-    counters = {} if manifest is None else standpoint_of(manifest).counters
+    counters = {} if manifest is None else series_head_of(manifest).counters
     common = [finest_common(counters, content.counters) for content in lay]
     kind = next((kind for kind in (*COUNTERS, *NAMED) if kind in (common or counters)), None)
     if kind is None:

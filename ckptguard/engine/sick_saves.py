@@ -77,7 +77,7 @@ def find_sick_saves(view: RunView, *, before: Iterable[object] = ()) -> list[Sic
     return found
 
 
-def find_begun_anew(view: RunView, went_back_to: Content, lying: Collection[object]) -> tuple[bool, SickSave | None]:
+def find_fresh_start(view: RunView, went_back_to: Content, lying: Collection[object]) -> tuple[bool, SickSave | None]:
     """Find the first save after a restart, when other files were `lying` there. The flag says whether it can be judged.
 
     The save is returned if training began from scratch instead of continuing from what it went back to.
@@ -119,7 +119,7 @@ def _is_reason(view: RunView, checkpoint: Checkpoint, sick: SickSave, *, is_new:
     if not any_good or not is_new:
         return is_new and not any_good
     content, history = content_lying(view, checkpoint), view.history
-    if content.has_optimizer or any(history.was_good(id) for id in history.standings(sick.series)):
+    if content.has_optimizer or any(history.was_good(id) for id in history.current_verdicts(sick.series)):
         return True
     training = training_in(view, sick.folder)
     beside = {c.series for c in view.checkpoints if folder_of(c.path) in training}

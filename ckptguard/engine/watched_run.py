@@ -30,9 +30,9 @@ from ckptguard.records.samples import FOLDER as SAMPLES
 from ckptguard.records.who_and_when import saved_at, utc_now
 from ckptguard.replicas.replicate import Replica
 from ckptguard.reporting.events import Known, known_outcomes, news_in, reason_of, unfinished_event, verdict_event
+from ckptguard.reporting.missed_incidents import MissedIncidents
 from ckptguard.reporting.notify import Hooks
 from ckptguard.reporting.open_and_close import record_bad_save
-from ckptguard.reporting.owed_incidents import OwedIncidents
 from ckptguard.runs.ended import REMOVED, ended_at, ended_words
 from ckptguard.runs.find_known_good import find_known_good
 from ckptguard.runs.results import Checked
@@ -50,7 +50,7 @@ from ckptguard.storage.local.removal import (
     were_removed,
 )
 from ckptguard.storage.remote.listed_storage import ListedRun
-from ckptguard.upkeep.look_on import look_on
+from ckptguard.upkeep.pass_read_only import pass_read_only
 from ckptguard.upkeep.reconcile import PassNotes, PassResult, reconcile
 from ckptguard.upkeep.samples import PassStart
 from ckptguard.values.ids import RECORDS_FOLDER, CheckpointId, name_of_run
@@ -183,11 +183,11 @@ class WatchedRun:
         self._note_again_at = 0.0  # monotonic
         self.watcher: Watcher | None = None  # None: nothing watches it
         self.yields = False  # only look while another daemon guards it
-        self.patience: float | None = None  # seconds for which a save may wait for that daemon; None: forever
+        self.daemon_timeout: float | None = None  # seconds for which a save may wait for that daemon; None: forever
         self.guards = True  # False: another daemon does, as of the last pass
         self._known: Known | None = None
         self._source, self._caller_acts = source, caller_acts
-        self._owed, self._owes, self._owes_known_good = OwedIncidents(source), False, False
+        self._missed, self._owes, self._owes_known_good = MissedIncidents(source), False, False
         self._asked: set[str] = set()
         self._asked_lock = threading.Lock()
         self._device: int | None = None  # of its folder
@@ -198,7 +198,7 @@ class WatchedRun:
         self._failures = 0
         self._logged: dict[str, None] = {}
         self._records_changed = False
-        self._told_not_understood = False
+        self._reported_not_understood = False
         self._lacked_room_at: float | None = None  # monotonic; None if that is not the last that was logged
         self._asked_others_at = float("-inf")  # monotonic
 
@@ -272,7 +272,7 @@ class WatchedRun:
         with self._asked_lock:
             self._asked.add(path)
 
-    def mend_soon(self) -> None:
+    def repair_soon(self) -> None:
         """Make the next pass do its automatic repairs. Any thread may call it."""
         self._notes.prune_at = 0.0
 
@@ -319,9 +319,9 @@ class WatchedRun:
                 self._failed("failing", error, pause=self._backoff())
             return None
         except Exception as error:
-            told = machine_trouble(error)
-            if told is not None:
-                self._failed("failing", told, pause=self._backoff())
+            reported = machine_trouble(error)
+            if reported is not None:
+                self._failed("failing", reported, pause=self._backoff())
                 return None
             if type(error).__name__ not in self._logged:
                 self.log("pass_failed", level="error", trace=True, run=self.url)
@@ -340,13 +340,13 @@ class WatchedRun:
         self.passes += 1
         now = time.monotonic()
         pause = self._pause = self.settings.scan_interval if self._store is None else self._until_next_look(done)
-        if not self.guards and self.patience is not None:
+        if not self.guards and self.daemon_timeout is not None:
             pause = min(pause, _VERDICTS_SEEN)
         if done.next_in is not None:
             # A slow listing must not repeat at once: training has priority on the storage.
             cost = 0.0 if done.checked else now - began
             pause = min(pause, max(done.next_in + 0.01, _SOONEST, 2 * cost))
-        self.due = now if done.made_way else now + pause
+        self.due = now if done.yielded else now + pause
         return done
 
     def _until_next_look(self, done: PassResult) -> float:
@@ -377,7 +377,7 @@ class WatchedRun:
         self.state, self.trouble, self.ended_at, self.ended_words, self.run = "ended", None, at, words, None
 
     def _know_nothing(self) -> None:
-        self._notes, self._known, self._owed = PassNotes(), None, OwedIncidents(self._source)
+        self._notes, self._known, self._missed = PassNotes(), None, MissedIncidents(self._source)
         if self._feed is not None:
             self._feed.gone(self.run_id)
 
@@ -445,9 +445,9 @@ class WatchedRun:
         if self._presence is not None and self.guards and new and not self._presence_lost:
             write_daemon_record(run, self._presence)
             note_lasting(records, os.path.join(records, DAEMON_KEY))
-        owes = self.guards and not self._caller_acts and not self._owed.has_begun
+        owes = self.guards and not self._caller_acts and not self._missed.has_begun
         if owes and (has_records(run) or view.checkpoints):  # see `Hooks.begin`
-            self._owed.begin(view)
+            self._missed.begin(view)
         if begins and self.guards:
             self.hooks.begin(view)
 
@@ -471,7 +471,7 @@ class WatchedRun:
                 own = msgspec.structs.replace(work, found=found, may_begin=may_begin)
                 done = reconcile(view, self._notes, work=own, assume_quiet=assume_quiet)
             else:
-                done = look_on(view, self._notes)
+                done = pass_read_only(view, self._notes)
         except BaseException:
             with self._asked_lock:
                 self._asked |= asked
@@ -490,17 +490,18 @@ class WatchedRun:
         for path in sorted(asked - touched):
             if not self._read_again(view, path, work):
                 self.ask(path)
-                done = msgspec.structs.replace(done, made_way=True)
-        told = self.guards and not self._caller_acts and self._make_up(view, wrote=bool(done.checked or asked))
-        self._note(view, wrote=bool(done.checked or done.pruned or asked or told), troubled=bool(done.could_not_tell))
+                done = msgspec.structs.replace(done, yielded=True)
+        wrote = bool(done.checked or asked)
+        wrote |= self.guards and not self._caller_acts and self._record_missed(view, wrote=wrote)
+        self._note(view, wrote=wrote or bool(done.pruned), troubled=bool(done.could_not_tell))
         return done
 
     def _may_rely_on(self, other: DaemonRecord) -> bool:
         """True if this process may leave the run to another daemon, which guards it as far as is known."""
-        if self.patience is None:
+        if self.daemon_timeout is None:
             return not surely_ended(other)
         waiting = (sample.since for sample in self._notes.samples.values() if not sample.done)
-        late = min(waiting, default=math.inf) + self.settings.settle + self.patience
+        late = min(waiting, default=math.inf) + self.settings.settle + self.daemon_timeout
         return time.monotonic() < late and answers(other)
 
     def _find_its_place(self, view: RunView) -> None:
@@ -544,7 +545,7 @@ class WatchedRun:
             self._note_again_at = time.monotonic() + _NOTING_SHARE * (time.monotonic() - began)
 
     def _read_again(self, view: RunView, path: str, work: Work) -> bool:
-        """Verify one checkpoint again. False if it must make way for others."""
+        """Verify one checkpoint again. False if it must yield to others."""
         checkpoint = view.look_again(path)
         if checkpoint is None:
             self.log("no_such_checkpoint", level="warning", run=self.url, path=path)
@@ -559,7 +560,7 @@ class WatchedRun:
         self._tell(view, checked)
         self._log_known_good(view)
         if checked.outcome is Outcome.BAD:
-            self.mend_soon()
+            self.repair_soon()
         return True
 
     def _report(self, view: RunView, done: PassResult, *, quiet: bool) -> None:
@@ -573,9 +574,9 @@ class WatchedRun:
             self._log_once("could_not_tell", level="warning", reason=sentence)
         if done.not_understood is not None:
             sentence, hint = done.not_understood.notes
-            if not self._told_not_understood:
+            if not self._reported_not_understood:
                 self.log("not_understood", level="warning", run=self.url, reason=f"{sentence}; {hint}")
-            self._told_not_understood = True
+            self._reported_not_understood = True
         for path in done.gone:
             self.log("gone", run=self.url, path=path)
         for path in done.unverified:
@@ -645,11 +646,11 @@ class WatchedRun:
             except CkptguardError as error:
                 self.log("incident_not_recorded", level="warning", run=self.url, path=news.path, reason=error.message)
 
-    def _make_up(self, view: RunView, *, wrote: bool) -> bool:
+    def _record_missed(self, view: RunView, *, wrote: bool) -> bool:
         """Open and close the incidents that others left undone. True if the records may have changed."""
         names = None if wrote or self._notes.start is None else self._notes.start.names
         try:
-            opened = self._owed.make_up(view, names)
+            opened = self._missed.record_missed(view, names)
         except CkptguardError as error:
             self._owes = True
             if not isinstance(error, RunRemovedError):  # it is going, or the next pass records them

@@ -161,11 +161,11 @@ class Discovery:
         for place in self._places.values():
             place.forget(url)
 
-    def find(self, patience: float | None = None) -> Fleet:
-        """Return the runs that are there now. After `patience` seconds it waits no longer for places that do not
+    def find(self, timeout: float | None = None) -> Fleet:
+        """Return the runs that are there now. After `timeout` seconds it waits no longer for places that do not
         answer: what was found there before counts."""
         places = self._places.values()
-        wait([place.begin() for place in places], patience)
+        wait([place.begin() for place in places], timeout)
         troubles: list[str] = []
         found: dict[str, _Found] = {}
         for place in places:

@@ -57,7 +57,7 @@ _ROOM = 256 << 20  # bytes of all of them
 _SERIALIZED = ":serialized:"
 
 
-class Member(NamedTuple):
+class ArchiveMember(NamedTuple):
     """One file in an archive: its bytes, and where they are if they are stored as they are, else the packed ones."""
 
     name: str
@@ -113,7 +113,9 @@ def read_tar(reader: Source, path: str) -> Structure:
     return _read_tar(reader, path, lambda name, offset, size: _stored(reader, name, offset, size), reader)
 
 
-def _read_tar(reader: Source, path: str, member: Callable[[str, int, int], Member], content: Source) -> Structure:
+def _read_tar(
+    reader: Source, path: str, member: Callable[[str, int, int], ArchiveMember], content: Source
+) -> Structure:
     contents = read_members(content)
     folder = _Folder(reader, path)
     folder.found.problems += contents.problems
@@ -154,15 +156,15 @@ def _read_compressed(reader: Source, path: str) -> Structure:
         folder.found.truncated = truncated
         return folder.structure("tar") if folder.is_one(()) else opaque.read(reader, path)
 
-    def member(name: str, at: int, length: int) -> Member:
-        return Member(name, InMemory(raw[at : at + length]), packed, True)
+    def member(name: str, at: int, length: int) -> ArchiveMember:
+        return ArchiveMember(name, InMemory(raw[at : at + length]), packed, True)
 
     found = _read_tar(reader, path, member, InMemory(raw))
     return structs.replace(found, checksums=blake3(raw).hexdigest(16))  # gzip has compared it with its own
 
 
-def _stored(reader: Source, name: str, offset: int, size: int) -> Member:
-    return Member(name, Slice(reader, offset, size), SpanPlace(offset, size))
+def _stored(reader: Source, name: str, offset: int, size: int) -> ArchiveMember:
+    return ArchiveMember(name, Slice(reader, offset, size), SpanPlace(offset, size))
 
 
 class _Folder:
@@ -205,9 +207,9 @@ class _Folder:
         except UnpackProblem as error:
             self.found.add(Problem(f"{name!r}: {error}"))
             return
-        self.take(Member(record.name, InMemory(raw), SpanPlace(record.offset, record.packed), True))
+        self.take(ArchiveMember(record.name, InMemory(raw), SpanPlace(record.offset, record.packed), True))
 
-    def take(self, member: Member) -> None:
+    def take(self, member: ArchiveMember) -> None:
         """Read one file if it is of a format that is read here."""
         name, size = printable(member.name), member.source.entry.size
         if name.endswith("/"):
@@ -233,7 +235,7 @@ class _Folder:
         elif row.name in _READ or (size > _SMALLEST and may_hold_state(name) and not begins_like_no_state(head)):
             self.skip(name)
 
-    def _merge(self, name: str, member: Member, inner: Structure) -> None:
+    def _merge(self, name: str, member: ArchiveMember, inner: Structure) -> None:
         found, prefix = self.found, name + ":"
         if inner.truncated and not inner.problems:
             found.add(Problem(f"{name}: it is not complete"))
@@ -273,7 +275,7 @@ class _Folder:
         self.not_understood += [prefix + part if part else name for part in inner.not_understood]
         self._containers += [prefix + container for container in inner.containers]
 
-    def _check_packed(self, member: Member, inner: Structure, prefix: str) -> None:
+    def _check_packed(self, member: ArchiveMember, inner: Structure, prefix: str) -> None:
         """Look at the numbers of an unpacked file, which the scan does not see."""
         raw, found = member.source, Found()
         if not sums_are_right(inner, raw):

@@ -39,7 +39,7 @@ from ckptguard.values.temporary_names import DOCTOR
 
 LIMIT = 7.5  # seconds for all probes together, unless more are given: a whole call takes less than 10
 _GRACE = 0.9  # seconds to remove what was written when time is up
-_PATIENCE = 2.0  # seconds in which a listing may catch up
+_TIMEOUT = 2.0  # seconds in which a listing may catch up
 _CLOCK = 5.0  # seconds by which clocks may differ without a word
 _MEGABYTE = 1 << 20
 _INTERVAL = Settings().scan_interval
@@ -218,10 +218,10 @@ class _Probing:
         except StoppedError:
             return
         except Exception as error:
-            told = error if isinstance(error, CouldNotTellError) else machine_trouble(error)
-            if told is None:
+            reported = error if isinstance(error, CouldNotTellError) else machine_trouble(error)
+            if reported is None:
                 raise
-            found = _Answer(None, f"could not tell: {told.message}")
+            found = _Answer(None, f"could not tell: {reported.message}")
         self._tell(name, found if isinstance(found, _Answer) else _Answer(found))
 
     def _tell(self, name: str, found: _Answer) -> None:
@@ -285,7 +285,7 @@ class _Probing:
         begun = time.monotonic()
         self._create("listed", b"1")
         late = None
-        while time.monotonic() - begun < _PATIENCE:
+        while time.monotonic() - begun < _TIMEOUT:
             if self._key("listed") in [entry.key for entry in self._storage.list(self._folder)]:
                 late = round(time.monotonic() - begun, 3)
                 break
@@ -304,10 +304,10 @@ class _Probing:
     def _clock(self) -> _Answer:
         now = time.time()
         self._create("clock", b"1")
-        told = self._storage.stat(self._key("clock")).mtime_ns
-        if told is None:
+        reported = self._storage.stat(self._key("clock")).mtime_ns
+        if reported is None:
             return _Answer(None, "the store tells no times: ages are taken from this machine's clock")
-        offset = round(told / 1e9 - (now + time.time()) / 2, 3)
+        offset = round(reported / 1e9 - (now + time.time()) / 2, 3)
         # Many stores tell whole seconds.
         if abs(offset) <= _CLOCK:
             return _Answer(True, "it agrees with this machine's", offset)

@@ -77,7 +77,7 @@ def states_by_reader(view: RunView, reader: RunReader) -> tuple[CheckpointState,
             states[own] = known.state(own, checkpoint)
         else:
             fresh.append(msgspec.structs.replace(known.state(own, checkpoint), id=None))
-    recorded = (id for series in history.names for id in history.standings(series))
+    recorded = (id for series in history.names for id in history.current_verdicts(series))
     states |= {id: known.state(id) for id in recorded if id not in states and known.has(id)}
     reader.forget_others()
     found = [*states.values(), *fresh]
@@ -125,7 +125,7 @@ class _Known(NamedTuple):
             kept_bytes=own_bytes(self.run, copy) if copy else None,
             pins=tuple(self.pins.get(id, ())),
             reason=reason,
-            counter=finest_counter(sealed.standpoint.counters) if sealed else None,
+            counter=finest_counter(sealed.series_head.counters) if sealed else None,
         )
 
     def _copy(self, id: CheckpointId) -> KeptCopy | None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import msgspec
 
 from ckptguard.checks.order import counters_of
-from ckptguard.decisions.known_good import Standing
+from ckptguard.decisions.known_good import CurrentVerdict
 from ckptguard.formats.dtypes import DTYPES, SAFETENSORS_DTYPES
 from ckptguard.layouts import Checkpoint
 from ckptguard.runs.file_signatures import looks_as_read
@@ -42,7 +42,7 @@ class Shown(msgspec.Struct, frozen=True, kw_only=True):
     sealed: bool
     manifest: Manifest
     verdict: Verdict | None
-    history: tuple[Standing, ...]
+    history: tuple[CurrentVerdict, ...]
     problems: tuple[str, ...] = ()
     nonfinite: frozenset[tuple[str, str]] = frozenset()
     left_out: tuple[str, ...] = ()

@@ -17,7 +17,7 @@ from ckptguard.records.quarantine import read_quarantined
 from ckptguard.records.room import RoomProblem, read_room_problem
 from ckptguard.records.silences import read_silence
 from ckptguard.records.who_and_when import seconds_of
-from ckptguard.replicas.replicate import Replica, furthest_behind, replica_standings
+from ckptguard.replicas.replicate import Replica, furthest_behind, replica_states
 from ckptguard.runs.ended import ended_at, ended_words
 from ckptguard.runs.find_known_good import KnownGood, openable
 from ckptguard.runs.not_understood import NotUnderstood
@@ -81,7 +81,7 @@ def status(view: RunView, *, supervised: bool = False) -> Status:
     present = [s for s in states if s.in_place]
     newest = list_incidents(view.run, most=1) or list_incidents(view.run)  # the newest may be damaged
     daemon = read_daemon_record(view.run)
-    replicas, unread = replica_standings(view), view.listing.not_understood
+    replicas, unread = replica_states(view), view.listing.not_understood
     there = RunPlaces(
         url=view.run.url,
         places={s.id: FilesInPlace(s.bytes or 0) for s in present if s.id is not None and not _waits(s)},

@@ -31,7 +31,7 @@ from ckptguard.training.ranks import Ranks, ranks_of_training, together
 from ckptguard.training.rollback.rollbacks import Rollback, Rollbacks
 from ckptguard.training.saving.stores import Loaded
 from ckptguard.training.signals.curve_recorder import CurveRecorder
-from ckptguard.upkeep.settle_kept import protect_finished
+from ckptguard.upkeep.finish_copies import protect_finished
 from ckptguard.values.incident import Details
 from ckptguard.values.manifest import Manifest
 
@@ -114,7 +114,7 @@ class GuardedRun:
 
     def newest(self) -> Loaded | None:
         """The newest known-good to resume from, verified and in place; what is newer was quarantined. None where
-        nothing was ever good: training begins anew. CouldNotTellError where that could not be told."""
+        nothing was ever good: training starts from scratch. CouldNotTellError where that could not be told."""
         found = self.on_first("looking for a checkpoint to resume from", lambda: msgspec.to_builtins(self._newest()))
         return msgspec.convert(found, Loaded | None)
 

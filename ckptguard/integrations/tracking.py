@@ -20,7 +20,7 @@ import os
 import threading
 from typing import Any
 
-from ckptguard.decisions.known_good import Standing
+from ckptguard.decisions.known_good import CurrentVerdict
 from ckptguard.errors import CkptguardError, NotFoundError, SettingsError
 from ckptguard.records.incidents import incident_ids
 from ckptguard.records.run import Run
@@ -108,10 +108,10 @@ class Follower:
 
     def _look(self) -> None:
         view = open_view(self._url, self._settings)
-        now = {id: s for series in view.history.names for id, s in view.history.standings(series).items()}
+        now = {id: s for series in view.history.names for id, s in view.history.current_verdicts(series).items()}
         on_record = events_on_record(view)
         for tracker in self._trackers:
-            changed = [s for id, s in now.items() if tracker.standings.get(id) != s]
+            changed = [s for id, s in now.items() if tracker.current_verdicts.get(id) != s]
             new = [make() for key, make in on_record.items() if key not in (tracker.written or ())]
             if changed or new:
                 facts: Facts = {
@@ -125,7 +125,7 @@ class Follower:
                 except Exception as error:  # of whatever its library does; the next look writes the same again
                     self._complain(f"{type(tracker).__name__.strip('_')} was not told of {self._url}", error)
                     continue
-            tracker.standings, tracker.written = now, set(on_record)
+            tracker.current_verdicts, tracker.written = now, set(on_record)
 
     def _complain(self, what: str, error: Exception) -> None:
         """Once for each kind of trouble."""
@@ -140,11 +140,11 @@ class _Tracker:
 
     def __init__(self, to: Any) -> None:
         self._to = to
-        self.standings: dict[CheckpointId, Standing] = {}
+        self.current_verdicts: dict[CheckpointId, CurrentVerdict] = {}
         self.written: set[str] | None = None
         self.may_alert = False
 
-    def write(self, changed: list[Standing], events: list[Event], facts: Facts) -> None:
+    def write(self, changed: list[CurrentVerdict], events: list[Event], facts: Facts) -> None:
         """Write verdicts that are new or changed, events, and how the run stands now."""
         raise NotImplementedError
 
@@ -152,7 +152,7 @@ class _Tracker:
 class _TensorBoard(_Tracker):
     """A curve that is 1 at the step of a good checkpoint and else 0, and texts."""
 
-    def write(self, changed: list[Standing], events: list[Event], facts: Facts) -> None:
+    def write(self, changed: list[CurrentVerdict], events: list[Event], facts: Facts) -> None:
         for step, good in _points(changed):
             self._to.add_scalar("ckptguard/checkpoint_is_good", good, step)
         for event in events:
@@ -165,7 +165,7 @@ class _Wandb(_Tracker):
     """The summary, a tag where something is wrong, and an alert for each event that is news. No row of the history:
     that would count as a step of the training."""
 
-    def write(self, changed: list[Standing], events: list[Event], facts: Facts) -> None:
+    def write(self, changed: list[CurrentVerdict], events: list[Event], facts: Facts) -> None:
         self._to.summary.update({f"ckptguard/{name}": value for name, value in facts.items()})
         for event in events:
             tag = "ckptguard: incident" if event["event"] == "incident" else f"ckptguard: {event['cause']}"
@@ -178,7 +178,7 @@ class _Wandb(_Tracker):
 class _MLflow(_Tracker):
     """A metric that is 1 at the step of a good checkpoint and else 0, and tags."""
 
-    def write(self, changed: list[Standing], events: list[Event], facts: Facts) -> None:
+    def write(self, changed: list[CurrentVerdict], events: list[Event], facts: Facts) -> None:
         import mlflow
 
         client, run_id = mlflow.MlflowClient(), self._to.info.run_id
@@ -190,7 +190,7 @@ class _MLflow(_Tracker):
             client.set_tag(run_id, name, text)
 
 
-def _points(changed: list[Standing]) -> list[tuple[int, float]]:
+def _points(changed: list[CurrentVerdict]) -> list[tuple[int, float]]:
     """(step, 1 or 0) of those that have one step."""
     return [
         (s.id.step, float(s.outcome is Outcome.GOOD))

@@ -326,5 +326,5 @@ def _error(found: Diagnosis, known_good: KnownGood | None) -> SickTrainingError:
     return SickTrainingError(
         f"{stopped} The last known-good checkpoint is {path} (step {known_good.step}, {known_good.reason}).",
         known_good=path,
-        hint=f"mend the cause, then trainer.train(resume_from_checkpoint={path!r})",
+        hint=f"fix the cause, then trainer.train(resume_from_checkpoint={path!r})",
     )

@@ -70,7 +70,7 @@ def train(
         elif isinstance(resume_from_checkpoint, str):
             start = resume_from_checkpoint
         else:
-            guarded.on_first("beginning anew", lambda: _refuse_used(guarded))
+            guarded.on_first("starting from scratch", lambda: _refuse_used(guarded))
         with SkippedUpdates(trainer) as left_out:
             rounds = _Rounds(trainer, guarded, left_out, arguments)
             rounds.begin_at(start)
@@ -178,7 +178,7 @@ class _Rounds(GuardCallback):
             f"since training went back to step {begun} no update was made: all {len(rest)} up to the end were suspect"
         )
         if len(rest) > self._save_every:
-            hint = "look more often (RollbackPolicy(check_every=...)), and mend the cause: ckptguard incident RUN"
+            hint = "look more often (RollbackPolicy(check_every=...)), and fix the cause: ckptguard incident RUN"
             raise RollbackExhausted(reason, report=None, hint=hint)
         _log.warning("%s", reason)
 
@@ -209,6 +209,6 @@ def _instead_of_other_guards(trainer: Trainer, rounds: GuardCallback) -> Iterato
 def _refuse_used(guarded: GuardedRun) -> None:
     if any(c.series == SERIES for c in guarded.view().checkpoints):
         raise SettingsError(
-            f"{guarded.run.url} holds checkpoints already: training that begins anew could go back to them",
+            f"{guarded.run.url} holds checkpoints already: training that starts from scratch could go back to them",
             hint="resume_from_checkpoint=True, or another output_dir",
         )

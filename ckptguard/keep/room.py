@@ -178,8 +178,8 @@ def room_problem(view: RunView) -> str | None:
 
 def newest_good(view: RunView, series: str) -> CheckpointId | None:
     """Return the newest generation of a series whose verdict is GOOD."""
-    standings = view.history.standings(series).values()
-    return max((s.id for s in standings if s.outcome is Outcome.GOOD), key=lambda id: id.order, default=None)
+    current_verdicts = view.history.current_verdicts(series).values()
+    return max((s.id for s in current_verdicts if s.outcome is Outcome.GOOD), key=lambda id: id.order, default=None)
 
 
 def may_link(view: RunView, checkpoint: Checkpoint, id: CheckpointId) -> bool:

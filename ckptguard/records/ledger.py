@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from ckptguard.decisions.known_good import Standing, standings, verdict_name
+from ckptguard.decisions.known_good import CurrentVerdict, current_verdicts, verdict_name
 from ckptguard.records.run import Run, has_content, list_records, record_names, write_once
 from ckptguard.values.ids import series_folder
 from ckptguard.values.record_text import encode_checked
@@ -30,10 +30,10 @@ def append_verdict(run: Run, verdict: Verdict, *, after: int | None = None) -> s
     names = [name for name in record_names(run, folder) if name.startswith(own)]
     written = [name for name in names if has_content(run, f"{folder}/{name}")]
     if after is None:
-        current = standings(verdict.series, written).get(verdict.id)
+        current = current_verdicts(verdict.series, written).get(verdict.id)
         after = current.number if current else 0
     empty, number = set(names) - set(written), after + 1
-    while (name := verdict_name(Standing(id=verdict.id, number=number, outcome=verdict.outcome))) in empty:
+    while (name := verdict_name(CurrentVerdict(id=verdict.id, number=number, outcome=verdict.outcome))) in empty:
         number += 1  # nothing can be written there
     write_once(run, f"{folder}/{name}", encode_checked(verdict))  # or a concurrent process has the same outcome
     return name

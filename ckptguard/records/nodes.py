@@ -33,7 +33,7 @@ class Leader(Lease, frozen=True, kw_only=True):
         return _LEADER
 
 
-class Member(Lease, frozen=True, kw_only=True):
+class MemberLease(Lease, frozen=True, kw_only=True):
     """One supervise of a session. `rank` is its number in the group."""
 
     silence: ClassVar[float | None] = 60.0
@@ -92,25 +92,25 @@ def tell(run: Run, session: str, name: str, value: Order | NodeReport) -> None:
         create_record(run, f"{FOLDER}/{session}/{name}.json", value)
 
 
-def names_told(run: Run, session: str) -> set[str]:
+def names_in_session(run: Run, session: str) -> set[str]:
     """Return the names of what was told in a session. Raises StorageError."""
     run.records.renew()
     return {name.removesuffix(".json") for name in list_records(run, f"{FOLDER}/{session}")}
 
 
-def told_order(run: Run, session: str, name: str) -> Order | None:
+def read_order(run: Run, session: str, name: str) -> Order | None:
     """Return an order, or None if it cannot be read yet."""
     return read_sound(run, f"{FOLDER}/{session}/{name}.json", Order, "an order")
 
 
-def told_report(run: Run, session: str, name: str) -> NodeReport | None:
+def read_report(run: Run, session: str, name: str) -> NodeReport | None:
     """Return a report, or None if it cannot be read yet."""
     return read_sound(run, f"{FOLDER}/{session}/{name}.json", NodeReport, "a report")
 
 
-def member_of(run: Run, session: str, rank: int) -> Member | None:
+def member_of(run: Run, session: str, rank: int) -> MemberLease | None:
     """Return the member with this rank, or None."""
-    return read_sound(run, f"{FOLDER}/{session}/member.{rank}.json", Member, "a member")
+    return read_sound(run, f"{FOLDER}/{session}/member.{rank}.json", MemberLease, "a member")
 
 
 def dissolve(run: Run, leader: Leader) -> None:

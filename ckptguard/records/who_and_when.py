@@ -162,7 +162,7 @@ def storage_time(storage: Storage) -> int | None:
             storage.remove(key)
 
 
-class Moment(msgspec.Struct, frozen=True, kw_only=True):
+class ClockReading(msgspec.Struct, frozen=True, kw_only=True):
     """A moment by the wall clock (seconds since 1970), and in seconds since the machine's start."""
 
     wall: float
@@ -171,13 +171,13 @@ class Moment(msgspec.Struct, frozen=True, kw_only=True):
     uptime: float
 
 
-def this_moment() -> Moment:
+def this_moment() -> ClockReading:
     """Return the current moment."""
     host, boot_id = this_host()
-    return Moment(wall=time.time(), host=host, boot_id=boot_id, uptime=_uptime())
+    return ClockReading(wall=time.time(), host=host, boot_id=boot_id, uptime=_uptime())
 
 
-def surely_passed(before: Moment, now: Moment) -> float:
+def surely_passed(before: ClockReading, now: ClockReading) -> float:
     """Return the seconds that have certainly passed, by the machine's own clock, which nobody can set.
 
     Between two machines, or two starts, that is 0; see `passed_since`. If starts cannot be distinguished, it is by the
@@ -188,13 +188,13 @@ def surely_passed(before: Moment, now: Moment) -> float:
     return max(0.0, min(now.wall - before.wall, now.uptime)) if before.host == now.host else 0.0
 
 
-def stated_moment(since: str, host: str, boot_id: str, uptime: float) -> Moment:
+def stated_moment(since: str, host: str, boot_id: str, uptime: float) -> ClockReading:
     """Return the moment that a record states. With an unreadable time no time has passed."""
     wall = seconds_of(since)
-    return Moment(wall=math.inf if wall is None else wall, host=host, boot_id=boot_id, uptime=uptime)
+    return ClockReading(wall=math.inf if wall is None else wall, host=host, boot_id=boot_id, uptime=uptime)
 
 
-def passed_since(run: Run, key: str, wrote: Moment) -> float:
+def passed_since(run: Run, key: str, wrote: ClockReading) -> float:
     """Return the seconds that have certainly passed since a record was written at its stated moment.
 
     They are by the clock of its machine, or by ours since we first saw the record.

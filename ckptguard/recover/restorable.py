@@ -180,7 +180,7 @@ class _Places:
                     verify_checkpoint(view, checkpoint, work=Work(scanner=self._work.scanner))
         history = view.history
         source = RecordedSaves(history, ANY, every_copy=True)
-        of_step = [id for series in history.names for id in history.standings(series) if id.step == step]
+        of_step = [id for series in history.names for id in history.current_verdicts(series) if id.step == step]
         found = [(id, save_of(source, id)) for id in of_step if history.manifest(id) is not None]
         whole = [(id, save) for id, save in found if save is not None]
         if not whole:

@@ -21,7 +21,7 @@ from ckptguard.layouts import LAYOUTS, Checkpoint
 from ckptguard.records.pins import InUse
 from ckptguard.records.rewrites import record_rewrites
 from ckptguard.recover.put_back import Publish, staged
-from ckptguard.recover.rollback_scope import NOTHING_ANEW, BegunAnew, RollbackScope, training_in
+from ckptguard.recover.rollback_scope import NO_FRESH_START, FreshStart, RollbackScope, training_in
 from ckptguard.recover.verify_pending import verify_pending
 from ckptguard.runs.candidates import Taken, first_whole, whole_save
 from ckptguard.runs.find_known_good import (
@@ -77,7 +77,7 @@ class GoBack:
     check_writing: bool = True
     read_back: bool = True
     exclude: frozenset[CheckpointId] = frozenset()
-    anew: BegunAnew = NOTHING_ANEW
+    anew: FreshStart = NO_FRESH_START
     only: frozenset[str] | None = None
     joined: tuple[str, ...] = ()
     if_needed: bool = False
@@ -286,8 +286,8 @@ def _repeats(known_good: CheckpointId, moved: Iterable[CheckpointId]) -> tuple[i
 
 def _left_bad(view: RunView, folders: frozenset[str]) -> tuple[str, ...]:
     there = ((c, view.current_if_readable(c)) for c in view.checkpoints if folder_of(c.path) not in folders)
-    judged = ((c.path, view.history.standing(id)) for c, id in there if id is not None)
-    return tuple(path for path, standing in judged if standing is not None and standing.outcome is Outcome.BAD)
+    judged = ((c.path, view.history.current_verdict(id)) for c, id in there if id is not None)
+    return tuple(path for path, found in judged if found is not None and found.outcome is Outcome.BAD)
 
 
 def _wrong_names(view: RunView, back: GoBack, chosen: Candidate, work: Work) -> frozenset[CheckpointId]:

@@ -8,7 +8,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from ckptguard.checks.order import named_counters
-from ckptguard.decisions.known_good import NUMBER_IN_NAME, kind_of_name, standpoint_of
+from ckptguard.decisions.known_good import NUMBER_IN_NAME, kind_of_name, series_head_of
 from ckptguard.decisions.moments import twins_of
 from ckptguard.decisions.names import Listed, read_names
 from ckptguard.decisions.rollback_plan import Content, SeriesNow, folders_of_training, is_newer, next_save
@@ -24,7 +24,7 @@ from ckptguard.values.ids import CheckpointId, folder_of, numbers_of
 from ckptguard.values.manifest import Manifest
 
 
-class BegunAnew(Struct, frozen=True, kw_only=True):
+class FreshStart(Struct, frozen=True, kw_only=True):
     """What a training has written that began from scratch: the contents at `paths`, and every content by its id, also
     those that it has saved over. What it has saved `again` holds the good bytes that lay there before."""
 
@@ -33,7 +33,7 @@ class BegunAnew(Struct, frozen=True, kw_only=True):
     ids: frozenset[CheckpointId] = frozenset()
 
 
-NOTHING_ANEW = BegunAnew()
+NO_FRESH_START = FreshStart()
 
 
 def content_of(candidate: Candidate, numbers: Mapping[str, tuple[int, ...]] = {}) -> Content:
@@ -83,7 +83,7 @@ class RollbackScope:
         alone: bool,
         refused: frozenset[CheckpointId],
         only: Collection[str] | None = None,
-        anew: BegunAnew = NOTHING_ANEW,
+        anew: FreshStart = NO_FRESH_START,
     ) -> None:
         self._view, self._anew, self._refused = view, anew, refused | anew.ids
         own = chosen.id.series
@@ -125,7 +125,7 @@ class RollbackScope:
             return False
         id = self._view.current_if_readable(checkpoint)
         manifest = self._view.history.manifest(id) if id is not None and self._view.is_good(id) else None
-        return manifest is not None and not standpoint_of(manifest).has_optimizer
+        return manifest is not None and not series_head_of(manifest).has_optimizer
 
     def _find_other_saves(self, names: Iterable[str]) -> None:
         """Find what the other series that are saved together go back to: their newest whole save that is not newer."""
@@ -171,7 +171,7 @@ class RollbackScope:
             fixed=fixed,
             lying=found,
             good=good,
-            ever_good=any(history.was_good(id) for id in history.standings(name).keys() - self._anew.ids),
+            ever_good=any(history.was_good(id) for id in history.current_verdicts(name).keys() - self._anew.ids),
             last=None if last is None else _content(last, good=False, in_place=False),
             target=self._targets.get(name) if name != self.known_good.id.series else None,
         )
@@ -240,7 +240,7 @@ def _number_in_name(id: CheckpointId, path: str, numbers: Mapping[str, tuple[int
 
 
 def _content(manifest: Manifest, *, good: bool, in_place: bool, numbers: Mapping[str, tuple[int, ...]] = {}) -> Content:
-    stands = standpoint_of(manifest)
+    stands = series_head_of(manifest)
     return Content(
         id=manifest.id,
         path=manifest.path,

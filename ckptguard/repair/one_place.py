@@ -77,7 +77,7 @@ class ToRepair(msgspec.Struct, frozen=True):
 
 @dataclass
 class Repair:
-    """The state of one repair. `hopeless` maps what not to try again to the time until then.
+    """The state of one repair. `retry_after` maps what not to try again to the time until then.
 
     `staged` holds files that a killed repair had staged.
     """
@@ -85,7 +85,7 @@ class Repair:
     view: RunView
     work: Work
     dry_run: bool
-    hopeless: dict[Where, float] = field(default_factory=dict)
+    retry_after: dict[Where, float] = field(default_factory=dict)
     staged: list[CopySource] = field(default_factory=list)
     opened: list[CopySource] | None = None
     files: list[RepairedFile] = field(default_factory=list)

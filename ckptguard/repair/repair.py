@@ -76,15 +76,15 @@ def _repaired(one: Repair, word: str | None) -> Repaired:
     return _result(one)
 
 
-def mend(view: RunView, hopeless: dict[Where, float], *, work: Work) -> Repaired:
+def repair_automatically(view: RunView, retry_after: dict[Where, float], *, work: Work) -> Repaired:
     """Make the automatic repairs: kept copies, interrupted repairs, and with ``repair = true`` damage in place.
 
-    Problems are part of the result. What could not be repaired is added to `hopeless`, and is not read again for a day.
+    Problems are part of the result. What could not be repaired is added to `retry_after`, and not read again for a day.
     """
     now = time.monotonic()
-    for where in [where for where, until in hopeless.items() if now >= until]:
-        del hopeless[where]
-    one = Repair(view, work, dry_run=False, hopeless=hopeless)
+    for where in [where for where, until in retry_after.items() if now >= until]:
+        del retry_after[where]
+    one = Repair(view, work, dry_run=False, retry_after=retry_after)
     try:
         with run_lock(view.run):
             _repair_damaged(one, _damaged_places(view) if view.settings.repair else [])
@@ -111,19 +111,19 @@ def _repair_all(one: Repair, targets: Sequence[ToRepair], *, named: bool) -> Non
     repairs: dict[str, Callable[[Repair, ToRepair], None]] = {IN_PLACE: repair_place, KEPT: repair_kept}
     for target in targets:
         path, before = target.manifest.path, (len(one.files), len(one.troubles))
-        if target.where in one.hopeless and not one.staged:
+        if target.where in one.retry_after and not one.staged:
             continue
         try:
             repairs[target.place](one, target)
             if any(not file.repaired for file in one.files[before[0] :]) or len(one.troubles) > before[1]:
-                one.hopeless[target.where] = time.monotonic() + _AGAIN
+                one.retry_after[target.where] = time.monotonic() + _AGAIN
         except BusyError:
             if named:
                 raise
             one.troubles.append(f"{path} was not repaired: it is being written")
         except (CouldNotTellError, SettingsError) as error:
             one.troubles.append(f"{path} could not be repaired: {error.message}")
-            one.hopeless[target.where] = time.monotonic() + _AGAIN
+            one.retry_after[target.where] = time.monotonic() + _AGAIN
 
 
 def _finish(one: Repair) -> None:
@@ -155,7 +155,7 @@ def _paths(manifest: Manifest) -> list[str]:
 
 def _current(history: History, wanted: Callable[[Manifest], bool]) -> list[Manifest]:
     """Return the wanted manifests of what should be in place."""
-    manifests = (history.manifest(id) for series in history.names for id in history.standings(series))
+    manifests = (history.manifest(id) for series in history.names for id in history.current_verdicts(series))
     found = [one for one in manifests if one is not None and wanted(one)]
     return [one for one in found if history.current_if_readable(one.series, one.step, one.path) == one.id]
 
@@ -183,8 +183,8 @@ def _named(view: RunView, word: str) -> list[ToRepair]:
 
 def _damaged_places(view: RunView) -> list[ToRepair]:
     history = view.history
-    standings = [standing for series in history.names for standing in history.standings(series).values()]
-    bad = {(one.id.series, one.id.step) for one in standings if one.outcome is Outcome.BAD}
+    current_verdicts = [one for series in history.names for one in history.current_verdicts(series).values()]
+    bad = {(one.id.series, one.id.step) for one in current_verdicts if one.outcome is Outcome.BAD}
     found: list[ToRepair] = []
     for checkpoint in view.checkpoints:
         if (checkpoint.series, checkpoint.step) not in bad or checkpoint.unread is not None:

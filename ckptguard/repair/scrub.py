@@ -254,8 +254,8 @@ def _verify(this: _Scrub, checkpoint: Checkpoint) -> Checked | None:
     if this.watcher.verify is not None:
         return this.watcher.verify(checkpoint)
     view, source = this.view, this.watcher.source
-    standings = view.history.standings(checkpoint.series)
-    known = {(id.series, str(id)): standing.outcome for id, standing in standings.items()}
+    current_verdicts = view.history.current_verdicts(checkpoint.series)
+    known = {(id.series, str(id)): current_verdict.outcome for id, current_verdict in current_verdicts.items()}
     how = Verification(md5=False, resave=Resave.WAIT)
     checked = verify_checkpoint(view, checkpoint, how, work=Work(scanner=this.work.scanner))
     for one in news_in([checked], known):
@@ -411,7 +411,7 @@ def _in_place(view: RunView) -> Iterator[Due]:
     history = view.history
     newest: dict[tuple[str, Step], CheckpointId] = {}
     for series in history.names:
-        for id in history.standings(series):
+        for id in history.current_verdicts(series):
             known = newest.get((series, id.step))
             if not history.is_quarantined(id) and (known is None or known.generation < id.generation):
                 newest[series, id.step] = id
@@ -432,8 +432,8 @@ def _kept(view: RunView) -> Iterator[Due]:
 
 def _dated(view: RunView, due: Due, newest: Scrub | None, whole: Scrub | None) -> Due:
     """Add the times of the newest reading and the newest whole reading."""
-    standing, read = view.history.standing(due.id), None if whole is None else whole.began
-    good = standing is None or standing.outcome is Outcome.GOOD
+    current_verdict, read = view.history.current_verdict(due.id), None if whole is None else whole.began
+    good = current_verdict is None or current_verdict.outcome is Outcome.GOOD
     verdict = view.history.verdict(due.id) if not good or (read is None and due.last is None) else None
     judged = seconds_of(verdict.checked_at) if verdict is not None else None
     begun = newest if newest is not None and not newest.is_whole else None

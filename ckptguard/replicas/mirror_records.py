@@ -15,8 +15,8 @@ from ckptguard.records.ledger import FOLDER as LEDGER
 from ckptguard.records.lineage import KEY as LINEAGE
 from ckptguard.records.lineage import another_run, begin_lineage, join_lineage, read_lineage
 from ckptguard.records.manifests import FOLDER as MANIFESTS
+from ckptguard.records.notified import INCIDENTS, mark_notified, verdict_key
 from ckptguard.records.run import Run, as_line, create_record, list_records, read_record
-from ckptguard.records.told import INCIDENTS, mark_told, verdict_key
 from ckptguard.replicas.send_checkpoint import verdict_on_content
 from ckptguard.runs.removal import remove_record, remove_wrong_copy
 from ckptguard.runs.run_view import RunView
@@ -127,9 +127,9 @@ def _need_no_incident(target: Run, names: Iterable[str]) -> None:
     """Note verdicts that are about to be copied. A daemon that guards this run sees them, but they are history."""
     for name in names:
         folder, _, entry = name.partition("/")
-        standing = parse_verdict_name(series_from_folder(folder), entry)
-        if standing is not None and standing.outcome is Outcome.BAD:
-            mark_told(target, INCIDENTS, verdict_key(standing))
+        current_verdict = parse_verdict_name(series_from_folder(folder), entry)
+        if current_verdict is not None and current_verdict.outcome is Outcome.BAD:
+            mark_notified(target, INCIDENTS, verdict_key(current_verdict))
 
 
 def _record_path(name: str) -> str:
@@ -144,8 +144,8 @@ def _judged_itself(source: RunView, target: RunView) -> list[CheckpointId]:
     here, there = source.history, target.history
     found = []
     for series in there.names:
-        for id, standing in there.standings(series).items():
-            verdict = here.verdict(id) if standing.outcome is Outcome.GOOD else None
+        for id, current_verdict in there.current_verdicts(series).items():
+            verdict = here.verdict(id) if current_verdict.outcome is Outcome.GOOD else None
             if verdict is None or sealed_outcome(verdict) in (Outcome.GOOD, None):
                 found.append(id)
     return found
@@ -156,9 +156,9 @@ def mirror_verdicts(source: RunView, target: RunView) -> None:
     cleared them. The target's own findings about its files stay."""
     here, there = source.history, target.history
     for series in list(there.names):
-        for id, standing in list(there.standings(series).items()):
-            ours = here.standing(id)
-            if ours is None or ours.outcome is standing.outcome:
+        for id, current_verdict in list(there.current_verdicts(series).items()):
+            ours = here.current_verdict(id)
+            if ours is None or ours.outcome is current_verdict.outcome:
                 continue
             verdict, theirs = here.verdict(id), there.verdict(id)
             if verdict is None or theirs is None or theirs.place_damaged:
@@ -177,19 +177,19 @@ def mirror_timeline(source: RunView, target: RunView, series: Iterable[str], hel
     saves, or join contents of two saves. Of each series the newest are told.
     """
     here, there = source.history, target.history
-    told = False
+    notified = False
     for name in sorted(series):
-        standings = sorted(here.standings(name).items(), key=lambda one: one[0].order, reverse=True)
-        for id, standing in standings[:_TIMELINE]:
+        current_verdicts = sorted(here.current_verdicts(name).items(), key=lambda one: one[0].order, reverse=True)
+        for id, current_verdict in current_verdicts[:_TIMELINE]:
             known = there.is_sealed(id) or there.has_verdict(id) or not here.is_sealed(id) or here.is_quarantined(id)
             if known or id in held:
                 continue
-            entry = f"{series_folder(name)}/{verdict_name(standing)}"
+            entry = f"{series_folder(name)}/{verdict_name(current_verdict)}"
             _need_no_incident(target.run, [entry])
             _copy_records(source.run, target.run, MANIFESTS, [f"{id.record_path}.json"])
             _copy_records(source.run, target.run, LEDGER, [entry])
-            told = True
-    if told:
+            notified = True
+    if notified:
         target.refresh()
 
 

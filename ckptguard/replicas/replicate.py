@@ -71,7 +71,7 @@ Save = tuple[Candidate, ...]  # all checkpoints of a save, its weights first
 
 class Replica(msgspec.Struct, frozen=True, kw_only=True):
     """What one replica holds now. `behind`: how many wanted checkpoints are not good there; `last_good`: the newest
-    that is. `trouble` says what ended the work early. `made_way`: `work.may_begin` ended it, so the next call should
+    that is. `trouble` says what ended the work early. `yielded`: `work.may_begin` ended it, so the next call should
     follow."""
 
     url: str
@@ -79,7 +79,7 @@ class Replica(msgspec.Struct, frozen=True, kw_only=True):
     last_good: CheckpointId | None
     checkpoints: tuple[Replicated, ...] = ()
     trouble: str | None = None
-    made_way: bool = False
+    yielded: bool = False
 
     @property
     def held(self) -> frozenset[CheckpointId]:
@@ -115,7 +115,7 @@ def replicate(
     sending: _Sending | None = None
     trouble: str | None = None
     target: RunView | None = None
-    made_way = False
+    yielded = False
     try:
         target = open_replica(view, url, make=not dry_run, retries=Retries(stop=work.stop))
         if not dry_run:
@@ -127,8 +127,8 @@ def replicate(
             sending = _Sending(view, target, arrived, dry_run, work, pace_of(work, view.settings, hold), in_use)
             for save in wanted.saves:
                 if only is None or any(part.id in only for part in save):
-                    made_way = not sending.send(save)
-                    if made_way:
+                    yielded = not sending.send(save)
+                    if yielded:
                         break
     except CouldNotTellError as error:
         trouble = error.message
@@ -140,14 +140,14 @@ def replicate(
     with contextlib.suppress(CouldNotTellError):
         if target is not None:
             target.refresh()  # other processes may have sent some, too
-            behind, last = _standing(target, wanted.saves, gone)
+            behind, last = _current_verdict(target, wanted.saves, gone)
     return Replica(
         url=target.run.url if target is not None else normalise_url(url),
         behind=behind,
         last_good=last,
         checkpoints=tuple(one for one in rows if only is None or one.id in only),
         trouble=trouble,
-        made_way=made_way,
+        yielded=yielded,
     )
 
 
@@ -318,7 +318,7 @@ def _two_first(saves: list[Save]) -> list[Save]:
     return [(*saves[0], *(part for part in saves[1] if part.id not in known)), *saves[2:]]
 
 
-def _standing(
+def _current_verdict(
     target: RunView, saves: Sequence[Save], gone: Collection[CheckpointId] = ()
 ) -> tuple[int, CheckpointId | None]:
     """Return how many of the wanted checkpoints are not good in a replica, and the newest that is, with all that is
@@ -353,7 +353,7 @@ def _is_gone(view: RunView, candidate: Candidate) -> bool:
     id = candidate.id
     try:
         view.refresh(id.series)
-        found = view.history.standing(id)
+        found = view.history.current_verdict(id)
         if found is None or found.outcome is not Outcome.GOOD:
             return False
         files = candidate.manifest.files
@@ -387,7 +387,7 @@ def open_replicas(view: RunView) -> Iterator[RunView]:
         yield replica
 
 
-def replica_standings(view: RunView) -> tuple[Replica, ...]:
+def replica_states(view: RunView) -> tuple[Replica, ...]:
     """Return the current state of each replica."""
     urls = replica_urls(view.run.url, view.settings)
     saves = _wanted_in_replica(view).saves if urls else []
@@ -395,7 +395,7 @@ def replica_standings(view: RunView) -> tuple[Replica, ...]:
     for url in urls:
         try:
             refuse_impossible(url)
-            behind, last = _standing(_open_own(view, url), saves)
+            behind, last = _current_verdict(_open_own(view, url), saves)
             found.append(Replica(url=url, behind=behind, last_good=last))
         except CouldNotTellError as error:
             found.append(Replica(url=url, behind=None, last_good=None, trouble=error.message))

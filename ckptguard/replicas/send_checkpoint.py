@@ -144,8 +144,8 @@ def send_checkpoint(
             return replicated(candidate, "raced", sent=sending.sent, message=first)
     elif aside:
         _mark_kept(target.run, there)
-    standing = target.history.standing(id)
-    if there is not None and not sending.sent and standing is not None and standing.outcome is Outcome.GOOD:
+    known = target.history.current_verdict(id)
+    if there is not None and not sending.sent and known is not None and known.outcome is Outcome.GOOD:
         verdict, found = target.history.verdict(id), (find_entry(target.run.storage, f.path) for f in manifest.files)
         if not aside and not looks_as_read([e for e in found if e is not None], there, verdict):
             _give_verdict(sending, sealed_before=True)  # all of it was just read
@@ -344,7 +344,7 @@ def _refuse_claimed(sending: Sending, path: str) -> None:
 
 def _claimed(history: History, but: CheckpointId) -> dict[str, CheckpointId]:
     """Map each file of a run's checkpoints to its owner, except those of one checkpoint and of quarantined ones."""
-    ids = (id for series in history.names for id in history.standings(series))
+    ids = (id for series in history.names for id in history.current_verdicts(series))
     manifests = (history.manifest(id) for id in ids if id != but and not history.is_quarantined(id))
     return {file.path: one.id for one in manifests if one is not None for file in one.files}
 

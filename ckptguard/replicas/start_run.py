@@ -186,8 +186,8 @@ def _send_first_whole(
 
 def _is_good(replica: RunView, id: CheckpointId) -> bool:
     """True if a generation may be sent. Its record's name decides if it can: the records are sent with it."""
-    standing = replica.history.standing(id)
-    return (standing is not None and standing.outcome is Outcome.GOOD) or replica.is_good(id)
+    current_verdict = replica.history.current_verdict(id)
+    return (current_verdict is not None and current_verdict.outcome is Outcome.GOOD) or replica.is_good(id)
 
 
 def regain(view: RunView, *, series: str | None = None) -> Started | None:

@@ -105,15 +105,15 @@ def _last_good(history: History, incident: Incident, details: Details) -> Checkp
     name that is its last good save before the one that the incident is about."""
     named = parse_id("", incident.known_good) if incident.known_good else None
     onset = details.onset if details.onset is not None else incident.step
-    known = [pair for series in history.names for pair in history.standings(series).items()]
+    known = [pair for series in history.names for pair in history.current_verdicts(series).items()]
     if named is not None:
         return next((id for id, _ in known if id.order == named.order), None)
     about = checkpoint_of(incident)
     fixed = about if about is not None and about.step is None else None
     found = (
         id
-        for id, standing in known
-        if standing.outcome is Outcome.GOOD and _is_before(id, onset, fixed) and not history.is_quarantined(id)
+        for id, current_verdict in known
+        if current_verdict.outcome is Outcome.GOOD and _is_before(id, onset, fixed) and not history.is_quarantined(id)
     )
     return max(found, key=lambda id: (id.order, id.series), default=None)
 
@@ -134,9 +134,9 @@ def _first_bad(history: History, incident: Incident, good: CheckpointId | None) 
     found = [
         id
         for name in ([good.series] if good is not None else history.names)
-        for id, standing in history.standings(name).items()
+        for id, current_verdict in history.current_verdicts(name).items()
         if id.number is not None
-        and standing.outcome in (Outcome.BAD, Outcome.SUSPECT)
+        and current_verdict.outcome in (Outcome.BAD, Outcome.SUSPECT)
         and (after is None or after < id.number)
         and id.number <= incident.step
     ]

@@ -10,7 +10,7 @@ import math
 import shlex
 from collections.abc import Callable
 
-from ckptguard.reporting.evidence_queries import Clues, growth
+from ckptguard.reporting.evidence_queries import CauseEvidence, growth
 from ckptguard.reporting.onset import last_and_first, overflow_at
 from ckptguard.reporting.report_words import few
 from ckptguard.values.incident import IncidentReport, LikelyCause
@@ -80,41 +80,41 @@ def _cause(name: str, title: str, weight: float, because: list[str], advice: lis
     )
 
 
-def fp16_overflow(clues: Clues) -> LikelyCause | None:
+def fp16_overflow(evidence: CauseEvidence) -> LikelyCause | None:
     """A value passed 65504, the largest that fp16 can hold."""
-    headroom, falls, norm = clues.headroom, clues.falls, clues.grad_norm
+    headroom, falls, norm = evidence.headroom, evidence.falls, evidence.grad_norm
     near = headroom is not None and headroom > 0.5
-    overflowed = overflow_at(clues.report)
-    if clues.fp16 is False or (clues.fp16 is None and not near and overflowed is None):
+    overflowed = overflow_at(evidence.report)
+    if evidence.fp16 is False or (evidence.fp16 is None and not near and overflowed is None):
         return None
     weight, because = 0.3, []
     if overflowed is not None:
         weight += 0.4
         because.append(f"the record of the incident says that gradients first overflowed at update {overflowed}")
-    if clues.fp16:
-        where = "weights are fp16" if clues.weights_in_fp16 else "training computes in fp16"
+    if evidence.fp16:
+        where = "weights are fp16" if evidence.weights_in_fp16 else "training computes in fp16"
         because.append(f"{where}, which ends at 65504")
     elif overflowed is not None:
         weight -= 0.1
         because.append("the record does not say in which type: fp16 ends at 65504, and overflows first")
-    if falls >= 2 or clues.report.cause == "loss_scale":
+    if falls >= 2 or evidence.report.cause == "loss_scale":
         weight += 0.4
         if falls >= 2:
-            because.append(f"the loss scale fell {falls} times without rising again, to {clues.scales[-1]:g}")
+            because.append(f"the loss scale fell {falls} times without rising again, to {evidence.scales[-1]:g}")
     if near:
-        weight += 0.3 if clues.fp16 else 0.2
+        weight += 0.3 if evidence.fp16 else 0.2
         because.append(f"a weight of the last good checkpoint uses {headroom:.0%} of fp16's range")
-    if any(v is not None and math.isinf(v) for v in (norm, clues.loss)):
+    if any(v is not None and math.isinf(v) for v in (norm, evidence.loss)):
         weight += 0.2
         what = "gradient norm" if norm is not None and math.isinf(norm) else "loss"
         because.append(f"the {what} was infinite, not NaN: something grew too large")
-    missing_scaler = clues.fp16 is True and clues.training.loss_scaler == "none"
+    missing_scaler = evidence.fp16 is True and evidence.training.loss_scaler == "none"
     if missing_scaler:
         weight += 0.15
         because.append("training uses no loss scaler")
-    if masked_batch(clues) is not None or _weights_before_gradients(clues):
+    if masked_batch(evidence) is not None or _weights_before_gradients(evidence):
         weight -= 0.25  # finite gradients do not speak for an overflow
-    bf16 = advise("bf16", clues.framework)
+    bf16 = advise("bf16", evidence.framework)
     steps = {
         True: [f"{bf16}; this hardware can"],
         False: [
@@ -122,16 +122,16 @@ def fp16_overflow(clues: Clues) -> LikelyCause | None:
             "if fp32 does not fit: keep normalisation, attention scores, logits and the loss in fp32",
         ],
         None: [f"{bf16}, if the hardware can", "else fp32, or fp32 for normalisation, attention scores and the loss"],
-    }[clues.training.hardware_bf16]
-    if missing_scaler or clues.training.loss_scaler is None:
-        steps.append(advise("scaler", clues.framework))
-    steps.append(advise("clip", clues.framework))
+    }[evidence.training.hardware_bf16]
+    if missing_scaler or evidence.training.loss_scaler is None:
+        steps.append(advise("scaler", evidence.framework))
+    steps.append(advise("clip", evidence.framework))
     return _cause("fp16_overflow", "fp16 overflow", weight, because, steps)
 
 
-def gradient_explosion(clues: Clues) -> LikelyCause | None:
+def gradient_explosion(evidence: CauseEvidence) -> LikelyCause | None:
     """The gradients grew before they were no longer finite."""
-    norms, losses = growth(clues.norms), growth(clues.losses)
+    norms, losses = growth(evidence.norms), growth(evidence.losses)
     because, weight = [], 0.0
     if norms is not None and norms >= 4:
         weight = 0.8 if norms >= 30 else 0.65 if norms >= 10 else 0.4
@@ -139,32 +139,32 @@ def gradient_explosion(clues: Clues) -> LikelyCause | None:
     if losses is not None and losses >= 3:
         weight = max(weight + 0.1, 0.45)
         because.append(f"the loss rose to {losses:.3g} times its usual size before the onset")
-    if clues.report.cause == "spike":
+    if evidence.report.cause == "spike":
         weight = max(weight, _LIKELY)
-        because = because or [clues.report.reason]
+        because = because or [evidence.report.reason]
     if not because:
         return None
-    steps = [advise("clip", clues.framework), "lower the learning rate"]
-    if clues.warming_up:
+    steps = [advise("clip", evidence.framework), "lower the learning rate"]
+    if evidence.warming_up:
         because.append("the learning rate was still rising")
         steps[1] = "warm up more slowly, and to a lower learning rate"
-    elif clues.soon:
-        because.append(f"it happened {_soon(clues)}")
+    elif evidence.soon:
+        because.append(f"it happened {_soon(evidence)}")
         steps.append("warm the learning rate up from 0")
     return _cause("gradient_explosion", "Gradient explosion", weight, because, steps)
 
 
-def eps_vanishes(clues: Clues) -> LikelyCause | None:
+def eps_vanishes(evidence: CauseEvidence) -> LikelyCause | None:
     """Adam divides by sqrt(v) + eps; an eps that fp16 rounds to 0 makes that 0/0."""
-    known = clues.training
-    vanishes = clues.weights_in_fp16 and known.eps is not None and known.eps <= _FP16_ZERO
+    known = evidence.training
+    vanishes = evidence.weights_in_fp16 and known.eps is not None and known.eps <= _FP16_ZERO
     if "adam" not in (known.optimizer or "").lower() or not vanishes:
         return None
-    if clues.report.cause in ("loss_scale", "skipped") and not clues.spoiled():
+    if evidence.report.cause in ("loss_scale", "skipped") and not evidence.spoiled():
         return None  # no update was made that could have divided
     because = [f"{known.optimizer} divides by sqrt(v) + eps, and eps = {known.eps:g} is 0 in the fp16 of the weights"]
-    weight = _LIKELY if clues.soon else 0.4
-    if _weights_before_gradients(clues):
+    weight = _LIKELY if evidence.soon else 0.4
+    if _weights_before_gradients(evidence):
         weight = 0.9
         because.append("weights or optimizer state were poisoned although loss and gradients were finite")
     advice = [
@@ -175,12 +175,12 @@ def eps_vanishes(clues: Clues) -> LikelyCause | None:
     return _cause("eps_vanishes", "An eps that vanishes in fp16", weight, because, advice)
 
 
-def masked_batch(clues: Clues) -> LikelyCause | None:
+def masked_batch(evidence: CauseEvidence) -> LikelyCause | None:
     """A mean over no labels at all is 0/0: the loss is NaN and nothing is harmed."""
-    loss, norm = clues.loss, clues.grad_norm
-    if loss is None or not math.isnan(loss) or clues.spoiled() or (norm is not None and not math.isfinite(norm)):
+    loss, norm = evidence.loss, evidence.grad_norm
+    if loss is None or not math.isnan(loss) or evidence.spoiled() or (norm is not None and not math.isfinite(norm)):
         return None
-    if norm is None and not clues.was_looked_at:
+    if norm is None and not evidence.was_looked_at:
         return None
     if norm is None:
         weight, shown = 0.35, "the loss was NaN, and no tensor was found that is not finite"
@@ -195,95 +195,95 @@ def masked_batch(clues: Clues) -> LikelyCause | None:
     return _cause("masked_batch", "A batch whose labels are all masked", weight, because, advice)
 
 
-def bad_batch(clues: Clues) -> LikelyCause | None:
+def bad_batch(evidence: CauseEvidence) -> LikelyCause | None:
     """It came out of nowhere: a batch, or an operation that some inputs take out of its domain."""
-    only_buffers = clues.kinds() - {"gradient"} == {"buffer"}
-    if not (clues.sick or only_buffers) or masked_batch(clues) is not None:
+    only_buffers = evidence.kinds() - {"gradient"} == {"buffer"}
+    if not (evidence.sick or only_buffers) or masked_batch(evidence) is not None:
         return None
-    well, sick = last_and_first(clues.report.details.samples)
+    well, sick = last_and_first(evidence.report.details.samples)
     if not only_buffers and well is None:
         return None  # nothing shows that all was well before
     weight, because = 0.25, []
-    at = sick.step if sick is not None else clues.report.step
+    at = sick.step if sick is not None else evidence.report.step
     if well is not None and at is not None and at - well.step > 1:
         because.append(f"the last finite record is of update {well.step}, and the next one, of {at}, is not finite")
     elif well is not None:
         because.append(f"update {well.step} was finite, and the next one was not")
-    steady = growth(clues.norms)
+    steady = growth(evidence.norms)
     if steady is not None and steady < 4:
         weight += 0.15
-        because.append(f"the gradient norm was steady up to then ({clues.norms[-1]:.3g})")
-    if clues.fp16 is False:
+        because.append(f"the gradient norm was steady up to then ({evidence.norms[-1]:.3g})")
+    if evidence.fp16 is False:
         weight += 0.15
         because.append("nothing is computed in fp16")
     if only_buffers:
         weight += 0.2
         because.append("only buffers hold it: the update was skipped, but running statistics saw the batch")
-    first, last = clues.report.onset, clues.report.details.onset_through or clues.report.step
+    first, last = evidence.report.onset, evidence.report.details.onset_through or evidence.report.step
     which = "that batch" if first == last or None in (first, last) else f"the batches of updates {first} to {last}"
     steps = [
         f"look at {which}: NaN or infinity in the inputs, empty sequences, targets out of range",
-        advise("anomaly", clues.framework),
+        advise("anomaly", evidence.framework),
     ]
     if only_buffers:
         steps.append("check inputs before the forward pass: skipping the optimizer's step does not protect buffers")
     return _cause("bad_batch", "A harmful batch or an unsafe operation", weight, because, steps)
 
 
-def unknown(clues: Clues) -> LikelyCause:
+def unknown(evidence: CauseEvidence) -> LikelyCause:
     """Nothing speaks for any of the others."""
     steps = [
-        advise("observe", clues.framework),
-        f"go on from the last good checkpoint, and {advise('anomaly', clues.framework)}",
-        f"compare the last good checkpoint with the first bad one: ckptguard bisect {shlex.quote(clues.report.run)}",
+        advise("observe", evidence.framework),
+        f"go on from the last good checkpoint, and {advise('anomaly', evidence.framework)}",
+        f"compare the last good checkpoint with the first bad one: ckptguard bisect {shlex.quote(evidence.report.run)}",
     ]
     return _cause("unknown", "Not known", 0.1, ["the records show none of the known causes"], steps)
 
 
-def _soon(clues: Clues) -> str:
-    count, resumed = clues.since_start, clues.report.details.resumed
+def _soon(evidence: CauseEvidence) -> str:
+    count, resumed = evidence.since_start, evidence.report.details.resumed
     began = f"the resume at step {resumed.step}" if resumed is not None else "the start"
     return f"within {count} update{'s' * (count != 1)} of {began}"
 
 
-def _weights_before_gradients(clues: Clues) -> bool:
-    known = clues.grad_norm is not None or clues.loss is not None
-    return clues.spoiled() and known and not clues.sick
+def _weights_before_gradients(evidence: CauseEvidence) -> bool:
+    known = evidence.grad_norm is not None or evidence.loss is not None
+    return evidence.spoiled() and known and not evidence.sick
 
 
-def damaged_file(clues: Clues) -> LikelyCause | None:
+def damaged_file(evidence: CauseEvidence) -> LikelyCause | None:
     """A pretrained file or a checkpoint that is not what was saved: NaN from the first updates on."""
     because, weight = [], 0.0
-    broken = [": ".join(found) for found in clues.errors("digests", "structure", "completeness", "same-save")]
-    if clues.report.cause == "damage" or broken:
-        weight, because = 0.9, broken[:_SHOWN] or [clues.report.reason]
-    since, well = clues.since_start, max(len(clues.norms), len(clues.losses))
-    if (clues.sick or clues.falls >= 2) and since is not None and since <= _AT_ONCE and well <= _FEW:
+    broken = [": ".join(found) for found in evidence.errors("digests", "structure", "completeness", "same-save")]
+    if evidence.report.cause == "damage" or broken:
+        weight, because = 0.9, broken[:_SHOWN] or [evidence.report.reason]
+    since, well = evidence.since_start, max(len(evidence.norms), len(evidence.losses))
+    if (evidence.sick or evidence.falls >= 2) and since is not None and since <= _AT_ONCE and well <= _FEW:
         weight = max(weight, 0.4)
-        because.append(f"it was sick {_soon(clues)}: what was loaded may have been so already")
-        if clues.scales and clues.scales[-1] <= _FLOOR and clues.falls >= 2:
+        because.append(f"it was sick {_soon(evidence)}: what was loaded may have been so already")
+        if evidence.scales and evidence.scales[-1] <= _FLOOR and evidence.falls >= 2:
             weight = max(weight, 0.7)
-            because.append(f"the loss scale fell to {clues.scales[-1]:g}: an overflow would have ended on the way")
+            because.append(f"the loss scale fell to {evidence.scales[-1]:g}: an overflow would have ended on the way")
     if not because:
         return None
-    run = shlex.quote(clues.report.run)
+    run = shlex.quote(evidence.report.run)
     steps = [f"check the other checkpoints: ckptguard verify {run}"]
-    if clues.report.cause == "damage":
+    if evidence.report.cause == "damage":
         steps.insert(0, f"put it right from a copy or a replica: ckptguard repair {run}")
         steps.append("check the disk or the mount that it lies on: what damaged one file may damage more")
         return _cause("damaged_file", "Damaged files of a checkpoint", weight, because, steps)
     steps.insert(0, "check what training loaded: ckptguard verify PATH --sums FILE; download again what differs")
-    if clues.report.details.training is not None:
+    if evidence.report.details.training is not None:
         steps.append("in the script, before training: ckptguard.check_pretrained(path)")
     return _cause("damaged_file", "A damaged pretrained file or checkpoint", weight, because, steps)
 
 
-def keys_do_not_match(clues: Clues) -> LikelyCause | None:
+def keys_do_not_match(evidence: CauseEvidence) -> LikelyCause | None:
     """Weights that were not in the file keep their random start; weights that the model does not know are lost."""
-    resumed = clues.report.details.resumed
+    resumed = evidence.report.details.resumed
     said = ((resumed.missing, "missing"), (resumed.unexpected, "unexpected")) if resumed is not None else ()
     because = [f"{len(names)} {what} when it was loaded: {few(names, _SHOWN)}" for names, what in said if names]
-    because += [wrong for _, wrong in clues.errors("schema")][:_SHOWN]
+    because += [wrong for _, wrong in evidence.errors("schema")][:_SHOWN]
     if not because:
         return None
     advice = [
@@ -291,13 +291,13 @@ def keys_do_not_match(clues: Clues) -> LikelyCause | None:
         "a prefix (module., _orig_mod., model.) on one side only? Strip it before loading",
         "is it the configuration of the same model: size, vocabulary, adapters?",
     ]
-    weight = 0.75 if clues.soon else 0.4
+    weight = 0.75 if evidence.soon else 0.4
     return _cause("keys_do_not_match", "Missing or unexpected keys", weight, because, advice)
 
 
-def optimizer_not_loaded(clues: Clues) -> LikelyCause | None:
+def optimizer_not_loaded(evidence: CauseEvidence) -> LikelyCause | None:
     """Moments of zero: the first updates after the resume are as large as the learning rate allows."""
-    resumed = clues.report.details.resumed
+    resumed = evidence.report.details.resumed
     if resumed is None or "optimizer" not in resumed.anew:
         return None
     also = [part for part in resumed.anew if part != "optimizer"]
@@ -307,15 +307,15 @@ def optimizer_not_loaded(clues: Clues) -> LikelyCause | None:
         "resume from a checkpoint that holds the optimizer's state (ckptguard show CKPT says what it holds)",
         "if there is none: warm the learning rate up again",
     ]
-    weight = 0.65 if clues.soon else 0.3
+    weight = 0.65 if evidence.soon else 0.3
     return _cause("optimizer_not_loaded", "Optimizer state not loaded", weight, because, advice)
 
 
-def world_size_differs(clues: Clues) -> LikelyCause | None:
+def world_size_differs(evidence: CauseEvidence) -> LikelyCause | None:
     """Other ranks than at the save: another batch size, other random numbers, sharded state that does not fit."""
-    resumed, good = clues.report.details.resumed, clues.report.details.last_good
+    resumed, good = evidence.report.details.resumed, evidence.report.details.last_good
     saved = resumed.world_size if resumed is not None else good.world_size if good is not None else None
-    now = clues.training.world_size
+    now = evidence.training.world_size
     if saved is None or now is None or saved == now:
         return None
     because = [f"the checkpoint was saved by {saved} ranks, training runs on {now}"]
@@ -324,17 +324,17 @@ def world_size_differs(clues: Clues) -> LikelyCause | None:
         "or keep the global batch size (gradient accumulation), and scale the learning rate with it",
         "DeepSpeed's sharded optimizer state loads on as many ranks as saved it only",
     ]
-    weight = 0.55 if clues.soon else 0.3
+    weight = 0.55 if evidence.soon else 0.3
     return _cause("world_size_differs", "Another number of ranks than at the save", weight, because, advice)
 
 
-def storage_failed(clues: Clues) -> LikelyCause:
+def storage_failed(evidence: CauseEvidence) -> LikelyCause:
     """The checkpoint could not be written: nothing is wrong with training."""
     advice = ["is the disk full, or a quota used up? (df -h, df -i)", "is the run's folder writable, and mounted?"]
-    return _cause("storage_failed", "The storage refused", 0.9, [clues.report.reason], advice)
+    return _cause("storage_failed", "The storage refused", 0.9, [evidence.report.reason], advice)
 
 
-RULES: tuple[Callable[[Clues], LikelyCause | None], ...] = (
+RULES: tuple[Callable[[CauseEvidence], LikelyCause | None], ...] = (
     fp16_overflow,
     gradient_explosion,
     eps_vanishes,
@@ -353,7 +353,7 @@ def likely_causes(report: IncidentReport) -> tuple[LikelyCause, ...]:
     """What may have caused the incident, the likeliest first; empty only where nothing was wrong."""
     if report.cause in _NOTHING_WRONG:
         return ()
-    clues = Clues(report)
+    evidence = CauseEvidence(report)
     rules = (storage_failed,) if report.cause in _NOT_SAVED else RULES
-    found = [cause for rule in rules if (cause := rule(clues)) is not None]
-    return tuple(sorted(found, key=lambda cause: -cause.weight)) or (unknown(clues),)
+    found = [cause for rule in rules if (cause := rule(evidence)) is not None]
+    return tuple(sorted(found, key=lambda cause: -cause.weight)) or (unknown(evidence),)

@@ -142,9 +142,9 @@ class WebhookChannel(Channel):
                 raise NotDeliveredError(f"the server answered with HTTP status {error.code}", again=again) from error
         except OSError as error:
             reason = error.reason if isinstance(error, urllib.error.URLError) else error
-            raise NotDeliveredError(_told(str(reason), self._url), again=True) from error
+            raise NotDeliveredError(_without_address(str(reason), self._url), again=True) from error
         except Exception as error:  # http.client's own, and what it refuses in a URL
-            raise NotDeliveredError(f"{type(error).__name__}: {_told(str(error), self._url)}") from error
+            raise NotDeliveredError(f"{type(error).__name__}: {_without_address(str(error), self._url)}") from error
 
 
 def _login_apart(url: str) -> tuple[str, dict[str, str]]:
@@ -189,12 +189,12 @@ class AppriseChannel(Channel):
             text, title = event["text"], event["title"]
             done = service.notify(text, title=title, notify_type=kind, body_format=apprise.NotifyFormat.TEXT)
             if not done:
-                reason = _told("; ".join(entry.message for entry in done.logs()), self._address)
+                reason = _without_address("; ".join(entry.message for entry in done.logs()), self._address)
                 raise NotDeliveredError(reason or "the service did not take it", again=True)
         except NotDeliveredError:
             raise
         except Exception as error:  # of any of its hundred services
-            reason = _told(f"{type(error).__name__}: {error}", self._address)
+            reason = _without_address(f"{type(error).__name__}: {error}", self._address)
             raise NotDeliveredError(reason, again=True) from error
         return {}
 
@@ -249,7 +249,7 @@ def _without_secrets(address: str) -> str:
     return f"{address.partition('://')[0]}://***"
 
 
-def _told(reason: str, address: str) -> str:
+def _without_address(reason: str, address: str) -> str:
     """Another's words without any part of the address, in its length and on one line."""
     rest = address.partition("://")[2]
     texts = (rest, unquote(rest), repr(rest)[1:-1])  # the last: as errors quote control characters

@@ -10,13 +10,13 @@ from functools import partial
 
 import msgspec
 
-from ckptguard.decisions.known_good import Standing, standings
+from ckptguard.decisions.known_good import CurrentVerdict, current_verdicts
 from ckptguard.errors import CkptguardError
 from ckptguard.records.incidents import Incident, incident_ids, read_incident
 from ckptguard.records.ledger import series_names
 from ckptguard.records.manifests import read_manifest
+from ckptguard.records.notified import event_key, verdict_key
 from ckptguard.records.run import Run
-from ckptguard.records.told import event_key, verdict_key
 from ckptguard.reporting.channels import Event
 from ckptguard.runs.history import History
 from ckptguard.runs.results import Checked
@@ -26,7 +26,7 @@ from ckptguard.values.settings import LABELS
 from ckptguard.values.verdict import Outcome, Severity, Verdict, heaviest_words
 
 _LONGEST_TEXT = 700  # characters of a reason in a message
-_TOLD = (Outcome.BAD, Outcome.SUSPECT, Outcome.INCOMPLETE)
+_REPORTED = (Outcome.BAD, Outcome.SUSPECT, Outcome.INCOMPLETE)
 _MOST_FINDINGS = 20
 # What calls everybody to the screen, in one chat or another, if a tensor is named so.
 _HARMLESS = str.maketrans({"@": "\N{FULLWIDTH COMMERCIAL AT}", "<": "\N{SINGLE LEFT-POINTING ANGLE QUOTATION MARK}"})
@@ -37,9 +37,9 @@ Known = dict[tuple[str, str], Outcome]  # (series, id) -> outcome
 def known_outcomes(history: History) -> Known:
     """The outcomes that the ledger holds now: none of them is news."""
     return {
-        (series, str(id)): standing.outcome
+        (series, str(id)): current_verdict.outcome
         for series in history.names
-        for id, standing in history.standings(series).items()
+        for id, current_verdict in history.current_verdicts(series).items()
     }
 
 
@@ -48,7 +48,7 @@ def news_in(checked: Iterable[Checked], known: Known) -> list[Checked]:
     news = []
     for one in checked:
         key = (one.series, one.path if one.id is None else str(one.id))
-        if one.outcome in _TOLD and known.get(key) is not one.outcome:
+        if one.outcome in _REPORTED and known.get(key) is not one.outcome:
             news.append(one)
         known[key] = one.outcome
     return news
@@ -56,11 +56,11 @@ def news_in(checked: Iterable[Checked], known: Known) -> list[Checked]:
 
 def verdict_event(run: Run, checked: Checked, *, source: str) -> Event:
     """What hooks are told of a checkpoint that turned bad, suspect or incomplete."""
-    standing = None
+    current_verdict = None
     if checked.id is not None:
         with contextlib.suppress(CkptguardError):  # then it may be told again after a restart
-            standing = standings(checked.series, series_names(run, checked.series)).get(checked.id)
-    key = uuid.uuid4().hex if standing is None else verdict_key(standing)
+            current_verdict = current_verdicts(checked.series, series_names(run, checked.series)).get(checked.id)
+    key = uuid.uuid4().hex if current_verdict is None else verdict_key(current_verdict)
     return _verdict_event(run, checked, key, source=source)
 
 
@@ -76,7 +76,7 @@ def _verdict_event(run: Run, about: Checked, key: str, *, source: str) -> Event:
         cause=cause,
         reason=reason_of(about),
         source=source,
-        told=(f"{about.path} is {cause}", then),
+        reported=(f"{about.path} is {cause}", then),
         checkpoint={"path": escape(about.path), "series": escape(about.series), "id": about.id and str(about.id)},
         findings=[
             {"check": f.check, "file": _escaped(f.file), "tensor": _escaped(f.tensor), "message": escape(f.message)}
@@ -96,7 +96,7 @@ def incident_event(run: Run, incident: Incident) -> Event:
         cause=cause,
         reason=escape(incident.reason),
         source=escape(incident.source),
-        told=(f"incident in training{at} ({cause})", _incident_command(run)),
+        reported=(f"incident in training{at} ({cause})", _incident_command(run)),
         incident=msgspec.to_builtins(incident),
     )
 
@@ -111,15 +111,15 @@ def unfinished_event(run: Run, path: str, step: Step, reason: str, written_at: i
         cause="unfinished",
         reason=escape(reason),
         source=source,
-        told=(f"the newest save, {path}, is unfinished", f"ckptguard list {shlex.quote(run.url)}"),
+        reported=(f"the newest save, {path}, is unfinished", f"ckptguard list {shlex.quote(run.url)}"),
     )
 
 
 def replica_event(run: Run, url: str, reason: str, *, source: str) -> Event:
     """What hooks are told of a replica that cannot be brought up to date."""
-    told = ("a replica is not up to date", f"ckptguard status {shlex.quote(run.url)}")
+    reported = ("a replica is not up to date", f"ckptguard status {shlex.quote(run.url)}")
     reason = escape(f"{url}: {reason}")
-    return _event(run, "replica", uuid.uuid4().hex, cause="replica", reason=reason, source=source, told=told)
+    return _event(run, "replica", uuid.uuid4().hex, cause="replica", reason=reason, source=source, reported=reported)
 
 
 def trial_event(run: Run | None) -> Event:
@@ -134,20 +134,20 @@ def events_on_record(view: RunView) -> dict[str, Callable[[], Event | None]]:
     """What is on record to be told: the key of each event, and what makes it; None where another event tells it."""
     found: dict[str, Callable[[], Event | None]] = {}
     for series in view.history.names:
-        of_series = view.history.standings(series)
-        for standing in sorted(of_series.values(), key=lambda s: s.id.order):
-            if standing.outcome in _TOLD:
-                found[verdict_key(standing)] = partial(_verdict_on_record, view, standing)
+        of_series = view.history.current_verdicts(series)
+        for current_verdict in sorted(of_series.values(), key=lambda s: s.id.order):
+            if current_verdict.outcome in _REPORTED:
+                found[verdict_key(current_verdict)] = partial(_verdict_on_record, view, current_verdict)
     for incident_id in incident_ids(view.run):
         found[event_key("incident", incident_id)] = partial(_incident_on_record, view.run, incident_id)
     return found
 
 
-def _verdict_on_record(view: RunView, standing: Standing) -> Event | None:
-    about = judged_on_record(view, standing.id)
-    if about is None or about.outcome not in _TOLD:
+def _verdict_on_record(view: RunView, current_verdict: CurrentVerdict) -> Event | None:
+    about = judged_on_record(view, current_verdict.id)
+    if about is None or about.outcome not in _REPORTED:
         return None
-    return _verdict_event(view.run, about, verdict_key(standing), source="records")
+    return _verdict_event(view.run, about, verdict_key(current_verdict), source="records")
 
 
 def judged_on_record(view: RunView, id: CheckpointId) -> Checked | None:
@@ -189,12 +189,12 @@ def _event(
     reason: str,
     source: str,
     step: Step = None,
-    told: tuple[str, str] = ("", ""),
+    reported: tuple[str, str] = ("", ""),
     **about: object,
 ) -> Event:
-    """An event, and the same in words: one line, and some more. `told`: what happened, and the command to run next.
+    """An event, and the same in words: one line, and some more. `reported`: what happened, and the command to run next.
     Nothing in the words calls anybody, whatever a tensor is named."""
-    what, then = told
+    what, then = reported
     name, url = ("", "") if run is None else (escape(name_of_run(run.url)), escape(run.url))
     short = reason if len(reason) <= _LONGEST_TEXT else f"{reason[:_LONGEST_TEXT]}..."
     labels = (

@@ -15,7 +15,7 @@ _SOON = 100  # updates after a start or a resume
 
 
 @dataclass(frozen=True)
-class Clues:
+class CauseEvidence:
     """A report, read as a detective would. What is not known is None, which is neither yes nor no."""
 
     report: IncidentReport
@@ -144,13 +144,13 @@ class Clues:
         given = self.report.evidence.get(name)
         if isinstance(given, int | float | str) and not isinstance(given, bool):
             return number(given)
-        told = (getattr(sample, name) for sample in reversed(self.report.details.samples))
-        return next((value for value in map(number, told) if value is not None), None)
+        reported = (getattr(sample, name) for sample in reversed(self.report.details.samples))
+        return next((value for value in map(number, reported) if value is not None), None)
 
     def _finite(self, name: str, *, before_onset: bool = False) -> list[float]:
         onset = self.report.onset if before_onset else None
-        told = (getattr(s, name) for s in self.report.details.samples if onset is None or s.step < onset)
-        return [value for value in map(number, told) if value is not None and math.isfinite(value)]
+        reported = (getattr(s, name) for s in self.report.details.samples if onset is None or s.step < onset)
+        return [value for value in map(number, reported) if value is not None and math.isfinite(value)]
 
 
 def growth(values: list[float]) -> float | None:

@@ -60,7 +60,7 @@ class IncidentsOfSaves:
         if incident is not None:
             if self._tell is None:
                 hooks = Hooks(self._settings, self._log)
-                self._held.callback(hooks.close, patience=LONGEST_CLOSE)
+                self._held.callback(hooks.close, timeout=LONGEST_CLOSE)
                 self._tell = hooks.tell
             self._tell(run, verdict_event(run, checked, source=self._source))
         return None

@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterable
 from functools import partial
 
 from ckptguard.errors import CkptguardError, RunRemovedError, SettingsError
+from ckptguard.records.notified import mark_notified, read_notified, skip_notifications
 from ckptguard.records.run import Run, has_records
 from ckptguard.records.silences import silence_now
-from ckptguard.records.told import leave_untold, mark_told, read_told
 from ckptguard.reporting.channels import (
     COMMAND_SECONDS,
     Channel,
@@ -35,7 +35,7 @@ from ckptguard.values.silence import Silence
 # What a `close` that waits for all that is told needs for one command, and a little more.
 LONGEST_CLOSE = COMMAND_SECONDS + 5.0
 _MOST_WAITING = 1000
-_MOST_MADE_UP = 20  # events of the past that one start tells
+_MOST_SENT_LATE = 20  # events of the past that one start tells
 _ANSWER = 5.0  # seconds for a run's storage to say whether it is silenced
 _TRIES, _FIRST_PAUSE = 10, 1.0  # seconds; each pause is twice the one before: nine minutes in all
 _TRIES_AT_END = 3  # of one event, once a `close` waits; if they fail, what is left is left to the next start
@@ -64,7 +64,7 @@ class Hooks:
             return
         try:
             if has_records(view.run) or view.checkpoints:  # a folder of ours in an empty run would be in the way
-                self._make_up(view)
+                self._send_missed(view)
         except RunRemovedError:
             pass
         except Exception as error:
@@ -79,11 +79,11 @@ class Hooks:
     def tell_once(self, run: Run, event: Event) -> None:
         """Queue an event that another process may have told before."""
         try:
-            told = read_told(run) if self._lines else {}
+            notified = read_notified(run) if self._lines else {}
         except CkptguardError:
-            told = {}
+            notified = {}
         for line in self._lines:
-            if event["id"].rpartition(".")[2] not in told.get(line.channel.key, ()):
+            if event["id"].rpartition(".")[2] not in notified.get(line.channel.key, ()):
                 line.put(run, event)
 
     @property
@@ -101,34 +101,34 @@ class Hooks:
         """True if nothing is told any more."""
         return all(line.has_ended for line in self._lines)
 
-    def close(self, *, patience: float) -> None:
-        """Wait at most `patience` seconds for what is queued, then leave it to the next start."""
-        deadline = time.monotonic() + patience
+    def close(self, *, timeout: float) -> None:
+        """Wait at most `timeout` seconds for what is queued, then leave it to the next start."""
+        deadline = time.monotonic() + timeout
         self.end()
         for line in self._lines:
             line.close(deadline)
 
-    def _make_up(self, view: RunView) -> None:
-        events, told = events_on_record(view), read_told(view.run)
+    def _send_missed(self, view: RunView) -> None:
+        events, notified = events_on_record(view), read_notified(view.run)
         for line in self._lines:
             channel = line.channel.key
-            if channel not in told:
-                leave_untold(view.run, channel, events)
+            if channel not in notified:
+                skip_notifications(view.run, channel, events)
                 continue
-            missed = [key for key in events if key not in told[channel]]
-            if len(missed) > _MOST_MADE_UP:
-                leave_untold(view.run, channel, missed[:-_MOST_MADE_UP])
-            for key in missed[-_MOST_MADE_UP:]:
+            missed = [key for key in events if key not in notified[channel]]
+            if len(missed) > _MOST_SENT_LATE:
+                skip_notifications(view.run, channel, missed[:-_MOST_SENT_LATE])
+            for key in missed[-_MOST_SENT_LATE:]:
                 event = events[key]()
                 if event is not None:
                     line.put(view.run, event)
                 else:
-                    mark_told(view.run, channel, key)
+                    mark_notified(view.run, channel, key)
 
     def _mark(self, channel: Channel, run: Run | None, event: Event) -> None:
         if run is not None and event["event"] in ("verdict", "incident", "unfinished"):
             try:
-                mark_told(run, channel.key, event["id"].rpartition(".")[2])
+                mark_notified(run, channel.key, event["id"].rpartition(".")[2])
             except RunRemovedError:
                 pass
             except CkptguardError as error:
@@ -162,14 +162,14 @@ class HookSets:
                 self._ending.append(hooks)
             self._ending = [hooks for hooks in self._ending if not hooks.has_ended]
 
-    def close(self, *, patience: float) -> None:
-        """Close all, at most `patience` seconds in all."""
-        deadline = time.monotonic() + patience
+    def close(self, *, timeout: float) -> None:
+        """Close all, at most `timeout` seconds in all."""
+        deadline = time.monotonic() + timeout
         every = (*self._sets.values(), *self._ending)
         for hooks in every:
             hooks.end()
         for hooks in every:
-            hooks.close(patience=max(0.0, deadline - time.monotonic()))
+            hooks.close(timeout=max(0.0, deadline - time.monotonic()))
 
 
 def _hooks_key(settings: Settings) -> object:

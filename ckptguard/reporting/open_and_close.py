@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Sequence
 import msgspec
 
 from ckptguard.checks.schema import QUESTIONS
-from ckptguard.decisions.known_good import since, standings
+from ckptguard.decisions.known_good import current_verdicts, since
 from ckptguard.errors import BusyError, CkptguardError, ObjectExistsError, RecordsError, RunRemovedError
 from ckptguard.records.incidents import (
     Incident,
@@ -90,7 +90,7 @@ def _record_bad_save(run: Run, checked: Checked, source: str, incidents: Sequenc
     names = series_names(run, checked.series)
     errors = _checks_of(checked)
     about = [i for i in incidents if checkpoint_of(i) == checked.id or (errors == _OF_COPY and _is_of_copy(i, checked))]
-    if about and _is_told(checked.id, names, about):
+    if about and _is_reported(checked.id, names, about):
         return None
     noticed = _noticed_by_guard(run, checked.id, incidents) if errors and errors <= _OF_NUMBERS else None
     if noticed is not None:
@@ -99,7 +99,7 @@ def _record_bad_save(run: Run, checked: Checked, source: str, incidents: Sequenc
         if sentence in known or len(known) > _LONGEST:
             return None
         return update_incident(run, noticed, evidence={"bad_saves": f"{known}; {sentence}" if known else sentence})
-    standing = standings(checked.series, names).get(checked.id)
+    current_verdict = current_verdicts(checked.series, names).get(checked.id)
     incident = open_incident(
         run,
         step=single_number(checked.step),
@@ -109,7 +109,7 @@ def _record_bad_save(run: Run, checked: Checked, source: str, incidents: Sequenc
             "checkpoint": str(checked.id),
             "series": checked.series,
             "path": checked.path,
-            **({} if standing is None else {_VERDICT: standing.number}),
+            **({} if current_verdict is None else {_VERDICT: current_verdict.number}),
         },
         source=source,
     )
@@ -122,7 +122,7 @@ def _is_of_copy(incident: Incident, checked: Checked) -> bool:
     return about.items() <= incident.evidence.items()
 
 
-def _is_told(id: CheckpointId, names: Iterable[str], about: Iterable[Incident]) -> bool:
+def _is_reported(id: CheckpointId, names: Iterable[str], about: Iterable[Incident]) -> bool:
     """True if the trouble that a checkpoint has now is that of one of the incidents about it. It is not if the
     checkpoint was good after they were closed. `names` are those of the ledger."""
     first = since(id, names, set(Outcome) - {Outcome.GOOD})

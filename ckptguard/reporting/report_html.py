@@ -92,9 +92,9 @@ def _table(rank: str, head: str, rows: list[str], left: int, *, smaller: str = "
 
 def _head(report: IncidentReport, heading: str) -> str:
     state = report.state if report.state in ("open", "handling", "closed") else "open"
-    mended = state == "closed" and (report.known_good is not None or report.cause in words.NO_SICKNESS)
+    repaired = state == "closed" and (report.known_good is not None or report.cause in words.NO_SICKNESS)
     return (
-        f'<header class="{"mended" if mended else state}">'
+        f'<header class="{"repaired" if repaired else state}">'
         f'<p class="over"><span class="pill {state}">{_text(report.state)}</span> '
         f"{_text(words.when(report.opened_at))} &middot; noticed by {_text(words.noticed_by(report))}</p>"
         f'<h1>{heading}</h1><p class="lead">{_text(report.reason)}</p>'

@@ -66,9 +66,9 @@ def _samples(report: IncidentReport) -> list[str]:
     samples, gap = _around(report)
     if not samples:
         return []
-    told = {name: field for name, field in _COLUMNS.items() if any(getattr(s, field) is not None for s in samples)}
-    cells = [[words.shown(getattr(sample, field)) for field in told.values()] for sample in samples]
-    header, *rows = _aligned([list(told), *cells], ">" * len(told))
+    reported = {name: field for name, field in _COLUMNS.items() if any(getattr(s, field) is not None for s in samples)}
+    cells = [[words.shown(getattr(sample, field)) for field in reported.values()] for sample in samples]
+    header, *rows = _aligned([list(reported), *cells], ">" * len(reported))
     marked = [row + _mark(sample.step, report) for row, sample in zip(rows, samples, strict=True)]
     if gap:
         marked.insert(gap, "  ...")

@@ -104,7 +104,7 @@ def known_facts(report: IncidentReport) -> list[tuple[str, str]]:
             resumed and (f"{resumed.path} (step {resumed.step})" if resumed.path else f"step {resumed.step}"),
         ),
         ("training loop", known.framework),
-        ("started anew", resumed and ", ".join(resumed.anew)),
+        ("started from scratch", resumed and ", ".join(resumed.anew)),
         ("missing keys", resumed and few(resumed.missing)),
         ("unexpected keys", resumed and few(resumed.unexpected)),
         *((f"{name} version", version) for name, version in known.versions.items()),

@@ -277,12 +277,12 @@ def _look(view: RunView, keep_good: int) -> _Look:
 
 def _strict_outcome(reader: RunReader, id: CheckpointId) -> Outcome:
     """Return the newest outcome of a generation. Raises RecordsError if it is unreadable: an older one may differ."""
-    standing, judged = reader.history.standing(id), reader.judged(id)
-    if standing is None:
+    current_verdict, judged = reader.history.current_verdict(id), reader.judged(id)
+    if current_verdict is None:
         return Outcome.PENDING
-    if judged is None or (judged.number, judged.outcome) != (standing.number, standing.outcome):
+    if judged is None or (judged.number, judged.outcome) != (current_verdict.number, current_verdict.outcome):
         raise RecordsError(
-            f"the verdict {standing.number} on {id} of {id.series} cannot be read",
+            f"the verdict {current_verdict.number} on {id} of {id.series} cannot be read",
             hint="run ckptguard verify on that checkpoint: a newer verdict replaces it",
         )
     return judged.outcome
@@ -311,7 +311,7 @@ def _present(checkpoint: Checkpoint, reader: RunReader) -> Present:
         id=id,
         outcome=Outcome.PENDING if is_of_other_files or checkpoint.unread is not None else outcome,
         changed=is_of_other_files and sealed is not None,
-        saved=seconds_of(sealed.standpoint.sealed_at) if sealed is not None else None,
+        saved=seconds_of(sealed.series_head.sealed_at) if sealed is not None else None,
         metrics=sealed.metrics if sealed is not None else {},
         bytes=checkpoint.bytes,
     )

@@ -200,8 +200,8 @@ def _damaged(run: Run) -> list[tuple[str, CheckpointId]]:
 
 def _has_no_use(view: RunView, place: str, id: CheckpointId) -> bool:
     """True if the checkpoint is good without these files, and was seen whole since they were moved aside."""
-    standing = view.history.standing(id)
-    if standing is None or standing.outcome is not Outcome.GOOD or read_set_aside(view.run, id) is not None:
+    known = view.history.current_verdict(id)
+    if known is None or known.outcome is not Outcome.GOOD or read_set_aside(view.run, id) is not None:
         return False
     if seen_for(view.run, place) is not None:
         return True

@@ -75,12 +75,12 @@ def signature_seen(entries: Iterable[Entry], sealed: Sealed, *, damaged: bool = 
 def _are_as(known: Iterable[Seen], there: dict[str, Entry]) -> bool:
     """True if the sizes of the files and everything else that both reports contain are equal. If only one report of a
     file has such details, the files count as different."""
-    before = {path: (size, told) for path, size, *told in known}
+    before = {path: (size, reported) for path, size, *reported in known}
     if before.keys() != there.keys():
         return False
     for key, entry in there.items():
-        size, told = before[key]
-        pairs = list(zip(told, (entry.mtime_ns, entry.inode, entry.etag), strict=True))
+        size, reported = before[key]
+        pairs = list(zip(reported, (entry.mtime_ns, entry.inode, entry.etag), strict=True))
         both = [pair for pair in pairs if None not in pair]
         if size != entry.size or any(then != now for then, now in both):
             return False

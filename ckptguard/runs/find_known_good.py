@@ -15,7 +15,7 @@ import msgspec
 from ckptguard.decisions.known_good import (
     IN_PLACE,
     is_ahead,
-    standpoint_of,
+    series_head_of,
 )
 from ckptguard.errors import CouldNotTellError, NoKnownGoodError
 from ckptguard.records.run import Run, has_records
@@ -114,9 +114,7 @@ def none_found(run: Run, before_step: int | None) -> NoKnownGoodError:
     if step is not None:
         hint = f"a good one is in the trash; get it with: ckptguard restore {place} --step {step} --to DEST"
     elif began_with := _inputs_of(run):
-        hint = (
-            f"training began with {escape(began_with)} and did not save it: nothing goes back to it. Begin anew from it"
-        )
+        hint = f"training began with {escape(began_with)} and did not save it: nothing goes back to it. Train from it"
     elif alone := _good_alone(run, before_step):
         hint = (
             f"{escape(alone.path)} is good, but no whole save is;"
@@ -136,7 +134,7 @@ def _good_alone(run: Run, before_step: int | None) -> Manifest | None:
         for series in history.series:
             wanted = Wanted(series=series, before_step=before_step, sure=True)
             found = next(_best_first(history, wanted, every_copy=False), None)
-            if found is not None and standpoint_of(found.manifest).has_weights:
+            if found is not None and series_head_of(found.manifest).has_weights:
                 return found.manifest
     return None
 
@@ -233,4 +231,4 @@ def is_newer(one: Candidate, other: Candidate) -> bool:
     """True if the first known-good checkpoint is surely better than the other. Of two equal ones the nearer will do."""
     if one.id.series == other.id.series:
         return one.id.order > other.id.order
-    return is_ahead(standpoint_of(one.manifest), standpoint_of(other.manifest))
+    return is_ahead(series_head_of(one.manifest), series_head_of(other.manifest))

@@ -17,7 +17,7 @@ from ckptguard.storage import Storage
 _log = logging.getLogger("ckptguard")
 _TICK = 0.5  # seconds between two checks whether the wait was stopped
 _LOOKS = 10  # ticks between two queries of the free space
-_TOLD = 600.0  # seconds between two warnings
+_REPORTED = 600.0  # seconds between two warnings
 _TRY_AGAIN = 600.0  # seconds without a full copy after a write failed for lack of space
 
 
@@ -36,25 +36,25 @@ def need_room(
     `check_stop` is called often while waiting, and may raise. `waits` is called when a wait begins and ends. Quotas,
     other writers and storages that do not report free space are not seen, so a write may still fail.
     """
-    told: float | None = None
+    reported: float | None = None
     try:
         while (free := free_space(storage)) is not None and free < size:
             message = f"no space left for {what}: it takes {_words(size)}, and {_words(free)} are free in {storage.url}"
             if not wait:
                 raise StorageFullError(message, key="", hint='free some space, or set on_full = "wait"')
-            if told is None:
+            if reported is None:
                 waits(True)
-            if told is None or time.monotonic() - told > _TOLD:
-                told = time.monotonic()
+            if reported is None or time.monotonic() - reported > _REPORTED:
+                reported = time.monotonic()
                 _log.warning("%s; waiting for free space", message)
             for _ in range(_LOOKS):
                 check_stop()
                 pause(_TICK)
         check_stop()
     finally:
-        if told is not None:
+        if reported is not None:
             waits(False)
-    if told is not None:
+    if reported is not None:
         _log.warning("there is enough free space now for %s", what)
 
 

@@ -12,7 +12,7 @@ from operator import attrgetter
 
 import msgspec
 
-from ckptguard.decisions.known_good import Standing, parse_verdict_name, since, weight
+from ckptguard.decisions.known_good import CurrentVerdict, parse_verdict_name, since, weight
 from ckptguard.errors import ObjectMissingError, RecordsError, StorageError
 from ckptguard.records.kept import FOLDER as KEPT
 from ckptguard.records.ledger import FOLDER as LEDGER
@@ -52,8 +52,8 @@ class StepRecords:
     `was_good` the generations with any verdict GOOD. `ids` are those with a record in one of the other folders."""
 
     series: str
-    entries: dict[CheckpointId, dict[str, Standing]] = field(default_factory=dict)
-    standings: dict[CheckpointId, Standing] = field(default_factory=dict)
+    entries: dict[CheckpointId, dict[str, CurrentVerdict]] = field(default_factory=dict)
+    current_verdicts: dict[CheckpointId, CurrentVerdict] = field(default_factory=dict)
     was_good: set[CheckpointId] = field(default_factory=set)
     ids: dict[str, set[CheckpointId]] = field(default_factory=_NO_IDS.copy)
 
@@ -65,7 +65,7 @@ class StepRecords:
             if entry is None:
                 return None
             self.entries.setdefault(entry.id, {})[name] = entry
-            self.standings[entry.id] = max(self.standings.get(entry.id, entry), entry, key=weight)
+            self.current_verdicts[entry.id] = max(self.current_verdicts.get(entry.id, entry), entry, key=weight)
             if entry.outcome is Outcome.GOOD:
                 self.was_good.add(entry.id)
             return entry.id
@@ -147,18 +147,18 @@ class History:
             if limit is None or not text.isdigit() or text < limit or len(text) < len(limit):
                 yield self._at(series, text)
 
-    def standings(self, series: str) -> dict[CheckpointId, Standing]:
+    def current_verdicts(self, series: str) -> dict[CheckpointId, CurrentVerdict]:
         """Return the current standing of each generation of a series, by names alone."""
         oldest_first = reversed(list(self.steps(series)))
-        return {id: standing for step in oldest_first for id, standing in step.standings.items()}
+        return {id: current_verdict for step in oldest_first for id, current_verdict in step.current_verdicts.items()}
 
-    def standing(self, id: CheckpointId) -> Standing | None:
+    def current_verdict(self, id: CheckpointId) -> CurrentVerdict | None:
         """Return the current standing of a generation, by names alone."""
-        return self._of(id).standings.get(id)
+        return self._of(id).current_verdicts.get(id)
 
     def has_verdict(self, id: CheckpointId) -> bool:
         """True if the ledger has an entry of this generation."""
-        return self.standing(id) is not None
+        return self.current_verdict(id) is not None
 
     def sealed(self, series: str) -> set[CheckpointId]:
         """Return the generations of a series that have a manifest."""
@@ -219,20 +219,20 @@ class History:
         """True if the content sealed under this id is good, wherever a whole copy of it is."""
         return self.good_verdict(id) is not None
 
-    def entry(self, standing: Standing, name: str) -> Verdict | None:
+    def entry(self, current_verdict: CurrentVerdict, name: str) -> Verdict | None:
         """Return the verdict with this name in the ledger, which says this. None if it is empty, cannot be read, or is
         about other content than what was sealed under its id: it was copied from another run.
 
         A verdict of an older version does not say what it is about. With a manifest that cannot be read, any fits.
         """
-        id = standing.id
+        id = current_verdict.id
         text = read_record(self.run, f"{LEDGER}/{series_folder(id.series)}/{name}")
         try:
             verdict = decode_verdict(text) if text else None
         except RecordsError:
             return None
         said = None if verdict is None else (verdict.step, verdict.generation, verdict.outcome)
-        if verdict is None or said != (id.step, id.generation, standing.outcome):
+        if verdict is None or said != (id.step, id.generation, current_verdict.outcome):
             return None
         manifest = self.manifest(id) if verdict.manifest else None
         if manifest is None:
@@ -302,11 +302,12 @@ class History:
         self._add(manifest.series, MANIFESTS, f"{manifest.id.record_name}.json")
         self._manifests[manifest.id] = manifest
 
-    def first_of(self, standing: Standing) -> Standing:
+    def first_of(self, current_verdict: CurrentVerdict) -> CurrentVerdict:
         """Return the verdict since which a generation has the outcome of its current standing."""
-        return since(standing.id, self.entries(standing.id), (standing.outcome,)) or standing
+        id = current_verdict.id
+        return since(id, self.entries(id), (current_verdict.outcome,)) or current_verdict
 
-    def entries(self, id: CheckpointId) -> Mapping[str, Standing]:
+    def entries(self, id: CheckpointId) -> Mapping[str, CurrentVerdict]:
         """Return what the ledger names of a generation say, by name."""
         return self._of(id).entries.get(id, {})
 
@@ -318,14 +319,14 @@ class History:
     def ordered(self, series: str) -> list[CheckpointId]:
         """Return every generation of a series that has a manifest or a verdict, in the order of training."""
         if series not in self._ordered:
-            every = {id for step in self.steps(series) for id in (*step.standings, *step.ids[MANIFESTS])}
+            every = {id for step in self.steps(series) for id in (*step.current_verdicts, *step.ids[MANIFESTS])}
             self._ordered[series] = sorted(every, key=_ORDER)
         return self._ordered[series]
 
     def generations(self, series: str, step: Step) -> list[CheckpointId]:
         """Return every generation of a step that has a manifest, a verdict or a quarantine mark, ascending."""
         found = self._at(series, record_step(step))
-        return sorted({*found.standings, *found.ids[MANIFESTS], *found.ids[QUARANTINE]}, key=_GENERATION)
+        return sorted({*found.current_verdicts, *found.ids[MANIFESTS], *found.ids[QUARANTINE]}, key=_GENERATION)
 
     def current(
         self, series: str, step: Step, path: str, *, path_of: Callable[[CheckpointId], str | None] | None = None
@@ -396,10 +397,10 @@ class History:
         # The nearest first. Earlier ones are of the same kind: a fixed name or not.
         earlier = (known[n] for n in range(place - 1, -1, -1) if (known[n].step is None) == (id.step is None))
         for other in chain(earlier, (other for other in islice(known, place, None) if other != id)):
-            standing = self.standing(other)
+            current_verdict = self.current_verdict(other)
             if other in accepted and other.order > id.order:
                 return None
-            if other not in accepted and (standing is None or standing.outcome is not Outcome.GOOD):
+            if other not in accepted and (current_verdict is None or current_verdict.outcome is not Outcome.GOOD):
                 continue
             manifest, verdict = self.manifest(other), self.verdict(other)
             if manifest is not None and other.step == id.step and _is_part_of(manifest, sizes):
@@ -433,8 +434,9 @@ class History:
         or the earlier contents of a fixed name."""
         known, found = self.ordered(id.series), dict[object, Manifest]()
         for other in reversed(known[: bisect_left(known, id.order, key=_ORDER)]):
-            standing, fixed = self.standing(other), id.step is None
-            is_good = standing is not None and standing.outcome is Outcome.GOOD and not self.is_quarantined(other)
+            known_verdict, fixed = self.current_verdict(other), id.step is None
+            is_good = known_verdict is not None and known_verdict.outcome is Outcome.GOOD
+            is_good = is_good and not self.is_quarantined(other)
             place = other.generation if fixed else other.step
             if is_good and (other.step is None) == fixed and (fixed or place != id.step) and place not in found:
                 manifest = self.manifest(other)

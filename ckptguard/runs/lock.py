@@ -18,7 +18,7 @@ from ckptguard.storage.local.writes import NO_LOCKS, open_lock
 
 _POLL = 0.05
 _log = logging.getLogger("ckptguard")
-_told: set[str] = set()  # records without locks that this process has warned about
+_reported: set[str] = set()  # records without locks that this process has warned about
 
 
 @contextlib.contextmanager
@@ -65,7 +65,7 @@ def run_lock(run: Run, *, timeout: float = 20.0, name: str = "lock") -> Iterator
 
 
 def _tell_once(run: Run, error: OSError) -> None:
-    if run.records.url not in _told:
-        _told.add(run.records.url)
+    if run.records.url not in _reported:
+        _reported.add(run.records.url)
         why = (error.strerror or "").lower()
         _log.warning("%s does not support locks (%s); let only one process at a time move its files", run.url, why)

@@ -29,7 +29,7 @@ class Checked(msgspec.Struct, frozen=True, kw_only=True):
     findings: tuple[Finding, ...] = ()
 
 
-class Report(msgspec.Struct, frozen=True, kw_only=True):
+class VerifyReport(msgspec.Struct, frozen=True, kw_only=True):
     """The result of one call. `could_not_tell`: something could not be read. `notes` are for people, on stderr."""
 
     target: str

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from ckptguard.decisions.known_good import standpoint_of, updates_in
+from ckptguard.decisions.known_good import series_head_of, updates_in
 from ckptguard.layouts.rank_names import ranks_named
 from ckptguard.records.who_and_when import saved_at, seconds_of
 from ckptguard.runs.file_signatures import looks_as_read
@@ -191,7 +191,7 @@ class RunReader:
             good=judged is not None and sealed_outcome(judged) is Outcome.GOOD,
             bytes=None if sealed is None else stored(sealed.bytes),
             saved_at=None if sealed is None else sealed.saved_at,
-            updates=None if sealed is None else stored(updates_in(sealed.standpoint.counters)),
+            updates=None if sealed is None else stored(updates_in(sealed.series_head.counters)),
             judged_at=None if judged is None else seconds_of(judged.checked_at),
             reason="" if judged is None else escape(judged.reason)[:LONGEST_TEXT],
             world_size=stored(ranks),
@@ -242,7 +242,7 @@ class RunReader:
                 manifest.bytes,
                 tuple(RememberedFile(*one) for one in found if files),
                 _digest(found),
-                standpoint_of(manifest),
+                series_head_of(manifest),
                 manifest.metrics,
                 saved_at(manifest),
                 bytes_digest(manifest.files),
@@ -268,7 +268,7 @@ class RunReader:
     def _stamp(self, keys: Sequence[str]) -> bytes | None:
         """Return the stamp of a checkpoint's records, or None if they cannot be identified."""
         found = [self.history.listed.get(key) for key in keys]
-        if not found or not all(entry is not None and _is_told_apart(entry) for entry in found):
+        if not found or not all(entry is not None and _is_distinguished(entry) for entry in found):
             return None
         return _digest((entry.key, *entry.signature) for entry in found if entry is not None)
 
@@ -283,7 +283,7 @@ def _digest(signatures: Iterable[Seen]) -> bytes:
     return hashlib.blake2b(repr(sorted(signatures)).encode("utf-8", "surrogateescape"), digest_size=16).digest()
 
 
-def _is_told_apart(entry: Entry) -> bool:
+def _is_distinguished(entry: Entry) -> bool:
     """True if storage would report a new record with the same name differently."""
     if entry.etag or entry.inode is not None:
         return True

@@ -273,7 +273,7 @@ class Listing:
         by_rank = {s for s in ranks & sealed if any(id.step is not None for id in sealed_generations(run, s))}
         found = find_checkpoints(self.entries, run.patterns, by_bytes, by_rank)
         found = [_as_on_record(run, c) if c.series in sealed else c for c in found]
-        found += _bereft(run, self.entries, found, sealed)
+        found += _without_weights(run, self.entries, found, sealed)
         closed = [e for e in self.entries if e.kind == "unread"]
         found += _unread_on_record(run, closed, found, sealed) if closed else []
         self.checkpoints = {c.path: c for c in sorted(found, key=lambda c: c.path)}
@@ -448,7 +448,7 @@ def _as_on_record(run: Run, checkpoint: Checkpoint) -> Checkpoint:
     return msgspec.structs.replace(checkpoint, step=int(numbers[0][:20]) if is_numbered else None)
 
 
-def _bereft(
+def _without_weights(
     run: Run, entries: Sequence[Entry], found: Sequence[Checkpoint], known: Collection[str]
 ) -> list[Checkpoint]:
     """Return the sealed folders whose remaining files make no checkpoint."""
@@ -488,8 +488,10 @@ def _unread_on_record(
             history, aside = history_of_series(run, series), set(list_trashed(run))
             for step in islice(history.steps(series), _MOST_LOST):
                 id = max(step.ids[MANIFESTS] - step.ids[QUARANTINE] - aside, key=_ORDER, default=None)
-                manifest, standing = (None, None) if id is None else (history.manifest(id), history.standing(id))
-                if manifest is None or (standing is not None and was_emptied(run, standing)):
+                manifest, current_verdict = (
+                    (None, None) if id is None else (history.manifest(id), history.current_verdict(id))
+                )
+                if manifest is None or (current_verdict is not None and was_emptied(run, current_verdict)):
                     continue
                 own = Checkpoint(
                     path=manifest.path,

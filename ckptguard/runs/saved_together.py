@@ -9,11 +9,11 @@ from typing import Protocol, TypeVar
 
 import msgspec
 
-from ckptguard.decisions.known_good import Standpoint, choose_series, standpoint_of
+from ckptguard.decisions.known_good import SeriesHead, choose_series, series_head_of
 from ckptguard.decisions.moments import (
     Group,
-    Member,
     Moment,
+    MomentPart,
     Numbers,
     SeriesSeen,
     groups_of,
@@ -47,14 +47,14 @@ _PUT_BACK = 8  # earlier contents of a name, one of which a rollback may have pu
 _SECOND_PART = frozenset(("d", "disc", "discriminator", "critic", "netd", "mpd", "msd", "do"))
 
 
-class Source(Protocol[P_co]):
+class CandidateSource(Protocol[P_co]):
     """What `best_moments` reads: records through a history, or through a reader that remembers them."""
 
     @property
     def history(self) -> History: ...
     @property
     def wanted(self) -> Wanted: ...
-    def standpoint(self, id: CheckpointId) -> Standpoint | None:
+    def series_head(self, id: CheckpointId) -> SeriesHead | None:
         """Return what was sealed under an id, or None if it cannot be read."""
 
     def content(self, id: CheckpointId) -> str | None:
@@ -73,9 +73,9 @@ class RecordedSaves:
     def __init__(self, history: History, wanted: Wanted, *, every_copy: bool) -> None:
         self.history, self.wanted, self._every_copy = history, wanted, every_copy
 
-    def standpoint(self, id: CheckpointId) -> Standpoint | None:
+    def series_head(self, id: CheckpointId) -> SeriesHead | None:
         manifest = self.history.manifest(id)
-        return None if manifest is None else standpoint_of(manifest)
+        return None if manifest is None else series_head_of(manifest)
 
     def content(self, id: CheckpointId) -> str | None:
         manifest = self.history.manifest(id)
@@ -94,9 +94,9 @@ class RememberedSaves:
     def __init__(self, reader: RunReader, wanted: Wanted = SURE) -> None:
         self.history, self.wanted, self._reader = reader.history, wanted, reader
 
-    def standpoint(self, id: CheckpointId) -> Standpoint | None:
+    def series_head(self, id: CheckpointId) -> SeriesHead | None:
         sealed = self._reader.sealed(id)
-        return None if sealed is None else sealed.standpoint
+        return None if sealed is None else sealed.series_head
 
     def content(self, id: CheckpointId) -> str | None:
         sealed = self._reader.sealed(id)
@@ -122,36 +122,36 @@ class RecordedContent:
     """
 
     def __init__(
-        self, source: Source[Presence], id: CheckpointId, number: Numbers, before: Sequence[CheckpointId] = ()
+        self, source: CandidateSource[Presence], id: CheckpointId, number: Numbers, before: Sequence[CheckpointId] = ()
     ) -> None:
         self._source, self.id, self.number, self._before = source, id, number, before
         self.was_good = source.history.was_good(id) and id not in source.wanted.exclude
 
     @cached_property
-    def standpoint(self) -> Standpoint | None:
+    def series_head(self) -> SeriesHead | None:
         """What was sealed, or None if that cannot be read."""
-        return self._source.standpoint(self.id)
+        return self._source.series_head(self.id)
 
     @cached_property
     def saved_at(self) -> int | None:
-        if self.standpoint is None:
+        if self.series_head is None:
             return None
         own = self._source.content(self.id) if self._before else None
         same = (id for id in self._before if own is not None and self._source.content(id) == own)
-        earlier = next((stands.saved_at for id in same if (stands := self._source.standpoint(id)) is not None), None)
-        return self.standpoint.saved_at if earlier is None else earlier
+        earlier = next((stands.saved_at for id in same if (stands := self._source.series_head(id)) is not None), None)
+        return self.series_head.saved_at if earlier is None else earlier
 
     @property
     def sealed_at(self) -> int | None:
-        seconds = None if self.standpoint is None else seconds_of(self.standpoint.sealed_at)
+        seconds = None if self.series_head is None else seconds_of(self.series_head.sealed_at)
         return None if seconds is None else int(seconds + 1) * 10**9  # not before: the record says whole seconds
 
     @property
     def counters(self) -> dict[str, int]:
-        return {} if self.standpoint is None else dict(self.standpoint.counters)
+        return {} if self.series_head is None else dict(self.series_head.counters)
 
 
-def best_moments(source: Source[P], series: Sequence[str]) -> Iterator[P]:
+def best_moments(source: CandidateSource[P], series: Sequence[str]) -> Iterator[P]:
     """Yield what may be gone back to, the best first. What was saved together is good only if all of it is.
 
     Of trainings that names distinguish (``fold1``, ``fold2``) the one that was saved last comes first. Of several
@@ -164,7 +164,7 @@ def best_moments(source: Source[P], series: Sequence[str]) -> Iterator[P]:
         every += [group for group in groups if len(group.series) > 1 or not is_input(group.series[0], seen)]
     heads = [(*head, own) for group in every if (head := next(own := answers(source, group), None)) is not None]
     while heads:
-        chosen, why = _choose([standpoint for _, standpoint, _ in heads])
+        chosen, why = _choose([series_head for _, series_head, _ in heads])
         best, _, own = heads.pop(chosen)
         if why:
             answer = msgspec.structs.replace(best.answer, reason=f"{best.answer.reason}; {why}")
@@ -174,13 +174,13 @@ def best_moments(source: Source[P], series: Sequence[str]) -> Iterator[P]:
             heads.insert(chosen, (*head, own))
 
 
-def inputs_of(source: Source[Presence]) -> list[str]:
+def inputs_of(source: CandidateSource[Presence]) -> list[str]:
     """Return the paths of the good weights that trainings began with, and did not save."""
     seen = [(one, own) for own in _trainings_in(source, source.history.series) for one in own]
     return [one.head.path for one, own in seen if one.ever_good and is_input(one, own)]
 
 
-def _choose(heads: Sequence[Standpoint]) -> tuple[int, str]:
+def _choose(heads: Sequence[SeriesHead]) -> tuple[int, str]:
     """Return the index of the best of several, and why."""
     last = training_named_in(max(heads, key=lambda head: (head.sealed_at, head.saved_at or 0)).series)
     own = [n for n, head in enumerate(heads) if training_named_in(head.series) == last]
@@ -190,13 +190,13 @@ def _choose(heads: Sequence[Standpoint]) -> tuple[int, str]:
     return own[chosen], why
 
 
-def needed_by_saves(source: Source[Presence], most: int) -> set[CheckpointId]:
+def needed_by_saves(source: CandidateSource[Presence], most: int) -> set[CheckpointId]:
     """Return every checkpoint of the newest `most` good saves of each group of series that are saved together."""
     found = (itertools.islice(answers(source, group), most) for group in joined_in(source))
     return {part.id for saves in found for answer, _ in saves for part, _ in answer.parts}
 
 
-def save_of(source: Source[Presence], id: CheckpointId) -> tuple[SavePart, ...] | None:
+def save_of(source: CandidateSource[Presence], id: CheckpointId) -> tuple[SavePart, ...] | None:
     """Return every checkpoint of the newest save that one was saved in, its weights first, whatever their verdicts.
     Paths are those in the run.
 
@@ -209,7 +209,7 @@ def save_of(source: Source[Presence], id: CheckpointId) -> tuple[SavePart, ...] 
     heads = {one.name: one.head for one in group.series}
     for moment in moments_of(group):
         if any(member.content.id == id for member in moment.own):
-            stands = {m.content.id: source.standpoint(m.content.id) for m in moment.members}
+            stands = {m.content.id: source.series_head(m.content.id) for m in moment.members}
             paths = {other: one.path for other, one in stands.items() if one is not None}
             return tuple(
                 _described(m, heads, paths.get(m.content.id, ""), "") for m in _weights_then_others(moment, heads)
@@ -217,14 +217,14 @@ def save_of(source: Source[Presence], id: CheckpointId) -> tuple[SavePart, ...] 
     return None
 
 
-def joined_in(source: Source[Presence]) -> list[Group]:
+def joined_in(source: CandidateSource[Presence]) -> list[Group]:
     """Return the groups of several series that are saved together, of all trainings of a run."""
     if len(source.history.series) < 2:
         return []
     return [group for group in groups_in(source, source.history.series) if len(group.series) > 1]
 
 
-def newest_on_record(source: Source[Presence], group: Group) -> tuple[CheckpointId, ...]:
+def newest_on_record(source: CandidateSource[Presence], group: Group) -> tuple[CheckpointId, ...]:
     """Return the members of the newest wanted save of a group that is good on record, its weights first; () if there is
     none. They may be gone."""
     heads = {one.name: one.head for one in group.series}
@@ -239,20 +239,22 @@ def newest_on_record(source: Source[Presence], group: Group) -> tuple[Checkpoint
     return lacking
 
 
-def whole_saves(source: Source[Presence]) -> list[frozenset[CheckpointId]]:
+def whole_saves(source: CandidateSource[Presence]) -> list[frozenset[CheckpointId]]:
     """Return the checkpoints of each save of several, whatever their verdicts are."""
     groups = groups_in(source, source.history.series) if len(source.history.series) > 1 else []
     found = (moment.own for group in groups if len(group.series) > 1 for moment in moments_of(group))
     return [frozenset(member.content.id for member in own) for own in found if len(own) > 1]
 
 
-def groups_in(source: Source[Presence], series: Iterable[str], *, aside: bool = False) -> list[Group]:
+def groups_in(source: CandidateSource[Presence], series: Iterable[str], *, aside: bool = False) -> list[Group]:
     """Return the groups of series that are saved together, of all trainings of a run; see `series_seen`."""
     saves = source.history.run.saves
     return [group for seen in _trainings_in(source, series, aside) for group in groups_of(seen, saves)]
 
 
-def _trainings_in(source: Source[Presence], series: Iterable[str], aside: bool = False) -> Iterator[list[SeriesSeen]]:
+def _trainings_in(
+    source: CandidateSource[Presence], series: Iterable[str], aside: bool = False
+) -> Iterator[list[SeriesSeen]]:
     """Yield the series of each training of a run."""
     known, wanted = source.history.series, dict.fromkeys(series)
     while wanted:
@@ -262,11 +264,13 @@ def _trainings_in(source: Source[Presence], series: Iterable[str], aside: bool =
         wanted = {name: None for name in wanted if name not in own}
 
 
-def series_seen(source: Source[Presence], name: str, *, aside: bool = False) -> SeriesSeen | None:
+def series_seen(source: CandidateSource[Presence], name: str, *, aside: bool = False) -> SeriesSeen | None:
     """Return a series with its contents on record, or None if nothing of it can be read. With `aside` these are all,
     else those that were not quarantined."""
     history = source.history
-    ids = [id for step in history.steps(name) for id in sorted(step.standings, key=lambda id: id.generation)[::-1]]
+    ids = [
+        id for step in history.steps(name) for id in sorted(step.current_verdicts, key=lambda id: id.generation)[::-1]
+    ]
     left = _left_behind(source, ids)
     ids = [id for id in ids if aside or not history.is_quarantined(id) or _stands_good(history, id)]
     numbers = _numbers_in(source, name, ids)
@@ -277,14 +281,14 @@ def series_seen(source: Source[Presence], name: str, *, aside: bool = False) -> 
     contents = every if numbers else [content for content in every if content.id not in left]
     contents.sort(key=lambda content: content.number, reverse=True)  # stable: the later of equal ones first
     was_good = [content for content in contents if history.was_good(content.id)]
-    head = next((c.standpoint for c in (was_good or contents) if c.standpoint is not None), None)
+    head = next((c.series_head for c in (was_good or contents) if c.series_head is not None), None)
     if head is None:
         return None
     behind = [content for content in every if content.id in left] if not numbers else []
     return SeriesSeen(head=head, contents=contents, ever_good=bool(was_good), left_behind=behind)
 
 
-def _left_behind(source: Source[Presence], ids: Sequence[CheckpointId]) -> set[CheckpointId]:
+def _left_behind(source: CandidateSource[Presence], ids: Sequence[CheckpointId]) -> set[CheckpointId]:
     """Return the contents of a fixed name that rollbacks went back from: what was quarantined, and was followed by the
     bytes of an earlier content; that one counts as put back only. `ids` are the newest first."""
     left: set[CheckpointId] = set()
@@ -298,27 +302,29 @@ def _left_behind(source: Source[Presence], ids: Sequence[CheckpointId]) -> set[C
 
 
 def _stands_good(history: History, id: CheckpointId) -> bool:
-    standing = history.standing(id)
-    return standing is not None and standing.outcome is Outcome.GOOD
+    current_verdict = history.current_verdict(id)
+    return current_verdict is not None and current_verdict.outcome is Outcome.GOOD
 
 
-def _numbers_in(source: Source[Presence], name: str, ids: Sequence[CheckpointId]) -> dict[CheckpointId, Numbers]:
+def _numbers_in(
+    source: CandidateSource[Presence], name: str, ids: Sequence[CheckpointId]
+) -> dict[CheckpointId, Numbers]:
     """Return the numbers that count in the names of contents: as their ids say, else as their paths are read today."""
     found = {id: numbers_of(id.step) for id in ids if id.step is not None}
     if len(found) < len(ids) and "#" in name.rpartition("/")[2]:
-        paths = {id: stands.path for id in ids if id.step is None and (stands := source.standpoint(id)) is not None}
+        paths = {id: stands.path for id in ids if id.step is None and (stands := source.series_head(id)) is not None}
         if len(set(paths.values())) > 1:
             readings = read_names(map(Listed, paths.values()))
             found |= {id: readings[path].order for id, path in paths.items()}
     return found
 
 
-def answers(source: Source[P], group: Group) -> Iterator[tuple[P, Standpoint]]:
+def answers(source: CandidateSource[P], group: Group) -> Iterator[tuple[P, SeriesHead]]:
     """Yield what may be gone back to of one group, the newest first. Moments that lack something come last."""
     if len(group.series) == 1:
         for content in group.series[0].contents:
             if content.was_good and source.is_wanted(content.id):
-                found, stands = source.offer(content.id), source.standpoint(content.id)
+                found, stands = source.offer(content.id), source.series_head(content.id)
                 if found is not None and stands is not None:
                     yield found, stands
         return
@@ -335,7 +341,7 @@ def answers(source: Source[P], group: Group) -> Iterator[tuple[P, Standpoint]]:
         yield from answers(source, earlier)
 
 
-def _offered(source: Source[P], group: Group, moment: Moment) -> tuple[P, Standpoint] | None:
+def _offered(source: CandidateSource[P], group: Group, moment: Moment) -> tuple[P, SeriesHead] | None:
     """Return a moment's weights with all of its parts, or None if not all of it is good and there."""
     heads = {one.name: one.head for one in group.series}
     members = _weights_then_others(moment, heads)
@@ -348,7 +354,7 @@ def _offered(source: Source[P], group: Group, moment: Moment) -> tuple[P, Standp
         if found is None:
             return None
         parts.append((found, member.rule))
-    stands = [s for member in moment.own if (s := source.standpoint(member.content.id)) is not None]
+    stands = [s for member in moment.own if (s := source.series_head(member.content.id)) is not None]
     counters: dict[str, int] = {}
     for one in stands:
         for kind, value in one.counters.items():
@@ -368,7 +374,7 @@ def _offered(source: Source[P], group: Group, moment: Moment) -> tuple[P, Standp
     return msgspec.structs.replace(answer, parts=tuple(parts)), whole
 
 
-def _described(member: Member, heads: Mapping[str, Standpoint], path: str, place: str) -> SavePart:
+def _described(member: MomentPart, heads: Mapping[str, SeriesHead], path: str, place: str) -> SavePart:
     id = member.content.id
     head = heads[id.series]
     role = "ema" if role_of(head.path) == "ema" else "model" if head.has_weights else "optimizer"
@@ -384,14 +390,14 @@ def _described(member: Member, heads: Mapping[str, Standpoint], path: str, place
     )
 
 
-def _weights_then_others(moment: Moment, heads: Mapping[str, Standpoint]) -> list[Member]:
+def _weights_then_others(moment: Moment, heads: Mapping[str, SeriesHead]) -> list[MomentPart]:
     """Return the members of a moment. The first are the weights of its own save that it is named by."""
     own = [member for member in moment.own if heads[member.content.id.series].has_weights]
     first = min(own, key=lambda member: _weights_first(heads[member.content.id.series]))
     return [first, *(member for member in moment.members if member is not first)]
 
 
-def _weights_first(head: Standpoint) -> tuple[bool, bool, bool, bool, int, str]:
+def _weights_first(head: SeriesHead) -> tuple[bool, bool, bool, bool, int, str]:
     """Order the parts of a save: the weights that one samples from, before averages and discriminators. What holds
     optimizer state too comes before weights alone, so a folder of all comes before what was exported of it."""
     words = set(head.series.lower().rpartition("/")[2].replace("#", " ").replace("_", " ").replace("-", " ").split())

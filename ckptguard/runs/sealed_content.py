@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from ckptguard.decisions.known_good import Standpoint
+from ckptguard.decisions.known_good import SeriesHead
 from ckptguard.records.kept import KeptCopy
 from ckptguard.records.run import Run
 from ckptguard.values.manifest import Manifest
@@ -38,7 +38,7 @@ class SealedAs(msgspec.Struct, frozen=True, array_like=True):
     bytes: int
     files: tuple[RememberedFile, ...]
     looked: Digest
-    standpoint: Standpoint
+    series_head: SeriesHead
     metrics: dict[str, float]
     saved_at: float | None
     content: str

@@ -1,4 +1,4 @@
-"""How to do a piece of work: the scanner, the progress callback, the rate, and when to stop or to make way."""
+"""How to do a piece of work: the scanner, the progress callback, the rate, and when to stop or to yield."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
     - `may_begin` says whether this number of bytes may be read next. If not, the work ends early, and the caller
       repeats it.
     - `found` is called with each verdict of a pass at once.
-    - `patience`: seconds for which a scan may yield to everything else; see `ScanOptions`.
+    - `yield_for`: seconds for which a scan may yield to everything else; see `ScanOptions`.
     """
 
     scanner: Scanner = scan_files
@@ -33,7 +33,7 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
     stop: threading.Event | None = None
     may_begin: Callable[[int], bool] = lambda size: True
     found: Callable[[Checked], None] = lambda checked: None
-    patience: float | None = None
+    yield_for: float | None = None
 
     def is_stopped(self) -> bool:
         """True if the work should end early."""

@@ -35,10 +35,10 @@ def scan_files(
         with closing(FileScanner(storage, options, progress, workers)) as scanner:
             files = _side_by_side(storage, keys, options, scanner, workers)
     except (MemoryError, RuntimeError) as error:
-        told = machine_trouble(error)
-        if told is None:
+        reported = machine_trouble(error)
+        if reported is None:
             raise
-        raise told from error
+        raise reported from error
     return Scan(files=files, seconds=time.perf_counter() - started)
 
 

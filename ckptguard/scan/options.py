@@ -23,7 +23,7 @@ class ScanOptions(msgspec.Struct, frozen=True, kw_only=True):
     - `rate`: bytes per second that all of them together read at most.
     - `spare_cache`: drop read bytes from the page cache, so that a daemon does not evict training's files. Not for a
       user who loads the file next.
-    - `patience`: for this number of seconds a scanning process may leave the processors to everything else. Then it
+    - `yield_for`: for this number of seconds a scanning process may leave the processors to everything else. Then it
       scans again, at the priority of the settings. None: it does not wait at all.
     - `structure_only`: read only the structures; digests and numbers are empty. Hostile files need the same scanner.
     """
@@ -33,7 +33,7 @@ class ScanOptions(msgspec.Struct, frozen=True, kw_only=True):
     workers: int = 0
     rate: float | None = None
     spare_cache: bool = False
-    patience: float | None = None
+    yield_for: float | None = None
     structure_only: bool = False
 
 

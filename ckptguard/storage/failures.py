@@ -185,8 +185,8 @@ def _status(error: BaseException) -> int | None:
         if isinstance(response, dict):  # botocore
             number = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
         else:
-            told = (getattr(each, name, None) for name in ("status_code", "status", "code"))
-            number = next((value for value in told if value is not None), None)
+            reported = (getattr(each, name, None) for name in ("status_code", "status", "code"))
+            number = next((value for value in reported if value is not None), None)
         if isinstance(number, str) and number.isdigit():  # gcsfs
             number = int(number)
         if isinstance(number, int) and 400 <= number < 600:

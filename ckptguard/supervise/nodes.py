@@ -22,16 +22,16 @@ from ckptguard.errors import BusyError, CkptguardError, CouldNotTellError, Setti
 from ckptguard.records.leases import new_lease, release, renew, surely_gone
 from ckptguard.records.nodes import (
     Leader,
-    Member,
+    MemberLease,
     NodeReport,
     Order,
     dissolve,
     lead,
     member_of,
-    names_told,
+    names_in_session,
+    read_order,
+    read_report,
     tell,
-    told_order,
-    told_report,
 )
 from ckptguard.records.run import Run, open_run
 from ckptguard.records.who_and_when import this_host
@@ -75,8 +75,8 @@ class Nodes:
         self.rank = group.rank
         self._round = 0
         self._session: Leader | None = None
-        self._mine: Member | None = None
-        self._seen: dict[int, Member] = {}  # by rank
+        self._mine: MemberLease | None = None
+        self._seen: dict[int, MemberLease] = {}  # by rank
         self._reports: dict[str, NodeReport] = {}
         self._orders: dict[str, Order] = {}
         self._to_tell: queue.SimpleQueue[tuple[str, Order | NodeReport]] = queue.SimpleQueue()
@@ -100,7 +100,7 @@ class Nodes:
                     return BusyError(
                         f"another supervise (process {leader.owner.pid} on {leader.owner.host}) runs for {run.url}"
                     )
-                mine = new_lease(Member, session=leader.token, rank=self._group.rank)
+                mine = new_lease(MemberLease, session=leader.token, rank=self._group.rank)
                 renew(run, mine)
                 while not surely_gone(run, leader):
                     self._look_for_members(run, leader.token)
@@ -177,7 +177,7 @@ class Nodes:
         )
 
     def _look_for_members(self, run: Run, session: str) -> None:
-        there = names_told(run, session)
+        there = names_in_session(run, session)
         for rank in range(self._group.size):
             if rank not in self._seen and f"member.{rank}" in there:
                 member = member_of(run, session, rank)
@@ -194,7 +194,7 @@ class Nodes:
                 self._exchange(self._open(), self._session, self._mine)
             except (CkptguardError, OSError) as error:
                 silent = time.monotonic() - self._heard_at
-                if silent > (Member.silence or 0.0):
+                if silent > (MemberLease.silence or 0.0):
                     self.trouble = self.trouble or f"the run could not be reached for {silent:.0f} s: {error}"
             if self._ending.is_set():
                 leave_at = leave_at or time.monotonic() + _LEAVE
@@ -205,7 +205,7 @@ class Nodes:
             self._leave(self._open(), self._session if self.leads else None, self._mine)
         self._ended.set()
 
-    def _exchange(self, run: Run, session: Leader, mine: Member) -> None:
+    def _exchange(self, run: Run, session: Leader, mine: MemberLease) -> None:
         while True:
             try:
                 name, value = self._to_tell.get_nowait()
@@ -221,13 +221,13 @@ class Nodes:
             if self.leads:
                 renew(run, session)
             self._renewed_at = time.monotonic()
-        there, before = names_told(run, session.token), (len(self._orders) + len(self._reports), self.trouble)
+        there, before = names_in_session(run, session.token), (len(self._orders) + len(self._reports), self.trouble)
         for name in there - self._orders.keys() - self._reports.keys():
             if name.startswith("order."):
-                order = told_order(run, session.token, name)
+                order = read_order(run, session.token, name)
                 self._orders |= {} if order is None else {name: order}
             elif name.startswith(("report.", "stop.")):
-                report = told_report(run, session.token, name)
+                report = read_report(run, session.token, name)
                 self._reports |= {} if report is None else {name: report}
         self._heard_at = time.monotonic()
         for rank, member in list(self._seen.items()):
@@ -245,7 +245,7 @@ class Nodes:
         """True if everybody may go."""
         return any(not order.start for order in self._orders.values())
 
-    def _leave(self, run: Run, leader: Leader | None, mine: Member) -> None:
+    def _leave(self, run: Run, leader: Leader | None, mine: MemberLease) -> None:
         with contextlib.suppress(CkptguardError):
             release(run, mine)
         if leader is not None:

@@ -33,7 +33,7 @@ from ckptguard.values.verdict import Outcome
 
 _GAP = 0.5  # seconds between two passes, however much changes
 _UNSEEN, _SHARE = 2.0, 20.0  # seconds between two looks where changes may go unseen; more if a pass is slow
-_PATIENCE = 10.0  # seconds that a finished save waits for the verdict of a daemon that guards the run
+_DAEMON_TIMEOUT = 10.0  # seconds that a finished save waits for the verdict of a daemon that guards the run
 
 
 class StateBefore(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,9 +63,9 @@ class SaveWatch:
         normal = normalise_url(url)
         self._run = WatchedRun(normal, run_id_of(normal), settings, hooks, None, source="supervise", caller_acts=True)
         self._run.watcher = self._watcher if os.path.isabs(normal) else None
-        self._run.yields, self._run.patience = True, _PATIENCE
-        self._told: set[str] = set()
-        self._told_not_understood = False
+        self._run.yields, self._run.daemon_timeout = True, _DAEMON_TIMEOUT
+        self._reported: set[str] = set()
+        self._reported_not_understood = False
         self.back = GoingBack(url, settings, scanner, self.tell_once)
         self.recovery = Recovery(self.back, hooks, tell)
         self._seen: object = None  # the records and files that `_found` was concluded from
@@ -138,19 +138,19 @@ class SaveWatch:
             view = self.back.look()
             seen = (view.history.names, view.history.quarantined, [c.signature for c in view.checkpoints])
             if seen != self._seen:
-                self._found = self.back.begun_anew(view) or find_sick_saves(view, before=self.back.before)
+                self._found = self.back.fresh_start(view) or find_sick_saves(view, before=self.back.before)
                 self._seen = seen
             return self._found
         return []
 
     def tell_once(self, sentence: str) -> None:
-        """Tell people, unless they were told exactly this before."""
-        if sentence not in self._told:
-            self._told.add(sentence)
+        """Notify, unless they were told exactly this before."""
+        if sentence not in self._reported:
+            self._reported.add(sentence)
             self._tell(sentence)
 
     def _pass(self, stop: threading.Event, *, assume_quiet: bool = False) -> list[SickSave]:
-        """Make one pass. Returns what is sick afterwards, and tells people of what else is not good."""
+        """Make one pass. Returns what is sick afterwards, and notifies of what else is not good."""
         done = self._run.step(Work(scanner=self._scanner, stop=stop), assume_quiet=assume_quiet) or PassResult()
         sick = self.sick()
         acted_upon = {s.path for s in sick}
@@ -163,8 +163,8 @@ class SaveWatch:
 
     def _tell_not_understood(self, found: NotUnderstood) -> None:
         """Say once that there are files that nothing verifies, and what to do."""
-        if not self._told_not_understood:
-            self._told_not_understood = True
+        if not self._reported_not_understood:
+            self._reported_not_understood = True
             for sentence in found.notes:
                 self._tell(sentence)
 
@@ -172,8 +172,14 @@ class SaveWatch:
         """Return every generation whose verdict is GOOD, by the names of the ledger alone."""
         with self._complaining():
             history = self.back.look().history
-            standings = [standing for series in history.names for standing in history.standings(series).values()]
-            return frozenset(standing.id for standing in standings if standing.outcome is Outcome.GOOD)
+            current_verdicts = [
+                current_verdict
+                for series in history.names
+                for current_verdict in history.current_verdicts(series).values()
+            ]
+            return frozenset(
+                current_verdict.id for current_verdict in current_verdicts if current_verdict.outcome is Outcome.GOOD
+            )
         return frozenset()
 
     def _on_record(self) -> frozenset[CheckpointId]:

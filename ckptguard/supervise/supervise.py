@@ -38,7 +38,7 @@ from ckptguard.supervise.wait_for_command import Background, HeldSignals, Signal
 from ckptguard.values.exit_codes import ExitCode, of_error
 from ckptguard.values.settings import Settings
 
-_TOLD = ("could_not_tell", "failing", "lost", "not_enough_room", "watching_by_timer_only")  # events of the engine
+_REPORTED = ("could_not_tell", "failing", "lost", "not_enough_room", "watching_by_timer_only")  # events of the engine
 
 
 class Supervised(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,12 +96,12 @@ class _Supervisor:
         settings: Settings,
         held: HeldSignals,
         most: int,
-        patience: float,
+        timeout: float,
         tell: Tell,
         nodes: Nodes | None,
     ) -> None:
         self._nodes = nodes
-        self._url, self._tell, self._most, self._stop_seconds = url, tell, most, patience
+        self._url, self._tell, self._most, self._stop_seconds = url, tell, most, timeout
         self._ending = threading.Event()
         self._scanner = ProcessScanner(
             limits_of(settings),
@@ -115,7 +115,7 @@ class _Supervisor:
         self._hooks = Hooks(settings, self._log, held.released)
         self._argv, self._environment = argv, dict[str, str]()
         what = argv, self._environment, held.before, lambda: [*self._scanner.pids, *self._hooks.pids]
-        asked = (lambda: self._is_asked, patience, tell)
+        asked = (lambda: self._is_asked, timeout, tell)
         self._command = SupervisedCommand(*what) if nodes is None else CommandOnNodes(nodes, *asked, *what)
         self._background = Background("saves")
         self._watch = SignalWatch(held, self._command, self._background, tell)
@@ -123,7 +123,7 @@ class _Supervisor:
         self._recovery = self._saves.recovery
         self._supervision: Supervision | None = None
         self._restarts = 0
-        self._to_mend = False  # the next supervise of this run must recover something first
+        self._to_repair = False  # the next supervise of this run must recover something first
 
     def run(self) -> Supervised:
         """Run all starts of the command, one after another."""
@@ -143,12 +143,12 @@ class _Supervisor:
                 if unread is not None:
                     done = msgspec.structs.replace(done, not_understood=True)
                     self._tell(unread.sentence)
-                self._watch.beside(partial(self._hooks.close, patience=LONGEST_CLOSE), None, only_looks=True)
+                self._watch.beside(partial(self._hooks.close, timeout=LONGEST_CLOSE), None, only_looks=True)
             return done
         except WaitAbandoned:
             return done or Supervised(status=128 + (self._watch.asked or signal.SIGTERM), last_line=unknown)
         except Exception as error:
-            self._to_mend = True
+            self._to_repair = True
             self._tell(f"unexpected {type(error).__name__}: {error}; the command keeps running without supervision")
             self._watch.wait(self._command.has_ended)
             status = self._command.status
@@ -156,8 +156,8 @@ class _Supervisor:
         finally:
             if self._nodes is not None:
                 self._nodes.end(1 if done is None else done.code)
-            self._hooks.close(patience=1.0)
-            if self._supervision is not None and not self._to_mend:
+            self._hooks.close(timeout=1.0)
+            if self._supervision is not None and not self._to_repair:
                 self._supervision.end()
             self._ending.set()  # a scanning process ends with us; it may hang, so it is not waited for
 
@@ -195,7 +195,7 @@ class _Supervisor:
             status = self._command.status
             broken_off = bool(found) or (status != 0 and self._watch.asked is None)
             if status is None or (broken_off and not self._command.stop_the_rest(self._stop_seconds, self._watch.wait)):
-                self._to_mend = True
+                self._to_repair = True
                 message = "the command could not be stopped: some of its processes survive SIGKILL"
                 return Supervised(status=status or 1, error=BusyError(message))
             since = SavesSince(saved=True, good=True, gave_up=False)
@@ -256,7 +256,7 @@ class _Supervisor:
         self._environment[MARK] = self._supervision.mark
         if left is None:
             return None
-        self._to_mend = True
+        self._to_repair = True
         self._tell("the previous supervise was killed")
         if running := left_running(left):
             self._tell(f"ending what it left running: process {', '.join(str(p.pid) for p in running)}")
@@ -307,7 +307,7 @@ class _Supervisor:
     def _follow(self, ended: CommandEnd, sick: list[SickSave]) -> Supervised | None:
         """Do what follows the command's end. None means: start it again."""
         if anew := [s for s in sick if s.anew]:
-            return self._end_what_began_anew(anew, ended.status)
+            return self._end_fresh_start(anew, ended.status)
         if self._command.lost is not None:
             self._go_back(sick, self._command.lost, ended.status, costs=False)
             return Supervised(status=1, error=CkptguardError(self._command.lost, hint="start all nodes again"))
@@ -331,7 +331,7 @@ class _Supervisor:
             self._tell(f"starting the command again ({self._restarts} of {self._most})")
         return None
 
-    def _end_what_began_anew(self, anew: list[SickSave], status: int) -> Supervised:
+    def _end_fresh_start(self, anew: list[SickSave], status: int) -> Supervised:
         """A training that begins from scratch would overwrite good saves at every start."""
         why = f"{anew[0].path}: {anew[0].reason}"
         error = self._go_back(anew, "the command began from scratch", status, costs=False)
@@ -354,7 +354,7 @@ class _Supervisor:
                 self._tell(f"the rollback failed: {error.message}")
         else:
             self._watch.beside(partial(self._recovery.give_up, sick, why, status, action), None)
-        self._to_mend = False
+        self._to_repair = False
         return Supervised(status=status, error=RollbackExhausted(f"{why}; {action}"))
 
     def _go_back(
@@ -362,17 +362,17 @@ class _Supervisor:
     ) -> CkptguardError | None:
         """Roll back in the other thread. Returns the error if that failed. It costs one of the budget."""
         self._restarts += costs
-        self._to_mend = True
+        self._to_repair = True
         self._note()
         self._tell(why)
         error = self._watch.beside(partial(self._recovery.go_back, sick, why, status, after), None)
-        self._to_mend = error is not None and not isinstance(error, NoKnownGoodError)
+        self._to_repair = error is not None and not isinstance(error, NoKnownGoodError)
         self._note()
         return error
 
     def _log(self, event: str, *, level: str = "info", **fields: object) -> None:
-        """Tell people of what is wrong with the hooks, and once of what keeps a run from being guarded."""
+        """Notify of what is wrong with the hooks, and once of what keeps a run from being guarded."""
         if event.startswith("hook_") and level != "info":
             self._tell(f"{event.replace('_', ' ')}: " + ", ".join(f"{k} {v}" for k, v in fields.items()))
-        elif event in _TOLD:
+        elif event in _REPORTED:
             self._saves.tell_once(str(fields["reason"]))

@@ -93,9 +93,9 @@ class SharedLaws(RawAccess):
             if child == 0:
                 _in_child(storage, reader.read, theirs)
             theirs.close()
-            told = ours.recv() if ours.poll(60) else "no answer"
+            reported = ours.recv() if ours.poll(60) else "no answer"
             os.waitpid(child, 0)
-            assert told == ("fine", data[20:30])
+            assert reported == ("fine", data[20:30])
             assert reader.read(40_000, 10_000) == data[40_000:]
         assert keys(storage.list()) in (["k"], ["child", "k"])  # a child's memory is its own
 
@@ -214,7 +214,7 @@ class HonestyLaws(RawAccess):
         free = storage.free_space()
         assert free is None or free > 0
 
-    def test_a_time_is_told(self, storage: Storage) -> None:
+    def test_a_time_is_reported(self, storage: Storage) -> None:
         """Entries say when they were written, within a day of our clock."""
         self.put_raw(storage, "k", b"1")
         assert abs((storage.stat("k").mtime_ns or 0) / 1e9 - time.time()) < 86_400

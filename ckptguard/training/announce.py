@@ -23,9 +23,9 @@ def announce(sentence: str) -> None:
 
 
 def announce_resume(run: str, path: str | None, step: int | None = None) -> None:
-    """Say from which checkpoint training goes on; without a path, that it begins anew."""
+    """Say from which checkpoint training goes on; without a path, that it starts from scratch."""
     if path is None:
-        announce(f"there is no good checkpoint in {run} yet: training begins anew")
+        announce(f"there is no good checkpoint in {run} yet: training starts from scratch")
     else:
         at = "" if step is None else f" at step {step}"
         announce(f"training resumes{at} from {path}, which was verified")

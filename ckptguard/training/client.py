@@ -30,7 +30,7 @@ from ckptguard.values.settings import Settings, environment_of
 LONGEST_ANSWER = 1 << 20  # bytes
 # The variables of torchrun: the daemon is not a rank.
 _RANK = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-_PATIENCE = 10.0  # seconds in which a daemon must stop
+_TIMEOUT = 10.0  # seconds in which a daemon must stop
 _log = logging.getLogger("ckptguard")
 
 
@@ -162,7 +162,7 @@ class ChildDaemon:
         with contextlib.suppress(OSError):
             self._process.terminate()
         try:
-            self._process.wait(_PATIENCE)
+            self._process.wait(_TIMEOUT)
         except subprocess.TimeoutExpired:
             self._process.kill()  # it loses nothing: its state is in the storage
             self._process.wait()

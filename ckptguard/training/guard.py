@@ -89,7 +89,7 @@ class TrainingGuard:
         from ckptguard.training.client import ensure_daemon
         from ckptguard.training.content.training_parts import TrainingParts
         from ckptguard.training.rollback.rollbacks import Rollbacks
-        from ckptguard.training.saving.saving import Saves
+        from ckptguard.training.saving.saving import SaveQueue
         from ckptguard.training.saving.stores import user_files
         from ckptguard.training.signals.curve_recorder import CurveRecorder
         from ckptguard.training.signals.monitor import TrainingMonitor
@@ -108,7 +108,7 @@ class TrainingGuard:
         self._progress = Progress(self._parts, self._ranks.size)
         self._monitor = TrainingMonitor(self._parts, self._policy, allow=settings.allow_nonfinite)
         self._monitor.recent.curve = self._curve = CurveRecorder(self._run if leads else None)
-        self._saving = Saves(self._store, self._tell_failed_save, self._ranks)
+        self._saving = SaveQueue(self._store, self._tell_failed_save, self._ranks)
         if not saving.blocking:
             self._saving.must_copy()
         daemon_seconds = deadlines.daemon if asks else None

@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 
 from ckptguard.errors import CouldNotTellError, RefusedError
-from ckptguard.runs.results import Report
+from ckptguard.runs.results import VerifyReport
 from ckptguard.runs.settings_file import GivenSettings, given_settings, training_settings
 from ckptguard.values.ids import escape
 from ckptguard.values.verdict import Outcome, why
@@ -22,7 +22,7 @@ def check_pretrained(
     allow_nonfinite: Sequence[str] = (),
     trust_globals: Sequence[str] = (),
     settings: GivenSettings = None,
-) -> Report:
+) -> VerifyReport:
     """Read a pretrained file, folder or hub snapshot completely. Returns its report if it is GOOD.
 
     `sums` is a checksum file that came with it; without it, those beside it are used. Without any, damage that leaves

@@ -12,7 +12,7 @@ from itertools import islice
 import msgspec
 
 from ckptguard.decisions.fleet_health import late_in, save_interval, shortest_interval, usual_pause
-from ckptguard.decisions.turns import patience
+from ckptguard.decisions.turns import may_yield_for
 from ckptguard.errors import BusyError, ChangedWhileReadError, CouldNotTellError, ObjectMissingError, ResavingError
 from ckptguard.keep.quarantine import finish_quarantines
 from ckptguard.keep.saved_over import is_saved_over
@@ -31,7 +31,7 @@ from ckptguard.records.scrubs import FOLDER as SCRUBS
 from ckptguard.records.scrubs import Where
 from ckptguard.records.silences import FOLDER as SILENCES
 from ckptguard.records.trash import FOLDER as TRASH
-from ckptguard.repair.repair import mend
+from ckptguard.repair.repair import repair_automatically
 from ckptguard.retention.prune import prune_by_settings
 from ckptguard.retention.trash import settle_trash
 from ckptguard.runs.ended import ended_at
@@ -44,10 +44,10 @@ from ckptguard.runs.run_view import Listing, RunView
 from ckptguard.runs.work import PLAIN, Work
 from ckptguard.runs.writers import pause_between_files, writer_of, writers_are_seen
 from ckptguard.storage.local.removal import is_missing, own_removals
+from ckptguard.upkeep.finish_copies import finish_copies, looks_as_judged, protect, release_other, waiting_alone
 from ckptguard.upkeep.leftovers import collect_leftovers
 from ckptguard.upkeep.room import RoomNotes, leave_room, note_room
 from ckptguard.upkeep.samples import CheckpointSample, NotYet, PassStart
-from ckptguard.upkeep.settle_kept import looks_as_judged, protect, release_other, settle_kept, waiting_alone
 from ckptguard.values.ids import CheckpointId, Step, numbers_of
 from ckptguard.values.settings import Settings
 from ckptguard.values.verdict import Outcome, is_early
@@ -97,7 +97,7 @@ class PassResult(msgspec.Struct, frozen=True, kw_only=True):
     unread: tuple[str, ...] = ()  # what nobody can look at: a folder, or a name that is not Unicode. A sentence each
     next_in: float | None = None
     ended_at: float | None = None  # only records are left: when they last changed, in seconds since 1970
-    made_way: bool = False  # `work.may_begin` ended it early, so the next pass should follow
+    yielded: bool = False  # `work.may_begin` ended it early, so the next pass should follow
 
 
 @dataclass
@@ -108,11 +108,11 @@ class PassNotes:
     gone: dict[str, float] = field(default_factory=dict)  # monotonic: since when paths were empty after their verdict
     uploads_at: float = 0.0  # monotonic: when to look for unfinished uploads, too
     collect_at: float = 0.0  # monotonic: when to look for leftovers of killed processes
-    hopeless: dict[Where, float] = field(default_factory=dict)  # what could not be repaired, and when to try again
+    retry_after: dict[Where, float] = field(default_factory=dict)  # what could not be repaired, and when to try again
     prune_at: float = 0.0  # monotonic: when to prune although nothing new was verified
     memory: RunMemory = field(default_factory=RunMemory)  # what the records said
     lost: dict[str, float] = field(default_factory=dict)  # paths that went without a verdict, and when (monotonic)
-    told_of_lost: bool = False
+    lost_is_reported: bool = False
     room: RoomNotes = field(default_factory=RoomNotes)
     empty_since: float | None = None  # monotonic: since when only records are left
     own_removals: int | None = None  # of records by this process, when the last pass started
@@ -193,18 +193,18 @@ def reconcile(view: RunView, notes: PassNotes, *, work: Work = PLAIN, assume_qui
     try:
         one.judge_copies()
         view.refresh(just_listed=not (ready or one.checked))
-        one.troubles += settle_kept(view, work=work, saved_over=one.saved_over)
+        one.troubles += finish_copies(view, work=work, saved_over=one.saved_over)
         one.leave_room()
         one.troubles += note_room(view, notes.room)
         if one.checked or notes.prune_is_due():
-            one.mend_and_prune()
+            one.repair_and_prune()
     except CouldNotTellError as error:
         if not one.checked:
             raise
         one.troubles.append(error.message)  # report the verdicts given so far: no later pass would
     done = one.result(start.listing)
     unsure = done.could_not_tell or any(entry.kind == "unread" for entry in start.listing.unread)
-    if not done.pending and not unsure and not done.made_way and not one.marks_later:
+    if not done.pending and not unsure and not done.yielded and not one.marks_later:
         notes.settled = start
         if not start.listing.entries and not waiting_alone(view):
             done = msgspec.structs.replace(done, ended_at=ended_at(view))
@@ -233,7 +233,7 @@ class _Pass:
         self.pending: list[PendingSave] = []
         self.troubles: list[str] = []
         self.saved_over = False
-        self._made_way = False
+        self._yielded = False
         self._gone: tuple[str, ...] = ()
         self._late: PendingSave | None = None
         self._replaced: list[str] = []  # paths
@@ -259,7 +259,7 @@ class _Pass:
             unread=listing.unread_notes,
             not_understood=listing.not_understood,
             next_in=min(self._delays, default=None),
-            made_way=self._made_way,
+            yielded=self._yielded,
         )
 
     def _unverified(self) -> tuple[str, ...]:
@@ -287,9 +287,9 @@ class _Pass:
 
     def _lost(self, unverified: tuple[str, ...]) -> str | None:
         """Say once what was lost, and what to do."""
-        if not unverified or self.notes.told_of_lost:
+        if not unverified or self.notes.lost_is_reported:
             return None
-        self.notes.told_of_lost = True
+        self.notes.lost_is_reported = True
         return (
             f"{unverified[0]} was gone before it could be verified, and others may be, too: keep more checkpoints "
             "(save_total_limit), save less often, or set a smaller settle"
@@ -353,7 +353,7 @@ class _Pass:
             sample, known = sample_of(self.notes, checkpoint), False
             try:
                 if not sample.done:
-                    sample.id = standing_of(view, checkpoint)
+                    sample.id = current_verdict_of(view, checkpoint)
                     on_record = None if sample.id is None else view.history.verdict(sample.id)
                     sample.early = sample.early or is_early(on_record)
                     stands = sample.id is not None and not self._was_empty(checkpoint.path, sample.id)
@@ -410,39 +410,41 @@ class _Pass:
         for series in history.names:
             if series.startswith(unread):
                 continue  # nobody knows what is there
-            judged = sorted(history.standings(series).values(), key=lambda s: s.id.order)[-_MARKED:]
-            for standing in {s.id.step: s for s in judged}.values():
-                is_there = (series, standing.id.step) in there or history.is_quarantined(standing.id)
-                if is_there or emptied_key(standing) in marks:
+            judged = sorted(history.current_verdicts(series).values(), key=lambda s: s.id.order)[-_MARKED:]
+            for current_verdict in {s.id.step: s for s in judged}.values():
+                is_there = (series, current_verdict.id.step) in there or history.is_quarantined(current_verdict.id)
+                if is_there or emptied_key(current_verdict) in marks:
                     continue
                 try:
-                    mark_emptied(self.view.run, standing)
+                    mark_emptied(self.view.run, current_verdict)
                 except CouldNotTellError as error:
-                    self.troubles.append(f"{standing.id} of {series} could not be marked as gone: {error.message}")
+                    self.troubles.append(
+                        f"{current_verdict.id} of {series} could not be marked as gone: {error.message}"
+                    )
         return marks
 
     def _was_empty(self, path: str, id: CheckpointId) -> bool:
         """True if a path was seen empty since its verdict: a new file may have the size, time and inode of the old."""
         if path in self.notes.gone:
             return True
-        standing = self.view.history.standing(id) if self._marks else None
-        return standing is not None and emptied_key(standing) in self._marks
+        current_verdict = self.view.history.current_verdict(id) if self._marks else None
+        return current_verdict is not None and emptied_key(current_verdict) in self._marks
 
     def _unmark_emptied(self, id: CheckpointId | None) -> None:
         """Remove the mark of a generation whose own files are in place again."""
-        standing = self.view.history.standing(id) if id is not None and self._marks else None
-        if standing is not None and emptied_key(standing) in self._marks:
-            unmark_emptied(self.view.run, standing)
+        current_verdict = self.view.history.current_verdict(id) if id is not None and self._marks else None
+        if current_verdict is not None and emptied_key(current_verdict) in self._marks:
+            unmark_emptied(self.view.run, current_verdict)
 
     def verify(self, ready: Sequence[Checkpoint]) -> None:
-        """Verify what is ready, until the work is stopped or makes way for other runs."""
+        """Verify what is ready, until the work is stopped or yields to other runs."""
         for checkpoint, early in self._in_turn(ready):
-            if early and (self.work.is_stopped() or self._makes_way(checkpoint.bytes)):
+            if early and (self.work.is_stopped() or self._should_yield(checkpoint.bytes)):
                 continue
             if self.work.is_stopped():
                 self._wait(checkpoint, NotYet(why="the daemon is stopping", seconds=None))
                 continue
-            if self._makes_way(checkpoint.bytes):
+            if self._should_yield(checkpoint.bytes):
                 self._wait(checkpoint, NotYet(why="other runs go first", seconds=0.0))
                 continue
             sample = self.notes.samples[checkpoint.path]
@@ -491,13 +493,13 @@ class _Pass:
     def _has_good_before(self, checkpoint: Checkpoint) -> bool:
         """True if its series has an earlier save that is good, and not by an early verdict."""
         history, order = self.view.history, CheckpointId(checkpoint.series, checkpoint.step, 0).order
-        good = (s.id for s in history.standings(checkpoint.series).values() if s.outcome is Outcome.GOOD)
+        good = (s.id for s in history.current_verdicts(checkpoint.series).values() if s.outcome is Outcome.GOOD)
         return any(not is_early(history.verdict(id)) for id in good if id.order < order)
 
     def judge_copies(self) -> None:
         """Verify kept copies whose saves were deleted or overwritten, the newest first."""
         for copy in waiting_alone(self.view):
-            if self.work.is_stopped() or self._makes_way(sum(size for size, *_ in copy.sources)):
+            if self.work.is_stopped() or self._should_yield(sum(size for size, *_ in copy.sources)):
                 return
             try:
                 result = verify_kept(self.view, copy, work=self._patient(copy, 0.0))
@@ -516,35 +518,37 @@ class _Pass:
             self.checked.append(result)
         self.work.found(result)
 
-    def _makes_way(self, size: int) -> bool:
+    def _should_yield(self, size: int) -> bool:
         """True once the pass must not begin to read this number of bytes. It then begins nothing smaller, either."""
-        self._made_way = self._made_way or not self.work.may_begin(size)
-        return self._made_way
+        self._yielded = self._yielded or not self.work.may_begin(size)
+        return self._yielded
 
     def _patient(self, one: Checkpoint | KeptCopy, waited: float) -> Work:
         """Return the work for one verdict: it yields to training until the verdict is late."""
         own = self.view.listing.series.get(one.series)
-        return msgspec.structs.replace(self.work, patience=patience(waited, save_interval(own.saved_at if own else ())))
+        return msgspec.structs.replace(
+            self.work, yield_for=may_yield_for(waited, save_interval(own.saved_at if own else ()))
+        )
 
     def _settle_first_good(self, result: Checked) -> None:
         """Make a full copy of the only good checkpoint of a series before anything else is read."""
         steps = self.view.history.steps(result.series)
-        good = (s for step in steps for s in step.standings.values() if s.outcome is Outcome.GOOD)
+        good = (s for step in steps for s in step.current_verdicts.values() if s.outcome is Outcome.GOOD)
         if result.outcome is Outcome.GOOD and len(list(islice(good, 2))) == 1:
             try:
-                self.troubles += settle_kept(self.view, work=self.work, saved_over=self.saved_over)
+                self.troubles += finish_copies(self.view, work=self.work, saved_over=self.saved_over)
             except CouldNotTellError as error:
                 self.troubles.append(error.message)  # the end of the pass tries again
 
-    def mend_and_prune(self) -> None:
+    def repair_and_prune(self) -> None:
         """Make the automatic repairs, and remove what the settings do not keep."""
-        mended = mend(self.view, self.notes.hopeless, work=self.work)
-        for result in mended.checked:
+        repaired = repair_automatically(self.view, self.notes.retry_after, work=self.work)
+        for result in repaired.checked:
             self._found(result)
-        # While a verdict is an early one, nothing makes way for that save.
+        # While a verdict is an early one, nothing yields to that save.
         waits = any(sample.early for sample in self.notes.samples.values())
         self._pruned, troubles = ((), ()) if waits else prune_by_settings(self.view)
-        self.troubles += [*mended.could_not_tell, *troubles]
+        self.troubles += [*repaired.could_not_tell, *troubles]
 
     def _wait(self, checkpoint: Checkpoint, waits: NotYet) -> None:
         self.pending.append(_pending(checkpoint, waits.why))
@@ -643,7 +647,7 @@ def _is_followed(checkpoint: Checkpoint, others: Iterable[Checkpoint]) -> bool:
     return written > 0 and any(time > written for time in began)
 
 
-def standing_of(view: RunView, checkpoint: Checkpoint) -> CheckpointId | None:
+def current_verdict_of(view: RunView, checkpoint: Checkpoint) -> CheckpointId | None:
     """Return the generation with a verdict on exactly these files, as far as storage reports sizes, times and
     inodes."""
     id = view.current(checkpoint)

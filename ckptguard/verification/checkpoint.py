@@ -168,7 +168,7 @@ def judge_in_run(
 
 def spares_md5(view: RunView, size: int, work: Work) -> bool:
     """True if a first verdict beside training does without MD5, which takes four times as long as all the rest."""
-    return view.settings.digest != "md5" and work.patience is not None and size > LARGE
+    return view.settings.digest != "md5" and work.yield_for is not None and size > LARGE
 
 
 def _md5_is_recorded(view: RunView, checkpoint: Checkpoint) -> bool:
@@ -194,7 +194,7 @@ class Read(msgspec.Struct, frozen=True):
     md5: bool
 
 
-class Content(msgspec.Struct, frozen=True):
+class ReadContent(msgspec.Struct, frozen=True):
     """What was read: its generation, its manifest if it is sealed, and how the files differ from it.
 
     `grew_from` is the generation of the same files before others with state were added.
@@ -212,7 +212,7 @@ def _read(view: RunView, checkpoint: Checkpoint, how: Verification, work: Work) 
     if md5 and view.settings.digest == "blake3" and not how.resealed:
         md5 = not _md5_is_recorded(view, checkpoint)
     sums = find_sums(view.run.storage, checkpoint, view.sum_lists_beside(checkpoint))
-    options = sums.added_to(ScanOptions(md5=md5, patience=work.patience))
+    options = sums.added_to(ScanOptions(md5=md5, yield_for=work.yield_for))
     scan = scan_checkpoint(view.run.storage, checkpoint, options, work)
     now = view.look_again(checkpoint.path)
     if now is None or now.signature != checkpoint.signature:
@@ -220,26 +220,28 @@ def _read(view: RunView, checkpoint: Checkpoint, how: Verification, work: Work) 
     return Read(scan, sums, md5)
 
 
-def _content_of(view: RunView, checkpoint: Checkpoint, read: Read, how: Verification) -> Content:
+def _content_of(view: RunView, checkpoint: Checkpoint, read: Read, how: Verification) -> ReadContent:
     """Say which generation was read: the sealed one, even if it is damaged now, or a new save."""
     id = None if how.resealed else view.current(checkpoint)
     sealed = view.history.manifest(id) if id is not None else None
     if id is None or sealed is None:
-        return Content(view.new_id(checkpoint) if id is None else id)
+        return ReadContent(view.new_id(checkpoint) if id is None else id)
     change = change_of(view, checkpoint, read.scan, sealed, was_gone=how.was_gone)
     if change is Change.RESAVING and how.resave is Resave.WAIT:
         raise ResavingError(f"{checkpoint.path} is being saved again", key=checkpoint.path)
     if change not in NEW_GENERATION:
-        return Content(id, sealed, change)
+        return ReadContent(id, sealed, change)
     for one in read.sums.stated:
         if one.earlier and one.differs(read.scan):
             raise CouldNotTellError(
                 f"the checksum file {one.source} is older than {escape(one.file)}, and not about it"
             )
-    return Content(view.new_id(checkpoint), change=change, grew_from=id if change is Change.GREW else None)
+    return ReadContent(view.new_id(checkpoint), change=change, grew_from=id if change is Change.GREW else None)
 
 
-def judge_and_record(view: RunView, checkpoint: Checkpoint, read: Read, how: Verification, content: Content) -> Checked:
+def judge_and_record(
+    view: RunView, checkpoint: Checkpoint, read: Read, how: Verification, content: ReadContent
+) -> Checked:
     """Check what was read, judge it, and record the verdict. Raises BusyError if another process sealed it."""
     before = view.history.verdict(content.id)
     was_early = before is not None and is_early(before)
@@ -264,7 +266,7 @@ def how_compared(evidence: Evidence) -> str:
     return "no other save" if evidence.reference is None else evidence.reference.path
 
 
-def _evidence(view: RunView, checkpoint: Checkpoint, read: Read, how: Verification, content: Content) -> Evidence:
+def _evidence(view: RunView, checkpoint: Checkpoint, read: Read, how: Verification, content: ReadContent) -> Evidence:
     """Gather what the checks need: what was read, and what the run's records and settings say."""
     history, settings, id = view.history, view.settings, content.id
     manifest, verdict = how.reference, None
@@ -291,7 +293,7 @@ def _evidence(view: RunView, checkpoint: Checkpoint, read: Read, how: Verificati
     return collect_evidence(view.run.storage, checkpoint, read.scan, known)
 
 
-def _findings(view: RunView, evidence: Evidence, how: Verification, content: Content) -> list[Finding]:
+def _findings(view: RunView, evidence: Evidence, how: Verification, content: ReadContent) -> list[Finding]:
     """Return what the checks find, and what earlier verdicts on the same content add."""
     history, findings = view.history, run_checks(evidence)
     if content.sealed is None and LAYOUTS[evidence.checkpoint.layout].sealed_by_writer:
@@ -305,7 +307,7 @@ def _findings(view: RunView, evidence: Evidence, how: Verification, content: Con
 
 
 def _recorded(
-    view: RunView, evidence: Evidence, read: Read, content: Content, findings: list[Finding], outcome: Outcome
+    view: RunView, evidence: Evidence, read: Read, content: ReadContent, findings: list[Finding], outcome: Outcome
 ) -> Manifest | None:
     """Seal the checkpoint if it is new, and record the verdict. Returns its manifest, if it has one."""
     history, sealed, id = view.history, content.sealed, content.id
@@ -365,8 +367,8 @@ def change_of(view: RunView, checkpoint: Checkpoint, scan: Scan, sealed: Manifes
 def _was_gone(view: RunView, id: CheckpointId) -> bool:
     """True if a pass saw its path empty since its verdict, or if the sealed files were moved to the trash: the files in
     their place are newer."""
-    standing = view.history.standing(id)
-    if standing is not None and was_emptied(view.run, standing):
+    current_verdict = view.history.current_verdict(id)
+    if current_verdict is not None and was_emptied(view.run, current_verdict):
         return True
     with contextlib.suppress(RecordsError):
         mark = read_trashed(view.run, id)
@@ -424,12 +426,12 @@ def _verdicts_of_the_same_bytes(history: History, evidence: Evidence, id: Checkp
 
 def _says_nothing_new(history: History, verdict: Verdict, before: Verdict | None) -> bool:
     """True if the ledger already says all this: the outcome, the heavy findings, and the file signatures."""
-    standing = history.standing(verdict.id)
+    current_verdict = history.current_verdict(verdict.id)
     if before is None or before.outcome is not verdict.outcome:
         return False
     if is_early(before) is not is_early(verdict):
         return False
-    torn = standing is not None and standing.outcome is not before.outcome
+    torn = current_verdict is not None and current_verdict.outcome is not before.outcome
     return not torn and _weighty(before) == _weighty(verdict) and verdict.seen in ((), before.seen)
 
 

@@ -18,8 +18,8 @@ from ckptguard.values.manifest import Manifest
 from ckptguard.verification.checkpoint import (
     FULLY,
     NEW_GENERATION,
-    Content,
     Read,
+    ReadContent,
     Verification,
     change_of,
     judge_and_record,
@@ -55,7 +55,7 @@ def verify_kept(view: RunView, copy: KeptCopy, *, work: Work = PLAIN) -> Checked
             return None
         try:
             grew_from = before.id if before is not None and change is Change.GREW else None
-            content = Content(copy.id, before if own else None, change, grew_from)
+            content = ReadContent(copy.id, before if own else None, change, grew_from)
             return judge_and_record(view, checkpoint, read, how, content)
         except BusyError:
             continue
@@ -75,7 +75,7 @@ def _read(view: RunView, copy: KeptCopy, checkpoint: Checkpoint, how: Verificati
     if not is_untouched(run, copy, copy.sizes):
         return None
     sums = find_sums(run.records, checkpoint, key=copy.key)
-    options = sums.added_to(ScanOptions(md5=how.md5, patience=work.patience))
+    options = sums.added_to(ScanOptions(md5=how.md5, yield_for=work.yield_for))
     scan = work.scanner(run.records, [copy.key(file) for file in copy.files], options, work.progress)
     if run.records.list(copy.folder, recursive=True) != before:
         raise ChangedWhileReadError(f"the kept copy of {copy.path} changed while it was read", key=copy.folder)

@@ -10,7 +10,7 @@ from ckptguard.errors import ChangedWhileReadError, CouldNotTellError, NotFoundE
 from ckptguard.layouts import LAYOUTS, Checkpoint
 from ckptguard.records.run import Run
 from ckptguard.runs.pointers import pointer_notes
-from ckptguard.runs.results import Checked, Report, pending, relative_to
+from ckptguard.runs.results import Checked, VerifyReport, pending, relative_to
 from ckptguard.runs.settling import wait_until_quiet
 from ckptguard.runs.target import Target, resolve_target
 from ckptguard.runs.work import PLAIN, Work
@@ -34,7 +34,7 @@ Judged = Callable[[Run, Checked], str | None]
 
 def verify_target(
     target: str, settings: Settings, what: Selection = ALL, *, judged: Judged | None = None, work: Work = PLAIN
-) -> Report:
+) -> VerifyReport:
     """Verify a file, a checkpoint or a run. A run's verdicts are recorded; any other target writes nothing.
 
     `judged` is called with each recorded verdict, and returns a note for the report, or None. NotFoundError if there is
@@ -45,7 +45,7 @@ def verify_target(
 
 def verify_resolved(
     resolved: Target, settings: Settings, what: Selection = ALL, *, judged: Judged | None = None, work: Work = PLAIN
-) -> Report:
+) -> VerifyReport:
     """Do the same with a target that was found already."""
     sums = read_check_sums(what.check_sums, settings.storage) if what.check_sums else None
     reference = read_reference(what.reference, settings, work) if what.reference else None
@@ -86,7 +86,7 @@ def verify_resolved(
         unread = run.listing.not_understood
         notes += [] if unread is None else ["; ".join(unread.notes)]
         notes += pointer_notes(run, {c.path: c.outcome for c in results})
-    return Report(
+    return VerifyReport(
         target=resolved.url,
         kind=resolved.kind,
         checkpoints=tuple(results),

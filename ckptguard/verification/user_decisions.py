@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from ckptguard.decisions.known_good import Standing
+from ckptguard.decisions.known_good import CurrentVerdict
 from ckptguard.errors import BusyError, NotFoundError, RefusedError, SettingsError
 from ckptguard.layouts import LAYOUTS
 from ckptguard.records.run import Run
@@ -61,30 +61,30 @@ def clear(view: RunView, word: str, *, reason: str) -> Verdict:
         RefusedError: it is not SUSPECT; damage cannot be cleared.
         BusyError: it got another verdict meanwhile.
     """
-    return clear_standing(view, suspect_named(view, word), word, reason=reason)
+    return clear_current_verdict(view, suspect_named(view, word), word, reason=reason)
 
 
-def suspect_named(view: RunView, word: str) -> Standing:
+def suspect_named(view: RunView, word: str) -> CurrentVerdict:
     """Return the SUSPECT generation that `word` names. Raises as `clear`."""
-    standing = _chosen(view.run, view.history, word)
-    if standing.outcome is not Outcome.SUSPECT:
+    current_verdict = _chosen(view.run, view.history, word)
+    if current_verdict.outcome is not Outcome.SUSPECT:
         raise RefusedError(
-            f"{word} is {standing.outcome.value}, not suspect",
-            outcome=standing.outcome.value,
+            f"{word} is {current_verdict.outcome.value}, not suspect",
+            outcome=current_verdict.outcome.value,
             hint="only suspicion can be cleared",
         )
-    if view.history.manifest(standing.id) is None:
+    if view.history.manifest(current_verdict.id) is None:
         raise RefusedError(
             f"{word} was never verified",
-            outcome=standing.outcome.value,
+            outcome=current_verdict.outcome.value,
             hint="move it back into the run and verify it",
         )
-    return standing
+    return current_verdict
 
 
-def clear_standing(view: RunView, standing: Standing, word: str, *, reason: str) -> Verdict:
+def clear_current_verdict(view: RunView, current_verdict: CurrentVerdict, word: str, *, reason: str) -> Verdict:
     """Make the generation of this standing GOOD. Raises BusyError if it got another verdict meanwhile."""
-    history, id = view.history, standing.id
+    history, id = view.history, current_verdict.id
     before = history.verdict(id)
     kept = tuple(f for f in before.findings if f.severity is not Severity.SICKNESS) if before else ()
     verdict = Verdict(
@@ -97,24 +97,24 @@ def clear_standing(view: RunView, standing: Standing, word: str, *, reason: str)
         facts=before.facts if before else Facts(),
         seen=before.seen if before else (),
     )
-    history.add_verdict(verdict, after=standing.number)
+    history.add_verdict(verdict, after=current_verdict.number)
     history.refresh(id.series)
-    if history.standings(id.series)[id].outcome is not Outcome.GOOD:
+    if history.current_verdicts(id.series)[id].outcome is not Outcome.GOOD:
         raise BusyError(f"{word} got another verdict meanwhile: look at it again")
     return verdict
 
 
-def _chosen(run: Run, history: History, word: str) -> Standing:
+def _chosen(run: Run, history: History, word: str) -> CurrentVerdict:
     name = word.rstrip("/").removeprefix(run.url.rstrip("/") + "/")
     parsed = parse_id("", word)
     step = whole_number(word) if parsed is None else None
     found = []
     for series in history.names:
-        for id, standing in history.standings(series).items():
+        for id, current_verdict in history.current_verdicts(series).items():
             manifest = history.manifest(id)
             meant = (parsed is not None and id.order == parsed.order) or id.record_path == word
             if meant or (step is not None and id.step == step) or (manifest and manifest.path == name):
-                found.append(standing)
+                found.append(current_verdict)
     chosen = [s for s in found if s.outcome is Outcome.SUSPECT] or found
     if not chosen:
         raise NotFoundError(f"the records of {run.url} have no checkpoint {word}")

@@ -76,9 +76,9 @@ class CatalogueFeed:
             known.start = None  # the next pass tries again
             if not known.failed:
                 known.failed = True
-                told = isinstance(error, CkptguardError)
+                reported = isinstance(error, CkptguardError)
                 reason = error.message if isinstance(error, CkptguardError) else type(error).__name__
-                log("not_catalogued", level="warning", trace=not told, run=view.run.url, reason=reason)
+                log("not_catalogued", level="warning", trace=not reported, run=view.run.url, reason=reason)
 
     def listen(self, wake: Callable[[], None]) -> None:
         """Have a function called whenever there may be new events, from any thread. It must not raise."""
@@ -181,7 +181,9 @@ def _look_of(view: RunView, passed: Passed, start: PassStart, names: frozenset[s
             places[sample.id] = FilesInPlace(checkpoint.bytes, written)
             continue
         since = time.time() - (time.monotonic() - sample.since)
-        waiting.append(WaitingSave(checkpoint.series, checkpoint.bytes, written, since, sample.is_unfinished and not sample.judged))
+        waiting.append(
+            WaitingSave(checkpoint.series, checkpoint.bytes, written, since, sample.is_unfinished and not sample.judged)
+        )
     return RunLook(
         url=view.run.url,
         names=names,

@@ -136,7 +136,7 @@ def command(runs: tuple[str, ...], **options: Any) -> None:
     except CkptguardError as error:
         _end(error)
     # Imported after the settings were checked, so that a mistake in them is reported at once.
-    from ckptguard_daemon.http.front import HttpOptions
+    from ckptguard_daemon.http.web_server import HttpOptions
     from ckptguard_daemon.liveness import TimeLimit
     from ckptguard_daemon.metrics_outlets import MetricsOptions
     from ckptguard_daemon.once import run_once
@@ -183,10 +183,10 @@ def command(runs: tuple[str, ...], **options: Any) -> None:
     except CkptguardError as error:
         _end(error)
     except Exception as error:
-        told = machine_trouble(error)
-        if told is None:
+        reported = machine_trouble(error)
+        if reported is None:
             raise
-        _end(told)
+        _end(reported)
     sys.stderr.flush()
     # Not sys.exit: a thread that hangs in a dead network file system must not keep the daemon from stopping.
     os._exit(code)

@@ -99,9 +99,9 @@ class IdleWork:
             if not run.was_removed():
                 log(self.failed, level="warning", run=run.url, reason=error.message)
         except Exception as error:
-            told = machine_trouble(error)
-            reason = type(error).__name__ if told is None else told.message
-            log(self.failed, level="error", trace=told is None, run=run.url, reason=reason)
+            reported = machine_trouble(error)
+            reason = type(error).__name__ if reported is None else reported.message
+            log(self.failed, level="error", trace=reported is None, run=run.url, reason=reason)
         return _LATEST_COPY
 
 
@@ -197,7 +197,7 @@ class Replicating(IdleWork):
             if place.failures:
                 log("replica_recovered", run=run.url, replica=url)
             place.failures = 0
-            return 0.0 if done.made_way else _LATEST_COPY
+            return 0.0 if done.yielded else _LATEST_COPY
         place.failures += 1
         if place.failures == 1:
             log("replica_in_trouble", level="warning", run=run.url, replica=url, reason=done.trouble)
@@ -284,14 +284,14 @@ class Scrubbing(IdleWork):
             run.ask(checkpoint.path)
             self._wake(run.run_id)
 
-        made_way = False
+        yielded = False
 
         def hold() -> None:
-            nonlocal made_way
+            nonlocal yielded
             while self._urgent(run.run_id) and not self._stop.is_set():
                 self._stop.wait(_TICK)
-            made_way = made_way or (not reading and not turn.may_begin(1))
-            if made_way or self._stop.is_set():
+            yielded = yielded or (not reading and not turn.may_begin(1))
+            if yielded or self._stop.is_set():
                 raise ReadingStopped
 
         done = scrub(
@@ -304,12 +304,12 @@ class Scrubbing(IdleWork):
         for sentence in () if run.was_removed() else done.could_not_tell:
             log("could_not_tell", level="warning", run=run.url, reason=sentence)
         if any(one.place == "kept" and one.outcome.value == "bad" for one in done.places):
-            run.mend_soon()
+            run.repair_soon()
             self._wake(run.run_id)
         if self._stop.is_set():
             return _LATEST_SCRUB
         run.note_scrub(_state_after(state, done, every))
-        if made_way:
+        if yielded:
             return 0.0
         wait = (done.next.last or 0.0) + every - time.time() if done.next is not None else _LATEST_SCRUB
         return max(min(wait, _LATEST_SCRUB), min(_SOONEST_SCRUB, every))

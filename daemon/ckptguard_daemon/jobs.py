@@ -141,11 +141,11 @@ class Jobs:
         except CkptguardError as error:
             job.answer.set_exception(error)
         except BaseException as error:
-            told: CkptguardError | None = machine_trouble(error)
-            if told is None:
+            reported: CkptguardError | None = machine_trouble(error)
+            if reported is None:
                 log("job_failed", level="error", trace=True, what=job.what)
-                told = CkptguardError(f"unexpected {type(error).__name__}")
-            job.answer.set_exception(told)
+                reported = CkptguardError(f"unexpected {type(error).__name__}")
+            job.answer.set_exception(reported)
         finally:
             with self._lock:
                 self._threads.pop(job.id, None)

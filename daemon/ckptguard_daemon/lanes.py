@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from ckptguard.decisions.turns import LARGE, SLOW, FairShare, TurnRequest, makes_way, may_read_large, next_lane_in
+from ckptguard.decisions.turns import LARGE, SLOW, FairShare, TurnRequest, may_read_large, next_lane_in, should_yield
 from ckptguard_daemon.log import log
 
 LONGEST_SLEEP = 10.0  # seconds; so often the lanes show that they are alive
@@ -115,7 +115,7 @@ class Lanes:
         return bool(self._ready)
 
     def lets_begin(self, turn: Turn, size: int) -> bool:
-        """True if a turn may go on with this number of bytes. Else it makes way for others."""
+        """True if a turn may go on with this number of bytes. Else it yields to others."""
         with self._changed:
             if self._stop.is_set():
                 return False
@@ -127,7 +127,7 @@ class Lanes:
             if is_large and not may_read_large(large, turn.asking.storage):
                 return False
             seconds = time.monotonic() - turn.began
-            return not makes_way(turn.read, seconds, others_wait=bool(self._ready))
+            return not should_yield(turn.read, seconds, others_wait=bool(self._ready))
 
     def run(self) -> None:
         """Give turns until `stop` is set. Call `wake` after that to end it quickly. The lanes then end, too."""
@@ -240,7 +240,7 @@ class Lanes:
         self._share.charge(key, turn.read)
         (self._slow.add if now - turn.began > SLOW else self._slow.discard)(key)
         if pause is not None and pause <= 0:
-            # It has made way, and waits behind the others at once.
+            # It has yielded, and waits behind the others at once.
             large = turn.asking.large
             self._ready[key] = TurnRequest(key=key, storage=self._storage_of(key), large=large, slow=key in self._slow)
             return

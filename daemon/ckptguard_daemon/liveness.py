@@ -19,7 +19,7 @@ from ckptguard_daemon.log import log
 
 LONGEST_SILENCE = 600.0  # seconds without any progress; WatchdogSec of the systemd units is the same
 _GRACE = 10.0  # seconds in which work that storage does not hold up ends
-_PATIENCE = 5.0  # seconds for an answer to a probe
+_TIMEOUT = 5.0  # seconds for an answer to a probe
 
 
 class WorkStop(threading.Event):
@@ -92,17 +92,17 @@ class Systemd:
 def _sentence(runs: Iterable[WatchedRun]) -> str:
     # One that nobody looked at yet "waits", too.
     states = [run.state if run.trouble or run.state == "ended" else "guarded" for run in runs]
-    told = {"waiting": "not there yet", "failing": "cannot be read", "ended": "ended"}
-    counts = [f"{states.count(state)} {words}" for state, words in told.items() if state in states]
+    reported = {"waiting": "not there yet", "failing": "cannot be read", "ended": "ended"}
+    counts = [f"{states.count(state)} {words}" for state, words in reported.items() if state in states]
     return ", ".join([f"watching {len(states)} run{'' if len(states) == 1 else 's'}", *counts])
 
 
 def probe(address: str, path: str) -> str | None:
     """Ask the daemon at a socket. Returns what is wrong, or None if it answers that all is well."""
-    connection = http.client.HTTPConnection("localhost", timeout=_PATIENCE)
+    connection = http.client.HTTPConnection("localhost", timeout=_TIMEOUT)
     try:
         connection.sock = socket.socket(socket.AF_UNIX)
-        connection.sock.settimeout(_PATIENCE)
+        connection.sock.settimeout(_TIMEOUT)
         connection.sock.connect(address)
         connection.request("GET", path)
         status = connection.getresponse().status

@@ -102,8 +102,8 @@ def _unraisable(failed: sys.UnraisableHookArgs) -> None:
 
 
 def _reason(error: BaseException | None) -> str:
-    told = None if error is None else machine_trouble(error)
-    return f"{type(error).__name__}: {error}" if told is None else told.message
+    reported = None if error is None else machine_trouble(error)
+    return f"{type(error).__name__}: {error}" if reported is None else reported.message
 
 
 def log(event: str, /, *, level: str = "info", trace: bool = False, **fields: object) -> None:

@@ -31,7 +31,7 @@ from ckptguard_daemon.run_set import RunSet
 _MUCH_MEMORY = 64 * 1024**2
 _BETWEEN_CLEANINGS = 10.0  # seconds
 
-Told = Callable[[WatchedRun], None]
+Notified = Callable[[WatchedRun], None]
 
 
 class Loop:
@@ -41,7 +41,7 @@ class Loop:
     """
 
     def __init__(
-        self, runs: RunSet, stop: threading.Event, after_pass: Told, after_verdict: Told = lambda run: None
+        self, runs: RunSet, stop: threading.Event, after_pass: Notified, after_verdict: Notified = lambda run: None
     ) -> None:
         self._runs, self._stop = runs, WorkStop(stop)
         self._after_pass, self._after_verdict = after_pass, after_verdict

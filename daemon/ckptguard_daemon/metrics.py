@@ -1,4 +1,4 @@
-"""What Prometheus is told about the runs and the daemon. `docs/guides/metrics.md` explains each metric.
+"""What Prometheus gets to know about the runs and the daemon. `docs/guides/metrics.md` explains each metric.
 
 The text format is written here: it has three rules, and a client library takes four times as long for a thousand runs.
 """
@@ -394,15 +394,15 @@ def _needs_somebody(run: RunSummary, now: float, calling: Iterable[Callable[[Run
 
 
 def _verdicts(counted: Counted) -> _Family:
-    told = "Verdicts since the daemon started."
-    return _Family("verdicts_total", told, lambda r, _: counted.verdicts.get(r.url, {}), sum, "outcome")
+    reported = "Verdicts since the daemon started."
+    return _Family("verdicts_total", reported, lambda r, _: counted.verdicts.get(r.url, {}), sum, "outcome")
 
 
 def _unverified(counted: Counted) -> _Family:
-    told, when = "Saves that went without a verdict in the last hour.", counted.unverified
+    reported, when = "Saves that went without a verdict in the last hour.", counted.unverified
     return _Family(
         "unverified_saves",
-        told,
+        reported,
         lambda r, now: len(_recent(when.get(r.url, ()), now)),
         alerts=True,
         calls=True,
@@ -444,8 +444,8 @@ def _buckets(name: str, histogram: _Histogram, times: Mapping[str, Times]) -> It
         yield f"ckptguard_{name}_sum{shown} {own.sum!r}\nckptguard_{name}_count{shown} {so_far}\n"
 
 
-def _family(name: str, kind: str, told: str, samples: Iterable[Labelled]) -> Iterator[str]:
-    yield f"# HELP ckptguard_{name} {told}\n# TYPE ckptguard_{name} {kind}\n"
+def _family(name: str, kind: str, reported: str, samples: Iterable[Labelled]) -> Iterator[str]:
+    yield f"# HELP ckptguard_{name} {reported}\n# TYPE ckptguard_{name} {kind}\n"
     for labels, value in samples:
         if value is not None:
             yield (

@@ -73,7 +73,7 @@ class Scrapers:
     that no web page can make a browser ask."""
 
     def __init__(self, token_file: str | None) -> None:
-        self._token_file, self._told = token_file, ""
+        self._token_file, self._reported = token_file, ""
 
     def admit(self, scope: Scope, headers: Headers) -> Response | None:
         """Return why a request is refused, or None."""
@@ -84,8 +84,8 @@ class Scrapers:
             try:
                 wanted = b"Bearer " + read_token(self._token_file)  # again: it may be replaced
             except SettingsError as error:
-                if self._told != error.message:  # anybody may ask, and must not fill the log
-                    self._told = error.message
+                if self._reported != error.message:  # anybody may ask, and must not fill the log
+                    self._reported = error.message
                     log("metrics_refused", level="error", reason=error.message)
                 return refusal("token", "the token of this daemon cannot be read; its log says why", 503)
             if not hmac.compare_digest(headers.get("authorization", "").encode("latin-1"), wanted):

@@ -64,7 +64,7 @@ def run_once(plan: DaemonPlan, stop: threading.Event, *, metrics: MetricsOptions
     finally:
         if file is not None:
             file.write(exposition([feed.summary(run) for run in runs], None, time.time()))
-        hooks.close(patience=0.0 if stop.is_set() else LONGEST_CLOSE)
+        hooks.close(timeout=0.0 if stop.is_set() else LONGEST_CLOSE)
     all_read = all_read and following.has_looked and not following.troubles
     outcomes: list[Outcome] = []
     for run in runs:
@@ -81,15 +81,15 @@ def run_once(plan: DaemonPlan, stop: threading.Event, *, metrics: MetricsOptions
 def _settled_pass(run: WatchedRun, work: Work) -> bool:
     """Make passes until nothing is merely settling. Returns whether everything could be read."""
     settle = run.settings.settle
-    patience = _LONGEST_SETTLING + 10 * settle
+    timeout = _LONGEST_SETTLING + 10 * settle
     while True:
         done = run.step(work)
         if done is None:
             return False
         settling = done.next_in is not None and done.next_in <= settle
-        if not settling or patience <= 0 or work.is_stopped():
+        if not settling or timeout <= 0 or work.is_stopped():
             return not (done.could_not_tell or done.unread)
         pause = max(done.next_in or 0.0, 0.05)
-        patience -= pause
+        timeout -= pause
         if work.stop is not None and work.stop.wait(pause):
             return False

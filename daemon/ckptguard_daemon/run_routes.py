@@ -133,13 +133,13 @@ class Answers:
         guarded = self._served.run_of(request)
         before = number(request, "before_step", int, MAX_STEP + 1)
         series = request.query_params.get("series")
-        patience = min(number(request, "wait_seconds", float, 1e9) or 0.0, LONGEST_WAIT)
-        deadline = time.monotonic() + patience
+        timeout = min(number(request, "wait_seconds", float, 1e9) or 0.0, LONGEST_WAIT)
+        deadline = time.monotonic() + timeout
         waited = False
         while True:
             with self._passes.next(guarded.run_id) as passed:
                 answer, touched, pending = await self._turns.do(
-                    guarded.run_id, lambda: self._best_and_pending(guarded, before, series, patience > 0)
+                    guarded.run_id, lambda: self._best_and_pending(guarded, before, series, timeout > 0)
                 )
                 left = deadline - time.monotonic()
                 for path in touched if not waited else ():

@@ -20,7 +20,7 @@ from ckptguard_daemon.log import log
 from ckptguard_daemon.plan import DaemonPlan, Reload
 
 _GAP = 0.5  # seconds between two searches, however much changes
-_PATIENCE = 2.0  # seconds for all places of a fleet: what was found elsewhere is guarded then
+_TIMEOUT = 2.0  # seconds for all places of a fleet: what was found elsewhere is guarded then
 _GONE_INTERVALS = 2  # of `scan_interval`: after so long without its folder, a run of a fleet is guarded no longer
 
 
@@ -85,7 +85,7 @@ class RunDiscovery:
         self._wake = threading.Event()
         self._discovery = None if plan.fleet is None else Discovery(plan.fleet, self.wake)
         self._missing: dict[str, float] = {}  # run id -> since when, monotonic
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
         self.has_looked = False
         self._catalogue = Catalogue() if catalogue is None else catalogue
         self._known = self._catalogue.remembered_runs(self._plan_name)
@@ -99,7 +99,7 @@ class RunDiscovery:
     @property
     def troubles(self) -> list[str]:
         """What could not be searched last."""
-        return sorted(self._told)
+        return sorted(self._reported)
 
     @property
     def places(self) -> list[PlaceState]:
@@ -117,16 +117,16 @@ class RunDiscovery:
             if reload is not None and reload.asked.is_set():
                 reload.asked.clear()
                 self.reload(reload.read)
-            self.look(_PATIENCE)
+            self.look(_TIMEOUT)
             if stop.wait(_GAP):
                 return
             self._wake.wait(self.plan.settings.scan_interval)
 
-    def look(self, patience: float | None = None) -> None:
-        """Search once, and bring the runs up to date. What takes longer than `patience` seconds goes on, and then
+    def look(self, timeout: float | None = None) -> None:
+        """Search once, and bring the runs up to date. What takes longer than `timeout` seconds goes on, and then
         wakes. Never raises."""
         try:
-            fleet = Fleet() if self._discovery is None else self._discovery.find(patience)
+            fleet = Fleet() if self._discovery is None else self._discovery.find(timeout)
             self._tell(fleet.troubles)
             self._forget_ended()
             self._let_go(self._take(fleet), certain=not fleet.troubles and not fleet.searching)
@@ -134,20 +134,20 @@ class RunDiscovery:
             self._remember()
             self._looked()
         except Exception as error:
-            told = machine_trouble(error)
-            log("fleet_not_searched", level="error", trace=told is None, reason=str(told or error))
+            reported = machine_trouble(error)
+            log("fleet_not_searched", level="error", trace=reported is None, reason=str(reported or error))
 
     def reload(self, read_again: Callable[[], DaemonPlan]) -> None:
         """Read the plan again. A wrong one is told, and the plan stays as it is."""
         try:
             plan = read_again()
         except Exception as error:
-            told = error if isinstance(error, CkptguardError) else machine_trouble(error)
-            log("plan_not_reloaded", level="error", trace=told is None, reason=str(told or error))
+            reported = error if isinstance(error, CkptguardError) else machine_trouble(error)
+            log("plan_not_reloaded", level="error", trace=reported is None, reason=str(reported or error))
             return
         self.plan = plan
         self._discovery = None if plan.fleet is None else Discovery(plan.fleet, self.wake)
-        self._told = set()
+        self._reported = set()
         self._known = []  # under the name of this plan nothing is remembered yet
         log("plan_reloaded")
 
@@ -210,6 +210,6 @@ class RunDiscovery:
 
     def _tell(self, troubles: tuple[str, ...]) -> None:
         for sentence in troubles:
-            if sentence not in self._told:
+            if sentence not in self._reported:
                 log("fleet_trouble", level="warning", reason=sentence)
-        self._told = set(troubles)
+        self._reported = set(troubles)

@@ -19,12 +19,12 @@ from ckptguard.values.ids import run_id_of
 from ckptguard.version import __version__
 from ckptguard_daemon.application import application, routes
 from ckptguard_daemon.catalogue_feed import CatalogueFeed, open_catalogue
-from ckptguard_daemon.http.front import NO_HTTP, HttpOptions, open_front
 from ckptguard_daemon.http.gate import admit_owner
 from ckptguard_daemon.http.routes import Served
 from ckptguard_daemon.http.server import HttpServer
 from ckptguard_daemon.http.tcp_address import address_of
 from ckptguard_daemon.http.unix_socket import listen
+from ckptguard_daemon.http.web_server import NO_HTTP, HttpOptions, open_web_server
 from ckptguard_daemon.idle_work import Replicating, Scrubbing
 from ckptguard_daemon.jobs import Jobs
 from ckptguard_daemon.lanes import Lanes
@@ -70,12 +70,12 @@ def serve(
         if plan.fleet is not None:
             log("searching", folders=list(plan.fleet.file.folders))
         manager.is_ready()
-        if listening.front is not None:
-            listening.front.show_link()
+        if listening.web_server is not None:
+            listening.web_server.show_link()
         while not stop.wait(1.0):
             manager.tell_progress(guarding.loop.last_progress(), guarding.runs)
-            if listening.front is not None:
-                listening.front.look()
+            if listening.web_server is not None:
+                listening.web_server.look()
             if reload is not None and reload.asked.is_set():
                 guarding.following.wake()
         if wanted is not None and not wanted():
@@ -159,7 +159,7 @@ class Guarding:
         # Those with work under way may hang, and so may their records.
         left_last = sorted(self.runs, key=lambda run: any(lanes.turn_of(run.run_id) for lanes in self._lanes))
         calls = CallsAtOnce([run.leave for run in left_last])
-        self.hooks.close(patience=began + _HOOK_STOP_SECONDS - time.monotonic())
+        self.hooks.close(timeout=began + _HOOK_STOP_SECONDS - time.monotonic())
         calls.wait(began + _HOOK_STOP_SECONDS - time.monotonic())
 
     def _notice(self, key: str) -> None:
@@ -212,7 +212,7 @@ class Listening:
         """Raises SettingsError or BusyError."""
         self._environ, self._token_file = environ, metrics.token_file
         self._scrapers = listen_for_scrapers(metrics)
-        self.front = open_front(http)
+        self.web_server = open_web_server(http)
         self._file = MetricsFile(metrics.file) if metrics.file is not None else None
         self._socket = listen(http.socket, plan.places, environ)
         self._servers: list[HttpServer] = []
@@ -238,9 +238,9 @@ class Listening:
         )
         every = routes(served)
         self._servers.append(HttpServer(application(every, admit_owner), self._socket.socket))
-        if self.front is not None:
-            self.front.remember(self._socket.path, self._environ)
-            self._servers.append(self.front.server(application(every, self.front.door.admit)))
+        if self.web_server is not None:
+            self.web_server.remember(self._socket.path, self._environ)
+            self._servers.append(self.web_server.server(application(every, self.web_server.tcp_access.admit)))
         if self._scrapers is not None:
             log("metrics", address=address_of(self._scrapers))
             admit = Scrapers(self._token_file).admit

@@ -120,7 +120,7 @@ class RestartingDaemon(Daemon):
 
 
 class RealDaemon(Daemon):
-    """The daemon itself; struck, it is killed and started anew while training goes on."""
+    """The daemon itself; struck, it is killed and started from scratch while training goes on."""
 
     def start(self, *, listens: bool = True) -> None:
         self._process = self._begin()

@@ -156,8 +156,8 @@ def test_killed_at_each_step_nothing_is_lost(name, templates, killed, tmp_path, 
                 problems += [f"{c.id} was not sent again: {c.message}" for c in again.checkpoints if c.done == "failed"]
                 cycle(open_run(replica))
                 problems += [f"left in the replica: {key}" for key in leftovers(open_run(replica))]
-            for id, standing in load_history(open_run(url)).standings("model-#").items():
-                if standing.outcome is Outcome.BAD and id.step not in (200, 300):
+            for id, current_verdict in load_history(open_run(url)).current_verdicts("model-#").items():
+                if current_verdict.outcome is Outcome.BAD and id.step not in (200, 300):
                     problems.append(f"{id} is BAD")
             wrong += [f"{name}, killed {when} step {number} ({step}): {problem}" for problem in problems]
             shutil.rmtree(folder)

@@ -110,7 +110,7 @@ def assert_recorded_once(url: str, expected: dict[int, str], settings: Settings)
     run = open_run(url, settings)
     history = load_history(run)
     entries = Counter(
-        (s.id.number, s.outcome.value) for series in history.names for s in history.standings(series).values()
+        (s.id.number, s.outcome.value) for series in history.names for s in history.current_verdicts(series).values()
     )
     assert entries == Counter(expected.items())
     assert find_known_good(run).id.number == max(step for step, outcome in expected.items() if outcome == "good")

@@ -126,7 +126,7 @@ def test_two_daemons_on_one_run(tmp_path):
             names = set(history.names[SERIES])
             assert ledger <= names
             ledger = names
-            assert history.standings(SERIES)[CheckpointId(SERIES, turn, 1)].outcome.value == "good"
+            assert history.current_verdicts(SERIES)[CheckpointId(SERIES, turn, 1)].outcome.value == "good"
             good = [c for c in candidates(run) if c.in_place][:2]
             assert [c.id.step for c in good] == list(range(turn, max(turn - 2, 0), -1))
             for found in good:
@@ -136,7 +136,7 @@ def test_two_daemons_on_one_run(tmp_path):
             daemon.communicate()
     assert set(pruned.values()) <= {1}, "removed twice"
     assert sorted(int(p.name.partition("-")[2]) for p in root.glob("model-*")) == [ROUNDS - 1, ROUNDS]
-    assert {id.step for id in load_history(open_run(str(root))).standings(SERIES)} == set(range(1, ROUNDS + 1))
+    assert {id.step for id in load_history(open_run(str(root))).current_verdicts(SERIES)} == set(range(1, ROUNDS + 1))
     cycle(open_run(str(root)), TINY)
     assert leftovers(open_run(str(root))) == []
 

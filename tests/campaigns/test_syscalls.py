@@ -190,7 +190,7 @@ def test_a_guarded_training_survives_each_failure(program, tmp_path, capsys):
 
     assert traced.warm(run()) == 0
     learnt = traced.failing("getcwd", "ENOMEM", 1000, run())[1]
-    assert re.fullmatch(r"ckptguard: [^\n]*training begins anew\nbegun\nlearnt \w+\n", learnt)
+    assert re.fullmatch(r"ckptguard: [^\n]*training starts from scratch\nbegun\nlearnt \w+\n", learnt)
     counts = traced.calls(run())
     # Torch's own threads are none of this.
     counts = {call: most for call, most in counts.items() if call not in ("clone", "clone3")}

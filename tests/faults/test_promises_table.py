@@ -199,7 +199,7 @@ def test_a_training_that_begins_from_scratch_after_all_is_seen(a_run):
     supervised.goes_back()
     run.training.restart()
     run.training.save()
-    assert supervised.watch.last_look(), "training began anew, and nobody says so"
+    assert supervised.watch.last_look(), "training started from scratch, and nobody says so"
 
 
 @pytest.mark.parametrize(

@@ -120,7 +120,7 @@ class Dashboard:
         self.stop.set()
         self.feed.wake()
         self._server.close()
-        self._hooks.close(patience=0.0)
+        self._hooks.close(timeout=0.0)
         self._patch.stop()
 
     def _open(self, url: str, settings: Settings, **named: Any) -> Run:

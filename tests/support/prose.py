@@ -32,6 +32,11 @@ PRIVATE_WORDS = {
     r"the like": "name the things, or end the list",
     r"begun anew": "restarted",
     r"called off": "cancelled, stopped",
+    r"(?:beg[aiu]n|begins|beginning|start|starts|started|starting) anew": "from scratch",
+    r"mends?|mended|mending": "fix, repair",
+    r"bereft": "without",
+    r"(?:makes?|made|making) way": "yields",
+    r"tells? people": "notifies, reports",
     r"goes? behind": "runs in the background",
     r"thereof|whereof|therein|wherein|hereby|hence|whilst": "of it, in it, therefore, while",
 }
@@ -70,3 +75,32 @@ def private_words(text: str) -> list[str]:
 def problems(text: str) -> list[str]:
     """Everything in a text that plain English would not have."""
     return [f"more than {MAX_WORDS} words: {one}" for one in long_sentences(text)] + private_words(text)
+
+
+# A word of an identifier that only this project would use, and what an engineer would call it.
+PRIVATE_NAMES = {
+    "bereft": "without_weights",
+    "clues": "evidence",
+    "crowd": "connections",
+    "door": "access",
+    "glance": "snapshot",
+    "hopeless": "retry_after",
+    "mend": "repair",
+    "mended": "repaired",
+    "owed": "missed",
+    "patience": "timeout",
+    "rendezvous": "listening socket",
+    "roster": "run set",
+    "standing": "current verdict",
+    "standings": "current verdicts",
+    "standpoint": "series head",
+    "told": "reported, notified",
+    "untold": "unconfirmed",
+}
+_WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
+
+
+def private_names(identifier: str) -> list[str]:
+    """The private words of an identifier, each with what to call it instead."""
+    parts = [part.lower() for part in _WORD.findall(identifier)]
+    return [f"{part!r} in {identifier}: say {PRIVATE_NAMES[part]!r}" for part in parts if part in PRIVATE_NAMES]

@@ -78,9 +78,9 @@ class StoreModel:
         with self.sealing():
             yield
         history = load_history(self.run_of())
-        for id, standing in history.standings(SERIES).items():
+        for id, current_verdict in history.current_verdicts(SERIES).items():
             key = key_of(id)
-            was, outcome = self.outcomes.get(key), standing.outcome
+            was, outcome = self.outcomes.get(key), current_verdict.outcome
             if was is outcome:
                 continue
             if outcome is Outcome.GOOD:

@@ -18,8 +18,8 @@ from ckptguard.retention.pin import pin
 from ckptguard.retention.prune import prune
 from ckptguard.runs.run_view import select_checkpoint
 from ckptguard.runs.work import Work
+from ckptguard.upkeep.finish_copies import protect_finished
 from ckptguard.upkeep.reconcile import PassNotes, reconcile
-from ckptguard.upkeep.settle_kept import protect_finished
 from ckptguard.values.ids import CheckpointId
 from ckptguard.values.retention_policy import Policy
 from ckptguard.verification.checkpoint import verify_checkpoint

@@ -59,12 +59,12 @@ def violations(stage: Stage, saved: dict[int, Content], operation: Operation, *,
             last = cycle(run)
             wrong += [f"the pass: {said}" for said in last.could_not_tell if not lied]
     wrong += [f"left behind: {key}" for key in leftovers(run)]
-    for id, standing in load_history(run).standings("model-#").items():
+    for id, current_verdict in load_history(run).current_verdicts("model-#").items():
         step, generation = id.step, id.generation
         whole = files_below(stage.url, name_of(step)) == saved[step]
         wrongly = (Outcome.BAD, Outcome.INCOMPLETE)
-        if whole and standing.outcome in wrongly and not lied and step not in (200, 300):
-            wrong.append(f"{step}.{generation} is whole, and {standing.outcome.value}")
+        if whole and current_verdict.outcome in wrongly and not lied and step not in (200, 300):
+            wrong.append(f"{step}.{generation} is whole, and {current_verdict.outcome.value}")
     return wrong
 
 

@@ -124,7 +124,7 @@ class TrainerMachine(TrainerPromises, RuleBasedStateMachine):
 
     @rule()
     def starts_from_scratch(self) -> None:
-        """The training is begun anew, over what lies there."""
+        """The training is started from scratch, over what lies there."""
         self.training.restart()
 
     @rule()

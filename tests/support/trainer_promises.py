@@ -46,8 +46,8 @@ class TrainerPromises:
                     found = next((content for content in knows if is_of(manifest, content)), None)
                     assert found is not None, f"{id} was sealed, and the trainer never wrote it"
                     self.sealed[id] = found
-            for id, standing in history.standings(series).items():
-                if standing.outcome is Outcome.GOOD:
+            for id, current_verdict in history.current_verdicts(series).items():
+                if current_verdict.outcome is Outcome.GOOD:
                     assert knows[self.sealed[id]].is_healthy, f"{id} is GOOD, and {knows[self.sealed[id]]}"
 
     def answers_are_what_was_judged(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from ckptguard.decisions.known_good import Standing
+from ckptguard.decisions.known_good import CurrentVerdict
 from ckptguard.values.ids import CheckpointId
 from ckptguard.values.verdict import Outcome
 
@@ -19,7 +19,7 @@ ENTRIES = st.tuples(
 )
 
 
-def standing_of(entry: Entry) -> Standing:
+def current_verdict_of(entry: Entry) -> CurrentVerdict:
     """What an entry says of the series "a"."""
     step, generation, number, outcome = entry
-    return Standing(id=CheckpointId("a", step, generation), number=number, outcome=outcome)
+    return CurrentVerdict(id=CheckpointId("a", step, generation), number=number, outcome=outcome)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ckptguard.decisions.known_good import Standing, verdict_name
+from ckptguard.decisions.known_good import CurrentVerdict, verdict_name
 from ckptguard.records.run import Run, open_run
 from ckptguard.runs.run_reader import RunMemory
 from ckptguard.runs.run_view import RunView
@@ -21,4 +21,4 @@ def look(run: Run | str, settings: Settings = _QUICK, memory: RunMemory | None =
 
 def entry_name(step: int | None, generation: int, number: int, outcome: Outcome) -> str:
     """The name of a ledger entry."""
-    return verdict_name(Standing(id=CheckpointId("", step, generation), number=number, outcome=outcome))
+    return verdict_name(CurrentVerdict(id=CheckpointId("", step, generation), number=number, outcome=outcome))

@@ -88,11 +88,13 @@ def test_all_saves_are_found_in_order_and_good(trained):
     found: defaultdict[str, list[str]] = defaultdict(list)
     times, read = {}, set()
     for series in history.names:
-        standings = sorted(history.standings(series).values(), key=lambda standing: standing.id.order)
-        for standing in standings:
-            manifest = history.manifest(standing.id)
+        current_verdicts = sorted(
+            history.current_verdicts(series).values(), key=lambda current_verdict: current_verdict.id.order
+        )
+        for current_verdict in current_verdicts:
+            manifest = history.manifest(current_verdict.id)
             assert manifest is not None
-            assert standing.outcome is Outcome.GOOD, (manifest.path, history.verdict(standing.id))
+            assert current_verdict.outcome is Outcome.GOOD, (manifest.path, history.verdict(current_verdict.id))
             found[series].append(manifest.path)
             times[manifest.path] = series
             read |= {file.md5 for file in manifest.files}

@@ -118,7 +118,7 @@ def _carry_out(engine: Engine, verb: str, plan: BulkPlan, runs: Sequence[FleetRu
     began = said = time.monotonic()
     with contextlib.ExitStack() as stack:
         hooks = HookSets(log_trouble)
-        stack.callback(hooks.close, patience=LONGEST_CLOSE)
+        stack.callback(hooks.close, timeout=LONGEST_CLOSE)
         bar = stack.enter_context(progress_bar(verb, plan.cost.bytes))
         for task, answer in carry_out(engine, plan):
             for event in answer.events:

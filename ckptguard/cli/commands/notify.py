@@ -1,4 +1,4 @@
-"""``ckptguard notify``: who is told of incidents, and whether it arrives."""
+"""``ckptguard notify``: who is notified of incidents, and whether it arrives."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from ckptguard.terminal.output import emit, say
 from ckptguard.values.exit_codes import ExitCode
 
 
-@click.command("notify", cls=Command, codes=(ExitCode.NOT_FOUND,), short_help="Show who is told, and try it.")
+@click.command("notify", cls=Command, codes=(ExitCode.NOT_FOUND,), short_help="Show who is notified, and try it.")
 @click.argument("run", type=PathOrUrl(), required=False)
 @click.option("--test", is_flag=True, help="Send a test message to each address now.")
 @shared_options
 def notify(run: str | None, test: bool, shared: Shared) -> None:
-    """Show which addresses are told of incidents and bad checkpoints.
+    """Show which addresses are notified of incidents and bad checkpoints.
 
     With --test each gets a message now, which names RUN if you give one, and you see whether it was delivered. The
     addresses are the settings `notify`, `webhook` and `on_incident`. Their secrets are not shown.
@@ -30,7 +30,7 @@ def notify(run: str | None, test: bool, shared: Shared) -> None:
     channels = channels_of(settings)
     if not channels:
         raise SettingsError(
-            "nobody is told of anything: notify, webhook and on_incident are not set",
+            "nobody is notified of anything: notify, webhook and on_incident are not set",
             hint='set notify = ["slack://TokenA/TokenB/TokenC"] in ckptguard.toml, or CKPTGUARD_NOTIFY',
         )
     event = trial_event(None if run is None else open_named_run(run, settings).run)

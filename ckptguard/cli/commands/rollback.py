@@ -45,7 +45,7 @@ def rollback(
 
     All files that are saved together go back to the same moment. Names that a trainer resumes from (last.pt, latest,
     links) hold the good one afterwards. If one of them cannot, nothing is moved. Nothing is moved either while RUN is
-    being written, or where it cannot be told what was saved together.
+    being written, or where it is unknown what was saved together.
     """
     from ckptguard.documents.done_lines import rollback_lines
     from ckptguard.recover.roll_back import GoBack, known_good_of, roll_back

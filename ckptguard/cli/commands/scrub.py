@@ -32,7 +32,7 @@ def scrub(run: str, max_duration: str | None, max_age: str | None, rate: str | N
     """Read RUN's verified checkpoints and kept copies again, the least recently read first.
 
     Bytes come from the disk, not from the page cache, and are compared by BLAKE3. Damage makes the verdict bad, opens
-    an incident, and is told to your hooks. `ckptguard repair` puts the right bytes back.
+    an incident, and is reported to your hooks. `ckptguard repair` puts the right bytes back.
     """
     from ckptguard.repair.scrub import ScrubListener, ScrubOrder, scrub
     from ckptguard.reporting.notify import Hooks
@@ -53,7 +53,7 @@ def scrub(run: str, max_duration: str | None, max_age: str | None, rate: str | N
         with working("scrubbing", scanner=scanner_of(settings), rate=fastest) as work:
             done = scrub(view, order, watcher=ScrubListener(tell=hooks.tell), work=work)
     finally:
-        hooks.close(patience=_HOOK_SECONDS)
+        hooks.close(timeout=_HOOK_SECONDS)
     if shared.as_json:
         emit("scrub", done, target=view.run.url)
     else:

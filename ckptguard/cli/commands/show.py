@@ -72,7 +72,7 @@ def print_shown(shown: Shown) -> None:
         ("counters", ", ".join(f"{c.kind} {c.value} ({c.source})" for c in manifest.counters)),
         (
             "own checksums",
-            f"none ({', '.join(unsummed)}): damage from before sealing cannot be told" if unsummed else None,
+            f"none ({', '.join(unsummed)}): damage from before sealing cannot be detected" if unsummed else None,
         ),
         ("verdicts so far", ", then ".join(line.outcome.value for line in shown.history if len(shown.history) > 1)),
         ("resumable", verdict and ", ".join(verdict.facts.resumable)),

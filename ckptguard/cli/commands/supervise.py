@@ -70,7 +70,7 @@ def supervise(
 
     A save is sick if weights or optimizer state are NaN, or if the Trainer's own log has a gradient norm that is not
     finite. COMMAND is then stopped, with all that it started. What is newer than the known-good checkpoint goes to
-    quarantine, and COMMAND is started again. Of damaged and incomplete saves you are told, and COMMAND runs on.
+    quarantine, and COMMAND is started again. Of damaged and incomplete saves you are notified, and COMMAND runs on.
 
     Under srun or torchrun, with one supervise for each task and a shared RUN, one of them leads: all COMMANDs stop and
     start together, and it goes back once for all.

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ckptguard.formats.pickle.inert_values import Call, Global, Kind, Mapping, PersistentId, Sequence, SetOf
-from ckptguard.formats.pickle.long_values import LONG, LongBytes, LongText, Stream
+from ckptguard.formats.pickle.long_values import LONG, LongBytes, LongText, PickleStream
 from ckptguard.formats.structure import ReadProblem
 
 MAX_LONG_BYTES = 4096
@@ -140,7 +140,7 @@ class Constants:
 
     __slots__ = ("data", "kept_out", "protocol", "stack", "stream", "wide")
 
-    def __init__(self, stream: Stream) -> None:
+    def __init__(self, stream: PickleStream) -> None:
         self.stream = stream
         self.data = stream.data  # positions are those in this window
         self.stack: list[object] = []

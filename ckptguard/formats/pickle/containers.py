@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from ckptguard.formats.pickle.arguments import look_at_keys
 from ckptguard.formats.pickle.constants import UINT32, Constants, PickleProblem, parse_int
 from ckptguard.formats.pickle.inert_values import Call, Kind, Mapping, PersistentId, Sequence, SetOf
-from ckptguard.formats.pickle.long_values import Stream
+from ckptguard.formats.pickle.long_values import PickleStream
 
 _MAX_DOUBTS = 100
 _MAX_LOOKED_AT = 1 << 23  # parts of keys and of arguments, counted as often as they are used
@@ -24,7 +24,7 @@ class Containers(Constants):
 
     __slots__ = ("doubts", "dropped", "far", "marks", "memo", "room")
 
-    def __init__(self, stream: Stream) -> None:
+    def __init__(self, stream: PickleStream) -> None:
         super().__init__(stream)
         self.doubts: dict[str, None] = {}
         self.dropped: list[object] = []

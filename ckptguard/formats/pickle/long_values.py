@@ -41,7 +41,7 @@ class Slice:
         return self._reader.read(self._offset + offset, max(min(length, self.entry.size - offset), 0))
 
 
-class Stream:
+class PickleStream:
     """The bytes of one or more pickles, of which one window is in memory: `data`, which begins at byte `begin`.
 
     What is long is read again later, mostly in order, so a block of it is kept. ReadProblem if a file lets itself be
@@ -84,7 +84,7 @@ class LongBytes:
 
     __slots__ = ("_begin", "_size", "_stream")
 
-    def __init__(self, stream: Stream, begin: int, size: int) -> None:
+    def __init__(self, stream: PickleStream, begin: int, size: int) -> None:
         self._stream, self._begin, self._size = stream, begin, size
 
     def __len__(self) -> int:
@@ -113,7 +113,7 @@ class LongText(LongBytes):
 
     __slots__ = ("_end", "_marks", "is_latin")
 
-    def __init__(self, stream: Stream, begin: int, size: int, *, latin: bool = False) -> None:
+    def __init__(self, stream: PickleStream, begin: int, size: int, *, latin: bool = False) -> None:
         super().__init__(stream, begin, size)
         self._end = begin + size
         # Letters before a byte, and that byte; none if each letter is a byte.

@@ -15,7 +15,7 @@ from ckptguard.formats.pickle.constants import UINT64, PickleProblem
 from ckptguard.formats.pickle.containers import Containers
 from ckptguard.formats.pickle.inert_values import Call, Global, Kind, PersistentId
 from ckptguard.formats.pickle.known_calls import PLAIN_TENSOR, doubtful_name, row_of, what_comes, what_is_set
-from ckptguard.formats.pickle.long_values import MARGIN, InMemory, Stream
+from ckptguard.formats.pickle.long_values import MARGIN, InMemory, PickleStream
 
 BUDGET = 384 << 20  # about the bytes that opcodes leave; each also costs time
 _FRAME_COST = 32
@@ -76,7 +76,7 @@ class Pickled(NamedTuple):
     dropped: tuple[object, ...] = ()
 
 
-def read_pickle(data: bytes | Stream, start: int = 0, *, budget: int = BUDGET) -> Pickled:
+def read_pickle(data: bytes | PickleStream, start: int = 0, *, budget: int = BUDGET) -> Pickled:
     """Return the pickle that begins at `start`. PickleProblem for anything else.
 
     Long byte strings and texts in it are read later, so what it was read from must stay open.
@@ -108,8 +108,8 @@ class Machine(Containers):
 
     __slots__ = ("costs", "known", "names", "persistents", "position", "returned", "steps", "value")
 
-    def __init__(self, data: bytes | Stream, start: int) -> None:
-        super().__init__(data if isinstance(data, Stream) else Stream(InMemory(data)))
+    def __init__(self, data: bytes | PickleStream, start: int) -> None:
+        super().__init__(data if isinstance(data, PickleStream) else PickleStream(InMemory(data)))
         self.names: set[str] = set()
         self.known: dict[tuple[str, str], Global] = {}
         self.value: object = None

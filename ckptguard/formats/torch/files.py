@@ -21,7 +21,7 @@ from ckptguard.formats.dtypes import BLOCKS, DTYPES
 from ckptguard.formats.nonfinite_bytes import SIZES, bad_number
 from ckptguard.formats.pickle.constants import PickleProblem
 from ckptguard.formats.pickle.inert_values import Call, Mapping, PersistentId, Sequence
-from ckptguard.formats.pickle.long_values import InMemory, LongBytes, Slice, Stream, blocks_of, head_of
+from ckptguard.formats.pickle.long_values import InMemory, LongBytes, PickleStream, Slice, blocks_of, head_of
 from ckptguard.formats.pickle.machine import BUDGET, Machine, Pickled, read_pickle, run_machine
 from ckptguard.formats.pickle.numpy_values import raw_bytes
 from ckptguard.formats.structure import (
@@ -295,7 +295,7 @@ def _read_state(reader: Source, archive: Archive, name: str, room: ReadingBudget
             found.problems.append(Problem(f"the archive holds no {name}, so it is not a torch archive"))
         return [], ()
     try:
-        pickled = read_pickle(Stream(Slice(reader, record.offset, record.size)), budget=room.budget)
+        pickled = read_pickle(PickleStream(Slice(reader, record.offset, record.size)), budget=room.budget)
     except PickleProblem as error:
         found.fail(name, error)
         found.names |= error.globals
@@ -348,7 +348,7 @@ class _LoadingMachine(Machine):
 
     __slots__ = ("loads",)
 
-    def __init__(self, stream: Stream, start: int) -> None:
+    def __init__(self, stream: PickleStream, start: int) -> None:
         super().__init__(stream, start)
         self.loads: list[Call] = []
 
@@ -380,7 +380,7 @@ def read_pickles(reader: Reader, path: str) -> Structure:
 def read_pickles_within(reader: Source, room: ReadingBudget) -> Structure:
     """Do the same for one of several files."""
     size = reader.entry.size
-    stream = Stream(reader)
+    stream = PickleStream(reader)
     found = Found()
     position = count = 0
     while (position < size or not count) and count < _MAX_PICKLES:
@@ -420,7 +420,7 @@ def read_legacy(reader: Reader, path: str) -> Structure:
 
 def read_legacy_within(reader: Source, room: ReadingBudget) -> Structure:
     """Do the same for one of several files."""
-    pickles = _pickles(Stream(reader), room.budget)
+    pickles = _pickles(PickleStream(reader), room.budget)
     if isinstance(pickles, PickleProblem):
         return unread(_LEGACY, pickles, names=pickles.globals)
     magic, protocol, system, state, keys = pickles
@@ -438,7 +438,7 @@ def read_legacy_within(reader: Source, room: ReadingBudget) -> Structure:
     return found.structure(_LEGACY)
 
 
-def _pickles(data: Stream, budget: int) -> list[Pickled] | PickleProblem:
+def _pickles(data: PickleStream, budget: int) -> list[Pickled] | PickleProblem:
     """Return magic number, protocol version, system, state and the storages' keys, or why they cannot be read."""
     pickles: list[Pickled] = []
     try:

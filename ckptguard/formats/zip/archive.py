@@ -91,8 +91,8 @@ def read_archive(reader: Source, kind: Kind = "torch") -> Archive:
     else:
         unreadable = frozenset()
         inside = {r.name[len(root) + 1 :]: r for r in records if r.name.startswith(root + "/")}
-    told = shortened(problems, _MAX_PROBLEMS, "problems of the archive")
-    return Archive(root, inside, told, False, unreadable)
+    reported = shortened(problems, _MAX_PROBLEMS, "problems of the archive")
+    return Archive(root, inside, reported, False, unreadable)
 
 
 def _wrong(name: str, what: str) -> Problem:

@@ -27,7 +27,7 @@ class ProcessScanner:
     Setting `stop` ends a scan at once. Remote storages are scanned in this process, because one without secrets could
     not open them.
 
-    If `yields` says so, a long scan with `ScanOptions.patience` leaves the processors to everything else, and uses one
+    If `yields` says so, a long scan with `ScanOptions.yield_for` leaves the processors to everything else, and uses one
     thread. The end of the patience restarts it.
 
     Call it from a thread that lives as long as the scanner: the system ends the process with the thread that started
@@ -85,11 +85,11 @@ class ProcessScanner:
 
     def _late_at(self, storage: Storage, keys: Sequence[str], options: ScanOptions) -> float:
         """Return until when a scan yields, in seconds of the monotonic clock. Few bytes are read at once."""
-        if not self._may_yield() or options.patience is None or storage.root is None:
+        if not self._may_yield() or options.yield_for is None or storage.root is None:
             return 0.0
         size, rate = sum(storage.stat(key).size for key in keys), self._rate()
         held_up = 0.0 if rate is None else size / rate
-        return 0.0 if size <= LARGE else time.monotonic() + options.patience + held_up
+        return 0.0 if size <= LARGE else time.monotonic() + options.yield_for + held_up
 
     def _scan(
         self,

@@ -24,12 +24,12 @@ def born_ns(path: str) -> int | None:
 def _by_statx(path: str) -> int | None:
     import ctypes
 
-    function, told = _statx(), ctypes.create_string_buffer(_SIZE)
-    if function is None or function(_HERE, os.fsencode(path), _NO_FOLLOW, _BIRTH, told) != 0:
+    function, answer = _statx(), ctypes.create_string_buffer(_SIZE)
+    if function is None or function(_HERE, os.fsencode(path), _NO_FOLLOW, _BIRTH, answer) != 0:
         return None
-    if not ctypes.c_uint32.from_buffer(told).value & _BIRTH:
+    if not ctypes.c_uint32.from_buffer(answer).value & _BIRTH:
         return None
-    return ctypes.c_int64.from_buffer(told, _AT).value * 10**9 + ctypes.c_uint32.from_buffer(told, _AT + 8).value
+    return ctypes.c_int64.from_buffer(answer, _AT).value * 10**9 + ctypes.c_uint32.from_buffer(answer, _AT + 8).value
 
 
 @functools.cache

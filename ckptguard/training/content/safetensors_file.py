@@ -76,7 +76,7 @@ def plan_file(tensors: Mapping[str, Any]) -> FilePlan:
     return FilePlan(names=tuple(names), aliases=aliases, header=len(text).to_bytes(8, "little") + text)
 
 
-class Stream(Protocol):
+class OutputStream(Protocol):
     """Receives a file's bytes in order."""
 
     def write(self, data: memoryview) -> None:
@@ -84,7 +84,7 @@ class Stream(Protocol):
 
 
 def write_tensors(
-    stream: Stream,
+    stream: OutputStream,
     tensors: Mapping[str, Any],
     *,
     key: str,

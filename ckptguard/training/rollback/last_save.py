@@ -11,7 +11,7 @@ from ckptguard.runs.run_view import RunView
 from ckptguard.runs.work import PLAIN, Work
 from ckptguard.training.client import let_daemon_verify
 from ckptguard.training.saving.stores import Store
-from ckptguard.upkeep.settle_kept import looks_as_judged
+from ckptguard.upkeep.finish_copies import looks_as_judged
 from ckptguard.values.ids import numbers_of
 from ckptguard.values.verdict import Outcome
 from ckptguard.verification.checkpoint import verify_checkpoint

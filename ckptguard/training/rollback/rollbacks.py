@@ -52,7 +52,7 @@ class Rollback:
     last: int
 
 
-class Training(Protocol[Update]):
+class GuardedTraining(Protocol[Update]):
     """What a framework gives, so that its training can go back."""
 
     def stretch(self) -> Generator[Update, None, Diagnosis | None]:
@@ -68,13 +68,13 @@ class Training(Protocol[Update]):
         """Have the next stretch begin at the chosen checkpoint, with the learning rate and loss scale as decided."""
 
 
-def train(training: Training[Update]) -> Generator[Update, None, None]:
+def train(training: GuardedTraining[Update]) -> Generator[Update, None, None]:
     """Train to the end. Go back each time that training turns sick. Yields what the stretches yield."""
     while (sick := (yield from training.stretch())) is not None:
         take_back(training, sick)
 
 
-def take_back(training: Training[Any], sick: Diagnosis) -> None:
+def take_back(training: GuardedTraining[Any], sick: Diagnosis) -> None:
     """Take training to a checkpoint from before the sickness. Raises what `Rollbacks.go_back` raises."""
     went = training.go_back(sick)
     if went.decision.skip:
@@ -106,8 +106,8 @@ class Rollbacks:
         self._ranks, self._daemon, self._replica = ranks, daemon, replica
         self.evidence: Callable[[Diagnosis], Details] = lambda _: Details()
         self._past: list[PastRollback] = []
-        self._owed = Unrecorded()
-        self.settle = self._owed.settle
+        self._unrecorded = Unrecorded()
+        self.settle = self._unrecorded.settle
 
     def resume(self, parts: TrainingParts, probe: Probe | None) -> Loaded | None:
         """Load the newest known-good checkpoint with which the probe is finite on every rank. None if there is none.
@@ -233,7 +233,7 @@ class Rollbacks:
                     raise OSError("the incident cannot be recorded")
                 end(noted)
 
-            self._owed.note(record)
+            self._unrecorded.note(record)
         return Rollback(loaded=loaded, decision=decision, onset=decision.onset_step, last=last)
 
     def _find_or_read(self, decision: RollbackDecision, reason: str) -> Loaded:
@@ -276,7 +276,7 @@ class Rollbacks:
                 quarantine(view, path, reason=reason)
                 _log.warning("%s was moved aside, now that there is space: %s", path, reason)
 
-        self._owed.note(*(functools.partial(move_aside, c.path, c.signature) for c in newer))
+        self._unrecorded.note(*(functools.partial(move_aside, c.path, c.signature) for c in newer))
 
     def _fetch(self, onset: int) -> bool:
         """True if a good checkpoint from before the onset came from a replica in time. Other ranks wait for it."""

@@ -24,7 +24,7 @@ from ckptguard.runs.run_view import RunView
 from ckptguard.storage.failures import translated
 from ckptguard.storage.local.writes import shown_as_written
 from ckptguard.storage.protocol import Upload
-from ckptguard.training.content.safetensors_file import FileStream, Stream
+from ckptguard.training.content.safetensors_file import FileStream, OutputStream
 from ckptguard.upkeep.leftovers import collect_claim
 from ckptguard.values.ids import series_of
 from ckptguard.values.manifest import File, Manifest
@@ -33,14 +33,14 @@ from ckptguard.verification.seal import as_stored, seal_written
 
 _FILES = (MODEL_FILE, OPTIMIZER_FILE, STATE_FILE)
 _log = logging.getLogger("ckptguard")
-_gates: dict[str, Gate] = {}  # of the claims that this process holds, by token
+_turns: dict[str, SaveTurn] = {}  # of the claims that this process holds, by token
 
 
 class SaveAbandoned(Exception):
     """Raised inside a save that was given up."""
 
 
-class Gate:
+class SaveTurn:
     """Decides between finishing a save and abandoning it: only one of them happens.
 
     `abandoned`: nobody waits for the save any longer. `waits_for_room`: it has not begun to write, because the storage
@@ -79,15 +79,15 @@ class Destination:
     """One checkpoint while it is written; its writer enters it. Without a commit nothing remains under its final name,
     and no temporary folder either."""
 
-    def __init__(self, view: RunView, step: int, gate: Gate) -> None:
-        self._view, self._step, self._gate = view, step, gate
+    def __init__(self, view: RunView, step: int, turn: SaveTurn) -> None:
+        self._view, self._step, self._turn = view, step, turn
         self._name = folder_name(step)
 
     def check_stop(self) -> None:
         """Raise SaveAbandoned once nobody waits for this save any longer. Call it often."""
-        self._gate.check_stop()
+        self._turn.check_stop()
 
-    def file(self, name: str) -> contextlib.AbstractContextManager[Stream]:
+    def file(self, name: str) -> contextlib.AbstractContextManager[OutputStream]:
         """Open a new file of the checkpoint. After an exit without error all its bytes are durable."""
         raise NotImplementedError
 
@@ -101,36 +101,36 @@ class Destination:
     def _seal(self, files: Sequence[File], metrics: Mapping[str, float] | None) -> Manifest:
         run = self._view.run
         stored = tuple(as_stored(run, file) for file in sorted(files, key=lambda f: f.path))
-        self._gate.check_stop()
+        self._turn.check_stop()
         return seal_written(run, path=self._name, layout=LAYOUT.name, step=self._step, files=stored, metrics=metrics)
 
 
 @contextlib.contextmanager
-def destination(view: RunView, step: int, gate: Gate) -> Iterator[Destination]:
+def destination(view: RunView, step: int, turn: SaveTurn) -> Iterator[Destination]:
     """Open the destination for the checkpoint of a step. Raises BusyError if another writer is using it.
 
     If a remote save is killed, it leaves its claim of the path. The next pass over the run uses it to find what else is
     left.
     """
     if view.run.storage.root is not None:
-        with contextlib.closing(LocalFolder(view, step, gate)) as place:
+        with contextlib.closing(LocalFolder(view, step, turn)) as place:
             place.open()
             yield place
         return
     claim = _claim(view.run, folder_name(step), step)
-    _gates[claim.token] = gate
+    _turns[claim.token] = turn
     try:
-        gate.check_stop()
+        turn.check_stop()
         make_room(view, folder_name(step))
         try:
             with contextlib.ExitStack() as uploads:  # discards what was not committed
-                yield RemoteObjects(view, step, gate, claim, uploads)
+                yield RemoteObjects(view, step, turn, claim, uploads)
         except Exception:
             # Without its manifest it would never be good: leave nothing that looks like a checkpoint.
             _remove_own(view.run, claim)
             raise
     finally:
-        del _gates[claim.token]
+        del _turns[claim.token]
         with contextlib.suppress(StorageError):  # otherwise it is collected once this process has ended
             release(view.run, claim)
 
@@ -142,9 +142,9 @@ class LocalFolder(Destination):
     """
 
     def __init__(
-        self, view: RunView, step: int, gate: Gate, *, temporary: str | None = None, leads: bool = True
+        self, view: RunView, step: int, turn: SaveTurn, *, temporary: str | None = None, leads: bool = True
     ) -> None:
-        super().__init__(view, step, gate)
+        super().__init__(view, step, turn)
         self._root, self._leads = local_root(view.run), leads
         self._temporary = temporary or temporary_name(step)
         self.folder = os.path.join(self._root, self._temporary)
@@ -163,7 +163,7 @@ class LocalFolder(Destination):
             remove_folder_of_ours(self.folder, SAVE)
 
     @contextlib.contextmanager
-    def file(self, name: str) -> Iterator[Stream]:
+    def file(self, name: str) -> Iterator[OutputStream]:
         """Open a file. Raises StorageFullError and the other storage errors."""
         key = f"{self._name}/{name}"
         with translated(key, self.folder):
@@ -197,8 +197,8 @@ class LocalFolder(Destination):
 class RemoteObjects(Destination):
     """Objects under their final names, written by the holder of the path's claim."""
 
-    def __init__(self, view: RunView, step: int, gate: Gate, claim: Claim, uploads: contextlib.ExitStack) -> None:
-        super().__init__(view, step, gate)
+    def __init__(self, view: RunView, step: int, turn: SaveTurn, claim: Claim, uploads: contextlib.ExitStack) -> None:
+        super().__init__(view, step, turn)
         self._claim, self._open = claim, uploads
         self._sign_due = time.monotonic() + RENEWED
         self._uploads: dict[str, Upload] = {}
@@ -215,7 +215,7 @@ class RemoteObjects(Destination):
                 _log.debug("the claim could not be renewed: %s", error)
 
     @contextlib.contextmanager
-    def file(self, name: str) -> Iterator[Stream]:
+    def file(self, name: str) -> Iterator[OutputStream]:
         """Send everything; it appears with the commit."""
         upload = self._open.enter_context(self._view.run.storage.upload(f"{self._name}/{name}"))
         self._uploads[name] = upload
@@ -269,12 +269,12 @@ def sync_folder(folder: str) -> None:
             os.close(descriptor)
 
 
-def settle(view: RunView, manifest: Manifest, gate: Gate) -> None:
+def settle(view: RunView, manifest: Manifest, turn: SaveTurn) -> None:
     """Settle a sealed save. If it was abandoned before, training went back before it, and it must never be used.
 
     Then it is quarantined as SUSPECT, and SaveAbandoned is raised.
     """
-    if gate.end():
+    if turn.end():
         return
     reason = "the save was abandoned before it was sealed"
     view.refresh()
@@ -295,7 +295,7 @@ def _claim(run: Run, name: str, step: int) -> Claim:
         return claim()
     except BusyError:
         other = read_claim(run, name)
-        given_up = other is not None and other.token in _gates and _gates[other.token].abandoned
+        given_up = other is not None and other.token in _turns and _turns[other.token].abandoned
         if other is not None and not collect_claim(run, other, dead=given_up):
             raise
     return claim()

@@ -20,7 +20,7 @@ from ckptguard.training.content.safetensors_file import NotAsSealed, fitting, re
 from ckptguard.training.content.tagged_json import decode_state, encode_state, from_text, to_text
 from ckptguard.training.content.tensor_bytes import stored_size
 from ckptguard.training.content.training_parts import Captured, TrainingParts
-from ckptguard.training.saving.destinations import Destination, Gate, SaveAbandoned, destination, settle
+from ckptguard.training.saving.destinations import Destination, SaveAbandoned, SaveTurn, destination, settle
 from ckptguard.training.saving.room import room_for
 from ckptguard.training.signals.weights import first_of
 from ckptguard.values.manifest import File, Manifest
@@ -47,7 +47,7 @@ def snapshot_of(step: int, captured: Captured, extra: Mapping[str, Any]) -> Snap
     return Snapshot(step=step, captured=captured, text=text, metrics=extra.get("metrics"))
 
 
-def write_checkpoint(view: RunView, snapshot: Snapshot, gate: Gate | None = None) -> Manifest:
+def write_checkpoint(view: RunView, snapshot: Snapshot, turn: SaveTurn | None = None) -> Manifest:
     """Write and seal a checkpoint. Returns its manifest.
 
     With too little free space it raises StorageFullError before it writes, or waits, depending on the settings. A name
@@ -60,19 +60,19 @@ def write_checkpoint(view: RunView, snapshot: Snapshot, gate: Gate | None = None
         SickTrainingError: a tensor holds NaN or infinity.
         SaveAbandoned: it was abandoned at the gate. If that came too late, the checkpoint is quarantined as SUSPECT.
     """
-    gate = gate if gate is not None else Gate()
+    turn = turn if turn is not None else SaveTurn()
     captured, settings = snapshot.captured, view.settings
     room_for(
         view,
         len(snapshot.text) + stored_size(captured.model) + stored_size(captured.others),
         folder_name(snapshot.step),
         wait=settings.on_full == "wait",
-        check_stop=gate.check_stop,
-        waits=gate.tell_whether_it_waits,
+        check_stop=turn.check_stop,
+        waits=turn.tell_whether_it_waits,
     )
-    with destination(view, snapshot.step, gate) as place:
+    with destination(view, snapshot.step, turn) as place:
         manifest = place.commit(_write_files(place, snapshot, settings.allow_nonfinite), snapshot.metrics)
-    settle(view, manifest, gate)
+    settle(view, manifest, turn)
     return manifest
 
 

@@ -1,4 +1,4 @@
-"""Room for a save: kept copies and the trash make way before a save fails."""
+"""Room for a save: kept copies and the trash are released before a save fails."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from ckptguard.errors import CouldNotTellError, RanksError, SettingsError, SickTrainingError, StorageFullError
 from ckptguard.training.ranks import Ranks
-from ckptguard.training.saving.destinations import Gate, SaveAbandoned
+from ckptguard.training.saving.destinations import SaveAbandoned, SaveTurn
 from ckptguard.training.saving.stores import CopyingStore, Store
 
 _log = logging.getLogger("ckptguard")
@@ -27,10 +27,10 @@ class BackgroundSave:
     """Runs `write(gate)` in a thread. After an error it calls `failed(error)` there, before it is over, and keeps
     `error`."""
 
-    def __init__(self, step: int, write: Callable[[Gate], object], *, failed: Callable[[Exception], None]) -> None:
+    def __init__(self, step: int, write: Callable[[SaveTurn], object], *, failed: Callable[[Exception], None]) -> None:
         self.step = step
         self.error: Exception | None = None
-        self.gate = Gate()
+        self.turn = SaveTurn()
         self._write, self._failed = write, failed
         self._owner = os.getpid()
         self._over = threading.Event()
@@ -52,15 +52,15 @@ class BackgroundSave:
     def abandon(self) -> bool:
         """Stop waiting for it, and never let it count. False if it is already sealed."""
         _in_flight.discard(self)
-        return self.gate.abandon()
+        return self.turn.abandon()
 
     def _run(self) -> None:
         try:
-            self._write(self.gate)
+            self._write(self.turn)
         except SaveAbandoned:
             pass
         except Exception as error:
-            if not self.gate.abandoned:  # its end was reported when it was abandoned
+            if not self.turn.abandoned:  # its end was reported when it was abandoned
                 self.error = error
                 self._failed(error)
         finally:
@@ -80,7 +80,7 @@ def _wait_at_exit() -> None:
 atexit.register(_wait_at_exit)
 
 
-class Saves:
+class SaveQueue:
     """The saves of one guard, one after another. `last` is the step that was saved or loaded last.
 
     `tell(step, error)` is called in the background thread when a background save fails. All ranks call the same methods
@@ -118,7 +118,7 @@ class Saves:
         never waits for space in the background.
         """
         current = self._in_flight
-        if current is not None and self._ranks.size == 1 and current.gate.waits_for_room and current.abandon():
+        if current is not None and self._ranks.size == 1 and current.turn.waits_for_room and current.abandon():
             self._in_flight = None
             self._tell_abandoned(
                 current, StorageFullError("there was no space for it until the next save was due", key="")

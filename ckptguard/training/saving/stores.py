@@ -31,7 +31,7 @@ from ckptguard.training.content.host_copy import HostCopy
 from ckptguard.training.content.tagged_json import decode_state, encode_state, from_text, to_text
 from ckptguard.training.content.training_parts import TrainingParts
 from ckptguard.training.ranks import Led, Ranks, each, together
-from ckptguard.training.saving.destinations import Gate, make_room
+from ckptguard.training.saving.destinations import SaveTurn, make_room
 from ckptguard.training.saving.own_layout import read_checkpoint, snapshot_of, write_checkpoint
 from ckptguard.training.saving.room import room_for
 from ckptguard.upkeep.leftovers import collect_saves
@@ -79,7 +79,7 @@ class Copied:
     """A copy of everything of one step, not written yet. `write` seals it at `path`; any thread may call it once."""
 
     path: str
-    write: Callable[[Gate], object]
+    write: Callable[[SaveTurn], object]
 
 
 @runtime_checkable
@@ -133,7 +133,7 @@ class OwnStore:
         copied = dataclasses.replace(live, captured=self._host.take(live.captured))
         return Copied(
             path=folder_name(step),
-            write=lambda gate: write_checkpoint(RunView(self._run, self._settings), copied, gate),
+            write=lambda turn: write_checkpoint(RunView(self._run, self._settings), copied, turn),
         )
 
     def read(self, manifest: Manifest) -> Extra:

@@ -22,7 +22,7 @@ from ckptguard.training.content.host_copy import HostCopy
 from ckptguard.training.content.tagged_json import decode_state, encode_state, to_text
 from ckptguard.training.content.training_parts import TrainingParts
 from ckptguard.training.ranks import GlooRanks, Ranks, each, together
-from ckptguard.training.saving.destinations import Gate, LocalFolder, settle, temporary_name
+from ckptguard.training.saving.destinations import LocalFolder, SaveTurn, settle, temporary_name
 from ckptguard.training.saving.own_layout import STATE_FORMAT, write_state
 from ckptguard.training.saving.room import room_for
 from ckptguard.training.sharded.dcp_plan import HashingWriter, LastPlan, Planned, from_words, in_words
@@ -53,7 +53,7 @@ class ShardedSave:
         self._extra, self._state = each(
             ranks, self._what, lambda: (encode_state(dict(extra), path="extra"), self._sections(parts, ranks))
         )
-        self._writer = HashingWriter(self._place(Gate()).folder)
+        self._writer = HashingWriter(self._place(SaveTurn()).folder)
         # Without a state torch would make one by stepping the optimizer, which differs from an uninterrupted training.
         has_stepped = ranks.any(parts.optimizer is not None and bool(parts.optimizer.state))
         live = live_of_all(parts, ranks, self._what, with_optimizer=has_stepped)
@@ -69,12 +69,12 @@ class ShardedSave:
         self._planned.copy_into(host)
         self._sick = allow
 
-    def write(self, ranks: Ranks, gate: Gate) -> None:
-        """Write and seal, over `ranks` that nothing else uses meanwhile. For `gate` see `write_checkpoint`.
+    def write(self, ranks: Ranks, turn: SaveTurn) -> None:
+        """Write and seal, over `ranks` that nothing else uses meanwhile. For `turn` see `write_checkpoint`.
 
         The gate counts on rank 0. A save abandoned on another rank fails.
         """
-        place = self._place(gate)
+        place = self._place(turn)
         try:
             size = sum(together(ranks, self._what, lambda: self._planned.bytes))
             together(ranks, self._what, lambda: room_for(self._view, size, self.path) if self._leads else None)
@@ -86,7 +86,7 @@ class ShardedSave:
             # Only now: reading a file needs the index.
             found = together(ranks, self._what, self._read_back)
             try:
-                together(ranks, f"sealing step {self._step}", lambda: self._seal(place, gate, reports, found))
+                together(ranks, f"sealing step {self._step}", lambda: self._seal(place, turn, reports, found))
             except RanksError:
                 if not self._sealed:
                     raise
@@ -94,9 +94,9 @@ class ShardedSave:
         finally:
             place.close()
 
-    def _place(self, gate: Gate) -> LocalFolder:
+    def _place(self, turn: SaveTurn) -> LocalFolder:
         """Return the folder that all ranks write into."""
-        return LocalFolder(self._view, self._step, gate, temporary=self._temporary, leads=self._leads)
+        return LocalFolder(self._view, self._step, turn, temporary=self._temporary, leads=self._leads)
 
     def _sections(self, parts: TrainingParts, ranks: Ranks) -> dict[str, Any]:
         """Return what all ranks share besides tensors, from rank 0."""
@@ -149,13 +149,15 @@ class ShardedSave:
             files.append(msgspec.to_builtins(msgspec.structs.replace(sealed, path=key)))
         return files
 
-    def _seal(self, place: LocalFolder, gate: Gate, reports: Sequence[Mapping[str, Any]], found: Sequence[Any]) -> None:
+    def _seal(
+        self, place: LocalFolder, turn: SaveTurn, reports: Sequence[Mapping[str, Any]], found: Sequence[Any]
+    ) -> None:
         if not self._leads:
             return
         files = [msgspec.convert(file, File, strict=False) for own in found for file in own]
         text = to_text(self._state | {"ranks": [own["extra"] for own in reports]})
         files.append(write_state(place, self.path, text))
-        settle(self._view, place.commit(files, self._metrics), gate)
+        settle(self._view, place.commit(files, self._metrics), turn)
         self._sealed = True
 
 

@@ -24,7 +24,7 @@ from ckptguard.training.content.host_copy import HostCopy
 from ckptguard.training.content.safetensors_file import NotAsSealed
 from ckptguard.training.content.training_parts import TrainingParts
 from ckptguard.training.ranks import GlooRanks, Led, each, together
-from ckptguard.training.saving.destinations import Gate, local_root
+from ckptguard.training.saving.destinations import SaveTurn, local_root
 from ckptguard.training.saving.own_layout import read_state
 from ckptguard.training.saving.stores import Copied, Extra, part_of_rank
 from ckptguard.training.sharded.dcp_plan import LastPlan
@@ -69,7 +69,7 @@ class ShardedStore:
     def write(self, step: int, extra: Mapping[str, Any]) -> str:
         """Raise RanksError with the ranks that failed. Then nothing of it is left."""
         save = self._begun(step, extra)
-        save.write(self._ranks, Gate())
+        save.write(self._ranks, SaveTurn())
         return save.path
 
     def copy(self, step: int, extra: Mapping[str, Any]) -> Copied:
@@ -81,9 +81,9 @@ class ShardedStore:
             raise MemoryError(next(why for why in short if why))
         channel.busy = True
 
-        def write(gate: Gate) -> None:
+        def write(turn: SaveTurn) -> None:
             try:
-                save.write(channel.ranks, gate)
+                save.write(channel.ranks, turn)
             finally:
                 channel.busy = False
 

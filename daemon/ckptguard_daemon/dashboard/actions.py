@@ -43,7 +43,7 @@ from ckptguard_daemon.jobs import ActionJob
 from ckptguard_daemon.log import log
 from ckptguard_daemon.loop import LaneScanner
 
-_PATIENCE, _LONGEST_WAIT = 10.0, 60.0  # seconds until a caller is told to come back
+_TIMEOUT, _LONGEST_WAIT = 10.0, 60.0  # seconds until a caller is told to come back
 _MOST_SHOWN = 100  # actions
 
 
@@ -105,7 +105,7 @@ class Actions:
 
     async def _answer(self, request: Request, job: ActionJob) -> Response:
         seconds = number(request, "wait_seconds", float, _LONGEST_WAIT)
-        answer = await job.wait(_PATIENCE if seconds is None else seconds)
+        answer = await job.wait(_TIMEOUT if seconds is None else seconds)
         if answer is not None:
             return reply(answer)
         until = utc_text(job.until)
@@ -186,9 +186,9 @@ class Acting:
             done = VERBS[self._verb].act(dataclasses.replace(asked, check=check))
             assert isinstance(done, Done)
         except Exception as error:
-            told = error.message if isinstance(error, CkptguardError) else f"unexpected {type(error).__name__}"
+            reported = error.message if isinstance(error, CkptguardError) else f"unexpected {type(error).__name__}"
             state = REFUSED if isinstance(error, PlanChangedError) else STOPPED if job.stop.is_set() else FAILED
-            self._end(run, action, state, (told,))
+            self._end(run, action, state, (reported,))
             raise
         state = DONE if done.well else STOPPED if job.stop.is_set() else FAILED
         self._end(run, action, state, done.lines)

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ckptguard.checks.finite import counts_in
-from ckptguard.decisions.known_good import standings, verdict_name
+from ckptguard.decisions.known_good import current_verdicts, verdict_name
 from ckptguard.documents.build import Document, document, fields, plain
 from ckptguard.engine.watched_run import WatchedRun
 from ckptguard.formats.dtypes import FP16_LIMIT
@@ -76,8 +76,8 @@ def judgement_of(run: Run, id: CheckpointId, manifest: Manifest | None) -> Judge
     names = sorted(entries)
     read = ((name, history.entry(entries[name], name)) for name in names[-_MOST_VERDICTS:])
     found = {name: verdict for name, verdict in read if verdict is not None}
-    standing = standings(id.series, found).get(id)
-    counts = found[verdict_name(standing)] if standing is not None else None
+    current_verdict = current_verdicts(id.series, found).get(id)
+    counts = found[verdict_name(current_verdict)] if current_verdict is not None else None
     return Judgement(counts=counts, verdicts=tuple(found.items()), omitted=max(0, len(names) - _MOST_VERDICTS))
 
 

@@ -41,7 +41,7 @@ from ckptguard.values.silence import as_of
 from ckptguard.values.verdict import Outcome
 from ckptguard.verification.selection import Selection
 from ckptguard.verification.target import verify_resolved
-from ckptguard.verification.user_decisions import accept, clear_standing, suspect_named
+from ckptguard.verification.user_decisions import accept, clear_current_verdict, suspect_named
 from ckptguard_daemon.dashboard.asked import (
     ActionPlan,
     Asked,
@@ -145,12 +145,12 @@ def _unsilence(asked: Asked) -> ActionPlan | Done:
 
 def _clear(asked: Asked) -> ActionPlan | Done:
     word = asked.arguments.checkpoint
-    standing = suspect_named(asked.view, word)
+    current_verdict = suspect_named(asked.view, word)
     line = f"would say that {escape(word)} is good, for the reason that you give"
-    plan = ActionPlan(lines=(line,), about=[str(standing.id), standing.id.series, standing.number])
+    plan = ActionPlan(lines=(line,), about=[str(current_verdict.id), current_verdict.id.series, current_verdict.number])
     if not asked.agreed(plan):
         return plan
-    verdict = clear_standing(asked.view, standing, word, reason=asked.reason)
+    verdict = clear_current_verdict(asked.view, current_verdict, word, reason=asked.reason)
     close_incidents_about(asked.view.run, id=verdict.id, action=f"cleared: {asked.reason}")
     return Done(lines=(f"{escape(word)} is {verdict.outcome.value}",))
 

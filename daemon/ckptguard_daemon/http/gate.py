@@ -78,7 +78,7 @@ class Names:
         return self._is_beyond or found.is_loopback
 
 
-class Door:
+class TcpAccess:
     """Who may come in by TCP: tokens and sessions. The routes of sessions find it as `scope["door"]`."""
 
     def __init__(self, callers: Callers, names: Names, *, secure: bool, port: int, path: str = "") -> None:

@@ -13,7 +13,7 @@ from ckptguard.errors import NotFoundError, SettingsError
 from ckptguard.records.who_and_when import utc_text
 from ckptguard.values.access import Role
 from ckptguard.version import __version__
-from ckptguard_daemon.http.gate import Door, address_of_client
+from ckptguard_daemon.http.gate import TcpAccess, address_of_client
 from ckptguard_daemon.http.replies import read_body, refusal, reply
 from ckptguard_daemon.http.routes import Route, Served, caller_of
 from ckptguard_daemon.log import log
@@ -40,11 +40,11 @@ class LoginBody(msgspec.Struct, frozen=True, kw_only=True):
     token: str
 
 
-def _door_of(request: Request) -> Door:
-    door: Door | None = request.scope.get("door")
-    if door is None:
+def _tcp_access_of(request: Request) -> TcpAccess:
+    tcp_access: TcpAccess | None = request.scope.get("door")
+    if tcp_access is None:
         raise NotFoundError("there are no sessions on this socket", hint="who can open it needs none")
-    return door
+    return tcp_access
 
 
 async def _me(request: Request) -> Response:
@@ -63,12 +63,12 @@ async def _me(request: Request) -> Response:
 
 
 async def _log_in(request: Request) -> Response:
-    door = _door_of(request)
+    tcp_access = _tcp_access_of(request)
     token = (await read_body(request, LoginBody)).token.strip()
     if len(token) > _LONGEST_SECRET:
         raise SettingsError("this is no token")
     now = time.time()
-    made = door.try_secret(request.scope, token, lambda: door.callers.log_in(token, now))
+    made = tcp_access.try_secret(request.scope, token, lambda: tcp_access.callers.log_in(token, now))
     if isinstance(made, Response):
         return made
     if made is None:
@@ -77,23 +77,29 @@ async def _log_in(request: Request) -> Response:
         return refusal("unauthorized", "this token or link is wrong, was used, or has expired", 401, hint)
     secret, expires = made
     answer = reply(document("session", expires=utc_text(expires)), 201)
-    _set_cookie(answer, door, secret, int(expires - now))
+    _set_cookie(answer, tcp_access, secret, int(expires - now))
     return answer
 
 
 async def _log_out(request: Request) -> Response:
-    door = _door_of(request)
-    session = door.session_of(request.headers)
+    tcp_access = _tcp_access_of(request)
+    session = tcp_access.session_of(request.headers)
     if session is not None:
-        door.callers.log_out(session)
+        tcp_access.callers.log_out(session)
     answer = reply(document("session", expires=None))
-    _set_cookie(answer, door, "", 0)
+    _set_cookie(answer, tcp_access, "", 0)
     return answer
 
 
-def _set_cookie(answer: Response, door: Door, value: str, seconds: int) -> None:
+def _set_cookie(answer: Response, tcp_access: TcpAccess, value: str, seconds: int) -> None:
     answer.set_cookie(
-        door.cookie, value, max_age=seconds, path=door.path, secure=door.secure, httponly=True, samesite="strict"
+        tcp_access.cookie,
+        value,
+        max_age=seconds,
+        path=tcp_access.path,
+        secure=tcp_access.secure,
+        httponly=True,
+        samesite="strict",
     )
 
 

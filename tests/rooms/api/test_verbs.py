@@ -39,7 +39,7 @@ def test_verify_says_what_the_command_says(verified: Path, document: Callable[..
     for options, flags in (({}, ()), ({"newest": 1}, ("--newest", 1)), ({"step": 200}, ("--step", 200))):
         report = ckptguard.verify(verified, record=False, **options)
         said = document("verify", verified, "--no-record", *flags)[1]
-        assert without_times(as_json("verify", report, "results.Report")) == without_times(said)
+        assert without_times(as_json("verify", report, "results.VerifyReport")) == without_times(said)
     report = ckptguard.verify(verified / "net-200.pt")
     assert not report.ok
     assert report.outcome == "bad"

@@ -136,7 +136,7 @@ class Watched:
 
 def replicas_of(view, step):
     """One replica that has what is good up to a step."""
-    ids = [id for series in view.history.names for id in view.history.standings(series) if id.number <= step]
+    ids = [id for series in view.history.names for id in view.history.current_verdicts(series) if id.number <= step]
     there = tuple(Replicated(path="", id=id, bytes=1, done="there") for id in ids)
     return (Replica(url="memory://other", behind=1, last_good=None, checkpoints=there),)
 

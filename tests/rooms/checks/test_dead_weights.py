@@ -130,7 +130,7 @@ def plain(net: Net, optimizer: torch.optim.Optimizer) -> Iterator[None]:
 
 
 def reset_optimizer(net: Net, optimizer: torch.optim.Optimizer) -> Iterator[None]:
-    """Its state begins anew."""
+    """Its state starts from scratch."""
     optimizer.state.clear()
     train(net, optimizer)
     yield

@@ -14,7 +14,7 @@ import torch
 from support.several_files import TRAINERS, SeveralFiles, optimizer, save, step_of, vits, weights
 from support.views import look
 
-from ckptguard.engine.sick_saves import find_begun_anew
+from ckptguard.engine.sick_saves import find_fresh_start
 from ckptguard.keep.copies import release
 from ckptguard.keep.room import held_copies
 from ckptguard.records.run import open_run
@@ -195,7 +195,7 @@ def test_a_training_that_begins_from_scratch_is_seen_by_the_numbers_in_its_names
     before = {checkpoint.signature for checkpoint in view.checkpoints}
     TRAINERS["guided-diffusion"].save(root, 100, frozenset())
     reconcile(look(str(root), QUICK), notes)
-    told, sick = find_begun_anew(look(str(root), QUICK), went_back_to, before)
+    told, sick = find_fresh_start(look(str(root), QUICK), went_back_to, before)
     assert told
     assert sick is not None
     assert "from scratch" in sick.reason

@@ -42,7 +42,7 @@ def test_only_who_watches_is_told(monkeypatch, words, on_terminal, watches):
     started = []
     monkeypatch.setattr(waiting.sys.stderr, "isatty", lambda: on_terminal, raising=False)
     monkeypatch.setattr(waiting, "tell_of_wait", started.append)
-    with waiting.told_of_waits(words):
+    with waiting.waits_reported(words):
         pass
     for thread in threading.enumerate():
         if thread.name.endswith("(append)"):

@@ -118,7 +118,7 @@ def test_a_command_past_its_time_is_killed(monkeypatch: pytest.MonkeyPatch) -> N
     telling = Hooks(Settings(on_incident=("sleep", "1000")), log)
     telling.tell(None, {"step": 1})
     telling.tell(None, {"step": 2})
-    telling.close(patience=PATIENCE)
+    telling.close(timeout=PATIENCE)
     assert lines == [("hook_ran", -signal.SIGKILL)] * 2
 
 
@@ -132,7 +132,7 @@ def test_a_command_that_is_not_there_is_a_log_line(tmp_path: Path) -> None:
     for argv in ((str(tmp_path / "missing"),), ("/bin/false",), ("/bin/echo", f"x; touch {tmp_path}/y")):
         telling = Hooks(Settings(on_incident=argv), log)
         telling.tell(None, {"step": 1})
-        telling.close(patience=PATIENCE)
+        telling.close(timeout=PATIENCE)
     assert [event for event, _ in lines] == ["hook_failed", "hook_ran", "hook_ran"]
     assert lines[1][1]["exit_code"] == 1
     assert list(tmp_path.iterdir()) == []
@@ -155,7 +155,7 @@ def test_nothing_of_a_hook_is_left_open(tmp_path: Path) -> None:
     telling = Hooks(Settings(on_incident=command(tmp_path / "told")), log)
     for step in range(5):
         telling.tell(None, {"step": step})
-    telling.close(patience=PATIENCE)
+    telling.close(timeout=PATIENCE)
     assert [e["step"] for e in told(tmp_path / "told")] == [0, 1, 2, 3, 4]
     assert len(os.listdir("/proc/self/fd")) == before
     assert stat.S_ISREG((tmp_path / "told").stat().st_mode)

@@ -45,7 +45,7 @@ def test_saves_on_a_store_are_found_read_back_and_judged_and_no_secret_gets_out(
     run = open_run(url, settings)
     history = load_history(run)
     for series in history.names:
-        for key in history.standings(series):
+        for key in history.current_verdicts(series):
             verdict = history.verdict(key)
             assert verdict is not None
             assert verdict.read_back == "bytes"

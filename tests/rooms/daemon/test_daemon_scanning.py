@@ -158,7 +158,7 @@ def test_only_a_long_scan_with_patience_yields(
 ) -> None:
     """It gets what all others leave of the processors. The process cannot go back, so another one does what is
     urgent."""
-    patient = ScanOptions(patience=250.0)
+    patient = ScanOptions(yield_for=250.0)
     scanner(storage, KEYS, patient)
     first, policy = policy_of(scanner)
     assert policy == os.SCHED_BATCH
@@ -182,9 +182,9 @@ def test_a_late_scan_yields_no_longer(
 ) -> None:
     """A process that never gets a processor is replaced when its patience ends, and the scan is done all the same."""
     monkeypatch.setattr(process_scanner_module, "LARGE", 0)
-    scanner(storage, KEYS, ScanOptions(patience=250.0))
-    pid = paused(scanner, storage, ScanOptions(patience=250.0))
-    assert scanner(storage, KEYS, ScanOptions(patience=0.3)).files[0].md5
+    scanner(storage, KEYS, ScanOptions(yield_for=250.0))
+    pid = paused(scanner, storage, ScanOptions(yield_for=250.0))
+    assert scanner(storage, KEYS, ScanOptions(yield_for=0.3)).files[0].md5
     assert not Path(f"/proc/{pid}").exists()
     assert policy_of(scanner)[1] == os.SCHED_BATCH
 

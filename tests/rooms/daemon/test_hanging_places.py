@@ -104,7 +104,7 @@ def test_the_daemon_goes_on_and_says_so_once(mounts: Mounts, monkeypatch: pytest
     """Runs elsewhere are guarded. It counts as ready when it is clear that the place does not answer."""
     told: list[object] = []
     monkeypatch.setattr(run_set_module, "log", lambda event, **fields: told.append((event, fields.get("reason"))))
-    monkeypatch.setattr(run_set_module, "_PATIENCE", 0.01)
+    monkeypatch.setattr(run_set_module, "_TIMEOUT", 0.01)
     run_set, hooks = RunSet(), HookSets(log)
 
     def make(found: FleetRun) -> WatchedRun:
@@ -149,4 +149,4 @@ def test_hooks_that_no_run_has_any_more_end(tmp_path: Path) -> None:
     assert not hooks["kept"].has_ended
     assert sets.of(kept) is hooks["kept"]
     assert sets.of(gone) is not hooks["gone"]
-    sets.close(patience=PATIENCE)
+    sets.close(timeout=PATIENCE)

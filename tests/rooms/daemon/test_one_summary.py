@@ -38,7 +38,7 @@ from ckptguard.records.silences import end_silence, silence_run
 from ckptguard.records.who_and_when import this_host, utc_now, utc_text
 from ckptguard.recover.restore import restore
 from ckptguard.repair.scrub import scrub
-from ckptguard.replicas.replicate import replica_standings, replicate
+from ckptguard.replicas.replicate import replica_states, replicate
 from ckptguard.reporting.notify import Hooks
 from ckptguard.retention.pin import pin
 from ckptguard.retention.prune import prune
@@ -193,7 +193,7 @@ class Life:
         for _ in range(3):
             self.watched.step(WORK)
         if self.watched.state == "guarded":
-            self.watched.replicas = replica_standings(self.look())
+            self.watched.replicas = replica_states(self.look())
             self.watched.step(WORK)
 
     def ask(self, *words: str) -> Any:

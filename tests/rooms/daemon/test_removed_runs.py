@@ -25,7 +25,7 @@ from ckptguard.engine.watched_run import WatchedRun
 from ckptguard.errors import NoKnownGoodError
 from ckptguard.fleet import read_fleet
 from ckptguard.inspect.status import status
-from ckptguard.keep import own_bytes
+from ckptguard.keep import independent_copies
 from ckptguard.records.daemon_record import DaemonRecord
 from ckptguard.records.who_and_when import this_host, utc_now
 from ckptguard.reporting.notify import Hooks
@@ -127,8 +127,8 @@ def test_what_fails_because_a_run_is_being_removed_is_no_alarm(tmp_path, said, m
         step(guarded)
     asked = []
 
-    def refused(run_of_mark, standing):
-        asked.append(standing.id.step)
+    def refused(run_of_mark, current_verdict):
+        asked.append(current_verdict.id.step)
         raise removed(run_of_mark.records.root)
 
     said.clear()
@@ -173,14 +173,14 @@ def test_copies_that_go_while_they_are_read_are_no_alarm(tmp_path, said, monkeyp
     """A removal that comes to them while a link is replaced by a copy."""
     run, asked = tmp_path / "run", []
     guarded = seen(run, SETTINGS.changed(keep="auto"))
-    real = own_bytes.publish_file
+    real = independent_copies.publish_file
 
     def remove_and_publish(source, target, file, *words, **how):
         asked.append(file.path)
         shutil.rmtree(run / "_ckptguard" / "kept", ignore_errors=True)
         return real(source, target, file, *words, **how)
 
-    monkeypatch.setattr(own_bytes, "publish_file", remove_and_publish)
+    monkeypatch.setattr(independent_copies, "publish_file", remove_and_publish)
     said.clear()
     save(str(run), 200, 2)
     until(lambda: step(guarded) and asked, "a copy of its own")
@@ -303,7 +303,7 @@ def test_incidents_that_cannot_be_recorded_because_a_run_goes_are_no_alarm(tmp_p
 
     said.clear()
     with monkeypatch.context() as going:
-        going.setattr(guarded_module.OwedIncidents, "make_up", refused)
+        going.setattr(guarded_module.MissedIncidents, "record_missed", refused)
         for _ in range(3):
             step(guarded)
     assert len(asked) == 3

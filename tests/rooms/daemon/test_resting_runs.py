@@ -114,7 +114,7 @@ def test_what_is_asked_for_ends_a_rest(resting: Resting) -> None:
     assert resting.lists()
     resting.run.take("run", SETTINGS.changed(keep_good=5), resting.run.hooks)
     assert resting.lists()
-    resting.run.mend_soon()
+    resting.run.repair_soon()
     assert resting.lists()
 
 

@@ -88,7 +88,7 @@ def test_an_idle_look_is_one_listing(run: StoreRun, bill: Callable[[], Bill]) ->
 def test_what_is_due_at_times_asks_for_nothing_more(run: StoreRun, bill: Callable[[], Bill]) -> None:
     """Pruning is due every few minutes: where there is nothing to remove, it needs no request of its own."""
     guarded = at_rest(run, run.settings.changed(keep_last=100))
-    guarded.mend_soon()
+    guarded.repair_soon()
     idle = bill()
     look(guarded)
     assert idle.counts() == Counter(LIST=1)
@@ -142,7 +142,9 @@ def test_what_others_do_is_seen(run: StoreRun) -> None:
     look(guarded)
     assert look(guarded).checked == ()
     assert (
-        open_view(run.url, run.settings).history.standings("checkpoint-#")[CheckpointId("checkpoint-#", 30, 1)].outcome
+        open_view(run.url, run.settings)
+        .history.current_verdicts("checkpoint-#")[CheckpointId("checkpoint-#", 30, 1)]
+        .outcome
         is Outcome.SUSPECT
     )
     run.save(20, seed=5)

@@ -4,16 +4,16 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.verdict_entries import ENTRIES, standing_of
+from support.verdict_entries import ENTRIES, current_verdict_of
 
 from ckptguard.decisions.known_good import (
     COUNTERS,
     NUMBER_IN_NAME,
-    Standpoint,
+    SeriesHead,
     choose_series,
+    current_verdicts,
     is_ahead,
     parse_verdict_name,
-    standings,
     verdict_name,
 )
 from ckptguard.values.verdict import worst
@@ -21,13 +21,13 @@ from ckptguard.values.verdict import worst
 
 def name_of(entry):
     """The name of an entry."""
-    return verdict_name(standing_of(entry))
+    return verdict_name(current_verdict_of(entry))
 
 
 @given(ENTRIES)
 def test_a_name_tells_id_order_and_outcome(entry):
     """Parsing a ledger name gives back what it was made of."""
-    assert parse_verdict_name("a", name_of(entry)) == standing_of(entry)
+    assert parse_verdict_name("a", name_of(entry)) == current_verdict_of(entry)
 
 
 @given(st.lists(ENTRIES, max_size=20), st.randoms())
@@ -36,12 +36,12 @@ def test_order_of_names_does_not_matter_and_the_worst_of_the_newest_counts(found
     names = [name_of(entry) for entry in found]
     shuffled = list(names)
     random.shuffle(shuffled)
-    assert standings("a", names) == standings("a", shuffled)
-    for id, standing in standings("a", names).items():
+    assert current_verdicts("a", names) == current_verdicts("a", shuffled)
+    for id, current_verdict in current_verdicts("a", names).items():
         own = [e for e in found if (e[0], e[1]) == (id.step, id.generation)]
         newest = max(e[2] for e in own)
-        assert standing.number == newest
-        assert standing.outcome is worst(e[3] for e in own if e[2] == newest)
+        assert current_verdict.number == newest
+        assert current_verdict.outcome is worst(e[3] for e in own if e[2] == newest)
 
 
 def test_foreign_names_are_no_entries():
@@ -65,7 +65,7 @@ SERIES = st.one_of(
 )
 STANDPOINTS = st.lists(
     st.builds(
-        Standpoint,
+        SeriesHead,
         series=SERIES,
         counters=st.dictionaries(st.sampled_from([*COUNTERS, NUMBER_IN_NAME]), st.integers(-1, 3), max_size=3),
         has_optimizer=st.booleans(),
@@ -73,7 +73,7 @@ STANDPOINTS = st.lists(
     ),
     min_size=1,
     max_size=6,
-    unique_by=lambda standpoint: standpoint.series,
+    unique_by=lambda series_head: series_head.series,
 )
 
 
@@ -116,7 +116,7 @@ def test_with_a_common_counter_no_time_and_no_order_counts(heads, shared, data):
 )
 def test_of_equal_ones_the_name_decides_also_beside_others(heads, counters, data):
     """Without a common counter the time of sealing chooses, but never between two that are equally far."""
-    equal = [Standpoint(series=f"x/{n}", counters=counters, has_optimizer=True, sealed_at="") for n in NAMES]
+    equal = [SeriesHead(series=f"x/{n}", counters=counters, has_optimizer=True, sealed_at="") for n in NAMES]
     everyone = [*heads, *equal]
     for _ in range(3):
         chosen = chosen_of(sealed_again(everyone, data))
@@ -130,7 +130,7 @@ NAMES = ["last.pt", "epoch_latest.pt", "my_lasting.pt", "checkpoint.pth", "step_
 @given(names=st.lists(st.sampled_from(NAMES), min_size=1, unique=True), data=st.data())
 def test_names_that_a_resume_reads_come_before_numbers_and_best(names, data):
     """``last`` and ``latest``, other fixed names, numbers, then ``best``, ``final``, ``init``; the shortest first."""
-    heads = [Standpoint(series=n, counters={"epoch": 3}, has_optimizer=True, sealed_at=data.draw(TIMES)) for n in names]
+    heads = [SeriesHead(series=n, counters={"epoch": 3}, has_optimizer=True, sealed_at=data.draw(TIMES)) for n in names]
     assert chosen_of(heads).series == min(names, key=NAMES.index)
 
 
@@ -140,7 +140,7 @@ def test_names_that_a_resume_reads_come_before_numbers_and_best(names, data):
 )
 def test_the_last_word_of_a_path_decides(one, other):
     """Folders name saves too, and the plainest name is the save itself."""
-    heads = [Standpoint(series=s, counters={"step": 1}, has_optimizer=True, sealed_at="") for s in (other, one)]
+    heads = [SeriesHead(series=s, counters={"step": 1}, has_optimizer=True, sealed_at="") for s in (other, one)]
     assert chosen_of(heads).series == one
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckptguard.decisions.known_good import Standpoint
+from ckptguard.decisions.known_good import SeriesHead
 from ckptguard.decisions.moments import Moment, SeriesSeen, groups_of, is_input, moments_of, twins_of
 from ckptguard.values.ids import CheckpointId, series_of
 from ckptguard.values.patterns import Saves
@@ -50,7 +50,7 @@ def series(
     for number, at in (again or {}).items():
         contents.append(Saved(id=CheckpointId(name, number, 2), number=(number,), saved_at=at * 1000))
     contents.sort(key=lambda content: (content.number, content.id.generation), reverse=True)
-    head = Standpoint(
+    head = SeriesHead(
         series=name,
         counters={},
         has_optimizer=optimizer,

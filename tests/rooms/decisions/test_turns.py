@@ -14,9 +14,9 @@ from ckptguard.decisions.turns import (
     MOST_LANES,
     FairShare,
     TurnRequest,
-    makes_way,
+    may_yield_for,
     next_lane_in,
-    patience,
+    should_yield,
 )
 
 SIZES = st.integers(0, 4 * LARGE)
@@ -108,16 +108,16 @@ def test_more_lanes_only_where_they_help() -> None:
 
 def test_a_turn_reads_something_and_makes_way() -> None:
     """It ends only if somebody waits, and only after something was read."""
-    assert not makes_way(0, 1e9, others_wait=True)
-    assert not makes_way(2 * LARGE, 1e9, others_wait=False)
-    assert not makes_way(1, 0.1, others_wait=True)
-    assert makes_way(LARGE, 0.0, others_wait=True)
-    assert makes_way(1, 1.0, others_wait=True)
+    assert not should_yield(0, 1e9, others_wait=True)
+    assert not should_yield(2 * LARGE, 1e9, others_wait=False)
+    assert not should_yield(1, 0.1, others_wait=True)
+    assert should_yield(LARGE, 0.0, others_wait=True)
+    assert should_yield(1, 1.0, others_wait=True)
 
 
 def test_a_verdict_is_late_after_half_of_the_interval() -> None:
     """Without an interval, it is a guess."""
-    assert patience(0.0, 100.0) == 50.0
-    assert patience(49.0, 100.0) == 1.0
-    assert patience(51.0, 100.0) == 0.0
-    assert 0 < patience(0.0, None) <= 20.0
+    assert may_yield_for(0.0, 100.0) == 50.0
+    assert may_yield_for(49.0, 100.0) == 1.0
+    assert may_yield_for(51.0, 100.0) == 0.0
+    assert 0 < may_yield_for(0.0, None) <= 20.0

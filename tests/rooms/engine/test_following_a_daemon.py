@@ -33,7 +33,7 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[socket.socket]:
         yield listening
 
 
-def guarded_by(run: Path, daemon: socket.socket, *, patience: float) -> WatchedRun:
+def guarded_by(run: Path, daemon: socket.socket, *, daemon_timeout: float) -> WatchedRun:
     """A run with one good save, which the daemon guards on record, as supervise watches it."""
     write_torch(run, 1, seed=1)
     host, boot_id = this_host()
@@ -42,13 +42,13 @@ def guarded_by(run: Path, daemon: socket.socket, *, patience: float) -> WatchedR
     write_daemon_record(open_run(str(run)), record)
     hooks = Hooks(QUICK, lambda *_, **__: None)
     watched = WatchedRun(str(run), run_id_of(str(run)), QUICK, hooks, None, source="supervise", caller_acts=True)
-    watched.yields, watched.patience = True, patience
+    watched.yields, watched.daemon_timeout = True, daemon_timeout
     return watched
 
 
 def test_verdicts_are_left_to_a_daemon_that_answers(tmp_path: Path, daemon: socket.socket) -> None:
     """Nothing is read twice, and nothing is written."""
-    watched = guarded_by(tmp_path / "run", daemon, patience=3600.0)
+    watched = guarded_by(tmp_path / "run", daemon, daemon_timeout=3600.0)
     for _ in range(2):
         done = watched.step(PLAIN)
         assert done is not None
@@ -62,7 +62,7 @@ def test_verdicts_are_left_to_a_daemon_that_answers(tmp_path: Path, daemon: sock
 
 def test_a_daemon_that_does_not_answer_is_not_waited_for(tmp_path: Path, daemon: socket.socket) -> None:
     """It may have ended on another machine or in another container: its record alone protects nothing."""
-    watched = guarded_by(tmp_path / "run", daemon, patience=3600.0)
+    watched = guarded_by(tmp_path / "run", daemon, daemon_timeout=3600.0)
     daemon.close()
     done = watched.step(PLAIN)
     assert done is not None
@@ -71,7 +71,7 @@ def test_a_daemon_that_does_not_answer_is_not_waited_for(tmp_path: Path, daemon:
 
 def test_a_save_that_waits_too_long_is_verified_here(tmp_path: Path, daemon: socket.socket) -> None:
     """A daemon may hang, or have many other runs."""
-    watched = guarded_by(tmp_path / "run", daemon, patience=0.0)
+    watched = guarded_by(tmp_path / "run", daemon, daemon_timeout=0.0)
     watched.step(PLAIN)  # sees it for the first time
     done = watched.step(PLAIN)
     assert done is not None

@@ -14,7 +14,7 @@ from support.trainer_saves import SICK, TRAINERS, fairseq, numbered, save
 from support.views import look
 
 from ckptguard.decisions.restarts import is_far_before
-from ckptguard.engine.sick_saves import find_begun_anew, find_sick_saves, sickness_in
+from ckptguard.engine.sick_saves import find_fresh_start, find_sick_saves, sickness_in
 from ckptguard.recover.rollback_scope import content_of
 from ckptguard.runs.find_known_good import known_good_candidates
 from ckptguard.upkeep.reconcile import PassNotes, reconcile
@@ -136,7 +136,7 @@ def test_the_sick_save_of_every_trainer_is_seen(tmp_path, name):
 
 
 def test_the_order_of_saving_tells_which_save_is_newest(tmp_path):
-    """Training that began anew writes low numbers over old ones; of what lay there before, the numbers tell."""
+    """A training from scratch writes low numbers over old ones; of what lay there before, the numbers tell."""
     for epoch in (1, 2, 3):
         fairseq(tmp_path, epoch)
     (tmp_path / "checkpoint_last.pt").unlink()
@@ -151,7 +151,7 @@ def test_the_order_of_saving_tells_which_save_is_newest(tmp_path):
 
 @given(st.integers(1, 10**6), st.integers(0, 10**6), st.sampled_from(["global_step", "epoch", "optimizer step"]))
 def test_what_is_nearer_to_the_beginning_began_anew(there, here, kind):
-    """And an optimizer that begins anew alone does not count."""
+    """And an optimizer that starts from scratch alone does not count."""
     assert (is_far_before({kind: here}, {kind: there}) is not None) == (here * 2 <= there)
     assert is_far_before({kind: here, "epoch in its name": 9}, {kind: there, "epoch in its name": 8}) in (None, kind)
     assert is_far_before({"optimizer step": 1, "epoch": 9}, {"optimizer step": 99, "epoch": 8}) is None
@@ -238,8 +238,8 @@ def test_a_training_that_begins_anew_is_seen_whichever_of_its_saves_were_judged(
     for epoch in judged:
         view = look(str(tmp_path))
         verify_checkpoint(view, view.checkpoint(f"model_{epoch * 10}_steps.pt"))
-    told, sick = find_begun_anew(look(str(tmp_path)), went_back_to, lying)
+    told, sick = find_fresh_start(look(str(tmp_path)), went_back_to, lying)
     assert told == (1 in judged)
     assert (sick is not None) == told
     reconcile(look(str(tmp_path)), notes)
-    assert find_begun_anew(look(str(tmp_path)), went_back_to, lying)[1] is not None
+    assert find_fresh_start(look(str(tmp_path)), went_back_to, lying)[1] is not None

@@ -239,7 +239,7 @@ STEPS = st.sampled_from(["save", "remove", "records", "stray"])
 def test_searching_again_finds_what_a_first_search_finds(
     data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """After any changes a search that remembers finds what one that begins anew does, once each run has records."""
+    """After any changes a search that remembers finds what a new one does, once each run has records."""
     root = tmp_path_factory.mktemp("fleet")
     discovery = Discovery(read_fleet(str(root), PLAIN))
     for _ in range(data.draw(st.integers(1, 6))):

@@ -167,7 +167,7 @@ def test_what_takes_long_to_import_takes_none_of_the_time(library: str, url: str
 
 def test_a_late_listing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Listings that lag are found out, and are a restriction."""
-    monkeypatch.setattr(doctor, "_PATIENCE", 0.2)
+    monkeypatch.setattr(doctor, "_TIMEOUT", 0.2)
     url, clock = place(), FakeClock()
     outcome, found = answers(url, lambda inner: LateListing(inner, clock, lambda key: 5.0))
     assert (outcome, found["listing after write"], found["read after write"]) == ("limited", "no", "yes")

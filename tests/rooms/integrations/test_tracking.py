@@ -169,7 +169,7 @@ def test_wandb_alerts_nobody_of_a_silenced_run(root, run, eventful):
         silence_run(run, time.time() + 3600.0, reason="", by="alice")
         poison(root, run, 300)
         not_good(2)
-        until(lambda: any(id.step == 300 for id in follower._trackers[0].standings), "the end of the look")
+        until(lambda: any(id.step == 300 for id in follower._trackers[0].current_verdicts), "the end of the look")
         assert alerts == []
         end_silence(run)
         poison(root, run, 400)

@@ -4,14 +4,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckptguard.records.who_and_when import Moment, seconds_of, surely_passed, this_moment
+from ckptguard.records.who_and_when import ClockReading, seconds_of, surely_passed, this_moment
 
 YEAR = 365 * 86400.0
 
 
 def moment(wall, uptime, host="a", boot_id="1"):
     """A moment by both clocks."""
-    return Moment(wall=wall, host=host, boot_id=boot_id, uptime=uptime)
+    return ClockReading(wall=wall, host=host, boot_id=boot_id, uptime=uptime)
 
 
 @given(st.floats(0, YEAR), st.floats(0, YEAR), st.floats(-3 * YEAR, 3 * YEAR))

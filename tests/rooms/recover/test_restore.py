@@ -192,7 +192,7 @@ def test_an_older_one_stands_in_for_damage_and_it_is_said(root, three, tmp_path,
     assert (str(done.id), (tmp_path / "out" / "net-200.pt").read_bytes()) == ("200.1", before)
     assert "net-300.pt of" in caplog.text
     assert "trying net-200.pt of" in caplog.text
-    assert look(three).history.standings("net-#.pt")[CheckpointId("net-#.pt", 300, 1)].outcome is Outcome.BAD
+    assert look(three).history.current_verdicts("net-#.pt")[CheckpointId("net-#.pt", 300, 1)].outcome is Outcome.BAD
 
 
 def test_an_older_one_stands_in_for_what_cannot_be_read(root, three, tmp_path, monkeypatch):
@@ -208,7 +208,7 @@ def test_an_older_one_stands_in_for_what_cannot_be_read(root, three, tmp_path, m
 
     monkeypatch.setattr(module, "copy_files", copy)
     assert str(restore(look(three), str(tmp_path / "out")).id) == "200.1"
-    assert look(three).history.standings("net-#.pt")[CheckpointId("net-#.pt", 300, 1)].outcome is Outcome.GOOD
+    assert look(three).history.current_verdicts("net-#.pt")[CheckpointId("net-#.pt", 300, 1)].outcome is Outcome.GOOD
     with pytest.raises(DeniedError):
         restore(look(three), str(tmp_path / "again"), step=300)
 

@@ -74,7 +74,7 @@ def counts(run: Run, settings: Settings) -> tuple[int, float]:
 def verified(root: Path, settings: Settings) -> Run:
     """The run after a pass beside training, which leaves out MD5 of what is large: here of everything."""
     run = open_run(str(root))
-    reconcile(look(run, settings), PassNotes(), work=Work(scanner=inline, patience=0.0), assume_quiet=True)
+    reconcile(look(run, settings), PassNotes(), work=Work(scanner=inline, yield_for=0.0), assume_quiet=True)
     return run
 
 
@@ -134,15 +134,15 @@ def test_each_good_save_gets_the_right_one_once(root: Path, seed: int, monkeypat
     else:
         raise AssertionError("it never ends")
 
-    standing = {save.name for save in saves if save.exists()}
+    current_verdict = {save.name for save in saves if save.exists()}
     recorded = {name: found for id in late_md5_ids(run) for name, found in read_late_md5s(run, id).items()}
     for save in saves:
         right, own = expected[save.name], {k: v for k, v in recorded.items() if k in expected[save.name]}
         if save.name in damaged:
             assert own == {}
             bad_now = {s.path for s in look(run, settings).checkpoints} & set(status(look(run, settings)).bad)
-            assert save.name not in standing or save.name in bad_now
-        elif save.name in standing:
+            assert save.name not in current_verdict or save.name in bad_now
+        elif save.name in current_verdict:
             assert own == right
         else:
             assert own in ({}, right)

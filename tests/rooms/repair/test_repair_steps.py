@@ -63,8 +63,8 @@ def check_end(root, run, whole):
     assert not list(root.rglob("*tmp-repair*"))
     history = load_history(run)
     for series in history.names:
-        for id, standing in history.standings(series).items():
-            assert standing.outcome is Outcome.GOOD
+        for id, current_verdict in history.current_verdicts(series).items():
+            assert current_verdict.outcome is Outcome.GOOD
             assert read_kept(run, id) is not None
     assert str(find_known_good(run).id) == "200.1"
 

@@ -10,7 +10,7 @@ from support.tiny_run import TINY, WEIGHTS, cycle, inline, name_of, poison, save
 from support.views import look
 
 from ckptguard.records.run import open_run
-from ckptguard.replicas.replicate import find_known_good_anywhere, replica_standings, replicate
+from ckptguard.replicas.replicate import find_known_good_anywhere, replica_states, replicate
 from ckptguard.runs.find_known_good import ANY, find_known_good
 from ckptguard.runs.work import Work
 from ckptguard.verification.read_known_good import read_known_good
@@ -63,6 +63,6 @@ def test_an_impossible_place_is_trouble_and_not_behind(pair, tmp_path):
     """A place that is not there yet is behind; one below a file can never be."""
     (tmp_path / "file").write_text("")
     places = (str(tmp_path / "file" / "replica"), str(tmp_path / "new" / "replica"))
-    impossible, new = replica_standings(look(str(pair[0]), TINY.changed(replicas=places)))
+    impossible, new = replica_states(look(str(pair[0]), TINY.changed(replicas=places)))
     assert impossible.trouble == f"there can be no replica at {places[0]}: {tmp_path / 'file'} is not a folder"
     assert (impossible.behind, new.behind, new.trouble) == (None, 2, None)

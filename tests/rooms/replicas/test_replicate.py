@@ -16,7 +16,7 @@ from ckptguard.records.lineage import begin_lineage, join_lineage
 from ckptguard.records.run import open_run
 from ckptguard.recover.restore import restore
 from ckptguard.recover.roll_back import GoBack, roll_back
-from ckptguard.replicas.replicate import find_known_good_anywhere, replica_standings, replicate
+from ckptguard.replicas.replicate import find_known_good_anywhere, replica_states, replicate
 from ckptguard.replicas.start_run import regain, start_run
 from ckptguard.retention.prune import prune
 from ckptguard.runs.find_known_good import find_known_good
@@ -273,9 +273,9 @@ def test_a_training_begun_anew_is_not_helped_by_the_replica_of_the_one_before(ro
     flip(root / "net-100.pt")
     assert verify_all(anew) == {"net-100.pt": Outcome.BAD}
     for begun in (False, True):
-        (standing,) = replica_standings(look(anew, replicated))
-        assert (standing.last_good, standing.behind) == (None, None)
-        assert "belongs to another training" in standing.trouble
+        (current_verdict,) = replica_states(look(anew, replicated))
+        assert (current_verdict.last_good, current_verdict.behind) == (None, None)
+        assert "belongs to another training" in current_verdict.trouble
         with pytest.raises(NoKnownGoodError):
             find_known_good_anywhere(look(anew, replicated))
         with pytest.raises(NoKnownGoodError):

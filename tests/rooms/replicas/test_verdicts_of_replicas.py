@@ -30,7 +30,7 @@ def replica(three, tmp_path):
 
 def outcomes(run):
     """{step: the outcome that counts}."""
-    return {id.step: s.outcome for id, s in load_history(run).standings("net-#.pt").items()}
+    return {id.step: s.outcome for id, s in load_history(run).current_verdicts("net-#.pt").items()}
 
 
 def test_damage_and_suspicion_stand_when_the_replica_was_healed(root, three, replica):

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from ckptguard.reporting.causes import likely_causes
-from ckptguard.reporting.evidence_queries import Clues, growth
+from ckptguard.reporting.evidence_queries import CauseEvidence, growth
 from ckptguard.values.incident import (
     CheckpointFacts,
     Details,
@@ -207,7 +207,7 @@ def test_keys_that_did_not_match():
 
 
 def test_an_optimizer_that_was_not_loaded():
-    """Only the optimizer counts as a cause; what else was started anew is told with it."""
+    """Only the optimizer counts as a cause; what else was started from scratch is told with it."""
     resumed = Resumed(step=1000, anew=("optimizer", "scheduler"))
     cause = one(report(resumed=resumed), "optimizer_not_loaded")
     assert cause.confidence == "likely"
@@ -278,6 +278,6 @@ def test_numbers_and_their_words():
 
 def test_clues_read_the_evidence_first():
     """What was written down when it was noticed beats the last sample."""
-    found = Clues(report(samples=calm(), evidence={"loss": "nan", "grad_norm": True}))
+    found = CauseEvidence(report(samples=calm(), evidence={"loss": "nan", "grad_norm": True}))
     assert found.loss != found.loss
     assert found.grad_norm == pytest.approx(0.74)

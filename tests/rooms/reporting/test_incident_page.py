@@ -206,5 +206,5 @@ def test_marks_outside_of_the_curve_are_not_drawn():
 
 def test_gave_up_does_not_look_mended():
     """Green is for what was mended: an incident that was closed without a way back is not."""
-    assert '<header class="mended">' in report_html(report())
-    assert '<header class="mended">' not in report_html(report(known_good=None))
+    assert '<header class="repaired">' in report_html(report())
+    assert '<header class="repaired">' not in report_html(report(known_good=None))

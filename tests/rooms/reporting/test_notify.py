@@ -66,7 +66,7 @@ class Telling:
 
     def end(self):
         """A stop that waits for all that is queued."""
-        self.hooks.close(patience=PATIENCE)
+        self.hooks.close(timeout=PATIENCE)
         return self
 
     def told(self, view):
@@ -216,7 +216,7 @@ def test_an_event_that_a_stop_broke_off_is_told_by_the_next_start(root, run, mon
         web.statuses[:] = [500]
         telling = Telling(web.url)
         telling.hooks.tell(run, verdict_event(run, checked, source="daemon"))
-        telling.logged(1).hooks.close(patience=0.0)
+        telling.logged(1).hooks.close(timeout=0.0)
         assert "hook_abandoned" in telling.events
         web.statuses[:] = [200]
         assert Telling(web.url).told(look(run)).events == ["hook_ran"]
@@ -255,7 +255,7 @@ def test_a_new_address_begins_with_what_comes(root, run):
 
 def test_a_start_makes_up_for_the_newest_only(root, run, monkeypatch):
     """Who comes back after a long time gets no flood: the newest few, and never the rest."""
-    monkeypatch.setattr(notify, "_MOST_MADE_UP", 2)
+    monkeypatch.setattr(notify, "_MOST_SENT_LATE", 2)
     write_torch(root, 100, seed=1)
     with listening() as web:
         Telling(web.url).told(look(run))
@@ -286,8 +286,8 @@ def test_records_that_cannot_be_had_hold_nothing_up(root, run, monkeypatch):
         raise RecordsError("no")
 
     write_torch(root, 100, seed=1)
-    monkeypatch.setattr(notify, "read_told", refuse)
-    monkeypatch.setattr(notify, "mark_told", refuse)
+    monkeypatch.setattr(notify, "read_notified", refuse)
+    monkeypatch.setattr(notify, "mark_notified", refuse)
     monkeypatch.setattr(events, "series_names", refuse)
     with listening() as web:
         telling = Telling(web.url)

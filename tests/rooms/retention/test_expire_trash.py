@@ -67,7 +67,7 @@ def test_damaged_bytes_go_a_while_after_the_checkpoint_was_repaired(root, machin
 
 
 def test_damaged_bytes_stay_while_their_checkpoint_is_not_good(root, machine):
-    """Not good any more: the time begins anew once it is. Damaged again and not repaired: they stay."""
+    """Not good any more: the time starts from scratch once it is. Damaged again and not repaired: they stay."""
     run = guarded(root)
     hurt(root, run)
     repair(look(run))

@@ -42,7 +42,7 @@ def locks_fail(monkeypatch):
             raise OSError(code, os.strerror(code))
 
         monkeypatch.setattr(fcntl, "flock", flock)
-        lock._told.clear()
+        lock._reported.clear()
 
     return fail
 

@@ -14,8 +14,8 @@ from support.views import look
 from ckptguard.records.kept import list_kept
 from ckptguard.recover.roll_back import GoBack, roll_back
 from ckptguard.runs.find_known_good import find_known_good
+from ckptguard.upkeep.finish_copies import protect, waiting_alone
 from ckptguard.upkeep.reconcile import PassNotes, reconcile
-from ckptguard.upkeep.settle_kept import protect, waiting_alone
 from ckptguard.values.ids import Step
 from ckptguard.values.verdict import Outcome
 from ckptguard.verification.kept_copy import verify_kept

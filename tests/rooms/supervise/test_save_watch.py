@@ -176,7 +176,7 @@ def test_an_earlier_stage_in_another_folder_is_not_gone_back_to(watch, tmp_path)
     }
     assert update_of(load(run / "weights/last.pt")) == 30
     two_folders(run, 4)
-    assert watch.last_look() == [], "nothing began anew"
+    assert watch.last_look() == [], "nothing started from scratch"
 
 
 def test_of_several_trainings_only_the_sick_ones_go_back(watch, tmp_path):

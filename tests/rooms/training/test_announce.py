@@ -25,7 +25,7 @@ def test_a_training_says_where_it_begins(tmp_path, capsys):
             for _ in guard.steps([1, 2], total=guard.step + 2, save_every=2):
                 guard.observe(loss=1.0)
     first, second = (line for line in capsys.readouterr().err.splitlines() if line.startswith("ckptguard: "))
-    assert first == f"ckptguard: there is no good checkpoint in {tmp_path}/run yet: training begins anew"
+    assert first == f"ckptguard: there is no good checkpoint in {tmp_path}/run yet: training starts from scratch"
     path = f"{tmp_path}/run/step-000000002"
     assert second == f"ckptguard: training resumes at step 2 from {path}, which was verified"
 

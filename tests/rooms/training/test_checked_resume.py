@@ -213,7 +213,7 @@ def steps_made(folder):
 
 
 def test_a_part_that_was_not_saved(tmp_path):
-    """An optimizer whose state is not in the checkpoint is refused, or begins anew where that is allowed."""
+    """An optimizer whose state is not in the checkpoint is refused, or starts from scratch where that is allowed."""
     with guarded(tmp_path / "run", Training(), optimizer=None, scheduler=None) as guard:
         guard.save(step=1)
     with guarded(tmp_path / "run", Training(), scheduler=None) as guard, pytest.raises(StateError, match="optimizer"):

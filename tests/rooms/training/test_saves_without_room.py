@@ -88,7 +88,7 @@ def test_the_next_save_takes_the_place_of_one_that_still_waits(tmp_path, monkeyp
             guard.save(step=step, blocking=False)
             assert disk.asked.wait(100)
             in_flight = guard._saving._in_flight
-            while not in_flight.gate.waits_for_room:
+            while not in_flight.turn.waits_for_room:
                 assert in_flight.wait(0.01) is False
         disk.free = 10**15
         assert guard.wait_for_save(60)

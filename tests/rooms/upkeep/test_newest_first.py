@@ -122,7 +122,7 @@ class Guarded:
 
     def is_done(self) -> bool:
         """True if a pass left nothing to do."""
-        return bool(self.watched.passes) and not self.watched.last_pass.pending and not self.watched.last_pass.made_way
+        return bool(self.watched.passes) and not self.watched.last_pass.pending and not self.watched.last_pass.yielded
 
     def good(self) -> str | None:
         """The path of the known-good checkpoint."""
@@ -157,7 +157,7 @@ class Guarded:
 def test_the_order_changes_no_verdict_and_no_message(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
-    """Whatever is wrong with the saves, and whenever the daemon is killed or makes way for other runs: in the end all
+    """Whatever is wrong with the saves, and whenever the daemon is killed or yields to other runs: in the end all
     is as oldest first. Nothing is known-good meanwhile that is not good then."""
     chance = random.Random(seed)
     Files(tmp_path / "run", seed)

@@ -142,7 +142,7 @@ class Sequence:
             paths = [p for id in view.history.sealed(name) if (p := view.history.manifest(id).files[0].path)]
             if not any(path == series.path(series.step).name or path.startswith(f"{series.name}-") for path in paths):
                 continue
-            good = [id for id, s in view.history.standings(name).items() if s.outcome.value == "good"]
+            good = [id for id, s in view.history.current_verdicts(name).items() if s.outcome.value == "good"]
             copies = [read_kept(view.run, id) for id in list_kept(view.run) if id in good]
             if any(copy.how != "link" for copy in copies):
                 return True

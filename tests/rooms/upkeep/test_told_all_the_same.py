@@ -14,7 +14,7 @@ def copies_fail(monkeypatch):
     def fail(view, **_):
         raise TransientError("kept: stale file handle", key="kept")
 
-    monkeypatch.setattr("ckptguard.upkeep.reconcile.settle_kept", fail)
+    monkeypatch.setattr("ckptguard.upkeep.reconcile.finish_copies", fail)
 
 
 def test_verdicts_are_told_although_the_rest_of_the_pass_fails(three, copies_fail):

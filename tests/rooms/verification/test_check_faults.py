@@ -126,8 +126,8 @@ def test_a_new_incident_suspects_a_cleared_checkpoint_again(run: Run) -> None:
     clear(look(run), "net-3.pt", reason="fine")
     data = (Path(run.url) / "net-3.pt").read_bytes()
     id = quarantine(look(run), "net-3.pt", reason="loss is nan")
-    standing = load_history(run).standings("net-#.pt")[id]
-    assert standing.outcome is Outcome.SUSPECT
+    current_verdict = load_history(run).current_verdicts("net-#.pt")[id]
+    assert current_verdict.outcome is Outcome.SUSPECT
     (Path(run.url) / "net-3.pt").write_bytes(data)
     assert str(verify(run, "net-3.pt").id) == "3.2"
 

@@ -17,7 +17,7 @@ from ckptguard.records.late_md5s import read_late_md5s
 from ckptguard.records.run import Run
 from ckptguard.runs.work import Work
 from ckptguard.scan import Scan, ScanOptions, files, scan_files
-from ckptguard.upkeep.settle_kept import protect_finished, waiting_alone
+from ckptguard.upkeep.finish_copies import protect_finished, waiting_alone
 from ckptguard.values.ids import CheckpointId
 from ckptguard.values.verdict import Outcome
 from ckptguard.verification import checkpoint as checkpoint_module
@@ -77,7 +77,7 @@ def test_md5_is_taken_once(root, run, scanner):
 
 
 @pytest.mark.parametrize(
-    ("digest", "patience", "large", "expected"),
+    ("digest", "yield_for", "large", "expected"),
     [
         ("auto", 10.0, True, False),
         ("auto", 0.0, True, False),
@@ -89,13 +89,13 @@ def test_md5_is_taken_once(root, run, scanner):
 )
 @pytest.mark.parametrize("kept", [False, True], ids=["in place", "kept"])
 def test_md5_of_large_ones_is_not_taken_beside_training(
-    root, run, scanner, monkeypatch, digest, patience, large, expected, kept
+    root, run, scanner, monkeypatch, digest, yield_for, large, expected, kept
 ):
     """Only in a first verdict with patience, and unless the setting asks for it. The manifest then has none, the
     verdict says so, and `sums` computes it."""
     monkeypatch.setattr(checkpoint_module, "LARGE", 0 if large else 1 << 30)
     path = root / write_torch(root, 100, seed=1)
-    settings, work = QUICK.changed(digest=digest, keep="link"), Work(scanner=scanner, patience=patience)
+    settings, work = QUICK.changed(digest=digest, keep="link"), Work(scanner=scanner, yield_for=yield_for)
     if kept:
         assert protect_finished(look(run, settings)) == []
         path.unlink()
@@ -116,7 +116,7 @@ def test_what_has_no_md5_gets_it_in_a_later_reading(root, run, scanner, monkeypa
     monkeypatch.setattr(checkpoint_module, "LARGE", 0)
     path = root / write_torch(root, 100, seed=1)
     expected = hashlib.md5(path.read_bytes()).hexdigest()
-    verify_checkpoint(look(run), there(run), work=Work(scanner=scanner, patience=0.0))
+    verify_checkpoint(look(run), there(run), work=Work(scanner=scanner, yield_for=0.0))
     if damaged:
         flip_bit(path)
     verify_checkpoint(look(run), there(run), work=Work(scanner=scanner))

@@ -17,7 +17,7 @@ from ckptguard.checks.digests import UNSEEN_FLIPS
 from ckptguard.formats.suffixes import is_sum_list
 from ckptguard.keep.copies import keep_checkpoint
 from ckptguard.records.run import open_run
-from ckptguard.runs.results import Report
+from ckptguard.runs.results import VerifyReport
 from ckptguard.runs.work import Work
 from ckptguard.scan import scan_files
 from ckptguard.upkeep.reconcile import PassNotes, reconcile
@@ -42,13 +42,13 @@ def flip(path: Path) -> None:
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
 
 
-def said(report: Report, *severities: Severity) -> list[str]:
+def said(report: VerifyReport, *severities: Severity) -> list[str]:
     """What findings of these severities say, with their files."""
     found = [f for c in report.checkpoints for f in c.findings if f.severity in severities]
     return [f"{f.file}: {f.message}" for f in found]
 
 
-def errors(report: Report) -> list[str]:
+def errors(report: VerifyReport) -> list[str]:
     """What makes it bad."""
     return said(report, Severity.ERROR)
 

@@ -213,7 +213,8 @@ class WatchedFolder:
         return {
             step
             for step in STEPS
-            if (standing := history.standing(CheckpointId("model-#", step, 1))) and standing.outcome is Outcome.BAD
+            if (current_verdict := history.current_verdict(CheckpointId("model-#", step, 1)))
+            and current_verdict.outcome is Outcome.BAD
         }
 
 

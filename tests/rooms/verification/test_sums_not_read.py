@@ -32,7 +32,7 @@ def test_a_list_of_noise_is_not_read_to_its_end(model):
 
 
 def test_a_record_of_the_hub_that_is_a_link_is_not_followed(model, tmp_path):
-    """What it says is not known, and the user is told what to mend."""
+    """What it says is not known, and the user is told what to fix."""
     (tmp_path / "elsewhere").mkdir()
     (model / ".cache").symlink_to(tmp_path / "elsewhere")
     report = verify_target(str(model / FIRST), QUICK)

@@ -26,8 +26,8 @@ from ckptguard.records.incidents import list_incidents
 from ckptguard.replicas.replicate import replicate
 from ckptguard.reporting.incidents_of_saves import IncidentsOfSaves
 from ckptguard.runs.find_known_good import find_known_good
+from ckptguard.upkeep.finish_copies import protect, waiting_alone
 from ckptguard.upkeep.reconcile import PassNotes, reconcile
-from ckptguard.upkeep.settle_kept import protect, waiting_alone
 from ckptguard.values.patterns import Pattern
 from ckptguard.values.verdict import Outcome
 from ckptguard.verification.kept_copy import verify_kept

@@ -352,7 +352,7 @@ def test_rows_that_are_always_zero_are_no_lost_page(tmp_path, tensors):
 @pytest.mark.parametrize(("sizes", "outcome"), [((40,), Outcome.GOOD), ((4, 4, 4), Outcome.SUSPECT)])
 @pytest.mark.parametrize("how", ["in place", "renamed"])
 def test_words_beside_few_tensors_are_saved_with_them(tmp_path, sizes, outcome, how):
-    """A training begun anew reaches the same step. Its trainer's JSON holds another loss, and no tensor."""
+    """A training started from scratch reaches the same step. Its trainer's JSON holds another loss, and no tensor."""
     folder = tmp_path / "checkpoint-1"
     folder.mkdir()
     for seed in (1, 2):

@@ -78,8 +78,8 @@ def happen(url: str, events: list[tuple[str, int]]) -> None:
         elif what == "suspect":
             view = look(url, TINY)
             for series in view.history.names:
-                for id, standing in view.history.standings(series).items():
-                    if id.number == step and standing.outcome is Outcome.GOOD:
+                for id, current_verdict in view.history.current_verdicts(series).items():
+                    if id.number == step and current_verdict.outcome is Outcome.GOOD:
                         mark_suspect(view, id, "the loss jumped")
 
 

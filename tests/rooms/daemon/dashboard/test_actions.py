@@ -342,19 +342,19 @@ def test_without_a_record_nothing_is_done(asking: Asking, monkeypatch: pytest.Mo
 def test_a_bad_verdict_at_the_same_moment_is_not_cleared_away(asking: Asking, monkeypatch: pytest.MonkeyPatch) -> None:
     """Somebody finds damage between the look and the clearance: bad stays bad, and the operator is told."""
     view = look(asking.url, TINY)
-    (id,) = [id for id in view.history.standings("model-#") if id.number == 3]
+    (id,) = [id for id in view.history.current_verdicts("model-#") if id.number == 3]
     mark_suspect(view, id, "the loss jumped")
     plan = asking.ask("actions/clear", {"checkpoint": "3"})[1]
-    real_clear = verbs.clear_standing
+    real_clear = verbs.clear_current_verdict
 
-    def clear_late(view: Any, standing: Any, word: str, *, reason: str) -> Any:
+    def clear_late(view: Any, current_verdict: Any, word: str, *, reason: str) -> Any:
         bad = look(asking.url, TINY).history
         verdict = bad.verdict(id)
         assert verdict is not None
         bad.add_verdict(msgspec.structs.replace(verdict, outcome=Outcome.BAD))
-        return real_clear(view, standing, word, reason=reason)
+        return real_clear(view, current_verdict, word, reason=reason)
 
-    monkeypatch.setattr(verbs, "clear_standing", clear_late)
+    monkeypatch.setattr(verbs, "clear_current_verdict", clear_late)
     status, answer = asking.ask("actions/clear", real(plan["token"], checkpoint="3"))
     assert (status, "got another verdict meanwhile" in answer["error"]["message"]) == (423, True)
-    assert look(asking.url, TINY).history.standings("model-#")[id].outcome is Outcome.BAD
+    assert look(asking.url, TINY).history.current_verdicts("model-#")[id].outcome is Outcome.BAD

@@ -64,7 +64,7 @@ def test_answers_do_not_wait_for_an_action(at_work: DaemonProcess, run: Path) ->
 
 
 def test_the_catalogue_tells_of_an_action(run: Path, start: Starter) -> None:
-    """Its beginning and its end are events of the run, with who and why, also in a daemon that starts anew."""
+    """Its beginning and its end are events of the run, with who and why, also in a daemon that starts from scratch."""
     save(run, 300)
     daemon = start(run)
     daemon.known_good(300)

@@ -11,7 +11,7 @@ from urllib.parse import quote
 from ckptguard_daemon.application import application, routes
 from ckptguard_daemon.catalogue_feed import CatalogueFeed
 from ckptguard_daemon.http.callers import Callers
-from ckptguard_daemon.http.gate import Door, Names
+from ckptguard_daemon.http.gate import Names, TcpAccess
 from ckptguard_daemon.http.routes import Served
 from ckptguard_daemon.log import log
 from ckptguard_daemon.loop import Loop, Passes
@@ -68,9 +68,9 @@ class Behind:
         )
         self.callers = Callers(str(self.tokens), Role.OPERATOR)
         names = Names(url, "127.0.0.1" if beyond else None)
-        self.door = Door(self.callers, names, secure=secure, port=PORT)
+        self.tcp_access = TcpAccess(self.callers, names, secure=secure, port=PORT)
         self.routes = routes(self.served)
-        self.application = application(self.routes, self.door.admit)
+        self.application = application(self.routes, self.tcp_access.admit)
         self._addresses = iter(range(1, 2**31))
 
     def ask(
@@ -88,7 +88,7 @@ class Behind:
             "type": "http",
             "http_version": "1.1",
             "asgi": {"spec_version": "2.3"},
-            "scheme": "https" if self.door.secure else "http",
+            "scheme": "https" if self.tcp_access.secure else "http",
             "method": method,
             "path": plain,
             "raw_path": quote(plain).encode(),

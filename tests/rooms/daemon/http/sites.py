@@ -8,8 +8,8 @@ import ssl
 from pathlib import Path
 
 from ckptguard_daemon.application import application
-from ckptguard_daemon.http.front import Front, HttpOptions
 from ckptguard_daemon.http.server import HttpServer
+from ckptguard_daemon.http.web_server import HttpOptions, WebServer
 from gate_calls import SECRETS, Behind
 from support.daemon_process import PATIENCE
 
@@ -36,9 +36,10 @@ class Site:
 
     def __init__(self, folder: Path, **options: str) -> None:
         self.behind = Behind(folder)
-        self.front = Front(HttpOptions(tokens=str(self.behind.tokens), **options), "127.0.0.1:0")
-        self.port = int(self.front.door.cookie.rpartition("-")[2])  # its name holds it
-        self.server: HttpServer = self.front.server(application(self.behind.routes, self.front.door.admit))
+        self.web_server = WebServer(HttpOptions(tokens=str(self.behind.tokens), **options), "127.0.0.1:0")
+        self.port = int(self.web_server.tcp_access.cookie.rpartition("-")[2])  # its name holds it
+        application_ = application(self.behind.routes, self.web_server.tcp_access.admit)
+        self.server: HttpServer = self.web_server.server(application_)
         self.context: ssl.SSLContext | None = None
         assert self.server.start()
 

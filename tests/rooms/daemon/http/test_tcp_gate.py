@@ -115,7 +115,7 @@ def test_the_gate_is_its_model(behind: Behind, cookies: dict[Role, str], case: d
         role = case["bearer"]
         headers |= bearer(SECRETS[role] if isinstance(role, Role) else "nobody's")
     if case["cookie"] is not None:
-        role, name = case["cookie"], behind.door.cookie
+        role, name = case["cookie"], behind.tcp_access.cookie
         texts = {"wrong": f"{name}=x", "garbled": f'{name}="\\'}
         headers["cookie"] = cookies[role] if isinstance(role, Role) else texts[str(role)]
     path = str(case["path"]).replace("SHOWN", behind.shown.run_id)

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 from ckptguard_daemon.dashboard import events, page_files
-from ckptguard_daemon.http import front, routes, server, tcp_address
-from ckptguard_daemon.http.front import Front, HttpOptions
+from ckptguard_daemon.http import routes, server, tcp_address, web_server
+from ckptguard_daemon.http.web_server import HttpOptions, WebServer
 from gate_calls import SECRETS
 from sites import TOKEN, UNFINISHED, Site, rest_of, unfinished
 from support.certificates import make_certificate
@@ -157,7 +157,7 @@ def test_tls_is_served_and_renewed(tmp_path: Path) -> None:
     certificate, key = make_certificate(tmp_path, "first")
     site = Site(tmp_path / "site", certificate=certificate, key=key)
     try:
-        assert site.front.url.startswith("https://")
+        assert site.web_server.url.startswith("https://")
         site.context = ssl.create_default_context(cafile=certificate)
         assert site.works()
         said = site.get("/v1/me", TOKEN + f"Origin: https://localhost:{site.port}\r\n")
@@ -168,16 +168,16 @@ def test_tls_is_served_and_renewed(tmp_path: Path) -> None:
         assert b"; secure" in said.lower()
         second, second_key = make_certificate(tmp_path, "second")
         shutil.move(second, certificate)
-        site.front.look()  # the certificate came before its key: what worked goes on
+        site.web_server.look()  # the certificate came before its key: what worked goes on
         assert site.works()
         shutil.move(second_key, key)
-        site.front.look()
+        site.web_server.look()
         with pytest.raises(ssl.SSLCertVerificationError):
             site.connect()
         site.context = ssl.create_default_context(cafile=certificate)
         assert site.works()
         Path(key).write_text("no key")
-        site.front.look()  # logged; what worked goes on
+        site.web_server.look()  # logged; what worked goes on
         assert site.works()
     finally:
         site.close()
@@ -247,7 +247,7 @@ def test_a_stream_ends_with_its_token(site: Site, monkeypatch: pytest.MonkeyPatc
         assert made.recv(12) == b"HTTP/1.1 200"
         site.behind.tokens.write_text("")
         site.behind.callers.look()
-        site.front.look()
+        site.web_server.look()
         assert rest_of(made).endswith(b"0\r\n\r\n")
     assert site.say("HEAD /v1/events HTTP/1.0\r\nHost: localhost\r\n\r\n").startswith(b"HTTP/1.1 4")
 
@@ -270,7 +270,7 @@ def test_no_secret_is_in_the_log(site: Site, caplog: pytest.LogCaptureFixture) -
     with caplog.at_level(logging.DEBUG):
         for secret in secrets:
             site.get("/v1/me", f"Authorization: Bearer {secret}\r\n")
-            site.get(f"/v1/me?token={secret}", f"Cookie: {site.front.door.cookie}={secret}\r\n")
+            site.get(f"/v1/me?token={secret}", f"Cookie: {site.web_server.tcp_access.cookie}={secret}\r\n")
             body = json.dumps({"token": secret})
             head = "POST /v1/session HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
             site.say(f"{head}Content-Length: {len(body)}\r\n\r\n{body}")
@@ -300,16 +300,16 @@ def test_what_would_not_be_safe_is_refused(tmp_path: Path, why: str) -> None:
     tokens = tmp_path / "tokens"
     tokens.touch(0o600)
     with pytest.raises(SettingsError, match=message):
-        Front(HttpOptions(**{"tokens": str(tokens), **options}), address)
+        WebServer(HttpOptions(**{"tokens": str(tokens), **options}), address)
 
 
 def test_nobody_could_log_in(tmp_path: Path) -> None:
     """A socket without tokens and without a link is refused, and options for none as well."""
     with pytest.raises(SettingsError, match="nobody could log in"):
-        Front(HttpOptions(), "127.0.0.1:0")
+        WebServer(HttpOptions(), "127.0.0.1:0")
     with pytest.raises(SettingsError, match="only for --http"):
-        front.open_front(HttpOptions(tokens=str(tmp_path)))
-    assert front.open_front(HttpOptions()) is None
+        web_server.open_web_server(HttpOptions(tokens=str(tmp_path)))
+    assert web_server.open_web_server(HttpOptions()) is None
 
 
 def test_a_key_that_everybody_reads_is_refused(tmp_path: Path) -> None:
@@ -319,4 +319,4 @@ def test_a_key_that_everybody_reads_is_refused(tmp_path: Path) -> None:
     tokens = tmp_path / "tokens"
     tokens.touch(0o600)
     with pytest.raises(SettingsError, match="every user can read the key"):
-        Front(HttpOptions(certificate=certificate, key=key, tokens=str(tokens)), "127.0.0.1:0")
+        WebServer(HttpOptions(certificate=certificate, key=key, tokens=str(tokens)), "127.0.0.1:0")

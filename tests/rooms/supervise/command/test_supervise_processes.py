@@ -307,7 +307,7 @@ def test_what_is_being_started_is_known_to_be_ours(monkeypatch, what):
     done.set()
     assert len(seen[0]) == 1
     assert seen[0][0] in started
-    hooks.close(patience=0.0) if what == "hook" else worker.end()
+    hooks.close(timeout=0.0) if what == "hook" else worker.end()
 
 
 @pytest.mark.writers

@@ -20,7 +20,7 @@ from ckptguard.storage.runtime_folder import private_runtime_folder
 from ckptguard.values.access import Role
 from ckptguard.values.ids import short_digest
 from ckptguard_daemon.http.callers import Callers, stamp_of
-from ckptguard_daemon.http.gate import Door, Names
+from ckptguard_daemon.http.gate import Names, TcpAccess
 from ckptguard_daemon.http.server import HttpServer
 from ckptguard_daemon.http.tcp_address import address_of, tcp_address
 from ckptguard_daemon.log import log
@@ -44,7 +44,7 @@ NO_HTTP = HttpOptions()
 _PATH = re.compile(r"(/(?!\.+(/|$))[A-Za-z0-9._~-]+)*")  # below which a proxy shows the page; it takes this off
 
 
-class Front:
+class WebServer:
     """A listening TCP socket and its door."""
 
     def __init__(self, options: HttpOptions, address: str) -> None:
@@ -65,7 +65,7 @@ class Front:
         port = self._socket.getsockname()[1]
         secure = self._tls is not None or (url or "").startswith("https:")
         names = Names(url, None if tcp.is_loopback else tcp.host)
-        self.door = Door(callers, names, secure=secure, port=port, path=urlsplit(url or "").path)
+        self.tcp_access = TcpAccess(callers, names, secure=secure, port=port, path=urlsplit(url or "").path)
         host = socket.gethostname() if tcp.is_any else tcp.host
         shown = f"{host}:{port}" if ":" not in host else f"[{host}]:{port}"
         self.url = url or f"{'https' if self._tls else 'http'}://{shown}"
@@ -74,12 +74,12 @@ class Front:
         """Keep the sessions in this user's private folder, under a name that follows from the daemon's socket."""
         try:
             folder = private_runtime_folder(environ)
-            self.door.callers.remember(os.path.join(folder, f"{short_digest(socket_path)}.sessions"))
+            self.tcp_access.callers.remember(os.path.join(folder, f"{short_digest(socket_path)}.sessions"))
         except OSError as error:
             log("sessions_not_kept", level="warning", reason=str(error))
 
     def server(self, application: ASGIApp) -> HttpServer:
-        """Return the server of the application that asks `door`. It is not started."""
+        """Return the server of the application that asks `tcp_access`. It is not started."""
         log("http", address=address_of(self._socket), url=self.url, tls=self._tls is not None)
         return HttpServer(application, self._socket, self._tls)
 
@@ -88,13 +88,13 @@ class Front:
         role = self._options.link
         if role is None:
             return
-        link = f"{self.url}/login#{self.door.callers.new_link(role, time.time())}"
+        link = f"{self.url}/login#{self.tcp_access.callers.new_link(role, time.time())}"
         with contextlib.suppress(OSError):  # nobody reads it
             print(link, flush=True)
 
     def look(self) -> None:
         """Take over changed tokens, and a changed certificate."""
-        self.door.callers.look()
+        self.tcp_access.callers.look()
         if self._tls is None or (stamps := _stamps(self._options)) == self._seen:
             return
         self._seen = stamps
@@ -106,10 +106,10 @@ class Front:
             log("certificate_refused", level="error", reason=error.message)
 
 
-def open_front(options: HttpOptions) -> Front | None:
+def open_web_server(options: HttpOptions) -> WebServer | None:
     """Return the front, or None if there is none. Raises SettingsError."""
     if options.address is not None:
-        return Front(options, options.address)
+        return WebServer(options, options.address)
     if msgspec.structs.replace(options, socket=None, yields=False) != NO_HTTP:
         raise SettingsError("--tokens, --tls-cert, --tls-key, --http-url and --link are only for --http")
     return None

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
-from ckptguard.decisions.known_good import Standing
-from ckptguard.records.told import INCIDENTS, leave_untold, mark_told, read_told, verdict_key
+from ckptguard.decisions.known_good import CurrentVerdict
+from ckptguard.records.notified import INCIDENTS, mark_notified, read_notified, skip_notifications, verdict_key
 from ckptguard.reporting.build_report import checkpoint_of
 from ckptguard.reporting.events import judged_on_record
 from ckptguard.reporting.open_and_close import close_as_good, close_incident, record_bad_saves
@@ -18,7 +18,7 @@ from ckptguard.runs.run_view import RunView
 from ckptguard.values.verdict import Outcome
 
 
-class OwedIncidents:
+class MissedIncidents:
     """The incidents of one run that is guarded. What its ledger said when it was guarded for the first time needs none.
 
     A change of the ledger's names makes work, and nothing else does.
@@ -37,24 +37,24 @@ class OwedIncidents:
     def begin(self, view: RunView) -> None:
         """Note what needs no incident, and make up for what was left undone. Call it before the first new verdict.
         Raises StorageError."""
-        settled = read_told(view.run).get(INCIDENTS)
+        settled = read_notified(view.run).get(INCIDENTS)
         if settled is None:
-            settled = {verdict_key(standing) for standing in _changes(view.history)}
-            leave_untold(view.run, INCIDENTS, settled)
-        self._make_up(view, settled)
+            settled = {verdict_key(current_verdict) for current_verdict in _changes(view.history)}
+            skip_notifications(view.run, INCIDENTS, settled)
+        self._send_missed(view, settled)
         self._settled = settled
 
-    def make_up(self, view: RunView, names: Collection[str] | None) -> list[Checked]:
+    def record_missed(self, view: RunView, names: Collection[str] | None) -> list[Checked]:
         """Open and close what is due, unless the names of the ledger are those of the last time. Returns the
         checkpoints whose incident was opened. Raises StorageError, and is tried again then."""
         if self._settled is None or (names is not None and names == self._names):
             return []
-        opened = self._make_up(view, self._settled)
+        opened = self._send_missed(view, self._settled)
         self._names = names
         return opened
 
-    def _make_up(self, view: RunView, settled: set[str]) -> list[Checked]:
-        new = {verdict_key(standing): standing for standing in _changes(view.history)}
+    def _send_missed(self, view: RunView, settled: set[str]) -> list[Checked]:
+        new = {verdict_key(current_verdict): current_verdict for current_verdict in _changes(view.history)}
         judged = {key: judged_on_record(view, new[key].id) for key in new if key not in settled}
         found = [one for one in judged.values() if one is not None]
         for one in found:
@@ -67,16 +67,17 @@ class OwedIncidents:
             if is_own and one.id is not None and view.history.is_quarantined(one.id):
                 close_incident(view.run, incident, action=f"{one.path} was moved aside before")
         for key in judged:
-            mark_told(view.run, INCIDENTS, key)  # so no later start asks about it
+            mark_notified(view.run, INCIDENTS, key)  # so no later start asks about it
             settled.add(key)
         return [one for one, _ in opened]
 
 
-def _changes(history: History) -> Iterator[Standing]:
+def _changes(history: History) -> Iterator[CurrentVerdict]:
     """Yield the first verdict of each trouble that lasts, and of each that ended well."""
     for series in list(history.names):
-        for standing in history.standings(series).values():
-            if standing.outcome is Outcome.BAD or (standing.outcome is Outcome.GOOD and standing.number > 1):
-                first = history.first_of(standing)
+        for current_verdict in history.current_verdicts(series).values():
+            is_again = current_verdict.outcome is Outcome.GOOD and current_verdict.number > 1
+            if current_verdict.outcome is Outcome.BAD or is_again:
+                first = history.first_of(current_verdict)
                 if first.outcome is Outcome.BAD or first.number > 1:
                     yield first

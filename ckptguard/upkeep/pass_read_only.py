@@ -7,14 +7,14 @@ from ckptguard.upkeep.reconcile import (
     PassNotes,
     PassResult,
     PendingSave,
+    current_verdict_of,
     sample_of,
-    standing_of,
     start_of,
     unread_save,
 )
 
 
-def look_on(view: RunView, notes: PassNotes) -> PassResult:
+def pass_read_only(view: RunView, notes: PassNotes) -> PassResult:
     """Note what is there and has a verdict, and write nothing: another daemon makes the passes. Raises
     CouldNotTellError."""
     notes.settled, notes.start = None, start_of(view, notes.start)
@@ -28,7 +28,7 @@ def look_on(view: RunView, notes: PassNotes) -> PassResult:
             continue
         sample = sample_of(notes, checkpoint)
         if not sample.done:
-            sample.id = standing_of(view, checkpoint)
+            sample.id = current_verdict_of(view, checkpoint)
             sample.done = sample.id is not None
         if not sample.done:
             why = "another daemon verifies it"

@@ -11,7 +11,7 @@ import msgspec
 
 from ckptguard.errors import BusyError, ChangedWhileReadError, CouldNotTellError, ObjectMissingError, StorageFullError
 from ckptguard.keep.copies import keep_checkpoint, release, release_unpinned, trim_kept
-from ckptguard.keep.own_bytes import give_own_bytes
+from ckptguard.keep.independent_copies import copy_independently
 from ckptguard.layouts import LAYOUTS, Checkpoint
 from ckptguard.records.kept import KeptCopy, list_kept, read_kept, replace_kept
 from ckptguard.runs.file_signatures import late_state, looks_as_read
@@ -102,10 +102,10 @@ def release_other(view: RunView, checkpoint: Checkpoint, id: CheckpointId | None
     return []
 
 
-def settle_kept(view: RunView, *, work: Work = PLAIN, saved_over: bool = False) -> list[str]:
+def finish_copies(view: RunView, *, work: Work = PLAIN, saved_over: bool = False) -> list[str]:
     """Keep exactly the copies that the verdicts ask for, and make full copies where they are due. Returns problems.
 
-    `saved_over` is as for `give_own_bytes`.
+    `saved_over` is as for `copy_independently`.
     """
     troubles: list[str] = []
     doubtful: list[tuple[KeptCopy, Manifest]] = []
@@ -122,7 +122,7 @@ def settle_kept(view: RunView, *, work: Work = PLAIN, saved_over: bool = False) 
     if all_known:
         _trim(view, troubles)
     with _noted(troubles):
-        troubles += give_own_bytes(view, work, saved_over=saved_over)
+        troubles += copy_independently(view, work, saved_over=saved_over)
     if all_known:
         _trim(view, troubles)
     return list(dict.fromkeys(troubles))
@@ -208,8 +208,8 @@ def _good_without_copy(view: RunView) -> Iterator[tuple[Checkpoint, CheckpointId
     for checkpoint in view.checkpoints:
         in_place.setdefault(checkpoint.series, {}).setdefault(checkpoint.step, []).append(checkpoint)
     for series, by_step in in_place.items():
-        standings = view.history.standings(series).values()
-        good = [s.id for s in standings if s.outcome is Outcome.GOOD]
+        current_verdicts = view.history.current_verdicts(series).values()
+        good = [s.id for s in current_verdicts if s.outcome is Outcome.GOOD]
         left = view.settings.keep_good
         for id in sorted(good, key=lambda id: id.order, reverse=True):
             if left <= 0:

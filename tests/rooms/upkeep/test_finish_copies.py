@@ -22,9 +22,9 @@ from ckptguard.records.run import open_run
 from ckptguard.retention.pin import pin
 from ckptguard.runs.find_known_good import find_known_good
 from ckptguard.runs.work import PLAIN, Work
-from ckptguard.upkeep import settle_kept as settle
+from ckptguard.upkeep import finish_copies as settle
+from ckptguard.upkeep.finish_copies import finish_copies
 from ckptguard.upkeep.reconcile import PassNotes, reconcile
-from ckptguard.upkeep.settle_kept import settle_kept
 
 
 @pytest.mark.parametrize("number", range(4))
@@ -47,7 +47,7 @@ def test_a_mark_that_reads_wrong_once_releases_nothing(root, monkeypatch, number
 
         with monkeypatch.context() as faulty:
             faulty.setattr(kept, "read_record", wrong)
-            settle_kept(look(run))
+            finish_copies(look(run))
         assert kept.list_kept(run) == copies, f"byte {place}"
 
 
@@ -101,7 +101,7 @@ def test_a_touched_link_is_read_once(root):
         return PLAIN.scanner(storage, keys, options, progress)
 
     for _ in range(2):
-        assert settle_kept(look(run, links), work=Work(scanner=scanner)) == []
+        assert finish_copies(look(run, links), work=Work(scanner=scanner)) == []
     assert len(read) == 1
 
 
@@ -125,7 +125,7 @@ def test_trouble_with_one_checkpoint_holds_up_no_other(root, monkeypatch, failin
         return real(view, checkpoint, id, **words)
 
     monkeypatch.setattr(settle, "keep_checkpoint", fail)
-    troubles = settle_kept(look(run, three))
+    troubles = finish_copies(look(run, three))
     assert [id.step for id in kept.list_kept(run)] == [step for step in (100, 200, 300) if step != failing]
     assert len(troubles) == 1
     assert "the disk failed" in troubles[0]
@@ -143,11 +143,11 @@ def test_nothing_is_trimmed_while_a_copy_is_in_doubt(root, monkeypatch):
         return True
 
     monkeypatch.setattr(settle, "kept_matches", fail)
-    [trouble] = settle_kept(look(run, QUICK.changed(keep_good=1)))
+    [trouble] = finish_copies(look(run, QUICK.changed(keep_good=1)))
     assert "the disk failed" in trouble
     assert kept.list_kept(run) == copies
     monkeypatch.undo()
-    assert settle_kept(look(run, QUICK.changed(keep_good=1))) == []
+    assert finish_copies(look(run, QUICK.changed(keep_good=1))) == []
     assert len(kept.list_kept(run)) < len(copies)
 
 
@@ -170,7 +170,7 @@ def test_a_copy_of_a_place_that_was_touched_counts_and_stays(root, keep, change)
     [id] = kept.list_kept(run)
     made = kept.read_kept(run, id)
     for _ in range(2):
-        assert settle_kept(look(run, settings), work=Work(scanner=forbidden)) == []
+        assert finish_copies(look(run, settings), work=Work(scanner=forbidden)) == []
     assert kept.read_kept(run, id) == made
     path.unlink()
     reconcile(look(run, settings), PassNotes())
@@ -196,6 +196,6 @@ def test_a_copy_of_something_else_goes_although_it_is_pinned(root):
     at(str(root), f"_ckptguard/{copy.checkpoint_key}").write_bytes(b"x" * path.stat().st_size)
     sources = tuple((size, 7, 7, etag) for size, _, _, etag in copy.sources)
     kept.replace_kept(run, msgspec.structs.replace(copy, sources=sources, read_at=()))
-    assert settle_kept(look(run)) == []
+    assert finish_copies(look(run)) == []
     [id] = kept.list_kept(run)  # made anew, of what lies in place
     assert at(str(root), f"_ckptguard/{kept.read_kept(run, id).checkpoint_key}").read_bytes() == path.read_bytes()

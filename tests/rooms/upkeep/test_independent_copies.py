@@ -14,7 +14,7 @@ from support.views import look
 from ckptguard.decisions.room import SPARE
 from ckptguard.errors import StorageFullError
 from ckptguard.inspect.status import status
-from ckptguard.keep.own_bytes import give_own_bytes
+from ckptguard.keep.independent_copies import copy_independently
 from ckptguard.records.kept import list_kept, read_kept
 from ckptguard.records.run import open_run
 from ckptguard.runs.find_known_good import find_known_good
@@ -67,9 +67,9 @@ def test_a_copy_that_is_called_off_is_no_trouble(root, run):
     reconcile(look(run, QUICK.changed(keep="link")), PassNotes())
     stop = threading.Event()
     stop.set()
-    assert give_own_bytes(look(run), Work(stop=stop), saved_over=False) == []
+    assert copy_independently(look(run), Work(stop=stop), saved_over=False) == []
     assert set(how_kept(run).values()) <= {"link", "reflink"}
-    assert give_own_bytes(look(run), PLAIN, saved_over=False) == []
+    assert copy_independently(look(run), PLAIN, saved_over=False) == []
     assert set(how_kept(run).values()) <= {"copy", "reflink"}
 
 
@@ -123,7 +123,7 @@ def test_of_a_copy_that_goes_while_it_is_copied_nothing_is_said(root, run, monke
 
     with monkeypatch.context() as meanwhile:
         meanwhile.setattr(local_storage.LocalUpload, "write", removes)
-        assert give_own_bytes(look(run), PLAIN, saved_over=False) == []
+        assert copy_independently(look(run), PLAIN, saved_over=False) == []
     if what:
         assert how_kept(run)["2.1"] == "copy"
         assert reconcile(look(run, QUICK.changed(keep_good=2)), PassNotes()).could_not_tell == ()
@@ -233,7 +233,7 @@ def test_a_copy_that_made_way_is_judged_by_the_next_pass(root, run):
     save(root / "epoch_1.pt", 1)
     reconcile(look(run, slow), notes)
     (root / "epoch_1.pt").unlink()
-    assert reconcile(look(run, slow), notes, work=Work(may_begin=lambda size: False)).made_way
+    assert reconcile(look(run, slow), notes, work=Work(may_begin=lambda size: False)).yielded
     assert [str(one.id) for one in reconcile(look(run, slow), notes).checked] == ["1.1"]
 
 

@@ -31,7 +31,7 @@ from ckptguard.values.manifest import Manifest
 _LINK_ONLY = "{path} is kept, but not against being overwritten: {why}"
 
 
-def give_own_bytes(view: RunView, work: Work, *, saved_over: bool) -> list[str]:
+def copy_independently(view: RunView, work: Work, *, saved_over: bool) -> list[str]:
     """Make the newest good kept copy of each series a full copy where that is due and the next saves still fit. Returns
     problems as sentences.
 

@@ -32,13 +32,18 @@ def longest_pause(scan_interval: float) -> float:
     return max(scan_interval, min(_TIMES * scan_interval, LONGEST_PAUSE))
 
 
-def next_pause(scan_interval: float, last: float, *, changed: bool, save_interval: float | None) -> float:
+def next_pause(
+    scan_interval: float, last: float, *, changed: bool, save_interval: float | None, is_hinted: bool = False
+) -> float:
     """Return the seconds until the next look, after one that came `last` seconds after the one before.
 
-    `changed`: it saw something new. `save_interval` are the seconds between two saves if training goes on.
+    `changed`: it saw something new. `save_interval` are the seconds between two saves if training goes on. `is_hinted`:
+    the store says when something changes.
     """
     if changed:
         return scan_interval
+    if is_hinted:
+        return max(scan_interval, LONGEST_PAUSE)
     longest = longest_pause(scan_interval)
     if save_interval is not None:
         longest = max(scan_interval, min(longest, save_interval / _LOOKS_EACH_SAVE))

@@ -8,6 +8,7 @@ import os
 import stat
 import threading
 import time
+from collections.abc import Callable
 from typing import Protocol
 
 import msgspec
@@ -182,6 +183,9 @@ class WatchedRun:
         self._feed, self._noted = feed, self._beside()
         self._note_again_at = 0.0  # monotonic
         self.watcher: Watcher | None = None  # None: nothing watches it
+        self.hears: Callable[[], bool] = lambda: False  # whether the queue of a store's hints answers
+        self._hinted_at = self._look_began = float("-inf")  # monotonic: the last hint, and the last look
+        self._unhinted_since = float("inf")  # monotonic: a later hint was about what changed last
         self.yields = False  # only look while another daemon guards it
         self.daemon_timeout: float | None = None  # seconds for which a save may wait for that daemon; None: forever
         self.guards = True  # False: another daemon does, as of the last pass
@@ -288,6 +292,10 @@ class WatchedRun:
         """Have the next pass look at the records, which nobody watches. Any thread may call it."""
         self._records_changed = True
 
+    def hint(self) -> None:
+        """Note that the store says that something changed here. Any thread may call it."""
+        self._hinted_at = time.monotonic()
+
     def step(self, work: Work, *, assume_quiet: bool = False) -> PassResult | None:
         """Make one pass, and set when the next one is due. None if it failed, which is logged and never raised.
 
@@ -339,7 +347,7 @@ class WatchedRun:
         self.last_pass, self.last_pass_at = done, utc_now()
         self.passes += 1
         now = time.monotonic()
-        pause = self._pause = self.settings.scan_interval if self._store is None else self._until_next_look(done)
+        pause = self._pause = self.settings.scan_interval if self._store is None else self._until_next_look(done, began)
         if not self.guards and self.daemon_timeout is not None:
             pause = min(pause, _VERDICTS_SEEN)
         if done.next_in is not None:
@@ -349,12 +357,15 @@ class WatchedRun:
         self.due = now if done.yielded else now + pause
         return done
 
-    def _until_next_look(self, done: PassResult) -> float:
-        """Return the seconds until the next look. A look at an object store costs money, so it follows the run."""
+    def _until_next_look(self, done: PassResult, began: float) -> float:
+        """Return the seconds until the next look. A look at an object store costs money, so it follows the run. Hints
+        are relied on while the last change that a look found was hinted at, and their queue answers."""
         before, start = self._looked_at, self._notes.start
-        self._looked_at = start
+        self._looked_at, looked_before, self._look_began = start, self._look_began, began
         if start is None:
             return self.settings.scan_interval
+        if before is not None and start.listing.entries != before.listing.entries:
+            self._unhinted_since = looked_before
         changed = start != before or bool(done.checked or done.pending)
         saved = {series: own.saved_at for series, own in start.listing.series.items() if own.saved_at}
         interval, newest = shortest_interval(saved), max((max(times) for times in saved.values()), default=None)
@@ -364,6 +375,7 @@ class WatchedRun:
             self._pause,
             changed=changed,
             save_interval=interval if training else None,
+            is_hinted=self._hinted_at >= self._unhinted_since and self.hears(),
         )
 
     def _ended(self, at: float, words: str) -> None:

@@ -59,6 +59,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     settle: float = 5.0  # two equal samples this far apart make a save quiet
     scan_interval: float = 30.0  # the daemon's timed rescan
+    hints: str | None = None  # URL of an SQS queue with an object store's notifications, which a daemon reads
     unfinished_limit: float = 900.0  # a save that is unfinished for this long is INCOMPLETE
     keep_good: int = 2  # newest GOOD checkpoints of a series that keep a protected copy
     keep_pending: int = 2  # finished saves of a series that are protected before their verdict
@@ -136,6 +137,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         for name, value in self.labels:
             if not value.strip() or len(value) > _LONGEST_LABEL or not value.isprintable():
                 raise SettingsError(f"{name} must be a text of 1 to {_LONGEST_LABEL} characters in one line")
+        if self.hints is not None and not self.hints.startswith(("http://", "https://")):
+            raise SettingsError("hints must be the http or https URL of an SQS queue")
         if self.webhook is not None and not self.webhook.startswith(("http://", "https://")):
             raise SettingsError("webhook must be an http or https URL")
         for number, address in enumerate(self.notify, 1):

@@ -70,6 +70,8 @@ _SENTENCES = {
     "waiting": "waiting for the run: {reason}",
     "ended": "{run} was removed, so it has ended",
     "failing": "the run cannot be looked at: {reason}",
+    "hints_failed": "the queue {queue} gives no hints, so object stores are looked at by the timer: {reason}",
+    "hints_received": "the queue {queue} gives hints again",
     "watching_by_timer_only": "changes in {folder} are seen by the timer only: {reason}",
 }
 _KNOWN = "known-good is {path}{save}"

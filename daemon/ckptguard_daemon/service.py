@@ -19,6 +19,7 @@ from ckptguard.values.ids import run_id_of
 from ckptguard.version import __version__
 from ckptguard_daemon.application import application, routes
 from ckptguard_daemon.catalogue_feed import CatalogueFeed, open_catalogue
+from ckptguard_daemon.hints import HintQueue
 from ckptguard_daemon.http.gate import admit_owner
 from ckptguard_daemon.http.routes import Served
 from ckptguard_daemon.http.server import HttpServer
@@ -121,6 +122,7 @@ class Guarding:
             catalogue=feed.catalogue,
         )
         self._thread = threading.Thread(target=self.loop.run, name="loop", daemon=True)
+        self._hints = HintQueue(plan.settings, self.runs, self.loop.wake, lambda: self.following.wake(), stop)
         self.metrics = Metrics(
             lambda: [self.feed.summary(run) for run in self.runs],
             self.loop.last_progress,
@@ -140,6 +142,8 @@ class Guarding:
         self._thread.start()
         for work in (self._replicating, self._scrubbing):
             threading.Thread(target=work.lanes.run, name=work.name, daemon=True).start()
+        if self.following.plan.settings.hints is not None:
+            threading.Thread(target=self._hints.run, name="hints", daemon=True).start()
         threading.Thread(target=self.following.run, args=(self.stop, reload), name="fleet", daemon=True).start()
 
     def end_waits(self) -> None:
@@ -170,6 +174,7 @@ class Guarding:
         run = WatchedRun(found.url, run_id_of(found.url), found.settings, hooks, self._presence, self.feed)
         if os.path.isabs(run.url):
             run.watcher = self._watcher
+        run.hears = lambda: self._hints.is_alive()
         run.yields = self._only_looks
         return run
 

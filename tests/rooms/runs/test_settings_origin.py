@@ -25,6 +25,7 @@ VALUES: dict[str, tuple[Any, bool]] = {
     "settle": (7.0, True),
     "scan_interval": (8.0, True),
     "unfinished_limit": (9.0, True),
+    "hints": ("https://sqs.elsewhere.example/1/q", False),
     "keep_good": (3, True),
     "keep_pending": (3, True),
     "keep": ("link", True),
@@ -38,6 +39,9 @@ VALUES: dict[str, tuple[Any, bool]] = {
     "patterns": ([{"path": "w*.bin"}], False),
     "saves": ([{"together": ["G_*.pth", "D_*.pth"]}], False),
     "pointers": (["resume_from"], False),
+    "team": ("red", False),  # a token may be for the runs of a label
+    "project": ("apollo", False),
+    "owner": ("eve", False),
     "on_incident": (["touch", "/tmp/x"], False),
     "webhook": ("http://elsewhere.example/", False),
     "notify": (["json://elsewhere.example/"], False),

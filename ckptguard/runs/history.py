@@ -36,7 +36,7 @@ from ckptguard.values.ids import (
 )
 from ckptguard.values.manifest import Manifest, content_digest
 from ckptguard.values.record_formats import VERDICT
-from ckptguard.values.verdict import Facts, Outcome, Verdict, decode_verdict, is_early
+from ckptguard.values.verdict import Facts, Outcome, Verdict, decode_verdict
 
 _ORDER, _GENERATION = attrgetter("order"), attrgetter("generation")
 _MOST_MANIFESTS = 64  # kept in memory at once: the manifest of a large checkpoint takes about 25 MB
@@ -447,7 +447,7 @@ class History:
         return tuple(found.values())
 
     def following(self, series: str, step: Step, *, read: bool) -> Manifest | None:
-        """Return the nearest higher step that was sealed and not moved aside by a rollback, and has no early verdict.
+        """Return the nearest higher step that was sealed and not moved aside by a rollback.
 
         Without `read`, only if its manifest is in memory. Steps usually rise, so usually there is none.
         """
@@ -456,7 +456,7 @@ class History:
         known = self.ordered(series)
         for place in range(bisect_left(known, ((*numbers_of(step), -1), 0), key=_ORDER), len(known)):
             id = known[place]
-            if self.is_sealed(id) and not self.is_quarantined(id) and not (read and is_early(self.verdict(id))):
+            if self.is_sealed(id) and not self.is_quarantined(id):
                 return self.manifest(id) if read else self._manifests.get(id)
         return None
 

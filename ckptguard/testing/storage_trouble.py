@@ -214,7 +214,7 @@ class HonestyLaws(RawAccess):
         free = storage.free_space()
         assert free is None or free > 0
 
-    def test_a_time_is_reported(self, storage: Storage) -> None:
+    def test_a_time_is_told(self, storage: Storage) -> None:
         """Entries say when they were written, within a day of our clock."""
         self.put_raw(storage, "k", b"1")
         assert abs((storage.stat("k").mtime_ns or 0) / 1e9 - time.time()) < 86_400

@@ -4,8 +4,9 @@ pass is simply repeated."""
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
@@ -50,7 +51,7 @@ from ckptguard.upkeep.room import RoomNotes, leave_room, note_room
 from ckptguard.upkeep.samples import CheckpointSample, NotYet, PassStart
 from ckptguard.values.ids import CheckpointId, Step, numbers_of
 from ckptguard.values.settings import Settings
-from ckptguard.values.verdict import Outcome, is_early
+from ckptguard.values.verdict import Outcome
 from ckptguard.verification.checkpoint import Resave, Verification, verify_checkpoint
 from ckptguard.verification.collect_evidence import completeness
 from ckptguard.verification.kept_copy import verify_kept
@@ -64,7 +65,6 @@ _COUNTED = tuple(f"{folder}/" for folder in (*FOLDERS, TRASH, PINS))  # what a p
 
 _PASSING = (f"{PINS}/", f"{SAMPLES}/", f"{SILENCES}/")  # they come and go while a run is used
 _MARKED = 64  # steps of each series
-_NEWEST, _NEWEST_OF_PARTS = 3, 5  # saves before their turn: what the checks of the last one look back to
 _COMPARED = 8  # earlier saves of a series that say how long its writer pauses
 
 _BESIDE = (f"{INCIDENTS}/", f"{SCRUBS}/", f"{SAMPLES}/", f"{AUDIT}/", f"{EMPTIED}/", f"{LATE_MD5S}/", f"{SILENCES}/")
@@ -229,7 +229,6 @@ class _Pass:
     def __init__(self, view: RunView, notes: PassNotes, work: Work) -> None:
         self.view, self.notes, self.work = view, notes, work
         self.checked: list[Checked] = []
-        self._early: dict[str, Checked] = {}  # early verdicts that are not given again yet, by path
         self.pending: list[PendingSave] = []
         self.troubles: list[str] = []
         self.saved_over = False
@@ -246,7 +245,7 @@ class _Pass:
         """Return what was done so far."""
         unverified = self._unverified()
         return PassResult(
-            checked=(*self.checked, *self._early.values()),
+            checked=tuple(self.checked),
             pending=tuple(self.pending),
             gone=self._gone,
             late=self._late,
@@ -341,8 +340,6 @@ class _Pass:
         self._marks = self._mark_emptied(start)
         # The copy of an older save takes the room of the next one, until a newer save has its verdict.
         hurry = self.notes.room.held and self.notes.room.missing > 0
-        kept = 0 if view.settings.keep == "none" else view.settings.keep_pending
-        copied = {c.path for own in view.listing.series.values() for c in _newest(own.checkpoints, kept)}
         ready: list[Checkpoint] = []
         finished: list[tuple[Checkpoint, bool]] = []
         in_order = sorted(checkpoints, key=lambda c: (c.step is None, numbers_of(c.step), c.written_at, c.path))
@@ -354,19 +351,11 @@ class _Pass:
             try:
                 if not sample.done:
                     sample.id = current_verdict_of(view, checkpoint)
-                    on_record = None if sample.id is None else view.history.verdict(sample.id)
-                    sample.early = sample.early or is_early(on_record)
-                    stands = sample.id is not None and not self._was_empty(checkpoint.path, sample.id)
-                    sample.done = stands and not sample.early
+                    sample.done = sample.id is not None and not self._was_empty(checkpoint.path, sample.id)
                 if sample.done:
                     continue
                 known = view.current_if_readable(checkpoint) is not None
                 self.saved_over = self.saved_over or (known and is_saved_over(view, checkpoint))
-                # A backlog costs no look at each file before the first verdict.
-                given_up = sample.stable_for(checkpoint) >= view.settings.unfinished_limit
-                if given_up and checkpoint.path not in copied and sample.retry_at <= time.monotonic():
-                    ready.append(checkpoint)
-                    continue
                 waits = _not_yet(view, checkpoint, sample, self.work, assume_quiet=assume_quiet, hurry=hurry)
             except CouldNotTellError as error:
                 waits = NotYet(why=error.message, seconds=sample.retry_later(view.settings))
@@ -436,11 +425,9 @@ class _Pass:
         if current_verdict is not None and emptied_key(current_verdict) in self._marks:
             unmark_emptied(self.view.run, current_verdict)
 
-    def verify(self, ready: Sequence[Checkpoint]) -> None:
-        """Verify what is ready, until the work is stopped or yields to other runs."""
-        for checkpoint, early in self._in_turn(ready):
-            if early and (self.work.is_stopped() or self._should_yield(checkpoint.bytes)):
-                continue
+    def verify(self, ready: Iterable[Checkpoint]) -> None:
+        """Verify what is ready, oldest first, until the work is stopped or yields to other runs."""
+        for checkpoint in ready:
             if self.work.is_stopped():
                 self._wait(checkpoint, NotYet(why="the daemon is stopping", seconds=None))
                 continue
@@ -450,13 +437,11 @@ class _Pass:
             sample = self.notes.samples[checkpoint.path]
             was_gone = checkpoint.path in self.notes.gone
             work = self._patient(checkpoint, time.monotonic() - sample.since)
-            result = _verify(self.view, checkpoint, sample, work, was_gone=was_gone, early=early)
-            if early and not (isinstance(result, Checked) and result.outcome is Outcome.GOOD):
-                continue  # only its turn tells
+            result = _verify(self.view, checkpoint, sample, work, was_gone=was_gone)
             if isinstance(result, Checked):
                 self.notes.gone.pop(checkpoint.path, None)
                 self._unmark_emptied(result.id)
-                self._found(result, early=early)
+                self._found(result)
                 self.troubles += release_other(self.view, checkpoint, result.id)
                 self._settle_first_good(result)
                 self.leave_room()
@@ -465,36 +450,6 @@ class _Pass:
             self._wait(checkpoint, NotYet(why=result, seconds=max(0.0, sample.retry_at - time.monotonic())))
             if sample.failures:
                 self.troubles.append(f"{checkpoint.path}: {result}")
-
-    def _in_turn(self, ready: Sequence[Checkpoint]) -> Iterator[tuple[Checkpoint, bool]]:
-        """Yield what is ready, oldest first, as (checkpoint, False).
-
-        Where much is ready, the newest ones of each series come before that, too, as (checkpoint, True): training would
-        resume from them. First the series needs a good save from its turn, to compare them with.
-        """
-        series: dict[str, list[Checkpoint]] = {}
-        for checkpoint in ready:
-            series.setdefault(checkpoint.series, []).append(checkpoint)
-        had: set[str] = set()
-        for own in series.values():
-            newest = own[-(_NEWEST if own[-1].files == (own[-1].path,) else _NEWEST_OF_PARTS) :]
-            waits = [one for one in newest if not self.notes.samples[one.path].early]
-            turns = iter(own[: -2 * len(newest)])  # with less, their own turn comes soon enough
-            one = next(turns, None)
-            while waits and one is not None:
-                if self._has_good_before(newest[0]):
-                    yield from ((early, True) for early in waits)
-                    break
-                had.add(one.path)
-                yield one, False
-                one = next(turns, None)
-        yield from ((one, False) for one in ready if one.path not in had)
-
-    def _has_good_before(self, checkpoint: Checkpoint) -> bool:
-        """True if its series has an earlier save that is good, and not by an early verdict."""
-        history, order = self.view.history, CheckpointId(checkpoint.series, checkpoint.step, 0).order
-        good = (s.id for s in history.current_verdicts(checkpoint.series).values() if s.outcome is Outcome.GOOD)
-        return any(not is_early(history.verdict(id)) for id in good if id.order < order)
 
     def judge_copies(self) -> None:
         """Verify kept copies whose saves were deleted or overwritten, the newest first."""
@@ -510,12 +465,8 @@ class _Pass:
                     self._found(result)
                     self._settle_first_good(result)
 
-    def _found(self, result: Checked, *, early: bool = False) -> None:
-        self._early.pop(result.path, None)
-        if early:
-            self._early[result.path] = result
-        else:
-            self.checked.append(result)
+    def _found(self, result: Checked) -> None:
+        self.checked.append(result)
         self.work.found(result)
 
     def _should_yield(self, size: int) -> bool:
@@ -545,9 +496,7 @@ class _Pass:
         repaired = repair_automatically(self.view, self.notes.retry_after, work=self.work)
         for result in repaired.checked:
             self._found(result)
-        # While a verdict is an early one, nothing yields to that save.
-        waits = any(sample.early for sample in self.notes.samples.values())
-        self._pruned, troubles = ((), ()) if waits else prune_by_settings(self.view)
+        self._pruned, troubles = prune_by_settings(self.view)
         self.troubles += [*repaired.could_not_tell, *troubles]
 
     def _wait(self, checkpoint: Checkpoint, waits: NotYet) -> None:
@@ -582,22 +531,16 @@ def unread_save(checkpoint: Checkpoint) -> PendingSave:
     return _pending(checkpoint, f"it could not be read: {checkpoint.unread}")
 
 
-def _newest(checkpoints: Iterable[Checkpoint], most: int) -> list[Checkpoint]:
-    """Return the newest ones by their steps."""
-    return sorted(checkpoints, key=lambda c: (numbers_of(c.step), c.path), reverse=True)[:most]
-
-
 def _pending(checkpoint: Checkpoint, why: str) -> PendingSave:
     return PendingSave(path=checkpoint.path, series=checkpoint.series, step=checkpoint.step, reason=why)
 
 
 def _verify(
-    view: RunView, checkpoint: Checkpoint, sample: CheckpointSample, work: Work, *, was_gone: bool, early: bool
+    view: RunView, checkpoint: Checkpoint, sample: CheckpointSample, work: Work, *, was_gone: bool
 ) -> Checked | str:
-    """Return the verdict, or why there is none. Then `sample` says when to try again. `early`: it is not its turn."""
+    """Return the verdict, or why there is none. Then `sample` says when to try again."""
     waits = sample.resaving is None and sample.stable_for(checkpoint) < view.settings.unfinished_limit
-    how = Verification(resave=Resave.WAIT if waits else Resave.GIVE_UP, was_gone=was_gone, early=early)
-    sample.early = early
+    how = Verification(resave=Resave.WAIT if waits else Resave.GIVE_UP, was_gone=was_gone)
     try:
         try:
             result = verify_checkpoint(view, checkpoint, how, work=work)
@@ -615,15 +558,25 @@ def _verify(
     except CouldNotTellError as error:
         sample.retry_later(view.settings)
         return error.message
-    sample.done, sample.id = not early, result.id
+    sample.done, sample.id = True, result.id
     return result
+
+
+def _here_for(checkpoint: Checkpoint) -> float:
+    """Return for how many seconds no file of it came, was renamed or written, whatever its time says, where the file
+    system knows, by a clock that was not put back."""
+    newest = max((entry.ctime_ns or 0 for entry in checkpoint.entries), default=0)
+    age = time.time() - newest / 1e9
+    return age if newest and age >= 0 else math.inf
 
 
 def _wait_for_writers(view: RunView, checkpoint: Checkpoint, sample: CheckpointSample) -> float:
     """Return after how many seconds to look again whether an unfinished save is given up; 0 or less: it is."""
     stable, settings = sample.stable_for(checkpoint), view.settings
     left = settings.unfinished_limit - stable
-    if left <= 0 or settings.settle <= 0 or not writers_are_seen(view.run, checkpoint):
+    if left <= 0:  # by times that a copy may have brought along (rsync -a): none of its files came just now
+        return pause_between_files(checkpoint, settings.settle) - _here_for(checkpoint)
+    if settings.settle <= 0 or not writers_are_seen(view.run, checkpoint):
         return left
     quiet = max(pause_between_files(checkpoint, settings.settle), _usual_pause(view, checkpoint))
     if stable < quiet:

@@ -55,7 +55,6 @@ class CheckpointSample:
     whole: bool = False  # its layout proves that all of its files exist
     done: bool = False  # there is a verdict for this signature
     id: CheckpointId | None = None  # the generation that this verdict is about
-    early: bool = False  # its verdict is an early one, or was looked for before its turn: it comes in its turn
     retry_at: float = 0.0
     failures: int = 0
     judged: bool = False  # it had its verdict, and since then only lost files

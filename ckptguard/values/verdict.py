@@ -14,7 +14,6 @@ from ckptguard.values.record_text import decode_checked
 
 MAX_FINDINGS_PER_CHECK = 50
 MOST_CONSTANT = 1000  # names in `Facts.constant`: with that many, others may be missing
-_EARLY = "early"
 _CLEARED = "cleared: "
 UNDERSTOOD = "understood"  # the check of whether anybody can read a file
 
@@ -149,17 +148,6 @@ def clearance(reason: str) -> Finding:
 def is_clearance(finding: Finding) -> bool:
     """True if a finding says that a user lifted SUSPECT."""
     return finding.check == "incident" and finding.severity is Severity.NOTICE and finding.message.startswith(_CLEARED)
-
-
-def is_early(verdict: Verdict | None) -> bool:
-    """True if a verdict was given before those on earlier saves: it is given again after them."""
-    return verdict is not None and any(f.check == _EARLY for f in verdict.findings)
-
-
-def early(compared_with: str) -> Finding:
-    """Return the notice that makes a verdict an early one."""
-    message = f"judged before its turn, and compared with {compared_with}; it is judged again after the saves before it"
-    return Finding(_EARLY, Severity.NOTICE, message)
 
 
 def limit_findings(findings: Sequence[Finding]) -> tuple[Finding, ...]:

@@ -50,9 +50,7 @@ from ckptguard.values.verdict import (
     Outcome,
     Severity,
     Verdict,
-    early,
     is_clearance,
-    is_early,
     judge,
     limit_findings,
 )
@@ -87,8 +85,6 @@ class Verification(msgspec.Struct, frozen=True, kw_only=True):
     - `was_gone`: its path was empty at some time since the last verdict.
     - `reference`: the schema to match, instead of the run's own.
     - `notes`: findings to add to the verdict.
-    - `early`: True: saves before it have no verdict yet, so record only GOOD, as an early verdict. False: they have
-      theirs, so an early verdict is given again, as if there was none. None: an early verdict stays one.
     - `trusted`: the program that has just written the files says that they are as they should be.
     """
 
@@ -99,7 +95,6 @@ class Verification(msgspec.Struct, frozen=True, kw_only=True):
     resave: Resave = Resave.JUDGE
     reference: Manifest | None = None
     notes: tuple[Finding, ...] = ()
-    early: bool | None = None
     trusted: bool = False
 
 
@@ -133,7 +128,7 @@ def verify_checkpoint(
             found = judge_and_record(view, checkpoint, read, how, content)
         except BusyError:
             continue
-        if how.record and not how.early and content.sealed is not None and content.change is not Change.SAME:
+        if how.record and content.sealed is not None and content.change is not Change.SAME:
             _confirm_kept(view, content.sealed, work)
         return found
     raise CouldNotTellError(f"other processes kept sealing {checkpoint.path} at the same time")
@@ -243,27 +238,14 @@ def judge_and_record(
     view: RunView, checkpoint: Checkpoint, read: Read, how: Verification, content: ReadContent
 ) -> Checked:
     """Check what was read, judge it, and record the verdict. Raises BusyError if another process sealed it."""
-    before = view.history.verdict(content.id)
-    was_early = before is not None and is_early(before)
-    again = was_early and how.early is False and content.change is Change.SAME
-    seals = content.sealed is not None and content.sealed.digest_origin == "observer"
-    seen = msgspec.structs.replace(content, sealed=None) if again and seals else content  # as at first sight
-    evidence = _evidence(view, checkpoint, read, how, seen)
-    findings = _findings(view, evidence, how, seen)
-    if how.early or (how.early is None and was_early):
-        findings.append(early(how_compared(evidence)))
-    outcome = judge(findings, sealed=seen.sealed is not None)
+    evidence = _evidence(view, checkpoint, read, how, content)
+    findings = _findings(view, evidence, how, content)
+    outcome = judge(findings, sealed=content.sealed is not None)
     if content.change is Change.RESAVING and how.resave is Resave.GIVE_UP:
         outcome = Outcome.INCOMPLETE
-    records = how.record and (not how.early or outcome is Outcome.GOOD)
-    sealed = _recorded(view, evidence, read, content, findings, outcome) if records else content.sealed
-    named = content.id if records or sealed else None
+    sealed = _recorded(view, evidence, read, content, findings, outcome) if how.record else content.sealed
+    named = content.id if how.record or sealed else None
     return checked(checkpoint, named, outcome, sealed=sealed, seconds=read.scan.seconds, findings=findings)
-
-
-def how_compared(evidence: Evidence) -> str:
-    """Say with which save a checkpoint was compared."""
-    return "no other save" if evidence.reference is None else evidence.reference.path
 
 
 def _evidence(view: RunView, checkpoint: Checkpoint, read: Read, how: Verification, content: ReadContent) -> Evidence:
@@ -428,8 +410,6 @@ def _says_nothing_new(history: History, verdict: Verdict, before: Verdict | None
     """True if the ledger already says all this: the outcome, the heavy findings, and the file signatures."""
     current_verdict = history.current_verdict(verdict.id)
     if before is None or before.outcome is not verdict.outcome:
-        return False
-    if is_early(before) is not is_early(verdict):
         return False
     torn = current_verdict is not None and current_verdict.outcome is not before.outcome
     return not torn and _weighty(before) == _weighty(verdict) and verdict.seen in ((), before.seen)

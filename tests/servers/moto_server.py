@@ -21,7 +21,8 @@ begin = RegexConverter.__init__
 RegexConverter.__init__ = lambda self, url_map, regex: begin(self, url_map, f"(?s:{regex})")
 from moto.server import DomainDispatcherApplication, create_backend_app
 from werkzeug.serving import make_server
-make_server("127.0.0.1", int(sys.argv[1]), DomainDispatcherApplication(create_backend_app), threaded="threads" in sys.argv).serve_forever()
+app = DomainDispatcherApplication(create_backend_app)
+make_server("127.0.0.1", int(sys.argv[1]), app, threaded="threads" in sys.argv).serve_forever()
 """
 
 

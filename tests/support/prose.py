@@ -97,10 +97,12 @@ PRIVATE_NAMES = {
     "told": "reported, notified",
     "untold": "unconfirmed",
 }
+# Public names that others use.
+PUBLIC_NAMES = {"test_a_time_is_told"}
 _WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 
 
 def private_names(identifier: str) -> list[str]:
     """The private words of an identifier, each with what to call it instead."""
-    parts = [part.lower() for part in _WORD.findall(identifier)]
+    parts = [] if identifier in PUBLIC_NAMES else [part.lower() for part in _WORD.findall(identifier)]
     return [f"{part!r} in {identifier}: say {PRIVATE_NAMES[part]!r}" for part in parts if part in PRIVATE_NAMES]

@@ -39,7 +39,7 @@ FUNCTIONS = {
     "sealing": f"{STORAGE}.create~manifests/",
     "recording a verdict": f"{STORAGE}.create~ledger/",
     "recording an incident": f"{STORAGE}.create~incidents/",
-    "noting who was told": "ckptguard.reporting.notify:mark_told",
+    "noting who was told": "ckptguard.reporting.notify:mark_notified",
     "starting a scan": "ckptguard.scan.process.worker_process:WorkerProcess.start",
     "writing the catalogue": "ckptguard.catalogue.catalogue:replace_file",
     "the main thread": "ckptguard_daemon.liveness:Systemd.tell_progress",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import time
 from collections.abc import Iterator
 from itertools import pairwise
@@ -186,3 +187,22 @@ def test_what_was_saved_over(now: tuple[tuple[object, ...], ...], *, whole: bool
     assert sample.was_saved_over(now) == over
     sample.done = True
     assert not sample.was_saved_over(now)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_copy_that_arrives_with_old_times_is_not_torn(tmp_path, seed):
+    """As `rsync -a` brings it, file by file in any order: nothing is said of it until all of it is there."""
+    chance, old = random.Random(seed), time.time() - 86400.0
+    source, run = tmp_path / "source", tmp_path / "run"
+    for place in (source, run / "step-1"):
+        place.mkdir(parents=True)
+    for part in range(3):
+        file = source / f"model-{part + 1:05d}-of-00003.bin"
+        torch.save({f"w{part}": state_dict(1, layers=1, width=8)["embed.weight"]}, file)
+        os.utime(file, (old + part, old + part))
+    notes, settings = PassNotes(), SETTINGS.changed(settle=3600.0)
+    files = sorted(source.iterdir(), key=lambda _: chance.random())
+    for file in files:
+        shutil.copy2(file, run / "step-1" / file.name)
+        done = reconcile(look(str(run), settings), notes, work=WORK)
+        assert [one.outcome for one in done.checked] == ([Outcome.GOOD] if file == files[-1] else [])

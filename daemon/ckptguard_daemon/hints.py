@@ -4,6 +4,7 @@ So a queue that fails, lies, repeats, delays or floods changes when something is
 
 from __future__ import annotations
 
+import math
 import re
 import threading
 import time
@@ -23,6 +24,8 @@ _WAIT = 10  # seconds for which the queue holds a request that finds nothing
 _ALIVE = 60.0  # seconds without an answer, after which nobody relies on hints
 _SHORTEST, _LONGEST = 1.0, 60.0  # seconds until a queue that failed is asked again
 _AT_ONCE = 10  # messages; the most that SQS gives
+_GAP = 5.0  # seconds between two looks by hints at one run, or two searches: each is a listing that costs money
+_SEARCH = ""  # stands for a search among the runs to wake
 _REGION = re.compile(r"(?:^|[.-])sqs[.-]([a-z]{2}[a-z-]*-\d+)\.|^([a-z]{2}[a-z-]*-\d+)\.queue\.")
 _TELLING = ("manifests", "incidents", "silences")  # our records that others write
 
@@ -43,6 +46,8 @@ class HintQueue:
         keep_out(secrets_in(self._options))
         self._runs, self._wake, self._search, self._stop = runs, wake, search, stop
         self._answered_at = float("-inf")  # monotonic
+        self._due: set[str] = set()  # ids of runs to wake
+        self._woken: dict[str, float] = {}  # when each was woken last, monotonic
 
     def is_alive(self) -> bool:
         """True while the queue answers."""
@@ -93,7 +98,8 @@ class HintQueue:
     def _receive(self, client: Any) -> None:
         """Take some messages, wake who they are about, and remove them. A message that is no hint stays for its own
         reader."""
-        found = client.receive_message(QueueUrl=self._url, MaxNumberOfMessages=_AT_ONCE, WaitTimeSeconds=_WAIT)
+        wait = math.ceil(_GAP) if self._due else _WAIT
+        found = client.receive_message(QueueUrl=self._url, MaxNumberOfMessages=_AT_ONCE, WaitTimeSeconds=wait)
         done = []
         for number, message in enumerate(found.get("Messages") or ()):
             places = places_in(message.get("Body") or "")
@@ -101,6 +107,7 @@ class HintQueue:
                 continue
             self._hint(places)
             done.append({"Id": str(number), "ReceiptHandle": message["ReceiptHandle"]})
+        self._wake_due()
         if done:
             client.delete_message_batch(QueueUrl=self._url, Entries=done)
 
@@ -109,10 +116,21 @@ class HintQueue:
         for place in places:
             run, inside = _run_of(place, known)
             if run is None:
-                self._search()
+                self._due.add(_SEARCH)
             elif inside[0] != RECORDS_FOLDER or (len(inside) > 2 and inside[1] in _TELLING):
                 run.hint()
-                self._wake(run.run_id)
+                self._due.add(run.run_id)
+
+    def _wake_due(self) -> None:
+        """Wake what is due, each at most every few seconds. The last hint of many is never lost."""
+        now = time.monotonic()
+        for id in [id for id in self._due if now >= self._woken.get(id, float("-inf")) + _GAP]:
+            self._due.discard(id)
+            self._woken[id] = now
+            if id == _SEARCH:
+                self._search()
+            else:
+                self._wake(id)
 
 
 def _run_of(place: str, known: dict[str, WatchedRun]) -> tuple[WatchedRun | None, list[str]]:

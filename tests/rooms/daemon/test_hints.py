@@ -111,12 +111,13 @@ class Queue:
 
 
 def received(
-    answers: list[Any], urls: list[str], monkeypatch: pytest.MonkeyPatch
+    answers: list[Any], urls: list[str], monkeypatch: pytest.MonkeyPatch, gap: float = 0.0
 ) -> tuple[Queue, list[str], list[Any]]:
     """The queue after it gave these answers, what was woken (None: a search), and the runs."""
     stop, woken, runs = threading.Event(), [], [Recorder(url) for url in urls]
     queue = Queue(answers, stop)
     monkeypatch.setattr(hints, "_SHORTEST", 0.0)
+    monkeypatch.setattr(hints, "_GAP", gap)
     monkeypatch.setattr(HintQueue, "_client", lambda self: queue)
     settings = Settings(hints="https://sqs.example/1/q")
     HintQueue(settings, runs, woken.append, lambda: woken.append(""), stop).run()  # type: ignore[arg-type]
@@ -144,9 +145,28 @@ def test_a_hint_wakes_its_run_alone(monkeypatch):
         ({"Event": "s3:TestEvent"}, None),
     ]
     queue, woken, runs = received([messages(*(sent for sent, _ in told), "not ours")], urls, monkeypatch)
-    assert woken == [run for _, run in told if run is not None]
+    assert sorted(woken) == sorted({run for _, run in told if run is not None})
     assert queue.removed == [json.dumps(sent) for sent, _ in told]
     assert [run.hinted for run in runs] == [1, 1, 2, 0]
+
+
+def test_a_flood_costs_few_listings(monkeypatch):
+    """Each run is woken once, and the search made once, however often they are named within some seconds. The last
+    hint is not lost: once they are over, each is woken again."""
+    urls, now = ["s3://b/one", "s3://b/two"], [0.0]
+    flood = [messages(*(of_s3("b", f"{name}/{n}") for name in ("one", "two", "three"))) for n in range(50)]
+    monkeypatch.setattr(hints.time, "monotonic", lambda: now[0])
+    _, woken, runs = received([*flood], urls, monkeypatch, gap=5.0)
+    assert sorted(woken) == ["", *urls]
+    assert [run.hinted for run in runs] == [50, 50]
+
+    class Late(dict):
+        def get(self, *asked: Any) -> Any:
+            now[0] += 5.0
+            return super().get(*asked)
+
+    _, woken, _ = received([*flood, Late()], urls, monkeypatch, gap=5.0)
+    assert sorted(woken) == ["", "", *sorted(2 * urls)]
 
 
 def test_a_queue_that_fails_is_asked_again(monkeypatch):

@@ -110,6 +110,8 @@ class HintQueue:
         self._wake_due()
         if done:
             client.delete_message_batch(QueueUrl=self._url, Entries=done)
+        elif found.get("Messages"):
+            self._stop.wait(_SHORTEST)  # what stays may come again at once
 
     def _hint(self, places: list[str]) -> None:
         known = {run.url.partition("://")[2].rstrip("/"): run for run in self._runs if "://" in run.url}

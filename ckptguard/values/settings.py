@@ -59,7 +59,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     settle: float = 5.0  # two equal samples this far apart make a save quiet
     scan_interval: float = 30.0  # the daemon's timed rescan
-    hints: str | None = None  # URL of an SQS queue with an object store's notifications, which a daemon reads
     unfinished_limit: float = 900.0  # a save that is unfinished for this long is INCOMPLETE
     keep_good: int = 2  # newest GOOD checkpoints of a series that keep a protected copy
     keep_pending: int = 2  # finished saves of a series that are protected before their verdict
@@ -99,6 +98,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     trash_grace: float | str = 86400.0  # how long pruned checkpoints can be restored: seconds, or "1d"
     replicas: tuple[str, ...] = ()  # where to keep copies of good checkpoints; {run} is the run's own name
     replica_rate: float | None = None  # bytes a second that replicating to one storage may read and send
+    hints: str | None = None  # URL of an SQS queue with an object store's notifications, which a daemon reads
     # Options for fsspec's file systems, by protocol or by the beginning of a URL; never shows secrets.
     storage: StorageOptions = NO_OPTIONS
 

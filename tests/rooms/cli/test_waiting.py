@@ -22,7 +22,7 @@ def test_a_request_is_known_while_it_waits_for_its_answer():
 
 def test_it_is_told_once(monkeypatch, capsys):
     """The thread ends with what it says."""
-    monkeypatch.setattr(waiting, "PATIENCE", -1.0)
+    monkeypatch.setattr(waiting, "LONGEST_SILENCE", -1.0)
     Retries().run("key", lambda: waiting.tell_of_wait(threading.Event()))
     assert capsys.readouterr().err == "waiting for the storage to answer; Ctrl-C ends it\n"
 

@@ -10,6 +10,7 @@ from typing import NamedTuple
 _INTERVALS = 8  # the newest ones count: a run may change how often it saves
 _QUIET = 3.0  # save intervals without a save, after which nobody trains
 _UNFINISHED = 2.0  # save intervals without a change, after which an unfinished save is late
+_SOONEST_LATE = 60.0  # seconds
 
 
 class Activity(NamedTuple):
@@ -39,9 +40,10 @@ def shortest_interval(saved_at: Mapping[str, Iterable[float]]) -> float | None:
 def late_in(quiet: float, interval: float | None) -> float | None:
     """Return in how many seconds an unfinished save is late, if nothing changes; 0 or less: it is. None: nobody knows.
 
-    `quiet` is for how many seconds it has not changed.
+    `quiet` is for how many seconds it has not changed. None is late within a minute: a run that saves so often may as
+    well be on its way out, and then nothing is recorded in it.
     """
-    return None if interval is None else _UNFINISHED * interval - quiet
+    return None if interval is None else max(_UNFINISHED * interval, _SOONEST_LATE) - quiet
 
 
 def usual_pause(written_at: Iterable[Iterable[float]]) -> float:

@@ -382,7 +382,7 @@ def test_sums_that_raise_alerts_leave_out_silenced_runs() -> None:
         facts(f"/r/{n}", protected=True, saving_stopped=False, replicas=1, scrubbed_at=NOW - 1.0, scrub_interval=10.0)
         for n in range(MOST_RUNS + 1)
     ]
-    sick |= {"unfinished_since": NOW - 2.0}
+    sick |= {"unfinished_since": NOW - 60.0}
     daemon = DaemonFacts(loop_at=NOW, counted=Counted(unverified={"/x": [NOW - 4000.0, NOW - 9.0]}))
     silence = Silence(until=NOW + 60.0, by="alice")
     without, loud, silenced = (
@@ -399,7 +399,10 @@ def test_sums_that_raise_alerts_leave_out_silenced_runs() -> None:
 
 @pytest.mark.parametrize(
     ("since", "interval", "late"),
-    [(NOW - 21.0, 10.0, 1), (NOW - 19.0, 10.0, 0), (None, 10.0, 0), (NOW - 1e5, None, 0), (NOW + 50.0, 10.0, 0)],
+    [
+        *((NOW - 81.0, 40.0, 1), (NOW - 79.0, 40.0, 0), (None, 40.0, 0), (NOW - 1e5, None, 0), (NOW + 50.0, 40.0, 0)),
+        *((NOW - 61.0, 1.0, 1), (NOW - 59.0, 1.0, 0)),  # not within a minute
+    ],
 )
 def test_an_unfinished_newest_save_is_late_after_two_intervals(
     since: float | None, interval: float | None, late: int

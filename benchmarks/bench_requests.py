@@ -60,7 +60,7 @@ def main() -> None:
                     asked, seconds = sum(backlog.counts().values()) + backlog.reads(), time.perf_counter() - began
                     print(f"the newest is {checked.outcome.value} after {seconds:.1f} s, {asked} requests", flush=True)
 
-            guarded.step(Work(scanner=scan_files, found=found))
+            guarded.step(Work(scanner=scan_files, on_verdict=found))
             print(f"all {given.saves} saves are judged after {time.perf_counter() - began:.1f} s", flush=True)
             show("two more looks", 2)
             idle = show("an idle look", 1)

@@ -25,9 +25,8 @@ from ckptguard.scan.result import Scan, ScannedFile
 from ckptguard.storage import Storage
 from ckptguard.values.settings import Settings
 from ckptguard.values.verdict import Outcome
-from ckptguard.verification.checkpoint import judge_in_run
+from ckptguard.verification.checkpoint import FULLY, judge_in_run
 from ckptguard.verification.found_sums import find_sums
-from ckptguard.verification.selection import Selection
 
 # What replicating a checkpoint did, as an outcome. Anything else has left it where it was.
 _OF_REPLICA = {"sent": Outcome.GOOD, "there": Outcome.GOOD, "damaged": Outcome.BAD}
@@ -46,7 +45,7 @@ def verify_one(task: Task, settings: Settings, work: Work) -> TaskAnswer:
         work = msgspec.structs.replace(work, scanner=scanner)
     notes: list[str] = []
     events: list[Event] = []
-    found = judge_in_run(view, Selection(), None, notes, work)(quiet)
+    found = judge_in_run(view, FULLY, notes, work)(quiet)
     tell, log = (lambda run, event: events.append(event)), (lambda event, **fields: None)
     with IncidentsOfSaves(settings, source="cli", log=log, tell=tell) as incidents:
         trouble = incidents.judged(view.run, found)

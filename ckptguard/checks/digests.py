@@ -95,7 +95,7 @@ def _compare(sealed: File, found: ScannedFile, placed: Sequence[str | None] | No
 def _no_sums(evidence: Evidence) -> Iterator[Finding]:
     """Yield one notice if no checksum protects the bytes at first sight. In a run not for safetensors and
     ``.metadata``, where `show` says it: nearly every save would have it."""
-    stated = {one.file for one in evidence.expected_sums} | evidence.vouched
+    stated = {one.file for one in evidence.sums.stated} | evidence.vouched
     files = [f for f in evidence.scan.files if f.structure.format in UNSUMMED and f.entry.key not in stated]
     if evidence.in_run:
         unknown = [f.entry.key for f in files if f.structure.format not in _COMMON and _is_state(f)]
@@ -137,15 +137,15 @@ def _shown(digest: str | None) -> str | None:
 def _stated_sums(evidence: Evidence) -> Iterator[Finding]:
     """Compare with what checksum files state. Sums that differ and missing files are errors. A tensor file without a
     sum is a warning. A notice says which list vouches for the others."""
-    yield from evidence.remarks
-    named = {one.file for one in evidence.expected_sums}
-    lists = evidence.sum_lists[0] if len(evidence.sum_lists) == 1 else "the checksum files"
-    for scanned in evidence.scan.files if evidence.sum_lists else ():
+    yield from evidence.sums.remarks
+    named = {one.file for one in evidence.sums.stated}
+    lists = evidence.sums.lists
+    for scanned in evidence.scan.files if lists else ():
         if scanned.entry.key not in named and scanned.structure.tensors:
-            message = f"{lists} {'does' if len(evidence.sum_lists) == 1 else 'do'} not name it"
+            message = f"{lists[0]} does not name it" if len(lists) == 1 else "the checksum files do not name it"
             yield Finding("digests", Severity.WARNING, message, scanned.entry.key)
     vouching: dict[tuple[str, str], list[str]] = {}
-    groups = groupby(sorted(evidence.expected_sums, key=_FILE_AND_SOURCE), key=_FILE_AND_SOURCE)
+    groups = groupby(sorted(evidence.sums.stated, key=_FILE_AND_SOURCE), key=_FILE_AND_SOURCE)
     for (key, source), several in groups:
         file, stated = evidence.scan.file(key), sorted(several, key=_strength)
         if file is None:

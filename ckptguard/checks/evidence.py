@@ -9,6 +9,7 @@ import msgspec
 
 from ckptguard.formats import Leaf
 from ckptguard.layouts import Checkpoint, Gap
+from ckptguard.scan import ScanOptions
 from ckptguard.scan.result import Numbers, Scan, ScannedFile
 from ckptguard.values.manifest import Manifest
 from ckptguard.values.verdict import Facts, Finding
@@ -43,6 +44,24 @@ class StatedSum(NamedTuple):
         return file is not None and file.digest(self.algorithm) != self.digest
 
 
+class FoundSums(msgspec.Struct, frozen=True):
+    """What checksum files state about a checkpoint's files, the names of these lists, and what of them could not be
+    used."""
+
+    stated: tuple[StatedSum, ...] = ()
+    lists: tuple[str, ...] = ()
+    remarks: tuple[Finding, ...] = ()
+
+    def added_to(self, options: ScanOptions) -> ScanOptions:
+        """The options of a pass that takes these digests too."""
+        algorithms = {one.algorithm for one in self.stated}
+        sums = {*options.sums, *algorithms} - {"md5"}
+        return msgspec.structs.replace(options, md5=options.md5 or "md5" in algorithms, sums=tuple(sorted(sums)))
+
+
+NO_SUMS = FoundSums()
+
+
 class KnownFacts(msgspec.Struct, frozen=True, kw_only=True):
     """What is known about a checkpoint besides its bytes.
 
@@ -53,7 +72,7 @@ class KnownFacts(msgspec.Struct, frozen=True, kw_only=True):
     - `saves`: good saves before this one, the newest first, if several files were saved together.
     - `following`: the nearest checkpoint that is later by name, if known.
     - `in_run`: saved by the user's own training, not a file of unknown origin.
-    - `expected_sums`: from the checksum files `sum_lists` and other sources; `remarks` say which could not be used.
+    - `sums`: what checksum files state, and what the hub noted of a download.
     - `vouched`: files whose digest something else states.
     - `trusted`: what nobody can read was vouched for, by the program that wrote it, a checksum or a user.
     """
@@ -69,9 +88,7 @@ class KnownFacts(msgspec.Struct, frozen=True, kw_only=True):
     in_run: bool = True
     allow_nonfinite: tuple[str, ...] = ()
     trust_globals: tuple[str, ...] = ()
-    expected_sums: tuple[StatedSum, ...] = ()
-    sum_lists: tuple[str, ...] = ()
-    remarks: tuple[Finding, ...] = ()
+    sums: FoundSums = NO_SUMS
     vouched: frozenset[str] = frozenset()
     trusted: bool = False
 

@@ -46,7 +46,7 @@ def not_understood(evidence: Evidence) -> tuple[str, ...]:
     """
     if evidence.trusted or (evidence.sealed is not None and evidence.sealed.digest_origin == "writer"):
         return ()
-    vouched = {one.file for one in evidence.expected_sums} | evidence.vouched
+    vouched = {one.file for one in evidence.sums.stated} | evidence.vouched
     return tuple(key for key in _unread(evidence) if key not in vouched)
 
 

@@ -305,37 +305,42 @@ class WatchedRun:
         if self.watcher is not None:  # here, in the run's own lane, because its mount may hang
             self.watcher.watch(self.url, self.run_id)
         try:
-            if self._rests() and not assume_quiet:
-                done = self.last_pass
-            else:
+            done = self.last_pass
+            if not self._rests() or assume_quiet:
                 self._noted, self._records_changed = self._beside(), False
                 with self._one_listing():
                     done = self._pass(work, assume_quiet=assume_quiet)
-        except (CkptguardError, OSError) as error:
-            if isinstance(error, OSError):
-                error = machine_trouble(error) or CkptguardError(str(error))
-            if self.was_removed():
-                self._ended(time.time() if self.ended_at is None else self.ended_at, REMOVED)
-                self.due = time.monotonic() + min(self.settings.scan_interval, 1.0)
-            elif isinstance(error, NotFoundError):
-                self.is_away = os.path.isabs(self.url) and (self._device is not None or self._mount_is_away())
-                state = "failing" if self.is_away else "waiting"
-                self._failed(state, error, pause=min(self.settings.scan_interval, 1.0))
-            elif isinstance(error, RunRemovedError) and self._failures < _REFUSED_AT_MOST:
-                self.due = time.monotonic() + self._backoff()  # it is going; if it stays, its records are made again
-            else:
-                self._failed("failing", error, pause=self._backoff())
-            return None
         except Exception as error:
-            reported = machine_trouble(error)
-            if reported is not None:
-                self._failed("failing", reported, pause=self._backoff())
-                return None
+            self._note_failure(error)
+            return None
+        self._note_success(done, began)
+        return done
+
+    def _note_failure(self, error: Exception) -> None:
+        """Say in which state the run is because a pass over it failed, and when to try again."""
+        known = error if isinstance(error, CkptguardError) else machine_trouble(error)
+        if known is None and isinstance(error, OSError):
+            known = CkptguardError(str(error))
+        if known is None:
             if type(error).__name__ not in self._logged:
                 self.log("pass_failed", level="error", trace=True, run=self.url)
                 self._logged[type(error).__name__] = None
-            self._failed("failing", CkptguardError(f"{type(error).__name__}: {error}"), pause=self._backoff())
-            return None
+            known = CkptguardError(f"{type(error).__name__}: {error}")
+            self._failed("failing", known, pause=self._backoff())
+        elif self.was_removed():
+            self._ended(time.time() if self.ended_at is None else self.ended_at, REMOVED)
+            self.due = time.monotonic() + min(self.settings.scan_interval, 1.0)
+        elif isinstance(known, NotFoundError):
+            self.is_away = os.path.isabs(self.url) and (self._device is not None or self._mount_is_away())
+            state = "failing" if self.is_away else "waiting"
+            self._failed(state, known, pause=min(self.settings.scan_interval, 1.0))
+        elif isinstance(known, RunRemovedError) and self._failures < _REFUSED_AT_MOST:
+            self.due = time.monotonic() + self._backoff()  # it is going; if it stays, its records are made again
+        else:
+            self._failed("failing", known, pause=self._backoff())
+
+    def _note_success(self, done: PassResult, began: float) -> None:
+        """Say in which state the run is after a pass, and set when the next one is due."""
         self._failures = 0
         if self.trouble is not None:
             self._logged = {k: None for k in self._logged if not k.startswith(("failing ", "waiting "))}
@@ -355,7 +360,6 @@ class WatchedRun:
             cost = 0.0 if done.checked else now - began
             pause = min(pause, max(done.next_in + 0.01, _SOONEST, 2 * cost))
         self.due = now if done.yielded else now + pause
-        return done
 
     def _until_next_look(self, done: PassResult, began: float) -> float:
         """Return the seconds until the next look. A look at an object store costs money, so it follows the run. Hints
@@ -433,68 +437,29 @@ class WatchedRun:
         return self._store.look() if self._store is not None else contextlib.nullcontext()
 
     def _pass(self, work: Work, *, assume_quiet: bool) -> PassResult:
-        run, current = self._open_if_changed()
+        """See what the run is and who guards it, verify what is new or only look, report, and note what was seen."""
+        run, on_record = self._open_if_changed()
         view = RunView(run, self.settings, self.memory)
         refused = times_refused(self.url)
         if os.path.isabs(self.url):
             self._find_its_place(view)
         if self._known is None and (ended := ended_at(view)) is not None:
             return PassResult(ended_at=ended)
-        with self._asked_lock:
-            asked, self._asked = self._asked, set()
         if self._caller_acts and not has_records(run) and not view.checkpoints:
             return PassResult(not_understood=view.listing.not_understood)
-        other = current if self.yields and current not in (None, self._presence) else None
-        guards = other is None or assume_quiet or not self._may_rely_on(other)
-        begins = self._known is None or guards != self.guards
-        self.guards = guards
-        if begins:
-            self._known = known_outcomes(view.history)
-            self.log("guarding" if self.guards else "looking", run=self.url, run_id=self.run_id)
-        new = current is None or other is not None or (self.passes == 0 and current != self._presence)
-        records = run.records.root or ""
-        self._presence_lost = current is None and was_lasting(records, os.path.join(records, DAEMON_KEY))
-        if self._presence is not None and self.guards and new and not self._presence_lost:
-            write_daemon_record(run, self._presence)
-            note_lasting(records, os.path.join(records, DAEMON_KEY))
-        owes = self.guards and not self._caller_acts and not self._missed.has_begun
-        if owes and (has_records(run) or view.checkpoints):  # see `Hooks.begin`
-            self._missed.begin(view)
-        if begins and self.guards:
-            self.hooks.begin(view)
-
-        def found(checked: Checked) -> None:
-            self.verdicts += 1
-            self._tell(view, checked)
-            self._note_early(view)
-            work.found(checked)
-
-        is_noted = self.passes > 0
-
-        def may_begin(size: int) -> bool:
-            nonlocal is_noted
-            if not is_noted:  # the first pass may read for hours, and nothing else says what waits
-                is_noted = True
-                self._note(view, wrote=False)
-            return work.may_begin(size)
-
+        self._begin_guarding(view, on_record, assume_quiet=assume_quiet)
+        with self._asked_lock:
+            asked, self._asked = self._asked, set()
+        done = None
         try:
-            if self.guards:
-                own = msgspec.structs.replace(work, found=found, may_begin=may_begin)
-                done = reconcile(view, self._notes, work=own, assume_quiet=assume_quiet)
-            else:
-                done = pass_read_only(view, self._notes)
-        except BaseException:
-            with self._asked_lock:
-                self._asked |= asked
-            raise
+            done = self._verify_or_look(view, work, assume_quiet=assume_quiet)
+        finally:
+            if done is None or (self.guards and self._notes.waited):
+                with self._asked_lock:
+                    self._asked |= asked
         if self.was_removed():
             raise NotFoundError(f"{self.url} was removed")
-        if done.ended_at is not None:
-            return done
-        if self.guards and self._notes.waited:
-            with self._asked_lock:
-                self._asked |= asked
+        if done.ended_at is not None or (self.guards and self._notes.waited):
             return done
         # What failed because somebody removes the run is no trouble. If nobody does, the next pass reports the rest.
         self._report(view, done, quiet=work.is_stopped() or times_refused(self.url) != refused)
@@ -507,6 +472,50 @@ class WatchedRun:
         wrote |= self.guards and not self._caller_acts and self._record_missed(view, wrote=wrote)
         self._note(view, wrote=wrote or bool(done.pruned), troubled=bool(done.could_not_tell))
         return done
+
+    def _begin_guarding(self, view: RunView, on_record: DaemonRecord | None, *, assume_quiet: bool) -> None:
+        """Decide whether this process guards the run, say so on record, and note what was known before it does."""
+        other = on_record if self.yields and on_record not in (None, self._presence) else None
+        guards = other is None or assume_quiet or not self._may_rely_on(other)
+        begins = self._known is None or guards != self.guards
+        self.guards = guards
+        if begins:
+            self._known = known_outcomes(view.history)
+            self.log("guarding" if self.guards else "looking", run=self.url, run_id=self.run_id)
+        new = on_record is None or other is not None or (self.passes == 0 and on_record != self._presence)
+        records = view.run.records.root or ""
+        self._presence_lost = on_record is None and was_lasting(records, os.path.join(records, DAEMON_KEY))
+        if self._presence is not None and self.guards and new and not self._presence_lost:
+            write_daemon_record(view.run, self._presence)
+            note_lasting(records, os.path.join(records, DAEMON_KEY))
+        owes = self.guards and not self._caller_acts and not self._missed.has_begun
+        if owes and (has_records(view.run) or view.checkpoints):  # see `Hooks.begin`
+            self._missed.begin(view)
+        if begins and self.guards:
+            self.hooks.begin(view)
+
+    def _verify_or_look(self, view: RunView, work: Work, *, assume_quiet: bool) -> PassResult:
+        """Verify what is new, and tell each verdict at once; or only look while another process guards the run."""
+        if not self.guards:
+            return pass_read_only(view, self._notes)
+
+        def on_verdict(checked: Checked) -> None:
+            self.verdicts += 1
+            self._tell(view, checked)
+            self._note_early(view)
+            work.on_verdict(checked)
+
+        is_noted = self.passes > 0
+
+        def may_begin(size: int) -> bool:
+            nonlocal is_noted
+            if not is_noted:  # the first pass may read for hours, and nothing else says what waits
+                is_noted = True
+                self._note(view, wrote=False)
+            return work.may_begin(size)
+
+        own = msgspec.structs.replace(work, on_verdict=on_verdict, may_begin=may_begin)
+        return reconcile(view, self._notes, work=own, assume_quiet=assume_quiet)
 
     def _may_rely_on(self, other: DaemonRecord) -> bool:
         """True if this process may leave the run to another daemon, which guards it as far as is known."""

@@ -17,8 +17,7 @@ from ckptguard.runs.run_view import RunView
 from ckptguard.runs.settling import quiet_in
 from ckptguard.runs.work import PLAIN, Work
 from ckptguard.values.verdict import Finding, Outcome
-from ckptguard.verification.checkpoint import judge_in_run
-from ckptguard.verification.selection import Selection
+from ckptguard.verification.checkpoint import Verification, judge_in_run
 
 _LONGEST_WAIT = 60.0  # seconds for files that are still being written; the newest save rarely turned bad
 
@@ -110,7 +109,7 @@ def _verify_pending(
     """Verify what has no verdict, or changed since. Returns the results by path, and whether something was
     unreadable."""
     pending = {s.path for s in survey(view) if s.in_place and (s.outcome is Outcome.PENDING or s.changed)}
-    judge = judge_in_run(view, Selection(record=record), None, notes, work)
+    judge = judge_in_run(view, Verification(record=record), notes, work)
     answers: dict[str, Checked] = {}
     unsure = False
     for checkpoint in view.checkpoints:

@@ -23,7 +23,7 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
     - `stop` ends the work once it is set.
     - `may_begin` says whether this number of bytes may be read next. If not, the work ends early, and the caller
       repeats it.
-    - `found` is called with each verdict of a pass at once.
+    - `on_verdict` is called with each verdict of a pass at once.
     - `yield_for`: seconds for which a scan may yield to everything else; see `ScanOptions`.
     """
 
@@ -32,7 +32,7 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
     rate: float | Rate | None = None
     stop: threading.Event | None = None
     may_begin: Callable[[int], bool] = lambda size: True
-    found: Callable[[Checked], None] = lambda checked: None
+    on_verdict: Callable[[Checked], None] = lambda checked: None
     yield_for: float | None = None
 
     def is_stopped(self) -> bool:

@@ -467,7 +467,7 @@ class _Pass:
 
     def _found(self, result: Checked) -> None:
         self.checked.append(result)
-        self.work.found(result)
+        self.work.on_verdict(result)
 
     def _should_yield(self, size: int) -> bool:
         """True once the pass must not begin to read this number of bytes. It then begins nothing smaller, either."""

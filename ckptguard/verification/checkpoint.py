@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 import msgspec
 
 from ckptguard.checks import Evidence, facts_of, run_checks
-from ckptguard.checks.evidence import KnownFacts
+from ckptguard.checks.evidence import FoundSums, KnownFacts
 from ckptguard.checks.order import counters_of
 from ckptguard.checks.schema import QUESTION, UNCLEAR_SAVE
 from ckptguard.decisions.turns import LARGE
@@ -62,9 +62,8 @@ from ckptguard.verification.collect_evidence import (
     scan_checkpoint,
 )
 from ckptguard.verification.damage_or_resave import Change, KnownBefore, classify_change
-from ckptguard.verification.found_sums import FoundSums, find_sums
+from ckptguard.verification.found_sums import find_sums
 from ckptguard.verification.seal import seal_observed
-from ckptguard.verification.selection import Selection
 from ckptguard.version import __version__
 
 
@@ -134,12 +133,9 @@ def verify_checkpoint(
     raise CouldNotTellError(f"other processes kept sealing {checkpoint.path} at the same time")
 
 
-def judge_in_run(
-    view: RunView, what: Selection, reference: Manifest | None, notes: list[str], work: Work
-) -> Callable[[Checkpoint], Checked]:
+def judge_in_run(view: RunView, how: Verification, notes: list[str], work: Work) -> Callable[[Checkpoint], Checked]:
     """Return a function that verifies checkpoints through a run's view. It adds to `notes` what could not be
     recorded."""
-    how = Verification(record=what.record, reference=reference)
     if how.record and view.settings.allow_nonfinite:
         try:
             allow_nonfinite(view.run, view.settings.allow_nonfinite)
@@ -270,7 +266,7 @@ def _evidence(view: RunView, checkpoint: Checkpoint, read: Read, how: Verificati
         allow_nonfinite=(*settings.allow_nonfinite, *allowed_nonfinite(view.run)),
         trust_globals=settings.trust_globals,
         trusted=how.trusted or any(f.severity is Severity.NOTICE for f in said),
-        **read.sums.known(),
+        sums=read.sums,
     )
     return collect_evidence(view.run.storage, checkpoint, read.scan, known)
 

@@ -53,10 +53,6 @@ class CheckSums(msgspec.Struct, frozen=True):
     folder: str
     name: str
 
-    def of(self, prefix: str, files: Sequence[str], root: str) -> dict[str, Stated]:
-        """`sums_for` these files below a storage's root."""
-        return sums_for(self.stated, prefix, files, root=root, folder=self.folder)
-
 
 def read_check_sums(path: str, options: StorageOptions = NO_OPTIONS) -> CheckSums:
     """Read a checksum file that the user named, by a link too. SettingsError if it cannot be read or understood."""

@@ -60,73 +60,75 @@ def classify_change(
 ) -> Change:
     """Compare the files found (by key), and the `counters` in them, with the manifest.
 
-    It is a re-save if all of these hold:
-    - Every file with tensors and the layout's last-written file exist and are new, and the structure is `whole`.
-    - No file has the content of another step of the `past`: a stale copy is damage.
-    - No file still has its old content, because a copied run has new times everywhere. Exceptions are contents that
-      other steps have, too, and files that were written along with the others (frozen weights).
-    - Something proves a writer. An archive whose own checksums are right has other content, which decay would have
-      broken. Or a counter inside rose, and a float tensor differs. Or at least three and half of the float tensors
-      differ, in 16 or more elements. Or each differing float tensor differs all over, together in 16 or more pieces,
-      and every file with floats has one. Decay changes one place. Except for archives, none of them may look wiped or
-      scrambled. Signs are a single value, unlike in the facts of the `past`, and growth beyond any update.
+    It is a re-save if a writer has written the whole checkpoint: its files are new and `whole`, none of them is of
+    another save, and their content is what a writer makes. Each of these three is a function below, and says more.
 
-    It is UNCLEAR if fewer pieces differ, but all of them: a tensor of a few elements. So is a tensor with unchanged
-    parts here and there, and most tensors with an unchanged end. A difference in one place is damage, even if a user
-    made it: a bit, a byte, a row, a torn end.
-
-    A generation that was never GOOD has nothing to lose: new files and a whole structure are enough. If its path was
-    empty meanwhile, whatever is there now is a new save, unless a file is a stale copy. Our own layout never overwrites
-    a name, so there every change is damage.
+    Our own layout never overwrites a name, so there every change is damage. If the path was empty meanwhile, whatever
+    is there now is a new save, unless a file is a stale copy. A generation that was never GOOD has nothing to lose: new
+    files and a whole structure are enough.
     """
     if all(f.path in found and same_content(f, found[f.path]) for f in sealed.files):
         return Change.GREW if not sealed_by_writer and late_state(found, sealed) else Change.SAME
     if sealed_by_writer:
         return Change.DAMAGED
-    if past.was_gone() and not _holds_stale_copy(sealed, found, past.other_contents()):
+    files = _Files(sealed, found)
+    if past.was_gone() and not files.hold_stale_copy(past.other_contents()):
         return Change.RESAVED
-    must_be_new = [f for f in sealed.files if f.tensors or (f.path == last_written)] or list(sealed.files)
-    new = [f for f in must_be_new if _is_written(f, found.get(f.path))]
-    if not any(f.path in found for f in new):
-        return Change.DAMAGED  # files are missing, and nothing is being written
-    if len(new) < len(must_be_new) or not whole:
-        return _being_rewritten(new, found)
+    unfinished = _unless_all_is_new(files, whole, last_written)
+    if unfinished is not None:
+        return unfinished
     if not past.ever_good:
         return Change.RESAVED
-    manifests = past.other_contents()
-    if _holds_stale_copy(sealed, found, manifests):
-        return Change.DAMAGED
-    others = [file for manifest in manifests for file in manifest.files]
-    elsewhere = {_digests(f) for f in others if _has_floats(f)}
-    changed = [f for f in sealed.files if f.path in found and not same_content(f, found[f.path])]
-    if any(f.spans and f.path not in found for f in sealed.files):
-        return _being_rewritten(new, found)
-    if _holds_old_file(sealed.files, found, elsewhere):
-        return _being_rewritten([f for f in new if f.path not in found or not same_content(f, found[f.path])], found)
-    if _vouched(changed, found, {f.checksums for f in (*others, *sealed.files)}):
-        return Change.RESAVED
-    differing, total = _differing(sealed.files, found)
-    # One damaged range wipes what is inside it and cuts into two tensors at most. So three or more are needed, and more
-    # elements than a torn write of a few words damages.
-    many = len(differing) > 2 and len(differing) * 2 >= total and sum(differing) >= _WRITTEN
-    # One flipped bit may make a counter larger, but then no tensor differs.
-    plausible = many or (differing != [] and _counted_on(sealed.counters, counters()))
-    if _looks_harmed(sealed.files, changed, found, past.facts):
-        return Change.DAMAGED
-    torn = any(_is_one_place(_differing_by_span(f, found[f.path])) for f in changed)
-    if plausible:
-        return Change.UNCLEAR if torn else Change.RESAVED
-    if torn or any(_float_spans(f) for f in sealed.files if f not in changed):
-        return Change.DAMAGED
-    known = {s.blake3 for f in (*others, *sealed.files) for s in f.spans if s.length >= _WRITTEN}
-    return _by_pieces(changed, found, known)
+    others = past.other_contents()
+    return _unless_of_one_save(files, others) or _by_content(files, others, past.facts, counters)
 
 
-def _holds_stale_copy(sealed: Manifest, found: Mapping[str, ScannedFile], others: Iterable[Manifest]) -> bool:
-    """True if a file has exactly the float tensors of another step: no training does that."""
-    elsewhere = {_digests(f) for manifest in others for f in manifest.files if _has_floats(f)}
-    there = ((f, found[f.path].span_digests) for f in sealed.files if f.path in found)
-    return any(_digests(f) != now in elsewhere for f, now in there)
+class _Files:
+    """The files of a manifest, and what was found under their names."""
+
+    def __init__(self, sealed: Manifest, found: Mapping[str, ScannedFile]) -> None:
+        self.sealed, self.counters, self.found = sealed.files, sealed.counters, found
+        self.there = [f for f in sealed.files if f.path in found]
+        self.changed = [f for f in self.there if not same_content(f, found[f.path])]
+
+    def hold_stale_copy(self, others: Iterable[Manifest]) -> bool:
+        """True if a file has exactly the float tensors of another step: no training does that."""
+        elsewhere = {_digests(f) for manifest in others for f in manifest.files if _has_floats(f)}
+        return any(_digests(f) != self.found[f.path].span_digests in elsewhere for f in self.there)
+
+    def differing(self, sealed: Iterable[File]) -> tuple[list[int], int]:
+        """Return the sizes of the float tensors of several elements that differ in some files, and how many such
+        tensors these have."""
+        held = {digest for file in self.found.values() for digest in file.span_digests}
+        spans = [(span, size) for file in sealed for span, size in _float_spans(file) if span.length > 8]
+        return [span.length // size for span, size in spans if span.blake3 not in held], len(spans)
+
+    def differing_pieces(self, sealed: File) -> list[list[bool]]:
+        """Return for each span of a file which pieces differ, if it has pieces; empty if the file's layout changed."""
+        now = self.found[sealed.path]
+        tensors = [(t.name, t.dtype, t.shape, t.span) for t in sealed.tensors]
+        places = [(s.offset, s.length) for s in sealed.spans]
+        known = len(sealed.pieces) == len(now.pieces) == len(sealed.spans)
+        if (
+            not known
+            or tensors != [(t.name, t.dtype, t.shape, t.span) for t in now.structure.tensors]
+            or places != [(s.offset, s.length) for s in now.structure.spans]
+        ):
+            return []
+        return [differing_pieces(*both) for both in zip(sealed.pieces, now.pieces, strict=True)]
+
+
+def _unless_all_is_new(files: _Files, whole: bool, last_written: str) -> Change | None:
+    """Return None if every file with tensors and the layout's last-written file are new, and all of it is whole.
+
+    Otherwise it is being written again, if what is new looks like a writer's work. If nothing new is there, files are
+    missing.
+    """
+    must_be_new = [f for f in files.sealed if f.tensors or f.path == last_written] or list(files.sealed)
+    new = [f for f in must_be_new if _is_written(f, files.found.get(f.path))]
+    if not any(f.path in files.found for f in new):
+        return Change.DAMAGED
+    return _being_rewritten(files, new) if len(new) < len(must_be_new) or not whole else None
 
 
 def _is_written(sealed: File, file: ScannedFile | None) -> bool:
@@ -143,6 +145,101 @@ def _checks_itself(file: ScannedFile) -> bool:
     return file.structure.format == "torch_zip" or file.structure.checksums != ""
 
 
+def _being_rewritten(files: _Files, new: Iterable[File]) -> Change:
+    """Return RESAVING if all new files look like a writer's work, finished or not; otherwise DAMAGED. In a finished one
+    more than one, and at least half, of the float tensors with several elements differ."""
+    for sealed in new:
+        file = files.found.get(sealed.path)
+        if file is None or file.structure.truncated or not sealed.tensors:
+            continue
+        differing, total = files.differing([sealed])
+        if file.structure.is_broken or len(differing) < 2 or len(differing) * 2 < total:
+            return Change.DAMAGED
+    return Change.RESAVING
+
+
+def _unless_of_one_save(files: _Files, others: Sequence[Manifest]) -> Change | None:
+    """Return None if all files are of one new save: no file has the content of another step, which would be a stale
+    copy, and none still has its old content.
+
+    A copied run has new times everywhere. So old content counts, but for contents that other steps have, too, and for
+    files that were written along with the others (frozen weights).
+    """
+    if files.hold_stale_copy(others):
+        return Change.DAMAGED
+    new = [f for f in files.sealed if f.tensors]
+    if any(f.spans and f.path not in files.found for f in files.sealed):
+        return _being_rewritten(files, new)
+    elsewhere = {_digests(f) for manifest in others for f in manifest.files if _has_floats(f)}
+    kept = [f for f in files.there if _has_floats(f) and _digests(f) == files.found[f.path].span_digests]
+    old = [f for f in kept if _digests(f) not in elsewhere]
+    if any(f is not g and not _written_together(f, g, files.found) for f in old for g in files.changed):
+        return _being_rewritten(files, [f for f in new if f.path not in files.found or f in files.changed])
+    return None
+
+
+def _written_together(old: File, changed: File, found: Mapping[str, ScannedFile]) -> bool:
+    """True if the times of two files fit one save by the writer of the sealed ones. Unknown times do not. Frozen
+    weights are saved again together with the others, in the same order as before."""
+    times = (old.mtime_ns, changed.mtime_ns, found[old.path].entry.mtime_ns, found[changed.path].entry.mtime_ns)
+    if any(time is None for time in times):
+        return False
+    before, now = (times[0] or 0) - (times[1] or 0), (times[2] or 0) - (times[3] or 0)
+    in_order = before <= 0 or now >= 0
+    return in_order and abs(now) <= 3 * abs(before) + _ONE_SAVE
+
+
+def _by_content(
+    files: _Files, others: Iterable[Manifest], facts: Facts, counters: Callable[[], Iterable[Counter]]
+) -> Change:
+    """Return RESAVED if something in the content proves a writer.
+
+    - An archive whose own checksums are right has other content, which decay would have broken.
+    - Or a counter inside rose, and a float tensor differs.
+    - Or at least three and half of the float tensors differ, in 16 or more elements.
+    - Or each differing float tensor differs all over, together in 16 or more pieces, and every file with floats has
+      one. Decay changes one place.
+
+    Except for archives, none of them may look wiped or scrambled. Signs are a single value, unlike in the `facts`, and
+    growth beyond any update.
+
+    It is UNCLEAR if fewer pieces differ, but all of them: a tensor of a few elements. So is a tensor with unchanged
+    parts here and there, and most tensors with an unchanged end. A difference in one place is damage, even if a user
+    made it: a bit, a byte, a row, a torn end.
+    """
+    known = [*(file for manifest in others for file in manifest.files), *files.sealed]
+    if _vouched(files, {f.checksums for f in known}):
+        return Change.RESAVED
+    differing, total = files.differing(files.sealed)
+    # One damaged range wipes what is inside it and cuts into two tensors at most. So three or more are needed, and more
+    # elements than a torn write of a few words damages.
+    many = len(differing) > 2 and len(differing) * 2 >= total and sum(differing) >= _WRITTEN
+    # One flipped bit may make a counter larger, but then no tensor differs.
+    plausible = many or (differing != [] and _counted_on(files.counters, counters()))
+    if _looks_harmed(files, facts):
+        return Change.DAMAGED
+    torn = any(_is_one_place(files.differing_pieces(f)) for f in files.changed)
+    if plausible:
+        return Change.UNCLEAR if torn else Change.RESAVED
+    if torn or any(_float_spans(f) for f in files.sealed if f not in files.changed):
+        return Change.DAMAGED
+    return _by_pieces(files, {s.blake3 for f in known for s in f.spans if s.length >= _WRITTEN})
+
+
+def _vouched(files: _Files, known: set[str]) -> bool:
+    """True if a whole archive that checks its own content has content that is not `known`.
+
+    A manifest of an older version lacks the archive's checksums: then a different tensor shows it.
+    """
+    for sealed in files.changed:
+        now = files.found[sealed.path]
+        if now.structure.format == sealed.format and _checks_itself(now):
+            is_other = now.structure.checksums not in known if sealed.checksums else files.differing([sealed])[0] != []
+            if is_other:
+                return True
+    return False
+
+
 def _counted_on(before: Iterable[Counter], now: Iterable[Counter]) -> bool:
     """True if a counter rose, and none fell."""
     known = {c.kind: c.value for c in before}
@@ -150,43 +247,12 @@ def _counted_on(before: Iterable[Counter], now: Iterable[Counter]) -> bool:
     return any(new > old for old, new in common) and all(new >= old for old, new in common)
 
 
-def _being_rewritten(new: Sequence[File], found: Mapping[str, ScannedFile]) -> Change:
-    """Return RESAVING if all new files look like a writer's work, finished or not; otherwise DAMAGED."""
-    for sealed in new:
-        file = found.get(sealed.path)
-        if file is None or file.structure.truncated or not sealed.tensors:
-            continue
-        if file.structure.is_broken or not _most_tensors_differ([sealed], {sealed.path: file}):
-            return Change.DAMAGED
-    return Change.RESAVING
-
-
-def _most_tensors_differ(sealed: Sequence[File], found: Mapping[str, ScannedFile]) -> bool:
-    """True if more than one, and at least half, of the float tensors with several elements differ."""
-    differing, total = _differing(sealed, found)
-    return len(differing) > 1 and len(differing) * 2 >= total
-
-
-def _vouched(changed: Sequence[File], found: Mapping[str, ScannedFile], known: set[str]) -> bool:
-    """True if a whole archive that checks its own content has content that is not `known`.
-
-    A manifest of an older version lacks the archive's checksums: then a different tensor shows it.
-    """
-    archives = [f for f in changed if found[f.path].structure.format == f.format and _checks_itself(found[f.path])]
-    return any(
-        found[f.path].structure.checksums not in known if f.checksums else _differing([f], found)[0] != []
-        for f in archives
-    )
-
-
-def _looks_harmed(
-    sealed: Sequence[File], changed: Sequence[File], found: Mapping[str, ScannedFile], facts: Facts
-) -> bool:
+def _looks_harmed(files: _Files, facts: Facts) -> bool:
     """True if a changed float tensor is now a single value, holds the content of a lost page, or has impossible
     numbers."""
     most = max(facts.largest_magnitude or 0.0, 1.0) * _GROWTH
-    before = {s.blake3 for f in sealed for s in f.spans}
-    for file in found.values():
+    before = {s.blake3 for f in files.sealed for s in f.spans}
+    for file in files.found.values():
         for tensor, numbers in zip(file.structure.tensors, file.numbers, strict=True):
             if numbers is None or tensor.span is None or file.span_digests[tensor.span] in before:
                 continue
@@ -195,56 +261,11 @@ def _looks_harmed(
             if wiped or (numbers.largest > most and numbers.count > 1):  # a single number may be a counter
                 return True
     return any(
-        _lost_bytes(file, number, found[file.path], differ) or _grew(file, number, found[file.path])
-        for file in changed
-        for number, differ in enumerate(_differing_by_span(file, found[file.path]))
+        _lost_bytes(file, number, files.found[file.path], differ) or _grew(file, number, files.found[file.path])
+        for file in files.changed
+        for number, differ in enumerate(files.differing_pieces(file))
         if any(differ)
     )
-
-
-def _by_pieces(changed: Sequence[File], found: Mapping[str, ScannedFile], known: set[str]) -> Change:
-    """Judge a few tensors, or a minority: each must differ all over, and none may be `known`."""
-    every: list[Sequence[bool]] = []
-    for file in filter(_float_spans, changed):
-        spans = _differing_by_span(file, found[file.path])
-        moved = any(
-            any(differ) and digest in known
-            for differ, digest in zip(spans, found[file.path].span_digests, strict=False)
-        )
-        if not spans or moved or not all(_is_all_over(differ) for differ in spans if any(differ)):
-            return Change.DAMAGED
-        every += spans
-    differing, pieces = sum(map(sum, every)), sum(map(len, every))
-    if differing < 2 and not differing == pieces == 1:
-        return Change.DAMAGED
-    patchy = any(any(differ) and not all(differ) for differ in every)
-    return Change.RESAVED if differing >= _WRITTEN and not patchy else Change.UNCLEAR
-
-
-def _differing_by_span(sealed: File, now: ScannedFile) -> list[list[bool]]:
-    """Return for each span which pieces differ, if it has pieces; empty if the file's layout changed."""
-    tensors = [(t.name, t.dtype, t.shape, t.span) for t in sealed.tensors]
-    places = [(s.offset, s.length) for s in sealed.spans]
-    known = len(sealed.pieces) == len(now.pieces) == len(sealed.spans)
-    if (
-        not known
-        or tensors != [(t.name, t.dtype, t.shape, t.span) for t in now.structure.tensors]
-        or places != [(s.offset, s.length) for s in now.structure.spans]
-    ):
-        return []
-    return [differing_pieces(*both) for both in zip(sealed.pieces, now.pieces, strict=True)]
-
-
-def _is_one_place(spans: Sequence[Sequence[bool]]) -> bool:
-    """True if all differences are in a row that begins or ends inside a tensor."""
-    runs = sum(differs for differs, _ in itertools.groupby(itertools.chain.from_iterable(spans)))
-    return runs == 1 and any(any(differ) and not all(differ) for differ in spans)
-
-
-def _is_all_over(differ: Sequence[bool]) -> bool:
-    """True if all pieces of a span differ, or half of them in at least three places."""
-    places = sum(differs for differs, _ in itertools.groupby(differ))
-    return all(differ) or (places >= 3 and sum(differ) * 2 >= len(differ))
 
 
 def _lost_bytes(sealed: File, number: int, now: ScannedFile, differ: Sequence[bool]) -> bool:
@@ -266,33 +287,32 @@ def _grew(sealed: File, number: int, now: ScannedFile) -> bool:
     )
 
 
-def _differing(sealed: Sequence[File], found: Mapping[str, ScannedFile]) -> tuple[list[int], int]:
-    """Return the sizes of the float tensors of several elements that differ, and how many such tensors there are."""
-    held = {digest for file in found.values() for digest in file.span_digests}
-    spans = [(span, size) for file in sealed for span, size in _float_spans(file) if span.length > 8]
-    return [span.length // size for span, size in spans if span.blake3 not in held], len(spans)
+def _by_pieces(files: _Files, known: set[str]) -> Change:
+    """Judge a few tensors, or a minority: each must differ all over, and none may be `known`."""
+    every: list[Sequence[bool]] = []
+    for file in filter(_float_spans, files.changed):
+        spans, digests = files.differing_pieces(file), files.found[file.path].span_digests
+        moved = any(any(differ) and digest in known for differ, digest in zip(spans, digests, strict=False))
+        if not spans or moved or not all(_is_all_over(differ) for differ in spans if any(differ)):
+            return Change.DAMAGED
+        every += spans
+    differing, pieces = sum(map(sum, every)), sum(map(len, every))
+    if differing < 2 and not differing == pieces == 1:
+        return Change.DAMAGED
+    patchy = any(any(differ) and not all(differ) for differ in every)
+    return Change.RESAVED if differing >= _WRITTEN and not patchy else Change.UNCLEAR
 
 
-def _holds_old_file(sealed: Sequence[File], found: Mapping[str, ScannedFile], elsewhere: set[tuple[str, ...]]) -> bool:
-    """True if a file has its old float tensors, which no other step has, and was not written with the changed ones.
-
-    Frozen weights are saved again together with the others, in the same order as before.
-    """
-    present = [f for f in sealed if f.path in found]
-    kept = [f for f in present if _has_floats(f) and _digests(f) == found[f.path].span_digests]
-    old = [f for f in kept if _digests(f) not in elsewhere]
-    changed = [f for f in present if not same_content(f, found[f.path])]
-    return any(f is not g and not _written_together(f, g, found) for f in old for g in changed)
+def _is_one_place(spans: Sequence[Sequence[bool]]) -> bool:
+    """True if all differences are in a row that begins or ends inside a tensor."""
+    runs = sum(differs for differs, _ in itertools.groupby(itertools.chain.from_iterable(spans)))
+    return runs == 1 and any(any(differ) and not all(differ) for differ in spans)
 
 
-def _written_together(old: File, changed: File, found: Mapping[str, ScannedFile]) -> bool:
-    """True if the times of two files fit one save by the writer of the sealed ones. Unknown times do not."""
-    times = (old.mtime_ns, changed.mtime_ns, found[old.path].entry.mtime_ns, found[changed.path].entry.mtime_ns)
-    if any(time is None for time in times):
-        return False
-    before, now = (times[0] or 0) - (times[1] or 0), (times[2] or 0) - (times[3] or 0)
-    in_order = before <= 0 or now >= 0
-    return in_order and abs(now) <= 3 * abs(before) + _ONE_SAVE
+def _is_all_over(differ: Sequence[bool]) -> bool:
+    """True if all pieces of a span differ, or half of them in at least three places."""
+    places = sum(differs for differs, _ in itertools.groupby(differ))
+    return all(differ) or (places >= 3 and sum(differ) * 2 >= len(differ))
 
 
 def _float_spans(file: File) -> list[tuple[Span, int]]:

@@ -8,21 +8,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
-import msgspec
-
-from ckptguard.checks.evidence import StatedSum
+from ckptguard.checks.evidence import FoundSums, StatedSum
 from ckptguard.errors import CouldNotTellError, NotFoundError, ObjectMissingError, SettingsError, StorageError
 from ckptguard.formats import tensor_suffix
 from ckptguard.formats.suffixes import is_sum_list, summed_file
 from ckptguard.layouts import Checkpoint
 from ckptguard.layouts.hub_snapshot import stated_by_name
-from ckptguard.scan import ScanOptions
 from ckptguard.storage import Entry, Storage
 from ckptguard.values.ids import escape, is_safe_path
 from ckptguard.values.verdict import Finding, Severity
-from ckptguard.verification.checksum_files import LONGEST, CheckSums, Stated, Sums, fitting_sums, parse_check_sums
+from ckptguard.verification.checksum_files import (
+    LONGEST,
+    CheckSums,
+    Stated,
+    Sums,
+    fitting_sums,
+    parse_check_sums,
+    sums_for,
+)
 
 _MOST_LISTS = 10_000
 _MOST_REMARKS = 1000
@@ -31,33 +35,14 @@ _LONGEST_RECORD = 4096
 _HUB = "the hub's record of the download"
 
 
-class FoundSums(msgspec.Struct, frozen=True):
-    """What checksum files state about a checkpoint's files, the names of these lists, and what of them could not be
-    used."""
-
-    stated: tuple[StatedSum, ...] = ()
-    lists: tuple[str, ...] = ()
-    remarks: tuple[Finding, ...] = ()
-
-    @property
-    def from_hub(self) -> bool:
-        """True if the hub's record says that a file was downloaded."""
-        return any(one.source == _HUB for one in self.stated)
-
-    def added_to(self, options: ScanOptions) -> ScanOptions:
-        """The options of a pass that takes these digests too."""
-        algorithms = {one.algorithm for one in self.stated}
-        sums = {*options.sums, *algorithms} - {"md5"}
-        return msgspec.structs.replace(options, md5=options.md5 or "md5" in algorithms, sums=tuple(sorted(sums)))
-
-    def known(self) -> dict[str, Any]:
-        """Fields of `KnownFacts`: what they state."""
-        return {"expected_sums": self.stated, "sum_lists": self.lists, "remarks": self.remarks}
+def from_hub(sums: FoundSums) -> bool:
+    """True if the hub's record says that a file was downloaded."""
+    return any(one.source == _HUB for one in sums.stated)
 
 
 def given_sums(sums: CheckSums, storage: Storage, checkpoint: Checkpoint) -> FoundSums:
     """What the checksum file that the user named states about a checkpoint; SettingsError if it is nothing."""
-    stated = sums.of(checkpoint.path, checkpoint.files, storage.url)
+    stated = sums_for(sums.stated, checkpoint.path, checkpoint.files, root=storage.url, folder=sums.folder)
     name = escape(sums.name)
     return FoundSums(tuple(StatedSum(file, *sum, name) for file, all in stated.items() for sum in all.items()), (name,))
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import msgspec
 
 from ckptguard.checks import run_checks
-from ckptguard.checks.evidence import KnownFacts
+from ckptguard.checks.evidence import FoundSums, KnownFacts
 from ckptguard.checks.pickle_safety import is_executor, unknown_names
 from ckptguard.checks.understood import not_understood, what_of
 from ckptguard.errors import ChangedWhileReadError, CouldNotTellError, DeniedError, ObjectMissingError
@@ -33,7 +33,7 @@ from ckptguard.values.settings import Settings
 from ckptguard.values.verdict import Finding, Severity, judge
 from ckptguard.verification.checksum_files import CheckSums
 from ckptguard.verification.collect_evidence import collect_evidence, scan_checkpoint
-from ckptguard.verification.found_sums import FoundSums, find_sums, given_sums
+from ckptguard.verification.found_sums import find_sums, from_hub, given_sums
 
 
 class Blob(NamedTuple):
@@ -102,7 +102,7 @@ class StrayJudge:
             allow_nonfinite=settings.allow_nonfinite,
             trust_globals=settings.trust_globals,
             vouched=frozenset(checkpoint.files if facts is not None else ()),  # else a finding says so
-            **sums.known(),
+            sums=sums,
         )
         evidence = collect_evidence(target.storage, checkpoint, scan, known)
         findings = run_checks(evidence)
@@ -122,7 +122,7 @@ class StrayJudge:
         both. Not for a download from the hub, or if a name is known to run code."""
         trusted = self._settings.trust_globals
         names = _classes_of(scan.files, trusted)
-        if not names or sums.from_hub:
+        if not names or from_hub(sums):
             return False
         with contextlib.suppress(DeniedError):  # a file may be read in a folder that may not be listed
             for storage, other in saves_beside(self._target, self._settings):

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import functools
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from ckptguard.errors import ChangedWhileReadError, CouldNotTellError, NotFoundError, SettingsError
 from ckptguard.layouts import LAYOUTS, Checkpoint
 from ckptguard.records.run import Run
 from ckptguard.runs.pointers import pointer_notes
 from ckptguard.runs.results import Checked, VerifyReport, pending, relative_to
+from ckptguard.runs.run_view import RunView
 from ckptguard.runs.settling import wait_until_quiet
 from ckptguard.runs.target import Target, resolve_target
 from ckptguard.runs.work import PLAIN, Work
@@ -33,44 +33,25 @@ Judged = Callable[[Run, Checked], str | None]
 
 
 def verify_target(
-    target: str, settings: Settings, what: Selection = ALL, *, judged: Judged | None = None, work: Work = PLAIN
+    target: str | Target, settings: Settings, what: Selection = ALL, *, judged: Judged | None = None, work: Work = PLAIN
 ) -> VerifyReport:
     """Verify a file, a checkpoint or a run. A run's verdicts are recorded; any other target writes nothing.
 
-    `judged` is called with each recorded verdict, and returns a note for the report, or None. NotFoundError if there is
-    nothing to verify. What cannot be read is PENDING in the report, never BAD.
+    Each chosen checkpoint is judged once it is quiet. `judged` is called with each recorded verdict, and returns a note
+    for the report, or None. NotFoundError if there is nothing to verify. What cannot be read is PENDING in the report,
+    never BAD.
     """
-    return verify_resolved(resolve_target(target, settings), settings, what, judged=judged, work=work)
-
-
-def verify_resolved(
-    resolved: Target, settings: Settings, what: Selection = ALL, *, judged: Judged | None = None, work: Work = PLAIN
-) -> VerifyReport:
-    """Do the same with a target that was found already."""
-    sums = read_check_sums(what.check_sums, settings.storage) if what.check_sums else None
-    reference = read_reference(what.reference, settings, work) if what.reference else None
-    chosen = _chosen(resolved, what)
+    resolved = resolve_target(target, settings) if isinstance(target, str) else target
     notes = [
         f"{name} is a link out of the cache and was not followed; to verify it, name its target"
         for name in resolved.unread
     ]
-    run = resolved.view if sums is None else None
-    if run is not None:
-        from ckptguard.verification.checkpoint import (
-            judge_in_run,  # records, copies and pins: only a run needs them
-        )
-
-        judge = judge_in_run(run, what, reference, notes, work)
-    else:
-        if sums is not None and len(chosen) != 1:
-            raise SettingsError("a checksum file goes with a file or one checkpoint, not with a run", hint="name one")
-        judge = StrayJudge(resolved, settings, sums, reference, work).judge
+    run = resolved.view if not what.check_sums else None  # with other sums than the sealed ones nothing is recorded
+    chosen = _chosen(resolved, what)
+    judge = _judge_of(resolved, run, settings, what, chosen, notes, work)
     results, unsure, unread = [], bool(resolved.unread), None
     for checkpoint in chosen:
-        quiet: Checkpoint | None = checkpoint
-        if run is None or not LAYOUTS[checkpoint.layout].sealed_by_writer:  # these are finished by a seal, not by time
-            look = functools.partial(relist, resolved, checkpoint)
-            quiet = wait_until_quiet(checkpoint, look, settle=settings.settle, limit=what.wait)
+        quiet = _when_quiet(resolved, run, checkpoint, settings.settle, what.wait)
         try:
             found = judge(quiet) if quiet is not None else pending(checkpoint, "it is still being written")
             note = judged(run.run, found) if judged is not None and run is not None and what.record else None
@@ -81,9 +62,8 @@ def verify_resolved(
         results.append(relative_to(found, resolved.prefix))
     if run is not None and resolved.checkpoint is None:
         run.forget()  # pointers are compared with the final state
+        unsure, unread = unsure or bool(run.listing.unread), run.listing.not_understood
         notes += run.listing.unread_notes
-        unsure = unsure or bool(run.listing.unread)
-        unread = run.listing.not_understood
         notes += [] if unread is None else ["; ".join(unread.notes)]
         notes += pointer_notes(run, {c.path: c.outcome for c in results})
     return VerifyReport(
@@ -94,6 +74,40 @@ def verify_resolved(
         could_not_tell=unsure,
         not_understood=unread,
     )
+
+
+def _judge_of(
+    resolved: Target,
+    run: RunView | None,
+    settings: Settings,
+    what: Selection,
+    chosen: Sequence[Checkpoint],
+    notes: list[str],
+    work: Work,
+) -> Callable[[Checkpoint], Checked]:
+    """Return what judges the checkpoints of a target: by the records of its run, or at first sight."""
+    sums = read_check_sums(what.check_sums, settings.storage) if what.check_sums else None
+    reference = read_reference(what.reference, settings, work) if what.reference else None
+    if run is not None:
+        from ckptguard.verification.checkpoint import (
+            Verification,  # records, copies and pins: only a run needs them
+            judge_in_run,
+        )
+
+        return judge_in_run(run, Verification(record=what.record, reference=reference), notes, work)
+    if sums is not None and len(chosen) != 1:
+        raise SettingsError("a checksum file goes with a file or one checkpoint, not with a run", hint="name one")
+    return StrayJudge(resolved, settings, sums, reference, work).judge
+
+
+def _when_quiet(
+    resolved: Target, run: RunView | None, checkpoint: Checkpoint, settle: float, wait: float
+) -> Checkpoint | None:
+    """Return a checkpoint once nobody writes it; None if that takes longer. What its writer seals is finished by that,
+    and not by time."""
+    if run is not None and LAYOUTS[checkpoint.layout].sealed_by_writer:
+        return checkpoint
+    return wait_until_quiet(checkpoint, lambda: relist(resolved, checkpoint), settle=settle, limit=wait)
 
 
 def read_reference(url: str, settings: Settings, work: Work = PLAIN) -> Manifest:

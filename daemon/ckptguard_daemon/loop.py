@@ -88,12 +88,12 @@ class Loop:
         if run is None or self._stop.is_set():
             return None  # it is not guarded any more
 
-        def found(checked: Checked) -> None:
+        def on_verdict(checked: Checked) -> None:
             turn.is_reading = False
             self._after_verdict(run)
 
         scanner = self._scanner().by(run.settings)
-        done = run.step(Work(scanner=scanner, stop=self._stop, may_begin=turn.may_begin, found=found))
+        done = run.step(Work(scanner=scanner, stop=self._stop, may_begin=turn.may_begin, on_verdict=on_verdict))
         turn.is_reading = False
         if done is not None and done.checked:
             self._give_memory_back()

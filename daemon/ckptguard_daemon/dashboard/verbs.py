@@ -40,7 +40,7 @@ from ckptguard.values.retention_policy import parse_span
 from ckptguard.values.silence import as_of
 from ckptguard.values.verdict import Outcome
 from ckptguard.verification.selection import Selection
-from ckptguard.verification.target import verify_resolved
+from ckptguard.verification.target import verify_target
 from ckptguard.verification.user_decisions import accept, clear_current_verdict, suspect_named
 from ckptguard_daemon.dashboard.asked import (
     ActionPlan,
@@ -75,7 +75,7 @@ def _verify(asked: Asked) -> ActionPlan | Done:
         return plan
     what = Selection(wait=asked.settings.settle + 1)
     with IncidentsOfSaves(asked.settings, source=SOURCE, log=log, tell=asked.guarded.hooks.tell) as incidents:
-        report = verify_resolved(chosen, asked.settings, what, judged=incidents.judged, work=asked.work)
+        report = verify_target(chosen, asked.settings, what, judged=incidents.judged, work=asked.work)
     lines = [*_texts(report_lines(report)), *(escape(note) for note in report.notes)]
     return Done(lines=tuple(lines), well=not report.could_not_tell)
 

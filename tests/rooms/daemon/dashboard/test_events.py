@@ -215,7 +215,7 @@ def test_a_verdict_is_told_before_its_pass_ends(one: Dashboard, folder: str) -> 
         save(folder, step, step)
     [run] = one.runs
     run._note_again_at = 0.0  # none was noted so lately
-    run.step(Work(scanner=inline, found=found))
+    run.step(Work(scanner=inline, on_verdict=found))
     assert (told[0]["step"], told[0]["cause"]) == (4, "good")
     assert told[1] == [(step, "good") for step in (1, 2, 3, 4)]
     assert [listener.next()[1]["step"] for _ in range(2)] == [5, 6]

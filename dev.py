@@ -23,6 +23,7 @@ import shutil
 import subprocess
 import sysconfig
 import tempfile
+import tomllib
 import venv
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -31,6 +32,7 @@ from pathlib import Path
 TORCH = os.environ.get("CKPTGUARD_TORCH", "torch==2.13.0")
 ROOT = Path(__file__).resolve().parent
 HOME = ROOT / ".venv"
+SITE = HOME / "site"  # what builds the documents' site: an environment of its own
 STAMP = HOME / "ckptguard-stamp"
 BIN = HOME / ("Scripts" if os.name == "nt" else "bin")
 PYTHON = BIN / ("python.exe" if os.name == "nt" else "python")
@@ -120,10 +122,10 @@ def create(theirs: str | None) -> None:
         Path(str(site), "inherited-torch.pth").write_text(theirs + "\n", encoding="utf-8")
 
 
-def install(what: str, *requirements: str) -> None:
-    """Install into .venv with the calling Python's pip, or stop with a sentence."""
+def install(what: str, *requirements: str, python: Path = PYTHON) -> None:
+    """Install into .venv, or for another Python, with the calling Python's pip, or stop with a sentence."""
     say(f"installing {what}")
-    code = run(sys.executable, "-m", "pip", "--python", PYTHON, *INSTALL, *requirements)
+    code = run(sys.executable, "-m", "pip", "--python", python, *INSTALL, *requirements)
     if code:
         sys.exit(f"[dev] could not install {what}: pip (22.3 or newer is needed) ended with {code}")
 
@@ -229,14 +231,39 @@ def test(arguments: list[str]) -> int:
 
 
 def docs(arguments: list[str]) -> int:
-    """Set up and build the documents' site, which ends in an error where a link leads nowhere."""
-    set_up("docs")
-    if arguments == ["--refresh"] and run(PYTHON, "tests/docs/refresh.py"):
-        return 1
-    code = run(PYTHON, "-m", "zensical", "build", "--strict", "--clean")
+    """Build the documents' site, which ends in an error where a link leads nowhere. It needs its builder alone."""
+    if arguments == ["--refresh"]:
+        set_up()
+        if run(PYTHON, "tests/docs/refresh.py"):
+            return 1
+    code = run(set_up_for_docs(), "-m", "zensical", "build", "--strict", "--clean")
     if code == 0:
+        search_from_disk(ROOT / "site")
         say(f"the site is in {ROOT / 'site' / 'index.html'}")
     return code
+
+
+def set_up_for_docs() -> Path:
+    """Make an environment with the extra `docs` and nothing else, and return its Python."""
+    python = SITE / BIN.name / PYTHON.name
+    wanted = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    requirements = wanted["project"]["optional-dependencies"]["docs"]
+    stamp = SITE / "ckptguard-stamp"
+    text = f"{sys.version} {sys.executable} {requirements}"
+    if not stamp.is_file() or stamp.read_text(encoding="utf-8") != text:
+        venv.EnvBuilder(clear=True, symlinks=os.name != "nt").create(SITE)
+        install("what builds the site", *requirements, python=python)
+        stamp.write_text(text, encoding="utf-8")
+    return python
+
+
+def search_from_disk(site: Path) -> None:
+    """Let the pages of a site search without a server, and without the script of another machine."""
+    for page in site.rglob("*.html"):
+        up = "../" * (len(page.relative_to(site).parts) - 1)
+        text = page.read_text(encoding="utf-8")
+        text = text.replace("https://unpkg.com/iframe-worker/shim", f"{up}assets/search-from-disk.js")
+        page.write_text(text, encoding="utf-8")
 
 
 def sizes() -> int:

@@ -70,16 +70,22 @@ def test_the_set_up_is_done_once(dev, monkeypatch, tmp_path):
     assert calls == [dev.TORCH, ".[test]"]
 
 
-def test_the_site_is_built_by_one_command(dev, monkeypatch):
-    """It is built strictly; what the documents repeat of the code is written first only where that is asked for."""
+def test_the_site_is_built_by_one_command(dev, monkeypatch, tmp_path):
+    """It is built strictly, by its builder alone. What the documents repeat of the code is written first only where
+    that is asked for, and that alone needs our package."""
     calls = []
+    monkeypatch.setattr(dev, "ROOT", tmp_path)
+    monkeypatch.setattr(dev, "SITE", tmp_path / ".venv" / "site")
+    (tmp_path / "pyproject.toml").write_text('[project.optional-dependencies]\ndocs = ["builder>=1"]\n')
     monkeypatch.setattr(dev, "set_up", lambda *extras: calls.append(extras))
+    monkeypatch.setattr(dev, "install", lambda what, *requirements, python: calls.append(requirements))
+    monkeypatch.setattr(dev.venv.EnvBuilder, "create", lambda builder, folder: folder.mkdir(parents=True))
     monkeypatch.setattr(dev, "run", lambda *command: calls.append(command[1:]) or 0)
     build = ("-m", "zensical", "build", "--strict", "--clean")
     assert dev.docs([]) == 0
-    assert calls == [("docs",), build]
+    assert calls == [("builder>=1",), build]
     assert dev.docs(["--refresh"]) == 0
-    assert calls[2:] == [("docs",), ("tests/docs/refresh.py",), build]
+    assert calls[2:] == [(), ("tests/docs/refresh.py",), build]
 
 
 def test_servers_are_installed_while_pip_works(dev, monkeypatch, tmp_path):

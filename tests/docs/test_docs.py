@@ -1,16 +1,23 @@
 """The documents say what is true: their links lead somewhere, what is generated is current, and the site builds."""
 
+import functools
+import http.server
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
+import threading
 import tomllib
 from pathlib import Path
 
 import msgspec
 import pytest
 import refresh
+from servers.fixtures import skip_or_fail
+from servers.processes import NotInstalledError
+from support.browsing import chromium, missing
 from support.markdown import DOCS, ROOT, anchors, called, links, pages, prose, wide_lines
 from support.prose import problems
 
@@ -78,16 +85,51 @@ def plain(value):
     return list(value) if isinstance(value, tuple) else value
 
 
-def test_the_site_builds(tmp_path):
-    """The site builds without a warning, and asks no other machine for anything."""
+class QuietFiles(http.server.SimpleHTTPRequestHandler):
+    """A folder over HTTP."""
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory) -> Path:
+    """The built site, in a folder."""
     if not os.environ.get("CI"):
         pytest.importorskip("zensical", reason="the extra docs")
-    shutil.copytree(DOCS, tmp_path / "docs")
-    shutil.copy(ROOT / "mkdocs.yml", tmp_path)
+    folder = tmp_path_factory.mktemp("docs")
+    shutil.copytree(DOCS, folder / "docs")
+    shutil.copy(ROOT / "mkdocs.yml", folder)
     command = [sys.executable, "-m", "zensical", "build", "--strict", "--clean"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=250)
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=250)
     assert done.returncode == 0, done.stdout + done.stderr
-    built = [page.read_text(encoding="utf-8") for page in Path(tmp_path, "site").glob("**/*.html")]
+    dev = runpy.run_path(str(ROOT / "dev.py"))
+    dev["search_from_disk"](folder / "site")
+    return folder / "site"
+
+
+def test_the_site_asks_no_other_machine(site):
+    """It builds without a warning, each page of ours is in it, and all that they load is beside them."""
+    built = [page.read_text(encoding="utf-8") for page in site.glob("**/*.html")]
     assert len(built) > len(list(DOCS.glob("**/*.md")))
     loaded = r"<(?:script|link|img|iframe)\b[^>]*?(?:src|href)=\"?(https?:)?//[^>]*"
     assert [m[0] for page in built for m in re.finditer(loaded, page) if 'rel="canonical"' not in m[0]] == []
+
+
+@pytest.mark.parametrize("how", ["from disk", "over HTTP"])
+def test_its_search_finds_a_page(site, how):
+    """In a browser, on a page in a folder, with no other machine asked."""
+    if (wanted := missing()) is not None:
+        skip_or_fail(NotInstalledError(wanted))
+    handler = functools.partial(QuietFiles, directory=str(site))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server, chromium() as browser:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        start = f"http://127.0.0.1:{server.server_port}" if how == "over HTTP" else site.as_uri()
+        page, asked = browser.new_page(), []
+        page.on("request", lambda request: asked.append(request.url))
+        page.goto(f"{start}/guides/going-back.html")
+        page.locator("button.md-search__button").first.click()
+        page.get_by_placeholder("Search").fill("quarantine")
+        page.get_by_role("option", name=re.compile("quarantine", re.IGNORECASE)).first.wait_for()
+        server.shutdown()
+        assert [url for url in asked if not url.startswith((start, "data:", "blob:"))] == []

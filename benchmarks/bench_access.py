@@ -9,7 +9,6 @@ from the same address as the one who is measured, which is the worst case.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import http.client
 import socket
@@ -22,8 +21,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from support.daemon_process import DaemonProcess
-
+from benchmarks.measuring import daemon, options, seconds
 from ckptguard.runs.token_file import add_token
 from ckptguard.values.access import Role, Token
 
@@ -71,48 +69,39 @@ def attack(port: int, how: tuple[str, str, int] | None) -> Iterator[None]:
         process.kill()
 
 
-def times(ask: Callable[[], int], seconds: float) -> list[float]:
+def times(ask: Callable[[], None], until: float) -> list[float]:
     """The times of answers, in milliseconds."""
     found = []
-    until = time.perf_counter() + seconds
     while time.perf_counter() < until:
-        begun = time.perf_counter()
-        assert ask() == 200
-        found.append((time.perf_counter() - begun) * 1e3)
+        found.append(seconds(ask) * 1e3)
     return found
 
 
 def main() -> None:
     """Print a line for each attack."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--seconds", type=float, default=3.0)
-    seconds = parser.parse_args().seconds
+    lasts = options(__doc__, seconds=3.0).seconds
     with tempfile.TemporaryDirectory(prefix="cg-") as name:
         folder = Path(name)
         run = folder / "run"
         run.mkdir()
         _, secret = add_token(str(folder / "tokens"), Token(name="a", role=Role.READER, digest=""))
-        daemon = DaemonProcess(folder, run, arguments=("--http", "127.0.0.1:0", "--tokens", str(folder / "tokens")))
-        try:
-            port = urlsplit(daemon.logged("http")["url"]).port
+        with daemon(folder, run, arguments=("--http", "127.0.0.1:0", "--tokens", str(folder / "tokens"))) as asked:
+            port = urlsplit(asked.logged("http")["url"]).port
             assert port is not None
             session = log_in(port, secret)
 
-            def ask() -> int:
+            def ask() -> None:
                 connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
                 connection.request("GET", "/v1/me", headers={"Cookie": session})
-                status = connection.getresponse().status
+                assert connection.getresponse().status == 200
                 connection.close()
-                return status
 
             for attacked, how in ATTACKS.items():
                 with attack(port, how):
-                    found = times(ask, seconds)
+                    found = times(ask, time.perf_counter() + lasts)
                 print(
                     f"{attacked}: median {statistics.median(found):.1f} ms, slowest {max(found):.0f} ms of {len(found)}"
                 )
-        finally:
-            daemon.stop()
 
 
 def log_in(port: int, secret: str) -> str:

@@ -17,22 +17,19 @@ then `keep = "link"` and `keep = "auto"`, and the steps of the whole time betwee
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import random
 import shutil
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
+
+from benchmarks.measuring import daemon, options, seconds, write_tensors
 
 PATIENCE = 600.0
 CHUNK = 64 << 20
@@ -69,58 +66,24 @@ def training(step_seconds: float) -> Callable[[], None]:
 
 def timed(step: Callable[[], None], count: int) -> list[float]:
     """The seconds of each of so many steps."""
-    found = []
-    for _ in range(count):
-        began = time.perf_counter()
-        step()
-        found.append(time.perf_counter() - began)
-    return found
+    return [seconds(step) for _ in range(count)]
 
 
 def write_checkpoint(path: Path, size: int) -> None:
     """A safetensors file of about this size, of ordinary numbers, on disk and in the page cache."""
     block = torch.randn(CHUNK // 4).numpy().tobytes()
     count = max(1, size // CHUNK)
-    header = {
-        f"w{i}": {"dtype": "F32", "shape": [CHUNK // 4], "data_offsets": [i * CHUNK, (i + 1) * CHUNK]}
-        for i in range(count)
-    }
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    with path.open("wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        for _ in range(count):
-            file.write(block)
-        file.flush()
-        os.fsync(file.fileno())
+    write_tensors(path, {f"w{i}": [CHUNK // 4] for i in range(count)}, (block for _ in range(count)))
 
 
-@contextmanager
-def daemon(run: Path, settings: str) -> Iterator[None]:
-    """A daemon that guards the run."""
-    config, log = run.with_suffix(".toml"), run.with_suffix(".log")
-    config.write_text(f"settle = 0.05\n{settings}\n")
-    command = [sys.executable, "-m", "ckptguard_daemon", str(run), "--config", str(config), "--log-file", str(log)]
-    process = subprocess.Popen([*command, "--socket", str(run.with_suffix(".sock"))])
-    try:
-        deadline = time.monotonic() + PATIENCE
-        while not (log.exists() and "guarding" in log.read_text()):
-            if process.poll() is not None or time.monotonic() > deadline:
-                raise SystemExit("the daemon does not start")
-            time.sleep(0.05)
-        yield
-    finally:
-        process.terminate()
-        process.wait()
-
-
-def beside(step: Callable[[], None], folder: Path, size: int, settings: str, every: float = 0.0) -> Phase:
+def beside(step: Callable[[], None], folder: Path, size: int, settings: dict[str, object], every: float = 0.0) -> Phase:
     """The steps while a daemon verifies what arrives, and nothing else goes on; for `every` seconds at least."""
     run = folder / "run"
     run.mkdir()
     try:
         write_checkpoint(folder / "net-1.safetensors", size)
-        with daemon(run, settings):
+        with daemon(folder, run, settle=0.05, **settings) as guarding:
+            guarding.logged("guarding")
             timed(step, 20)
             saved = (folder / "net-1.safetensors").rename(run / "net-1.safetensors")
             began, found = time.perf_counter(), []
@@ -128,16 +91,18 @@ def beside(step: Callable[[], None], folder: Path, size: int, settings: str, eve
                 found += timed(step, 1)
                 if time.perf_counter() - began > PATIENCE:
                     raise SystemExit("there is no verdict")
-            seconds = time.perf_counter() - began
-            while time.perf_counter() - began < every or ("auto" in settings and os.stat(saved).st_nlink > 1):
+            judged = time.perf_counter() - began
+            while time.perf_counter() - began < every or (
+                settings.get("keep") == "auto" and os.stat(saved).st_nlink > 1
+            ):
                 found += timed(step, 1)
                 if time.perf_counter() - began > PATIENCE:
                     raise SystemExit("the kept copy has no bytes of its own")
-            if "link" in settings and os.stat(saved).st_nlink == 1:
+            if settings.get("keep") == "link" and os.stat(saved).st_nlink == 1:
                 raise SystemExit("there is no kept copy by a link")
         if not verdict[0].name.endswith(".good.json"):
             raise SystemExit(f"a good checkpoint was called otherwise: {verdict[0].name}")
-        return Phase(found, seconds)
+        return Phase(found, judged)
     finally:
         shutil.rmtree(run)
 
@@ -149,29 +114,21 @@ def percentile(values: list[float], share: float) -> float:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--size-gib", type=float, default=2.0)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--step-ms", type=float, default=10.0)
-    parser.add_argument("--rate", type=float, help="bytes a second: measure with this limit too")
-    parser.add_argument("--copies", action="store_true", help="measure what the kept copies' own bytes cost")
-    parser.add_argument("--every", type=float, default=60.0, help="seconds between two saves, with --copies")
-    parser.add_argument("--folder", help="where the run is made; default: a temporary folder")
-    options = parser.parse_args()
+    given = options(__doc__, size_gib=2.0, rounds=3, step_ms=10.0, rate=float, copies=False, every=60.0, folder=Path)
     processors = sorted(os.sched_getaffinity(0))[:2]
     os.sched_setaffinity(0, processors)  # the daemon inherits it
     torch.set_num_threads(len(processors))
-    kinds = {"default limits": ""}
-    if options.rate:
-        kinds[f"at {options.rate / 1e6:g} MB/s"] = f"verify_rate = {options.rate!r}"
-    if options.copies:
-        kinds = {"by links": 'keep = "link"', "with copies": 'keep = "auto"'}
-    every = options.every if options.copies else 0.0
-    step, size = training(options.step_ms / 1e3), int(options.size_gib * 2**30)
+    kinds: dict[str, dict[str, object]] = {"default limits": {}}
+    if given.rate:
+        kinds[f"at {given.rate / 1e6:g} MB/s"] = {"verify_rate": given.rate}
+    if given.copies:
+        kinds = {"by links": {"keep": "link"}, "with copies": {"keep": "auto"}}
+    every = given.every if given.copies else 0.0
+    step, size = training(given.step_ms / 1e3), int(given.size_gib * 2**30)
     ratios: dict[str, list[tuple[float, ...]]] = {kind: [] for kind in kinds}
     alone: list[float] = []
-    with tempfile.TemporaryDirectory(dir=options.folder) as name:
-        for _ in range(options.rounds):
+    with tempfile.TemporaryDirectory(dir=given.folder) as name:
+        for _ in range(given.rounds):
             for kind in random.sample(list(kinds), len(kinds)):
                 before = timed(step, 100)
                 phase = beside(step, Path(name), size, kinds[kind], every)
@@ -188,8 +145,8 @@ def main() -> None:
     print(f"{len(processors)} processors, {size / 2**30:g} GiB, a step alone {statistics.median(alone) * 1e3:.1f} ms")
     print(f"{'':16}{'median step':>14}{'95th':>8}{'steps/s':>10}{'verdict':>12}")
     for kind, found in ratios.items():
-        median, high, speed, seconds = (statistics.median(column) for column in zip(*found, strict=True))
-        print(f"{kind:16}{median:>13.2f}x{high:>7.2f}x{speed:>9.2f}x{seconds:>10.2f} s")
+        median, high, speed, judged = (statistics.median(column) for column in zip(*found, strict=True))
+        print(f"{kind:16}{median:>13.2f}x{high:>7.2f}x{speed:>9.2f}x{judged:>10.2f} s")
 
 
 if __name__ == "__main__":

@@ -9,9 +9,7 @@ The docs quote these figures.
 
 from __future__ import annotations
 
-import argparse
 import heapq
-import json
 import random
 import shutil
 import struct
@@ -25,6 +23,7 @@ from support.counting_storage import CountingStorage
 from support.fleets import done_by, plan_of
 
 import ckptguard.records.run
+from benchmarks.measuring import options, write_tensors
 from ckptguard.bulk.engine import open_engine
 from ckptguard.decisions.bulk_order import SLOWEST, BulkJob, BulkQueue
 from ckptguard.storage import open_storage
@@ -35,14 +34,12 @@ PETABYTE, SAVES = 10**15, 100
 def write(root: Path, runs: int, saves: int, megabytes: int) -> None:
     """Checkpoints of random bytes."""
     size = megabytes << 20
-    header = json.dumps({"w": {"dtype": "F32", "shape": [size // 4], "data_offsets": [0, size]}}).encode()
-    header += b" " * (-len(header) % 8)
     for run in range(runs):
         for save in range(saves):
             folder = root / f"run{run}" / f"model-{save + 1}"
             folder.mkdir(parents=True)
             numbers = struct.pack("<I", 0x3F800000 + run * saves + save) * (size // 4)
-            (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + numbers)
+            write_tensors(folder / "model.safetensors", {"w": [size // 4]}, [numbers])
 
 
 def requests(root: Path) -> Counter[str]:
@@ -103,21 +100,17 @@ def worked_out(workers: int, shards: int, runs: int) -> float:
 
 def main() -> None:
     """Print the figures."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--saves", type=int, default=5)
-    parser.add_argument("--megabytes", type=int, default=16)
-    parser.add_argument("--runs", type=int, default=1000, help="of the petabyte")
-    options = parser.parse_args()
+    given = options(__doc__, saves=5, megabytes=16, runs=1000)
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder, "fleet")
-        write(root, 4, options.saves, options.megabytes)
+        write(root, 4, given.saves, given.megabytes)
         asked = requests(root)
         print(f"one verdict: {asked.total()} requests ({', '.join(f'{n} {v[6:]}' for v, n in asked.most_common())})")
         alone, four = seconds(root, 1), seconds(root, 4)
-        print(f"{4 * options.saves} checkpoints of {options.megabytes} MiB: {alone / four:.2f} times as fast with 4")
+        print(f"{4 * given.saves} checkpoints of {given.megabytes} MiB: {alone / four:.2f} times as fast with 4")
     for workers in (33, 100, 1000):
-        days = [worked_out(workers, shards, options.runs) / 86400 for shards in (1, 8)]
-        of = f"1 PB, {options.runs:,} runs, {workers} workers at 50 MB/s"
+        days = [worked_out(workers, shards, given.runs) / 86400 for shards in (1, 8)]
+        of = f"1 PB, {given.runs:,} runs, {workers} workers at 50 MB/s"
         print(f"{of}: {days[0]:.1f} days, {days[1]:.1f} in 8 shards each")
 
 

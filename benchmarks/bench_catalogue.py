@@ -8,17 +8,15 @@ of the runs is.
 
 from __future__ import annotations
 
-import argparse
 import random
 import resource
-import statistics
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
 
 import msgspec
 
+from benchmarks.measuring import median_ms, options
 from ckptguard.catalogue.catalogue import Catalogue
 from ckptguard.catalogue.rows import Event, RunSeen, event_key
 from ckptguard.values.run_rows import Generation
@@ -73,22 +71,9 @@ def seen_of(number: int, rows: list[Generation], digest: bytes = b"d") -> RunSee
     return RunSeen(id=f"{number:012x}", digest=digest, summary=summary, generations=tuple(rows), events=events)
 
 
-def timed(call: Callable[[], object]) -> float:
-    """The median time in milliseconds."""
-    times = []
-    for _ in range(TIMES):
-        began = time.perf_counter()
-        call()
-        times.append(1e3 * (time.perf_counter() - began))
-    return statistics.median(times)
-
-
 def main() -> None:
     """Note a fleet, and ask."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--runs", type=int, default=1000)
-    parser.add_argument("--generations", type=int, default=100)
-    asked = parser.parse_args()
+    asked = options(__doc__, runs=1000, generations=100)
     with tempfile.TemporaryDirectory() as folder:
         catalogue, before = Catalogue(folder), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         began = time.perf_counter()
@@ -107,7 +92,7 @@ def main() -> None:
             ("written: a run, one more", lambda: catalogue.see(seen_of(asked.runs // 2, more))),
             ("read by the next process", lambda: Catalogue(folder).summary(middle)),
         ):
-            print(f"{name:42} {timed(call):8.2f} ms")
+            print(f"{name:42} {median_ms(TIMES, call):8.2f} ms")
 
 
 if __name__ == "__main__":

@@ -2,14 +2,14 @@
 
     python -m benchmarks.bench_curve [--updates 40000] [--pairs 7] [--step 0.0]
 
-Pairs of trainings, taken in turn: the same `steps` and `observe` with the record and without it, saves left out. The
-record is written every second, thirty times as often as it is. What counts is the ratio of updates per second; the
-processor time of the whole process is printed, too, because the thread that writes takes its own.
+Pairs of trainings, taken in turn, in which an update itself takes `step` seconds: the same `steps` and `observe` with
+the record and without it, saves left out. The record is written every second, thirty times as often as it is. What
+counts is the ratio of updates per second; the processor time of the whole process is printed, too, because the thread
+that writes takes its own.
 """
 
 from __future__ import annotations
 
-import argparse
 import logging
 import statistics
 import tempfile
@@ -18,6 +18,7 @@ import time
 import torch
 
 import ckptguard
+from benchmarks.measuring import options
 from ckptguard.training.signals import curve_recorder
 
 
@@ -46,25 +47,21 @@ def train(folder: str, updates: int, step: float, *, records: bool) -> tuple[flo
 def main() -> None:
     """Measure and print."""
     logging.disable(logging.CRITICAL)
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--updates", type=int, default=40_000)
-    parser.add_argument("--pairs", type=int, default=7)
-    parser.add_argument("--step", type=float, default=0.0, help="seconds that an update itself takes")
-    options = parser.parse_args()
+    given = options(__doc__, updates=40_000, pairs=7, step=0.0)
     torch.set_num_threads(1)
     curve_recorder._PAUSE = 1.0
     rates, processor = [], []
-    for _ in range(options.pairs):
+    for _ in range(given.pairs):
         found = {}
         for records in (True, False):
             with tempfile.TemporaryDirectory() as folder:
-                found[records] = train(folder, options.updates, options.step, records=records)
+                found[records] = train(folder, given.updates, given.step, records=records)
         rates.append(found[True][0] / found[False][0])
-        processor.append((found[True][1] - found[False][1]) / options.updates * 1e6)
+        processor.append((found[True][1] - found[False][1]) / given.updates * 1e6)
     print(
         f"updates a second with the record, against without: x {statistics.median(rates):.3f} "
-        f"({min(rates):.3f} to {max(rates):.3f}, {options.pairs} pairs of {options.updates:,} updates of "
-        f"{options.step * 1e3:g} ms); processor time {statistics.median(processor):+.1f} us an update"
+        f"({min(rates):.3f} to {max(rates):.3f}, {given.pairs} pairs of {given.updates:,} updates of "
+        f"{given.step * 1e3:g} ms); processor time {statistics.median(processor):+.1f} us an update"
     )
 
 

@@ -8,9 +8,7 @@ the first and of the second answer, its size in KiB as sent, and the growth of t
 
 from __future__ import annotations
 
-import argparse
 import os
-import resource
 import tempfile
 import time
 from pathlib import Path
@@ -19,6 +17,7 @@ from ckptguard_daemon.dashboard.heat import MOST, choose
 from support.dashboards import Dashboard
 
 from benchmarks.bench_catalogue import generations
+from benchmarks.measuring import options, resident_mib
 from ckptguard.catalogue.rows import RunSeen
 from ckptguard.records.manifests import write_manifest
 from ckptguard.records.run import begin_run
@@ -59,18 +58,9 @@ def timed(dashboard: Dashboard, name: str, path: str) -> None:
     print(f"{name:12} {seconds[0]:7.3f} {seconds[1]:7.3f} s {len(body) / 1024:9.0f} KiB")
 
 
-def resident() -> float:
-    """The process's memory in MiB."""
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * resource.getpagesize() / 2**20
-
-
 def main() -> None:
     """Measure."""
-    parser = argparse.ArgumentParser()
-    for name, usual in (("checkpoints", 5000), ("tensors", 1000), ("runs", 10000), ("streams", 200)):
-        parser.add_argument(f"--{name}", type=int, default=usual)
-    given = parser.parse_args()
+    given = options(__doc__, checkpoints=5000, tensors=1000, runs=10_000, streams=200)
     with tempfile.TemporaryDirectory() as place:
         folder, url = Path(place), f"{place}/run"
         os.mkdir(url)
@@ -91,11 +81,11 @@ def main() -> None:
         for number in range(given.runs):
             dashboard.add(f"/runs/team-{number % 40}/run-{number}")
         timed(dashboard, "fleet", "/v1/fleet")
-        before = resident()
+        before = resident_mib()
         listeners = [dashboard.listen() for _ in range(given.streams)]
         for listener in listeners:
             listener.next()
-        print(f"{given.streams} streams, both ends in one process: {resident() - before:.1f} MiB")
+        print(f"{given.streams} streams, both ends in one process: {resident_mib() - before:.1f} MiB")
         for listener in listeners:
             listener.close()
         dashboard.close()

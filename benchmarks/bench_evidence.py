@@ -1,13 +1,15 @@
 """What a report costs training: remembering an update, and looking at what is not finite. Ratios of one run.
 
-python -m benchmarks.bench_evidence [--layers 64]
+    python -m benchmarks.bench_evidence [--layers 64]
+
+A layer has 4 MiB.
 """
 
-import argparse
 import time
 
 import torch
 
+from benchmarks.measuring import options
 from ckptguard.decisions.health import Signal
 from ckptguard.training.content.training_parts import TrainingParts
 from ckptguard.training.signals.incident_evidence import SampleBuffer, sick_tensors
@@ -27,9 +29,7 @@ def seconds(work, times):
 
 def main():
     """Print both figures."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--layers", type=int, default=64, help="of 4 MiB each")
-    layers = parser.parse_args().layers
+    layers = options(__doc__, layers=64).layers
     model = torch.nn.Sequential(*(torch.nn.Linear(1024, 1024) for _ in range(layers)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     parts = TrainingParts(model=model, optimizer=optimizer)

@@ -10,18 +10,17 @@ once the daemon logs its verdict, so `settle` (0.2 s) is included.
 
 from __future__ import annotations
 
-import argparse
 import os
-import resource
 import shutil
 import tempfile
 import time
 from pathlib import Path
 
-from support.daemon_process import DaemonProcess, request
+from support.daemon_process import request
 from support.tiny_run import save
 from support.views import look
 
+from benchmarks.measuring import daemon, options, resident_mib
 from ckptguard.upkeep.reconcile import PassNotes, reconcile
 from ckptguard.values.settings import Settings
 
@@ -45,20 +44,9 @@ def processor_seconds(pid: int) -> float:
     return sum(map(int, fields[11:15])) / _TICKS
 
 
-def resident_mib(pid: int) -> float:
-    """Resident memory."""
-    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * resource.getpagesize() / 2**20
-
-
 def main() -> None:
     """Measure, and print one line for each figure."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--runs", type=int, default=500)
-    parser.add_argument("--checkpoints", type=int, default=50)
-    parser.add_argument("--seconds", type=float, default=60.0)
-    parser.add_argument("--interval", default="30")
-    parser.add_argument("--folder", default=None, help="on a file system of this machine")
-    given = parser.parse_args()
+    given = options(__doc__, runs=500, checkpoints=50, seconds=60.0, interval=30.0, folder=Path)
     with (
         tempfile.TemporaryDirectory(prefix="bench-fleet-", dir=given.folder) as place,
         tempfile.TemporaryDirectory(prefix="cg-") as short,
@@ -68,13 +56,13 @@ def main() -> None:
         make_fleet(fleet, given.runs, given.checkpoints)
         print(f"{given.runs} runs with {given.checkpoints} checkpoints each, made in {time.monotonic() - began:.1f} s")
         began = time.monotonic()
-        daemon = DaemonProcess(Path(short), arguments=("--fleet", str(fleet)), CKPTGUARD_SCAN_INTERVAL=given.interval)
-        try:
-            pid = daemon.process.pid
-            while request(daemon.address, "GET", "/readyz")[0] != 200:
+        over = ("--fleet", str(fleet))
+        with daemon(Path(short), arguments=over, settle=0.2, scan_interval=given.interval) as guard:
+            pid = guard.process.pid
+            while request(guard.address, "GET", "/readyz")[0] != 200:
                 time.sleep(0.5)
             print(f"ready after {time.monotonic() - began:.1f} s, {processor_seconds(pid):.1f} s of a processor")
-            time.sleep(2.5 * float(given.interval))
+            time.sleep(2.5 * given.interval)
             before, start = processor_seconds(pid), time.monotonic()
             time.sleep(given.seconds)
             share = (processor_seconds(pid) - before) / (time.monotonic() - start)
@@ -85,12 +73,10 @@ def main() -> None:
                 run, step = fleet / f"run{number}", given.checkpoints + number
                 began = time.monotonic()
                 save(str(run), step, step)
-                daemon.logged("verified", run=str(run), step=step)
+                guard.logged("verified", run=str(run), step=step)
                 delays.append(time.monotonic() - began)
             print("new saves seen and verified after", ", ".join(f"{delay:.2f}" for delay in delays), "s")
-            print([line for line in daemon.log_lines() if line["event"] == "watching_by_timer_only"])
-        finally:
-            daemon.stop()
+            print([line for line in guard.log_lines() if line["event"] == "watching_by_timer_only"])
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ One copy of the state into pinned memory that is there already says what cannot 
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import random
 import shutil
@@ -30,6 +29,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
 import ckptguard
+from benchmarks.measuring import median_ratio, options, seconds
 
 SIDE = 4096
 Note = Callable[[str, float], None]
@@ -56,24 +56,18 @@ def updates(model: torch.nn.Module, optimizer: torch.optim.Optimizer, until: Cal
     """The median seconds of updates until something is over, at least three."""
     found: list[float] = []
     while len(found) < 3 or not until():
-        began = time.perf_counter()
-        update(model, optimizer)
-        found.append(time.perf_counter() - began)
+        found.append(seconds(lambda: update(model, optimizer)))
     return statistics.median(found)
 
 
 def main() -> None:
     """Measure every way in turns."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--size-gib", type=float, default=4.0)
-    parser.add_argument("--runs", type=int, default=7)
-    parser.add_argument("--folder", type=Path, help="where to write (default: a temporary folder)")
-    options = parser.parse_args()
+    given = options(__doc__, size_gib=4.0, runs=7, folder=Path)
     if not torch.cuda.is_available():
         sys.exit("there is no CUDA device: bench_save.py measures the same on a CPU")
     warnings.filterwarnings("ignore")
-    with tempfile.TemporaryDirectory(dir=options.folder) as name:
-        measure(Path(name), options.size_gib, options.runs)
+    with tempfile.TemporaryDirectory(dir=given.folder) as name:
+        measure(Path(name), given.size_gib, given.runs)
 
 
 def measure(folder: Path, size_gib: float, runs: int) -> None:
@@ -83,10 +77,10 @@ def measure(folder: Path, size_gib: float, runs: int) -> None:
     room = {
         key: torch.empty_like(value, device="cpu").pin_memory() for key, value in state_of(model, optimizer).items()
     }
-    steps, seconds = itertools.count(), {}
+    steps, took = itertools.count(), {}
 
     def note(what: str, value: float) -> None:
-        seconds.setdefault(what, []).append(value)
+        took.setdefault(what, []).append(value)
 
     def copy() -> None:
         torch.cuda.synchronize()
@@ -132,7 +126,7 @@ def measure(folder: Path, size_gib: float, runs: int) -> None:
         note("nothing: an update meanwhile", updates(model, optimizer, lambda: True))
     for stager in stagers.values():
         stager.close()
-    medians = {what: statistics.median(values[1:]) for what, values in seconds.items()}
+    medians = {what: statistics.median(values[1:]) for what, values in took.items()}
     size = sum(value.nbytes for value in room.values()) / 2**30
     print(f"{size:.2f} GiB on {torch.cuda.get_device_name()}, medians of {runs} runs")
     for what, value in sorted(medians.items()):
@@ -144,7 +138,7 @@ def measure(folder: Path, size_gib: float, runs: int) -> None:
         ("guard.save: an update meanwhile", "nothing: an update meanwhile", ""),
         ("guard.save: to durable", "DCP, staged at once: to durable", ""),
     ):
-        ratio = statistics.median(a / b for a, b in zip(seconds[one][1:], seconds[other][1:], strict=True))
+        ratio = median_ratio(took[one][1:], took[other][1:])
         print(f"  {one:32} {ratio:5.2f} x {other:34} {bar}")
 
 

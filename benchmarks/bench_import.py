@@ -1,14 +1,14 @@
-"""How long starting takes: commands against ``import click``, ``import ckptguard`` after torch against msgspec.
+"""How long starting takes: commands against ``import click``, ``import ckptguard`` after torch against msgspec, and
+``from ckptguard import TrainingGuard`` and the first guard after torch.
 
-    python -m benchmarks.bench_import [--runs 20] [--only commands|library]
+    python -m benchmarks.bench_import [--runs 20] [--only commands|library|guard]
 
-Prints medians over fresh processes taken in turn, and what the commands may take. The bytecode of everything is
-compiled beforehand, as an installer does, whatever ``PYTHONDONTWRITEBYTECODE`` says.
+Prints medians over fresh processes taken in turn, and what the commands and the name may take. The bytecode of
+everything is compiled beforehand, as an installer does, whatever ``PYTHONDONTWRITEBYTECODE`` says.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import statistics
@@ -16,9 +16,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+from benchmarks.measuring import Cost, cost_of, options
 from ckptguard.values.settings import Settings
 from ckptguard.verification.target import verify_target
 
@@ -32,6 +33,18 @@ took = time.perf_counter() - start
 new = {{name.partition(".")[0] for name in set(sys.modules) - before}} - set(sys.stdlib_module_names)
 print(json.dumps([took * 1000, sorted(new)]))
 """
+GUARD = """
+import json, sys, tempfile, time
+import torch
+model = torch.nn.Linear(2, 2)
+counts, times = [len(sys.modules)], [time.process_time()]
+from ckptguard import TrainingGuard
+counts.append(len(sys.modules)); times.append(time.process_time())
+TrainingGuard(tempfile.mkdtemp(), model=model, daemon="off")
+counts.append(len(sys.modules)); times.append(time.process_time())
+print(json.dumps([(b - a) * 1000 for a, b in zip(times, times[1:])] + [b - a for a, b in zip(counts, counts[1:])]))
+"""
+NAME_BAR = 60.0  # milliseconds of processor time
 COMMAND = [sys.executable, "-m", "ckptguard"]
 TINY = b'{"w":{"dtype":"F32","shape":[4],"data_offsets":[0,16]}}'
 BARS = {"--version": 1.3, "known-good RUN": 2.0, "verify FILE": 3.0}  # times ``python -c "import click"``
@@ -51,18 +64,6 @@ def tiny_file(path: Path) -> Path:
     return path
 
 
-def cost_of(argv: Sequence[str], environment: Mapping[str, str]) -> tuple[float, float]:
-    """Seconds on the clock and of processors that a process takes, which must end well."""
-    started = time.perf_counter()
-    process = subprocess.Popen(argv, env=environment, stdout=subprocess.DEVNULL)
-    _, status, usage = os.wait4(process.pid, 0)
-    wall = time.perf_counter() - started
-    process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode:
-        raise SystemExit(f"{argv} ended with {process.returncode}")
-    return wall, usage.ru_utime + usage.ru_stime
-
-
 def commands(runs: int) -> None:
     """The start of commands, as ratios to that of click, whose wall and processor times are taken in the same turn."""
     with tempfile.TemporaryDirectory() as name:
@@ -75,7 +76,7 @@ def commands(runs: int) -> None:
             "known-good RUN": [*COMMAND, "known-good", str(folder / "run")],
             "verify FILE": [*COMMAND, "verify", str(tiny_file(folder / "tiny.safetensors"))],
         }
-        costs: dict[str, list[tuple[float, float]]] = {way: [] for way in ways}
+        costs: dict[str, list[Cost]] = {way: [] for way in ways}
         for _ in range(runs + 1):
             for way, argv in ways.items():
                 costs[way].append(cost_of(argv, environment))
@@ -83,16 +84,14 @@ def commands(runs: int) -> None:
     for way, own in costs.items():
         pairs = list(zip(own[1:], costs["click"][1:], strict=True))
         wall, cpu = (statistics.median(a[i] / b[i] for a, b in pairs) for i in (0, 1))
-        least = min(cost[0] for cost in own[1:]) * 1000
+        least = min(cost.wall for cost in own[1:]) * 1000
         bar = f"   at most {BARS[way]}" if way in BARS else ""
         print(f"  {way:15} wall {wall:5.2f} (at best {least:4.0f} ms)   CPU {cpu:5.2f}{bar}")
 
 
-def once(module: str) -> tuple[float, list[str]]:
-    """Milliseconds that one import took after torch, and the top-level modules that are not Python's own."""
-    done = subprocess.run([sys.executable, "-c", PROGRAM.format(module=module)], capture_output=True, check=True)
-    milliseconds, modules = json.loads(done.stdout)
-    return milliseconds, modules
+def printed(program: str) -> Any:
+    """What a program of its own says."""
+    return json.loads(subprocess.run([sys.executable, "-c", program], capture_output=True, check=True).stdout)
 
 
 def library(runs: int) -> None:
@@ -100,7 +99,7 @@ def library(runs: int) -> None:
     taken: dict[str, list[float]] = {"msgspec": [], "ckptguard": []}
     for _ in range(runs):
         for module, values in taken.items():
-            milliseconds, modules = once(module)
+            milliseconds, modules = printed(PROGRAM.format(module=module))
             values.append(milliseconds)
             if module == "ckptguard":
                 found = modules
@@ -111,15 +110,21 @@ def library(runs: int) -> None:
     print(f"third-party modules of import ckptguard: {[m for m in found if m != 'ckptguard'] or 'none'}")
 
 
+def guard(runs: int) -> None:
+    """What the name of the guard adds after torch, and the first guard after that."""
+    found = [printed(GUARD) for _ in range(runs)]
+    name, first, modules, more = (statistics.median(column) for column in zip(*found, strict=True))
+    print(f"from ckptguard import TrainingGuard: median {name:6.1f} ms of processor time, {modules:.0f} modules")
+    print(f"the first guard after that:          median {first:6.1f} ms of processor time, {more:.0f} modules more")
+    print(f"bar for the name: {NAME_BAR:.0f} ms: {'met' if name <= NAME_BAR else 'missed'}")
+
+
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--runs", type=int, default=20)
-    parser.add_argument("--only", choices=("commands", "library"), help="measure one part only")
-    options = parser.parse_args()
-    for part, measured in (("commands", commands), ("library", library)):
-        if options.only in (None, part):
-            measured(options.runs)
+    given = options(__doc__, runs=20, only=(None, "commands", "library", "guard"))
+    for part, measured in (("commands", commands), ("library", library), ("guard", guard)):
+        if given.only in (None, part):
+            measured(given.runs)
 
 
 if __name__ == "__main__":

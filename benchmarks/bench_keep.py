@@ -9,13 +9,13 @@ beside what `ckptguard list` says that the copy costs.
 
 from __future__ import annotations
 
-import argparse
 import os
 import statistics
 import tempfile
 import time
 from pathlib import Path
 
+from benchmarks.measuring import options
 from ckptguard.keep.copies import keep_checkpoint, release
 from ckptguard.keep.room import own_bytes
 from ckptguard.records.run import open_run
@@ -51,19 +51,15 @@ def used(root: Path) -> int:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--size-gib", type=float, default=2.0)
-    parser.add_argument("--runs", type=int, default=7)
-    parser.add_argument("--folder", default=None)
-    options = parser.parse_args()
-    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
+    given = options(__doc__, size_gib=2.0, runs=7, folder=Path)
+    with tempfile.TemporaryDirectory(dir=given.folder) as folder:
         root = Path(folder) / "run"
-        write_run(root, int(options.size_gib * (1 << 30)))
+        write_run(root, int(given.size_gib * (1 << 30)))
         run = open_run(str(root))
         [checkpoint] = list_run(run).checkpoints.values()
         id = CheckpointId(checkpoint.series, checkpoint.step, 1)
         seconds: dict[str, list[float]] = {"link": [], "copy": []}
-        for round_number in range(options.runs + 1):
+        for round_number in range(given.runs + 1):
             for how in seconds:
                 if how == "copy" and round_number > 2:
                     continue  # it only is there to compare with
@@ -81,7 +77,7 @@ def main() -> None:
                 release(run, id)
         link, copied = (statistics.median(seconds[how]) for how in ("link", "copy"))
         print(f"{checkpoint.bytes:,} bytes in {len(checkpoint.files)} files")
-        print(f"by link: median {link * 1000:.1f} ms, most {max(seconds['link']) * 1000:.1f} ms of {options.runs}")
+        print(f"by link: median {link * 1000:.1f} ms, most {max(seconds['link']) * 1000:.1f} ms of {given.runs}")
         print(f"by copy: median {copied * 1000:.0f} ms; by link it takes {link / copied:.5f} of that")
 
 

@@ -9,17 +9,8 @@ new connection each time, as the training side does, once it has nothing left to
 
 from __future__ import annotations
 
-import argparse
 import collections
 import contextlib
-import http.client
-import json
-import os
-import signal
-import socket
-import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -27,6 +18,12 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import msgspec
+from support.daemon_process import DaemonProcess, request, until
+from support.records_on_disk import at
+from support.tiny_run import name_of, save
+
+from benchmarks.measuring import daemon, median_ms, options
 from ckptguard.records.run import open_run
 from ckptguard.runs.find_known_good import find_known_good
 from ckptguard.runs.run_view import open_view
@@ -43,10 +40,6 @@ CALLS = ("list", "names", "open", "stat", "create", "move", "remove")
 def write_run(root: Path, count: int, files: int | None = None) -> None:
     """One checkpoint that is really verified, and its records and files again under the steps before it; `files`: so
     many of them have files, the newest."""
-    import msgspec
-    from support.records_on_disk import at
-    from support.tiny_run import name_of, save
-
     save(str(root), count, 1)
     reconcile(open_view(str(root), Settings(settle=0.0, keep="none")), PassNotes())
     last = f"{count:012d}.1"
@@ -71,16 +64,6 @@ def write_run(root: Path, count: int, files: int | None = None) -> None:
         (ledger / f"{name}.0001.good.json").write_bytes(encode_checked(told))
 
 
-def median(times: int, act: Callable[[], object]) -> float:
-    """Milliseconds."""
-    taken = []
-    for _ in range(times):
-        begun = time.perf_counter()
-        act()
-        taken.append((time.perf_counter() - begun) * 1e3)
-    return statistics.median(taken)
-
-
 @contextlib.contextmanager
 def counted() -> Iterator[collections.Counter[str]]:
     """How often the storage is asked what."""
@@ -102,82 +85,50 @@ def counted() -> Iterator[collections.Counter[str]]:
         yield counts
 
 
-@contextlib.contextmanager
-def daemon(root: Path, folder: Path) -> Iterator[str]:
-    """A daemon on the run that has looked at all of it: its socket."""
-    place = str(folder / "d.sock")
-    path = str(Path(__file__).parent.parent / "daemon")
-    environment = {**os.environ, "PYTHONPATH": path}
-    command = [sys.executable, "-m", "ckptguard_daemon", str(root), "--socket", place]
-    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        while not is_done(place):
-            assert process.poll() is None, "the daemon ended"
-            time.sleep(0.2)
-        yield place
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait()
-
-
-def is_done(place: str) -> bool:
+def is_done(asked: DaemonProcess) -> bool:
     """Whether the daemon has made its passes, and left nothing pending."""
-    try:
-        (run,) = ask(place, "/v1/runs")["runs"]
-    except OSError:
-        return False  # it does not listen yet
+    (run,) = answer(asked.address, "/v1/runs")["runs"]
     return bool(run["passes"] >= 2 and not run["pending"])
 
 
-def ask(place: str, path: str) -> dict[str, Any]:
+def answer(address: str, path: str) -> Any:
     """The daemon's answer."""
-    connection = http.client.HTTPConnection("localhost", timeout=600)
-    connection.sock = socket.socket(socket.AF_UNIX)
-    try:
-        connection.sock.connect(place)
-        connection.request("GET", path)
-        answer = connection.getresponse()
-        text = answer.read()
-    finally:
-        connection.close()
-    assert answer.status == 200, text
-    found: dict[str, Any] = json.loads(text)
+    status, found = request(address, "GET", path)
+    assert status == 200, found
     return found
 
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--checkpoints", type=int, default=10000)
-    parser.add_argument("--files", type=int, default=10)
-    parser.add_argument("--runs", type=int, default=200)
-    parser.add_argument("--folder", default=None)
-    options = parser.parse_args()
-    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
+    given = options(__doc__, checkpoints=10_000, files=10, runs=200, folder=Path)
+    with tempfile.TemporaryDirectory(dir=given.folder) as folder:
         root = Path(folder) / "run"
         root.mkdir()
-        write_run(root, options.checkpoints, options.files)
+        write_run(root, given.checkpoints, given.files)
 
         def here() -> str:
             return find_known_good(open_run(str(root))).path
 
         with counted() as counts:
             here()
-        print(f"{options.checkpoints} checkpoints, {options.files} in place; the storage is asked: {dict(counts)}")
+        print(f"{given.checkpoints} checkpoints, {given.files} in place; the storage is asked: {dict(counts)}")
         cpu = time.process_time()
-        taken = median(30, here)
+        taken = median_ms(30, here)
         cpu = (time.process_time() - cpu) / 30 * 1e3
         print(f"in this process: median {taken:.1f} ms, {cpu:.1f} ms of processor time each")
-        with daemon(root, Path(folder)) as place:
+        with tempfile.TemporaryDirectory(prefix="cg-") as short, daemon(Path(short), root) as asked:
+            until(lambda: is_done(asked), "the second pass", 3600.0)
+            place = asked.address
             question = f"/v1/runs/{open_run(str(root)).run_id}/known-good"
 
             def there() -> str:
-                return str(ask(place, question)["path"])
+                return str(answer(place, question)["path"])
 
-            print(f"from the daemon: median {median(options.runs, there):.1f} ms")
+            print(f"from the daemon: median {median_ms(given.runs, there):.1f} ms")
             waiting = f"{question}?wait_seconds=60"
-            print(f"from the daemon, told to wait: median {median(5, lambda: ask(place, waiting)):.1f} ms")
-            print(f"from the daemon, `/healthz`: median {median(options.runs, lambda: ask(place, '/healthz')):.2f} ms")
+            print(f"from the daemon, told to wait: median {median_ms(5, lambda: answer(place, waiting)):.1f} ms")
+            health = median_ms(given.runs, lambda: answer(place, "/healthz"))
+            print(f"from the daemon, `/healthz`: median {health:.2f} ms")
             assert there() == here()
 
 

@@ -9,13 +9,11 @@ bytes in memory on as many threads; then a rollback of model and optimizer, less
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import logging
 import os
 import statistics
 import tempfile
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -26,6 +24,7 @@ from safetensors.torch import load_file
 
 import ckptguard
 from benchmarks.bench_save import SIDE, training
+from benchmarks.measuring import median_ratio, options, seconds, warm
 from ckptguard.records.manifests import read_manifest
 from ckptguard.records.run import open_run
 from ckptguard.storage import open_storage
@@ -42,22 +41,12 @@ Ways = dict[str, Callable[[], object]]
 
 def in_turns(ways: Ways, runs: int, paths: list[Path]) -> dict[str, list[float]]:
     """Seconds of every way in every round; the first round is left out."""
-    seconds: dict[str, list[float]] = {way: [] for way in ways}
+    took: dict[str, list[float]] = {way: [] for way in ways}
     for _ in range(runs + 1):
         for way, work in ways.items():
             warm(paths)
-            began = time.perf_counter()
-            work()
-            seconds[way].append(time.perf_counter() - began)
-    return {way: values[1:] for way, values in seconds.items()}
-
-
-def warm(paths: list[Path]) -> None:
-    """Have the files in the page cache."""
-    for path in paths:
-        with path.open("rb", buffering=0) as file:
-            while file.read(1 << 22):
-                pass
+            took[way].append(seconds(work))
+    return {way: values[1:] for way, values in took.items()}
 
 
 def one_file(folder: Path, size_gib: float, runs: int) -> None:
@@ -89,12 +78,12 @@ def one_file(folder: Path, size_gib: float, runs: int) -> None:
         "torch.load + copy_": lambda: copied(torch.load(pickled, weights_only=True)),
         "BLAKE3 of it in memory": hashed,
     }
-    seconds = in_turns(ways, runs, [plain, pickled])
+    took = in_turns(ways, runs, [plain, pickled])
     print(f"{sealed.size / 2**30:.2f} GiB in {len(tensors)} tensors, medians of {runs} runs")
-    own = seconds["verified load"]
+    own = took["verified load"]
     for base, bar in (("load_file + copy_", 0.8), ("torch.load + copy_", 0.4), ("BLAKE3 of it in memory", None)):
-        ratio = statistics.median(a / b for a, b in zip(own, seconds[base], strict=True))
-        middle = statistics.median(own), statistics.median(seconds[base])
+        ratio = median_ratio(own, took[base])
+        middle = statistics.median(own), statistics.median(took[base])
         wanted = f"   at most {bar}" if bar else ""
         print(f"  verified load {ratio:5.2f} x {base:24} ({middle[0]:.2f} s, {middle[1]:.2f} s){wanted}")
     plain.unlink()
@@ -115,23 +104,19 @@ def rollback(folder: Path, size_gib: float, runs: int) -> None:
         "rollback": lambda: guard.rollback("measured"),
         "verified load": lambda: read_checkpoint(run, manifest, parts),
     }
-    seconds = in_turns(ways, runs, list(path.glob("*.safetensors")))
-    more = statistics.median(a - b for a, b in zip(seconds["rollback"], seconds["verified load"], strict=True))
-    whole, load = statistics.median(seconds["rollback"]), statistics.median(seconds["verified load"])
+    took = in_turns(ways, runs, list(path.glob("*.safetensors")))
+    more = statistics.median(a - b for a, b in zip(took["rollback"], took["verified load"], strict=True))
+    whole, load = statistics.median(took["rollback"]), statistics.median(took["verified load"])
     print(f"  a rollback adds {more:.2f} s to its load ({whole:.2f} s, {load:.2f} s)   at most 0.2 s")
     guard.close()
 
 
 def main() -> None:
     """Make the files, measure, remove them."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--size-gib", type=float, default=2.0)
-    parser.add_argument("--runs", type=int, default=7)
-    parser.add_argument("--folder", type=Path, help="where to make the files (default: a temporary folder)")
-    options = parser.parse_args()
-    with tempfile.TemporaryDirectory(dir=options.folder) as name:
-        one_file(Path(name), options.size_gib, options.runs)
-        rollback(Path(name), options.size_gib, options.runs)
+    given = options(__doc__, size_gib=2.0, runs=7, folder=Path)
+    with tempfile.TemporaryDirectory(dir=given.folder) as name:
+        one_file(Path(name), given.size_gib, given.runs)
+        rollback(Path(name), given.size_gib, given.runs)
 
 
 if __name__ == "__main__":

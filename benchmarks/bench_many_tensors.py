@@ -8,12 +8,13 @@ tensor, and peak memory of a process that does all of it and a scan.
 
 from __future__ import annotations
 
-import argparse
 import json
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
+
+from benchmarks.measuring import options
 
 MAKE = """
 import sys, torch, warnings
@@ -91,13 +92,9 @@ print(json.dumps({**best, "scan": scan, "bytes": len(text) / count, "peak": peak
 
 def main() -> None:
     """Make the files, measure, remove them."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--tensors", type=int, default=100_000)
-    parser.add_argument("--runs", type=int, default=5)
-    parser.add_argument("--folder", type=Path, help="where to make the files (default: a temporary folder)")
-    options = parser.parse_args()
-    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
-        subprocess.run([sys.executable, "-c", MAKE, folder, str(options.tensors)], check=True)
+    given = options(__doc__, tensors=100_000, runs=5, folder=Path)
+    with tempfile.TemporaryDirectory(dir=given.folder) as folder:
+        subprocess.run([sys.executable, "-c", MAKE, folder, str(given.tensors)], check=True)
         shards = [f"model-0000{n}-of-00004.safetensors" for n in range(1, 5)]
         for what, names in (
             ("model.pt", ["model.pt"]),
@@ -105,7 +102,7 @@ def main() -> None:
             ("four shards", shards),
             ("DCP", ["dcp/.metadata", "dcp/__0_0.distcp"]),
         ):
-            argv = [sys.executable, "-c", MEASURE, folder, str(options.runs), *names]
+            argv = [sys.executable, "-c", MEASURE, folder, str(given.runs), *names]
             found = json.loads(subprocess.run(argv, check=True, stdout=subprocess.PIPE).stdout)
             parts = {part: found[part] for part in ("structure", "encode", "write", "decode")}
             print(

@@ -8,7 +8,6 @@ takes for as many series, if it is installed.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import time
 from collections.abc import Callable
@@ -17,6 +16,7 @@ from types import SimpleNamespace
 from ckptguard_daemon.catalogue_feed import CatalogueFeed
 from ckptguard_daemon.metrics import Counted, DaemonFacts, exposition
 
+from benchmarks.measuring import options
 from ckptguard.catalogue.rows import RunSeen
 from ckptguard.values.run_summary import RunSummary
 from ckptguard.values.settings import Settings
@@ -79,11 +79,8 @@ def with_the_client(text: bytes, times: int) -> str | None:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, default=1000)
-    parser.add_argument("--times", type=int, default=20)
-    options = parser.parse_args()
-    runs = [facts(number) for number in range(options.runs)]
+    given = options(__doc__, runs=1000, times=20)
+    runs = [facts(number) for number in range(given.runs)]
     counted = Counted(verdicts={run.url: {"good": 90, "bad": 2} for run in runs})
     daemon = DaemonFacts(loop_at=time.time(), counted=counted)
     feed = CatalogueFeed()
@@ -100,8 +97,8 @@ def main() -> None:
 
     text = scrape()
     print(f"{len(runs)} runs: {text.count(b'ckptguard_')} lines, {len(text) / 1e6:.1f} MB")
-    print(f"a scrape: {median(options.times, scrape)}")
-    client = with_the_client(text, options.times)
+    print(f"a scrape: {median(given.times, scrape)}")
+    client = with_the_client(text, given.times)
     if client is not None:
         print(f"the client library, for the text alone: {client}")
 

@@ -9,7 +9,6 @@ Printed: of how many trials each noticed something. The docs and the README quot
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import hashlib
 import os
@@ -22,6 +21,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
+from benchmarks.measuring import options
 from ckptguard.values.settings import Settings
 from ckptguard.values.verdict import Outcome
 from ckptguard.verification.target import verify_target
@@ -123,9 +123,7 @@ def trial(folder: Path, seed: int, suffix: str, harm: str) -> dict[str, bool]:
 
 def main() -> None:
     """Count and print."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--trials", type=int, default=100)
-    trials = parser.parse_args().trials
+    trials = options(__doc__, trials=100).trials
     print(f"{'harm':28} {'file':14} {'load':>10} {'md5sum -c':>10} {'ckptguard':>10} {'no record':>10}   of {trials}")
     for harm in HARM:
         for suffix in (".pt", ".safetensors"):

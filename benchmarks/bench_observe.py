@@ -3,15 +3,15 @@
     python -m benchmarks.bench_observe [--steps 200] [--pairs 9] [--parameters 1000000] [--threads 1]
 
 First the host time of one `observe` with floats: the cheapest block of calls, and the median one. Then pairs of runs,
-taken in turn, of steps that take 10 ms each: a plain loop over the loader, and the same loop through `guard.steps`
-with `observe`, a model with AdamW, and a look at weights and moments every 50 steps. What counts is the processor
-time between the steps, for on a shared machine the wall clock also counts others; both are printed. Saves are not in
-it (bench_save.py). With an accelerator the numbers lie on it, and any wait for it is an error.
+taken in turn, of steps that take 10 ms each: a plain loop over the loader, and the same loop through `guard.steps` with
+`observe`, a model with AdamW, and a look at weights and moments every 50 steps. What counts is the processor time
+between the steps, for on a shared machine the wall clock also counts others; both are printed. Saves are not in it
+(bench_save.py). Torch has one thread: on a busy machine several wait for each other. With an accelerator the numbers
+lie on it, and any wait for it is an error.
 """
 
 from __future__ import annotations
 
-import argparse
 import logging
 import statistics
 import tempfile
@@ -20,6 +20,7 @@ import time
 import torch
 
 import ckptguard
+from benchmarks.measuring import options, seconds
 from ckptguard.values.settings import Settings
 
 STEP = 0.010
@@ -110,18 +111,11 @@ def guarded(guard: object, batches: list[int], steps: int, device: str) -> Betwe
 def main() -> None:
     """Measure and print."""
     logging.disable(logging.CRITICAL)
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--pairs", type=int, default=9)
-    parser.add_argument("--parameters", type=int, default=1_000_000)
-    parser.add_argument(
-        "--threads", type=int, default=1, help="of torch; on a busy machine several wait for each other"
-    )
-    options = parser.parse_args()
-    torch.set_num_threads(options.threads)
+    given = options(__doc__, steps=200, pairs=9, parameters=1_000_000, threads=1)
+    torch.set_num_threads(given.threads)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    model, optimizer = build(options.parameters, device)
-    batches = list(range(options.steps + 2))
+    model, optimizer = build(given.parameters, device)
+    batches = list(range(given.steps + 2))
     with tempfile.TemporaryDirectory() as folder:
         for name, more in (
             ("floats", {}),
@@ -131,23 +125,19 @@ def main() -> None:
                 best, median = observe_cost(guard)
             print(f"observe, {name:18}: cheapest {best:5.1f} us, median {median:5.1f} us (bar: under 20)")
         with guard_of(model, optimizer, f"{folder}/looks") as guard:
-            looks = []
-            for step in range(1, 8):
-                start = time.perf_counter()
-                guard._monitor.look(step)
-                looks.append(time.perf_counter() - start)
-        print(f"one look at {options.parameters:,} parameters and their moments: {min(looks) * 1e3:.2f} ms")
+            looks = [seconds(lambda step=step: guard._monitor.look(step)) for step in range(1, 8)]
+        print(f"one look at {given.parameters:,} parameters and their moments: {min(looks) * 1e3:.2f} ms")
         processor, wall, typical = [], [], []
-        for pair in range(options.pairs):
+        for pair in range(given.pairs):
             with guard_of(model, optimizer, f"{folder}/pair{pair}") as guard:
-                watched = guarded(guard, batches, options.steps, device)
-            bare = plain(batches, options.steps)
-            processor.append((watched.processor - bare.processor) / (options.steps * STEP))
+                watched = guarded(guard, batches, given.steps, device)
+            bare = plain(batches, given.steps)
+            processor.append((watched.processor - bare.processor) / (given.steps * STEP))
             typical.append(statistics.median(watched.each) - statistics.median(bare.each))
-            wall.append((watched.wall - bare.wall) / (options.steps * STEP))
+            wall.append((watched.wall - bare.wall) / (given.steps * STEP))
         print(
             f"steps + observe on a {STEP * 1e3:.0f} ms step: +{statistics.median(processor):.2%} of processor time "
-            f"({options.pairs} pairs: {min(processor):.2%} to {max(processor):.2%}), "
+            f"({given.pairs} pairs: {min(processor):.2%} to {max(processor):.2%}), "
             f"+{statistics.median(wall):.2%} of wall clock (bar: under 1 %)"
         )
         per_step = statistics.median(typical) + min(looks) / 50

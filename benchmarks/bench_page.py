@@ -7,9 +7,7 @@ A real daemon and Debian's chromium. The rows of the fleet are copies of one rea
 
 from __future__ import annotations
 
-import argparse
 import http.client
-import json
 import os
 import statistics
 import tempfile
@@ -19,7 +17,9 @@ from typing import Any
 
 from support.browsing import Dashboard, Watched, chromium
 from support.daemon_process import save, until
+from support.tiny_files import safetensors_head
 
+from benchmarks.measuring import options
 from ckptguard.runs.token_file import add_token
 from ckptguard.values.access import Role, Token
 
@@ -91,18 +91,10 @@ def events(page: Any, daemon: Dashboard, run: Path) -> None:
 
 def write_long(run: Path, checkpoints: int, tensors: int) -> None:
     """A run of so many small checkpoints of so many tensors."""
-    header: dict[str, object] = {}
-    for i in range(tensors):
-        header[f"model.layers.{i // 10}.mlp.{i % 10}.weight"] = {
-            "dtype": "F32",
-            "shape": [2],
-            "data_offsets": [8 * i, 8 * i + 8],
-        }
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
+    head = safetensors_head({f"model.layers.{i // 10}.mlp.{i % 10}.weight": [2] for i in range(tensors)})
     for number in range(1, checkpoints + 1):
         path = run / f"net-{number}.safetensors"
-        path.write_bytes(len(text).to_bytes(8, "little") + text + number.to_bytes(4, "little") * 2 * tensors)
+        path.write_bytes(head + number.to_bytes(4, "little") * 2 * tensors)
         os.utime(path, (time.time() - 1e5 + number,) * 2)
 
 
@@ -161,10 +153,7 @@ def fleet(watched: Watched, daemon: Dashboard, runs: int) -> None:
 
 def main() -> None:
     """Measure all of it."""
-    parser = argparse.ArgumentParser()
-    for name, default in (("checkpoints", 5000), ("tensors", 1000), ("runs", 10_000), ("streams", 200)):
-        parser.add_argument(f"--{name}", type=int, default=default)
-    asked = parser.parse_args()
+    asked = options(__doc__, checkpoints=5000, tensors=1000, runs=10_000, streams=200)
     with tempfile.TemporaryDirectory(prefix="cg-") as temporary, chromium() as browser:
         home = Path(temporary)
         live, long = home / "live", home / "long"

@@ -7,7 +7,6 @@ saves, hardly more than twice the time. Files lie in memory (``/dev/shm``), so t
 
 from __future__ import annotations
 
-import argparse
 import os
 import shutil
 import tempfile
@@ -17,6 +16,7 @@ from pathlib import Path
 from support.counting_storage import counted
 from support.tiny_files import content
 
+from benchmarks.measuring import options
 from ckptguard.records.run import open_run
 from ckptguard.runs.run_view import RunView
 from ckptguard.runs.work import Work
@@ -36,7 +36,7 @@ def make(root: Path, count: int) -> None:
             (folder / name).write_bytes(data)
 
 
-def measure(count: int, place: str, passes: int) -> list[tuple[float, int, PassResult]]:
+def measure(count: int, place: Path | str | None, passes: int) -> list[tuple[float, int, PassResult]]:
     """(processor seconds, requests, result) of this many passes, the first one over new saves."""
     with tempfile.TemporaryDirectory(dir=place) as folder:
         root = Path(folder, "run")
@@ -54,19 +54,16 @@ def measure(count: int, place: str, passes: int) -> list[tuple[float, int, PassR
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--first", type=int, nargs="*", default=[500, 1000, 2000])
-    parser.add_argument("--idle", type=int, nargs="*", default=[5000])
-    parser.add_argument("--at", default="/dev/shm" if os.path.isdir("/dev/shm") else None)
-    given = parser.parse_args()
+    given = options(__doc__, first=[500, 1000, 2000], idle=[5000], at=Path)
+    place = given.at or ("/dev/shm" if os.path.isdir("/dev/shm") else None)
     for count in given.first:
-        [(seconds, requests, done)] = measure(count, given.at, 1)
+        [(seconds, requests, done)] = measure(count, place, 1)
         assert len(done.checked) == count
         print(
             f"first pass, {count:6} saves: {seconds:7.2f} s, {requests} requests, {seconds / count * 1e3:.2f} ms each"
         )
     for count in given.idle:
-        *_, (settling, _, _), (seconds, requests, done) = measure(count, given.at, 4)
+        *_, (settling, _, _), (seconds, requests, done) = measure(count, place, 4)
         assert done == PassResult()
         print(f"idle pass, {count:6} checkpoints: {seconds:7.3f} s, {requests} requests (before it: {settling:.2f} s)")
 

@@ -10,19 +10,18 @@ so it is held against a put, and against a put and a get. Ratios above 1 are fas
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING
 
 import fsspec
 import numpy as np
+from servers.s3 import S3Server
 
+from benchmarks.measuring import BUCKET, options, s3_server, seconds, write_tensors
 from ckptguard.recover.restore import restore
 from ckptguard.replicas.replicate import replicate
 from ckptguard.runs.run_view import open_view
@@ -30,12 +29,7 @@ from ckptguard.upkeep.reconcile import PassNotes, reconcile
 from ckptguard.values.settings import Settings
 from ckptguard.verification.checkpoint import Verification, verify_checkpoint
 
-if TYPE_CHECKING:
-    from servers.s3 import S3Server
-
-
-BUCKET, NAME = "ckptguard-bench", "net-1.safetensors"
-SERVERS = ("radosgw", "moto")
+NAME = "net-1.safetensors"
 SETTINGS = Settings(settle=0.0, keep="none", digest="blake3")
 
 
@@ -56,28 +50,11 @@ def write(folder: Path, mebibytes: int, shards: int) -> None:
 
 def write_file(path: Path, mebibytes: int, prefix: str) -> list[str]:
     """One file; the names of its tensors."""
-    count = 16
-    each = mebibytes * 2**20 // count
-    places = {
-        f"{prefix}{n}": {"dtype": "F32", "shape": [each // 4], "data_offsets": [n * each, (n + 1) * each]}
-        for n in range(count)
-    }
-    header = json.dumps(places).encode()
-    header += b" " * (-len(header) % 8)
-    chance = np.random.default_rng(1)
-    with path.open("wb") as file:
-        file.write(len(header).to_bytes(8, "little") + header)
-        for _ in range(count):
-            file.write(chance.standard_normal(each // 4, dtype="<f4").tobytes())
-    return list(places)
-
-
-def seconds(act: Callable[[], object]) -> float:
-    """How long it took, with no writing to the disk left over from before."""
-    os.sync()
-    begun = time.perf_counter()
-    act()
-    return time.perf_counter() - begun
+    numbers, chance = mebibytes * 2**20 // 16 // 4, np.random.default_rng(1)
+    names = [f"{prefix}{n}" for n in range(16)]
+    blocks = (chance.standard_normal(numbers, dtype="<f4").tobytes() for _ in names)
+    write_tensors(path, {name: [numbers] for name in names}, blocks)
+    return names
 
 
 def measure(root: Path, server: S3Server, out: Path, times: dict[str, list[float]]) -> None:
@@ -87,6 +64,7 @@ def measure(root: Path, server: S3Server, out: Path, times: dict[str, list[float
     fs = fsspec.filesystem("s3", use_listings_cache=False, skip_instance_cache=True, **server.options)
 
     def note(what: str, act: Callable[[], object]) -> None:
+        os.sync()  # no writing to the disk is left over from before
         times.setdefault(what, []).append(seconds(act))
         print(f"  {what}: {times[what][-1]:.2f} s", flush=True)
 
@@ -116,17 +94,7 @@ def verified(url: str, settings: Settings, *, md5: bool) -> None:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--mebibytes", type=int, default=1024)
-    parser.add_argument("--shards", type=int, default=1)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--server", choices=SERVERS, default="radosgw")
-    parser.add_argument("--folder", type=Path)
-    given = parser.parse_args()
-    from servers.moto_server import moto_server
-    from servers.radosgw import radosgw
-
-    serve = radosgw if given.server == "radosgw" else moto_server
+    given = options(__doc__, mebibytes=1024, shards=1, rounds=3, server=("radosgw", "moto"), folder=Path)
     times: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory(dir=given.folder) as place:
         root = Path(place) / "run"
@@ -135,7 +103,7 @@ def main() -> None:
         reconcile(open_view(str(root), SETTINGS), PassNotes())
         for number in range(given.rounds):
             print(f"round {number + 1}, load {os.getloadavg()[0]:.1f}", flush=True)
-            with tempfile.TemporaryDirectory(dir=place) as folder, serve(Path(folder)) as server:
+            with tempfile.TemporaryDirectory(dir=place) as folder, s3_server(given.server, Path(folder)) as server:
                 measure(root, server, Path(folder), times)
     for what, took in times.items():
         print(f"{what:>22}: {median(took):6.2f} s, {given.mebibytes / median(took):7.1f} MiB/s")

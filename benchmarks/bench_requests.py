@@ -8,36 +8,28 @@ radosgw. `--requests` prints each request of an idle look and of a new save.
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 import time
 from pathlib import Path
 
-BUCKET = "ckptguard-bench"
+from servers.faulty_proxy import FaultyProxy
+from support.store_requests import Bill
+from support.store_runs import StoreRun, look
+
+from benchmarks.measuring import BUCKET, options, s3_server
+from ckptguard.runs.results import Checked
+from ckptguard.runs.work import Work
+from ckptguard.scan import scan_files
+
 MONTH = 30 * 86400
 
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--saves", type=int, default=10)
-    parser.add_argument("--server", choices=("moto", "radosgw"), default="moto")
-    parser.add_argument("--requests", action="store_true")
-    given = parser.parse_args()
-    from servers.faulty_proxy import FaultyProxy
-    from servers.moto_server import moto_server
-    from servers.radosgw import radosgw
-    from support.store_requests import Bill
-    from support.store_runs import StoreRun, look
-
-    from ckptguard.runs.results import Checked
-    from ckptguard.runs.work import Work
-    from ckptguard.scan import scan_files
-
+    given = options(__doc__, saves=10, server=("moto", "radosgw"), requests=False)
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
-        starting = moto_server(place, page=1000) if given.server == "moto" else radosgw(place)
-        with starting as server, FaultyProxy(server.endpoint).running() as proxy:
+        with s3_server(given.server, place, page=1000) as server, FaultyProxy(server.endpoint).running() as proxy:
             server.client().create_bucket(Bucket=BUCKET)
             run = StoreRun(server, proxy, BUCKET, "run", place / "saves")
             for number in range(1, given.saves + 1):

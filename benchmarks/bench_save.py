@@ -9,7 +9,6 @@ of a save that blocks, to `safetensors.torch.save_file` with fsync of the same t
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import os
 import random
@@ -28,6 +27,7 @@ from safetensors.torch import save_file
 from torch.distributed.checkpoint.staging import AsyncStager, DefaultStager, StagingOptions
 
 import ckptguard
+from benchmarks.measuring import median_ratio, options, seconds
 
 SIDE = 4096
 
@@ -44,23 +44,12 @@ def training(size_gib: float) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
     return model, optimizer
 
 
-def timed(work: Callable[[], object]) -> float:
-    """Seconds that a call takes."""
-    started = time.perf_counter()
-    work()
-    return time.perf_counter() - started
-
-
 def main() -> None:
     """Measure every way in turns."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--size-gib", type=float, default=2.0)
-    parser.add_argument("--runs", type=int, default=5)
-    parser.add_argument("--folder", type=Path, help="where to write (default: a temporary folder)")
-    options = parser.parse_args()
+    given = options(__doc__, size_gib=2.0, runs=5, folder=Path)
     warnings.filterwarnings("ignore")
-    with tempfile.TemporaryDirectory(dir=options.folder) as name:
-        measure(Path(name), options.size_gib, options.runs)
+    with tempfile.TemporaryDirectory(dir=given.folder) as name:
+        measure(Path(name), given.size_gib, given.runs)
 
 
 def measure(folder: Path, size_gib: float, runs: int) -> None:
@@ -77,18 +66,18 @@ def measure(folder: Path, size_gib: float, runs: int) -> None:
     guard = ckptguard.TrainingGuard(run, model=model, optimizer=optimizer, daemon="off")
     # Neither pinned nor shared memory: there is no device here, and it writes from a thread as we do.
     stager = DefaultStager(StagingOptions(False, False, False, False))
-    seconds: dict[str, list[float]] = {}
+    took: dict[str, list[float]] = {}
 
     def note(way: str, value: float) -> None:
-        seconds.setdefault(way, []).append(value)
+        took.setdefault(way, []).append(value)
 
     steps = itertools.count()
 
     def copy() -> None:
-        note("copy", timed(lambda: [room[key].copy_(value) for key, value in state.items()]))
+        note("copy", seconds(lambda: [room[key].copy_(value) for key, value in state.items()]))
 
     def by_hand() -> None:
-        note("save_file + fsync", timed(lambda: plain(state, folder / "plain.safetensors")))
+        note("save_file + fsync", seconds(lambda: plain(state, folder / "plain.safetensors")))
 
     def behind() -> None:
         began = time.perf_counter()
@@ -98,7 +87,7 @@ def measure(folder: Path, size_gib: float, runs: int) -> None:
         note("call to sealed", time.perf_counter() - began)
 
     def blocking() -> None:
-        note("blocking", timed(lambda: guard.save(step=next(steps))))
+        note("blocking", seconds(lambda: guard.save(step=next(steps))))
 
     # Shuffled: pages that the way before has just freed make a write through the page cache several times as fast.
     ways = [copy, by_hand, behind, blocking, lambda: note_dcp(state, folder / "dcp", stager, note)]
@@ -107,7 +96,7 @@ def measure(folder: Path, size_gib: float, runs: int) -> None:
         for way in shuffled.sample(ways, len(ways)):
             clear(folder, run)
             way()
-    seconds = {way: values[1:] for way, values in seconds.items()}
+    took = {way: values[1:] for way, values in took.items()}
     size = sum(value.nbytes for value in state.values()) / 2**30
     print(f"{size:.2f} GiB in {len(state)} tensors, medians of {runs} runs")
     for way, base, bar in (
@@ -118,8 +107,8 @@ def measure(folder: Path, size_gib: float, runs: int) -> None:
         ("DCP async_save, the call", "copy", None),
         ("DCP async_save, to durable", "save_file + fsync", None),
     ):
-        ratio = statistics.median(a / b for a, b in zip(seconds[way], seconds[base], strict=True))
-        own, other = statistics.median(seconds[way]), statistics.median(seconds[base])
+        ratio = median_ratio(took[way], took[base])
+        own, other = statistics.median(took[way]), statistics.median(took[base])
         wanted = f"   at most {bar}" if bar else ""
         print(f"  {way:28} {ratio:5.2f} x {base:26} ({own:.2f} s, {other:.2f} s){wanted}")
 

@@ -10,7 +10,6 @@ the bytecode is compiled beforehand, as an installer does.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import statistics
@@ -18,11 +17,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+
+from support.tiny_files import safetensors_head
 
 from benchmarks.bench_import import compiled, tiny_file
+from benchmarks.measuring import Cost, cost_of, median_ratio, options, warm
 
 NAIVE = """
 import subprocess, sys, torch
@@ -51,34 +52,6 @@ TENSOR = 4096 * 4096 * 4
 SHARDS = 8
 
 
-class Cost(NamedTuple):
-    """What one process cost, its children included."""
-
-    wall: float
-    cpu: float
-    peak_mib: float
-
-
-def run(argv: Sequence[str], environment: Mapping[str, str], codes: Sequence[int] = (0,)) -> Cost:
-    """Run a command to its end and say what it cost; it must end as expected."""
-    started = time.perf_counter()
-    process = subprocess.Popen(argv, env=environment, stdout=subprocess.DEVNULL)
-    _, status, usage = os.wait4(process.pid, 0)
-    wall = time.perf_counter() - started
-    process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode not in codes:
-        raise SystemExit(f"{argv} ended with {process.returncode}")
-    return Cost(wall, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024)
-
-
-def warm(paths: Sequence[Path]) -> None:
-    """Have the files in the page cache; a system may have dropped them since the last command."""
-    for path in paths:
-        with path.open("rb", buffering=0) as file:
-            while file.read(1 << 20):
-                pass
-
-
 def measure(title: str, paths: Sequence[Path], ways: dict[str, list[str]], runs: int, code: int = 0) -> None:
     """Print the ratios of some ways to `md5sum` on the same files."""
     names = [str(path) for path in paths]
@@ -86,18 +59,18 @@ def measure(title: str, paths: Sequence[Path], ways: dict[str, list[str]], runs:
     costs: dict[str, list[Cost]] = {name: [] for name in ways}
     with tempfile.TemporaryDirectory() as elsewhere:
         environment = compiled(Path(elsewhere))
-        for options in (VERIFY, BLAKE3):  # their first start compiles
-            run([*options, str(tiny_file(Path(elsewhere) / "tiny.safetensors"))], environment)
+        for way in (VERIFY, BLAKE3):  # their first start compiles
+            cost_of([*way, str(tiny_file(Path(elsewhere) / "tiny.safetensors"))], environment)
         for _ in range(runs):
             for name, argv in ways.items():
                 warm(paths)
-                costs[name].append(run(argv, environment, (0, code)))
+                costs[name].append(cost_of(argv, environment, (0, code)))
     size = sum(path.stat().st_size for path in paths) / 2**30
     print(f"{title}: {size:.2f} GiB, medians of {runs} runs, ratios to md5sum")
     for name, own in costs.items():
-        pairs = list(zip(own, costs["md5sum"], strict=True))
-        wall = statistics.median(c.wall / base.wall for c, base in pairs)
-        cpu = statistics.median(c.cpu / base.cpu for c, base in pairs)
+        base = costs["md5sum"]
+        wall = median_ratio([c.wall for c in own], [c.wall for c in base])
+        cpu = median_ratio([c.cpu for c in own], [c.cpu for c in base])
         seconds = statistics.median(c.wall for c in own)
         peak = max(c.peak_mib for c in own)
         print(f"  {name:24} wall {wall:5.2f} ({seconds:5.2f} s)   CPU {cpu:5.2f}   peak {peak:7.1f} MiB", flush=True)
@@ -134,10 +107,9 @@ def shards(folder: Path, tensors: int, runs: int) -> None:
 def sparse(folder: Path, tensors: int) -> None:
     """A large file of one tensor that takes no room on the disk; all zero, so its verdict is a question."""
     path, size = folder / "sparse.safetensors", 4 * tensors * TENSOR
-    header = f'{{"w":{{"dtype":"F32","shape":[{size // 4}],"data_offsets":[0,{size}]}}}}'.encode()
-    with path.open("wb") as file:
-        file.write(len(header).to_bytes(8, "little") + header)
-        file.truncate(8 + len(header) + size)
+    head = safetensors_head({"w": [size // 4]})
+    path.write_bytes(head)
+    os.truncate(path, len(head) + size)
     os.utime(path, (time.time() - 60, time.time() - 60))
     measure(f"sparse, {size / 2**30:.0f} GiB", [path], {"ckptguard": [*VERIFY, str(path)]}, 1, code=4)
     path.unlink()
@@ -152,24 +124,20 @@ def make(folder: Path, tensors: int, name: str) -> Path:
 
 def main() -> None:
     """Make the files, measure, remove them."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--size-gib", type=float, default=2.0)
-    parser.add_argument("--runs", type=int, default=5)
-    parser.add_argument("--folder", type=Path, help="where to make the files (default: a temporary folder)")
-    parser.add_argument("--only", choices=("safetensors", "torch", "shards", "sparse"), help="measure one part only")
-    options = parser.parse_args()
-    tensors = max(1, round(options.size_gib * 2**30 / TENSOR))
-    with tempfile.TemporaryDirectory(dir=options.folder) as name:
+    parts = ("safetensors", "torch", "shards", "sparse")
+    given = options(__doc__, size_gib=2.0, runs=5, folder=Path, only=(None, *parts))
+    tensors = max(1, round(given.size_gib * 2**30 / TENSOR))
+    with tempfile.TemporaryDirectory(dir=given.folder) as name:
         folder = Path(name)
-        parts = {
-            "safetensors": lambda: one_file(folder, "model.safetensors", tensors, options.runs),
-            "torch": lambda: one_file(folder, "model.pt", tensors, options.runs),
-            "shards": lambda: shards(folder, tensors, options.runs),
-            "sparse": lambda: sparse(folder, tensors),
-        }
-        for part, measured in parts.items():
-            if options.only in (None, part):
-                measured()
+        wanted = parts if given.only is None else (given.only,)
+        if "safetensors" in wanted:
+            one_file(folder, "model.safetensors", tensors, given.runs)
+        if "torch" in wanted:
+            one_file(folder, "model.pt", tensors, given.runs)
+        if "shards" in wanted:
+            shards(folder, tensors, given.runs)
+        if "sparse" in wanted:
+            sparse(folder, tensors)
 
 
 if __name__ == "__main__":

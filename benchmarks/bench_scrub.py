@@ -10,14 +10,13 @@ page cache was dropped, too.
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import statistics
 import tempfile
 import time
 from pathlib import Path
 
+from benchmarks.measuring import options, write_tensors
 from ckptguard.repair.scrub import scrub
 from ckptguard.runs.run_view import open_view
 from ckptguard.runs.work import Work
@@ -32,17 +31,9 @@ SETTINGS = Settings(settle=0.0, keep="none")
 def write_run(run: Path, size: int) -> int:
     """Checkpoints of this size together; returns how many bytes they really have."""
     count, block = max(1, size // FILES // CHUNK), os.urandom(CHUNK // 2).replace(b"\xff", b"\x3f") * 2
-    header = {
-        f"w{i}": {"dtype": "U8", "shape": [CHUNK], "data_offsets": [i * CHUNK, (i + 1) * CHUNK]} for i in range(count)
-    }
-    text = json.dumps(header).encode()
+    shapes = {f"w{i}": [CHUNK] for i in range(count)}
     for number in range(FILES):
-        with (run / f"net-{number}.safetensors").open("wb") as file:
-            file.write(len(text).to_bytes(8, "little") + text)
-            for _ in range(count):
-                file.write(block)
-            file.flush()
-            os.fsync(file.fileno())
+        write_tensors(run / f"net-{number}.safetensors", shapes, (block for _ in range(count)), dtype="U8")
     return sum(path.stat().st_size for path in run.glob("*.safetensors"))
 
 
@@ -77,26 +68,21 @@ def plain(run: Path) -> float:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rate", type=float, default=100e6)
-    parser.add_argument("--seconds", type=float, default=20.0)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--folder", help="where the run is made; default: a temporary folder")
-    options = parser.parse_args()
-    with tempfile.TemporaryDirectory(dir=options.folder) as name:
+    given = options(__doc__, rate=100e6, seconds=20.0, rounds=3, folder=Path)
+    with tempfile.TemporaryDirectory(dir=given.folder) as name:
         run = Path(name) / "run"
         run.mkdir()
-        size = write_run(run, int(options.rate * options.seconds))
+        size = write_run(run, int(given.rate * given.seconds))
         verify_target(str(run), SETTINGS)
-        print(f"{size / 1e6:.0f} MB in {FILES} checkpoints, at {options.rate / 1e6:g} MB/s")
+        print(f"{size / 1e6:.0f} MB in {FILES} checkpoints, at {given.rate / 1e6:g} MB/s")
         shares, free = [], []
-        for _ in range(options.rounds):
-            took, each = scrubbed(run, options.rate)
-            shares.append(size / took / options.rate)
-            inner = [found / options.rate for found in each[1:]] or [shares[-1]]
+        for _ in range(given.rounds):
+            took, each = scrubbed(run, given.rate)
+            shares.append(size / took / given.rate)
+            inner = [found / given.rate for found in each[1:]] or [shares[-1]]
             print(f"  {shares[-1]:.3f} of the rate; a second: {min(inner):.2f} to {max(inner):.2f}")
             free.append(plain(run) / scrubbed(run, None)[0])
-        print(f"at its rate: {statistics.median(shares):.3f} of it (median of {options.rounds}); within 10 %: ", end="")
+        print(f"at its rate: {statistics.median(shares):.3f} of it (median of {given.rounds}); within 10 %: ", end="")
         print("yes" if all(abs(1 - share) <= 0.1 for share in shares) else "NO")
         print(f"without a rate: {statistics.median(free):.2f} of a plain read's speed")
 

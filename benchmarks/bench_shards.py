@@ -10,7 +10,6 @@ machine the workers share its processors, so they gain nothing there: several ma
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import resource
@@ -24,6 +23,7 @@ from pathlib import Path
 import numpy as np
 from servers.processes import free_port, listens, running
 
+from benchmarks.measuring import options, write_tensors
 from ckptguard.records.manifests import read_manifest
 from ckptguard.records.run import open_run
 from ckptguard.runs.history import load_history
@@ -41,21 +41,10 @@ def write(run: Path, shards: int, megabytes: int) -> None:
     size = (megabytes << 20) // _LAYERS // 4
     for shard in range(1, shards + 1):
         name = f"model-{shard:05}-of-{shards:05}.safetensors"
-        tensors = {
-            f"model.layers.{shard * _LAYERS + n}.weight": {
-                "dtype": "F32",
-                "shape": [size],
-                "data_offsets": [4 * size * n, 4 * size * (n + 1)],
-            }
-            for n in range(_LAYERS)
-        }
+        tensors = [f"model.layers.{shard * _LAYERS + n}.weight" for n in range(_LAYERS)]
         places |= dict.fromkeys(tensors, name)
-        header = json.dumps(tensors).encode()
-        header += b" " * (-len(header) % 8)
-        with (folder / name).open("wb") as file:
-            file.write(len(header).to_bytes(8, "little") + header)
-            for _ in range(_LAYERS):
-                file.write(numbers.standard_normal(size, dtype=np.float32).tobytes())
+        blocks = (numbers.standard_normal(size, dtype=np.float32).tobytes() for _ in tensors)
+        write_tensors(folder / name, {tensor: [size] for tensor in tensors}, blocks)
     index = {"metadata": {"total_size": shards * _LAYERS * size * 4}, "weight_map": places}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
 
@@ -90,15 +79,13 @@ def on_dask(fleet: Path, workers: int, folder: Path) -> tuple[float, Manifest, V
     notes.mkdir()
     port, tests = free_port(), Path(__file__).resolve().parents[1] / "tests"
     path = os.pathsep.join((str(tests), os.environ.get("PYTHONPATH", "")))
-    options = {"env": {**os.environ, "NOTING_NOTES": str(notes), "PYTHONPATH": path}, "cwd": folder}
+    how = {"env": {**os.environ, "NOTING_NOTES": str(notes), "PYTHONPATH": path}, "cwd": folder}
     dask, place = [sys.executable, "-m"], f"tcp://127.0.0.1:{port}"
     scheduler = [*dask, "distributed.cli.dask_scheduler", "--host", "127.0.0.1", "--port", str(port), "--no-dashboard"]
     several = ["--nworkers", str(workers), "--nthreads", "1", "--preload", "support.noting_workers", "--no-dashboard"]
     with (
-        running(scheduler, folder / "scheduler.log", lambda: listens(port), **options),
-        running(
-            [*dask, "distributed.cli.dask_worker", place, *several], folder / "workers.log", lambda: True, **options
-        ),
+        running(scheduler, folder / "scheduler.log", lambda: listens(port), **how),
+        running([*dask, "distributed.cli.dask_worker", place, *several], folder / "workers.log", lambda: True, **how),
     ):
         while (folder / "workers.log").read_text().count("Starting established connection") < workers:
             time.sleep(0.1)
@@ -113,27 +100,23 @@ def on_dask(fleet: Path, workers: int, folder: Path) -> tuple[float, Manifest, V
 
 def main() -> None:
     """Print the figures."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--shards", type=int, default=8)
-    parser.add_argument("--megabytes", type=int, default=512)
-    parser.add_argument("--workers", type=int, default=4)
-    options = parser.parse_args()
+    given = options(__doc__, shards=8, megabytes=512, workers=4)
     with tempfile.TemporaryDirectory() as place:
         folder, fleet = Path(place), Path(place, "fleet")
-        write(fleet / "run", options.shards, options.megabytes)
+        write(fleet / "run", given.shards, given.megabytes)
         used = [processor_seconds()]
         one, manifest, verdict = verified(fleet / "run", "verify", str(fleet / "run"), "--workers", "1")
         used.append(processor_seconds())
         own, same, again = verified(fleet / "run", "verify", str(fleet / "run"))
         used.append(processor_seconds())
-        many, joined, found = on_dask(fleet, options.workers, folder)
+        many, joined, found = on_dask(fleet, given.workers, folder)
         used.append(processor_seconds())
     assert manifest.files == same.files == joined.files
     assert (verdict.outcome, verdict.findings) == (again.outcome, again.findings) == (found.outcome, found.findings)
     assert (verdict.facts, verdict.digests) == (found.facts, found.digests)
-    gigabytes = options.shards * options.megabytes / 1024
-    print(f"{options.shards} shards, {gigabytes:g} GiB; the manifests and the verdicts are equal ({found.outcome})")
-    names = ("verify with 1 worker", "verify", f"{options.workers} Dask workers")
+    gigabytes = given.shards * given.megabytes / 1024
+    print(f"{given.shards} shards, {gigabytes:g} GiB; the manifests and the verdicts are equal ({found.outcome})")
+    names = ("verify with 1 worker", "verify", f"{given.workers} Dask workers")
     for name, wall, before, after in zip(names, (one, own, many), used, used[1:], strict=False):
         print(f"{name}: {wall:.1f} s, {after - before:.1f} s of the processors")
 

@@ -9,7 +9,6 @@ functions of one of the figures.
 
 from __future__ import annotations
 
-import argparse
 import inspect
 import os
 import sys
@@ -18,6 +17,8 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import CodeType, FrameType
+
+from benchmarks.measuring import options
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = tuple(str(ROOT / name) + "/" for name in ("ckptguard", "daemon/ckptguard_daemon"))
@@ -76,13 +77,11 @@ def figures(folder: Path) -> dict[str, list[str]]:
 
 def main() -> None:
     """Print the figures."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--list", metavar="WHAT")
-    options = parser.parse_args()
+    given = options(__doc__, list=str)
     with tempfile.TemporaryDirectory() as folder:
         for what, functions in figures(Path(folder)).items():
             print(f"{what:12}{len(functions):5}")
-            if options.list == what:
+            if given.list == what:
                 print(*(f"  {name}" for name in functions), sep="\n")
 
 

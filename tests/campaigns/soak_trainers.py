@@ -18,6 +18,7 @@ from collections.abc import Callable, Generator
 from pathlib import Path
 
 import numpy as np
+from support.tiny_files import safetensors_head
 
 Steps = Generator[None, None, None]
 """A save, one write after the other: the caller may pause between two, or drop the rest, as a kill does."""
@@ -126,13 +127,7 @@ def numbers(seed: int, count: int, *, sick: bool = False) -> bytes:
 
 def safetensors(tensors: dict[str, bytes]) -> bytes:
     """A file of safetensors with vectors of floats."""
-    header, at = {}, 0
-    for name, data in tensors.items():
-        header[name] = {"dtype": "F32", "shape": [len(data) // 4], "data_offsets": [at, at + len(data)]}
-        at += len(data)
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    return struct.pack("<Q", len(text)) + text + b"".join(tensors.values())
+    return safetensors_head({name: [len(data) // 4] for name, data in tensors.items()}) + b"".join(tensors.values())
 
 
 def torch_file(step: int, tensors: dict[str, bytes]) -> bytes:

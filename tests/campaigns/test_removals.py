@@ -15,9 +15,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from support.crashes import CALLS
 from support.daemon_process import DaemonProcess, Starter, until
 from support.removals import Removals, by_rm, by_rmtree, removal_steps
-from support.store_crashes import CALLS
 from support.tiny_run import TINY, inline, opened, save
 from support.views import look
 

@@ -22,6 +22,7 @@ import numpy as np
 
 from ckptguard.storage import normalise_url
 from ckptguard.values.ids import run_id_of
+from support.tiny_files import safetensors_head
 
 _Found = TypeVar("_Found")
 PATIENCE = 120.0  # only what hangs takes longer, however busy the machine is
@@ -59,12 +60,9 @@ def save(run: Path, step: int, *, nan: bool = False, age: float = 60.0, numbers:
     weights = np.random.default_rng(step).standard_normal(numbers).astype("<f4")
     if nan:
         weights[17] = np.nan
-    tensors = {"model.w": {"dtype": "F32", "shape": [numbers], "data_offsets": [0, weights.nbytes]}}
-    header = json.dumps(tensors).encode()
-    header += b" " * (-len(header) % 8)
     path = run / f"net-{step}.safetensors"
     temporary = run / f".tmp-{step}"
-    temporary.write_bytes(len(header).to_bytes(8, "little") + header + weights.tobytes())
+    temporary.write_bytes(safetensors_head({"model.w": [numbers]}) + weights.tobytes())
     os.utime(temporary, (time.time() - age, time.time() - age))
     temporary.rename(path)
     return path

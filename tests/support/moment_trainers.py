@@ -7,7 +7,6 @@ whole and finite. It asks ckptguard nothing: what lies in the run and in the rec
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import os
 import random
@@ -16,6 +15,8 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from support.tiny_files import safetensors_head
 
 SECOND = 10**9
 BEGAN = 1_700_000_000 * SECOND  # the virtual clock's first second
@@ -74,15 +75,10 @@ def content(part: Part, save: int, rank: int, life: int, *, healthy: bool) -> by
     rng = random.Random(f"{part.word}-{save}-{rank}-{life}")
     names = [] if part.word == "opt" else [f"{part.word}.weight", f"{part.word}.bias"]
     names += [f"state.0.{name}" for name in ("exp_avg", "exp_avg_sq")] if part.has_optimizer else []
-    header: dict[str, object] = {}
-    for index, name in enumerate(names):
-        header[name] = {"dtype": "F32", "shape": [8, 16], "data_offsets": [512 * index, 512 * index + 512]}
     values = [rng.uniform(1, 2) for _ in range(128 * len(names))]
     if not healthy:
         values[rng.randrange(len(values))] = math.nan
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    return struct.pack("<Q", len(text)) + text + struct.pack(f"<{len(values)}f", *values)
+    return safetensors_head(dict.fromkeys(names, (8, 16))) + struct.pack(f"<{len(values)}f", *values)
 
 
 @dataclass

@@ -37,7 +37,7 @@ from ckptguard.upkeep.reconcile import PassNotes, reconcile
 from ckptguard.values.retention_policy import Policy
 from ckptguard.values.verdict import Outcome
 from ckptguard.verification.checkpoint import verify_checkpoint
-from support.store_crashes import Killed, at_call, die, gone
+from support.crashes import Killed, at_call, die, gone
 from support.store_model import ALL, Key, StoreModel, key_of
 from support.tiny_run import (
     SERIES,

@@ -37,8 +37,8 @@ from ckptguard.values.retention_policy import Policy
 from ckptguard.values.settings import Settings
 from ckptguard.values.verdict import Outcome
 from ckptguard.verification.checkpoint import verify_checkpoint
+from support.crashes import Killed, at_call, die, gone
 from support.faulty_storage import Fault, Faults, injected
-from support.store_crashes import Killed, at_call, die, gone
 from support.tiny_run import cycle, forget, inline, leftovers
 from support.trainer_promises import TrainerPromises
 from support.trainer_world import TRAINERS, Content, Disk, Saved, Training, is_of

@@ -24,6 +24,7 @@ from blake3 import blake3
 
 from ckptguard.values.manifest import Manifest
 from support.records_on_disk import at, files_of
+from support.tiny_files import safetensors_head
 from support.tiny_run import memory_path
 
 Content = tuple[tuple[str, bytes], ...]  # by the name below the path; "" for a file itself
@@ -92,15 +93,10 @@ def folder(counter: str, step: int, weights: int, loss: int, *, finite: bool) ->
     numbers = torch.Generator().manual_seed(weights)
     values = (torch.rand(18, generator=numbers) + 1).tolist()
     values[5] = values[5] if finite else float("nan")
-    header: dict[str, object] = {}
-    for index, name in enumerate(("a", "b", "c")):
-        header[name] = {"dtype": "F32", "shape": [2, 3], "data_offsets": [24 * index, 24 * index + 24]}
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
     state = json.dumps({counter: step, "best_metric": loss, "log_history": []}).encode()
     return (
         ("config.json", b'{"hidden_size": 4}'),
-        ("model.safetensors", struct.pack("<Q", len(text)) + text + struct.pack("<18f", *values)),
+        ("model.safetensors", safetensors_head(dict.fromkeys("abc", (2, 3))) + struct.pack("<18f", *values)),
         ("trainer_state.json", state),
     )
 

@@ -10,7 +10,7 @@ from ckptguard_daemon.catalogue_feed import CatalogueFeed
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.catalogues import rows_of
-from support.kill_points import Killed
+from support.crashes import Killed
 from support.records_on_disk import at
 from support.tiny_run import TINY, WEIGHTS, delete, inline, name_of, poison, rot, save
 from support.views import look

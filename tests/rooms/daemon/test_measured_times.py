@@ -15,7 +15,7 @@ from ckptguard_daemon.catalogue_feed import CatalogueFeed
 from ckptguard_daemon.log import also_to, log
 from ckptguard_daemon.metrics import Counts
 from click.testing import CliRunner
-from support.store_crashes import gone
+from support.crashes import gone
 from support.tiny_files import WEIGHTS
 from support.tiny_run import TINY, inline, name_of, poison, save
 

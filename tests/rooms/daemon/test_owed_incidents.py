@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 from ckptguard_daemon.log import log
+from support.crashes import Killed, kill_at
 from support.daemon_process import flip_bit, save
-from support.kill_points import Killed, kill_at
 from support.views import look
 
 from ckptguard.engine.watched_run import WatchedRun
@@ -64,7 +64,7 @@ def judge_again(run: Path, step: int) -> None:
     verify_checkpoint(view, checkpoint)
 
 
-def test_whenever_a_daemon_is_killed(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whenever_a_daemon_is_killed(run: Path) -> None:
     """Before each of its steps on storage: the next daemon leaves one incident about each bad save."""
     save(run, 1)
     one_pass(daemon(run))
@@ -74,7 +74,7 @@ def test_whenever_a_daemon_is_killed(run: Path, monkeypatch: pytest.MonkeyPatch)
         step = 10 * number
         save(run, step, nan=True)
         bad.append(step)
-        with contextlib.suppress(Killed), kill_at(monkeypatch, number):
+        with contextlib.suppress(Killed), kill_at(number):
             one_pass(daemon(run))
             finished = True
         one_pass(daemon(run))

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.store_crashes import gone
+from support.crashes import gone
 
 from ckptguard.errors import BusyError, SettingsError
 from ckptguard.records import leases, who_and_when

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 from servers.fixtures import S3_BUCKETS, served
-from support.kill_points import Killed, kill_at
+from support.crashes import Killed, kill_at
 from support.run_contents import files_of, verify_all
 from support.runs import QUICK, write_sharded
 from support.views import look
@@ -107,7 +107,7 @@ def candidates(run):
     return known_good_candidates(look(run))
 
 
-def test_a_beginning_that_is_killed_at_any_step_goes_on(root, two, tmp_path, monkeypatch):
+def test_a_beginning_that_is_killed_at_any_step_goes_on(root, two, tmp_path):
     """A run that is begun from a replica, killed before step 1, 2, ...: what it calls good is whole, and the same
     command again ends where an untouched one ends."""
     place = str(tmp_path / "replica")
@@ -117,7 +117,7 @@ def test_a_beginning_that_is_killed_at_any_step_goes_on(root, two, tmp_path, mon
     for number in itertools.count(1):
         new = tmp_path / f"new-{number}"
         try:
-            with kill_at(monkeypatch, number):
+            with kill_at(number):
                 start_run(look(open_run(place)), str(new), QUICK)
             break
         except Killed:

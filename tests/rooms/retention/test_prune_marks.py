@@ -5,7 +5,7 @@ import uuid
 
 import fsspec
 import pytest
-from support.kill_points import Killed, kill_at
+from support.crashes import Killed, kill_at
 from support.runs import QUICK, save_file, state_dict, write_safetensors, write_sharded, write_torch
 from support.views import look
 
@@ -99,7 +99,7 @@ def test_elsewhere_the_trash_is_a_mark(remote, monkeypatch, tmp_path):
         store.clear()
         store.update(before)
         try:
-            with kill_at(monkeypatch, number):
+            with kill_at(number):
                 assert len(prune(look(remote), LAST, grace=DAY).emptied) == 3
             break
         except Killed:

@@ -10,8 +10,7 @@ from unittest import mock
 import pytest
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
-from support.kill_points import STEPS as WRITES
-from support.kill_points import Killed, kill_at
+from support.crashes import WRITES, Killed, kill_at
 from support.operators import Operator, all_files, without_records
 from support.records_on_disk import at, files_of
 from support.tiny_run import TINY, WEIGHTS, clone, cycle, delete, name_of, poison, rot, save
@@ -225,7 +224,7 @@ ONE_OF_EACH = {
 
 
 @pytest.mark.parametrize("verb", ONE_OF_EACH)
-def test_killed_anywhere_one_record_is_left(verb, tmp_path, monkeypatch):
+def test_killed_anywhere_one_record_is_left(verb, tmp_path):
     """Killed before its first change, its second, ...: an action that changed anything is on record, once; and one that
     went through says how it ended."""
     template = begun(tmp_path, [("save", 2), ("save", 3), ("save", 4), ("pass", 0), ("suspect", 2)])
@@ -249,7 +248,7 @@ def test_killed_anywhere_one_record_is_left(verb, tmp_path, monkeypatch):
         plan = operator.plan(verb, **arguments)
         before = files_of(operator.url)
         try:
-            with kill_at(monkeypatch, number):
+            with kill_at(number):
                 operator.do(verb, plan["token"], **arguments)
         except Killed:
             killed += 1

@@ -28,7 +28,7 @@ def train(folder: str, updates: int, step: float, *, records: bool) -> tuple[flo
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     guard = ckptguard.TrainingGuard(folder, model=model, optimizer=optimizer, daemon="off")
     if not records:
-        guard._monitor.recent.curve = None
+        guard._monitor.recent.curve = curve_recorder.CurveRecorder(None)
     begin = used = 0.0
     for number, _ in guard.steps(range(updates + 2), total=updates + 1, save_every=10**9):
         if number == 1:  # the first save is over

@@ -248,7 +248,6 @@ REMOVES_ITS_OWN = {
     "ckptguard/catalogue/catalogue.py",
     "ckptguard/runs/run_reader.py",
     "ckptguard/storage/runtime_folder.py",
-    "ckptguard/integrations/lightning_io.py",
     "ckptguard/supervise/lock_file.py",
     "daemon/ckptguard_daemon/http/web_server.py",
     "daemon/ckptguard_daemon/http/unix_socket.py",

@@ -9,14 +9,14 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
 
 from ckptguard.decisions.health import Diagnosis
 from ckptguard.decisions.rollback import RollbackPolicy, policy_of
-from ckptguard.errors import CkptguardError, NoKnownGoodError, SettingsError, StateError
+from ckptguard.errors import CkptguardError, NoKnownGoodError, SettingsError
 from ckptguard.records.run import Run, open_run
 from ckptguard.recover.put_back import restore_pending_copies
 from ckptguard.recover.roll_back import GoBack, RolledBack, roll_back
@@ -58,10 +58,6 @@ class FrameworkStore:
         if series is None:
             raise NoKnownGoodError("nothing was saved yet")
         return series
-
-    def write(self, step: int, extra: Mapping[str, Any]) -> str:
-        """Never: the framework saves."""
-        raise StateError("the framework saves its checkpoints by itself")
 
     def read(self, manifest: Manifest) -> dict[str, Any]:
         """Nothing: the framework loads what is chosen."""
@@ -125,8 +121,8 @@ class GuardedRun:
         """
 
         def work() -> Any:
-            self._rollbacks.evidence = lambda _: details
-            return msgspec.to_builtins(self._rollbacks.go_back(diagnosis, save_every=save_every))
+            went = self._rollbacks.go_back(diagnosis, save_every=save_every, details_of=lambda _: details)
+            return msgspec.to_builtins(went)
 
         self.wait_for_protection()
         return msgspec.convert(self.on_first("going back", work), Rollback)

@@ -100,8 +100,7 @@ class GuardCallback(Callback):
         if self._trains and trainer.state.fn == "fit" and not trainer.sanity_checking:
             self._monitor.look(trainer.global_step)  # also while it validates: ModelCheckpoint saves then too
             self._raise_if_sick()
-            if self._monitor.recent.curve is not None:
-                self._monitor.recent.curve.saved()
+            self._monitor.recent.curve.saved()
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Look once more, for the script may save the model now."""

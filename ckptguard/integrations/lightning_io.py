@@ -6,8 +6,6 @@ import contextlib
 import io
 import logging
 import os
-import threading
-import uuid
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, cast
@@ -23,6 +21,7 @@ from ckptguard.runs.find_known_good import find_known_good
 from ckptguard.runs.run_view import RunView
 from ckptguard.runs.settings_file import GivenSettings, given_settings, training_settings
 from ckptguard.scan import ScanOptions, scan_files
+from ckptguard.scan.result import Scan
 from ckptguard.storage.memory_reader import MemoryReader
 from ckptguard.storage.protocol import Entry, Storage
 from ckptguard.values.manifest import Manifest
@@ -31,7 +30,7 @@ from ckptguard.verification.checkpoint import verify_checkpoint
 from ckptguard.verification.collect_evidence import collect_evidence, manifest_files
 from ckptguard.verification.seal import seal_written
 
-_BLOCK = 64 * 1024**2  # one write of more than 2 GiB is cut short
+_BLOCK = 64 * 1024**2  # bytes per write, so that the disk begins before all is handed over
 _log = logging.getLogger("ckptguard")
 
 
@@ -63,11 +62,14 @@ class GuardedIO(TorchCheckpointIO):
         inside = os.path.relpath(place, self.url)
         buffer = io.BytesIO()
         torch.save(checkpoint, buffer)
+        data = buffer.getbuffer()
+        with ThreadPoolExecutor(max_workers=1, thread_name_prefix="ckptguard-hash") as hashing:
+            storage = cast(Storage, _OneFile(inside, data))
+            scanning = hashing.submit(scan_files, storage, [inside], ScanOptions(md5=False))
+            _write(run, inside, data)
         try:
-            sealed = write_sealed(RunView(run, self.settings), inside, buffer.getbuffer())
+            sealed = _seal(RunView(run, self.settings), inside, scanning.result())
             self.series = sealed.series if sealed is not None else self.series
-        except OSError:
-            raise  # it could not be written
         except Exception as error:  # it was written, and that is all that training needs
             _log.warning("%s was saved, and could not be sealed: %s", path, error)
         self._beside(lambda: self._judge(inside))
@@ -166,31 +168,24 @@ def _place(path: Any) -> str:
     return os.path.join(os.path.realpath(folder), name)
 
 
-def write_sealed(view: RunView, path: str, data: memoryview) -> Manifest | None:
-    """Write `data` to a local file of the run, durably and in one step for every reader, hashed meanwhile, and seal it.
-    Nothing is read back.
+def _write(run: Run, path: str, data: memoryview) -> None:
+    """Write a file of the run, durably and in one step for every reader. Raises StorageError."""
+    with run.storage.upload(path, replace=True) as upload:
+        for start in range(0, len(data), _BLOCK):
+            upload.write(data[start : start + _BLOCK])
+        upload.commit()
 
-    It still has no verdict. None for a file that names no step: it is not sealed. OSError if it could not be written;
-    anything else means that it was written, and could not be sealed.
-    """
-    run = view.run
-    place = run.usable(path)
-    failures: list[OSError] = []
-    writing = threading.Thread(target=_write, args=(place, data, failures), name="ckptguard-write", daemon=True)
-    writing.start()
-    try:
-        scan = scan_files(cast(Storage, _OneFile(path, data)), [path], ScanOptions(md5=False))
-    finally:
-        writing.join()
-        if failures:
-            raise failures[0]
+
+def _seal(view: RunView, path: str, scan: Scan) -> Manifest | None:
+    """Seal a file as it was in memory. It still has no verdict. None for one that names no step: it is not sealed."""
     checkpoint = view.look_again(path)
     if checkpoint is None or checkpoint.step is None:
         return None
-    entry = run.storage.stat(path)
+    storage = view.run.storage
+    entry = storage.stat(path)
     scan = msgspec.structs.replace(scan, files=tuple(msgspec.structs.replace(f, entry=entry) for f in scan.files))
-    files = manifest_files(collect_evidence(run.storage, checkpoint, scan))
-    return seal_written(run, path=path, layout=checkpoint.layout, step=checkpoint.step, files=files)
+    files = manifest_files(collect_evidence(storage, checkpoint, scan))
+    return seal_written(view.run, path=path, layout=checkpoint.layout, step=checkpoint.step, files=files)
 
 
 class _OneFile:
@@ -203,28 +198,3 @@ class _OneFile:
 
     def open(self, key: str) -> MemoryReader:
         return self._reader
-
-
-def _write(place: str, data: memoryview, failures: list[OSError]) -> None:
-    folder, name = os.path.split(place)
-    temporary = os.path.join(folder, f".{name}.{uuid.uuid4().hex[:8]}")
-    try:
-        os.makedirs(folder, exist_ok=True)
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-        try:
-            left = data
-            while left:
-                left = left[os.write(descriptor, left[:_BLOCK]) :]
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-        os.replace(temporary, place)
-        names = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(names)
-        finally:
-            os.close(names)
-    except OSError as error:
-        failures.append(error)
-        with contextlib.suppress(OSError):  # it was renamed, or never there
-            os.unlink(temporary)

@@ -90,13 +90,17 @@ class TrainingGuard:
         from ckptguard.training.content.training_parts import TrainingParts
         from ckptguard.training.rollback.rollbacks import Rollbacks
         from ckptguard.training.saving.saving import SaveQueue
-        from ckptguard.training.saving.stores import user_files
+        from ckptguard.training.saving.stores import UserFiles, cannot_copy
         from ckptguard.training.signals.curve_recorder import CurveRecorder
         from ckptguard.training.signals.monitor import TrainingMonitor
         from ckptguard.training.single_guard import SingleGuard
         from ckptguard.training.state.progress import Progress
 
-        files = user_files(save, load, name)
+        if (save is None) != (load is None):
+            raise SettingsError("save= and load= go together: what one writes the other reads")
+        files = UserFiles(save=save, load=load, name=name) if save is not None and load is not None else None
+        if files is not None and not saving.blocking:
+            raise cannot_copy()
         self._how, self._deadline = saving, deadlines.daemon
         self._ranks = ranks_of_training(deadlines.ranks)
         leads, several = self._ranks.rank == 0, self._ranks.size > 1
@@ -109,8 +113,6 @@ class TrainingGuard:
         self._monitor = TrainingMonitor(self._parts, self._policy, allow=settings.allow_nonfinite)
         self._monitor.recent.curve = self._curve = CurveRecorder(self._run if leads else None)
         self._saving = SaveQueue(self._store, self._tell_failed_save, self._ranks)
-        if not saving.blocking:
-            self._saving.must_copy()
         daemon_seconds = deadlines.daemon if asks else None
         replica_seconds = deadlines.ranks / 2 if several else None
         self._rollbacks = Rollbacks(
@@ -122,7 +124,6 @@ class TrainingGuard:
             daemon=daemon_seconds,
             replica=replica_seconds,
         )
-        self._rollbacks.evidence = self._monitor.details_of
         self._loop, self._resumed = _Loop(self, total=0, save_every=1), False
         self._child = ensure_daemon(self._run, settings) if asks and leads else None
 
@@ -170,7 +171,7 @@ class TrainingGuard:
         for name, value in (*(("a third argument", value) for value in further), *unknown.items()):
             self._monitor.reader.say(name, type(value), TypeError("observe() takes no such argument"))
         self._progress.observed = self._progress.now
-        self._monitor.evidence.begin()
+        self._monitor.begin()
         return self._monitor.observe(self._progress.current, loss, grad_norm, skipped=skipped, error=error)
 
     def save(self, step: int | None = None, *, blocking: bool = True, metrics: Mapping[str, Any] | None = None) -> str:
@@ -239,8 +240,7 @@ class TrainingGuard:
             self._saving.last = loaded.step
             self._monitor.restart(loaded.step)
             self._progress.arrive(loaded.step, loaded.extra)
-            resumed = self._progress.resumed
-            self._monitor.evidence.resumed = replace(resumed, id=str(loaded.id), path=loaded.path)
+            self._monitor.resumed = replace(self._progress.resumed, id=str(loaded.id), path=loaded.path)
             for why in self._progress.gaps:
                 _log.warning("the resumed training may differ from the interrupted one: %s", why)
         return self.step
@@ -377,7 +377,8 @@ class _Loop:
 
     def go_back(self, sick: Diagnosis) -> Rollback:
         """Load the checkpoint that the policy asks for."""
-        return self._guard._rollbacks.go_back(sick, save_every=self.save_every)
+        details = self._guard._monitor.details_of
+        return self._guard._rollbacks.go_back(sick, save_every=self.save_every, details_of=details)
 
     def leave_out(self, first: int, last: int) -> None:
         """Skip the batches of these updates."""
@@ -398,7 +399,7 @@ class _Loop:
         if not guard._resumed:
             guard.resume()
         guard._progress.begin()
-        guard._monitor.evidence.begin()
+        guard._monitor.begin()
         self._begun = guard.step
         if guard.step > self._total:
             _log.warning("training is at step %s already: nothing is left of a total of %s", guard.step, self._total)
@@ -431,10 +432,10 @@ class _Loop:
 
 def _store_for(run: Run, settings: Settings, parts: TrainingParts, ranks: Ranks, files: UserFiles | None) -> Store:
     """The user's own files where there is a `save` and a `load`, else our own layout."""
-    from ckptguard.training.saving.stores import CollectiveStore, OwnStore, UserStore
+    from ckptguard.training.saving.stores import OwnStore, UserStore
 
     if files is not None:
-        return UserStore(run, files, settings) if ranks.size == 1 else CollectiveStore(run, files, settings, ranks)
+        return UserStore(run, files, settings, ranks)
     if isinstance(ranks, GlooRanks):
         from ckptguard.training.sharded.sharded_store import ShardedStore
 

@@ -17,7 +17,6 @@ from support.training_faults import SAVE_EVERY, TOTAL
 
 from ckptguard.records.pins import counts, list_pins
 from ckptguard.records.run import open_run
-from ckptguard.training.sharded.sharded_store import ShardedStore
 from ckptguard.values.verdict import Outcome
 from ckptguard.verification.selection import Selection
 from ckptguard.verification.target import verify_target
@@ -44,7 +43,7 @@ def drawn(run, fault, generator, **given):
         "check_every": generator.choice((1, 2, 50)),
         "tells": generator.random() < 0.7,
     }
-    if fault == "in flight" and hasattr(ShardedStore, "copy"):
+    if fault == "in flight":
         fields |= {
             "kind": generator.choice(("ddp", "fsdp2")),
             "fault": generator.choice(("gradient", "weight", "asked")),
@@ -53,8 +52,6 @@ def drawn(run, fault, generator, **given):
             "check_every": 1,
             "around": "calm",
         }
-    elif fault == "in flight":
-        fields["fault"] = "asked"
     if fields["kind"] == "files" and fields["around"] == "shard":
         fields["around"] = "damaged"
     return Job(**fields | given)

@@ -52,7 +52,7 @@ def waited(monkeypatch):
                 found.append(self)
             self._event.synchronize()
 
-    monkeypatch.setattr(monitor, "DeviceSignals", lambda: DeviceSignals(mark=Mark))
+    monkeypatch.setattr(monitor, "DeviceSignals", lambda say: DeviceSignals(say, mark=Mark))
     monkeypatch.setattr(weights.PendingLook.__init__, "__kwdefaults__", {"mark": Mark})
     return found
 

@@ -63,6 +63,7 @@ def tiny_trainer(output, *callbacks, data=None, model=None, **arguments):
         model if model is not None else Regression(),
         transformers.TrainingArguments(str(output), **(usual | arguments)),
         train_dataset=data if data is not None else examples(),
+        eval_dataset=examples(4),
         callbacks=list(callbacks),
     )
 

@@ -11,7 +11,13 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import accumulate
 from typing import Any, TypeVar
 
-from ckptguard.training.content.tensor_bytes import byte_size, dtype_word, is_writable_in_place, threads_for_memory
+from ckptguard.training.content.tensor_bytes import (
+    byte_size,
+    dtype_word,
+    is_writable_in_place,
+    place_of,
+    threads_for_memory,
+)
 from ckptguard.training.content.training_parts import Captured
 
 Name = TypeVar("Name", bound=Hashable)
@@ -50,7 +56,7 @@ class HostCopy:
         their memory share one copy."""
         import torch
 
-        distinct = {_place(tensor): tensor for tensor in tensors.values()}
+        distinct = {place_of(tensor): tensor for tensor in tensors.values()}
         sizes = [-(-byte_size(tensor) // _ALIGNMENT) * _ALIGNMENT for tensor in distinct.values()]
         pinned = any(tensor.device.type != "cpu" for tensor in distinct.values())
         memory = self._room_for(sum(sizes), pinned=pinned).untyped_storage()
@@ -60,7 +66,7 @@ class HostCopy:
                 copy: Any = torch.empty(0, dtype=tensor.dtype)
                 copies[place] = copy.set_(memory[begin : begin + byte_size(tensor)], 0, tensor.shape)
             _copy_all((copies[place], tensor.detach()) for place, tensor in distinct.items())
-        return {name: copies[_place(tensor)] for name, tensor in tensors.items()}
+        return {name: copies[place_of(tensor)] for name, tensor in tensors.items()}
 
     def _room_for(self, size: int, *, pinned: bool) -> Any:
         if self._owner != os.getpid():
@@ -88,12 +94,6 @@ def _allocated(size: int, *, pinned: bool) -> Any:
         with contextlib.suppress(OSError, AttributeError):  # only faster with it
             memory.madvise(getattr(mmap, advice))
     return torch.frombuffer(memory, dtype=torch.uint8)
-
-
-def _place(tensor: Any) -> tuple[object, ...]:
-    """Return a key that is equal for tensors with the same memory and the same reading of it."""
-    own = id(tensor) if not byte_size(tensor) else tensor.data_ptr()
-    return (tensor.device, own, tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.is_conj(), tensor.is_neg())
 
 
 def _copy_all(pairs: Iterable[tuple[Any, Any]]) -> None:

@@ -29,6 +29,7 @@ from ckptguard.training.content.tensor_bytes import (
     in_memory,
     is_finite,
     is_writable_in_place,
+    place_of,
     threads_for_memory,
     view_of,
 )
@@ -60,11 +61,9 @@ def plan_file(tensors: Mapping[str, Any]) -> FilePlan:
     for name, tensor in tensors.items():
         if name == "__metadata__" or name in _NOT_ALIASES:
             raise StateError(f'a tensor cannot be stored under the name "{name}"')
-        place = (tensor.device, tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
-        if byte_size(tensor) and place in kept:
-            aliases[name] = kept[place]
-        else:
-            kept[place] = name
+        stored = kept.setdefault(place_of(tensor), name)
+        if stored != name:
+            aliases[name] = stored
     names = sorted((n for n in tensors if n not in aliases), key=lambda n: (-tensors[n].element_size(), n))
     entries: dict[str, Any] = {"__metadata__": {"format": "pt", **dict(sorted(aliases.items()))}}
     end = 0

@@ -41,10 +41,15 @@ def byte_size(tensor: Any) -> int:
     return int(tensor.numel() * tensor.element_size())
 
 
+def place_of(tensor: Any) -> tuple[object, ...]:
+    """Return a key that is equal for tensors with the same memory and the same reading of it."""
+    own = id(tensor) if not byte_size(tensor) else tensor.data_ptr()
+    return (tensor.device, own, tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.is_conj(), tensor.is_neg())
+
+
 def stored_size(tensors: Mapping[str, Any]) -> int:
     """Return the bytes of some tensors in a file that stores each once, whatever its number of names."""
-    places = {(tensor.data_ptr(), tensor.dtype, tuple(tensor.shape)): tensor for tensor in tensors.values()}
-    return sum(map(byte_size, places.values()))
+    return sum(map(byte_size, {place_of(tensor): tensor for tensor in tensors.values()}.values()))
 
 
 def in_memory(tensor: Any) -> Any:

@@ -10,7 +10,7 @@ from ckptguard.layouts import Checkpoint
 from ckptguard.runs.run_view import RunView
 from ckptguard.runs.work import PLAIN, Work
 from ckptguard.training.client import let_daemon_verify
-from ckptguard.training.saving.stores import Store
+from ckptguard.training.saving.stores import LoadingStore
 from ckptguard.upkeep.finish_copies import looks_as_judged
 from ckptguard.values.ids import numbers_of
 from ckptguard.values.verdict import Outcome
@@ -19,7 +19,7 @@ from ckptguard.verification.checkpoint import verify_checkpoint
 _log = logging.getLogger("ckptguard")
 
 
-def judge_last_save(view: RunView, store: Store, *, daemon: float | None, seconds: float | None = None) -> None:
+def judge_last_save(view: RunView, store: LoadingStore, *, daemon: float | None, seconds: float | None = None) -> None:
     """Verify the newest save of a store: by the daemon within `daemon` seconds (None: not asked), else here.
 
     Here it may take `seconds` (None: unlimited). The log says if it is not good, or has no verdict. Never raises.

@@ -37,7 +37,7 @@ from ckptguard.runs.run_view import RunView
 from ckptguard.training.content.safetensors_file import NotAsSealed
 from ckptguard.training.ranks import Ranks, together
 from ckptguard.training.rollback.incident_log import begin_incident, end_incident
-from ckptguard.training.saving.stores import Loaded, Store
+from ckptguard.training.saving.stores import Loaded, LoadingStore
 from ckptguard.training.signals.weights import first_of
 from ckptguard.training.state.progress import wrong_with
 from ckptguard.training.state.rng import capture_rng, restore_rng
@@ -54,7 +54,7 @@ _QUICKLY = Verification(md5=False)
 _READ_ONLY = Verification(md5=False, record=False)
 
 
-def load_newest_good(view: RunView, store: Store, *, refused: Iterable[CheckpointId] = ()) -> Loaded | None:
+def load_newest_good(view: RunView, store: LoadingStore, *, refused: Iterable[CheckpointId] = ()) -> Loaded | None:
     """Load the newest known-good checkpoint for a resume. None if training finished nothing after its beginning.
 
     Checkpoints without a verdict are verified first, newest first. If no verdict can be written (full disk), one that
@@ -96,7 +96,7 @@ def _none_is_good(view: RunView, why: str) -> NoKnownGoodError:
     )
 
 
-def go_back(view: RunView, store: Store, *, before_step: int, reason: str) -> Loaded:
+def go_back(view: RunView, store: LoadingStore, *, before_step: int, reason: str) -> Loaded:
     """Roll the run back and load the known-good checkpoint. Newer ones are quarantined. Raises NoKnownGoodError."""
     read_back = not store.hashes_on_load
     with InUse(view.run, "a rollback") as in_use:
@@ -113,7 +113,7 @@ def go_back(view: RunView, store: Store, *, before_step: int, reason: str) -> Lo
             read_back = True  # it differs from its verdict, but a whole copy may exist
 
 
-def newest_good_step(view: RunView, store: Store, *, before_step: int) -> int | None:
+def newest_good_step(view: RunView, store: LoadingStore, *, before_step: int) -> int | None:
     """Return the step of the newest known-good checkpoint before a step, after pending ones were verified."""
     wanted = Wanted(before_step=before_step, series=store.series)
     verify_pending(view, wanted)
@@ -121,7 +121,7 @@ def newest_good_step(view: RunView, store: Store, *, before_step: int) -> int | 
     return found.id.number if found is not None else None
 
 
-def load_unrecorded(view: RunView, store: Store, *, before_step: int) -> Loaded | None:
+def load_unrecorded(view: RunView, store: LoadingStore, *, before_step: int) -> Loaded | None:
     """Load the newest checkpoint before a step that reads as GOOD now, for a full disk. None if there is none.
 
     Newer ones stay in place.
@@ -154,7 +154,7 @@ def _holds_finished(view: RunView, series: str) -> bool:
     return any(verdict is not None and verdict.outcome is not Outcome.INCOMPLETE for verdict in verdicts)
 
 
-def _use(view: RunView, store: Store, candidate: Candidate, in_use: InUse) -> Loaded | str:
+def _use(view: RunView, store: LoadingStore, candidate: Candidate, in_use: InUse) -> Loaded | str:
     """Verify and load one candidate. A kept copy is put back first."""
     id, path = candidate.id, candidate.manifest.path
     in_use.pin(id)
@@ -185,14 +185,14 @@ def _roll_back(view: RunView, back: GoBack, in_use: InUse) -> RolledBack:
     return roll_back(view, back, in_use=in_use)
 
 
-def _read(view: RunView, store: Store, id: CheckpointId, in_use: InUse) -> Loaded | str:
+def _read(view: RunView, store: LoadingStore, id: CheckpointId, in_use: InUse) -> Loaded | str:
     manifest = read_manifest(view.run, id)
     if manifest is None or manifest.step is None:
         raise RecordsError(f"the manifest of {id} of {id.series} is gone")
     return _load(view, store, manifest, in_use)
 
 
-def _load(view: RunView, store: Store, manifest: Manifest, in_use: InUse) -> Loaded | str:
+def _load(view: RunView, store: LoadingStore, manifest: Manifest, in_use: InUse) -> Loaded | str:
     """Load a checkpoint, or return what is wrong with it. Then it was verified again."""
     in_use.pin(manifest.id)
     try:
@@ -211,7 +211,7 @@ def _load(view: RunView, store: Store, manifest: Manifest, in_use: InUse) -> Loa
     return wrong
 
 
-def newest(view: RunView, store: Store, refused: Collection[CheckpointId]) -> Loaded | None:
+def newest(view: RunView, store: LoadingStore, refused: Collection[CheckpointId]) -> Loaded | None:
     """Load the newest checkpoint of the run. A lost one is copied back from a replica."""
     view.forget()  # a probe may have taken long
     if view.settings.replicas and not refused:

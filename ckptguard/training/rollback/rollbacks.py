@@ -27,7 +27,7 @@ from ckptguard.runs.run_view import RunView
 from ckptguard.training.client import let_daemon_verify
 from ckptguard.training.ranks import Ranks
 from ckptguard.training.rollback.incident_log import begin_incident, end_incident
-from ckptguard.training.saving.stores import LedStore, Loaded, Store
+from ckptguard.training.saving.stores import LedStore, Loaded, LoadingStore
 from ckptguard.values.ids import CheckpointId, single_number
 from ckptguard.values.incident import Details
 from ckptguard.values.settings import Settings
@@ -83,8 +83,7 @@ def take_back(training: GuardedTraining[Any], sick: Diagnosis) -> None:
 
 
 class Rollbacks:
-    """Finds the checkpoint for each rollback, and remembers past ones. `evidence(diagnosis)` gives the incident's
-    details, and must not raise.
+    """Finds the checkpoint for each rollback, and remembers past ones.
 
     It gives the daemon `daemon` seconds to verify what is pending (None: it is not asked), and a replica `replica`
     seconds, while other ranks wait (None: unlimited). All ranks call the methods that load something, in the same
@@ -95,7 +94,7 @@ class Rollbacks:
         self,
         run: Run,
         settings: Settings,
-        store: Store,
+        store: LoadingStore,
         policy: RollbackPolicy,
         *,
         ranks: Ranks,
@@ -104,7 +103,6 @@ class Rollbacks:
     ) -> None:
         self._run, self._settings, self._store, self._policy = run, settings, store, policy
         self._ranks, self._daemon, self._replica = ranks, daemon, replica
-        self.evidence: Callable[[Diagnosis], Details] = lambda _: Details()
         self._past: list[PastRollback] = []
         self._unrecorded = Unrecorded()
         self.settle = self._unrecorded.settle
@@ -160,14 +158,14 @@ class Rollbacks:
             incident = begin_incident(self._run, step=step, cause=cause, reason=reason, evidence=evidence)
             end_incident(self._run, incident, action="training continues without this checkpoint")
 
-    def go_back(self, diagnosis: Diagnosis, *, save_every: int) -> Rollback:
-        """Load the checkpoint that the policy asks for.
+    def go_back(self, diagnosis: Diagnosis, *, save_every: int, details_of: Callable[[Diagnosis], Details]) -> Rollback:
+        """Load the checkpoint that the policy asks for. `details_of` gives the incident's details, and must not raise.
 
         Raises:
             RollbackExhausted: the budget is spent.
             NoKnownGoodError: there is nothing to go back to.
         """
-        return self._lead_or_follow(lambda: self._go_back(diagnosis, save_every=save_every), Rollback)
+        return self._lead_or_follow(lambda: self._go_back(diagnosis, save_every, details_of), Rollback)
 
     def _lead_or_follow(self, work: Callable[[], Done], kind: Any) -> Done:
         """Rank 0 does the work, which loads through the store. Every rank returns its result, with its own extra.
@@ -187,7 +185,7 @@ class Rollbacks:
         followed: Done = done if done is not None else _with_extra(msgspec.convert(answer, kind), led.own)
         return followed
 
-    def _go_back(self, diagnosis: Diagnosis, *, save_every: int) -> Rollback:
+    def _go_back(self, diagnosis: Diagnosis, save_every: int, details_of: Callable[[Diagnosis], Details]) -> Rollback:
         self.settle(now=True)
         step, reason, cause = diagnosis.step, diagnosis.reason, diagnosis.cause or "asked"
         since = diagnosis.onset_step if diagnosis.onset_step is not None else step
@@ -195,7 +193,7 @@ class Rollbacks:
         _log.warning("step %s: %s", step, reason)
         span = {"onset_step": diagnosis.surely_by, "possibly_since": since, "last": last}
         decision = decide(self._policy, self._past, cause=cause, save_every=save_every, **span)
-        details = msgspec.structs.replace(self.evidence(diagnosis), onset=since, onset_through=diagnosis.onset_through)
+        details = msgspec.structs.replace(details_of(diagnosis), onset=since, onset_through=diagnosis.onset_through)
         begin = functools.partial(
             begin_incident,
             self._run,

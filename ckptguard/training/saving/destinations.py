@@ -12,12 +12,14 @@ import os
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from ckptguard.errors import BusyError, CkptguardError, ObjectMissingError, SettingsError, StorageError
 from ckptguard.keep.quarantine import mark_suspect, quarantine
 from ckptguard.layouts.own import LAYOUT, MODEL_FILE, OPTIMIZER_FILE, STATE_FILE, folder_name
 from ckptguard.records.leases import RENEWED, Claim, claim_path, read_claim, release, renew
 from ckptguard.records.run import Run
+from ckptguard.runs.free_space import file_system_of, free_space, need_room
 from ckptguard.runs.history import history_of_series
 from ckptguard.runs.removal import remove_folder_of_ours, remove_half_save, remove_unsealed
 from ckptguard.runs.run_view import RunView
@@ -26,6 +28,7 @@ from ckptguard.storage.local.writes import shown_as_written
 from ckptguard.storage.protocol import Upload
 from ckptguard.training.content.safetensors_file import FileStream, OutputStream
 from ckptguard.upkeep.leftovers import collect_claim
+from ckptguard.upkeep.room import RoomNotes, leave_room
 from ckptguard.values.ids import series_of
 from ckptguard.values.manifest import File, Manifest
 from ckptguard.values.temporary_names import ASIDE, SAVE
@@ -243,6 +246,18 @@ def local_root(run: Run) -> str:
             hint="name a folder that all ranks share, or pass your own save= and load=",
         )
     return run.storage.root
+
+
+def room_for(view: RunView, size: int, what: str, **waiting: Any) -> None:
+    """Release kept copies and empty the trash if fewer than `size` bytes are free. Then do as `need_room` does.
+
+    The bytes of one good save stay. StorageFullError if the room is still too small, and it may not wait.
+    """
+    storage = view.run.storage
+    free = free_space(storage)
+    if free is not None and free < size and file_system_of(storage) == file_system_of(view.run.records):
+        leave_room(view, RoomNotes(), size)
+    need_room(storage, size, what, **waiting)
 
 
 def make_room(view: RunView, path: str) -> None:

@@ -20,8 +20,7 @@ from ckptguard.training.content.safetensors_file import NotAsSealed, fitting, re
 from ckptguard.training.content.tagged_json import decode_state, encode_state, from_text, to_text
 from ckptguard.training.content.tensor_bytes import stored_size
 from ckptguard.training.content.training_parts import Captured, TrainingParts
-from ckptguard.training.saving.destinations import Destination, SaveAbandoned, SaveTurn, destination, settle
-from ckptguard.training.saving.room import room_for
+from ckptguard.training.saving.destinations import Destination, SaveAbandoned, SaveTurn, destination, room_for, settle
 from ckptguard.training.signals.weights import first_of
 from ckptguard.values.manifest import File, Manifest
 
@@ -47,8 +46,8 @@ def snapshot_of(step: int, captured: Captured, extra: Mapping[str, Any]) -> Snap
     return Snapshot(step=step, captured=captured, text=text, metrics=extra.get("metrics"))
 
 
-def write_checkpoint(view: RunView, snapshot: Snapshot, turn: SaveTurn | None = None) -> Manifest:
-    """Write and seal a checkpoint. Returns its manifest.
+def write_checkpoint(view: RunView, snapshot: Snapshot, turn: SaveTurn) -> None:
+    """Write and seal a checkpoint.
 
     With too little free space it raises StorageFullError before it writes, or waits, depending on the settings. A name
     is never overwritten: existing files are quarantined first. NaN and infinity are not saved, except in masks and in
@@ -58,9 +57,8 @@ def write_checkpoint(view: RunView, snapshot: Snapshot, turn: SaveTurn | None = 
         BusyError: another writer is using the path on a remote storage.
         StorageFullError: the disk is full.
         SickTrainingError: a tensor holds NaN or infinity.
-        SaveAbandoned: it was abandoned at the gate. If that came too late, the checkpoint is quarantined as SUSPECT.
+        SaveAbandoned: it was abandoned. If that came too late, the checkpoint is quarantined as SUSPECT.
     """
-    turn = turn if turn is not None else SaveTurn()
     captured, settings = snapshot.captured, view.settings
     room_for(
         view,
@@ -73,7 +71,6 @@ def write_checkpoint(view: RunView, snapshot: Snapshot, turn: SaveTurn | None = 
     with destination(view, snapshot.step, turn) as place:
         manifest = place.commit(_write_files(place, snapshot, settings.allow_nonfinite), snapshot.metrics)
     settle(view, manifest, turn)
-    return manifest
 
 
 def _write_files(place: Destination, snapshot: Snapshot, allow: Sequence[str]) -> list[File]:

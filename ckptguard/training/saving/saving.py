@@ -6,6 +6,7 @@ A background save is sealed, or fails, or is abandoned and then never counts.
 from __future__ import annotations
 
 import atexit
+import functools
 import logging
 import os
 import threading
@@ -13,10 +14,10 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ckptguard.errors import CouldNotTellError, RanksError, SettingsError, SickTrainingError, StorageFullError
+from ckptguard.errors import CouldNotTellError, RanksError, SickTrainingError, StorageFullError
 from ckptguard.training.ranks import Ranks
 from ckptguard.training.saving.destinations import SaveAbandoned, SaveTurn
-from ckptguard.training.saving.stores import CopyingStore, Store
+from ckptguard.training.saving.stores import PreparedSave, Store
 
 _log = logging.getLogger("ckptguard")
 EXIT_SECONDS = 60.0
@@ -24,7 +25,7 @@ _in_flight: set[BackgroundSave] = set()
 
 
 class BackgroundSave:
-    """Runs `write(gate)` in a thread. After an error it calls `failed(error)` there, before it is over, and keeps
+    """Runs `write(turn)` in a thread. After an error it calls `failed(error)` there, before it is over, and keeps
     `error`."""
 
     def __init__(self, step: int, write: Callable[[SaveTurn], object], *, failed: Callable[[Exception], None]) -> None:
@@ -87,23 +88,14 @@ class SaveQueue:
     in the same order, except for `close`. They learn the result of a save together, when they ask.
     """
 
-    def __init__(self, store: Store, tell: Callable[[int, Exception], None], ranks: Ranks | None = None) -> None:
-        self._store, self._tell, self._ranks = store, tell, ranks if ranks is not None else Ranks()
+    def __init__(self, store: Store, tell: Callable[[int, Exception], None], ranks: Ranks) -> None:
+        self._store, self._tell, self._ranks = store, tell, ranks
         self._in_flight: BackgroundSave | None = None
         self._asked = False  # whether the user asked for the save in flight
         self._before: int | None = None  # `last`, if that fails
         self._unheard: list[Exception] = []
         self.last: int | None = None
         self.found_sick = False  # a copy held NaN: training should be checked
-
-    def must_copy(self) -> CopyingStore:
-        """Return the store if it can save in the background, else raise SettingsError."""
-        if not isinstance(self._store, CopyingStore):
-            raise SettingsError(
-                "a save= of your own cannot run in the background: it reads the state that training changes",
-                hint="leave out blocking=False",
-            )
-        return self._store
 
     @property
     def busy(self) -> bool:
@@ -124,11 +116,15 @@ class SaveQueue:
                 current, StorageFullError("there was no space for it until the next save was due", key="")
             )
         self.drain()
-        path = None if blocking else self._begin_behind(step, extra, asked=asked)
-        if path is None:
-            path = self._store.write(step, extra)
-            self.last = step
-        return path
+        copied = None if blocking else self._copied(step, extra)
+        save = copied or self._store.prepare(step, extra)
+        if copied is None:
+            save.write(SaveTurn())
+        else:
+            self._asked, self._before = asked, self.last
+            self._in_flight = BackgroundSave(step, save.write, failed=functools.partial(self._failed_behind, step))
+        self.last = step
+        return save.path
 
     def wait(self, seconds: float | None = None) -> bool:
         """True if no save is in flight, after waiting up to `seconds` (None: unlimited)."""
@@ -169,21 +165,16 @@ class SaveQueue:
         if self._unheard:
             raise self._unheard.pop(0)
 
-    def _begin_behind(self, step: int, extra: Mapping[str, Any], *, asked: bool) -> str | None:
-        store = self.must_copy()
+    def _copied(self, step: int, extra: Mapping[str, Any]) -> PreparedSave | None:
         try:
-            copied = store.copy(step, extra)
+            return self._store.prepare(step, extra, copy=True)
         except MemoryError as error:
             _log.warning("step %s is saved while training waits: %s", step, error)
             return None
 
-        def failed(error: Exception) -> None:
-            self.found_sick |= isinstance(error, SickTrainingError)
-            self._tell(step, error)
-
-        self._asked, self._before, self.last = asked, self.last, step
-        self._in_flight = BackgroundSave(step, copied.write, failed=failed)
-        return copied.path
+    def _failed_behind(self, step: int, error: Exception) -> None:
+        self.found_sick |= isinstance(error, SickTrainingError)
+        self._tell(step, error)
 
     def _failed(self, save: BackgroundSave, error: Exception) -> None:
         self._forget(save)

@@ -10,7 +10,7 @@ import os
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 from ckptguard.errors import (
     CouldNotTellError,
@@ -31,9 +31,8 @@ from ckptguard.training.content.host_copy import HostCopy
 from ckptguard.training.content.tagged_json import decode_state, encode_state, from_text, to_text
 from ckptguard.training.content.training_parts import TrainingParts
 from ckptguard.training.ranks import Led, Ranks, each, together
-from ckptguard.training.saving.destinations import SaveTurn, make_room
+from ckptguard.training.saving.destinations import SaveTurn, make_room, room_for
 from ckptguard.training.saving.own_layout import read_checkpoint, snapshot_of, write_checkpoint
-from ckptguard.training.saving.room import room_for
 from ckptguard.upkeep.leftovers import collect_saves
 from ckptguard.values.ids import CheckpointId, is_safe_path, is_temporary, numbers_of, series_folder, series_of
 from ckptguard.values.manifest import Manifest
@@ -54,7 +53,7 @@ class Loaded:
     extra: Extra = dataclasses.field(default_factory=dict)
 
 
-class Store(Protocol):
+class LoadingStore(Protocol):
     """One kind of checkpoint in a run. `hashes_on_load`: `read` compares every byte with the manifest."""
 
     hashes_on_load: bool
@@ -62,10 +61,6 @@ class Store(Protocol):
     @property
     def series(self) -> str:
         """The series of the checkpoints."""
-
-    def write(self, step: int, extra: Mapping[str, Any]) -> str:
-        """Save everything for a step, with `extra` beside it, and its ``metrics`` in the manifest. Returns the path in
-        the run."""
 
     def read(self, manifest: Manifest) -> Extra:
         """Load a checkpoint that was just verified. Returns what was saved beside it (empty: unknown).
@@ -75,27 +70,27 @@ class Store(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Copied:
-    """A copy of everything of one step, not written yet. `write` seals it at `path`; any thread may call it once."""
+class PreparedSave:
+    """One save that is not written yet. `write` writes and seals it at `path` in the run; call it once."""
 
     path: str
     write: Callable[[SaveTurn], object]
 
 
-@runtime_checkable
-class CopyingStore(Store, Protocol):
-    """A store that can make a copy now and write it later."""
+class Store(LoadingStore, Protocol):
+    """One that a guard saves into."""
 
-    def copy(self, step: int, extra: Mapping[str, Any]) -> Copied:
-        """Copy everything that a save of this step needs. Raises MemoryError without memory for it.
+    def prepare(self, step: int, extra: Mapping[str, Any], *, copy: bool = False) -> PreparedSave:
+        """Prepare to save everything for a step, with `extra` beside it, and its ``metrics`` in the manifest.
 
-        The previous copy must have been written or given up, because its memory is reused.
+        With `copy` any thread may write it, while training goes on. The copy before must have been written or given up,
+        because its memory is reused. MemoryError without memory for it, SettingsError if the store cannot copy.
         """
 
 
-class LedStore(Store, Protocol):
-    """A store of several ranks. All call `write`. Rank 0 alone calls `read`, within `led.lead`; the others load what it
-    loads, and then `led.own` is their part of the extra state."""
+class LedStore(LoadingStore, Protocol):
+    """A store of several ranks. All prepare and write. Rank 0 alone calls `read`, within `led.lead`; the others load
+    what it loads, and then `led.own` is their part of the extra state."""
 
     led: Led
 
@@ -124,16 +119,13 @@ class OwnStore:
         parts.check()
         collect_saves(run)
 
-    def write(self, step: int, extra: Mapping[str, Any]) -> str:
-        snapshot = snapshot_of(step, self._parts.capture(), extra)
-        return write_checkpoint(RunView(self._run, self._settings), snapshot).path
-
-    def copy(self, step: int, extra: Mapping[str, Any]) -> Copied:
-        live = snapshot_of(step, self._parts.capture(), extra)
-        copied = dataclasses.replace(live, captured=self._host.take(live.captured))
-        return Copied(
+    def prepare(self, step: int, extra: Mapping[str, Any], *, copy: bool = False) -> PreparedSave:
+        found = snapshot_of(step, self._parts.capture(), extra)
+        if copy:
+            found = dataclasses.replace(found, captured=self._host.take(found.captured))
+        return PreparedSave(
             path=folder_name(step),
-            write=lambda turn: write_checkpoint(RunView(self._run, self._settings), copied, turn),
+            write=lambda turn: write_checkpoint(RunView(self._run, self._settings), found, turn),
         )
 
     def read(self, manifest: Manifest) -> Extra:
@@ -171,51 +163,88 @@ class UserFiles:
         return series_of(first)
 
 
-def user_files(
-    save: Callable[[str, int], object] | None, load: Callable[[str], object] | None, name: str
-) -> UserFiles | None:
-    """The user's own files, if there are any. SettingsError for only one of the two functions."""
-    if save is not None and load is not None:
-        return UserFiles(save=save, load=load, name=name)
-    if save is not None or load is not None:
-        raise SettingsError("save= and load= go together: what one writes the other reads")
-    return None
+def cannot_copy() -> SettingsError:
+    """The error for the user's own files in the background."""
+    return SettingsError(
+        "a save= of your own cannot run in the background: it reads the state that training changes",
+        hint="leave out blocking=False",
+    )
 
 
 class UserStore:
     """The user's own files. What we save beside them is in the records, never among the trainer's files.
 
-    A save is assumed to need as much space as the one before.
+    Of several ranks all call `save` and `load` with the same path, because the frameworks' own functions need that; one
+    that writes on one rank returns at once on the others. All ranks must create the store; see `LedStore`. Random
+    numbers and the data position are recorded for each. A save is assumed to need as much space as the one before. It
+    cannot save in the background: the functions read the live state, and use the groups that training uses.
     """
 
     hashes_on_load = False
 
-    def __init__(self, run: Run, files: UserFiles, settings: Settings) -> None:
+    def __init__(self, run: Run, files: UserFiles, settings: Settings, ranks: Ranks) -> None:
         self.series = files.check()
-        self._run, self._files, self._settings = run, files, settings
+        self._run, self._name, self._ranks = run, files.name, ranks
+        # Other ranks would wait for one that waits for space.
+        self._settings = settings if ranks.size == 1 else settings.changed(on_full="error")
         self._size: int | None = None  # of the newest checkpoint, if known
+        self.led = Led(
+            ranks,
+            save=lambda place, step: each(ranks, f"saving step {step}", lambda: files.save(place, step)),
+            load=lambda place: each(ranks, f"loading {place}", lambda: files.load(place)),
+            extra=lambda saved: part_of_rank(ranks, saved),
+        )
 
-    def write(self, step: int, extra: Mapping[str, Any]) -> str:
-        path = self._files.name.format(step=step)
-        encoded = encode_state(dict(extra), path="extra")
+    def prepare(self, step: int, extra: Mapping[str, Any], *, copy: bool = False) -> PreparedSave:
+        if copy:
+            raise cannot_copy()
+        path = self._name.format(step=step)
+        return PreparedSave(path=path, write=lambda _: self._write(path, step, extra))
+
+    def read(self, manifest: Manifest) -> Extra:
+        """Raise RanksError if a rank could not load it."""
+        self.led.on_all("load", self._run.usable(manifest.path))
+        saved = self._read_beside(manifest)
+        if self._ranks.size == 1 and "ranks" not in saved:
+            return saved
+        extra: Extra = self.led.on_all("extra", saved.get("ranks", []))
+        return extra
+
+    def _write(self, path: str, step: int, extra: Mapping[str, Any]) -> None:
+        """Raise RanksError with the ranks that could not do their part."""
+        own = together(self._ranks, f"saving step {step}", lambda: encode_state(dict(extra), path="extra"))
+        encoded = own[0] if self._ranks.size == 1 else encode_state({"ranks": own}, path="extra")
+        self.led.lead(functools.partial(self._write_led, path, step, encoded, extra.get("metrics")))
+
+    def _write_led(self, path: str, step: int, encoded: Any, metrics: Mapping[str, float] | None) -> None:
         text = to_text({"ckptguard_state": 1, "step": step, "extra": encoded, "check": _check(encoded)})
         view = RunView(self._run, self._settings)
         self._need_room(view, path)
         make_room(view, path)
         id = history_of_series(self._run, self.series).next_id(self.series, step)
         place = self._run.usable(path)
-        if extra.get("metrics"):
-            write_metrics(self._run, id, extra["metrics"])
+        if metrics:
+            write_metrics(self._run, id, metrics)
         if self._run.storage.root is not None:
             os.makedirs(os.path.dirname(place), exist_ok=True)
         try:
-            self._files.save(place, step)
+            self.led.on_all("save", place, step)
         except BaseException:
-            if extra.get("metrics"):
+            if metrics:
                 forget_metrics(self._run, id)
             with contextlib.suppress(OSError, StorageError):
                 remove_half_save(self._run, path)  # its name was free before
             raise
+        self._size = self._size_of_saved(view, path, step)
+        for number in range(1, 1000):
+            # An existing record belongs to an earlier save of this generation, of which nothing else is left.
+            with contextlib.suppress(ObjectExistsError):
+                create_record(self._run, f"{_beside(path, id)}{number:04d}.json", text)
+                break
+
+    def _size_of_saved(self, view: RunView, path: str, step: int) -> int:
+        """Return the bytes of what `save` wrote. Raises StateError unless it is the checkpoint of this step."""
+        place = self._run.usable(path)
         try:
             self._run.storage.stat(path)
         except ObjectMissingError as error:
@@ -226,16 +255,10 @@ class UserStore:
                 f"what save() wrote to {place} is not recognised as the checkpoint of step {step}",
                 hint="give `name` a suffix such as .pt, or have save() write model files into a folder",
             )
-        self._size = found.bytes
-        for number in range(1, 1000):
-            # An existing record belongs to an earlier save of this generation, of which nothing else is left.
-            with contextlib.suppress(ObjectExistsError):
-                create_record(self._run, f"{_beside(path, id)}{number:04d}.json", text)
-                break
-        return path
+        return found.bytes
 
-    def read(self, manifest: Manifest) -> Extra:
-        self._files.load(self._run.usable(manifest.path))
+    def _read_beside(self, manifest: Manifest) -> Extra:
+        """Return what was recorded beside a checkpoint; nothing if that is not known."""
         prefix = _beside(manifest.path, manifest.id)
         folder, _, start = prefix.rpartition("/")
         names = sorted(n for n in list_records(self._run, folder) if n.startswith(start) and n.endswith(".json"))
@@ -264,38 +287,6 @@ class UserStore:
         if self._size is not None:
             what = f"{path}, if it is as large as the one before"
             room_for(view, self._size, what, wait=self._settings.on_full == "wait")
-
-
-class CollectiveStore(UserStore):
-    """The user's own files with several ranks: all call `save` and `load` with the same path. See `LedStore`.
-
-    The frameworks' own functions need that; one that writes on one rank returns at once on the others. All ranks must
-    create it. Random numbers and the data position are recorded for each rank. It cannot save in the background: the
-    functions read the live state, and use the groups that training uses.
-    """
-
-    def __init__(self, run: Run, files: UserFiles, settings: Settings, ranks: Ranks) -> None:
-        self.led = led = Led(
-            ranks,
-            save=lambda place, step: each(ranks, f"saving step {step}", lambda: files.save(place, step)),
-            load=lambda place: each(ranks, f"loading {place}", lambda: files.load(place)),
-            extra=lambda saved: part_of_rank(ranks, saved),
-        )
-        on_all = UserFiles(
-            save=functools.partial(led.on_all, "save"), load=functools.partial(led.on_all, "load"), name=files.name
-        )
-        super().__init__(run, on_all, settings.changed(on_full="error"))  # the other ranks wait for rank 0
-        self._ranks = ranks
-
-    def write(self, step: int, extra: Mapping[str, Any]) -> str:
-        """Raise RanksError with the ranks that could not do their part."""
-        reports = together(self._ranks, f"saving step {step}", lambda: encode_state(dict(extra), path="extra"))
-        return str(self.led.lead(functools.partial(super().write, step, {"ranks": reports})))
-
-    def read(self, manifest: Manifest) -> Extra:
-        """Raise RanksError if a rank could not load it."""
-        extra: Extra = self.led.on_all("extra", super().read(manifest).get("ranks", []))
-        return extra
 
 
 def _beside(path: str, id: CheckpointId) -> str:

@@ -22,9 +22,8 @@ from ckptguard.training.content.host_copy import HostCopy
 from ckptguard.training.content.tagged_json import decode_state, encode_state, to_text
 from ckptguard.training.content.training_parts import TrainingParts
 from ckptguard.training.ranks import GlooRanks, Ranks, each, together
-from ckptguard.training.saving.destinations import LocalFolder, SaveTurn, settle, temporary_name
+from ckptguard.training.saving.destinations import LocalFolder, SaveTurn, room_for, settle, temporary_name
 from ckptguard.training.saving.own_layout import STATE_FORMAT, write_state
-from ckptguard.training.saving.room import room_for
 from ckptguard.training.sharded.dcp_plan import HashingWriter, LastPlan, Planned, from_words, in_words
 from ckptguard.training.signals.weights import first_of
 from ckptguard.values.manifest import File

@@ -6,6 +6,7 @@ its state-dict functions know, and load onto any number of ranks.
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import re
@@ -26,7 +27,7 @@ from ckptguard.training.content.training_parts import TrainingParts
 from ckptguard.training.ranks import GlooRanks, Led, each, together
 from ckptguard.training.saving.destinations import SaveTurn, local_root
 from ckptguard.training.saving.own_layout import read_state
-from ckptguard.training.saving.stores import Copied, Extra, part_of_rank
+from ckptguard.training.saving.stores import Extra, PreparedSave, part_of_rank
 from ckptguard.training.sharded.dcp_plan import LastPlan
 from ckptguard.training.sharded.sharded_save import ShardedSave, live_of_all, put_back, torch_failures
 from ckptguard.upkeep.leftovers import collect_saves
@@ -48,7 +49,7 @@ class _Channel:
 
 
 class ShardedStore:
-    """See `LedStore` and `CopyingStore`. All ranks must create it.
+    """See `Store` and `LedStore`. All ranks must create it.
 
     Copies with NaN or infinity are not saved, except in masks and in tensors that the settings allow.
     """
@@ -66,16 +67,14 @@ class ShardedStore:
         if ranks.rank == 0:
             collect_saves(run)
 
-    def write(self, step: int, extra: Mapping[str, Any]) -> str:
-        """Raise RanksError with the ranks that failed. Then nothing of it is left."""
-        save = self._begun(step, extra)
-        save.write(self._ranks, SaveTurn())
-        return save.path
-
-    def copy(self, step: int, extra: Mapping[str, Any]) -> Copied:
-        """Copy on all ranks or on none. RanksError as for `write`."""
-        channel = self._free_channel()
-        save = self._begun(step, extra)
+    def prepare(self, step: int, extra: Mapping[str, Any], *, copy: bool = False) -> PreparedSave:
+        """All ranks copy, or none. This and `write` raise RanksError with the ranks that failed. Then nothing of the
+        save is left."""
+        channel = self._free_channel() if copy else None
+        view = RunView(self._run, self._settings)
+        save = ShardedSave(view, self._parts, self._ranks, self._last, step, extra)
+        if channel is None:
+            return PreparedSave(path=save.path, write=functools.partial(save.write, self._ranks))
         short = together(self._ranks, f"copying step {step}", lambda: self._no_room_for(save))
         if any(short):
             raise MemoryError(next(why for why in short if why))
@@ -87,16 +86,12 @@ class ShardedStore:
             finally:
                 channel.busy = False
 
-        return Copied(path=save.path, write=write)
+        return PreparedSave(path=save.path, write=write)
 
     def read(self, manifest: Manifest) -> Extra:
         """Raise RanksError or StateError if a rank could not load it."""
         extra: Extra = self.led.on_all("load", manifest.step, manifest.generation)
         return extra
-
-    def _begun(self, step: int, extra: Mapping[str, Any]) -> ShardedSave:
-        view = RunView(self._run, self._settings)
-        return ShardedSave(view, self._parts, self._ranks, self._last, step, extra)
 
     def _load(self, step: int, generation: int) -> Extra:
         """Load a verified checkpoint on all ranks at once."""

@@ -110,10 +110,10 @@ class DeviceSignals:
         found: list[Signal] = []
         while self._sent and not _is_capturing():
             block = self._sent[0]
-            if not self._arrived(block):
+            if False in self._for_each_lane(block, _Lane.arrived):
                 if not wait and len(self._sent) <= _MOST_BLOCKS:
                     break
-                self._wait_for(block)
+                self._for_each_lane(block, self._wait_for)
             self._sent.popleft()
             found += block.read()
             self._free.append(block)
@@ -141,7 +141,7 @@ class DeviceSignals:
                 del self._stuck[key]
             lane = block.lanes.get(key)
             if lane is None:
-                lane = block.lanes[key] = _Lane(value, self._every * len(_NAMES))
+                lane = block.lanes[key] = _Lane(key, value, self._every * len(_NAMES))
             lane.add(value, row, place)
 
         try:
@@ -154,38 +154,30 @@ class DeviceSignals:
     def _send(self) -> None:
         block = self._filling
         assert block is not None
-        for key, lane in list(block.lanes.items()):
-            self._tried(block, key, lambda lane=lane: lane.send(self._mark))  # type: ignore[misc]
+        self._for_each_lane(block, lambda lane: lane.send(self._mark))
         self._sent.append(block)
         self._filling = None
 
-    def _arrived(self, block: _Block) -> bool:
-        return all(self._tried(block, key, lane.arrived) is not False for key, lane in list(block.lanes.items()))
-
-    def _wait_for(self, block: _Block) -> None:
-        for key, lane in list(block.lanes.items()):
-            if key in self._stuck and not lane.arrived():
-                del block.lanes[key]
-                continue
-            try:
-                aside(lane.wait, self._seconds)
-            except NoAnswerError as error:
-                self._stuck[key] = lane.event
-                self._lose(block, key, error)
-            except Exception as error:
-                self._lose(block, key, error)
-
-    def _tried(self, block: _Block, key: _Key, work: Callable[[], Any]) -> Any:
+    def _wait_for(self, lane: _Lane) -> None:
+        if lane.key in self._stuck and not lane.arrived():
+            raise NoAnswerError("its device does not answer")
         try:
-            return work()
-        except Exception as error:
-            self._lose(block, key, error)
-            return None
+            aside(lane.wait, self._seconds)
+        except NoAnswerError:
+            self._stuck[lane.key] = lane.event
+            raise
 
-    def _lose(self, block: _Block, key: _Key, error: Exception) -> None:
-        lane = block.lanes.pop(key)
-        for place in {place for _, place in lane.used.values()}:
-            self._say(_NAMES[place], lane.kind, error)
+    def _for_each_lane(self, block: _Block, work: Callable[[_Lane], Any]) -> list[Any]:
+        """Return what it gives for each lane. The numbers of a lane for which it fails are lost."""
+        found = []
+        for key, lane in list(block.lanes.items()):
+            try:
+                found.append(work(lane))
+            except Exception as error:
+                del block.lanes[key]
+                for place in {place for _, place in lane.used.values()}:
+                    self._say(_NAMES[place], lane.kind, error)
+        return found
 
 
 class _Block:
@@ -210,10 +202,10 @@ class _Block:
 class _Lane:
     """The numbers of one device in a block. Its memory on device and host is allocated once and reused."""
 
-    def __init__(self, like: Any, size: int) -> None:
+    def __init__(self, key: _Key, like: Any, size: int) -> None:
         import torch
 
-        self.kind = type(like)
+        self.key, self.kind = key, type(like)
         self.event: Any = None
         self.used: dict[int, tuple[int, int]] = {}  # cell -> its place in the rows
         with torch.inference_mode(False):  # memory that is made there can be written only there

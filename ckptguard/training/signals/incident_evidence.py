@@ -9,17 +9,17 @@ import logging
 import sys
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import msgspec
 
-from ckptguard.decisions.health import Signal
+from ckptguard.decisions.health import Diagnosis, Signal
 from ckptguard.training.content.training_parts import TrainingParts
 from ckptguard.training.signals.curve_recorder import CurveRecorder
 from ckptguard.training.signals.weights import Named, first_of, model_tensors, state_tensors
 from ckptguard.values.curve import Row
-from ckptguard.values.incident import Details, Resumed, Sample, SickTensor, Training, worded
+from ckptguard.values.incident import Details, Sample, SickTensor, Training, worded
 
 MOST = 50  # tensors in a report
 _NEAR = 256  # the last updates one by one
@@ -33,59 +33,36 @@ _T = TypeVar("_T")
 _log = logging.getLogger("ckptguard")
 
 
-class IncidentEvidence:
-    """Gathers what is known at the moment. `recent` has the last updates, `resumed` what training began from.
+def gather(
+    found: Diagnosis, parts: TrainingParts, recent: SampleBuffer, *, autocast: str | None = None, allow: Sequence[str]
+) -> Details:
+    """Return everything known of a sickness now, before anything is restored. Unknown facts are left out.
 
-    `allow` has patterns of tensors that may be infinite.
+    `recent` has the last updates, `allow` patterns of tensors that may be infinite.
     """
-
-    def __init__(self, parts: TrainingParts, recent: SampleBuffer, *, allow: Iterable[str] = ()) -> None:
-        self._parts, self._allow = parts, tuple(allow)
-        self.recent = recent
-        self.resumed: Resumed | None = None
-        self._autocast: AutocastProbe | None = None
-
-    def begin(self) -> None:
-        """Begin training. The model gets its hook only now: ``torch.jit.script`` does not accept one."""
-        if self._autocast is None:
-            self._autocast = _tried(lambda: AutocastProbe(self._parts.model), None)
-
-    def gather(self, onset: int | None, cause: str, *, through: int | None = None) -> Details:
-        """Return everything known now, before anything is restored. Unknown facts are left out.
-
-        For `through` see `Diagnosis.onset_through`.
-        """
-        parts = self._parts
-        autocast = self._autocast.seen if self._autocast is not None else None
-        sick, omitted = _tried(
-            lambda: sick_tensors(parts.model, parts.optimizer, cause=cause, allow=self._allow), _NOTHING
-        )
-        return Details(
-            onset=onset,
-            onset_through=through,
-            samples=_tried(self.recent.samples, ()),
-            training=_tried(lambda: describe_training(parts, autocast=autocast), None),
-            resumed=self.resumed,
-            tensors=sick,
-            tensors_omitted=omitted,
-            tensors_from="memory" if sick else None,
-        )
-
-    def close(self) -> None:
-        """Remove the hook from the model."""
-        if self._autocast is not None:
-            self._autocast.remove()
+    sick, omitted = tried(
+        lambda: sick_tensors(parts.model, parts.optimizer, cause=found.cause or "", allow=allow), _NOTHING
+    )
+    return Details(
+        onset=found.onset_step,
+        onset_through=found.onset_through,
+        samples=tried(recent.samples, ()),
+        training=tried(lambda: describe_training(parts, autocast=autocast), None),
+        tensors=sick,
+        tensors_omitted=omitted,
+        tensors_from="memory" if sick else None,
+    )
 
 
 class SampleBuffer:
     """The last 256 updates, and every 16th of the 4096 before them. Takes plain numbers, at about a microsecond each.
 
-    `curve` gets all of them, if it is set.
+    `curve` gets all of them.
     """
 
     def __init__(self, optimizer: Any = None) -> None:
         self.optimizer = optimizer  # learning rates come from it
-        self.curve: CurveRecorder | None = None
+        self.curve = CurveRecorder(None)
         self._near: deque[Row] = deque(maxlen=_NEAR)
         self._far: deque[Row] = deque(maxlen=_FAR)
 
@@ -98,13 +75,11 @@ class SampleBuffer:
             self._far.append(near[0])
         row = (signal.step, signal.loss, signal.grad_norm, signal.scale, learning_rate(self.optimizer))
         near.append(row)
-        if self.curve is not None:
-            self.curve.append(row)
+        self.curve.append(row)
 
     def restart(self, step: int, *, onset: int | None = None) -> None:
         """Go back to update `step`: forget later updates. `onset`: the first sick one."""
-        if self.curve is not None:
-            self.curve.begin(next((row for row in self._near if row[0] == onset), None))
+        self.curve.begin(next((row for row in self._near if row[0] == onset), None))
         for rows in (self._near, self._far):
             while rows and rows[-1][0] > step:
                 rows.pop()
@@ -155,20 +130,20 @@ class AutocastProbe:
 
 
 def sick_tensors(
-    model: Any, optimizer: Any, *, cause: str = "", allow: Iterable[str] = (), seconds: float = 0.1
+    model: Any, optimizer: Any, *, cause: str = "", allow: Sequence[str] = (), seconds: float = 0.1
 ) -> tuple[tuple[SickTensor, ...], int]:
     """Return the tensors in memory that are not finite, and how many more there are.
 
     Gradients come first if they caused it, then weights, buffers, gradients and optimizer state, each in its own order.
     It stops after `seconds`.
     """
-    deadline, patterns = time.monotonic() + seconds, tuple(allow)
+    deadline = time.monotonic() + seconds
     sick: list[tuple[str, str, Any]] = []
     for kind, named in _kinds(model, optimizer, cause):
         for name, tensor in named:
             if time.monotonic() > deadline:
                 break
-            if first_of([(name, tensor)], patterns) is not None:
+            if first_of([(name, tensor)], allow) is not None:
                 sick.append((kind, name, tensor))
     shown = tuple(_counted(kind, name, tensor, deadline) for kind, name, tensor in sick[:MOST])
     return shown, len(sick) - len(shown)
@@ -179,19 +154,19 @@ def describe_training(parts: TrainingParts, *, autocast: str | None = None) -> T
     unknown: dict[str, Any] = {}
     inner = getattr(parts.optimizer, "optimizer", None)  # inside a framework's wrapper
     optimizer: Any = inner if hasattr(inner, "param_groups") else parts.optimizer
-    group = _tried(lambda: dict(optimizer.param_groups[0]), unknown)
+    group = tried(lambda: dict(optimizer.param_groups[0]), unknown)
     return Training(
-        dtypes=_tried(lambda: _dtypes(parts.model), unknown),
+        dtypes=tried(lambda: _dtypes(parts.model), unknown),
         autocast=autocast,
-        loss_scaler=_tried(lambda: _scaler_name(parts.scaler), None),
-        device=_tried(lambda: _device(parts.model), None),
-        hardware_bf16=_tried(_hardware_bf16, None),
+        loss_scaler=tried(lambda: _scaler_name(parts.scaler), None),
+        device=tried(lambda: _device(parts.model), None),
+        hardware_bf16=tried(_hardware_bf16, None),
         optimizer=_name(optimizer),
         eps=_number(group.get("eps")),
         lr=learning_rate(parts.optimizer),
         weight_decay=_number(group.get("weight_decay")),
         scheduler=_name(parts.scheduler),
-        world_size=_tried(_world_size, None),
+        world_size=tried(_world_size, None),
         framework=_framework(parts),
         versions={name: str(v) for name in _VERSIONS if (v := getattr(sys.modules.get(name), "__version__", None))},
     )
@@ -207,7 +182,7 @@ def learning_rate(optimizer: Any) -> float | None:
     return float.__float__(rate) if isinstance(rate, float) else None
 
 
-def _tried(ask: Callable[[], _T], otherwise: _T) -> _T:
+def tried(ask: Callable[[], _T], otherwise: _T) -> _T:
     try:
         return ask()
     except Exception as error:  # a failure here must not affect training

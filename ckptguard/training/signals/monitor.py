@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 import msgspec
 
@@ -14,33 +13,19 @@ from ckptguard.decisions.health import Diagnosis, Health, Limits, Signal
 from ckptguard.decisions.rollback import RollbackPolicy
 from ckptguard.training.content.training_parts import TrainingParts
 from ckptguard.training.signals.device_signals import DeviceSignals, Numbers, loss_scale, on_device
-from ckptguard.training.signals.incident_evidence import IncidentEvidence, SampleBuffer
+from ckptguard.training.signals.incident_evidence import AutocastProbe, SampleBuffer, gather, tried
 from ckptguard.training.signals.read_number import NoAnswerError, NumberReader, aside
 from ckptguard.training.signals.weights import PendingLook, first_of, model_tensors, state_tensors
 from ckptguard.values.incident import Details, Resumed
 
 _LOCK_SECONDS = 60.0  # that an observation waits while another thread reads the tensors
-_P = ParamSpec("_P")
-_T = TypeVar("_T")
 _log = logging.getLogger("ckptguard")
-
-
-def _alone(method: Callable[_P, _T]) -> Callable[_P, _T]:
-    """Let one thread at a time change what is known."""
-
-    @functools.wraps(method)
-    def alone(*arguments: _P.args, **named: _P.kwargs) -> _T:
-        monitor: Any = arguments[0]
-        with monitor._lock:
-            return method(*arguments, **named)
-
-    return alone
 
 
 class TrainingMonitor:
     """Takes what is known about each update. `sick` is the first sickness since `restart`, or None.
 
-    `health` is the memory, `recent` the last signals, `evidence` is for an incident's report. `observe` takes anything
+    `health` is the memory, `recent` has the last signals, `resumed` what training began from. `observe` takes anything
     from any thread, never raises and never waits forever. Only a read of the tensors waits for a device. `allow` has
     patterns of tensors that may be infinite. `share` turns this rank's bad tensor (or None) into that of all ranks.
     Then all ranks must read at the same moments.
@@ -53,32 +38,40 @@ class TrainingMonitor:
         self._last_look = 0
         self.reader = NumberReader()
         self._delayed = DeviceSignals(self.reader.say)
-        self._lock = threading.RLock()
+        self._lock = threading.RLock()  # one thread at a time changes what is known
         self._looking: tuple[int, PendingLook] | None = None
         self._heard = False  # whether there was a loss or a gradient norm, or a call of observe
         self.share: Callable[[str | None], str | None] = lambda name: name
         self.health = Health()
         self.sick: Diagnosis | None = None
         self.recent = SampleBuffer(parts.optimizer)
-        self.evidence = IncidentEvidence(parts, self.recent, allow=allow)
+        self.resumed: Resumed | None = None
+        self._autocast: AutocastProbe | None = None
 
     def follow(self, parts: TrainingParts, step: int) -> None:
         """Continue after update `step` with these objects, and with the known baselines."""
         self.close()
-        self._parts = parts
+        self._parts, self._autocast = parts, None
         self.recent.optimizer = parts.optimizer
-        self.evidence = IncidentEvidence(parts, self.recent, allow=self.allow)
         self.restart(step)
-        self.evidence.begin()
-        self.evidence.resumed = Resumed(step=step) if step else None
+        self.begin()
+        self.resumed = Resumed(step=step) if step else None
+
+    def begin(self) -> None:
+        """Begin training. The model gets its hook only now: ``torch.jit.script`` does not accept one."""
+        if self._autocast is None:
+            self._autocast = tried(lambda: AutocastProbe(self._parts.model), None)
 
     def close(self) -> None:
         """Remove the hook from the model."""
-        self.evidence.close()
+        if self._autocast is not None:
+            self._autocast.remove()
 
     def details_of(self, sick: Diagnosis) -> Details:
         """Return everything known about a sickness now, before anything is restored."""
-        return self.evidence.gather(sick.onset_step, sick.cause or "", through=sick.onset_through)
+        autocast = self._autocast.seen if self._autocast is not None else None
+        details = gather(sick, self._parts, self.recent, autocast=autocast, allow=self.allow)
+        return msgspec.structs.replace(details, resumed=self.resumed)
 
     def observe(
         self,
@@ -126,59 +119,56 @@ class TrainingMonitor:
             self._heard = True
             _log.warning("after %s updates no loss and no gradient norm was reported: %s", step, hint)
 
-    @_alone
     def flush(self) -> None:
         """Take the signals that are still on their way from a device."""
-        if self._delayed.waiting:
-            self._take_in(self._delayed.flush())
-        self._finish_look(wait=True)
+        with self._lock:
+            if self._delayed.waiting:
+                self._take_in(self._delayed.flush())
+            self._finish_look(wait=True)
 
-    @_alone
     def look(self, step: int) -> Diagnosis:
         """Read weights, buffers and optimizer state after an update, and all signals up to it."""
-        self.flush()
-        self._last_look = step
-        looks = self._parts.model is not None
-        return self.take_in(Signal(step=step, looked=looks, bad_tensor=self._bad_tensor() if looks else None))
+        with self._lock:
+            self.flush()
+            self._last_look = step
+            looks = self._parts.model is not None
+            return self.take_in(Signal(step=step, looked=looks, bad_tensor=self._bad_tensor() if looks else None))
 
-    @_alone
     def after_step(self, step: int, *, must_know: bool = False) -> None:
         """Handle a complete update: every `check_every` read the tensors without waiting for a device.
 
         With `must_know` this state will be saved, so read them at once.
         """
-        if must_know:
+        with self._lock:
+            if not must_know:
+                self._finish_look(wait=False)
+                if step - self._last_look < self._check_every:
+                    return
+                tensors = self._tensors()
+                if any(on_device(tensor) for _, tensor in tensors):
+                    if self._looking is None:
+                        self._last_look, self._looking = step, (step, PendingLook(tensors))
+                    return
             self.look(step)
-            return
-        self._finish_look(wait=False)
-        if step - self._last_look < self._check_every:
-            return
-        tensors = self._tensors()
-        if not any(on_device(tensor) for _, tensor in tensors):
-            self.look(step)
-        elif self._looking is None:
-            self._last_look = step
-            self._looking = (step, PendingLook(tensors))
 
-    @_alone
     def restart(self, step: int) -> None:
         """Forget everything: a verified good state of update `step` was loaded."""
-        self._last_look = step
-        self.health = self.health.restarted(step)
-        self._delayed.forget()
-        self.recent.restart(step, onset=self.sick.onset_step if self.sick is not None else None)
-        self._looking = None
-        self.sick = None
+        with self._lock:
+            self._last_look = step
+            self.health = self.health.restarted(step)
+            self._delayed.forget()
+            self.recent.restart(step, onset=self.sick.onset_step if self.sick is not None else None)
+            self._looking = self.sick = None
 
-    @_alone
     def take_in(self, signal: Signal) -> Diagnosis:
         """Judge one signal as it is, without reading tensors."""
-        self._heard = self._heard or signal.loss is not None or signal.grad_norm is not None
-        self.recent.append(signal)
-        self.health, diagnosis = self.health.after(signal, self._limits)
-        if diagnosis.sick and self.sick is None:
-            self.sick = diagnosis
-        return diagnosis
+        with self._lock:
+            self._heard = self._heard or signal.loss is not None or signal.grad_norm is not None
+            self.recent.append(signal)
+            self.health, diagnosis = self.health.after(signal, self._limits)
+            if diagnosis.sick and self.sick is None:
+                self.sick = diagnosis
+            return diagnosis
 
     def _take_in(self, signals: Sequence[Signal]) -> Diagnosis | None:
         """Return the last diagnosis; None without signals."""

@@ -27,9 +27,9 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 
 import ckptguard.integrations
 from ckptguard.decisions.rollback import RollbackPolicy
-from ckptguard.errors import NoKnownGoodError, SettingsError, SickTrainingError
-from ckptguard.integrations import lightning_io
+from ckptguard.errors import NoKnownGoodError, SettingsError, SickTrainingError, StorageFullError
 from ckptguard.records.manifests import read_manifest, sealed_generations
+from ckptguard.storage.local import writes
 from ckptguard.values.manifest import Manifest
 from ckptguard.values.settings import Settings
 
@@ -131,14 +131,14 @@ def delete(root: Path) -> None:
     io.wait()
     assert paths[1].exists()
     io.remove_checkpoint(str(paths[2]))
-    with mock.patch.object(lightning_io, "os", SimpleNamespace(**{**vars(os), "write": lying_write})):
+    with mock.patch.object(writes, "os", SimpleNamespace(**{**vars(os), "pwrite": lying_write})):
         save(3, 2e-38)
     io.remove_checkpoint(str(paths[1]))
     io.wait()
     assert paths[1].exists()
     assert not paths[2].exists()
     save(4, 3e-38)
-    with pytest.raises(OSError, match="No space left"), mock.patch.object(lightning_io.os, "fsync", side_effect=full()):
+    with pytest.raises(StorageFullError, match="no space left"), mock.patch.object(os, "fsync", side_effect=full()):
         save(0, 4e-38)
     assert not [path for path in root.iterdir() if "step=0" in path.name]
     io.remove_checkpoint(str(paths[4]))
@@ -160,11 +160,11 @@ def full() -> OSError:
     return OSError(errno.ENOSPC, "No space left on device")
 
 
-def lying_write(descriptor: int, data) -> int:
+def lying_write(descriptor: int, data, offset: int) -> int:
     """A disk that keeps another byte than it was given: digests of what was handed over tell."""
     kept = bytearray(data)
     kept[len(kept) // 2] ^= 1
-    return os.pwrite(descriptor, kept, 0)
+    return os.pwrite(descriptor, kept, offset)
 
 
 class Unused(Module):

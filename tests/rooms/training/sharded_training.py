@@ -20,6 +20,7 @@ from ckptguard.records.run import open_run
 from ckptguard.replicas.replicate import replicate
 from ckptguard.training.content.training_parts import TrainingParts
 from ckptguard.training.ranks import ranks_of_training
+from ckptguard.training.saving.destinations import SaveTurn
 from ckptguard.training.sharded import dcp_plan
 from ckptguard.training.sharded.sharded_store import ShardedStore
 from ckptguard.upkeep.reconcile import PassNotes, reconcile
@@ -83,13 +84,14 @@ def save_and_go_on(kind: str, folder: str, step: int) -> list[object]:
     model, optimizer, scheduler = make(kind)
     store, run = store_for(folder, TrainingParts(model=model, optimizer=optimizer, scheduler=scheduler))
     train(model, optimizer, scheduler, 1, step)
-    path = store.write(step, {"mine": f"rank {dist.get_rank()}"})
+    save = store.prepare(step, {"mine": f"rank {dist.get_rank()}"})
+    save.write(SaveTurn())
     before = digest(model, optimizer) if step else ""
     train(model, optimizer, scheduler, step + 1, step + 2)
     outcome = None
     if dist.get_rank() == 0:
         view = look(run, SETTINGS)
-        checked = verify_checkpoint(view, view.checkpoint(path))
+        checked = verify_checkpoint(view, view.checkpoint(save.path))
         outcome = [checked.outcome.value, checked.digest_origin, [f.message for f in checked.findings]]
     return [before, digest(model, optimizer), outcome]
 

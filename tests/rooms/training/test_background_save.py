@@ -172,18 +172,20 @@ def test_a_failure_surfaces_where_nothing_is_saved_any_more(tmp_path, monkeypatc
     guard.close()
 
 
-def test_an_automatic_save_that_fails_behind_training_does_not_end_it(tmp_path, monkeypatch):
-    """Training goes on with an incident on record; the next save succeeds, and close() does not raise."""
-    with guard_of(tmp_path / "run", saving=BEHIND) as guard:
+@pytest.mark.parametrize("blocking", [True, False])
+def test_an_automatic_save_that_fails_does_not_end_training(tmp_path, monkeypatch, caplog, blocking):
+    """It goes on, loudly, with an incident on record; the next save succeeds, and close() does not raise."""
+    with guard_of(tmp_path / "run", saving=ckptguard.Saving(blocking=blocking)) as guard:
         for step, _ in guard.steps([1, 2, 3], total=6, save_every=2):
             if step in (4, 5):
                 guard.wait_for_save()
                 monkeypatch.undo()
             if step == 4:
                 fill_disk(monkeypatch, after=100)
-    assert set(outcomes(tmp_path / "run")) == {f"step-{n:09d}" for n in (0, 2, 6)}
+    assert outcomes(tmp_path / "run") == {f"step-{n:09d}": Outcome.GOOD for n in (0, 2, 6)}
     (incident,) = list_incidents(open_run(str(tmp_path / "run")))
-    assert (incident.step, incident.cause) == (4, "storage")
+    assert (incident.step, incident.cause, incident.state) == (4, "storage", "closed")
+    assert "could not be saved" in caplog.text
 
 
 def test_a_rollback_waits_for_the_save_in_flight(tmp_path, monkeypatch):

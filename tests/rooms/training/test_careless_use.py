@@ -4,20 +4,14 @@ import logging
 
 import pytest
 import torch
-from support.runs import QUICK
+from support.guards import guarded as guard_of
 
-import ckptguard
 from ckptguard.errors import DeniedError, SettingsError, StateError
 from ckptguard.records.incidents import list_incidents
 from ckptguard.records.run import open_run
 from ckptguard.training.content.training_parts import TrainingParts
 from ckptguard.training.rollback.incident_log import begin_incident, end_incident
 from ckptguard.training.signals.weights import first_of
-
-
-def guard_of(run, model, optimizer=None, **options):
-    """A guard without a daemon."""
-    return ckptguard.TrainingGuard(run, model=model, optimizer=optimizer, daemon="off", settings=QUICK, **options)
 
 
 def test_gradients_that_were_being_accumulated_do_not_outlive_a_rollback(tmp_path):
@@ -104,12 +98,6 @@ def test_steps_inside_of_steps_is_refused(tmp_path):
     assert [step for step, _ in guard.steps([1, 2], total=4, save_every=3)] == [1, 2, 3, 4]
     with pytest.raises(SettingsError, match=r"another steps\(\)"):
         next(outer)
-
-
-@pytest.mark.parametrize("value", [10**400, object(), {"loss": 1.0}, "nonsense", torch.ones(2).to_sparse()])
-def test_what_is_no_number_never_raises(tmp_path, value):
-    """`observe` takes whatever it is given."""
-    assert not guard_of(tmp_path / "run", torch.nn.Linear(1, 1)).observe(loss=value).sick
 
 
 ODD = {

@@ -6,6 +6,7 @@ import math
 import pytest
 import torch
 from safetensors.torch import save_file
+from support.guards import guarded as guard_of
 from support.runs import QUICK
 from support.tiny_training import Training, assert_same
 from support.views import look
@@ -19,9 +20,8 @@ from ckptguard.values.verdict import Outcome
 
 
 def guarded(run, training, **options):
-    """A guard without a daemon."""
-    parts = {**training.parts(), **options}
-    return ckptguard.TrainingGuard(run, daemon="off", settings=QUICK, **parts)
+    """A guard over a training, some of whose parts may be left out."""
+    return guard_of(run, **{**training.parts(), **options})
 
 
 def train(run, total, *, probe=None, training=None, save_every=2):
@@ -180,6 +180,11 @@ def test_names_that_do_not_fit(tmp_path):
     guard = guarded(tmp_path / "run", other, optimizer=None, scheduler=None)
     with guard, pytest.raises(StateError, match="2 missing, 0 unexpected"):
         guard.resume()
+    del other.model[5]
+    narrow = torch.nn.Sequential(torch.nn.Linear(3, 16), *other.model[1:])
+    with guard_of(tmp_path / "run", narrow) as guard, pytest.raises(StateError, match=r"0\.weight was saved as"):
+        guard.resume()
+    other.model.append(torch.nn.Linear(1, 1))
     kept = copy.deepcopy(other.model[5].weight)
     with guarded(tmp_path / "run", other, optimizer=None, scheduler=None, strict=False) as guard:
         assert guard.resume() == 2

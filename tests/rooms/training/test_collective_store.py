@@ -8,6 +8,9 @@ from support.rank_processes import run_ranks
 
 import ckptguard
 from ckptguard.errors import CkptguardError
+from ckptguard.records.manifests import read_manifest
+from ckptguard.records.run import open_run
+from ckptguard.values.ids import CheckpointId
 from ckptguard.values.settings import Settings
 
 pytestmark = pytest.mark.torch
@@ -39,6 +42,7 @@ def train(folder, broken_at):
         optimizer.step()
         guard.observe()
         made = step
+    guard.save(5, metrics={"loss": 1.5 + rank})
     told = None
     try:
         guard.save(6)
@@ -54,6 +58,8 @@ def test_a_rank_that_cannot_save_is_told_of_on_all(tmp_path):
     for code, answer, err in answers:
         assert code == 0, err
         step, calls, told, resumed, files = answer
-        assert calls == ["step-0.pt", "step-2.pt", "step-4.pt", "step-6.pt"]
+        assert calls == ["step-0.pt", "step-2.pt", "step-4.pt", "step-5.pt", "step-6.pt"]
         assert "no space left for rank 1" in told
-        assert (step, resumed, files) == (4, 4, ["step-0.pt", "step-2.pt", "step-4.pt"])
+        assert (step, resumed, files) == (4, 5, ["step-0.pt", "step-2.pt", "step-4.pt", "step-5.pt"])
+    run = open_run(str(tmp_path))
+    assert read_manifest(run, CheckpointId("step-#.pt", 5, 1)).metrics == {"loss": 1.5}  # those of rank 0

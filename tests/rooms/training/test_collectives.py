@@ -9,7 +9,7 @@ from support.runs import QUICK, write_torch
 from support.thread_ranks import LeftAlone, run_threads
 
 from ckptguard.decisions.health import Diagnosis
-from ckptguard.errors import RanksError, StateError
+from ckptguard.errors import RanksError, SettingsError, StateError
 from ckptguard.integrations import guarded_run
 from ckptguard.integrations.guarded_run import open_guarded
 from ckptguard.training.ranks import agree, each, together
@@ -111,3 +111,24 @@ def test_ranks_of_a_framework_end_alike_whatever_fails_on_the_first(fails, ends,
             ranks.any(False)
 
     assert run_threads(2, work) == [ends, ends]
+
+
+@pytest.mark.parametrize(("fails", "ranks"), [("given_settings", [0]), ("given_settings", [1]), ("open_run", [0])])
+def test_a_wrong_setting_ends_all_ranks_alike(fails, ranks, tmp_path, monkeypatch):
+    """Whichever rank has it: the same error with the same words, and nobody trains on unguarded."""
+    this, real = threading.local(), getattr(guarded_run, fails)
+    monkeypatch.setattr(guarded_run, "ranks_of_training", lambda timeout: this.ranks)
+
+    def refuses(*arguments, **named):
+        if this.ranks.rank in ranks:
+            raise SettingsError("settle must be a number", hint="settle = 5")
+        return real(*arguments, **named)
+
+    monkeypatch.setattr(guarded_run, fails, refuses)
+
+    def work(ranks):
+        this.ranks = ranks
+        return open_guarded(str(tmp_path), series="net-#.pt", settings=QUICK, daemon="off")
+
+    found = [(type(e), e.message, e.hint) for e in run_threads(2, work)]
+    assert found == [(SettingsError, "settle must be a number", "settle = 5")] * 2

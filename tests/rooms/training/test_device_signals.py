@@ -10,7 +10,7 @@ from support.runs import QUICK
 import ckptguard
 from ckptguard.decisions.rollback import RollbackPolicy
 from ckptguard.training.content.training_parts import TrainingParts
-from ckptguard.training.signals import device_signals, monitor, weights
+from ckptguard.training.signals import monitor, weights
 from ckptguard.training.signals.device_signals import DeviceSignals
 from ckptguard.training.signals.monitor import TrainingMonitor
 
@@ -180,10 +180,3 @@ def test_observe_never_raises(tmp_path, caplog):
         assert not guard.observe(loss=torch.tensor([1.0, 2.0]), grad_norm=True).sick
         assert guard.observe(loss=1.0, grad_norm=torch.tensor([1.0, math.nan])).sick
     assert caplog.text.count("loss of type Tensor counts as not reported") == 1
-
-
-def test_on_device_is_told_from_the_tensor():
-    """A plain tensor and a float are read at once."""
-    assert not device_signals.on_device(torch.ones(()))
-    assert not device_signals.on_device(1.0)
-    assert device_signals.on_device(torch.ones((), device="meta"))

@@ -1,13 +1,13 @@
 """Through the guard: exceptions, skips and scales that take training back, and trouble that must not."""
 
 import math
-import os
 import random
 
 import pytest
 import torch
 from support.guards import guarded
 from support.half_training import Half, batches, flip_last_byte
+from support.training_faults import FullDisk
 from support.views import look
 
 import ckptguard
@@ -15,22 +15,6 @@ from ckptguard.inspect.list_states import survey
 from ckptguard.records.incidents import list_incidents
 from ckptguard.records.run import open_run
 from ckptguard.values.verdict import Outcome
-
-
-class Scaler:
-    """A loss scaler as the loop sees it."""
-
-    def __init__(self, scale):
-        self.scale = scale
-
-    def get_scale(self):
-        return self.scale
-
-    def state_dict(self):
-        return {"scale": self.scale}
-
-    def load_state_dict(self, state):
-        self.scale = state["scale"]
 
 
 def incidents(run):
@@ -76,35 +60,6 @@ def test_an_engine_that_skips_every_update_is_seen(tmp_path):
     assert incidents(tmp_path / "run") == [("skipped", 9)]
 
 
-def test_a_scale_that_was_saved_collapsed_is_raised(tmp_path):
-    """A checkpoint from the middle of a fall is finite and good; with its scale of 2 the floor would be near again."""
-    model, scaler = Half(), Scaler(8.0)
-    policy = ckptguard.RollbackPolicy(reset_scale=64.0)
-    fallen = []
-    with guarded(tmp_path / "run", model, scaler=scaler, policy=policy) as guard:
-        for step, _ in guard.steps(batches(30), total=8, save_every=1):
-            fell = step in (2, 4, 6) and len(fallen) < 3
-            if fell:
-                fallen.append(step)
-                scaler.scale /= 2
-            guard.observe(loss=1.0, grad_norm=math.inf if fell else 1.0)
-    assert incidents(tmp_path / "run") == [("loss_scale", 6)]
-    assert scaler.scale == 64.0
-
-
-def test_two_overflows_of_a_healthy_scaler(tmp_path):
-    """Two skipped updates in a row, also at the very beginning, are how a scaler works."""
-    model, scaler, steps = Half(), Scaler(65536.0), []
-    with guarded(tmp_path / "run", model, scaler=scaler) as guard:
-        for step, _ in guard.steps(batches(30), total=12, save_every=4):
-            steps.append(step)
-            overflow = step in (1, 2, 7, 8)
-            scaler.scale /= 2 if overflow else 1
-            guard.observe(loss=math.nan if step == 7 else 1.0, grad_norm=math.inf if overflow else 1.0)
-    assert steps == list(range(1, 13))
-    assert incidents(tmp_path / "run") == []
-
-
 def test_a_warm_up_from_a_learning_rate_of_zero(tmp_path):
     """Losses that do not move at first, then fall, and weights that do not change, are no sickness, spikes included."""
     model = Half()
@@ -141,17 +96,10 @@ def test_a_rotten_old_checkpoint_starts_nothing(tmp_path):
 
 def test_long_without_a_save_is_told_once(tmp_path, monkeypatch):
     """Every failed save is an incident; that nothing was saved for more than three intervals is one more."""
-    full, real = [False], os.write
-
-    def write(descriptor, data):
-        if full[0] and "/tmp-step-" in os.readlink(f"/proc/self/fd/{descriptor}"):
-            raise OSError(28, "No space left on device")
-        return real(descriptor, data)
-
-    monkeypatch.setattr(os, "write", write)
+    disk = FullDisk(monkeypatch, tmp_path / "run" / "tmp-step-")
     with guarded(tmp_path / "run", Half()) as guard:
         for step, _ in guard.steps(batches(30), total=14, save_every=2):
-            full[0] = 3 <= step < 14
+            disk.full = 3 <= step < 14
             guard.observe(loss=1.0)
     found = incidents(tmp_path / "run")
     assert found.count(("unsaved", 10)) == 1
@@ -162,28 +110,17 @@ def test_long_without_a_save_is_told_once(tmp_path, monkeypatch):
 @pytest.mark.parametrize("blocking", [True, False])
 def test_going_back_on_a_full_disk(tmp_path, monkeypatch, blocking):
     """Nothing can be recorded, moved aside or saved: training goes back to what reads good all the same."""
-    full = [False]
-
-    def refusing(real):
-        def write(descriptor, *arguments):
-            if full[0] and os.readlink(f"/proc/self/fd/{descriptor}").startswith(str(tmp_path)):
-                raise OSError(28, "No space left on device")
-            return real(descriptor, *arguments)
-
-        return write
-
-    for name in ("write", "pwrite"):
-        monkeypatch.setattr(os, name, refusing(getattr(os, name)))
+    disk = FullDisk(monkeypatch, tmp_path)
     model, steps = Half(), []
     with guarded(tmp_path / "run", model, saving=ckptguard.Saving(blocking=blocking)) as guard:
         for step, _ in guard.steps(batches(30), total=9, save_every=3):
             steps.append(step)
             if len(steps) == 5:
                 guard._saving.drain(30.0)
-                full[0] = True
+                disk.full = True
                 with torch.no_grad():
                     model.weight[0, 0] = math.nan
-            full[0] = full[0] and len(steps) < 7
+            disk.full = disk.full and len(steps) < 7
             guard.observe(loss=1.0, grad_norm=math.nan if len(steps) == 5 else 1.0)
     assert steps == [1, 2, 3, 4, 5, 4, 5, 6, 7, 8, 9]
     assert torch.isfinite(model.weight).all()

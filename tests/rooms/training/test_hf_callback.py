@@ -14,51 +14,16 @@ from ckptguard.values.verdict import Outcome
 from ckptguard.verification.target import verify_target
 
 torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
+pytest.importorskip("transformers")
+
+from support.tiny_trainer import Overflow, tiny_trainer  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
 
 
-class Overdrive(transformers.TrainerCallback):
-    """From some step on, a learning rate so large that the weights overflow in the optimizer's own arithmetic."""
-
-    def __init__(self, after: int) -> None:
-        self.after = after
-
-    def on_step_begin(self, args, state, control, optimizer=None, **kwargs):
-        if state.global_step == self.after:
-            for group in optimizer.param_groups:
-                group["lr"] = 3e38
-
-
 def trainer(output, *callbacks, **arguments):
-    """A tiny randomly initialised model under the installed Trainer."""
-    torch.manual_seed(0)
-    config = transformers.Qwen2Config(
-        vocab_size=32,
-        hidden_size=16,
-        intermediate_size=32,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-    )
-    usual = {
-        "max_steps": 9,
-        "save_steps": 2,
-        "logging_steps": 1,
-        "per_device_train_batch_size": 2,
-        "lr_scheduler_type": "constant",
-        "report_to": [],
-        "use_cpu": True,
-        "disable_tqdm": True,
-    }
-    return transformers.Trainer(
-        transformers.Qwen2ForCausalLM(config),
-        transformers.TrainingArguments(str(output), **(usual | arguments)),
-        train_dataset=[{"input_ids": torch.arange(8), "labels": torch.arange(8)} for _ in range(40)],
-        eval_dataset=[{"input_ids": torch.arange(8), "labels": torch.arange(8)}],
-        callbacks=list(callbacks),
-    )
+    """A training of nine updates, of which every second one is saved."""
+    return tiny_trainer(output, *callbacks, **({"max_steps": 9, "save_steps": 2} | arguments))
 
 
 def saves(output):
@@ -68,7 +33,7 @@ def saves(output):
 
 def test_the_poisoned_save_is_vetoed_and_the_known_good_named(tmp_path):
     """Weights overflow at step 6, whose save is vetoed; the error names checkpoint-4, which verifies."""
-    guarded = trainer(tmp_path / "out", Overdrive(after=5))
+    guarded = trainer(tmp_path / "out", Overflow(6))
     guarded.add_callback(ckptguard.integrations.transformers.GuardCallback(settings=QUICK))
     with pytest.raises(SickTrainingError) as caught:
         guarded.train()
@@ -92,7 +57,7 @@ def test_the_poisoned_save_is_vetoed_and_the_known_good_named(tmp_path):
 
 def test_rotation_cannot_outrun_it(tmp_path):
     """save_total_limit=1 and no daemon at all: the one good save is protected when it is written."""
-    guarded = trainer(tmp_path / "out", Overdrive(after=5), save_total_limit=1)
+    guarded = trainer(tmp_path / "out", Overflow(6), save_total_limit=1)
     guarded.add_callback(ckptguard.integrations.transformers.GuardCallback(settings=QUICK, daemon="off"))
     with pytest.raises(SickTrainingError) as caught:
         guarded.train()
@@ -103,7 +68,7 @@ def test_rotation_cannot_outrun_it(tmp_path):
 def test_stop_instead_of_raise(tmp_path, caplog):
     """on_sick="stop": train() returns, the log and the callback say why."""
     callback = ckptguard.integrations.transformers.GuardCallback(settings=QUICK, daemon="off", on_sick="stop")
-    guarded = trainer(tmp_path / "out", Overdrive(after=5))
+    guarded = trainer(tmp_path / "out", Overflow(6))
     guarded.add_callback(callback)
     with caplog.at_level(logging.ERROR, logger="ckptguard"):
         guarded.train()
@@ -151,23 +116,11 @@ def test_nonsense_is_refused_at_once():
         ckptguard.integrations.transformers.GuardCallback(check_every=1)
 
 
-class Poison(transformers.TrainerCallback):
-    """At one step a weight overflows in the arithmetic of a careless user."""
-
-    def __init__(self, at: int) -> None:
-        self.at = at
-
-    def on_step_end(self, args, state, control, model=None, **kwargs):
-        if state.global_step == self.at:
-            with torch.no_grad():
-                next(model.parameters()).mul_(1e38).mul_(1e38)
-
-
 def test_saves_that_only_an_evaluation_decides_about(tmp_path):
     """save_strategy="best": the save is decided after on_step_end, and still no poisoned folder is left as newest."""
     guarded = trainer(
         tmp_path / "out",
-        Poison(at=5),
+        Overflow(5),
         save_strategy="best",
         eval_strategy="steps",
         eval_steps=1,
@@ -186,7 +139,7 @@ def test_saves_that_only_an_evaluation_decides_about(tmp_path):
 
 def test_a_sick_model_never_leaves_train_quietly(tmp_path):
     """No save, no log, no check in between: the end of training still looks."""
-    guarded = trainer(tmp_path / "out", Poison(at=5), save_strategy="no", logging_steps=500)
+    guarded = trainer(tmp_path / "out", Overflow(5), save_strategy="no", logging_steps=500)
     guarded.add_callback(ckptguard.integrations.transformers.GuardCallback(settings=QUICK, daemon="off"))
     with pytest.raises(SickTrainingError):
         guarded.train()

@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+from support.guards import guarded
 from support.rank_processes import run_ranks
 from support.runs import state_dict
 from support.views import look
@@ -23,9 +24,7 @@ from ckptguard.values.retention_policy import Best, Policy
 
 def guard_of(tmp_path, **options):
     """A guard over a tiny model."""
-    torch.manual_seed(0)
-    model = torch.nn.Linear(2, 2)
-    return ckptguard.TrainingGuard(str(tmp_path / "run"), model=model, daemon="off", **options)
+    return guarded(tmp_path / "run", torch.nn.Linear(2, 2), **options)
 
 
 @pytest.mark.parametrize("blocking", [True, False])

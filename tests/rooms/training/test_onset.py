@@ -2,7 +2,6 @@
 
 import math
 
-import pytest
 import torch
 from support.runs import QUICK
 from support.views import look
@@ -10,7 +9,6 @@ from support.views import look
 import ckptguard
 from ckptguard.decisions.health import Diagnosis, Health, Limits, Signal
 from ckptguard.decisions.rollback import PastRollback, RollbackPolicy, decide
-from ckptguard.errors import SickTrainingError
 from ckptguard.records.incidents import list_incidents
 from ckptguard.records.run import open_run
 from ckptguard.reporting.build_report import report_of
@@ -152,26 +150,6 @@ def test_a_hidden_poison_is_left_behind_on_the_second_try(tmp_path):
     assert "between 13 and 18" in page
     assert 'class="span"' in page
     assert verify_target(str(tmp_path), QUICK).outcome is Outcome.GOOD
-
-
-@pytest.mark.parametrize("blocking", [True, False])
-def test_what_is_saved_within_the_range_is_looked_at_first(tmp_path, blocking):
-    """A save that the user asks for between two looks holds no poison, whichever way it is made."""
-    model = Counting()
-    guard = ckptguard.TrainingGuard(
-        str(tmp_path), model=model, daemon="off", settings=QUICK, policy=RollbackPolicy(check_every=1000)
-    )
-    guard.save(1)
-    model.seen[2] = math.inf
-
-    def save():
-        guard.save(2, blocking=blocking)
-        guard.wait_for_save()
-
-    with pytest.raises(SickTrainingError):
-        save()
-    guard.close()
-    assert [c.outcome for c in verify_target(str(tmp_path), QUICK).checkpoints] == [Outcome.GOOD]
 
 
 def onset_of(*signals):

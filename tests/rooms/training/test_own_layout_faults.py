@@ -178,30 +178,9 @@ def test_a_rotated_checkpoint_comes_back_from_its_kept_copy(tmp_path):
     assert (tmp_path / "run" / "step-3.pt").is_file()
 
 
-def test_damage_in_place_is_healed_by_an_independent_copy(tmp_path):
-    """With keep="copy" a flipped bit in place costs nothing: the resume uses the copy, and BAD stays on record."""
-    copying = QUICK.changed(keep="copy")
-    model = model_of(3)
-    guarded(tmp_path / "run", model).save(step=10)
-    run = open_run(str(tmp_path / "run"))
-    reconcile(look(run, copying), PassNotes())
-    file = tmp_path / "run" / "step-000000010" / "model.safetensors"
-    data = bytearray(file.read_bytes())
-    data[-5] ^= 64
-    file.write_bytes(data)
-    again = model_of(0)
-    guard = ckptguard.TrainingGuard(tmp_path / "run", model=again, daemon="off", settings=copying)
-    assert guard.resume() == 10
-    assert holds(again, 3)
-    checked = {str(c.id): c.outcome for c in verify_target(str(tmp_path / "run"), copying).checkpoints}
-    assert checked == {"10.1": Outcome.GOOD}
-    assert {str(s.id): s.outcome for s in survey(look(run))} == {"10.1": Outcome.GOOD}
-    history = [name.split(".")[3] for name in sorted(load_history(run).names["step-#"])]
-    assert history == ["good", "bad", "good"]
-
-
-def test_a_rollback_finds_the_copy_of_what_was_damaged_meanwhile(tmp_path):
-    """The verdict said GOOD, the load finds a flipped bit: the independent copy of the same step is used."""
+@pytest.mark.parametrize("way", ["resume", "rollback"])
+def test_damage_in_place_is_healed_by_an_independent_copy(tmp_path, way):
+    """With keep="copy" a flipped bit in place costs nothing: the copy is used, and BAD stays on record."""
     copying = QUICK.changed(keep="copy")
     model = model_of(3)
     guard = ckptguard.TrainingGuard(tmp_path / "run", model=model, daemon="off", settings=copying)
@@ -214,8 +193,13 @@ def test_a_rollback_finds_the_copy_of_what_was_damaged_meanwhile(tmp_path):
     file.write_bytes(data)
     with torch.no_grad():
         model[0].weight.zero_()
-    assert guard.rollback() == 10
+    assert getattr(guard, way)() == 10
     assert holds(model, 3)
+    checked = {str(c.id): c.outcome for c in verify_target(str(tmp_path / "run"), copying).checkpoints}
+    assert checked == {"10.1": Outcome.GOOD}
+    assert {str(s.id): s.outcome for s in survey(look(run))} == {"10.1": Outcome.GOOD}
+    history = [name.split(".")[3] for name in sorted(load_history(run).names["step-#"])]
+    assert history == ["good", "bad", "good"]
 
 
 def test_a_rollback_reads_the_bytes_once(tmp_path, monkeypatch):

@@ -10,6 +10,7 @@ import pytest
 import torch
 from servers.fixtures import AZURE_CONTAINER, GCS_BUCKET, S3_BUCKETS, served
 from support.forked import Forked
+from support.guards import guard_of as local_guard_of
 from support.runs import QUICK
 from support.tiny_training import Training
 
@@ -49,12 +50,8 @@ def s3_url(request):
 
 
 def guard_of(url, model=None, **options):
-    """A guard without a daemon."""
-    model = model if model is not None else torch.nn.Linear(200, 50)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    return ckptguard.TrainingGuard(
-        url, model=model, optimizer=optimizer, **({"daemon": "off", "settings": served(QUICK)} | options)
-    )
+    """A guard whose settings name the servers."""
+    return local_guard_of(url, model, **({"settings": served(QUICK)} | options))
 
 
 def train(url, training, total, *, poison_at=None, **options):

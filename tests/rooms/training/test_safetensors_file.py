@@ -76,6 +76,14 @@ def test_others_read_what_was_written(tmp_path):
         assert raw(tensor).equal(raw(values[name]))
 
 
+def test_a_conjugated_view_has_numbers_of_its_own(tmp_path):
+    """It shares the memory of the other, and is no other name of it."""
+    plain = torch.tensor([1.0 + 2.0j, 3.0 - 4.0j])
+    assert write(tmp_path, {"plain": plain, "turned": plain.conj()}).aliases == ()
+    loaded = safetensors.torch.load_file(tmp_path / "a.safetensors")
+    assert loaded["turned"].equal(plain.conj().resolve_conj())
+
+
 def test_the_manifest_is_what_a_scan_finds(tmp_path):
     """Digests taken from memory while writing are those of the bytes on disk: spans, envelope, size, tensors."""
     file = write(tmp_path, tensors())

@@ -8,9 +8,8 @@ from pathlib import Path
 import msgspec
 import pytest
 import torch
-from support.runs import QUICK
+from support.guards import guarded
 
-import ckptguard
 from ckptguard.errors import SettingsError
 from ckptguard.records.leases import TrainingRecord, begin_training
 from ckptguard.records.run import open_run
@@ -19,14 +18,9 @@ from ckptguard.records.who_and_when import Owner, this_process
 RECORD = "_ckptguard/trainings/held.step-#.json.held"
 
 
-def guard_of(run: Path) -> ckptguard.TrainingGuard:
-    """A guard without a daemon."""
-    return ckptguard.TrainingGuard(run, model=torch.nn.Linear(2, 2), daemon=None, settings=QUICK)
-
-
 def train(run: Path, total: int = 1) -> int:
     """A whole training."""
-    guard = guard_of(run)
+    guard = guarded(run, torch.nn.Linear(2, 2))
     for _ in guard.steps([1.0], total=total, save_every=1):
         guard.observe(loss=1.0)
     return guard.step
@@ -59,7 +53,7 @@ def test_training_beside_another_process_is_refused_until_that_ends(tmp_path: Pa
         train(tmp_path)
     assert "init_process_group" in (refused.value.hint or "")
     with pytest.raises(SettingsError, match=f"process {owner.pid} is already training"):
-        guard_of(tmp_path).save(1)
+        guarded(tmp_path, torch.nn.Linear(2, 2)).save(1)
     assert not list(tmp_path.glob("step-*"))
     process.kill()
     process.wait()
@@ -78,7 +72,7 @@ def test_somebody_who_only_saved_is_a_warning(tmp_path: Path, other, caplog) -> 
 
 def test_a_second_guard_of_one_process_takes_over(tmp_path: Path, caplog) -> None:
     """A notebook that runs its cell again, while the last traceback still holds the loop before."""
-    guard = guard_of(tmp_path)
+    guard = guarded(tmp_path, torch.nn.Linear(2, 2))
     loop = guard.steps([1.0], total=5, save_every=1)
     next(loop)
     assert train(tmp_path, total=2) == 2

@@ -1,13 +1,11 @@
-"""Optimizers, schedules and scalers as people use them: their state goes to disk and comes back exactly."""
+"""Optimizers and schedules as people use them come back exactly; torch's own scaler is raised where it collapsed."""
 
 import pytest
 import torch
-from support.runs import QUICK
+from support.guards import guarded
 from torch.optim import lr_scheduler
 
-import ckptguard
-from ckptguard.records.incidents import list_incidents
-from ckptguard.records.run import open_run
+from ckptguard.training.signals.device_signals import raise_loss_scale
 
 OPTIMIZERS = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True),
@@ -63,21 +61,16 @@ def goes_on_the_same(tmp_path, make_optimizer, make_schedule):
     first = build(make_optimizer, make_schedule)
     for step in range(3):
         update(*first, step)
-    guard_of(tmp_path / "run", *first).save(step=3)
+    model, optimizer, schedule = first
+    guarded(tmp_path / "run", model, optimizer, scheduler=schedule).save(step=3)
     second = build(make_optimizer, make_schedule)
     update(*second, 77)
-    assert guard_of(tmp_path / "run", *second).resume() == 3
+    model, optimizer, schedule = second
+    assert guarded(tmp_path / "run", model, optimizer, scheduler=schedule).resume() == 3
     for step in range(3, 6):
         update(*second, step)
     assert torch.equal(whole[0].weight, second[0].weight)
     assert whole[1].param_groups[0]["lr"] == second[1].param_groups[0]["lr"]
-
-
-def guard_of(run, model, optimizer, scheduler):
-    """A guard without a daemon."""
-    return ckptguard.TrainingGuard(
-        run, model=model, optimizer=optimizer, scheduler=scheduler, daemon="off", settings=QUICK
-    )
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -92,27 +85,37 @@ def test_schedules_come_back_exactly(tmp_path, name):
     goes_on_the_same(tmp_path, OPTIMIZERS["sgd"], SCHEDULES[name])
 
 
-def test_a_real_scaler_comes_back(tmp_path):
-    """torch's own GradScaler: one overflow is skipped and is no incident; a rollback brings the scale back."""
-    model, optimizer, _ = build(OPTIMIZERS["sgd"], None)
-    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=1000)
-    scales = []
-    with ckptguard.TrainingGuard(
-        tmp_path / "run", model=model, optimizer=optimizer, scaler=scaler, daemon="off", settings=QUICK
-    ) as guard:
-        for step, x in guard.steps([1.0, 1.0, 1e30, 1.0], total=4, save_every=2):
-            optimizer.zero_grad()
-            loss = (model(torch.full((2, 6), x)) * 1e10).square().mean() if x > 1 else model(torch.ones(2, 6)).mean()
-            scaler.scale(loss).backward()
-            scaler.unscale_(optimizer)
-            norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            scaler.step(optimizer)
-            scaler.update()
-            guard.observe(loss=1.0, grad_norm=norm)
-            scales.append(scaler.get_scale())
-            if len(scales) == 3:
-                guard.rollback("a test")
-            assert step <= 4
-    assert scales == [1024.0, 1024.0, 512.0, 512.0, 512.0]
-    assert [i.cause for i in list_incidents(open_run(str(tmp_path / "run")))] == ["asked"]
-    assert torch.isfinite(model.weight).all()
+def settled(scale):
+    """A scaler that was in use."""
+    scaler = torch.amp.GradScaler("cpu", init_scale=scale)
+    scaler.scale(torch.ones(()))
+    return scaler
+
+
+def test_a_collapsed_scale_is_raised():
+    """Also before the first use; a higher one stays, and what is disabled or missing is no matter."""
+    for scaler in (settled(2.0), torch.amp.GradScaler("cpu", init_scale=2.0)):
+        raise_loss_scale(scaler, 256.0)
+        assert scaler.get_scale() == 256.0
+        assert scaler.scale(torch.ones(())).item() == 256.0
+    high = settled(1024.0)
+    raise_loss_scale(high, 256.0)
+    assert high.get_scale() == 1024.0
+    raise_loss_scale(torch.amp.GradScaler("cpu", enabled=False), 256.0)
+    raise_loss_scale(None, 256.0)
+
+
+def test_a_scaler_of_its_own_kind_is_let_be():
+    """Where the state has no scale by that name, nothing is guessed."""
+
+    class Own:
+        def get_scale(self):
+            return 1.0
+
+        def state_dict(self):
+            return {"mine": 1.0}
+
+        def load_state_dict(self, state):
+            raise AssertionError("nothing is to be loaded")
+
+    raise_loss_scale(Own(), 256.0)

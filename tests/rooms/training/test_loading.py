@@ -1,23 +1,20 @@
-"""What a guard loads is pinned while it loads it, and not a moment longer."""
+"""What a guard loads: pinned while it is loaded, and not a moment longer; an older one where the newest is damaged."""
 
 import pytest
 import torch
-from support.runs import QUICK
+from support.guards import guard_of
+from support.half_training import flip_last_byte
+from support.views import look
 
-import ckptguard
-from ckptguard.errors import StorageFullError
+from ckptguard.errors import DeniedError, StorageFullError
 from ckptguard.records.pins import list_pins
 from ckptguard.records.run import open_run
 from ckptguard.training.saving.stores import OwnStore
+from ckptguard.verification.checkpoint import verify_checkpoint
 
 
 class Broken(Exception):
     """What the user's own load may raise."""
-
-
-def guard_of(run, model, **options):
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    return ckptguard.TrainingGuard(run, model=model, optimizer=optimizer, daemon="off", settings=QUICK, **options)
 
 
 def watched(monkeypatch, run):
@@ -80,3 +77,30 @@ def test_a_pin_that_cannot_be_written_stops_no_training(tmp_path, monkeypatch, c
     assert guard.resume() == 1
     assert guard.rollback("asked") == 1
     assert caplog.text.count("could not be pinned") == 2
+
+
+def test_older_ones_are_verified_when_the_known_good_is_damaged(tmp_path):
+    """Only the newest had a verdict, and then it was damaged: a resume and a rollback take the one before."""
+    model = torch.nn.Linear(3, 2)
+    for name, go in (("resume", lambda guard: guard.resume()), ("rollback", lambda guard: guard.rollback("NaN"))):
+        guard = guard_of(tmp_path / name, model)
+        for step in (1, 2, 3):
+            guard.save(step=step)
+        run = open_run(str(tmp_path / name))
+        verify_checkpoint(look(run), look(run).checkpoint("step-000000003"))
+        flip_last_byte(tmp_path / name / "step-000000003" / "model.safetensors")
+        assert go(guard) == 2
+
+
+def test_what_cannot_be_read_is_not_taken_for_nothing_good(tmp_path, monkeypatch):
+    """The only known-good checkpoint is there, and reading fails: who resumes is told just that."""
+    model = torch.nn.Linear(3, 2)
+    guard = guard_of(tmp_path / "run", model)
+    guard.save(step=1)
+
+    def fails(manifest):
+        raise DeniedError("the disk says no", key=manifest.path)
+
+    monkeypatch.setattr(guard._store, "read", fails)
+    with pytest.raises(DeniedError):
+        guard.resume()

@@ -12,17 +12,15 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from ckptguard.formats.dtypes import FP16_LIMIT
 from ckptguard.reporting import report_words as words
 from ckptguard.values.ids import escape
-from ckptguard.values.incident import ChangedTensor, IncidentReport, Magnitude, number
+from ckptguard.values.incident import IncidentReport, number
 from ckptguard.version import __version__
 
 WIDTH, HEIGHT = 720, 150
 _LEFT, _RIGHT, _TOP, _BOTTOM = 62, 14, 16, 24
 _MOST_POINTS = 1000
 _LARGEST = 1e300  # differences of what is drawn stay finite
-_SMALLEST_BAR = 1e-3  # the magnitude at which a bar begins
 # title, field of a sample, whether on a logarithmic scale, whether as a staircase
 _CURVES = (
     ("Loss", "loss", True, False),
@@ -43,11 +41,9 @@ def report_html(report: IncidentReport) -> str:
         [
             _head(report, heading),
             _tiles(report),
-            _section("Likely causes, and what to do", _causes(report)),
-            _section("The updates before", _curves(report)),
-            _section("What is not finite, or wrong", _tensors(report)),
-            _section("What changed", _changes(report)),
-            _section("Headroom in fp16", _headroom(report)),
+            _section("Likely causes", _causes(report)),
+            _section("The last updates", _curves(report)),
+            *(_section(table.name, _table(table)) for table in words.tables(report)),
             _section("Training configuration", _pairs("facts", words.known_facts(report))),
             _section("Evidence", _pairs("facts", words.evidence_pairs(report))),
             _section("What was done", f'<ol class="done">{_items(report.actions)}</ol>' if report.actions else ""),
@@ -82,12 +78,23 @@ def _pairs(rank: str, pairs: Iterable[tuple[str, str]]) -> str:
 
 
 def _note(text: str | None) -> str:
-    return f'<p class="note">{text}</p>' if text is not None else ""
+    return f'<p class="note">{_text(text)}</p>' if text is not None else ""
 
 
-def _table(rank: str, head: str, rows: list[str], left: int, *, smaller: str = "") -> str:
-    more = _note(f"and {left} more{smaller}") if left > 0 else ""
-    return f'<div class="wide"><table{rank}>{head}{"".join(rows)}</table></div>{more}' if rows else more
+def _table(table: words.Table) -> str:
+    """The rows with their names at the beginning, and with their bars."""
+    name, titles = table.titles[-1], "".join(f"<th>{title}</th>" for title in table.titles[:-1])
+    rows = "".join(_row(row) for row in table.rows)
+    whole = f'<div class="wide"><table><thead><tr><th>{name}</th>{titles}</tr></thead>{rows}</table></div>'
+    more = _note(f"and {table.omitted} more" if table.omitted > 0 else None)
+    return _note(table.note) + (whole if rows else "") + more + _note(table.warning)
+
+
+def _row(row: words.Row) -> str:
+    *cells, name = (_text(cell) for cell in row.cells)
+    bar = f'<td class="bar"><i style="width:{100 * row.bar:.1f}%"></i></td>' if row.bar is not None else ""
+    inside = "".join(f"<td>{cell}</td>" for cell in cells)
+    return f'<tr class="{row.mark}"><td><code>{name}</code></td>{inside}{bar}</tr>'
 
 
 def _head(report: IncidentReport, heading: str) -> str:
@@ -155,73 +162,6 @@ def _curves(report: IncidentReport) -> str:
             drawn = curve_svg(points, axis, label=name, log=log, steps=steps)
             parts.append(f"<figure><figcaption>{name} <span>at the end: {last}</span></figcaption>{drawn}</figure>")
     return "".join(parts) + _note(words.loss_note(report))
-
-
-def _tensors(report: IncidentReport) -> str:
-    shown, left = words.first_rows(report.details.tensors, report.details.tensors_omitted)
-    if not shown:
-        return ""
-    rows = [
-        f'<tr><td><span class="kind">{_text(t.kind)}</span></td><td><code>{_text(t.name)}</code></td>'
-        f"<td>{_text(words.tensor_line(t))}</td></tr>"
-        for t in shown
-    ]
-    head = "<thead><tr><th>kind</th><th>tensor</th><th>what</th></tr></thead>"
-    note = _note(f"{_text(words.tensors_title(report))}.")
-    return note + _table("", head, rows, left)
-
-
-def _changes(report: IncidentReport) -> str:
-    name, details = words.changes_title(report), report.details
-    if name is None:
-        return ""
-    shown, left = words.first_rows(details.changes, details.changes_omitted)
-    head = (
-        '<thead><tr><th>tensor</th><th>change</th><th class="num">largest before</th>'
-        '<th class="num">of fp16</th></tr></thead>'
-    )
-    note = _note(f"{_text(name)}. At the top is what became NaN or Inf, then what changed most.")
-    warning = _note(_text(details.changes_note) if details.changes_note is not None else None)
-    return note + _table(' class="changes"', head, [_change(c) for c in shown], left) + warning
-
-
-def _change(change: ChangedTensor) -> str:
-    role = "" if change.role == "model" else f" <span class=kind>{_text(change.role)}</span>"
-    largest = _plain(change.largest) if change.largest is not None else ""
-    return (
-        f"<tr><td><code>{_text(change.name)}</code>{role}</td>"
-        f'<td class="{"became" if change.became_nonfinite else ""}">{_text(words.change_line(change))}</td>'
-        f'<td class="num">{largest}</td><td class="num">{_text(words.share_of_fp16(change.largest))}</td></tr>'
-    )
-
-
-def _headroom(report: IncidentReport) -> str:
-    good = report.details.last_good
-    if good is None or not good.largest:
-        return ""
-    shown, left = words.first_rows(good.largest)
-    note = _note(
-        f"The largest magnitudes in <code>{_text(words.last_good(report))}</code>, the last good checkpoint. "
-        "fp16 ends at 65504; the bars are logarithmic."
-    )
-    return note + _table(' class="bars"', "", [_bar(m) for m in shown], left, smaller=", all smaller")
-
-
-def _bar(magnitude: Magnitude) -> str:
-    share = magnitude.largest / FP16_LIMIT if math.isfinite(magnitude.largest) else 2.0
-    full = math.log10(FP16_LIMIT / _SMALLEST_BAR)
-    length = 0.0 if magnitude.largest <= _SMALLEST_BAR else math.log10(magnitude.largest / _SMALLEST_BAR) / full
-    rank = "over" if share > 0.5 else "near" if share > 0.1 else "far"
-    left = "beyond it" if share > 1 else f"{_plain(1 / share)} times below it" if share > 0 else "all zero"
-    return (
-        f'<tr><td><code>{_text(magnitude.tensor)}</code></td><td class="num">{_plain(magnitude.largest)}</td>'
-        f'<td class="bar"><i class="{rank}" style="width:{100 * min(1.0, max(0.0, length)):.1f}%"></i></td>'
-        f"<td>{left}</td></tr>"
-    )
-
-
-def _plain(value: float) -> str:
-    return f"{value:,.0f}" if 1000 <= value < 1e9 else f"{value:.3g}"
 
 
 class Axis(msgspec.Struct, frozen=True):

@@ -5,13 +5,14 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 
-from ckptguard.formats.dtypes import FP16_LIMIT
 from ckptguard.reporting import report_words as words
 from ckptguard.values.ids import escape
 from ckptguard.values.incident import IncidentReport, Sample
 
 _WIDTH = 80
+_WIDEST = 44  # characters that a column is aligned to
 _LAST_SAMPLES = 12
+_NUMBERS = ("largest", "largest before", "of fp16")  # titles of columns
 _COLUMNS = {"step": "step", "loss": "loss", "gradient norm": "grad_norm", "loss scale": "scale", "learning rate": "lr"}
 
 
@@ -21,9 +22,7 @@ def report_text(report: IncidentReport) -> str:
         "\n".join(_head(report)),
         _section("Likely causes", _causes(report)),
         _section("The last updates", _samples(report)),
-        _section(words.tensors_title(report), _tensors(report)),
-        _section(words.changes_title(report) or "", _changes(report)),
-        _headroom(report),
+        *(_section(table.name, _table(table)) for table in words.tables(report)),
         _pairs("Training configuration", words.known_facts(report)),
         _pairs("Evidence", words.evidence_pairs(report)),
         _section("What was done", [f"  - {escape(action)}" for action in report.actions]),
@@ -68,7 +67,7 @@ def _samples(report: IncidentReport) -> list[str]:
         return []
     reported = {name: field for name, field in _COLUMNS.items() if any(getattr(s, field) is not None for s in samples)}
     cells = [[words.shown(getattr(sample, field)) for field in reported.values()] for sample in samples]
-    header, *rows = _aligned([list(reported), *cells], ">" * len(reported))
+    header, *rows = _aligned([list(reported), *cells], [">"] * len(reported))
     marked = [row + _mark(sample.step, report) for row, sample in zip(rows, samples, strict=True)]
     if gap:
         marked.insert(gap, "  ...")
@@ -95,38 +94,19 @@ def _around(report: IncidentReport) -> tuple[tuple[Sample, ...], int]:
     return near + samples[-2:], len(near)
 
 
-def _tensors(report: IncidentReport) -> list[str]:
-    shown, left = words.first_rows(report.details.tensors, report.details.tensors_omitted)
-    return [f"  {escape(t.kind):9}  {escape(t.name)}: {escape(words.tensor_line(t))}" for t in shown] + _left(left)
+def _table(table: words.Table) -> list[str]:
+    """The rows with their names at the end, because these may be long."""
+    cells = [table.titles, *(tuple(map(escape, row.cells)) for row in table.rows)]
+    lines = _aligned(cells, [">" if title in _NUMBERS else "<" for title in table.titles]) if table.rows else []
+    left = [f"  ... and {table.omitted} more"] if table.omitted > 0 else []
+    return [*_wrapped(table.note, ""), *lines, *left, *_wrapped(table.warning or "", "  ")]
 
 
-def _changes(report: IncidentReport) -> list[str]:
-    details = report.details
-    if words.changes_title(report) is None:
-        return []
-    shown, left = words.first_rows(details.changes, details.changes_omitted)
-    table = [["change", "largest before", "of fp16"]]
-    table += [[escape(words.change_line(c)), words.shown(c.largest), words.share_of_fp16(c.largest)] for c in shown]
-    names = ["tensor", *(escape(c.name if c.role == "model" else f"{c.name} ({c.role})") for c in shown)]
-    lines = [f"{cells}  {name}" for cells, name in zip(_aligned(table, "<>>"), names, strict=True)] if shown else []
-    return [*lines, *_left(left), *_wrapped(details.changes_note or "", "  ")]
-
-
-def _headroom(report: IncidentReport) -> str:
-    good = report.details.last_good
-    if good is None:
-        return ""
-    shown, left = words.first_rows(good.largest)
-    lines = [f"  {m.largest / FP16_LIMIT:8.2%}  {m.largest:<12.6g} {escape(m.tensor)}" for m in shown]
-    return _section(
-        f"Largest magnitudes of {words.last_good(report)}, and their share of fp16's 65504", lines + _left(left)
-    )
-
-
-def _aligned(rows: Sequence[Sequence[str]], sides: str) -> list[str]:
+def _aligned(rows: Sequence[Sequence[str]], sides: Sequence[str]) -> list[str]:
     """Rows as lines with aligned columns; `sides` holds "<" or ">" for each column."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  " + "  ".join(f"{c:{s}{w}}" for c, s, w in zip(row, sides, widths, strict=True)) for row in rows]
+    widths = [min(_WIDEST, max(map(len, column))) for column in zip(*rows, strict=True)]
+    lines = ("  ".join(f"{c:{s}{w}}" for c, s, w in zip(row, sides, widths, strict=True)) for row in rows)
+    return [f"  {line}".rstrip() for line in lines]
 
 
 def _pairs(name: str, pairs: Sequence[tuple[str, str]]) -> str:
@@ -136,10 +116,6 @@ def _pairs(name: str, pairs: Sequence[tuple[str, str]]) -> str:
 
 def _section(name: str, lines: Sequence[str]) -> str:
     return "\n".join([escape(name), "-" * min(len(name), _WIDTH), *lines]) if lines else ""
-
-
-def _left(count: int) -> list[str]:
-    return [f"  ... and {count} more"] if count > 0 else []
 
 
 def _wrapped(text: str, indent: str) -> list[str]:

@@ -1,16 +1,18 @@
-"""The sentences that every form of an incident's report shares. Pure; what comes from files is escaped by the form."""
+"""What every form of an incident's report says: its sentences and its tables. Pure; what comes from files is escaped by
+the form."""
 
 from __future__ import annotations
 
 import datetime
+import math
 import shlex
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import NamedTuple
 
 from ckptguard.formats.dtypes import FP16_LIMIT
 from ckptguard.reporting.onset import has_onset
 from ckptguard.values.ids import parse_id
-from ckptguard.values.incident import ChangedTensor, IncidentReport, SickTensor, Training
+from ckptguard.values.incident import ChangedTensor, IncidentReport, Magnitude, SickTensor, Training
 
 CAUSES = {
     "weights": "Weights or optimizer state are not finite",
@@ -40,8 +42,26 @@ NO_SICKNESS = ("storage", "unsaved", "asked", "anew")  # training itself is well
 _IDS = ("checkpoint", "series", "kept_copy", "verdict")
 _MOST_INDICES = 16  # of a place in a tensor: a record may hold any number
 _MOST_ROWS = 12
+_SMALLEST_BAR = 1e-3  # the magnitude at which a bar begins
 
-Row = TypeVar("Row")
+
+class Row(NamedTuple):
+    """One row of a table. The name is in the last cell. `mark` and `bar` (its length, 0 to 1) are for a page."""
+
+    cells: tuple[str, ...]
+    mark: str = ""
+    bar: float | None = None
+
+
+class Table(NamedTuple):
+    """A section of rows, with what they are and how many more there are. `warning`: why these may not be all."""
+
+    name: str
+    note: str
+    titles: tuple[str, ...]
+    rows: tuple[Row, ...]
+    omitted: int
+    warning: str | None = None
 
 
 def title(report: IncidentReport) -> str:
@@ -199,26 +219,78 @@ def change_line(change: ChangedTensor) -> str:
 
 def share_of_fp16(largest: float | None) -> str:
     """A magnitude as a share of the largest number of fp16."""
-    if largest is None:
+    if largest is None or not math.isfinite(largest):
         return ""
     share = largest / FP16_LIMIT
     return "<0.01%" if 0 < share < 1e-4 else f"{share:.2%}"
 
 
-def changes_title(report: IncidentReport) -> str | None:
-    """Which two checkpoints were compared; None where none were."""
+def tables(report: IncidentReport) -> list[Table]:
+    """What is not finite, what changed, and how near to the end of fp16 the last good weights are."""
+    return [table for table in (_sick_tensors(report), _changes(report), _headroom(report)) if table is not None]
+
+
+def _sick_tensors(report: IncidentReport) -> Table | None:
     details = report.details
-    if not (details.changes or details.changes_note) or details.last_good is None or details.first_bad is None:
+    note = "Not finite in memory when it was noticed, in the order of the model."
+    if details.tensors_from not in (None, "memory"):
+        note = f"What is wrong in {details.tensors_from}, in the order of its tensors."
+    rows = [Row((tensor.kind, tensor_line(tensor), tensor.name)) for tensor in details.tensors]
+    titles = ("kind", "what", "tensor")
+    return _table("What is not finite, or wrong", note, titles, rows, details.tensors_omitted) if rows else None
+
+
+def _changes(report: IncidentReport) -> Table | None:
+    details = report.details
+    if not _are_compared(report) or details.first_bad is None:
         return None
-    return f"From {last_good(report)} to {details.first_bad.path}"
+    pair = f"From {last_good(report)} to {details.first_bad.path}."
+    note = f"{pair} At the top is what became NaN or Inf, then what changed most."
+    rows = [
+        Row(
+            (shown(c.largest), share_of_fp16(c.largest), change_line(c), _named(c)),
+            mark="became" if c.became_nonfinite else "",
+        )
+        for c in details.changes
+    ]
+    titles = ("largest before", "of fp16", "change", "tensor")
+    return _table("What changed", note, titles, rows, details.changes_omitted, details.changes_note)
 
 
-def tensors_title(report: IncidentReport) -> str:
-    """Where the list of tensors comes from."""
-    where = report.details.tensors_from
-    if where in (None, "memory"):
-        return "Not finite in memory when it was noticed, in the order of the model"
-    return f"What is wrong in {where}, in the order of its tensors"
+def _named(change: ChangedTensor) -> str:
+    return change.name if change.role == "model" else f"{change.name} ({change.role})"
+
+
+def _are_compared(report: IncidentReport) -> bool:
+    details = report.details
+    found = bool(details.changes or details.changes_note)
+    return found and details.last_good is not None and details.first_bad is not None
+
+
+def _headroom(report: IncidentReport) -> Table | None:
+    good = report.details.last_good
+    if good is None or not good.largest:
+        return None
+    note = f"The largest magnitudes in {last_good(report)}, the last good checkpoint. fp16 ends at 65504."
+    rows = [_magnitude(one) for one in good.largest]
+    return _table("Headroom in fp16", note, ("largest", "of fp16", "tensor"), rows)
+
+
+def _magnitude(one: Magnitude) -> Row:
+    """A row with a bar, which is logarithmic."""
+    share = one.largest / FP16_LIMIT if math.isfinite(one.largest) else 2.0
+    decades = math.log10(FP16_LIMIT / _SMALLEST_BAR)
+    length = 1.0 + math.log10(share) / decades if share > 0 else 0.0
+    mark = "over" if share > 0.5 else "near" if share > 0.1 else "far"
+    return Row((shown(one.largest), share_of_fp16(one.largest), one.tensor), mark, min(1.0, max(0.0, length)))
+
+
+def _table(
+    name: str, note: str, titles: tuple[str, ...], rows: Sequence[Row], omitted: int = 0, warning: str | None = None
+) -> Table:
+    """The first of some rows; `omitted` were left out before."""
+    left = max(0, len(rows) - _MOST_ROWS) + omitted
+    return Table(name, note, titles, tuple(rows[:_MOST_ROWS]), left, warning)
 
 
 def loss_note(report: IncidentReport) -> str | None:
@@ -236,7 +308,7 @@ def next_commands(report: IncidentReport) -> list[tuple[str, str]]:
     good, bad = report.details.last_good, report.details.first_bad
     if bad is not None:
         commands.append((f"ckptguard bisect {run}", "which save was the first bad one, and which tensors it names"))
-    if good is not None and (len(good.largest) < 2 or (bad is not None and changes_title(report) is None)):
+    if good is not None and (len(good.largest) < 2 or (bad is not None and not _are_compared(report))):
         read = f"ckptguard incident {run} {report.id} --read"
         commands.append((read, "this report, with both checkpoints read and compared"))
     return commands
@@ -245,8 +317,3 @@ def next_commands(report: IncidentReport) -> list[tuple[str, str]]:
 def few(names: Sequence[str], most: int = 5) -> str:
     """The first names of some, and how many more there are."""
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
-
-
-def first_rows(rows: Sequence[Row], omitted: int = 0) -> tuple[Sequence[Row], int]:
-    """The rows that a report shows, and how many there are beside, with those that were `omitted` before."""
-    return rows[:_MOST_ROWS], max(0, len(rows) - _MOST_ROWS) + omitted

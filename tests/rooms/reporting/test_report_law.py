@@ -188,4 +188,4 @@ def test_what_did_not_begin_at_an_update_has_no_onset(cause):
 def test_a_wholly_sick_tensor_is_one_short_line():
     """Counts and the first index say nothing that "all" does not."""
     story = Story(10, 0, 1, 5, "guard", "weights", False, True, False, True, True, "plain")
-    assert "  weight     w: all 9 are NaN\n" in report_text(told(story))
+    assert "  weight  all 9 are NaN  w\n" in report_text(told(story))

@@ -6,7 +6,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from ckptguard.errors import SettingsError
@@ -40,10 +40,9 @@ Wait = Callable[[Callable[[], bool], float | None], None]
 class SupervisedCommand:
     """One start of the command, with `environment` added to ours. `ours` returns our own child processes."""
 
-    def __init__(
-        self, argv: Sequence[str], environment: Mapping[str, str], mask: set[int], ours: Callable[[], list[int]]
-    ) -> None:
-        self._argv, self._environment, self._mask, self._ours = list(argv), environment, mask, ours
+    def __init__(self, argv: Sequence[str], mask: set[int], ours: Callable[[], list[int]]) -> None:
+        self.argv, self._mask, self._ours = list(argv), mask, ours
+        self.environment: dict[str, str] = {}
         # Processes below us from before, if `exec` started us: a sidecar of an entrypoint, a `tee` of our output.
         self._older = {(p.pid, p.started) for p in descendants(os.getpid())}
         self._pid: int | None = None
@@ -56,14 +55,14 @@ class SupervisedCommand:
         """Start it with our streams, folder and environment. If it cannot be started, its status is 126 or 127."""
         self.status, self._started_at, self.seconds = None, time.monotonic(), 0.0
         try:
-            environment = {**os.environ, **self._environment}
+            environment = {**os.environ, **self.environment}
             self._pid = os.posix_spawnp(
-                self._argv[0], self._argv, environment, setsigmask=self._mask, setsigdef=_RESTORED
+                self.argv[0], self.argv, environment, setsigmask=self._mask, setsigdef=_RESTORED
             )
         except (OSError, ValueError) as error:
             self.status = NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE
             why = error.strerror if isinstance(error, OSError) else error
-            self.trouble = f"{escape(self._argv[0])} cannot be started: {why}"
+            self.trouble = f"{escape(self.argv[0])} cannot be started: {why}"
 
     @property
     def process(self) -> tuple[int, int] | None:

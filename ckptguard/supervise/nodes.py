@@ -77,13 +77,11 @@ class Nodes:
         self._session: Leader | None = None
         self._mine: MemberLease | None = None
         self._seen: dict[int, MemberLease] = {}  # by rank
-        self._reports: dict[str, NodeReport] = {}
-        self._orders: dict[str, Order] = {}
+        self._told: dict[str, Order | NodeReport] = {}  # by all, by its name
         self._to_tell: queue.SimpleQueue[tuple[str, Order | NodeReport]] = queue.SimpleQueue()
-        self._renewed_at = time.monotonic()
-        self._heard_at = time.monotonic()  # when the storage answered last
+        self._renewed_at = self._heard_at = time.monotonic()  # when the storage answered last
         self._ending = threading.Event()
-        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._work, name="nodes", daemon=True)
         self.leads = False
         self.trouble: str | None = None  # why the session cannot go on
 
@@ -106,14 +104,13 @@ class Nodes:
                     self._look_for_members(run, leader.token)
                     if len(self._seen) == self._group.size:
                         self._session, self._mine, self.leads = leader, mine, leads
-                        threading.Thread(target=self._work, name="nodes", daemon=True).start()
+                        self._thread.start()
                         return None
-                    if time.monotonic() > deadline:
+                    if time.monotonic() > deadline or self._ending.wait(_LOOK):
                         self._leave(run, leader if leads else None, mine)
+                        if self._ending.is_set():
+                            return BusyError("it was asked to end before all nodes were there")
                         return self._not_shared()
-                    if self._ending.wait(_LOOK):
-                        self._leave(run, leader if leads else None, mine)
-                        return BusyError("it was asked to end before all nodes were there")
         except CkptguardError as error:
             return error
         except OSError as error:
@@ -126,9 +123,10 @@ class Nodes:
 
     def order(self) -> Order | None:
         """As a member: return what to do next, once that is known. An order to start begins the next round."""
-        found = self._orders.get(f"order.{self._round + 1}")
-        if found is not None and found.start:
-            self._round += 1
+        found = self._told.get(f"order.{self._round + 1}")
+        if not isinstance(found, Order):
+            return None
+        self._round += found.start
         return found
 
     def stop(self, why: str, status: int = 0, *, asked: bool = False) -> None:
@@ -144,26 +142,24 @@ class Nodes:
 
     def cause(self) -> NodeReport | None:
         """Return the report of another node because of which all stop, or None."""
-        report = self._reports.get(f"stop.{self._round}")
-        return None if report is None or report.rank == self._group.rank else report
+        report = self._told.get(f"stop.{self._round}")
+        return report if isinstance(report, NodeReport) and report.rank != self._group.rank else None
 
     def all_reported(self) -> bool:
         """True if the command ended on all nodes, or the session cannot go on."""
         names = (f"report.{self._round}.{rank}" for rank in range(self._group.size))
-        return self.trouble is not None or all(name in self._reports for name in names)
+        return self.trouble is not None or all(name in self._told for name in names)
 
     def _report(self, status: int, asked: bool, why: str) -> NodeReport:
         return NodeReport(rank=self._group.rank, host=this_host()[0], status=status, asked=asked, why=why)
 
     def end(self, status: int, why: str = "") -> None:
         """Leave. The leader has all others end with this exit code, and waits for them, but not long."""
-        if self._session is None:
-            self._ending.set()
-            return
         if self.leads:
             self._to_tell.put((f"order.{self._round + 1}", Order(start=False, status=status, why=why)))
         self._ending.set()
-        self._ended.wait(_LEAVE + 1.0 if self.leads else 1.0)
+        if self._thread.is_alive():
+            self._thread.join(_LEAVE + 1.0 if self.leads else 1.0)
 
     def _open(self) -> Run:
         return open_run(self._url, self._settings, must_exist=False)
@@ -203,14 +199,10 @@ class Nodes:
             self._ending.wait(_LOOK) if leave_at is None else time.sleep(_LOOK)
         with contextlib.suppress(CkptguardError):
             self._leave(self._open(), self._session if self.leads else None, self._mine)
-        self._ended.set()
 
     def _exchange(self, run: Run, session: Leader, mine: MemberLease) -> None:
-        while True:
-            try:
-                name, value = self._to_tell.get_nowait()
-            except queue.Empty:
-                break
+        while not self._to_tell.empty():
+            name, value = self._to_tell.get()
             try:
                 tell(run, session.token, name, value)
             except CouldNotTellError:
@@ -221,14 +213,11 @@ class Nodes:
             if self.leads:
                 renew(run, session)
             self._renewed_at = time.monotonic()
-        there, before = names_in_session(run, session.token), (len(self._orders) + len(self._reports), self.trouble)
-        for name in there - self._orders.keys() - self._reports.keys():
-            if name.startswith("order."):
-                order = read_order(run, session.token, name)
-                self._orders |= {} if order is None else {name: order}
-            elif name.startswith(("report.", "stop.")):
-                report = read_report(run, session.token, name)
-                self._reports |= {} if report is None else {name: report}
+        there, before = names_in_session(run, session.token), (len(self._told), self.trouble)
+        for name in there - self._told.keys():
+            read = read_order if name.startswith("order.") else read_report
+            found = None if name.startswith("member.") else read(run, session.token, name)
+            self._told |= {} if found is None else {name: found}
         self._heard_at = time.monotonic()
         for rank, member in list(self._seen.items()):
             if f"member.{rank}" not in there and self._ending.is_set():
@@ -238,12 +227,12 @@ class Nodes:
                     f"{member.owner.host} (rank {rank}) was lost: its supervise, process {member.owner.pid}, has ended"
                     " or was not seen for a minute"
                 )
-        if before != (len(self._orders) + len(self._reports), self.trouble):
+        if before != (len(self._told), self.trouble):
             os.kill(os.getpid(), signal.SIGCHLD)  # who waits looks again
 
     def _all_end(self) -> bool:
         """True if everybody may go."""
-        return any(not order.start for order in self._orders.values())
+        return any(isinstance(one, Order) and not one.start for one in self._told.values())
 
     def _leave(self, run: Run, leader: Leader | None, mine: MemberLease) -> None:
         with contextlib.suppress(CkptguardError):
@@ -320,23 +309,27 @@ class CommandOnNodes(SupervisedCommand):
 
 def follow(nodes: Nodes, command: CommandOnNodes, wait: Wait, asked: Callable[[], bool]) -> tuple[int, str | None]:
     """Do what the leader says, until it says to end. Returns the exit code, and why that is an error, if it is one."""
-    while True:
-        order: list[Order] = []
-        until: list[float] = []  # asked to end, wait not much longer for the leader, who was told
-
-        def has_order(order: list[Order] = order, until: list[float] = until) -> bool:
-            order += [found] if not order and (found := nodes.order()) is not None else []
-            until += [time.monotonic() + _LEAVE] if asked() and not until else []
-            return bool(order) or nodes.trouble is not None or (bool(until) and time.monotonic() > until[0])
-
-        wait(has_order, None)
-        if not order:
-            return 1, nodes.trouble
-        if not order[0].start:
-            return order[0].status, None
+    while (order := _next_order(nodes, wait, asked)) is not None and order.start:
         command.start()
         if command.trouble is not None:
             command.tell(command.trouble)
         wait(command.has_ended, None)
         if (command.status or nodes.trouble) and not command.stop_the_rest(command.stop_seconds, wait):
             return command.status or 1, "the command could not be stopped: some of its processes survive SIGKILL"
+    return (1, nodes.trouble) if order is None else (order.status, None)
+
+
+def _next_order(nodes: Nodes, wait: Wait, asked: Callable[[], bool]) -> Order | None:
+    """Wait for an order; once asked to end, not much longer for the leader, who was told. None if none comes."""
+    order: Order | None = None
+    leave_at = float("inf")
+
+    def is_over() -> bool:
+        nonlocal order, leave_at
+        order = order or nodes.order()
+        if asked():
+            leave_at = min(leave_at, time.monotonic() + _LEAVE)
+        return order is not None or nodes.trouble is not None or time.monotonic() > leave_at
+
+    wait(is_over, None)
+    return order

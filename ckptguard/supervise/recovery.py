@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from ckptguard.engine.going_back import GoingBack, Tell, WentBack
+from ckptguard.engine.going_back import GoingBack, Tell
 from ckptguard.engine.sick_saves import SickSave
 from ckptguard.errors import CkptguardError, NotFoundError
 from ckptguard.records.incidents import Incident, list_incidents, open_incident, update_incident
@@ -51,31 +51,25 @@ class Recovery:
     ) -> CkptguardError | None:
         """Roll back because of sick saves, or after the command died with `status`. Returns the error if that
         failed. `after`: what follows that, for the record."""
+        incident = self._open(sick, why, status)
+        then = () if after is None else (after,)
         try:
-            for sentence in self._go_back(sick, why, status, after).sentences:
-                self._tell(sentence)
-        except NotFoundError:
-            return None  # there is no run yet, so nothing to go back to
-        except CkptguardError as error:
-            return error
+            went = self._back.go_back(sick, f"supervise: {why}")
         except Exception as error:
-            return CkptguardError(f"the rollback failed: {type(error).__name__}: {error}")
+            failed = error
+            if not isinstance(failed, CkptguardError):
+                failed = CkptguardError(f"the rollback failed: {type(error).__name__}: {error}")
+            self._close(incident, "; ".join((f"could not roll back: {failed.message}", *then)))
+            # Without a run there is nothing to go back to.
+            return None if isinstance(failed, NotFoundError) else failed
+        self._close(incident, "; ".join((*went.sentences, *then)), known_good=str(went.ids[0]) if went.ids else None)
+        for sentence in went.sentences:
+            self._tell(sentence)
         return None
 
     def give_up(self, sick: list[SickSave], why: str, status: int | None, action: str) -> None:
         """Record that nothing more is done, and why."""
         self._close(self._open(sick, why, status), action)
-
-    def _go_back(self, sick: list[SickSave], why: str, status: int | None, after: str | None) -> WentBack:
-        incident = self._open(sick, why, status)
-        then = () if after is None else (after,)
-        try:
-            went = self._back.go_back(sick, f"supervise: {why}")
-        except CkptguardError as error:
-            self._close(incident, "; ".join((f"could not roll back: {error.message}", *then)))
-            raise
-        self._close(incident, "; ".join((*went.sentences, *then)), known_good=str(went.ids[0]) if went.ids else None)
-        return went
 
     def _open(self, sick: list[SickSave], why: str, status: int | None) -> Incident | None:
         try:

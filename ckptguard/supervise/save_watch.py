@@ -5,11 +5,11 @@ All of it runs in one thread beside the command's own. A failure here is reporte
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
+from typing import TypeVar
 
 import msgspec
 
@@ -22,6 +22,7 @@ from ckptguard.errors import CkptguardError, NotFoundError
 from ckptguard.reporting.events import reason_of
 from ckptguard.reporting.notify import Hooks
 from ckptguard.runs.not_understood import NotUnderstood
+from ckptguard.runs.run_view import RunView
 from ckptguard.runs.work import Work
 from ckptguard.scan import Scanner
 from ckptguard.storage import normalise_url
@@ -31,21 +32,15 @@ from ckptguard.values.ids import CheckpointId, run_id_of
 from ckptguard.values.settings import Settings
 from ckptguard.values.verdict import Outcome
 
+Answer = TypeVar("Answer")
 _GAP = 0.5  # seconds between two passes, however much changes
 _UNSEEN, _SHARE = 2.0, 20.0  # seconds between two looks where changes may go unseen; more if a pass is slow
 _DAEMON_TIMEOUT = 10.0  # seconds that a finished save waits for the verdict of a daemon that guards the run
 
 
-class StateBefore(msgspec.Struct, frozen=True, kw_only=True):
-    """What existed when the command was started: good generations, signatures of the files, incidents."""
-
-    good: frozenset[CheckpointId] = frozenset()
-    lying: frozenset[Signature] = frozenset()
-    incidents: frozenset[str] = frozenset()
-
-
 class SavesSince(msgspec.Struct, frozen=True, kw_only=True):
-    """What happened since: anything `saved`, anything `good`, and whether the command's guard `gave_up`."""
+    """What happened since the command was started: anything `saved`, anything `good`, and whether its guard
+    `gave_up`."""
 
     saved: bool
     good: bool
@@ -66,6 +61,8 @@ class SaveWatch:
         self._run.yields, self._run.daemon_timeout = True, _DAEMON_TIMEOUT
         self._reported: set[str] = set()
         self._reported_not_understood = False
+        self._good_before: frozenset[CheckpointId] = frozenset()  # at the start of the command
+        self._incidents_before: set[str] = set()
         self.back = GoingBack(url, settings, scanner, self.tell_once)
         self.recovery = Recovery(self.back, hooks, tell)
         self._seen: object = None  # the records and files that `_found` was concluded from
@@ -84,28 +81,25 @@ class SaveWatch:
             self._tell_not_understood(found)
         return None
 
-    def begin(self) -> StateBefore:
+    def begin(self) -> None:
         """Record the state before the command starts."""
         self.recovery.leave_open()
-        good = self._good()
-        self.back.lying, self.back.known = self._signatures(), self._on_record()
-        incidents = frozenset(incident.id for incident in self.recovery.incidents())
-        return StateBefore(good=good, lying=self.back.lying, incidents=incidents)
+        self._good_before = self._good()
+        self.back.lying, self.back.known = self._signatures(), self._ask(_on_record, frozenset())
+        self._incidents_before = {incident.id for incident in self.recovery.incidents()}
 
-    def since(self, before: StateBefore) -> SavesSince:
+    def since(self) -> SavesSince:
         """Return what happened since then."""
-        given_up = [i for i in self.recovery.incidents() if i.actions and i.actions[-1].startswith(GAVE_UP)]
+        new = [i for i in self.recovery.incidents() if i.id not in self._incidents_before and i.source not in OURS]
         return SavesSince(
-            saved=not self._signatures() <= before.lying,
-            good=not self._good() <= before.good,
-            gave_up=any(i.id not in before.incidents and i.source not in OURS for i in given_up),
+            saved=not self._signatures() <= self.back.lying,
+            good=not self._good() <= self._good_before,
+            gave_up=any(i.actions and i.actions[-1].startswith(GAVE_UP) for i in new),
         )
 
     def not_understood(self) -> NotUnderstood | None:
         """Return what in the run may be state and nothing verifies, as of now."""
-        with self._complaining():
-            return self.back.look().listing.not_understood
-        return None
+        return self._ask(lambda view: view.listing.not_understood, None)
 
     def watch(self, until: threading.Event) -> list[SickSave]:
         """Make passes, woken by changes, until a save is sick that no guard in the command deals with, or until `until`
@@ -134,14 +128,7 @@ class SaveWatch:
 
     def sick(self) -> list[SickSave]:
         """Return the sick saves by the current records; none if they cannot be read."""
-        with self._complaining():
-            view = self.back.look()
-            seen = (view.history.names, view.history.quarantined, [c.signature for c in view.checkpoints])
-            if seen != self._seen:
-                self._found = self.back.fresh_start(view) or find_sick_saves(view, before=self.back.before)
-                self._seen = seen
-            return self._found
-        return []
+        return self._ask(self._sick_in, [])
 
     def tell_once(self, sentence: str) -> None:
         """Notify, unless they were told exactly this before."""
@@ -168,39 +155,39 @@ class SaveWatch:
             for sentence in found.notes:
                 self._tell(sentence)
 
-    def _good(self) -> frozenset[CheckpointId]:
-        """Return every generation whose verdict is GOOD, by the names of the ledger alone."""
-        with self._complaining():
-            history = self.back.look().history
-            current_verdicts = [
-                current_verdict
-                for series in history.names
-                for current_verdict in history.current_verdicts(series).values()
-            ]
-            return frozenset(
-                current_verdict.id for current_verdict in current_verdicts if current_verdict.outcome is Outcome.GOOD
-            )
-        return frozenset()
+    def _sick_in(self, view: RunView) -> list[SickSave]:
+        seen = (view.history.names, view.history.quarantined, [c.signature for c in view.checkpoints])
+        if seen != self._seen:
+            self._found = self.back.fresh_start(view) or find_sick_saves(view, before=self.back.before)
+            self._seen = seen
+        return self._found
 
-    def _on_record(self) -> frozenset[CheckpointId]:
-        """Return every generation that has a manifest, by the names of the records alone."""
-        with self._complaining():
-            history = self.back.look().history
-            return frozenset(id for series in history.series for id in history.sealed(series))
-        return frozenset()
+    def _good(self) -> frozenset[CheckpointId]:
+        return self._ask(_good_by_names, frozenset())
 
     def _signatures(self) -> frozenset[Signature]:
-        with self._complaining():
-            checkpoints = self.back.look().checkpoints
-            self.back.note_series(checkpoints)
-            return frozenset(c.signature for c in checkpoints)
-        return frozenset()
+        checkpoints = self._ask(lambda view: view.checkpoints, None) or ()
+        self.back.note_series(checkpoints)
+        return frozenset(c.signature for c in checkpoints)
 
-    @contextlib.contextmanager
-    def _complaining(self) -> Iterator[None]:
+    def _ask(self, question: Callable[[RunView], Answer], unknown: Answer) -> Answer:
+        """Return an answer by the run as it is now; `unknown` if there is none, which is told unless there is no run
+        yet."""
         try:
-            yield
+            return question(self.back.look())
         except NotFoundError:
             pass  # the command may still create the folder
         except Exception as error:
             self.tell_once(error.message if isinstance(error, CkptguardError) else f"{type(error).__name__}: {error}")
+        return unknown
+
+
+def _good_by_names(view: RunView) -> frozenset[CheckpointId]:
+    """Return every generation whose verdict is GOOD, by the names of the ledger alone."""
+    of_series = (view.history.current_verdicts(series).values() for series in view.history.names)
+    return frozenset(one.id for verdicts in of_series for one in verdicts if one.outcome is Outcome.GOOD)
+
+
+def _on_record(view: RunView) -> frozenset[CheckpointId]:
+    """Return every generation that has a manifest, by the names of the records alone."""
+    return frozenset(id for series in view.history.series for id in view.history.sealed(series))

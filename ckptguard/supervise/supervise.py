@@ -33,8 +33,8 @@ from ckptguard.supervise.command import SupervisedCommand
 from ckptguard.supervise.lock_file import MARK, Note, Supervision, end_left_running, left_running
 from ckptguard.supervise.nodes import CommandOnNodes, Nodes, follow
 from ckptguard.supervise.process_tree import become_subreaper
-from ckptguard.supervise.save_watch import SavesSince, SaveWatch, StateBefore
-from ckptguard.supervise.wait_for_command import Background, HeldSignals, SignalWatch, WaitAbandoned
+from ckptguard.supervise.save_watch import SavesSince, SaveWatch
+from ckptguard.supervise.wait_for_command import HeldSignals, SignalWatch, WaitAbandoned
 from ckptguard.values.exit_codes import ExitCode, of_error
 from ckptguard.values.settings import Settings
 
@@ -113,14 +113,11 @@ class _Supervisor:
             yields=lambda: self._watch.command_runs,
         )
         self._hooks = Hooks(settings, self._log, held.released)
-        self._argv, self._environment = argv, dict[str, str]()
-        what = argv, self._environment, held.before, lambda: [*self._scanner.pids, *self._hooks.pids]
+        what = argv, held.before, lambda: [*self._scanner.pids, *self._hooks.pids]
         asked = (lambda: self._is_asked, timeout, tell)
         self._command = SupervisedCommand(*what) if nodes is None else CommandOnNodes(nodes, *asked, *what)
-        self._background = Background("saves")
-        self._watch = SignalWatch(held, self._command, self._background, tell)
+        self._watch = SignalWatch(held, self._command, tell)
         self._saves = SaveWatch(url, settings, self._scanner, self._hooks, tell=tell)
-        self._recovery = self._saves.recovery
         self._supervision: Supervision | None = None
         self._restarts = 0
         self._to_repair = False  # the next supervise of this run must recover something first
@@ -188,7 +185,7 @@ class _Supervisor:
                 return Supervised(status=1, error=error)
         died_before, is_first = False, left is None
         while self._watch.asked is None:
-            before = self._watch.beside(self._saves.begin, StateBefore())
+            self._watch.beside(self._saves.begin, None)
             if self._watch.asked is not None:
                 break
             found = self._attempt()
@@ -210,7 +207,7 @@ class _Supervisor:
                         raise
                     return Supervised(status=status)
             if not self._is_asked:
-                since = self._watch.beside(partial(self._saves.since, before), since)
+                since = self._watch.beside(self._saves.since, since)
             ended = CommandEnd(
                 status=status,
                 asked=self._is_asked,
@@ -248,12 +245,12 @@ class _Supervisor:
         """
         try:
             self._supervision, left = Supervision.begin(
-                self._url, self._argv, os.environ, 0 if self._nodes is None else self._nodes.rank
+                self._url, self._command.argv, os.environ, 0 if self._nodes is None else self._nodes.rank
             )
         except OSError as error:
             self._tell(f"no note can be kept, so nothing can continue this if we are killed: {error}")
             return None
-        self._environment[MARK] = self._supervision.mark
+        self._command.environment[MARK] = self._supervision.mark
         if left is None:
             return None
         self._to_repair = True
@@ -263,7 +260,7 @@ class _Supervisor:
             if not end_left_running(left, self._stop_seconds, self._watch.wait):
                 raise BusyError("some processes of a killed supervise survive SIGKILL")
         self._restarts = left.restarts
-        self._watch.beside(partial(self._recovery.take_over, left.series, left.targets), None)
+        self._watch.beside(partial(self._saves.recovery.take_over, left.series, left.targets), None)
         self._note()
         return left
 
@@ -281,7 +278,7 @@ class _Supervisor:
         if self._command.trouble is not None:
             self._tell(self._command.trouble)
         self._watch.command_runs = True
-        watching = self._background.submit(lambda: self._saves.watch(until))
+        watching = self._watch.submit(lambda: self._saves.watch(until))
 
         def found() -> list[SickSave]:
             return watching.result() if watching.done() and watching.exception() is None else []
@@ -353,7 +350,7 @@ class _Supervisor:
             if error is not None:
                 self._tell(f"the rollback failed: {error.message}")
         else:
-            self._watch.beside(partial(self._recovery.give_up, sick, why, status, action), None)
+            self._watch.beside(partial(self._saves.recovery.give_up, sick, why, status, action), None)
         self._to_repair = False
         return Supervised(status=status, error=RollbackExhausted(f"{why}; {action}"))
 
@@ -365,7 +362,7 @@ class _Supervisor:
         self._to_repair = True
         self._note()
         self._tell(why)
-        error = self._watch.beside(partial(self._recovery.go_back, sick, why, status, after), None)
+        error = self._watch.beside(partial(self._saves.recovery.go_back, sick, why, status, after), None)
         self._to_repair = error is not None and not isinstance(error, NoKnownGoodError)
         self._note()
         return error

@@ -5,14 +5,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import queue
 import signal
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
-from typing import Any, Self, TypeVar
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Self, TypeVar
 
 from ckptguard.scan.process.low_priority import NICENESS
 from ckptguard.supervise.command import SupervisedCommand
@@ -90,32 +89,11 @@ def means_it(asked: Sequence[float], now: float, from_terminal: bool) -> bool:
     return bool(asked) and now - asked[0] > _AT_ONCE
 
 
-class Background:
-    """Runs submitted calls one after another in a thread of low priority. The process may end without it."""
-
-    def __init__(self, name: str) -> None:
-        self._work: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = queue.SimpleQueue()
-        threading.Thread(target=self._run, name=name, daemon=True).start()
-
-    def submit(self, call: Callable[[], Result]) -> Future[Result]:
-        """Return the future of a call. Its end wakes the waiting thread to check its condition."""
-        future: Future[Result] = Future()
-        future.add_done_callback(lambda _: os.kill(os.getpid(), signal.SIGCHLD))
-        self._work.put((future, call))
-        return future
-
-    def _run(self) -> None:
-        try:
-            thread = threading.get_native_id()  # only this thread, and what it starts
-            os.setpriority(os.PRIO_PROCESS, thread, max(NICENESS, os.getpriority(os.PRIO_PROCESS, thread)))
-        except (OSError, AttributeError):
-            pass
-        while True:
-            future, call = self._work.get()
-            try:
-                future.set_result(call())
-            except BaseException as error:
-                future.set_exception(error)
+def _yield_to_others() -> None:
+    """Lower the priority of this thread, and of what it starts."""
+    with contextlib.suppress(OSError, AttributeError):
+        thread = threading.get_native_id()
+        os.setpriority(os.PRIO_PROCESS, thread, max(NICENESS, os.getpriority(os.PRIO_PROCESS, thread)))
 
 
 class WaitAbandoned(Exception):
@@ -125,13 +103,12 @@ class WaitAbandoned(Exception):
 class SignalWatch:
     """Waits, and forwards our signals to the command. Call its methods in the thread that holds the signals.
 
-    Calls that may hang run in the `background` thread, and are waited for.
+    Calls that may hang run one after another in another thread, and are waited for. The process may end without it.
     """
 
-    def __init__(
-        self, signals: HeldSignals, command: SupervisedCommand, background: Background, tell: Callable[[str], None]
-    ) -> None:
-        self._signals, self._command, self._background, self._tell = signals, command, background, tell
+    def __init__(self, signals: HeldSignals, command: SupervisedCommand, tell: Callable[[str], None]) -> None:
+        self._signals, self._command, self._tell = signals, command, tell
+        self._thread = ThreadPoolExecutor(1, "saves", _yield_to_others)
         self.asked: int | None = None  # the first signal that asked us to end
         self.command_runs = False  # as far as it was waited for
         self._asked_at: list[float] = []  # when we were asked to end, each time
@@ -149,6 +126,12 @@ class SignalWatch:
             if taken is not None:
                 self._pass_on(*taken)
 
+    def submit(self, call: Callable[[], Result]) -> Future[Result]:
+        """Return the future of a call in the other thread. Its end has `wait` check its condition."""
+        future = self._thread.submit(call)
+        future.add_done_callback(lambda _: os.kill(os.getpid(), signal.SIGCHLD))
+        return future
+
     def beside(
         self, call: Callable[[], Result], otherwise: Otherwise, *, only_looks: bool = False
     ) -> Result | Otherwise:
@@ -158,7 +141,7 @@ class SignalWatch:
         or the request is firm. `only_looks`: it changes nothing but may take as long as reading a checkpoint, so a
         request to end is enough.
         """
-        future = self._background.submit(call)
+        future = self.submit(call)
         self._only_looking = only_looks
         try:
             self.wait(lambda: future.done() or self._may_leave())

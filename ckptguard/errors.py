@@ -96,6 +96,10 @@ class CouldNotTellError(CkptguardError, kind="could_not_tell"):
     """Reading failed. This says nothing about the bytes, so it is neither BAD nor GOOD."""
 
 
+class ChecksumFileError(CouldNotTellError):
+    """A checksum file that is about a checkpoint cannot be used."""
+
+
 class RecordsError(CouldNotTellError, kind="records"):
     """Our own records cannot be used: a newer format, or damage. This says nothing about a checkpoint."""
 

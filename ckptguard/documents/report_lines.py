@@ -113,7 +113,7 @@ def _to_notice(report: VerifyReport, checked: Checked, finding: Finding, errors:
     sums = f"get the publisher's checksums, then: {_command('verify', report.target)} --sums FILE"
     if finding.check == "digests" and finding.file and finding.count and checked.id is None:
         return {"sums": f"to be sure of every bit: {sums}"}  # no checksum vouches for a file
-    if finding.check == "reading" and finding.message.startswith("the checksum file"):
+    if finding.check == "checksum-file":
         return {"sums": f"fix or remove the checksum file, or {sums}"}
     return {}
 

@@ -82,9 +82,9 @@ def checked(
     )
 
 
-def pending(checkpoint: Checkpoint, why: str) -> Checked:
-    """Build the result for a checkpoint without a verdict, and say why."""
-    finding = Finding(check="reading", severity=Severity.NOTICE, message=why)
+def pending(checkpoint: Checkpoint, why: str, check: str = "reading") -> Checked:
+    """Build the result for a checkpoint without a verdict, and say what hindered it."""
+    finding = Finding(check=check, severity=Severity.NOTICE, message=why)
     return checked(checkpoint, None, Outcome.PENDING, sealed=None, seconds=None, findings=[finding])
 
 

@@ -17,6 +17,7 @@ from ckptguard.decisions.turns import LARGE
 from ckptguard.errors import (
     BusyError,
     ChangedWhileReadError,
+    ChecksumFileError,
     CouldNotTellError,
     DeniedError,
     RecordsError,
@@ -224,7 +225,7 @@ def _content_of(view: RunView, checkpoint: Checkpoint, read: Read, how: Verifica
         return ReadContent(id, sealed, change)
     for one in read.sums.stated:
         if one.earlier and one.differs(read.scan):
-            raise CouldNotTellError(
+            raise ChecksumFileError(
                 f"the checksum file {one.source} is older than {escape(one.file)}, and not about it"
             )
     return ReadContent(view.new_id(checkpoint), change=change, grew_from=id if change is Change.GREW else None)

@@ -1,7 +1,7 @@
 """The checksum files that lie beside what is verified: they are found by their names, and used by themselves.
 
 What such a file says that cannot be understood is a warning. A file that cannot be read, or that contradicts itself,
-leaves the question open: CouldNotTellError.
+leaves the question open: ChecksumFileError.
 """
 
 from __future__ import annotations
@@ -10,7 +10,14 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 
 from ckptguard.checks.evidence import FoundSums, StatedSum
-from ckptguard.errors import CouldNotTellError, NotFoundError, ObjectMissingError, SettingsError, StorageError
+from ckptguard.errors import (
+    ChecksumFileError,
+    CouldNotTellError,
+    NotFoundError,
+    ObjectMissingError,
+    SettingsError,
+    StorageError,
+)
 from ckptguard.formats import tensor_suffix
 from ckptguard.formats.suffixes import is_sum_list, summed_file
 from ckptguard.layouts import Checkpoint
@@ -59,7 +66,7 @@ def find_sums(
     file lies now that was listed elsewhere. `hub_record`: what a download from the hub noted in its folder counts."""
     lists = {e.key: e for e in (*checkpoint.entries, *checkpoint.irregular, *beside) if is_sum_list(e.name)}
     if len(lists) > _MOST_LISTS:
-        raise CouldNotTellError(f"the checksum files are {len(lists):,}, too many to be read")
+        raise ChecksumFileError(f"the checksum files are {len(lists):,}, too many to be read")
     found: list[StatedSum] = []
     names: list[str] = []
     remarks: list[Finding] = []
@@ -91,18 +98,18 @@ def _read(storage: Storage, entry: Entry, name: str, key: Callable[[str], str]) 
     odd: list[str] = []
     if entry.kind != "file":
         what = "a link, and was not followed" if entry.kind == "link" else "no regular file"
-        raise CouldNotTellError(f"the checksum file {name} is {what}", key=entry.key)
+        raise ChecksumFileError(f"the checksum file {name} is {what}", key=entry.key)
     try:
         with storage.open(key(entry.key)) as reader:
             if reader.entry.size > LONGEST:
-                raise CouldNotTellError(f"the checksum file {name} is too large to be one", key=entry.key)
+                raise ChecksumFileError(f"the checksum file {name} is too large to be one", key=entry.key)
             text = reader.read(0, reader.entry.size)
             reader.check_unchanged()
         return parse_check_sums(text, name, odd), odd
     except SettingsError as error:
-        raise CouldNotTellError(f"the checksum file cannot be used: {error.message}") from error
+        raise ChecksumFileError(f"the checksum file cannot be used: {error.message}") from error
     except (NotFoundError, StorageError) as error:
-        raise CouldNotTellError(f"the checksum file {name} cannot be read: {error.message}", key=entry.key) from error
+        raise ChecksumFileError(f"the checksum file {name} cannot be read: {error.message}", key=entry.key) from error
 
 
 def _about(sums: Sums, entry: Entry, checkpoint: Checkpoint, storage: Storage) -> dict[str, Stated] | None:
@@ -117,7 +124,7 @@ def _about(sums: Sums, entry: Entry, checkpoint: Checkpoint, storage: Storage) -
         stated = fitting_sums(sums, folder, checkpoint.files, root=root, folder=f"{root}/{folder}")
     except SettingsError as error:
         name = escape(checkpoint.inside(entry.key))
-        raise CouldNotTellError(error.message.replace("the checksum file", f"the checksum file {name}", 1)) from error
+        raise ChecksumFileError(error.message.replace("the checksum file", f"the checksum file {name}", 1)) from error
     if not stated:  # of what a checkpoint needs, all may be gone; a list of pictures is about something else
         places = {f"{folder}/{path}".removeprefix("/"): one for path, one in sums.items() if is_safe_path(path)}
         stated = {place: one for place, one in places.items() if tensor_suffix(place)}
@@ -162,7 +169,7 @@ def _hub_record(storage: Storage, checkpoint: Checkpoint) -> Iterator[StatedSum]
             continue
         except (NotFoundError, StorageError) as error:
             what = escape(f"{folder}/{inside}.metadata")
-            raise CouldNotTellError(
+            raise ChecksumFileError(
                 f"the checksum file {what} cannot be read: {error.message}", key=entry.key
             ) from error
         _, tag, when, *_ = (*text.split("\n"), "", "", "")

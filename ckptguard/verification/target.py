@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Sequence
 
-from ckptguard.errors import ChangedWhileReadError, CouldNotTellError, NotFoundError, SettingsError
+from ckptguard.errors import ChangedWhileReadError, ChecksumFileError, CouldNotTellError, NotFoundError, SettingsError
 from ckptguard.layouts import LAYOUTS, Checkpoint
 from ckptguard.records.run import Run
 from ckptguard.runs.pointers import pointer_notes
@@ -58,7 +58,8 @@ def verify_target(
             notes += [] if note is None else [note]
         except CouldNotTellError as error:
             unsure = unsure or not isinstance(error, ChangedWhileReadError)
-            found = pending(quiet or checkpoint, error.message)
+            check = "checksum-file" if isinstance(error, ChecksumFileError) else "reading"
+            found = pending(quiet or checkpoint, error.message, check)
         results.append(relative_to(found, resolved.prefix))
     if run is not None and resolved.checkpoint is None:
         run.forget()  # pointers are compared with the final state

@@ -2,7 +2,7 @@
 
 import html.parser
 
-VOID = {"meta"}
+VOID = {"meta", "br"}
 
 
 class Page(html.parser.HTMLParser):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import html
 import importlib.resources
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
@@ -21,12 +21,12 @@ WIDTH, HEIGHT = 720, 150
 _LEFT, _RIGHT, _TOP, _BOTTOM = 62, 14, 16, 24
 _MOST_POINTS = 1000
 _LARGEST = 1e300  # differences of what is drawn stay finite
-# title, field of a sample, whether on a logarithmic scale, whether as a staircase
+# title, field of a sample, whether on a logarithmic scale
 _CURVES = (
-    ("Loss", "loss", True, False),
-    ("Gradient norm", "grad_norm", True, False),
-    ("Loss scale", "scale", True, True),
-    ("Learning rate", "lr", False, False),
+    ("Loss", "loss", True),
+    ("Gradient norm", "grad_norm", True),
+    ("Loss scale", "scale", True),
+    ("Learning rate", "lr", False),
 )
 
 
@@ -155,11 +155,11 @@ def _curves(report: IncidentReport) -> str:
     marks = (("onset", "onset", axis.onset), ("good", "last good checkpoint", axis.good))
     keys = [f'<span class="k {kind}">{name}</span>' for kind, name, step in marks if axis.shows(step)]
     parts = [f'<p class="legend">{"".join(keys)}<span class="k sick">not finite</span></p>']
-    for name, field, log, steps in _CURVES:
+    for name, field, log in _CURVES:
         points = [(s.step, value) for s in samples if (value := number(getattr(s, field))) is not None]
         if points:
             last = _text(words.shown(getattr(samples[-1], field)))
-            drawn = curve_svg(points, axis, label=name, log=log, steps=steps)
+            drawn = curve_svg(points, axis, label=name, log=log)
             parts.append(f"<figure><figcaption>{name} <span>at the end: {last}</span></figcaption>{drawn}</figure>")
     return "".join(parts) + _note(words.loss_note(report))
 
@@ -183,21 +183,20 @@ class Axis(msgspec.Struct, frozen=True):
         return _LEFT + (WIDTH - _LEFT - _RIGHT) * (step - first) / max(1, last - first)
 
 
-def curve_svg(
-    points: Sequence[tuple[int, float]], axis: Axis, *, label: str, log: bool = False, steps: bool = False
-) -> str:
+def curve_svg(points: Sequence[tuple[int, float]], axis: Axis, *, label: str, log: bool = False) -> str:
     """A curve of (step, value). With `log` the scale is logarithmic where all values are positive and span more than
-    a decade; `steps` draws a staircase.
-
-    The text of `label` must hold nothing but plain characters.
-    """
+    a decade. The text of `label` must hold nothing but plain characters."""
     inside = [(step, value) for step, value in points if axis.shows(step)][-_MOST_POINTS:]
     finite = [(step, max(-_LARGEST, min(_LARGEST, value))) for step, value in inside if math.isfinite(value)]
     values = [value for _, value in finite] or [0.0, 1.0]
-    scale = _Scale(min(values), max(values), log)
+    low, high = min(values), max(values)
+    log = log and low > 0 and high > 10 * low
+    middle = math.sqrt(low) * math.sqrt(high) if log else (low + high) / 2
+    y = _heights(low, high, math.log10 if log else float)
+    ticks = dict.fromkeys((low, middle, high))
     parts = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{label} by step" class="curve">']
-    parts += [*_span(axis), *_grid(scale, axis), *_mark(axis, axis.onset, "onset"), *_mark(axis, axis.good, "good")]
-    parts += _line([(axis.x(step), scale.y(value)) for step, value in finite], steps=steps)
+    parts += [*_span(axis), *_grid(y, ticks, axis), *_mark(axis, axis.onset, "onset"), *_mark(axis, axis.good, "good")]
+    parts += _line([(axis.x(step), y(value)) for step, value in finite])
     parts += [
         f'<circle class="sick" cx="{axis.x(step):.1f}" cy="{_TOP}" r="4"><title>step {step}: {_name(value)}'
         "</title></circle>"
@@ -207,38 +206,24 @@ def curve_svg(
     return "".join(parts) + "</svg>"
 
 
-class _Scale:
-    """From values to heights in the picture."""
+def _heights(low: float, high: float, of: Callable[[float], float]) -> Callable[[float], float]:
+    """From values between `low` and `high` to heights in the picture, by a scale."""
+    bottom, top = of(low), of(high)
+    margin = 0.08 * (top - bottom) or abs(top) * 0.1 or 1.0
 
-    def __init__(self, low: float, high: float, log: bool) -> None:
-        self._log = log and low > 0 and high > 10 * low
-        margin = 0.0 if self._log else 0.08 * (high - low) or abs(high) * 0.1 or 1.0
-        self._low, self._high = low - margin, high + margin
-
-    def y(self, value: float) -> float:
-        """Where a value lies."""
-        of = math.log10 if self._log else float
-        low, high = of(self._low), of(self._high)
-        share = (of(value) - low) / (high - low) if high > low else 0.5
+    def y(value: float) -> float:
+        share = (of(value) - bottom + margin) / (top - bottom + 2 * margin)
         return HEIGHT - _BOTTOM - (HEIGHT - _BOTTOM - _TOP) * min(1.0, max(0.0, share))
 
-    def ticks(self) -> list[float]:
-        """Values to name at the left."""
-        if not self._log:
-            return [self._low + share * (self._high - self._low) for share in (0.08, 0.5, 0.92)]
-        first, last = math.ceil(math.log10(self._low)), math.floor(math.log10(self._high))
-        if last - first < 1:
-            return [self._low, self._high]
-        stride = max(1, math.ceil((last - first + 1) / 4))
-        return [10.0**power for power in range(first, last + 1, stride)]
+    return y
 
 
-def _grid(scale: _Scale, axis: Axis) -> list[str]:
+def _grid(y: Callable[[float], float], ticks: Iterable[float], axis: Axis) -> list[str]:
     parts = []
-    for value in scale.ticks():
-        y = scale.y(value)
-        parts.append(f'<line class="grid" x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
-        parts.append(f'<text class="tick" x="{_LEFT - 8}" y="{y + 3.5:.1f}" text-anchor="end">{_short(value)}</text>')
+    for value in ticks:
+        at = y(value)
+        parts.append(f'<line class="grid" x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{at:.1f}" y2="{at:.1f}"/>')
+        parts.append(f'<text class="tick" x="{_LEFT - 8}" y="{at + 3.5:.1f}" text-anchor="end">{_short(value)}</text>')
     first, last = axis.span
     names = [(first, "start"), *([((first + last) // 2, "middle")] if last - first > 3 else []), (last, "end")]
     parts += [
@@ -264,12 +249,9 @@ def _mark(axis: Axis, step: int | None, kind: str) -> list[str]:
     return [f'<line class="mark {kind}" x1="{x:.1f}" x2="{x:.1f}" y1="{_TOP - 10}" y2="{HEIGHT - _BOTTOM}"/>']
 
 
-def _line(places: list[tuple[float, float]], *, steps: bool) -> list[str]:
+def _line(places: list[tuple[float, float]]) -> list[str]:
     if len(places) == 1:
         return [f'<circle class="dot" cx="{places[0][0]:.1f}" cy="{places[0][1]:.1f}" r="2.5"/>']
-    if steps:  # a corner before each but the first
-        corners = [(x, y) for (x, _), (_, y) in zip(places[1:], places, strict=False)]
-        places = [*places[:1], *(place for both in zip(corners, places[1:], strict=True) for place in both)]
     points = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
     return [f'<polyline class="line" points="{points}"/>'] if places else []
 

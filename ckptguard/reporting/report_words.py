@@ -281,7 +281,7 @@ def _magnitude(one: Magnitude) -> Row:
     share = one.largest / FP16_LIMIT if math.isfinite(one.largest) else 2.0
     decades = math.log10(FP16_LIMIT / _SMALLEST_BAR)
     length = 1.0 + math.log10(share) / decades if share > 0 else 0.0
-    mark = "over" if share > 0.5 else "near" if share > 0.1 else "far"
+    mark = "high" if share > 0.5 else "near" if share > 0.1 else "far"
     return Row((shown(one.largest), share_of_fp16(one.largest), one.tensor), mark, min(1.0, max(0.0, length)))
 
 

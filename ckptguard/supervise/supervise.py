@@ -120,6 +120,7 @@ class _Supervisor:
         self._saves = SaveWatch(url, settings, self._scanner, self._hooks, tell=tell)
         self._supervision: Supervision | None = None
         self._restarts = 0
+        self._died_before, self._is_first = False, True  # how the previous start ended, if there was one
         self._to_repair = False  # the next supervise of this run must recover something first
 
     def run(self) -> Supervised:
@@ -159,19 +160,28 @@ class _Supervisor:
             self._ending.set()  # a scanning process ends with us; it may hang, so it is not waited for
 
     def _run(self) -> Supervised:
-        if self._nodes is not None:
-            alone = self._watch.beside(self._nodes.join, None, only_looks=True)
-            if alone is not None:
-                return Supervised(status=1, error=alone)
-            if not self._nodes.leads:
-                return self._follow_leader(self._nodes)
-        refused = self._watch.beside(self._saves.prepare, None, only_looks=True)
-        if refused is not None:
-            return Supervised(status=1, error=refused)
+        nodes = self._nodes
+        alone = None if nodes is None else self._watch.beside(nodes.join, None, only_looks=True)
+        if alone is not None:
+            return Supervised(status=1, error=alone)
+        if nodes is None or nodes.leads:
+            refused = self._watch.beside(self._saves.prepare, None, only_looks=True)
+            if refused is not None:
+                return Supervised(status=1, error=refused)
         try:
             left = self._begin()
         except BusyError as busy:
             return Supervised(status=1, error=busy)
+        if nodes is not None and not nodes.leads:
+            return self._follow_leader(nodes)
+        done = self._recover(left)
+        self._is_first = left is None
+        while done is None and self._watch.asked is None:
+            done = self._start_once()
+        return done or Supervised(status=128 + (self._watch.asked or 0))
+
+    def _recover(self, left: Note | None) -> Supervised | None:
+        """Before the first start: go back from sick saves, and finish what a killed supervise had begun."""
         look = self._saves.last_look if left else self._saves.sick
         # Unchanged weights are reported, but nothing is moved for that alone before the command runs.
         sick = [s for s in self._watch.beside(look, list[SickSave](), only_looks=True) if not s.stale]
@@ -183,55 +193,48 @@ class _Supervisor:
             error = self._go_back(sick, why, None, costs=bool(sick))
             if error is not None:
                 return Supervised(status=1, error=error)
-        died_before, is_first = False, left is None
-        while self._watch.asked is None:
-            self._watch.beside(self._saves.begin, None)
-            if self._watch.asked is not None:
-                break
-            found = self._attempt()
-            status = self._command.status
-            broken_off = bool(found) or (status != 0 and self._watch.asked is None)
-            if status is None or (broken_off and not self._command.stop_the_rest(self._stop_seconds, self._watch.wait)):
-                self._to_repair = True
-                message = "the command could not be stopped: some of its processes survive SIGKILL"
-                return Supervised(status=status or 1, error=BusyError(message))
-            since = SavesSince(saved=True, good=True, gave_up=False)
-            sick = found
-            if not self._is_asked or status == 0:  # otherwise the user is in a hurry, and the status says enough
-                asked = self._is_asked
-                try:
-                    look_back = self._saves.sick if asked else self._saves.last_look
-                    sick = self._watch.beside(look_back, list[SickSave](), only_looks=True) or found
-                except WaitAbandoned:  # the next supervise looks at the newest save before it starts the command
-                    if not asked:
-                        raise
-                    return Supervised(status=status)
-            if not self._is_asked:
-                since = self._watch.beside(self._saves.since, since)
-            ended = CommandEnd(
-                status=status,
-                asked=self._is_asked,
-                stopped=bool(found),
-                sick=bool(sick),
-                saved=since.saved,
-                good_since=since.good,
-                gave_up=since.gave_up,
-                died_before=died_before,
-                is_first=is_first,
-                seconds=self._command.seconds,
-            )
-            finished = self._follow(ended, sick)
-            if finished is not None:
-                return finished
-            died_before, is_first = not sick, False
-        return Supervised(status=128 + (self._watch.asked or 0))
+        return None
+
+    def _start_once(self) -> Supervised | None:
+        """One start of the command, and what follows its end. None means: start it again, unless we are to end."""
+        self._watch.beside(self._saves.begin, None)
+        if self._watch.asked is not None:
+            return None
+        found = self._attempt()
+        status = self._command.status
+        broken_off = bool(found) or (status != 0 and self._watch.asked is None)
+        if status is None or (broken_off and not self._command.stop_the_rest(self._stop_seconds, self._watch.wait)):
+            self._to_repair = True
+            message = "the command could not be stopped: some of its processes survive SIGKILL"
+            return Supervised(status=status or 1, error=BusyError(message))
+        since, sick, asked = SavesSince(saved=True, good=True, gave_up=False), found, self._is_asked
+        if not asked or status == 0:  # otherwise the user is in a hurry, and the status says enough
+            look_back = self._saves.sick if asked else self._saves.last_look
+            try:
+                sick = self._watch.beside(look_back, list[SickSave](), only_looks=True) or found
+            except WaitAbandoned:  # the next supervise looks at the newest save before it starts the command
+                if not asked:
+                    raise
+                return Supervised(status=status)
+        if not self._is_asked:
+            since = self._watch.beside(self._saves.since, since)
+        ended = CommandEnd(
+            status=status,
+            asked=self._is_asked,
+            stopped=bool(found),
+            sick=bool(sick),
+            saved=since.saved,
+            good_since=since.good,
+            gave_up=since.gave_up,
+            died_before=self._died_before,
+            is_first=self._is_first,
+            seconds=self._command.seconds,
+        )
+        self._died_before, self._is_first = not sick, False
+        return self._follow(ended, sick)
 
     def _follow_leader(self, nodes: Nodes) -> Supervised:
         """On each other node: start, stop and end as the leader says."""
-        try:
-            self._begin()
-        except BusyError as busy:
-            return Supervised(status=1, error=busy)
         assert isinstance(self._command, CommandOnNodes)
         status, trouble = follow(nodes, self._command, self._watch.wait, lambda: self._is_asked)
         if self._watch.asked is not None and trouble is None and status == 1:

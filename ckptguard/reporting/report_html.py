@@ -81,7 +81,7 @@ def _note(text: str | None) -> str:
     return f'<p class="note">{_text(text)}</p>' if text is not None else ""
 
 
-def _table(table: words.Table) -> str:
+def _table(table: words.ReportTable) -> str:
     """The rows with their names at the beginning, and with their bars."""
     name, titles = table.titles[-1], "".join(f"<th>{title}</th>" for title in table.titles[:-1])
     rows = "".join(_row(row) for row in table.rows)
@@ -90,7 +90,7 @@ def _table(table: words.Table) -> str:
     return _note(table.note) + (whole if rows else "") + more + _note(table.warning)
 
 
-def _row(row: words.Row) -> str:
+def _row(row: words.ReportRow) -> str:
     *cells, name = (_text(cell) for cell in row.cells)
     bar = f'<td class="bar"><i style="width:{100 * row.bar:.1f}%"></i></td>' if row.bar is not None else ""
     inside = "".join(f"<td>{cell}</td>" for cell in cells)

@@ -94,7 +94,7 @@ def _around(report: IncidentReport) -> tuple[tuple[Sample, ...], int]:
     return near + samples[-2:], len(near)
 
 
-def _table(table: words.Table) -> list[str]:
+def _table(table: words.ReportTable) -> list[str]:
     """The rows with their names at the end, because these may be long."""
     cells = [table.titles, *(tuple(map(escape, row.cells)) for row in table.rows)]
     lines = _aligned(cells, [">" if title in _NUMBERS else "<" for title in table.titles]) if table.rows else []

@@ -45,7 +45,7 @@ _MOST_ROWS = 12
 _SMALLEST_BAR = 1e-3  # the magnitude at which a bar begins
 
 
-class Row(NamedTuple):
+class ReportRow(NamedTuple):
     """One row of a table. The name is in the last cell. `mark` and `bar` (its length, 0 to 1) are for a page."""
 
     cells: tuple[str, ...]
@@ -53,13 +53,13 @@ class Row(NamedTuple):
     bar: float | None = None
 
 
-class Table(NamedTuple):
+class ReportTable(NamedTuple):
     """A section of rows, with what they are and how many more there are. `warning`: why these may not be all."""
 
     name: str
     note: str
     titles: tuple[str, ...]
-    rows: tuple[Row, ...]
+    rows: tuple[ReportRow, ...]
     omitted: int
     warning: str | None = None
 
@@ -225,29 +225,29 @@ def share_of_fp16(largest: float | None) -> str:
     return "<0.01%" if 0 < share < 1e-4 else f"{share:.2%}"
 
 
-def tables(report: IncidentReport) -> list[Table]:
+def tables(report: IncidentReport) -> list[ReportTable]:
     """What is not finite, what changed, and how near to the end of fp16 the last good weights are."""
     return [table for table in (_sick_tensors(report), _changes(report), _headroom(report)) if table is not None]
 
 
-def _sick_tensors(report: IncidentReport) -> Table | None:
+def _sick_tensors(report: IncidentReport) -> ReportTable | None:
     details = report.details
     note = "Not finite in memory when it was noticed, in the order of the model."
     if details.tensors_from not in (None, "memory"):
         note = f"What is wrong in {details.tensors_from}, in the order of its tensors."
-    rows = [Row((tensor.kind, tensor_line(tensor), tensor.name)) for tensor in details.tensors]
+    rows = [ReportRow((tensor.kind, tensor_line(tensor), tensor.name)) for tensor in details.tensors]
     titles = ("kind", "what", "tensor")
     return _table("What is not finite, or wrong", note, titles, rows, details.tensors_omitted) if rows else None
 
 
-def _changes(report: IncidentReport) -> Table | None:
+def _changes(report: IncidentReport) -> ReportTable | None:
     details = report.details
     if not _are_compared(report) or details.first_bad is None:
         return None
     pair = f"From {last_good(report)} to {details.first_bad.path}."
     note = f"{pair} At the top is what became NaN or Inf, then what changed most."
     rows = [
-        Row(
+        ReportRow(
             (shown(c.largest), share_of_fp16(c.largest), change_line(c), _named(c)),
             mark="became" if c.became_nonfinite else "",
         )
@@ -267,7 +267,7 @@ def _are_compared(report: IncidentReport) -> bool:
     return found and details.last_good is not None and details.first_bad is not None
 
 
-def _headroom(report: IncidentReport) -> Table | None:
+def _headroom(report: IncidentReport) -> ReportTable | None:
     good = report.details.last_good
     if good is None or not good.largest:
         return None
@@ -276,21 +276,26 @@ def _headroom(report: IncidentReport) -> Table | None:
     return _table("Headroom in fp16", note, ("largest", "of fp16", "tensor"), rows)
 
 
-def _magnitude(one: Magnitude) -> Row:
+def _magnitude(one: Magnitude) -> ReportRow:
     """A row with a bar, which is logarithmic."""
     share = one.largest / FP16_LIMIT if math.isfinite(one.largest) else 2.0
     decades = math.log10(FP16_LIMIT / _SMALLEST_BAR)
     length = 1.0 + math.log10(share) / decades if share > 0 else 0.0
     mark = "high" if share > 0.5 else "near" if share > 0.1 else "far"
-    return Row((shown(one.largest), share_of_fp16(one.largest), one.tensor), mark, min(1.0, max(0.0, length)))
+    return ReportRow((shown(one.largest), share_of_fp16(one.largest), one.tensor), mark, min(1.0, max(0.0, length)))
 
 
 def _table(
-    name: str, note: str, titles: tuple[str, ...], rows: Sequence[Row], omitted: int = 0, warning: str | None = None
-) -> Table:
+    name: str,
+    note: str,
+    titles: tuple[str, ...],
+    rows: Sequence[ReportRow],
+    omitted: int = 0,
+    warning: str | None = None,
+) -> ReportTable:
     """The first of some rows; `omitted` were left out before."""
     left = max(0, len(rows) - _MOST_ROWS) + omitted
-    return Table(name, note, titles, tuple(rows[:_MOST_ROWS]), left, warning)
+    return ReportTable(name, note, titles, tuple(rows[:_MOST_ROWS]), left, warning)
 
 
 def loss_note(report: IncidentReport) -> str | None:

@@ -77,7 +77,7 @@ class Nodes:
         self._session: Leader | None = None
         self._mine: MemberLease | None = None
         self._seen: dict[int, MemberLease] = {}  # by rank
-        self._told: dict[str, Order | NodeReport] = {}  # by all, by its name
+        self._messages: dict[str, Order | NodeReport] = {}  # of all, by their names
         self._to_tell: queue.SimpleQueue[tuple[str, Order | NodeReport]] = queue.SimpleQueue()
         self._renewed_at = self._heard_at = time.monotonic()  # when the storage answered last
         self._ending = threading.Event()
@@ -123,7 +123,7 @@ class Nodes:
 
     def order(self) -> Order | None:
         """As a member: return what to do next, once that is known. An order to start begins the next round."""
-        found = self._told.get(f"order.{self._round + 1}")
+        found = self._messages.get(f"order.{self._round + 1}")
         if not isinstance(found, Order):
             return None
         self._round += found.start
@@ -142,13 +142,13 @@ class Nodes:
 
     def cause(self) -> NodeReport | None:
         """Return the report of another node because of which all stop, or None."""
-        report = self._told.get(f"stop.{self._round}")
+        report = self._messages.get(f"stop.{self._round}")
         return report if isinstance(report, NodeReport) and report.rank != self._group.rank else None
 
     def all_reported(self) -> bool:
         """True if the command ended on all nodes, or the session cannot go on."""
         names = (f"report.{self._round}.{rank}" for rank in range(self._group.size))
-        return self.trouble is not None or all(name in self._told for name in names)
+        return self.trouble is not None or all(name in self._messages for name in names)
 
     def _report(self, status: int, asked: bool, why: str) -> NodeReport:
         return NodeReport(rank=self._group.rank, host=this_host()[0], status=status, asked=asked, why=why)
@@ -213,11 +213,11 @@ class Nodes:
             if self.leads:
                 renew(run, session)
             self._renewed_at = time.monotonic()
-        there, before = names_in_session(run, session.token), (len(self._told), self.trouble)
-        for name in there - self._told.keys():
+        there, before = names_in_session(run, session.token), (len(self._messages), self.trouble)
+        for name in there - self._messages.keys():
             read = read_order if name.startswith("order.") else read_report
             found = None if name.startswith("member.") else read(run, session.token, name)
-            self._told |= {} if found is None else {name: found}
+            self._messages |= {} if found is None else {name: found}
         self._heard_at = time.monotonic()
         for rank, member in list(self._seen.items()):
             if f"member.{rank}" not in there and self._ending.is_set():
@@ -227,12 +227,12 @@ class Nodes:
                     f"{member.owner.host} (rank {rank}) was lost: its supervise, process {member.owner.pid}, has ended"
                     " or was not seen for a minute"
                 )
-        if before != (len(self._told), self.trouble):
+        if before != (len(self._messages), self.trouble):
             os.kill(os.getpid(), signal.SIGCHLD)  # who waits looks again
 
     def _all_end(self) -> bool:
         """True if everybody may go."""
-        return any(isinstance(one, Order) and not one.start for one in self._told.values())
+        return any(isinstance(one, Order) and not one.start for one in self._messages.values())
 
     def _leave(self, run: Run, leader: Leader | None, mine: MemberLease) -> None:
         with contextlib.suppress(CkptguardError):

@@ -19,6 +19,7 @@ def _saved(page: Page, what: str, folder: Path) -> list[dict[str, Any]]:
     """The rows of a table, as its JSON has them. Its CSV has as many."""
     paths = []
     for kind in ("JSON", "CSV"):
+        page.get_by_label(f"Save {what}", exact=True).click()
         with page.expect_download() as download:
             page.get_by_role("button", name=f"Save {what} as {kind}").click()
         paths.append(folder / download.value.suggested_filename)

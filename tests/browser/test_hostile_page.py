@@ -68,8 +68,8 @@ def test_a_run_that_vanishes_and_a_catalogue_that_is_deleted(
     page.locator(".events").get_by_role("link", name="step 2").first.wait_for()
     daemon.known_good(2)
     run.rename(run.with_name("elsewhere"))  # at once: a run that is removed slowly may be written to meanwhile
-    page.locator(".status.not").get_by_text("ended: it was removed").first.wait_for()
+    page.locator(".status.bad").get_by_text("ended: it was removed").first.wait_for()
     run.mkdir()
     save(run, 3)
     page.locator(".events").get_by_role("link", name="step 3").first.wait_for()
-    page.locator(".status.ok").wait_for()
+    page.locator(".status.good").wait_for()

@@ -77,7 +77,7 @@ def test_a_poisoned_training_is_seen_as_it_happens(
     until(lambda: painted(page, ".timeline canvas", "--accent") > 40, "the arrow")
     until(lambda: painted(page, "[aria-label^='Loss:'] canvas", "--bad") > 20, "the poison in the curve")
     assert training.wait(PATIENCE) == 0
-    page.locator(".status.ok").wait_for()
+    page.locator(".status.good").wait_for()
     incident.get_by_role("link").click()
     page.get_by_role("heading", name=re.compile("overflow|fp16|nan", re.IGNORECASE)).first.wait_for()
     page.get_by_role("heading", name="Likely cause, and what to do").wait_for()

@@ -18,7 +18,7 @@ const VERBS = {
   },
   unsilence: { word: "Unsilence", about: "Messages are sent and alerts are raised again." },
   clear: { word: "Clear", about: "Lifts the suspicion: it counts as good again.", danger: true },
-  accept: { word: "Accept", about: "Takes the bytes as they are now for the right ones.", danger: true },
+  accept: { word: "Accept", about: "Uses these tensors as the new reference for the saves that follow.", danger: true },
   repair: { word: "Repair", about: "Replaces damaged files by whole copies of them." },
   replicate: { word: "Replicate", about: "Sends what the replicas lack." },
   prune: { word: "Prune", about: "Moves what no rule keeps to the trash.", danger: true },

@@ -10,10 +10,11 @@ export function staleness(run, now) {
   return Math.max(0, now - run.known_good_at) / run.save_interval;
 }
 
-/** The same in words: "1.3 × its interval of 10 min"; null if nobody knows. */
+/** The same in words: "late: 3 d, usually 1 h"; null if nobody knows. */
 export function stalenessInWords(run, now) {
-  const ratio = staleness(run, now);
-  return ratio === null ? null : `${ratio < 10 ? ratio.toFixed(1) : count(Math.round(ratio))} × its interval of ${duration(run.save_interval)}`;
+  if (staleness(run, now) === null) return null;
+  const age = duration(Math.max(0, now - run.known_good_at));
+  return `${stale(run, now) ? "late: " : ""}${age}, usually ${duration(run.save_interval)}`;
 }
 
 /** True if a run trains and its known-good checkpoint is late. A run that rests grows no older. */
@@ -33,17 +34,17 @@ export function replicasInWords(run) {
 /** True if training went into an incident, and nothing good came after it. */
 const unsettled = ({ last_incident: last, known_good_step: good }) => Boolean(last?.open) && (good === null || (last.step ?? Infinity) > good);
 
-/** Return {word, ok, weight}: the state of a run in a word, and how much it needs somebody. */
+/** Return {word, look, weight}: the state of a run in a word, how that looks, and how much it needs somebody. */
 function standing(run, now) {
-  if (run.state === "ended") return { word: "Ended", ok: true, weight: 0 };
-  if (run.state === "waiting" && !isFinite(run.newest_at)) return { word: "Not begun", ok: false, weight: 0 };
-  if (run.state === "waiting" && run.trouble) return { word: "Gone", ok: false, weight: 5 };
-  if (run.state === "failing") return { word: "Cannot be read", ok: false, weight: 4 };
-  if (!run.protected) return { word: "Not protected", ok: false, weight: 5 };
-  if (run.newest_outcome === "bad") return { word: "Newest is bad", ok: true, weight: 3 };
-  if (unsettled(run)) return { word: "Open incident", ok: true, weight: 2 };
-  if (stale(run, now)) return { word: "Known-good is late", ok: true, weight: 2 };
-  return { word: "Protected", ok: true, weight: lags(run) ? 1 : 0 };
+  if (run.state === "ended") return { word: "Ended", look: "none", weight: 0 };
+  if (run.state === "waiting" && !isFinite(run.newest_at)) return { word: "Not begun", look: "none", weight: 0 };
+  if (run.state === "waiting" && run.trouble) return { word: "Gone", look: "bad", weight: 5 };
+  if (run.state === "failing") return { word: "Cannot be read", look: "bad", weight: 4 };
+  if (!run.protected) return { word: "Not protected", look: "bad", weight: 5 };
+  if (run.newest_outcome === "bad") return { word: "Newest is bad", look: "warn", weight: 3 };
+  if (unsettled(run)) return { word: "Open incident", look: "warn", weight: 2 };
+  if (stale(run, now)) return { word: "Known-good is late", look: "warn", weight: 2 };
+  return { word: "Protected", look: "good", weight: lags(run) ? 1 : 0 };
 }
 
 /** Return the runs, those first that need somebody most. Each gets its standing and the text to search in it. */

@@ -1,6 +1,7 @@
 // The parts of a run's page that are words: its status, what happened, its incidents, its checkpoints.
 import { useEffect, useMemo, useState } from "preact/hooks";
 import { html } from "./html.js";
+import { Actions } from "./actions.js";
 import { bytes, count, isFinite, many } from "./format.js";
 import { clock } from "./api.js";
 import { useClock } from "./documents.js";
@@ -24,8 +25,8 @@ export function Status({ page }) {
   const { run } = page;
   const now = useClock();
   const age = stalenessInWords(run, now);
-  return html`<div class="card status state ${run.protected ? "ok" : "not"}">
-    <${Shield} ok=${run.protected} size=${44} />
+  return html`<div class="card status state ${run.protected ? "good" : "bad"}">
+    <${Shield} look=${run.protected ? "good" : "bad"} size=${44} />
     <div class="status-text">
       <p class="dim small">Am I protected?</p>
       <p class="status-words">${page.sentence}</p>
@@ -91,19 +92,25 @@ export function Events({ run, events }) {
 const courseOf = ({ onset, went_back_to: goal }) =>
   [isFinite(onset) && `began at step ${count(onset)}`, isFinite(goal) && `went back to step ${count(goal)}`].filter(Boolean).join(", ");
 
-/** The incidents, open ones first. */
-export function Incidents({ run, incidents }) {
+/** The incidents, open ones first, with what can be done about those beside them. */
+export function Incidents({ run, incidents, me, onDone }) {
   const now = useClock();
+  const [only, setOnly] = useState("all");
   if (!incidents.length) return html`<p class="empty card">There was no incident.</p>`;
-  const ordered = [...incidents].sort((a, b) => Boolean(b.open) - Boolean(a.open) || (b.at ?? 0) - (a.at ?? 0));
-  return html`<ul class="card incidents">${ordered.slice(0, 50).map(
+  const open = incidents.filter((incident) => incident.open);
+  const shown = only === "open" && open.length ? open : incidents;
+  const ordered = [...shown].sort((a, b) => Boolean(b.open) - Boolean(a.open) || (b.at ?? 0) - (a.at ?? 0));
+  const choices = [["all", `all ${count(incidents.length)}`], ["open", `open ${count(open.length)}`]];
+  return html`${open.length > 0 && open.length < incidents.length && html`<${Choices} label="Which incidents" value=${only} onChoose=${setOnly} options=${choices} />`}
+  <ul class="card incidents">${ordered.slice(0, 50).map(
     (incident) => html`<li key=${incident.name}>
       <p>
         <span class="tag ${incident.open ? "bad" : ""}">${incident.open ? "open" : "closed"}</span>${" "}
-        <a href=${to.incident(run, incident.name)}><bdi>${incident.cause ?? "unknown cause"}</bdi>${isFinite(incident.step) ? ` at step ${count(incident.step)}` : ""}</a>
+        <a href=${to.incident(run.id, incident.name)}><bdi>${incident.cause ?? "unknown cause"}</bdi>${isFinite(incident.step) ? ` at step ${count(incident.step)}` : ""}</a>
       </p>
       ${incident.reason && html`<p class="incident-reason"><bdi>${incident.reason}</bdi></p>`}
       <p class="dim small">${courseOf(incident)} <${Time} at=${incident.at} now=${now} focus=${false} /></p>
+      ${incident.open && html`<${Actions} me=${me} run=${run.id} runName=${run.name} verbs=${["rollback"]} onDone=${onDone} />`}
     </li>`,
   )}</ul>`;
 }

@@ -107,7 +107,8 @@ function moveFocus(event) {
  * - `sort`, `onSort`: "key" or "-key"; without them the table keeps its own order.
  * - `height`, `narrowHeight`: of a row in pixels, so that only the rows in view are drawn. Without `height` all are.
  * - `most`: show the first ones only.
- * - `cards`: on a phone a row is a card, with the title of each column before its cell.
+ * - `cards`: on a phone a row is a card, with the title of each column before its cell. What is not known is left out,
+ *   unless the column is there `always`.
  */
 export function Table({ caption, columns, rows, rowKey, rowClass, sort, onSort, height, narrowHeight, most = null, cards = true, empty = "There is nothing to show." }) {
   const [own, setOwn] = useState(null);
@@ -118,10 +119,11 @@ export function Table({ caption, columns, rows, rowKey, rowClass, sort, onSort, 
   const tall = isNarrow && cards ? (narrowHeight ?? height) : height;
   const window = useWindow(body, shown.length, tall ?? 1e9);
   const [first, last] = tall ? window : [0, shown.length];
-  const drawn = useMemo(() => new Map(), [shown, columns, tall]);
+  const isCard = isNarrow && cards; // a card leaves out what is not known
+  const drawn = useMemo(() => new Map(), [shown, columns, tall, isCard]);
   const space = (n) => n > 0 && html`<tr class="space" aria-hidden="true" style=${{ height: `${n * tall}px` }}><td></td></tr>`;
   const line = (row, at) => html`<tr role="row" key=${rowKey(row)} class=${rowClass?.(row) ?? ""} aria-rowindex=${at + 2} style=${tall ? { height: `${tall}px` } : undefined}>
-    ${columns.map((column, i) => html`<${i ? "td" : "th"} key=${column.key} role=${i ? "cell" : "rowheader"} scope=${i ? undefined : "row"} class=${column.class ?? ""} data-title=${column.title}>${column.cell(row)}<//>`)}
+    ${columns.map((column, i) => !(isCard && i && column.value && !column.always && [null, undefined].includes(column.value(row))) && html`<${i ? "td" : "th"} key=${column.key} role=${i ? "cell" : "rowheader"} scope=${i ? undefined : "row"} class=${column.class ?? ""} data-title=${column.title}>${column.cell(row)}<//>`)}
   </tr>`;
   const lines = [];
   for (let at = first; at < last; at += 1) {

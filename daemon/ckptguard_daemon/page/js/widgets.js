@@ -23,11 +23,13 @@ export function Outcome({ outcome, bare = false, text = outcome }) {
   return html`<span class="outcome ${known(outcome)}"><svg class="mark" viewBox="0 0 16 16" aria-hidden="true"><path d=${SHAPES[known(outcome)]} /></svg>${word}</span>`;
 }
 
-/** A yes or no that matters: a filled shield, or an open one. */
-export function Shield({ ok, size = 16 }) {
-  return html`<svg class="shield ${ok ? "yes" : "no"}" viewBox="0 0 32 32" width=${size} height=${size} aria-hidden="true">
+const SIGNS = { good: "m10.5 16 4 4 7.5-8", none: "M11.5 16h9" };
+
+/** Whether a run is safe: filled for "good" and "warn", open for "bad" and "none"; each has a sign of its own. */
+export function Shield({ look, size = 16 }) {
+  return html`<svg class="shield ${look}" viewBox="0 0 32 32" width=${size} height=${size} aria-hidden="true">
     <path class="body" d="M16 2 4 6.5v8.2C4 22.4 9 28 16 30c7-2 12-7.6 12-15.3V6.5z" />
-    <path class="sign" d=${ok ? "m10.5 16 4 4 7.5-8" : "M16 9.5v8.5m0 4v.6"} />
+    <path class="sign" d=${SIGNS[look] ?? "M16 9.5v8.5m0 4v.6"} />
   </svg>`;
 }
 

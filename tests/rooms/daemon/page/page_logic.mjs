@@ -112,7 +112,9 @@ for (const run of judged) {
   assert.equal(run.judged.word === "Not begun", run.state === "waiting" && run.newest_at === null);
   // A replica of which nobody knows what it holds is never up to date.
   if (run.replicas && lags(run)) assert.ok(!replicasInWords(run).includes("up to date"));
-  if (!run.protected) assert.equal(run.judged.ok, false);
+  // The look says what the words say: only what needs nobody looks good, and what is not protected never does.
+  assert.equal(run.judged.look === "good", run.judged.word === "Protected");
+  if (run.judged.weight > 1) assert.ok(["warn", "bad"].includes(run.judged.look));
   if (stale(run, now)) assert.ok(staleness(run, now) > 3 && run.training);
 }
 

@@ -1,5 +1,5 @@
-// Buttons that save what is shown: a table as CSV and JSON, a picture as PNG and SVG.
-import { useState } from "preact/hooks";
+// A menu that saves what is shown: a table as CSV and JSON, a picture as PNG and SVG.
+import { useRef, useState } from "preact/hooks";
 import { html } from "../html.js";
 import { saveCsv, saveJson, savePng, saveSvg } from "./files.js";
 
@@ -11,10 +11,19 @@ export function Take({ name, what, columns = null, rows = null, picture = null }
     ...(columns ? [["CSV", () => saveCsv(name, told, rows)], ["JSON", () => saveJson(name, told, rows)]] : []),
     ...(picture ? [["PNG", () => savePng(name, picture())], ["SVG", () => saveSvg(name, picture())]] : []),
   ];
-  const save = (way) => Promise.resolve().then(way).then(() => setFailed(false), () => setFailed(true));
-  return html`<span class="take" role="group" aria-label=${`Save ${what}`}>
-    <span class="dim" aria-hidden="true">Save</span>
-    ${ways.map(([kind, way]) => html`<button type="button" class="quiet" key=${kind} aria-label=${`Save ${what} as ${kind}`} onClick=${() => save(way)}>${kind}</button>`)}
-    ${failed && html`<span role="alert">The browser could not make this file. Try another kind.</span>`}
-  </span>`;
+  const menu = useRef(null);
+  const close = (back) => {
+    menu.current.open = false;
+    if (back) menu.current.querySelector("summary").focus();
+  };
+  const save = (way) => {
+    close(true);
+    Promise.resolve().then(way).then(() => setFailed(false), () => setFailed(true));
+  };
+  const leave = ({ relatedTarget }) => menu.current?.contains(relatedTarget) === false && close(false);
+  return html`<details class="take" ref=${menu} onFocusOut=${leave} onKeyDown=${({ key }) => key === "Escape" && close(true)}>
+      <summary aria-label=${`Save ${what}`}>Save</summary>
+      <div class="take-ways">${ways.map(([kind, way]) => html`<button type="button" class="quiet" key=${kind} aria-label=${`Save ${what} as ${kind}`} onClick=${() => save(way)}>${kind}</button>`)}</div>
+    </details>
+    ${failed && html`<span role="alert">The browser could not make this file. Try another kind.</span>`}`;
 }

@@ -28,6 +28,9 @@ const TENSORS = ["name", "role", "dtype", "shape", "file", "digest", "largest", 
   value: (tensor) => (key === "shape" ? (tensor.shape ?? []).join(" ") : tensor[key]),
 }));
 
+/** True if something of it is computed in fp16, whose limit matters then: a tensor, or a gradient scaler. */
+const usesFp16 = ({ tensors, files }) => tensors.some(({ dtype, name }) => dtype === "float16" || /scaler/i.test(name)) || files.some(({ path }) => /scaler/i.test(path));
+
 const Digest = ({ value }) => (value ? html`<code class="digest" title=${value}>${value.slice(0, 16)}</code>` : html`<span class="dim">—</span>`);
 
 function Tensors({ doc, name }) {
@@ -36,6 +39,7 @@ function Tensors({ doc, name }) {
   const [chosen, setChosen] = useState(null);
   const shown = useMemo(() => matching(doc.tensors, wanted, onlySick), [doc, wanted, onlySick]);
   const sick = useMemo(() => doc.tensors.filter(sickText).length, [doc]);
+  const fp16 = useMemo(() => usesFp16(doc), [doc]);
   const tools = html`<${Take} name=${`${name}-tensors`} what="the tensors" columns=${TENSORS} rows=${shown} />`;
   return html`<${Section} title="Tensors" id="tensors" tools=${tools}>
     <div class="filters">
@@ -43,13 +47,13 @@ function Tensors({ doc, name }) {
       <label><input type="checkbox" checked=${onlySick} disabled=${!sick} onChange=${(e) => setOnlySick(e.target.checked)} /> Only what is bad</label>
       <span class="dim" role="status">${many(shown.length, "tensor")}${sick ? `, ${count(sick)} bad` : ""}${doc.tensors_omitted ? `; ${count(doc.tensors_omitted)} more are not shown` : ""}</span>
     </div>
-    ${shown.length ? html`<${TensorTree} tensors=${shown} openAll=${Boolean(wanted || onlySick)} onChoose=${setChosen} />` : html`<p class="empty card">${doc.tensors.length ? "No tensor is like this." : "No tensor of it is on record."}</p>`}
-    <${Chosen} tensor=${chosen} />
+    ${shown.length ? html`<${TensorTree} tensors=${shown} openAll=${Boolean(wanted || onlySick)} fp16=${fp16} onChoose=${setChosen} />` : html`<p class="empty card">${doc.tensors.length ? "No tensor is like this." : "No tensor of it is on record."}</p>`}
+    <${Chosen} tensor=${chosen} fp16=${fp16} />
   <//>`;
 }
 
 /** The whole of what is known of one tensor. */
-function Chosen({ tensor }) {
+function Chosen({ tensor, fp16 }) {
   if (!tensor) return html`<p class="dim chosen">Choose a tensor to see its digest, its file and its numbers.</p>`;
   return html`<div class="card chosen" role="status">
     <h3><${Name} class="whole" most=${4000}>${tensor.name || "(no name)"}<//></h3>
@@ -57,7 +61,7 @@ function Chosen({ tensor }) {
       <${Fact} label="Type">${tensor.dtype}<//><${Fact} label="Shape">${shapeText(tensor.shape)}<//><${Fact} label="Role">${tensor.role}<//>
       <${Fact} label="Largest magnitude">${number(tensor.largest)}<//><${Fact} label="Root mean square">${number(tensor.rms)}<//>
       <${Fact} label="Zeros">${typeof tensor.zeros === "number" ? `${number(100 * tensor.zeros, 3)} %` : "—"}<//>
-      <${Fact} label="Share of fp16"><${Headroom} largest=${tensor.largest} /><//>
+      ${fp16 && html`<${Fact} label="Share of fp16"><${Headroom} largest=${tensor.largest} /><//>`}
       <${Fact} label="What is wrong"><bdi>${sickText(tensor) ?? "nothing"}</bdi><//>
       <${Fact} label="File"><${Name} class="whole">${tensor.file ?? "—"}<//><//><${Fact} label="Digest"><code class="digest whole">${tensor.digest ?? "—"}</code><//>
     </dl>

@@ -16,13 +16,14 @@ const FILTERS = [
   ["needs", "Need you", (run) => run.judged.weight > 0],
   ["unprotected", "Not protected", (run) => !run.protected],
   ["stale", "Known-good is late", stale],
+  ["incidents", "Open incident", (run) => Boolean(run.last_incident?.open)],
   ["backlog", "Backlog", (run) => run.backlog > 0],
   ["replicas", "Replicas behind", lags],
 ];
 
 function Standing({ run }) {
-  const { word, ok } = run.judged;
-  return html`<span class="state ${ok ? "ok" : "not"}"><${Shield} ok=${ok} size=${18} />${word}</span>`;
+  const { word, look } = run.judged;
+  return html`<span class="state ${look}"><${Shield} look=${look} size=${18} />${word}</span>`;
 }
 
 /** The age of the known-good checkpoint against the run's own save interval. */
@@ -47,7 +48,7 @@ function LastIncident({ run, now }) {
   const last = run.last_incident;
   if (!last) return html`<span class="dim">none</span>`;
   const step = last.step === null ? "" : `step ${count(last.step)}, `;
-  return html`<span class="lines"><${Name} href=${to.incident(run.id, last.name)}>${last.cause ?? "unknown cause"}<//><span class="dim">${step}${ago(last.at, now)}</span></span>`;
+  return html`<span class="lines"><${Name} href=${to.incident(run.id, last.name)}>${last.cause ?? "unknown cause"}<//><span class="dim"><span class=${last.open ? "warn" : ""}>${last.open ? "open" : "closed"}</span>, ${step}${ago(last.at, now)}</span></span>`;
 }
 
 const columns = (now) => [
@@ -58,7 +59,7 @@ const columns = (now) => [
   },
   { key: "protected", title: "Protected", width: 1.2, value: (run) => run.judged.weight, largest: true, cell: (run) => html`<${Standing} run=${run} />` },
   { key: "age", title: "Known-good", width: 1.9, value: (run) => run.known_good_at === null ? null : now - run.known_good_at, largest: true, cell: (run) => html`<${KnownGood} run=${run} now=${now} />` },
-  { key: "risk", title: "At risk", width: 1.4, class: "wrap", value: (run) => run.risk, largest: true,
+  { key: "risk", title: "At risk", width: 1.4, class: "wrap", always: true, value: (run) => run.risk, largest: true,
     cell: (run) => run.at_risk ? html`<span class="clamp" title=${run.at_risk}>${run.at_risk}</span>` : html`<span class="dim">nothing</span>` },
   { key: "backlog", title: "Backlog", width: 0.9, value: (run) => run.backlog, largest: true,
     cell: (run) => run.backlog ? html`<span class="lines"><span>${many(run.backlog, "save")}</span><span class="dim">${bytes(run.backlog_bytes)}</span></span>` : html`<span class="dim">0</span>` },

@@ -12,7 +12,6 @@ import { RunHead } from "../run_head.js";
 import { Table } from "../table.js";
 import { Take } from "../export/take.js";
 import { stepText } from "../text.js";
-import { headroom } from "../tensors/tree_view.js";
 import { Choices, Name, Outcome, Section, Sentence, Stale, Waiting } from "../widgets.js";
 
 const MODES = [["magnitude", "Largest magnitude"], ["change", "Change"]];
@@ -27,8 +26,6 @@ function cellWords(heat, model, tensor, column) {
   if (sick) parts.push(sick);
   if (typeof value === "number") {
     parts.push(`largest ${number(value)}`);
-    const room = headroom(value);
-    if (room.share >= 0.01) parts.push(`${number(100 * room.share, 2)} % of fp16`);
     if (typeof before === "number" && before > 0 && value > 0) parts.push(`× ${number(value / before, 3)} since the one before`);
   } else if (!sick) parts.push("not on record");
   return parts.join(", ");

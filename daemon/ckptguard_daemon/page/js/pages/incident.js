@@ -36,6 +36,9 @@ const CHANGES = [
 ];
 const SAMPLES = ["step", "loss", "grad_norm", "scale", "lr"].map((key) => ({ key, title: key.replace("_", " "), value: (sample) => sample[key], cell: (sample) => number(sample[key]) }));
 
+/** True if fp16 was computed in, or a gradient scaler was at work. */
+const usesFp16 = ({ training, samples }) => Object.values(training ?? {}).includes("float16") || (samples ?? []).some(({ scale }) => typeof scale === "number");
+
 function Cause({ cause, first }) {
   const head = html`<h3>${cause.title}</h3> <span class="chip ${cause.confidence}">${cause.confidence}</span>`;
   const body = html`<ul class="because">${cause.because.map((line, at) => html`<li key=${at}><bdi>${line}</bdi></li>`)}</ul>
@@ -97,7 +100,7 @@ export default function Incident({ run, name }) {
       ${found.samples?.length > 0 && html`<${Section} title="The updates before" id="before" tools=${html`<${Take} name=${`${name}-samples`} what="the updates before" columns=${SAMPLES} rows=${found.samples} />`}><${Before} found=${found} name=${name} /><//>`}
       ${section("not-finite", "What was not finite", TENSORS, found.tensors)}
       ${section("changed", "What changed", CHANGES, found.changes)}
-      ${section("headroom", "Headroom in fp16 before it", LARGEST, found.last_good?.largest)}
+      ${section("headroom", "Headroom in fp16 before it", LARGEST, usesFp16(found) ? found.last_good?.largest : [])}
       ${found.training && html`<${Section} title="Training configuration" id="training"><${Pairs} values=${found.training} /><//>`}
       ${Object.keys(found.evidence ?? {}).length > 0 && html`<${Section} title="Evidence" id="evidence"><${Pairs} values=${found.evidence} /><//>`}`}`;
 }

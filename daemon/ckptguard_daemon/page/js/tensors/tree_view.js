@@ -11,7 +11,7 @@ const NARROW = 50;
 const FP16 = 65504;
 
 /** How a tensor's largest magnitude stands to the limit of fp16: a share, and how near that is. */
-export function headroom(largest) {
+function headroom(largest) {
   if (typeof largest !== "number") return null;
   const share = largest / FP16;
   return { share, near: share > 0.5 ? "over" : share > 0.1 ? "near" : "far" };
@@ -32,7 +32,7 @@ export function Headroom({ largest }) {
   return html`<span class="headroom ${room.near}"><meter min="0" max="1" low="0.1" high="0.5" optimum="0" value=${Math.min(room.share, 1)} aria-label="Share of fp16"></meter><span>${words}</span></span>`;
 }
 
-function Row({ row, id, active, at, onToggle, onChoose }) {
+function Row({ row, id, active, at, fp16, onToggle, onChoose }) {
   const { node, level, open } = row;
   const { tensor } = node;
   const sick = tensor ? sickText(tensor) : node.sick ? many(node.sick, "bad tensor") : null;
@@ -45,13 +45,13 @@ function Row({ row, id, active, at, onToggle, onChoose }) {
     </th>
     <td role="gridcell" class="dtype">${tensor ? html`${tensor.dtype} <span class="dim">${shapeText(tensor.shape)}</span>` : ""}</td>
     <td role="gridcell" class="right number">${number(tensor ? tensor.largest : node.largest)}</td>
-    <td role="gridcell" class="room"><${Headroom} largest=${tensor ? tensor.largest : node.largest} /></td>
+    ${fp16 && html`<td role="gridcell" class="room"><${Headroom} largest=${tensor ? tensor.largest : node.largest} /></td>`}
     <td role="gridcell" class="verdict">${sick ? html`<strong class="bad-text" title=${sick}>${sick}</strong>` : ""}</td>
   </tr>`;
 }
 
-/** `onChoose(tensor)` is told which tensor was chosen. `openAll`: as after a search. */
-export function TensorTree({ tensors, openAll, onChoose }) {
+/** `onChoose(tensor)` is called with the chosen tensor. `openAll`: as after a search. `fp16`: show how near its limit is. */
+export function TensorTree({ tensors, openAll, fp16, onChoose }) {
   const root = useMemo(() => buildTree(tensors), [tensors]);
   const [open, setOpen] = useState(() => new Set());
   const [active, setActive] = useState(0);
@@ -106,10 +106,10 @@ export function TensorTree({ tensors, openAll, onChoose }) {
   const inSight = at >= first && at < last;
   return html`<div class="table-frame tree-frame">
     <table role="treegrid" class="tree" tabindex="0" aria-label=${`Tensors, ${count(tensors.length)}`} aria-rowcount=${rows.length + 1} aria-activedescendant=${inSight ? `tensor-${at}` : undefined} onKeyDown=${onKey}>
-      <thead role="rowgroup"><tr role="row">${["Tensor", "Type and shape", "Largest", "Share of fp16", "What is wrong"].map((title, i) => html`<th key=${title} role="columnheader" scope="col" class=${`column-${i} ${i === 2 ? "right" : ""}`}>${title}</th>`)}</tr></thead>
+      <thead role="rowgroup"><tr role="row">${["Tensor", "Type and shape", "Largest", ...(fp16 ? ["Share of fp16"] : []), "What is wrong"].map((title, i) => html`<th key=${title} role="columnheader" scope="col" class=${`column-${i} ${i === 2 ? "right" : ""}`}>${title}</th>`)}</tr></thead>
       <tbody role="rowgroup" ref=${body}>
         ${space(first)}
-        ${rows.slice(first, last).map((row, i) => html`<${Row} key=${row.node.key} row=${row} id=${`tensor-${first + i}`} at=${first + i} active=${first + i === at} onToggle=${toggle} onChoose=${choose} />`)}
+        ${rows.slice(first, last).map((row, i) => html`<${Row} key=${row.node.key} row=${row} fp16=${fp16} id=${`tensor-${first + i}`} at=${first + i} active=${first + i === at} onToggle=${toggle} onChoose=${choose} />`)}
         ${space(rows.length - last)}
       </tbody>
     </table>

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from ckptguard.decisions.candidates import Choice, Search
 from ckptguard.decisions.known_good import IN_PLACE, KEPT
 from ckptguard.errors import FORCE, CkptguardError, CouldNotTellError, NoKnownGoodError, NotFoundError, RefusedError
 from ckptguard.records.kept import read_kept
@@ -14,6 +13,7 @@ from ckptguard.records.pins import InUse
 from ckptguard.records.quarantine import FOLDER as QUARANTINE
 from ckptguard.records.trash import list_trashed, trash_folder
 from ckptguard.replicas.replicate import has_newest, known_bad, open_replicas
+from ckptguard.runs.candidates import Choice, Refused, Skipped
 from ckptguard.runs.find_known_good import (
     ANY,
     SavePart,
@@ -65,7 +65,7 @@ class Restorable:
         self._opened: list[_ReplicaPlaces] | None = None
         self.save: tuple[SavePart, ...] = ()  # all parts of the latest result of `best`, if it has several
 
-    def best(self, refused: frozenset[CheckpointId]) -> CheckpointId | None:
+    def best(self, refused: Refused) -> CheckpointId | None:
         """Return the newest save that is not refused."""
         own = self._own.best(refused)
         if own is not None and not refused:
@@ -84,15 +84,15 @@ class Restorable:
         for replica in self._replicas():
             yield from replica.places(id)
 
-    def none_left(self, search: Search) -> CkptguardError:
+    def none_left(self, refused: Refused, skipped: Sequence[Skipped]) -> CkptguardError:
         """Return the error for a restore without success, given that all places could be read."""
         failed = self._own.failed
-        if isinstance(failed, CouldNotTellError) or not search.refused:
+        if isinstance(failed, CouldNotTellError) or not refused:
             return failed or none_found(self._view.run, None)
         url, wrong = self._view.run.url, "no whole copy of it is there"
-        last = min(search.refused, key=lambda id: id.order)
-        if search.skipped:
-            choice, wrong = search.skipped[-1].choice, search.skipped[-1].why
+        last = min(refused, key=lambda id: id.order)
+        if skipped:
+            choice, wrong = skipped[-1].choice, skipped[-1].why
             last, url = choice.id, choice.source or url
         return RefusedError(
             f"{_name(last, url)} is damaged: {wrong}",
@@ -119,7 +119,7 @@ class _Places:
         self.saves: dict[CheckpointId, tuple[SavePart, ...]] = {}  # of what `best` found: all parts, if it has several
         self.failed: CkptguardError | None = None
 
-    def best(self, refused: frozenset[CheckpointId]) -> CheckpointId | None:
+    def best(self, refused: Refused) -> CheckpointId | None:
         """Return the newest one that may be restored from here."""
         try:
             return next((id for id in self._ids(refused) if self._may_be(id)), None)
@@ -143,7 +143,7 @@ class _Places:
             place = ReadablePlace(storage, prefix, view=view, id=id, manifest=manifest, outcome=outcome, where=where)
             yield choice, place
 
-    def _ids(self, refused: frozenset[CheckpointId]) -> Iterator[CheckpointId]:
+    def _ids(self, refused: Refused) -> Iterator[CheckpointId]:
         """Yield the saves that may be restored, newest first. Without a step that is everything known-good."""
         if self._step is not None:
             yield from (id for id in self._named() if id not in refused)

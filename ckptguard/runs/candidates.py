@@ -1,14 +1,17 @@
-"""Find the best checkpoint that is whole now. Restore, rollback, resume and replicas share this loop."""
+"""Find the best checkpoint that is whole now. Restore, rollback, resume and replicas share this loop.
+
+A checkpoint may have several places: its own path, a kept copy, a replica. All places of one checkpoint are tried
+before a worse checkpoint is.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Generic, Protocol, TypeVar
 
 import msgspec
 
-from ckptguard.decisions.candidates import Choice, Search, Skipped, places_of
-from ckptguard.decisions.known_good import KEPT
+from ckptguard.decisions.known_good import IN_PLACE, KEPT
 from ckptguard.errors import CkptguardError, CouldNotTellError, StoppedError
 from ckptguard.records.run import Run
 from ckptguard.runs.find_known_good import (
@@ -26,6 +29,23 @@ from ckptguard.values.ids import CheckpointId
 C = TypeVar("C")
 C_co = TypeVar("C_co", covariant=True)
 T = TypeVar("T")
+Refused = frozenset[CheckpointId]  # every place of these failed
+
+
+class Choice(msgspec.Struct, frozen=True, kw_only=True):
+    """One place of one checkpoint. `source` names the replica that holds it; "" is the run itself."""
+
+    id: CheckpointId
+    place: str
+    source: str = ""
+
+
+class Skipped(msgspec.Struct, frozen=True, kw_only=True):
+    """A choice that failed, and why. `unsure`: it could not be read, which says nothing about its bytes."""
+
+    choice: Choice
+    why: str
+    unsure: bool = False
 
 
 class Taken(msgspec.Struct, Generic[C, T], frozen=True, kw_only=True):
@@ -39,20 +59,21 @@ class Taken(msgspec.Struct, Generic[C, T], frozen=True, kw_only=True):
 class Offers(Protocol[C_co]):
     """The source of the checkpoints that `first_of` tries."""
 
-    def best(self, refused: frozenset[CheckpointId]) -> CheckpointId | None:
+    def best(self, refused: Refused) -> CheckpointId | None:
         """Return the best checkpoint that is not refused, or None if none is left."""
 
     def places(self, id: CheckpointId) -> Iterable[tuple[Choice, C_co]]:
-        """Return the current places of a checkpoint, in the order to try them. Called again after each failure."""
+        """Return the current places of a checkpoint, in the order to try them. Called again after each failure, and
+        read no further than to the first that was not tried."""
 
 
 def first_of(
     offers: Offers[C],
     attempt: Callable[[C], T | str],
     *,
-    refused: frozenset[CheckpointId] = frozenset(),
-    when_refused: Callable[[frozenset[CheckpointId]], None] | None = None,
-    otherwise: Callable[[Search], CkptguardError],
+    refused: Refused = frozenset(),
+    when_refused: Callable[[Refused], None] = lambda _: None,
+    otherwise: Callable[[Refused, Sequence[Skipped]], CkptguardError],
 ) -> Taken[C, T]:
     """Call `attempt` with each place of the best checkpoint, then of the next, until one succeeds.
 
@@ -64,29 +85,25 @@ def first_of(
         StoppedError: the attempt was stopped.
         CkptguardError: the error of `otherwise`, if none succeeded and all could be read.
     """
-    search = Search(refused=refused)
-    errors: dict[Choice, CouldNotTellError] = {}
-    while (id := offers.best(search.refused)) is not None:
-        while True:
-            seen: dict[Choice, C] = {}
-            choice = search.next_of(_noted(offers.places(id), seen))
-            if choice is None:
-                break
+    skipped: dict[Choice, Skipped] = {}
+    unread: CouldNotTellError | None = None
+    while (id := offers.best(refused)) is not None:
+        while (found := next((one for one in offers.places(id) if one[0] not in skipped), None)) is not None:
+            choice, offered = found
             try:
-                result = attempt(seen[choice])
+                result = attempt(offered)
             except StoppedError:
                 raise
             except CouldNotTellError as error:
-                errors[choice] = error
-                search = search.skip(choice, error.message, unsure=True)
-            else:
-                if not isinstance(result, str):
-                    return Taken(offered=seen[choice], result=result, skipped=search.skipped)
-                search = search.skip(choice, result)
-        search = search.refuse(id)
-        if when_refused is not None:
-            when_refused(search.refused)
-    raise errors[search.unsure.choice] if search.unsure is not None else otherwise(search)
+                unread = error
+                skipped[choice] = Skipped(choice=choice, why=error.message, unsure=True)
+                continue
+            if not isinstance(result, str):
+                return Taken(offered=offered, result=result, skipped=tuple(skipped.values()))
+            skipped[choice] = Skipped(choice=choice, why=result)
+        refused |= {id}
+        when_refused(refused)
+    raise unread or otherwise(refused, tuple(skipped.values()))
 
 
 def first_whole(
@@ -94,7 +111,7 @@ def first_whole(
     attempt: Callable[[Candidate], T | str],
     wanted: Wanted = ANY,
     *,
-    when_refused: Callable[[frozenset[CheckpointId]], None] | None = None,
+    when_refused: Callable[[Refused], None] = lambda _: None,
 ) -> Taken[Candidate, T]:
     """Call `attempt` with the known-good checkpoints, best first, until one succeeds; see `first_of`.
 
@@ -106,7 +123,7 @@ def first_whole(
         attempt,
         refused=wanted.exclude,
         when_refused=when_refused,
-        otherwise=lambda search: none_found(view.run, wanted.before_step),
+        otherwise=lambda refused, skipped: none_found(view.run, wanted.before_step),
     )
 
 
@@ -118,7 +135,7 @@ class _OfView:
         self._found: Candidate | None = None  # the latest result of `best`
         self._parts: tuple[tuple[Presence, str], ...] = ()
 
-    def best(self, refused: frozenset[CheckpointId]) -> CheckpointId | None:
+    def best(self, refused: Refused) -> CheckpointId | None:
         wanted = msgspec.structs.replace(self._wanted, exclude=refused)
         self._found = next(known_good_candidates(self._view, wanted), None)
         self._parts = () if self._found is None else self._found.parts
@@ -129,15 +146,14 @@ class _OfView:
         if found is None:  # an attempt failed and recorded why, so read the records again
             self._view.refresh(id.series)
             found = candidate_of(self._view.history, id)
-            found = None if found is None else msgspec.structs.replace(found, parts=self._parts)
-        if found is None:
-            return []
-        choices = places_of(id, in_place=found.in_place, has_copy=found.copy is not None)
-        return [(choice, self._at(found, choice)) for choice in choices]
-
-    def _at(self, found: Candidate, choice: Choice) -> Candidate:
-        """Return the candidate at one of its places, with the answer for that place."""
-        return found if choice.in_place == found.in_place or found.copy is None else at_copy(self._view.run, found)
+            if found is None:
+                return []
+            found = msgspec.structs.replace(found, parts=self._parts)
+        places = [(Choice(id=id, place=IN_PLACE), found)] if found.in_place else []
+        if found.copy is not None:
+            own = at_copy(self._view.run, found) if found.in_place else found
+            places.append((Choice(id=id, place=KEPT), own))
+        return places
 
 
 def at_copy(run: Run, found: Candidate) -> Candidate:
@@ -165,9 +181,3 @@ def whole_save(run: Run, candidate: Candidate, wrong_with: Callable[[Candidate],
             return wrong
         parts.append((place, rules.get(part.id, "")))
     return msgspec.structs.replace(candidate, parts=tuple(parts)) if candidate.parts else candidate
-
-
-def _noted(places: Iterable[tuple[Choice, C]], seen: dict[Choice, C]) -> Iterable[Choice]:
-    for choice, offered in places:
-        seen[choice] = offered
-        yield choice

@@ -16,8 +16,7 @@ from ckptguard import CkptguardError
 from ckptguard.values.exit_codes import of_outcomes
 from ckptguard.values.ids import escape
 from ckptguard.values.settings import Settings
-from ckptguard.verification.selection import Selection
-from ckptguard.verification.target import verify_target
+from ckptguard.verification.target import Selection, verify_target
 
 
 def check(folder: Path) -> int:

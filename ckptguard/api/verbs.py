@@ -59,8 +59,7 @@ def verify(
     """
     from ckptguard.api.report import as_report, incidents_of
     from ckptguard.scan import scanner_of
-    from ckptguard.verification.selection import Selection
-    from ckptguard.verification.target import verify_target
+    from ckptguard.verification.target import Selection, verify_target
 
     check_sums, other = (None if given is None else place_of(given) for given in (sums, reference))
     what = Selection(

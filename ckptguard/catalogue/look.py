@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 
+from ckptguard.records.after_seal import MD5S as LATE_MD5S
 from ckptguard.records.audit import FOLDER as AUDIT
 from ckptguard.records.incidents import FOLDER as INCIDENTS
-from ckptguard.records.late_md5s import FOLDER as LATE_MD5S
 from ckptguard.records.pins import FOLDER as PINS
 from ckptguard.records.samples import FOLDER as SAMPLES
 from ckptguard.records.scrubs import FOLDER as SCRUBS

@@ -16,13 +16,13 @@ from ckptguard.catalogue.rows import Event, Noted, RunSeen, event_key
 from ckptguard.decisions.known_good import verdict_name
 from ckptguard.decisions.run_summary import last_read, summarize
 from ckptguard.errors import NoKnownGoodError, StorageError
+from ckptguard.records.after_seal import late_md5_key
 from ckptguard.records.audit import BEGAN, parse_action, read_state
 from ckptguard.records.audit import FOLDER as AUDIT
 from ckptguard.records.incidents import FOLDER as INCIDENTS
 from ckptguard.records.incidents import Incident, newest_revisions, read_revision
 from ckptguard.records.kept import FOLDER as KEPT
 from ckptguard.records.kept import read_kept
-from ckptguard.records.late_md5s import late_md5_key
 from ckptguard.records.manifests import FOLDER as MANIFESTS
 from ckptguard.records.pins import FOLDER as PINS
 from ckptguard.records.pins import PINNED, read_pins

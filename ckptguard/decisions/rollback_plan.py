@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 
 import msgspec
+from msgspec.structs import replace
 
 from ckptguard.decisions.known_good import finest_common
 from ckptguard.decisions.names import Listed, read_names
@@ -136,51 +137,73 @@ def plan_rollback(known_good: Content, every: Sequence[SeriesNow], pointers: Ite
     """Return the plan for a rollback to a known-good checkpoint. `every` holds all series of its training, its own
     too."""
     following = next_save(known_good, every)
-
-    def too_new(content: Content) -> bool:
-        return is_newer(content, known_good, following)
-
     targets = {known_good.id.series: known_good}
     for series in every:
-        target = series.target or next((c for c in series.good if not too_new(c)), None)
+        not_newer = (c for c in series.good if not is_newer(c, known_good, following))
+        target = series.target or next(not_newer, None)
         if target is not None:
             targets.setdefault(series.name, target)
-    moved: list[Content] = []
-    given: list[Given] = []
-    refused: list[str] = []
-    for series in every:
-        target = targets.get(series.name)
-        if series.fixed is None:
-            if target is not None:
-                goes = [c for c in series.lying if c.anew or _above(c, target) or (c.id.step is None and too_new(c))]
-            else:  # nothing of it is good: a search for the newest must not find a sick one
-                goes = [
-                    c
-                    for c in series.lying
-                    if c.anew or too_new(c) or (not c.good and _may_be_resumed(series, c, known_good))
-                ]
-            moved += goes
-            wanted = target is known_good or target is series.target
-            if target is not None and not target.in_place and (goes or wanted):
-                given.append(Given(path=target.path, content=target))
-            continue
-        lies = next(iter(series.lying), None)
-        if target is not None and target.in_place:
-            continue
-        if series.target is None:
-            target = _given_to(series, target, known_good, targets)
-        if target is not None:
-            moved += series.lying
-            given.append(Given(path=series.fixed, content=target))
-        elif lies is not None and _may_be_resumed(series, lies, known_good) and not (lies.anew and series.last is None):
-            refused.append(series.fixed)
-        elif lies is not None:  # not good, or newer, or there was no such name before training began from scratch
-            moved.append(lies)
-    gone = {c.path for c in moved} - {g.path for g in given}
-    back = {g.path for g in given}
+    parts = [
+        _of_numbers(series, known_good, targets.get(series.name), following)
+        if series.fixed is None
+        else _of_fixed_name(series, series.fixed, known_good, targets)
+        for series in every
+    ]
+    files = RollbackPlan(
+        moved=tuple(content for part in parts for content in part.moved),
+        given=tuple(given for part in parts for given in part.given),
+        refused=tuple(name for part in parts for name in part.refused),
+    )
+    return _with_pointers(files, known_good, every, targets, pointers)
+
+
+def _of_numbers(series: SeriesNow, known_good: Content, target: Content | None, following: int | None) -> RollbackPlan:
+    """Plan a series of numbered names: what is above its target goes, and the target comes back if it has gone. Without
+    a target, what is newer and what may be resumed from goes: a search for the newest must not find a sick one."""
+
+    def goes(content: Content) -> bool:
+        too_new = content.anew or is_newer(content, known_good, following)
+        if target is None:
+            return too_new or (not content.good and _may_be_resumed(series, content, known_good))
+        return content.anew or _above(content, target) or (content.id.step is None and too_new)
+
+    moved = tuple(filter(goes, series.lying))
+    if target is None or target.in_place or not (moved or target is known_good or target is series.target):
+        return RollbackPlan(moved=moved)
+    return RollbackPlan(moved=moved, given=(Given(path=target.path, content=target),))
+
+
+def _of_fixed_name(series: SeriesNow, path: str, known_good: Content, targets: Mapping[str, Content]) -> RollbackPlan:
+    """Plan a fixed name: it gets good content. If there is none, what may be resumed from is refused, and what else is
+    not good, or newer, goes. So does a name that training from scratch has made."""
+    target, lies = targets.get(series.name), next(iter(series.lying), None)
+    if target is not None and target.in_place:
+        return RollbackPlan()
+    if series.target is None:
+        target = _given_to(series, target, known_good, targets)
+    if target is not None:
+        return RollbackPlan(moved=series.lying, given=(Given(path=path, content=target),))
+    if lies is None:
+        return RollbackPlan()
+    if _may_be_resumed(series, lies, known_good) and not (lies.anew and series.last is None):
+        return RollbackPlan(refused=(path,))
+    return RollbackPlan(moved=(lies,))
+
+
+def _with_pointers(
+    files: RollbackPlan,
+    known_good: Content,
+    every: Sequence[SeriesNow],
+    targets: Mapping[str, Content],
+    pointers: Iterable[Pointer],
+) -> RollbackPlan:
+    """Add the pointers: those that name what goes, what is not good or what counts further name their series' target.
+    What is surely a pointer and cannot name it is refused."""
+    back = {given.path for given in files.given}
+    gone = {content.path for content in files.moved} - back
     stays = (c for s in every for c in s.lying if c.path not in gone | back)
     unsound = {c.path for c in stays if not c.good or counts_further(c, known_good)}
-    pointed = []
+    pointed, refused = list[Pointed](), list(files.refused)
     for pointer in pointers:
         # An interrupted earlier rollback may have left this pointer without its target.
         lost = pointer.sure and not pointer.leads and pointer.names not in back
@@ -194,7 +217,7 @@ def plan_rollback(known_good: Content, every: Sequence[SeriesNow], pointers: Ite
             pointed.append(Pointed(key=pointer.key, path=path))
         elif pointer.sure:
             refused.append(pointer.key)
-    return RollbackPlan(moved=tuple(moved), given=tuple(given), pointed=tuple(pointed), refused=tuple(refused))
+    return replace(files, pointed=tuple(pointed), refused=tuple(refused))
 
 
 def _of_equal_rank(file: str, target: Content) -> str | None:

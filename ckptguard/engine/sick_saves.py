@@ -109,8 +109,7 @@ def _is_recorded_of_before(view: RunView, checkpoint: Checkpoint) -> bool:
 
 def _written(checkpoint: Checkpoint, old: Collection[object]) -> int:
     """Return when something new was written, by the storage's clock."""
-    times = [e.mtime_ns for e in checkpoint.entries if e.mtime_ns is not None]
-    return max(times, default=0) if checkpoint.signature not in old else 0
+    return checkpoint.written_at if checkpoint.signature not in old else 0
 
 
 def _is_reason(view: RunView, checkpoint: Checkpoint, sick: SickSave, *, is_new: bool, any_good: bool) -> bool:
@@ -145,7 +144,7 @@ def _newest_sick(view: RunView, saves: list[Checkpoint]) -> tuple[Checkpoint, Si
                 path=checkpoint.path,
                 series=checkpoint.series,
                 step=checkpoint.step,
-                reason=_words(found) if found is not None else why,
+                reason=found.sentence if found is not None else why,
                 since=since,
                 stale=found is not None and found.check == "stale" and logged is None,
             )
@@ -153,8 +152,3 @@ def _newest_sick(view: RunView, saves: list[Checkpoint]) -> tuple[Checkpoint, Si
         if verdict.outcome is Outcome.GOOD:
             return None
     return None
-
-
-def _words(finding: Finding) -> str:
-    about = finding.tensor or finding.file
-    return f"{about}: {finding.message}" if about else finding.message

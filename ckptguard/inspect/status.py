@@ -10,9 +10,9 @@ import msgspec
 from ckptguard.decisions.at_risk import AtRisk, at_risk
 from ckptguard.decisions.run_summary import in_state, summarize
 from ckptguard.inspect.list_states import CheckpointState, states_by_reader
+from ckptguard.records.after_seal import late_md5_ids
 from ckptguard.records.daemon_record import DaemonRecord, read_daemon_record, surely_ended
 from ckptguard.records.incidents import Incident, list_incidents
-from ckptguard.records.late_md5s import late_md5_ids
 from ckptguard.records.quarantine import read_quarantined
 from ckptguard.records.room import RoomProblem, read_room_problem
 from ckptguard.records.silences import read_silence

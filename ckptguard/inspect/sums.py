@@ -9,7 +9,7 @@ import msgspec
 from ckptguard.checks.digests import same_content
 from ckptguard.errors import RefusedError
 from ckptguard.inspect.tensor_table import TensorSource, find_source
-from ckptguard.records.late_md5s import read_late_md5s
+from ckptguard.records.after_seal import read_late_md5s
 from ckptguard.runs.work import PLAIN, Work
 from ckptguard.scan import ScanOptions
 from ckptguard.values.ids import CheckpointId

@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Iterator
 
-from ckptguard.records.ctimes import note_ctimes, read_ctimes
+from ckptguard.records.after_seal import note_ctimes, read_ctimes
 from ckptguard.records.run import Run
 from ckptguard.runs.file_signatures import other_ctimes
 from ckptguard.storage.protocol import Entry, find_entry

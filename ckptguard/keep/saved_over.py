@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from ckptguard.layouts import Checkpoint
-from ckptguard.runs.file_signatures import saved_over, seen_when_sealed
+from ckptguard.runs.file_signatures import saved_over
 from ckptguard.runs.run_view import RunView
+from ckptguard.runs.sealed_content import seen_when_sealed
 from ckptguard.storage.local.birth_time import born_ns
 from ckptguard.storage.protocol import Entry
 from ckptguard.values.ids import Step

@@ -15,17 +15,7 @@ from ckptguard.values.temporary_names import LEFT_IN_RECORDS
 IGNORE_KEY, IGNORE_TEXT = ".gitignore", b"*\n"
 WHOSE_KEY = "run.json"  # for records outside the run
 
-# The names at the top of the records; docs/reference/records.md has the same.
-RECORDS = frozenset(
-    {
-        *(".gitignore", "audit", "ctimes", "daemon.json", "emptied", FORMAT_KEY, "gate.lock", "incidents", "kept"),
-        *("ledger", "lineage.json", "lock", "manifests", "md5", "metrics", "nodes", "pins", "quarantine"),
-        *("reference", "rewrites", "run.json", "samples", "saving", "scrubs", "seen", "settings", "silences", "starts"),
-        *("room.json", "told", "training", "trainings", "trash"),
-    }
-)
-
-# Their keys where they are not in the run. docs/reference/records.md has the same.
+# Their keys. docs/reference/records.md has the same.
 _SINGLE = frozenset(
     (IGNORE_KEY, "daemon.json", FORMAT_KEY, "gate.lock", "lineage.json", "lock", "room.json", WHOSE_KEY)
 )
@@ -54,6 +44,8 @@ _KEYS = {
     "training": re.compile(r"[^/]+\.\d+\.\d+\.json"),
     "trainings": re.compile(r"[^/]+\.json"),
 }
+
+RECORDS = frozenset(_SINGLE | _KEYS.keys())  # the names at the top of the records
 
 # What those records hold whose names a user's files may have, too. Each release has written these fields.
 _LEASE = frozenset(("format", "owner", "since", "token"))

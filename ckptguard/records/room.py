@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-
 import msgspec
 
-from ckptguard.errors import RecordsError
-from ckptguard.records.run import Run, begin_records_elsewhere, read_parsed, replace_record
+from ckptguard.records.run import Run, begin_records_elsewhere, read_sound, replace_record
 from ckptguard.records.who_and_when import utc_now
 from ckptguard.values.record_formats import PLAIN
 
@@ -29,9 +26,7 @@ class RoomProblem(msgspec.Struct, frozen=True, kw_only=True):
 
 def read_room_problem(run: Run) -> RoomProblem | None:
     """Return what the run lacks, or None. A record that cannot be read says nothing."""
-    with contextlib.suppress(RecordsError):
-        return read_parsed(run, _KEY, RoomProblem, "the record of too little room")
-    return None
+    return read_sound(run, _KEY, RoomProblem, "the record of too little room")
 
 
 def write_room_problem(run: Run, problem: RoomProblem) -> None:

@@ -15,8 +15,8 @@ from ckptguard.decisions.run_summary import last_read
 from ckptguard.errors import BusyError, CouldNotTellError, ObjectMissingError, RecordsError
 from ckptguard.keep.copies import shares_place
 from ckptguard.layouts import LAYOUTS, Checkpoint
+from ckptguard.records.after_seal import late_md5_ids, read_late_md5s, record_late_md5s
 from ckptguard.records.kept import list_kept, read_kept
-from ckptguard.records.late_md5s import late_md5_ids, read_late_md5s, record_late_md5s
 from ckptguard.records.manifests import read_manifest
 from ckptguard.records.scrubs import (
     IN_PLACE,

@@ -236,7 +236,7 @@ def _mark_kept(target: Run, manifest: Manifest) -> None:
         path=manifest.path,
         how="copy",
         files=tuple(file.path for file in manifest.files),
-        sources=tuple((file.size, file.mtime_ns, file.inode, file.etag) for file in manifest.files),
+        sources=tuple(file.signature for file in manifest.files),
         kept_at=utc_now(),
     )
     with contextlib.suppress(ObjectExistsError):  # by a killed process or a concurrent one: the same files

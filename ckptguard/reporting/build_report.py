@@ -170,7 +170,7 @@ def _recorded_sizes(history: History, id: CheckpointId) -> list[Magnitude]:
 
 def _said(finding: Finding) -> str:
     about = finding.tensor or finding.file
-    return f"{about}: {finding.message}" if about and about not in finding.message else finding.message
+    return finding.message if about and about in finding.message else finding.sentence
 
 
 def _largest(sizes: Sequence[Magnitude]) -> tuple[Magnitude, ...]:

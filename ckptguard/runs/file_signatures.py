@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from ckptguard.runs.sealed_content import Judged, Sealed, Seen
+from ckptguard.runs.sealed_content import Judged, Sealed, Seen, seen_when_sealed
 from ckptguard.storage.protocol import Entry, Storage, find_entry
 
 if TYPE_CHECKING:
@@ -25,11 +25,11 @@ def looks_as_read(entries: Iterable[Entry], sealed: Sealed, verdict: Judged | No
     They were read for the seal, or for this verdict. Other files may be beside them. A verdict of damage is compared
     only with the files that it saw.
     """
-    wanted = {f.path for f in sealed.files}
+    as_sealed = seen_when_sealed(sealed)
+    wanted = {path for path, *_ in as_sealed}
     there = {e.key: e for e in entries if e.kind == "file" and e.key in wanted}
     seen = verdict.seen if verdict is not None else ()
     of_damage = verdict is not None and verdict.place_damaged and bool(seen)
-    as_sealed = ((f.path, f.size, f.mtime_ns, f.inode, f.etag) for f in sealed.files)
     return (not of_damage and _are_as(as_sealed, there)) or (bool(seen) and _are_as(seen, there))
 
 
@@ -50,7 +50,7 @@ def late_state(keys: Iterable[str], sealed: Sealed) -> frozenset[str]:
 
     A README, a log or the results of an evaluation are none.
     """
-    known = {f.path for f in sealed.files}
+    known = {path for path, *_ in seen_when_sealed(sealed)}
     late = [key for key in keys if key not in known]
     if not late:
         return frozenset()
@@ -68,7 +68,7 @@ def signature_seen(entries: Iterable[Entry], sealed: Sealed, *, damaged: bool = 
     listed = tuple(entries)
     if not damaged and looks_as_read(listed, sealed):
         return ()
-    wanted = {f.path for f in sealed.files}
+    wanted = {path for path, *_ in seen_when_sealed(sealed)}
     return tuple((e.key, *e.signature) for e in listed if e.key in wanted)
 
 
@@ -125,11 +125,6 @@ def saved_over(before: Iterable[Seen], now: Iterable[Entry]) -> Iterator[tuple[E
         was = known.get(entry.key)
         if was is not None and was[0] == entry.inode and was != (entry.inode, entry.size, entry.mtime_ns):
             yield entry, was[2]
-
-
-def seen_when_sealed(manifest: Manifest) -> list[Seen]:
-    """Return how storage described the files when they were sealed."""
-    return [(f.path, f.size, f.mtime_ns, f.inode, f.etag) for f in manifest.files]
 
 
 def all_there(storage: Storage, files: Iterable[File]) -> bool:

@@ -13,7 +13,7 @@ from ckptguard.records.kept import KeptCopy, read_kept
 from ckptguard.records.run import Run
 from ckptguard.runs.file_signatures import looks_as_read, other_ctimes
 from ckptguard.runs.history import History
-from ckptguard.runs.sealed_content import Judged, Sealed, kept_matches
+from ckptguard.runs.sealed_content import Judged, Sealed, kept_matches, seen_when_sealed
 from ckptguard.storage.failures import is_unreadable
 from ckptguard.storage.protocol import Entry, find_entry
 from ckptguard.values.ids import CheckpointId, Step, folder_of
@@ -111,7 +111,7 @@ class Candidate(Presence, frozen=True, kw_only=True):
         storage describes them as then. Read these before somebody trains with them."""
         ctimes = other_ctimes(self.entries, self.manifest) if self.in_place and not self.changed else {}
         if ctimes:
-            from ckptguard.records.ctimes import read_ctimes  # few answers need it
+            from ckptguard.records.after_seal import read_ctimes  # few answers need it
 
             ctimes = {} if ctimes.items() <= read_ctimes(run, self.id).items() else ctimes
         return ctimes
@@ -184,15 +184,15 @@ def presence_of(
         with contextlib.suppress(RecordsError):  # a manifest that cannot be read may be of the files in place
             in_place = history.current(id.series, id.step, sealed.path, path_of=path_of) == id
         why = "it is no longer in place"
-    there, unread = [], False
+    there, unread, files = [], False, seen_when_sealed(sealed)
     try:
-        there = [find_entry(run.storage, f.path) for f in sealed.files] if in_place else []
+        there = [find_entry(run.storage, path) for path, *_ in files] if in_place else []
     except StorageError as error:
         if not is_unreadable(error):
             raise
         history.unread[id], unread = error, True
     entries = [e for e in there if e is not None and e.kind == "file"]
-    in_place = unread or (in_place and [e.size for e in entries] == [f.size for f in sealed.files])
+    in_place = unread or (in_place and [e.size for e in entries] == [size for _, size, *_ in files])
     changed = unread or (in_place and not looks_as_read(entries, sealed, verdict))
     if sure and changed:
         in_place, why = False, f"the file in place {'cannot be read' if unread else 'has changed since'}"

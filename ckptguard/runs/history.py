@@ -127,14 +127,13 @@ class History:
             }
         return self._names[series, folder]
 
-    def _of(self, id: CheckpointId) -> StepRecords:
-        return self._at(id.series, record_step(id.step))
-
-    def _at(self, series: str, text: str) -> StepRecords:
+    def _at(self, series: str, step: Step | str) -> StepRecords:
+        """Return the records of a step, or of one as in the names."""
+        text = step if isinstance(step, str) else record_step(step)
         if (series, text) not in self._steps:
-            step = self._steps[series, text] = StepRecords(series)
+            found = self._steps[series, text] = StepRecords(series)
             for key in self._keys[series].get(text, ()) if series in self._keys else ():
-                step.add(key)
+                found.add(key)
         return self._steps[series, text]
 
     def steps(self, series: str, before_step: int | None = None) -> Iterator[StepRecords]:
@@ -154,7 +153,7 @@ class History:
 
     def current_verdict(self, id: CheckpointId) -> CurrentVerdict | None:
         """Return the current standing of a generation, by names alone."""
-        return self._of(id).current_verdicts.get(id)
+        return self._at(id.series, id.step).current_verdicts.get(id)
 
     def has_verdict(self, id: CheckpointId) -> bool:
         """True if the ledger has an entry of this generation."""
@@ -166,15 +165,15 @@ class History:
 
     def is_sealed(self, id: CheckpointId) -> bool:
         """True if a generation has a manifest."""
-        return id in self._of(id).ids[MANIFESTS]
+        return id in self._at(id.series, id.step).ids[MANIFESTS]
 
     def is_quarantined(self, id: CheckpointId) -> bool:
         """True if a generation was moved aside."""
-        return id in self._of(id).ids[QUARANTINE]
+        return id in self._at(id.series, id.step).ids[QUARANTINE]
 
     def may_be_kept(self, id: CheckpointId) -> bool:
         """True unless it is known that there is no kept copy."""
-        return not self._has_kept or id in self._of(id).ids[KEPT]
+        return not self._has_kept or id in self._at(id.series, id.step).ids[KEPT]
 
     def manifest(self, id: CheckpointId) -> Manifest | None:
         """Return a manifest, or None if it does not exist or cannot be read."""
@@ -196,7 +195,7 @@ class History:
         """Return the verdict that counts for a generation, or None. Entries that cannot be read or that are about other
         content are ignored."""
         if id not in self._verdicts:
-            entries = self._of(id).entries.get(id, {})
+            entries = self._at(id.series, id.step).entries.get(id, {})
             newest_first = sorted(entries, key=lambda name: weight(entries[name]), reverse=True)
             read = ((entries[name].number, self.entry(entries[name], name)) for name in newest_first)
             self._verdicts[id] = next(((number, found) for number, found in read if found is not None), (0, None))
@@ -212,7 +211,7 @@ class History:
 
         It is GOOD now, or it was GOOD when last seen whole and only the files in place were damaged later.
         """
-        verdict = self.verdict(id) if id in self._of(id).was_good else None
+        verdict = self.verdict(id) if id in self._at(id.series, id.step).was_good else None
         return verdict if verdict is not None and sealed_outcome(verdict) is Outcome.GOOD else None
 
     def is_good(self, id: CheckpointId) -> bool:
@@ -309,7 +308,7 @@ class History:
 
     def entries(self, id: CheckpointId) -> Mapping[str, CurrentVerdict]:
         """Return what the ledger names of a generation say, by name."""
-        return self._of(id).entries.get(id, {})
+        return self._at(id.series, id.step).entries.get(id, {})
 
     def keys(self, id: CheckpointId) -> list[str]:
         """Return the keys of what a generation was sealed and judged as."""
@@ -325,7 +324,7 @@ class History:
 
     def generations(self, series: str, step: Step) -> list[CheckpointId]:
         """Return every generation of a step that has a manifest, a verdict or a quarantine mark, ascending."""
-        found = self._at(series, record_step(step))
+        found = self._at(series, step)
         return sorted({*found.current_verdicts, *found.ids[MANIFESTS], *found.ids[QUARANTINE]}, key=_GENERATION)
 
     def current(
@@ -337,7 +336,7 @@ class History:
         quarantined. `path_of` may give the sealed path of a generation without its manifest, and None for an unreadable
         one. RecordsError if a manifest that matters cannot be read: the content then must not count as new.
         """
-        ids = self._at(series, record_step(step)).ids
+        ids = self._at(series, step).ids
         for id in sorted(ids[MANIFESTS] | ids[QUARANTINE], key=_GENERATION, reverse=True):
             if id in ids[QUARANTINE]:
                 mark = read_quarantined(self.run, id)
@@ -378,7 +377,7 @@ class History:
 
     def was_good(self, id: CheckpointId) -> bool:
         """True if any verdict of this generation was ever GOOD."""
-        return id in self._of(id).was_good
+        return id in self._at(id.series, id.step).was_good
 
     def reference(self, id: CheckpointId, sizes: Mapping[str, int]) -> tuple[Manifest, Verdict | None] | None:
         """Return the manifest that a checkpoint's schema must match, and its verdict; None if it needs no reference.

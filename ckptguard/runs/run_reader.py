@@ -21,7 +21,7 @@ from ckptguard.layouts.rank_names import ranks_named
 from ckptguard.records.who_and_when import saved_at, seconds_of
 from ckptguard.runs.file_signatures import looks_as_read
 from ckptguard.runs.history import History
-from ckptguard.runs.sealed_content import JudgedAs, RememberedFile, SealedAs, Seen, sealed_outcome
+from ckptguard.runs.sealed_content import JudgedAs, SealedAs, Seen, sealed_outcome, seen_when_sealed
 from ckptguard.storage.local.writes import replace_file
 from ckptguard.storage.protocol import Entry
 from ckptguard.storage.runtime_folder import private_runtime_folder, read_private
@@ -235,12 +235,12 @@ class RunReader:
         history, sealed, judged = self.history, None, None
         manifest = history.manifest(id) if history.is_sealed(id) else None
         if manifest is not None:
-            found = tuple((f.path, f.size, f.mtime_ns, f.inode, f.etag) for f in manifest.files)
+            found = tuple(seen_when_sealed(manifest))
             sealed = SealedAs(
                 manifest.path,
                 manifest.layout,
                 manifest.bytes,
-                tuple(RememberedFile(*one) for one in found if files),
+                found if files else (),
                 _digest(found),
                 series_head_of(manifest),
                 manifest.metrics,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -16,16 +16,6 @@ Seen = tuple[str, int, int | None, int | None, str | None]  # path, size, mtime,
 Digest = bytes
 
 
-class RememberedFile(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What storage said about a file when it was sealed."""
-
-    path: str
-    size: int
-    mtime_ns: int | None
-    inode: int | None
-    etag: str | None
-
-
 class SealedAs(msgspec.Struct, frozen=True, array_like=True):
     """The part of a manifest that says what was sealed, where and when. Nothing is verified with it.
 
@@ -36,7 +26,7 @@ class SealedAs(msgspec.Struct, frozen=True, array_like=True):
     path: str
     layout: str
     bytes: int
-    files: tuple[RememberedFile, ...]
+    files: tuple[Seen, ...]
     looked: Digest
     series_head: SeriesHead
     metrics: dict[str, float]
@@ -65,6 +55,13 @@ Sealed = Manifest | SealedAs
 Judged = Verdict | JudgedAs
 
 
+def seen_when_sealed(sealed: Sealed) -> Sequence[Seen]:
+    """Return how storage described the files when they were sealed."""
+    if isinstance(sealed, SealedAs):
+        return sealed.files
+    return [(f.path, f.size, f.mtime_ns, f.inode, f.etag) for f in sealed.files]
+
+
 def sealed_outcome(verdict: Judged) -> Outcome | None:
     """Return the verdict's outcome for the sealed bytes. For damaged files in place that is the outcome before."""
     return verdict.content if verdict.place_damaged else verdict.outcome
@@ -76,9 +73,8 @@ def made_of_sealed(copy: KeptCopy, manifest: Sealed) -> bool:
     if len(copy.read_at) == len(copy.files):
         return True
     made_of = dict(zip(copy.files, copy.sources, strict=False))
-    for file in manifest.files:
-        known = (file.size, file.mtime_ns, file.inode, file.etag)
-        if file.path not in made_of or (known[1:] != (None, None, None) and made_of[file.path] != known):
+    for path, *known in seen_when_sealed(manifest):
+        if path not in made_of or (known[1:] != [None, None, None] and made_of[path] != tuple(known)):
             return False
     return True
 
@@ -88,7 +84,9 @@ def kept_matches(run: Run, copy: KeptCopy, manifest: Sealed) -> bool:
 
     Its bytes are not read. A hard link that was written or touched since it was read has another time.
     """
-    return made_of_sealed(copy, manifest) and is_untouched(run, copy, {f.path: f.size for f in manifest.files})
+    return made_of_sealed(copy, manifest) and is_untouched(
+        run, copy, {path: size for path, size, *_ in seen_when_sealed(manifest)}
+    )
 
 
 def is_untouched(run: Run, copy: KeptCopy, sizes: Mapping[str, int]) -> bool:

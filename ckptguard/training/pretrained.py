@@ -10,8 +10,7 @@ from ckptguard.runs.results import VerifyReport
 from ckptguard.runs.settings_file import GivenSettings, given_settings, training_settings
 from ckptguard.values.ids import escape
 from ckptguard.values.verdict import Outcome, why
-from ckptguard.verification.selection import Selection
-from ckptguard.verification.target import verify_target
+from ckptguard.verification.target import Selection, verify_target
 
 
 def check_pretrained(

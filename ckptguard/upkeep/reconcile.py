@@ -18,12 +18,12 @@ from ckptguard.errors import BusyError, ChangedWhileReadError, CouldNotTellError
 from ckptguard.keep.quarantine import finish_quarantines
 from ckptguard.keep.saved_over import is_saved_over
 from ckptguard.layouts import LAYOUTS, Checkpoint
+from ckptguard.records.after_seal import MD5S as LATE_MD5S
 from ckptguard.records.audit import FOLDER as AUDIT
 from ckptguard.records.emptied import FOLDER as EMPTIED
 from ckptguard.records.emptied import emptied_key, mark_emptied, unmark_emptied
 from ckptguard.records.incidents import FOLDER as INCIDENTS
 from ckptguard.records.kept import KeptCopy
-from ckptguard.records.late_md5s import FOLDER as LATE_MD5S
 from ckptguard.records.pins import FOLDER as PINS
 from ckptguard.records.room import RoomProblem
 from ckptguard.records.run import Run, record_names
@@ -52,9 +52,8 @@ from ckptguard.upkeep.samples import CheckpointSample, NotYet, PassStart
 from ckptguard.values.ids import CheckpointId, Step, numbers_of
 from ckptguard.values.settings import Settings
 from ckptguard.values.verdict import Outcome
-from ckptguard.verification.checkpoint import Resave, Verification, verify_checkpoint
+from ckptguard.verification.checkpoint import Resave, Verification, verify_checkpoint, verify_kept
 from ckptguard.verification.collect_evidence import completeness
-from ckptguard.verification.kept_copy import verify_kept
 
 _UPLOADS_INTERVAL = 86400.0  # seconds; a store lists unfinished uploads apart, and they are removed after a day
 _COLLECT_INTERVAL = 3600.0  # seconds; files that are not old enough yet are removed next time

@@ -86,6 +86,11 @@ class File(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     inner_spans: tuple[Span, ...] = ()  # only in the text: the spans of a file of `WHOLE_FORMATS`
     inner_tensors: tuple[Tensor, ...] = ()
 
+    @property
+    def signature(self) -> tuple[int, int | None, int | None, str | None]:
+        """How storage described it when the manifest was written, in the form of an entry's signature."""
+        return self.size, self.mtime_ns, self.inode, self.etag
+
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One generation of one checkpoint. `path` and all file paths are relative to the run."""

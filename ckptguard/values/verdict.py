@@ -55,6 +55,12 @@ class Finding(msgspec.Struct, frozen=True):
     found: str | None = None
     omitted: int | msgspec.UnsetType = msgspec.UNSET
 
+    @property
+    def sentence(self) -> str:
+        """The message, with what it is about."""
+        about = self.tensor or self.file
+        return f"{about}: {self.message}" if about else self.message
+
 
 def heaviest_words(findings: Iterable[Finding]) -> str:
     """Return the message of the heaviest finding, with its subject; "" if nothing weighs."""
@@ -62,9 +68,7 @@ def heaviest_words(findings: Iterable[Finding]) -> str:
     weighty = [finding for finding in findings if finding.severity in order]
     if not weighty:
         return ""
-    heaviest = min(weighty, key=lambda finding: order.index(finding.severity))
-    about = heaviest.tensor or heaviest.file
-    return f"{about}: {heaviest.message}" if about else heaviest.message
+    return min(weighty, key=lambda finding: order.index(finding.severity)).sentence
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

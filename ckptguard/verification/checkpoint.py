@@ -1,4 +1,4 @@
-"""Verify checkpoints of a run: read every byte of each once, judge, record."""
+"""Verify checkpoints of a run, in place or as kept copies: read every byte of each once, judge, record."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ from ckptguard.errors import (
     ResavingError,
     StorageFullError,
 )
-from ckptguard.keep.copies import put_aside
-from ckptguard.layouts import LAYOUTS, Checkpoint
-from ckptguard.records.ctimes import note_ctimes
+from ckptguard.keep.copies import put_aside, release
+from ckptguard.layouts import LAYOUTS, Checkpoint, find_checkpoints
+from ckptguard.records.after_seal import note_ctimes, read_late_md5s, record_late_md5s
 from ckptguard.records.emptied import was_emptied
-from ckptguard.records.kept import read_kept
-from ckptguard.records.late_md5s import read_late_md5s, record_late_md5s
+from ckptguard.records.kept import KeptCopy, read_kept
 from ckptguard.records.run_settings import allow_nonfinite, allowed_nonfinite
 from ckptguard.records.trash import MOVED, read_trashed
 from ckptguard.records.who_and_when import utc_now
 from ckptguard.runs.file_signatures import other_ctimes, signature_seen
 from ckptguard.runs.history import History
+from ckptguard.runs.lock import run_lock
 from ckptguard.runs.results import Checked, checked
 from ckptguard.runs.run_view import RunView
-from ckptguard.runs.sealed_content import sealed_outcome
+from ckptguard.runs.sealed_content import is_untouched, sealed_outcome
 from ckptguard.runs.work import PLAIN, Work
 from ckptguard.scan import ScanOptions
 from ckptguard.scan.result import Scan
@@ -173,7 +173,7 @@ def _md5_is_recorded(view: RunView, checkpoint: Checkpoint) -> bool:
     if id is None or sealed is None:
         return False
     present = {entry.key: entry.signature for entry in checkpoint.entries}
-    if any(present.get(f.path) != (f.size, f.mtime_ns, f.inode, f.etag) for f in sealed.files):
+    if any(present.get(f.path) != f.signature for f in sealed.files):
         return False
     return all(f.md5 for f in sealed.files) or bool(read_late_md5s(view.run, id))
 
@@ -398,7 +398,7 @@ def _verdicts_of_the_same_bytes(history: History, evidence: Evidence, id: Checkp
         manifest = history.manifest(earlier)
         if earlier == id or manifest is None or manifest.path != checkpoint.path:
             continue
-        written = {f.path: (f.size, f.mtime_ns, f.inode, f.etag) for f in manifest.files}
+        written = {f.path: f.signature for f in manifest.files}
         if written == present and identity(manifest.files) == identity(manifest_files(evidence)):
             yield history.verdict(earlier)
 
@@ -422,3 +422,76 @@ def _confirm_kept(view: RunView, manifest: Manifest, work: Work) -> None:
     copy = read_kept(view.run, manifest.id)
     if copy and copy_differs(view.run.records, copy.folder + "/", manifest, scanner=work.scanner):
         put_aside(view.run, copy)
+
+
+def verify_kept(view: RunView, copy: KeptCopy, *, work: Work = PLAIN) -> Checked | None:
+    """Read a kept copy whose save was deleted or overwritten before its verdict, and record one for its generation, as
+    if its files were in place.
+
+    None if it has nothing to say: it was overwritten, equals an earlier generation, or may be damage of one. Then it is
+    released. Raises CouldNotTellError and its kinds if it cannot be read.
+    """
+    checkpoint = _as_it_was(view, copy)
+    how = FULLY if checkpoint is None else Verification(md5=not spares_md5(view, checkpoint.bytes, work))
+    read = _read_copy(view, copy, checkpoint, how, work) if checkpoint is not None else None
+    if checkpoint is None or read is None:
+        _release(view, copy)
+        return None
+    for _ in range(_RACES):
+        view.refresh(copy.series)
+        if view.history.has_verdict(copy.id):
+            return None
+        before = _sealed_before(view, copy)
+        change = change_of(view, checkpoint, read.scan, before) if before is not None else Change.RESAVED
+        own = before is not None and before.id == copy.id  # its writer has sealed it
+        if (change is Change.SAME) is not own or change not in (Change.SAME, *NEW_GENERATION):
+            _release(view, copy)
+            return None
+        try:
+            grew_from = before.id if before is not None and change is Change.GREW else None
+            content = ReadContent(copy.id, before if own else None, change, grew_from)
+            return judge_and_record(view, checkpoint, read, how, content)
+        except BusyError:
+            continue
+    raise CouldNotTellError(f"other processes kept sealing {copy.path} at the same time")
+
+
+def _as_it_was(view: RunView, copy: KeptCopy) -> Checkpoint | None:
+    """Return the copied checkpoint, as it was listed then."""
+    found = find_checkpoints(copy.entries, view.run.patterns, (copy.path,), (copy.series,))
+    return next((c for c in found if (c.path, c.series, c.step) == (copy.path, copy.series, copy.step)), None)
+
+
+def _read_copy(view: RunView, copy: KeptCopy, checkpoint: Checkpoint, how: Verification, work: Work) -> Read | None:
+    """Read its bytes, under the names and times of the copied files. None if they are not those."""
+    run = view.run
+    entries = run.records.list(copy.folder, recursive=True)
+    if not is_untouched(run, copy, copy.sizes):
+        return None
+    sums = find_sums(run.records, checkpoint, key=copy.key)
+    options = sums.added_to(ScanOptions(md5=how.md5, yield_for=work.yield_for))
+    scan = work.scanner(run.records, [copy.key(file) for file in copy.files], options, work.progress)
+    if run.records.list(copy.folder, recursive=True) != entries:
+        raise ChangedWhileReadError(f"the kept copy of {copy.path} changed while it was read", key=copy.folder)
+    as_copied = zip(scan.files, copy.entries, strict=True)
+    files = tuple(msgspec.structs.replace(found, entry=entry) for found, entry in as_copied)
+    return Read(msgspec.structs.replace(scan, files=files), sums, how.md5)
+
+
+def _sealed_before(view: RunView, copy: KeptCopy) -> Manifest | None:
+    """Return the newest generation sealed for this path up to it, unless that was quarantined."""
+    history = view.history
+    for id in reversed(history.generations(copy.series, copy.step)):
+        if id.generation <= copy.generation and history.is_quarantined(id):
+            return None
+        if id.generation <= copy.generation and history.is_sealed(id):
+            manifest = history.manifest(id)
+            if manifest is None or manifest.path == copy.path:
+                return manifest
+    return None
+
+
+def _release(view: RunView, copy: KeptCopy) -> None:
+    with run_lock(view.run):
+        if read_kept(view.run, copy.id) == copy:
+            release(view.run, copy.id)

@@ -8,7 +8,7 @@ import msgspec
 
 from ckptguard.errors import ChangedWhileReadError, CouldNotTellError, DeniedError, NoKnownGoodError, StorageFullError
 from ckptguard.keep.copies import put_aside
-from ckptguard.records.ctimes import note_ctimes
+from ckptguard.records.after_seal import note_ctimes
 from ckptguard.runs.candidates import first_whole, whole_save
 from ckptguard.runs.find_known_good import Candidate, Wanted
 from ckptguard.runs.run_view import RunView

@@ -1,32 +1,83 @@
-"""Verify what a user names: a single file, a checkpoint, or all checkpoints of a run."""
+"""Verify what a user names: a run, a checkpoint, a single file, a hub cache.
+
+What has no records is judged at first sight.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import shlex
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import NamedTuple
 
-from ckptguard.errors import ChangedWhileReadError, ChecksumFileError, CouldNotTellError, NotFoundError, SettingsError
-from ckptguard.layouts import LAYOUTS, Checkpoint
+import msgspec
+
+from ckptguard.checks import run_checks
+from ckptguard.checks.evidence import FoundSums, KnownFacts
+from ckptguard.checks.pickle_safety import is_executor, unknown_names
+from ckptguard.checks.understood import not_understood, what_of
+from ckptguard.errors import (
+    ChangedWhileReadError,
+    ChecksumFileError,
+    CouldNotTellError,
+    DeniedError,
+    NotFoundError,
+    ObjectMissingError,
+    SettingsError,
+)
+from ckptguard.formats import FORMATS
+from ckptguard.layouts import LAYOUTS, Checkpoint, enter, folder_as_checkpoint
+from ckptguard.layouts.hub_snapshot import HubFacts
 from ckptguard.records.run import Run
+from ckptguard.runs.hub_paths import hub_checkpoint, hub_facts
 from ckptguard.runs.pointers import pointer_notes
-from ckptguard.runs.results import Checked, VerifyReport, pending, relative_to
+from ckptguard.runs.results import Checked, VerifyReport, checked, pending, relative_to
 from ckptguard.runs.run_view import RunView
 from ckptguard.runs.settling import wait_until_quiet
-from ckptguard.runs.target import Target, resolve_target
+from ckptguard.runs.target import Target, resolve_target, saves_beside
 from ckptguard.runs.work import PLAIN, Work
-from ckptguard.scan import ScanOptions
-from ckptguard.values.ids import numbers_of
+from ckptguard.scan import Scan, ScanOptions
+from ckptguard.scan.result import ScannedFile
+from ckptguard.storage import Entry
+from ckptguard.storage.hub_blobs import HubCacheStorage, blob_of
+from ckptguard.values.ids import escape, numbers_of
 from ckptguard.values.manifest import Manifest
 from ckptguard.values.settings import Settings
-from ckptguard.verification.checksum_files import read_check_sums
+from ckptguard.values.verdict import Finding, Severity, judge
+from ckptguard.verification.checksum_files import CheckSums, read_check_sums
 from ckptguard.verification.collect_evidence import (
     collect_evidence,
     manifest_files,
     manifest_without_seal,
     scan_checkpoint,
 )
-from ckptguard.verification.selection import Selection
-from ckptguard.verification.stray import StrayJudge, relist
+from ckptguard.verification.found_sums import find_sums, from_hub, given_sums
+
+_MOST_CLASSES = 1000  # of a pickled model; a hostile file may name half a million
+_EXPLAINED_BESIDE = {row.name for row in FORMATS if row.explained_beside}  # their own bytes alone do not explain them
+_WAIT = 120.0  # seconds to wait for a save that is still being written
+
+
+class Selection(msgspec.Struct, frozen=True, kw_only=True):
+    """Which part of a target is verified, and against what.
+
+    - `step`, `newest`: choose among a run's checkpoints.
+    - `check_sums`: a checksum file.
+    - `reference`: a checkpoint whose keys, shapes and dtypes must match.
+    - `wait`: seconds to wait for files that are still being written.
+    - `record`: write a run's verdicts to its ledger.
+    """
+
+    step: int | None = None
+    newest: int | None = None
+    record: bool = True
+    check_sums: str | None = None
+    reference: str | None = None
+    wait: float = _WAIT
+
 
 ALL = Selection()
 Judged = Callable[[Run, Checked], str | None]
@@ -48,12 +99,12 @@ def verify_target(
     ]
     run = resolved.view if not what.check_sums else None  # with other sums than the sealed ones nothing is recorded
     chosen = _chosen(resolved, what)
-    judge = _judge_of(resolved, run, settings, what, chosen, notes, work)
+    verify_one = _judge_of(resolved, run, settings, what, chosen, notes, work)
     results, unsure, unread = [], bool(resolved.unread), None
     for checkpoint in chosen:
         quiet = _when_quiet(resolved, run, checkpoint, settings.settle, what.wait)
         try:
-            found = judge(quiet) if quiet is not None else pending(checkpoint, "it is still being written")
+            found = verify_one(quiet) if quiet is not None else pending(checkpoint, "it is still being written")
             note = judged(run.run, found) if judged is not None and run is not None and what.record else None
             notes += [] if note is None else [note]
         except CouldNotTellError as error:
@@ -88,7 +139,7 @@ def _judge_of(
 ) -> Callable[[Checkpoint], Checked]:
     """Return what judges the checkpoints of a target: by the records of its run, or at first sight."""
     sums = read_check_sums(what.check_sums, settings.storage) if what.check_sums else None
-    reference = read_reference(what.reference, settings, work) if what.reference else None
+    reference = _read_reference(what.reference, settings, work) if what.reference else None
     if run is not None:
         from ckptguard.verification.checkpoint import (
             Verification,  # records, copies and pins: only a run needs them
@@ -108,10 +159,25 @@ def _when_quiet(
     and not by time."""
     if run is not None and LAYOUTS[checkpoint.layout].sealed_by_writer:
         return checkpoint
-    return wait_until_quiet(checkpoint, lambda: relist(resolved, checkpoint), settle=settle, limit=wait)
+    return wait_until_quiet(checkpoint, lambda: _relist(resolved, checkpoint), settle=settle, limit=wait)
 
 
-def read_reference(url: str, settings: Settings, work: Work = PLAIN) -> Manifest:
+def _relist(target: Target, checkpoint: Checkpoint) -> Checkpoint | None:
+    """Return the checkpoint as storage lists it now, or None if it is gone."""
+    try:
+        if isinstance(target.storage, HubCacheStorage):
+            return hub_checkpoint(target.storage, checkpoint.path)
+        if target.view is not None:
+            return target.view.look_again(checkpoint.path)
+        if checkpoint.layout == "file":
+            return msgspec.structs.replace(checkpoint, entries=(target.storage.stat(checkpoint.path),))
+        entries = target.storage.list(checkpoint.path, recursive=True, enter=enter, unread=True)
+        return folder_as_checkpoint(checkpoint.path, entries)
+    except ObjectMissingError:
+        return None
+
+
+def _read_reference(url: str, settings: Settings, work: Work = PLAIN) -> Manifest:
     """Return the schema of another checkpoint, as a manifest that is never written."""
     target = resolve_target(url, settings)
     if target.checkpoint is None:
@@ -138,3 +204,159 @@ def _chosen(resolved: Target, what: Selection) -> list[Checkpoint]:
         return ordered
     numbered = [c for c in ordered if c.step is not None]
     return numbered[-what.newest :] if what.newest > 0 else []
+
+
+class Blob(NamedTuple):
+    """A file of a repository's snapshots that need not be read twice: the same bytes under the same name."""
+
+    repository: str
+    name: str
+    key: str
+    signature: tuple[object, ...]
+
+
+@dataclass(frozen=True)
+class StrayJudge:
+    """Judges checkpoints of a target at first sight, and records nothing.
+
+    It compares them with stated checksums and another checkpoint's schema, if there are any.
+    """
+
+    _target: Target
+    _settings: Settings
+    _sums: CheckSums | None
+    _reference: Manifest | None
+    _work: Work
+    _blobs: dict[Blob, ScannedFile] = field(default_factory=dict)
+
+    def judge(self, checkpoint: Checkpoint) -> Checked:
+        """Return the outcome and findings of a quiet checkpoint. It raises the scanner's errors."""
+        started = time.monotonic()
+        target, settings = self._target, self._settings
+        facts: HubFacts | None = None
+        if isinstance(target.storage, HubCacheStorage):
+            facts = hub_facts(target.storage, checkpoint)
+            checkpoint = msgspec.structs.replace(checkpoint, irregular=())  # the facts say more about them
+            sums = self._sums_of(checkpoint)
+            scan = self._scan_by_digest(checkpoint, sums.added_to(ScanOptions(md5=False)), facts)
+        else:
+            sums = self._sums_of(checkpoint)
+            options = sums.added_to(ScanOptions(md5=settings.digest != "blake3"))
+            scan = scan_checkpoint(target.storage, checkpoint, options, self._work)
+        # The manifest in a run's own records must also agree.
+        id = target.view.current(checkpoint) if target.view is not None else None
+        known = KnownFacts(
+            sealed=target.view.history.manifest(id) if target.view is not None and id is not None else None,
+            reference=self._reference,
+            must_match=self._reference is not None,
+            in_run=target.view is not None or (facts is None and self._is_of_a_training(scan, sums)),
+            allow_nonfinite=settings.allow_nonfinite,
+            trust_globals=settings.trust_globals,
+            vouched=frozenset(checkpoint.files if facts is not None else ()),  # else a finding says so
+            sums=sums,
+        )
+        evidence = collect_evidence(target.storage, checkpoint, scan, known)
+        findings = run_checks(evidence)
+        proven_bad = any(finding.severity is Severity.ERROR for finding in findings)
+        if not proven_bad and (unread := not_understood(evidence)):
+            where = "" if unread[0] == checkpoint.path else f"{escape(unread[0])}: "
+            what = escape(what_of(evidence, unread[0]))
+            raise CouldNotTellError(f"{where}{what} is not understood, and no checksum is stated for it")
+        if facts is not None:
+            findings += _hub_findings(scan, facts)
+        outcome = judge(findings, sealed=known.sealed is not None)
+        seconds = time.monotonic() - started
+        return checked(checkpoint, None, outcome, sealed=known.sealed, seconds=seconds, findings=findings)
+
+    def _is_of_a_training(self, scan: Scan, sums: FoundSums) -> bool:
+        """True if another save of the run around it needs the same names outside the allow-list: one training wrote
+        both. Not for a download from the hub, or if a name is known to run code."""
+        trusted = self._settings.trust_globals
+        names = _classes_of(scan.files, trusted)
+        if not names or from_hub(sums):
+            return False
+        with contextlib.suppress(DeniedError):  # a file may be read in a folder that may not be listed
+            for storage, other in saves_beside(self._target, self._settings):
+                with contextlib.suppress(DeniedError, ObjectMissingError, ChangedWhileReadError):
+                    read = self._work.scanner(storage, other.files, ScanOptions(structure_only=True), None).files
+                    broken = any(f.structure.is_broken for f in read)
+                    if names <= _classes_of(read, trusted) and not broken:
+                        return True
+        return False
+
+    def _sums_of(self, checkpoint: Checkpoint) -> FoundSums:
+        storage, beside = self._target.storage, list[Entry]()
+        if self._sums is not None:
+            return given_sums(self._sums, storage, checkpoint)
+        hub = isinstance(storage, HubCacheStorage)
+        if checkpoint.path in checkpoint.files and not hub:
+            with contextlib.suppress(DeniedError):  # a file may be read in a folder that may not be listed
+                beside = storage.list(checkpoint.path.rpartition("/")[0])
+        return find_sums(storage, checkpoint, [e for e in beside if e.kind != "folder"], hub_record=not hub)
+
+    def _scan_by_digest(self, checkpoint: Checkpoint, options: ScanOptions, facts: HubFacts) -> Scan:
+        """Scan the files of a snapshot, each with the digest in its blob's name.
+
+        Files that another snapshot has under the same name, unchanged since, are not read again.
+        """
+        groups: dict[tuple[str, ...], list[str]] = {}
+        repository = checkpoint.path.partition("/")[0]
+        for place in [p for p in self._blobs if p.repository != repository]:
+            del self._blobs[place]
+        known: list[ScannedFile] = []
+        for entry in checkpoint.entries:
+            before = self._blobs.get(_blob(checkpoint, entry))
+            if before is not None and all(before.digest(name) for name in (*options.sums, *["md5"] * options.md5)):
+                known.append(msgspec.structs.replace(before, entry=entry))
+            else:
+                algorithms = facts.sums[entry.key][:1] if entry.key in facts.sums else ()
+                groups.setdefault(algorithms, []).append(entry.key)
+        scans = []
+        for stated, keys in groups.items():
+            wanted = msgspec.structs.replace(options, sums=tuple(dict.fromkeys((*options.sums, *stated))))
+            scans.append(self._work.scanner(self._target.storage, keys, wanted, self._work.progress))
+        read = [f for scan in scans for f in scan.files]
+        files = sorted([*known, *read], key=lambda f: f.entry.key)
+        self._blobs.update((_blob(checkpoint, f.entry), f) for f in read if f.structure.format not in _EXPLAINED_BESIDE)
+        return Scan(files=tuple(files), seconds=sum(scan.seconds for scan in scans))
+
+
+def _classes_of(files: Iterable[ScannedFile], trusted: Collection[str]) -> set[str]:
+    """Return the names outside the allow-list that a training's own classes may have. There are none if one is known to
+    run code, or if they are more than any training needs."""
+    names = set(islice(unknown_names(files, trusted), _MOST_CLASSES + 1))
+    return set() if len(names) > _MOST_CLASSES or any(map(is_executor, names)) else names
+
+
+def _blob(checkpoint: Checkpoint, entry: Entry) -> Blob:
+    repository, key = checkpoint.path.partition("/")[0], blob_of(entry.key, entry.target) or entry.key
+    return Blob(repository, checkpoint.inside(entry.key), key, entry.signature)
+
+
+def _hub_findings(scan: Scan, facts: HubFacts) -> Iterator[Finding]:
+    """Report what the hub cache itself shows about a snapshot.
+
+    Errors: bytes that differ from the blob's name, links elsewhere, missing blobs, unfinished downloads. A ref without
+    its snapshot is a warning, and files without a digest are a notice.
+    """
+    for file in scan.files:
+        algorithm, expected = facts.sums.get(file.entry.key, ("", None))
+        found = file.sums.get(algorithm)
+        if expected is not None and found != expected:
+            message = f"{algorithm} differs from the name of its blob"
+            yield Finding("digests", Severity.ERROR, message, file.entry.key, expected=expected, found=found)
+    without = [f.entry.key for f in scan.files if f.entry.key not in facts.sums]
+    if without:
+        what = f"{len(without)} files have no digest in the cache: only their structure and numbers were checked"
+        yield Finding("digests", Severity.NOTICE, what, without[0])
+    for key, why in sorted(facts.refused.items()):
+        yield Finding("structure", Severity.ERROR, f"{why}: it was not read", key)
+    for key in facts.missing:
+        yield Finding(
+            "completeness", Severity.ERROR, "its blob is missing: it was not downloaded, or it was removed", key
+        )
+    for key in facts.unfinished:
+        yield Finding("completeness", Severity.ERROR, "a download into this repository did not finish", key)
+    for ref, commit in sorted(facts.lost_refs.items()):
+        message = f"it names the commit {escape(commit)}, but there is no snapshot of it"
+        yield Finding("completeness", Severity.WARNING, message, ref)

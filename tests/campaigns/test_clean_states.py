@@ -20,8 +20,7 @@ from support.runs import QUICK, save_file
 from support.torch_values import COMPLEX, FLOATS, SMALL_FLOATS, WHOLE, Poison, names, nests, tensors
 
 from ckptguard.values.verdict import Outcome, Severity
-from ckptguard.verification.selection import Selection
-from ckptguard.verification.target import verify_target
+from ckptguard.verification.target import Selection, verify_target
 
 EXAMPLES = 2000 if os.environ.get("CKPTGUARD_CAMPAIGN") == "full" else 60
 

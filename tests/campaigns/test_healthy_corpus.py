@@ -14,8 +14,7 @@ import pytest
 from support.runs import QUICK
 
 from ckptguard.values.verdict import Outcome, Severity
-from ckptguard.verification.selection import Selection
-from ckptguard.verification.target import verify_target
+from ckptguard.verification.target import Selection, verify_target
 
 TESTS = Path(__file__).resolve().parent.parent
 FULL = os.environ.get("CKPTGUARD_CAMPAIGN") == "full"

@@ -18,8 +18,7 @@ from support.training_faults import SAVE_EVERY, TOTAL
 from ckptguard.records.pins import counts, list_pins
 from ckptguard.records.run import open_run
 from ckptguard.values.verdict import Outcome
-from ckptguard.verification.selection import Selection
-from ckptguard.verification.target import verify_target
+from ckptguard.verification.target import Selection, verify_target
 
 pytestmark = pytest.mark.torch
 

@@ -11,8 +11,7 @@ from support.runs import QUICK
 from support.small_trainings import KINDS, LAYOUTS, NEVER, saves
 
 from ckptguard.values.verdict import Severity
-from ckptguard.verification.selection import Selection
-from ckptguard.verification.target import verify_target
+from ckptguard.verification.target import Selection, verify_target
 
 FULL = os.environ.get("CKPTGUARD_CAMPAIGN") == "full"
 SEEDS = range(3) if FULL else range(1)

@@ -12,8 +12,7 @@ from support.views import look
 from ckptguard.records.run import open_run
 from ckptguard.upkeep.reconcile import PassNotes, reconcile
 from ckptguard.values.verdict import Outcome
-from ckptguard.verification.selection import Selection
-from ckptguard.verification.target import verify_target
+from ckptguard.verification.target import Selection, verify_target
 
 
 def small(seed, count, size):

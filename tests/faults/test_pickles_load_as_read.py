@@ -46,8 +46,7 @@ from support.torch_loader import TorchLoader
 from ckptguard.scan import ScannedFile
 from ckptguard.values.settings import Settings
 from ckptguard.values.verdict import Outcome, Severity
-from ckptguard.verification.selection import Selection
-from ckptguard.verification.target import verify_target
+from ckptguard.verification.target import Selection, verify_target
 
 EXAMPLES = 20_000 if os.environ.get("CKPTGUARD_CAMPAIGN") == "full" else 80
 BAD, DOUBT, SEEN, NAMED = "bad", "doubt", "seen", "named"

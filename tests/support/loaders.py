@@ -23,7 +23,7 @@ from ckptguard.runs.work import Work
 from ckptguard.scan.result import Scan, ScannedFile
 from ckptguard.storage import open_storage
 from ckptguard.values.verdict import Outcome
-from ckptguard.verification.stray import StrayJudge
+from ckptguard.verification.target import StrayJudge
 from support.mutants import Files
 from support.runs import QUICK
 from support.tiny_run import inline

@@ -44,8 +44,7 @@ def verify(target: str, no_record: bool, shared: Shared, **options: Any) -> None
     from ckptguard.documents.report_lines import report_lines
     from ckptguard.reporting.incidents_of_saves import IncidentsOfSaves
     from ckptguard.scan import scanner_of
-    from ckptguard.verification.selection import Selection
-    from ckptguard.verification.target import verify_target
+    from ckptguard.verification.target import Selection, verify_target
 
     settings = shared.settings([target], **{name: options.pop(name) for name in _OF_SETTINGS})
     what = Selection(record=not no_record, **{name: said for name, said in options.items() if said is not None})

@@ -39,8 +39,7 @@ from ckptguard.values.ids import CheckpointId, escape, id_from_record
 from ckptguard.values.retention_policy import parse_span
 from ckptguard.values.silence import as_of
 from ckptguard.values.verdict import Outcome
-from ckptguard.verification.selection import Selection
-from ckptguard.verification.target import verify_target
+from ckptguard.verification.target import Selection, verify_target
 from ckptguard.verification.user_decisions import accept, clear_current_verdict, suspect_named
 from ckptguard_daemon.dashboard.asked import (
     ActionPlan,

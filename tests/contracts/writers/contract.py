@@ -20,8 +20,7 @@ from ckptguard.runs.history import load_history
 from ckptguard.runs.results import Checked
 from ckptguard.values.ids import CheckpointId
 from ckptguard.values.verdict import Outcome, Severity
-from ckptguard.verification.selection import Selection
-from ckptguard.verification.target import verify_target
+from ckptguard.verification.target import Selection, verify_target
 
 FULL = ("model", "optimizer", "scheduler", "rng")
 DAMAGED = (Outcome.BAD, Outcome.INCOMPLETE)

@@ -11,8 +11,7 @@ from support.format_files import torch_bytes
 from ckptguard.checks.pickle_safety import is_allowed, is_executor, is_trusted
 from ckptguard.values.settings import Settings
 from ckptguard.values.verdict import Outcome
-from ckptguard.verification.selection import Selection
-from ckptguard.verification.target import verify_target
+from ckptguard.verification.target import Selection, verify_target
 
 EXECUTORS = """
 os.system posix.popen nt.system os.path.os.system subprocess.Popen pty.spawn sys.modules importlib.import_module

@@ -9,8 +9,7 @@ from support.runs import QUICK
 
 from ckptguard.runs.results import Checked
 from ckptguard.values.verdict import Outcome, Severity
-from ckptguard.verification.selection import Selection
-from ckptguard.verification.target import verify_target
+from ckptguard.verification.target import Selection, verify_target
 
 
 def save(run: Path, step: int, ranks: int, *, stage: int = 2, name: str = "tag", into: int = 0) -> Path:

@@ -11,8 +11,7 @@ from support.evidence import T, evidence, found_by, manifest
 from support.runs import QUICK
 
 from ckptguard.values.verdict import Outcome, Severity
-from ckptguard.verification.selection import Selection
-from ckptguard.verification.target import verify_target
+from ckptguard.verification.target import Selection, verify_target
 
 ADAM = ("exp_avg", "exp_avg_sq")
 OPTIMIZERS = {

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from support.tiny_run import TINY, WEIGHTS, cycle, name_of, poison, save
 
-from ckptguard.records.ctimes import note_ctimes
+from ckptguard.records.after_seal import note_ctimes
 from ckptguard.records.run import open_run
 from ckptguard.runs.find_known_good import find_known_good
 from ckptguard.values.ids import CheckpointId

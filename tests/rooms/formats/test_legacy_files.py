@@ -15,8 +15,7 @@ from support.runs import QUICK
 
 from ckptguard.formats import read_structure
 from ckptguard.values.verdict import Outcome
-from ckptguard.verification.selection import Selection
-from ckptguard.verification.target import verify_target
+from ckptguard.verification.target import Selection, verify_target
 
 STATE = {"w": torch.ones(2), "b": torch.zeros(1, dtype=torch.int64), "lr": 0.5}
 # In a process of its own: a flipped size may ask for all the memory there is.

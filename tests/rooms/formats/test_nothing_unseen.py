@@ -20,8 +20,7 @@ from ckptguard.formats.pickle.machine import BUDGET, read_pickle
 from ckptguard.layouts.roles import assign_roles
 from ckptguard.values.settings import Settings
 from ckptguard.values.verdict import Severity
-from ckptguard.verification.selection import Selection
-from ckptguard.verification.target import verify_target
+from ckptguard.verification.target import Selection, verify_target
 
 NAN = float("nan")
 WORDS = ["scaler", "best_head", "data", "metrics", "config", "scheduler", "amp", "callbacks", "numpy", "cuda_rng"]

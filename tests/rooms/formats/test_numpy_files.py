@@ -23,8 +23,7 @@ from ckptguard.scan import ScannedFile
 from ckptguard.storage import open_storage
 from ckptguard.values.settings import Settings
 from ckptguard.values.verdict import Severity
-from ckptguard.verification.selection import Selection
-from ckptguard.verification.target import verify_target
+from ckptguard.verification.target import Selection, verify_target
 
 NAN, INF = math.nan, math.inf
 

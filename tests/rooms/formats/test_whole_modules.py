@@ -14,8 +14,7 @@ from support.runs import QUICK
 
 from ckptguard.scan import ScannedFile
 from ckptguard.values.verdict import Outcome, Severity
-from ckptguard.verification.selection import Selection
-from ckptguard.verification.target import verify_target
+from ckptguard.verification.target import Selection, verify_target
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 SHARED = torch.nn.SiLU()

@@ -27,15 +27,6 @@ def ledger(root):
     return at(root, "_ckptguard/ledger/net-#.pt")
 
 
-def test_an_empty_or_torn_entry_does_not_exist(root, three):
-    """A ledger entry without content neither counts nor hides the one before."""
-    reconcile(look(three), PassNotes())
-    (ledger(root) / entry_name(300, 1, 2, Outcome.BAD)).write_bytes(b"")
-    assert load_history(three).verdict(CheckpointId("net-#.pt", 300, 1)).outcome is Outcome.GOOD
-    (ledger(root) / entry_name(300, 1, 3, Outcome.GOOD)).write_bytes(b'{"format": 1')
-    assert load_history(three).verdict(CheckpointId("net-#.pt", 300, 1)).outcome is Outcome.GOOD
-
-
 def test_a_verdict_is_not_lost_to_an_empty_entry_of_its_name(root, three):
     """What a broken write left can never be filled: damage that was found is recorded under the next number."""
     reconcile(look(three), PassNotes())

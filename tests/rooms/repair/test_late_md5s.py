@@ -20,7 +20,7 @@ from support.tiny_run import inline
 from support.views import look
 
 from ckptguard.inspect.status import status
-from ckptguard.records.late_md5s import late_md5_ids, read_late_md5s
+from ckptguard.records.after_seal import late_md5_ids, read_late_md5s
 from ckptguard.records.run import Run, open_run
 from ckptguard.repair import scrub as scrub_module
 from ckptguard.repair.scrub import ScrubOrder, scrub

@@ -214,47 +214,28 @@ def link_through_a_strangers_link(place: Place, patched: pytest.MonkeyPatch) -> 
     return [str(place.run)]
 
 
-@way(WAYS)
-def the_target_is_here(place: Place, patched: pytest.MonkeyPatch) -> list[str]:
-    """The current folder is the run."""
-    return ["."]
+def _targets(*named: str, link: bool = False) -> Way:
+    """A command about these, in which ``HERE`` is the current folder and ``ABOVE`` the outermost one. `link`: another
+    name of the current folder is in the outermost one."""
+
+    def arrange(place: Place, patched: pytest.MonkeyPatch) -> list[str]:
+        if link:
+            (place.made[0] / "other").symlink_to(place.here)
+        return [target.replace("HERE", str(place.here)).replace("ABOVE", str(place.made[0])) for target in named]
+
+    return arrange
 
 
-@way(WAYS)
-def one_of_the_targets_is_here(place: Place, patched: pytest.MonkeyPatch) -> list[str]:
-    """One of several."""
-    return ["s3://bucket/run", "/no/such/run", str(place.here)]
-
-
-@way(WAYS)
-def the_target_is_above(place: Place, patched: pytest.MonkeyPatch) -> list[str]:
-    """A folder inside the run."""
-    return [str(place.made[0])]
-
-
-@way(WAYS)
-def the_target_is_a_link_to_here(place: Place, patched: pytest.MonkeyPatch) -> list[str]:
-    """Another name of the same folder."""
-    (place.made[0] / "other").symlink_to(place.here)
-    return [str(place.made[0] / "other")]
-
-
-@way(WAYS)
-def the_target_is_a_url_of_here(place: Place, patched: pytest.MonkeyPatch) -> list[str]:
-    """The same folder as fsspec names it."""
-    return [f"file://{place.here}"]
-
-
-@way(WAYS)
-def the_target_is_a_chain_to_here(place: Place, patched: pytest.MonkeyPatch) -> list[str]:
-    """A chain of file systems that ends here."""
-    return [f"simplecache::file://{place.here}"]
-
-
-@way(WAYS)
-def the_target_is_a_fleets_pattern(place: Place, patched: pytest.MonkeyPatch) -> list[str]:
-    """All folders of these names are searched for runs."""
-    return [f"{place.made[0]}/*"]
+WAYS |= {
+    "the_target_is_here": _targets("."),
+    "one_of_the_targets_is_here": _targets("s3://bucket/run", "/no/such/run", "HERE"),
+    "the_target_is_above": _targets("ABOVE"),
+    "the_target_is_a_link_to_here": _targets("ABOVE/other", link=True),
+    "the_target_is_a_url_of_here": _targets("file://HERE"),
+    "the_target_is_a_chain_to_here": _targets("simplecache::file://HERE"),
+    "the_target_is_a_fleets_pattern": _targets("ABOVE/*"),
+}
+OWN |= {"beside_the_run": _targets("HERE/run", "s3://bucket/run"), "no_target": _targets()}
 
 
 @way(WAYS)
@@ -293,18 +274,6 @@ def replaced_while_it_is_read(place: Place, patched: pytest.MonkeyPatch) -> list
 
     patched.setattr(os, "open", open_and_replace)
     return [str(place.run)]
-
-
-@way(OWN)
-def beside_the_run(place: Place, patched: pytest.MonkeyPatch) -> list[str]:
-    """As the documents say."""
-    return [str(place.run), "s3://bucket/run"]
-
-
-@way(OWN)
-def no_target(place: Place, patched: pytest.MonkeyPatch) -> list[str]:
-    """A command about nothing."""
-    return []
 
 
 @way(OWN)

@@ -12,8 +12,7 @@ from ckptguard.records.incidents import list_incidents
 from ckptguard.records.run import open_run
 from ckptguard.recover import roll_back as roll_back_module
 from ckptguard.values.verdict import Outcome
-from ckptguard.verification.selection import Selection
-from ckptguard.verification.target import verify_target
+from ckptguard.verification.target import Selection, verify_target
 
 
 def guard_of(run, **options):

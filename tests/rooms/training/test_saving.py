@@ -23,8 +23,7 @@ from ckptguard.training.saving import destinations
 from ckptguard.upkeep.reconcile import PassNotes, reconcile
 from ckptguard.values.settings import Settings
 from ckptguard.values.verdict import Outcome
-from ckptguard.verification.selection import Selection
-from ckptguard.verification.target import verify_target
+from ckptguard.verification.target import Selection, verify_target
 
 
 @pytest.mark.parametrize("after", [0, 100, 30_000])

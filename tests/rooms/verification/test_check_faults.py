@@ -18,11 +18,10 @@ from support.views import look
 import ckptguard
 from ckptguard.errors import RefusedError
 from ckptguard.keep.quarantine import quarantine
-from ckptguard.records.run import Run, open_run
+from ckptguard.records.run import Run
 from ckptguard.runs.find_known_good import find_known_good
 from ckptguard.runs.history import load_history
 from ckptguard.runs.results import Checked
-from ckptguard.values.ids import CheckpointId
 from ckptguard.values.verdict import Finding, Outcome, Severity
 from ckptguard.verification.checkpoint import Verification, verify_checkpoint
 from ckptguard.verification.user_decisions import accept, clear
@@ -186,17 +185,6 @@ def test_drift_is_told_and_stays_good(run: Run) -> None:
     assert of(verify(run, save(run, 4, weights(4))), "drift") == []
 
 
-def test_a_reshaped_moment_is_suspect_until_it_is_accepted(run: Run) -> None:
-    """The weights are as they were; a resume would fail."""
-    verify(run, save(run, 1, both(1, 1)))
-    state = both(2, 2)
-    state["optimizer"]["state"][1]["exp_avg"] = torch.randn(16, 8)
-    path = save(run, 2, state)
-    checked = verify(run, path)
-    assert checked.outcome is Outcome.SUSPECT
-    assert [f.tensor for f in of(checked, "schema")] == ["optimizer.state.1.exp_avg"]
-
-
 def test_frozen_layers_are_suspect_until_they_are_accepted(run: Run) -> None:
     """It is a question, and accepting answers it."""
     verify(run, save(run, 1, both(1, 1)))
@@ -271,26 +259,6 @@ def test_a_swapped_rank_is_named_whatever_its_place(run: Run) -> None:
         assert checked.outcome is (Outcome.GOOD if broken is None else Outcome.SUSPECT)
 
 
-def test_files_of_one_save_are_unknown_only_at_first_sight(run: Run) -> None:
-    """One notice, gone once sealed."""
-    folder = Path(run.url) / "model-1"
-    folder.mkdir()
-    save_file(weights(1), folder / "model.safetensors")
-    torch.save(moments(1), folder / "optimizer.pt")
-    first = verify(run, folder.name)
-    assert [f.severity for f in of(first, "completeness")] == [Severity.NOTICE]
-    assert of(verify(run, folder.name), "completeness") == []
-
-
-def test_a_lost_scheduler_is_a_warning(run: Run) -> None:
-    """In one file with the rest, nothing else would tell."""
-    verify(run, save(run, 1, both(1, 1, lr_scheduler={"last_epoch": 1})))
-    checked = verify(run, save(run, 2, both(2, 2)))
-    [warning] = of(checked, "resumable")
-    assert (checked.outcome, warning.severity) == (Outcome.GOOD, Severity.WARNING)
-    assert "scheduler" in warning.message
-
-
 def test_settings_in_a_namespace_are_no_alarm(run: Run) -> None:
     """types.SimpleNamespace holds values; a method caller runs things."""
     checked = verify(run, save(run, 1, both(1, 1, args=types.SimpleNamespace(lr=0.1))))
@@ -304,12 +272,3 @@ def test_settings_in_a_namespace_are_no_alarm(run: Run) -> None:
     armed = verify(run, "other/weights-2.pt")
     assert armed.outcome is Outcome.BAD
     assert [f.found for f in of(armed, "pickle-safety")] == ["operator.methodcaller"]
-
-
-def test_records_of_an_older_version_decide_as_before(run: Run) -> None:
-    """A verdict without the newer facts is no second time."""
-    verify(run, save(run, 1, both(1, 1)))
-    verdict = load_history(run).verdict(CheckpointId("net-#.pt", 1, 1))
-    assert verdict is not None
-    assert (verdict.facts.stale, verdict.facts.skipped_steps) == (False, None)
-    assert open_run(run.url).url == run.url

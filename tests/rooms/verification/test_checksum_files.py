@@ -173,8 +173,9 @@ def test_one_file_by_its_place_or_its_name():
     for unfit in ({"a/x": A, "c/x": B}, {"": A, "y": B}, {"y": B}):
         with pytest.raises(SettingsError):
             sums_for(unfit, "x", ["x"])
-    with pytest.raises(SettingsError):
-        sums_for({"": A}, "m", ["m/x"])
+    for unfit in ({"": A}, {"y": A}):
+        with pytest.raises(SettingsError):
+            sums_for(unfit, "m", ["m/x"])
 
 
 def test_a_runs_final_model():

@@ -1,5 +1,7 @@
 """Damage or re-save: in doubt, damage."""
 
+from functools import partial
+
 import msgspec
 import pytest
 
@@ -61,82 +63,43 @@ def found(file, *, new=False, changed=0, problems=(), truncated=False):
     )
 
 
-def classify(sealed, files, **changes):
-    """Classify with the usual circumstances."""
-    others = tuple(changes.pop("other_contents", ()))
-    known = {name: changes.pop(name) for name in ("ever_good", "facts") if name in changes}
-    past = KnownBefore(other_contents=lambda: others, **({"ever_good": True} | known))
-    usual = {"whole": True, "last_written": "", "sealed_by_writer": False}
-    return classify_change(sealed, {f.entry.key: f for f in files}, past, **(usual | changes))
-
-
 A, B = sealed_file(), sealed_file("c-1/b.safetensors")
+STATE = File(path="c-1/trainer_state.json", size=5, format="json", envelope="s", mtime_ns=1, inode=1)
+NEW = partial(found, new=True, changed=TENSORS)
+OF_ANOTHER_STEP = manifest(
+    msgspec.structs.replace(A, spans=tuple(Span(i * 16, 16, f"new-{A.path}-{i}") for i in range(TENSORS)))
+)
 
 
-def test_equal_content_is_the_same_whatever_the_times_say():
-    """A touched or copied checkpoint is no change."""
-    assert classify(manifest(A, B), [found(A, new=True), found(B, new=True)]) is Change.SAME
+def classify(sealed, files, *, others=(), good=True, whole=True, last="", by_writer=False):
+    """Classify with the usual circumstances."""
+    past = KnownBefore(other_contents=lambda: others, ever_good=good)
+    now = {f.entry.key: f for f in files}
+    return classify_change(sealed, now, past, whole=whole, last_written=last, sealed_by_writer=by_writer)
 
 
-def test_a_whole_new_save_is_a_resave():
-    """All files new, most tensors other."""
-    files = [found(A, new=True, changed=TENSORS), found(B, new=True, changed=TENSORS)]
-    assert classify(manifest(A, B), files) is Change.RESAVED
-
-
-@pytest.mark.parametrize("changed", [1, 2])
-def test_few_changed_tensors_are_damage_even_in_a_new_file(changed):
-    """One tensor, or a minority, is what damage looks like."""
-    assert classify(manifest(A), [found(A, new=True, changed=changed)]) is Change.DAMAGED
-
-
-def test_old_times_are_damage_however_much_changed():
-    """Bytes that changed under their old times were not written by a trainer."""
-    assert classify(manifest(A), [found(A, changed=TENSORS)]) is Change.DAMAGED
-
-
-def test_half_of_the_files_new_is_a_resave_under_way():
-    """A writer has got to the first of two files."""
-    files = [found(A, new=True, changed=TENSORS), found(B)]
-    assert classify(manifest(A, B), files) is Change.RESAVING
-
-
-def test_a_harmed_new_file_beside_old_ones_is_damage():
-    """One new file with one tensor changed is no re-save under way."""
-    assert classify(manifest(A, B), [found(A, new=True, changed=1), found(B)]) is Change.DAMAGED
-
-
-def test_a_cut_new_file_may_still_be_being_written():
-    """A single file that is truncated and new is being saved again, or was until its writer died."""
-    files = [found(A, new=True, changed=TENSORS, truncated=True, problems=["short"])]
-    assert classify(manifest(A), files, whole=False) is Change.RESAVING
-
-
-def test_a_stale_copy_of_another_step_is_damage():
-    """A new file that holds exactly what another step holds was put there by mistake."""
-    other = msgspec.structs.replace(manifest(sealed_file(content="x")), step=2)
-    spans = tuple(Span(i * 16, 16, f"new-{A.path}-{i}") for i in range(TENSORS))
-    other = msgspec.structs.replace(other, files=(msgspec.structs.replace(other.files[0], spans=spans),))
-    files = [found(A, new=True, changed=TENSORS)]
-    assert classify(manifest(A), files, other_contents=[other]) is Change.DAMAGED
-
-
-def test_our_own_layout_never_resaves_in_place():
-    """Its writer takes a new name, so any change is damage."""
-    files = [found(A, new=True, changed=TENSORS)]
-    assert classify(manifest(A), files, sealed_by_writer=True) is Change.DAMAGED
-
-
-def test_what_never_was_good_has_nothing_to_lose():
-    """After a BAD save, a new file is judged on its own, however little of it changed."""
-    assert classify(manifest(A), [found(A, new=True, changed=1)], ever_good=False) is Change.RESAVED
-
-
-def test_the_last_written_file_must_be_new_too():
-    """Weights are new, the layout's last file is not: not finished."""
-    last = File(path="c-1/trainer_state.json", size=5, format="json", envelope="s", mtime_ns=1, inode=1)
-    files = [found(A, new=True, changed=TENSORS), found(last)]
-    assert classify(manifest(A, last), files, last_written="c-1/trainer_state.json") is Change.RESAVING
+@pytest.mark.parametrize(
+    ("change", "sealed", "files", "circumstances"),
+    [
+        pytest.param(Change.SAME, [A, B], [found(A, new=True), found(B, new=True)], {}, id="touched or copied"),
+        pytest.param(Change.RESAVED, [A, B], [NEW(A), NEW(B)], {}, id="all files new, most tensors other"),
+        pytest.param(Change.DAMAGED, [A], [found(A, new=True, changed=1)], {}, id="one tensor of a new file"),
+        pytest.param(Change.DAMAGED, [A], [found(A, new=True, changed=2)], {}, id="a minority of its tensors"),
+        pytest.param(Change.DAMAGED, [A], [found(A, changed=TENSORS)], {}, id="old times, however much changed"),
+        pytest.param(Change.RESAVING, [A, B], [NEW(A), found(B)], {}, id="a writer has got to one of two files"),
+        pytest.param(Change.DAMAGED, [A, B], [found(A, new=True, changed=1), found(B)], {}, id="harmed, the other old"),
+        # Truncated and new: it is being saved again, or was until its writer died.
+        pytest.param(Change.RESAVING, [A], [NEW(A, truncated=True, problems=["short"])], {"whole": False}, id="cut"),
+        pytest.param(Change.DAMAGED, [A], [NEW(A)], {"others": [OF_ANOTHER_STEP]}, id="a stale copy of another step"),
+        # The writer of our own layout takes a new name.
+        pytest.param(Change.DAMAGED, [A], [NEW(A)], {"by_writer": True}, id="our own layout"),
+        pytest.param(Change.RESAVED, [A], [found(A, new=True, changed=1)], {"good": False}, id="nothing to lose"),
+        pytest.param(Change.RESAVING, [A, STATE], [NEW(A), found(STATE)], {"last": STATE.path}, id="the last is old"),
+    ],
+)  # fmt: skip
+def test_in_doubt_it_is_damage(change, sealed, files, circumstances):
+    """What is found beside what was sealed, and which change that is."""
+    assert classify(manifest(*sealed), files, **circumstances) is change
 
 
 @pytest.mark.parametrize(

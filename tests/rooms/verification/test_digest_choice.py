@@ -13,7 +13,7 @@ from support.views import look
 from ckptguard.cli.entry import commands
 from ckptguard.inspect.sums import sums
 from ckptguard.layouts import Checkpoint
-from ckptguard.records.late_md5s import read_late_md5s
+from ckptguard.records.after_seal import read_late_md5s
 from ckptguard.records.run import Run
 from ckptguard.runs.work import Work
 from ckptguard.scan import Scan, ScanOptions, files, scan_files
@@ -21,8 +21,7 @@ from ckptguard.upkeep.finish_copies import protect_finished, waiting_alone
 from ckptguard.values.ids import CheckpointId
 from ckptguard.values.verdict import Outcome
 from ckptguard.verification import checkpoint as checkpoint_module
-from ckptguard.verification.checkpoint import verify_checkpoint
-from ckptguard.verification.kept_copy import verify_kept
+from ckptguard.verification.checkpoint import verify_checkpoint, verify_kept
 
 BLAKE3 = QUICK.changed(digest="blake3")
 

@@ -11,8 +11,7 @@ from support.layouts import moments, scheduler, trainer_files, weights
 from support.runs import QUICK, save_file
 
 from ckptguard.values.verdict import Outcome, Severity
-from ckptguard.verification.selection import Selection
-from ckptguard.verification.target import verify_target
+from ckptguard.verification.target import Selection, verify_target
 
 
 def accelerate_beside(place: Path, step: int) -> None:

@@ -17,8 +17,7 @@ from ckptguard.runs.find_known_good import find_known_good
 from ckptguard.upkeep.reconcile import PassNotes, reconcile
 from ckptguard.values.verdict import Outcome, Severity
 from ckptguard.verification.checkpoint import verify_checkpoint
-from ckptguard.verification.selection import Selection
-from ckptguard.verification.target import verify_target
+from ckptguard.verification.target import Selection, verify_target
 
 
 def content(folder: Path, top: str) -> dict[str, bytes]:

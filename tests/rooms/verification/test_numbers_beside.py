@@ -13,8 +13,7 @@ from support.runs import QUICK, save_file
 
 from ckptguard.runs.results import Checked
 from ckptguard.values.verdict import Outcome, Severity
-from ckptguard.verification.selection import Selection
-from ckptguard.verification.target import verify_target
+from ckptguard.verification.target import Selection, verify_target
 
 NAN = float("nan")
 

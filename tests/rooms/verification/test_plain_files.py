@@ -10,8 +10,7 @@ from support.runs import QUICK
 
 from ckptguard.runs.results import Checked
 from ckptguard.values.verdict import Outcome, Severity
-from ckptguard.verification.selection import Selection
-from ckptguard.verification.target import verify_target
+from ckptguard.verification.target import Selection, verify_target
 
 FOLDER = "CKPT+2026-01-02+03-04-05+00"
 

@@ -21,7 +21,7 @@ from support.views import look
 from ckptguard.cli.commands.known_good import known_good as command
 from ckptguard.engine.gate import gate
 from ckptguard.errors import NoKnownGoodError
-from ckptguard.records.ctimes import read_ctimes
+from ckptguard.records.after_seal import read_ctimes
 from ckptguard.records.run import open_run
 from ckptguard.runs.find_known_good import ANY, Wanted, best_on_record, openable
 from ckptguard.runs.work import Work

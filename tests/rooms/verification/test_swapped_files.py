@@ -12,8 +12,7 @@ from support.layouts import LAYOUT_WRITERS
 from support.runs import QUICK
 
 from ckptguard.values.verdict import Outcome
-from ckptguard.verification.selection import Selection
-from ckptguard.verification.target import verify_target
+from ckptguard.verification.target import Selection, verify_target
 
 STEPS = (100, 200, 300)
 GOOD, SUSPECT, BAD, INCOMPLETE = Outcome.GOOD, Outcome.SUSPECT, Outcome.BAD, Outcome.INCOMPLETE

@@ -30,7 +30,7 @@ from ckptguard.upkeep.finish_copies import protect, waiting_alone
 from ckptguard.upkeep.reconcile import PassNotes, reconcile
 from ckptguard.values.patterns import Pattern
 from ckptguard.values.verdict import Outcome
-from ckptguard.verification.kept_copy import verify_kept
+from ckptguard.verification.checkpoint import verify_kept
 from ckptguard.verification.target import verify_target
 from ckptguard.verification.user_decisions import clear
 

@@ -49,7 +49,7 @@ def requests(root: Path) -> Counter[str]:
     def opened(*arguments: object, **how: object) -> object:
         return CountingStorage(open_storage(*arguments, **how), "asked", asked)  # type: ignore[arg-type]
 
-    with open_engine("threads", 1, {}) as engine:
+    with open_engine("threads", 1) as engine:
         plan = plan_of(engine, root)
         with mock.patch.object(ckptguard.records.run, "open_storage", opened):
             done_by(engine, plan)
@@ -58,7 +58,7 @@ def requests(root: Path) -> Counter[str]:
 
 def seconds(root: Path, workers: int) -> float:
     """How long so many processes take that have worked before."""
-    with open_engine("processes", workers, {}) as engine:
+    with open_engine("processes", workers) as engine:
         for _ in range(2):
             for records in root.glob("*/_ckptguard"):
                 shutil.rmtree(records)

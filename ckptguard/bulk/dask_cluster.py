@@ -5,17 +5,18 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import logging
+import ssl
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ckptguard.bulk.dask_tls import context_of, why_not
 from ckptguard.errors import SettingsError, WorkerError
 from ckptguard.values.ids import escape
 
 _CONNECT = 5.0  # seconds
 _ANSWER = 5.0  # for the scheduler to answer
 _ALONE = 60.0  # seconds without any worker, after which the work is given up
+_HINT = "see distributed.comm.tls in the configuration of Dask, on both sides"
 _TALKATIVE = ("asyncio", "distributed", "tornado")
 
 
@@ -71,19 +72,52 @@ def connect(place: str, stack: contextlib.ExitStack) -> DaskCluster:
         import distributed
     except ImportError as error:
         raise SettingsError("this engine needs Dask", hint='pip install "ckptguard[dask]"') from error
-    secure = context_of(dask.config.get("distributed.comm.tls", {}))
-    if secure is None and not _is_here(host):
+    tls = dask.config.get("distributed.comm.tls", {})
+    secure = bool((tls.get("client") or {}).get("cert"))
+    if secure:
+        _check_files(tls)
+    elif not _is_here(host):
         raise SettingsError(
             f"dask://{escape(place)} is on another machine, and has no TLS: anyone there could run code",
             hint="configure distributed.comm.tls of Dask, or return a client of your own from MODULE:FACTORY",
         )
     try:
         make: Any = distributed.Client
-        client = make(f"{'tcp' if secure is None else 'tls'}://{place}", timeout=_CONNECT, set_as_default=False)
+        client = make(f"{'tls' if secure else 'tcp'}://{place}", timeout=_CONNECT, set_as_default=False)
     except (OSError, ValueError, TimeoutError) as error:
-        raise WorkerError(f"the Dask scheduler at {escape(place)} {why_not(host, int(port), secure)}") from error
+        raise WorkerError(f"the Dask scheduler at {escape(place)} {_why_not(error)}", hint=_HINT) from error
     stack.callback(client.close, timeout=2)
     return DaskCluster(client, f"at {escape(place)} ")
+
+
+def _check_files(tls: Mapping[str, Any]) -> None:
+    """Raise SettingsError that names what is of no use in `distributed.comm.tls` of Dask."""
+    import distributed
+
+    files = [tls.get("ca-file"), *((tls.get("client") or {}).get(kind) for kind in ("cert", "key"))]
+    for file in files:
+        if file and "\n" not in file:  # Dask takes the text itself, too
+            try:
+                with open(file, "rb"):
+                    pass
+            except OSError as error:
+                raise SettingsError(f"{escape(file)} cannot be read: {error.strerror}", hint=_HINT) from error
+    security: Any = distributed.Security
+    try:
+        security().get_connection_args("client")
+    except (ssl.SSLError, ValueError) as error:
+        named = ", ".join(escape(str(file)[:200]) for file in files)
+        raise SettingsError(f"Dask cannot use these files for TLS: {named}: {error}", hint=_HINT) from error
+
+
+def _why_not(error: BaseException) -> str:
+    """Say why Dask cannot use a scheduler: which side refuses the other, if one does."""
+    cause = error.__cause__ or error
+    if isinstance(cause, ssl.SSLCertVerificationError):
+        return f"has a certificate that our CA file does not accept: {cause.verify_message}"
+    if isinstance(cause, ssl.SSLError) or "SSLError" in str(error):
+        return f"refuses our certificate, or speaks no TLS: {escape(str(error))}"
+    return f"cannot be reached: {escape(str(cause))}"
 
 
 def _is_here(host: str) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
@@ -13,12 +13,13 @@ import msgspec
 
 from ckptguard.bulk.engine import Engine, other_software
 from ckptguard.bulk.messages import Table, Task, TaskAnswer
-from ckptguard.bulk.sight import Sight
+from ckptguard.bulk.sight import Sight, places_of
 from ckptguard.decisions.bulk_order import BulkQueue
 from ckptguard.errors import CkptguardError, WorkerError
 from ckptguard.scan.result import Scan
 from ckptguard.values.ids import escape
 from ckptguard.values.record_text import decodable
+from ckptguard.values.settings import Settings
 from ckptguard.values.verdict import Outcome
 
 _EACH = 4  # tasks in flight for each worker, so that none waits for the coordinator
@@ -29,20 +30,25 @@ _ROUNDS = 8  # times that all workers are offered a task that nobody may do, whe
 
 
 def dispatch(
-    engine: Engine, tasks: Iterable[Task], rate: float | None = None, sight: Sight | None = None
+    engine: Engine, tasks: Sequence[Task], settings: Mapping[str, Settings], rate: float | None = None
 ) -> Iterator[tuple[Task, TaskAnswer]]:
-    """Yield each task with its answer, as they come. `rate`: bytes a second for all of them together.
+    """Yield each task with its answer, as they come. `settings` are those of each run, by its URL. `rate`: bytes a
+    second for all of them together.
 
     A task whose worker dies is tried again, alone. If its worker dies again, the answer says so. One that a worker
-    cannot do, or may not because it does not see what `sight` does, is tried by another. Raises WorkerError if
-    the engine is lost: what has no answer then is still to be done.
+    cannot do, or may not because it does not see what we see, is tried by another. Raises WorkerError if the engine is
+    lost: what has no answer then is still to be done.
     """
-    this = _Dispatch(engine, BulkQueue(tasks), rate, sight)
+    sight = None if engine.is_here or not settings else Sight(settings)
+    unseen = {} if sight is None else sight.look(tasks)
+    for task in tasks:
+        if places_of(task) in unseen:
+            yield task, TaskAnswer(trouble=unseen[places_of(task)])
+    this = _Dispatch(engine, [task for task in tasks if places_of(task) not in unseen], settings, sight, rate)
     try:
         while this.begin():
-            for attempt, said in this.answered():
-                answer = this.last_word(attempt, said)
-                if answer is not None and this.ends(attempt, answer):
+            for attempt, answer in this.answered():
+                if this.ends(attempt, answer):
                     yield attempt.job, answer
                     this.waiting.free(attempt.job)
     finally:
@@ -59,21 +65,25 @@ class _Attempt:
     was_lost: bool = False  # with its worker
     number: int = 0
     refused: int = 0  # how often by workers that may not do it
-    outdated: int = 0  # how often because what it showed had changed
     failures: list[TaskAnswer] = field(default_factory=list)  # of workers that could not do it
-    unconfirmed: TaskAnswer | None = None  # the last answer that did not count, because what it showed had changed
 
 
 class _Dispatch:
     """The state of one dispatch."""
 
-    def __init__(self, engine: Engine, waiting: BulkQueue[Task], rate: float | None, sight: Sight | None) -> None:
-        self._engine, self.waiting, self._sight = engine, waiting, sight
+    def __init__(
+        self,
+        engine: Engine,
+        tasks: Sequence[Task],
+        settings: Mapping[str, Settings],
+        sight: Sight | None,
+        rate: float | None,
+    ) -> None:
+        self._engine, self.waiting, self._settings, self._sight = engine, BulkQueue(tasks), settings, sight
         self.flying: dict[Future[Table], _Attempt] = {}
         self._ended: SimpleQueue[Future[Table]] = SimpleQueue()
         self._next: deque[_Attempt] = deque()
         self._alone: deque[_Attempt] = deque()  # those that were lost
-        self._unseen: deque[tuple[_Attempt, TaskAnswer]] = deque()  # what the coordinator does not see itself
         self._aside: defaultdict[str, set[str]] = defaultdict(set)  # workers by run; "" is for all runs
         self._scans: dict[int, list[Scan]] = {}  # of jobs in parts
         self._looked = 0.0
@@ -88,25 +98,20 @@ class _Dispatch:
             attempt = self._choose()
             if attempt is None:
                 break
-            try:
-                shown = () if self._sight is None else self._sight.of(attempt.job)
-            except CkptguardError as error:
-                self._unseen.append((attempt, TaskAnswer(trouble=error.message)))
-                break
+            shown = () if self._sight is None else self._sight.of(attempt.job)
             attempt.task = msgspec.structs.replace(attempt.task, rate=self._share, shown=shown)
             self._keep_busy(attempt)
             self._submitted = attempt.number = self._submitted + 1
-            future = self._engine.submit(attempt.task, self._avoided(attempt))
+            own = self._settings.get(attempt.job.url) if self._engine.is_here else None
+            options = None if own is None else own.storage.revealed()
+            future = self._engine.submit(attempt.task, self._avoided(attempt), options)
             self.flying[future] = attempt
             future.add_done_callback(self._ended.put)
-        return bool(self.flying or self._unseen)
+        return bool(self.flying)
 
     def answered(self) -> Iterator[tuple[_Attempt, TaskAnswer]]:
-        """Yield what has ended, and its answer. Nothing, if nothing ends within a second, or what ended is to be tried
-        again. Raises WorkerError if the engine is lost."""
-        if self._unseen:
-            yield self._unseen.popleft()
-            return
+        """Yield what has ended with an answer that counts. Nothing, if nothing ends within a second, or what ended is
+        to be tried again. Raises WorkerError if the engine is lost."""
         if time.monotonic() - self._looked >= _TICK:
             self._looked = time.monotonic()
             self._engine.look()
@@ -116,52 +121,15 @@ class _Dispatch:
             return
         attempt = self.flying.pop(future)
         try:
-            answer = msgspec.convert(future.result(), decodable(TaskAnswer))
-            if not answer.host:
+            said = msgspec.convert(future.result(), decodable(TaskAnswer))
+            if not said.host:
                 raise ValueError("its answer is not from us")
         except Exception as error:  # no task raises: it is its worker, or the engine
-            yield from self._lost(attempt, error)
-            return
-        yield attempt, answer
-
-    def last_word(self, attempt: _Attempt, answer: TaskAnswer) -> TaskAnswer | None:
-        """Return an answer that counts, or None if another worker is asked.
-
-        Raises WorkerError if no worker has our software.
-        """
-        if not answer.host or self._engine.is_here:
-            return answer
-        try:
-            refusal = other_software(answer.differs) or self._other_sight(attempt, answer)
-            failed = not refusal and self._failed(attempt, answer)
-        except CkptguardError as error:  # the coordinator itself
-            return TaskAnswer(trouble=error.message)
-        if refusal is None:
-            attempt.outdated += 1
-            may_go_on = attempt.outdated < _TRIES
-            answer = TaskAnswer(trouble="it changes all the time")
-        elif refusal:
-            attempt.refused += 1
-            worker = f"the worker {escape(answer.host)} {refusal}"
-            self._aside["" if answer.differs else attempt.job.url].add(_name_of(answer))
-            self._engine.aside[_name_of(answer)] = worker
-            may_go_on = self._somebody_may(attempt)
-            if answer.differs and not may_go_on:
-                raise WorkerError(worker, hint="install the same version there")
-            answer = (*attempt.failures, TaskAnswer(trouble=f"no worker sees it: {worker}"))[0]
-        elif failed:
-            attempt.failures.append(answer)
-            may_go_on = len(attempt.failures) < _TRIES and self._engine.has_other(self._avoided(attempt))
-            if not (answer.items or answer.trouble):
-                answer = TaskAnswer(trouble="its workers do not find it")
+            answer = self._lost(attempt, error)
         else:
-            before, attempt.unconfirmed = attempt.unconfirmed, None
-            if before is not None and not answer.events and _outcomes(before) == _outcomes(answer):
-                answer = msgspec.structs.replace(answer, events=before.events)  # it found them on record
-            return answer
-        if may_go_on:
-            self._next.appendleft(attempt)
-        return None if may_go_on else answer
+            answer = said if self._engine.is_here else self._last_word(attempt, said)
+        if answer is not None:
+            yield attempt, answer
 
     def ends(self, attempt: _Attempt, answer: TaskAnswer) -> bool:
         """True if this answer is that of the job, not only that of a part of it."""
@@ -191,33 +159,67 @@ class _Dispatch:
         # Whatever else is in flight could die with a task that kills its worker, and would then look like it.
         return self._alone.popleft() if self._alone and not self.flying else None
 
-    def _other_sight(self, attempt: _Attempt, answer: TaskAnswer) -> str | None:
-        """Say what a worker does not see as we do; "" if it sees the same, None if what it was shown has changed."""
-        if self._sight is None:
-            return answer.blind
-        has_recorded = not answer.trouble and any(
-            item.outcome is not Outcome.PENDING and item.done != "damaged" for item in answer.items
-        )
-        empty = [one.place for one in attempt.task.shown if one.entry is None] if has_recorded else []
-        if not answer.blind and not empty:
-            return ""
-        if self._sight.changed(attempt.task):
-            attempt.unconfirmed = answer
+    def _lost(self, attempt: _Attempt, error: Exception) -> TaskAnswer | None:
+        """Return the answer to a task whose worker died twice. After the first time it is tried again, alone."""
+        self._engine.look()
+        if not attempt.was_lost:
+            attempt.was_lost = True
+            self._alone.append(attempt)
             return None
-        return answer.blind or f"finds files in {escape(empty[0])}, where there are none here"
+        self._engine.check()
+        reason = ": ".join(filter(None, (type(error).__name__, escape(str(error)[:300]))))
+        return TaskAnswer(trouble=f"its worker died twice while it was read ({reason})")
 
-    def _failed(self, attempt: _Attempt, answer: TaskAnswer) -> bool:
+    def _last_word(self, attempt: _Attempt, answer: TaskAnswer) -> TaskAnswer | None:
+        """Return an answer that counts, or None if another worker is asked.
+
+        Raises WorkerError if no worker has our software.
+        """
+        refusal = other_software(answer.differs) or answer.blind
+        try:
+            is_outdated = bool(answer.blind) and self._sight is not None and self._sight.changed(attempt.task)
+            if refusal and not is_outdated:
+                return self._refused(attempt, answer, f"the worker {escape(answer.host)} {refusal}")
+            if not is_outdated and not self._has_failed(attempt, answer):
+                return answer
+        except WorkerError:
+            raise
+        except CkptguardError as error:  # the coordinator itself cannot look
+            return TaskAnswer(trouble=error.message)
+        if is_outdated:
+            answer = TaskAnswer(trouble="it changes all the time")
+        elif not (answer.items or answer.trouble):
+            answer = msgspec.structs.replace(answer, trouble="its workers do not find it")
+        attempt.failures.append(answer)
+        may_go_on = len(attempt.failures) < _TRIES and self._engine.has_other(self._avoided(attempt))
+        if not may_go_on:
+            return answer
+        self._next.appendleft(attempt)
+        return None
+
+    def _refused(self, attempt: _Attempt, answer: TaskAnswer, worker: str) -> TaskAnswer | None:
+        """Put a worker aside that may not do a task, and have another one asked."""
+        attempt.refused += 1
+        self._aside["" if answer.differs else attempt.job.url].add(_name_of(answer))
+        self._engine.aside[_name_of(answer)] = worker
+        if self._somebody_may(attempt):
+            self._next.appendleft(attempt)
+            return None
+        if answer.differs:
+            raise WorkerError(worker, hint="install the same version there")
+        return (*attempt.failures, TaskAnswer(trouble=f"no worker sees it: {worker}"))[0]
+
+    def _has_failed(self, attempt: _Attempt, answer: TaskAnswer) -> bool:
         """True if another worker may have a better answer: this one could not read, or did not find its checkpoint."""
         if not attempt.job.path or attempt.task.verb == "scan":
-            return bool(answer.trouble) and not (answer.items or answer.tasks or answer.settled)
+            return bool(answer.trouble) and not answer.items
         if answer.items:
             return any(one.outcome is Outcome.PENDING and (one.findings or one.done) for one in answer.items)
-        return bool(answer.trouble) or (
-            attempt.job.verb == "verify" and self._sight is not None and self._sight.has(attempt.job)
-        )
+        is_there = attempt.job.verb == "verify" and self._sight is not None and self._sight.has(attempt.job)
+        return bool(answer.trouble) or is_there
 
     def _avoided(self, attempt: _Attempt) -> set[str]:
-        return self._aside[""] | self._aside[attempt.job.url] | set(map(_name_of, attempt.failures))
+        return self._aside[""] | self._aside[attempt.job.url] | set(filter(None, map(_name_of, attempt.failures)))
 
     def _keep_busy(self, attempt: _Attempt) -> None:
         """Give workers that refused a task something else, which they refuse slowly, before the task is given to an
@@ -235,20 +237,6 @@ class _Dispatch:
         oldest = next((other.number for other in self.flying.values()), attempt.number)
         at_work = oldest < attempt.number - self._engine.workers * _EACH
         return at_work or attempt.refused < self._engine.workers * _ROUNDS
-
-    def _lost(self, attempt: _Attempt, error: Exception) -> Iterator[tuple[_Attempt, TaskAnswer]]:
-        self._engine.look()
-        if not attempt.was_lost:
-            attempt.was_lost = True
-            self._alone.append(attempt)
-            return
-        self._engine.check()
-        reason = ": ".join(filter(None, (type(error).__name__, escape(str(error)[:300]))))
-        yield attempt, TaskAnswer(trouble=f"its worker died twice while it was read ({reason})")
-
-
-def _outcomes(answer: TaskAnswer) -> list[tuple[str, str]]:
-    return [(item.path, item.outcome.value) for item in answer.items]
 
 
 def _name_of(answer: TaskAnswer) -> str:

@@ -31,19 +31,15 @@ class Engine:
     """What `make` returns does the tasks. It is made again if it breaks as a whole, as a pool of processes does when
     one of them dies.
 
-    `workers` is how many tasks it does at once; Dask knows better. `options` are the storage options by the URL of a
-    run, for workers on this machine, which see what we see. Without it, they are elsewhere and have their own.
-    `aside`: what was wrong with the workers that may not do some tasks, by their addresses.
+    `workers` is how many tasks it does at once; Dask knows better. `is_here`: they are on this machine, and see what we
+    see. `aside`: what was wrong with the workers that may not do some tasks, by their addresses.
     """
 
-    def __init__(
-        self, make: Callable[[], Any], workers: int, options: Mapping[str, Mapping[str, Table]] | None = None
-    ) -> None:
-        self.workers, self.is_here = workers, options is not None
+    def __init__(self, make: Callable[[], Any], workers: int, *, is_here: bool = False) -> None:
+        self.workers, self.is_here = workers, is_here
         self.addresses: set[str] | None = None  # of all workers, where they can be chosen
         self.aside: dict[str, str] = {}
-        self._make, self._options = make, options or {}
-        self._made = make()
+        self._make, self._made = make, make()
         self.check()
         self.look()
 
@@ -66,12 +62,12 @@ class Engine:
         if not said:
             raise WorkerError(f"no worker of the engine answered within {_TIMEOUT:.0f} seconds")
 
-    def submit(self, task: Task, avoid: Collection[str] = ()) -> Future[Table]:
-        """Give a task to the engine; not to these workers, if they can be chosen. Raises WorkerError if that is
-        impossible."""
+    def submit(self, task: Task, avoid: Collection[str] = (), options: Table | None = None) -> Future[Table]:
+        """Give a task to the engine; not to these workers, if they can be chosen. Workers on this machine get the
+        storage `options`. Raises WorkerError if it takes no work."""
         table = {**msgspec.to_builtins(task), "software": SOFTWARE}
-        if task.url in self._options:
-            table["options"] = self._options[task.url]
+        if options is not None:
+            table["options"] = options
         chosen = sorted((self.addresses or set()) - set(avoid)) if avoid else []
         return self._submit(perform, table, workers=chosen) if chosen else self._submit(perform, table)
 
@@ -106,17 +102,17 @@ def other_software(theirs: Mapping[str, str]) -> str:
 
 
 @contextlib.contextmanager
-def open_engine(name: str, workers: int, options: Mapping[str, Mapping[str, Table]]) -> Iterator[Engine]:
+def open_engine(name: str, workers: int) -> Iterator[Engine]:
     """Yield the engine of this name: "threads", "processes", "dask://HOST:PORT" or "MODULE:FACTORY".
 
-    `workers` counts threads or processes. `options` as in `Engine`. Raises SettingsError for another name, and
-    WorkerError if no worker can be used.
+    `workers` counts threads or processes. Raises SettingsError for another name, and WorkerError if no worker can be
+    used.
     """
     with contextlib.ExitStack() as stack:
         if name in ("threads", "processes"):
             make, stop = _threads(workers) if name == "threads" else _processes(workers)
             stack.callback(begin, None)  # it is this process that has threads
-            engine = Engine(make, workers, options)
+            engine = Engine(make, workers, is_here=True)
             stack.callback(engine.close, wait=True)
             stack.callback(stop.set)
         else:

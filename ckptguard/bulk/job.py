@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
 from ckptguard.bulk.dispatch import dispatch
 from ckptguard.bulk.engine import Engine
-from ckptguard.bulk.messages import Item, RunRow, Table, Task, TaskAnswer, item_of, portable
-from ckptguard.bulk.sight import Sight
+from ckptguard.bulk.messages import Item, Task, TaskAnswer, item_of, trouble_of
+from ckptguard.bulk.planning import plan_run
+from ckptguard.bulk.report import RunRow, row_of_run
 from ckptguard.decisions.bulk_order import seconds_for
 from ckptguard.decisions.store_requests import LookCost, cost_of_looks, longest_pause
 from ckptguard.errors import WorkerError
 from ckptguard.fleet.find_runs import FleetRun
 from ckptguard.storage.traits import traits_of_url
+from ckptguard.values.settings import Settings
 from ckptguard.values.verdict import Outcome
 
 LARGE = 2 << 30  # bytes of a checkpoint that several workers scan together
+_AT_ONCE = 16  # runs that are looked at side by side
 
 
 class Cost(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,30 +69,27 @@ class BulkDone(msgspec.Struct, kw_only=True):
             if not items and task.path:
                 items = [item_of(task, Outcome.PENDING, message=answer.trouble)]
         self.gone += not items and bool(task.path)
-        self.outcomes.update(item.outcome.value for item in items)
-        self.wrong += [item for item in items if item.outcome is not Outcome.GOOD]
-        if answer.row is not None:
-            self.rows.append(answer.row)
-            self.outcomes.update(answer.row.outcomes)
+        for item in items:
+            self.count(item)
         self.done += 1
         self.left -= 1
         self.bytes += task.bytes
 
+    def count(self, item: Item) -> None:
+        """Count what is known of a checkpoint."""
+        self.outcomes[item.outcome.value] += 1
+        self.wrong += [item] if item.outcome is not Outcome.GOOD else []
+
 
 class BulkPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """The tasks in order, and what they cost at the `rate`, in bytes a second for all workers together. `done` is the
-    result so far: at first what is on record. `sight`: what workers on other machines must see, too."""
+    """The tasks in order, and what they cost at the `rate`, in bytes a second for all workers together. `settings` are
+    those of each run, by its URL. `done` is the result so far: at first what is on record."""
 
     tasks: tuple[Task, ...]
     cost: Cost
     rate: float | None
+    settings: Mapping[str, Settings]
     done: BulkDone
-    sight: Sight | None
-
-
-def options_of(runs: Sequence[FleetRun]) -> dict[str, dict[str, Table]]:
-    """Return the storage options of runs, for workers on this machine."""
-    return {run.url: run.settings.storage.revealed() for run in runs if run.settings.storage}
 
 
 def plan_bulk(
@@ -100,44 +101,53 @@ def plan_bulk(
     max_age: float = 0.0,
     large: int = LARGE,
 ) -> BulkPlan:
-    """Ask the workers what a verb has to do in each run. Raises WorkerError if the engine is lost.
+    """Find out what a verb has to do in each run. No checkpoint is read.
 
     A scrub skips what was read within `max_age` seconds. A checkpoint of `large` bytes or more is scanned in parts.
     """
-    asked = [
-        Task(
-            number=number,
-            chain=run.url,
-            verb="report" if verb == "report" else "plan",
-            about=verb,
-            url=run.url,
-            name=run.name,
-            settings=portable(run.settings),
-            storage=run.settings.storage.names,
-            max_age=max_age,
-            large=large,
-        )
-        for number, run in enumerate(runs)
-    ]
-    done = BulkDone()
-    sight = None if engine.is_here else Sight(options_of(runs))
-    if sight is not None:
-        sight.look(asked)
-    # A report has one task for each run, and nothing to ask before.
-    tasks = asked if verb == "report" else _tasks_found(engine, asked, done, sight)
-    done.left, total, files = len(tasks), sum(task.bytes for task in tasks), sum(task.file_count for task in tasks)
-    cost = Cost(
+    done, tasks = BulkDone(), list[Task]()
+    with ThreadPoolExecutor(_AT_ONCE, "plan") as pool:
+        plans = pool.map(lambda run: plan_run(verb, run, max_age=max_age, large=large), runs)
+        for run, plan in zip(runs, plans, strict=True):
+            for found in plan:
+                if isinstance(found, Task):
+                    tasks.append(msgspec.structs.replace(found, number=len(tasks)))
+                elif isinstance(found, Item):
+                    done.count(found)
+            troubles = "; ".join(found for found in plan if isinstance(found, str))
+            done.could_not_tell += [f"{run.url}: {troubles}"] if troubles else []
+    done.left = len(tasks)
+    settings = {run.url: run.settings for run in runs}
+    cost = cost_of(tasks, runs, workers=engine.workers, rate=rate)
+    return BulkPlan(tasks=tuple(tasks), cost=cost, rate=rate, settings=settings, done=done)
+
+
+def report_on(runs: Sequence[FleetRun]) -> BulkDone:
+    """Return a row for each run, sorted by URL, from the records."""
+    began, done = time.monotonic(), BulkDone(done=len(runs))
+    with ThreadPoolExecutor(_AT_ONCE, "report") as pool:
+        found = list(pool.map(row_of_run, sorted(runs, key=lambda run: run.url)))
+    done.rows = [row for row in found if isinstance(row, RunRow)]
+    done.could_not_tell = [trouble for trouble in found if isinstance(trouble, str)]
+    for row in done.rows:
+        done.outcomes.update(row.outcomes)
+    done.seconds = round(time.monotonic() - began, 3)
+    return done
+
+
+def cost_of(tasks: Sequence[Task], runs: Sequence[FleetRun], *, workers: int, rate: float | None = None) -> Cost:
+    """Return what the tasks of these runs cost."""
+    total, files = sum(task.bytes for task in tasks), sum(task.file_count for task in tasks)
+    return Cost(
         runs=len(runs),
-        checkpoints=0 if verb == "report" else len(tasks),
+        checkpoints=len(tasks),
         files=files,
         bytes=total,
-        seconds=round(seconds_for(total, files, workers=engine.workers, rate=rate), 3),
+        seconds=round(seconds_for(total, files, workers=workers, rate=rate), 3),
         idle_looks=cost_of_looks(
             longest_pause(run.settings.scan_interval) for run in runs if traits_of_url(run.url).flat_listing
         ),
     )
-    done.put_aside = list(engine.aside.values())
-    return BulkPlan(tasks=tuple(tasks), cost=cost, rate=rate, done=done, sight=sight)
 
 
 def carry_out(engine: Engine, plan: BulkPlan) -> Iterator[tuple[Task, TaskAnswer]]:
@@ -147,28 +157,11 @@ def carry_out(engine: Engine, plan: BulkPlan) -> Iterator[tuple[Task, TaskAnswer
     """
     done, began = plan.done, time.monotonic()
     try:
-        for task, answer in dispatch(engine, plan.tasks, plan.rate, plan.sight):
+        for task, answer in dispatch(engine, plan.tasks, plan.settings, plan.rate):
             done.add(task, answer)
             yield task, answer
     except WorkerError as error:
-        done.could_not_tell.append(error.message + (f" ({error.hint})" if error.hint else ""))
+        done.could_not_tell.append(trouble_of(error))
     done.put_aside = list(engine.aside.values())
     done.seconds = round(time.monotonic() - began, 3)
     done.wrong.sort(key=lambda item: (item.run, item.path, item.place))
-    done.rows.sort(key=lambda row: row.url)
-
-
-def _tasks_found(engine: Engine, asked: Sequence[Task], done: BulkDone, sight: Sight | None) -> list[Task]:
-    """Return what is to do in the runs that are asked about. What is on record of them is added to the result."""
-    answers = {task.number: answer for task, answer in dispatch(engine, asked, sight=sight)}
-    found: list[Task] = []
-    for run in asked:
-        answer = answers[run.number]
-        done.outcomes.update(answer.settled)
-        done.wrong += answer.items
-        done.could_not_tell += [f"{run.url}: {answer.trouble}"] if answer.trouble else []
-        for task in answer.tasks:
-            chain, protection = f"{run.url} {task.chain}", answer.protection
-            task = msgspec.structs.replace(task, number=len(found), chain=chain, protection=protection)
-            found.append(msgspec.structs.replace(task, settings=run.settings, storage=run.storage))
-    return found

@@ -7,12 +7,12 @@ from typing import Any
 import msgspec
 
 from ckptguard.decisions.bulk_order import BulkJob
+from ckptguard.errors import CkptguardError
 from ckptguard.scan.result import Scan
 from ckptguard.storage import Entry
 from ckptguard.values.ids import CheckpointId
 from ckptguard.values.record_formats import MANIFEST, RECORDS, VERDICT
 from ckptguard.values.settings import Settings
-from ckptguard.values.silence import Silence
 from ckptguard.values.verdict import Finding, Outcome
 from ckptguard.version import __version__
 
@@ -30,20 +30,18 @@ _STAY = ("storage", "webhook", "notify", "on_incident")
 
 
 class Witness(msgspec.Struct, frozen=True, kw_only=True):
-    """A file that the coordinator sees in a place. None: it sees no file there."""
+    """A file that the coordinator sees in a place."""
 
     place: str
-    entry: Entry | None = None
+    entry: Entry
 
 
 class Task(BulkJob, frozen=True, kw_only=True, omit_defaults=True):
-    """What a worker is to do: one of `worker.VERBS`, of one run or of one checkpoint in it.
+    """What a worker is to do: one of `worker.VERBS`, with one run or one checkpoint in it.
 
     - `settings`: those that are no defaults. `storage`: the names of the storage options that a worker must have.
     - `rate`: bytes a second that this task may read.
     - `shown`: what a worker on another machine must see, too.
-
-    To plan a run: `about` is what verb the plan is for, `max_age` and `large` as in `plan_bulk`.
 
     Of a checkpoint: `place` is "place" or "kept" for a scrub, and the replica's URL for a replica. A large one has
     `parts`, groups of its files. `files` is one of them, to be scanned, and `scans` what was found in all of them.
@@ -51,14 +49,10 @@ class Task(BulkJob, frozen=True, kw_only=True, omit_defaults=True):
 
     verb: str
     url: str
-    name: str = ""
     settings: Table = msgspec.field(default_factory=dict)
     storage: tuple[str, ...] = ()
     rate: float | None = None
     shown: tuple[Witness, ...] = ()
-    about: str = ""
-    max_age: float = 0.0
-    large: int = 0
     path: str = ""
     id: CheckpointId | None = None
     place: str = ""
@@ -83,30 +77,10 @@ class Item(msgspec.Struct, frozen=True, kw_only=True):
     message: str = ""
 
 
-class RunRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One run of a report. `protected` is "yes", "partly" or "no". Times are in seconds since 1970."""
-
-    url: str
-    name: str
-    protected: str
-    explanation: str
-    known_good: CheckpointId | None
-    known_good_path: str | None
-    known_good_at: float | None
-    outcomes: dict[str, int]
-    bytes: dict[str, int]
-    bad: tuple[str, ...]
-    oldest_read_at: float | None
-    replicas_behind: int | None
-    silence: Silence | None = None
-
-
 class TaskAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What a worker says. `trouble` says why something could not be done; the rest counts all the same.
 
-    - `items`: what was done. Of a plan: what needs nothing, and is not good. `settled` counts all of these by outcome.
-    - `tasks`: what a plan found to do, in its order. `protection`: how well the run is protected.
-    - `events`: what people must be told.
+    - `items`: what was done. `events`: what people must be told. `scan`: what a part of a checkpoint holds.
     - `differs`: the worker has other software; `blind`: it sees other storage. It has done nothing.
     - `host`, and `address` in Dask, say which worker it is.
     """
@@ -114,11 +88,7 @@ class TaskAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     host: str = ""
     address: str = ""
     items: tuple[Item, ...] = ()
-    tasks: tuple[Task, ...] = ()
-    settled: dict[str, int] = {}
-    protection: int = 0
     scan: Scan | None = None
-    row: RunRow | None = None
     events: tuple[Table, ...] = ()
     trouble: str = ""
     differs: dict[str, str] = {}
@@ -136,3 +106,10 @@ def item_of(task: Task, outcome: Outcome, **known: Any) -> Item:
     """Return what is known of a task's checkpoint. `known` replaces what the task says of it."""
     said: Table = {"run": task.url, "path": task.path, "id": task.id, "place": task.place, "bytes": task.bytes}
     return Item(outcome=outcome, **{**said, **known})
+
+
+def trouble_of(error: Exception) -> str:
+    """Return what an error says to people: also one that is a mistake of ours ends no job."""
+    if isinstance(error, CkptguardError):
+        return error.message + (f" ({error.hint})" if error.hint else "")
+    return f"{type(error).__name__}: {error}"

@@ -6,49 +6,53 @@ which the same file looks different would find each verdict outdated.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
-from ckptguard.bulk.messages import Table, Task, Witness
+from ckptguard.bulk.messages import Task, Witness
 from ckptguard.errors import CkptguardError, DeniedError, ObjectMissingError
+from ckptguard.records.run import begin_records_elsewhere
+from ckptguard.replicas.mirror_records import join
+from ckptguard.replicas.replicate import open_replica
 from ckptguard.runs.file_signatures import is_same_file
+from ckptguard.runs.run_view import open_view
 from ckptguard.storage import Entry, Storage, open_storage
 from ckptguard.storage.protocol import find_entry
 from ckptguard.values.ids import RECORDS_FOLDER, escape
 from ckptguard.values.record_formats import FORMAT_KEY
+from ckptguard.values.settings import Settings
 from ckptguard.values.storage_options import StorageOptions
 
 _AT_ONCE = 8  # runs that are looked at
 
 
 class Sight:
-    """What the coordinator sees. `options` are its storage options, by the URL of a run."""
+    """What the coordinator sees. `settings` are those of each run, by its URL."""
 
-    def __init__(self, options: Mapping[str, Mapping[str, Table]]) -> None:
-        self._options = options
-        self._known: dict[str, Witness] = {}
+    def __init__(self, settings: Mapping[str, Settings]) -> None:
+        self._settings = settings
+        self._known: dict[tuple[str, ...], tuple[Witness, ...]] = {}
 
-    def look(self, tasks: Iterable[Task]) -> None:
-        """Look at the places of several tasks side by side."""
+    def look(self, tasks: Iterable[Task]) -> dict[tuple[str, ...], str]:
+        """Look at all places of tasks, side by side. Return why places cannot be looked at.
+
+        Records elsewhere and replicas begin now, so that each has a file to show.
+        """
         with ThreadPoolExecutor(_AT_ONCE, "look") as pool:
-            list(pool.map(self._try, tasks))
+            found = pool.map(self._trouble, {places_of(task): task for task in tasks}.values())
+            return dict(filter(None, found))
 
     def of(self, task: Task) -> tuple[Witness, ...]:
-        """Return what a task shows its worker. Raises CkptguardError."""
-        for place in _places(task):
-            if place not in self._known:
-                self._known[place] = Witness(place=place, entry=_choose(self._open(place, task)))
-        return tuple(self._known[place] for place in _places(task))
+        """Return what a task shows its worker: a file of each place that has any."""
+        return self._known[places_of(task)]
 
     def changed(self, task: Task) -> bool:
         """True if what the task shows is no longer so. The next task shows something else. Raises CkptguardError."""
-        for one in task.shown:
-            storage = self._open(one.place, task)
-            same = _choose(storage) is None if one.entry is None else not _finds(storage, one.entry)
-            if not same and self._known.get(one.place) == one:
-                del self._known[one.place]
-        return self.of(task) != task.shown
+        storages = {place: self._open(place, task) for place in places_of(task)}
+        found = {place: _choose(storage) for place, storage in storages.items()}
+        shown = tuple(Witness(place=place, entry=entry) for place, entry in found.items() if entry is not None)
+        self._known[places_of(task)] = shown
+        return shown != task.shown
 
     def has(self, task: Task) -> bool:
         """True if files of the task's checkpoint are where they were."""
@@ -56,21 +60,33 @@ class Sight:
         found = find_entry(storage, task.path)
         return found is not None and (found.kind != "folder" or bool(storage.list(task.path, recursive=True)))
 
-    def _try(self, task: Task) -> None:
-        with contextlib.suppress(CkptguardError):  # its task says so
-            self.of(task)
+    def _trouble(self, task: Task) -> tuple[tuple[str, ...], str] | None:
+        try:
+            if len(places_of(task)) > 1:
+                view = open_view(task.url, self._settings[task.url])
+                begin_records_elsewhere(view.run)
+                if task.verb == "replicate":
+                    join(view.run, open_replica(view, task.place, make=True))
+            self.changed(task)
+        except CkptguardError as error:
+            return places_of(task), error.message
+        return None
 
     def _open(self, place: str, task: Task) -> Storage:
-        options = StorageOptions(self._options.get(task.url, {}))
-        return open_storage(place, must_exist=False, options=options)
+        return open_storage(place, must_exist=False, options=self._settings[task.url].storage)
+
+
+def places_of(task: Task) -> tuple[str, ...]:
+    """Return where the files are that a task reads and writes."""
+    places = (task.url, str(task.settings.get("records") or ""), task.place if task.verb == "replicate" else "")
+    return tuple(filter(None, places))
 
 
 def other_sight(task: Task, options: StorageOptions) -> str:
     """Say what a worker does not see as the coordinator does; "" if there is nothing like that."""
     for one in task.shown:
         try:
-            storage = open_storage(one.place, must_exist=False, options=options)
-            reason = _finds(storage, one.entry) if one.entry is not None else ""
+            reason = _difference(open_storage(one.place, must_exist=False, options=options), one.entry)
         except CkptguardError as error:
             reason = error.message
         if reason:
@@ -78,13 +94,7 @@ def other_sight(task: Task, options: StorageOptions) -> str:
     return ""
 
 
-def _places(task: Task) -> list[str]:
-    """Return where the files are that a task reads and writes."""
-    places = [task.url, str(task.settings.get("records") or ""), task.place if task.verb == "replicate" else ""]
-    return [place for place in places if place]
-
-
-def _finds(storage: Storage, shown: Entry) -> str:
+def _difference(storage: Storage, shown: Entry) -> str:
     """Return "" if a file is in a storage as it was shown, or what is different."""
     found = find_entry(storage, shown.key)
     if found is None:

@@ -1,4 +1,4 @@
-"""The tasks: verify, scrub or replicate one checkpoint, scan a part of a large one, repair or report one run."""
+"""The tasks: verify, scrub or replicate one checkpoint, scan a part of a large one, or repair one run."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ from typing import Any
 
 import msgspec
 
-from ckptguard.bulk.messages import Item, RunRow, Task, TaskAnswer, item_of
-from ckptguard.inspect.status import status
+from ckptguard.bulk.messages import Item, Task, TaskAnswer, item_of
 from ckptguard.layouts import Checkpoint
 from ckptguard.repair.repair import repair
-from ckptguard.repair.scrub import Reread, ScrubListener, ScrubOrder, due_places, scrub
+from ckptguard.repair.scrub import Reread, ScrubListener, ScrubOrder, scrub
 from ckptguard.replicas.replicate import replicate
 from ckptguard.replicas.send_checkpoint import Replicated
 from ckptguard.reporting.channels import Event
@@ -92,30 +91,6 @@ def repair_run(task: Task, settings: Settings, work: Work) -> TaskAnswer:
     ]
     items = (*failed, *(_item_read(task, one) for one in done.checked))
     return TaskAnswer(items=items, trouble="; ".join(done.could_not_tell))
-
-
-def report_run(task: Task, settings: Settings, work: Work) -> TaskAnswer:
-    """Return what is known of one run, from its records and its listing, without reading bytes."""
-    view = open_view(task.url, settings)
-    found = status(view)
-    summary, known = found.summary, found.known_good
-    read = [one.last for one in due_places(view) if one.last is not None]
-    row = RunRow(
-        url=view.run.url,
-        name=task.name,
-        protected=summary.explanation.partition(":")[0],
-        explanation=summary.explanation,
-        known_good=known.id if known is not None else None,
-        known_good_path=known.path if known is not None else None,
-        known_good_at=summary.known_good_at,
-        outcomes=summary.checkpoints,
-        bytes=summary.bytes,
-        bad=found.bad,
-        oldest_read_at=min(read, default=None),
-        replicas_behind=None if any(one.behind is None for one in found.replicas) else summary.replicas_behind,
-        silence=summary.silence,
-    )
-    return TaskAnswer(row=row)
 
 
 def replica_item(task: Task, one: Replicated) -> Item:

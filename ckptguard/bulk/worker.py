@@ -13,10 +13,10 @@ from typing import Protocol
 
 import msgspec
 
-from ckptguard.bulk import planning, tasks
-from ckptguard.bulk.messages import SOFTWARE, Table, Task, TaskAnswer
+from ckptguard.bulk import tasks
+from ckptguard.bulk.messages import SOFTWARE, Table, Task, TaskAnswer, trouble_of
 from ckptguard.bulk.sight import other_sight
-from ckptguard.errors import CkptguardError, SettingsError, StoppedError
+from ckptguard.errors import SettingsError, StoppedError
 from ckptguard.runs.settings_file import load_settings
 from ckptguard.runs.work import Work
 from ckptguard.scan import scanner_of
@@ -27,13 +27,11 @@ from ckptguard.values.storage_options import StorageOptions
 
 VERBS: dict[str, Callable[[Task, Settings, Work], TaskAnswer]] = {
     "look": lambda task, settings, work: TaskAnswer(),  # that it may do the task
-    "plan": planning.plan,
     "scan": tasks.scan_part,
     "verify": tasks.verify_one,
     "scrub": tasks.scrub_one,
     "replicate": tasks.replicate_one,
     "repair": tasks.repair_run,
-    "report": tasks.report_run,
 }
 _THREADS = 2  # of one task, if the settings do not say: an engine runs several side by side
 _PAUSE = 1.0  # seconds before a worker says that it may do nothing: meanwhile the tasks go to others
@@ -76,10 +74,8 @@ def perform(table: Table) -> Table:
     answer: TaskAnswer
     try:
         answer = _answer(table)
-    except CkptguardError as error:
-        answer = TaskAnswer(trouble=error.message + (f" ({error.hint})" if error.hint else ""))
     except Exception as error:
-        answer = TaskAnswer(trouble=f"{type(error).__name__}: {error}")
+        answer = TaskAnswer(trouble=trouble_of(error))
     if answer.differs or answer.blind:
         time.sleep(_PAUSE)
     found = msgspec.to_builtins(msgspec.structs.replace(answer, **identify()))

@@ -219,7 +219,7 @@ FORMS: dict[str, Form] = {
         {"outcomes": lambda done: _all(done.outcomes)},
     ),
     "messages.Item": Form("run path id place outcome bytes seconds done message findings"),
-    "messages.RunRow": Form(
+    "report.RunRow": Form(
         "*",
         {
             "known_good_at": lambda row: _moment(row.known_good_at),

@@ -18,9 +18,7 @@ from ckptguard.values.exit_codes import ExitCode, of_outcomes
 if TYPE_CHECKING:
     from ckptguard.bulk.engine import Engine
     from ckptguard.bulk.job import BulkDone, BulkPlan, Cost
-    from ckptguard.bulk.messages import RunRow
-    from ckptguard.decisions.store_requests import LookCost
-    from ckptguard.fleet.find_runs import FleetRun
+    from ckptguard.bulk.report import RunRow
 
 CODES = (ExitCode.BAD, ExitCode.UNDECIDED, ExitCode.NOT_FOUND)
 _ORDER = ("good", "bad", "incomplete", "suspect", "pending")
@@ -32,7 +30,6 @@ _LINE_EVERY = 10.0  # seconds between lines of progress where there is no termin
 @click.argument("fleet", type=PathOrUrl())
 @click.option(
     "--engine",
-    default="threads",
     metavar="ENGINE",
     help="Work in threads, processes, on dask://HOST:PORT, or by MODULE:FACTORY (without it in threads).",
 )
@@ -47,7 +44,7 @@ _LINE_EVERY = 10.0  # seconds between lines of progress where there is no termin
 @json_option
 @config_option
 def fleet(
-    verb: str, fleet: str, engine: str, workers: int | None, as_json: bool, config: str | None, **how: Any
+    verb: str, fleet: str, engine: str | None, workers: int | None, as_json: bool, config: str | None, **how: Any
 ) -> None:
     """Do VERB for all runs of FLEET: verify, scrub, replicate, repair or report.
 
@@ -56,7 +53,7 @@ def fleet(
     Runs without protection come first. A worker that dies costs no verdict: what it read is pending, never bad.
     """
     from ckptguard.bulk.engine import open_engine
-    from ckptguard.bulk.job import options_of, plan_bulk
+    from ckptguard.bulk.job import cost_of, plan_bulk, report_on
     from ckptguard.decisions.bulk_order import shard_of
     from ckptguard.errors import NotFoundError
     from ckptguard.fleet.find_runs import find_runs, folders_of
@@ -66,6 +63,8 @@ def fleet(
     rate = None if how["rate"] is None else parse_rate(how["rate"])
     if rate is not None and verb in ("repair", "report"):
         raise click.UsageError(f"--rate is not for {verb}")
+    if verb == "report" and (engine is not None or workers is not None):
+        raise click.UsageError("--engine and --workers are not for report: it reads no checkpoint")
     shard = _parse_shard(how["shard"])
     dry_run: bool = how["dry_run"]
     settings = Shared(as_json, config).settings(folders_of(fleet))
@@ -74,18 +73,18 @@ def fleet(
         raise NotFoundError(f"there is no run in {fleet}", hint="name the folder or URL above the runs")
     max_age = parse_span(how["max_age"])
     runs = [run for run in found.runs if shard_of(run.url, shard[1]) == shard[0]]
-    with open_engine(engine, workers or workers_of(0), options_of(runs)) as opened:
-        plan = plan_bulk(opened, verb, runs, rate=rate, max_age=max_age)
-        if verb != "report" and not is_quiet():
-            trouble(_cost_text(plan.cost, opened.workers, rate))
-        if dry_run and plan.cost.idle_looks.requests and not is_quiet():
-            trouble(_looks_text(plan.cost.idle_looks))
-        if not dry_run:
-            _carry_out(opened, verb, plan, runs)
-    done = plan.done
+    if verb == "report":
+        done, cost = report_on(runs), cost_of((), runs, workers=1)
+    else:
+        with open_engine(engine or "threads", workers or workers_of(0)) as opened:
+            plan = plan_bulk(opened, verb, runs, rate=rate, max_age=max_age)
+            done, cost = plan.done, plan.cost
+            _say_cost(cost, opened.workers, rate, dry_run=dry_run)
+            if not dry_run:
+                _carry_out(opened, verb, plan)
     done.could_not_tell[:0] = found.troubles
     if as_json:
-        emit("fleet", done, target=fleet, verb=verb, shard=how["shard"], dry_run=dry_run, cost=plan.cost)
+        emit("fleet", done, target=fleet, verb=verb, shard=how["shard"], dry_run=dry_run, cost=cost)
     elif verb == "report":
         _show_rows(done.rows)
     else:
@@ -107,14 +106,13 @@ def _parse_shard(text: str | None) -> tuple[int, int]:
     raise click.UsageError(f"--shard {escape(str(text))} is none: the shards of 8 are 1/8 to 8/8")
 
 
-def _carry_out(engine: Engine, verb: str, plan: BulkPlan, runs: Sequence[FleetRun]) -> None:
+def _carry_out(engine: Engine, verb: str, plan: BulkPlan) -> None:
     """Do what is planned, and show how far it is: by a bar on a terminal, else by a line now and then."""
     from ckptguard.bulk.job import carry_out
     from ckptguard.errors import CkptguardError
     from ckptguard.records.run import open_run
     from ckptguard.reporting.notify import LONGEST_CLOSE, HookSets
 
-    settings = {run.url: run.settings for run in runs}
     began = said = time.monotonic()
     with contextlib.ExitStack() as stack:
         hooks = HookSets(log_trouble)
@@ -124,8 +122,8 @@ def _carry_out(engine: Engine, verb: str, plan: BulkPlan, runs: Sequence[FleetRu
             for event in answer.events:
                 run = None
                 with contextlib.suppress(CkptguardError):  # then it may be told again
-                    run = open_run(task.url, settings[task.url])
-                hooks.of(settings[task.url]).tell(run, event)
+                    run = open_run(task.url, plan.settings[task.url])
+                hooks.of(plan.settings[task.url]).tell(run, event)
             if bar is not None:
                 bar(task.bytes)
             elif not is_quiet() and time.monotonic() - said >= _LINE_EVERY:
@@ -145,19 +143,20 @@ def _code(verb: str, done: BulkDone, *, dry_run: bool) -> ExitCode:
     return of_outcomes(outcomes, could_not_tell=bool(done.could_not_tell))
 
 
-def _cost_text(cost: Cost, workers: int, rate: float | None) -> str:
+def _say_cost(cost: Cost, workers: int, rate: float | None, *, dry_run: bool) -> None:
+    if is_quiet():
+        return
     speed = f"{size(round(rate))} a second" if rate is not None else "50 MB a second for each"
-    return (
+    trouble(
         f"{cost.checkpoints} to do in {cost.runs} runs: {size(cost.bytes)} in {cost.files} files,"
         f" about {age(cost.seconds)} with {workers} workers at {speed}"
     )
-
-
-def _looks_text(cost: LookCost) -> str:
-    return (
-        f"a daemon that guards them makes {cost.requests:,} requests to object stores in an idle month"
-        f" (${cost.dollars:,.2f}), for each 1,000 objects of a run"
-    )
+    looks = cost.idle_looks
+    if dry_run and looks.requests:
+        trouble(
+            f"a daemon that guards them makes {looks.requests:,} requests to object stores in an idle month"
+            f" (${looks.dollars:,.2f}), for each 1,000 objects of a run"
+        )
 
 
 def _progress_text(verb: str, plan: BulkPlan, seconds: float) -> str:

@@ -25,7 +25,7 @@ def test_requests_of_one_verdict_are_the_same_in_a_long_run(tmp_path, monkeypatc
     found = []
     for count in counts:
         root = make_fleet(tmp_path / str(count), 1, count)
-        with open_engine("threads", 1, {}) as engine:
+        with open_engine("threads", 1) as engine:
             done_by(engine, plan_of(engine, root))
             save(str(root / "run0"), step_of(count), 7)
             plan = plan_of(engine, root)

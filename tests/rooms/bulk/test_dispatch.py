@@ -80,7 +80,7 @@ def done(monkeypatch):
         run.made, run.answers = [], []
         monkeypatch.setattr(module, "SimpleQueue", Asking)
         tasks = [Task(number=n, chain=path, verb="verify", url="r", path=path) for n, path in enumerate(paths)]
-        for task, answer in dispatch(Looked(make, workers), tasks, rate):
+        for task, answer in dispatch(Looked(make, workers), tasks, {}, rate):
             run.answers.append((task.path, answer.trouble))
         return run.answers
 
@@ -189,7 +189,7 @@ def test_a_worker_of_another_version_does_nothing(monkeypatch):
     assert "items" not in refused
     engine = Engine(lambda: Says(HERE, {"host": "node7:4", "differs": {**SOFTWARE, "records": "1"}}), 1)
     with pytest.raises(WorkerError, match="node7:4 has other software: records 1, not 2") as raised:
-        list(dispatch(engine, [Task(verb="verify", url="r")]))
+        list(dispatch(engine, [Task(verb="verify", url="r")], {}))
     assert "same version" in raised.value.hint
 
 
@@ -204,11 +204,11 @@ def test_an_engine_that_refuses_a_task_is_lost():
 
     engine = Engine(lambda: Refuses(lambda path: None), 1)
     with pytest.raises(WorkerError, match="takes no work: ValueError: not today"):
-        list(dispatch(engine, [Task(verb="verify", url="r")]))
+        list(dispatch(engine, [Task(verb="verify", url="r")], {}))
 
 
 @pytest.mark.parametrize("said", [{}, {"x": 1}, None, "good"])
 def test_what_is_no_answer_of_ours_is_trouble(said):
     """An engine that returns something else has done nothing."""
-    [(_, answer)] = dispatch(Engine(lambda: Says(HERE, said), 1), [Task(verb="verify", url="r")])
+    [(_, answer)] = dispatch(Engine(lambda: Says(HERE, said), 1), [Task(verb="verify", url="r")], {})
     assert "died twice" in answer.trouble

@@ -15,10 +15,10 @@ from support.tiny_run import name_of, rot
 
 from ckptguard.bulk import worker
 from ckptguard.bulk.engine import Engine, open_engine
-from ckptguard.bulk.job import carry_out, plan_bulk
+from ckptguard.bulk.job import carry_out, plan_bulk, report_on
 from ckptguard.bulk.messages import SOFTWARE, TaskAnswer
 from ckptguard.bulk.worker import VERBS, perform
-from ckptguard.fleet import FleetRun
+from ckptguard.fleet import FleetRun, find_runs
 from ckptguard.records.incidents import list_incidents
 from ckptguard.records.run import open_run
 from ckptguard.values.settings import Settings
@@ -32,7 +32,7 @@ def work():
     """Do a verb in two threads: the plan and the result."""
 
     def run(*what, **how):
-        with open_engine("threads", 2, {}) as engine:
+        with open_engine("threads", 2) as engine:
             plan = plan_of(engine, *what, **how)
             return plan, done_by(engine, plan)
 
@@ -161,25 +161,33 @@ def test_replicas_get_what_they_lack_and_repair_uses_them(tmp_path, work):
 
 
 def test_the_report_has_a_row_for_each_run(tmp_path, work):
-    """Also for one that was never verified."""
-    root = make_fleet(tmp_path / "fleet", 2, 2, sick=[(0, 1)])
-    _, done = work(root, "report")
-    assert [row.outcomes for row in done.rows] == [{"pending": 2}] * 2
+    """Also for one that was never verified. One that cannot be read has a sentence."""
+    root = make_fleet(tmp_path / "fleet", 3, 2, sick=[(0, 1)])
+    break_records(root / "run2")
+    runs = find_runs(str(root), QUICK).runs
+    assert [row.outcomes for row in report_on(runs).rows] == [{"pending": 2}] * 2
     work(root)
-    _, done = work(root, "report")
+    done = report_on(runs)
     assert [(row.name, row.outcomes, row.bad) for row in done.rows] == [
         ("run0", {"good": 1, "bad": 1}, (name_of(step_of(1)),)),
         ("run1", {"good": 2}, ()),
     ]
     assert done.rows[0].known_good_path == str(root / "run0" / name_of(step_of(0)))
     assert done.rows[0].protected == "partly"
+    assert (done.done, done.outcomes) == (3, {"good": 3, "bad": 1})
+    assert "have format 99" in done.could_not_tell[0]
+
+
+def break_records(run):
+    """Give a run records of a format that nobody knows."""
+    (run / "_ckptguard").mkdir()
+    (run / "_ckptguard/format.json").write_text('{"format": 99}\n')
 
 
 def test_a_run_that_cannot_be_read_is_told_and_the_others_are_done(tmp_path, work):
     """It is neither good nor bad."""
     root = make_fleet(tmp_path / "fleet", 2, 1)
-    (root / "run0/_ckptguard").mkdir()
-    (root / "run0/_ckptguard/format.json").write_text('{"format": 99}\n')
+    break_records(root / "run0")
     _, done = work(root)
     assert done.outcomes == {"good": 1}
     assert len(done.could_not_tell) == 1
@@ -204,7 +212,8 @@ def test_a_task_has_no_secret(tmp_path, monkeypatch):
             return super().submit(fn, *arguments)
 
     monkeypatch.setattr(worker, "_PAUSE", 0.0)  # it has no such options
-    plan_bulk(Engine(lambda: Notes(1), 1), "verify", [run])
+    engine = Engine(lambda: Notes(1), 1)
+    done_by(engine, plan_bulk(engine, "verify", [run]))
     task = given[0]
     assert "hush" not in repr(given)
     assert (task["storage"], task["settings"]) == (("s3",), {"keep_good": 5})
@@ -218,8 +227,8 @@ def test_a_worker_uses_the_secrets_that_it_holds(monkeypatch):
         used.append(settings.storage.revealed())
         return TaskAnswer()
 
-    monkeypatch.setitem(VERBS, "report", note)
-    task = {"verb": "report", "url": "memory://run", "storage": ["memory"], "software": SOFTWARE}
+    monkeypatch.setitem(VERBS, "repair", note)
+    task = {"verb": "repair", "url": "memory://run", "storage": ["memory"], "software": SOFTWARE}
     monkeypatch.setenv("CKPTGUARD_STORAGE", '{"memory": {"x": 1}, "s3": {"secret": "hush"}}')
     perform(task)
     monkeypatch.delenv("CKPTGUARD_STORAGE")

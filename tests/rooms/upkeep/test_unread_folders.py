@@ -321,7 +321,7 @@ def test_a_job_over_a_fleet_says_what_it_could_not_look_at(tmp_path: Path) -> No
     beside.mkdir()
     with closed(inside, beside):
         run = FleetRun(url=str(life.root), name="run", settings=life.settings)
-        with open_engine("threads", 1, {}) as engine:
+        with open_engine("threads", 1) as engine:
             plan = plan_bulk(engine, "verify", [run])
         assert [task.path for task in plan.tasks] == ["checkpoint-200"]
         assert dict(plan.done.outcomes) == {"good": 1}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import functools
+import importlib
 import os
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from ckptguard.terminal.output import be_quiet, trouble
+from ckptguard.errors import SettingsError
+from ckptguard.terminal.output import be_quiet, warn
 from ckptguard.values.exit_codes import ExitCode
 
 if TYPE_CHECKING:
@@ -21,12 +22,56 @@ _RATE = re.compile(r"(?P<amount>\d{1,15}(\.\d{1,6})?)\s*(?P<unit>[kMGT]?)(?P<bin
 _LEAST_RATE = 2**16
 
 
-class Command(click.Command):
-    """A command whose help ends with the exit codes it can have."""
+class Shared(NamedTuple):
+    """What may be said to every command that has these options."""
 
-    def __init__(self, *args: Any, codes: Iterable[ExitCode] = (), **kwargs: Any) -> None:
+    as_json: bool = False
+    config: str | None = None
+    records: str | None = None
+
+    def settings(self, targets: Sequence[str], **flags: object) -> Settings:
+        """Flags, else ``CKPTGUARD_*``, else the file, else defaults. Empty lists count as not given. `targets` are what
+        the command is about."""
+        from ckptguard.runs.settings_file import load_settings
+
+        given = {name: value for name, value in flags.items() if value != ()}
+        return load_settings(self.config, os.environ, targets, say=warn, records=self.records, **given)
+
+
+def _be_quiet(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+    if value:
+        be_quiet()
+
+
+COMMON = {
+    "quiet": click.Option(
+        ["-q", "--quiet"],
+        is_flag=True,
+        expose_value=False,
+        callback=_be_quiet,
+        help="Print only what is wrong, and no progress bar.",
+    ),
+    "json": click.Option(["--json", "as_json"], is_flag=True, help="Print one JSON document instead of text."),
+    "config": click.Option(
+        ["--config"],
+        metavar="FILE",
+        help="Use this settings file, not ./ckptguard.toml.",
+        type=click.Path(readable=False),
+    ),
+    "records": click.Option(["--records"], metavar="URL", help="Keep the records here, not in RUN/_ckptguard."),
+}
+
+
+class Command(click.Command):
+    """A command whose help ends with the options that many have, and with the exit codes it can have.
+
+    `common` names these options, of `COMMON`. The command gets what was said with them as `shared`.
+    """
+
+    def __init__(self, *args: Any, codes: Iterable[ExitCode] = (), common: str = "", **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.codes = sorted({*_ALWAYS, *codes})
+        self.params += [COMMON[name] for name in common.split()]
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Click's own. Wrong usage names this command, whose help says more."""
@@ -36,10 +81,29 @@ class Command(click.Command):
             error.ctx = error.ctx or ctx
             raise
 
+    def invoke(self, ctx: click.Context) -> Any:
+        """Click's own, with the shared options as one value."""
+        said = {name: ctx.params.pop(name) for name in Shared._fields if name in ctx.params}
+        if said:
+            ctx.params["shared"] = Shared(**said)
+        return super().invoke(ctx)
+
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the exit codes below the options."""
         with formatter.section("Exit codes"):
             formatter.write_dl([(str(int(code)), code.meaning) for code in self.codes])
+
+
+def command(
+    name: str,
+    short_help: str,
+    codes: Iterable[ExitCode] = (),
+    *,
+    common: str = "json config records",
+    cls: type[Command] = Command,
+) -> Callable[[Callable[..., None]], Command]:
+    """Declare a command of this name, with its own exit codes beside those of all."""
+    return click.command(name, cls=cls, short_help=short_help, codes=codes, common=common)
 
 
 class RunsAnother(Command):
@@ -72,71 +136,45 @@ class PathOrUrl(click.Path):
         return super().convert(value, param, ctx)
 
 
-json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of text.")
-config_option = click.option(
-    "--config",
-    metavar="FILE",
-    help="Use this settings file, not ./ckptguard.toml.",
-    type=click.Path(readable=False),
-)
-records_option = click.option("--records", metavar="URL", help="Keep the records here, not in RUN/_ckptguard.")
+class Parsed(click.ParamType):  # type: ignore[type-arg]  # only newer releases of click have one
+    """Text that a function of ours reads, given as MODULE:FUNCTION. It is imported once the option is used. What it
+    refuses is wrong usage of the option."""
+
+    def __init__(self, name: str, place: str) -> None:
+        self.name, self._place = name, place
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return what the function makes of the text."""
+        module, _, function = self._place.partition(":")
+        try:
+            return getattr(importlib.import_module(module), function)(value)
+        except SettingsError as error:
+            self.fail(error.message + (f": {error.hint}" if error.hint else ""), param, ctx)
 
 
-def _be_quiet(ctx: click.Context, param: click.Parameter, value: bool) -> None:
-    if value:
-        be_quiet()
+class ShortText(click.ParamType):  # type: ignore[type-arg]
+    """Text for a record."""
+
+    name = "text"
+    longest = 1000  # characters
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Refuse what is too long."""
+        if len(value) > self.longest:
+            self.fail(f"it has more than {self.longest} characters", param, ctx)
+        return value
 
 
-quiet_option = click.option(
-    "-q",
-    "--quiet",
-    is_flag=True,
-    expose_value=False,
-    callback=_be_quiet,
-    help="Print only what is wrong, and no progress bar.",
-)
-
-
-class Shared(NamedTuple):
-    """What may be said to every command, by `shared_options`."""
-
-    as_json: bool = False
-    config: str | None = None
-    records: str | None = None
-
-    def settings(self, targets: Sequence[str], **flags: object) -> Settings:
-        """Flags, else ``CKPTGUARD_*``, else the file, else defaults. Empty lists count as not given. `targets` are what
-        the command is about."""
-        from ckptguard.runs.settings_file import load_settings
-
-        given = {name: value for name, value in flags.items() if value != ()}
-        return load_settings(self.config, os.environ, targets, say=warn, records=self.records, **given)
-
-
-def warn(sentence: str) -> None:
-    """Say on stderr what should be known, and is no error."""
-    trouble(f"warning: {sentence}")
-
-
-def shared_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add --json and the options of the settings; the command gets them as `shared`."""
-
-    @json_option
-    @config_option
-    @records_option
-    @functools.wraps(command)
-    def with_shared(as_json: bool, config: str | None, records: str | None, **own: Any) -> None:
-        command(shared=Shared(as_json, config, records), **own)
-
-    return with_shared
+SPAN = Parsed("span", "ckptguard.values.retention_policy:parse_span")
+RATE = Parsed("rate", "ckptguard.cli.command:parse_rate")
 
 
 def parse_rate(text: str) -> float:
-    """Bytes a second, as users write them: ``100MB``, ``50MiB/s``. BadParameter of --rate."""
+    """Return bytes a second, as users write them: ``100MB``, ``50MiB/s``. Raises SettingsError."""
     match = _RATE.fullmatch(text)
     amount = 0.0
     if match is not None:
         amount = float(match["amount"]) * (1024 if match["binary"] else 1000) ** " kMGT".index(match["unit"] or " ")
     if not _LEAST_RATE <= amount < 1e15:
-        raise click.BadParameter(f"{text!r} is no rate of 65536 bytes a second or more", param_hint="--rate")
+        raise SettingsError(f"{text!r} is no rate of 65536 bytes a second or more")
     return amount

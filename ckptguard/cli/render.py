@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ckptguard.terminal.columns import lay_out, wrap
-from ckptguard.terminal.output import escape, say, trouble
+from ckptguard.terminal.output import escape, say, trouble, warn
 from ckptguard.values.plain_numbers import age as age
 from ckptguard.values.plain_numbers import size as size
 
@@ -121,7 +121,7 @@ def some(names: Sequence[str], most: int = 10) -> str:
 def warn_not_understood(found: NotUnderstood) -> None:
     """Say which files nothing verifies, and what to do."""
     sentence, hint = found.notes
-    trouble(f"warning: {sentence}")
+    warn(sentence)
     trouble(f"hint: {hint}")
 
 

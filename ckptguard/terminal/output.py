@@ -6,7 +6,7 @@ import contextlib
 import io
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -115,10 +115,22 @@ def trouble(text: str) -> None:
         print(escape(text), file=sys.stderr, flush=True)  # not click's own, which writes into the line of a bar
 
 
+def warn(*sentences: str) -> None:
+    """Say on stderr what should be known, and is no error."""
+    for sentence in sentences:
+        trouble(f"warning: {sentence}")
+
+
+def say_errors(sentences: Iterable[str]) -> None:
+    """Say on stderr what could not be done or found out, although the command did the rest."""
+    for sentence in sentences:
+        trouble(f"error: {sentence}")
+
+
 def log_trouble(event: str, *, level: str = "info", **fields: object) -> None:
     """What is logged while a command works: only what is wrong is said."""
     if level != "info":
-        trouble(f"warning: {event}: " + ", ".join(f"{name}={value}" for name, value in fields.items()))
+        warn(f"{event}: " + ", ".join(f"{name}={value}" for name, value in fields.items()))
 
 
 def report_error(error: CkptguardError) -> None:

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ckptguard.cli.command import Command, PathOrUrl, Shared, shared_options
+from ckptguard.cli.command import PathOrUrl, Shared, command
 from ckptguard.cli.commands.diff import diff_fields, print_diff
 from ckptguard.cli.render import cell, say_lines, say_text, table
-from ckptguard.terminal.output import emit, say, trouble, working
+from ckptguard.terminal.output import emit, say, warn, working
 from ckptguard.values.exit_codes import ExitCode, of_outcomes
 
 if TYPE_CHECKING:
@@ -20,12 +20,11 @@ CODES = (ExitCode.BAD, ExitCode.UNDECIDED, ExitCode.NOT_FOUND, ExitCode.NO_KNOWN
 DEFAULT_TOP = 10
 
 
-@click.command("bisect", cls=Command, codes=CODES, short_help="Find where a run turned bad, and what is wrong.")
+@command("bisect", "Find where a run turned bad, and what is wrong.", CODES)
 @click.argument("run", type=PathOrUrl())
 @click.option("--series", metavar="NAME", help="Look at this series, if several turned bad.")
 @click.option("--top", type=click.IntRange(min=0), metavar="N", help="Show at most N tensors of each kind of change.")
 @click.option("--no-record", is_flag=True, help="Record no verdicts.")
-@shared_options
 def bisect(run: str, series: str | None, top: int | None, no_record: bool, shared: Shared) -> None:
     """Find the first bad checkpoint of RUN after a good one, compare the two, and list what is wrong.
 
@@ -41,8 +40,7 @@ def bisect(run: str, series: str | None, top: int | None, no_record: bool, share
     view = open_view(run, shared.settings([run]))
     with working("reading") as work:
         found = bisect_run(view, series=series, record=not no_record, work=work)
-    for note in dict.fromkeys(found.notes):
-        trouble(f"warning: {note}")
+    warn(*dict.fromkeys(found.notes))
     if shared.as_json:
         emit("bisect", **fields(found, diff=found.diff and diff_fields(found.diff, top)))
     else:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ckptguard.cli.command import Command, PathOrUrl, Shared, quiet_option, shared_options
+from ckptguard.cli.command import PathOrUrl, Shared, command
 from ckptguard.cli.commands.pin import checkpoint_of_run
 from ckptguard.cli.render import print_checked
 from ckptguard.terminal.output import bytes_below, emit, is_quiet, say_well, working
@@ -20,12 +20,10 @@ CODES = (ExitCode.BAD, ExitCode.NOT_FOUND)
 _VERIFYING = (ExitCode.BAD, ExitCode.UNDECIDED, ExitCode.NOT_FOUND, ExitCode.BUSY)
 
 
-@click.command("clear", cls=Command, codes=CODES, short_help="Mark a suspect checkpoint as good.")
+@command("clear", "Mark a suspect checkpoint as good.", CODES, common="quiet json config records")
 @click.argument("run", type=PathOrUrl())
 @click.argument("checkpoint")
 @click.option("--reason", required=True, metavar="TEXT", help="Say why it is trusted again.")
-@quiet_option
-@shared_options
 def clear(run: str, checkpoint: str, reason: str, shared: Shared) -> None:
     """Mark one suspect CHECKPOINT of RUN (its path, id or step) as good, and say why. The reason is recorded.
 
@@ -47,10 +45,8 @@ def clear(run: str, checkpoint: str, reason: str, shared: Shared) -> None:
         say_well(f"{escape(checkpoint)} is {verdict.outcome.value}")
 
 
-@click.command("reseal", cls=Command, codes=_VERIFYING, short_help="Mark a changed checkpoint as a new save.")
+@command("reseal", "Mark a changed checkpoint as a new save.", _VERIFYING, common="quiet json config records")
 @click.argument("ckpt", type=PathOrUrl())
-@quiet_option
-@shared_options
 def reseal(ckpt: str, shared: Shared) -> None:
     """Mark CKPT as a new save, although its new bytes look like damage. It is verified as a new save.
 
@@ -64,12 +60,10 @@ def reseal(ckpt: str, shared: Shared) -> None:
     raise click.exceptions.Exit(_tell("reseal", view.run, checked, shared, did="it was saved again on purpose"))
 
 
-@click.command("accept", cls=Command, codes=_VERIFYING, short_help="Use these tensors as the new reference.")
+@command("accept", "Use these tensors as the new reference.", _VERIFYING, common="quiet json config records")
 @click.argument("run", type=PathOrUrl())
 @click.argument("checkpoint", required=False)
 @click.option("--step", type=click.IntRange(min=0), metavar="N", help="Name the checkpoint by its step.")
-@quiet_option
-@shared_options
 def accept(run: str, checkpoint: str | None, step: int | None, shared: Shared) -> None:
     """Use the tensors, shapes and dtypes of one CHECKPOINT of RUN (its path, id or step) as the new reference.
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import click
 
-from ckptguard.cli.command import Command
+from ckptguard.cli.command import command
 from ckptguard.terminal.output import say
 
 
-@click.command("completion", cls=Command, short_help="Print a shell's completion script.")
+@command("completion", "Print a shell's completion script.", common="")
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> None:
     """Print the script that completes ckptguard's commands in your shell.

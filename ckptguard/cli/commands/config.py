@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ckptguard.cli.command import Command, PathOrUrl, Shared, shared_options
+from ckptguard.cli.command import PathOrUrl, Shared, command
 from ckptguard.cli.render import table
 from ckptguard.terminal.output import emit
 from ckptguard.values.exit_codes import ExitCode
@@ -22,9 +22,8 @@ if TYPE_CHECKING:
 CODES = (ExitCode.NOT_FOUND,)
 
 
-@click.command("config", cls=Command, short_help="Show the settings, and where each comes from.", codes=CODES)
+@command("config", "Show the settings, and where each comes from.", CODES)
 @click.argument("run", type=PathOrUrl(), required=False)
-@shared_options
 def config(run: str | None, shared: Shared) -> None:
     """Show the settings that are in force here, and where each comes from.
 

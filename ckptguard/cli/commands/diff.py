@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ckptguard.cli.command import Command, PathOrUrl, Shared, shared_options
+from ckptguard.cli.command import PathOrUrl, Shared, command
 from ckptguard.cli.render import say_text, table
-from ckptguard.terminal.output import emit, say, trouble, working
+from ckptguard.terminal.output import emit, say, warn, working
 from ckptguard.values.exit_codes import ExitCode
 
 if TYPE_CHECKING:
@@ -20,11 +20,10 @@ DEFAULT_TOP = 20
 CODES = (ExitCode.BAD, ExitCode.NOT_FOUND)
 
 
-@click.command("diff", cls=Command, codes=CODES, short_help="Compare two checkpoints tensor by tensor.")
+@command("diff", "Compare two checkpoints tensor by tensor.", CODES)
 @click.argument("a", type=PathOrUrl())
 @click.argument("b", type=PathOrUrl())
 @click.option("--top", type=click.IntRange(min=0), metavar="N", help="Show at most N tensors of each kind of change.")
-@shared_options
 def diff(a: str, b: str, top: int | None, shared: Shared) -> None:
     """Compare checkpoint B with checkpoint A, tensor by tensor: what was added, removed, reshaped, re-typed or changed.
 
@@ -65,7 +64,7 @@ def print_diff(diff: Diff, *, top: int | None) -> None:
         say_text(f"names: {_quoted(prefix.a)} in a is {_quoted(prefix.b)} in b {where}")
     for damaged in diff.damaged:
         side = diff.a if damaged.side == "a" else diff.b
-        trouble(f"warning: {side.path} is damaged, so this is not all: {damaged.file}: {damaged.message}")
+        warn(f"{side.path} is damaged, so this is not all: {damaged.file}: {damaged.message}")
     most = DEFAULT_TOP if top is None else top
     kept = shown(diff.changes, most)
     if kept:

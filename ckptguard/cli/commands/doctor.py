@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ckptguard.cli.command import Command, PathOrUrl, Shared, shared_options
+from ckptguard.cli.command import PathOrUrl, Shared, command
 from ckptguard.cli.render import say_text, table
 from ckptguard.errors import ObjectMissingError
 from ckptguard.terminal.output import emit, trouble
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 CODES = (ExitCode.BAD, ExitCode.UNDECIDED, ExitCode.NOT_FOUND)
 
 
-@click.command("doctor", cls=Command, codes=CODES, short_help="Test which guarantees a storage gives.")
+@command("doctor", "Test which guarantees a storage gives.", CODES)
 @click.argument("url", type=PathOrUrl())
 @click.option(
     "--seconds",
@@ -28,7 +28,6 @@ CODES = (ExitCode.BAD, ExitCode.UNDECIDED, ExitCode.NOT_FOUND)
     metavar="SECONDS",
     help="How long all probes together may take: 7.5 seconds unless you say more.",
 )
-@shared_options
 def doctor(url: str, seconds: float | None, shared: Shared) -> None:
     """Probe what the storage at URL does and does not, and say what follows.
 

@@ -10,9 +10,20 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ckptguard.cli.command import Command, PathOrUrl, Shared, config_option, json_option, parse_rate, quiet_option, warn
+from ckptguard.cli.command import RATE, SPAN, PathOrUrl, Shared, command
 from ckptguard.cli.render import age, cell, print_findings, size, table, word
-from ckptguard.terminal.output import emit, escape, is_quiet, log_trouble, progress_bar, say, say_well, trouble
+from ckptguard.terminal.output import (
+    emit,
+    escape,
+    is_quiet,
+    log_trouble,
+    progress_bar,
+    say,
+    say_errors,
+    say_well,
+    trouble,
+    warn,
+)
 from ckptguard.values.exit_codes import ExitCode, of_outcomes
 
 if TYPE_CHECKING:
@@ -25,7 +36,7 @@ _ORDER = ("good", "bad", "incomplete", "suspect", "pending")
 _LINE_EVERY = 10.0  # seconds between lines of progress where there is no terminal
 
 
-@click.command("fleet", cls=Command, codes=CODES, short_help="Verify, scrub, replicate or repair many runs.")
+@command("fleet", "Verify, scrub, replicate or repair many runs.", CODES, common="quiet json config")
 @click.argument("verb", type=click.Choice(["verify", "scrub", "replicate", "repair", "report"]), metavar="VERB")
 @click.argument("fleet", type=PathOrUrl())
 @click.option(
@@ -35,17 +46,12 @@ _LINE_EVERY = 10.0  # seconds between lines of progress where there is no termin
 )
 @click.option("--workers", type=click.IntRange(1, 4096), metavar="N", help="Do N tasks at once. Dask counts its own.")
 @click.option("--shard", metavar="I/N", help="Do only the runs of shard I of N, from 1/N to N/N: for job arrays.")
-@click.option("--rate", metavar="RATE", help="Read at most this many bytes a second, all workers together: 1GB.")
-@click.option("--max-age", default="7d", metavar="SPAN", help="scrub: skip what was read within SPAN (without it 7d).")
+@click.option("--rate", type=RATE, help="Read at most this many bytes a second, all workers together: 1GB.")
+@click.option("--max-age", type=SPAN, default="7d", help="scrub: skip what was read within SPAN (without it 7d).")
 @click.option(
     "--dry-run", is_flag=True, help="Say what is to do and its cost, and stop. 3 if something is on record as bad."
 )
-@quiet_option
-@json_option
-@config_option
-def fleet(
-    verb: str, fleet: str, engine: str | None, workers: int | None, as_json: bool, config: str | None, **how: Any
-) -> None:
+def fleet(verb: str, fleet: str, engine: str | None, workers: int | None, shared: Shared, **how: Any) -> None:
     """Do VERB for all runs of FLEET: verify, scrub, replicate, repair or report.
 
     FLEET is a folder or URL above the runs, or a fleet file. Only what is not on record is done: verify reads what has
@@ -58,32 +64,30 @@ def fleet(
     from ckptguard.errors import NotFoundError
     from ckptguard.fleet.find_runs import find_runs, folders_of
     from ckptguard.scan.options import workers_of
-    from ckptguard.values.retention_policy import parse_span
 
-    rate = None if how["rate"] is None else parse_rate(how["rate"])
+    rate: float | None = how["rate"]
     if rate is not None and verb in ("repair", "report"):
         raise click.UsageError(f"--rate is not for {verb}")
     if verb == "report" and (engine is not None or workers is not None):
         raise click.UsageError("--engine and --workers are not for report: it reads no checkpoint")
     shard = _parse_shard(how["shard"])
     dry_run: bool = how["dry_run"]
-    settings = Shared(as_json, config).settings(folders_of(fleet))
+    settings = shared.settings(folders_of(fleet))
     found = find_runs(fleet, settings, environ=os.environ, say=warn)
     if not found.runs and not found.troubles:
         raise NotFoundError(f"there is no run in {fleet}", hint="name the folder or URL above the runs")
-    max_age = parse_span(how["max_age"])
     runs = [run for run in found.runs if shard_of(run.url, shard[1]) == shard[0]]
     if verb == "report":
         done, cost = report_on(runs), cost_of((), runs, workers=1)
     else:
         with open_engine(engine or "threads", workers or workers_of(0)) as opened:
-            plan = plan_bulk(opened, verb, runs, rate=rate, max_age=max_age)
+            plan = plan_bulk(opened, verb, runs, rate=rate, max_age=how["max_age"])
             done, cost = plan.done, plan.cost
             _say_cost(cost, opened.workers, rate, dry_run=dry_run)
             if not dry_run:
                 _carry_out(opened, verb, plan)
     done.could_not_tell[:0] = found.troubles
-    if as_json:
+    if shared.as_json:
         emit("fleet", done, target=fleet, verb=verb, shard=how["shard"], dry_run=dry_run, cost=cost)
     elif verb == "report":
         _show_rows(done.rows)
@@ -91,10 +95,8 @@ def fleet(
         _show_wrong(done)
         if not dry_run:
             _show(verb, done)
-    for sentence in done.put_aside:
-        warn(f"{sentence}; it was put aside")
-    for sentence in done.could_not_tell:
-        trouble(f"error: {sentence}")
+    warn(*(f"{sentence}; it was put aside" for sentence in done.put_aside))
+    say_errors(done.could_not_tell)
     is_empty = shard != (1, 1) and not runs  # the others have the runs
     raise click.exceptions.Exit(_code("" if is_empty else verb, done, dry_run=dry_run))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from ckptguard.cli.command import Command, PathOrUrl, Shared, quiet_option, shared_options
+from ckptguard.cli.command import PathOrUrl, Shared, command
 from ckptguard.cli.render import cell
 from ckptguard.terminal.output import emit, say_well
 from ckptguard.values.exit_codes import ExitCode
@@ -12,12 +12,10 @@ from ckptguard.values.exit_codes import ExitCode
 CODES = (ExitCode.NOT_FOUND, ExitCode.BUSY)
 
 
-@click.command("forget", cls=Command, codes=CODES, short_help="Remove the records of a run that is gone.")
+@command("forget", "Remove the records of a run that is gone.", CODES, common="quiet json config records")
 @click.argument("run", type=PathOrUrl())
 @click.option("--force", is_flag=True, help="Also remove the copies of checkpoints in the records.")
 @click.option("--dry-run", is_flag=True, help="Say what would be removed, and remove nothing.")
-@quiet_option
-@shared_options
 def forget(run: str, force: bool, dry_run: bool, shared: Shared) -> None:
     """Remove the records of RUN, if nothing but its records is left. A daemon watches it no longer.
 

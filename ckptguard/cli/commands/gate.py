@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ckptguard.cli.command import PathOrUrl, RunsAnother, Shared, quiet_option, shared_options
+from ckptguard.cli.command import PathOrUrl, RunsAnother, Shared, command
 from ckptguard.errors import SettingsError
 from ckptguard.terminal.output import emit, escape, is_quiet, say, trouble, working
 from ckptguard.values.exit_codes import ExitCode
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 CODES = (ExitCode.NOT_FOUND, ExitCode.BUSY, ExitCode.EXHAUSTED, ExitCode.NO_KNOWN_GOOD)
 
 
-@click.command("gate", cls=RunsAnother, short_help="Start a training from what is good now.", codes=CODES)
+@command("gate", "Start a training from what is good now.", CODES, common="quiet json config records", cls=RunsAnother)
 @click.argument("run", type=PathOrUrl())
 @click.argument("argv", nargs=-1, type=click.UNPROCESSED, metavar="[-- COMMAND...]")
 @click.option(
@@ -33,8 +33,6 @@ CODES = (ExitCode.NOT_FOUND, ExitCode.BUSY, ExitCode.EXHAUSTED, ExitCode.NO_KNOW
 )
 @click.option("--require", is_flag=True, help="Fail where nothing was saved yet, too.")
 @click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing.")
-@quiet_option
-@shared_options
 def gate(run: str, argv: tuple[str, ...], attempts: int, require: bool, dry_run: bool, shared: Shared) -> None:
     """Let a training start only from a good checkpoint of RUN, whose bytes are read first. Then become COMMAND.
 

@@ -6,16 +6,15 @@ import os
 
 import click
 
-from ckptguard.cli.command import Command, PathOrUrl, Shared, shared_options
+from ckptguard.cli.command import PathOrUrl, Shared, command
 from ckptguard.cli.render import say_text, table
 from ckptguard.errors import CkptguardError
 from ckptguard.terminal.output import emit, escape, say, working
 from ckptguard.values.exit_codes import ExitCode
 
 
-@click.command("incidents", cls=Command, short_help="List a run's incidents.", codes=(ExitCode.NOT_FOUND,))
+@command("incidents", "List a run's incidents.", (ExitCode.NOT_FOUND,))
 @click.argument("run", type=PathOrUrl())
-@shared_options
 def incidents(run: str, shared: Shared) -> None:
     """List the incidents of RUN, oldest first: when training or a save went wrong, and what was done about it. Then
     list what operators had done to RUN over HTTP, and why.
@@ -43,12 +42,11 @@ def incidents(run: str, shared: Shared) -> None:
         table(("action", "verb", "state", "by", "why"), [(a.id, a.verb, a.so_far, a.name, a.reason) for a in actions])
 
 
-@click.command("incident", cls=Command, short_help="Show an incident's report.", codes=(ExitCode.NOT_FOUND,))
+@command("incident", "Show an incident's report.", (ExitCode.NOT_FOUND,))
 @click.argument("run", type=PathOrUrl())
 @click.argument("incident_id", metavar="[ID]", required=False)
 @click.option("--html", metavar="FILE", type=click.Path(dir_okay=False), help="Write one self-contained HTML page.")
 @click.option("--read", is_flag=True, help="Read the last good and the first bad checkpoint again.")
-@shared_options
 def incident(run: str, incident_id: str | None, html: str | None, read: bool, shared: Shared) -> None:
     """Show the report of one incident of RUN: when it began, which tensors went wrong, its likely causes, and what to
     do about them.

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ckptguard.cli.command import Command, PathOrUrl, Shared, shared_options
+from ckptguard.cli.command import PathOrUrl, Shared, command
 from ckptguard.errors import CkptguardError
-from ckptguard.terminal.output import emit, escape, say, trouble, working
+from ckptguard.terminal.output import emit, escape, say, warn, working
 from ckptguard.values.exit_codes import ExitCode
 
 if TYPE_CHECKING:
@@ -20,13 +20,12 @@ if TYPE_CHECKING:
 CODES = (ExitCode.NOT_FOUND, ExitCode.NO_KNOWN_GOOD)
 
 
-@click.command("known-good", cls=Command, codes=CODES, short_help="Print the path of the known-good checkpoint.")
+@command("known-good", "Print the path of the known-good checkpoint.", CODES)
 @click.argument("run", type=PathOrUrl())
 @click.option("--before-step", type=click.IntRange(min=0), metavar="N", help="Look only at steps before N.")
 @click.option("--series", metavar="NAME", help="Look only at this series, such as checkpoint-#.")
 @click.option("--all", "every", is_flag=True, help="Print the paths of all checkpoints of its save.")
 @click.option("--read", is_flag=True, help="Read every byte of the answer first.")
-@shared_options
 def known_good(run: str, before_step: int | None, series: str | None, every: bool, read: bool, shared: Shared) -> None:
     """Print the path of RUN's last known-good checkpoint, and nothing else.
 
@@ -86,5 +85,4 @@ def _read(run: str, settings: Settings, wanted: Wanted, *, everything: bool) -> 
 
 def _say_unread(history: History, answer: KnownGood) -> None:
     """Name the checkpoints that were passed over because nobody can look at them."""
-    for error in (error for id, error in history.unread.items() if id != answer.id):
-        trouble(f"warning: passed over: {error.message}")
+    warn(*(f"passed over: {error.message}" for id, error in history.unread.items() if id != answer.id))

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ckptguard.cli.command import Command, PathOrUrl, Shared, quiet_option, shared_options
+from ckptguard.cli.command import PathOrUrl, Shared, command
 from ckptguard.cli.render import size, table, warn_not_understood
-from ckptguard.terminal.output import emit, escape, is_quiet, say_well, trouble
+from ckptguard.terminal.output import emit, escape, is_quiet, say_well, trouble, warn
 from ckptguard.values.exit_codes import ExitCode
 
 if TYPE_CHECKING:
@@ -22,11 +22,9 @@ _CHANGED = "was {} when it was read; changed since"
 _PLACES = (("in_place", "run"), ("kept", "kept"), ("quarantined", "quarantine"), ("trashed", "trash"))
 
 
-@click.command("list", cls=Command, short_help="List a run's checkpoints and verdicts.", codes=(ExitCode.NOT_FOUND,))
+@command("list", "List a run's checkpoints and verdicts.", (ExitCode.NOT_FOUND,), common="quiet json config records")
 @click.argument("run", type=PathOrUrl())
 @click.option("--saves", is_flag=True, help="List what was saved together, and why it counts as one save.")
-@quiet_option
-@shared_options
 def list_checkpoints(run: str, saves: bool, shared: Shared) -> None:
     """List RUN's checkpoints with their verdicts, from the records. Nothing is read back."""
     from ckptguard.inspect.list_states import survey
@@ -43,8 +41,7 @@ def list_checkpoints(run: str, saves: bool, shared: Shared) -> None:
         _show(states, view.run.url)
     else:
         trouble("there are no checkpoints yet")
-    for note in view.listing.unread_notes:
-        trouble(f"warning: {note}")
+    warn(*view.listing.unread_notes)
     if view.listing.not_understood is not None:
         warn_not_understood(view.listing.not_understood)
 

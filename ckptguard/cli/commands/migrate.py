@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import click
 
-from ckptguard.cli.command import Command, PathOrUrl, Shared, quiet_option, shared_options
+from ckptguard.cli.command import PathOrUrl, Shared, command
 from ckptguard.terminal.output import emit, say, say_well
 from ckptguard.values.exit_codes import ExitCode
 
 CODES = (ExitCode.NOT_FOUND, ExitCode.BUSY)
 
 
-@click.command("migrate", cls=Command, codes=CODES, short_help="Raise the format of a run's records.")
+@command("migrate", "Raise the format of a run's records.", CODES, common="quiet json config records")
 @click.argument("run", type=PathOrUrl())
 @click.option("--dry-run", is_flag=True, help="Say what would change, and change nothing.")
-@quiet_option
-@shared_options
 def migrate(run: str, dry_run: bool, shared: Shared) -> None:
     """Raise the records of RUN to the format of the setting `records_format`.
 

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import click
 
-from ckptguard.cli.command import Command, PathOrUrl, Shared, shared_options
+from ckptguard.cli.command import PathOrUrl, Shared, command
 from ckptguard.cli.render import table
 from ckptguard.terminal.output import emit, say
 from ckptguard.values.exit_codes import ExitCode
 
 
-@click.command("notify", cls=Command, codes=(ExitCode.NOT_FOUND,), short_help="Show who is notified, and try it.")
+@command("notify", "Show who is notified, and try it.", (ExitCode.NOT_FOUND,))
 @click.argument("run", type=PathOrUrl(), required=False)
 @click.option("--test", is_flag=True, help="Send a test message to each address now.")
-@shared_options
 def notify(run: str | None, test: bool, shared: Shared) -> None:
     """Show which addresses are notified of incidents and bad checkpoints.
 

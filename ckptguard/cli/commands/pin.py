@@ -6,58 +6,47 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ckptguard.cli.command import Command, PathOrUrl, Shared, quiet_option, shared_options
+from ckptguard.cli.command import Parsed, PathOrUrl, Shared, ShortText, command
 from ckptguard.cli.render import cell
 from ckptguard.terminal.output import emit, say_well
 from ckptguard.values.exit_codes import ExitCode
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from datetime import timedelta
 
     from ckptguard.layouts import Checkpoint
     from ckptguard.records.pins import Pin
     from ckptguard.runs.run_view import RunView
     from ckptguard.values.settings import Settings
 
-_LONGEST_NOTE = 1000
+_UNTIL = Parsed("when", "ckptguard.records.who_and_when:lasts_until")
 
 
-@click.command("pin", cls=Command, codes=(ExitCode.NOT_FOUND,), short_help="Keep a checkpoint from being pruned.")
+@command("pin", "Keep a checkpoint from being pruned.", (ExitCode.NOT_FOUND,), common="quiet json config records")
 @click.argument("ckpt", type=PathOrUrl())
-@click.option("--note", default="", metavar="TEXT", help="Say why. `prune` and `list` show it.")
-@click.option("--until", metavar="WHEN", help="Pin it until a date, a time (2027-01-31T12:00) or for a span (30d).")
-@quiet_option
-@shared_options
-def pin(ckpt: str, note: str, until: str | None, shared: Shared) -> None:
+@click.option("--note", type=ShortText(), default="", help="Say why. `prune` and `list` show it.")
+@click.option("--until", type=_UNTIL, help="Pin it until a date, a time (2027-01-31T12:00) or for a span (30d).")
+def pin(ckpt: str, note: str, until: timedelta | None, shared: Shared) -> None:
     """Keep CKPT and its copies from being pruned, until you unpin it or --until passes.
 
     What is saved together with CKPT is pinned with it.
 
     Your trainer's own rotation (save_total_limit) knows nothing of pins.
     """
-    from ckptguard.errors import SettingsError
-    from ckptguard.records.who_and_when import lasts_until
     from ckptguard.retention.pin import pin
 
-    if len(note) > _LONGEST_NOTE:
-        raise click.BadParameter(f"it has more than {_LONGEST_NOTE} characters", param_hint="--note")
-    try:
-        lasts = None if until is None else lasts_until(until)
-    except SettingsError as error:
-        raise click.BadParameter(error.message, param_hint="--until") from error
     view, checkpoint = checkpoint_of_run(ckpt, shared.settings([ckpt]))
-    pins = pin(view, checkpoint, note=note, lasts=lasts)
+    pins = pin(view, checkpoint, note=note, lasts=until)
     if shared.as_json:
         emit("pin", target=view.run.url, pins=pins)
     else:
-        until = f" until {pins[0].until}" if pins[0].until else ""
-        say_well(f"pinned {cell(checkpoint.path)}{beside(pins)}{until}")
+        ends = f" until {pins[0].until}" if pins[0].until else ""
+        say_well(f"pinned {cell(checkpoint.path)}{beside(pins)}{ends}")
 
 
-@click.command("unpin", cls=Command, codes=(ExitCode.NOT_FOUND,), short_help="Let a pinned checkpoint be pruned again.")
+@command("unpin", "Let a pinned checkpoint be pruned again.", (ExitCode.NOT_FOUND,), common="quiet json config records")
 @click.argument("ckpt", type=PathOrUrl())
-@quiet_option
-@shared_options
 def unpin(ckpt: str, shared: Shared) -> None:
     """Remove every pin that somebody set on CKPT, and those set with it on what is saved together.
 

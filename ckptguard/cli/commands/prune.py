@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ckptguard.cli.command import Command, PathOrUrl, Shared, quiet_option, shared_options
+from ckptguard.cli.command import PathOrUrl, Shared, command
 from ckptguard.cli.render import say_lines, table
-from ckptguard.terminal.output import emit, escape, is_quiet, trouble
+from ckptguard.terminal.output import emit, escape, is_quiet, say_errors, trouble, warn
 from ckptguard.values.exit_codes import ExitCode
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 CODES = (ExitCode.NOT_FOUND, ExitCode.BUSY)
 
 
-@click.command("prune", cls=Command, codes=CODES, short_help="Remove checkpoints that the policy does not keep.")
+@command("prune", "Remove checkpoints that the policy does not keep.", CODES, common="quiet json config records")
 @click.argument("run", type=PathOrUrl())
 @click.option("--keep-last", metavar="N", type=click.IntRange(1, 10**9), help="Keep the newest N.")
 @click.option("--keep-every", metavar="K", type=click.IntRange(1, 10**12), help="Keep the first of every K steps.")
@@ -29,8 +29,6 @@ CODES = (ExitCode.NOT_FOUND, ExitCode.BUSY)
     "--failed", is_flag=True, help="Remove bad, incomplete and suspect ones too, once enough newer ones are good."
 )
 @click.option("--dry-run", is_flag=True, help="Say what would be removed, and remove nothing.")
-@quiet_option
-@shared_options
 def prune(run: str, failed: bool, dry_run: bool, shared: Shared, **rules: object) -> None:
     """Keep the good checkpoints of RUN that any rule asks for, and move the others to the trash. Without a rule nothing
     is removed.
@@ -54,9 +52,8 @@ def prune(run: str, failed: bool, dry_run: bool, shared: Shared, **rules: object
     elif dry_run or not is_quiet():
         _show(done)
     for metric in unknown_metrics([d.checkpoint for d in done.decisions], policy):
-        trouble(f'warning: no good checkpoint has the metric "{escape(metric)}": it keeps none')
-    for sentence in done.could_not_tell:
-        trouble(f"error: {sentence}")
+        warn(f'no good checkpoint has the metric "{escape(metric)}": it keeps none')
+    say_errors(done.could_not_tell)
     raise click.exceptions.Exit(ExitCode.FAILED if done.could_not_tell else ExitCode.GOOD)
 
 

@@ -6,20 +6,18 @@ import os
 
 import click
 
-from ckptguard.cli.command import Command, PathOrUrl, Shared, quiet_option, shared_options
+from ckptguard.cli.command import PathOrUrl, Shared, command
 from ckptguard.cli.render import say_lines
-from ckptguard.terminal.output import emit, is_quiet, trouble
+from ckptguard.terminal.output import emit, is_quiet, say_errors
 from ckptguard.values.exit_codes import ExitCode
 
 CODES = (ExitCode.BAD, ExitCode.NOT_FOUND, ExitCode.BUSY)
 
 
-@click.command("repair", cls=Command, codes=CODES, short_help="Repair damaged files from a whole copy.")
+@command("repair", "Repair damaged files from a whole copy.", CODES, common="quiet json config records")
 @click.argument("run", type=PathOrUrl())
 @click.argument("ckpt", required=False, type=PathOrUrl())
 @click.option("--dry-run", is_flag=True, help="Say what would be repaired, and from where; write nothing.")
-@quiet_option
-@shared_options
 def repair(run: str, ckpt: str | None, dry_run: bool, shared: Shared) -> None:
     """Repair what is known to be damaged in RUN: checkpoints in place, and their kept copies. `ckptguard scrub` finds
     damage. With CKPT (a path, id or step) that one is read first.
@@ -42,8 +40,7 @@ def repair(run: str, ckpt: str | None, dry_run: bool, shared: Shared) -> None:
         emit("repair", done, target=view.run.url)
     else:
         say_lines(repair_lines(done, only_wrong=is_quiet()))
-    for sentence in done.could_not_tell:
-        trouble(f"error: {sentence}")
+    say_errors(done.could_not_tell)
     left = any(not f.repaired and (f.source is None or not done.dry_run) for f in done.files)
     code = ExitCode.FAILED if done.could_not_tell else ExitCode.GOOD
     raise click.exceptions.Exit(ExitCode.BAD if left or done.still_bad else code)

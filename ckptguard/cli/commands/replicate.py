@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ckptguard.cli.command import Command, PathOrUrl, Shared, parse_rate, quiet_option, shared_options
+from ckptguard.cli.command import RATE, PathOrUrl, Shared, command
 from ckptguard.cli.render import say_lines, table
 from ckptguard.terminal.output import emit, escape, is_quiet, trouble, working
 from ckptguard.values.exit_codes import ExitCode
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 CODES = (ExitCode.BAD, ExitCode.NOT_FOUND, ExitCode.BUSY)
 
 
-@click.command("replicate", cls=Command, codes=CODES, short_help="Copy good checkpoints to other places.")
+@command("replicate", "Copy good checkpoints to other places.", CODES, common="quiet json config records")
 @click.argument("run", type=PathOrUrl())
 @click.option(
     "--to",
@@ -28,11 +28,9 @@ CODES = (ExitCode.BAD, ExitCode.NOT_FOUND, ExitCode.BUSY)
     metavar="URL",
     help="Send to this place, not to the replicas in the settings.",
 )
-@click.option("--rate", metavar="RATE", help="Send at most this many bytes a second: 100MB, 50MiB.")
+@click.option("--rate", type=RATE, help="Send at most this many bytes a second: 100MB, 50MiB.")
 @click.option("--dry-run", is_flag=True, help="Say what would be sent, and send nothing.")
-@quiet_option
-@shared_options
-def replicate(run: str, urls: tuple[str, ...], rate: str | None, dry_run: bool, shared: Shared) -> None:
+def replicate(run: str, urls: tuple[str, ...], rate: float | None, dry_run: bool, shared: Shared) -> None:
     """Send RUN's good checkpoints to its replicas, the newest first, and read each one back from there.
 
     A replica is a run of its own: verify, known-good and restore work on it without the original. What is there
@@ -41,8 +39,7 @@ def replicate(run: str, urls: tuple[str, ...], rate: str | None, dry_run: bool, 
     from ckptguard.replicas.replicate import replica_urls, replicate
     from ckptguard.runs.target import open_named_run
 
-    fastest = None if rate is None else parse_rate(rate)
-    settings = shared.settings([run], replicas=urls, replica_rate=fastest)
+    settings = shared.settings([run], replicas=urls, replica_rate=rate)
     view = open_named_run(run, settings)
     places = replica_urls(view.run.url, settings)
     if not places:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ckptguard.cli.command import Command, PathOrUrl, Shared, quiet_option, shared_options
+from ckptguard.cli.command import PathOrUrl, Shared, command
 from ckptguard.cli.render import size
 from ckptguard.terminal.output import emit, escape, is_quiet, say_well, trouble, working
 from ckptguard.values.exit_codes import ExitCode
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 CODES = (ExitCode.BAD, ExitCode.UNDECIDED, ExitCode.NOT_FOUND, ExitCode.BUSY, ExitCode.NO_KNOWN_GOOD)
 
 
-@click.command("restore", cls=Command, short_help="Copy a verified checkpoint out.", codes=CODES)
+@command("restore", "Copy a verified checkpoint out.", CODES, common="quiet json config records")
 @click.argument("run", type=PathOrUrl())
 @click.option("--step", type=click.IntRange(min=0), metavar="N", help="This step instead of the known-good one.")
 @click.option("--to", "dest", type=PathOrUrl(), metavar="DEST", help="An absent or empty folder, or a file to make.")
@@ -26,8 +26,6 @@ CODES = (ExitCode.BAD, ExitCode.UNDECIDED, ExitCode.NOT_FOUND, ExitCode.BUSY, Ex
     "--as-run", type=PathOrUrl(), metavar="RUN", help="Have training go on there: the lost or new run's place."
 )
 @click.option("--force", is_flag=True, help="Hand out a bad or suspect checkpoint too.")
-@quiet_option
-@shared_options
 def restore(run: str, step: int | None, dest: str | None, as_run: str | None, force: bool, shared: Shared) -> None:
     """Copy RUN's known-good checkpoint to DEST/<its own name> and print that path.
 

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ckptguard.cli.command import Command, PathOrUrl, Shared, quiet_option, shared_options
+from ckptguard.cli.command import PathOrUrl, Shared, command
 from ckptguard.cli.render import say_lines
 from ckptguard.errors import NotFoundError
-from ckptguard.terminal.output import emit, is_quiet, trouble
+from ckptguard.terminal.output import emit, is_quiet, warn
 from ckptguard.values.exit_codes import ExitCode
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 CODES = (ExitCode.BAD, ExitCode.NOT_FOUND, ExitCode.BUSY, ExitCode.EXHAUSTED, ExitCode.NO_KNOWN_GOOD)
 
 
-@click.command("rollback", cls=Command, short_help="Quarantine newer checkpoints and go back.", codes=CODES)
+@command("rollback", "Quarantine newer checkpoints and go back.", CODES, common="quiet json config records")
 @click.argument("run", type=PathOrUrl())
 @click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing.")
 @click.option("--force", is_flag=True, help="Go back even while files of the run are being written.")
@@ -28,8 +28,6 @@ CODES = (ExitCode.BAD, ExitCode.NOT_FOUND, ExitCode.BUSY, ExitCode.EXHAUSTED, Ex
 @click.option("--only", multiple=True, metavar="SERIES", help="Change nothing but this series: 'G_#.pth', 'A_*'.")
 @click.option("--with", "joined", multiple=True, metavar="SERIES", help="This series is saved with the known-good one.")
 @click.option("--undo-pointers", is_flag=True, help="Put back pointers and links that the last rollback rewrote.")
-@quiet_option
-@shared_options
 def rollback(
     run: str,
     dry_run: bool,
@@ -82,8 +80,9 @@ def rollback(
         emit("rollback", done, target=view.run.url)
     elif dry_run or not is_quiet():
         say_lines(rollback_lines(done))
-    for path in done.left_bad:
-        trouble(f"warning: {path} is bad and stays, for it is of another training: go back there with --to")
+    warn(
+        *(f"{path} is bad and stays, for it is of another training: go back there with --to" for path in done.left_bad)
+    )
 
 
 def _series_meant(name: str, known: Collection[str]) -> list[str]:
@@ -102,5 +101,4 @@ def _undo_pointers(view: RunView, shared: Shared) -> None:
         emit("rollback", undone, target=view.run.url)
     elif not is_quiet():
         say_lines(undone_lines(undone))
-    for key in undone.left:
-        trouble(f"warning: {key} was changed after the rollback and stays as it is")
+    warn(*(f"{key} was changed after the rollback and stays as it is" for key in undone.left))

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import click
 
-from ckptguard.cli.command import Command, PathOrUrl, Shared, parse_rate, quiet_option, shared_options
+from ckptguard.cli.command import RATE, SPAN, PathOrUrl, Shared, command
 from ckptguard.cli.render import cell, print_findings, size, word
-from ckptguard.terminal.output import emit, is_quiet, log_trouble, say, say_well, trouble, working
+from ckptguard.terminal.output import emit, is_quiet, log_trouble, say, say_errors, say_well, working
 from ckptguard.values.exit_codes import ExitCode, of_outcomes
 
 if TYPE_CHECKING:
@@ -18,17 +17,13 @@ if TYPE_CHECKING:
 CODES = (ExitCode.BAD, ExitCode.UNDECIDED, ExitCode.NOT_FOUND)
 _HOOK_SECONDS = 65.0
 
-Value = TypeVar("Value")
 
-
-@click.command("scrub", cls=Command, codes=CODES, short_help="Read verified checkpoints again, to find rot.")
+@command("scrub", "Read verified checkpoints again, to find rot.", CODES, common="quiet json config records")
 @click.argument("run", type=PathOrUrl())
-@click.option("--max-duration", metavar="SPAN", help="Stop after SPAN (2h); the next scrub goes on there.")
-@click.option("--max-age", metavar="SPAN", help="Skip what was read within SPAN (7d).")
-@click.option("--rate", metavar="RATE", help="Read at most this many bytes a second: 100MB, 50MiB.")
-@quiet_option
-@shared_options
-def scrub(run: str, max_duration: str | None, max_age: str | None, rate: str | None, shared: Shared) -> None:
+@click.option("--max-duration", type=SPAN, help="Stop after SPAN (2h); the next scrub goes on there.")
+@click.option("--max-age", type=SPAN, help="Skip what was read within SPAN (7d).")
+@click.option("--rate", type=RATE, help="Read at most this many bytes a second: 100MB, 50MiB.")
+def scrub(run: str, max_duration: float | None, max_age: float | None, rate: float | None, shared: Shared) -> None:
     """Read RUN's verified checkpoints and kept copies again, the least recently read first.
 
     Bytes come from the disk, not from the page cache, and are compared by BLAKE3. Damage makes the verdict bad, opens
@@ -38,19 +33,14 @@ def scrub(run: str, max_duration: str | None, max_age: str | None, rate: str | N
     from ckptguard.reporting.notify import Hooks
     from ckptguard.runs.target import open_named_run
     from ckptguard.scan import scanner_of
-    from ckptguard.values.retention_policy import parse_span
 
-    def said(parse: Callable[[str], Value], text: str | None) -> Value | None:
-        return None if text is None else parse(text)
-
-    order = ScrubOrder(max_duration=said(parse_span, max_duration), max_age=said(parse_span, max_age))
-    fastest = said(parse_rate, rate)
+    order = ScrubOrder(max_duration=max_duration, max_age=max_age)
     settings = shared.settings([run])
     view = open_named_run(run, settings)
     hooks = Hooks(settings, log_trouble)
     hooks.begin(view)
     try:
-        with working("scrubbing", scanner=scanner_of(settings), rate=fastest) as work:
+        with working("scrubbing", scanner=scanner_of(settings), rate=rate) as work:
             done = scrub(view, order, watcher=ScrubListener(tell=hooks.tell), work=work)
     finally:
         hooks.close(timeout=_HOOK_SECONDS)
@@ -58,8 +48,7 @@ def scrub(run: str, max_duration: str | None, max_age: str | None, rate: str | N
         emit("scrub", done, target=view.run.url)
     else:
         _show(done)
-    for sentence in done.could_not_tell:
-        trouble(f"error: {sentence}")
+    say_errors(done.could_not_tell)
     code = of_outcomes([one.outcome for one in done.places], could_not_tell=bool(done.could_not_tell))
     if not done.places and done.next is not None and not done.could_not_tell:
         code = ExitCode.GOOD  # nothing was due: all was read recently enough

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
-from ckptguard.cli.command import Command, PathOrUrl, Shared, shared_options
+from ckptguard.cli.command import PathOrUrl, Shared, command
 from ckptguard.cli.render import cell, facts, print_findings, size, table
-from ckptguard.terminal.output import bytes_below, emit, say, trouble, working
+from ckptguard.terminal.output import bytes_below, emit, say, warn, working
 from ckptguard.values.exit_codes import ExitCode
 
 if TYPE_CHECKING:
@@ -20,10 +20,9 @@ if TYPE_CHECKING:
 _DEEPEST = 20  # levels; longer names go on in one piece
 
 
-@click.command("show", cls=Command, codes=(ExitCode.BAD, ExitCode.NOT_FOUND), short_help="Describe one checkpoint.")
+@command("show", "Describe one checkpoint.", (ExitCode.BAD, ExitCode.NOT_FOUND))
 @click.argument("ckpt", type=PathOrUrl())
 @click.option("--tensors", is_flag=True, help="List every tensor.")
-@shared_options
 def show(ckpt: str, tensors: bool, shared: Shared) -> None:
     """Describe CKPT: its files, digests and tensors, and every verdict on it. Nothing is compared with its digests:
     `ckptguard verify` does that.
@@ -36,10 +35,7 @@ def show(ckpt: str, tensors: bool, shared: Shared) -> None:
     settings = shared.settings([ckpt])
     with working("reading", bytes_below(ckpt)) as work:
         shown = show(ckpt, settings, magnitudes=tensors, work=work)
-    for name in shown.left_out:
-        trouble(f"warning: {name} is no regular file and was not read")
-    for problem in shown.problems:
-        trouble(f"warning: {problem}")
+    warn(*(f"{name} is no regular file and was not read" for name in shown.left_out), *shown.problems)
     if shared.as_json:
         emit("show", shown)
     elif tensors:

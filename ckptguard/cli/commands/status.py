@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
-from ckptguard.cli.command import Command, PathOrUrl, Shared, quiet_option, shared_options
+from ckptguard.cli.command import PathOrUrl, Shared, command
 from ckptguard.cli.failures import error_fields
 from ckptguard.cli.render import age, facts, say_text, size, some, table, warn_not_understood
 from ckptguard.errors import CkptguardError, NotFoundError
-from ckptguard.terminal.output import emit, is_quiet, report_error, trouble
+from ckptguard.terminal.output import emit, is_quiet, report_error, warn
 from ckptguard.values.exit_codes import ExitCode, of_error
 
 if TYPE_CHECKING:
@@ -27,10 +27,8 @@ _LOOK_AT = "look at the pattern, and quote it"
 CODES = (ExitCode.NOT_FOUND, ExitCode.NO_KNOWN_GOOD)
 
 
-@click.command("status", cls=Command, short_help="Say whether a run is protected.", codes=CODES)
+@command("status", "Say whether a run is protected.", CODES, common="quiet json config records")
 @click.argument("runs", type=PathOrUrl(), nargs=-1, required=True, metavar="RUN...")
-@quiet_option
-@shared_options
 def status(runs: tuple[str, ...], shared: Shared) -> None:
     """Say whether RUN is protected, and why: its known-good checkpoint, the saves that wait for a verdict, the last
     incident, the daemon, and the copies.
@@ -47,8 +45,7 @@ def status(runs: tuple[str, ...], shared: Shared) -> None:
         raise click.exceptions.Exit(_code([one for _, one in every]))
     view = _view(runs[0], settings)
     found = _status(view)
-    for note in view.listing.unread_notes:
-        trouble(f"warning: {note}")
+    warn(*view.listing.unread_notes)
     if found.not_understood is not None:
         warn_not_understood(found.not_understood)
     if shared.as_json:
@@ -172,10 +169,8 @@ def _show_all(every: Sequence[tuple[str, Status | Unseen]]) -> None:
         last = incident and f"{incident.cause} ({incident.state})"
         rows.append((name, one.explanation.partition(":")[0] + silenced_mark(one.summary.silence), *row, last))
         if one.not_understood is not None:
-            trouble(f"warning: {name}: {one.not_understood.sentence}")
-        for replica in one.replicas:
-            if replica.trouble:
-                trouble(f"warning: {replica.url}: {replica.trouble}")
+            warn(f"{name}: {one.not_understood.sentence}")
+        warn(*(f"{replica.url}: {replica.trouble}" for replica in one.replicas if replica.trouble))
     if rows:
         table(("run", "protected", "known-good", "verified ago", "waiting", "last incident"), rows)
 

@@ -6,16 +6,15 @@ import sys
 
 import click
 
-from ckptguard.cli.command import Command, PathOrUrl, Shared, shared_options
-from ckptguard.terminal.output import bytes_below, emit, escape, say, trouble, working
+from ckptguard.cli.command import PathOrUrl, Shared, command
+from ckptguard.terminal.output import bytes_below, emit, escape, say, warn, working
 from ckptguard.values.exit_codes import ExitCode
 
 CODES = (ExitCode.BAD, ExitCode.NOT_FOUND)
 
 
-@click.command("sums", cls=Command, codes=CODES, short_help="Print a checkpoint's MD5 sums for `md5sum -c`.")
+@command("sums", "Print a checkpoint's MD5 sums for `md5sum -c`.", CODES)
 @click.argument("ckpt", type=PathOrUrl())
-@shared_options
 def sums(ckpt: str, shared: Shared) -> None:
     """Print the MD5 of each file of CKPT, as `md5sum -c` reads it.
 
@@ -33,8 +32,7 @@ def sums(ckpt: str, shared: Shared) -> None:
     settings = shared.settings([ckpt])
     with working("reading", bytes_below(ckpt)) as work:
         found = sums(ckpt, settings, work=work)
-    for name in found.left_out:
-        trouble(f"warning: {name} is no regular file and has no sum")
+    warn(*(f"{name} is no regular file and has no sum" for name in found.left_out))
     if shared.as_json:
         emit("sums", found)
         return

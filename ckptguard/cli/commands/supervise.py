@@ -7,7 +7,7 @@ import sys
 
 import click
 
-from ckptguard.cli.command import PathOrUrl, RunsAnother, Shared, config_option, records_option
+from ckptguard.cli.command import PathOrUrl, RunsAnother, Shared, command
 from ckptguard.terminal.output import trouble
 from ckptguard.values.exit_codes import ExitCode
 
@@ -20,8 +20,8 @@ def _no_nan(ctx: click.Context, param: click.Parameter, value: float) -> float:
     return value
 
 
-@click.command(
-    "supervise", cls=RunsAnother, short_help="Run a training; go back when its saves turn sick.", codes=CODES
+@command(
+    "supervise", "Run a training; go back when its saves turn sick.", CODES, common="config records", cls=RunsAnother
 )
 @click.argument("run", type=PathOrUrl())
 @click.argument("argv", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND...")
@@ -53,8 +53,6 @@ def _no_nan(ctx: click.Context, param: click.Parameter, value: float) -> float:
 )
 @click.option("--alone", is_flag=True, help="Under srun or torchrun, know nothing of other nodes.")
 @click.option("--strict", is_flag=True, help="End with 4 if files that may be training state were not verified.")
-@config_option
-@records_option
 def supervise(
     run: str,
     argv: tuple[str, ...],
@@ -63,8 +61,7 @@ def supervise(
     nodes_seconds: float,
     alone: bool,
     strict: bool,
-    config: str | None,
-    records: str | None,
+    shared: Shared,
 ) -> None:
     """Run COMMAND, which saves into RUN, and verify what it saves. Go back when a save is sick or COMMAND dies.
 
@@ -87,7 +84,7 @@ def supervise(
         from ckptguard.supervise.nodes import Nodes, group_of
         from ckptguard.supervise.supervise import supervise
 
-        settings = Shared(config=config, records=records).settings([run])
+        settings = shared.settings([run])
         group = None if alone else group_of(os.environ)
         done = supervise(
             run,

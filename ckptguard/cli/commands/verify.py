@@ -6,16 +6,16 @@ from typing import Any
 
 import click
 
-from ckptguard.cli.command import Command, PathOrUrl, Shared, quiet_option, shared_options
+from ckptguard.cli.command import PathOrUrl, Shared, command
 from ckptguard.cli.render import say_lines
-from ckptguard.terminal.output import bytes_below, emit, is_quiet, log_trouble, trouble, working
+from ckptguard.terminal.output import bytes_below, emit, is_quiet, log_trouble, warn, working
 from ckptguard.values.exit_codes import ExitCode, of_outcomes
 
 CODES = (ExitCode.BAD, ExitCode.UNDECIDED, ExitCode.NOT_FOUND)
 _OF_SETTINGS = ("trust_globals", "allow_nonfinite", "digest", "workers")
 
 
-@click.command("verify", cls=Command, codes=CODES, short_help="Read checkpoints, and say which are good.")
+@command("verify", "Read checkpoints, and say which are good.", CODES, common="quiet json config records")
 @click.argument("target", type=PathOrUrl())
 @click.option("--step", type=click.IntRange(min=0), metavar="N", help="Verify only the checkpoint of this step.")
 @click.option("--newest", type=click.IntRange(min=1), metavar="N", help="Verify only the N newest checkpoints.")
@@ -33,8 +33,6 @@ _OF_SETTINGS = ("trust_globals", "allow_nonfinite", "digest", "workers")
 @click.option(
     "--wait", type=click.FloatRange(min=0), metavar="SECONDS", help="Wait this long for a save that is being written."
 )
-@quiet_option
-@shared_options
 def verify(target: str, no_record: bool, shared: Shared, **options: Any) -> None:
     """Read every byte of TARGET, compare it with what is on record, and judge it: good, bad, or something in between.
 
@@ -54,8 +52,7 @@ def verify(target: str, no_record: bool, shared: Shared, **options: Any) -> None
         working("verifying", total, scanner=scanner_of(settings)) as work,
     ):
         report = verify_target(target, settings, what, judged=incidents.judged, work=work)
-    for note in report.notes:
-        trouble(f"warning: {note}")
+    warn(*report.notes)
     if shared.as_json:
         emit("verify", report)
     else:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import pty
 import subprocess
 import sys
 
@@ -94,3 +95,28 @@ def flip():
         os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
 
     return call
+
+
+def on_a_terminal(arguments, *, stdout, columns=80):
+    """Run a command with stderr, and stdout if asked, on a pseudo-terminal: (code, piped stdout, terminal's text)."""
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "ckptguard", *map(str, arguments)]
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": str(columns)}
+    process = subprocess.Popen(
+        command, stdin=theirs, stdout=theirs if stdout else subprocess.PIPE, stderr=theirs, env=environment
+    )
+    os.close(theirs)
+    piped = b"" if stdout else process.stdout.read()
+    shown = b""
+    while True:
+        try:
+            block = os.read(ours, 65536)
+        except OSError:  # how Linux says that the other side is closed
+            break
+        if not block:
+            break
+        shown += block
+    os.close(ours)
+    if process.stdout is not None:
+        process.stdout.close()
+    return process.wait(timeout=250), piped.decode(), shown.decode()

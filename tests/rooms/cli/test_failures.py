@@ -80,6 +80,7 @@ def test_what_others_raise_is_a_document(failing, error, kind, code):
     assert (result.exit_code, found["error"]["exit_code"], found["error"]["kind"]) == (code, code, kind)
     assert found["command"] == "known-good"
     assert result.stderr
+    assert ("please report it" in result.stderr) == (kind == "unexpected")
 
 
 @pytest.mark.parametrize("name", sorted(set(COMMANDS) - {"completion"}))

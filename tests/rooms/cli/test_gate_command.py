@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 import pytest
-from support.runs import save_file, state_dict, write_torch
+from support.runs import write_torch
 
 
 def test_a_dry_run_says_what_would_be_verified_first(verified, invoke):
@@ -28,17 +28,3 @@ def test_what_is_no_folder_is_no_beginning(root, invoke, make):
     done = invoke("gate", root / "train.log")
     assert (done.exit_code, done.stdout) == (10, "")
     assert "is not a folder" in done.stderr
-
-
-@pytest.mark.parametrize("recorded", [False, True])
-def test_a_checkpoint_is_no_run(root, invoke, recorded):
-    """What is in it must not be taken for a run's saves, and nothing of ours belongs there."""
-    save = root / "checkpoint-100"
-    save.mkdir()
-    save_file(state_dict(1), save / "model.safetensors")
-    if recorded:
-        invoke("verify", root)
-    done = invoke("gate", save)
-    assert (done.exit_code, done.stdout) == (10, "")
-    assert f"{save} is a checkpoint, not a run" in done.stderr
-    assert [path.name for path in save.iterdir()] == ["model.safetensors"]

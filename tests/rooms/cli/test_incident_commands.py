@@ -1,7 +1,5 @@
 """incidents and incident, through the command line."""
 
-import json
-
 import pytest
 import torch
 from support.runs import state_dict
@@ -116,11 +114,3 @@ def test_status_names_no_step_of_a_fixed_name(verified, invoke):
     assert "last.pt is bad (open)" in text
     assert "step" not in text.partition("last incident:")[2].partition("\n")[0]
     assert "None" not in text
-
-
-def test_documents_are_strict_json(told, invoke):
-    """No NaN or Infinity as bare words."""
-    folder, _ = told
-    text = invoke("incident", folder, "--json").stdout
-    found = json.loads(text, parse_constant=lambda word: pytest.fail(f"bare {word}"))
-    assert found["samples"][1]["grad_norm"] == "nan"

@@ -5,7 +5,7 @@ from support.layouts import write_trainer
 
 from ckptguard.values.exit_codes import ExitCode
 
-COMMANDS = ["list", "prune", "repair", "scrub", "replicate"]
+COMMANDS = ["list", "prune", "repair", "scrub", "replicate", "gate"]
 
 
 @pytest.mark.parametrize("recorded", [False, True])

@@ -2,40 +2,15 @@
 
 import json
 import os
-import pty
 import re
 import subprocess
 import sys
 
 import pytest
+from support.commands import on_a_terminal
 
 from ckptguard.cli.render import age, size, some
 from ckptguard.terminal.output import bytes_below, progress_bar
-
-
-def on_a_terminal(arguments, *, stdout, columns=80):
-    """Run a command with stderr, and stdout if asked, on a pseudo-terminal: (code, piped stdout, terminal's text)."""
-    ours, theirs = pty.openpty()
-    command = [sys.executable, "-m", "ckptguard", *map(str, arguments)]
-    environment = {**os.environ, "TERM": "xterm", "COLUMNS": str(columns)}
-    process = subprocess.Popen(
-        command, stdin=theirs, stdout=theirs if stdout else subprocess.PIPE, stderr=theirs, env=environment
-    )
-    os.close(theirs)
-    piped = b"" if stdout else process.stdout.read()
-    shown = b""
-    while True:
-        try:
-            block = os.read(ours, 65536)
-        except OSError:  # how Linux says that the other side is closed
-            break
-        if not block:
-            break
-        shown += block
-    os.close(ours)
-    if process.stdout is not None:
-        process.stdout.close()
-    return process.wait(timeout=250), piped.decode(), shown.decode()
 
 
 def test_a_bar_goes_to_the_terminal_and_data_to_the_pipe(three):
@@ -140,17 +115,18 @@ def test_closed_streams_change_no_answer(three, flip, closed):
 
 
 @pytest.mark.parametrize(
-    ("count", "text"), [(None, "-"), (0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (3 * 1024**4, "3.0 TiB")]
+    ("shown", "text"),
+    [
+        *((size(count), text) for count, text in ((None, "-"), (0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"))),
+        (size(3 * 1024**4), "3.0 TiB"),
+        *((age(span), text) for span, text in ((None, "-"), (5, "5 seconds"), (300, "5 minutes"), (1e6, "12 days"))),
+        (some(["a", "b"]), "a, b"),
+        (some([str(n) for n in range(12)]), "0, 1, 2, 3, 4, 5, 6, 7, 8, 9 and 2 more"),
+    ],
 )
-def test_sizes_read_well(count, text):
-    """Bytes are told in the unit that people use."""
-    assert size(count) == text
-
-
-@pytest.mark.parametrize(("seconds", "text"), [(None, "-"), (5, "5 seconds"), (300, "5 minutes"), (1e6, "12 days")])
-def test_ages_read_well(seconds, text):
-    """A span of time is told in the unit that people use."""
-    assert age(seconds) == text
+def test_numbers_and_many_names_read_well(shown, text):
+    """In the unit that people use. A run of a thousand pending saves does not fill the screen."""
+    assert shown == text
 
 
 def test_a_narrow_terminal_folds_no_names(verified):
@@ -161,12 +137,6 @@ def test_a_narrow_terminal_folds_no_names(verified):
     assert all(len(line) <= 40 for line in lines)
     assert [line for line in lines if line.startswith("net-")] == [f"net-{s}.pt" for s in (100, 200, 300)]
     assert [lines.count(line) for line in ("  OUTCOME: good", "  WHERE: run")] == [3, 3]
-
-
-def test_many_names_are_counted():
-    """A run of a thousand pending saves does not fill the screen."""
-    assert some(["a", "b"]) == "a, b"
-    assert some([str(n) for n in range(12)]) == "0, 1, 2, 3, 4, 5, 6, 7, 8, 9 and 2 more"
 
 
 @pytest.mark.parametrize("words", [("bisect", "."), ("diff", "net-100.pt", "net-400.pt"), ("doctor", ".")])

@@ -1,12 +1,12 @@
 """sums: what `md5sum -c` reads, with the names as they are."""
 
 import hashlib
-import os
 import shutil
 import subprocess
 
 import pytest
 import torch
+from support.commands import on_a_terminal
 from support.runs import state_dict, write_safetensors, write_torch
 
 from ckptguard.inspect.sums import check_line
@@ -86,31 +86,10 @@ def test_a_terminal_gets_no_control_characters(root):
     folder.mkdir()
     torch.save(state_dict(1), folder / "pytorch_model.bin")
     (folder / "red\x1b[31m").write_bytes(b"x")
-    shown = on_a_terminal("sums", folder)
-    assert b"\x1b[31m" not in shown
-    assert b"red\\u001b[31m" in shown
-
-
-def on_a_terminal(*arguments):
-    """What a command prints to a terminal."""
-    import pty
-    import sys
-
-    main, terminal = pty.openpty()
-    done = subprocess.Popen([sys.executable, "-m", "ckptguard", *map(str, arguments)], stdout=terminal)
-    os.close(terminal)
-    shown = b""
-    while True:
-        try:
-            block = os.read(main, 65536)
-        except OSError:  # the other end was closed
-            break
-        if not block:
-            break
-        shown += block
-    os.close(main)
-    assert done.wait(timeout=250) == 0
-    return shown
+    code, _, shown = on_a_terminal(["sums", folder], stdout=True)
+    assert code == 0
+    assert "red\x1b" not in shown
+    assert "red\\u001b[31m" in shown
 
 
 def test_lists_can_be_read_back():

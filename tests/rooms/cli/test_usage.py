@@ -53,26 +53,18 @@ def test_an_option_that_went_says_what_to_use(invoke, command, option):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("option", "instead"),
     [
-        (
-            ("--open", "--http", "127.0.0.1:0"),
-            "there is no option --open any more: open the link that it prints",
-        ),
-        (
-            ("--interval", "5", "run"),
-            "there is no option --interval any more: use the setting scan_interval, or CKPTGUARD_SCAN_INTERVAL",
-        ),
-        (
-            ("--records", "x", "run"),
-            "there is no option --records any more: use the setting records, or CKPTGUARD_RECORDS",
-        ),
-        (("--settle", "5", "run"), "there is no option --settle any more: use the setting settle, or CKPTGUARD_SETTLE"),
+        ("--open", "open the link that it prints"),
+        ("--interval", "use the setting scan_interval, or CKPTGUARD_SCAN_INTERVAL"),
+        ("--records", "use the setting records, or CKPTGUARD_RECORDS"),
+        ("--settle", "use the setting settle, or CKPTGUARD_SETTLE"),
     ],
 )
-def test_the_daemon_tells_wrong_usage_in_the_same_words(arguments, words):
+def test_the_daemon_tells_wrong_usage_in_the_same_words(option, instead):
     """Of options that it once had, what to use instead."""
-    done = click.testing.CliRunner().invoke(daemon, arguments, prog_name="ckptguard-daemon")
+    done = click.testing.CliRunner().invoke(daemon, (option, "5", "run"), prog_name="ckptguard-daemon")
+    words = f"there is no option {option} any more: {instead}"
     assert (done.exit_code, done.stderr) == (2, f"error: {words}\nhint: ckptguard-daemon --help\n")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from ckptguard.decisions.restarts import GAVE_UP
 from ckptguard.engine.going_back import GoingBack, Tell
 from ckptguard.engine.sick_saves import SickSave
 from ckptguard.errors import CkptguardError, NotFoundError
@@ -14,7 +15,7 @@ from ckptguard.reporting.notify import Hooks
 from ckptguard.reporting.open_and_close import close_incident
 from ckptguard.values.ids import single_number
 
-OURS = ("supervise", "daemon", "cli", "gate")  # sources of incidents from outside the command
+_OURS = ("supervise", "daemon", "cli", "gate")  # sources of incidents from outside the command
 
 
 class Recovery:
@@ -22,7 +23,7 @@ class Recovery:
 
     def __init__(self, back: GoingBack, hooks: Hooks, tell: Tell) -> None:
         self._back, self._hooks, self._tell = back, hooks, tell
-        self._left_open: set[str] = set()  # incidents of guards that ended without closing them
+        self._before: set[str] = set()  # incidents that were on record at a start of the command
         self._abandoned: set[str] = set()  # incidents of a killed supervise
 
     def take_over(self, series: Iterable[str], targets: Mapping[str, int]) -> None:
@@ -37,14 +38,20 @@ class Recovery:
         except CkptguardError:
             return []
 
+    def begin(self) -> None:
+        """Before a start of the command: no guard inside it deals with what is on record now."""
+        self._before |= {incident.id for incident in self.incidents()}
+
     def of_guards(self) -> list[Incident]:
         """Return the incidents that a guard inside the command is dealing with."""
-        left = self._left_open
-        return [i for i in self.incidents() if i.state != "closed" and i.source not in OURS and i.id not in left]
+        return [incident for incident in self._of_command() if incident.state != "closed"]
 
-    def leave_open(self) -> None:
-        """Before a start of the command: no guard deals with what is open now."""
-        self._left_open |= {i.id for i in self.of_guards()}
+    def has_given_up(self) -> bool:
+        """True if a guard inside the command has spent its own budget of rollbacks."""
+        return any(i.actions and i.actions[-1].startswith(GAVE_UP) for i in self._of_command())
+
+    def _of_command(self) -> list[Incident]:
+        return [i for i in self.incidents() if i.id not in self._before and i.source not in _OURS]
 
     def go_back(
         self, sick: list[SickSave], why: str, status: int | None, after: str | None = None

@@ -13,7 +13,6 @@ from typing import TypeVar
 
 import msgspec
 
-from ckptguard.decisions.restarts import GAVE_UP
 from ckptguard.engine.going_back import GoingBack, Signature, Tell
 from ckptguard.engine.sick_saves import SickSave, find_sick_saves
 from ckptguard.engine.watched_run import WatchedRun
@@ -26,7 +25,7 @@ from ckptguard.runs.run_view import RunView
 from ckptguard.runs.work import Work
 from ckptguard.scan import Scanner
 from ckptguard.storage import normalise_url
-from ckptguard.supervise.recovery import OURS, Recovery
+from ckptguard.supervise.recovery import Recovery
 from ckptguard.upkeep.reconcile import PassResult
 from ckptguard.values.ids import CheckpointId, run_id_of
 from ckptguard.values.settings import Settings
@@ -62,7 +61,6 @@ class SaveWatch:
         self._reported: set[str] = set()
         self._reported_not_understood = False
         self._good_before: frozenset[CheckpointId] = frozenset()  # at the start of the command
-        self._incidents_before: set[str] = set()
         self.back = GoingBack(url, settings, scanner, self.tell_once)
         self.recovery = Recovery(self.back, hooks, tell)
         self._seen: object = None  # the records and files that `_found` was concluded from
@@ -83,18 +81,16 @@ class SaveWatch:
 
     def begin(self) -> None:
         """Record the state before the command starts."""
-        self.recovery.leave_open()
+        self.recovery.begin()
         self._good_before = self._good()
         self.back.lying, self.back.known = self._signatures(), self._ask(_on_record, frozenset())
-        self._incidents_before = {incident.id for incident in self.recovery.incidents()}
 
     def since(self) -> SavesSince:
         """Return what happened since then."""
-        new = [i for i in self.recovery.incidents() if i.id not in self._incidents_before and i.source not in OURS]
         return SavesSince(
             saved=not self._signatures() <= self.back.lying,
             good=not self._good() <= self._good_before,
-            gave_up=any(i.actions and i.actions[-1].startswith(GAVE_UP) for i in new),
+            gave_up=self.recovery.has_given_up(),
         )
 
     def not_understood(self) -> NotUnderstood | None:

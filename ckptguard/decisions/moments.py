@@ -35,7 +35,7 @@ from ckptguard.decisions.known_good import (
     kind_of_name,
     numbered_form,
 )
-from ckptguard.decisions.names import COARSE_WORDS, Listed, read_names, role_of
+from ckptguard.decisions.names import COARSE_WORDS, read_names, role_of
 from ckptguard.values.ids import CheckpointId, training_named_in
 from ckptguard.values.patterns import Saves
 
@@ -382,7 +382,7 @@ def _stem(series: str) -> str:
 
 def _is_coarse(head: SeriesHead) -> bool | None:
     """True if a name counts epochs, rounds or episodes, False for steps, None if it does not say."""
-    word = read_names([Listed(head.path)])[head.path].word
+    word = read_names([head.path])[head.path].word
     return None if word is None else word in COARSE_WORDS
 
 

@@ -1,7 +1,7 @@
 """Say what each number in the names of a run means: the step, a part of a save, or the name itself. Pure.
 
 A name alone is judged by its words. Names that differ only in numbers are judged together: a number that changes from
-save to save is the step, wherever it stands. What stays undecided is a fixed name. The user's patterns come first.
+save to save is the step, wherever it stands. What stays undecided is a fixed name.
 """
 
 from __future__ import annotations
@@ -16,15 +16,6 @@ from typing import NamedTuple
 import msgspec
 
 from ckptguard.values.ids import MAX_STEP
-from ckptguard.values.patterns import Pattern, choose, is_ignored
-
-
-class Listed(msgspec.Struct, frozen=True):
-    """One path of a listing: a file, a link, or a folder that is one save. `written_at` is in ns, None if unknown."""
-
-    path: str
-    kind: str = "file"
-    written_at: int | None = None
 
 
 class NameReading(msgspec.Struct, frozen=True):
@@ -34,8 +25,6 @@ class NameReading(msgspec.Struct, frozen=True):
     - `step`: the finest number that counts up from save to save, None for a fixed name. `word` says what it counts
       (``step``, ``epoch``, ``batch``), None if the name does not say it.
     - `part`: the number of the rank or shard as the name states it, and `parts` how many there are, if it states that.
-    - `role`: by the words in the name: model, optimizer, ema, trainer state, or unknown.
-    - `pointer`: loaders read it to find a checkpoint.
     - `order`: all numbers that count, the coarsest first: epoch 2 and batch 50 are (2, 50). Sorts a series.
     """
 
@@ -44,8 +33,6 @@ class NameReading(msgspec.Struct, frozen=True):
     word: str | None
     part: int | None
     parts: int | None
-    role: str
-    pointer: bool
     order: tuple[int, ...] = ()
 
 
@@ -101,9 +88,7 @@ _SUFFIXES = (
 )
 _DIGITS_IN_SUFFIX = re.compile(r"\.(?:h5|hdf5|bz2|lz4|7z|mp3|mp4|t7|sha\d+|md5)(?=\.|$)", re.IGNORECASE)
 _SUFFIX = re.compile(r"(?:\.(?:[a-z]+|h5|hdf5|bz2|lz4|7z|t7))+$", re.IGNORECASE)
-_HAS_SUFFIX = re.compile(rf"\.(?:{_SUFFIXES})(?=\.|$)", re.IGNORECASE)
 _AFTER_SUFFIX = re.compile(rf"\.(?:{_SUFFIXES})[._-]$", re.IGNORECASE)
-_POINTER = re.compile(r"latest.*|last_checkpoint.*|checkpoint", re.DOTALL)
 
 _REAL = r"\d+(?:\.\d+)+(?:e[-+]?\d+)?|\d+e[-+]\d+|(?:nan|inf)(?![a-z])"
 _NUMBER = re.compile(
@@ -136,8 +121,6 @@ _SAVE_WORD = r"(?:checkpoint|ckpt|chkpt|snapshot|save)[-_=.+]?"
 _OF_A_SAVE = re.compile(_SAVE_WORD + "$", re.IGNORECASE)
 _PLACEHOLDERS = ("2333333",)  # written by RVC and its kin instead of a step when only the newest save is kept
 _MOST_RANKS = 64  # a number below is more likely a rank than a step, where both are possible
-_TOGETHER = 5 * 10**9
-_LONG_ENOUGH = 60 * 10**9  # a listing of files that were all written within this time is perhaps a copy
 
 _COARSE, _FINE, _TIME, _PART = "coarse", "fine", "time", "part"
 _TOTAL, _METRIC, _LABEL, _PLAIN = "total", "metric", "label", "plain"
@@ -172,7 +155,7 @@ class _Number(NamedTuple):
 class _Path(NamedTuple):
     """A path, its numbers, and the template that all paths of its family share."""
 
-    listed: Listed
+    name: str
     numbers: tuple[_Number, ...]
     template: str
 
@@ -185,36 +168,27 @@ class _Meaning(NamedTuple):
     labels: tuple[int, ...] = ()
 
 
-def read_names(listing: Iterable[Listed], patterns: Sequence[Pattern] = ()) -> dict[str, NameReading]:
-    """Return what each path of a run's listing says. What the user's `patterns` ignore is left out."""
-    paths = [_parse(one) for one in listing if not is_ignored(patterns, one.path)]
-    known = {path.listed.path for path in paths}
-    times = [path.listed.written_at for path in paths if path.listed.written_at is not None]
-    has_times = bool(times) and max(times) - min(times) > _LONG_ENOUGH
+def read_names(names: Iterable[str]) -> dict[str, NameReading]:
+    """Return what each path of a run's listing says."""
+    paths = [_parse(name) for name in names]
+    known = {path.name for path in paths}
     families: dict[str, list[_Path]] = {}
     for path in paths:
         families.setdefault(path.template, []).append(path)
     found: dict[str, tuple[_Path, _Meaning]] = {}
     for family in [*families.values()]:
         for members in _by_folder(family):
-            meaning = _meaning(members, known, has_times)
-            found |= {path.listed.path: (path, meaning(path)) for path in members}
+            meaning = _meaning(members, known)
+            found |= {path.name: (path, meaning(path)) for path in members}
     found = _agreeing(found)
     readings = {name: _reading(path, meaning) for name, (path, meaning) in found.items()}
     _join_second_ranks(readings, found)
     _join_many_parts(readings, found)
-    for path in paths:
-        chosen = choose(patterns, path.listed.path)
-        if chosen is not None and chosen.step is not None:
-            step = chosen.step_of(path.listed.path)
-            order = () if step is None else (step,)
-            old = readings[path.listed.path]
-            readings[path.listed.path] = msgspec.structs.replace(old, step=step, word=None, order=order)
     return readings
 
 
-def _parse(listed: Listed) -> _Path:
-    folder, slash, name = listed.path.rpartition("/")
+def _parse(path: str) -> _Path:
+    folder, slash, name = path.rpartition("/")
     numbers: list[_Number] = []
     start = 0
     for part in folder.split("/") if slash else ():
@@ -223,7 +197,7 @@ def _parse(listed: Listed) -> _Path:
         numbers += (n for n in every if n in counted or (counted and n.means == _METRIC))
         start += len(part) + 1
     numbers += _numbers(name, start, in_name=True)
-    return _Path(listed, tuple(numbers), _blanked(listed.path, numbers))
+    return _Path(path, tuple(numbers), _blanked(path, numbers))
 
 
 def _counts_in_folder(number: _Number, folder: str, offset: int) -> bool:
@@ -417,7 +391,7 @@ def _counts_on(values: Iterable[int]) -> bool:
     return bool(every) and every[0] in (0, 1) and every[-1] - every[0] == len(every) - 1
 
 
-def _meaning(family: Sequence[_Path], known: set[str], has_times: bool) -> Callable[[_Path], _Meaning]:
+def _meaning(family: Sequence[_Path], known: set[str]) -> Callable[[_Path], _Meaning]:
     """Return how to read the paths of a family, which differ in nothing but their numbers."""
     first = family[0].numbers
     every = range(len(first))
@@ -428,8 +402,6 @@ def _meaning(family: Sequence[_Path], known: set[str], has_times: bool) -> Calla
     plain = [n for n in every if first[n].means == _PLAIN and n not in parts]
     in_folder = [n for n in plain if not first[n].in_name]
     loose = [n for n in plain if n in varying]
-    if has_times and not counts and len(loose) == 1 and len(varying) == 1 and _written_together(family, loose[0]):
-        parts.append(loose.pop())
     if counts or len(loose) > 1 or in_folder:
         parts += (taken := _grid(family, loose, in_folder))
         loose = [n for n in loose if n not in taken]
@@ -455,22 +427,12 @@ def _meaning(family: Sequence[_Path], known: set[str], has_times: bool) -> Calla
 def _is_likely_part(family: Sequence[_Path], n: int) -> bool:
     """True for ``optimizer_1.bin`` and its kin, if their numbers count on from 0 or 1."""
     path = family[0]
-    name = path.listed.path.rpartition("/")[2]
+    name = path.name.rpartition("/")[2]
     match = _LIKELY_PARTS.search(name)
-    start = len(path.listed.path) - len(name)
+    start = len(path.name) - len(name)
     if match is None or path.numbers[n].start - start not in _places(match):
         return False
     return _counts_on(one.numbers[n].value for one in family)
-
-
-def _written_together(family: Sequence[_Path], n: int) -> bool:
-    """True if wordless numbers count on from 0 or 1 in one width, and the files were written at one time."""
-    times = [path.listed.written_at for path in family]
-    known = [time for time in times if time is not None]
-    if len(known) < len(times) or max(known) - min(known) > _TOGETHER:
-        return False
-    one_width = len({len(path.numbers[n].text) for path in family}) == 1
-    return one_width and _counts_on(path.numbers[n].value for path in family)
 
 
 def _grid(family: Sequence[_Path], loose: Sequence[int], in_folder: Sequence[int]) -> list[int]:
@@ -498,7 +460,7 @@ def _is_finer(numbers: Sequence[_Number], n: int, family: Sequence[_Path]) -> bo
     """True if a wordless number counts within an epoch: ``epoch_1_500.pt``, ``model.pt.ep1.1000``."""
     if not numbers[n].in_name or n == 0 or numbers[n - 1].means != _COARSE:
         return False
-    path = family[0].listed.path
+    path = family[0].name
     between = path[numbers[n - 1].end : numbers[n].start]
     return numbers[n].at_end and re.fullmatch(rf"[-_.](?:{_SAVE_WORD})?", between, re.IGNORECASE) is not None
 
@@ -516,7 +478,7 @@ def _alone(path: _Path, parts: Sequence[int], known: set[str]) -> list[int]:
         for n, number in enumerate(path.numbers)
         if number.means == _PLAIN and n not in parts and number.text not in _PLACEHOLDERS
     ]
-    last = [n for n in plain if _counts_alone(path.numbers[n], path.listed.path, known)]
+    last = [n for n in plain if _counts_alone(path.numbers[n], path.name, known)]
     folders = [n for n in plain if path.numbers[n].is_a_save]
     if folders:
         return folders[-1:]
@@ -544,7 +506,7 @@ def _agreeing(found: Mapping[str, tuple[_Path, _Meaning]]) -> dict[str, tuple[_P
     steps: dict[str, set[int]] = {}
     for path, meaning in found.values():
         if meaning.counts:
-            folder = path.listed.path.rpartition("/")[0]
+            folder = path.name.rpartition("/")[0]
             steps.setdefault(folder, set()).add(path.numbers[meaning.counts[-1]].value)
     result = dict(found)
     for name, (path, meaning) in found.items():
@@ -558,7 +520,7 @@ def _agreeing(found: Mapping[str, tuple[_Path, _Meaning]]) -> dict[str, tuple[_P
 
 
 def _reading(path: _Path, meaning: _Meaning) -> NameReading:
-    numbers, name = path.numbers, path.listed.path
+    numbers, name = path.numbers, path.name
     order = tuple(numbers[n].value for n in meaning.counts)
     finest = numbers[meaning.counts[-1]] if meaning.counts else None
     totals = [number.value for number in numbers if number.means == _TOTAL]
@@ -568,17 +530,12 @@ def _reading(path: _Path, meaning: _Meaning) -> NameReading:
         part = next((n.value for n, m in itertools.pairwise(numbers) if m.means == _TOTAL), None)
     kept = [numbers[n] for n in meaning.labels]
     kept += [number for number in numbers if not number.in_name and number.means == _LABEL]
-    base = name.rpartition("/")[2]
-    named = path.listed.kind == "file" and _POINTER.fullmatch(base.lower()) and not _HAS_SUFFIX.search(base)
-    pointer = path.listed.kind == "link" or bool(named)
     return NameReading(
         series=_blanked(name, numbers, kept),
         step=finest.value if finest is not None else None,
         word=finest.word if finest is not None else None,
         part=part,
         parts=total if part is not None else None,
-        role="unknown" if pointer else role_of(name),
-        pointer=pointer,
         order=order,
     )
 
@@ -601,7 +558,7 @@ def _join_second_ranks(readings: dict[str, NameReading], found: Mapping[str, tup
         if min(others) == 1 and _counts_on(others):
             readings[first] = one = msgspec.structs.replace(readings[first], part=0)
             for number, name in others.items():
-                readings[name] = msgspec.structs.replace(one, part=number, role=readings[name].role)
+                readings[name] = msgspec.structs.replace(one, part=number)
 
 
 def _join_many_parts(readings: dict[str, NameReading], found: Mapping[str, tuple[_Path, _Meaning]]) -> None:

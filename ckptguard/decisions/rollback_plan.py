@@ -17,7 +17,7 @@ import msgspec
 from msgspec.structs import replace
 
 from ckptguard.decisions.known_good import finest_common
-from ckptguard.decisions.names import Listed, read_names
+from ckptguard.decisions.names import read_names
 from ckptguard.values.ids import CheckpointId, folder_of, series_of, training_named_in
 
 _EPOCHS = ("epoch", "epoch in its name")  # several saves may share one
@@ -222,7 +222,7 @@ def _with_pointers(
 
 def _of_equal_rank(file: str, target: Content) -> str | None:
     """Return the target's file of the rank that has written `file`; None if there is none."""
-    readings = read_names(map(Listed, (file, *target.files)))
+    readings = read_names((file, *target.files))
     wanted = readings[file].part
     return next((own for own in target.files if wanted is not None and readings[own].part == wanted), None)
 

@@ -8,7 +8,7 @@ from functools import lru_cache
 
 import msgspec
 
-from ckptguard.decisions.names import Listed, NameReading, read_names
+from ckptguard.decisions.names import NameReading, read_names
 from ckptguard.formats.suffixes import suffixes_of
 from ckptguard.values.ids import MAX_STEP, OF_TRAINING, Step, single_number, step_of_numbers
 
@@ -60,7 +60,7 @@ def saves_by_rank(names: frozenset[str], on_record: frozenset[str] = frozenset()
     """Return the saves that files of ranks belong to, of all names in a folder. Those that are `on_record` were
     read so before, and keep this reading when the names that confirmed it are gone."""
     confirming = {_next_save(name) for name in on_record}
-    readings = read_names([Listed(name) for name in sorted(names | confirming) if may_be_of_rank(name)])
+    readings = read_names(name for name in sorted(names | confirming) if may_be_of_rank(name))
     saves: dict[tuple[str, Step], list[tuple[int, str]]] = {}
     for name in sorted(names & readings.keys()):
         reading = readings[name]
@@ -132,7 +132,7 @@ def step_from_name(name: str, around: Collection[str] = (), *, words: bool = Tru
 @lru_cache(maxsize=4096)
 def step_in_words(name: str) -> Step:
     """Return the step in a name by its words and zeros, wherever it stands. None for a part and for a time."""
-    reading = read_names([Listed(name)])[name]
+    reading = read_names([name])[name]
     if reading.part is not None or reading.word == "time":
         return None
     is_global = reading.word in _FINE_WORDS and reading.word != "batch"  # batches are often counted in each epoch

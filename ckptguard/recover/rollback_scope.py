@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from ckptguard.checks.order import named_counters
 from ckptguard.decisions.known_good import NUMBER_IN_NAME, kind_of_name, series_head_of
 from ckptguard.decisions.moments import twins_of
-from ckptguard.decisions.names import Listed, read_names
+from ckptguard.decisions.names import read_names
 from ckptguard.decisions.rollback_plan import Content, SeriesNow, folders_of_training, is_newer, next_save
 from ckptguard.layouts import Checkpoint
 from ckptguard.layouts.discovery import FINAL_SERIES
@@ -226,7 +226,7 @@ def _numbers_in_names(history: History, lying: Mapping[str, Sequence[Checkpoint]
     for name in unread:
         sealed = (history.manifest(id) for id in history.sealed(name) if id.step is None)
         paths |= {manifest.path: True for manifest in sealed if manifest is not None}
-    readings = read_names(map(Listed, sorted(paths)))
+    readings = read_names(sorted(paths))
     return {path: readings[path].order for path, wanted in paths.items() if wanted and readings[path].order}
 
 
@@ -235,7 +235,7 @@ def _number_in_name(id: CheckpointId, path: str, numbers: Mapping[str, tuple[int
     (``model000010``)."""
     number = id.number
     if id.step is None and "#" in id.series.rpartition("/")[2]:
-        number = numbers[path][-1] if path in numbers else read_names([Listed(path)])[path].step
+        number = numbers[path][-1] if path in numbers else read_names([path])[path].step
     return {} if number is None else {NUMBER_IN_NAME: number}
 
 

@@ -20,7 +20,7 @@ from ckptguard.decisions.moments import (
     is_input,
     moments_of,
 )
-from ckptguard.decisions.names import Listed, read_names, role_of
+from ckptguard.decisions.names import read_names, role_of
 from ckptguard.decisions.rollback_plan import folders_of_training
 from ckptguard.records.who_and_when import seconds_of
 from ckptguard.runs.good_checkpoint import (
@@ -314,7 +314,7 @@ def _numbers_in(
     if len(found) < len(ids) and "#" in name.rpartition("/")[2]:
         paths = {id: stands.path for id in ids if id.step is None and (stands := source.series_head(id)) is not None}
         if len(set(paths.values())) > 1:
-            readings = read_names(map(Listed, paths.values()))
+            readings = read_names(paths.values())
             found |= {id: readings[path].order for id, path in paths.items()}
     return found
 

@@ -10,25 +10,18 @@ from typing import Any
 
 import pytest
 
-from ckptguard.decisions.names import Listed, NameReading, read_names
+from ckptguard.decisions.names import NameReading, read_names, role_of
 from ckptguard.layouts.step_names import step_from_name
 from ckptguard.values.ids import numbers_of
 
 CORPUS: list[dict[str, Any]] = tomllib.loads(
     (Path(__file__).parents[2] / "support/names_corpus.toml").read_text(encoding="utf-8")
 )["trainer"]
-KINDS = {"/": "folder", "@": "link"}
-
-
-def listed(name: str) -> Listed:
-    """A name as ``ls -F`` shows it."""
-    kind = KINDS.get(name[-1], "file")
-    return Listed(name.rstrip("/@"), kind)
 
 
 def said(reading: NameReading) -> tuple[object, ...]:
     """What a reading says, as the corpus states it."""
-    return reading.series, reading.step, reading.part, reading.parts, reading.role, reading.word, reading.pointer
+    return reading.series, reading.step, reading.part, reading.parts, reading.word
 
 
 def test_the_corpus_is_large() -> None:
@@ -40,16 +33,18 @@ def test_the_corpus_is_large() -> None:
 
 @pytest.mark.parametrize("trainer", CORPUS, ids=lambda one: f"{one['repository']}:{one['file']}")
 def test_names_mean_what_their_trainer_means(trainer: dict[str, Any]) -> None:
-    """The series, step, part, role and word of each name in a listing of several saves."""
-    truth = {}
+    """The series, step, part, word and role of each name in a listing of several saves."""
+    truth, roles = {}, {}
     for series in trainer["series"]:
         for name, step, *part in series["names"]:
             number, many = [*part, None, None][:2]
             about = series["series"], None if step == "-" else step, number, many
-            truth[name.rstrip("/@")] = (*about, series["role"], series.get("counts"), series.get("pointer", False))
-    names = [listed(row[0]) for series in trainer["series"] for row in series["names"]]
-    readings = {name: said(reading) for name, reading in read_names(names).items()}
+            truth[name.rstrip("/@")] = (*about, series.get("counts"))
+            if not series.get("pointer"):
+                roles[name.rstrip("/@")] = series["role"]
+    readings = {name: said(reading) for name, reading in read_names(truth).items()}
     assert readings == truth
+    assert {name: role_of(name) for name in roles} == roles
 
 
 def test_the_step_of_a_checkpoint_is_what_its_trainer_means() -> None:
@@ -167,7 +162,7 @@ def test_generated_names_mean_what_was_meant() -> None:
     wrong = []
     for seed, _, saves in listings():
         truth = {name: meant for save in saves for name, meant in save.items()}
-        for name, reading in read_names(map(Listed, truth)).items():
+        for name, reading in read_names(truth).items():
             if (reading.step, reading.part) != truth[name]:
                 wrong.append((seed, name, truth[name], reading))
     assert wrong == []
@@ -179,6 +174,6 @@ def test_one_more_save_changes_no_step() -> None:
         before: dict[str, int | None] = {}
         for count in range(2, len(saves) + 1):
             names = [name for save in saves[:count] for name in save]
-            now = {name: reading.step for name, reading in read_names(map(Listed, names)).items()}
+            now = {name: reading.step for name, reading in read_names(names).items()}
             assert {name: now[name] for name in before} == before, seed
             before = now

@@ -71,14 +71,6 @@ def policy_of(given: RollbackPolicy | None) -> RollbackPolicy:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PastRollback:
-    """One past rollback: the onset of its incident, and the step that training went back to."""
-
-    onset_step: int
-    target_step: int
-
-
-@dataclass(frozen=True, kw_only=True)
 class RollbackDecision:
     """What to do. `choose_target` picks the known-good checkpoint.
 
@@ -99,7 +91,7 @@ class RollbackDecision:
 
 def decide(
     policy: RollbackPolicy,
-    past: Sequence[PastRollback],
+    past: Sequence[int],
     *,
     cause: str,
     onset_step: int,
@@ -107,7 +99,7 @@ def decide(
     possibly_since: int | None = None,
     last: int | None = None,
 ) -> RollbackDecision:
-    """Decide about one incident, given the rollbacks that this guard made so far.
+    """Decide about one incident, given the onsets of those after which this guard went back so far.
 
     `onset_step` is the last update that can be the onset. `possibly_since` is the first one, if that differs. `last` is
     the last update whose batch may be harmful.
@@ -175,11 +167,11 @@ def further_back(good_before: GoodBefore, limit: int, further: int) -> int | Non
     return target
 
 
-def _repeats(past: Sequence[PastRollback], onset_step: int, near: int) -> int:
+def _repeats(past: Sequence[int], onset_step: int, near: int) -> int:
     """Count the latest rollbacks that were each near the next one."""
     count = 0
     for earlier in reversed(past):
-        if abs(onset_step - earlier.onset_step) > near:
+        if abs(onset_step - earlier) > near:
             break
-        count, onset_step = count + 1, earlier.onset_step
+        count, onset_step = count + 1, earlier
     return count

@@ -206,7 +206,7 @@ def _go_to_best(
                     hint=f"ckptguard verify {shlex.quote(view.run.url)}",
                 ) from error
             if not paths:
-                raise _nothing_good(view, error) from error
+                raise _nothing_good(view) from error
             raise RollbackExhausted(
                 f"{why}, and no older one is known-good",
                 hint=f"find out why training dies; --attempts {attempts + 1} starts from there once more",
@@ -279,7 +279,7 @@ def _age(checkpoint: Checkpoint) -> float:
     return -1.0 if age is None else age
 
 
-def _nothing_good(view: RunView, error: NoKnownGoodError) -> NoKnownGoodError:
+def _nothing_good(view: RunView) -> NoKnownGoodError:
     hint = f"ckptguard verify {shlex.quote(view.run.url)} says why; to start from the beginning, move them away"
     return NoKnownGoodError(f"{view.run.url} holds checkpoints, but none of them is good", hint=hint)
 

@@ -28,9 +28,9 @@ def allow_nonfinite(run: Run, patterns: tuple[str, ...]) -> None:
         write_once(run, f"{_FOLDER}/allow-nonfinite.{max(taken, default=0) + 1:04d}.json", new)
 
 
-def accept_reference(run: Run, id: CheckpointId, reason: str) -> None:
+def accept_reference(run: Run, id: CheckpointId) -> None:
     """Record that the schema of this generation is accepted."""
-    write_once(run, f"{_REFERENCE}/{id.record_path}.json", {"format": PLAIN.writes, "reason": reason})
+    write_once(run, f"{_REFERENCE}/{id.record_path}.json", {"format": PLAIN.writes, "reason": "accepted by the user"})
 
 
 def accepted_references(run: Run, series: str) -> set[CheckpointId]:

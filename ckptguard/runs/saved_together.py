@@ -91,8 +91,10 @@ class RecordedSaves:
 class RememberedSaves:
     """The same by what a reader remembers of the records. It answers for the files as they are described now."""
 
-    def __init__(self, reader: RunReader, wanted: Wanted = SURE) -> None:
-        self.history, self.wanted, self._reader = reader.history, wanted, reader
+    wanted = SURE
+
+    def __init__(self, reader: RunReader) -> None:
+        self.history, self._reader = reader.history, reader
 
     def series_head(self, id: CheckpointId) -> SeriesHead | None:
         sealed = self._reader.sealed(id)
@@ -110,8 +112,8 @@ class RememberedSaves:
         sealed = self._reader.sealed(id, files=True) if verdict and sealed_outcome(verdict) is Outcome.GOOD else None
         if verdict is None or sealed is None:
             return None
-        path_of, sure = self._reader.sealed_path, self.wanted.sure
-        return presence_of(self.history, id, verdict, sealed, every_copy=False, sure=sure, path_of=path_of)
+        path_of = self._reader.sealed_path
+        return presence_of(self.history, id, verdict, sealed, every_copy=False, sure=True, path_of=path_of)
 
 
 class RecordedContent:

@@ -31,7 +31,7 @@ def accept(view: RunView, word: str, *, work: Work = PLAIN) -> Checked:
     id = view.current(checkpoint)
     if id is None:
         raise RefusedError(f"{checkpoint.path} is {first.outcome.value}", outcome=first.outcome.value)
-    accept_reference(view.run, id, reason="accepted by the user")
+    accept_reference(view.run, id)
     return verify_checkpoint(view, checkpoint, work=work)
 
 

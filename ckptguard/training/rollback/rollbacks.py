@@ -18,7 +18,7 @@ import msgspec
 
 from ckptguard.decisions.health import Diagnosis
 from ckptguard.decisions.restarts import GAVE_UP
-from ckptguard.decisions.rollback import PastRollback, RollbackDecision, RollbackPolicy, choose_target, decide
+from ckptguard.decisions.rollback import RollbackDecision, RollbackPolicy, choose_target, decide
 from ckptguard.errors import CkptguardError, CouldNotTellError, NoKnownGoodError, RollbackExhausted
 from ckptguard.keep.quarantine import quarantine
 from ckptguard.records.run import Run
@@ -103,7 +103,7 @@ class Rollbacks:
     ) -> None:
         self._run, self._settings, self._store, self._policy = run, settings, store, policy
         self._ranks, self._daemon, self._replica = ranks, daemon, replica
-        self._past: list[PastRollback] = []
+        self._past: list[int] = []  # the onsets
         self._unrecorded = Unrecorded()
         self.settle = self._unrecorded.settle
 
@@ -218,7 +218,7 @@ class Rollbacks:
             end_incident(self._run, incident, action=f"could not roll back: {error.message}")
             raise
         if cause != "asked":  # a rollback that the caller asks for is no sign of sickness
-            self._past.append(PastRollback(onset_step=diagnosis.surely_by, target_step=loaded.step))
+            self._past.append(diagnosis.surely_by)
         action = f"went back from step {step} to step {loaded.step}; {decision.reason}"
         _log.warning("%s", action)
         end = functools.partial(end_incident, self._run, action=action, known_good=loaded.id)

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from ckptguard.decisions.health import Health, Limits, Signal
-from ckptguard.decisions.rollback import PastRollback, RollbackPolicy, decide
+from ckptguard.decisions.rollback import RollbackPolicy, decide
 from ckptguard.errors import SettingsError
 
 
@@ -82,14 +82,14 @@ def test_other_causes_replay(cause):
 @pytest.mark.parametrize(("onset", "further", "factor"), [(50, True, 0.5), (51, False, 1.0)])
 def test_near_the_last_incident_it_goes_further_back(onset, further, factor):
     """Within two save intervals: one checkpoint further, and slower; later it is an incident of its own."""
-    past = [PastRollback(onset_step=30, target_step=20)]
+    past = [30]
     decision = decide(RollbackPolicy(), past, cause="weights", onset_step=onset, save_every=10)
     assert (decision.before_step, decision.further, decision.lr_factor) == (onset, further, factor)
 
 
 def test_the_budget():
     """After as many rollbacks as the budget has, the next incident ends it."""
-    past = [PastRollback(onset_step=n, target_step=n - 1) for n in (100, 200, 300)]
+    past = [100, 200, 300]
     assert not decide(RollbackPolicy(), past[:2], cause="weights", onset_step=900, save_every=10).give_up
     assert decide(RollbackPolicy(), past, cause="weights", onset_step=900, save_every=10).give_up
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ckptguard.decisions.rollback import PastRollback, RollbackPolicy, before_repeat, choose_target, decide
+from ckptguard.decisions.rollback import RollbackPolicy, before_repeat, choose_target, decide
 from ckptguard.errors import SettingsError
 
 
@@ -40,17 +40,17 @@ def test_margin_and_proven(policy, onset, found):
 
 def test_further_back_with_every_repeat():
     """The second near incident goes one checkpoint further, the third two, and the oldest is the end of it."""
-    past = [PastRollback(onset_step=45, target_step=40)]
+    past = [45]
     assert target(RollbackPolicy(budget=9), STEPS, 48, past) == 30
-    past.append(PastRollback(onset_step=48, target_step=30))
+    past.append(48)
     assert target(RollbackPolicy(budget=9), STEPS, 47, past) == 20
-    past += [PastRollback(onset_step=47, target_step=20)] * 4
+    past += [47] * 4
     assert target(RollbackPolicy(budget=9), STEPS, 47, past) == 0
 
 
 def test_a_row_of_repeats_ends_with_distance():
     """An incident far from the last one is an incident of its own."""
-    past = [PastRollback(onset_step=5, target_step=0), PastRollback(onset_step=7, target_step=0)]
+    past = [5, 7]
     assert target(RollbackPolicy(), STEPS, 48, past) == 40
 
 
@@ -109,6 +109,6 @@ def test_a_reason_names_the_batches_that_are_skipped(onset, last, words):
 
 def test_a_reason_names_more_batches_where_a_repeat_skips_more():
     """A repeat skips all since the last look at the weights."""
-    past = [PastRollback(onset_step=18, target_step=10)]
+    past = [18]
     again = decide(RollbackPolicy(), past, cause="weights", onset_step=18, save_every=10, possibly_since=13, last=18)
     assert again.reason.endswith("skipping the batches of updates 13 to 18")

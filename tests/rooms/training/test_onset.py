@@ -8,7 +8,7 @@ from support.views import look
 
 import ckptguard
 from ckptguard.decisions.health import Diagnosis, Health, Limits, Signal
-from ckptguard.decisions.rollback import PastRollback, RollbackPolicy, decide
+from ckptguard.decisions.rollback import RollbackPolicy, decide
 from ckptguard.records.incidents import list_incidents
 from ckptguard.records.run import open_run
 from ckptguard.reporting.build_report import report_of
@@ -70,12 +70,12 @@ def test_only_a_repeat_is_worth_the_whole_range():
     asked = {"cause": "weights", "onset_step": 50, "possibly_since": 41, "last": 50, "save_every": 10}
     first = decide(RollbackPolicy(), [], **asked)
     assert (first.onset_step, first.before_step, first.further) == (50, 50, 0)
-    again = decide(RollbackPolicy(), [PastRollback(onset_step=50, target_step=40)], **asked)
+    again = decide(RollbackPolicy(), [50], **asked)
     assert (again.onset_step, again.before_step, again.further) == (41, 41, 1)
     assert "skipping the batches of updates 41 to 50" in again.reason
-    far = decide(RollbackPolicy(), [PastRollback(onset_step=500, target_step=490)], **asked)
+    far = decide(RollbackPolicy(), [500], **asked)
     assert far.onset_step == 50
-    replayed = decide(RollbackPolicy(skip=False), [PastRollback(onset_step=50, target_step=40)], **asked)
+    replayed = decide(RollbackPolicy(skip=False), [50], **asked)
     assert "replaying" in replayed.reason
 
 

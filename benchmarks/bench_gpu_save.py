@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import itertools
 import random
-import shutil
 import statistics
 import sys
 import tempfile
@@ -29,19 +28,10 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
 import ckptguard
-from benchmarks.measuring import median_ratio, options, seconds
+from benchmarks.bench_save import SIDE, clear, show, state_of, training
+from benchmarks.measuring import options, seconds
 
-SIDE = 4096
 Note = Callable[[str, float], None]
-
-
-def training(size_gib: float) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
-    """A model with AdamW on the device whose state takes this much, a third of it weights."""
-    layers = max(1, round(size_gib * 2**30 / (3 * SIDE * SIDE * 4)))
-    model = torch.nn.Sequential(*[torch.nn.Linear(SIDE, SIDE, bias=False) for _ in range(layers)]).cuda()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
-    update(model, optimizer)
-    return model, optimizer
 
 
 def update(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -72,7 +62,7 @@ def main() -> None:
 
 def measure(folder: Path, size_gib: float, runs: int) -> None:
     """Print what each way takes, and the ratios."""
-    model, optimizer = training(size_gib)
+    model, optimizer = training(size_gib, "cuda")
     guard = ckptguard.TrainingGuard(folder / "run", model=model, optimizer=optimizer, daemon="off")
     room = {
         key: torch.empty_like(value, device="cpu").pin_memory() for key, value in state_of(model, optimizer).items()
@@ -126,33 +116,19 @@ def measure(folder: Path, size_gib: float, runs: int) -> None:
         note("nothing: an update meanwhile", updates(model, optimizer, lambda: True))
     for stager in stagers.values():
         stager.close()
-    medians = {what: statistics.median(values[1:]) for what, values in took.items()}
+    took = {what: values[1:] for what, values in took.items()}
     size = sum(value.nbytes for value in room.values()) / 2**30
     print(f"{size:.2f} GiB on {torch.cuda.get_device_name()}, medians of {runs} runs")
-    for what, value in sorted(medians.items()):
-        print(f"  {what:42} {value * 1e3:9.1f} ms")
-    for one, other, bar in (
-        ("guard.save: stall", "one copy: stall", "at most 1.3"),
-        ("guard.save: stall", "DCP, staged at once: stall", "at most 1"),
-        ("guard.save: stall", "DCP, staged behind: stall", "at most 1"),
-        ("guard.save: an update meanwhile", "nothing: an update meanwhile", ""),
-        ("guard.save: to durable", "DCP, staged at once: to durable", ""),
-    ):
-        ratio = median_ratio(took[one][1:], took[other][1:])
-        print(f"  {one:32} {ratio:5.2f} x {other:34} {bar}")
-
-
-def state_of(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
-    """All tensors that a save holds, flat."""
-    moments = {f"{n}.{k}": v for n, state in enumerate(optimizer.state.values()) for k, v in state.items()}
-    return {**model.state_dict(), **moments}
-
-
-def clear(folder: Path) -> None:
-    """Remove what was written."""
-    shutil.rmtree(folder / "dcp", ignore_errors=True)
-    for path in (folder / "run").glob("step-*"):
-        shutil.rmtree(path)
+    for what, values in sorted(took.items()):
+        print(f"  {what:42} {statistics.median(values) * 1e3:9.1f} ms")
+    rows = (
+        ("guard.save: stall", "one copy: stall", 1.3),
+        ("guard.save: stall", "DCP, staged at once: stall", 1.0),
+        ("guard.save: stall", "DCP, staged behind: stall", 1.0),
+        ("guard.save: an update meanwhile", "nothing: an update meanwhile", None),
+        ("guard.save: to durable", "DCP, staged at once: to durable", None),
+    )
+    show(took, rows)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ import statistics
 import tempfile
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +32,10 @@ from benchmarks.measuring import median_ratio, options, seconds
 SIDE = 4096
 
 
-def training(size_gib: float) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+def training(size_gib: float, device: str = "cpu") -> tuple[torch.nn.Module, torch.optim.Optimizer]:
     """A model with AdamW whose state takes this much, a third of it weights."""
     layers = max(1, round(size_gib * 2**30 / (3 * SIDE * SIDE * 4)))
-    model = torch.nn.Sequential(*[torch.nn.Linear(SIDE, SIDE, bias=False) for _ in range(layers)])
+    model = torch.nn.Sequential(*[torch.nn.Linear(SIDE, SIDE, bias=False) for _ in range(layers)]).to(device)
     optimizer = torch.optim.AdamW(model.parameters())
     for parameter in model.parameters():
         parameter.grad = torch.randn_like(parameter)
@@ -55,15 +55,9 @@ def main() -> None:
 def measure(folder: Path, size_gib: float, runs: int) -> None:
     """Print the ratios."""
     model, optimizer = training(size_gib)
-    moments = {
-        f"{number}.{key}": value
-        for number, state in enumerate(optimizer.state.values())
-        for key, value in state.items()
-    }
-    state = {**model.state_dict(), **moments}
+    state = state_of(model, optimizer)
     room = {key: torch.zeros_like(value) for key, value in state.items()}
-    run = folder / "run"
-    guard = ckptguard.TrainingGuard(run, model=model, optimizer=optimizer, daemon="off")
+    guard = ckptguard.TrainingGuard(folder / "run", model=model, optimizer=optimizer, daemon="off")
     # Neither pinned nor shared memory: there is no device here, and it writes from a thread as we do.
     stager = DefaultStager(StagingOptions(False, False, False, False))
     took: dict[str, list[float]] = {}
@@ -94,23 +88,36 @@ def measure(folder: Path, size_gib: float, runs: int) -> None:
     shuffled = random.Random(runs)
     for _ in range(runs + 1):  # the first round makes every way's memory, and is left out
         for way in shuffled.sample(ways, len(ways)):
-            clear(folder, run)
+            clear(folder)
+            os.sync()  # the disk is to come to rest
             way()
     took = {way: values[1:] for way, values in took.items()}
     size = sum(value.nbytes for value in state.values()) / 2**30
     print(f"{size:.2f} GiB in {len(state)} tensors, medians of {runs} runs")
-    for way, base, bar in (
+    rows = (
         ("the call", "copy", 1.3),
         ("the call", "DCP async_save, the call", 1.0),
         ("call to sealed", "save_file + fsync", 1.1),
         ("blocking", "save_file + fsync", None),
         ("DCP async_save, the call", "copy", None),
         ("DCP async_save, to durable", "save_file + fsync", None),
-    ):
+    )
+    show(took, rows)
+
+
+def show(took: dict[str, list[float]], rows: Iterable[tuple[str, str, float | None]]) -> None:
+    """Print the ratio of one way to another, for each row."""
+    for way, base, bar in rows:
         ratio = median_ratio(took[way], took[base])
-        own, other = statistics.median(took[way]), statistics.median(took[base])
+        own, other = statistics.median(took[way]) * 1e3, statistics.median(took[base]) * 1e3
         wanted = f"   at most {bar}" if bar else ""
-        print(f"  {way:28} {ratio:5.2f} x {base:26} ({own:.2f} s, {other:.2f} s){wanted}")
+        print(f"  {way:32} {ratio:5.2f} x {base:34} ({own:.1f} ms, {other:.1f} ms){wanted}")
+
+
+def state_of(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+    """All tensors that a save holds, flat."""
+    moments = {f"{n}.{k}": v for n, state in enumerate(optimizer.state.values()) for k, v in state.items()}
+    return {**model.state_dict(), **moments}
 
 
 def note_dcp(
@@ -132,13 +139,12 @@ def plain(state: dict[str, torch.Tensor], path: Path) -> None:
     os.close(descriptor)
 
 
-def clear(folder: Path, run: Path) -> None:
-    """Remove what was written, and let the disk come to rest."""
+def clear(folder: Path) -> None:
+    """Remove what was written."""
     shutil.rmtree(folder / "dcp", ignore_errors=True)
     (folder / "plain.safetensors").unlink(missing_ok=True)
-    for path in run.glob("step-*"):
+    for path in (folder / "run").glob("step-*"):
         shutil.rmtree(path)
-    os.sync()
 
 
 if __name__ == "__main__":

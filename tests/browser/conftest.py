@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,6 +10,7 @@ import pytest
 from servers.fixtures import skip_or_fail
 from servers.processes import NotInstalledError
 from support.browsing import Dashboard, Watched, chromium, missing
+from support.daemon_fixtures import ended
 
 
 @pytest.fixture(scope="module")
@@ -34,18 +34,8 @@ def run(tmp_path: Path) -> Path:
 @pytest.fixture
 def serve(browser) -> Iterator[Callable[..., Dashboard]]:
     """Starts daemons with their page; what still runs after the test is killed."""
-    folder = Path(tempfile.mkdtemp(prefix="cg-"))
-    started: list[Dashboard] = []
-
-    def start(*runs: Path, **how: object) -> Dashboard:
-        started.append(Dashboard(folder, *runs, **how))  # type: ignore[arg-type]
-        return started[-1]
-
-    yield start
-    for daemon in started:
-        daemon.kill()
-        print(daemon.log_path.read_text())  # shown when the test failed
-    shutil.rmtree(folder)
+    with tempfile.TemporaryDirectory(prefix="cg-") as folder, ended(Dashboard, Path(folder)) as start:
+        yield start
 
 
 @pytest.fixture

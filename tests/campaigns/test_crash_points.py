@@ -11,15 +11,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.records_on_disk import key_of
-from support.store_operations import OPERATIONS, build
-from support.tiny_run import TINY, candidates, clone, cycle, files_below, inline, leftovers, name_of
-from support.views import look
+from support.store_operations import OPERATIONS, Stage, build
+from support.store_promises import arrived_wrong, violations
+from support.tiny_run import clone
 
 from ckptguard.records.run import open_run
-from ckptguard.recover.restore import restore
 from ckptguard.runs.history import load_history
-from ckptguard.runs.work import Work
 from ckptguard.values.verdict import Outcome
 
 FULL = os.environ.get("CKPTGUARD_CAMPAIGN") == "full"
@@ -107,28 +104,6 @@ def killed():
         yield call
 
 
-def wrong_now(url, replica, saved, out):
-    """What is wrong right after a kill: half of something is visible, or something is lost."""
-    wrong = []
-    done = restore(look(open_run(url), TINY), str(out), work=Work(scanner=inline))
-    if files_below(str(out), name_of(done.step)) != saved[done.step]:
-        wrong.append(f"{done.step} came back as something else")
-    shutil.rmtree(out)
-    for place in (url, replica):
-        if not Path(place).exists():
-            continue
-        for found in candidates(open_run(place, must_exist=False)):
-            where = name_of(found.id.step) if found.in_place else f"_ckptguard/{found.copy.checkpoint_key}"
-            if files_below(place, where) != saved[found.id.step]:
-                wrong.append(f"{found.answer.id} is known-good at {where}, and is not whole")
-    return wrong
-
-
-def is_somewhere(url, step, content):
-    """Whether a step's content lies in place, kept, in the trash or aside."""
-    return any(files_below(url, key_of(url, p)) == content for p in Path(url).rglob(f"*{name_of(step)}*") if p.is_dir())
-
-
 @pytest.mark.campaign
 @pytest.mark.timeout(7200 if FULL else 300)
 @pytest.mark.parametrize("name", NAMES)
@@ -140,23 +115,12 @@ def test_killed_at_each_step_nothing_is_lost(name, templates, killed, tmp_path, 
     for turn, when in itertools.product(range(TIMES), ("before", "after")):
         for number in itertools.count(1 if FULL else 1 + (when == "after"), 1 if FULL else 9):
             folder = tmp_path / f"{turn}-{when}-{number}"
-            url, replica, out = str(folder / "run"), str(folder / "replica"), folder / "out"
-            clone(source, url)
-            status, step = killed(name, number, when, url, replica, folder / "dest")
+            stage = Stage(url=str(folder / "run"), replica=str(folder / "replica"), dest=folder / "dest")
+            clone(source, stage.url)
+            status, step = killed(name, number, when, stage.url, stage.replica, stage.dest)
             assert status in (0, -9), (name, number, status)
-            problems = wrong_now(url, replica, saved, out)
-            last = cycle(open_run(url))
-            problems += [*last.could_not_tell, *wrong_now(url, replica, saved, out)]
-            for once, content in saved.items():
-                if once != 200 and once not in operation.removes and not is_somewhere(url, once, content):
-                    problems.append(f"nothing whole is left of {once}")
-            problems += [f"left behind: {key}" for key in leftovers(open_run(url))]
-            if name == "replicate":
-                again = OPERATIONS[name].act(open_run(url), type("", (), {"replica": replica, "url": url}))
-                problems += [f"{c.id} was not sent again: {c.message}" for c in again.checkpoints if c.done == "failed"]
-                cycle(open_run(replica))
-                problems += [f"left in the replica: {key}" for key in leftovers(open_run(replica))]
-            for id, current_verdict in load_history(open_run(url)).current_verdicts("model-#").items():
+            problems = [*violations(stage, saved, operation), *arrived_wrong(stage, saved, killed=True)]
+            for id, current_verdict in load_history(open_run(stage.url)).current_verdicts("model-#").items():
                 if current_verdict.outcome is Outcome.BAD and id.step not in (200, 300):
                     problems.append(f"{id} is BAD")
             wrong += [f"{name}, killed {when} step {number} ({step}): {problem}" for problem in problems]

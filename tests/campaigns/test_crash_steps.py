@@ -9,7 +9,8 @@ import shutil
 import pytest
 import torch
 from support.crashes import Killed, fail_at, kill_at
-from support.kept_runs import guarded, rot
+from support.faults import flip
+from support.kept_runs import guarded
 from support.records_on_disk import at, files_of
 from support.runs import QUICK, state_dict, write_sharded, write_torch
 from support.views import look
@@ -115,7 +116,7 @@ class Repair:
         run = guarded(root, writer=self.writer)
         self.whole = self.files(root)
         for name in self.hit:
-            rot(at(root, name))
+            flip(at(root, name))
         scrub(look(run))
         self.harmed = self.files(root)
 

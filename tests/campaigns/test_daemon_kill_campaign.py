@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import os
 import random
-import shutil
-import tempfile
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,14 +20,6 @@ from ckptguard.runs.history import load_history
 RUNS = 20
 KILLS = 200 if os.environ.get("CKPTGUARD_CAMPAIGN") == "full" else 6
 SAVES = 8  # between two kills
-
-
-@pytest.fixture
-def short_folder() -> Iterator[Path]:
-    """A folder with a short path, for the socket."""
-    folder = Path(tempfile.mkdtemp(prefix="cg-"))
-    yield folder
-    shutil.rmtree(folder)
 
 
 def verdicts_of(run: Path) -> list[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 import uuid
 from collections import Counter
 from collections.abc import Iterator
@@ -27,13 +26,6 @@ FULL = os.environ.get("CKPTGUARD_CAMPAIGN") == "full"
 RUNS, INTERVAL = (200, "20") if FULL else (4, "2")
 PATIENCE = 3000.0 if FULL else 240.0
 pytestmark = [pytest.mark.campaign, pytest.mark.timeout(3 * PATIENCE)]
-
-
-@pytest.fixture
-def short_folder() -> Iterator[Path]:
-    """A folder with a short path, for a socket."""
-    with tempfile.TemporaryDirectory(prefix="cg-") as folder:
-        yield Path(folder)
 
 
 @pytest.fixture

@@ -5,19 +5,20 @@ The long form: 24 runs, one second apart, three times, by ``rm -rf`` and by ``sh
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
-import tempfile
+import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Generator
 from pathlib import Path
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 from support.crashes import CALLS
-from support.daemon_process import DaemonProcess, Starter, until
-from support.removals import Removals, by_rm, by_rmtree, removal_steps
+from support.daemon_process import Starter, until
 from support.tiny_run import TINY, inline, opened, save
 from support.views import look
 
@@ -27,26 +28,63 @@ from ckptguard.storage.local import removal
 from ckptguard.storage.local.local_storage import LocalStorage
 from ckptguard.upkeep.reconcile import PassNotes, reconcile
 
+Remove = Callable[[Path], str | None]
+
+
+def by_rm(run: Path) -> str | None:
+    """Remove a run by `rm -rf`; what it said if it failed."""
+    done = subprocess.run(["rm", "-rf", str(run)], capture_output=True, text=True, check=False)
+    return done.stderr or str(done.returncode) if done.returncode else None
+
+
+def by_rmtree(run: Path) -> str | None:
+    """Remove a run as a trainer does that begins again; what it said if it failed."""
+    try:
+        shutil.rmtree(run)
+    except OSError as error:
+        return str(error)
+    return None
+
+
+class Removals(msgspec.Struct):
+    """What came of removing runs."""
+
+    runs: int = 0
+    failed: list[str] = []
+    left: list[str] = []
+    messages: list[str] = []
+
+
+def removal_steps(run: Path, first: str, begun: bool = False) -> Generator[None, None, bool]:
+    """Remove a run as ``rm -rf`` does, one call of the system at a time; OSError where that would fail.
+
+    The names in a folder are read before any of them is removed, and the folder itself is removed last. What has the
+    name `first` comes first. Nobody can see that names are read: until something was removed (`begun`), it is no step.
+    """
+    try:
+        names = sorted(os.listdir(run), key=lambda name: (name != first, name))
+    except FileNotFoundError:
+        return begun
+    if begun:
+        yield
+    for name in names:
+        path = run / name
+        if path.is_dir() and not path.is_symlink():
+            begun = yield from removal_steps(path, first, begun)
+        else:
+            path.unlink(missing_ok=True)
+            begun = True
+            yield
+    with contextlib.suppress(FileNotFoundError):
+        run.rmdir()
+    yield
+    return True
+
+
 FULL = os.environ.get("CKPTGUARD_CAMPAIGN") == "full"
 RUNS, ROUNDS, APART = (24, 3, 1.0) if FULL else (6, 1, 0.3)
 
 LAST = f"model-{range(200, 200 + int(APART * 1000), 50)[-1]}"
-
-
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Starter]:
-    """Starts daemons; what still runs after the test is killed."""
-    started: list[DaemonProcess] = []
-    with tempfile.TemporaryDirectory(prefix="cg-") as folder:  # a short path, for sockets
-
-        def start_one(*runs: Path, arguments: tuple[str, ...] = ()) -> DaemonProcess:
-            started.append(DaemonProcess(Path(folder), *runs, arguments=arguments))
-            return started[-1]
-
-        yield start_one
-        for daemon in started:
-            daemon.kill()
-            print(daemon.log_path.read_text())  # shown when the test failed
 
 
 @pytest.mark.campaign

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,14 +11,6 @@ from soak import Plan, soak
 
 FULL = os.environ.get("CKPTGUARD_CAMPAIGN") == "full"
 pytestmark = [pytest.mark.campaign, pytest.mark.timeout(3 * 3600 if FULL else 900)]
-
-
-@pytest.fixture
-def short_folder() -> Iterator[Path]:
-    """A folder with a short path, for a socket."""
-    folder = Path(tempfile.mkdtemp(prefix="cg-"))
-    yield folder
-    shutil.rmtree(folder)
 
 
 def test_nothing_of_a_user_is_harmed(short_folder: Path) -> None:

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.hub_caches import COMMIT, Hub, flip, sharded_files
+from support.faults import flip
+from support.hub_caches import COMMIT, Hub, sharded_files
 
 from ckptguard.errors import ChangedWhileReadError, DeniedError, ObjectMissingError
 from ckptguard.storage import Storage

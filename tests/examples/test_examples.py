@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.faults import flip
 from support.forked import HUGGING_FACE, Forked
-from support.hub_caches import Hub, flip, sharded_files
+from support.hub_caches import Hub, sharded_files
 from support.runs import write_sharded
 
 from ckptguard.records.run import open_run

@@ -5,18 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
 from faults.hostile.bombs import BOMBS, HARMLESS, SPARSE, TOO_LARGE, UNDECIDED, benign_bomb, write_sparse
 from faults.hostile.watching import Case, check_cases
-from support.format_files import torch_bytes
-
-
-@pytest.fixture
-def benign(tmp_path: Path) -> Path:
-    """A file to begin with."""
-    path = tmp_path / "benign.pt"
-    path.write_bytes(torch_bytes({"w": torch.ones(2)}))
-    return path
 
 
 def test_bombs_do_not_go_off(tmp_path: Path, benign: Path) -> None:

@@ -21,14 +21,6 @@ LINUX = sys.platform == "linux"
 
 
 @pytest.fixture
-def benign(tmp_path: Path) -> Path:
-    """A file to begin with."""
-    path = tmp_path / "benign.pt"
-    path.write_bytes(torch_bytes({"w": torch.ones(2)}))
-    return path
-
-
-@pytest.fixture
 def outside(tmp_path: Path) -> Path:
     """A folder that nobody may look into: whole checkpoints lie there, which a followed link would find good."""
     folder = tmp_path / "outside"

@@ -8,21 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 from faults.hostile.containers import CONTAINERS, benign_of
 from faults.hostile.pickles import FIRES, armed_pickles, canary_of
 from faults.hostile.watching import Case, check_cases
-from support.format_files import torch_bytes
 
 FULL = os.environ.get("CKPTGUARD_CAMPAIGN") == "full"
-
-
-@pytest.fixture
-def benign(tmp_path: Path) -> Path:
-    """A file to begin with."""
-    path = tmp_path / "benign.pt"
-    path.write_bytes(torch_bytes({"w": torch.ones(2)}))
-    return path
 
 
 @pytest.mark.campaign

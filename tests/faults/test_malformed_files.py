@@ -104,12 +104,6 @@ ARCHIVES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", sorted(ARCHIVES))
-def test_malformed_archives_are_problems(tmp_path: Path, kind: str) -> None:
-    """What readers of zip archives could disagree about, or torch would silently accept, is a problem."""
-    assert structure_of(tmp_path, "m.pt", ARCHIVES[kind]).problems
-
-
 def test_problems_of_storages_name_the_tensor(tmp_path: Path) -> None:
     """A missing or short storage is a problem of the tensor that needs it."""
     for kind, tensor in (("missing storage", "b"), ("short storage", "w")):
@@ -197,12 +191,6 @@ HEADERS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", sorted(HEADERS))
-def test_malformed_safetensors_are_problems(tmp_path: Path, kind: str) -> None:
-    """Absurd headers, holes, overlaps and wrong sizes are problems."""
-    assert structure_of(tmp_path, "m.safetensors", HEADERS[kind]).problems
-
-
 INDEXES = {
     "empty": b"",
     "list": b"[]",
@@ -216,10 +204,15 @@ INDEXES = {
 }
 
 
-@pytest.mark.parametrize("kind", sorted(INDEXES))
-def test_malformed_indexes_are_problems(tmp_path: Path, kind: str) -> None:
-    """An index that is no map to plain file names inside the checkpoint is a problem."""
-    assert structure_of(tmp_path, "model.safetensors.index.json", INDEXES[kind]).problems
+# What readers of zip archives could disagree about, or torch would silently accept; absurd headers, holes, overlaps and
+# wrong sizes; an index that is no map to plain file names inside the checkpoint.
+MALFORMED = {"m.pt": ARCHIVES, "m.safetensors": HEADERS, "model.safetensors.index.json": INDEXES}
+
+
+@pytest.mark.parametrize(("name", "kind"), [(name, kind) for name, kinds in MALFORMED.items() for kind in kinds])
+def test_malformed_files_are_problems(tmp_path: Path, name: str, kind: str) -> None:
+    """Each of them, and none is an exception."""
+    assert structure_of(tmp_path, name, MALFORMED[name][kind]).problems
 
 
 @pytest.mark.parametrize("name", ["m.pt", "m.bin", "m.safetensors", "m.ckpt", "m.pth", "training_args.bin"])

@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from support.faults import flip
 from support.runs import QUICK
 from support.training_faults import FullDisk
 
@@ -24,13 +25,6 @@ def train(run, model, *, total, **options):
             drawn.append(batch)
             guard.observe(loss=1.0)
     return drawn
-
-
-def flip(file):
-    """Damage a file in place."""
-    content = bytearray(file.read_bytes())
-    content[-3] ^= 0x40
-    file.write_bytes(content)
 
 
 def own_files(model):
@@ -57,7 +51,7 @@ def test_nothing_but_damage_is_an_error_and_not_a_new_training(tmp_path):
     run, model = tmp_path / "run", torch.nn.Linear(2, 2)
     train(run, model, total=4)
     for file in run.glob("step-*/model.safetensors"):
-        flip(file)
+        flip(file, -3, 0x40, new_times=True)
     before = sorted(p.name for p in run.glob("step-*"))
     for _ in range(2):
         with pytest.raises(NoKnownGoodError, match="none of them is good") as caught:

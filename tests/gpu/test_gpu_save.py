@@ -3,8 +3,8 @@
 import pytest
 import torch
 from support.device_training import bits
+from support.faults import flip
 from support.guards import guarded
-from support.half_training import flip_last_byte
 from support.runs import QUICK
 
 from ckptguard.values.verdict import Outcome
@@ -84,7 +84,7 @@ def test_damage_never_reaches_a_training(tmp_path, device):
     optimizer.step()
     guard.save(step=2)
     for file in ("model.safetensors", "optimizer.safetensors"):
-        flip_last_byte(tmp_path / "run" / "step-000000002" / file)
+        flip(tmp_path / "run" / "step-000000002" / file, -1, new_times=True)
     assert guard.resume() == 1
     assert content(model, optimizer) == before
 

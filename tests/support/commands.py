@@ -10,6 +10,7 @@ import click.testing
 import pytest
 
 from ckptguard.cli.entry import commands
+from support import faults
 from support.runs import write_torch
 
 
@@ -84,17 +85,7 @@ def verified(three, invoke):
 @pytest.fixture
 def flip():
     """Flip one bit in the middle of a file and keep its times, as failing hardware does."""
-
-    def call(path):
-        before = path.stat()
-        with path.open("r+b") as file:
-            file.seek(before.st_size // 2)
-            byte = file.read(1)[0]
-            file.seek(before.st_size // 2)
-            file.write(bytes([byte ^ 1]))
-        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
-
-    return call
+    return faults.flip
 
 
 def on_a_terminal(arguments, *, stdout, columns=80):

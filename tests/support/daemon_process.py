@@ -68,17 +68,6 @@ def save(run: Path, step: int, *, nan: bool = False, age: float = 60.0, numbers:
     return path
 
 
-def flip_bit(path: Path, offset: int = -100) -> None:
-    """Damage one bit of a file, and keep its time, as rot does."""
-    info = path.stat()
-    with path.open("r+b") as file:
-        file.seek(offset, os.SEEK_END)
-        byte = file.read(1)
-        file.seek(offset, os.SEEK_END)
-        file.write(bytes([byte[0] ^ 1]))
-    os.utime(path, ns=(info.st_atime_ns, info.st_mtime_ns))
-
-
 def request(
     address: str, method: str, path: str, body: bytes | None = None, headers: dict[str, str] | None = None
 ) -> tuple[int, Any]:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import io
 import pickle
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 
+import numpy as np
 import torch
 from safetensors.torch import save
 
 from ckptguard.formats import Structure, read_structure
 from ckptguard.scan import Scan, ScanOptions, scan_files
+from ckptguard.scan.result import ScannedFile
 from ckptguard.storage import open_storage
 
 FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
@@ -41,6 +44,22 @@ def torch_bytes(value: object, **options: object) -> bytes:
 def safetensors_bytes(tensors: dict[str, torch.Tensor]) -> bytes:
     """What safetensors writes."""
     return save(tensors)
+
+
+def npz_bytes(arrays: Mapping[str, object], *, deflated: bool = False) -> bytes:
+    """What numpy.savez and numpy.savez_compressed write."""
+    buffer = io.BytesIO()
+    (np.savez_compressed if deflated else np.savez)(buffer, **arrays)  # type: ignore[arg-type]
+    return buffer.getvalue()
+
+
+def bad_numbers(file: ScannedFile) -> dict[str, tuple[int, int, int | None]]:
+    """(NaN, infinities, first index) of each tensor that has some."""
+    return {
+        t.name: (n.nan, n.posinf + n.neginf, n.first_bad)
+        for t, n in zip(file.structure.tensors, file.numbers, strict=True)
+        if n is not None and n.first_bad is not None
+    }
 
 
 def some_tensors() -> dict[str, torch.Tensor]:

@@ -1,6 +1,4 @@
-"""A training in fp16 that overflows on the batches that are told to, under a guard; and damage to what it saved."""
-
-import os
+"""A training in fp16 that overflows on the batches that are told to, under a guard."""
 
 import torch
 
@@ -44,12 +42,3 @@ def run_half(run, data, total, *, tell_norm=True, save_every=3, **options):
             losses.append(loss.item())
             steps.append(step)
     return model, losses, steps
-
-
-def flip_last_byte(path):
-    """Damage that no loader notices."""
-    with open(path, "r+b") as file:
-        file.seek(-1, os.SEEK_END)
-        byte = file.read(1)[0]
-        file.seek(-1, os.SEEK_END)
-        file.write(bytes([byte ^ 1]))

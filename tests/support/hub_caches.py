@@ -91,10 +91,3 @@ class Hub:
 def _write(path: Path, data: bytes) -> None:
     path.write_bytes(data)
     os.utime(path, (_OLD, _OLD))
-
-
-def flip(path: Path) -> None:
-    """Flip one bit of a file in place."""
-    data = bytearray(path.read_bytes())
-    data[-3] ^= 4
-    _write(path, bytes(data))

@@ -1,6 +1,4 @@
-"""Verified runs with kept copies, a bit that rots in them, and what a scrub and a repair leave there."""
-
-import os
+"""Verified runs with kept copies, and what a scrub and a repair leave there."""
 
 from ckptguard.records.run import open_run
 from ckptguard.runs.history import load_history
@@ -23,25 +21,6 @@ def guarded(root, *, keep="copy", writer=write_sharded, steps=(100, 200)):
     run = open_run(str(root))
     reconcile(look(run, QUICK.changed(keep=keep)), PassNotes())
     return run
-
-
-def flip(path, offset=20000):
-    """One bit, with times kept."""
-    times = os.stat(path)
-    with open(path, "r+b") as file:
-        file.seek(offset)
-        byte = file.read(1)[0]
-        file.seek(offset)
-        file.write(bytes([byte ^ 4]))
-    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
-
-
-def rot(path, at=-9):
-    """Flip one bit and keep the times, as rot does."""
-    info, data = path.stat(), bytearray(path.read_bytes())
-    data[at] ^= 1
-    path.write_bytes(data)
-    os.utime(path, ns=(info.st_atime_ns, info.st_mtime_ns))
 
 
 def told(done):

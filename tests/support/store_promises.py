@@ -68,8 +68,9 @@ def violations(stage: Stage, saved: dict[int, Content], operation: Operation, *,
     return wrong
 
 
-def arrived_wrong(stage: Stage, saved: dict[int, Content], *, lied: bool = False) -> list[str]:
-    """What a replica calls good and is not. Replicating again, by a healthy storage, makes it whole."""
+def arrived_wrong(stage: Stage, saved: dict[int, Content], *, lied: bool = False, killed: bool = False) -> list[str]:
+    """What a replica calls good and is not. Replicating again, by a healthy storage, makes it whole. What a process
+    that was killed left there goes with the replica's own next pass."""
     if not files_below(stage.replica, ""):
         return []
     wrong = []
@@ -91,4 +92,6 @@ def arrived_wrong(stage: Stage, saved: dict[int, Content], *, lied: bool = False
             if not lied:
                 left = [f"{c.id}: {c.message}" for c in again.checkpoints if c.done not in ("there", "sent")]
                 wrong += [f"not sent again: {said}" for said in (*left, again.trouble) if said]
+    if killed:
+        cycle(there)
     return [*wrong, *(f"left in the replica: {key}" for key in leftovers(there))]

@@ -28,6 +28,7 @@ from ckptguard.storage import Storage
 from ckptguard.upkeep.reconcile import PassNotes, PassResult, reconcile
 from ckptguard.values.manifest import File
 from ckptguard.values.settings import Settings
+from support.faults import flip
 from support.records_on_disk import at, files_of
 from support.tiny_files import CONFIG as CONFIG
 from support.tiny_files import WEIGHTS as WEIGHTS
@@ -82,12 +83,7 @@ def rot(url: str, key: str) -> None:
     if url.startswith("memory://"):
         fsspec.filesystem("memory").store[f"{memory_path(url)}/{key}"].getbuffer()[-1] ^= 0x10
         return
-    path = at(url, key)
-    before, data = path.stat(), bytearray(path.read_bytes())
-    data[-1] ^= 0x10
-    with path.open("r+b") as file:
-        file.write(data)
-    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    flip(at(url, key), -1, 0x10)
 
 
 def poison(path: Path) -> None:

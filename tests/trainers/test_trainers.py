@@ -10,7 +10,8 @@ from collections import defaultdict
 from pathlib import Path
 
 import pytest
-from support.daemon_process import flip_bit, until
+from support.daemon_process import until
+from support.faults import flip
 from support.trainers import Trainer, Training, contents, md5_of
 
 from ckptguard.records.incidents import list_incidents
@@ -197,13 +198,13 @@ def test_a_flipped_bit_is_named(trained, tmp_path):
     training.ask("verify")
     assert training.files()
     for path in training.files():
-        flip_bit(path, -path.stat().st_size // 2)
+        flip(path)
         bad = [c for c in training.ask("verify", code=3)["checkpoints"] if c["outcome"] == "bad"]
         own = path.relative_to(training.run).as_posix()
         named = {f["file"] for c in bad for f in c["findings"]}
         assert own in named or any(own == c["path"] or own.startswith(f"{c['path']}/") for c in bad), (own, bad)
         assert own in named or any(f["tensor"] for c in bad for f in c["findings"]), (own, bad)
-        flip_bit(path, -path.stat().st_size // 2)
+        flip(path)
         training.ask("verify")
 
 
@@ -216,7 +217,7 @@ def test_after_a_rollback_its_own_resume_loads_what_was_good(trained, tmp_path, 
     if which == "last" and len(files) < 2:
         pytest.skip("it reads one file")  # the other cases are the same
     for path in {"all": files, "first": files[:1], "last": files[-1:]}[which]:
-        flip_bit(path, -path.stat().st_size // 2)
+        flip(path)
     training.ask("verify", code=3)
     wanted = training.newest_whole()
     training.ask("rollback", "--force")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from mishaps import MISHAPS, age
+from support.faults import flip
 from support.runs import QUICK
 from support.views import look
 
@@ -124,9 +125,7 @@ def way_back(kind: Kind, run: Path, dest: Path) -> tuple[Path, int]:
     verify_target(str(run), QUICK)
     [*_, before, newest] = kind.steps
     target = run / kind.path.format(newest) / kind.main.format(newest)
-    content = bytearray(target.read_bytes())
-    content[len(content) // 2] ^= 1
-    target.write_bytes(bytes(content))
+    flip(target, new_times=True)
     assert verify_target(str(run), QUICK, Selection(step=kind.steps[newest])).outcome is Outcome.BAD
     found = find_known_good(open_run(str(run)), series=kind.series)
     assert found.step == kind.steps[before]

@@ -4,12 +4,12 @@ import contextlib
 import json
 import shutil
 import time
+from typing import Any
 from unittest import mock
 
 from ckptguard_daemon.catalogue_feed import CatalogueFeed
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.catalogues import rows_of
 from support.crashes import Killed
 from support.records_on_disk import at
 from support.tiny_run import TINY, WEIGHTS, delete, inline, name_of, poison, rot, save
@@ -32,6 +32,19 @@ from ckptguard.runs.work import Work
 from ckptguard.training.signals.curve_recorder import CurveRecorder
 from ckptguard.upkeep.reconcile import PassNotes, reconcile
 from ckptguard.values.ids import CheckpointId
+
+ON_RECORD = ("verdict", "incident", "rollback", "action")
+
+
+def rows_of(catalogue: Catalogue, run_id: str) -> Any:
+    """All rows of a run. The numbers of events may differ, and what leaves no record is left out."""
+    noted = catalogue.noted(run_id)
+    if noted is None:
+        return None
+    events = sorted((one.event for one in noted.events if one.event.kind in ON_RECORD), key=lambda e: e.key)
+    summary, digest = catalogue.summary(run_id), catalogue.digest(run_id)
+    return summary, digest, dict(noted.generations), dict(noted.incidents), noted.curve, events
+
 
 SOME = settings(max_examples=40, deadline=None, database=None, suppress_health_check=list(HealthCheck))
 SETTINGS = TINY.changed(keep="auto", keep_last=3, prune_failed=True, trash_grace=0.0)

@@ -1,10 +1,10 @@
 """The JSON documents: what json.md shows is what the commands print."""
 
 import json
-import os
 
 import pytest
 import torch
+from support.faults import flip
 from support.json_documents import EXAMPLES, ordered, shape
 from support.runs import QUICK, state_dict, write_torch
 from support.views import look
@@ -146,10 +146,7 @@ def test_the_document_of_migrate_is_as_shown(document, eventful):
 def test_documents_of_scrub_and_repair_are_as_shown(document, eventful):
     """scrub and repair print what json.md shows."""
     path = eventful / "net-300.pt"
-    info, data = path.stat(), bytearray(path.read_bytes())
-    data[-5000] ^= 1
-    path.write_bytes(data)
-    os.utime(path, ns=(info.st_atime_ns, info.st_mtime_ns))
+    flip(path, -5000)
     _, found = document("scrub", eventful)
     [bad] = [one for one in found["places"] if one["outcome"] == "bad" and one["step"] == 300]
     found["places"] = [{**bad, "findings": bad["findings"][:1]}]

@@ -6,6 +6,7 @@ import hashlib
 import subprocess
 
 import pytest
+from support.faults import flip
 from support.runs import write_sharded
 
 FIRST, SECOND, THIRD = (f"model-0000{n}-of-00003.safetensors" for n in (1, 2, 3))
@@ -69,9 +70,7 @@ def empty(folder):
 
 def bit(folder):
     """One bit of a tensor; nothing but a digest can tell."""
-    data = bytearray((folder / THIRD).read_bytes())
-    data[-1000] ^= 1
-    (folder / THIRD).write_bytes(bytes(data))
+    flip((folder / THIRD), -1000, new_times=True)
     return {THIRD}
 
 

@@ -6,7 +6,8 @@ import os
 import sys
 
 import pytest
-from support.hub_caches import COMMIT, LATER, Hub, flip, git_sha1, sharded_files
+from support.faults import flip
+from support.hub_caches import COMMIT, LATER, Hub, git_sha1, sharded_files
 
 from ckptguard.runs.work import Work
 from ckptguard.terminal.output import bytes_below
@@ -83,7 +84,7 @@ def test_every_way_to_name_a_good_cache(document, hub, snapshot):
 @pytest.mark.parametrize("name", [SHARD, "config.json", "onnx/config.json", "model.safetensors.index.json"])
 def test_bytes_that_are_not_those_of_the_blobs_name_are_bad(document, hub, snapshot, name):
     """One bit anywhere, in a large file or a small one: bad, the snapshot's file is named, and no other."""
-    flip((snapshot / name).resolve())
+    flip((snapshot / name).resolve(), -3, 4)
     code, found = document("verify", hub.repository())
     assert (code, found["outcome"]) == (3, "bad")
     assert ("digests", f"snapshots/{COMMIT}/{name}") in heavy(found)

@@ -1,8 +1,7 @@
 """scrub and repair, as scripts see them."""
 
-import os
-
 import pytest
+from support.faults import flip
 from support.runs import QUICK, write_sharded
 from support.views import look
 
@@ -18,19 +17,11 @@ def copied(root):
     return root
 
 
-def rot(path):
-    """Flip one bit and keep the times."""
-    info, data = path.stat(), bytearray(path.read_bytes())
-    data[-9] ^= 1
-    path.write_bytes(data)
-    os.utime(path, ns=(info.st_atime_ns, info.st_mtime_ns))
-
-
 def test_exit_codes_say_what_was_found(invoke, copied):
     """0 while all is good, 3 with damage, 0 once it is repaired; nothing due is no failure."""
     shard = copied / "sharded-200" / "model-00002-of-00003.safetensors"
     assert invoke("scrub", copied).exit_code == 0
-    rot(shard)
+    flip(shard)
     result = invoke("scrub", copied, "--max-age", "1h")
     assert (result.exit_code, "read 0 again" in result.stdout) == (0, True)
     result = invoke("scrub", copied, "--rate", "1GB")
@@ -49,7 +40,7 @@ def test_what_cannot_be_repaired_is_bad(invoke, document, copied):
     """Exit code 3, and the reason, as text and in the document."""
     for shard in copied.rglob("*model-00002-of-00003.safetensors*"):
         if "200" in str(shard):
-            rot(shard)
+            flip(shard)
     assert invoke("scrub", copied).exit_code == 3
     result = invoke("repair", copied)
     assert result.exit_code == 3
@@ -77,7 +68,7 @@ def test_hooks_are_told(invoke, copied, tmp_path):
     """The command of the settings gets the event."""
     said = tmp_path / "said"
     (tmp_path / "ckptguard.toml").write_text(f'on_incident = ["sh", "-c", "cat >> {said}"]\n')
-    rot(copied / "sharded-200" / "model-00002-of-00003.safetensors")
+    flip(copied / "sharded-200" / "model-00002-of-00003.safetensors")
     assert invoke("scrub", copied).exit_code == 3
     assert '"event":"verdict"' in said.read_text()
 

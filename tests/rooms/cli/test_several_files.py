@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.faults import flip
 from support.several_files import TRAINERS, SeveralFiles, optimizer, save, step_of, vits, weights
 from support.views import look
 
@@ -293,9 +294,7 @@ def test_a_part_that_no_place_has_whole_leads_to_the_save_before(root, tmp_path,
     trained(root, TRAINERS["VITS"], 600, 600)
     files = [path for path in root.rglob("*D_500.pth*") if path.is_file() and path.suffix != ".json"]
     for path in {path.stat().st_ino: path for path in files}.values():
-        data = bytearray(path.read_bytes())
-        data[len(data) // 2] ^= 1
-        path.write_bytes(data)
+        flip(path, new_times=True)
     done = invoke("restore", root, "--to", tmp_path / "out")
     assert done.exit_code == 0
     assert restored(tmp_path / "out") == {"G_400.pth": 400, "D_400.pth": 400}

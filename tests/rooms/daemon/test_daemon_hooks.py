@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 from ckptguard_daemon.log import log
-from support.daemon_process import PATIENCE, Starter, flip_bit, save, until
+from support.daemon_process import PATIENCE, Starter, save, until
+from support.faults import flip
 from support.hook_commands import TELL, command, told, toml
 from support.http_documents import assert_like, example
 from support.web_listener import Listener, listening
@@ -45,7 +46,7 @@ def test_each_event_is_told_once_also_across_restarts(
     second = start(run, arguments=arguments)
     second.known_good(100)
     # Damage afterwards is news; it also shows that everything before it has been told by now.
-    flip_bit(run / "net-100.safetensors")
+    flip(run / "net-100.safetensors")
     second.post("verify", {"path": "net-100.safetensors"})
     until(lambda: len(told(path)) == 3 and len(listener.posted) == 3, "the third event")
     events = sorted((e["event"], e["step"], e["cause"]) for e in told(path))

@@ -17,7 +17,8 @@ import fsspec
 import pytest
 from ckptguard_daemon.once import run_once
 from ckptguard_daemon.plan import DaemonPlan
-from support.daemon_process import PATIENCE, DaemonProcess, Starter, flip_bit, save, until, was_asked
+from support.daemon_process import PATIENCE, DaemonProcess, Starter, save, until, was_asked
+from support.faults import flip
 from support.views import look
 
 from ckptguard.inspect.list_states import survey
@@ -61,7 +62,7 @@ def test_damage_is_found_when_asked_for(run: Path, start: Starter) -> None:
     daemon.known_good(200)
     opened, id = open_run(str(run)), CheckpointId("net-#.safetensors", 200, 1)
     until(lambda: (kept := read_kept(opened, id)) and kept.how != "link", "bytes of its own for the kept copy")
-    flip_bit(path)
+    flip(path)
     assert daemon.post("verify", {"path": "net-200.safetensors"})[0] == 202
     daemon.logged("verified", id="200.1", outcome="bad")
     answer = daemon.known_good(200)  # its kept copy has bytes of its own

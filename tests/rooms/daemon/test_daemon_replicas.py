@@ -7,7 +7,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from support.daemon_process import DaemonProcess, Starter, flip_bit, request, save, until
+from support.daemon_process import DaemonProcess, Starter, request, save, until
+from support.faults import flip
 from support.hook_commands import command, told, toml
 
 from ckptguard.records.run import open_run
@@ -64,7 +65,7 @@ def test_damage_that_is_found_on_the_way_is_told(run: Path, start: Starter, tmp_
     save(run, 2)
     daemon.known_good(2)
     daemon.stop()
-    flip_bit(run / "net-2.safetensors")
+    flip(run / "net-2.safetensors")
     place = tmp_path / "elsewhere"
     settings = toml(tmp_path, keep="none", replicas=[str(place)], on_incident=command(log))
     start(run, arguments=settings)

@@ -7,7 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from support.daemon_process import DaemonProcess, Starter, flip_bit, request, save, until
+from support.daemon_process import DaemonProcess, Starter, request, save, until
+from support.faults import flip
 from support.records_on_disk import at
 
 from ckptguard.decisions.turns import LARGE
@@ -39,9 +40,9 @@ def test_rot_is_found_told_and_repaired(run: Path, start: Starter) -> None:
     daemon.logged("verified", step=200)
     daemon.logged("scrubbed", id="200.1", place="kept", outcome="good")
     good = (run / "net-100.safetensors").read_bytes()
-    flip_bit(run / "net-100.safetensors")
+    flip(run / "net-100.safetensors")
     [kept] = run.glob("_ckptguard/kept/*/000000000200.1/*net-200*")
-    flip_bit(kept)
+    flip(kept)
     daemon.logged("verified", step=100, outcome="bad")
     daemon.logged("scrubbed", id="200.1", place="kept", outcome="bad")
     until(lambda: content(run / "net-100.safetensors") == good, "the repair of the place")

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from ckptguard_daemon.log import log
 from support.crashes import Killed, kill_at
-from support.daemon_process import flip_bit, save
+from support.daemon_process import save
+from support.faults import flip
 from support.views import look
 
 from ckptguard.engine.watched_run import WatchedRun
@@ -129,11 +130,11 @@ def test_what_is_good_again_is_closed(run: Path) -> None:
     watched = daemon(run)
     one_pass(watched)
     for time in range(1, 4):
-        flip_bit(path)
+        flip(path)
         watched.ask(path.name)
         one_pass(watched)
         assert about(run) == [(1, "closed")] * (time - 1) + [(1, "open")]
-        flip_bit(path)
+        flip(path)
         if time == 1:
             watched.ask(path.name)
         else:

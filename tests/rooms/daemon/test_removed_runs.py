@@ -17,6 +17,7 @@ from ckptguard_daemon.metrics import exposition
 from ckptguard_daemon.plan import DaemonPlan
 from ckptguard_daemon.run_set import RunDiscovery, RunSet
 from support.daemon_process import until
+from support.faults import flip
 from support.tiny_files import WEIGHTS
 from support.tiny_run import inline, save
 
@@ -379,9 +380,7 @@ def test_what_appears_where_a_run_had_ended_is_a_new_save(tmp_path, said, ended)
         pass
     save(str(run), 100, 1)
     weights = run / "model-100" / WEIGHTS
-    data = bytearray(weights.read_bytes())
-    data[-1] ^= 0x01
-    weights.write_bytes(data)
+    flip(weights, -1, new_times=True)
     for name, time_ns in times.items():
         os.utime(run / "model-100" / name, ns=(time_ns, time_ns))
     while not guarded.last_pass.checked:

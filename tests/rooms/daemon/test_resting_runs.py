@@ -11,7 +11,8 @@ from pathlib import Path
 import msgspec
 import pytest
 from ckptguard_daemon.log import log
-from support.daemon_process import flip_bit, save
+from support.daemon_process import save
+from support.faults import flip
 
 from ckptguard.engine import watcher as watcher_module
 from ckptguard.engine.watched_run import WatchedRun
@@ -88,7 +89,7 @@ CHANGES: dict[str, Callable[[Path], object]] = {
     "a new save": lambda run: save(run, 3),
     "a save in a new folder": lambda run: ((run / "a" / "b").mkdir(parents=True), save(run / "a" / "b", 3)),
     "a save written over in place": overwrite_in_place,
-    "a flipped bit": lambda run: flip_bit(run / "net-1.safetensors"),
+    "a flipped bit": lambda run: flip(run / "net-1.safetensors"),
     "another time": lambda run: os.utime(run / "net-1.safetensors", (1, 1)),
     "a removed save": lambda run: (run / "net-1.safetensors").unlink(),
     "a renamed save": lambda run: (run / "net-1.safetensors").rename(run / "net-7.safetensors"),

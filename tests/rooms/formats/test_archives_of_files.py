@@ -26,21 +26,22 @@ from support.container_files import (
     tar_of,
     zip_of,
 )
-from support.format_files import safetensors_bytes, scan_of, structure_of, torch_bytes
-from support.runs import QUICK
+from support.format_files import npz_bytes, safetensors_bytes, scan_of, structure_of, torch_bytes
+from support.judged_files import outcome_in_run
 from support.views import look
 
 from ckptguard.layouts.roles import assign_roles
 from ckptguard.scan.result import ScannedFile
 from ckptguard.values.verdict import Outcome
-from ckptguard.verification.target import verify_target
 
 POLICY = {"mlp.weight": torch.arange(1200.0).reshape(60, 20) + 1, "mlp.bias": torch.ones(3)}
 ROUTES: dict[str, Callable[[dict[str, torch.Tensor]], bytes]] = {
     "agent_500_steps.zip": baselines_zip,
     "deflated_500.zip": lambda state: zip_of(baselines_files(state), zipfile.ZIP_DEFLATED),
     "safetensors_500.zip": lambda state: zip_of([("model.safetensors", safetensors_bytes(state))]),
-    "arrays_500.zip": lambda state: zip_of([("model.pth", torch_bytes({})), ("w_model.npz", npz(state))]),
+    "arrays_500.zip": lambda state: zip_of(
+        [("model.pth", torch_bytes({})), ("w_model.npz", npz_bytes({name: t.numpy() for name, t in state.items()}))]
+    ),
     "asr.nemo": nemo_tar,
     "old.nemo": lambda state: nemo_tar(state, compressed=True),
     "shards-500.tar": lambda state: tar_of(
@@ -49,24 +50,9 @@ ROUTES: dict[str, Callable[[dict[str, torch.Tensor]], bytes]] = {
 }
 
 
-def npz(state: dict[str, torch.Tensor]) -> bytes:
-    """The same as numpy writes it."""
-    target = io.BytesIO()
-    np.savez(target, **{name: tensor.numpy() for name, tensor in state.items()})
-    return target.getvalue()
-
-
 def scanned(folder: Path, name: str, data: bytes) -> ScannedFile:
     """One scanned file."""
     return scan_of(folder, name, data).files[0]
-
-
-def outcome(folder: Path, name: str, data: bytes) -> Outcome:
-    """The verdict in a run, by the bytes alone."""
-    folder.mkdir(exist_ok=True)
-    (folder / name).write_bytes(data)
-    [found] = verify_target(str(folder), QUICK).checkpoints
-    return found.outcome
 
 
 @pytest.mark.parametrize("name", ROUTES)
@@ -77,7 +63,7 @@ def test_tensors_are_named_by_their_file_and_good(tmp_path: Path, name: str) -> 
     assert file.structure.problems == ()
     found = {t.name.partition(":")[2]: t.shape for t in file.structure.tensors}
     assert all(found[key] == tuple(tensor.shape) for key, tensor in POLICY.items())
-    assert outcome(tmp_path / "run", name, data) is Outcome.GOOD
+    assert outcome_in_run(tmp_path / "run", name, data) is Outcome.GOOD
 
 
 @pytest.mark.parametrize("name", ROUTES)
@@ -85,7 +71,7 @@ def test_tensors_are_named_by_their_file_and_good(tmp_path: Path, name: str) -> 
 def test_what_is_not_finite_inside_is_bad(tmp_path: Path, name: str, value: float) -> None:
     """Stored or packed."""
     sick = {**POLICY, "mlp.weight": torch.full((60, 20), value)}
-    assert outcome(tmp_path / "run", name, ROUTES[name](sick)) is Outcome.BAD
+    assert outcome_in_run(tmp_path / "run", name, ROUTES[name](sick)) is Outcome.BAD
 
 
 @pytest.mark.parametrize("name", [name for name in ROUTES if not name.startswith("deflated")])
@@ -93,7 +79,7 @@ def test_a_cut_archive_is_not_good(tmp_path: Path, name: str) -> None:
     """A writer that was killed anywhere."""
     data = ROUTES[name](POLICY)
     for percent in (38, 70, 99):
-        found = outcome(tmp_path / f"{percent}", name, data[: len(data) * percent // 100])
+        found = outcome_in_run(tmp_path / f"{percent}", name, data[: len(data) * percent // 100])
         assert found in (Outcome.BAD, Outcome.INCOMPLETE, Outcome.PENDING), percent
 
 
@@ -203,7 +189,7 @@ HOSTILE_ZIPS = {
 @pytest.mark.parametrize("kind", HOSTILE_TARS)
 def test_tars_that_lead_out_are_bad(tmp_path: Path, kind: str) -> None:
     """Names and links out of the archive, two files of one name, files that are not what their names say."""
-    assert outcome(tmp_path / "run", "a.nemo", HOSTILE_TARS[kind]) is Outcome.BAD
+    assert outcome_in_run(tmp_path / "run", "a.nemo", HOSTILE_TARS[kind]) is Outcome.BAD
 
 
 @pytest.mark.parametrize("digits", [19, 21, 5000])
@@ -213,14 +199,14 @@ def test_a_size_that_no_file_has_is_a_problem(tmp_path: Path, digits: int) -> No
     info.pax_headers = {"size": "9" * digits}
     data = tar_with(info, form=tarfile.PAX_FORMAT)
     assert structure_of(tmp_path, "a.nemo", data).problems
-    assert outcome(tmp_path / "run", "a.nemo", data) is not Outcome.GOOD
+    assert outcome_in_run(tmp_path / "run", "a.nemo", data) is not Outcome.GOOD
 
 
 @pytest.mark.parametrize("kind", HOSTILE_ZIPS)
 def test_zips_that_lead_out_are_bad(tmp_path: Path, kind: str) -> None:
     """The same for a zip."""
     data = zip_of([*baselines_files(POLICY), *HOSTILE_ZIPS[kind]])
-    assert outcome(tmp_path / "run", "agent_1.zip", data) is Outcome.BAD
+    assert outcome_in_run(tmp_path / "run", "agent_1.zip", data) is Outcome.BAD
 
 
 def test_overlapping_files_are_a_problem(tmp_path: Path) -> None:
@@ -259,7 +245,7 @@ def test_state_that_is_not_read_keeps_it_from_being_good(tmp_path: Path, name: s
     found = structure_of(tmp_path, name, data)
     assert len(found.not_understood) == 1
     assert found.problems == ()
-    assert outcome(tmp_path / "run", name, data) is Outcome.SUSPECT
+    assert outcome_in_run(tmp_path / "run", name, data) is Outcome.SUSPECT
 
 
 @pytest.mark.parametrize(
@@ -307,4 +293,4 @@ def test_pickles_inside_are_read_and_not_run(tmp_path: Path, how: int) -> None:
         [*baselines_files(POLICY), ("critic.pth", torch_bytes({"a": Armed()}))],
         [("data", baselines_data(b"\x80\x04nonsense")), *baselines_files(POLICY)[1:]],
     )):  # fmt: skip
-        assert outcome(tmp_path / f"{number}", "agent_1.zip", zip_of(files, how)) is Outcome.BAD
+        assert outcome_in_run(tmp_path / f"{number}", "agent_1.zip", zip_of(files, how)) is Outcome.BAD

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from support.format_files import torch_bytes
 from support.memory_reader import MemoryReader
 
 from ckptguard.formats.dcp.distcp import IdenticalHeaders, Subranges
@@ -16,17 +17,10 @@ from ckptguard.formats.structure import Structure
 from ckptguard.formats.torch.files import ReadingBudget, read_zip_within
 
 
-def torch_archive(value: object) -> bytes:
-    """What torch.save writes."""
-    stream = io.BytesIO()
-    torch.save(value, stream)
-    return stream.getvalue()
-
-
 def plain_archive(value: object) -> bytes:
     """The same records as Python's zipfile writes them: sums in the local headers, no descriptors."""
     stream = io.BytesIO()
-    with zipfile.ZipFile(io.BytesIO(torch_archive(value))) as source, zipfile.ZipFile(stream, "w") as copy:
+    with zipfile.ZipFile(io.BytesIO(torch_bytes(value))) as source, zipfile.ZipFile(stream, "w") as copy:
         for info in source.infolist():
             copy.writestr(zipfile.ZipInfo(info.filename), source.read(info))
     return stream.getvalue()
@@ -64,7 +58,7 @@ VALUES = {
 }
 
 
-@pytest.mark.parametrize("write", [torch_archive, plain_archive])
+@pytest.mark.parametrize("write", [torch_bytes, plain_archive])
 @pytest.mark.parametrize("what", VALUES)
 def test_reads_what_differs_only_in_elements(write, what):
     """The second archive is read as if it were alone, and takes as much of the room."""
@@ -78,7 +72,7 @@ def test_reads_what_differs_only_in_elements(write, what):
     assert (room.budget, room.nodes) == (alone.budget, alone.nodes)
 
 
-@pytest.mark.parametrize("write", [torch_archive, plain_archive])
+@pytest.mark.parametrize("write", [torch_bytes, plain_archive])
 def test_sees_every_damage(write):
     """Whatever byte changes, the answer is that of a full reading."""
     first, second = (write(value) for value in VALUES["a tensor"])
@@ -90,7 +84,7 @@ def test_sees_every_damage(write):
 
 def test_reads_no_more_than_the_room_allows():
     """Being alike saves time, not room."""
-    raw = torch_archive(torch.arange(8.0))
+    raw = torch_bytes(torch.arange(8.0))
     alone = ReadingBudget()
     read_zip_within(MemoryReader("x.pt", raw), alone)
     cost = BUDGET - alone.budget
@@ -103,6 +97,6 @@ def test_reads_no_more_than_the_room_allows():
 def test_other_shapes_are_others():
     """Archives of one length, of tensors that only their pickles tell apart."""
     tensors = [torch.zeros(shape) for shape in ((4, 8), (8, 4), (32,), (2, 16), (4, 8))]
-    archives = [torch_archive(t) for t in tensors]
+    archives = [torch_bytes(t) for t in tensors]
     found = read_alike(archives[0], archives[1:], ReadingBudget())
     assert [s.tensors[0].shape for s in found] == [tuple(t.shape) for t in tensors[1:]]

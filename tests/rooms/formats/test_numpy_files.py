@@ -13,13 +13,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.format_files import scan_of, structure_of
+from support.format_files import bad_numbers, npz_bytes, scan_of, structure_of
 
 from ckptguard.formats import Structure, read_structure, tensor_suffix
 from ckptguard.formats.numpy import arrays
 from ckptguard.formats.numpy.npy_header import HeaderProblem, read_header
 from ckptguard.formats.zip.crc import crc32_of_rest
-from ckptguard.scan import ScannedFile
 from ckptguard.storage import open_storage
 from ckptguard.values.settings import Settings
 from ckptguard.values.verdict import Severity
@@ -35,27 +34,11 @@ def npy(array: object, **options: object) -> bytes:
     return buffer.getvalue()
 
 
-def npz(arrays: dict[str, object], *, deflated: bool = False) -> bytes:
-    """What numpy.savez and numpy.savez_compressed write."""
-    buffer = io.BytesIO()
-    (np.savez_compressed if deflated else np.savez)(buffer, **arrays)  # type: ignore[arg-type]
-    return buffer.getvalue()
-
-
 def matrix() -> np.ndarray:
     """3 x 4, with NaN at row 1, column 2 and infinity at row 2, column 0."""
     array = np.ones((3, 4))
     array[1, 2], array[2, 0] = NAN, INF
     return array
-
-
-def bad_numbers(file: ScannedFile) -> dict[str, tuple[int, int, int | None]]:
-    """(NaN, infinities, first index) of each tensor that has some."""
-    return {
-        t.name: (n.nan, n.posinf + n.neginf, n.first_bad)
-        for t, n in zip(file.structure.tensors, file.numbers, strict=True)
-        if n is not None and n.first_bad is not None
-    }
 
 
 FLOATS = ["<f8", ">f8", "<f4", ">f4", "<f2", ">f2", "<c16", ">c16", "<c8", ">c8"]
@@ -68,7 +51,7 @@ def test_floats_of_every_kind(tmp_path: Path, kind: str, order: str) -> None:
     array = np.asarray(matrix().astype(kind), order=order)  # type: ignore[call-overload]
     stored = array.ravel(order="K")
     first = int((~np.isfinite(stored)).argmax()) * (2 if "c" in kind else 1)
-    for name, data, tensor in (("m.npy", npy(array), "value"), ("m.npz", npz({"w": array}), "w")):
+    for name, data, tensor in (("m.npy", npy(array), "value"), ("m.npz", npz_bytes({"w": array}), "w")):
         file = scan_of(tmp_path, name, data).files[0]
         assert file.structure.problems == ()
         assert bad_numbers(file) == {tensor: (1, 1, first)}
@@ -113,8 +96,8 @@ def test_clean_arrays_raise_nothing(tmp_path: Path, kind: str) -> None:
     array = CLEAN[kind]
     for name, data in (
         ("m.npy", npy(array)),
-        ("m.npz", npz({"w": array})),
-        ("d.npz", npz({"w": array}, deflated=True)),
+        ("m.npz", npz_bytes({"w": array})),
+        ("d.npz", npz_bytes({"w": array}, deflated=True)),
     ):
         file = scan_of(tmp_path, name, data).files[0]
         structure = file.structure
@@ -132,7 +115,7 @@ def test_deflated_floats_are_looked_at(tmp_path: Path, kind: str, value: float) 
     """A single bad element deep in a compressed array is found; the array's neighbours are not blamed."""
     array = np.ones(300_000, kind)
     array[287_654] = value
-    structure = structure_of(tmp_path, "m.npz", npz({"a": np.ones(3), "w": array}, deflated=True))
+    structure = structure_of(tmp_path, "m.npz", npz_bytes({"a": np.ones(3), "w": array}, deflated=True))
     assert structure.problems == ()
     assert [(leaf.name, math.isfinite(leaf.value), leaf.of_array) for leaf in structure.leaves] == [("w", False, True)]
 
@@ -144,7 +127,7 @@ def test_fields_of_mixed_arrays_are_looked_at(tmp_path: Path, deflated: bool) ->
     array = np.zeros(9000, kind)
     array["inner"]["h"][8000] = NAN
     array["many"][1, 2] = -INF
-    structure = structure_of(tmp_path, "m.npz", npz({"t": array}, deflated=deflated))
+    structure = structure_of(tmp_path, "m.npz", npz_bytes({"t": array}, deflated=deflated))
     assert structure.problems == ()
     assert {leaf.name for leaf in structure.leaves} == {"t.inner.h", "t.many"}
 
@@ -159,7 +142,7 @@ def test_objects_are_read_without_loading_them(tmp_path: Path, deflated: bool) -
             return os.system, (f"touch {canary}",)
 
     array = np.array([1.0, NAN, {"lr": INF}, Armed()], dtype=object)
-    data = npz({"state": array}, deflated=deflated)
+    data = npz_bytes({"state": array}, deflated=deflated)
     structure = structure_of(tmp_path, "m.npz", data)
     assert "posix.system" in structure.globals
     assert {leaf.name for leaf in structure.leaves if not math.isfinite(leaf.value)} == {"state.1", "state.2.lr"}
@@ -171,13 +154,13 @@ def test_objects_are_read_without_loading_them(tmp_path: Path, deflated: bool) -
 def test_what_cannot_be_read_is_said(tmp_path: Path) -> None:
     """Long doubles may hold NaN, but nobody looks at them here."""
     assert structure_of(tmp_path, "m.npy", npy(np.ones(3, "longdouble"))).unread == ("value",)
-    assert structure_of(tmp_path, "m.npz", npz({"w": np.ones(3, "longdouble")}, deflated=True)).unread == ("w",)
+    assert structure_of(tmp_path, "m.npz", npz_bytes({"w": np.ones(3, "longdouble")}, deflated=True)).unread == ("w",)
 
 
 @pytest.mark.parametrize("deflated", [False, True])
 def test_damage_is_named(tmp_path: Path, deflated: bool) -> None:
     """A flipped bit in an array's bytes is found at first sight, by the archive's own sums."""
-    data = bytearray(npz({"a": np.arange(50.0), "b": np.arange(50.0)}, deflated=deflated))
+    data = bytearray(npz_bytes({"a": np.arange(50.0), "b": np.arange(50.0)}, deflated=deflated))
     place = scan_of(tmp_path, "m.npz", bytes(data)).files[0].structure
     span = place.spans[1]
     for position in range(span.offset, span.offset + span.length, 7):
@@ -250,7 +233,7 @@ def test_an_early_end_is_told_from_damage(tmp_path: Path) -> None:
         structure = structure_of(tmp_path, "m.npy", data[:length])
         assert structure.problems
         assert structure.truncated, length
-    archive = npz({"w": np.arange(40.0)})
+    archive = npz_bytes({"w": np.arange(40.0)})
     assert all(structure_of(tmp_path, "m.npz", archive[:n]).problems for n in range(len(archive)))
 
 
@@ -290,7 +273,10 @@ def test_every_byte_may_be_anything(tmp_path: Path, deflated: bool) -> None:
     """Each single changed byte ends in a Structure whose spans lie in the file, soon."""
     arrays = {"w": np.arange(3.0), "o": np.array([1.5, {"a": NAN}], dtype=object), "s": np.zeros(2, "i1,f4")}
     storage = open_storage(tmp_path)
-    for name, data in (("m.npz", npz(arrays, deflated=deflated)), ("m.npy", npy(arrays["s" if deflated else "o"]))):
+    for name, data in (
+        ("m.npz", npz_bytes(arrays, deflated=deflated)),
+        ("m.npy", npy(arrays["s" if deflated else "o"])),
+    ):
         for position in range(len(data)):
             damaged = bytearray(data)
             damaged[position] ^= 0xFF if position % 2 else 1 << position % 8
@@ -326,7 +312,7 @@ def test_archives_as_checkpoints(tmp_path: Path, deflated: bool) -> None:
     """A run of archives is judged like any other, and a folder of mere data is none."""
     for step, value in ((100, 1.0), (200, NAN)):
         weights = np.linspace(0, value, 50).reshape(5, 10)
-        (tmp_path / f"step_{step}.npz").write_bytes(npz({"w": weights, "b": np.ones(3)}, deflated=deflated))
+        (tmp_path / f"step_{step}.npz").write_bytes(npz_bytes({"w": weights, "b": np.ones(3)}, deflated=deflated))
     (tmp_path / "features").mkdir()
     (tmp_path / "features" / "data.npy").write_bytes(npy(np.array([NAN])))
     found = verify_target(str(tmp_path), Settings(settle=0.0), Selection(record=False))

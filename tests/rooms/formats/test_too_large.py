@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import pickle
 from collections.abc import Callable
@@ -11,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from support.format_files import torch_bytes
+from support.format_files import npz_bytes, torch_bytes
 from support.judged_files import findings_of
 
 from ckptguard.formats import json_files
@@ -25,13 +24,6 @@ BYTES = {"buffer": np.zeros(20_000, np.uint8), "w": torch.ones(2, 3)}
 DEEP: object = 1.0
 for _ in range(300):
     DEEP = [DEEP]
-
-
-def npz(values: dict[str, np.ndarray], *, packed: bool = False) -> bytes:
-    """What numpy writes."""
-    target = io.BytesIO()
-    (np.savez_compressed if packed else np.savez)(target, **values)
-    return target.getvalue()
 
 
 OBJECTS = {"o": np.array([{"x": list(range(3000))}], dtype=object)}
@@ -51,11 +43,11 @@ KINDS: dict[str, tuple[str, Callable[[], bytes], tuple[tuple[object, str, object
         ((files, "BUDGET", 5000),),
     ),
     "a pickle of many values": ("n-5.pkl", lambda: pickle.dumps(MANY), ((files, "BUDGET", 5000),)),
-    "an archive of arrays": ("n-5.npz", lambda: npz(MANY), ((directory, "MAX_ENTRIES", 40),)),
-    "objects": ("n-5.npz", lambda: npz(OBJECTS), ((arrays, "MAX_STREAM", 1000),)),
+    "an archive of arrays": ("n-5.npz", lambda: npz_bytes(MANY), ((directory, "MAX_ENTRIES", 40),)),
+    "objects": ("n-5.npz", lambda: npz_bytes(OBJECTS), ((arrays, "MAX_STREAM", 1000),)),
     "packed objects": (
         "n-5.npz",
-        lambda: npz(OBJECTS, packed=True),
+        lambda: npz_bytes(OBJECTS, deflated=True),
         ((arrays, "_ROOM", 1000), (arrays, "_ROOM_TIMES", 0)),
     ),
     "trainer state": (

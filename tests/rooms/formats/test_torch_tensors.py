@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.format_files import repacked, safetensors_bytes, scan_of, structure_of, torch_bytes
+from support.format_files import bad_numbers, repacked, safetensors_bytes, scan_of, structure_of, torch_bytes
 from torch import distributed
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -88,15 +88,6 @@ def saved(tmp_path: Path, name: str, state: dict[str, object]) -> ScannedFile:
     file = scan_of(tmp_path, name, WRITERS[name](state)).files[0]
     assert file.structure.problems == ()
     return file
-
-
-def bad_numbers(file: ScannedFile) -> dict[str, tuple[int, int, int | None]]:
-    """(NaN, infinities, first index) of each tensor that has some."""
-    return {
-        t.name: (n.nan, n.posinf + n.neginf, n.first_bad)
-        for t, n in zip(file.structure.tensors, file.numbers, strict=True)
-        if n is not None and n.first_bad is not None
-    }
 
 
 def can_save(dtype: torch.dtype, name: str) -> bool:

@@ -1,10 +1,10 @@
 """bisect: when did a run turn bad, and what went first?"""
 
-import os
 import shutil
 
 import pytest
 import torch
+from support.faults import flip
 from support.runs import QUICK, state_dict, write_torch
 from support.views import look
 
@@ -31,15 +31,6 @@ def turned(root, three):
     save_sick(root, 400, layers__2__norm__bias=5, embed__weight=100)
     save_sick(root, 500, layers__0__norm__bias=0, embed__weight=0)
     return three
-
-
-def flip(path):
-    """Change a byte in the middle of a file and keep its times."""
-    before = path.stat()
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
-    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
 
 
 def test_the_last_good_is_held_against_the_first_bad(turned):

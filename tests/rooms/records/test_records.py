@@ -4,7 +4,7 @@ import os
 import threading
 
 import pytest
-from support.kept_runs import flip
+from support.faults import flip
 from support.records_on_disk import at
 from support.runs import write_torch
 from support.views import entry_name, look

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.kept_runs import flip
+from support.faults import flip
 from support.runs import QUICK, state_dict
 from support.views import look
 

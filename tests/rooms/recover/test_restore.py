@@ -6,7 +6,7 @@ import threading
 
 import pytest
 import torch
-from support.kept_runs import flip
+from support.faults import flip
 from support.runs import QUICK, state_dict, write_sharded, write_torch
 from support.views import look
 

@@ -4,7 +4,7 @@ import os
 
 import pytest
 import torch
-from support.kept_runs import flip
+from support.faults import flip
 from support.runs import QUICK, state_dict, write_torch
 from support.views import look
 

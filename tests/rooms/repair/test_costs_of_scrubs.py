@@ -5,7 +5,7 @@ import time
 from unittest import mock
 
 from support.counting_storage import counted
-from support.kept_runs import flip
+from support.faults import flip
 from support.runs import write_torch
 
 from ckptguard.records.run import open_run
@@ -50,7 +50,7 @@ def test_a_place_costs_the_same_among_many(tmp_path):
 def test_what_is_damaged_is_found_and_repaired_without_another_listing(tmp_path):
     """The run is listed once by the scrub that finds it. The repair looks once more for what a killed one left."""
     run, requests = good_run(tmp_path / "run", 20)
-    flip(tmp_path / "run" / "net-20.pt", offset=-9000 % (tmp_path / "run" / "net-20.pt").stat().st_size)
+    flip(tmp_path / "run" / "net-20.pt", -9000)
     requests.clear()
     found = scrub(RunView(run, SETTINGS))
     assert [str(one.id) for one in found.places if one.outcome.value == "bad"] == ["20.1"]

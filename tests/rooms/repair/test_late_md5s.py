@@ -14,7 +14,7 @@ import pytest
 import safetensors.torch
 import torch
 from ckptguard_daemon.metrics import exposition
-from support.kept_runs import rot
+from support.faults import flip
 from support.runs import QUICK
 from support.tiny_run import inline
 from support.views import look
@@ -100,7 +100,7 @@ def test_each_good_save_gets_the_right_one_once(root: Path, seed: int, monkeypat
     damaged = {save.name for save in saves if chance.random() < 0.25}
     for save in saves:
         if save.name in damaged:
-            rot(chance.choice(sorted(save.rglob("*.safetensors"))) if save.is_dir() else save, at=-9)
+            flip(chance.choice(sorted(save.rglob("*.safetensors"))) if save.is_dir() else save, -9)
     goes = chance.choice(saves) if chance.random() < 0.5 else None
 
     taken: list[str] = []
@@ -160,7 +160,7 @@ def test_the_kept_copy_gives_it_where_the_place_is_damaged(root: Path) -> None:
     save = write(root, 1, chance)
     right = md5s_of(root, save)
     run = verified(root, settings)
-    rot(next(iter(sorted(save.rglob("*.safetensors")))) if save.is_dir() else save, at=-9)
+    flip(next(iter(sorted(save.rglob("*.safetensors")))) if save.is_dir() else save, -9)
     first = scrub(look(run, settings), LATE, work=Work(scanner=inline))
     assert [one.outcome for one in first.places] == [Outcome.BAD]
     assert counts(run, settings) == (1, 1)

@@ -6,6 +6,7 @@ import shutil
 
 import pytest
 from support import damage
+from support.faults import flip
 from support.kept_runs import (
     ID_200,
     KEPT,
@@ -17,7 +18,6 @@ from support.kept_runs import (
     kept,
     leftovers,
     outcomes,
-    rot,
     told,
 )
 from support.records_on_disk import at
@@ -118,8 +118,8 @@ def test_place_and_copy_help_each_other(root):
     """Damaged in different files, both are whole again."""
     run = guarded(root)
     whole = contents(root)
-    rot(root / SECOND)
-    rot(at(root, KEPT + THIRD))
+    flip(root / SECOND)
+    flip(at(root, KEPT + THIRD))
     scrub(look(run))
     assert read_set_aside(run, ID_200) is not None
     trim_kept(look(run, QUICK.changed(keep_good=1)))  # which must not throw its whole files away
@@ -139,9 +139,9 @@ def test_what_has_no_source_stays_and_is_told(root):
     """The same file is damaged in both: nothing is moved, and what can be repaired beside it is."""
     run = guarded(root)
     whole = contents(root)
-    rot(root / SECOND)
-    rot(at(root, KEPT + SECOND))
-    rot(root / THIRD)
+    flip(root / SECOND)
+    flip(at(root, KEPT + SECOND))
+    flip(root / THIRD)
     scrub(look(run))
     done = repair(look(run))
     found = {(f.place, f.file): (f.repaired, f.source, f.reason) for f in done.files}
@@ -159,8 +159,8 @@ def test_the_daemon_repairs_copies_by_itself_and_places_if_asked(root):
     """A reconciliation puts a kept copy right from its place; a place only with `repair`."""
     run = guarded(root)
     whole = contents(root)
-    rot(root / SECOND)
-    rot(at(root, "_ckptguard/kept/sharded-#/000000000100.1/sharded-100/model-00001-of-00003.safetensors"))
+    flip(root / SECOND)
+    flip(at(root, "_ckptguard/kept/sharded-#/000000000100.1/sharded-100/model-00001-of-00003.safetensors"))
     scrub(look(run))
     reconcile(look(run, QUICK.changed(keep="copy")), PassNotes())
     assert read_kept(run, ID_100) is not None
@@ -176,7 +176,7 @@ def test_the_daemon_does_not_read_the_hopeless_over_and_over(root, monkeypatch):
 
     run = guarded(root)
     for place in ("", KEPT):
-        rot(at(root, place + SECOND))
+        flip(at(root, place + SECOND))
     scrub(look(run))
     watch, settings, read = PassNotes(), QUICK.changed(keep="copy", repair=True), []
     real = module.reread
@@ -187,7 +187,7 @@ def test_the_daemon_does_not_read_the_hopeless_over_and_over(root, monkeypatch):
     watch.prune_at = 0.0
     reconcile(look(run, settings), watch)
     assert read == []
-    rot(at(root, "_ckptguard/kept/sharded-#/000000000100.1/sharded-100/model-00001-of-00003.safetensors"))
+    flip(at(root, "_ckptguard/kept/sharded-#/000000000100.1/sharded-100/model-00001-of-00003.safetensors"))
     scrub(look(run))
     watch.prune_at = 0.0
     reconcile(look(run, settings), watch)
@@ -206,7 +206,7 @@ def test_what_never_was_good_is_not_repaired(root):
         file.write_bytes(data)
     reconcile(look(run, QUICK.changed(keep="copy")), PassNotes())
     assert load_history(run).verdict(ID_200).outcome is Outcome.BAD
-    rot(root / SECOND)
+    flip(root / SECOND)
     harmed = contents(root)
     done = repair(look(run), "200.1")
     assert [(f.repaired, f.reason) for f in done.files] == [(False, "the sealed bytes were not good either")]
@@ -232,7 +232,7 @@ def test_what_is_gone_comes_back_only_by_its_name(root):
 def test_while_it_is_written_it_is_refused(root):
     """A file that was written just now, and a checkpoint that is half saved again."""
     run = guarded(root)
-    rot(root / SECOND)
+    flip(root / SECOND)
     with pytest.raises(BusyError):
         repair(look(run, QUICK.changed(settle=60.0)), "sharded-200")
     shutil.copy(root / "sharded-100" / "model-00001-of-00003.safetensors", root / "sharded-200" / "x")
@@ -248,14 +248,14 @@ def test_while_it_is_written_it_is_refused(root):
 def test_a_source_that_rots_while_it_is_copied_is_none(root, monkeypatch):
     """What was staged is read back: wrong bytes get no name."""
     run = guarded(root)
-    rot(root / SECOND)
+    flip(root / SECOND)
     scrub(look(run))
     harmed = contents(root)
     real = replace_files.copy_within
 
     def rotten(run, source, target, path, *, how):
         real(run, source, target, path, how=how)
-        rot(root / target.key(path))
+        flip(root / target.key(path))
 
     monkeypatch.setattr(replace_files, "copy_within", rotten)
     [file] = repair(look(run)).files
@@ -287,7 +287,7 @@ def test_links_and_folders_in_the_way_are_not_followed(root, tmp_path, at):
 def test_a_hostile_mark_of_a_copy_leads_nowhere(root):
     """A mark of a set-aside copy with paths that leave its folder is none."""
     run = guarded(root)
-    rot(at(root, KEPT + SECOND))
+    flip(at(root, KEPT + SECOND))
     scrub(look(run))
     mark = at(root, "_ckptguard/kept/sharded-#/000000000200.1.damaged.json")
     mark.write_bytes(mark.read_bytes().replace(b'"path":"sharded-200"', b'"path":"../../../etc"'))
@@ -329,17 +329,17 @@ def test_a_replica_helps_where_no_copy_does(root, tmp_path):
     settings = QUICK.changed(keep="copy", replicas=(replica,))
     assert replicate(look(run, settings), replica).behind == 0
     for place in ("", KEPT):
-        rot(at(root, place + SECOND))
+        flip(at(root, place + SECOND))
     scrub(look(run))
     [planned, _] = repair(look(run, settings), dry_run=True).files
     assert (planned.repaired, planned.source) == (False, f"replica {replica}")
     done = repair(look(run, settings))
     assert sorted((f.place, f.repaired) for f in done.files) == [("kept", True), ("place", True)]
     assert contents(root) == kept(root) == whole
-    rot(root / SECOND)
-    rot(at(root, KEPT + SECOND))
+    flip(root / SECOND)
+    flip(at(root, KEPT + SECOND))
     assert {one[2] for one in told(scrub(look(open_run(replica))))} == {"good"}  # a replica is a run like any other
-    rot(tmp_path / "replica" / SECOND)
+    flip(tmp_path / "replica" / SECOND)
     assert ("200.1", "place", "bad") in told(scrub(look(open_run(replica))))
     found = {(f.place, f.repaired) for f in repair(look(run, settings), "sharded-200").files}
     assert found == {("kept", False), ("place", False)}

@@ -3,7 +3,8 @@
 import os
 
 import pytest
-from support.kept_runs import SECOND, contents, guarded, in_quarantine, leftovers, outcomes, rot
+from support.faults import flip
+from support.kept_runs import SECOND, contents, guarded, in_quarantine, leftovers, outcomes
 from support.views import look
 
 from ckptguard.errors import BusyError
@@ -16,7 +17,7 @@ from ckptguard.repair.scrub import scrub
 def test_a_save_that_comes_between_wins(root, monkeypatch, moment):
     """The trainer saves the file again while it is repaired: its bytes stay, whichever moment it chose."""
     run = guarded(root)
-    rot(root / SECOND)
+    flip(root / SECOND)
     scrub(look(run))
     new = b"saved again by the trainer"
     real = replace_files._move_aside
@@ -40,7 +41,7 @@ def test_a_save_that_comes_between_wins(root, monkeypatch, moment):
 def test_a_save_that_comes_before_the_exchange_wins(root, monkeypatch):
     """What is taken out is looked at, and put back if it is not what was damaged."""
     run = guarded(root)
-    rot(root / SECOND)
+    flip(root / SECOND)
     scrub(look(run))
     new, real = b"saved again by the trainer", replace_files.swap_files
 
@@ -61,7 +62,7 @@ def test_the_name_is_never_free(root, monkeypatch):
     """Where the file system exchanges two files: before and after the one step that changes the name it is taken."""
     run = guarded(root)
     whole = contents(root)
-    rot(root / SECOND)
+    flip(root / SECOND)
     harmed = (root / SECOND).read_bytes()
     scrub(look(run))
     seen, real = [], replace_files.swap_files

@@ -5,7 +5,8 @@ import shutil
 
 import pytest
 from support import damage
-from support.kept_runs import guarded, rot, told
+from support.faults import flip
+from support.kept_runs import guarded, told
 from support.records_on_disk import at
 from support.runs import QUICK, write_sharded, write_torch
 from support.views import look
@@ -86,7 +87,7 @@ def test_a_damaged_kept_copy_counts_no_more(root):
     run = guarded(root)
     copy = read_kept(run, ID_200)
     [file] = at(root, f"_ckptguard/{copy.folder}").rglob("*model-00002*")
-    rot(file)
+    flip(file)
     events = []
     done = scrub(look(run), watcher=ScrubListener(tell=lambda run, event: events.append(event)))
     assert [one for one in told(done) if one[2] != "good"] == [("200.1", "kept", "bad")]
@@ -107,7 +108,7 @@ def test_the_last_copy_of_all_turns_bad(root):
     run = guarded(root)
     shutil.rmtree(root / "sharded-200")
     copy = read_kept(run, ID_200)
-    rot(next(at(root, f"_ckptguard/{copy.folder}").rglob("*model-00002*")))
+    flip(next(at(root, f"_ckptguard/{copy.folder}").rglob("*model-00002*")))
     assert str(find_known_good(run).id) == "200.1"  # nobody has looked yet
     assert ("200.1", "kept", "bad") in told(scrub(look(run)))
     verdict = load_history(run).verdict(ID_200)
@@ -187,7 +188,7 @@ def test_time_that_is_up_stops_it(root):
 def test_damage_is_told_although_time_is_up(root):
     """What was found before the stop is not lost by it."""
     run = guarded(root, keep="none", steps=(100,))
-    rot(root / "sharded-100" / "model-00001-of-00003.safetensors")
+    flip(root / "sharded-100" / "model-00001-of-00003.safetensors")
     done = scrub(look(run), hold=StopAfter(3))
     assert told(done) == [("100.1", "place", "bad")]
 

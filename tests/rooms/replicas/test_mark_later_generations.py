@@ -4,7 +4,7 @@ import os
 import shutil
 
 import pytest
-from support.kept_runs import flip
+from support.faults import flip
 from support.runs import QUICK, write_torch
 from support.views import look
 

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 import torch
-from support.kept_runs import flip
+from support.faults import flip
 from support.run_contents import files_of, verify_all
 from support.runs import QUICK, state_dict, write_sharded, write_torch
 from support.views import look

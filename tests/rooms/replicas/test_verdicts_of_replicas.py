@@ -3,7 +3,7 @@
 import shutil
 
 import pytest
-from support.kept_runs import flip
+from support.faults import flip
 from support.run_contents import verify_all
 from support.runs import QUICK
 from support.views import look

@@ -6,6 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import torch
+from support.faults import flip
 from support.runs import save_file, state_dict, write_torch
 from support.views import look
 
@@ -18,13 +19,6 @@ from ckptguard.reporting.report_text import report_text
 from ckptguard.upkeep.reconcile import PassNotes, reconcile
 from ckptguard.values.incident import Details, Sample, SickTensor
 from ckptguard.verification.checkpoint import verify_checkpoint
-
-
-def flip_bits(path):
-    """Damage in the middle of a file."""
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 0xFF
-    path.write_bytes(data)
 
 
 def opened(run, *, step=420, cause="numeric", evidence=None, source="callback"):
@@ -240,7 +234,7 @@ def test_closing_leaves_the_report(root, sick):
 def test_a_bad_save_is_recorded_once(root, three):
     """Damage and NaN are told apart; what is good or recorded already is not recorded."""
     reconcile(look(three), PassNotes())
-    flip_bits(root / "net-200.pt")
+    flip(root / "net-200.pt", None, 0xFF, new_times=True)
     state = state_dict(4)
     state["embed.weight"][0, 0] = float("nan")
     torch.save(state, root / "net-400.pt")

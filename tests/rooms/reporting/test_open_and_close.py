@@ -3,6 +3,7 @@
 import msgspec
 import pytest
 import torch
+from support.faults import flip
 from support.runs import state_dict, write_torch
 from support.views import look
 
@@ -102,9 +103,7 @@ def test_damage_is_no_sickness(root, run, saves):
     """Bytes that rot meanwhile are an incident of their own."""
     write_torch(root, 400, seed=4)
     verify_checkpoint(look(run), look(run).checkpoint("net-400.pt"))
-    data = bytearray((root / "net-400.pt").read_bytes())
-    data[len(data) // 2] ^= 0xFF
-    (root / "net-400.pt").write_bytes(data)
+    flip((root / "net-400.pt"), None, 0xFF, new_times=True)
     incident = noticed(run)
     found_by_daemon(run, 400)
     assert [i.cause for i in list_incidents(run)] == ["weights", "damage"]

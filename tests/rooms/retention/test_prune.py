@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.faults import flip
 from support.records_on_disk import at
 from support.runs import QUICK, state_dict, write_torch
 from support.views import entry_name, look
@@ -236,10 +237,10 @@ def test_the_trash_is_emptied_after_its_time_of_grace(five, root, monkeypatch):
     assert {s.step: s.outcome for s in survey(look(five))}[100] is Outcome.GOOD  # the history stays
 
 
-def test_the_trash_keeps_what_is_good_again_among_the_newest(five, root, flip_bit):
+def test_the_trash_keeps_what_is_good_again_among_the_newest(five, root):
     """Where newer ones turned out bad, the trash is not emptied of what may be needed, nor of what is pinned."""
     prune(look(five), Policy(keep_last=1, keep_good=1), grace=DAY)
-    flip_bit(root / "net-500.pt")
+    flip(root / "net-500.pt", new_times=True)
     reconcile(look(five, QUICK.changed(keep="none")), watch_again(five))
     pin_checkpoint(five, CheckpointId(series_of("net-200.pt"), 200, 1))
     done = prune(look(five), Policy(keep_last=1, keep_good=1), grace=0.0)
@@ -272,18 +273,6 @@ def watch_again(run):
     for checkpoint in look(run).checkpoints:
         verify_checkpoint(look(run), checkpoint)
     return PassNotes()
-
-
-@pytest.fixture
-def flip_bit():
-    """Flip one bit in the middle of a file."""
-
-    def call(path):
-        content = bytearray(path.read_bytes())
-        content[len(content) // 2] ^= 1
-        path.write_bytes(content)
-
-    return call
 
 
 def test_a_wrong_clock_removes_nothing_early(five, root, monkeypatch):

@@ -6,6 +6,7 @@ import math
 import pytest
 import torch
 from safetensors.torch import save_file
+from support.faults import flip
 from support.guards import guarded as guard_of
 from support.runs import QUICK
 from support.tiny_training import Training, assert_same
@@ -239,9 +240,7 @@ def test_pretrained_weights_are_checked(tmp_path):
     sums = tmp_path / "SHA256SUMS"
     sums.write_text(f"{hashlib.sha256(path.read_bytes()).hexdigest()}  model.safetensors\n")
     ckptguard.check_pretrained(path, sums=sums, settings=QUICK)
-    damaged = bytearray(path.read_bytes())
-    damaged[-3] ^= 1  # a loader does not notice, and the numbers stay finite
-    path.write_bytes(damaged)
+    flip(path, -3, new_times=True)  # a loader does not notice, and the numbers stay finite
     for given in (None, sums):  # the list beside the file is used by itself
         with pytest.raises(RefusedError, match="is bad, do not train from it") as caught:
             ckptguard.check_pretrained(path, sums=given, settings=QUICK)

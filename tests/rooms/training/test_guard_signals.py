@@ -5,8 +5,9 @@ import random
 
 import pytest
 import torch
+from support.faults import flip
 from support.guards import guarded
-from support.half_training import Half, batches, flip_last_byte
+from support.half_training import Half, batches
 from support.training_faults import FullDisk
 from support.views import look
 
@@ -88,7 +89,7 @@ def test_a_rotten_old_checkpoint_starts_nothing(tmp_path):
         for step, _ in guard.steps(batches(30), total=9, save_every=3):
             steps.append(step)
             if step == 7:
-                flip_last_byte(tmp_path / "run" / "step-000000003" / "model.safetensors")
+                flip(tmp_path / "run" / "step-000000003" / "model.safetensors", -1, new_times=True)
             guard.observe(loss=1.0, grad_norm=1.0)
     assert steps == list(range(1, 10))
     assert incidents(tmp_path / "run") == []

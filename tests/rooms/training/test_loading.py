@@ -2,8 +2,8 @@
 
 import pytest
 import torch
+from support.faults import flip
 from support.guards import guard_of
-from support.half_training import flip_last_byte
 from support.views import look
 
 from ckptguard.errors import DeniedError, StorageFullError
@@ -88,7 +88,7 @@ def test_older_ones_are_verified_when_the_known_good_is_damaged(tmp_path):
             guard.save(step=step)
         run = open_run(str(tmp_path / name))
         verify_checkpoint(look(run), look(run).checkpoint("step-000000003"))
-        flip_last_byte(tmp_path / name / "step-000000003" / "model.safetensors")
+        flip(tmp_path / name / "step-000000003" / "model.safetensors", -1, new_times=True)
         assert go(guard) == 2
 
 

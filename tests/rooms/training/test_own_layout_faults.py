@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.faults import flip
 from support.forked import TESTS, Forked
 from support.guards import guarded, holds, model_of
 from support.runs import QUICK
@@ -188,9 +189,7 @@ def test_damage_in_place_is_healed_by_an_independent_copy(tmp_path, way):
     run = open_run(str(tmp_path / "run"))
     reconcile(look(run, copying), PassNotes())
     file = tmp_path / "run" / "step-000000010" / "model.safetensors"
-    data = bytearray(file.read_bytes())
-    data[-5] ^= 64
-    file.write_bytes(data)
+    flip(file, -5, 64, new_times=True)
     with torch.no_grad():
         model[0].weight.zero_()
     assert getattr(guard, way)() == 10

@@ -7,6 +7,7 @@ import os
 import pytest
 import safetensors.torch
 import torch
+from support.faults import flip
 
 from ckptguard.errors import SickTrainingError, StateError, StorageFullError
 from ckptguard.scan import scan_files
@@ -126,9 +127,7 @@ def test_damaged_bytes_are_not_loaded(tmp_path, place):
     """One flipped bit anywhere in the file is noticed while it is loaded."""
     file = write(tmp_path, tensors())
     path = tmp_path / "a.safetensors"
-    data = bytearray(path.read_bytes())
-    data[place] ^= 4
-    path.write_bytes(data)
+    flip(path, place, 4, new_times=True)
     with (
         open_storage(str(tmp_path)).open("a.safetensors") as reader,
         pytest.raises(NotAsSealed, match=r"a\.safetensors"),

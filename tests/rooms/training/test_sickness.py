@@ -4,8 +4,9 @@ import random
 
 import pytest
 import torch
+from support.faults import flip
 from support.guards import guarded
-from support.half_training import Half, batches, flip_last_byte, run_half
+from support.half_training import Half, batches, run_half
 from support.runs import QUICK
 from support.views import look
 
@@ -165,7 +166,7 @@ def test_a_damaged_newest_checkpoint_is_passed_over(tmp_path):
             steps.append(step)
             if len(steps) == 8:
                 newest = tmp_path / "run" / "step-000000006" / "model.safetensors"
-                flip_last_byte(newest)
+                flip(newest, -1, new_times=True)
                 guard.rollback("a test")
     assert steps == [1, 2, 3, 4, 5, 6, 7, 8, *range(4, 10)]
     states = survey(look(str(tmp_path / "run")))
@@ -176,7 +177,7 @@ def test_a_damaged_newest_checkpoint_is_passed_over(tmp_path):
 def test_a_resume_passes_over_damage(tmp_path):
     """A new process finds its newest checkpoint damaged, and goes on from the one before."""
     run_half(tmp_path / "run", batches(20), 6)
-    flip_last_byte(tmp_path / "run" / "step-000000006" / "model.safetensors")
+    flip(tmp_path / "run" / "step-000000006" / "model.safetensors", -1, new_times=True)
     _, _, steps = run_half(tmp_path / "run", batches(20), 8)
     assert steps == [4, 5, 6, 7, 8]
     good = [c.path for c in survey(look(str(tmp_path / "run"))) if c.in_place]
@@ -190,7 +191,7 @@ def test_nothing_to_go_back_to(tmp_path):
         for step, _ in guard.steps(batches(30), total=9, save_every=3):
             if step == 5:
                 for path in (tmp_path / "run").glob("step-*/model.safetensors"):
-                    flip_last_byte(path)
+                    flip(path, -1, new_times=True)
                 guard.rollback("a test")
 
     with guarded(tmp_path / "run", Half()) as guard, pytest.raises(NoKnownGoodError):

@@ -7,7 +7,7 @@ import time
 
 import pytest
 import torch
-from support.kept_runs import flip
+from support.faults import flip
 from support.runs import QUICK, save_file, state_dict
 from support.views import look
 

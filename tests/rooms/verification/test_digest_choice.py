@@ -6,7 +6,7 @@ import os
 
 import pytest
 from click.testing import CliRunner
-from support.daemon_process import flip_bit
+from support.faults import flip
 from support.runs import QUICK, write_torch
 from support.views import look
 
@@ -117,7 +117,7 @@ def test_what_has_no_md5_gets_it_in_a_later_reading(root, run, scanner, monkeypa
     expected = hashlib.md5(path.read_bytes()).hexdigest()
     verify_checkpoint(look(run), there(run), work=Work(scanner=scanner, yield_for=0.0))
     if damaged:
-        flip_bit(path)
+        flip(path)
     verify_checkpoint(look(run), there(run), work=Work(scanner=scanner))
     assert scanner.md5 == [False, True]
     recorded = read_late_md5s(run, CheckpointId("net-#.pt", 100, 1))
@@ -125,7 +125,7 @@ def test_what_has_no_md5_gets_it_in_a_later_reading(root, run, scanner, monkeypa
     if not damaged:
         verify_checkpoint(look(run, BLAKE3), there(run), work=Work(scanner=scanner))
         assert scanner.md5[2:] == [False]
-        flip_bit(path)
+        flip(path)
         assert sums(str(path), QUICK).files[0].md5 == expected
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.kept_runs import rot
+from support.faults import flip
 from support.runs import QUICK, save_file, state_dict, write_sharded, write_torch
 from support.views import look
 
@@ -83,7 +83,7 @@ def test_a_list_is_found_by_its_name(model, file, algorithm):
     assert f"None: {file} vouches for {4 + (model / 'config.json').exists()} files ({algorithm})" in said(
         report, Severity.NOTICE
     )
-    rot(model / SECOND, -1000)
+    flip(model / SECOND, -1000)
     report = verify_target(str(model), QUICK)
     assert report.outcome is Outcome.BAD
     assert errors(report) == [f"{SECOND}: {algorithm} is not the one that {file} states"]
@@ -118,7 +118,7 @@ def test_the_sum_of_one_file_lies_beside_it(tmp_path):
         assert said(report, Severity.NOTICE) == ["None: a.safetensors.sha256 vouches for it (sha256)"]
     alone = verify_target(str(other), QUICK)
     assert (alone.outcome, said(alone, Severity.WARNING)) == (Outcome.GOOD, [])
-    rot(path, -1000)
+    flip(path, -1000)
     assert verify_target(str(path), QUICK).outcome is Outcome.BAD
 
 
@@ -286,7 +286,7 @@ def test_a_runs_own_lists_obey_the_same_law(tmp_path, beside):
             names.append(f"{write_sharded(tmp_path, step, seed=step)}/{SECOND}")
     for name in names:
         write_sums((tmp_path / name).parent, *[n for n in names if beside] or [SECOND])
-    rot(tmp_path / names[1], -1000)
+    flip(tmp_path / names[1], -1000)
     report = verify_target(str(tmp_path), QUICK)
     assert [c.outcome for c in report.checkpoints] == [Outcome.GOOD, Outcome.BAD]
     told = f"{names[1]}: sha256 is not the one that SHA256SUMS states"
@@ -299,7 +299,7 @@ def test_a_kept_copy_obeys_it_too(tmp_path):
     assert verify_target(str(tmp_path), QUICK).outcome is Outcome.GOOD
     run = open_run(str(tmp_path))
     path = tmp_path / write_sharded(tmp_path, 1, seed=1)
-    rot(path / THIRD, -1000)
+    flip(path / THIRD, -1000)
     data = bytearray((path / THIRD).read_bytes())
     data[-1000] ^= 1
     (path / "SHA256SUMS").write_text(f"{hashlib.sha256(bytes(data)).hexdigest()}  {THIRD}\n")
@@ -339,7 +339,7 @@ def test_what_the_hub_said_at_the_download_counts(model, tag):
     record.write_text(f"{'c' * 40}\n{known}\n{path.stat().st_mtime + 5}\n")
     told = said(verify_target(str(model), QUICK), Severity.NOTICE)
     assert any(one.startswith(f"None: the hub's record of the download vouches for {FIRST}") for one in told)
-    rot(path, -1000)
+    flip(path, -1000)
     assert verify_target(str(model), QUICK).outcome is Outcome.BAD
     for when in (path.stat().st_mtime - 100, "nan", "inf", "-inf", ""):  # the others are no time
         record.write_text(f"{'c' * 40}\n{known}\n{when}\n")

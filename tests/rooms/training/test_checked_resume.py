@@ -259,11 +259,11 @@ def test_pretrained_weights_that_cannot_be_read(tmp_path, monkeypatch):
     """Could not tell is not good, and not bad."""
     path = tmp_path / "model.safetensors"
     save_file({"w": torch.randn(8, 8)}, path)
-    from ckptguard.verification import stray
+    from ckptguard.verification import target
 
     def unreadable(*_, **__):
         raise CouldNotTellError("the disk does not answer")
 
-    monkeypatch.setattr(stray, "scan_checkpoint", unreadable)
+    monkeypatch.setattr(target, "scan_checkpoint", unreadable)
     with pytest.raises(CouldNotTellError, match="does not answer"):
         ckptguard.check_pretrained(path, settings=QUICK)

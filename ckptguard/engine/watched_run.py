@@ -31,9 +31,8 @@ from ckptguard.records.samples import FOLDER as SAMPLES
 from ckptguard.records.who_and_when import saved_at, utc_now
 from ckptguard.replicas.replicate import Replica
 from ckptguard.reporting.events import Known, known_outcomes, news_in, reason_of, unfinished_event, verdict_event
-from ckptguard.reporting.missed_incidents import MissedIncidents
 from ckptguard.reporting.notify import Hooks
-from ckptguard.reporting.open_and_close import record_bad_save
+from ckptguard.reporting.open_and_close import MissedIncidents, record_bad_save
 from ckptguard.runs.ended import REMOVED, ended_at, ended_words
 from ckptguard.runs.find_known_good import find_known_good
 from ckptguard.runs.results import Checked

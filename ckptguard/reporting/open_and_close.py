@@ -9,12 +9,12 @@ from __future__ import annotations
 import contextlib
 import datetime
 import logging
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 import msgspec
 
 from ckptguard.checks.schema import QUESTIONS
-from ckptguard.decisions.known_good import current_verdicts, since
+from ckptguard.decisions.known_good import CurrentVerdict, current_verdicts, since
 from ckptguard.errors import BusyError, CkptguardError, ObjectExistsError, RecordsError, RunRemovedError
 from ckptguard.records.incidents import (
     Incident,
@@ -25,13 +25,15 @@ from ckptguard.records.incidents import (
 )
 from ckptguard.records.ledger import series_names
 from ckptguard.records.manifests import read_manifest
+from ckptguard.records.notified import INCIDENTS, mark_notified, read_notified, skip_notifications, verdict_key
 from ckptguard.records.run import Run, create_record
 from ckptguard.recover.roll_back import RolledBack
 from ckptguard.reporting.build_report import checkpoint_of, report_of
-from ckptguard.reporting.events import reason_of
+from ckptguard.reporting.events import judged_on_record, reason_of
 from ckptguard.reporting.report_html import report_html
 from ckptguard.reporting.report_text import report_text
 from ckptguard.reporting.report_words import NO_SICKNESS
+from ckptguard.runs.history import History
 from ckptguard.runs.lock import run_lock
 from ckptguard.runs.results import Checked
 from ckptguard.runs.run_view import RunView
@@ -202,6 +204,72 @@ def leave_report(run: Run, incident: Incident) -> str | None:
     except Exception as error:
         _log.warning("the report of incident %s could not be written: %r", incident.id, error)
         return None
+
+
+class MissedIncidents:
+    """Makes the incidents of a guarded run follow its ledger, whatever was killed after it wrote a verdict. What the
+    ledger said when it was guarded for the first time needs none.
+
+    A change of the ledger's names makes work, and nothing else does.
+    """
+
+    def __init__(self, source: str) -> None:
+        self._source = source
+        self._settled: set[str] | None = None  # keys of verdicts; None: not begun
+        self._names: Collection[str] | None = None
+
+    @property
+    def has_begun(self) -> bool:
+        """True if it is known what needs no incident."""
+        return self._settled is not None
+
+    def begin(self, view: RunView) -> None:
+        """Note what needs no incident, and make up for what was left undone. Call it before the first new verdict.
+        Raises StorageError."""
+        settled = read_notified(view.run).get(INCIDENTS)
+        if settled is None:
+            settled = {verdict_key(current_verdict) for current_verdict in _changes(view.history)}
+            skip_notifications(view.run, INCIDENTS, settled)
+        self._send_missed(view, settled)
+        self._settled = settled
+
+    def record_missed(self, view: RunView, names: Collection[str] | None) -> list[Checked]:
+        """Open and close what is due, unless the names of the ledger are those of the last time. Returns the
+        checkpoints whose incident was opened. Raises StorageError, and is tried again then."""
+        if self._settled is None or (names is not None and names == self._names):
+            return []
+        opened = self._send_missed(view, self._settled)
+        self._names = names
+        return opened
+
+    def _send_missed(self, view: RunView, settled: set[str]) -> list[Checked]:
+        new = {verdict_key(current_verdict): current_verdict for current_verdict in _changes(view.history)}
+        judged = {key: judged_on_record(view, new[key].id) for key in new if key not in settled}
+        found = [one for one in judged.values() if one is not None]
+        for one in found:
+            if one.outcome is Outcome.GOOD and one.id is not None:
+                close_as_good(view.run, one.path, one.id)
+        bad = [one for one in found if one.outcome is Outcome.BAD]
+        opened = record_bad_saves(view.run, bad, source=self._source)
+        for one, incident in opened:
+            is_own = checkpoint_of(incident) == one.id  # and not one of the training that it joined
+            if is_own and one.id is not None and view.history.is_quarantined(one.id):
+                close_incident(view.run, incident, action=f"{one.path} was moved aside before")
+        for key in judged:
+            mark_notified(view.run, INCIDENTS, key)  # so no later start asks about it
+            settled.add(key)
+        return [one for one, _ in opened]
+
+
+def _changes(history: History) -> Iterator[CurrentVerdict]:
+    """Yield the first verdict of each trouble that lasts, and of each that ended well."""
+    for series in list(history.names):
+        for current_verdict in history.current_verdicts(series).values():
+            is_again = current_verdict.outcome is Outcome.GOOD and current_verdict.number > 1
+            if current_verdict.outcome is Outcome.BAD or is_again:
+                first = history.first_of(current_verdict)
+                if first.outcome is Outcome.BAD or first.number > 1:
+                    yield first
 
 
 def _view(run: Run) -> RunView:

@@ -3,8 +3,7 @@
 import msgspec
 import pytest
 
-from ckptguard.reporting.causes import likely_causes
-from ckptguard.reporting.evidence_queries import CauseEvidence, growth
+from ckptguard.reporting.causes import CauseEvidence, growth, likely_causes
 from ckptguard.values.incident import (
     CheckpointFacts,
     Details,

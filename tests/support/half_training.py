@@ -42,3 +42,15 @@ def run_half(run, data, total, *, tell_norm=True, save_every=3, **options):
             losses.append(loss.item())
             steps.append(step)
     return model, losses, steps
+
+
+def taken(run, data, total, tell, *, model=None, optimizer=None, save_every=3, **options):
+    """Train without arithmetic, and observe what `tell(step, number of the batch)` says of each update; returns the
+    (step, number) of all, in the order they came."""
+    found = []
+    with guarded(run, model if model is not None else Half(), optimizer, **options) as guard:
+        for step, x in guard.steps(data, total=total, save_every=save_every):
+            number = next(n for n, b in enumerate(data) if b is x)
+            found.append((step, number))
+            guard.observe(**tell(step, number))
+    return found

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
 import sys
 import threading
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -21,34 +23,25 @@ from ckptguard.training.sharded import dcp_plan
 from ckptguard.values.settings import Settings
 
 
-class Patch:
+def on_rank(rank, place, name, other):
     """Another function in place of one, on one rank only, until the end of the block."""
-
-    def __init__(self, rank, place, name, other):
-        self.here, self.place, self.name = dist.get_rank() == rank, place, name
-        self.real, self.other = getattr(place, name), other
-
-    def __enter__(self):
-        if self.here:
-            setattr(self.place, self.name, self.other)
-        return self
-
-    def __exit__(self, *_):
-        setattr(self.place, self.name, self.real)
+    return mock.patch.object(place, name, other) if dist.get_rank() == rank else contextlib.nullcontext()
 
 
-class Held(Patch):
+class Held(contextlib.ExitStack):
     """One rank stops before a function until it is let go."""
 
     def __init__(self, rank, place=dcp_plan._HashingStream, name="write"):
-        self.let_go, self.reached = threading.Event(), threading.Event()
+        super().__init__()
+        self.let_go, self.reached, self.here = threading.Event(), threading.Event(), dist.get_rank() == rank
+        real = getattr(place, name)
 
         def wait_first(*args, **options):
             self.reached.set()
             assert self.let_go.wait(60)
-            return self.real(*args, **options)
+            return real(*args, **options)
 
-        super().__init__(rank, place, name, wait_first)
+        self.enter_context(on_rank(rank, place, name, wait_first))
 
     def wait(self):
         """Return on every rank once the one that stops has stopped."""
@@ -149,13 +142,13 @@ def failures(folder):
     ):
         if place is dcp_plan._Planner:
             guard._store._last.plan = None  # made once
-        with Patch(rank, place, name, full):
+        with on_rank(rank, place, name, full):
             answers.append(told(lambda: os.path.basename(guard.save(2, blocking=False))))
             if guard._saving._in_flight is not None:
                 training.over()
         if answers[-1] == "step-000000002":
             answers[-1] = told(lambda: guard.save(3))
-    with Patch(1, host_copy, "_allocated", no_room):
+    with on_rank(1, host_copy, "_allocated", no_room):
         guard._store._host = host_copy.HostCopy()
         guard.save(4, blocking=False)
         answers.append([guard._saving._in_flight is None, sorted(os.listdir(folder))])
@@ -172,7 +165,7 @@ def failures(folder):
     training.fill(7)
     guard.save(7, blocking=False)
     answers += [guard.wait_for_save(), guard._store._channel is not old]
-    with Patch(1, FileSystemReader, "read_data", full):
+    with on_rank(1, FileSystemReader, "read_data", full):
         answers.append(told(guard.resume))
     return [*answers, guard.resume()]
 
@@ -217,15 +210,14 @@ def going_back(folder):
 def busy(folder, when_busy):
     """Automatic saves, the one of step 2 held up on rank 1 until step 5, or until step 4 waits for it."""
     training = Training(folder, saving=ckptguard.Saving(blocking=False, when_busy=when_busy))
-    held = Held(1)
     for step, _ in training.guard.steps([torch.zeros(1)] * 8, total=6, save_every=2):
         training.fill(step)
         if step == 2:
-            held.__enter__()
+            held = Held(1)
         if step == 3:
             held.wait()
         if step == (5 if when_busy == "skip" else 4):
-            held.__exit__()
+            held.close()
             threading.Timer(0.05, held.let_go.set).start()
             if when_busy == "skip":
                 training.over()
@@ -239,7 +231,7 @@ def killed(folder, victim):
     training = Training(folder)
     training.fill(1)
     training.guard.save(1)
-    with Patch(victim, dcp_plan._HashingStream, "write", die):
+    with on_rank(victim, dcp_plan._HashingStream, "write", die):
         training.fill(2)
         training.guard.save(2, blocking=False)
         training.over()

@@ -9,15 +9,6 @@ from ckptguard.training.announce import announce
 from ckptguard.training.ranks import Ranks
 
 
-@pytest.fixture
-def logger():
-    """Our logger, and its level put back."""
-    found = logging.getLogger("ckptguard")
-    before = found.level
-    yield found
-    found.setLevel(before)
-
-
 def test_a_training_says_where_it_begins(tmp_path, capsys):
     """First that there is nothing to go on from, then which checkpoint it resumes from."""
     for _ in range(2):
@@ -38,18 +29,12 @@ def test_only_the_first_rank_says_so(tmp_path, capsys, monkeypatch):
     assert capsys.readouterr().err == ""
 
 
-def test_logging_that_shows_it_has_it_alone(logger, caplog, capsys):
-    """Nobody reads the same line twice."""
-    with caplog.at_level(logging.INFO, logger="ckptguard"):
+@pytest.mark.parametrize("level", [logging.INFO, logging.WARNING])
+def test_who_sets_a_level_for_us_gets_no_line_beside_the_log(caplog, capsys, level):
+    """Nobody reads the same line twice, and WARNING for the logger ckptguard means that nothing else is wanted."""
+    with caplog.at_level(level, logger="ckptguard"):
         announce("it begins")
-    assert "it begins" in caplog.messages
-    assert capsys.readouterr().err == ""
-
-
-def test_who_sets_a_level_for_us_gets_no_line_beside_the_log(logger, capsys):
-    """WARNING for the logger ckptguard means that nothing else is wanted."""
-    logger.setLevel(logging.WARNING)
-    announce("it begins")
+    assert ("it begins" in caplog.messages) is (level == logging.INFO)
     assert capsys.readouterr().err == ""
 
 

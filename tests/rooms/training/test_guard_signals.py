@@ -7,7 +7,7 @@ import pytest
 import torch
 from support.faults import flip
 from support.guards import guarded
-from support.half_training import Half, batches
+from support.half_training import Half, batches, taken
 from support.training_faults import FullDisk
 from support.views import look
 
@@ -25,19 +25,13 @@ def incidents(run):
 
 def test_an_exception_takes_training_back(tmp_path):
     """DeepSpeed raises at the floor of its scale: the guard takes that for an incident, and training goes on."""
-    data, taken, answers = batches(20), [], []
-    with guarded(tmp_path / "run", Half()) as guard:
-        for _, x in guard.steps(data, total=8, save_every=2):
-            number = next(n for n, b in enumerate(data) if b is x)
-            taken.append(number)
-            try:
-                if number == 4:
-                    raise Exception("Current loss scale already at minimum - cannot decrease scale anymore.")
-                guard.observe(loss=1.0, grad_norm=1.0)
-            except Exception as error:
-                answers.append(guard.observe(error=error).sick)
-    assert answers == [True]
-    assert taken == [0, 1, 2, 3, 4, 5, 6, 7, 8]
+
+    def tell(step, number):
+        floor = Exception("Current loss scale already at minimum - cannot decrease scale anymore.")
+        return {"error": floor} if number == 4 else {"loss": 1.0, "grad_norm": 1.0}
+
+    found = taken(tmp_path / "run", batches(20), 8, tell, save_every=2)
+    assert [number for _, number in found] == [0, 1, 2, 3, 4, 5, 6, 7, 8]
     assert incidents(tmp_path / "run") == [("loss_scale", 5)]
 
 
@@ -50,14 +44,12 @@ def test_an_exception_of_the_users_own_is_told_apart(tmp_path):
 
 def test_an_engine_that_skips_every_update_is_seen(tmp_path):
     """Five skips in a row without any loss scale take training back to before the first of them."""
-    data, taken = batches(30), []
-    with guarded(tmp_path / "run", Half()) as guard:
-        for step, x in guard.steps(data, total=9, save_every=3):
-            number = next(n for n, b in enumerate(data) if b is x)
-            taken.append((step, number))
-            skips = 4 <= number <= 8
-            guard.observe(grad_norm=math.nan if skips else 1.0, skipped=skips)
-    assert taken[9:12] == [(4, 3), (5, 9), (6, 10)]
+
+    def tell(step, number):
+        return {"grad_norm": math.nan, "skipped": True} if 4 <= number <= 8 else {"grad_norm": 1.0, "skipped": False}
+
+    found = taken(tmp_path / "run", batches(30), 9, tell)
+    assert found[9:12] == [(4, 3), (5, 9), (6, 10)]
     assert incidents(tmp_path / "run") == [("skipped", 9)]
 
 
@@ -131,14 +123,13 @@ def test_going_back_on_a_full_disk(tmp_path, monkeypatch, blocking):
 
 def test_a_margin_reaches_checkpoints_without_a_verdict(tmp_path):
     """The one that the margin asks for had no verdict yet: it is verified, and training goes back to it."""
+
+    def tell(step, number):
+        return {"loss": 1.0, "grad_norm": math.nan if number == 6 else 1.0}
+
     policy = ckptguard.RollbackPolicy(margin=2)
-    data, taken = batches(30), []
-    with guarded(tmp_path / "run", Half(), policy=policy) as guard:
-        for step, x in guard.steps(data, total=9, save_every=2):
-            number = next(n for n, b in enumerate(data) if b is x)
-            taken.append(step)
-            guard.observe(loss=1.0, grad_norm=math.nan if number == 6 else 1.0)
-    assert taken == [*range(1, 8), *range(5, 10)]
+    found = taken(tmp_path / "run", batches(30), 9, tell, save_every=2, policy=policy)
+    assert [step for step, _ in found] == [*range(1, 8), *range(5, 10)]
 
 
 @pytest.mark.parametrize("seed", range(20))

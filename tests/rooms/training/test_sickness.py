@@ -6,7 +6,7 @@ import pytest
 import torch
 from support.faults import flip
 from support.guards import guarded
-from support.half_training import Half, batches, run_half
+from support.half_training import Half, batches, run_half, taken
 from support.runs import QUICK
 from support.views import look
 
@@ -37,14 +37,11 @@ def test_what_is_left_out_stays_left_out(tmp_path):
     """The second epoch, and a resume, do not meet the harmful draw of the first epoch again; the same data in another
     epoch is another draw."""
     data = batches(10, hot={4})
-    seen = []
-    for total in (6, 9):
-        model = Half()
-        with guarded(tmp_path / "run", model, torch.optim.SGD(model.parameters(), lr=0.0)) as guard:
-            for step, x in guard.steps(data, total=total, save_every=2):
-                number = next(n for n, b in enumerate(data) if b is x)
-                seen.append((step, number))
-                guard.observe(loss=model(x), grad_norm=float("inf") if number == 4 else 1.0)
+
+    def tell(step, number):
+        return {"loss": 1.0, "grad_norm": float("inf") if number == 4 else 1.0}
+
+    seen = [one for total in (6, 9) for one in taken(tmp_path / "run", data, total, tell, save_every=2)]
     assert seen == [(1, 0), (2, 1), (3, 2), (4, 3), (5, 4), (5, 5), (6, 6), (7, 7), (8, 8), (9, 9)]
 
 
@@ -108,15 +105,12 @@ def test_a_masked_batch_is_no_sickness(tmp_path):
 
 def test_masked_batches_in_a_row_are_a_sickness(tmp_path):
     """Five NaN losses in a row are acted on, and all five draws are left out."""
-    model = Half()
-    data = batches(30)
-    taken = []
-    with guarded(tmp_path / "run", model) as guard:
-        for _, x in guard.steps(data, total=12, save_every=4):
-            number = next(n for n, b in enumerate(data) if b is x)
-            taken.append(number)
-            guard.observe(loss=float("nan") if 6 <= number <= 10 else 0.5, grad_norm=0.0)
-    assert taken == [*range(11), 4, 5, *range(11, 17)]
+
+    def tell(step, number):
+        return {"loss": float("nan") if 6 <= number <= 10 else 0.5, "grad_norm": 0.0}
+
+    found = taken(tmp_path / "run", batches(30), 12, tell, save_every=4)
+    assert [number for _, number in found] == [*range(11), 4, 5, *range(11, 17)]
 
 
 def test_the_budget_ends_it(tmp_path):
@@ -136,19 +130,17 @@ def test_a_second_incident_soon_goes_further_back_and_slower(tmp_path):
     model = Half()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.4)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0 if step < 100 else 0.1)
-    data = batches(40)
-    taken, rates = [], {}
-    with guarded(tmp_path / "run", model, optimizer, scheduler=scheduler) as guard:
-        for step, x in guard.steps(data, total=14, save_every=3):
-            number = next(n for n, b in enumerate(data) if b is x)
-            taken.append(step)
-            optimizer.step()
-            scheduler.step()
-            rates[len(taken)] = optimizer.param_groups[0]["lr"]
-            guard.observe(loss=1.0, grad_norm=float("nan") if number in (7, 9) else 1.0)
-    assert taken == [*range(1, 9), 7, 8, 9, *range(4, 15)]
-    assert rates[1] == 0.4
-    assert rates[len(taken)] == pytest.approx(0.2)
+    rates = []
+
+    def tell(step, number):
+        optimizer.step()
+        scheduler.step()
+        rates.append(optimizer.param_groups[0]["lr"])
+        return {"loss": 1.0, "grad_norm": float("nan") if number in (7, 9) else 1.0}
+
+    found = taken(tmp_path / "run", batches(40), 14, tell, model=model, optimizer=optimizer, scheduler=scheduler)
+    assert [step for step, _ in found] == [*range(1, 9), 7, 8, 9, *range(4, 15)]
+    assert (rates[0], rates[-1]) == (0.4, pytest.approx(0.2))
     outcomes = {c.path: c.outcome for c in survey(look(str(tmp_path / "run"))) if c.quarantined}
     assert outcomes
     assert all(o is Outcome.SUSPECT for o in outcomes.values())

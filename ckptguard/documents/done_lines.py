@@ -15,8 +15,7 @@ from ckptguard.values.ids import escape, step_text
 from ckptguard.values.plain_numbers import size
 
 if TYPE_CHECKING:
-    from ckptguard.recover.roll_back import RolledBack
-    from ckptguard.recover.undo import Undone
+    from ckptguard.recover.roll_back import RolledBack, Undone
     from ckptguard.repair.repair import Repaired
     from ckptguard.replicas.replicate import Replica
     from ckptguard.retention.prune import Pruned

@@ -50,8 +50,7 @@ from ckptguard.storage.local.removal import (
     were_removed,
 )
 from ckptguard.storage.remote.listed_storage import ListedRun
-from ckptguard.upkeep.pass_read_only import pass_read_only
-from ckptguard.upkeep.reconcile import PassNotes, PassResult, reconcile
+from ckptguard.upkeep.reconcile import PassNotes, PassResult, pass_read_only, reconcile
 from ckptguard.upkeep.samples import PassStart
 from ckptguard.values.ids import RECORDS_FOLDER, CheckpointId, name_of_run
 from ckptguard.values.record_formats import FORMAT_KEY

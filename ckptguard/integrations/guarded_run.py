@@ -18,7 +18,6 @@ from ckptguard.decisions.health import Diagnosis
 from ckptguard.decisions.rollback import RollbackPolicy, policy_of
 from ckptguard.errors import CkptguardError, NoKnownGoodError, SettingsError
 from ckptguard.records.run import Run, open_run
-from ckptguard.recover.put_back import restore_pending_copies
 from ckptguard.recover.roll_back import GoBack, RolledBack, roll_back
 from ckptguard.recover.verify_pending import verify_pending
 from ckptguard.runs.find_known_good import Wanted, newest_candidate
@@ -31,7 +30,7 @@ from ckptguard.training.ranks import Ranks, ranks_of_training, together
 from ckptguard.training.rollback.rollbacks import Rollback, Rollbacks
 from ckptguard.training.saving.stores import Loaded
 from ckptguard.training.signals.curve_recorder import CurveRecorder
-from ckptguard.upkeep.finish_copies import protect_finished
+from ckptguard.upkeep.finish_copies import protect_finished, restore_pending_copies
 from ckptguard.values.incident import Details
 from ckptguard.values.manifest import Manifest
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from msgspec.structs import asdict, replace
 
@@ -12,6 +12,7 @@ from ckptguard.errors import ChangedWhileReadError, CouldNotTellError, ObjectExi
 from ckptguard.keep.room import fits, may_link, newest_good
 from ckptguard.keep.saved_over import is_saved_over
 from ckptguard.layouts import Checkpoint
+from ckptguard.records.after_seal import note_ctimes, read_ctimes
 from ckptguard.records.kept import (
     KeptCopy,
     commit_kept,
@@ -28,14 +29,16 @@ from ckptguard.records.pins import FOLDER as PINS
 from ckptguard.records.pins import pinned_generations
 from ckptguard.records.run import Run, begin_records_elsewhere
 from ckptguard.records.who_and_when import utc_now
+from ckptguard.runs.file_signatures import other_ctimes
 from ckptguard.runs.free_space import SHARED, file_system_of
 from ckptguard.runs.publish import Place, copy_within
 from ckptguard.runs.removal import remove_record, remove_temporary
 from ckptguard.runs.run_view import RunView
 from ckptguard.runs.saved_together import RememberedSaves, needed_by_saves
 from ckptguard.storage.local.syncs import synced_together
-from ckptguard.storage.protocol import find_entry
+from ckptguard.storage.protocol import Entry, find_entry
 from ckptguard.values.ids import CheckpointId
+from ckptguard.values.manifest import Manifest
 from ckptguard.values.record_formats import FORMAT_KEY
 from ckptguard.values.temporary_names import SAMPLE
 
@@ -167,12 +170,37 @@ def _links_noted(run: Run, id: CheckpointId, how: str) -> contextlib.AbstractCon
     """Note what links that are made or removed do to the sealed files in place."""
     if how != "link" or run.storage.root is None:
         return contextlib.nullcontext()
-    from ckptguard.keep.own_links import own_links_noted  # few commands make or release a copy
-
     manifest = None
     with contextlib.suppress(CouldNotTellError):  # then the files are read once more
         manifest = read_manifest(run, id)
     return own_links_noted(run, manifest, [] if manifest is None else [file.path for file in manifest.files])
+
+
+@contextlib.contextmanager
+def own_links_noted(run: Run, manifest: Manifest | None, paths: Iterable[str]) -> Iterator[None]:
+    """Note the ctimes that files in place have after the block, in which we make or remove links to them.
+
+    Only of files to which nothing else happened since their bytes were read, and of which only the ctime changed. Keep
+    the block short: what another process does to such a file meanwhile is noted, too.
+    """
+    before = [] if manifest is None or run.storage.root is None else _untouched(run, manifest, paths)
+    yield
+    now = ((entry, find_entry(run.storage, entry.key)) for entry in before)
+    ctimes = {
+        old.key: new.ctime_ns
+        for old, new in now
+        if new is not None and new.ctime_ns is not None and new.signature == old.signature and new != old
+    }
+    if manifest is not None and ctimes:
+        note_ctimes(run, manifest.id, ctimes)
+
+
+def _untouched(run: Run, manifest: Manifest, paths: Iterable[str]) -> list[Entry]:
+    """Return the files in place to which nothing happened since their bytes were read."""
+    there = [entry for path in paths if (entry := find_entry(run.storage, path)) is not None]
+    other = other_ctimes(there, manifest)
+    noted = read_ctimes(run, manifest.id) if other else {}
+    return [entry for entry in there if entry.key not in other or noted.get(entry.key) == entry.ctime_ns]
 
 
 def put_aside(run: Run, copy: KeptCopy) -> None:

@@ -113,7 +113,7 @@ def held_copies(view: RunView) -> list[HeldCopy]:
         last = frozenset((_last_good(view, copies),)) if own is None else own
         for copy in copies:
             now = _bytes_alone(view, copy)
-            held = Held(now=now, later=max(_size(copy) - now, 0), stays=copy.id in last or copy.id in pinned)
+            held = Held(now=now, later=max(copy.bytes - now, 0), stays=copy.id in last or copy.id in pinned)
             found.append(HeldCopy(copy.id, copy, held))
     for id in list_set_aside(run):  # of a checkpoint that needs a repair
         aside = read_set_aside(run, id)
@@ -217,10 +217,6 @@ def _is_shared(run: Run, copy: KeptCopy, file: str) -> bool:
     return kept is None or (there is not None and (kept.inode is None or kept.inode == there.inode))
 
 
-def _size(copy: KeptCopy) -> int:
-    return sum(size for size, *_ in copy.sources)
-
-
 def _bytes_alone(view: RunView, copy: KeptCopy) -> int:
     """Return what the release of a copy frees. A reflink shares its blocks with the files in place, if they are there
     unchanged."""
@@ -228,7 +224,7 @@ def _bytes_alone(view: RunView, copy: KeptCopy) -> int:
     if known is not None:
         return known
     place = view.checkpoint(copy.path)
-    return 0 if place is not None and copy.lies_in(place.entries) else _size(copy)
+    return 0 if place is not None and copy.lies_in(place.entries) else copy.bytes
 
 
 def own_bytes(run: Run, copy: KeptCopy) -> int | None:

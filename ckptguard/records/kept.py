@@ -7,11 +7,10 @@ from collections.abc import Iterable, Sequence
 from typing import ClassVar
 
 from ckptguard.errors import RecordsError
-from ckptguard.records.move_marks import PlaceMark, list_marks, mark_folder
-from ckptguard.records.run import Run, create_record, list_records, read_record, replace_record, write_once
+from ckptguard.records.move_marks import PlaceMark, list_marks, mark_folder, read_mark
+from ckptguard.records.run import Run, create_record, list_records, replace_record, write_once
 from ckptguard.storage.protocol import Entry
-from ckptguard.values.ids import CheckpointId, id_from_record, is_safe_path, series_folder
-from ckptguard.values.record_text import decode_record
+from ckptguard.values.ids import CheckpointId, id_from_record, series_folder
 
 FOLDER = "kept"
 _ASIDE = ".damaged.json"
@@ -23,7 +22,6 @@ class KeptCopy(PlaceMark, frozen=True, kw_only=True):
 
     top: ClassVar[str] = FOLDER
     how: str
-    files: tuple[str, ...]  # relative to the run, as in the manifest
     sources: tuple[tuple[int, int | None, int | None, str | None], ...]  # their size, mtime, inode, etag when copied
     kept_at: str
     whole: bool = False  # the copied files are known to be all: the copy can be verified alone
@@ -49,6 +47,11 @@ class KeptCopy(PlaceMark, frozen=True, kw_only=True):
             Entry(key=file, kind="file", size=size, mtime_ns=mtime_ns, inode=inode, etag=etag)
             for file, (size, mtime_ns, inode, etag) in zip(self.files, self.sources, strict=True)
         ]
+
+    @property
+    def bytes(self) -> int:
+        """The size of all copied files."""
+        return sum(size for size, *_ in self.sources)
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -105,14 +108,8 @@ def list_set_aside(run: Run) -> list[CheckpointId]:
 
 def _read(run: Run, id: CheckpointId, suffix: str) -> KeptCopy | None:
     for _ in range(_TRIES):
-        text = read_record(run, kept_folder(id) + suffix)
-        if text is None:
-            return None
         with contextlib.suppress(RecordsError):
-            copy = decode_record(text, KeptCopy, "the mark of a kept copy")
-            safe = all(is_safe_path(file) for file in copy.files) and (copy.path == "." or is_safe_path(copy.path))
-            if safe and copy.id == id:
-                return copy
+            return read_mark(run, KeptCopy, id, suffix)
     return None
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import ClassVar
 
-from ckptguard.records.move_marks import Mark, mark_folder
-from ckptguard.records.run import Run, read_record, read_sound, write_once
+from ckptguard.errors import RecordsError
+from ckptguard.records.move_marks import Mark, read_mark
+from ckptguard.records.run import Run, read_record, write_once
 from ckptguard.values.ids import CheckpointId
 
 FOLDER = "quarantine"
@@ -41,6 +43,6 @@ def was_moved(run: Run, mark: Quarantined) -> bool:
 
 def read_quarantined(run: Run, id: CheckpointId) -> Quarantined | None:
     """Return the mark of a generation, if it is readable, about that generation, and only has paths in the run."""
-    key = mark_folder(FOLDER, id) + ".json"
-    mark = read_sound(run, key, Quarantined, "the mark of a quarantined checkpoint")
-    return mark if mark is not None and mark.is_of(id) else None
+    with contextlib.suppress(RecordsError):
+        return read_mark(run, Quarantined, id)
+    return None

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from ckptguard.errors import RecordsError
-from ckptguard.records.move_marks import Mark, list_marks, mark_folder
-from ckptguard.records.run import Run, list_records, read_parsed, write_once
+from ckptguard.records.move_marks import Mark, list_marks, mark_folder, read_mark
+from ckptguard.records.run import Run, list_records, write_once
 from ckptguard.storage.protocol import find_entry
 from ckptguard.values.ids import CheckpointId, id_from_record
 
@@ -25,6 +24,10 @@ class Trashed(Mark, frozen=True, kw_only=True):
     host: str
     boot_id: str
     uptime: float
+
+    def is_about(self, id: CheckpointId) -> bool:
+        """True if it is also a mark as we write it: the root of a run is never removed."""
+        return self.how in (MOVED, MARKED) and self.path != "." and super().is_about(id)
 
 
 def trash_folder(id: CheckpointId) -> str:
@@ -85,8 +88,4 @@ def read_trash(run: Run) -> list[Trashed]:
 
 def read_trashed(run: Run, id: CheckpointId) -> Trashed | None:
     """Return the mark of a generation, or None. Raises RecordsError if it is unreadable, or has paths elsewhere."""
-    what = f"the trash mark of {id} of {id.series}"
-    mark = read_parsed(run, trash_folder(id) + ".json", Trashed, what)
-    if mark is not None and (mark.how not in (MOVED, MARKED) or mark.path == "." or not mark.is_of(id)):
-        raise RecordsError(f"{what} is damaged")
-    return mark
+    return read_mark(run, Trashed, id)

@@ -73,9 +73,10 @@ class Restorable:
             if no_newer or has_newest(self._view.history, own):
                 self.save = self._own.saves.get(own, ())
                 return own
-        found = {own: self._own} | {replica.best(refused): replica for replica in reversed(self._replicas())}
+        others = {replica.best(refused): replica for replica in reversed(self._replicas())}
+        found: dict[CheckpointId | None, _Places] = {**others, own: self._own}
         newest = max((id for id in found if id is not None), key=lambda id: id.order, default=None)
-        self.save = () if newest is None else (self._own if newest == own else found[newest]).saves.get(newest, ())
+        self.save = () if newest is None else found[newest].saves.get(newest, ())
         return newest
 
     def places(self, id: CheckpointId) -> Iterator[tuple[Choice, ReadablePlace]]:
@@ -125,7 +126,7 @@ class _Places:
             return next((id for id in self._ids(refused) if self._may_be(id)), None)
         except _NONE_HERE as error:
             self.failed = error
-            return None
+        return None
 
     def places(self, id: CheckpointId) -> Iterator[tuple[Choice, ReadablePlace]]:
         """Yield its places here."""

@@ -180,17 +180,15 @@ def _goal(dest: str) -> _Goal:
     return _Goal(path, is_file=named and not dest.endswith("/") and not os.path.isdir(path))
 
 
-@dataclass(frozen=True)
-class _Member:
-    """One checkpoint of a save, and its places in the order to try them."""
+class _NotWholeError(Exception):
+    """A checkpoint has no whole copy at the places that were tried."""
 
-    part: SavePart
-    places: Sequence[ReadablePlace]
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
 
-    @property
-    def manifest(self) -> Manifest:
-        """What was sealed."""
-        return self.places[0].manifest
+
+_Wrong = _NotWholeError | CouldNotTellError
 
 
 @dataclass
@@ -204,93 +202,84 @@ class _Attempts:
     work: Work
     tell: Tell
     _failed: tuple[str, str] | None = None  # what was tried last, and what was wrong with it
-    _lost: dict[CheckpointId, str | CouldNotTellError] = field(default_factory=dict)  # parts without a whole copy
+    _lost: dict[CheckpointId, _Wrong] = field(default_factory=dict)  # parts without a whole copy
     _names: Iterator[int] = field(default_factory=itertools.count)  # of folders in the temporary place
 
     def attempt(self, place: ReadablePlace) -> Restored | CkptguardError | str:
         """Return the restored save, or what is wrong with this place of its weights or with another part. A problem
         with DEST is an error, and ends it all."""
-        save = self._members(place)
-        if not isinstance(save, list):
-            return _raised(save)
-        if self._failed is not None and self._failed[0] != place.name:
-            _log.warning("%s could not be restored: %s; trying %s", *self._failed, place.name)
-        files, run = [file for member in save for file in member.manifest.files], place.view.run
-        beside = tuple(member.manifest.path for member in save[1:])
-        made = self.goal.made(place.manifest, run, beside=beside)
-        size = sum(file.size for file in files)
-        self.tell(
-            Restoring(path=place.manifest.path, source=run.url, made=made, files=len(files), bytes=size, beside=beside)
-        )
         try:
-            need_room(open_storage(self.goal.folder, must_exist=False), size, place.manifest.path, wait=self.wait)
-            with _made(self.goal.folder) as dest, staging(dest, RESTORE) as staged:
-                taken: list[ReadablePlace] = []
-                for n, member in enumerate(save):
-                    found = self._copy(staged.place, member)
-                    if not isinstance(found, ReadablePlace):
-                        if n:
-                            self._lost[member.places[0].id] = found
-                        return _raised(found)
-                    taken.append(found)
-                _publish(staged.place, taken, made)
+            return self._restore(place)
+        except _NotWholeError as wrong:
+            return wrong.message
         except CouldNotTellError as error:
             if _is_of_dest(error, self.goal):
                 return error
             raise
-        return self._restored(save, taken, made, size)
 
-    def _members(self, first: ReadablePlace) -> list[_Member] | str | CouldNotTellError:
-        """Return the members of a save, its weights first, or what is wrong with one that has no place."""
-        parts = {part.id: part for part in self.offers.save}
-        own = parts.pop(first.id, None) or alone(first.manifest.path, first.id, first.where)
-        save = [_Member(own, [first])]
-        for id, part in parts.items():
-            member = _Member(part, [place for _, place in self.offers.places(id)])
-            if id not in self._lost and not member.places:
-                self._lost[id] = f"{_part_name(part)} is saved with it, and gone"
-            if id in self._lost:
-                return self._lost[id]
-            save.append(member)
-        return save
-
-    def _copy(self, staged: Place, member: _Member) -> ReadablePlace | str | CouldNotTellError:
-        """Copy a checkpoint from its first whole place, and return where the copy is. If there is none, return what is
-        wrong with the last."""
-        wrong: str | CouldNotTellError = "it is gone"
-        for place in member.places:
-            target = Place(staged.storage, f"{staged.prefix}{next(self._names)}/")
-            try:
-                copy_files(place, target, place.manifest.files, self.work.progress)
-                differs = copy_differs(target.storage, target.prefix, place.manifest, scanner=self.work.scanner)
-                if differs is None or self.force:
-                    return msgspec.structs.replace(place, storage=target.storage, prefix=target.prefix)
-                wrong = differs
-            except (ObjectMissingError, ChangedWhileReadError) as error:
-                wrong = error.message
-            except CouldNotTellError as error:
-                if _is_of_dest(error, self.goal):
-                    raise
-                wrong = error
-            self._note(place, wrong if isinstance(wrong, str) else wrong.message)
-        return wrong
-
-    def _restored(self, save: Sequence[_Member], taken: Sequence[ReadablePlace], made: str, size: int) -> Restored:
-        first, folder = taken[0], self.goal.folder
+    def _restore(self, first: ReadablePlace) -> Restored:
+        save = self._places_of_save(first)
+        if self._failed is not None and self._failed[0] != first.name:
+            _log.warning("%s could not be restored: %s; trying %s", *self._failed, first.name)
+        manifests, folder, run = [places[0].manifest for _, places in save], self.goal.folder, first.view.run
+        beside, size = tuple(m.path for m in manifests[1:]), sum(m.bytes for m in manifests)
+        made, count = self.goal.made(first.manifest, run, beside=beside), sum(len(m.files) for m in manifests)
+        path = first.manifest.path
+        self.tell(Restoring(path=path, source=run.url, made=made, files=count, bytes=size, beside=beside))
+        need_room(open_storage(folder, must_exist=False), size, path, wait=self.wait)
+        with _made(folder) as dest, staging(dest, RESTORE) as staged:
+            taken = [self._copy(staged.place, places, is_first=places is save[0][1]) for _, places in save]
+            _publish(staged.place, taken, made)
         paths = [made, *(_path_in(folder, place.manifest) for place in taken[1:])]
-        parts = tuple(
-            msgspec.structs.replace(member.part, path=path, place=place.where)
-            for member, place, path in zip(save, taken, paths, strict=True)
-        )
         return Restored(
             path=made,
             id=first.id,
             bytes=size,
             kept=first.where == KEPT,
             outcome=worst(place.outcome for place in taken),
-            source=first.view.run.url,
-            save=parts,
+            source=run.url,
+            save=tuple(
+                msgspec.structs.replace(part, path=path, place=place.where)
+                for (part, _), place, path in zip(save, taken, paths, strict=True)
+            ),
         )
+
+    def _places_of_save(self, first: ReadablePlace) -> list[tuple[SavePart, list[ReadablePlace]]]:
+        """Return the checkpoints of a save, its weights first, and the places of each in the order to try them."""
+        parts = {part.id: part for part in self.offers.save}
+        own = parts.pop(first.id, None) or alone(first.manifest.path, first.id, first.where)
+        save = [(own, [first])]
+        for id, part in parts.items():
+            places = [place for _, place in self.offers.places(id)]
+            if id not in self._lost and not places:
+                self._lost[id] = _NotWholeError(f"{_part_name(part)} is saved with it, and gone")
+            if id in self._lost:
+                raise self._lost[id]
+            save.append((part, places))
+        return save
+
+    def _copy(self, staged: Place, places: Sequence[ReadablePlace], *, is_first: bool) -> ReadablePlace:
+        """Copy a checkpoint from its first whole place, and return where the copy is. Raises what is wrong with the
+        last place if none is whole."""
+        wrong: _Wrong = _NotWholeError("it is gone")
+        for place in places:
+            target = Place(staged.storage, f"{staged.prefix}{next(self._names)}/")
+            try:
+                copy_files(place, target, place.manifest.files, self.work.progress)
+                differs = copy_differs(target.storage, target.prefix, place.manifest, scanner=self.work.scanner)
+                if differs is None or self.force:
+                    return msgspec.structs.replace(place, storage=target.storage, prefix=target.prefix)
+                wrong = _NotWholeError(differs)
+            except (ObjectMissingError, ChangedWhileReadError) as error:
+                wrong = _NotWholeError(error.message)
+            except CouldNotTellError as error:
+                if _is_of_dest(error, self.goal):
+                    raise
+                wrong = error
+            self._note(place, wrong.message)
+        if not is_first:
+            self._lost[places[0].id] = wrong
+        raise wrong
 
     def _note(self, place: ReadablePlace, wrong: str) -> None:
         """The files in place were not the sealed ones. Read them once more, and record the verdict."""
@@ -301,12 +290,6 @@ class _Attempts:
                 if checkpoint is not None:
                     how, work = Verification(md5=False), Work(scanner=self.work.scanner)
                     verify_checkpoint(place.view, checkpoint, how, work=work)
-
-
-def _raised(wrong: str | CouldNotTellError) -> str:
-    if isinstance(wrong, CouldNotTellError):
-        raise wrong
-    return wrong
 
 
 def _part_name(part: SavePart) -> str:

@@ -15,15 +15,15 @@ import msgspec
 from msgspec.structs import replace
 
 from ckptguard.decisions.rollback_plan import Mention, Pointed, RollbackPlan, is_needed, plan_rollback
-from ckptguard.errors import FORCE, BusyError, CouldNotTellError, NoKnownGoodError, NotGivenBackError
+from ckptguard.errors import FORCE, BusyError, CouldNotTellError, NoKnownGoodError, NotFoundError, NotGivenBackError
 from ckptguard.keep.quarantine import mark_suspect, move_aside, quarantine_checkpoint
 from ckptguard.layouts import LAYOUTS, Checkpoint
 from ckptguard.records.pins import InUse
-from ckptguard.records.rewrites import record_rewrites
-from ckptguard.recover.put_back import Publish, staged
+from ckptguard.records.rewrites import last_rewrites, mark_undone, record_rewrites
+from ckptguard.records.run import Run
 from ckptguard.recover.rollback_scope import NO_FRESH_START, FreshStart, RollbackScope, training_in
 from ckptguard.recover.verify_pending import verify_pending
-from ckptguard.runs.candidates import Taken, first_whole, whole_save
+from ckptguard.runs.candidates import first_whole, whole_save
 from ckptguard.runs.find_known_good import (
     Candidate,
     KnownGood,
@@ -33,16 +33,19 @@ from ckptguard.runs.find_known_good import (
     ranked_candidates,
 )
 from ckptguard.runs.lock import run_lock
-from ckptguard.runs.pointers import mentions_of, rewritten, write_pointers
+from ckptguard.runs.pointers import mentions_of, put_back_pointers, rewritten, write_pointers
+from ckptguard.runs.publish import Place, copy_files_within, give_names_of, staging
 from ckptguard.runs.run_view import RunView
 from ckptguard.runs.settling import youngest_age
 from ckptguard.runs.work import PLAIN, Work
 from ckptguard.runs.writers import pause_between_files, writer_of
 from ckptguard.values.ids import CheckpointId, escape, folder_of
+from ckptguard.values.manifest import Manifest
 from ckptguard.values.patterns import Saves
+from ckptguard.values.temporary_names import ROLLBACK
 from ckptguard.values.verdict import Outcome
 from ckptguard.verification.checkpoint import Verification, verify_checkpoint
-from ckptguard.verification.collect_evidence import unfinished_because
+from ckptguard.verification.collect_evidence import copy_differs, unfinished_because
 from ckptguard.verification.read_known_good import wrong_in_copy
 from ckptguard.verification.seal import as_stored, seal_written
 
@@ -150,44 +153,18 @@ def roll_back(view: RunView, back: GoBack, *, in_use: InUse | None = None, work:
         NotGivenBackError: nothing good fits a name that training may resume from. Nothing was moved.
         CouldNotTellError: the remaining checkpoints could not be read, and may be good.
     """
-    run = view.run
     with contextlib.ExitStack() as held:
-        if in_use is None:
-            in_use = held.enter_context(InUse(run, "a rollback"))
-        if not back.dry_run:
-            held.enter_context(run_lock(run))
-        view.forget()  # another process may have held the lock until now
-        if back.joined:
-            held.enter_context(_joined(view, back))
-        if back.check_writing and not back.force:
-            _refuse_while_writing(view)
-        before = replace(back.wanted, only=None)
-        given_up = back.dry_run or back.to_id is not None
-        only_named = given_up or back.agree is not None
-        unverified = verify_pending(view, before, dry_run=only_named, sure=back.if_needed, work=work)
-        if only_named and not given_up:
-            verify_pending(view, before, sure=back.if_needed, work=work)
-        taken = _choose(view, back, in_use, work)
-        chosen, unfit = taken.result, back.exclude.union(s.choice.id for s in taken.skipped)
-        unread = next((s for s in taken.skipped if s.unsure and s.choice.id != chosen.id), None)
-        if back.if_needed and unread is not None:
-            known = view.history.manifest(unread.choice.id)
-            path = known.path if known is not None else str(unread.choice.id)
-            raise CouldNotTellError(f"{path} may be good, but could not be read: {unread.why}", hint="try again")
+        in_use = _begin(view, back, in_use, held)
+        unverified = _verify_newer(view, back, work)
+        chosen, unfit = _choose(view, back, in_use, work)
         view.forget()  # reading took long, and saves in flight may have ended meanwhile
         refused = _wrong_names(view, back, chosen, work)
         while True:
-            alone = back.series is not None
-            scope = RollbackScope(view, chosen, alone=alone, only=back.only, refused=refused, anew=back.anew)
-            plan = plan_rollback(scope.known_good, scope.series, scope.pointers)
-            if back.if_needed and not is_needed(plan, scope.series, scope.pointers, unfit):
-                plan = RollbackPlan()
-            if plan.refused:
-                raise _not_given_back(view, plan, chosen)
-            if back.only is None and not alone:
-                _refuse_to_guess(view, scope, plan, chosen)
-            planned = _planned(view, back, scope, plan, chosen)
-            planned = replace(planned, unverified=tuple(unverified))
+            scope = RollbackScope(
+                view, chosen, alone=back.series is not None, only=back.only, refused=refused, anew=back.anew
+            )
+            plan = _plan(view, back, scope, chosen, unfit)
+            planned = _planned(view, back, scope, plan, chosen, unverified)
             if back.dry_run:
                 return planned
             if back.agree is not None:
@@ -201,17 +178,47 @@ def roll_back(view: RunView, back: GoBack, *, in_use: InUse | None = None, work:
                 )
             refused |= {wrong}
         view.forget()  # files were moved
-        rewrites = rewritten(run, plan.pointed, scope.pointers)
-        if rewrites:
-            record_rewrites(run, rewrites)
-            write_pointers(run, rewrites)
-        answer = planned.known_good
-        for given in plan.given:
-            arrived = _arrived(view, scope.candidates[given.content.id], given.path, work)
-            in_use.pin(arrived)
-            if given.content.id == chosen.id and given.path == chosen.manifest.path:
-                answer = replace(answer, path=run.usable(given.path), kept=False, id=arrived)
+        _rewrite_pointers(view.run, scope, plan)
+        answer = _verify_given(view, scope, plan, planned, in_use, work)
         return replace(planned, known_good=answer, dry_run=False)
+
+
+class Undone(msgspec.Struct, frozen=True, kw_only=True):
+    """The pointers that were put back, and those that were changed since the rollback, which stay."""
+
+    pointers: tuple[str, ...]
+    left: tuple[str, ...]
+
+
+def undo_pointers(view: RunView) -> Undone:
+    """Put back exactly the pointers and links that the last rollback rewrote. A second call goes one rollback further
+    back.
+
+    Raises NotFoundError if there is nothing to undo.
+    """
+    run = view.run
+    with run_lock(run):
+        rewrites = last_rewrites(run)
+        if rewrites is None:
+            raise NotFoundError(f"no rollback of {run.url} rewrote a pointer, or all were undone")
+        done, left = put_back_pointers(run, rewrites.pointers)
+        mark_undone(run, rewrites)
+    view.forget()
+    return Undone(pointers=tuple(done), left=tuple(left))
+
+
+def _begin(view: RunView, back: GoBack, in_use: InUse | None, held: contextlib.ExitStack) -> InUse:
+    """Lock the run and read it again, unless training is still writing. Returns what pins checkpoints."""
+    if in_use is None:
+        in_use = held.enter_context(InUse(view.run, "a rollback"))
+    if not back.dry_run:
+        held.enter_context(run_lock(view.run))
+    view.forget()  # another process may have held the lock until now
+    if back.joined:
+        held.enter_context(_joined(view, back))
+    if back.check_writing and not back.force:
+        _refuse_while_writing(view)
+    return in_use
 
 
 @contextlib.contextmanager
@@ -226,6 +233,39 @@ def _joined(view: RunView, back: GoBack) -> Iterator[None]:
     finally:
         view.run = run
         view.forget()
+
+
+def _verify_newer(view: RunView, back: GoBack, work: Work) -> tuple[str, ...]:
+    """Verify what is newer and has no verdict. Returns what still has none; for a plan, what had none before."""
+    wanted, only_named = replace(back.wanted, only=None), back.dry_run or back.to_id is not None
+    asks = only_named or back.agree is not None
+    unverified = verify_pending(view, wanted, dry_run=asks, sure=back.if_needed, work=work)
+    if asks and not only_named:
+        verify_pending(view, wanted, sure=back.if_needed, work=work)
+    return tuple(unverified)
+
+
+def _plan(
+    view: RunView, back: GoBack, scope: RollbackScope, chosen: Candidate, unfit: frozenset[CheckpointId]
+) -> RollbackPlan:
+    """Return what to move, to give and to rewrite. Raises NotGivenBackError if that would be wrong or a guess."""
+    plan = plan_rollback(scope.known_good, scope.series, scope.pointers)
+    if back.if_needed and not is_needed(plan, scope.series, scope.pointers, unfit):
+        plan = RollbackPlan()
+    if plan.refused:
+        raise NotGivenBackError(
+            (
+                f"{', '.join(plan.refused)} cannot be put back: there is no good content for it that is not newer than"
+                f" {chosen.manifest.path}. Nothing was moved"
+            ),
+            hint=(
+                f"move {plan.refused[0]} away if training does not need it, or go further back: ckptguard rollback"
+                f" {view.run.url} --step N"
+            ),
+        )
+    if back.only is None and back.series is None:
+        _refuse_to_guess(view, scope, plan, chosen)
+    return plan
 
 
 def _refuse_to_guess(view: RunView, scope: RollbackScope, plan: RollbackPlan, chosen: Candidate) -> None:
@@ -246,14 +286,17 @@ def _refuse_to_guess(view: RunView, scope: RollbackScope, plan: RollbackPlan, ch
             )
 
 
-def _planned(view: RunView, back: GoBack, scope: RollbackScope, plan: RollbackPlan, chosen: Candidate) -> RolledBack:
-    """Return what a plan would do."""
+def _planned(
+    view: RunView, back: GoBack, scope: RollbackScope, plan: RollbackPlan, chosen: Candidate, left: tuple[str, ...]
+) -> RolledBack:
+    """Return what a plan would do. `left` has no verdict."""
     gone = {c.path for c in plan.moved} - {g.path for g in plan.given}
     return RolledBack(
         known_good=replace(chosen.answer, path=view.run.usable(chosen.manifest.path)),  # its path afterwards
         quarantined=tuple(c.path for c in plan.moved),
         put_back=not chosen.in_place,
         dry_run=True,
+        unverified=left,
         given=tuple(
             GivenBack(path=g.path, source=g.content.path, id=g.content.id)
             for g in plan.given
@@ -309,20 +352,6 @@ def _wrong_names(view: RunView, back: GoBack, chosen: Candidate, work: Work) -> 
     return frozenset(wrong)
 
 
-def _not_given_back(view: RunView, plan: RollbackPlan, chosen: Candidate) -> NotGivenBackError:
-    names = ", ".join(plan.refused)
-    return NotGivenBackError(
-        (
-            f"{names} cannot be put back: there is no good content for it that is not newer than"
-            f" {chosen.manifest.path}. Nothing was moved"
-        ),
-        hint=(
-            f"move {plan.refused[0]} away if training does not need it, or go further back: ckptguard rollback"
-            f" {view.run.url} --step N"
-        ),
-    )
-
-
 def _carry_out(
     view: RunView, back: GoBack, scope: RollbackScope, plan: RollbackPlan, in_use: InUse, work: Work
 ) -> CheckpointId | None:
@@ -330,34 +359,43 @@ def _carry_out(
     run = view.run
     with contextlib.ExitStack() as held:
         # Stage and read back everything first. If that fails, for example on a full disk, nothing was moved.
-        publish: list[tuple[Publish, str]] = []
+        ready: list[tuple[Place, Manifest, str]] = []
         for given in plan.given:
             source = scope.candidates[given.content.id]
             in_use.pin(source.id)
-            done = held.enter_context(staged(run, source, given.content, work))
-            if done is None:
+            staged, manifest = held.enter_context(staging(run.storage, ROLLBACK)).place, source.manifest
+            copy = None if given.content.in_place else source.copy
+            place = Place(run.storage) if copy is None else Place(run.records, copy.folder + "/")
+            copy_files_within(run, place, staged, [file.path for file in manifest.files])
+            if copy_differs(run.storage, staged.prefix, manifest, scanner=work.scanner) is not None:
                 return source.id
-            publish.append((done, given.path))
-        giving = {(g.path, g.content.id) for g in plan.given}
-        # Looked up before the first is moved: names of ranks are read by the names beside them.
-        there = {content.path: view.checkpoint(content.path) for content in plan.moved}
-        for content in plan.moved:
-            closed = there[content.path]
-            if closed is not None and closed.unread is not None and (content.path, content.id) not in giving:
-                what = f"{closed.path} may be good, but could not be read: {closed.unread}"
-                raise CouldNotTellError(f"{what}. Nothing was moved", hint="make it readable, and try again")
-        for content in plan.moved:
-            checkpoint = there[content.path]
-            if checkpoint is None:
-                continue  # it was deleted meanwhile
-            if (content.path, content.id) in giving:
-                move_aside(run, checkpoint, content.id)
-            else:
-                quarantine_checkpoint(view, checkpoint, reason=back.reason)
+            ready.append((staged, manifest, given.path))
+        _move_aside(view, plan, back.reason)
         _suspect_copies(view, back, scope)
-        for done, path in publish:
-            done(path)
+        for staged, manifest, path in ready:
+            give_names_of(staged, manifest.path, [file.path for file in manifest.files], path)
     return None
+
+
+def _move_aside(view: RunView, plan: RollbackPlan, reason: str) -> None:
+    """Quarantine what is newer, and move damaged files aside whose content is given again. All of it, or nothing if a
+    part could not be read."""
+    giving = {(g.path, g.content.id) for g in plan.given}
+    # Looked up before the first is moved: names of ranks are read by the names beside them.
+    there = {content.path: view.checkpoint(content.path) for content in plan.moved}
+    for content in plan.moved:
+        closed = there[content.path]
+        if closed is not None and closed.unread is not None and (content.path, content.id) not in giving:
+            what = f"{closed.path} may be good, but could not be read: {closed.unread}"
+            raise CouldNotTellError(f"{what}. Nothing was moved", hint="make it readable, and try again")
+    for content in plan.moved:
+        checkpoint = there[content.path]
+        if checkpoint is None:
+            continue  # it was deleted meanwhile
+        if (content.path, content.id) in giving:
+            move_aside(view.run, checkpoint, content.id)
+        else:
+            quarantine_checkpoint(view, checkpoint, reason=reason)
 
 
 def known_good_of(view: RunView, path_or_id: str | None, step: int | None) -> CheckpointId:
@@ -371,8 +409,8 @@ def known_good_of(view: RunView, path_or_id: str | None, step: int | None) -> Ch
     raise NoKnownGoodError(f"{view.run.url} has no known-good {what}", hint=hint)
 
 
-def _choose(view: RunView, back: GoBack, in_use: InUse, work: Work) -> Taken[Candidate, Candidate]:
-    """Take the best candidate whose bytes are right now. Damage found is recorded."""
+def _choose(view: RunView, back: GoBack, in_use: InUse, work: Work) -> tuple[Candidate, frozenset[CheckpointId]]:
+    """Return the best candidate whose bytes are right now, and those that are none. Damage found is recorded."""
 
     def attempt(candidate: Candidate) -> Candidate | str:
         if not back.dry_run:
@@ -391,11 +429,18 @@ def _choose(view: RunView, back: GoBack, in_use: InUse, work: Work) -> Taken[Can
             verify_pending(view, replace(back.wanted, exclude=refused), work=work)
 
     try:
-        return first_whole(view, attempt, back.wanted, when_refused=verify_older)
+        taken = first_whole(view, attempt, back.wanted, when_refused=verify_older)
     except NoKnownGoodError as error:
         if back.to_id is None:
             raise
         raise NoKnownGoodError(f"{view.run.url} has no known-good checkpoint {back.to_id} to go back to") from error
+    chosen = taken.result
+    unread = next((s for s in taken.skipped if s.unsure and s.choice.id != chosen.id), None)
+    if back.if_needed and unread is not None:
+        known = view.history.manifest(unread.choice.id)
+        path = known.path if known is not None else str(unread.choice.id)
+        raise CouldNotTellError(f"{path} may be good, but could not be read: {unread.why}", hint="try again")
+    return chosen, back.exclude.union(s.choice.id for s in taken.skipped)
 
 
 def _wrong_in_place(view: RunView, candidate: Candidate, back: GoBack, work: Work) -> str | None:
@@ -422,6 +467,26 @@ def _suspect_copies(view: RunView, back: GoBack, scope: RollbackScope) -> None:
     for id in sorted(suspects, key=lambda id: (id.series, id.order)):
         if view.is_good(id):
             mark_suspect(view, id, back.reason)
+
+
+def _rewrite_pointers(run: Run, scope: RollbackScope, plan: RollbackPlan) -> None:
+    rewrites = rewritten(run, plan.pointed, scope.pointers)
+    if rewrites:
+        record_rewrites(run, rewrites)  # so that they can be undone
+        write_pointers(run, rewrites)
+
+
+def _verify_given(
+    view: RunView, scope: RollbackScope, plan: RollbackPlan, planned: RolledBack, in_use: InUse, work: Work
+) -> KnownGood:
+    """Verify what was put back, and pin it. Returns the known-good checkpoint as it is in place now."""
+    answer, chosen = planned.known_good, scope.candidates[planned.source]
+    for given in plan.given:
+        arrived = _arrived(view, scope.candidates[given.content.id], given.path, work)
+        in_use.pin(arrived)
+        if given.content.id == chosen.id and given.path == chosen.manifest.path:
+            answer = replace(answer, path=view.run.usable(given.path), kept=False, id=arrived)
+    return answer
 
 
 def _arrived(view: RunView, source: Candidate, path: str, work: Work) -> CheckpointId:

@@ -1,14 +1,28 @@
-"""Repair one place of a checkpoint, under its own name or as its kept copy, and record a copy's damage."""
+"""Repair one place of a checkpoint, under its own name or as its kept copy, and record a copy's damage.
+
+The right bytes are staged and read back, then the files are exchanged by rename. Nothing is ever overwritten: the
+damaged file goes to quarantine, and the staged one takes its name. Both happen in one step if the file system can
+exchange files. Elsewhere the name is free for a moment. If the process is killed then, the next repair finds the
+staged file.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 
-from ckptguard.errors import BusyError, CouldNotTellError, ResavingError
+from ckptguard.errors import (
+    BusyError,
+    CouldNotTellError,
+    ObjectExistsError,
+    ObjectMissingError,
+    ResavingError,
+    StorageError,
+)
 from ckptguard.keep.copies import put_aside, shares_place
 from ckptguard.keep.quarantine import damaged_folder
 from ckptguard.layouts import Checkpoint
@@ -17,23 +31,26 @@ from ckptguard.records.kept import KeptCopy, read_kept, read_set_aside, reinstat
 from ckptguard.records.run import Run
 from ckptguard.records.scrubs import Where
 from ckptguard.records.who_and_when import utc_now
-from ckptguard.repair.replace_files import LINKED, CopySource, Damaged, exchange, stage, whole_source
 from ckptguard.replicas.replicate import open_replicas
 from ckptguard.reporting.open_and_close import leave_report
 from ckptguard.runs.file_signatures import all_there
 from ckptguard.runs.lock import run_lock
-from ckptguard.runs.publish import Place, Staged, staging
+from ckptguard.runs.publish import Place, Staged, copy_within, move_within, publish_file, staging
+from ckptguard.runs.removal import remove_record, remove_temporary
 from ckptguard.runs.results import Checked
 from ckptguard.runs.run_view import RunView
 from ckptguard.runs.sealed_content import sealed_outcome
-from ckptguard.runs.settling import youngest_age
+from ckptguard.runs.settling import is_old, youngest_age
 from ckptguard.runs.work import Work
+from ckptguard.scan.paced_reader import Pace
 from ckptguard.scan.reread import WrongFile, reread
+from ckptguard.storage import Entry, Storage
+from ckptguard.storage.local.writes import swap_files
 from ckptguard.storage.redaction import plain_url
-from ckptguard.values.ids import CheckpointId
-from ckptguard.values.manifest import Manifest
+from ckptguard.values.ids import CheckpointId, is_safe_path
+from ckptguard.values.manifest import File, Manifest
 from ckptguard.values.temporary_names import REPAIR, REPAIR_OF_COPY
-from ckptguard.values.verdict import Finding, Outcome, Severity, limit_findings
+from ckptguard.values.verdict import Finding, Outcome, Severity, Verdict, limit_findings
 from ckptguard.verification.checkpoint import Resave, Verification, verify_checkpoint
 from ckptguard.version import __version__
 
@@ -41,7 +58,34 @@ _CHECK = "repair"
 _KEPT = "kept"
 _IN_COPY = "in the kept copy: "
 _NO_COPY = "there is no other copy"
+_LINKED = "the kept copy is a hard link to the damaged file"
 _WHOLE = (Outcome.GOOD, Outcome.SUSPECT)
+
+
+class CopySource(Place, frozen=True, kw_only=True):
+    """Another place with a generation's files. `storage` belongs to this run, its records, or another run."""
+
+    name: str
+    near: bool = True  # on the same file system as the damaged file: equal inodes are one file
+
+
+class Damaged(msgspec.Struct, frozen=True):
+    """One file to repair, its place, and its entry when it was checked."""
+
+    file: File
+    place: Place
+    seen: Entry | None
+
+    @property
+    def path(self) -> str:
+        """Its path in the run."""
+        return self.file.path
+
+    def now(self) -> Entry | None:
+        """Return what has its name now."""
+        return self.place.entry(self.path)
+
+
 Done = list[tuple[Damaged, str]]  # what was repaired, and from where
 
 
@@ -144,7 +188,7 @@ def repair_place(repair: Repair, target: ToRepair) -> None:
         return
     beside = read_kept(run, id) or read_set_aside(run, id)  # its other files may be whole
     sources = [*repair.staged, *([CopySource(run.records, beside.folder + "/", name="kept copy")] if beside else [])]
-    done = _put_right(repair, target, damaged, sources, none=LINKED if linked else _NO_COPY)
+    done = _put_right(repair, target, damaged, sources, none=_LINKED if linked else _NO_COPY)
     if not done:
         return
     present = view.look_again(manifest.path)
@@ -217,16 +261,16 @@ def _put_right(
     # If the settings want full copies, a repaired file is one, too.
     run, how = repair.run, "copy" if repair.view.settings.keep == "copy" else "clone"
     ready, done = [], []
-    storage = damaged[0].storage
+    storage = damaged[0].place.storage
     kind = REPAIR_OF_COPY if storage is run.records else REPAIR
     with nullcontext(Staged(Place(storage))) if repair.dry_run else staging(storage, kind) as staged:
         for one in damaged:
-            source, why = whole_source(one, sources)
+            source, why = _whole_source(one, sources)
             if source is None:
-                source, more = whole_source(one, repair.replicas())
+                source, more = _whole_source(one, repair.replicas())
                 why = "; ".join(reason for reason in (why or none, more) if reason)
             if source is not None:
-                why = "" if repair.dry_run else stage(run, one, source, staged.place, how=how) or ""
+                why = "" if repair.dry_run else _stage(run, one, source, staged.place, how=how) or ""
             if source is None or why:
                 repair.note(target, one, None, reason=why)
             elif repair.dry_run:
@@ -237,7 +281,7 @@ def _put_right(
         for one, name in ready:
             staged.needed = True
             try:
-                exchange(run, one, staged.place, aside)
+                _exchange(run, one, staged.place, aside)
             except BusyError:
                 staged.needed = one.now() is None
                 raise
@@ -245,6 +289,118 @@ def _put_right(
             done.append((one, name))
             repair.note(target, one, name)
     return done
+
+
+def _whole_source(damaged: Damaged, sources: Sequence[CopySource]) -> tuple[CopySource | None, str]:
+    """Return the first source with the right bytes of a file, read now from the disk; else why none has them."""
+    reasons = []
+    for source in sources:
+        entry = source.entry(damaged.path) if source.near else None
+        if entry is not None and damaged.seen is not None and entry.inode == damaged.seen.inode is not None:
+            reasons.append(_LINKED)
+            continue
+        try:
+            wrong = reread(source.storage, source.key(damaged.path), damaged.file)
+        except CouldNotTellError as error:
+            reasons.append(f"the {source.name} cannot be read: {error.message}")
+            continue
+        if wrong is None:
+            return source, ""
+        reasons.append(f"in the {source.name} {wrong.message}")
+    return None, "; ".join(reasons)
+
+
+def _stage(run: Run, damaged: Damaged, source: CopySource, staged: Place, *, how: str) -> str | None:
+    """Copy a file to the staging place, and read it back. Returns what is wrong with it, or None.
+
+    The copy is never a link: changes to one file must not reach the other. StorageFullError leaves nothing there.
+    """
+    wrong = None
+    if source.storage in (run.storage, run.records):
+        copy_within(run, source, staged, damaged.path, how=how)
+    else:
+        wrong = publish_file(source, staged, damaged.file, Pace())
+    if wrong is None:
+        found = reread(staged.storage, staged.key(damaged.path), damaged.file)
+        wrong = None if found is None else found.message
+    return None if wrong is None else f"{damaged.path} was not copied correctly: {wrong}"
+
+
+def _exchange(run: Run, damaged: Damaged, staged: Place, folder: str) -> None:
+    """Move the damaged file to a folder in the records, and the staged file to its name.
+
+    Raises BusyError if another process saved a file there meanwhile. That file is not lost.
+    """
+    seen, now, aside = damaged.seen, damaged.now(), Place(run.records, folder + "/")
+    if (now and now.signature) != (seen and seen.signature):
+        raise BusyError(f"{damaged.path} changed while it was repaired")
+    if _swapped(run, damaged, staged, aside):
+        return
+    if seen is not None:
+        _move_aside(run, damaged, aside)
+    try:
+        move_within(run, staged, damaged.place, damaged.path)
+    except ObjectExistsError:
+        raise _saved_again(damaged) from None
+
+
+def cut_short(run: Run) -> tuple[set[str], list[tuple[Storage, str]]]:
+    """Return what killed repairs left: the files in place under repair, and the folders of their staged files.
+
+    The caller holds the run's lock. Without a lock, only old folders count as abandoned.
+    """
+    files: set[str] = set()
+    folders: list[tuple[Storage, str]] = []
+    for storage, name in ((run.storage, REPAIR), (run.records, REPAIR_OF_COPY)):
+        try:
+            names = [e.key for e in storage.list("") if name.fits(e.name, e.kind)]
+        except ObjectMissingError:
+            continue
+        for folder in names:
+            staged = storage.list(folder, recursive=True)
+            if storage.root is None and not is_old(storage, staged):
+                continue
+            folders.append((storage, folder))
+            if storage is run.storage:
+                paths = (entry.key.removeprefix(folder + "/") for entry in staged)
+                files.update(path for path in paths if is_safe_path(path))
+    return files, folders
+
+
+def _swapped(run: Run, damaged: Damaged, staged: Place, aside: Place) -> bool:
+    """Link the damaged file aside, then exchange it with the staged one in one step. False, without a change, if that
+    is impossible."""
+    root, seen = damaged.place.storage.root, damaged.seen
+    if root is None or seen is None or seen.kind != "file":
+        return False
+    try:
+        copy_within(run, damaged.place, aside, damaged.path, how="link")
+    except StorageError:
+        return False
+    names = staged.key(damaged.path), damaged.place.key(damaged.path)
+    if not swap_files(root, *names):
+        remove_record(run, aside.key(damaged.path))
+        return False
+    out = staged.entry(damaged.path)
+    if out is None or out.signature != seen.signature:
+        swap_files(root, *names)
+        remove_record(run, aside.key(damaged.path))
+        raise _saved_again(damaged)
+    remove_temporary(staged.storage, names[0])
+    return True
+
+
+def _move_aside(run: Run, damaged: Damaged, aside: Place) -> None:
+    move_within(run, damaged.place, aside, damaged.path)
+    moved = aside.entry(damaged.path)
+    changed = (moved and moved.signature) != (damaged.seen and damaged.seen.signature)
+    if changed and damaged.place.storage.root is not None:
+        move_within(run, aside, damaged.place, damaged.path)  # a trainer saved between the check and the move
+        raise _saved_again(damaged)
+
+
+def _saved_again(damaged: Damaged) -> BusyError:
+    return BusyError(f"{damaged.path} was saved again while it was repaired")
 
 
 def _notes(done: Done, what: str) -> tuple[Finding, ...]:
@@ -262,19 +418,23 @@ def _record_kept(view: RunView, id: CheckpointId, done: Done) -> None:
         return
     others = tuple(f for f in before.findings if f.check != _KEPT)
     alone = {f.check for f in before.findings if f.severity is Severity.ERROR} == {_KEPT}
-    verdict = msgspec.structs.replace(
+    _add_verdict(
+        view,
         before,
         outcome=before.content if alone and before.content is not None else before.outcome,
         findings=(*others, *_notes(done, "the kept copy's, from the")),
-        checked_at=utc_now(),
-        version=__version__,
-        digests=("blake3",),
-        seconds=None,
         place_damaged=before.place_damaged and not alone,
         seen=() if alone else before.seen,
         content=None if alone else before.content,
     )
-    view.history.add_verdict(verdict)
+
+
+def _add_verdict(view: RunView, before: Verdict, **changes: Any) -> None:
+    """Give a new verdict that differs from the one before only so."""
+    now = msgspec.structs.replace(
+        before, checked_at=utc_now(), version=__version__, digests=("blake3",), seconds=None, **changes
+    )
+    view.history.add_verdict(now)
 
 
 def _close_incidents(run: Run, about: dict[str, str], done: Done) -> None:
@@ -309,18 +469,14 @@ def record_kept_damage(
         )
         before = view.history.verdict(copy.id)
         if before is not None and not set(findings) <= set(before.findings):
-            verdict = msgspec.structs.replace(
+            _add_verdict(
+                view,
                 before,
                 outcome=Outcome.BAD if alone else before.outcome,
                 findings=(*(f for f in before.findings if f.check != _KEPT), *findings),
-                checked_at=utc_now(),
-                version=__version__,
-                digests=("blake3",),
-                seconds=None,
                 place_damaged=before.place_damaged or alone,
                 content=sealed_outcome(before) if alone else before.content,
             )
-            view.history.add_verdict(verdict)
         incident = _incident(run, copy, findings, source)  # before a repair can look for it to close it
         put_aside(run, copy)
     return findings, incident

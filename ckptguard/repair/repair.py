@@ -11,8 +11,15 @@ import msgspec
 from ckptguard.errors import BusyError, CouldNotTellError, NotFoundError, RecordsError, SettingsError
 from ckptguard.records.kept import list_set_aside, read_kept, read_set_aside
 from ckptguard.records.scrubs import IN_PLACE, KEPT, Where
-from ckptguard.repair.one_place import Repair, RepairedFile, ToRepair, repair_kept, repair_place
-from ckptguard.repair.replace_files import CopySource, cut_short
+from ckptguard.repair.one_place import (
+    CopySource,
+    Repair,
+    RepairedFile,
+    ToRepair,
+    cut_short,
+    repair_kept,
+    repair_place,
+)
 from ckptguard.runs.history import History
 from ckptguard.runs.lock import run_lock
 from ckptguard.runs.removal import remove_staged

@@ -38,7 +38,7 @@ from ckptguard.runs.results import Checked
 from ckptguard.runs.run_view import RunView
 from ckptguard.runs.sealed_content import sealed_outcome
 from ckptguard.runs.settling import youngest_age
-from ckptguard.runs.work import PLAIN, Work
+from ckptguard.runs.work import PLAIN, Work, noted
 from ckptguard.scan.paced_reader import Pace
 from ckptguard.scan.reread import ReadingStopped, WrongFile, reread
 from ckptguard.values.ids import CheckpointId, Step
@@ -260,10 +260,8 @@ def _verify(this: _Scrub, checkpoint: Checkpoint) -> Checked | None:
     checked = verify_checkpoint(view, checkpoint, how, work=Work(scanner=this.work.scanner))
     for one in news_in([checked], known):
         this.watcher.tell(view.run, verdict_event(view.run, one, source=source))
-        try:
+        with noted(this.troubles, f"the incident of {one.path} could not be recorded"):
             record_bad_save(view.run, one, source=source)
-        except CouldNotTellError as error:
-            this.troubles.append(f"the incident of {one.path} could not be recorded: {error.message}")
     return checked
 
 
@@ -377,20 +375,16 @@ def _differing(this: _Scrub, due: Due, manifest: Manifest, prefix: str) -> tuple
 
 
 def _record(this: _Scrub, due: Due, reading: Scrub, md5s: Mapping[str, str] = _NO_MD5S) -> None:
-    try:
+    with noted(this.troubles, f"the reading of {due.path} could not be recorded"):  # it still counts
         record_scrub(this.view.run, reading, before=this.known, md5s=md5s)
-    except CouldNotTellError as error:  # on a read-only run or a full disk the reading still counts
-        this.troubles.append(f"the reading of {due.path} could not be recorded: {error.message}")
 
 
 def _record_md5s(this: _Scrub, due: Due, manifest: Manifest, taken: Mapping[str, str]) -> None:
     """Record the MD5s of a whole reading in which all was as sealed. Of a part they would be lost, and read again."""
     if not taken or any(file.path not in taken for file in manifest.files):
         return
-    try:
+    with noted(this.troubles, f"the MD5 of {due.path} could not be recorded"):
         record_late_md5s(this.view.run, due.id, {file.path: taken[file.path] for file in manifest.files})
-    except CouldNotTellError as error:
-        this.troubles.append(f"the MD5 of {due.path} could not be recorded: {error.message}")
 
 
 def _plan(view: RunView, now: float, only: Where | None = None) -> tuple[list[Due], list[Scrub]]:

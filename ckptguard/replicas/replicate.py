@@ -6,7 +6,7 @@ import contextlib
 import functools
 import logging
 import os
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -110,26 +110,18 @@ def replicate(
     waits while something more urgent runs. `arrived` remembers between calls what is there for good. `only` sends no
     other saves than those of these checkpoints. Raises SettingsError for a place that cannot be a replica of this run.
     """
-    run, arrived = view.run, set() if arrived is None else arrived
     wanted = _wanted_in_replica(view)
+    target: RunView | None = None
     sending: _Sending | None = None
     trouble: str | None = None
-    target: RunView | None = None
-    yielded = False
     try:
         target = open_replica(view, url, make=not dry_run, retries=Retries(stop=work.stop))
         if not dry_run:
-            join(run, target)
-            mirror_decisions(run, target.run)
-            mirror_verdicts(view, target)
-            mirror_timeline(view, target, wanted.joined, wanted.offered)
-        with InUse(run, "replication") as in_use:
-            sending = _Sending(view, target, arrived, dry_run, work, pace_of(work, view.settings, hold), in_use)
-            for save in wanted.saves:
-                if only is None or any(part.id in only for part in save):
-                    yielded = not sending.send(save)
-                    if yielded:
-                        break
+            _mirror(view, target, wanted)
+        with InUse(view.run, "replication") as in_use:
+            arrived, pace = set() if arrived is None else arrived, pace_of(work, view.settings, hold)
+            sending = _Sending(view, target, arrived, dry_run, work, pace, in_use)
+            sending.send_all(save for save in wanted.saves if only is None or any(part.id in only for part in save))
     except CouldNotTellError as error:
         trouble = error.message
     rows = sending.rows() if sending is not None else []
@@ -147,8 +139,16 @@ def replicate(
         last_good=last,
         checkpoints=tuple(one for one in rows if only is None or one.id in only),
         trouble=trouble,
-        yielded=yielded,
+        yielded=sending is not None and sending.yielded,
     )
+
+
+def _mirror(view: RunView, target: RunView, wanted: _Wanted) -> None:
+    """Tell a replica what is known of the run, besides the checkpoints that it is to hold."""
+    join(view.run, target)
+    mirror_decisions(view.run, target.run)
+    mirror_verdicts(view, target)
+    mirror_timeline(view, target, wanted.joined, wanted.offered)
 
 
 @dataclass
@@ -162,6 +162,7 @@ class _Sending:
     work: Work
     pace: Pace
     in_use: InUse
+    yielded: bool = False  # `work.may_begin` ended it early
     _done: dict[CheckpointId, Replicated] = field(default_factory=dict)
     _verdicts: dict[CheckpointId, Callable[[], None]] = field(default_factory=dict)  # that are to be given
 
@@ -174,20 +175,26 @@ class _Sending:
         late = {id: msgspec.structs.replace(self._done[id], done="failed", message=why) for id in self._verdicts}
         return [late.get(id, one) for id, one in self._done.items()]
 
-    def send(self, save: Save) -> bool:
-        """Send what is missing of a save. False if `work.may_begin` ended that."""
+    def send_all(self, saves: Iterable[Save]) -> None:
+        """Send what is missing of each save, until the work yields to other runs."""
+        for save in saves:
+            self._send(save)
+            if self.yielded:
+                return
+
+    def _send(self, save: Save) -> None:
         for part in save:
             if part.id not in self._done:
                 one = self._one(part)
                 if one is None:
-                    return False
+                    self.yielded = True
+                    return
                 self._done[part.id] = one
         if all(self._done[part.id].done in _THERE for part in save):
             for id in (part.id for part in save):
                 give_verdict = self._verdicts.pop(id, None)
                 if give_verdict is not None:
                     self._judge(id, give_verdict)
-        return True
 
     def _one(self, part: Candidate) -> Replicated | None:
         run = self.view.run
@@ -200,9 +207,10 @@ class _Sending:
                 return None
             self.in_use.pin(part.id)
             mirror_beside(run, self.target.run, part.manifest, self._beside)
-            later: list[Callable[[], None]] = []
-            one = send_checkpoint(self.view, self.target, part, work=self.work, pace=self.pace, later=later)
-            self._verdicts.update((part.id, give_verdict) for give_verdict in later)
+            one, give_verdict = send_checkpoint(self.view, self.target, part, work=self.work, pace=self.pace)
+            if give_verdict is not None:
+                self._verdicts[part.id] = give_verdict
+                self.target.refresh(part.id.series)  # its name is taken, before there is a verdict
         except StoppedError:
             raise
         except CkptguardError as error:

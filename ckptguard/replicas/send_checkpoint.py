@@ -86,6 +86,7 @@ class Sending:
     work: Work
     pace: Pace
     to: Place
+    aside: bool  # as a kept copy, because its path belongs to another generation there
     places: list[Place]
     over: threading.Event
     sent: int = 0
@@ -94,17 +95,12 @@ class Sending:
 
 
 def send_checkpoint(
-    source: RunView,
-    target: RunView,
-    candidate: Candidate,
-    *,
-    work: Work,
-    pace: Pace,
-    later: list[Callable[[], None]] | None = None,
-) -> Replicated:
+    source: RunView, target: RunView, candidate: Candidate, *, work: Work, pace: Pace
+) -> tuple[Replicated, Callable[[], None] | None]:
     """Make a known-good checkpoint of `source` one of `target`, too, under its own name.
 
-    It is not good there before its verdict is given. `later` gets the call that gives it, if the caller waits for more.
+    It is not good there before its verdict is given. Returns what was done, and the call that gives the verdict, if
+    there is one to give.
 
     - Damage found in the source gets its verdict there, and is never sent.
     - An older generation at this path is quarantined after the new one arrived as a kept copy.
@@ -112,51 +108,55 @@ def send_checkpoint(
 
     The record names of its series are read again before the verdict, in both runs. Raises CouldNotTellError.
     """
-    id, manifest = candidate.id, candidate.manifest
+    there, lies = _sealed_there(target, candidate)
+    sending = _begin(source, target, candidate, lies, work, pace)
+    _need_room(sending)
+    wrong = send_files(sending)
+    if wrong is not None:
+        return replicated(candidate, "damaged", sent=sending.sent, message=wrong), None
+    if there is None:
+        faster = _commit(sending, lies)
+        if faster is not None:
+            return replicated(candidate, "raced", sent=sending.sent, message=faster), None
+    elif sending.aside:
+        _mark_kept(target.run, there)
+    sealed_before, known = there is not None and not sending.aside, target.history.current_verdict(candidate.id)
+    if there is not None and not sending.sent and known is not None and known.outcome is Outcome.GOOD:
+        if sealed_before and not _looks_as_judged(target, there):
+            _give_verdict(sending, sealed_before=True)  # all of it was just read
+        return replicated(candidate, "there"), None
+    give_verdict = functools.partial(_give_verdict, sending, sealed_before=sealed_before)
+    return replicated(candidate, "sent", sent=sending.sent), give_verdict
+
+
+def _sealed_there(target: RunView, candidate: Candidate) -> tuple[Manifest | None, CheckpointId | None]:
+    """Return the target's manifest of a checkpoint, if it is readable, and which generation its path belongs to."""
+    id = candidate.id
     there = manifest_there(target, candidate)
     if there is None and target.history.is_sealed(id):
         remove_record(target.run, manifest_key(id))  # an unreadable manifest seals nothing
         target.refresh(id.series)
-    lies = target.history.current(id.series, id.step, manifest.path)
+    return there, target.history.current(id.series, id.step, candidate.manifest.path)
+
+
+def _begin(
+    source: RunView, target: RunView, candidate: Candidate, lies: CheckpointId | None, work: Work, pace: Pace
+) -> Sending:
+    id = candidate.id
     # The path belongs to the generation that is there, even if older ones of the step miss their files.
     aside = lies not in (None, id) or read_kept(target.run, id) is not None
     places = [Place(source.run.storage)] if candidate.in_place else []
     if candidate.copy is not None:
         places.append(Place(source.run.records, candidate.copy.folder + "/"))
-    over = threading.Event()
-    sending = Sending(
-        source=source,
-        target=target,
-        candidate=candidate,
-        work=work,
-        pace=pace.until(over),
-        to=Place(target.run.records, kept_folder(id) + "/") if aside else Place(target.run.storage),
-        places=places,
-        over=over,
-    )
-    _need_room(sending)
-    wrong = send_files(sending)
-    if wrong is not None:
-        return replicated(candidate, "damaged", sent=sending.sent, message=wrong)
-    if there is None:
-        first = _commit(sending, aside=aside, occupant=lies)
-        if first is not None:
-            return replicated(candidate, "raced", sent=sending.sent, message=first)
-    elif aside:
-        _mark_kept(target.run, there)
-    known = target.history.current_verdict(id)
-    if there is not None and not sending.sent and known is not None and known.outcome is Outcome.GOOD:
-        verdict, found = target.history.verdict(id), (find_entry(target.run.storage, f.path) for f in manifest.files)
-        if not aside and not looks_as_read([e for e in found if e is not None], there, verdict):
-            _give_verdict(sending, sealed_before=True)  # all of it was just read
-        return replicated(candidate, "there")
-    give = functools.partial(_give_verdict, sending, sealed_before=there is not None and not aside)
-    if later is None:
-        give()
-    else:
-        later.append(give)
-        target.refresh(id.series)  # its name is taken, before there is a verdict
-    return replicated(candidate, "sent", sent=sending.sent)
+    to, over = Place(target.run.storage), threading.Event()
+    if aside:
+        to = Place(target.run.records, kept_folder(id) + "/")
+    return Sending(source, target, candidate, work, pace.until(over), to, aside, places, over)
+
+
+def _looks_as_judged(target: RunView, sealed: Manifest) -> bool:
+    found = (find_entry(target.run.storage, file.path) for file in sealed.files)
+    return looks_as_read([e for e in found if e is not None], sealed, target.history.verdict(sealed.id))
 
 
 def has_arrived(target: RunView, candidate: Candidate) -> bool:
@@ -201,13 +201,13 @@ def _need_room(sending: Sending) -> None:
     need_room(sending.to.storage, missing, f"the replica of {sending.candidate.answer.path}")
 
 
-def _commit(sending: Sending, *, aside: bool, occupant: CheckpointId | None) -> str | None:
+def _commit(sending: Sending, occupant: CheckpointId | None) -> str | None:
     """Seal it there. Returns a sentence if another process was first."""
     target, manifest, id = sending.target, sending.candidate.manifest, sending.candidate.id
-    files = tuple(_as_described(file, sending.to, aside) for file in manifest.files)
+    files = tuple(_as_described(file, sending.to, sending.aside) for file in manifest.files)
     nonce, saved = uuid.uuid4().hex, manifest.saved_at
     manifest = msgspec.structs.replace(manifest, files=files, nonce=nonce, first_saved_ns=saved)
-    if aside:
+    if sending.aside:
         _mark_kept(target.run, manifest)
     if occupant is not None and occupant.generation < id.generation:
         with contextlib.suppress(ObjectMissingError):

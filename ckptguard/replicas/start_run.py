@@ -161,7 +161,9 @@ def _send_first_whole(
         for part in candidate.save:
             try:
                 mirror_beside(replica.run, target.run, part.manifest, beside)
-                delivery = send_checkpoint(replica, target, part, work=work, pace=pace)
+                delivery, give_verdict = send_checkpoint(replica, target, part, work=work, pace=pace)
+                if give_verdict is not None:
+                    give_verdict()
             except CouldNotTellError as error:
                 troubles.append(error.message)
                 raise

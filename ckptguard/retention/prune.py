@@ -5,8 +5,7 @@ Everything that decides about a removal is read strictly: an unreadable record e
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -23,6 +22,7 @@ from ckptguard.runs.removal_holds import pins_of, references_to
 from ckptguard.runs.run_reader import RunMemory, RunReader
 from ckptguard.runs.run_view import RunView
 from ckptguard.runs.saved_together import RememberedSaves, needed_by_saves, whole_saves
+from ckptguard.runs.work import noted
 from ckptguard.storage.protocol import find_entry
 from ckptguard.values.ids import CheckpointId
 from ckptguard.values.retention_policy import Policy, parse_span
@@ -86,11 +86,11 @@ def prune(
         emptied: list[Trashed] = []
         in_trash: list[Trashed] = []
         if not troubles:
-            with _telling(troubles, "the trash could not be emptied"):
+            with noted(troubles, "the trash could not be emptied"):
                 _empty(view, policy, grace, emptied, may_go)
-        with _telling(troubles, "the trash could not be listed"):
+        with noted(troubles, "the trash could not be listed"):
             in_trash = read_trash(view.run)
-        with _telling(troubles, _NOT_COLLECTED):
+        with noted(troubles, _NOT_COLLECTED):
             expire_aside(view, grace)
     return Pruned(
         dry_run=False,
@@ -130,7 +130,7 @@ def prune_by_settings(view: RunView) -> tuple[tuple[str, ...], tuple[str, ...]]:
             troubles: list[str] = []
             with run_lock(view.run):
                 view.refresh()
-                with _telling(troubles, _NOT_COLLECTED):
+                with noted(troubles, _NOT_COLLECTED):
                     expire_aside(view, grace)
             return (), tuple(troubles)
         done = prune(view, policy, grace=grace)
@@ -206,14 +206,6 @@ def _empty(
                 continue  # it was put to use meanwhile, or nobody agreed to it
             delete_for_good(view.run, mark)
             emptied.append(mark)
-
-
-@contextlib.contextmanager
-def _telling(troubles: list[str], what: str) -> Iterator[None]:
-    try:
-        yield
-    except CouldNotTellError as error:
-        troubles.append(f"{what}: {error.message}")
 
 
 def _due(view: RunView, seen: _Look, policy: Policy, grace: float) -> list[Trashed]:

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 
 from ckptguard.errors import CouldNotTellError, StoppedError, StorageError
+from ckptguard.layouts import tops
 from ckptguard.records.run import Run
-from ckptguard.runs.removal import remove_folder_of_ours, remove_temporary
+from ckptguard.runs.removal import remove_empty_folders, remove_folder_of_ours, remove_temporary
 from ckptguard.storage import Storage
 from ckptguard.storage.protocol import Entry, find_entry
 from ckptguard.storage.read_ahead import IN_FLIGHT
@@ -163,6 +164,24 @@ def give_names(staged: Place, names: Iterable[tuple[str, str]]) -> None:
                 if find_entry(storage, key) == entry:  # else another process has saved there: that stays
                     storage.move(key, temporary)
         raise
+
+
+def give_names_of(staged: Place, path: str, files: Sequence[str], name: str) -> None:
+    """Give the staged files of the checkpoint at `path` their names in the run, with `name` for the checkpoint itself.
+
+    Raises ObjectExistsError as above.
+    """
+    lies = find_entry(staged.storage, name) if path not in files else None
+    if lies is not None and lies.kind == "folder":  # a rotation may leave it without its files
+        remove_empty_folders(staged.storage, name)
+    give_names(staged, [(top, name if top == path else top) for top in tops(path, files)])
+
+
+def copy_files_within(run: Run, source: Place, target: Place, files: Iterable[str]) -> None:
+    """Copy files inside a run and its records. They are never links: what the trainer does to one must not reach
+    another."""
+    for file in files:
+        copy_within(run, source, target, file, how="clone")
 
 
 def copy_within(run: Run, source: Place, target: Place, path: str, *, how: str) -> str:

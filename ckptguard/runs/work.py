@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from ckptguard.errors import BusyError, CouldNotTellError
 from ckptguard.runs.results import Checked
 from ckptguard.scan import Progress, Scanner, scan_files
 
@@ -41,3 +43,12 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
 
 
 PLAIN = Work()
+
+
+@contextlib.contextmanager
+def noted(troubles: list[str], what: str) -> Iterator[None]:
+    """Add a problem as a sentence that begins with `what`, so that it stops nothing else."""
+    try:
+        yield
+    except (BusyError, CouldNotTellError) as error:
+        troubles.append(f"{what}: {error.message}")

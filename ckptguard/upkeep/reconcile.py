@@ -4,7 +4,6 @@ pass is simply repeated."""
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
@@ -12,12 +11,12 @@ from itertools import islice
 
 import msgspec
 
-from ckptguard.decisions.fleet_health import late_in, save_interval, shortest_interval, usual_pause
+from ckptguard.decisions.fleet_health import late_in, save_interval, shortest_interval
 from ckptguard.decisions.turns import may_yield_for
-from ckptguard.errors import BusyError, ChangedWhileReadError, CouldNotTellError, ObjectMissingError, ResavingError
+from ckptguard.errors import ChangedWhileReadError, CouldNotTellError, ObjectMissingError, ResavingError
 from ckptguard.keep.quarantine import finish_quarantines
 from ckptguard.keep.saved_over import is_saved_over
-from ckptguard.layouts import LAYOUTS, Checkpoint
+from ckptguard.layouts import Checkpoint
 from ckptguard.records.after_seal import MD5S as LATE_MD5S
 from ckptguard.records.audit import FOLDER as AUDIT
 from ckptguard.records.emptied import FOLDER as EMPTIED
@@ -42,18 +41,24 @@ from ckptguard.runs.not_understood import NotUnderstood
 from ckptguard.runs.results import Checked
 from ckptguard.runs.run_reader import RunMemory
 from ckptguard.runs.run_view import Listing, RunView
-from ckptguard.runs.work import PLAIN, Work
-from ckptguard.runs.writers import pause_between_files, writer_of, writers_are_seen
+from ckptguard.runs.work import PLAIN, Work, noted
 from ckptguard.storage.local.removal import is_missing, own_removals
 from ckptguard.upkeep.finish_copies import finish_copies, looks_as_judged, protect, release_other, waiting_alone
 from ckptguard.upkeep.leftovers import collect_leftovers
 from ckptguard.upkeep.room import RoomNotes, leave_room, note_room
-from ckptguard.upkeep.samples import CheckpointSample, NotYet, PassStart
+from ckptguard.upkeep.samples import (
+    CheckpointSample,
+    NotYet,
+    PassStart,
+    is_followed,
+    not_yet,
+    sample_of,
+    wait_for_writers,
+)
 from ckptguard.values.ids import CheckpointId, Step, numbers_of
 from ckptguard.values.settings import Settings
 from ckptguard.values.verdict import Outcome
 from ckptguard.verification.checkpoint import Resave, Verification, verify_checkpoint, verify_kept
-from ckptguard.verification.collect_evidence import completeness
 
 _UPLOADS_INTERVAL = 86400.0  # seconds; a store lists unfinished uploads apart, and they are removed after a day
 _COLLECT_INTERVAL = 3600.0  # seconds; files that are not old enough yet are removed next time
@@ -64,7 +69,6 @@ _COUNTED = tuple(f"{folder}/" for folder in (*FOLDERS, TRASH, PINS))  # what a p
 
 _PASSING = (f"{PINS}/", f"{SAMPLES}/", f"{SILENCES}/")  # they come and go while a run is used
 _MARKED = 64  # steps of each series
-_COMPARED = 8  # earlier saves of a series that say how long its writer pauses
 
 _BESIDE = (f"{INCIDENTS}/", f"{SCRUBS}/", f"{SAMPLES}/", f"{AUDIT}/", f"{EMPTIED}/", f"{LATE_MD5S}/", f"{SILENCES}/")
 
@@ -169,7 +173,7 @@ def reconcile(view: RunView, notes: PassNotes, *, work: Work = PLAIN, assume_qui
     neither files nor records changed since a pass that left nothing to do, it only makes two listings. Raises
     StorageError if the run cannot be listed. Problems with one checkpoint are part of the result."""
     view.memory = notes.memory
-    start = start_of(view, notes.settled)
+    start = _start_of(view, notes.settled)
     notes.note_start(start, view.run.records.root)
     wait = 0.0 if assume_quiet else notes.removal_may_last(view.settings)
     notes.waited, listing = wait > 0, start.listing
@@ -208,6 +212,30 @@ def reconcile(view: RunView, notes: PassNotes, *, work: Work = PLAIN, assume_qui
         if not start.listing.entries and not waiting_alone(view):
             done = msgspec.structs.replace(done, ended_at=ended_at(view))
     return done
+
+
+def pass_read_only(view: RunView, notes: PassNotes) -> PassResult:
+    """Note what is there and has a verdict, and write nothing: another daemon makes the passes. Raises
+    CouldNotTellError."""
+    notes.settled, notes.start = None, _start_of(view, notes.start)
+    for path in notes.samples.keys() - {checkpoint.path for checkpoint in view.checkpoints}:
+        del notes.samples[path]
+    pending = []
+    for checkpoint in view.checkpoints:
+        if checkpoint.unread is not None:
+            pending.append(_unread_save(checkpoint))
+            continue
+        sample = sample_of(notes.samples, checkpoint)
+        if not sample.done:
+            sample.id = current_verdict_of(view, checkpoint)
+            sample.done = sample.id is not None
+        if not sample.done:
+            pending.append(_pending(checkpoint, "another daemon verifies it"))
+    return PassResult(
+        pending=tuple(pending),
+        unread=notes.start.listing.unread_notes,
+        not_understood=notes.start.listing.not_understood,
+    )
 
 
 def _rest_of_removed(view: RunView, notes: PassNotes, start: PassStart) -> PassResult | None:
@@ -301,18 +329,14 @@ class _Pass:
             if start.has_unfinished_quarantines:
                 finish_quarantines(view)
             if start.has_trash:
-                try:
+                with noted(self.troubles, "the trash could not be checked"):
                     settle_trash(view.run)
-                except CouldNotTellError as error:
-                    self.troubles.append(f"the trash could not be checked: {error.message}")
             if due:
                 notes.collect_at = time.monotonic() + _COLLECT_INTERVAL
-                try:
-                    collect_leftovers(view, uploads=time.monotonic() >= notes.uploads_at)
-                    if time.monotonic() >= notes.uploads_at:
-                        notes.uploads_at = time.monotonic() + _UPLOADS_INTERVAL
-                except CouldNotTellError as error:
-                    self.troubles.append(f"leftovers of killed processes could not be removed: {error.message}")
+                uploads = time.monotonic() >= notes.uploads_at
+                with noted(self.troubles, "leftovers of killed processes could not be removed"):
+                    collect_leftovers(view, uploads=uploads)
+                    notes.uploads_at = time.monotonic() + _UPLOADS_INTERVAL if uploads else notes.uploads_at
         if start.has_unfinished_quarantines or start.has_trash or due:
             view.forget()  # files may have been moved
 
@@ -323,19 +347,8 @@ class _Pass:
     def look(self, start: PassStart, *, assume_quiet: bool) -> list[Checkpoint]:
         """Find what can be verified now, and protect finished saves that have no verdict."""
         view, checkpoints = self.view, self.view.checkpoints
-        closed = tuple(f"{entry.key}/" for entry in view.listing.unread)  # what is below may be there
-        lacking = set(self.notes.samples) - {c.path for c in checkpoints}
-        self._gone = tuple(sorted(path for path in lacking if not path.startswith(closed)))
-        samples = {path: self.notes.samples.pop(path) for path in self._gone}
-        unjudged = sorted(path for path, sample in samples.items() if not (sample.done or sample.judged))
-        self.notes.lost.update(dict.fromkeys(unjudged, time.monotonic()))
-        self.notes.gone.update(dict.fromkeys(self._gone, time.monotonic()))
-        before = {c.path: self.notes.samples.get(c.path) for c in checkpoints}
-        self._replaced = [c.path for c in checkpoints if (s := before[c.path]) and s.was_saved_over(c.signature)]
         newest = max(checkpoints, key=lambda c: c.written_at, default=None)
-        if self.notes.was_empty:
-            self.notes.gone.update({c.path: float("-inf") for c in checkpoints})
-            self.notes.was_empty = False
+        self._note_what_went()
         self._marks = self._mark_emptied(start)
         # The copy of an older save takes the room of the next one, until a newer save has its verdict.
         hurry = self.notes.room.held and self.notes.room.missing > 0
@@ -344,9 +357,9 @@ class _Pass:
         in_order = sorted(checkpoints, key=lambda c: (c.step is None, numbers_of(c.step), c.written_at, c.path))
         for checkpoint in in_order:
             if checkpoint.unread is not None:  # what was known of it stays, and counts again once it can be read
-                self.pending.append(unread_save(checkpoint))
+                self.pending.append(_unread_save(checkpoint))
                 continue
-            sample, known = sample_of(self.notes, checkpoint), False
+            sample, known = sample_of(self.notes.samples, checkpoint), False
             try:
                 if not sample.done:
                     sample.id = current_verdict_of(view, checkpoint)
@@ -355,7 +368,7 @@ class _Pass:
                     continue
                 known = view.current_if_readable(checkpoint) is not None
                 self.saved_over = self.saved_over or (known and is_saved_over(view, checkpoint))
-                waits = _not_yet(view, checkpoint, sample, self.work, assume_quiet=assume_quiet, hurry=hurry)
+                waits = not_yet(view, checkpoint, sample, self.work, assume_quiet=assume_quiet, hurry=hurry)
             except CouldNotTellError as error:
                 waits = NotYet(why=error.message, seconds=sample.retry_later(view.settings))
                 self.troubles.append(f"{checkpoint.path}: {error.message}")
@@ -363,7 +376,7 @@ class _Pass:
             if sample.is_finished and not is_going:
                 # Quiet files, or those of a save before the next one, are a whole save, unless they are being
                 # overwritten part by part.
-                quiet = waits is None or _is_followed(checkpoint, checkpoints)
+                quiet = waits is None or is_followed(checkpoint, checkpoints)
                 finished.append((checkpoint, sample.whole or (quiet and not known)))
             if waits is None:
                 ready.append(checkpoint)
@@ -373,6 +386,22 @@ class _Pass:
                     self._look_if_late(checkpoint, sample, waits)
         self.troubles += protect(view, finished)
         return ready
+
+    def _note_what_went(self) -> None:
+        """Note which paths are empty now, and which hold another save before the one there had its verdict."""
+        notes, checkpoints = self.notes, self.view.checkpoints
+        closed = tuple(f"{entry.key}/" for entry in self.view.listing.unread)  # what is below may be there
+        lacking = set(notes.samples) - {c.path for c in checkpoints}
+        self._gone = tuple(sorted(path for path in lacking if not path.startswith(closed)))
+        samples = {path: notes.samples.pop(path) for path in self._gone}
+        unjudged = sorted(path for path, sample in samples.items() if not (sample.done or sample.judged))
+        notes.lost.update(dict.fromkeys(unjudged, time.monotonic()))
+        notes.gone.update(dict.fromkeys(self._gone, time.monotonic()))
+        before = {c.path: notes.samples.get(c.path) for c in checkpoints}
+        self._replaced = [c.path for c in checkpoints if (s := before[c.path]) and s.was_saved_over(c.signature)]
+        if notes.was_empty:
+            notes.gone.update({c.path: float("-inf") for c in checkpoints})
+            notes.was_empty = False
 
     def _look_if_late(self, checkpoint: Checkpoint, sample: CheckpointSample, waits: NotYet) -> None:
         """Note that the newest save is unfinished, and was not written for two of the usual times between saves."""
@@ -403,12 +432,8 @@ class _Pass:
                 is_there = (series, current_verdict.id.step) in there or history.is_quarantined(current_verdict.id)
                 if is_there or emptied_key(current_verdict) in marks:
                     continue
-                try:
+                with noted(self.troubles, f"{current_verdict.id} of {series} could not be marked as gone"):
                     mark_emptied(self.view.run, current_verdict)
-                except CouldNotTellError as error:
-                    self.troubles.append(
-                        f"{current_verdict.id} of {series} could not be marked as gone: {error.message}"
-                    )
         return marks
 
     def _was_empty(self, path: str, id: CheckpointId) -> bool:
@@ -453,16 +478,14 @@ class _Pass:
     def judge_copies(self) -> None:
         """Verify kept copies whose saves were deleted or overwritten, the newest first."""
         for copy in waiting_alone(self.view):
-            if self.work.is_stopped() or self._should_yield(sum(size for size, *_ in copy.sources)):
+            if self.work.is_stopped() or self._should_yield(copy.bytes):
                 return
-            try:
+            result = None
+            with noted(self.troubles, f"the kept copy of {copy.path}"):
                 result = verify_kept(self.view, copy, work=self._patient(copy, 0.0))
-            except (BusyError, CouldNotTellError) as error:
-                self.troubles.append(f"the kept copy of {copy.path}: {error.message}")
-            else:
-                if result is not None:
-                    self._found(result)
-                    self._settle_first_good(result)
+            if result is not None:
+                self._found(result)
+                self._settle_first_good(result)
 
     def _found(self, result: Checked) -> None:
         self.checked.append(result)
@@ -503,7 +526,7 @@ class _Pass:
         self._delays += [] if waits.seconds is None else [waits.seconds]
 
 
-def start_of(view: RunView, before: PassStart | None) -> PassStart:
+def _start_of(view: RunView, before: PassStart | None) -> PassStart:
     """List a run's files and the names of its records. Raises StorageError."""
     listed = record_names(view.run, "")
     view.forget()
@@ -515,17 +538,7 @@ def start_of(view: RunView, before: PassStart | None) -> PassStart:
     return PassStart(listing=listing, names=names, settings=view.settings, beside=beside, listed=listed)
 
 
-def sample_of(notes: PassNotes, checkpoint: Checkpoint) -> CheckpointSample:
-    sample = notes.samples.get(checkpoint.path)
-    if sample is None or sample.signature != checkpoint.signature:
-        goes = sample is not None and set(checkpoint.signature) < set(sample.signature)
-        judged = sample is not None and goes and (sample.done or sample.judged)
-        sample = CheckpointSample(signature=checkpoint.signature, since=time.monotonic(), judged=judged)
-        notes.samples[checkpoint.path] = sample
-    return sample
-
-
-def unread_save(checkpoint: Checkpoint) -> PendingSave:
+def _unread_save(checkpoint: Checkpoint) -> PendingSave:
     """Return why a checkpoint has no verdict now: nobody can look into a folder of it."""
     return _pending(checkpoint, f"it could not be read: {checkpoint.unread}")
 
@@ -545,7 +558,7 @@ def _verify(
             result = verify_checkpoint(view, checkpoint, how, work=work)
         except ResavingError as error:  # from now on it is unfinished, until a file changes
             sample.resaving = error.message
-            if _wait_for_writers(view, checkpoint, sample) > 0:
+            if wait_for_writers(view, checkpoint, sample) > 0:
                 raise
             how = msgspec.structs.replace(how, resave=Resave.GIVE_UP)
             result = verify_checkpoint(view, checkpoint, how, work=work)
@@ -561,44 +574,6 @@ def _verify(
     return result
 
 
-def _here_for(checkpoint: Checkpoint) -> float:
-    """Return for how many seconds no file of it came, was renamed or written, whatever its time says, where the file
-    system knows, by a clock that was not put back."""
-    newest = max((entry.ctime_ns or 0 for entry in checkpoint.entries), default=0)
-    age = time.time() - newest / 1e9
-    return age if newest and age >= 0 else math.inf
-
-
-def _wait_for_writers(view: RunView, checkpoint: Checkpoint, sample: CheckpointSample) -> float:
-    """Return after how many seconds to look again whether an unfinished save is given up; 0 or less: it is."""
-    stable, settings = sample.stable_for(checkpoint), view.settings
-    left = settings.unfinished_limit - stable
-    if left <= 0:  # by times that a copy may have brought along (rsync -a): none of its files came just now
-        return pause_between_files(checkpoint, settings.settle) - _here_for(checkpoint)
-    if settings.settle <= 0 or not writers_are_seen(view.run, checkpoint):
-        return left
-    quiet = max(pause_between_files(checkpoint, settings.settle), _usual_pause(view, checkpoint))
-    if stable < quiet:
-        return min(left, quiet - stable)
-    return 0.0 if writer_of(view.run, checkpoint, quiet) is None else min(left, settings.settle)
-
-
-def _usual_pause(view: RunView, checkpoint: Checkpoint) -> float:
-    """Return how long the writer of a save may pause between two files, by the other saves of its series."""
-    own = view.listing.series.get(checkpoint.series)
-    others = [c for c in own.checkpoints if c.path != checkpoint.path] if own is not None else []
-    newest = sorted(others, key=lambda c: c.written_at)[-_COMPARED:]
-    return usual_pause([e.mtime_ns / 1e9 for e in c.entries if e.mtime_ns is not None] for c in newest)
-
-
-def _is_followed(checkpoint: Checkpoint, others: Iterable[Checkpoint]) -> bool:
-    """True if the next save of its series began after all of its files were written: its writer has gone on."""
-    step, series, written = numbers_of(checkpoint.step), checkpoint.series, checkpoint.written_at
-    later = (other for other in others if other.series == series and numbers_of(other.step) > step)
-    began = (min((entry.mtime_ns or 0 for entry in other.entries), default=0) for other in later)
-    return written > 0 and any(time > written for time in began)
-
-
 def current_verdict_of(view: RunView, checkpoint: Checkpoint) -> CheckpointId | None:
     """Return the generation with a verdict on exactly these files, as far as storage reports sizes, times and
     inodes."""
@@ -608,38 +583,3 @@ def current_verdict_of(view: RunView, checkpoint: Checkpoint) -> CheckpointId | 
     manifest = view.history.manifest(id)
     same_files = manifest is not None and set(checkpoint.files) == {f.path for f in manifest.files}
     return id if same_files and looks_as_judged(view, checkpoint, id) else None
-
-
-def _not_yet(
-    view: RunView,
-    checkpoint: Checkpoint,
-    sample: CheckpointSample,
-    work: Work,
-    *,
-    assume_quiet: bool,
-    hurry: bool = False,
-) -> NotYet | None:
-    """Return why a checkpoint cannot be verified yet, or None if it can. Raises CouldNotTellError.
-
-    `hurry`: what its layout proves to be whole is verified at once.
-    """
-    now = time.monotonic()
-    if sample.retry_at > now:
-        return NotYet(why="it could not be read; trying again", seconds=sample.retry_at - now)
-    stable = sample.stable_for(checkpoint)
-    if not sample.looked:
-        sample.unfinished, sample.whole = completeness(view.run.storage, checkpoint, scanner=work.scanner)
-        sample.looked = True
-    sealed = view.current(checkpoint)
-    by_writer = LAYOUTS[checkpoint.layout].sealed_by_writer
-    why = sample.unfinished or sample.resaving
-    if why is None and sealed is None and by_writer:
-        why = "its writer has not sealed it"
-        sample.looked = False  # the seal changes no file
-    if why is not None:
-        left = _wait_for_writers(view, checkpoint, sample)
-        return NotYet(why=why, seconds=left, unfinished=True) if left > 0 else None
-    quiet = assume_quiet or (hurry and sample.whole) or (by_writer and sealed is not None)
-    if stable < view.settings.settle and not quiet:
-        return NotYet(why="it was written just now", seconds=view.settings.settle - stable)
-    return None

@@ -1,22 +1,28 @@
-"""What a pass starts from, and what is remembered of a checkpoint until it has its verdict."""
+"""What a pass starts from, what is remembered of a checkpoint until it has its verdict, and when it can get it."""
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
 import msgspec
 
-from ckptguard.layouts import Checkpoint
+from ckptguard.decisions.fleet_health import usual_pause
+from ckptguard.layouts import LAYOUTS, Checkpoint
 from ckptguard.records.quarantine import FOLDER as QUARANTINE
 from ckptguard.records.trash import FOLDER as TRASH
-from ckptguard.runs.run_view import Listing
+from ckptguard.runs.run_view import Listing, RunView
 from ckptguard.runs.settling import youngest_age
-from ckptguard.values.ids import CheckpointId
+from ckptguard.runs.work import Work
+from ckptguard.runs.writers import pause_between_files, writer_of, writers_are_seen
+from ckptguard.values.ids import CheckpointId, numbers_of
 from ckptguard.values.settings import Settings
+from ckptguard.verification.collect_evidence import completeness
 
+_COMPARED = 8  # earlier saves of a series that say how long its writer pauses
 _LONGEST_PAUSE = 3600.0  # seconds between two attempts to read an unreadable checkpoint
 
 
@@ -100,3 +106,87 @@ class NotYet(msgspec.Struct, frozen=True, kw_only=True):
     why: str
     seconds: float | None
     unfinished: bool = False
+
+
+def sample_of(samples: dict[str, CheckpointSample], checkpoint: Checkpoint) -> CheckpointSample:
+    """Return what is remembered of a checkpoint, as its files are now: if they changed, nothing yet."""
+    sample = samples.get(checkpoint.path)
+    if sample is None or sample.signature != checkpoint.signature:
+        goes = sample is not None and set(checkpoint.signature) < set(sample.signature)
+        judged = sample is not None and goes and (sample.done or sample.judged)
+        sample = CheckpointSample(signature=checkpoint.signature, since=time.monotonic(), judged=judged)
+        samples[checkpoint.path] = sample
+    return sample
+
+
+def not_yet(
+    view: RunView,
+    checkpoint: Checkpoint,
+    sample: CheckpointSample,
+    work: Work,
+    *,
+    assume_quiet: bool,
+    hurry: bool = False,
+) -> NotYet | None:
+    """Return why a checkpoint cannot be verified yet, or None if it can. Raises CouldNotTellError.
+
+    `hurry`: what its layout proves to be whole is verified at once.
+    """
+    now = time.monotonic()
+    if sample.retry_at > now:
+        return NotYet(why="it could not be read; trying again", seconds=sample.retry_at - now)
+    stable = sample.stable_for(checkpoint)
+    if not sample.looked:
+        sample.unfinished, sample.whole = completeness(view.run.storage, checkpoint, scanner=work.scanner)
+        sample.looked = True
+    sealed = view.current(checkpoint)
+    by_writer = LAYOUTS[checkpoint.layout].sealed_by_writer
+    why = sample.unfinished or sample.resaving
+    if why is None and sealed is None and by_writer:
+        why = "its writer has not sealed it"
+        sample.looked = False  # the seal changes no file
+    if why is not None:
+        left = wait_for_writers(view, checkpoint, sample)
+        return NotYet(why=why, seconds=left, unfinished=True) if left > 0 else None
+    quiet = assume_quiet or (hurry and sample.whole) or (by_writer and sealed is not None)
+    if stable < view.settings.settle and not quiet:
+        return NotYet(why="it was written just now", seconds=view.settings.settle - stable)
+    return None
+
+
+def wait_for_writers(view: RunView, checkpoint: Checkpoint, sample: CheckpointSample) -> float:
+    """Return after how many seconds to look again whether an unfinished save is given up; 0 or less: it is."""
+    stable, settings = sample.stable_for(checkpoint), view.settings
+    left = settings.unfinished_limit - stable
+    if left <= 0:  # by times that a copy may have brought along (rsync -a): none of its files came just now
+        return pause_between_files(checkpoint, settings.settle) - _here_for(checkpoint)
+    if settings.settle <= 0 or not writers_are_seen(view.run, checkpoint):
+        return left
+    quiet = max(pause_between_files(checkpoint, settings.settle), _usual_pause(view, checkpoint))
+    if stable < quiet:
+        return min(left, quiet - stable)
+    return 0.0 if writer_of(view.run, checkpoint, quiet) is None else min(left, settings.settle)
+
+
+def _here_for(checkpoint: Checkpoint) -> float:
+    """Return for how many seconds no file of it came, was renamed or written, whatever its time says, where the file
+    system knows, by a clock that was not put back."""
+    newest = max((entry.ctime_ns or 0 for entry in checkpoint.entries), default=0)
+    age = time.time() - newest / 1e9
+    return age if newest and age >= 0 else math.inf
+
+
+def _usual_pause(view: RunView, checkpoint: Checkpoint) -> float:
+    """Return how long the writer of a save may pause between two files, by the other saves of its series."""
+    own = view.listing.series.get(checkpoint.series)
+    others = [c for c in own.checkpoints if c.path != checkpoint.path] if own is not None else []
+    newest = sorted(others, key=lambda c: c.written_at)[-_COMPARED:]
+    return usual_pause([e.mtime_ns / 1e9 for e in c.entries if e.mtime_ns is not None] for c in newest)
+
+
+def is_followed(checkpoint: Checkpoint, others: Iterable[Checkpoint]) -> bool:
+    """True if the next save of its series began after all of its files were written: its writer has gone on."""
+    step, series, written = numbers_of(checkpoint.step), checkpoint.series, checkpoint.written_at
+    later = (other for other in others if other.series == series and numbers_of(other.step) > step)
+    began = (min((entry.mtime_ns or 0 for entry in other.entries), default=0) for other in later)
+    return written > 0 and any(time > written for time in began)

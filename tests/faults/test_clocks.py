@@ -18,7 +18,7 @@ from ckptguard.records.leases import NOBODY, Lease
 from ckptguard.records.pins import IN_USE, LONGEST_USE, pin_checkpoint, pinned_generations
 from ckptguard.records.run import open_run
 from ckptguard.records.trash import list_trashed
-from ckptguard.repair.replace_files import cut_short
+from ckptguard.repair.one_place import cut_short
 from ckptguard.retention import trash
 from ckptguard.retention.pin import pin
 from ckptguard.retention.prune import prune

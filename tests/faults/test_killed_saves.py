@@ -22,7 +22,7 @@ from ckptguard.records.run import open_run
 from ckptguard.recover.roll_back import GoBack, roll_back
 from ckptguard.runs import writers
 from ckptguard.runs.writers import writer_of
-from ckptguard.upkeep import reconcile as reconciling
+from ckptguard.upkeep import samples
 from ckptguard.upkeep.reconcile import PassNotes, reconcile
 from ckptguard.values.settings import Settings
 from ckptguard.values.verdict import Outcome, Severity
@@ -278,7 +278,7 @@ def test_processes_are_only_searched_where_a_save_is_unfinished(run, monkeypatch
     torch.save(state_dict(400), run / "net-400.pt")
     os.utime(run / "net-400.pt", (1e9, 1e9))  # so it has been quiet for long
     searched = []
-    monkeypatch.setattr(reconciling, "writer_of", lambda *args: searched.append(args))
+    monkeypatch.setattr(samples, "writer_of", lambda *args: searched.append(args))
     notes = PassNotes()
     checked = until(lambda: reconcile(look(str(run), SETTINGS), notes).checked)
     assert [(c.path, c.outcome) for c in checked] == [("net-400.pt", Outcome.GOOD)]

@@ -8,7 +8,7 @@ from typing import Any
 from unittest import mock
 
 from ckptguard.records.who_and_when import Owner, this_process
-from ckptguard.repair import replace_files
+from ckptguard.repair import one_place
 from ckptguard.storage.local.local_storage import LocalStorage
 from ckptguard.storage.remote.remote_storage import RemoteStorage
 
@@ -38,7 +38,7 @@ def at_call(
         return call
 
     with contextlib.ExitStack() as patches:
-        for owner in (LocalStorage, RemoteStorage, replace_files):
+        for owner in (LocalStorage, RemoteStorage, one_place):
             for name in calls:
                 if hasattr(owner, name):
                     patches.enter_context(mock.patch.object(owner, name, counted(getattr(owner, name))))

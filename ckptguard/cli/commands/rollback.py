@@ -94,7 +94,7 @@ def _series_meant(name: str, known: Collection[str]) -> list[str]:
 
 def _undo_pointers(view: RunView, shared: Shared) -> None:
     from ckptguard.documents.done_lines import undone_lines
-    from ckptguard.recover.undo import undo_pointers
+    from ckptguard.recover.roll_back import undo_pointers
 
     undone = undo_pointers(view)
     if shared.as_json:

@@ -26,7 +26,6 @@ from ckptguard.engine.watched_run import WatchedRun
 from ckptguard.errors import NoKnownGoodError
 from ckptguard.fleet import read_fleet
 from ckptguard.inspect.status import status
-from ckptguard.keep import independent_copies
 from ckptguard.records.daemon_record import DaemonRecord
 from ckptguard.records.who_and_when import this_host, utc_now
 from ckptguard.reporting.notify import Hooks
@@ -34,7 +33,7 @@ from ckptguard.runs.run_view import open_view
 from ckptguard.runs.work import Work
 from ckptguard.storage.local import removal
 from ckptguard.storage.local.removal import removed
-from ckptguard.upkeep import reconcile
+from ckptguard.upkeep import finish_copies, reconcile
 from ckptguard.values.ids import run_id_of
 from ckptguard.values.run_summary import RunSummary
 from ckptguard.values.settings import Settings
@@ -174,14 +173,14 @@ def test_copies_that_go_while_they_are_read_are_no_alarm(tmp_path, said, monkeyp
     """A removal that comes to them while a link is replaced by a copy."""
     run, asked = tmp_path / "run", []
     guarded = seen(run, SETTINGS.changed(keep="auto"))
-    real = independent_copies.publish_file
+    real = finish_copies.publish_file
 
     def remove_and_publish(source, target, file, *words, **how):
         asked.append(file.path)
         shutil.rmtree(run / "_ckptguard" / "kept", ignore_errors=True)
         return real(source, target, file, *words, **how)
 
-    monkeypatch.setattr(independent_copies, "publish_file", remove_and_publish)
+    monkeypatch.setattr(finish_copies, "publish_file", remove_and_publish)
     said.clear()
     save(str(run), 200, 2)
     until(lambda: step(guarded) and asked, "a copy of its own")

@@ -11,8 +11,7 @@ from support.views import look
 from ckptguard.errors import NotFoundError, StorageFullError
 from ckptguard.records.run import open_run
 from ckptguard.recover import roll_back as module
-from ckptguard.recover.roll_back import GoBack, roll_back
-from ckptguard.recover.undo import undo_pointers
+from ckptguard.recover.roll_back import GoBack, roll_back, undo_pointers
 from ckptguard.upkeep.reconcile import PassNotes, reconcile
 from ckptguard.values.settings import Settings
 

@@ -11,7 +11,6 @@ from support.views import look
 
 from ckptguard.errors import NoKnownGoodError, NotGivenBackError, StorageFullError
 from ckptguard.records.kept import list_kept, read_kept
-from ckptguard.recover import put_back
 from ckptguard.recover import roll_back as roll_back_module
 from ckptguard.recover.restore import restore
 from ckptguard.recover.roll_back import GoBack, known_good_of, roll_back
@@ -302,7 +301,7 @@ def test_a_full_disk_moves_nothing(root, run, notes, monkeypatch):
     def full(*arguments, **more):
         raise StorageFullError("no space left", key="epoch_latest.pt")
 
-    monkeypatch.setattr(put_back, "copy_differs", full)
+    monkeypatch.setattr(roll_back_module, "copy_differs", full)
     with pytest.raises(StorageFullError):
         roll_back(look(run, COPIES), BACK)
     assert files(root) == before

@@ -29,7 +29,7 @@ from ckptguard.keep.copies import trim_kept
 from ckptguard.records.incidents import list_incidents
 from ckptguard.records.kept import read_kept, read_set_aside
 from ckptguard.records.run import open_run
-from ckptguard.repair import replace_files
+from ckptguard.repair import one_place
 from ckptguard.repair.repair import repair
 from ckptguard.repair.scrub import scrub
 from ckptguard.replicas.replicate import replicate
@@ -251,13 +251,13 @@ def test_a_source_that_rots_while_it_is_copied_is_none(root, monkeypatch):
     flip(root / SECOND)
     scrub(look(run))
     harmed = contents(root)
-    real = replace_files.copy_within
+    real = one_place.copy_within
 
     def rotten(run, source, target, path, *, how):
         real(run, source, target, path, how=how)
         flip(root / target.key(path))
 
-    monkeypatch.setattr(replace_files, "copy_within", rotten)
+    monkeypatch.setattr(one_place, "copy_within", rotten)
     [file] = repair(look(run)).files
     assert not file.repaired
     assert "was not copied correctly" in file.reason

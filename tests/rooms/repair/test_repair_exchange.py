@@ -8,7 +8,7 @@ from support.kept_runs import SECOND, contents, guarded, in_quarantine, leftover
 from support.views import look
 
 from ckptguard.errors import BusyError
-from ckptguard.repair import replace_files
+from ckptguard.repair import one_place
 from ckptguard.repair.repair import repair
 from ckptguard.repair.scrub import scrub
 
@@ -20,7 +20,7 @@ def test_a_save_that_comes_between_wins(root, monkeypatch, moment):
     flip(root / SECOND)
     scrub(look(run))
     new = b"saved again by the trainer"
-    real = replace_files._move_aside
+    real = one_place._move_aside
 
     def raced(run, damaged, aside):
         if moment == "before the move":
@@ -29,8 +29,8 @@ def test_a_save_that_comes_between_wins(root, monkeypatch, moment):
         real(run, damaged, aside)
         (root / SECOND).write_bytes(new)
 
-    monkeypatch.setattr(replace_files, "swap_files", lambda *_: False)
-    monkeypatch.setattr(replace_files, "_move_aside", raced)
+    monkeypatch.setattr(one_place, "swap_files", lambda *_: False)
+    monkeypatch.setattr(one_place, "_move_aside", raced)
     with pytest.raises(BusyError):
         repair(look(run), "sharded-200")
     assert (root / SECOND).read_bytes() == new
@@ -43,15 +43,15 @@ def test_a_save_that_comes_before_the_exchange_wins(root, monkeypatch):
     run = guarded(root)
     flip(root / SECOND)
     scrub(look(run))
-    new, real = b"saved again by the trainer", replace_files.swap_files
+    new, real = b"saved again by the trainer", one_place.swap_files
 
     def raced(*where):
-        monkeypatch.setattr(replace_files, "swap_files", real)
+        monkeypatch.setattr(one_place, "swap_files", real)
         (root / "new").write_bytes(new)
         os.replace(root / "new", root / SECOND)
         return real(*where)
 
-    monkeypatch.setattr(replace_files, "swap_files", raced)
+    monkeypatch.setattr(one_place, "swap_files", raced)
     with pytest.raises(BusyError):
         repair(look(run), "sharded-200")
     assert (root / SECOND).read_bytes() == new
@@ -65,7 +65,7 @@ def test_the_name_is_never_free(root, monkeypatch):
     flip(root / SECOND)
     harmed = (root / SECOND).read_bytes()
     scrub(look(run))
-    seen, real = [], replace_files.swap_files
+    seen, real = [], one_place.swap_files
 
     def watched(*where):
         seen.append((root / SECOND).read_bytes() == harmed)
@@ -77,7 +77,7 @@ def test_the_name_is_never_free(root, monkeypatch):
     (root / "b").write_bytes(b"2")
     can = real(str(root), "a", "b")
     assert ((root / "a").read_bytes(), (root / "b").read_bytes()) == ((b"2", b"1") if can else (b"1", b"2"))
-    monkeypatch.setattr(replace_files, "swap_files", watched)
+    monkeypatch.setattr(one_place, "swap_files", watched)
     repair(look(run))
     assert contents(root) == whole
     assert in_quarantine(root) == [harmed]

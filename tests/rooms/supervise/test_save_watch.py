@@ -11,7 +11,7 @@ from support.supervised_runs import save_watch
 from support.trainer_saves import SICK, TRAINERS, load, save, two_folders, update_of, weights_of
 
 from ckptguard.errors import BusyError, CkptguardError, StorageError, WorkerError
-from ckptguard.recover import put_back, roll_back
+from ckptguard.recover import roll_back
 from ckptguard.scan import scan_files
 from ckptguard.storage.local.local_storage import LocalStorage
 
@@ -99,7 +99,7 @@ def failing_at(patch, step):
 
         patch.setattr(roll_back, "run_lock", busy)
     elif step == "differs":
-        patch.setattr(put_back, "copy_differs", lambda *_, **__: "it differs")
+        patch.setattr(roll_back, "copy_differs", lambda *_, **__: "it differs")
     else:
         left = itertools.count(step, -1)
 

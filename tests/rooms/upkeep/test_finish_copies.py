@@ -17,7 +17,7 @@ from support.runs import QUICK, state_dict
 from support.views import look
 
 from ckptguard.errors import StorageError
-from ckptguard.records import kept
+from ckptguard.records import kept, move_marks
 from ckptguard.records.run import open_run
 from ckptguard.retention.pin import pin
 from ckptguard.runs.find_known_good import find_known_good
@@ -34,7 +34,7 @@ def test_a_mark_that_reads_wrong_once_releases_nothing(root, monkeypatch, number
     for step in (100, 200):
         shutil.rmtree(root / f"sharded-{step}")  # rotated away: the copies are all that is left
     copies = kept.list_kept(run)
-    real = kept.read_record
+    real = move_marks.read_record
     length = len(real(run, kept.kept_folder(copies[0]) + ".json"))
     for place in range(0, length, 7):
         readings = itertools.count()
@@ -46,7 +46,7 @@ def test_a_mark_that_reads_wrong_once_releases_nothing(root, monkeypatch, number
             return text[:place] + bytes([text[place] ^ 1]) + text[place + 1 :] if place < len(text) else text
 
         with monkeypatch.context() as faulty:
-            faulty.setattr(kept, "read_record", wrong)
+            faulty.setattr(move_marks, "read_record", wrong)
             finish_copies(look(run))
         assert kept.list_kept(run) == copies, f"byte {place}"
 

@@ -14,12 +14,12 @@ from support.views import look
 from ckptguard.decisions.room import SPARE
 from ckptguard.errors import StorageFullError
 from ckptguard.inspect.status import status
-from ckptguard.keep.independent_copies import copy_independently
 from ckptguard.records.kept import list_kept, read_kept
 from ckptguard.records.run import open_run
 from ckptguard.runs.find_known_good import find_known_good
 from ckptguard.runs.work import PLAIN, Work
 from ckptguard.storage.local import local_storage
+from ckptguard.upkeep.finish_copies import copy_independently
 from ckptguard.upkeep.reconcile import PassNotes, reconcile
 
 

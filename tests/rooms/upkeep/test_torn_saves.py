@@ -19,7 +19,7 @@ from support.views import look
 
 from ckptguard.layouts import Checkpoint
 from ckptguard.runs.work import Work
-from ckptguard.upkeep import reconcile as reconciling
+from ckptguard.upkeep import samples
 from ckptguard.upkeep.reconcile import PassNotes, PassResult, reconcile
 from ckptguard.upkeep.samples import CheckpointSample
 from ckptguard.values.verdict import Outcome
@@ -45,8 +45,8 @@ class World:
         root.mkdir()
         monkeypatch.setattr(time, "time", lambda: self.now)
         monkeypatch.setattr(time, "monotonic", lambda: self.now)
-        monkeypatch.setattr(reconciling, "writers_are_seen", lambda *_: self.seen)
-        monkeypatch.setattr(reconciling, "writer_of", self._writer)
+        monkeypatch.setattr(samples, "writers_are_seen", lambda *_: self.seen)
+        monkeypatch.setattr(samples, "writer_of", self._writer)
 
     def _writer(self, _run: object, checkpoint: Checkpoint, quiet: float) -> str | None:
         is_quiet = self.now - self.changed[number(checkpoint.path)] >= quiet

@@ -12,7 +12,7 @@ STEPS = {
     "the incident is open": ("supervise.recovery", "open_incident", True),
     "the quarantine is marked": ("keep.quarantine", "_move_files", False),
     "it is moved": ("keep.quarantine", "mark_moved", False),
-    "the copy is staged": ("recover.put_back", "copy_differs", True),
+    "the copy is staged": ("recover.roll_back", "copy_differs", True),
     "the known-good is in place": ("recover.roll_back", "rewritten", False),
     "the incident is not closed": ("supervise.recovery", "close_incident", False),
     "the command is about to start": ("supervise.command", "SupervisedCommand.start", False),

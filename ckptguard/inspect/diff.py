@@ -36,15 +36,6 @@ class DiffedCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
     digests: str
 
 
-class DiffedTensor(msgspec.Struct, frozen=True, kw_only=True):
-    """One tensor of one side."""
-
-    name: str
-    file: str
-    dtype: str
-    shape: tuple[int, ...]
-
-
 class TensorChange(msgspec.Struct, frozen=True, kw_only=True):
     """A tensor that differs between the sides. `change` is one of `KINDS`.
 
@@ -55,8 +46,8 @@ class TensorChange(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     role: str
     change: str
-    a: DiffedTensor | None
-    b: DiffedTensor | None
+    a: HeldTensor | None
+    b: HeldTensor | None
     difference: Difference | None = None
     note: str | None = None
 
@@ -147,18 +138,12 @@ def _side(contents: Contents) -> DiffedCheckpoint:
     )
 
 
-def _tensor(held: HeldTensor | None) -> DiffedTensor | None:
-    if held is None:
-        return None
-    return DiffedTensor(name=held.name, file=held.file, dtype=held.place.dtype, shape=held.place.shape)
-
-
 def _change(
     kind: str, a: HeldTensor | None, b: HeldTensor | None, found: Difference | None = None, note: str | None = None
 ) -> TensorChange:
     """Return a change of a tensor that at least one side holds, under its name in `b`."""
     name, role = next((held.name, held.role) for held in (b, a) if held is not None)
-    return TensorChange(name=name, role=role, change=kind, a=_tensor(a), b=_tensor(b), difference=found, note=note)
+    return TensorChange(name=name, role=role, change=kind, a=a, b=b, difference=found, note=note)
 
 
 def _unpaired(matching: Matching) -> Iterable[TensorChange]:
@@ -181,9 +166,9 @@ class _Comparison:
         """Return how two paired tensors differ, or None."""
         if _same_bytes(a, b):
             return None
-        if a.place.shape != b.place.shape:
+        if a.shape != b.shape:
             return _change("reshaped", a, b)
-        retyped = a.place.dtype != b.place.dtype
+        retyped = a.dtype != b.dtype
         if a.place.span is None or b.place.span is None:
             return _change("retyped", a, b) if retyped else None
         from ckptguard.scan.compare import LocatedTensor, NotComparable, compare
@@ -221,7 +206,7 @@ class _Comparison:
 
 def _same_bytes(a: HeldTensor, b: HeldTensor) -> bool:
     """True if digests and places alone prove that two tensors are equal."""
-    if a.place.shape != b.place.shape or a.place.dtype != b.place.dtype or a.digest is None or a.digest != b.digest:
+    if a.shape != b.shape or a.dtype != b.dtype or a.digest is None or a.digest != b.digest:
         return False
     places = [(t.place.start, t.place.stop, t.place.strides, t.place.byte_order, t.length) for t in (a, b)]
     return places[0] == places[1]

@@ -140,7 +140,7 @@ def _pair_renamed(role: str, matching: Matching) -> None:
         for name in left
         if name.startswith(a) and b + name.removeprefix(a) in right
     ]
-    if 2 * sum(x.place.shape == y.place.shape for x, y in pairs) <= len(pairs):
+    if 2 * sum(x.shape == y.shape for x, y in pairs) <= len(pairs):
         return
     gone = {id(t) for pair in pairs for t in pair}
     matching.removed = [t for t in matching.removed if id(t) not in gone]

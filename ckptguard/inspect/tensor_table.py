@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+import msgspec
+
 from ckptguard.errors import CouldNotTellError, NotFoundError, RefusedError, StorageError
 from ckptguard.formats.structure import TensorPlace
 from ckptguard.inspect.list_states import CheckpointState
@@ -41,7 +43,7 @@ class TensorSource:
     run: Run | None = None
 
 
-class HeldTensor(NamedTuple):
+class HeldTensor(msgspec.Struct, frozen=True):
     """One tensor of a checkpoint. `file` is its file inside the checkpoint, `key` that of the storage.
 
     `offset` and `digest` are those of its span (None: no bytes in the file).
@@ -55,6 +57,16 @@ class HeldTensor(NamedTuple):
     offset: int
     length: int
     digest: str | None
+
+    @property
+    def dtype(self) -> str:
+        """The type of its elements."""
+        return self.place.dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its shape."""
+        return self.place.shape
 
 
 class Damage(NamedTuple):

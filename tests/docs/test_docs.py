@@ -8,7 +8,6 @@ import runpy
 import shutil
 import subprocess
 import sys
-import threading
 import tomllib
 from pathlib import Path
 
@@ -17,6 +16,7 @@ import pytest
 import refresh
 from servers.fixtures import skip_or_fail
 from servers.processes import NotInstalledError
+from servers.web_servers import served
 from support.browsing import chromium, missing
 from support.markdown import DOCS, ROOT, anchors, called, links, pages, prose, wide_lines
 from support.prose import problems
@@ -122,14 +122,12 @@ def test_its_search_finds_a_page(site, how):
     if (wanted := missing()) is not None:
         skip_or_fail(NotInstalledError(wanted))
     handler = functools.partial(QuietFiles, directory=str(site))
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server, chromium() as browser:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        start = f"http://127.0.0.1:{server.server_port}" if how == "over HTTP" else site.as_uri()
+    with served(handler) as origin, chromium() as browser:
+        start = origin if how == "over HTTP" else site.as_uri()
         page, asked = browser.new_page(), []
         page.on("request", lambda request: asked.append(request.url))
         page.goto(f"{start}/guides/going-back.html")
         page.locator("button.md-search__button").first.click()
         page.get_by_placeholder("Search").fill("quarantine")
         page.get_by_role("option", name=re.compile("quarantine", re.IGNORECASE)).first.wait_for()
-        server.shutdown()
         assert [url for url in asked if not url.startswith((start, "data:", "blob:"))] == []

@@ -7,10 +7,10 @@ import os
 import random
 import subprocess
 import sys
-import time
 
 import pytest
 import torch
+from support import daemon_process
 from support.forked import TESTS, Forked
 from support.runs import state_dict
 from support.views import look
@@ -98,13 +98,18 @@ def run(tmp_path):
     return folder
 
 
+@pytest.fixture
+def torn_run(run):
+    """The run with a save that was killed, and that nobody writes."""
+    with hanging_save(run, "file", 30_000):
+        pass
+    until(lambda: writer_of(*_torn(run), 0.05) is None)
+    return run
+
+
 def until(found):
     """Wait until this returns something, and return it."""
-    deadline = time.monotonic() + DEADLINE
-    while not (value := found()):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    return value
+    return daemon_process.until(found, "what is waited for", DEADLINE)
 
 
 def go_back(run):
@@ -199,64 +204,52 @@ def _torn(run):
     return view.run, view.checkpoint("net-400.pt")
 
 
-def test_a_guard_that_lives_is_waited_for(run):
+def test_a_guard_that_lives_is_waited_for(torn_run):
     """A guard may pause between two files without one open."""
-    with hanging_save(run, "file", 30_000):
-        pass
-    until(lambda: writer_of(*_torn(run), 0.05) is None)
-    begin_training(open_run(str(run)), "net-#.pt", loops=True)
-    assert "may still save" in writer_of(*_torn(run), 0.05)
+    begin_training(open_run(str(torn_run)), "net-#.pt", loops=True)
+    assert "may still save" in writer_of(*_torn(torn_run), 0.05)
 
 
-def test_any_way_to_hold_a_file_open_counts(run):
+def test_any_way_to_hold_a_file_open_counts(torn_run):
     """A descriptor or a shared mapping for writing counts, in any file of the run but the records; reading does not."""
-    with hanging_save(run, "file", 30_000):
-        pass
-    until(lambda: writer_of(*_torn(run), 0.05) is None)
-    torn, log, record = run / "net-400.pt", run / "train.log", run / "_ckptguard" / "lock"
+    torn, log, record = torn_run / "net-400.pt", torn_run / "train.log", torn_run / "_ckptguard" / "lock"
     with open(torn, "rb"), open(record, "ab"):
-        assert writer_of(*_torn(run), 0.05) is None
+        assert writer_of(*_torn(torn_run), 0.05) is None
     with open(log, "a"):
-        assert "train.log open" in writer_of(*_torn(run), 0.05)
+        assert "train.log open" in writer_of(*_torn(torn_run), 0.05)
     with open(torn, "r+b") as file:
         mapped = mmap.mmap(file.fileno(), 0)
     try:
-        assert "net-400.pt open" in writer_of(*_torn(run), 0.05)
+        assert "net-400.pt open" in writer_of(*_torn(torn_run), 0.05)
     finally:
         mapped.close()
     with open(log, "a"):
         log.unlink()
-        assert "train.log open" in writer_of(*_torn(run), 0.05)
-    assert writer_of(*_torn(run), 0.05) is None
+        assert "train.log open" in writer_of(*_torn(torn_run), 0.05)
+    assert writer_of(*_torn(torn_run), 0.05) is None
 
 
 @pytest.mark.parametrize("by", ["itself", "a shell", "a shell, later"])
-def test_output_that_goes_into_the_run_holds_nothing_up(run, by):
+def test_output_that_goes_into_the_run_holds_nothing_up(torn_run, by):
     """`ckptguard rollback RUN > RUN/log`, and a job whose output is in RUN: neither can be a save."""
-    with hanging_save(run, "file", 30_000):
-        pass
-    until(lambda: writer_of(*_torn(run), 0.05) is None)
-    command = [sys.executable, "-m", "ckptguard", "rollback", str(run)]
+    command = [sys.executable, "-m", "ckptguard", "rollback", str(torn_run)]
     lines = {"a shell": '"$@"; true', "a shell, later": 'exec 7>&1; "$@" 2>/dev/null; true'}
     if by != "itself":
         command = ["/bin/sh", "-c", lines[by], "sh", *command]
-    with open(run / "slurm-7.out", "w") as log:
+    with open(torn_run / "slurm-7.out", "w") as log:
         environ = os.environ | {"CKPTGUARD_SETTLE": "0.05"}
         subprocess.run(command, stdout=log, stderr=log, env=environ, timeout=DEADLINE, check=False)
-    said = (run / "slurm-7.out").read_text()
+    said = (torn_run / "slurm-7.out").read_text()
     assert "went back to" in said, said
-    assert not (run / "net-400.pt").exists()
+    assert not (torn_run / "net-400.pt").exists()
 
 
-def test_output_into_the_checkpoint_itself_counts(run, monkeypatch):
+def test_output_into_the_checkpoint_itself_counts(torn_run, monkeypatch):
     """What a shell writes into the file of a save is the save."""
-    with hanging_save(run, "file", 30_000):
-        pass
-    until(lambda: writer_of(*_torn(run), 0.05) is None)
-    monkeypatch.setattr(writers, "_our_output", lambda: {str(run / "net-400.pt")})
-    with open(run / "net-400.pt", "r+b"):
+    monkeypatch.setattr(writers, "_our_output", lambda: {str(torn_run / "net-400.pt")})
+    with open(torn_run / "net-400.pt", "r+b"):
         assert "net-400.pt open" in until(
-            lambda: (why := writer_of(*_torn(run), 0.05) or "") and "s ago" not in why and why
+            lambda: (why := writer_of(*_torn(torn_run), 0.05) or "") and "s ago" not in why and why
         )
 
 
@@ -285,13 +278,10 @@ def test_processes_are_only_searched_where_a_save_is_unfinished(run, monkeypatch
     assert searched == []
 
 
-def test_times_that_a_writer_set_are_not_trusted(run):
+def test_times_that_a_writer_set_are_not_trusted(torn_run):
     """`cp -a` gives files old times: only the kernel's own time of the last change counts."""
-    with hanging_save(run, "file", 30_000):
-        pass
-    until(lambda: writer_of(*_torn(run), 0.05) is None)
-    os.utime(run / "net-400.pt", (1.0, 1.0))
-    assert "changed" in writer_of(*_torn(run), 600.0)
+    os.utime(torn_run / "net-400.pt", (1.0, 1.0))
+    assert "changed" in writer_of(*_torn(torn_run), 600.0)
 
 
 def test_without_settle_no_pause_proves_anything(run):

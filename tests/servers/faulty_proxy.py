@@ -9,8 +9,9 @@ import random
 import threading
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import urlsplit
+
+from servers.web_servers import Quiet, served
 
 _SLOW_SECONDS = 1.0
 _HOP_BY_HOP = {"connection", "keep-alive", "transfer-encoding", "content-length"}
@@ -57,7 +58,7 @@ class FaultyProxy:
         """Serve at `url`."""
         proxy = self
 
-        class Request(BaseHTTPRequestHandler):
+        class Request(Quiet):
             protocol_version = "HTTP/1.1"
 
             def forward(self) -> None:
@@ -99,24 +100,8 @@ class FaultyProxy:
 
             do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = forward  # noqa: N815 - the library's names
 
-            def log_message(self, *arguments: object) -> None:
-                pass
-
-        class Server(ThreadingHTTPServer):
-            daemon_threads = True
-            request_queue_size = 256
-
-            def handle_error(self, *arguments: object) -> None:
-                pass  # a client that went away
-
-        server = Server(("127.0.0.1", 0), Request)
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
-        thread.start()
-        self.url = f"http://127.0.0.1:{server.server_address[1]}"
-        try:
-            yield self
-        finally:
-            self.released.set()
-            server.shutdown()
-            server.server_close()
-            thread.join()
+        with served(Request) as self.url:
+            try:
+                yield self
+            finally:
+                self.released.set()

@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import re
 import ssl
-import threading
 from collections import Counter
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import unquote
+
+from servers.web_servers import Quiet, served
 
 _ERROR = '<?xml version="1.0"?><Error><Code>{}</Code><Message>Words of {}</Message><RequestId>1</RequestId></Error>'
 
@@ -26,7 +26,7 @@ class RefusingS3:
         """Serve at `url`."""
         counted = self.asked
 
-        class Request(BaseHTTPRequestHandler):
+        class Request(Quiet):
             protocol_version = "HTTP/1.1"
 
             def refuse(self) -> None:
@@ -44,24 +44,5 @@ class RefusingS3:
 
             do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = refuse  # noqa: N815 - the library's names
 
-            def log_message(self, *arguments: object) -> None:
-                pass
-
-        class Server(ThreadingHTTPServer):
-            daemon_threads = True
-
-            def handle_error(self, *arguments: object) -> None:
-                pass  # a client that went away
-
-        server = Server(("127.0.0.1", 0), Request)
-        if tls is not None:
-            server.socket = tls.wrap_socket(server.socket, server_side=True)
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
-        thread.start()
-        self.url = f"http{'' if tls is None else 's'}://127.0.0.1:{server.server_address[1]}"
-        try:
+        with served(Request, tls) as self.url:
             yield self
-        finally:
-            server.shutdown()
-            server.server_close()
-            thread.join()

@@ -1,4 +1,4 @@
-"""What a model of dicts knows of a store: see `store_machine.py`."""
+"""What a model of dicts knows of a store: see `campaigns/test_store_machine.py`."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from ckptguard.values.retention_policy import parse_span
 from ckptguard.version import __version__
 from ckptguard_daemon.deploy import EXAMPLES, print_example
 from ckptguard_daemon.log import log, start_logging
-from ckptguard_daemon.plan import DaemonPlan, Reload, read_plan
+from ckptguard_daemon.plan import DaemonPlan, ListenOptions, Reload, read_plan
 
 _EPILOG = """\b
 Exit codes:
@@ -89,6 +89,7 @@ class _Command(click.Command):
     "--link",
     type=click.Choice([role.word for role in Role]),
     metavar="ROLE",
+    callback=lambda context, option, word: None if word is None else role_named(word),
     help="With --http: print a link that logs in once, as reader or operator.",
 )
 @click.option("--if-unguarded", is_flag=True, help="Only look at a run while another daemon guards it.")
@@ -136,25 +137,11 @@ def command(runs: tuple[str, ...], **options: Any) -> None:
     except CkptguardError as error:
         _end(error)
     # Imported after the settings were checked, so that a mistake in them is reported at once.
-    from ckptguard_daemon.http.web_server import HttpOptions
     from ckptguard_daemon.liveness import TimeLimit
-    from ckptguard_daemon.metrics_outlets import MetricsOptions
     from ckptguard_daemon.once import run_once
     from ckptguard_daemon.service import serve
 
-    metrics = MetricsOptions(
-        address=options["metrics"], token_file=options["metrics_token"], file=options["metrics_file"]
-    )
-    http = HttpOptions(
-        socket=options["socket_path"],
-        address=options["http"],
-        certificate=options["tls_cert"],
-        key=options["tls_key"],
-        tokens=options["tokens"],
-        url=options["http_url"],
-        yields=options["if_unguarded"],
-        link=None if options["link"] is None else role_named(options["link"]),
-    )
+    listen = ListenOptions(**{name: options[name] for name in ListenOptions.__struct_fields__})
     stop, parent = threading.Event(), options["parent"]
     wanted = None if parent is None else lambda: os.getppid() == parent
     code: int = ExitCode.INTERRUPTED if options["once"] else ExitCode.GOOD
@@ -172,14 +159,14 @@ def command(runs: tuple[str, ...], **options: Any) -> None:
     try:
         if options["once"]:
             timed = None if limit is None else TimeLimit(limit, stop)
-            code = run_once(plan, stop, metrics=metrics)
+            code = run_once(plan, stop, listen)
             if timed is not None and timed.is_over:
                 code = timed.code_of(code)
             elif stop.is_set():
                 code = ExitCode.INTERRUPTED
         else:
             reload = Reload(asked=hang_up, read=read)
-            code = serve(plan, os.environ, stop, wanted=wanted, reload=reload, metrics=metrics, http=http)
+            code = serve(plan, os.environ, stop, listen, wanted=wanted, reload=reload)
     except CkptguardError as error:
         _end(error)
     except Exception as error:

@@ -16,6 +16,7 @@ from anyio import CapacityLimiter
 from ckptguard.documents.build import Document
 from ckptguard.errors import BusyError, CkptguardError, NotFoundError
 from ckptguard.storage.failures import machine_trouble
+from ckptguard_daemon.liveness import WorkStop
 from ckptguard_daemon.log import log
 
 LONGEST_JOB = 6 * 3600.0  # seconds; then its work is stopped
@@ -46,31 +47,13 @@ class StorageThreads:
             return await anyio.to_thread.run_sync(work, limiter=threads)
 
 
-class JobStop(threading.Event):
-    """Set when the daemon ends, or when the job's time is over."""
-
-    def __init__(self, stop: threading.Event, until: float) -> None:
-        super().__init__()
-        self._stop, self._until = stop, until
-
-    def is_set(self) -> bool:
-        """True if the work must end."""
-        return self._stop.is_set() or time.monotonic() >= self._until
-
-    def wait(self, timeout: float | None = None) -> bool:
-        """Wait until the work must end. Returns whether it must."""
-        left = max(0.0, self._until - time.monotonic())
-        self._stop.wait(left if timeout is None else min(timeout, left))
-        return self.is_set()
-
-
 class ActionJob:
     """One piece of work for a run. `exclusive`: it changes the run, so no other one of it does so beside."""
 
     def __init__(self, id: str, run_id: str, what: str, stop: threading.Event, *, exclusive: bool) -> None:
         self.id, self.run_id, self.what, self.exclusive = id, run_id, what, exclusive
         self.until = time.time() + LONGEST_JOB
-        self.stop = JobStop(stop, time.monotonic() + LONGEST_JOB)
+        self.stop = WorkStop(stop, time.monotonic() + LONGEST_JOB)
         self.answer: Future[Document] = Future()
         self.answer.set_running_or_notify_cancel()  # who asked may go, but cannot cancel it
 

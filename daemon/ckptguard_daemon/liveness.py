@@ -23,30 +23,32 @@ _TIMEOUT = 5.0  # seconds for an answer to a probe
 
 
 class WorkStop(threading.Event):
-    """The loop's `stop` as its work sees it. It knows when the work last asked whether it must end.
+    """The daemon's `stop` as some work sees it, which also ends at `until`, on the monotonic clock. It knows when the
+    work last asked whether it must end.
 
     Whatever takes long asks again and again: each block of a read or a copy, each wait. So a thread that asks makes
     progress, also within a scan of hours. One that hangs in dead storage does not ask, but those of other runs do.
     """
 
-    def __init__(self, stop: threading.Event) -> None:
+    def __init__(self, stop: threading.Event, until: float | None = None) -> None:
         super().__init__()
-        self._stop = stop
+        self._stop, self._until = stop, until
         self.asked_at = 0.0  # seconds since 1970
 
     def is_set(self) -> bool:
         """True if the work must end."""
         self.asked_at = time.time()
-        return self._stop.is_set()
+        return self._stop.is_set() or self._left == 0.0
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until the work must end. Returns whether it must."""
-        self.asked_at = time.time()
-        return self._stop.wait(timeout)
+        limits = [seconds for seconds in (timeout, self._left) if seconds is not None]
+        self._stop.wait(min(limits, default=None))
+        return self.is_set()
 
-    def set(self) -> None:
-        """End the work, and everything else that has this `stop`."""
-        self._stop.set()
+    @property
+    def _left(self) -> float | None:
+        return None if self._until is None else max(0.0, self._until - time.monotonic())
 
 
 def is_fresh(progress: float) -> bool:

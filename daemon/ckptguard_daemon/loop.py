@@ -12,17 +12,14 @@ import gc
 import resource
 import threading
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterator
-
-import msgspec
 
 from ckptguard.engine.watched_run import WatchedRun
 from ckptguard.runs.results import Checked
 from ckptguard.runs.work import Work
 from ckptguard.scan import Scanner
 from ckptguard.scan.process.process_scanner import ProcessScanner
-from ckptguard.scan.process.worker_process import WorkerLimits, limits_of
+from ckptguard.scan.process.worker_process import limits_of
 from ckptguard.values.settings import Settings
 from ckptguard_daemon.lanes import Lanes, Turn
 from ckptguard_daemon.liveness import WorkStop
@@ -117,35 +114,24 @@ class Loop:
             pass  # another system, another C library
 
 
-class _Kind(msgspec.Struct, frozen=True):
-    """What distinguishes one scanner from another."""
-
-    limits: WorkerLimits
-    workers: int
-    rate: float | None
-
-
 class LaneScanner:
     """The scanner of one lane. Only the lane's thread uses it, because scanning processes end with the thread that
     started them. It is kept while the settings ask for the same."""
 
     def __init__(self, stop: threading.Event) -> None:
         self._stop = stop
-        self._made: tuple[_Kind, ProcessScanner] | None = None
+        self._made: tuple[object, ProcessScanner] | None = None
 
     def by(self, settings: Settings) -> Scanner:
         """Return a scanner by the settings of a run."""
-        kind = _Kind(limits_of(settings), settings.workers or 2, settings.verify_rate)
+        limits, workers, rate = limits_of(settings), settings.workers or 2, settings.verify_rate
+        kind = (limits, workers, rate)
         if self._made is None or self._made[0] != kind:
             self.close()
-            self._made = kind, self._scanner(kind)
+            # Training's files are more important than ours: drop what was read from the page cache.
+            made = ProcessScanner(limits, workers=workers, stop=self._stop, spare_cache=True, rate=lambda: rate)
+            self._made = kind, made
         return self._made[1]
-
-    def _scanner(self, kind: _Kind) -> ProcessScanner:
-        # Training's files are more important than ours: drop what was read from the page cache.
-        return ProcessScanner(
-            kind.limits, workers=kind.workers, stop=self._stop, spare_cache=True, rate=lambda: kind.rate
-        )
 
     def close(self) -> None:
         """End its processes."""
@@ -154,37 +140,33 @@ class LaneScanner:
             self._made = None
 
 
-class Passes:
-    """Lets coroutines of the HTTP thread wait for a run's next pass: any number of them, without a thread each."""
+class Waiters:
+    """Wakes coroutines of the HTTP threads: any number of them, without a thread each. Any thread may call `wake`."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._waiting: defaultdict[str, set[tuple[asyncio.AbstractEventLoop, asyncio.Event]]] = defaultdict(set)
+        self._waiting: dict[asyncio.Event, tuple[str, asyncio.AbstractEventLoop]] = {}
 
-    def done(self, run_id: str) -> None:
-        """Signal that a pass over a run is done. A lane's thread calls it."""
-        with self._lock:
-            waiting = self._waiting.pop(run_id, set())
-        for loop, event in waiting:
-            with contextlib.suppress(RuntimeError):  # that event loop is closed, so nobody waits
-                loop.call_soon_threadsafe(event.set)
+    def wake(self, topic: str = "") -> None:
+        """Wake all that wait for something. Never raises."""
+        for event, (awaited, loop) in list(self._waiting.items()):
+            if awaited == topic:
+                with contextlib.suppress(RuntimeError):  # that event loop is closed, so nobody waits
+                    loop.call_soon_threadsafe(event.set)
 
     @contextlib.contextmanager
-    def next(self, run_id: str) -> Iterator[asyncio.Event]:
-        """Yield an event to `wait` for later. A pass in between is not missed."""
-        entry = (asyncio.get_running_loop(), asyncio.Event())
-        with self._lock:
-            self._waiting[run_id].add(entry)
+    def woken(self, topic: str = "") -> Iterator[asyncio.Event]:
+        """Yield an event to `wait` for later. A call of `wake` in between is not missed."""
+        event = asyncio.Event()
+        self._waiting[event] = (topic, asyncio.get_running_loop())
         try:
-            yield entry[1]
+            yield event
         finally:
-            with self._lock:
-                self._waiting[run_id].discard(entry)
-                if not self._waiting[run_id]:
-                    del self._waiting[run_id]
+            del self._waiting[event]
 
-    async def wait(self, passed: asyncio.Event, seconds: float) -> None:
-        """Return when the pass is done, or after `seconds`."""
+    @staticmethod
+    async def wait(event: asyncio.Event, seconds: float) -> bool:
+        """Return whether it is woken within `seconds`."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                await passed.wait()
+                return await event.wait()
+        return False

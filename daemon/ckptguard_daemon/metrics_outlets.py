@@ -8,7 +8,6 @@ import socket
 import threading
 from collections.abc import Callable
 
-import msgspec
 from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import Scope
@@ -22,27 +21,17 @@ from ckptguard_daemon.http.replies import refusal, unauthorized
 from ckptguard_daemon.http.routes import Caller
 from ckptguard_daemon.http.tcp_address import tcp_address
 from ckptguard_daemon.log import log
+from ckptguard_daemon.plan import ListenOptions
 
 _SCRAPER = Caller(name="scraper", role=Role.READER)
 _SHORTEST_TOKEN, _LONGEST_TOKEN = 16, 4096
 _SOONEST, _LATEST = 10.0, 60.0  # seconds between two writings
 
 
-class MetricsOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Where metrics go: a TCP address with the file of a token, and a file."""
-
-    address: str | None = None
-    token_file: str | None = None
-    file: str | None = None
-
-
-NOWHERE = MetricsOptions()
-
-
-def listen_for_scrapers(options: MetricsOptions) -> socket.socket | None:
+def listen_for_scrapers(options: ListenOptions) -> socket.socket | None:
     """Bind and listen at the address. None without one. Raises SettingsError, also for an address that other machines
     can reach if there is no token."""
-    address, token_file = options.address, options.token_file
+    address, token_file = options.metrics, options.metrics_token
     if address is None:
         if token_file is not None:
             raise SettingsError("--metrics-token is only for --metrics", hint="give an address: --metrics HOST:PORT")

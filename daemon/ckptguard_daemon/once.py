@@ -22,21 +22,21 @@ from ckptguard_daemon.idle_work import Replicating
 from ckptguard_daemon.log import log
 from ckptguard_daemon.loop import LaneScanner
 from ckptguard_daemon.metrics import exposition
-from ckptguard_daemon.metrics_outlets import NOWHERE, MetricsFile, MetricsOptions
-from ckptguard_daemon.plan import DaemonPlan
+from ckptguard_daemon.metrics_outlets import MetricsFile
+from ckptguard_daemon.plan import DaemonPlan, ListenOptions
 from ckptguard_daemon.run_set import RunDiscovery, RunSet
 
 _LONGEST_SETTLING = 60.0  # seconds
 
 
-def run_once(plan: DaemonPlan, stop: threading.Event, *, metrics: MetricsOptions = NOWHERE) -> int:
+def run_once(plan: DaemonPlan, stop: threading.Event, options: ListenOptions) -> int:
     """Make one full pass over each run, and wait for saves that are settling, but not for unfinished ones.
 
     Returns the exit code for the final state. Raises NotFoundError if a named run does not exist.
     """
-    if metrics.address is not None or metrics.token_file is not None:
+    if options.metrics is not None or options.metrics_token is not None:
         raise SettingsError("--once ends before anybody can ask for metrics", hint="use --metrics-file PATH")
-    file = MetricsFile(metrics.file) if metrics.file is not None else None
+    file = MetricsFile(options.metrics_file) if options.metrics_file is not None else None
     for url in plan.urls:
         open_run(url, plan.settings)
     hooks, runs, feed = HookSets(log), RunSet(), CatalogueFeed()

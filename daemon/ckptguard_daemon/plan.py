@@ -12,6 +12,7 @@ from ckptguard.errors import SettingsError
 from ckptguard.fleet import FleetRules, folders_of, read_fleet
 from ckptguard.runs.settings_file import load_settings
 from ckptguard.storage import normalise_url
+from ckptguard.values.access import Role
 from ckptguard.values.settings import Settings
 from ckptguard_daemon.log import log
 
@@ -30,6 +31,22 @@ class DaemonPlan(msgspec.Struct, frozen=True, kw_only=True):
     def places(self) -> tuple[str, ...]:
         """What distinguishes this plan from those of other daemons."""
         return self.urls if self.fleet is None else (*self.urls, *self.fleet.file.folders)
+
+
+class ListenOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the daemon listens and for whom, and where its metrics go: each as the command's option of its name."""
+
+    socket_path: str | None = None
+    http: str | None = None
+    tls_cert: str | None = None
+    tls_key: str | None = None
+    tokens: str | None = None
+    http_url: str | None = None
+    link: Role | None = None
+    if_unguarded: bool = False
+    metrics: str | None = None
+    metrics_token: str | None = None
+    metrics_file: str | None = None
 
 
 class Reload(NamedTuple):

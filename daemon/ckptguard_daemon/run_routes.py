@@ -137,7 +137,7 @@ class Answers:
         deadline = time.monotonic() + timeout
         waited = False
         while True:
-            with self._passes.next(guarded.run_id) as passed:
+            with self._passes.woken(guarded.run_id) as passed:
                 answer, touched, pending = await self._turns.do(
                     guarded.run_id, lambda: self._best_and_pending(guarded, before, series, timeout > 0)
                 )

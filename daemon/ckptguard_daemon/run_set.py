@@ -31,12 +31,10 @@ class RunSet:
     """
 
     def __init__(self, runs: Iterable[WatchedRun] = ()) -> None:
-        self._lock = threading.Lock()
         self._runs = {run.run_id: run for run in runs}
 
     def __iter__(self) -> Iterator[WatchedRun]:
-        with self._lock:
-            return iter(tuple(self._runs.values()))
+        return iter(list(self._runs.values()))
 
     def __len__(self) -> int:
         return len(self._runs)
@@ -47,16 +45,11 @@ class RunSet:
 
     def add(self, run: WatchedRun) -> None:
         """Guard a run from now on. One with the same id is replaced."""
-        with self._lock:
-            self._runs = {**self._runs, run.run_id: run}
+        self._runs[run.run_id] = run
 
     def remove(self, run_id: str) -> WatchedRun | None:
         """Guard a run no longer. Returns it, or None if it was not there."""
-        with self._lock:
-            runs = dict(self._runs)
-            gone = runs.pop(run_id, None)
-            self._runs = runs
-            return gone
+        return self._runs.pop(run_id, None)
 
 
 class RunDiscovery:

@@ -25,16 +25,16 @@ from ckptguard_daemon.http.routes import Served
 from ckptguard_daemon.http.server import HttpServer
 from ckptguard_daemon.http.tcp_address import address_of
 from ckptguard_daemon.http.unix_socket import listen
-from ckptguard_daemon.http.web_server import NO_HTTP, HttpOptions, open_web_server
+from ckptguard_daemon.http.web_server import open_web_server
 from ckptguard_daemon.idle_work import Replicating, Scrubbing
 from ckptguard_daemon.jobs import Jobs
 from ckptguard_daemon.lanes import Lanes
 from ckptguard_daemon.liveness import Systemd, is_fresh
 from ckptguard_daemon.log import log
-from ckptguard_daemon.loop import Loop, Passes
+from ckptguard_daemon.loop import Loop, Waiters
 from ckptguard_daemon.metrics import Metrics
-from ckptguard_daemon.metrics_outlets import NOWHERE, MetricsFile, MetricsOptions, Scrapers, listen_for_scrapers
-from ckptguard_daemon.plan import DaemonPlan, Reload
+from ckptguard_daemon.metrics_outlets import MetricsFile, Scrapers, listen_for_scrapers
+from ckptguard_daemon.plan import DaemonPlan, ListenOptions, Reload
 from ckptguard_daemon.run_set import RunDiscovery, RunSet
 
 # The parts of a clean stop. What takes longer is left to the next start.
@@ -48,11 +48,10 @@ def serve(
     plan: DaemonPlan,
     environ: Mapping[str, str],
     stop: threading.Event,
+    options: ListenOptions,
     *,
     wanted: Callable[[], bool] | None = None,
     reload: Reload | None = None,
-    metrics: MetricsOptions = NOWHERE,
-    http: HttpOptions = NO_HTTP,
 ) -> int:
     """Guard the runs until `stop` is set, because of a signal or because nobody has `wanted` it any more. Returns the
     exit code.
@@ -60,9 +59,9 @@ def serve(
     Raises SettingsError or BusyError if the socket is unavailable. Later errors do not end it.
     """
     manager = Systemd()
-    listening = Listening(plan, environ, metrics, http)
+    listening = Listening(plan, environ, options)
     feed = CatalogueFeed(open_catalogue(environ))
-    guarding = Guarding(plan, stop, listening.presence, feed, only_looks=http.yields)
+    guarding = Guarding(plan, stop, listening.presence, feed, only_looks=options.if_unguarded)
     try:
         if not listening.start(guarding):
             return ExitCode.FAILED
@@ -105,7 +104,7 @@ class Guarding:
         only_looks: bool,
     ) -> None:
         self._presence, self._only_looks, self.stop = presence, only_looks, stop
-        self.hooks, self.runs, self.passes, self.passed = HookSets(log), RunSet(), Passes(), threading.Event()
+        self.hooks, self.runs, self.passes, self.passed = HookSets(log), RunSet(), Waiters(), threading.Event()
         self.feed, self.jobs = feed, Jobs(stop)
         self._watcher = Watcher(self._notice, log)
         self.loop = Loop(self.runs, stop, self._after_pass, lambda run: self._replicating.after_pass(run))
@@ -188,7 +187,7 @@ class Guarding:
         self.hooks.keep_only(run.settings for run in self.runs)
 
     def _after_pass(self, run: WatchedRun) -> None:
-        self.passes.done(run.run_id)
+        self.passes.wake(run.run_id)
         self.passed.set()
         if self.runs.get(run.run_id) is not run:
             self._leave(run)  # it went during this pass, which wrote and watched once more
@@ -211,15 +210,13 @@ class Listening:
     """The places where the daemon is asked: its Unix socket, and by TCP for browsers and scrapers. And the file of its
     metrics."""
 
-    def __init__(
-        self, plan: DaemonPlan, environ: Mapping[str, str], metrics: MetricsOptions, http: HttpOptions
-    ) -> None:
+    def __init__(self, plan: DaemonPlan, environ: Mapping[str, str], options: ListenOptions) -> None:
         """Raises SettingsError or BusyError."""
-        self._environ, self._token_file = environ, metrics.token_file
-        self._scrapers = listen_for_scrapers(metrics)
-        self.web_server = open_web_server(http)
-        self._file = MetricsFile(metrics.file) if metrics.file is not None else None
-        self._socket = listen(http.socket, plan.places, environ)
+        self._environ, self._token_file = environ, options.metrics_token
+        self._scrapers = listen_for_scrapers(options)
+        self.web_server = open_web_server(options)
+        self._file = MetricsFile(options.metrics_file) if options.metrics_file is not None else None
+        self._socket = listen(options.socket_path, plan.places, environ)
         self._servers: list[HttpServer] = []
         host, boot_id = this_host()
         self.presence = DaemonRecord(

@@ -18,10 +18,8 @@ from urllib.parse import quote
 import msgspec
 from ckptguard_daemon.application import application, routes
 from ckptguard_daemon.catalogue_feed import CatalogueFeed
-from ckptguard_daemon.http.routes import OWNER, Caller, Served
+from ckptguard_daemon.http.routes import OWNER, Caller
 from ckptguard_daemon.http.server import HttpServer
-from ckptguard_daemon.loop import Loop, Passes
-from ckptguard_daemon.metrics import Metrics
 from ckptguard_daemon.run_set import RunSet
 from starlette.datastructures import Headers
 from starlette.types import Scope
@@ -29,7 +27,6 @@ from starlette.types import Scope
 from ckptguard.catalogue.catalogue import Catalogue
 from ckptguard.engine import watched_run as guarded
 from ckptguard.engine.watched_run import WatchedRun
-from ckptguard.records.daemon_record import DaemonRecord
 from ckptguard.records.run import Run, open_run
 from ckptguard.reporting.notify import Hooks
 from ckptguard.runs.work import Work
@@ -37,6 +34,7 @@ from ckptguard.values.ids import run_id_of
 from ckptguard.values.settings import Settings
 from support.counting_storage import CountingStorage
 from support.daemon_process import PATIENCE
+from support.served_runs import served
 from support.tiny_run import TINY, inline
 
 
@@ -55,16 +53,7 @@ class Dashboard:
         self._patch.start()
         for url in urls:
             self.add(url)
-        self.served = Served(
-            runs=self.runs,
-            loop=Loop(self.runs, self.stop, lambda run: None),
-            passes=Passes(),
-            presence=DaemonRecord(address="", host="", boot_id="", pid=1, started_at=""),
-            feed=self.feed,
-            metrics=Metrics(list, lambda: 0.0),
-            alive=lambda: True,
-            stop=self.stop,
-        )
+        self.served = served(self.runs, feed=self.feed, stop=self.stop)
 
         def admit(scope: Scope, headers: Headers) -> None:
             if self.caller is not None:

@@ -4,28 +4,19 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 from unittest import mock
 
 import msgspec
-from ckptguard_daemon.catalogue_feed import CatalogueFeed
 from ckptguard_daemon.dashboard import actions
-from ckptguard_daemon.dashboard.actions import Acting
 from ckptguard_daemon.dashboard.verbs import VERBS
-from ckptguard_daemon.http.routes import Caller, Role, Served
+from ckptguard_daemon.http.routes import Caller, Role
 from ckptguard_daemon.jobs import ActionJob
-from ckptguard_daemon.log import log
-from ckptguard_daemon.loop import Loop, Passes
-from ckptguard_daemon.metrics import Metrics
-from ckptguard_daemon.run_set import RunSet
 
-from ckptguard.engine.watched_run import WatchedRun
 from ckptguard.errors import CkptguardError
-from ckptguard.records.daemon_record import DaemonRecord
-from ckptguard.reporting.notify import Hooks
-from ckptguard.values.ids import run_id_of
 from ckptguard.values.settings import Settings
 from support.records_on_disk import files_of
+from support.served_runs import served, watched
 from support.tiny_run import inline
 
 ALICE = Caller(name="alice", role=Role.OPERATOR)
@@ -45,28 +36,13 @@ class InlineScanner:
         """Nothing is open."""
 
 
-def served_run(url: str, settings: Settings) -> tuple[WatchedRun, Served]:
-    """A run as a daemon has it, without the daemon's threads."""
-    run = WatchedRun(url, run_id_of(url), settings, Hooks(settings, log), None)
-    served = Served(
-        runs=RunSet([run]),
-        loop=Loop(RunSet([run]), threading.Event(), lambda run: None),
-        passes=Passes(),
-        presence=DaemonRecord(address="", host="", boot_id="", pid=0, started_at=""),
-        feed=CatalogueFeed(),
-        metrics=cast(Metrics, None),
-        alive=lambda: True,
-        stop=threading.Event(),
-    )
-    return run, served
-
-
 class Operator:
     """Who may do everything to a run."""
 
     def __init__(self, url: str, settings: Settings) -> None:
         self.url = url
-        self.run, self.served = served_run(url, settings)
+        self.run = watched(url, settings)
+        self.served = served([self.run])
 
     def plan(self, verb: str, **arguments: object) -> dict[str, Any]:
         """What a dry run answers."""
@@ -87,7 +63,7 @@ class Operator:
         asking = msgspec.convert(said, VERBS[verb].arguments)
         job = ActionJob("", self.run.run_id, verb, threading.Event(), exclusive=True)
         with mock.patch.object(actions, "LaneScanner", InlineScanner):
-            return Acting(self.served, self.run, verb, asking, ALICE)(job)
+            return actions.act(self.served, self.run, verb, asking, ALICE, job)
 
 
 def all_files(folder: Path) -> dict[str, tuple[bytes, int]]:

@@ -23,7 +23,6 @@ from ckptguard.runs.run_view import RunView
 from ckptguard.runs.work import Work
 from ckptguard.values.ids import CheckpointId, escape
 from ckptguard.values.manifest import File, Manifest, Tensor
-from ckptguard_daemon.dashboard.answer import escaped
 from ckptguard_daemon.dashboard.one_checkpoint import (
     inside,
     sealed_and_judged,
@@ -31,7 +30,8 @@ from ckptguard_daemon.dashboard.one_checkpoint import (
     side_fields,
     tensor_fields,
 )
-from ckptguard_daemon.dashboard.reading import Clicks, Reads, counted_view, id_of, unknown
+from ckptguard_daemon.dashboard.reading import Reads, counted_view, id_of, unknown
+from ckptguard_daemon.http.replies import escaped
 from ckptguard_daemon.http.routes import Role, Route, Served
 from ckptguard_daemon.loop import LaneScanner
 
@@ -39,15 +39,15 @@ MOST_READING = 300.0  # seconds for reading tensors
 _MOST_CHANGES = 5000
 
 
-def routes(served: Served, clicks: Clicks) -> list[Route]:
+def routes(served: Served) -> list[Route]:
     """Return the routes of this module."""
     reading = threading.Lock()  # one comparison at a time reads tensors
 
     async def diff(request: Request) -> Response:
         run, a, b = served.run_of(request), id_of(request, "a"), id_of(request, "b")
         if request.query_params.get("read") != "1":
-            return await clicks.answer(request, lambda reads: _by_manifests(run, a, b, reads))
-        return await clicks.answer(request, lambda reads: _by_reading(run, a, b, served.stop, reading))
+            return await served.clicks.answer(request, lambda reads: _by_manifests(run, a, b, reads))
+        return await served.clicks.answer(request, lambda reads: _by_reading(run, a, b, served.stop, reading))
 
     return [Route("/v1/runs/{run}/diff", diff, Role.READER)]
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import threading
-from collections.abc import Iterator
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -14,10 +12,9 @@ from starlette.types import Receive, Scope, Send
 from ckptguard.errors import SettingsError
 from ckptguard.values.access import Role
 from ckptguard.values.record_text import encoded
-from ckptguard_daemon.catalogue_feed import CatalogueFeed
 from ckptguard_daemon.dashboard.pages import event_fields
 from ckptguard_daemon.http.routes import Caller, Route, Served, caller_of
-from ckptguard_daemon.run_set import RunSet
+from ckptguard_daemon.loop import Waiters
 
 PING_SECONDS = 15.0
 LONGEST_SEND = 60.0  # seconds in which a client takes nothing; when it comes back it names the last event that it got
@@ -27,11 +24,12 @@ _HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 
 def routes(served: Served) -> list[Route]:
     """Return the routes of this module."""
-    hub = EventHub(served.feed, served.runs, served.stop)
+    streams = Waiters()
+    served.feed.listen(streams.wake)
 
     async def events(request: Request) -> Response:
         after = request.headers.get("last-event-id") or request.query_params.get("after")
-        return EventStream(hub, caller_of(request), None if after is None else _number(after))
+        return EventStream(served, streams, caller_of(request), None if after is None else _number(after))
 
     return [Route("/v1/events", events, Role.READER, stream=True)]
 
@@ -42,84 +40,47 @@ def _number(text: str) -> int:
     return int(text[:20])
 
 
-class EventHub:
-    """Wakes all streams when there may be new events, and when the daemon ends."""
-
-    def __init__(self, feed: CatalogueFeed, runs: RunSet, stop: threading.Event) -> None:
-        self.catalogue, self.stop, self._runs = feed.catalogue, stop, runs
-        self._clients: dict[asyncio.Event, asyncio.AbstractEventLoop] = {}
-        feed.listen(self.wake)
-
-    def wake(self) -> None:
-        """Wake all streams. Any thread may call it. Never raises."""
-        for news, loop in list(self._clients.items()):
-            with contextlib.suppress(RuntimeError):  # its loop is closed, so nobody waits
-                loop.call_soon_threadsafe(news.set)
-
-    @contextlib.contextmanager
-    def joined(self) -> Iterator[asyncio.Event]:
-        """Yield what is set whenever there may be something new."""
-        news = asyncio.Event()
-        self._clients[news] = asyncio.get_running_loop()
-        try:
-            yield news
-        finally:
-            del self._clients[news]
-
-    def may_see(self, caller: Caller, run_id: str) -> bool:
-        """True if a caller may know of a run."""
-        run = self._runs.get(run_id)
-        return caller.runs is None if run is None else caller.sees(run)
-
-
 class EventStream(Response):
     """The answer that does not end while both sides live. It remembers the last event that it sent, and nothing else:
     a client that reads slowly costs no memory, and is told to ask for everything again if it missed too much."""
 
     media_type = "text/event-stream"
 
-    def __init__(self, hub: EventHub, caller: Caller, after: int | None) -> None:
+    def __init__(self, served: Served, streams: Waiters, caller: Caller, after: int | None) -> None:
         super().__init__(headers=_HEADERS)
         del self.headers["content-length"]
-        self._hub, self._caller, self._after = hub, caller, after
+        self._served, self._streams, self._caller, self._after = served, streams, caller, after
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send events until the client goes, takes nothing for too long, or the daemon ends."""
-        hub, still_in = self._hub, scope.get("still_in", lambda: True)
-        with hub.joined() as news, contextlib.suppress(TimeoutError):
+        catalogue, still_in = self._served.feed.catalogue, scope.get("still_in", lambda: True)
+        with self._streams.woken() as news, contextlib.suppress(TimeoutError):
             gone = asyncio.create_task(_until_gone(receive, news))
             try:
                 await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
                 await _send(send, b"retry: 1000\n\n")
-                last = hub.catalogue.newest if self._after is None else self._after
+                last = catalogue.newest if self._after is None else self._after
                 text = _text("hello", last) if self._after is None else b""
                 while True:
-                    page = hub.catalogue.events_after(last)
-                    seen = [e for e in page.events if hub.may_see(self._caller, e.run)]
+                    page = catalogue.events_after(last)
+                    seen = [e for e in page.events if self._may_see(e.run)]
                     text += b"".join(_text("happened", e.number, event_fields(e)) for e in seen)
                     last, text = page.last, _text("reset", page.last) if page.reset else text
                     if text:
                         await _send(send, text)
-                    if gone.done() or hub.stop.is_set():
+                    if gone.done() or self._served.stop.is_set():
                         break
-                    text = await _next(news)
+                    text = b"" if await Waiters.wait(news, PING_SECONDS) else b": ping\n\n"
+                    news.clear()
                     if not still_in():
                         break
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
             finally:
                 gone.cancel()
 
-
-async def _next(news: asyncio.Event) -> bytes:
-    """Wait until there may be something new. Return what is to be sent in any case: a ping if it took long."""
-    try:
-        async with asyncio.timeout(PING_SECONDS):
-            await news.wait()
-        return b""
-    except TimeoutError:
-        return b": ping\n\n"
-    finally:
-        news.clear()
+    def _may_see(self, run_id: str) -> bool:
+        run = self._served.runs.get(run_id)
+        return self._caller.runs is None if run is None else self._caller.sees(run)
 
 
 async def _send(send: Send, text: bytes) -> None:

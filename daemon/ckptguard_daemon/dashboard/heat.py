@@ -22,7 +22,7 @@ from ckptguard.values.remembered import Remembered
 from ckptguard.values.run_rows import Generation
 from ckptguard.values.verdict import Outcome, Severity
 from ckptguard_daemon.dashboard.one_checkpoint import judgement_of, sick_tensors
-from ckptguard_daemon.dashboard.reading import Clicks, Reads, counted_view
+from ckptguard_daemon.dashboard.reading import Reads, counted_view
 from ckptguard_daemon.http.replies import number
 from ckptguard_daemon.http.routes import Role, Route, Served
 
@@ -50,7 +50,7 @@ class Column(msgspec.Struct, frozen=True):
         return 500 + 16 * len(self.tensors) + 200 * len(self.sick)
 
 
-def routes(served: Served, clicks: Clicks) -> list[Route]:
+def routes(served: Served) -> list[Route]:
     """Return the routes of this module."""
     heat = Heat(served)
 
@@ -59,7 +59,7 @@ def routes(served: Served, clicks: Clicks) -> list[Route]:
         series = request.query_params.get("series")
         first, last = (number(request, name, int, MAX_STEP) for name in ("first", "last"))
         most = min(number(request, "most", int, 1e9) or MOST, MOST)
-        return await clicks.answer(request, lambda reads: heat.document(run, series, (first, last), most, reads))
+        return await served.clicks.answer(request, lambda reads: heat.document(run, series, (first, last), most, reads))
 
     return [Route("/v1/runs/{run}/heat", answer, Role.READER)]
 

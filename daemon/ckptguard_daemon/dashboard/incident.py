@@ -12,8 +12,8 @@ from ckptguard.records.incidents import read_incident
 from ckptguard.reporting.build_report import report_of
 from ckptguard.reporting.report_html import report_html
 from ckptguard.values.incident import IncidentReport
-from ckptguard_daemon.dashboard.answer import escaped
-from ckptguard_daemon.dashboard.reading import Clicks, Reads, counted_view
+from ckptguard_daemon.dashboard.reading import Reads, counted_view
+from ckptguard_daemon.http.replies import escaped
 from ckptguard_daemon.http.routes import Role, Route, Served
 
 _PAGE_POLICY = (
@@ -21,7 +21,7 @@ _PAGE_POLICY = (
 )
 
 
-def routes(served: Served, clicks: Clicks) -> list[Route]:
+def routes(served: Served) -> list[Route]:
     """Return the routes of this module."""
 
     async def details(request: Request) -> Response:
@@ -30,7 +30,7 @@ def routes(served: Served, clicks: Clicks) -> list[Route]:
         def make(reads: Reads) -> Document:
             return {**document("incident", run=run.run_id), **escaped(fields(_report(run, name, reads)))}
 
-        return await clicks.answer(request, make)
+        return await served.clicks.answer(request, make)
 
     async def page(request: Request) -> Response:
         run, name = served.run_of(request), request.path_params["incident"]
@@ -40,7 +40,7 @@ def routes(served: Served, clicks: Clicks) -> list[Route]:
             headers = {"Content-Security-Policy": _PAGE_POLICY, "Cache-Control": "no-store"}
             return Response(text, headers=headers, media_type="text/html")
 
-        return await clicks.do(request, make)
+        return await served.clicks.do(request, make)
 
     one = "/v1/runs/{run}/incidents/{incident}"
     return [Route(one, details, Role.READER), Route(f"{one}/report", page, Role.READER)]

@@ -25,7 +25,7 @@ from ckptguard.runs.run_view import RunView
 from ckptguard.values.ids import CheckpointId, escape, series_folder
 from ckptguard.values.manifest import File, Manifest, Tensor
 from ckptguard.values.verdict import Finding, Outcome, Severity, Verdict
-from ckptguard_daemon.dashboard.reading import Clicks, Reads, counted_view, id_of, unknown
+from ckptguard_daemon.dashboard.reading import Reads, counted_view, id_of, unknown
 from ckptguard_daemon.http.routes import Role, Route, Served
 
 _MOST_VERDICTS = 20
@@ -42,16 +42,16 @@ class Judgement(msgspec.Struct, frozen=True):
     omitted: int = 0
 
 
-def routes(served: Served, clicks: Clicks) -> list[Route]:
+def routes(served: Served) -> list[Route]:
     """Return the routes of this module."""
 
     async def checkpoint(request: Request) -> Response:
         run, id = served.run_of(request), id_of(request)
-        return await clicks.answer(request, lambda reads: _checkpoint(run, id, reads))
+        return await served.clicks.answer(request, lambda reads: _checkpoint(run, id, reads))
 
     async def shards(request: Request) -> Response:
         run, id = served.run_of(request), id_of(request)
-        return await clicks.answer(request, lambda reads: _shards(run, id, reads))
+        return await served.clicks.answer(request, lambda reads: _shards(run, id, reads))
 
     run = "/v1/runs/{run}"
     return [Route(f"{run}/checkpoint", checkpoint, Role.READER), Route(f"{run}/shards", shards, Role.READER)]

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 import msgspec
+from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -21,7 +22,8 @@ from ckptguard.engine.watched_run import WatchedRun
 from ckptguard.records.who_and_when import seconds_of
 from ckptguard.values.ids import escape
 from ckptguard.values.run_rows import Generation, IncidentRow
-from ckptguard_daemon.dashboard.answer import answer
+from ckptguard_daemon.catalogue_feed import CatalogueFeed
+from ckptguard_daemon.http.replies import pack
 from ckptguard_daemon.http.routes import Role, Route, Served
 
 _MOST_EVENTS = 1000
@@ -29,109 +31,101 @@ _MOST_EVENTS = 1000
 
 def routes(served: Served) -> list[Route]:
     """Return the routes of this module."""
-    pages = Pages(served)
+    feed = served.feed
+
+    async def fleet(request: Request) -> Response:
+        # Those that `run` names, or all: an event costs a line, not the fleet.
+        wanted = set(request.query_params.getlist("run"))
+        runs = [run for run in served.runs_for(request) if not wanted or run.run_id in wanted]
+        return await run_in_threadpool(lambda: pack(request, fleet_page(feed, runs)))
+
+    async def page(request: Request) -> Response:
+        run = served.run_of(request)
+        return await run_in_threadpool(lambda: pack(request, run_page(feed, run)))
+
+    async def curves(request: Request) -> Response:
+        run = served.run_of(request)
+        return await run_in_threadpool(lambda: pack(request, _curves(feed, run)))
+
     return [
-        Route("/v1/fleet", pages.fleet, Role.READER),
-        Route("/v1/runs/{run}/page", pages.run, Role.READER),
-        Route("/v1/runs/{run}/curves", pages.curves, Role.READER),
+        Route("/v1/fleet", fleet, Role.READER),
+        Route("/v1/runs/{run}/page", page, Role.READER),
+        Route("/v1/runs/{run}/curves", curves, Role.READER),
     ]
 
 
-class Pages:
-    """The pages that everybody looks at."""
+def fleet_page(feed: CatalogueFeed, runs: Sequence[WatchedRun]) -> Document:
+    """Return a line for each run."""
+    now = time.time()
+    newest = feed.catalogue.newest  # before the rows: what happens meanwhile is told again
+    rows = [_row(feed, run, now) for run in runs]
+    checkpoints, size = Counter[str](), Counter[str]()
+    for row in rows:
+        checkpoints.update(row["checkpoints"])
+        size.update(row["bytes"])
+    totals = [{"outcome": one, "checkpoints": checkpoints[one], "bytes": size[one]} for one in sorted(checkpoints)]
+    return {
+        **document("fleet"),
+        "as_of": now,
+        "catalogue": feed.catalogue.is_in_file,
+        "newest_event": newest,
+        "totals": totals,
+        "runs": rows,
+    }
 
-    def __init__(self, served: Served) -> None:
-        self._served = served
 
-    async def fleet(self, request: Request) -> Response:
-        """Answer with a line for each run, or for those that `run` names: an event costs a line, not the fleet."""
-        wanted = set(request.query_params.getlist("run"))
-        runs = [run for run in self._served.runs_for(request) if not wanted or run.run_id in wanted]
-        return await answer(request, lambda: self._fleet(runs))
+def run_page(feed: CatalogueFeed, run: WatchedRun) -> Document:
+    """Return all that is noted of one run."""
+    newest, row, noted = feed.catalogue.newest, _row(feed, run, time.time()), feed.catalogue.noted(run.run_id)
+    known = noted or Noted()
+    generations = sorted(known.generations.values(), key=lambda g: (g.saved_at or 0.0, g.name))
+    incidents = sorted(known.incidents.values(), key=lambda i: i.name)
+    return {
+        **document("page"),
+        "as_of": seconds_of(run.last_pass_at or ""),
+        "noted": noted is not None,
+        "newest_event": newest,
+        "run": row,
+        "sentence": row["explanation"],
+        "series": sorted({escape(g.id.series) for g in generations}),
+        "generations": [_generation(g) for g in generations],
+        "incidents": [_incident(i) for i in incidents],
+        "events": [event_fields(e) for e in known.events[-_MOST_EVENTS:]],
+        "pending": plain(run.last_pass.pending),
+        "could_not_tell": [*map(escape, run.last_pass.could_not_tell), *run.last_pass.unread],
+        "not_understood": run.last_pass.not_understood and plain(run.last_pass.not_understood.notes),
+        "replicas": [{**fields(r, "standing"), "held": len(r.held)} for r in run.replicas],
+        "scrub": plain(run.scrub),
+    }
 
-    async def run(self, request: Request) -> Response:
-        """Answer with all that is noted of one run."""
-        run = self._served.run_of(request)
-        return await answer(request, lambda: self._run(run))
 
-    async def curves(self, request: Request) -> Response:
-        """Answer with loss, gradient norm, loss scale and learning rate of one run over its updates."""
-        run = self._served.run_of(request)
-        return await answer(request, lambda: self._curves(run))
+def _curves(feed: CatalogueFeed, run: WatchedRun) -> Document:
+    """Return loss, gradient norm, loss scale and learning rate over the updates, as columns. A number that is not
+    finite is a word."""
+    noted = feed.catalogue.noted(run.run_id) or Noted()
+    known, incidents = unpacked(noted.curve), sorted(noted.incidents.values(), key=lambda i: i.name)
+    back = [i for i in incidents if i.went_back_to is not None and i.step is not None]
+    return {
+        **document("curves"),
+        "as_of": seconds_of(run.last_pass_at or ""),
+        "source": noted.curve.source,
+        **{name: getattr(known, name) for name in ("step", "loss", "grad_norm", "scale", "lr", "began", "skipped")},
+        "rollbacks": [{"incident": i.name, "from": i.step, "onset": i.onset, "to": i.went_back_to} for i in back],
+    }
 
-    def _fleet(self, runs: Sequence[WatchedRun]) -> Document:
-        now, feed = time.time(), self._served.feed
-        newest = feed.catalogue.newest  # before the rows: what happens meanwhile is told again
-        rows = [self._row(run, now) for run in runs]
-        checkpoints, size = Counter[str](), Counter[str]()
-        for row in rows:
-            checkpoints.update(row["checkpoints"])
-            size.update(row["bytes"])
-        totals = [{"outcome": one, "checkpoints": checkpoints[one], "bytes": size[one]} for one in sorted(checkpoints)]
-        return {
-            **document("fleet"),
-            "as_of": now,
-            "catalogue": feed.catalogue.is_in_file,
-            "newest_event": newest,
-            "totals": totals,
-            "runs": rows,
-        }
 
-    def _run(self, run: WatchedRun) -> Document:
-        now, feed = time.time(), self._served.feed
-        newest, row, noted = feed.catalogue.newest, self._row(run, now), feed.catalogue.noted(run.run_id)
-        known, replicas, scrub = noted or Noted(), run.replicas, run.scrub
-        generations = sorted(known.generations.values(), key=lambda g: (g.saved_at or 0.0, g.name))
-        incidents = sorted(known.incidents.values(), key=lambda i: i.name)
-        return {
-            **document("page"),
-            "as_of": seconds_of(run.last_pass_at or ""),
-            "noted": noted is not None,
-            "newest_event": newest,
-            "run": row,
-            "sentence": row["explanation"],
-            "series": sorted({escape(g.id.series) for g in generations}),
-            "generations": [_generation(g) for g in generations],
-            "incidents": [_incident(i) for i in incidents],
-            "events": [event_fields(e) for e in known.events[-_MOST_EVENTS:]],
-            "pending": plain(run.last_pass.pending),
-            "could_not_tell": [*map(escape, run.last_pass.could_not_tell), *run.last_pass.unread],
-            "not_understood": run.last_pass.not_understood and plain(run.last_pass.not_understood.notes),
-            "replicas": [{**fields(r, "standing"), "held": len(r.held)} for r in replicas],
-            "scrub": plain(scrub),
-        }
-
-    def _curves(self, run: WatchedRun) -> Document:
-        """Return the columns as they are: a number that is not finite is a word."""
-        noted = self._served.feed.catalogue.noted(run.run_id) or Noted()
-        known, incidents = unpacked(noted.curve), sorted(noted.incidents.values(), key=lambda i: i.name)
-        back = [i for i in incidents if i.went_back_to is not None and i.step is not None]
-        return {
-            **document("curves"),
-            "as_of": seconds_of(run.last_pass_at or ""),
-            "source": noted.curve.source,
-            "step": known.step,
-            "loss": known.loss,
-            "grad_norm": known.grad_norm,
-            "scale": known.scale,
-            "lr": known.lr,
-            "began": known.began,
-            "skipped": known.skipped,
-            "rollbacks": [{"incident": i.name, "from": i.step, "onset": i.onset, "to": i.went_back_to} for i in back],
-        }
-
-    def _row(self, run: WatchedRun, now: float) -> Document:
-        summary = self._served.feed.summary(run)
-        known = sum(one.behind is not None and not one.trouble for one in run.replicas)
-        return {
-            "id": run.run_id,
-            **msgspec.to_builtins(summary),
-            "url": escape(summary.url),
-            "name": escape(summary.name),
-            "replicas_unknown": max(summary.replicas - known, 0),
-            "at_risk": at_risk_words(at_risk(summary, now)),
-            "trouble": None if run.trouble is None else escape(run.trouble.message),
-        }
+def _row(feed: CatalogueFeed, run: WatchedRun, now: float) -> Document:
+    summary = feed.summary(run)
+    known = sum(one.behind is not None and not one.trouble for one in run.replicas)
+    return {
+        "id": run.run_id,
+        **msgspec.to_builtins(summary),
+        "url": escape(summary.url),
+        "name": escape(summary.name),
+        "replicas_unknown": max(summary.replicas - known, 0),
+        "at_risk": at_risk_words(at_risk(summary, now)),
+        "trouble": None if run.trouble is None else escape(run.trouble.message),
+    }
 
 
 def _generation(row: Generation) -> Document:

@@ -18,7 +18,7 @@ from ckptguard.records.run import Run
 from ckptguard.runs.run_view import RunView
 from ckptguard.storage.protocol import Storage
 from ckptguard.values.ids import CheckpointId, id_from_record
-from ckptguard_daemon.dashboard.answer import pack
+from ckptguard_daemon.http.replies import pack
 from ckptguard_daemon.jobs import StorageThreads
 
 MOST_SECONDS = 20.0  # until a click asks the storage nothing more

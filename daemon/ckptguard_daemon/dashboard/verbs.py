@@ -1,12 +1,16 @@
-"""What an operator may have done to a run. Each verb is one operation of the engine, with its plan: the words of the
-command line's dry run.
+"""What an operator may have done to a run: the arguments of each verb, its plan, and what came of it.
+
+Each verb is one operation of the engine. Its plan has the words of the command line's dry run.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, NamedTuple
+
+import msgspec
 
 from ckptguard.decisions.retention import unknown_metrics
 from ckptguard.documents.build import fields
@@ -21,6 +25,7 @@ from ckptguard.documents.done_lines import (
     silence_text,
 )
 from ckptguard.documents.report_lines import Line, checked_lines, report_lines
+from ckptguard.engine.watched_run import WatchedRun
 from ckptguard.errors import NotFoundError, SettingsError
 from ckptguard.layouts import Checkpoint
 from ckptguard.records.silences import end_silence, read_silence, silence_end, silence_run
@@ -34,27 +39,144 @@ from ckptguard.retention.pin import pin, pinned_id, pins_on, release
 from ckptguard.retention.prune import Pruned, prune
 from ckptguard.runs.run_view import RunView, select_checkpoint
 from ckptguard.runs.target import Target, one_checkpoint
+from ckptguard.runs.work import Work
+from ckptguard.storage.redaction import redacted
 from ckptguard.terminal.columns import lay_out
 from ckptguard.values.ids import CheckpointId, escape, id_from_record
 from ckptguard.values.retention_policy import parse_span
+from ckptguard.values.settings import Settings, with_table
 from ckptguard.values.silence import as_of
 from ckptguard.values.verdict import Outcome
 from ckptguard.verification.target import Selection, verify_target
 from ckptguard.verification.user_decisions import accept, clear_current_verdict, suspect_named
-from ckptguard_daemon.dashboard.asked import (
-    ActionPlan,
-    Asked,
-    Done,
-    Going,
-    OfAny,
-    OfCheckpoint,
-    OfRun,
-    Pinning,
-    Rules,
-    Silencing,
-    Verb,
-)
 from ckptguard_daemon.log import log
+
+Word = Annotated[str, msgspec.Meta(min_length=1, max_length=4096)]
+
+
+class ActionPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What would be done, as lines. `costs`: the bytes that are read, sent, moved or deleted, if that is known.
+
+    `about`: plain values that change whenever what the plan is about does.
+    """
+
+    lines: tuple[str, ...]
+    costs: Mapping[str, int] = {}
+    about: Any = None
+
+
+class Done(msgspec.Struct, frozen=True, kw_only=True):
+    """What was done, as lines. `well`: all of what was planned."""
+
+    lines: tuple[str, ...]
+    well: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What is asked of one run. The view is fresh. `arguments` are the verb's own kind of `ActionRequest`. `check`
+    raises PlanChangedError for another plan than the one that was agreed to; it is None in a dry run. `name` is that of
+    the one who asks."""
+
+    guarded: WatchedRun
+    view: RunView
+    arguments: Any
+    work: Work
+    name: str
+    check: Callable[[ActionPlan], None] | None = None
+
+    def agreed(self, plan: ActionPlan) -> bool:
+        """True if this plan is to be carried out, False in a dry run. Raises PlanChangedError."""
+        if self.check is not None:
+            self.check(plan)
+        return self.check is not None
+
+    @property
+    def reason(self) -> str:
+        """Why, as records may have it."""
+        return escape(redacted(self.arguments.reason))
+
+    @property
+    def settings(self) -> Settings:
+        """The settings of the run."""
+        return self.view.settings
+
+
+class ActionRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What every request for an action says. A real one has a reason, and the token of the plan. Of itself it is about
+    the whole run."""
+
+    dry_run: bool = True
+    reason: str = ""
+    token: str = ""
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """What else it says."""
+        said = msgspec.structs.asdict(self)
+        return {name: value for name, value in said.items() if name not in _OF_ALL and value is not None}
+
+
+_OF_ALL = ActionRequest.__struct_fields__
+
+
+class OfCheckpoint(ActionRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One checkpoint: its path, its id, its step, or its name in the catalogue."""
+
+    checkpoint: Word
+
+
+class OfAny(ActionRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One checkpoint, or the whole run."""
+
+    checkpoint: Word | None = None
+
+
+class Pinning(OfCheckpoint, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A checkpoint, and until when: a date, a time or a span such as 30d."""
+
+    until: Word | None = None
+
+
+class Silencing(ActionRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Until when: a date, a time or a span such as 8h."""
+
+    until: Word
+
+
+class Rules(ActionRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Rules of retention that are used instead of those in the settings. A form says numbers as text."""
+
+    keep_last: int | Word | None = None
+    keep_every: int | Word | None = None
+    keep_within: float | Word | None = None
+    keep_best: tuple[Word, ...] | Word | None = None
+    failed: bool | Word | None = None
+
+    def settings(self, settings: Settings) -> Settings:
+        """Return the settings with these rules. Raises SettingsError."""
+        given = self.arguments
+        if isinstance(self.keep_best, str):
+            given["keep_best"] = (self.keep_best,)
+        if "failed" in given:
+            given["prune_failed"] = given.pop("failed")
+        return with_table(settings, given, "the request")
+
+
+class Going(ActionRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How far to go back: to a path, an id or a step. `force`: even while files of the run are being written."""
+
+    to: Word | None = None
+    step: int | None = None
+    force: bool = False
+
+
+class Verb(NamedTuple):
+    """One verb: its arguments, and what plans it or does it. Before its first change it has its plan checked."""
+
+    arguments: type[ActionRequest]
+    act: Callable[[Asked], ActionPlan | Done]
+
 
 SOURCE = "dashboard"
 
@@ -365,11 +487,11 @@ VERBS = {
     "pin": Verb(Pinning, _pin),
     "unpin": Verb(OfCheckpoint, _unpin),
     "silence": Verb(Silencing, _silence),
-    "unsilence": Verb(OfRun, _unsilence),
+    "unsilence": Verb(ActionRequest, _unsilence),
     "clear": Verb(OfCheckpoint, _clear),
     "accept": Verb(OfCheckpoint, _accept),
     "prune": Verb(Rules, _prune),
-    "replicate": Verb(OfRun, _replicate),
+    "replicate": Verb(ActionRequest, _replicate),
     "repair": Verb(OfAny, _repair),
     "rollback": Verb(Going, _rollback),
 }

@@ -6,6 +6,7 @@ import ipaddress
 import re
 import socket
 import time
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import TypeVar
 from urllib.parse import urlsplit
@@ -13,10 +14,9 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers
 from starlette.requests import cookie_parser
 from starlette.responses import Response
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Scope
 
 from ckptguard.values.access import digest_of
-from ckptguard_daemon.http.attempts import Attempts
 from ckptguard_daemon.http.callers import Callers
 from ckptguard_daemon.http.replies import refusal, unauthorized
 from ckptguard_daemon.http.routes import OWNER, Caller
@@ -25,20 +25,8 @@ Admit = Callable[[Scope, Headers], Response | None]
 _Found = TypeVar("_Found")
 _HOST = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9.-]+)(?::[0-9]{1,5})?")
 _SAFE = ("GET", "HEAD")
-
-
-class Admission:
-    """The middleware that lets requests through. `admit` says why one is refused, or notes its caller, of whom the
-    routes ask a role."""
-
-    def __init__(self, app: ASGIApp, admit: Admit) -> None:
-        self._application, self._admit = app, admit
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
-        if scope["type"] == "http":
-            answer = self._admit(scope, Headers(scope=scope)) or self._application
-            await answer(scope, receive, send)
+MOST, SECONDS = 20, 60.0  # wrong secrets, and until each is forgotten
+_MOST_ADDRESSES = 1024
 
 
 def admit_owner(scope: Scope, headers: Headers) -> Response | None:
@@ -76,6 +64,48 @@ class Names:
         except ValueError:
             return False
         return self._is_beyond or found.is_loopback
+
+
+class Attempts:
+    """Remembers wrong secrets by their digests. A program that repeats an expired token guesses nothing. What was right
+    does not wait for what others try from its address: behind a proxy all have the same."""
+
+    def __init__(self) -> None:
+        self._wrong: OrderedDict[str, dict[str, float]] = OrderedDict()
+        self._right: OrderedDict[tuple[str, str], None] = OrderedDict()
+
+    def wait(self, address: str, digest: str, now: float) -> float:
+        """Return the seconds until a secret may be tried, 0 for now."""
+        key = _network_of(address)
+        if (key, digest) in self._right:
+            return 0.0
+        wrong = self._wrong.get(key, {})
+        for old in [other for other, at in wrong.items() if at + SECONDS <= now]:
+            del wrong[old]
+        return 0.0 if digest in wrong or len(wrong) < MOST else min(wrong.values()) + SECONDS - now
+
+    def was_wrong(self, address: str, digest: str, now: float) -> None:
+        """Remember a secret that was tried."""
+        key = _network_of(address)
+        self._wrong.setdefault(key, {}).setdefault(digest, now)
+        self._wrong.move_to_end(key)
+        if len(self._wrong) > _MOST_ADDRESSES:
+            self._wrong.popitem(last=False)
+
+    def was_right(self, address: str, digest: str) -> None:
+        """Remember a secret that lets somebody in."""
+        self._right[_network_of(address), digest] = None
+        if len(self._right) > _MOST_ADDRESSES:
+            self._right.popitem(last=False)
+
+
+def _network_of(address: str) -> str:
+    """Return what one user can choose addresses from: of IPv6 it is a network."""
+    try:
+        found = ipaddress.ip_address(address)
+    except ValueError:
+        return address
+    return str(ipaddress.ip_network((found, 64), strict=False)) if found.version == 6 else address
 
 
 class TcpAccess:

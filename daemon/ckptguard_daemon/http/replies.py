@@ -1,8 +1,9 @@
-"""Answers in JSON, refusals with a sentence, and what a request says: its body and its numbers."""
+"""Answers in JSON, also large ones, refusals with a sentence, and what a request says: its body and its numbers."""
 
 from __future__ import annotations
 
 import asyncio
+import gzip
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
@@ -24,12 +25,14 @@ from ckptguard.errors import (
     RefusedError,
     SettingsError,
 )
-from ckptguard.values.record_text import what_is_wrong
+from ckptguard.values.ids import escape
+from ckptguard.values.record_text import encoded, what_is_wrong
 from ckptguard_daemon.log import log
 
 LARGEST_BODY = 64 * 1024
 BODY_SECONDS = 10.0
 _DEEPEST = 32  # levels of tables and lists in a body
+_WORTH_PACKING = 4096  # bytes
 
 _STATUS: dict[int, tuple[type[CkptguardError], ...]] = {
     400: (SettingsError,),
@@ -45,6 +48,25 @@ _Body = TypeVar("_Body", bound=msgspec.Struct)
 def reply(document: Document, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     """Return a document as the answer."""
     return Response(msgspec.json.encode(document) + b"\n", status, headers, "application/json")
+
+
+def pack(request: Request, document: Document) -> Response:
+    """Return a large document as the answer: packed if the client can unpack it, and always valid JSON. It may take a
+    while, so call it outside the event loop."""
+    text, headers = encoded(document) + b"\n", {"Cache-Control": "no-store", "Vary": "Accept-Encoding"}
+    if len(text) >= _WORTH_PACKING and "gzip" in request.headers.get("accept-encoding", ""):
+        text = gzip.compress(text, compresslevel=1)
+        headers["Content-Encoding"] = "gzip"
+    return Response(text, headers=headers, media_type="application/json")
+
+
+def escaped(value: Any) -> Any:
+    """Return a document whose texts are safe to show: control and right-to-left characters are escaped."""
+    if isinstance(value, dict):
+        return {escape(k): escaped(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [escaped(v) for v in value]
+    return escape(value) if isinstance(value, str) else value
 
 
 def refusal(

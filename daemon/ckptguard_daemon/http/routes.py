@@ -22,9 +22,10 @@ from ckptguard.values.access import Role as Role
 from ckptguard.values.ids import name_of_run
 from ckptguard.values.settings import fits_run
 from ckptguard_daemon.catalogue_feed import CatalogueFeed
+from ckptguard_daemon.dashboard.reading import Clicks
 from ckptguard_daemon.http.replies import refusal, unauthorized
 from ckptguard_daemon.jobs import Jobs
-from ckptguard_daemon.loop import Loop, Passes
+from ckptguard_daemon.loop import Loop, Waiters
 from ckptguard_daemon.metrics import Metrics
 from ckptguard_daemon.run_set import RunSet
 
@@ -55,7 +56,7 @@ class Served:
 
     runs: RunSet
     loop: Loop
-    passes: Passes
+    passes: Waiters
     presence: DaemonRecord
     feed: CatalogueFeed
     metrics: Metrics
@@ -64,6 +65,7 @@ class Served:
     unseen_places: Callable[[], int] = lambda: 0
     stop: threading.Event
     jobs: Jobs = field(default_factory=lambda: Jobs(threading.Event()))
+    clicks: Clicks = field(default_factory=Clicks)  # all that they read shares one bound
 
     def run_of(self, request: Request) -> WatchedRun:
         """Return the run that the path names. Raises NotFoundError, also if the caller may not see it."""

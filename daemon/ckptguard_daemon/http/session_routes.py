@@ -13,24 +13,12 @@ from ckptguard.errors import NotFoundError, SettingsError
 from ckptguard.records.who_and_when import utc_text
 from ckptguard.values.access import Role
 from ckptguard.version import __version__
+from ckptguard_daemon.dashboard.verbs import VERBS
 from ckptguard_daemon.http.gate import TcpAccess, address_of_client
 from ckptguard_daemon.http.replies import read_body, refusal, reply
 from ckptguard_daemon.http.routes import Route, Served, caller_of
 from ckptguard_daemon.log import log
 
-ACTIONS = (
-    "verify",
-    "pin",
-    "unpin",
-    "silence",
-    "unsilence",
-    "clear",
-    "accept",
-    "prune",
-    "replicate",
-    "repair",
-    "rollback",
-)
 _LONGEST_SECRET = 1024
 
 
@@ -57,7 +45,7 @@ async def _me(request: Request) -> Response:
             runs=caller.runs,
             expires=None if caller.expires is None else utc_text(caller.expires),
             version=__version__,
-            actions=ACTIONS if caller.role is Role.OPERATOR else (),
+            actions=tuple(VERBS) if caller.role is Role.OPERATOR else (),
         )
     )
 

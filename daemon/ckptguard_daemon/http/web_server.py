@@ -12,43 +12,27 @@ import time
 from collections.abc import Mapping
 from urllib.parse import urlsplit
 
-import msgspec
 from starlette.types import ASGIApp
 
 from ckptguard.errors import SettingsError
 from ckptguard.storage.runtime_folder import private_runtime_folder
-from ckptguard.values.access import Role
 from ckptguard.values.ids import short_digest
 from ckptguard_daemon.http.callers import Callers, stamp_of
 from ckptguard_daemon.http.gate import Names, TcpAccess
 from ckptguard_daemon.http.server import HttpServer
 from ckptguard_daemon.http.tcp_address import address_of, tcp_address
 from ckptguard_daemon.log import log
+from ckptguard_daemon.plan import ListenOptions
 
-
-class HttpOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Where HTTP is served: at the path of a Unix socket, and by TCP. `url` is where browsers find it through a proxy.
-    `link`: the role of a login link."""
-
-    socket: str | None = None
-    address: str | None = None
-    certificate: str | None = None
-    key: str | None = None
-    tokens: str | None = None
-    url: str | None = None
-    link: Role | None = None
-    yields: bool = False  # runs that another daemon guards are only looked at
-
-
-NO_HTTP = HttpOptions()
 _PATH = re.compile(r"(/(?!\.+(/|$))[A-Za-z0-9._~-]+)*")  # below which a proxy shows the page; it takes this off
 
 
 class WebServer:
     """A listening TCP socket and its door."""
 
-    def __init__(self, options: HttpOptions, address: str) -> None:
+    def __init__(self, options: ListenOptions) -> None:
         """Raises SettingsError, also where secrets would cross a network in clear text."""
+        address = options.http or ""
         tcp = tcp_address("--http", address)
         self._options, self._seen = options, _stamps(options)
         self._tls = _tls(options)
@@ -59,7 +43,7 @@ class WebServer:
             )
         if options.tokens is None and options.link is None:
             raise SettingsError("nobody could log in", hint="give --tokens FILE, or --link for a link that works once")
-        url = None if options.url is None else _checked_url(options.url)
+        url = None if options.http_url is None else _checked_url(options.http_url)
         callers = Callers(options.tokens, options.link)
         self._socket = tcp.listen()
         port = self._socket.getsockname()[1]
@@ -101,22 +85,23 @@ class WebServer:
         try:
             _tls(self._options)  # first one of its own: a pair that does not fit would leave ours without a key
             _load(self._tls, self._options)
-            log("certificate_read", file=self._options.certificate)
+            log("certificate_read", file=self._options.tls_cert)
         except SettingsError as error:
             log("certificate_refused", level="error", reason=error.message)
 
 
-def open_web_server(options: HttpOptions) -> WebServer | None:
-    """Return the front, or None if there is none. Raises SettingsError."""
-    if options.address is not None:
-        return WebServer(options, options.address)
-    if msgspec.structs.replace(options, socket=None, yields=False) != NO_HTTP:
+def open_web_server(options: ListenOptions) -> WebServer | None:
+    """Return the web server, or None if there is none. Raises SettingsError."""
+    if options.http is not None:
+        return WebServer(options)
+    given = (options.tokens, options.tls_cert, options.tls_key, options.http_url, options.link)
+    if any(one is not None for one in given):
         raise SettingsError("--tokens, --tls-cert, --tls-key, --http-url and --link are only for --http")
     return None
 
 
-def _tls(options: HttpOptions) -> ssl.SSLContext | None:
-    if options.certificate is None and options.key is None:
+def _tls(options: ListenOptions) -> ssl.SSLContext | None:
+    if options.tls_cert is None and options.tls_key is None:
         return None
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.set_alpn_protocols(["http/1.1"])
@@ -124,23 +109,24 @@ def _tls(options: HttpOptions) -> ssl.SSLContext | None:
     return context
 
 
-def _load(context: ssl.SSLContext, options: HttpOptions) -> None:
-    if options.certificate is None or options.key is None:
+def _load(context: ssl.SSLContext, options: ListenOptions) -> None:
+    certificate, key = options.tls_cert, options.tls_key
+    if certificate is None or key is None:
         raise SettingsError("TLS needs --tls-cert FILE and --tls-key FILE")
     try:
-        if os.stat(options.key).st_mode & stat.S_IRWXO:
-            raise SettingsError(f"every user can read the key {options.key}", hint=f"chmod 600 {options.key}")
-        context.load_cert_chain(options.certificate, options.key, password=lambda: "")  # never asks on the terminal
+        if os.stat(key).st_mode & stat.S_IRWXO:
+            raise SettingsError(f"every user can read the key {key}", hint=f"chmod 600 {key}")
+        context.load_cert_chain(certificate, key, password=lambda: "")  # never asks on the terminal
     except OSError as error:
         reason = error.strerror if not isinstance(error, ssl.SSLError) else error.reason or "it is no such file"
         raise SettingsError(
-            f"the certificate {options.certificate} with the key {options.key} cannot be used: {reason}",
+            f"the certificate {certificate} with the key {key} cannot be used: {reason}",
             hint="both are PEM files, and the key has no password",
         ) from error
 
 
-def _stamps(options: HttpOptions) -> list[object]:
-    return [stamp_of(path or "") for path in (options.certificate, options.key)]
+def _stamps(options: ListenOptions) -> list[object]:
+    return [stamp_of(path or "") for path in (options.tls_cert, options.tls_key)]
 
 
 def _checked_url(url: str) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from ckptguard_daemon.catalogue_feed import CatalogueFeed
-from ckptguard_daemon.dashboard.pages import Pages
+from ckptguard_daemon.dashboard.pages import run_page
 from ckptguard_daemon.metrics import exposition
 from support.counting_storage import counted
 from support.runs import QUICK, write_torch
@@ -166,11 +166,5 @@ def test_the_page_of_a_run_says_it(tmp_path: Path) -> None:
     run = WatchedRun(str(tmp_path), run_id_of(str(tmp_path)), QUICK, Hooks(QUICK, lambda *a, **k: None), None, feed)
     run.step(PLAIN)
 
-    class Served:
-        """As much of a daemon as the page asks."""
-
-        def __init__(self) -> None:
-            self.feed = feed
-
-    page = json.loads(json.dumps(Pages(Served())._run(run)))  # type: ignore[arg-type]
+    page = json.loads(json.dumps(run_page(feed, run)))
     assert "model.msgpack" in page["not_understood"][0]

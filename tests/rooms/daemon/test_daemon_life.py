@@ -16,7 +16,7 @@ from pathlib import Path
 import fsspec
 import pytest
 from ckptguard_daemon.once import run_once
-from ckptguard_daemon.plan import DaemonPlan
+from ckptguard_daemon.plan import DaemonPlan, ListenOptions
 from support.daemon_process import PATIENCE, DaemonProcess, Starter, save, until, was_asked
 from support.faults import flip
 from support.views import look
@@ -239,7 +239,7 @@ def test_once_over_a_storage_that_is_not_local() -> None:
         for step, nan in ((1, False), (2, True)):
             memory.pipe_file(f"/daemon-once/net-{step}.safetensors", save(Path(folder), step, nan=nan).read_bytes())
     try:
-        assert run_once(DaemonPlan(urls=(url,), settings=Settings(settle=0.1)), threading.Event()) == 3
+        assert run_once(DaemonPlan(urls=(url,), settings=Settings(settle=0.1)), threading.Event(), ListenOptions()) == 3
         assert {str(s.id): s.outcome.value for s in survey(look(url))} == {"1.1": "good", "2.1": "bad"}
     finally:
         memory.rm("/daemon-once", recursive=True)

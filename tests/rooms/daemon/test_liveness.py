@@ -172,6 +172,7 @@ def test_progress_that_was_long_ago_is_not_fresh(monkeypatch: pytest.MonkeyPatch
     assert liveness.is_fresh(work_stop.asked_at)
     stop.set()
     assert work_stop.is_set()
+    assert WorkStop(threading.Event(), 0.0).wait(60)  # its own time is over
 
 
 def asked(*arguments: object) -> tuple[int, str]:

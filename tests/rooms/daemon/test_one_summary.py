@@ -10,13 +10,12 @@ import shutil
 import time
 from importlib.resources import files
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
 import pytest
 from ckptguard_daemon.catalogue_feed import CatalogueFeed
-from ckptguard_daemon.dashboard.pages import Pages
+from ckptguard_daemon.dashboard.pages import fleet_page, run_page
 from ckptguard_daemon.metrics import exposition
 from click.testing import CliRunner
 from hypothesis import HealthCheck, example, given, settings
@@ -204,7 +203,7 @@ class Life:
 
     def page(self) -> dict[str, Any]:
         """The document of the run's page."""
-        return Pages(SimpleNamespace(feed=self.feed))._run(self.watched)  # type: ignore[arg-type]
+        return run_page(self.feed, self.watched)
 
     def metrics(self) -> dict[str, Any]:
         """The values of the run's metrics; those of several labels by the label."""
@@ -237,7 +236,7 @@ def _as_python(alert: str) -> str:
 
 def agree(life: Life) -> None:
     """All five say the same."""
-    page, [row] = life.page(), Pages(SimpleNamespace(feed=life.feed))._fleet([life.watched])["runs"]  # type: ignore[arg-type]
+    page, [row] = life.page(), fleet_page(life.feed, [life.watched])["runs"]
     told, [listed] = life.ask("status", life.url), life.ask("fleet", "report", str(life.root.parent))["rows"]
     known, firing = life.metrics(), life.firing()
     assert {**page["run"], "at_risk": None} == {**row, "at_risk": None}

@@ -8,11 +8,10 @@ import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from ckptguard_daemon.catalogue_feed import CatalogueFeed
-from ckptguard_daemon.dashboard.pages import Pages
+from ckptguard_daemon.dashboard.pages import fleet_page
 from ckptguard_daemon.metrics import exposition
 from ckptguard_daemon.plan import DaemonPlan
 from ckptguard_daemon.run_set import RunDiscovery, RunSet
@@ -346,11 +345,11 @@ def test_the_page_and_status_say_the_same_of_it(tmp_path):
     """The page of a run that has ended, and `ckptguard status`."""
     guarded = watched(leftovers(tmp_path / "run"))
     assert step(guarded) == "ended"
-    [row] = Pages(SimpleNamespace(feed=CatalogueFeed()))._fleet([guarded])["runs"]
+    [row] = fleet_page(CatalogueFeed(), [guarded])["runs"]
     assert row["explanation"] == status(open_view(guarded.url, SETTINGS)).explanation
     shutil.rmtree(guarded.url)
     assert step(guarded) == "ended"
-    [row] = Pages(SimpleNamespace(feed=CatalogueFeed()))._fleet([guarded])["runs"]
+    [row] = fleet_page(CatalogueFeed(), [guarded])["runs"]
     assert (row["explanation"], row["protected"]) == ("ended: it was removed", False)
 
 

@@ -10,11 +10,10 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from ckptguard_daemon.catalogue_feed import CatalogueFeed
-from ckptguard_daemon.dashboard.pages import Pages
+from ckptguard_daemon.dashboard.pages import run_page
 from ckptguard_daemon.metrics import exposition
 from support.tiny_files import content
 from support.tiny_run import inline
@@ -279,7 +278,7 @@ def test_all_views_name_it(tmp_path: Path) -> None:
         told = [reason for reason in life.said("could_not_tell") if "checkpoint-200" in reason]
         assert len(told) == 1
         assert life.said("pending") == ["checkpoint-200"]
-        page = json.loads(json.dumps(Pages(SimpleNamespace(feed=life.feed))._run(life.watched)))  # type: ignore[arg-type]
+        page = json.loads(json.dumps(run_page(life.feed, life.watched)))
         assert "checkpoint-200" in " ".join(page["could_not_tell"])
         listed = look(str(life.root), SETTINGS).listing
         assert [note for note in listed.unread_notes if "checkpoint-200" in note and "denied" in note]

@@ -14,13 +14,12 @@ import msgspec
 import pytest
 from ckptguard_daemon.application import application, routes
 from ckptguard_daemon.dashboard import actions, verbs
-from ckptguard_daemon.dashboard.asked import ActionPlan, Asked, Done, Verb
-from ckptguard_daemon.dashboard.verbs import VERBS
+from ckptguard_daemon.dashboard.verbs import VERBS, ActionPlan, Asked, Done, Verb
 from ckptguard_daemon.http.routes import Caller, Role
-from ckptguard_daemon.http.session_routes import ACTIONS
-from ckptguard_daemon.jobs import MOST_RUNNING, JobStop
+from ckptguard_daemon.jobs import MOST_RUNNING
 from support.http_documents import assert_like, example
-from support.operators import ALICE, InlineScanner, all_files, served_run, without_records
+from support.operators import ALICE, InlineScanner, all_files, without_records
+from support.served_runs import answer_of, served, watched
 from support.tiny_run import TINY, cycle, save
 from support.views import look
 
@@ -43,7 +42,9 @@ class Asking:
         for step in (1, 2, 3):
             save(self.url, step, step)
         cycle(open_run(self.url), TINY)
-        self.run, self.served = served_run(self.url, TINY.changed(replicas=(str(folder / "replica"),), keep_good=1))
+        settings = TINY.changed(replicas=(str(folder / "replica"),), keep_good=1)
+        self.run = watched(self.url, settings)
+        self.served = served([self.run])
         self.application = application(routes(self.served), lambda *_: None)
 
     def ask(self, path: str, body: object = None, *, caller: Caller = ALICE) -> tuple[int, Any]:
@@ -52,26 +53,10 @@ class Asking:
 
     async def answer_of(self, path: str, body: object = None, caller: Caller = ALICE) -> tuple[int, Any]:
         """The same, for a test that asks several at once."""
-        data = [b"" if body is None else json.dumps(body).encode()]
-        parts: list[Any] = []
-
-        async def receive() -> dict[str, Any]:
-            return {"type": "http.request", "body": data.pop()} if data else await asyncio.Future()
-
-        async def send(message: Any) -> None:
-            parts.append(message)
-
-        path, _, query = f"/v1/runs/{self.run.run_id}/{path}".partition("?")
-        scope = {
-            "type": "http",
-            "method": "GET" if body is None else "POST",
-            "path": path,
-            "query_string": query.encode(),
-            "headers": [],
-            "caller": caller,
-        }
-        await self.application(scope, receive, send)
-        return parts[0]["status"], json.loads(b"".join(part.get("body", b"") for part in parts))
+        place, method = f"/v1/runs/{self.run.run_id}/{path}", "GET" if body is None else "POST"
+        data = b"" if body is None else json.dumps(body).encode()
+        found = await answer_of(self.application, place, method=method, body=data, caller=caller)
+        return found.status, found.document
 
 
 @pytest.fixture
@@ -129,11 +114,6 @@ def section(title: str) -> str:
 def real(token: str, **arguments: object) -> dict[str, object]:
     """The body that has a plan carried out."""
     return {**arguments, "dry_run": False, "reason": "why", "token": token}
-
-
-def test_the_page_offers_every_verb() -> None:
-    """What a caller is told it may do is what there is."""
-    assert tuple(VERBS) == ACTIONS
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -264,18 +244,6 @@ def test_one_action_at_a_time_changes_a_run(asking: Asking, monkeypatch: pytest.
     held.go_on.set()
     waiting.set()
     assert asking.served.jobs.wait_for_end(60)
-
-
-def test_work_is_told_to_end_with_the_daemon_or_its_time() -> None:
-    """The stop of a job is set when the daemon's is, or when its time is over."""
-    stop = threading.Event()
-    assert JobStop(stop, 0.0).is_set()
-    assert JobStop(stop, 0.0).wait(60)
-    later = JobStop(stop, float("inf"))
-    assert not later.is_set()
-    stop.set()
-    assert later.is_set()
-    assert later.wait()
 
 
 def test_a_mistake_of_ours_is_told_and_on_record(asking: Asking, monkeypatch: pytest.MonkeyPatch) -> None:

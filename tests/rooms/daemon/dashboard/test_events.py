@@ -99,7 +99,7 @@ def test_a_slow_client_holds_nothing_up(one: Dashboard, folder: str, monkeypatch
     for batch in range(200):
         happened(one, folder, 50, first=50 * batch)
         got += [quick.next()[1]["text"] for _ in range(50)]
-        if len(_hub(one)._clients) == 1:
+        if len(_hub(one)._waiting) == 1:
             break
     else:
         pytest.fail("the slow client was not dropped")
@@ -155,7 +155,7 @@ def test_a_quiet_stream_is_pinged(one: Dashboard, monkeypatch: pytest.MonkeyPatc
     assert next(messages)[0] == "hello"
     assert [next(messages) for _ in range(3)] == [("", None)] * 3
     listener.close()
-    until(lambda: not _hub(one)._clients, "the end of the stream")
+    until(lambda: not _hub(one)._waiting, "the end of the stream")
 
 
 @pytest.mark.parametrize("after", ["x", "-1", "1.5", "9" * 400, "\u0661"])

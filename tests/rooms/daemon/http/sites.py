@@ -9,7 +9,8 @@ from pathlib import Path
 
 from ckptguard_daemon.application import application
 from ckptguard_daemon.http.server import HttpServer
-from ckptguard_daemon.http.web_server import HttpOptions, WebServer
+from ckptguard_daemon.http.web_server import WebServer
+from ckptguard_daemon.plan import ListenOptions
 from gate_calls import SECRETS, Behind
 from support.daemon_process import PATIENCE
 
@@ -36,7 +37,9 @@ class Site:
 
     def __init__(self, folder: Path, **options: str) -> None:
         self.behind = Behind(folder)
-        self.web_server = WebServer(HttpOptions(tokens=str(self.behind.tokens), **options), "127.0.0.1:0")
+        self.web_server = WebServer(
+            ListenOptions(http="127.0.0.1:0", tokens=str(self.behind.tokens), **options)  # type: ignore[arg-type]
+        )
         self.port = int(self.web_server.tcp_access.cookie.rpartition("-")[2])  # its name holds it
         application_ = application(self.behind.routes, self.web_server.tcp_access.admit)
         self.server: HttpServer = self.web_server.server(application_)

@@ -3,38 +3,30 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 import pytest
 from ckptguard_daemon import run_routes
 from ckptguard_daemon.application import application, routes
-from ckptguard_daemon.catalogue_feed import CatalogueFeed
 from ckptguard_daemon.http.gate import admit_owner
-from ckptguard_daemon.http.routes import Served
-from ckptguard_daemon.log import log
-from ckptguard_daemon.loop import Loop, Passes
-from ckptguard_daemon.metrics import Metrics
+from ckptguard_daemon.loop import Loop, Waiters
 from ckptguard_daemon.run_set import RunSet
-from starlette.types import ASGIApp
 from support.daemon_process import PATIENCE, Starter, save
+from support.served_runs import answer_of, served, watched
 
 from benchmarks.bench_known_good import counted
-from ckptguard.engine.watched_run import WatchedRun
-from ckptguard.records.daemon_record import DaemonRecord
 from ckptguard.records.ledger import append_verdict
 from ckptguard.records.run import open_run
-from ckptguard.reporting.notify import Hooks
 from ckptguard.runs.history import load_history
 from ckptguard.runs.work import PLAIN
-from ckptguard.values.ids import CheckpointId, run_id_of
+from ckptguard.values.ids import CheckpointId
 from ckptguard.values.settings import Settings
 from ckptguard.values.verdict import Outcome
 
@@ -73,22 +65,10 @@ class Guarded:
     """A run that is guarded within this process: passes are made when the test says so."""
 
     def __init__(self, folder: Path) -> None:
-        settings = Settings(settle=0.0, keep="none")
-        self.run = WatchedRun(str(folder), run_id_of(str(folder)), settings, Hooks(settings, log), None)
-        self.loop = Loop(RunSet([self.run]), threading.Event(), lambda run: None)
-        presence = DaemonRecord(address="", host="", boot_id="", pid=0, started_at="")
-        served = Served(
-            runs=RunSet([self.run]),
-            loop=self.loop,
-            passes=Passes(),
-            presence=presence,
-            feed=CatalogueFeed(),
-            metrics=cast(Metrics, None),
-            alive=lambda: self.alive,
-            stop=threading.Event(),
-        )
-        self.application = application(routes(served), admit_owner)
-        self.alive = True
+        self.run, self.alive = watched(folder, Settings(settle=0.0, keep="none")), True
+        self.served = served([self.run], alive=lambda: self.alive)
+        self.loop = self.served.loop
+        self.application = application(routes(self.served), admit_owner)
 
     def make_pass(self) -> None:
         """One pass."""
@@ -96,22 +76,8 @@ class Guarded:
 
     def ask(self, query: str = "", **scope: object) -> Any:
         """The answer."""
-        return asyncio.run(answer_of(self.application, f"/v1/runs/{self.run.run_id}/known-good", query, **scope))
-
-
-async def answer_of(application: ASGIApp, path: str, query: str, **more: object) -> Any:
-    """The document that an application answers a GET with."""
-    parts = []
-
-    async def receive() -> dict[str, Any]:
-        return {"type": "http.request"}
-
-    async def send(message: Any) -> None:
-        parts.append(message.get("body", b""))
-
-    scope = {"type": "http", "method": "GET", "path": path, "query_string": query.encode(), "headers": [], **more}
-    await application(scope, receive, send)
-    return json.loads(b"".join(parts))
+        path = f"/v1/runs/{self.run.run_id}/known-good?{query}"
+        return asyncio.run(answer_of(self.application, path, **scope)).document
 
 
 @pytest.fixture
@@ -142,12 +108,13 @@ def time_passes_by_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     """For an answer, time passes while it waits for a pass, and at once."""
     now = 0.0
 
-    async def wait(_: Passes, passed: asyncio.Event, seconds: float) -> None:
+    async def wait(passed: asyncio.Event, seconds: float) -> bool:
         nonlocal now
         now += seconds
+        return False
 
     monkeypatch.setattr(run_routes, "time", SimpleNamespace(monotonic=lambda: now))
-    monkeypatch.setattr(Passes, "wait", wait)
+    monkeypatch.setattr(Waiters, "wait", staticmethod(wait))
 
 
 def test_names_are_listed_for_every_question(guarded: Guarded) -> None:

@@ -7,9 +7,9 @@ import json
 from pathlib import Path
 
 import pytest
-from ckptguard_daemon.http import attempts, callers
-from ckptguard_daemon.http.attempts import Attempts
+from ckptguard_daemon.http import callers, gate
 from ckptguard_daemon.http.callers import LINK_SECONDS, SESSION_SECONDS, Callers
+from ckptguard_daemon.http.gate import Attempts
 from gate_calls import SECRETS, Behind, bearer
 from hypothesis import given
 from hypothesis import strategies as st
@@ -209,14 +209,14 @@ def test_tries_are_bounded(tries: list[tuple[int, int, float]]) -> None:
     for who, secret, pause in tries:
         now += pause
         wait = limited.wait(f"192.0.2.{who}", str(secret), now)
-        assert 0.0 <= wait <= attempts.SECONDS
+        assert 0.0 <= wait <= gate.SECONDS
         if not wait:
             limited.was_wrong(f"192.0.2.{who}", str(secret), now)
             tried.append((who, secret, now))
     for who, _, begin in tried:
-        within = {secret for one, secret, at in tried if one == who and begin <= at < begin + attempts.SECONDS}
-        before = {secret for one, secret, at in tried if one == who and begin - attempts.SECONDS < at < begin}
-        assert len(within - before) <= attempts.MOST
+        within = {secret for one, secret, at in tried if one == who and begin <= at < begin + gate.SECONDS}
+        before = {secret for one, secret, at in tried if one == who and begin - gate.SECONDS < at < begin}
+        assert len(within - before) <= gate.MOST
 
 
 def test_many_addresses_are_bounded_in_memory() -> None:
@@ -225,7 +225,7 @@ def test_many_addresses_are_bounded_in_memory() -> None:
     for n in range(10_000):
         limited.was_wrong(f"2001:db8:{n:x}::1", "wrong", 1000.0)
     assert limited.wait("192.0.2.1", "right", 1000.0) == 0
-    assert len(limited._wrong) <= attempts._MOST_ADDRESSES
+    assert len(limited._wrong) <= gate._MOST_ADDRESSES
 
 
 def test_one_network_is_one_guesser() -> None:
@@ -235,7 +235,7 @@ def test_one_network_is_one_guesser() -> None:
         if limited.wait(f"2001:db8::{n:x}", str(n), 1000.0) == 0:
             limited.was_wrong(f"2001:db8::{n:x}", str(n), 1000.0)
             free += 1
-    assert free == attempts.MOST
+    assert free == gate.MOST
 
 
 NAMES = st.from_regex(r"[A-Za-z0-9._@+-]{1,64}", fullmatch=True)

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 from ckptguard_daemon.command import command
-from ckptguard_daemon.metrics_outlets import MetricsFile, MetricsOptions, listen_for_scrapers
+from ckptguard_daemon.metrics_outlets import MetricsFile, listen_for_scrapers
+from ckptguard_daemon.plan import ListenOptions
 from click.testing import CliRunner
 from servers.processes import free_port
 from servers.prometheus import prometheus
@@ -118,19 +119,19 @@ def test_a_token_is_needed_where_there_is_one(start: Starter, run: Path, token: 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"address": "0.0.0.0:0"}, "other machines could read the metrics at 0.0.0.0:0"),
-        ({"address": "[::]:0"}, "other machines could read the metrics"),
-        ({"address": ":9469"}, "is not HOST:PORT"),
-        ({"address": "127.0.0.1"}, "is not HOST:PORT"),
-        ({"address": "127.0.0.1:99999"}, "is not HOST:PORT"),
-        ({"address": "127.0.0.1:\u0661"}, "is not HOST:PORT"),
-        ({"address": "no such host:1"}, "there is no address"),
-        ({"address": f"{'a' * 300}:1"}, "there is no address"),
-        ({"address": "192.0.2.1:1", "token_file": "TOKEN"}, "cannot listen at 192.0.2.1:1"),
-        ({"address": "127.0.0.1:0", "token_file": "/none"}, "the token in /none cannot be read"),
-        ({"address": "127.0.0.1:0", "token_file": "/dev/null"}, "every user can read"),
-        ({"address": "127.0.0.1:0", "token_file": "EMPTY"}, "holds no token"),
-        ({"token_file": "TOKEN"}, "is only for --metrics"),
+        ({"metrics": "0.0.0.0:0"}, "other machines could read the metrics at 0.0.0.0:0"),
+        ({"metrics": "[::]:0"}, "other machines could read the metrics"),
+        ({"metrics": ":9469"}, "is not HOST:PORT"),
+        ({"metrics": "127.0.0.1"}, "is not HOST:PORT"),
+        ({"metrics": "127.0.0.1:99999"}, "is not HOST:PORT"),
+        ({"metrics": "127.0.0.1:\u0661"}, "is not HOST:PORT"),
+        ({"metrics": "no such host:1"}, "there is no address"),
+        ({"metrics": f"{'a' * 300}:1"}, "there is no address"),
+        ({"metrics": "192.0.2.1:1", "metrics_token": "TOKEN"}, "cannot listen at 192.0.2.1:1"),
+        ({"metrics": "127.0.0.1:0", "metrics_token": "/none"}, "the token in /none cannot be read"),
+        ({"metrics": "127.0.0.1:0", "metrics_token": "/dev/null"}, "every user can read"),
+        ({"metrics": "127.0.0.1:0", "metrics_token": "EMPTY"}, "holds no token"),
+        ({"metrics_token": "TOKEN"}, "is only for --metrics"),
     ],
 )
 def test_a_wrong_address_is_one_sentence(token: Path, options: dict[str, str], said: str) -> None:
@@ -139,14 +140,14 @@ def test_a_wrong_address_is_one_sentence(token: Path, options: dict[str, str], s
     empty.touch(mode=0o600)
     places = {"TOKEN": str(token), "EMPTY": str(empty)}
     with pytest.raises(SettingsError) as caught:
-        listen_for_scrapers(MetricsOptions(**{name: places.get(a, a) for name, a in options.items()}))
+        listen_for_scrapers(ListenOptions(**{name: places.get(a, a) for name, a in options.items()}))
     assert said in caught.value.message
 
 
 def test_a_port_that_is_taken_is_one_sentence() -> None:
     """Another program's."""
     with socket.create_server(("127.0.0.1", 0)) as other, pytest.raises(SettingsError) as caught:
-        listen_for_scrapers(MetricsOptions(address=f"127.0.0.1:{other.getsockname()[1]}"))
+        listen_for_scrapers(ListenOptions(metrics=f"127.0.0.1:{other.getsockname()[1]}"))
     assert "cannot listen at 127.0.0.1" in caught.value.message
 
 

@@ -14,7 +14,7 @@ from ckptguard_daemon import run_routes
 from ckptguard_daemon.application import application, routes
 from ckptguard_daemon.http.routes import OWNER
 from ckptguard_daemon.jobs import StorageThreads
-from support.operators import served_run
+from support.served_runs import answer_of, served, watched
 from support.tiny_run import TINY, save
 
 from ckptguard.errors import BusyError
@@ -112,8 +112,8 @@ def test_pages_are_answered_while_a_storage_hangs(
 ) -> None:
     """However many ask a storage that does not answer: what the catalogue knows is answered."""
     save(str(tmp_path), 1, 1)
-    run, served = served_run(str(tmp_path), TINY)
-    asked = application(routes(served), lambda *_: None)
+    run = watched(tmp_path, TINY)
+    asked = application(routes(served([run])), lambda *_: None)
     begun = threading.Semaphore(0)
 
     def survey(*_: Any) -> list[Any]:
@@ -124,17 +124,7 @@ def test_pages_are_answered_while_a_storage_hangs(
     monkeypatch.setattr(run_routes, "survey", survey)
 
     async def ask(path: str) -> int:
-        parts: list[Any] = []
-
-        async def receive() -> Any:
-            return {"type": "http.request", "body": b""}
-
-        async def send(message: Any) -> None:
-            parts.append(message)
-
-        scope = {"type": "http", "method": "GET", "path": path, "query_string": b"", "headers": [], "caller": OWNER}
-        await asked(scope, receive, send)
-        return int(parts[0]["status"])
+        return (await answer_of(asked, path, caller=OWNER)).status
 
     async def ask_all() -> None:
         stuck = [asyncio.create_task(ask(f"/v1/runs/{run.run_id}/checkpoints")) for _ in range(100)]

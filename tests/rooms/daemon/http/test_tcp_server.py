@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 from ckptguard_daemon.dashboard import events, page_files
 from ckptguard_daemon.http import routes, server, tcp_address, web_server
-from ckptguard_daemon.http.web_server import HttpOptions, WebServer
+from ckptguard_daemon.http.web_server import WebServer
+from ckptguard_daemon.plan import ListenOptions
 from gate_calls import SECRETS
 from sites import TOKEN, UNFINISHED, Site, rest_of, unfinished
 from support.certificates import make_certificate
@@ -155,7 +156,7 @@ def test_forwarded_headers_are_nobodys(site: Site) -> None:
 def test_tls_is_served_and_renewed(tmp_path: Path) -> None:
     """A client that checks the certificate is answered; a new certificate is taken over without a restart."""
     certificate, key = make_certificate(tmp_path, "first")
-    site = Site(tmp_path / "site", certificate=certificate, key=key)
+    site = Site(tmp_path / "site", tls_cert=certificate, tls_key=key)
     try:
         assert site.web_server.url.startswith("https://")
         site.context = ssl.create_default_context(cafile=certificate)
@@ -186,7 +187,7 @@ def test_tls_is_served_and_renewed(tmp_path: Path) -> None:
 def test_half_handshakes_make_room(tmp_path: Path) -> None:
     """Who never says a word of TLS holds nobody up for long; plain HTTP gets no answer."""
     certificate, key = make_certificate(tmp_path, "only")
-    site = Site(tmp_path / "site", certificate=certificate, key=key)
+    site = Site(tmp_path / "site", tls_cert=certificate, tls_key=key)
     try:
         with contextlib.ExitStack() as stack:
             for _ in range(MANY):
@@ -281,14 +282,14 @@ def test_no_secret_is_in_the_log(site: Site, caplog: pytest.LogCaptureFixture) -
 
 REFUSED = {
     "another machine could listen": ({}, "0.0.0.0:0", "other machines could listen"),
-    "a certificate alone": ({"certificate": "c.pem"}, "127.0.0.1:0", "TLS needs"),
-    "no certificate there": ({"certificate": "c.pem", "key": "k.pem"}, "127.0.0.1:0", "cannot be used"),
+    "a certificate alone": ({"tls_cert": "c.pem"}, "127.0.0.1:0", "TLS needs"),
+    "no certificate there": ({"tls_cert": "c.pem", "tls_key": "k.pem"}, "127.0.0.1:0", "cannot be used"),
     "no such file of tokens": ({"tokens": "nothing"}, "127.0.0.1:0", "cannot be read"),
-    "a url with dots": ({"url": "https://a.example/x/.."}, "127.0.0.1:0", "is not the address of a site"),
-    "a url with two slashes": ({"url": "https://a.example/x//y"}, "127.0.0.1:0", "is not the address of a site"),
-    "a url with a semicolon": ({"url": "https://a.example/x;y"}, "127.0.0.1:0", "is not the address of a site"),
-    "a url with a query": ({"url": "https://a.example/x?y"}, "127.0.0.1:0", "is not the address of a site"),
-    "a url with a name": ({"url": "https://me:x@a.example"}, "127.0.0.1:0", "is not the address of a site"),
+    "a url with dots": ({"http_url": "https://a.example/x/.."}, "127.0.0.1:0", "is not the address of a site"),
+    "a url with two slashes": ({"http_url": "https://a.example/x//y"}, "127.0.0.1:0", "is not the address of a site"),
+    "a url with a semicolon": ({"http_url": "https://a.example/x;y"}, "127.0.0.1:0", "is not the address of a site"),
+    "a url with a query": ({"http_url": "https://a.example/x?y"}, "127.0.0.1:0", "is not the address of a site"),
+    "a url with a name": ({"http_url": "https://me:x@a.example"}, "127.0.0.1:0", "is not the address of a site"),
     "no port": ({}, "127.0.0.1", "is not HOST:PORT"),
 }
 
@@ -300,16 +301,16 @@ def test_what_would_not_be_safe_is_refused(tmp_path: Path, why: str) -> None:
     tokens = tmp_path / "tokens"
     tokens.touch(0o600)
     with pytest.raises(SettingsError, match=message):
-        WebServer(HttpOptions(**{"tokens": str(tokens), **options}), address)
+        WebServer(ListenOptions(**{"http": address, "tokens": str(tokens), **options}))
 
 
 def test_nobody_could_log_in(tmp_path: Path) -> None:
     """A socket without tokens and without a link is refused, and options for none as well."""
     with pytest.raises(SettingsError, match="nobody could log in"):
-        WebServer(HttpOptions(), "127.0.0.1:0")
+        WebServer(ListenOptions(http="127.0.0.1:0"))
     with pytest.raises(SettingsError, match="only for --http"):
-        web_server.open_web_server(HttpOptions(tokens=str(tmp_path)))
-    assert web_server.open_web_server(HttpOptions()) is None
+        web_server.open_web_server(ListenOptions(tokens=str(tmp_path)))
+    assert web_server.open_web_server(ListenOptions()) is None
 
 
 def test_a_key_that_everybody_reads_is_refused(tmp_path: Path) -> None:
@@ -319,4 +320,4 @@ def test_a_key_that_everybody_reads_is_refused(tmp_path: Path) -> None:
     tokens = tmp_path / "tokens"
     tokens.touch(0o600)
     with pytest.raises(SettingsError, match="every user can read the key"):
-        WebServer(HttpOptions(certificate=certificate, key=key, tokens=str(tokens)), "127.0.0.1:0")
+        WebServer(ListenOptions(http="127.0.0.1:0", tls_cert=certificate, tls_key=key, tokens=str(tokens)))

@@ -41,21 +41,6 @@ _SOONEST_SCRUB, _LATEST_SCRUB = 60.0, 3600.0  # seconds between two checks for w
 _AGAIN = 86400.0  # seconds until an unreadable place is read again
 
 
-class Rates:
-    """The limits in bytes per second. Work that goes to one storage shares one."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._rates: dict[tuple[str, float], Rate] = {}
-
-    def of(self, storage: str, per_second: float | None) -> Rate | None:
-        """Return the limit for one storage."""
-        if per_second is None:
-            return None
-        with self._lock:
-            return self._rates.setdefault((storage, per_second), Rate(per_second, time.monotonic))
-
-
 class IdleWork:
     """Work of low priority for each guarded run, in lanes of its own.
 
@@ -73,7 +58,7 @@ class IdleWork:
         stop: threading.Event,
     ) -> None:
         self._runs, self._urgent, self._wake, self._stop = runs, urgent, wake, stop
-        self._rates = Rates()
+        self._rates: dict[tuple[str, float], Rate] = {}
         self.lanes = Lanes(self.name, self._turn, stop, storage_of=self._storage_of, begin_lane=self._stand_back)
 
     def _stand_back(self) -> None:
@@ -81,9 +66,11 @@ class IdleWork:
         if sys.platform == "linux":
             lower_priority(_LOWEST)
 
-    def after_pass(self, run: WatchedRun) -> None:
-        """See what there is to do for a run. Called after each of its passes."""
-        raise NotImplementedError
+    def _rate(self, storage: str, per_second: float | None) -> Rate | None:
+        """Return the limit in bytes per second for what goes to one storage, which all runs share."""
+        if per_second is None:
+            return None
+        return self._rates.setdefault((storage, per_second), Rate(per_second, time.monotonic))
 
     def _storage_of(self, key: Any) -> str:
         raise NotImplementedError
@@ -161,7 +148,7 @@ class Replicating(IdleWork):
         verdicts = run.verdicts  # as of before it looks
         view = run.look()  # if that fails, the verdicts still ask for an update
         place.verdicts = verdicts
-        rate = self._rates.of(storage_of(url), run.settings.replica_rate)
+        rate = self._rate(storage_of(url), run.settings.replica_rate)
         try:
             done = replicate(
                 view,
@@ -234,7 +221,7 @@ class Scrubbing(IdleWork):
         """Begin to scrub a run after its first pass, and look for missing MD5s after each new verdict."""
         if _to_scrub(run) is not None and run.passes and run.run_id not in self._left_out:
             self._left_out[run.run_id] = {}
-            self.lanes.add([run.run_id])
+            self.lanes.wake([run.run_id])
         elif _takes_late_md5s(run) and self._verdicts.get(run.run_id, run.verdicts) != run.verdicts:
             self.lanes.wake([run.run_id])
 
@@ -299,7 +286,7 @@ class Scrubbing(IdleWork):
             ScrubOrder(max_age=every, leave_out=dict(left_out), late_md5s=_takes_late_md5s(run)),
             hold=hold,
             watcher=ScrubListener(verify=verify, tell=run.hooks.tell, begin=begin, end=end, source="daemon"),
-            work=Work(rate=self._rates.of(run.storage, run.settings.scrub_rate)),
+            work=Work(rate=self._rate(run.storage, run.settings.scrub_rate)),
         )
         for sentence in () if run.was_removed() else done.could_not_tell:
             log("could_not_tell", level="warning", run=run.url, reason=sentence)

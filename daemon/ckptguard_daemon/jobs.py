@@ -54,6 +54,7 @@ class ActionJob:
         self.id, self.run_id, self.what, self.exclusive = id, run_id, what, exclusive
         self.until = time.time() + LONGEST_JOB
         self.stop = WorkStop(stop, time.monotonic() + LONGEST_JOB)
+        self.thread: threading.Thread  # which does it, once it has begun
         self.answer: Future[Document] = Future()
         self.answer.set_running_or_notify_cancel()  # who asked may go, but cannot cancel it
 
@@ -75,7 +76,6 @@ class Jobs:
         self._stop = stop
         self._lock = threading.Lock()
         self._jobs: dict[str, ActionJob] = {}  # the oldest first
-        self._threads: dict[str, threading.Thread] = {}
 
     def begin(self, id: str, run_id: str, what: str, work: Work, *, exclusive: bool) -> ActionJob:
         """Begin a job. Raises BusyError if too many run, or if another one changes this run."""
@@ -89,15 +89,15 @@ class Jobs:
             if len(running) >= MOST_RUNNING:
                 raise BusyError(f"{len(running)} actions are under way already", hint=_BUSY_HINT)
             job = self._jobs[id] = ActionJob(id, run_id, what, self._stop, exclusive=exclusive)
-            thread = self._threads[id] = threading.Thread(target=self._run, args=(job, work), name="job", daemon=True)
+            job.thread = threading.Thread(target=_run, args=(job, work), name="job", daemon=True)
             ended = [known for known, one in self._jobs.items() if one.answer.done()]
             for known in ended[: max(0, len(self._jobs) - _MOST_REMEMBERED)]:
                 del self._jobs[known]
         try:
-            thread.start()
+            job.thread.start()
         except RuntimeError as error:  # no more threads
             with self._lock:
-                del self._jobs[id], self._threads[id]
+                del self._jobs[id]
             raise BusyError(f"there is no thread for it: {error}", hint=_BUSY_HINT) from error
         return job
 
@@ -112,23 +112,20 @@ class Jobs:
         """Return whether all jobs end within this time. Call it after `stop` was set."""
         deadline = time.monotonic() + seconds
         with self._lock:
-            threads = list(self._threads.values())
+            threads = [job.thread for job in self._jobs.values() if job.thread.is_alive()]
         for thread in threads:
-            if thread.is_alive():
-                thread.join(max(0.0, deadline - time.monotonic()))
+            thread.join(max(0.0, deadline - time.monotonic()))
         return not any(thread.is_alive() for thread in threads)
 
-    def _run(self, job: ActionJob, work: Work) -> None:
-        try:
-            job.answer.set_result(work(job))
-        except CkptguardError as error:
-            job.answer.set_exception(error)
-        except BaseException as error:
-            reported: CkptguardError | None = machine_trouble(error)
-            if reported is None:
-                log("job_failed", level="error", trace=True, what=job.what)
-                reported = CkptguardError(f"unexpected {type(error).__name__}")
-            job.answer.set_exception(reported)
-        finally:
-            with self._lock:
-                self._threads.pop(job.id, None)
+
+def _run(job: ActionJob, work: Work) -> None:
+    try:
+        job.answer.set_result(work(job))
+    except CkptguardError as error:
+        job.answer.set_exception(error)
+    except BaseException as error:
+        reported: CkptguardError | None = machine_trouble(error)
+        if reported is None:
+            log("job_failed", level="error", trace=True, what=job.what)
+            reported = CkptguardError(f"unexpected {type(error).__name__}")
+        job.answer.set_exception(reported)

@@ -85,14 +85,6 @@ class Lanes:
                     self._schedule(key, self._last.get(key, 0.0) + _GAP)
             self._changed.notify_all()
 
-    def add(self, keys: Iterable[Any]) -> None:
-        """Give these a first turn."""
-        with self._changed:
-            for key in keys:
-                if key not in self._busy and key not in self._ready:
-                    self._schedule(key, 0.0)
-            self._changed.notify_all()
-
     def expects(self, key: Any) -> bool:
         """True if this one has a turn now, or was woken and has had none since."""
         with self._changed:

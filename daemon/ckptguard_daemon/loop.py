@@ -67,7 +67,7 @@ class Loop:
 
     def run(self) -> None:
         """Loop until `stop` is set. Call `wake` after that to end it quickly."""
-        self.lanes.add(run.run_id for run in self._runs)
+        self.lanes.wake(run.run_id for run in self._runs)
         self.lanes.run()
 
     def _storage_of(self, run_id: str) -> str:

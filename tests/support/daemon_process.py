@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
+from click.testing import CliRunner
 
 from ckptguard.storage import normalise_url
 from ckptguard.values.ids import run_id_of
@@ -82,6 +83,27 @@ def request(
         return answer.status, json.loads(answer.read())
     finally:
         connection.close()
+
+
+def once(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
+    """`ckptguard-daemon ... --once`, ended."""
+    return subprocess.run(
+        [sys.executable, "-m", "ckptguard_daemon", *map(str, arguments), "--once"],
+        capture_output=True,
+        text=True,
+        timeout=4 * PATIENCE,  # what settles is waited for, for a minute and more
+        env={**os.environ, "CKPTGUARD_SETTLE": "0.1", **environment},
+        check=False,
+    )
+
+
+def printed(name: str) -> str:
+    """What `ckptguard-daemon --example` prints, without a run being named."""
+    from ckptguard_daemon.command import command
+
+    answer = CliRunner().invoke(command, ["--example", name])
+    assert answer.exit_code == 0
+    return answer.output
 
 
 QUICK = {"CKPTGUARD_SETTLE": "0.2", "CKPTGUARD_SCAN_INTERVAL": "1"}

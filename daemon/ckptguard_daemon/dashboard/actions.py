@@ -1,4 +1,5 @@
-"""Actions: an operator has a plan made, agrees to it with a reason, and it is carried out if it still is the plan.
+"""Actions: which there are for a caller. An operator has a plan made, agrees to it with a reason, and it is carried
+out if it still is the plan.
 
 Each real one is on record before it begins. It runs in a thread of its own, whether its caller waits or not.
 """
@@ -32,7 +33,7 @@ from ckptguard.records.audit import (
 from ckptguard.records.who_and_when import utc_text
 from ckptguard.runs.work import Work
 from ckptguard.values.record_text import what_is_wrong
-from ckptguard_daemon.dashboard.reading import Reads
+from ckptguard.version import __version__
 from ckptguard_daemon.dashboard.verbs import (
     VERBS,
     ActionPlan,
@@ -49,6 +50,7 @@ from ckptguard_daemon.http.routes import Caller, Role, Route, Served, caller_of
 from ckptguard_daemon.jobs import ActionJob
 from ckptguard_daemon.log import log
 from ckptguard_daemon.loop import LaneScanner
+from ckptguard_daemon.reading import Reads
 
 _TIMEOUT, _LONGEST_WAIT = 10.0, 60.0  # seconds until a caller is told to come back
 _MOST_SHOWN = 100  # actions
@@ -56,6 +58,18 @@ _MOST_SHOWN = 100  # actions
 
 def routes(served: Served) -> list[Route]:
     """Return the routes of this module."""
+
+    async def me(request: Request) -> Response:
+        caller = caller_of(request)
+        found = {
+            "name": caller.name,
+            "role": caller.role.word,
+            "runs": caller.runs,
+            "expires": None if caller.expires is None else utc_text(caller.expires),
+            "version": __version__,
+            "actions": tuple(VERBS) if caller.role is Role.OPERATOR else (),
+        }
+        return reply(document("me", **found))
 
     async def retention(request: Request) -> Response:
         run, rules = served.run_of(request), _rules(request)
@@ -99,6 +113,7 @@ def routes(served: Served) -> list[Route]:
 
     run = "/v1/runs/{run}"
     return [
+        Route("/v1/me", me, Role.READER),
         Route(f"{run}/retention", retention, Role.READER),
         Route(f"{run}/actions", listed, Role.READER),
         Route(f"{run}/actions/{{verb}}", begun, Role.OPERATOR, ["POST"]),

@@ -30,10 +30,10 @@ from ckptguard_daemon.dashboard.one_checkpoint import (
     side_fields,
     tensor_fields,
 )
-from ckptguard_daemon.dashboard.reading import Reads, counted_view, id_of, unknown
 from ckptguard_daemon.http.replies import escaped
 from ckptguard_daemon.http.routes import Role, Route, Served
 from ckptguard_daemon.loop import LaneScanner
+from ckptguard_daemon.reading import Reads, counted_view, id_of, unknown
 
 MOST_READING = 300.0  # seconds for reading tensors
 _MOST_CHANGES = 5000

@@ -22,9 +22,9 @@ from ckptguard.values.remembered import Remembered
 from ckptguard.values.run_rows import Generation
 from ckptguard.values.verdict import Outcome, Severity
 from ckptguard_daemon.dashboard.one_checkpoint import judgement_of, sick_tensors
-from ckptguard_daemon.dashboard.reading import Reads, counted_view
 from ckptguard_daemon.http.replies import number
 from ckptguard_daemon.http.routes import Role, Route, Served
+from ckptguard_daemon.reading import Reads, counted_view
 
 MOST = 120  # checkpoints in one answer
 _MOST_CELLS = 300_000

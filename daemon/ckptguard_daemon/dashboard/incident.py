@@ -12,9 +12,9 @@ from ckptguard.records.incidents import read_incident
 from ckptguard.reporting.build_report import report_of
 from ckptguard.reporting.report_html import report_html
 from ckptguard.values.incident import IncidentReport
-from ckptguard_daemon.dashboard.reading import Reads, counted_view
 from ckptguard_daemon.http.replies import escaped
 from ckptguard_daemon.http.routes import Role, Route, Served
+from ckptguard_daemon.reading import Reads, counted_view
 
 _PAGE_POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"

@@ -25,8 +25,8 @@ from ckptguard.runs.run_view import RunView
 from ckptguard.values.ids import CheckpointId, escape, series_folder
 from ckptguard.values.manifest import File, Manifest, Tensor
 from ckptguard.values.verdict import Finding, Outcome, Severity, Verdict
-from ckptguard_daemon.dashboard.reading import Reads, counted_view, id_of, unknown
 from ckptguard_daemon.http.routes import Role, Route, Served
+from ckptguard_daemon.reading import Reads, counted_view, id_of, unknown
 
 _MOST_VERDICTS = 20
 _MOST_TENSORS = 20_000

@@ -22,11 +22,11 @@ from ckptguard.values.access import Role as Role
 from ckptguard.values.ids import name_of_run
 from ckptguard.values.settings import fits_run
 from ckptguard_daemon.catalogue_feed import CatalogueFeed
-from ckptguard_daemon.dashboard.reading import Clicks
 from ckptguard_daemon.http.replies import refusal, unauthorized
 from ckptguard_daemon.jobs import Jobs
 from ckptguard_daemon.loop import Loop, Waiters
 from ckptguard_daemon.metrics import Metrics
+from ckptguard_daemon.reading import Clicks
 from ckptguard_daemon.run_set import RunSet
 
 

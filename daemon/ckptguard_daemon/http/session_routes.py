@@ -1,4 +1,4 @@
-"""The routes about the caller: who it is, and the session of a browser."""
+"""The routes of a browser's session: how it begins, and how it ends."""
 
 from __future__ import annotations
 
@@ -12,11 +12,9 @@ from ckptguard.documents.build import document
 from ckptguard.errors import NotFoundError, SettingsError
 from ckptguard.records.who_and_when import utc_text
 from ckptguard.values.access import Role
-from ckptguard.version import __version__
-from ckptguard_daemon.dashboard.verbs import VERBS
 from ckptguard_daemon.http.gate import TcpAccess, address_of_client
 from ckptguard_daemon.http.replies import read_body, refusal, reply
-from ckptguard_daemon.http.routes import Route, Served, caller_of
+from ckptguard_daemon.http.routes import Route, Served
 from ckptguard_daemon.log import log
 
 _LONGEST_SECRET = 1024
@@ -33,21 +31,6 @@ def _tcp_access_of(request: Request) -> TcpAccess:
     if tcp_access is None:
         raise NotFoundError("there are no sessions on this socket", hint="who can open it needs none")
     return tcp_access
-
-
-async def _me(request: Request) -> Response:
-    caller = caller_of(request)
-    return reply(
-        document(
-            "me",
-            name=caller.name,
-            role=caller.role.word,
-            runs=caller.runs,
-            expires=None if caller.expires is None else utc_text(caller.expires),
-            version=__version__,
-            actions=tuple(VERBS) if caller.role is Role.OPERATOR else (),
-        )
-    )
 
 
 async def _log_in(request: Request) -> Response:
@@ -94,7 +77,6 @@ def _set_cookie(answer: Response, tcp_access: TcpAccess, value: str, seconds: in
 def routes(served: Served) -> list[Route]:
     """Return the routes of this module."""
     return [
-        Route("/v1/me", _me, Role.READER),
         Route("/v1/session", _log_in, None, ["POST"]),
         Route("/v1/session", _log_out, Role.READER, ["DELETE"]),
     ]

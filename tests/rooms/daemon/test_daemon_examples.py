@@ -16,8 +16,7 @@ from pathlib import Path
 import pytest
 from ckptguard_daemon.command import command
 from ckptguard_daemon.liveness import LONGEST_SILENCE, probe
-from click.testing import CliRunner
-from support.daemon_process import PATIENCE, request, save, until
+from support.daemon_process import PATIENCE, printed, request, save, until
 
 from ckptguard.runs.settings_file import load_settings
 from ckptguard.values.ids import run_id_of
@@ -25,13 +24,6 @@ from ckptguard.values.ids import run_id_of
 ROOT = Path(__file__).resolve().parents[3]
 SCRIPTS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["scripts"]
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
-
-
-def printed(name: str) -> str:
-    """What `--example` prints, without a run being named."""
-    answer = CliRunner().invoke(command, ["--example", name])
-    assert answer.exit_code == 0
-    return answer.output
 
 
 def read_unit(name: str) -> configparser.ConfigParser:

@@ -9,13 +9,11 @@ import os
 import shutil
 import signal
 import socket
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.daemon_process import PATIENCE, DaemonProcess, Starter, request, save, until
+from support.daemon_process import DaemonProcess, Starter, once, request, save, until
 
 from ckptguard.records.daemon_record import read_daemon_record
 from ckptguard.records.run import open_run
@@ -42,18 +40,6 @@ def known_good(daemon: DaemonProcess, run: Path) -> int:
         return answer["step"] if status == 200 else None
 
     return until(look, f"a verdict for {run}")
-
-
-def once(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
-    """`ckptguard-daemon ... --once`, ended."""
-    return subprocess.run(
-        [sys.executable, "-m", "ckptguard_daemon", "--once", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        env={**os.environ, "CKPTGUARD_SETTLE": "0.1", **environment},
-        check=False,
-    )
 
 
 def test_runs_come_and_go(tmp_path: Path, start: Starter) -> None:

@@ -15,43 +15,22 @@ from pathlib import Path
 
 import fsspec
 import pytest
+from ckptguard_daemon.liveness import TimeLimit
 from ckptguard_daemon.once import run_once
 from ckptguard_daemon.plan import DaemonPlan, ListenOptions
-from support.daemon_process import PATIENCE, DaemonProcess, Starter, save, until, was_asked
+from support.daemon_process import PATIENCE, DaemonProcess, Starter, once, save, until, was_asked
 from support.faults import flip
 from support.views import look
 
+from ckptguard.catalogue.catalogue import Catalogue
 from ckptguard.inspect.list_states import survey
 from ckptguard.records.daemon_record import read_daemon_record
 from ckptguard.records.kept import read_kept
 from ckptguard.records.run import open_run
+from ckptguard.storage.runtime_folder import private_runtime_folder
 from ckptguard.training.client import is_alive
-from ckptguard.values.ids import CheckpointId
+from ckptguard.values.ids import CheckpointId, run_id_of
 from ckptguard.values.settings import Settings
-
-
-def once(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
-    """`ckptguard-daemon ... --once`, ended."""
-    return subprocess.run(
-        [sys.executable, "-m", "ckptguard_daemon", *map(str, arguments), "--once"],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE * 2,
-        env={**os.environ, **environment},
-        check=False,
-    )
-
-
-def test_every_new_save_is_verified(run: Path, start: Starter) -> None:
-    """Saves before and after the start get verdicts, good ones become known-good, poisoned ones do not."""
-    save(run, 100)
-    daemon = start(run)
-    assert daemon.known_good(100)["path"] == str(run / "net-100.safetensors")
-    save(run, 200)
-    assert daemon.known_good(200)["id"] == "200.1"
-    save(run, 300, nan=True)
-    assert daemon.outcome(300) == "bad"
-    assert daemon.known_good(200)["pending"] == []
 
 
 def test_damage_is_found_when_asked_for(run: Path, start: Starter) -> None:
@@ -102,17 +81,30 @@ def test_kill_and_restart_loses_nothing(run: Path, start: Starter) -> None:
     }
 
 
-def test_a_clean_stop_leaves_nothing_behind(run: Path, start: Starter) -> None:
-    """SIGTERM ends the daemon with 0; its socket, its record and its worker are gone."""
-    save(run, 1)
+def test_from_the_start_to_a_clean_stop(run: Path, start: Starter) -> None:
+    """Saves before and after the start get verdicts. The socket is private, the process needs less than 80 MiB, and no
+    name breaks a line of the log. SIGTERM ends it with 0: its socket, its record and its worker are gone."""
+    save(run, 100)
     daemon = start(run)
-    daemon.known_good(1)
-    worker, address = daemon.child(), daemon.address
+    assert daemon.known_good(100)["path"] == str(run / "net-100.safetensors")
+    save(run, 200)
+    assert daemon.known_good(200)["id"] == "200.1"
+    save(run, 300, nan=True)
+    assert daemon.outcome(300) == "bad"
+    assert daemon.known_good(200)["pending"] == []
+    save(run, 400).rename(run / "net-400\n\x1b[31m.safetensors")
+    line = daemon.logged("verified", id="400-31000000.1")
+    assert (list(line)[:3], line["path"]) == (["time", "level", "event"], "net-400\\u000a\\u001b[31m.safetensors")
+    worker, place = daemon.child(), Path(daemon.address)
+    assert stat.S_IMODE(place.lstat().st_mode) == 0o600
+    assert stat.S_IMODE(place.parent.lstat().st_mode) == 0o700
+    status = Path(f"/proc/{daemon.process.pid}/status").read_text()
+    assert int(status.split("VmRSS:")[1].split()[0]) < 80 * 1024
     record = read_daemon_record(open_run(str(run)))
     assert record is not None
-    assert (record.address, record.pid) == (address, daemon.process.pid)
+    assert (record.address, record.pid) == (str(place), daemon.process.pid)
     assert daemon.stop() == 0
-    assert not Path(address).exists()
+    assert not place.exists()
     assert not Path(f"/proc/{worker}").exists()
     assert read_daemon_record(open_run(str(run))) is None
     assert daemon.log_lines()[-1]["event"] == "stopped"
@@ -131,15 +123,7 @@ def test_a_stop_in_the_middle_of_a_scan(run: Path, start: Starter, number: signa
     daemon.process.send_signal(number)
     assert daemon.process.wait(PATIENCE) == 0
     assert not Path(f"/proc/{worker}").exists()
-    assert once(run, CKPTGUARD_SETTLE="0.1").returncode == 0
-
-
-def test_the_socket_is_private(run: Path, start: Starter) -> None:
-    """The socket has mode 0600, its folder 0700."""
-    daemon = start(run)
-    place = Path(daemon.address)
-    assert stat.S_IMODE(place.lstat().st_mode) == 0o600
-    assert stat.S_IMODE(place.parent.lstat().st_mode) == 0o700
+    assert once(run).returncode == 0
 
 
 def test_two_daemons_on_one_run(run: Path, start: Starter) -> None:
@@ -220,7 +204,7 @@ def test_once_answers_with_its_exit_code(run: Path, nan: bool, truncated: bool, 
             os.truncate(path, info.st_size - 1000)
             os.utime(path, ns=(info.st_atime_ns, info.st_mtime_ns))
             held.enter_context(open(path, "ab"))  # its writer goes on
-        done = once(run, CKPTGUARD_SETTLE="0.1")
+        done = once(run)
     assert (done.returncode, done.stdout) == (code, "")
     assert open_run(str(run)).records.list("ledger") != []
 
@@ -265,23 +249,6 @@ def test_a_taken_socket_is_refused(run: Path, start: Starter, short_folder: Path
     assert start(run, arguments=arguments).ask("known-good")[0] == 404
 
 
-def test_logs_are_json_and_escaped(run: Path, start: Starter) -> None:
-    """A checkpoint's hostile name cannot break a log line or steer a terminal."""
-    save(run, 1).rename(run / "net-1\n\x1b[31m.safetensors")
-    daemon = start(run)
-    line = daemon.logged("verified")
-    assert (list(line)[:3], line["path"]) == (["time", "level", "event"], "net-1\\u000a\\u001b[31m.safetensors")
-
-
-def test_the_idle_daemon_is_small(run: Path, start: Starter) -> None:
-    """After verifying and answering, the daemon's own process needs less than 80 MiB."""
-    save(run, 1)
-    daemon = start(run)
-    daemon.known_good(1)
-    status = Path(f"/proc/{daemon.process.pid}/status").read_text()
-    assert int(status.split("VmRSS:")[1].split()[0]) < 80 * 1024
-
-
 def test_the_daemon_imports_nothing_heavy() -> None:
     """No module of the daemon's own process brings torch, numpy, BLAKE3 or the CLI's tables."""
     code = (
@@ -305,3 +272,95 @@ def test_a_runtime_folder_of_somebody_else_hinders_nobody(run: Path, start: Star
     assert is_alive(open_run(str(run)))
     assert daemon.stop() == 0
     assert not Path(address).parent.exists()
+
+
+def test_it_follows_the_run(run: Path, start: Starter, short_folder: Path) -> None:
+    """Verdicts, damage and incidents are in it as soon as a pass is done; it is the owner's alone. A daemon that starts
+    again goes on with what it held."""
+    folder = private_runtime_folder({"XDG_RUNTIME_DIR": str(short_folder)})
+    id = run_id_of(str(run))
+    path = Path(folder) / f"{id}.catalogue"
+
+    def outcomes() -> dict[int | None, str]:
+        noted = Catalogue(folder).noted(id)
+        rows = noted.generations.values() if noted is not None else ()
+        return {row.id.number: row.outcome for row in rows if row.in_place}
+
+    save(run, 100)
+    daemon = start(run)
+    daemon.known_good(100)
+    until(lambda: outcomes() == {100: "good"}, "a verdict in the catalogue")
+    assert path.stat().st_mode & 0o077 == 0
+    save(run, 200, nan=True)
+    until(lambda: outcomes() == {100: "good", 200: "bad"}, "a second verdict")
+    noted = Catalogue(folder).noted(id)
+    assert noted is not None
+    told = {(one.event.kind, one.event.cause) for one in noted.events}
+    assert {("verdict", "bad"), ("incident", "numeric")} <= told
+    path.unlink()
+    save(run, 300)
+    until(lambda: outcomes().keys() == {100, 200, 300}, "the file again")
+    summary = Catalogue(folder).summary(id)
+    assert summary is not None
+    assert (summary.known_good_step, summary.protected, summary.incidents) == (300, True, {"numeric": 1})
+    assert daemon.stop() == 0
+    before = Catalogue(folder).noted(id)
+    daemon = start(run)
+    daemon.known_good(300)
+    page = daemon.ask("page")[1]
+    assert before is not None
+    assert [event["number"] for event in page["events"]] == [one.number for one in before.events]
+
+
+_HANGS = """
+import threading
+from ckptguard_daemon import __main__, liveness, once
+liveness._GRACE = 0.1
+once.run_once = lambda *_, **__: threading.Event().wait()
+__main__.main()
+"""
+
+
+def ended(*arguments: object, **environment: str) -> tuple[int, list[str]]:
+    """The exit code of `--once`, and the events that it logged."""
+    done = once(*arguments, "--log-format", "json", **environment)
+    return done.returncode, events(done.stderr)
+
+
+def events(log: str) -> list[str]:
+    """Those of a log."""
+    return [json.loads(line)["event"] for line in log.splitlines() if line.startswith("{")]
+
+
+def test_what_is_not_decided_in_time_stays_pending(run: Path) -> None:
+    """A read that takes minutes is cut off: exit code 4. The next call decides it, and needs no limit."""
+    save(run, 100, numbers=4_000_000)
+    code, found = ended(run, "--limit", "1", CKPTGUARD_VERIFY_RATE="65536")
+    assert (code, "limit" in found, "verified" in found) == (4, True, False)
+    code, found = ended(run)
+    assert (code, "limit" in found, "verified" in found) == (0, False, True)
+    assert ended(run, "--limit", "10m")[0] == 0
+
+
+def test_it_ends_although_the_storage_hangs(run: Path) -> None:
+    """Work that cannot be stopped does not keep the process: a job's node would wait for it."""
+    words = [sys.executable, "-c", _HANGS, str(run), "--once", "--limit", "0.1", "--log-format", "json"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    assert (done.returncode, events(done.stderr)) == (4, ["limit", "limit_forced"])
+
+
+@pytest.mark.parametrize(("found", "code"), [(0, 0), (1, 4), (3, 3), (4, 4)])
+def test_the_code_of_work_that_was_cut_off(found: int, code: int) -> None:
+    """What is known to be bad stays bad; what could not be told is undecided."""
+    assert TimeLimit.code_of(found) == code
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"), [(["--limit", "soon", "--once"], "time span"), (["--limit", "1m"], "--once")]
+)
+def test_a_mistaken_limit_is_wrong_usage(run: Path, arguments: list[str], words: str) -> None:
+    """One sentence, exit code 2."""
+    done = subprocess.run(
+        [sys.executable, "-m", "ckptguard_daemon", str(run), *arguments], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, words in done.stderr) == (2, True)

@@ -6,7 +6,6 @@ import logging
 import math
 import re
 import time
-from collections.abc import Iterator
 from importlib.resources import files
 from typing import Any
 from unittest import mock
@@ -14,7 +13,7 @@ from unittest import mock
 import msgspec
 import pytest
 from ckptguard_daemon import metrics as module
-from ckptguard_daemon.log import FIELDS, also_to, log
+from ckptguard_daemon.log import FIELDS, log
 from ckptguard_daemon.metrics import (
     HISTOGRAMS,
     MOST_RUNS,
@@ -61,14 +60,6 @@ def of(series: Series, name: str, **labels: str) -> float | None:
     return series.get((f"ckptguard_{name}", frozenset(labels.items())))
 
 
-def test_what_is_not_known_is_absent() -> None:
-    """A timestamp of 0 would be an age of fifty years."""
-    shown = {name for name, _ in read(exposition([facts()], DAEMON, NOW))}
-    unknown = {"known_good_step", "known_good_timestamp_seconds", "save_interval_seconds", "replica_behind"}
-    unknown |= {"scrub_oldest_timestamp_seconds", "scrub_interval_seconds", "world_size"}
-    assert not shown & {f"ckptguard_{name}" for name in unknown}
-
-
 def test_each_run_has_its_values() -> None:
     """The numbers of the facts, under the label of the run."""
     one = facts(
@@ -98,26 +89,46 @@ def test_each_run_has_its_values() -> None:
     assert of(found, "runs", state="guarded") == 2
 
 
-def test_what_could_not_be_looked_at_is_not_called_protected() -> None:
-    """The records of yesterday do not say what is there now."""
-    found = read(exposition([in_state(facts(protected=True), NOW, "failing", "no route")], DAEMON, NOW))
-    assert of(found, "protected", run="/runs/exp1") == 0
-    assert of(found, "failing", run="/runs/exp1") == 1
+UNKNOWN = {"known_good_step", "known_good_timestamp_seconds", "save_interval_seconds", "replica_behind"}
+UNKNOWN |= {"scrub_oldest_timestamp_seconds", "scrub_interval_seconds", "world_size"}
+SAID: list[tuple[str, RunSummary, dict[str, int | None]]] = [
+    # A timestamp of 0 would be an age of fifty years.
+    ("what is not known is absent", facts(), dict.fromkeys(UNKNOWN)),
+    # The records of yesterday do not say what is there now.
+    (
+        "not looked at",
+        in_state(facts(protected=True), NOW, "failing", "no route"),
+        {"protected": 0, "failing": 1},
+    ),
+    # The daemon may be told of it long before its first save.
+    ("it never was there", facts(state="waiting"), {"protected": None}),
+    (
+        "its folder went away",
+        in_state(facts(checkpoints={"good": 1}, protected=True), NOW, "waiting", "no such folder"),
+        {"protected": 0},
+    ),
+    ("nothing trains", facts(), {"at_risk_gpu_seconds": 0}),
+    # Without a record of its begin nobody knows how much is at risk.
+    ("no begin is known", facts(training=True), {"at_risk_gpu_seconds": None}),
+    *(
+        (
+            f"unfinished since {since}, interval {interval}",
+            facts(unfinished_since=since, save_interval=interval),
+            {"unfinished_newest": late},
+        )
+        for since, interval, late in (
+            *((NOW - 81.0, 40.0, 1), (NOW - 79.0, 40.0, 0), (None, 40.0, 0), (NOW - 1e5, None, 0)),
+            *((NOW + 50.0, 40.0, 0), (NOW - 61.0, 1.0, 1), (NOW - 59.0, 1.0, 0)),  # not within a minute
+        )
+    ),
+]
 
 
-def test_a_run_that_never_was_there_is_not_called_unprotected() -> None:
-    """The daemon may be told of it long before its first save. One whose folder went away is unprotected."""
-    gone = in_state(facts("/b", checkpoints={"good": 1}, protected=True), NOW, "waiting", "no such folder")
-    found = read(exposition([facts(state="waiting"), gone], DAEMON, NOW))
-    assert of(found, "protected", run="/runs/exp1") is None
-    assert of(found, "protected", run="/b") == 0
-
-
-def test_nothing_is_said_to_be_at_risk_only_where_nothing_trains() -> None:
-    """Of a training without a record of its begin nobody knows how much it is."""
-    found = read(exposition([facts(), facts("/b", training=True)], DAEMON, NOW))
-    assert of(found, "at_risk_gpu_seconds", run="/runs/exp1") == 0
-    assert of(found, "at_risk_gpu_seconds", run="/b") is None
+@pytest.mark.parametrize(("run", "said"), [case[1:] for case in SAID], ids=[case[0] for case in SAID])
+def test_what_a_metric_says_of_a_run(run: RunSummary, said: dict[str, int | None]) -> None:
+    """Of what is known, and of what nobody knows."""
+    found = read(exposition([run], DAEMON, NOW))
+    assert {name: of(found, name, run=run.url) for name in said} == said
 
 
 @given(st.lists(st.text(st.characters(codec=None), max_size=6), max_size=8), st.text(max_size=6))
@@ -136,12 +147,6 @@ def test_all_series_of_a_run_have_its_labels(labels: dict[str, str]) -> None:
     assert len(own) > 9
     assert len({tuple(shown.get(name) for name in LABELS) for shown in own}) == 1
     assert {name for name in own[0] if name in LABELS} == labels.keys()
-
-
-def test_names_that_look_alike_are_told_apart() -> None:
-    """A line feed, and a backslash with the same digits."""
-    found = read(exposition([facts("/r/\n"), facts("/r/\\u000a")], DAEMON, NOW))
-    assert len([labels for name, labels in found if name == "ckptguard_protected"]) == 2
 
 
 def test_causes_do_not_become_labels_without_limit() -> None:
@@ -252,18 +257,6 @@ def test_without_a_daemon_there_are_only_runs() -> None:
     found = read(exposition([facts(known_good_step=1)], None, NOW))
     assert found
     assert all("run" in dict(labels) for _, labels in found)
-
-
-@pytest.fixture
-def counts() -> Iterator[Counts]:
-    """Counts of what this test logs."""
-    ours, one = logging.getLogger("ckptguard_daemon"), Counts()
-    level = ours.level
-    ours.setLevel(logging.INFO)
-    also_to(one)
-    yield one
-    ours.removeHandler(one)
-    ours.setLevel(level)
 
 
 def test_what_is_logged_is_counted(counts: Counts) -> None:
@@ -395,21 +388,6 @@ def test_sums_that_raise_alerts_leave_out_silenced_runs() -> None:
     counted = {key for key in loud if key[0].removeprefix("ckptguard_") not in {*SUMS_OF_ALERTS, "silenced"}}
     assert {key: silenced[key] for key in counted} == {key: loud[key] for key in counted}
     assert (of(loud, "silenced"), of(silenced, "silenced")) == (0, 1)
-
-
-@pytest.mark.parametrize(
-    ("since", "interval", "late"),
-    [
-        *((NOW - 81.0, 40.0, 1), (NOW - 79.0, 40.0, 0), (None, 40.0, 0), (NOW - 1e5, None, 0), (NOW + 50.0, 40.0, 0)),
-        *((NOW - 61.0, 1.0, 1), (NOW - 59.0, 1.0, 0)),  # not within a minute
-    ],
-)
-def test_an_unfinished_newest_save_is_late_after_two_intervals(
-    since: float | None, interval: float | None, late: int
-) -> None:
-    """Of a save that is not unfinished, or where nobody knows how often the run saves, it is 0."""
-    one = facts(unfinished_since=since, save_interval=interval)
-    assert of(read(exposition([one], DAEMON, NOW)), "unfinished_newest", run="/runs/exp1") == late
 
 
 def test_saves_that_went_without_a_verdict_count_for_an_hour() -> None:

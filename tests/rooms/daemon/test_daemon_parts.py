@@ -7,7 +7,6 @@ import logging
 import os
 import socket
 import stat
-import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -21,33 +20,10 @@ from ckptguard_daemon.plan import distinct_urls
 
 from ckptguard.engine.watched_run import storage_of
 from ckptguard.errors import BusyError, SettingsError
-from ckptguard.runs.settings_file import load_settings
 from ckptguard.storage.local import mounts
 from ckptguard.values.settings import Settings
 
 DEPLOY = Path(__file__).parents[3] / "daemon" / "ckptguard_daemon" / "deploy"
-
-
-def test_flags_then_environment_then_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each source overrides the next one; a flag that was not given overrides nothing."""
-    monkeypatch.chdir(tmp_path)
-    Path("ckptguard.toml").write_text("settle = 1\nscan_interval = 2\nkeep_good = 3")
-    environ = {"CKPTGUARD_SETTLE": "10", "CKPTGUARD_SCAN_INTERVAL": "20"}
-    settings = load_settings(None, environ, [], settle=100.0, scan_interval=None)
-    assert (settings.settle, settings.scan_interval, settings.keep_good) == (100.0, 20.0, 3)
-    Path("other.toml").write_text("keep_good = 7")
-    assert load_settings("other.toml", {}, []) == Settings(keep_good=7)
-
-
-@pytest.mark.parametrize("text", ["settle = ", "unknown = 1", "settle = -1", b"\xff"])
-def test_wrong_settings_are_refused(tmp_path: Path, text: str | bytes) -> None:
-    """A file that is wrong or absent is a sentence, never a guess."""
-    path = tmp_path / "x.toml"
-    path.write_bytes(text if isinstance(text, bytes) else text.encode())
-    with pytest.raises(SettingsError):
-        load_settings(str(path), {}, [])
-    with pytest.raises(SettingsError):
-        load_settings(str(tmp_path / "absent.toml"), {}, [])
 
 
 def test_the_example_shows_every_setting_with_its_default() -> None:
@@ -64,14 +40,6 @@ def test_runs_are_named_once(tmp_path: Path) -> None:
     assert distinct_urls([f"{tmp_path}/a", f"{tmp_path}/a/"], Settings()) == (f"{tmp_path}/a",)
     with pytest.raises(SettingsError):
         distinct_urls(["a", "b"], Settings(records="/r"))
-
-
-def test_the_runtime_folder_is_private(short_folder: Path) -> None:
-    """It is made with mode 0700."""
-    place = listen(None, ["/a"], {"XDG_RUNTIME_DIR": str(short_folder)})
-    assert stat.S_IMODE((short_folder / "ckptguard").stat().st_mode) == 0o700
-    assert Path(place.path).parent == short_folder / "ckptguard"
-    place.close()
 
 
 def test_the_socket_is_private_from_the_first_moment(short_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,16 +114,6 @@ def test_only_dead_sockets_are_replaced(short_folder: Path) -> None:
     assert not os.path.exists(path)
 
 
-def test_the_umask_is_put_back(short_folder: Path) -> None:
-    """Binding leaves the process's umask alone."""
-    before = os.umask(0o022)
-    try:
-        listen(str(short_folder / "s"), (), {}).close()
-        assert os.umask(0o022) == 0o022
-    finally:
-        os.umask(before)
-
-
 def test_log_lines_are_json_whatever_they_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Control characters, surrogates, exceptions and libraries' words all make one line of JSON each."""
     root = logging.getLogger()
@@ -178,16 +136,6 @@ def test_log_lines_are_json_whatever_they_hold(tmp_path: Path, monkeypatch: pyte
     assert (one["text"], one["inner"]) == ("a\\u000ab\\u001b[0m\\udcff", {"k\\u000a": ["\\u202e"]})
     assert (library["logger"], library["message"]) == ("library", "said this\\u000a")
     assert (two["level"], "ValueError" in two["traceback"]) == ("error", True)
-
-
-def test_the_socket_can_be_served(short_folder: Path) -> None:
-    """What `listen` returns accepts callers, and only as long as it is open."""
-    place = listen(None, ["/a"], {"XDG_RUNTIME_DIR": str(short_folder)})
-    with socket.socket(socket.AF_UNIX) as caller:
-        caller.connect(place.path)
-    place.close()
-    assert not os.path.exists(place.path)
-    assert sys.platform != "linux" or len(os.fsencode(place.path)) <= LONGEST_PATH
 
 
 @pytest.mark.parametrize(

@@ -64,11 +64,6 @@ def scanner(stop: threading.Event) -> Iterator[ProcessScanner]:
 KEYS = ("net-1.safetensors",)
 
 
-def without_time(scan: Scan) -> Scan:
-    """The scan, but for how long it took."""
-    return msgspec.structs.replace(scan, seconds=0.0)
-
-
 def in_background(scanner: ProcessScanner, storage: Storage) -> tuple[threading.Thread, list[BaseException]]:
     """A scan in a thread, and what it raised."""
     raised: list[BaseException] = []
@@ -100,15 +95,6 @@ def paused(scanner: ProcessScanner, storage: Storage, options: ScanOptions | Non
     os.kill(pid, signal.SIGSTOP)
     until(lambda: "T (stopped)" in Path(f"/proc/{pid}/status").read_text(), "the pause")
     return pid
-
-
-def test_it_says_the_same_as_inline(scanner: ProcessScanner, storage: Storage) -> None:
-    """A scan in a process of its own equals one in ours, and the process is used again."""
-    options = ScanOptions(sums=("sha256",))
-    assert without_time(scanner(storage, KEYS, options)) == without_time(scan_files(storage, KEYS, options))
-    first = the_pid(scanner)
-    scanner(storage, KEYS)
-    assert the_pid(scanner) == first
 
 
 def test_errors_come_back_as_they_were(scanner: ProcessScanner, storage: Storage) -> None:
@@ -221,19 +207,6 @@ def test_a_stop_ends_a_scan(scanner: ProcessScanner, storage: Storage, stop: thr
     thread.join()
     assert [type(e) for e in raised] == [WorkerError]
     assert not Path(f"/proc/{pid}").exists()
-
-
-def test_too_little_memory_could_not_tell(run: Path, stop: threading.Event) -> None:
-    """A file that needs more memory than allowed is never judged: WorkerError."""
-    names = {f"layer.{n}.{'x' * 900}": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]} for n in range(80_000)}
-    header = msgspec.json.encode(names)
-    (run / "big.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
-    scanner = process_scanner(stop, memory=256 * 2**20)
-    try:
-        with pytest.raises(WorkerError):
-            scanner(open_storage(run), ("big.safetensors",))
-    finally:
-        scanner.close()
 
 
 def test_the_least_memory_is_enough_to_start(storage: Storage, stop: threading.Event) -> None:

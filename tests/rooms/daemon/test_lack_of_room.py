@@ -8,13 +8,11 @@ from types import SimpleNamespace
 
 import pytest
 from support.daemon_process import save
+from support.served_runs import watched
 
 from ckptguard.engine import watched_run as guarded
-from ckptguard.engine.watched_run import WatchedRun
-from ckptguard.reporting.notify import Hooks
 from ckptguard.runs.work import PLAIN
 from ckptguard.storage.local.local_storage import LocalStorage
-from ckptguard.values.ids import run_id_of
 from ckptguard.values.settings import Settings
 
 SETTINGS = Settings(settle=0.0, keep="copy")
@@ -29,9 +27,7 @@ def test_a_lack_of_room_that_comes_and_goes_is_said_once(run: Path, monkeypatch:
     monkeypatch.setattr(LocalStorage, "free_space", lambda self: free)
     clock = SimpleNamespace(time=time.time, monotonic=lambda: time.monotonic() + later)
     monkeypatch.setattr(guarded, "time", clock)
-    one = WatchedRun(
-        str(run), run_id_of(str(run)), SETTINGS, Hooks(SETTINGS, lambda event, **_: said.append(event)), None
-    )
+    one = watched(run, SETTINGS, log=lambda event, **_: said.append(event))
     for step in range(1, 9):
         free = 0 if step % 2 else 10**12
         save(run, step)

@@ -66,27 +66,21 @@ def manager(request: pytest.FixtureRequest, short_folder: Path) -> Iterator[Mana
 
 
 def test_systemd_hears_of_start_progress_and_end(manager: Manager, run: Path, start: Starter) -> None:
-    """A real daemon is ready when it can be asked, feeds the watchdog as it works, and says that it stops."""
+    """A real daemon is ready when it can be asked, feeds the watchdog as it works, says how many runs are not there
+    yet, and that it stops."""
     save(run, 100)
-    daemon = start(run, NOTIFY_SOCKET=manager.address)
+    daemon = start(run, run / "later", NOTIFY_SOCKET=manager.address)
     manager.until("READY=1")
     assert daemon.ask("known-good?wait_seconds=20")[0] == 200
-    manager.until("STATUS=watching 1 run")
+    manager.until("STATUS=watching 2 runs, 1 not there yet")
     manager.until("WATCHDOG=1")
     manager.until("WATCHDOG=1")
+    (run / "later").mkdir()
+    manager.until("STATUS=watching 2 runs")
     assert daemon.stop() == 0
     manager.until("STOPPING=1")
     assert manager.heard[0] == "READY=1"
     assert manager.heard[-2:] == ["STOPPING=1", "STATUS=stopping"]
-
-
-def test_systemd_hears_of_runs_in_trouble(manager: Manager, run: Path, start: Starter) -> None:
-    """The status says how many runs are not there yet."""
-    start(run, run / "later", NOTIFY_SOCKET=manager.address)
-    manager.until("STATUS=watching 2 runs, 1 not there yet")
-    (run / "later").mkdir()
-    manager.until("STATUS=watching 2 runs")
-    assert manager.heard[-1] == "STATUS=watching 2 runs"
 
 
 @pytest.mark.parametrize("address", ["", "/nobody/listens", "@ckptguard-nobody", "vsock:2:1234", "x" * 200])

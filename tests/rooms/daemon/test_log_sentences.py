@@ -14,7 +14,6 @@ import pytest
 from ckptguard_daemon import log as log_module
 from ckptguard_daemon.log import log, start_logging
 from ckptguard_daemon.log_sentences import _SENTENCES
-from support.daemon_process import Starter, save, until
 
 
 class Terminal(io.StringIO):
@@ -161,12 +160,3 @@ def test_a_traceback_follows_its_line(logged: Callable[..., io.StringIO]) -> Non
         log("pass_failed", level="error", trace=True, run="/r")
     assert "error: pass failed: run /r\nTraceback" in out.getvalue()
     assert "\x1b" not in out.getvalue()
-
-
-def test_a_daemon_can_be_asked_for_sentences(run: Path, start: Starter) -> None:
-    """By a flag, also where it writes to no terminal."""
-    save(run, 100)
-    daemon = start(run, arguments=("--log-format", "text"))
-    until(lambda: "net-100.safetensors is good" in daemon.log_path.read_text(), "a sentence")
-    assert daemon.stop() == 0
-    assert daemon.log_path.read_text().rstrip().endswith("ckptguard-daemon stopped")

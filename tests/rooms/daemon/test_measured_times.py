@@ -2,33 +2,28 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 from ckptguard_daemon.catalogue_feed import CatalogueFeed
-from ckptguard_daemon.log import also_to, log
 from ckptguard_daemon.metrics import Counts
 from click.testing import CliRunner
 from support.crashes import gone
+from support.served_runs import watched
 from support.tiny_files import WEIGHTS
 from support.tiny_run import TINY, inline, name_of, poison, save
 
 from ckptguard.catalogue.catalogue import Catalogue
 from ckptguard.cli.entry import commands
-from ckptguard.engine.watched_run import WatchedRun
 from ckptguard.records.leases import TrainingRecord, new_lease
 from ckptguard.records.run import create_record, open_run
 from ckptguard.records.who_and_when import Owner, this_process, utc_text
-from ckptguard.reporting.notify import Hooks
 from ckptguard.runs.work import Work
 from ckptguard.scan.result import Scan
-from ckptguard.values.ids import run_id_of
 
 HERE, ELSEWHERE = this_process(), Owner(host="another", boot_id="another start", pid=this_process().pid)
 
@@ -44,8 +39,7 @@ class Guarded:
     def start(self) -> None:
         """A new daemon."""
         self.feed = CatalogueFeed(Catalogue(str(self.folder)))
-        hooks = Hooks(TINY, log)
-        self.watched = WatchedRun(str(self.root), run_id_of(str(self.root)), TINY, hooks, None, self.feed)
+        self.watched = watched(self.root, TINY, feed=self.feed)
 
     def save(self, step: int, age: float, *, nan: bool = False, seed: int = 0) -> None:
         """Save a step, as if it was written some seconds ago."""
@@ -66,18 +60,6 @@ class Guarded:
 def guarded(tmp_path: Path) -> Guarded:
     """A run without a save."""
     return Guarded(tmp_path)
-
-
-@pytest.fixture
-def counts() -> Iterator[Counts]:
-    """Counts of what this test logs."""
-    ours, one = logging.getLogger("ckptguard_daemon"), Counts()
-    level = ours.level
-    ours.setLevel(logging.INFO)
-    also_to(one)
-    yield one
-    ours.removeHandler(one)
-    ours.setLevel(level)
 
 
 def measured(counts: Counts, histogram: str, value: str = "") -> tuple[int, float]:

@@ -13,9 +13,8 @@ from typing import Any
 
 import pytest
 from ckptguard_daemon import metrics as module
-from ckptguard_daemon.command import command
 from ckptguard_daemon.metrics import HISTOGRAMS, Counted, DaemonFacts, Times, exposition
-from click.testing import CliRunner
+from support.daemon_process import printed
 
 from ckptguard.values.run_summary import RunSummary
 from ckptguard.values.silence import Silence
@@ -115,13 +114,6 @@ CASES: dict[str, tuple[tuple[str, dict[str, str], bool], ...]] = {
         ("15m", {LOOP: "0+60x60", 'up{job="other"}': "0x60"}, False),
     ),
 }
-
-
-def printed(name: str) -> str:
-    """What `--example` prints."""
-    answer = CliRunner().invoke(command, ["--example", name])
-    assert answer.exit_code == 0
-    return answer.output
 
 
 @pytest.fixture

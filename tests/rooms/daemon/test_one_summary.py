@@ -21,29 +21,26 @@ from click.testing import CliRunner
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
+from support.served_runs import of_this_process, watched
 from support.tiny_files import WEIGHTS
 from support.tiny_run import TINY, inline, name_of, poison, rot, save, truncate
 
 from ckptguard.catalogue.catalogue import Catalogue
 from ckptguard.cli.entry import commands
-from ckptguard.engine.watched_run import WatchedRun
 from ckptguard.errors import CkptguardError
 from ckptguard.keep.quarantine import quarantine
 from ckptguard.records import incidents
-from ckptguard.records.daemon_record import DaemonRecord
 from ckptguard.records.incidents import list_incidents, open_incident, update_incident
 from ckptguard.records.run import Run, write_once
 from ckptguard.records.silences import end_silence, silence_run
-from ckptguard.records.who_and_when import this_host, utc_now, utc_text
+from ckptguard.records.who_and_when import utc_text
 from ckptguard.recover.restore import restore
 from ckptguard.repair.scrub import scrub
 from ckptguard.replicas.replicate import replica_states, replicate
-from ckptguard.reporting.notify import Hooks
 from ckptguard.retention.pin import pin
 from ckptguard.retention.prune import prune
 from ckptguard.runs.run_view import RunView, open_view
 from ckptguard.runs.work import Work
-from ckptguard.values.ids import run_id_of
 from ckptguard.values.retention_policy import Policy
 
 WORK = Work(scanner=inline)
@@ -79,11 +76,9 @@ class Life:
 
     def restart(self) -> None:
         """A new daemon, which reads what the last one noted."""
-        host, boot = this_host()
-        presence = DaemonRecord(address="", host=host, boot_id=boot, pid=os.getpid(), started_at=utc_now())
         self.feed = CatalogueFeed(Catalogue(str(self.folder)))
-        hooks = Hooks(self.settings, lambda *_, **__: None)
-        self.watched = WatchedRun(self.url, run_id_of(self.url), self.settings, hooks, presence, self.feed)
+        known = {"presence": of_this_process(), "feed": self.feed}
+        self.watched = watched(self.url, self.settings, log=lambda *_, **__: None, **known)  # type: ignore[arg-type]
 
     def look(self) -> RunView:
         """The run as it is now."""

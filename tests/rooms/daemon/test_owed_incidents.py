@@ -6,24 +6,20 @@ import contextlib
 from pathlib import Path
 
 import pytest
-from ckptguard_daemon.log import log
 from support.crashes import Killed, kill_at
 from support.daemon_process import save
 from support.faults import flip
+from support.served_runs import of_this_process, watched
 from support.views import look
 
 from ckptguard.engine.watched_run import WatchedRun
 from ckptguard.errors import DeniedError
 from ckptguard.keep.quarantine import quarantine
-from ckptguard.records.daemon_record import DaemonRecord
 from ckptguard.records.incidents import Incident, list_incidents
 from ckptguard.records.run import open_run
-from ckptguard.records.who_and_when import utc_now
 from ckptguard.reporting import open_and_close
-from ckptguard.reporting.notify import Hooks
 from ckptguard.runs.work import PLAIN
 from ckptguard.upkeep.reconcile import PassNotes, reconcile
-from ckptguard.values.ids import run_id_of
 from ckptguard.values.settings import Settings
 from ckptguard.verification.checkpoint import verify_checkpoint
 
@@ -32,14 +28,13 @@ SETTINGS = Settings(settle=0.0, keep="none")
 
 def daemon(run: Path) -> WatchedRun:
     """What a daemon knows of the run that starts now."""
-    presence = DaemonRecord(address="/nowhere", host="h", boot_id="b", pid=1, started_at=utc_now())
-    return WatchedRun(str(run), run_id_of(str(run)), SETTINGS, Hooks(SETTINGS, log), presence)
+    return watched(run, SETTINGS, presence=of_this_process())
 
 
-def one_pass(watched: WatchedRun) -> None:
+def one_pass(guarded: WatchedRun) -> None:
     """Make one pass that works."""
-    assert watched.step(PLAIN) is not None
-    assert watched.trouble is None
+    assert guarded.step(PLAIN) is not None
+    assert guarded.trouble is None
 
 
 def incidents(run: Path) -> list[Incident]:
@@ -87,13 +82,13 @@ def test_whenever_a_daemon_is_killed(run: Path) -> None:
 def test_what_another_process_judged(run: Path, restarted: bool) -> None:
     """Without opening its incident: a guarded run's has it after the next pass, once."""
     save(run, 1)
-    watched = daemon(run)
-    one_pass(watched)
+    guarded = daemon(run)
+    one_pass(guarded)
     save(run, 2, nan=True)
     judge(run)
     for _ in range(2):
-        watched = daemon(run) if restarted else watched
-        one_pass(watched)
+        guarded = daemon(run) if restarted else guarded
+        one_pass(guarded)
         assert about(run) == [(2, "open")]
     assert incidents(run)[0].source == "daemon"
 
@@ -104,10 +99,10 @@ def test_old_history_has_none(run: Path) -> None:
     save(run, 2, nan=True)
     judge(run)
     for _ in range(2):
-        watched = daemon(run)
-        one_pass(watched)
+        guarded = daemon(run)
+        one_pass(guarded)
         judge_again(run, 2)
-        one_pass(watched)
+        one_pass(guarded)
     assert about(run) == []
     save(run, 3, nan=True)
     one_pass(daemon(run))
@@ -127,20 +122,20 @@ def test_what_is_good_again_is_closed(run: Path) -> None:
     """By whoever finds it good, also before a restart; and damage after that is another incident."""
     path = save(run, 1)
     save(run, 2)
-    watched = daemon(run)
-    one_pass(watched)
+    guarded = daemon(run)
+    one_pass(guarded)
     for time in range(1, 4):
         flip(path)
-        watched.ask(path.name)
-        one_pass(watched)
+        guarded.ask(path.name)
+        one_pass(guarded)
         assert about(run) == [(1, "closed")] * (time - 1) + [(1, "open")]
         flip(path)
         if time == 1:
-            watched.ask(path.name)
+            guarded.ask(path.name)
         else:
             judge_again(run, 1)
-            watched = daemon(run) if time == 3 else watched
-        one_pass(watched)
+            guarded = daemon(run) if time == 3 else guarded
+        one_pass(guarded)
         assert about(run) == [(1, "closed")] * time
     assert "verified again, and is good" in incidents(run)[0].actions[-1]
 
@@ -158,9 +153,9 @@ def test_what_was_moved_aside_meanwhile_is_closed_at_once(run: Path) -> None:
 
 def test_an_incident_that_cannot_be_recorded_is_tried_again(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the next pass, though nothing else changed; the verdict stands, and the run is guarded."""
-    watched = daemon(run)
+    guarded = daemon(run)
     save(run, 1)
-    one_pass(watched)
+    one_pass(guarded)
     save(run, 2, nan=True)
 
     def refused(*args: object, **named: object) -> None:
@@ -168,7 +163,7 @@ def test_an_incident_that_cannot_be_recorded_is_tried_again(run: Path, monkeypat
 
     with monkeypatch.context() as patched:
         patched.setattr(open_and_close, "open_incident", refused)
-        one_pass(watched)
+        one_pass(guarded)
     assert about(run) == []
-    one_pass(watched)
+    one_pass(guarded)
     assert about(run) == [(2, "open")]

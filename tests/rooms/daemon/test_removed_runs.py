@@ -8,6 +8,7 @@ import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from ckptguard_daemon.catalogue_feed import CatalogueFeed
@@ -15,25 +16,25 @@ from ckptguard_daemon.dashboard.pages import fleet_page
 from ckptguard_daemon.metrics import exposition
 from ckptguard_daemon.plan import DaemonPlan
 from ckptguard_daemon.run_set import RunDiscovery, RunSet
+from support import served_runs
 from support.daemon_process import until
 from support.faults import flip
+from support.served_runs import of_this_process
 from support.tiny_files import WEIGHTS
 from support.tiny_run import inline, save
+from support.views import look
 
 from ckptguard.engine import watched_run as guarded_module
 from ckptguard.engine.watched_run import WatchedRun
 from ckptguard.errors import NoKnownGoodError
 from ckptguard.fleet import read_fleet
 from ckptguard.inspect.status import status
-from ckptguard.records.daemon_record import DaemonRecord
-from ckptguard.records.who_and_when import this_host, utc_now
-from ckptguard.reporting.notify import Hooks
+from ckptguard.records.run import open_run
 from ckptguard.runs.run_view import open_view
 from ckptguard.runs.work import Work
 from ckptguard.storage.local import removal
 from ckptguard.storage.local.removal import removed
 from ckptguard.upkeep import finish_copies, reconcile
-from ckptguard.values.ids import run_id_of
 from ckptguard.values.run_summary import RunSummary
 from ckptguard.values.settings import Settings
 from ckptguard.values.verdict import Outcome
@@ -51,21 +52,11 @@ def said() -> list[tuple[str, str]]:
     return LOGGED
 
 
-def watched(
-    run: Path | str,
-    settings: Settings = SETTINGS,
-    presence: DaemonRecord | None = None,
-    feed: CatalogueFeed | None = None,
-) -> WatchedRun:
+def watched(run: Path | str, settings: Settings = SETTINGS, **known: Any) -> WatchedRun:
     """A run as a daemon watches it."""
-    hooks = Hooks(settings, lambda event, level="info", **_: LOGGED.append((level, event)))
-    return WatchedRun(str(run), run_id_of(str(run)), settings, hooks, presence, feed)
-
-
-def of_this_process() -> DaemonRecord:
-    """What a daemon that listens nowhere records in a run."""
-    host, boot = this_host()
-    return DaemonRecord(address="/nowhere", host=host, boot_id=boot, pid=os.getpid(), started_at=utc_now())
+    return served_runs.watched(
+        run, settings, log=lambda event, level="info", **_: LOGGED.append((level, event)), **known
+    )
 
 
 def step(run: WatchedRun) -> str:
@@ -194,7 +185,7 @@ def test_records_that_go_again_and_again_hold_up_no_verdict_for_ever(tmp_path, s
     monkeypatch.setattr(removal, "QUIET", 0.0)
     run = tmp_path / "run"
     guarded = seen(run, SETTINGS.changed(settle=0.2))
-    monkeypatch.setattr(reconcile, "_LONGEST_GOING", 0.5)
+    monkeypatch.setattr(reconcile, "_LONGEST_GOING", 5.0)
     incidents, pin = run / "_ckptguard" / "incidents", run / "_ckptguard" / "pins" / "model-#" / "000000000100.1"
     incidents.mkdir()
     pin.mkdir(parents=True)
@@ -492,3 +483,45 @@ def test_a_run_that_went_between_the_search_and_its_first_pass_is_no_alarm(tmp_p
         run.was_found = was_found
         assert step(run) == "waiting"
         assert said == ([] if was_found else [("warning", "waiting")])
+
+
+def test_training_goes_on_without_records(tmp_path, said):
+    """Somebody removes the records alone while the trainer writes its log all the time: they begin again."""
+    guarded = seen(tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / "_ckptguard")
+
+    def guarded_again():
+        with open(tmp_path / "run" / "train.log", "a") as lines:
+            lines.write("loss 1.0\n")
+        return guarded.step(Work(scanner=inline)) is not None and guarded.state == "guarded"
+
+    until(guarded_again, "a pass with new records")
+    assert (tmp_path / "run" / "_ckptguard").is_dir()
+
+
+def test_a_mount_that_is_away_is_no_end_of_a_run(tmp_path, said, monkeypatch):
+    """With the records elsewhere, an empty mount point is no run whose saves were removed."""
+    folder, settings = tmp_path / "run", SETTINGS.changed(records=str(tmp_path / "records"))
+    run = seen(folder, settings)
+    shutil.move(folder / "model-100", tmp_path / "away")
+    honest = os.stat
+
+    def elsewhere(place, *args, **options):
+        info = honest(place, *args, **options)
+        if place == str(folder):
+            fields = list(info)
+            fields[2] += 1
+            return os.stat_result(fields)
+        return info
+
+    with monkeypatch.context() as away:
+        away.setattr(os, "stat", elsewhere)
+        for _ in range(2000):  # the pause between its tries doubles, up to a limit
+            step(run)
+        assert run.state == "failing"
+        assert 0 < run.due - time.monotonic() <= 600
+        assert not run._notes.gone
+    shutil.move(tmp_path / "away", folder / "model-100")
+    until(lambda: step(run) == "guarded", "a pass over the run")
+    assert look(str(folder), settings).checkpoints
+    assert open_run(str(folder), settings).records.root == str(tmp_path / "records")

@@ -13,18 +13,15 @@ import pytest
 from ckptguard_daemon.log import log
 from support.daemon_process import save
 from support.faults import flip
+from support.served_runs import of_this_process, watched
 
 from ckptguard.engine import watcher as watcher_module
-from ckptguard.engine.watched_run import WatchedRun
 from ckptguard.engine.watcher import Watcher
-from ckptguard.records.daemon_record import DaemonRecord, write_daemon_record
+from ckptguard.records.daemon_record import write_daemon_record
 from ckptguard.records.run import open_run, write_once
 from ckptguard.records.silences import silence_run
-from ckptguard.records.who_and_when import this_host, utc_now
-from ckptguard.reporting.notify import Hooks
 from ckptguard.runs.work import PLAIN
 from ckptguard.storage.local.local_storage import LocalStorage
-from ckptguard.values.ids import run_id_of
 from ckptguard.values.settings import Settings
 
 SETTINGS = Settings(settle=0.0, keep="none")
@@ -38,7 +35,7 @@ class Resting:
         self.listings: list[str] = []
         self.hints: queue.Queue[str] = queue.Queue()
         self.watcher = Watcher(self.hints.put, log)
-        self.run = WatchedRun(str(folder), run_id_of(str(folder)), SETTINGS, Hooks(SETTINGS, log), None)
+        self.run = watched(folder, SETTINGS)
         self.run.watcher = self.watcher
         monkeypatch.setattr(watcher_module, "_is_own_disk", lambda path: True)
         honest = LocalStorage._walk
@@ -160,7 +157,7 @@ def test_a_scrub_that_ends_late_brings_back_no_old_settings(resting: Resting) ->
 
 def test_an_unchanged_run_that_nobody_watches_costs_two_listings(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Although each pass opens it again. A new save has all of it looked at."""
-    watched = WatchedRun(str(run), run_id_of(str(run)), SETTINGS, Hooks(SETTINGS, log), None)
+    guarded = watched(run, SETTINGS)
     listings: list[str] = []
     honest = LocalStorage._walk
 
@@ -170,47 +167,46 @@ def test_an_unchanged_run_that_nobody_watches_costs_two_listings(run: Path, monk
 
     save(run, 1)
     for _ in range(3):  # until its own records are written
-        watched.step(PLAIN)
+        guarded.step(PLAIN)
     monkeypatch.setattr(LocalStorage, "_walk", counting)
-    assert watched.step(PLAIN) is not None
+    assert guarded.step(PLAIN) is not None
     assert listings == ["_ckptguard/", "run/"]
     save(run, 2)
-    assert watched.step(PLAIN) is not None
+    assert guarded.step(PLAIN) is not None
     assert len(listings) > 4
-    assert watched.verdicts == 2
+    assert guarded.verdicts == 2
 
 
 def test_a_run_that_is_not_opened_again_is_still_seen_to_change(run: Path) -> None:
     """Another format of its records, another daemon, and another folder under its name are noticed at the next look."""
-    host, boot_id = this_host()
-    own = DaemonRecord(address="/own", host=host, boot_id=boot_id, pid=os.getpid(), started_at=utc_now())
-    watched = WatchedRun(str(run), run_id_of(str(run)), SETTINGS, Hooks(SETTINGS, log), own)
+    own = of_this_process("/own")
+    guarded = watched(run, SETTINGS, presence=own)
     save(run, 1)
     for _ in range(3):
-        assert watched.step(PLAIN) is not None
-    opened = watched.run
-    assert watched.step(PLAIN) is not None
-    assert watched.run is opened
+        assert guarded.step(PLAIN) is not None
+    opened = guarded.run
+    assert guarded.step(PLAIN) is not None
+    assert guarded.run is opened
 
     write_daemon_record(open_run(str(run)), msgspec.structs.replace(own, address="/other"))
-    watched.yields = True
-    assert watched.step(PLAIN) is not None
-    assert not watched.guards
+    guarded.yields = True
+    assert guarded.step(PLAIN) is not None
+    assert not guarded.guards
     write_daemon_record(open_run(str(run)), own)
-    assert watched.step(PLAIN) is not None
-    assert watched.guards
+    assert guarded.step(PLAIN) is not None
+    assert guarded.guards
 
     known = run / "_ckptguard" / "format.json"
     before = known.read_bytes()
     known.write_text('{"format": 99}')
-    assert watched.step(PLAIN) is None
-    assert watched.state == "failing"
+    assert guarded.step(PLAIN) is None
+    assert guarded.state == "failing"
     known.write_bytes(before)
-    assert watched.step(PLAIN) is not None
+    assert guarded.step(PLAIN) is not None
 
     run.rename(run.with_name("moved"))
-    assert watched.step(PLAIN) is None
-    assert watched.state == "ended"
+    assert guarded.step(PLAIN) is None
+    assert guarded.state == "ended"
     run.with_name("moved").rename(run)
-    assert watched.step(PLAIN) is not None
-    assert watched.state == "guarded"
+    assert guarded.step(PLAIN) is not None
+    assert guarded.state == "guarded"

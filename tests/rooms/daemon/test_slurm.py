@@ -14,10 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from ckptguard_daemon.command import command
-from click.testing import CliRunner
 from servers.slurm import Slurm
-from support.daemon_process import save
+from support.daemon_process import printed, save
 
 from ckptguard.errors import NoKnownGoodError
 from ckptguard.records.run import open_run
@@ -28,7 +26,7 @@ _SETTINGS = "settle = 0.1\n"
 
 def example(name: str, **lines: object) -> str:
     """A printed file, with these of its lines edited."""
-    text = CliRunner().invoke(command, ["--example", name]).output
+    text = printed(name)
     for key, value in lines.items():
         text, times = re.subn(rf"(?m)^{key}=.*$", f"{key}={value}", text)
         assert times == 1, key

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import select
-import signal
 import threading
 import warnings
 from collections.abc import Callable
@@ -204,31 +202,6 @@ def test_the_reason_is_raised_and_all_threads_end(folder: Path) -> None:
         with pytest.raises(BrokenPipeError):
             scan_files(storage, ["large.pt", "large.safetensors"], ScanOptions(md5=md5, workers=3), fail)
     assert threading.active_count() == before
-
-
-def kill_when_asked(pid: int) -> None:
-    """Kill a stopped process once a request waits in its pipe."""
-    pipe = os.open(f"/proc/{pid}/fd/0", os.O_RDONLY | os.O_NONBLOCK)
-    select.select([pipe], [], [], 30)
-    os.close(pipe)
-    os.kill(pid, signal.SIGKILL)
-
-
-def test_a_killed_process_could_not_tell(folder: Path) -> None:
-    """WorkerError and never a result; the next scan has a new process."""
-    storage, keys = open_storage(folder), ["large.pt", "large.safetensors"]
-    with ProcessScanner(WorkerLimits(memory=2**32, seconds=60)) as scanner:
-        scanner(storage, keys)
-        [pid] = scanner.pids
-        os.kill(pid, signal.SIGSTOP)
-        killer = threading.Thread(target=kill_when_asked, args=(pid,))
-        killer.start()
-        with pytest.raises(WorkerError, match="SIGKILL"):
-            scanner(storage, keys)
-        killer.join()
-        assert untimed(scanner(storage, keys)) == untimed(scan_files(storage, keys))
-        assert len(scanner.pids) == 1
-        assert scanner.pids != [pid]
 
 
 def test_a_process_keeps_to_its_memory(tmp_path: Path) -> None:

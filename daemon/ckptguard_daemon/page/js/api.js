@@ -42,7 +42,7 @@ async function failureOf(response) {
 }
 
 /** Send a request. Raises a Failure, or an AbortError if `signal` ends it. */
-export async function send(path, { method = "GET", body, headers = {}, signal } = {}) {
+async function send(path, { method = "GET", body, headers = {}, signal } = {}) {
   let response;
   try {
     response = await fetch(path, {
@@ -55,6 +55,7 @@ export async function send(path, { method = "GET", body, headers = {}, signal } 
     });
   } catch (error) {
     if (error.name === "AbortError") throw error;
+    dispatchEvent(new Event("ckptguard:unreachable"));
     throw new Failure("The daemon does not answer.", { hint: method === "GET" ? "Check that it runs. This page tries again by itself." : "Check that it runs, and look whether it was done before you try again." });
   }
   noteClock(response);

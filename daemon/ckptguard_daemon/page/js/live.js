@@ -1,8 +1,8 @@
 // The stream of events: one connection a tab, resumed after its last event. Pages listen to it.
 import { useEffect, useState } from "preact/hooks";
-import { send } from "./api.js";
+import { ask } from "./api.js";
 
-const SILENCE = 40_000; // the daemon says something every 15 s: after this, the connection is dead
+const SHORTEST_PAUSE = 500;
 const LONGEST_PAUSE = 10_000;
 const HIDDEN = 30_000; // a browser has six connections for one address: a hidden tab gives its own back
 
@@ -10,7 +10,9 @@ const listeners = new Set();
 const watchers = new Set();
 let state = { is: "connecting", since: Date.now() };
 let lastId = null;
-let stop = null;
+let source = null; // the stream; null while nobody wants one
+let pause = SHORTEST_PAUSE; // until the next attempt
+let again = null;
 
 function become(is) {
   if (state.is === is) return;
@@ -22,83 +24,37 @@ function tell(event) {
   for (const listener of [...listeners]) listener(event);
 }
 
-/** Take one message of the stream: its lines up to an empty one. */
-function take(lines) {
-  let kind = "message";
-  const data = [];
-  for (const line of lines) {
-    const [field, ...rest] = line.split(":");
-    const value = rest.join(":").replace(/^ /, "");
-    if (field === "id") lastId = value;
-    else if (field === "event") kind = value;
-    else if (field === "data") data.push(value);
-  }
-  if (kind === "reset") tell({ reset: true });
-  else if (kind === "happened") {
+function take({ type, data, lastEventId }) {
+  lastId = lastEventId;
+  if (type === "reset") tell({ reset: true });
+  else if (type === "happened") {
     try {
-      tell(JSON.parse(data.join("\n")));
+      tell(JSON.parse(data));
     } catch {
       tell({ reset: true }); // whatever it said, the documents know
     }
   }
 }
 
-async function read(signal, opened, alive) {
-  const headers = lastId === null ? {} : { "last-event-id": lastId };
-  const response = await send("v1/events", { signal, headers });
-  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
-  become("live");
-  opened();
-  let rest = "";
-  let lines = [];
-  for (;;) {
-    const { value, done } = await reader.read();
-    if (done) return;
-    alive();
-    const found = (rest + value).split(/\r\n|\n|\r/);
-    rest = found.pop();
-    for (const line of found) {
-      if (line !== "") lines.push(line);
-      else if (lines.length) {
-        take(lines);
-        lines = [];
-      }
-    }
-  }
+function open() {
+  source = new EventSource(lastId === null ? "v1/events" : `v1/events?after=${lastId}`);
+  for (const kind of ["hello", "happened", "reset"]) source.addEventListener(kind, take);
+  source.onopen = () => {
+    pause = SHORTEST_PAUSE;
+    // What happened meanwhile comes as events; what has no event (a pass, a replica) is asked for once.
+    if (state.is === "lost") tell({ reset: true });
+    become("live");
+  };
+  source.onerror = lose;
 }
 
-/** Read the stream until stopped, with a pause before each further attempt. */
-async function follow(signal) {
-  let pause = 500;
-  let lost = false;
-  while (!signal.aborted) {
-    const attempt = new AbortController();
-    const end = () => attempt.abort();
-    signal.addEventListener("abort", end, { once: true });
-    let watch = setTimeout(end, SILENCE);
-    const alive = () => {
-      clearTimeout(watch);
-      watch = setTimeout(end, SILENCE);
-    };
-    const opened = () => {
-      pause = 500;
-      // What happened meanwhile comes as events; what has no event (a pass, a replica) is asked for once.
-      if (lost) tell({ reset: true });
-      lost = false;
-    };
-    try {
-      await read(attempt.signal, opened, alive);
-    } catch {
-      // The state says so. A sentence comes from the documents that fail.
-    }
-    clearTimeout(watch);
-    signal.removeEventListener("abort", end);
-    if (signal.aborted) return;
-    lost = true;
-    become("lost");
-    await new Promise((done) => setTimeout(done, pause));
-    pause = Math.min(pause * 2, LONGEST_PAUSE);
-  }
+/** Try again after a pause. Who is signed out learns it from the question before. */
+function lose() {
+  source.close();
+  become("lost");
+  clearTimeout(again);
+  again = setTimeout(() => ask("v1/me").then(() => source && open(), () => source && lose()), pause);
+  pause = Math.min(pause * 2, LONGEST_PAUSE);
 }
 
 let hidden = null;
@@ -106,14 +62,13 @@ let hidden = null;
 /** Begin to follow the stream, unless the tab is hidden. */
 export function start() {
   clearTimeout(hidden);
-  if (stop || document.visibilityState !== "visible") return;
-  stop = new AbortController();
-  follow(stop.signal);
+  if (source === null && document.visibilityState === "visible") open();
 }
 
 function end() {
-  stop?.abort();
-  stop = null;
+  source?.close();
+  source = null;
+  clearTimeout(again);
   become("paused");
 }
 
@@ -124,6 +79,7 @@ export function connect() {
     else hidden = setTimeout(end, HIDDEN);
   });
   addEventListener("ckptguard:signed-out", end);
+  addEventListener("ckptguard:unreachable", () => state.is === "live" && lose()); // the stream may be dead and say nothing
   start();
 }
 

@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ckptguard_daemon.dashboard import compare, reading
+from ckptguard_daemon import reading
+from ckptguard_daemon.dashboard import compare
 from ckptguard_daemon.dashboard.heat import MOST, choose, first_bad
 from hypothesis import given
 from hypothesis import strategies as st

@@ -13,6 +13,8 @@ def test_the_poison_appears_and_the_way_back(run, start):
     """NaN, onset, rollback and the batch left out are in the answer, which is as documented. No storage is asked for
     it: it is the same when the run is gone."""
     daemon = start(run)
+    status, none_yet = daemon.ask("curves")
+    assert (status, none_yet["source"], none_yet["step"], none_yet["rollbacks"]) == (200, None, [], [])
     with guard_of(str(run), torch.nn.Linear(4, 1)) as guard:
         for step, batch in guard.steps(list(range(40)), total=30, save_every=10):
             guard.observe(loss=1.0 / step, grad_norm=math.nan if batch == 16 else 2.0)
@@ -34,11 +36,3 @@ def test_the_poison_appears_and_the_way_back(run, start):
     assert (back["from"], back["onset"], back["to"]) == (17, 17, 10)
     shutil.move(run, run.parent / "elsewhere")
     assert {**daemon.ask("curves")[1], "as_of": 0} == {**answer, "as_of": 0}
-
-
-def test_a_run_without_a_curve(run, start):
-    """Everything is empty."""
-    daemon = start(run)
-    status, answer = daemon.ask("curves")
-    assert status == 200
-    assert (answer["source"], answer["step"], answer["rollbacks"]) == (None, [], [])

@@ -136,17 +136,6 @@ def test_others_runs_never_appear(open_dashboard: Opener, folder: str, tmp_path:
         stream.close()
 
 
-def test_a_token_that_ends_ends_its_stream(one: Dashboard, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stream does not outlive the token that opened it."""
-    monkeypatch.setattr(events_module, "PING_SECONDS", 0.01)
-    listener = one.listen()
-    messages = listener.messages()
-    assert next(messages)[0] == "hello"
-    one.still_in = False
-    assert {event for event, _ in messages} <= {""}
-    listener.close()
-
-
 def test_a_quiet_stream_is_pinged(one: Dashboard, monkeypatch: pytest.MonkeyPatch) -> None:
     """Comments show both sides that the other one lives."""
     monkeypatch.setattr(events_module, "PING_SECONDS", 0.01)

@@ -50,16 +50,10 @@ def test_every_answer_is_as_documented(guarded: DaemonProcess) -> None:
     }
     statuses = {title: status for title, (status, _) in answers.items()}
     assert list(statuses.values()) == [200, 200, 200, 200, 200, 201, 202, 404]
+    assert answers["errors"][1]["error"]["kind"] == "no_known_good"  # `before_step` leaves out that very step
     for title, (_, answer) in answers.items():
         assert_like(answer, example(title), title)
         assert title == "errors" or list(answer)[:2] == ["schema", "command"]
-
-
-def test_the_boundary_is_exclusive(guarded: DaemonProcess) -> None:
-    """`before_step` leaves out that very step; the refusal says so."""
-    assert guarded.ask("known-good?before_step=501")[1]["step"] == 500
-    status, answer = guarded.ask("known-good?before_step=500")
-    assert (status, answer["error"]["kind"]) == (404, "no_known_good")
 
 
 def deep(levels: int) -> bytes:
@@ -180,21 +174,17 @@ def test_many_ask_at_once(hostile: DaemonProcess) -> None:
 
 
 def test_incidents_are_recorded(guarded: DaemonProcess, run: Path) -> None:
-    """A reported incident lies in the run's records, and hostile text in it stays text."""
+    """A reported incident lies in the run's records, and hostile text in it stays text. Of long texts it holds the
+    beginning, and how long they were."""
     status, answer = guarded.post("incidents", {"reason": "\x1b[2J NaN", "step": 7, "evidence": {"loss": "nan"}})
     assert status == 201
     recorded = [json.loads(p.read_bytes()) for p in (run / "_ckptguard" / "incidents").iterdir()]
     assert recorded == [answer["incident"]]
     assert "\\u001b[2J NaN" in guarded.logged("incident")["reason"]
-
-
-def test_long_texts_of_an_incident_are_cut(guarded: DaemonProcess) -> None:
-    """Its record, the answer and the log hold the beginning, and how long it was."""
     status, answer = guarded.post("incidents", {"reason": "x" * 60_000, "evidence": {"a": ["y" * 3000]}})
-    incident = answer["incident"]
-    assert (status, incident["reason"][:2000]) == (201, "x" * 2000)
-    assert incident["reason"].endswith("(60000 characters)")
-    assert len(json.dumps(incident)) < 10_000
+    reason = answer["incident"]["reason"]
+    assert (status, reason[:2000], reason[-18:]) == (201, "x" * 2000, "(60000 characters)")
+    assert len(json.dumps(answer)) < 10_000
 
 
 @pytest.fixture(scope="module")

@@ -81,12 +81,6 @@ def answered(address: str) -> bool:
         return False
 
 
-def answer(made: socket.socket) -> bytes:
-    """All that comes until the server closes."""
-    with made, made.makefile("rb") as reading:
-        return reading.read()
-
-
 def test_half_a_body_is_given_up(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever waits for a body waits so long, however it drips."""
     monkeypatch.setattr(replies, "BODY_SECONDS", 0.05)
@@ -130,11 +124,6 @@ def test_connections_are_bounded(address: str, text: str) -> None:
         assert len(os.listdir("/proc/self/fd")) - before < 2 * server.MOST
         other.communicate("")
     until(lambda: answered(address), "an answer")
-
-
-def test_what_is_no_http_is_refused(address: str) -> None:
-    """With the status of it, and the connection ends."""
-    assert answer(caller(address, b"\0\r\n\r\n")).startswith(b"HTTP/1.1 400 ")
 
 
 def test_uvicorn_is_one_of_those_that_are_tested() -> None:

@@ -18,8 +18,7 @@ from ckptguard_daemon.dashboard import events, page_files
 from ckptguard_daemon.http import routes, server, tcp_address, web_server
 from ckptguard_daemon.http.web_server import WebServer
 from ckptguard_daemon.plan import ListenOptions
-from gate_calls import SECRETS
-from sites import TOKEN, UNFINISHED, Site, rest_of, unfinished
+from gate_calls import SECRETS, TOKEN, Site, rest_of, unfinished
 from support.certificates import make_certificate
 from support.daemon_process import PATIENCE, Starter, save, until
 
@@ -35,17 +34,6 @@ def site(tmp_path: Path) -> Iterator[Site]:
     made = Site(tmp_path)
     yield made
     made.close()
-
-
-@pytest.mark.parametrize("kind", UNFINISHED)
-def test_slow_callers_make_room(site: Site, kind: str) -> None:
-    """However many wait, and at what: others are answered, if not at once."""
-    with contextlib.ExitStack() as stack:
-        for _ in range(MANY):
-            made = stack.enter_context(site.connect())
-            with contextlib.suppress(OSError):
-                made.sendall(unfinished("localhost")[kind])
-        until(site.works, "an answer")
 
 
 def test_slow_callers_hold_up_no_pass(start: Starter, run: Path, tmp_path: Path) -> None:
@@ -305,19 +293,13 @@ def test_what_would_not_be_safe_is_refused(tmp_path: Path, why: str) -> None:
 
 
 def test_nobody_could_log_in(tmp_path: Path) -> None:
-    """A socket without tokens and without a link is refused, and options for none as well."""
+    """A socket without tokens and without a link is refused, options for none, and a key that everybody reads."""
     with pytest.raises(SettingsError, match="nobody could log in"):
         WebServer(ListenOptions(http="127.0.0.1:0"))
     with pytest.raises(SettingsError, match="only for --http"):
         web_server.open_web_server(ListenOptions(tokens=str(tmp_path)))
     assert web_server.open_web_server(ListenOptions()) is None
-
-
-def test_a_key_that_everybody_reads_is_refused(tmp_path: Path) -> None:
-    """The hint says how to close it."""
     certificate, key = make_certificate(tmp_path, "open")
     Path(key).chmod(0o644)
-    tokens = tmp_path / "tokens"
-    tokens.touch(0o600)
     with pytest.raises(SettingsError, match="every user can read the key"):
-        WebServer(ListenOptions(http="127.0.0.1:0", tls_cert=certificate, tls_key=key, tokens=str(tokens)))
+        WebServer(ListenOptions(http="127.0.0.1:0", tls_cert=certificate, tls_key=key, link=Role.READER))

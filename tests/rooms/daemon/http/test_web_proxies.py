@@ -11,14 +11,12 @@ from pathlib import Path
 from urllib.parse import urljoin
 
 import pytest
-from ckptguard_daemon.command import command
-from click.testing import CliRunner
-from gate_calls import SECRETS
+from gate_calls import SECRETS, TOKEN, UNFINISHED, Site, rest_of, unfinished
 from servers.fixtures import skip_or_fail
 from servers.processes import NotInstalledError, free_port
 from servers.web_proxies import PROXIES, fitted
-from sites import TOKEN, UNFINISHED, Site, rest_of, unfinished
 from support.certificates import make_certificate
+from support.daemon_process import printed
 
 from ckptguard.values.access import Role
 
@@ -28,7 +26,7 @@ class Proxied(Site):
 
     def __init__(self, folder: Path, port: int, certificate: str, prefix: str) -> None:
         self.prefix = prefix
-        super().__init__(folder, url=f"https://localhost:{port}{prefix}")
+        super().__init__(folder, http_url=f"https://localhost:{port}{prefix}")
         self.behind_port, self.port = self.port, port
         self.context = ssl.create_default_context(cafile=certificate)
 
@@ -65,7 +63,7 @@ def proxied(name: str, prefix: str, tmp_path: Path) -> Iterator[Proxied]:
     """The proxy with its printed file: only the places, and the time of a slow client, are others."""
     certificate, key = make_certificate(tmp_path, "proxy")
     site = Proxied(tmp_path / "site", free_port(), certificate, prefix)
-    text = below(prefix, CliRunner().invoke(command, ["--example", name]).output)
+    text = below(prefix, printed(name))
     places = {
         "/etc/ssl/ckpt.pem": certificate,
         "/etc/ssl/ckpt.key": key,

@@ -158,7 +158,7 @@ FORMS: dict[str, Form] = {
         "dry_run known_good quarantined put_back given pointed mentions repeats left_bad unverified newer_alone",
         {"unverified": lambda done: done.unverified if done.dry_run else ()},
     ),
-    "undo.Undone": Form("pointers left"),
+    "roll_back.Undone": Form("pointers left"),
     "gate.Gated": Form("known_good attempt attempts joined spent rollback"),
     # diff, bisect, doctor, sums
     "replicate.Replica": Form("url behind last_good checkpoints trouble"),

@@ -27,7 +27,7 @@ from ckptguard.reporting.events import incident_event, replica_event, trial_even
 from ckptguard.reporting.notify import Hooks
 from ckptguard.runs.results import Checked
 from ckptguard.runs.work import Work
-from ckptguard.upkeep import reconcile
+from ckptguard.upkeep import samples
 from ckptguard.values.settings import Settings
 from ckptguard.values.verdict import Finding, Outcome, Severity
 from ckptguard.verification.checkpoint import verify_checkpoint
@@ -131,7 +131,7 @@ def test_a_verdict_is_told_once_across_restarts(root, run):
 
 def test_an_unfinished_newest_save_is_told_once(root, run, monkeypatch):
     """After two of the usual times between saves, also across restarts; where its writer may be elsewhere."""
-    monkeypatch.setattr(reconcile, "writers_are_seen", lambda *_: False)
+    monkeypatch.setattr(samples, "writers_are_seen", lambda *_: False)
     now = time.time()
     for step, age in ((100, 520.0), (200, 420.0), (300, 320.0)):
         path = root / write_torch(root, step, seed=step)

@@ -1,4 +1,5 @@
-"""Decide how much room the next saves need, and which kept copies are released to leave it. Pure."""
+"""Decide how much room the next saves need, which kept copies are released to leave it, and which become full copies.
+Pure."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from ckptguard.decisions.fleet_health import is_training, save_interval, shortest_interval
+from ckptguard.values.settings import Settings
 
 _UNKNOWN_PACE = 86400.0  # seconds for which a run with a single save counts as training
 _SHARE = 16  # one such part of a save more, because saves grow
@@ -82,3 +84,21 @@ def to_release(oldest_first: Sequence[Held], free: int, needed: int) -> list[int
         free, later = free + oldest_first[number].now, later - oldest_first[number].later
         chosen.append(number)
     return chosen
+
+
+class Kept(msgspec.Struct, frozen=True, kw_only=True):
+    """A kept copy of a good checkpoint. `at` is when it was made, in seconds since 1970, or None if unknown."""
+
+    bytes: int
+    at: float | None
+
+
+def owes_bytes(newest: Kept, own: Kept | None, settings: Settings, *, saved_over: bool) -> bool:
+    """True if the newest good copy, a hard link, must become a full copy now. `own` is the newest good full copy.
+
+    There is always a full copy of a good checkpoint. For large checkpoints it may be older than the newest by
+    `copy_every` seconds, until a file of the run is overwritten in place.
+    """
+    if own is None or saved_over or newest.bytes <= settings.copy_limit or newest.at is None or own.at is None:
+        return True
+    return newest.at - own.at >= settings.copy_every

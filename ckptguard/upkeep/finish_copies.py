@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
-from ckptguard.decisions.own_bytes import Kept, owes_bytes
+from ckptguard.decisions.room import Kept, owes_bytes
 from ckptguard.errors import (
     BusyError,
     ChangedWhileReadError,

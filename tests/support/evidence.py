@@ -26,6 +26,7 @@ class T(NamedTuple):
     rms: float | None = 0.5
     zeros: float | None = 0.0
     constant: bool = False
+    numbers: Numbers | None = None  # instead of those above
 
 
 Files = Mapping[str, Sequence[T]]
@@ -57,7 +58,7 @@ def evidence(
             leaves=tuple((leaves or {}).get(name, ())),
         )
         numbers = [
-            Numbers(count=4, largest=t.largest, rms=t.rms, zeros=t.zeros, constant=t.constant)
+            t.numbers or Numbers(count=4, largest=t.largest, rms=t.rms, zeros=t.zeros, constant=t.constant)
             if t.digest is not None and "int" not in t.dtype
             else None
             for t in tensors

@@ -4,40 +4,26 @@ import math
 
 import msgspec
 import pytest
-from support.evidence import manifest
+from support.evidence import T, manifest
+from support.evidence import evidence as made
 
-from ckptguard.checks import Evidence, facts_of, run_checks
+from ckptguard.checks import facts_of, run_checks
 from ckptguard.checks.schema import compare_schemas
-from ckptguard.formats.structure import Leaf, SpanPlace, Structure, TensorPlace
-from ckptguard.layouts import Checkpoint
-from ckptguard.scan.result import Numbers, Scan, ScannedFile
-from ckptguard.storage.protocol import Entry
+from ckptguard.formats.structure import Leaf
+from ckptguard.scan.result import Numbers, Scan
 from ckptguard.values.verdict import Finding, Outcome, Severity, judge, limit_findings
 
 FINE = Numbers(count=4, largest=1.0)
 
 
-def evidence(tensors=(), leaves=(), globals_=(), **more):
+def evidence(tensors=(("w", "model", (2, 2), FINE),), leaves=(), globals_=(), **more):
     """A one-file checkpoint: tensors as (name, role, shape, numbers)."""
-    entry = Entry(key="net-1.pt", kind="file", size=10)
-    places = tuple(TensorPlace(name, "float32", shape, 0) for name, _, shape, _ in tensors)
-    file = ScannedFile(
-        entry=entry,
-        structure=Structure(
-            format="torch",
-            spans=(SpanPlace(0, 10),),
-            tensors=places,
-            leaves=tuple(leaves),
-            globals=tuple(globals_),
-            containers=tuple(sorted({leaf.name.partition(".")[0] for leaf in leaves if "." in leaf.name})),
-        ),
-        envelope="e",
-        span_digests=("d",),
-        numbers=tuple(n for *_, n in tensors),
-    )
-    checkpoint = Checkpoint(path="net-1.pt", layout="file", series="net-#.pt", step=1, entries=(entry,))
-    roles = {"net-1.pt": tuple(role for _, role, _, _ in tensors)}
-    return Evidence(checkpoint=checkpoint, scan=Scan(files=(file,), seconds=0.1), roles=roles, **more)
+    held = [T(name, role=role, shape=shape, numbers=numbers) for name, role, shape, numbers in tensors]
+    given = made({"net.pt": held}, leaves={"net.pt": leaves}, **more)
+    [file], replace = given.scan.files, msgspec.structs.replace
+    containers = sorted({leaf.name.partition(".")[0] for leaf in leaves if "." in leaf.name})
+    structure = replace(file.structure, globals=tuple(globals_), containers=tuple(containers))
+    return replace(given, scan=Scan(files=(replace(file, structure=structure),), seconds=0.1))
 
 
 def heavy(given):

@@ -141,18 +141,6 @@ def test_a_list_that_says_nothing_is_a_usage_error(invoke, folder, text):
     assert invoke("verify", folder, "--check-sums", folder / "absent").exit_code == 2
 
 
-def test_a_hostile_list_names_files_outside(document, folder, root):
-    """They are not the target's, and nothing opens them."""
-    outside = root.parent / "outside.safetensors"
-    outside.write_bytes(b"secret")
-    digest = hashlib.sha256((folder / FIRST).read_bytes()).hexdigest()
-    sums = root / "LIST"
-    zero = "0" * 64
-    sums.write_text(f"{digest}  {FIRST}\n{zero}  ../../outside.safetensors\n{zero}  {outside}\n{zero}  /etc/passwd\n")
-    code, found = document("verify", folder, "--check-sums", sums)
-    assert (code, errors(found)) == (0, set())
-
-
 def test_a_checkpoint_of_a_run_is_held_against_a_list_too(document, invoke, three):
     """By itself, or chosen by its step; all of a run at once is refused."""
     names = [f"net-{step}.pt" for step in (100, 200, 300)]

@@ -74,34 +74,31 @@ def test_a_reason_is_one(invoke, verified):
     assert invoke("clear", verified, "100", "--reason", " ").exit_code == 2
 
 
-def test_a_full_output_is_a_failure_and_not_a_traceback(three):
-    """Output that cannot be written (a full disk) ends with 1 and a sentence."""
-    if not os.path.exists("/dev/full"):
-        pytest.skip("needs /dev/full")
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (("list", "RUN"), 1, "error: the output cannot be written"),
+        (("--help",), 1, "error: the output cannot be written"),
+        (("--version",), 1, "error: the output cannot be written"),
+        (("list", "RUN/absent", "--json"), 10, "error: there is no folder"),  # that is the error
+    ],
+)
+def test_an_output_that_cannot_be_written_is_a_sentence(three, words, code, said):
+    """On a full disk, also before any command runs."""
     with open("/dev/full", "w") as full:
         done = subprocess.run(
-            [sys.executable, "-m", "ckptguard", "list", three],
+            [sys.executable, "-m", "ckptguard", *(word.replace("RUN", str(three)) for word in words)],
             stdout=full,
             stderr=subprocess.PIPE,
             text=True,
             timeout=250,
             check=False,
         )
-    assert done.returncode == 1
-    assert done.stderr.startswith("error: ")
+    assert done.returncode == code
+    assert done.stderr.startswith(said)
     assert "Traceback" not in done.stderr
     assert "mistake in ckptguard" not in done.stderr
-
-
-@pytest.mark.parametrize("option", ["--help", "--version"])
-def test_help_that_cannot_be_written(option, root):
-    """Nor is it one for what is printed before any command runs."""
-    if not os.path.exists("/dev/full"):
-        pytest.skip("needs /dev/full")
-    command = f"{sys.executable} -m ckptguard {option} > /dev/full"
-    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=250, check=False)
-    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
-    assert done.stderr.startswith("error: the output cannot be written")
 
 
 @pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])

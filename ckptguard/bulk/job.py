@@ -1,4 +1,4 @@
-"""A bulk job on a fleet: plan every run, say what it costs, do it, and say what was found."""
+"""A bulk job on a fleet: plan every run, say what it costs, do it, and say what was found. Or report on every run."""
 
 from __future__ import annotations
 
@@ -13,13 +13,17 @@ from ckptguard.bulk.dispatch import dispatch
 from ckptguard.bulk.engine import Engine
 from ckptguard.bulk.messages import Item, Task, TaskAnswer, item_of, trouble_of
 from ckptguard.bulk.planning import plan_run
-from ckptguard.bulk.report import RunRow, row_of_run
 from ckptguard.decisions.bulk_order import seconds_for
 from ckptguard.decisions.store_requests import LookCost, cost_of_looks, longest_pause
 from ckptguard.errors import WorkerError
 from ckptguard.fleet.find_runs import FleetRun
+from ckptguard.inspect.status import status
+from ckptguard.repair.scrub import due_places
+from ckptguard.runs.run_view import open_view
 from ckptguard.storage.traits import traits_of_url
+from ckptguard.values.ids import CheckpointId
 from ckptguard.values.settings import Settings
+from ckptguard.values.silence import Silence
 from ckptguard.values.verdict import Outcome
 
 LARGE = 2 << 30  # bytes of a checkpoint that several workers scan together
@@ -39,6 +43,24 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
     bytes: int
     seconds: float
     idle_looks: LookCost
+
+
+class RunRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One run of a report. `protected` is "yes", "partly" or "no". Times are in seconds since 1970."""
+
+    url: str
+    name: str
+    protected: str
+    explanation: str
+    known_good: CheckpointId | None
+    known_good_path: str | None
+    known_good_at: float | None
+    outcomes: dict[str, int]
+    bytes: dict[str, int]
+    bad: tuple[str, ...]
+    oldest_read_at: float | None
+    replicas_behind: int | None
+    silence: Silence | None = None
 
 
 class BulkDone(msgspec.Struct, kw_only=True):
@@ -122,19 +144,6 @@ def plan_bulk(
     return BulkPlan(tasks=tuple(tasks), cost=cost, rate=rate, settings=settings, done=done)
 
 
-def report_on(runs: Sequence[FleetRun]) -> BulkDone:
-    """Return a row for each run, sorted by URL, from the records."""
-    began, done = time.monotonic(), BulkDone(done=len(runs))
-    with ThreadPoolExecutor(_AT_ONCE, "report") as pool:
-        found = list(pool.map(row_of_run, sorted(runs, key=lambda run: run.url)))
-    done.rows = [row for row in found if isinstance(row, RunRow)]
-    done.could_not_tell = [trouble for trouble in found if isinstance(trouble, str)]
-    for row in done.rows:
-        done.outcomes.update(row.outcomes)
-    done.seconds = round(time.monotonic() - began, 3)
-    return done
-
-
 def cost_of(tasks: Sequence[Task], runs: Sequence[FleetRun], *, workers: int, rate: float | None = None) -> Cost:
     """Return what the tasks of these runs cost."""
     total, files = sum(task.bytes for task in tasks), sum(task.file_count for task in tasks)
@@ -165,3 +174,46 @@ def carry_out(engine: Engine, plan: BulkPlan) -> Iterator[tuple[Task, TaskAnswer
     done.put_aside = list(engine.aside.values())
     done.seconds = round(time.monotonic() - began, 3)
     done.wrong.sort(key=lambda item: (item.run, item.path, item.place))
+
+
+def report_on(runs: Sequence[FleetRun]) -> BulkDone:
+    """Return a row for each run, sorted by URL, from the records."""
+    began, done = time.monotonic(), BulkDone(done=len(runs))
+    with ThreadPoolExecutor(_AT_ONCE, "report") as pool:
+        found = list(pool.map(_row_or_trouble, sorted(runs, key=lambda run: run.url)))
+    done.rows = [row for row in found if isinstance(row, RunRow)]
+    done.could_not_tell = [trouble for trouble in found if isinstance(trouble, str)]
+    for row in done.rows:
+        done.outcomes.update(row.outcomes)
+    done.seconds = round(time.monotonic() - began, 3)
+    return done
+
+
+def _row_or_trouble(run: FleetRun) -> RunRow | str:
+    """Return what is known of one run, or a sentence that says why nothing is."""
+    try:
+        return _row(run)
+    except Exception as error:  # the other runs have their rows
+        return f"{run.url}: {trouble_of(error)}"
+
+
+def _row(run: FleetRun) -> RunRow:
+    view = open_view(run.url, run.settings)
+    found = status(view)
+    summary, known = found.summary, found.known_good
+    read = [one.last for one in due_places(view) if one.last is not None]
+    return RunRow(
+        url=view.run.url,
+        name=run.name,
+        protected=summary.explanation.partition(":")[0],
+        explanation=summary.explanation,
+        known_good=known.id if known is not None else None,
+        known_good_path=known.path if known is not None else None,
+        known_good_at=summary.known_good_at,
+        outcomes=summary.checkpoints,
+        bytes=summary.bytes,
+        bad=found.bad,
+        oldest_read_at=min(read, default=None),
+        replicas_behind=None if any(one.behind is None for one in found.replicas) else summary.replicas_behind,
+        silence=summary.silence,
+    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import sys
 from collections.abc import Sequence
@@ -73,12 +72,11 @@ class Commands(click.Group):
         words = list(sys.argv[1:] if args is None else args)
         prepare_streams()
         try:
-            with contextlib.ExitStack() as waits:
-                if any("://" in word for word in words):
-                    from ckptguard.cli.waiting import waits_reported  # only a store lets people wait
+            if any("://" in word for word in words):
+                from ckptguard.cli.waiting import report_waits  # only a store lets people wait
 
-                    waits.enter_context(waits_reported(words))
-                code = super().main(words, *further, **{**options, "standalone_mode": False})
+                report_waits(words)
+            code = super().main(words, *further, **{**options, "standalone_mode": False})
         except BrokenPipeError:
             discard_stdout()
             code = ExitCode.FAILED

@@ -220,7 +220,7 @@ FORMS: dict[str, Form] = {
         {"outcomes": lambda done: _all(done.outcomes)},
     ),
     "messages.Item": Form("run path id place outcome bytes seconds done message findings"),
-    "report.RunRow": Form(
+    "job.RunRow": Form(
         "*",
         {
             "known_good_at": lambda row: _moment(row.known_good_at),

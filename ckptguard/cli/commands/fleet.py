@@ -28,8 +28,7 @@ from ckptguard.values.exit_codes import ExitCode, of_outcomes
 
 if TYPE_CHECKING:
     from ckptguard.bulk.engine import Engine
-    from ckptguard.bulk.job import BulkDone, BulkPlan, Cost
-    from ckptguard.bulk.report import RunRow
+    from ckptguard.bulk.job import BulkDone, BulkPlan, Cost, RunRow
 
 CODES = (ExitCode.BAD, ExitCode.UNDECIDED, ExitCode.NOT_FOUND)
 _ORDER = ("good", "bad", "incomplete", "suspect", "pending")

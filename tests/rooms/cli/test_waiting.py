@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-
 import pytest
 
 from ckptguard.cli import waiting
@@ -23,7 +21,7 @@ def test_a_request_is_known_while_it_waits_for_its_answer():
 def test_it_is_told_once(monkeypatch, capsys):
     """The thread ends with what it says."""
     monkeypatch.setattr(waiting, "LONGEST_SILENCE", -1.0)
-    Retries().run("key", lambda: waiting.tell_of_wait(threading.Event()))
+    Retries().run("key", lambda: waiting.tell_of_wait())
     assert capsys.readouterr().err == "waiting for the storage to answer; Ctrl-C ends it\n"
 
 
@@ -33,7 +31,6 @@ def test_it_is_told_once(monkeypatch, capsys):
         (["verify", "s3://bucket/run"], True, True),
         (["verify", "s3://bucket/run", "--json"], True, False),
         (["verify", "s3://bucket/run"], False, False),
-        (["verify", "/data/run"], True, False),
         (["supervise", "s3://bucket/run", "--", "true"], True, False),
     ],
 )
@@ -41,10 +38,15 @@ def test_only_who_watches_is_told(monkeypatch, words, on_terminal, watches):
     """No thread is started for anybody else."""
     started = []
     monkeypatch.setattr(waiting.sys.stderr, "isatty", lambda: on_terminal, raising=False)
-    monkeypatch.setattr(waiting, "tell_of_wait", started.append)
-    with waiting.waits_reported(words):
-        pass
-    for thread in threading.enumerate():
-        if thread.name.endswith("(append)"):
-            thread.join()
+    monkeypatch.setattr(waiting.threading.Thread, "start", lambda thread: started.append(thread))
+    waiting.report_waits(words)
     assert len(started) == watches
+
+
+def test_only_a_store_lets_people_wait(monkeypatch, invoke):
+    """Nothing is looked at for a local path."""
+    asked = []
+    monkeypatch.setattr(waiting, "report_waits", asked.append)
+    for target in ("absent", "memory://nothing-here"):
+        assert invoke("verify", target).exit_code == 10
+    assert asked == [["verify", "memory://nothing-here"]]

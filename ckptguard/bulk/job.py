@@ -91,16 +91,11 @@ class BulkDone(msgspec.Struct, kw_only=True):
             if not items and task.path:
                 items = [item_of(task, Outcome.PENDING, message=answer.trouble)]
         self.gone += not items and bool(task.path)
-        for item in items:
-            self.count(item)
+        self.outcomes.update(item.outcome.value for item in items)
+        self.wrong += [item for item in items if item.outcome is not Outcome.GOOD]
         self.done += 1
         self.left -= 1
         self.bytes += task.bytes
-
-    def count(self, item: Item) -> None:
-        """Count what is known of a checkpoint."""
-        self.outcomes[item.outcome.value] += 1
-        self.wrong += [item] if item.outcome is not Outcome.GOOD else []
 
 
 class BulkPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -127,17 +122,14 @@ def plan_bulk(
 
     A scrub skips what was read within `max_age` seconds. A checkpoint of `large` bytes or more is scanned in parts.
     """
-    done, tasks = BulkDone(), list[Task]()
     with ThreadPoolExecutor(_AT_ONCE, "plan") as pool:
-        plans = pool.map(lambda run: plan_run(verb, run, max_age=max_age, large=large), runs)
-        for run, plan in zip(runs, plans, strict=True):
-            for found in plan:
-                if isinstance(found, Task):
-                    tasks.append(msgspec.structs.replace(found, number=len(tasks)))
-                elif isinstance(found, Item):
-                    done.count(found)
-            troubles = "; ".join(found for found in plan if isinstance(found, str))
-            done.could_not_tell += [f"{run.url}: {troubles}"] if troubles else []
+        plans = list(pool.map(lambda run: plan_run(verb, run, max_age=max_age, large=large), runs))
+    done, tasks = BulkDone(), list[Task]()
+    for run, plan in zip(runs, plans, strict=True):
+        tasks += (msgspec.structs.replace(task, number=number) for number, task in enumerate(plan.tasks, len(tasks)))
+        done.outcomes.update(plan.outcomes)
+        done.wrong += plan.wrong
+        done.could_not_tell += [f"{run.url}: {plan.trouble}"] if plan.trouble else []
     done.left = len(tasks)
     settings = {run.url: run.settings for run in runs}
     cost = cost_of(tasks, runs, workers=engine.workers, rate=rate)

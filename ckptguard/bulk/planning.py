@@ -5,6 +5,7 @@ What is done is on record, so the plan of a job that was interrupted has only th
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
@@ -42,15 +43,32 @@ class PlanRequest(NamedTuple):
         return msgspec.structs.replace(self.task, chain=f"{self.task.url} {chain}", **about)
 
 
-def plan_run(verb: str, run: FleetRun, *, max_age: float, large: int) -> list[Found]:
-    """Return what a verb has to do in a run, in its order, and what is on record of the rest."""
+class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What a verb has to do in one run, in its order. `outcomes` count what is on record of the rest, and `wrong` has
+    what of it is not good. `trouble` says what could not be found out."""
+
+    tasks: tuple[Task, ...] = ()
+    outcomes: Counter[str] = msgspec.field(default_factory=Counter)
+    wrong: tuple[Item, ...] = ()
+    trouble: str = ""
+
+
+def plan_run(verb: str, run: FleetRun, *, max_age: float, large: int) -> RunPlan:
+    """Find out what a verb has to do in a run, and what is on record of the rest."""
     try:
         view = open_view(run.url, run.settings)
         task = Task(verb=verb, url=run.url, settings=portable(run.settings), storage=run.settings.storage.names)
         request = PlanRequest(msgspec.structs.replace(task, protection=_protection(view)), max_age, large)
-        return [*_PLANS[verb](request, view), *view.listing.unread_notes]
+        found = [*_PLANS[verb](request, view), *view.listing.unread_notes]
     except Exception as error:  # the other runs are planned
-        return [trouble_of(error)]
+        return RunPlan(trouble=trouble_of(error))
+    known = [one for one in found if isinstance(one, Item)]
+    return RunPlan(
+        tasks=tuple(one for one in found if isinstance(one, Task)),
+        outcomes=Counter(one.outcome.value for one in known),
+        wrong=tuple(one for one in known if one.outcome is not Outcome.GOOD),
+        trouble="; ".join(one for one in found if isinstance(one, str)),
+    )
 
 
 def _to_verify(request: PlanRequest, view: RunView) -> Iterator[Found]:

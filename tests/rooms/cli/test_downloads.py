@@ -70,7 +70,7 @@ def empty(folder):
 
 def bit(folder):
     """One bit of a tensor; nothing but a digest can tell."""
-    flip((folder / THIRD), -1000, new_times=True)
+    flip(folder / THIRD, -1000, new_times=True)
     return {THIRD}
 
 

@@ -103,7 +103,7 @@ def test_damage_is_no_sickness(root, run, saves):
     """Bytes that rot meanwhile are an incident of their own."""
     write_torch(root, 400, seed=4)
     verify_checkpoint(look(run), look(run).checkpoint("net-400.pt"))
-    flip((root / "net-400.pt"), None, 0xFF, new_times=True)
+    flip(root / "net-400.pt", None, 0xFF, new_times=True)
     incident = noticed(run)
     found_by_daemon(run, 400)
     assert [i.cause for i in list_incidents(run)] == ["weights", "damage"]

@@ -149,11 +149,6 @@ class ChildDaemon:
         self._process = process
         atexit.register(self.stop)
 
-    @property
-    def pid(self) -> int:
-        """Its process id."""
-        return self._process.pid
-
     def stop(self) -> None:
         """Ask it to stop, and wait a little. A second call does nothing."""
         atexit.unregister(self.stop)

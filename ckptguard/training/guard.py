@@ -269,10 +269,12 @@ class TrainingGuard:
     def close(self) -> None:
         """End the daemon that this guard started, after it had the chance to verify the last save. Idempotent. A save
         in flight gets a minute, then it is abandoned. Raises what went wrong with a `save(blocking=False)`, once."""
-        self._close()
-        self._saving.raise_unheard()
+        self.__exit__(None)
 
-    def _close(self) -> None:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
         self._saving.close(_EXIT_SECONDS)
         self._rollbacks.settle(now=True)
         self._monitor.close()
@@ -284,12 +286,6 @@ class TrainingGuard:
             if self._saving.last is not None:
                 self._rollbacks.let_daemon_verify()
             child.stop()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
-        self._close()
         if kind is None:
             self._saving.raise_unheard()
 

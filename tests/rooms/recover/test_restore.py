@@ -213,26 +213,16 @@ def test_an_older_one_stands_in_for_what_cannot_be_read(root, three, tmp_path, m
         restore(look(three), str(tmp_path / "again"), step=300)
 
 
-def test_what_a_prune_takes_before_it_is_pinned_comes_from_the_trash(three, tmp_path, monkeypatch):
-    """It was chosen where it lay, and lies in the trash by the time it is pinned."""
+@pytest.mark.parametrize("by", ["prune", "rollback"])
+def test_what_is_moved_before_it_is_pinned_comes_from_there(three, tmp_path, monkeypatch, by):
+    """It was chosen where it lay, and lies in the trash or in quarantine by the time it is pinned."""
     reconcile(look(three, QUICK.changed(keep="none")), PassNotes())
 
     class Late(restorable.InUse):
         def pin(self, id):
-            prune(look(three), Policy(keep_last=1, keep_good=1), grace=3600.0)
-            super().pin(id)
-
-    monkeypatch.setattr(restorable, "InUse", Late)
-    assert str(restore(look(three), str(tmp_path / "out"), step=100).id) == "100.1"
-
-
-def test_what_is_quarantined_before_it_is_pinned_comes_from_there(three, tmp_path, monkeypatch):
-    """A rollback came between: where it lies is looked up after it was pinned."""
-    reconcile(look(three, QUICK.changed(keep="none")), PassNotes())
-
-    class Late(restorable.InUse):
-        def pin(self, id):
-            if look(three).checkpoint("net-100.pt") is not None:
+            if by == "prune":
+                prune(look(three), Policy(keep_last=1, keep_good=1), grace=3600.0)
+            elif look(three).checkpoint("net-100.pt") is not None:
                 quarantine(look(three), "net-100.pt", reason="a rollback")
             super().pin(id)
 

@@ -1,6 +1,7 @@
 """Going back: what is newer goes to quarantine, the known-good is in place and verified."""
 
 import os
+from pathlib import Path
 
 import pytest
 import torch
@@ -8,18 +9,24 @@ from support.faults import flip
 from support.runs import QUICK, state_dict, write_torch
 from support.views import look
 
-from ckptguard.errors import BusyError, DeniedError, NoKnownGoodError
+from ckptguard.errors import BusyError, DeniedError, NoKnownGoodError, RefusedError, SettingsError, StorageError
 from ckptguard.inspect.list_states import survey
+from ckptguard.keep import quarantine as quarantine_module
+from ckptguard.keep.quarantine import mark_suspect, quarantine
 from ckptguard.records.kept import list_kept
+from ckptguard.records.run import open_run
+from ckptguard.recover.restore import restore
 from ckptguard.recover.roll_back import GoBack, roll_back
 from ckptguard.runs.find_known_good import find_known_good
 from ckptguard.runs.work import Work
 from ckptguard.scan import scan_files
+from ckptguard.storage.local.local_storage import LocalStorage
 from ckptguard.upkeep.reconcile import PassNotes, reconcile
 from ckptguard.values.ids import CheckpointId
 from ckptguard.values.verdict import Outcome
 from ckptguard.verification.checkpoint import verify_checkpoint
-from ckptguard.verification.user_decisions import clear
+from ckptguard.verification.target import Selection, verify_target
+from ckptguard.verification.user_decisions import clear, reseal
 
 
 def visible(root):
@@ -47,15 +54,6 @@ def test_damage_with_kept_times_is_found_by_reading_and_skipped(root, three):
     done = roll_back(look(three), GoBack(reason="NaN", check_writing=False))
     assert str(done.known_good.id) == "200.1"
     assert {str(s.id): s.outcome for s in survey(look(three))}["300.1"] is Outcome.BAD
-
-
-def test_damage_in_place_costs_nothing_where_the_copy_has_bytes_of_its_own(root, three):
-    """By default the newest good one has: the rollback reads the place, calls it BAD and puts the copy back."""
-    before = (root / "net-300.pt").read_bytes()
-    reconcile(look(three), PassNotes())
-    flip(root / "net-300.pt")
-    done = roll_back(look(three), GoBack(reason="NaN", check_writing=False))
-    assert (done.known_good.step, (root / "net-300.pt").read_bytes()) == (300, before)
 
 
 def test_older_ones_are_verified_when_the_known_good_turns_out_damaged(root, three):
@@ -143,9 +141,6 @@ def test_nothing_good_is_said_so(root, run):
 
 def test_clear_lifts_suspicion_and_damage_cannot_be_cleared(root, three):
     """SUSPECT becomes GOOD with a reason, and stays so when it is verified again; BAD is refused."""
-    from ckptguard.errors import RefusedError
-    from ckptguard.keep.quarantine import mark_suspect
-
     reconcile(look(three), PassNotes())
     mark_suspect(look(three), CheckpointId("net-#.pt", 300, 1), "loss was NaN soon after")
     assert str(find_known_good(three).id) == "200.1"
@@ -164,14 +159,12 @@ def test_clear_lifts_suspicion_and_damage_cannot_be_cleared(root, three):
 
 def test_a_crash_between_mark_and_move_is_mended(root, three, monkeypatch):
     """What was marked and not moved is moved in the next pass, not verified as a new save."""
-    from ckptguard.keep import quarantine as module
-
     reconcile(look(three), PassNotes())
 
     def crash(*_):
         raise InterruptedError
 
-    monkeypatch.setattr(module, "_move_files", crash)
+    monkeypatch.setattr(quarantine_module, "_move_files", crash)
     with pytest.raises(InterruptedError):
         roll_back(look(three), GoBack(reason="NaN", before_step=300, check_writing=False))
     monkeypatch.undo()
@@ -202,10 +195,10 @@ def test_a_dry_run_says_what_would_be_verified_first(root, three):
     assert (str(done.known_good.id), done.unverified) == ("300.1", ("net-400.pt",))
 
 
-def test_the_copy_that_was_gone_back_to_stays_known_good(root, three):
+@pytest.mark.parametrize("keep", ["auto", "copy"])
+def test_the_copy_that_was_gone_back_to_stays_known_good(root, three, keep):
     """The newest is damaged in place and has a copy of its own: it comes back, under its own id, and stays good."""
-    before = (root / "net-300.pt").read_bytes()
-    settings = QUICK.changed(keep="copy")
+    before, settings = (root / "net-300.pt").read_bytes(), QUICK.changed(keep=keep)
     reconcile(look(three, settings), PassNotes())
     flip(root / "net-300.pt")
     done = roll_back(look(three, settings), GoBack(reason="NaN", check_writing=False))
@@ -221,9 +214,6 @@ def test_the_copy_that_was_gone_back_to_stays_known_good(root, three):
 @pytest.mark.parametrize("call", [1, 2, 3])
 def test_a_failure_anywhere_keeps_the_good_copy(root, three, monkeypatch, name, call):
     """Whatever operation fails, once, in the middle of a rollback: afterwards there still is the same good content."""
-    from ckptguard.errors import StorageError
-    from ckptguard.storage.local.local_storage import LocalStorage
-
     settings = QUICK.changed(keep="copy")
     before = (root / "net-300.pt").read_bytes()
     reconcile(look(three, settings), PassNotes())
@@ -311,9 +301,6 @@ def test_suspicion_follows_a_checkpoint_that_is_moved_back(root, three):
 
 def test_reseal_lifts_no_suspicion(three):
     """Taking the same bytes as a new generation does not make them trusted."""
-    from ckptguard.keep.quarantine import mark_suspect
-    from ckptguard.verification.user_decisions import reseal
-
     reconcile(look(three), PassNotes())
     mark_suspect(look(three), CheckpointId("net-#.pt", 300, 1), "sick soon after")
     assert reseal(look(three), "300").outcome is Outcome.SUSPECT
@@ -322,9 +309,6 @@ def test_reseal_lifts_no_suspicion(three):
 
 def test_two_paths_with_one_step_are_told_apart(root, run):
     """Quarantining one of two files of the same series and step does not make the other one new."""
-    from ckptguard.keep.quarantine import quarantine
-    from ckptguard.verification.target import verify_target
-
     for epoch in (1, 2):
         torch.save(state_dict(epoch), root / f"epoch={epoch}-step=500.ckpt")
     reconcile(look(run), PassNotes())
@@ -353,3 +337,95 @@ def test_what_is_saved_while_the_known_good_is_read_is_quarantined_too(root, run
     done = roll_back(look(run), GoBack(reason="NaN", check_writing=False), work=Work(scanner=scanner))
     assert (str(done.known_good.id), done.quarantined) == ("100.1", ("net-200.pt",))
     assert visible(root) == ["net-100.pt"]
+
+
+def save(root: Path, epoch: int) -> None:
+    """What WeNet leaves of an epoch."""
+    torch.save(state_dict(epoch), root / f"epoch_{epoch}.pt")
+    (root / f"epoch_{epoch}.yaml").write_text(f"tag: epoch_{epoch}\nstep: {epoch * 100}\nepoch: {epoch}\n")
+
+
+@pytest.fixture
+def epochs(root, run):
+    """A WeNet run of three epochs."""
+    (root / "train.yaml").write_text("encoder: conformer\n")
+    for epoch in range(3):
+        save(root, epoch)
+    return run
+
+
+def names(folder):
+    """What lies in a folder, ours aside."""
+    return sorted(p.name for p in Path(folder).iterdir() if not p.name.startswith("_"))
+
+
+def test_damage_to_the_small_file_is_damage(root, epochs):
+    """A resume takes step and epoch from it."""
+    reconcile(look(epochs), PassNotes())
+    times = os.stat(root / "epoch_2.yaml")
+    (root / "epoch_2.yaml").write_text("tag: epoch_2\nstep: 900\nepoch: 2\n")
+    os.utime(root / "epoch_2.yaml", ns=(times.st_atime_ns, times.st_mtime_ns))
+    report = verify_target(str(root / "epoch_2.pt"), QUICK, Selection(wait=0))
+    assert [c.outcome for c in report.checkpoints] == [Outcome.BAD]
+    assert {f.file for f in report.checkpoints[0].findings if f.check == "digests"} == {"epoch_2.yaml"}
+
+
+def test_without_the_small_file_it_is_not_finished(root, epochs):
+    """WeNet writes it last."""
+    (root / "epoch_2.yaml").unlink()
+    done = reconcile(look(epochs), PassNotes())
+    assert [w.path for w in done.pending] == ["epoch_2.pt"]
+
+
+def test_a_rollback_moves_and_puts_back_both(root, epochs):
+    """The newest was rotated away and a damaged one lies in its place: the pair comes back, the other pair goes."""
+    before = {n: (root / n).read_bytes() for n in ("epoch_2.pt", "epoch_2.yaml")}
+    reconcile(look(epochs), PassNotes())
+    for name in before:
+        (root / name).unlink()
+    save(root, 3)
+    flip(root / "epoch_3.pt")
+    done = roll_back(look(epochs), GoBack(reason="NaN", check_writing=False))
+    assert (str(done.known_good.id), done.put_back) == ("2.1", True)
+    assert {n: (root / n).read_bytes() for n in before} == before
+    assert "epoch_3.pt" not in names(root)
+    assert "epoch_3.yaml" not in names(root)
+    assert {str(s.id) for s in survey(look(epochs)) if s.quarantined} == {"3.1"}
+
+
+def test_a_restore_brings_both(root, epochs, tmp_path):
+    """Side by side, as they were."""
+    reconcile(look(epochs), PassNotes())
+    done = restore(look(epochs), str(tmp_path / "out"))
+    assert done.path == str(tmp_path / "out" / "epoch_2.pt")
+    for name in ("epoch_2.pt", "epoch_2.yaml"):
+        assert (tmp_path / "out" / name).read_bytes() == (root / name).read_bytes()
+    assert names(tmp_path / "out") == ["epoch_2.pt", "epoch_2.yaml"]
+
+
+def test_pointers_that_lead_nowhere_are_told(root, epochs):
+    """WeNet's own final.pt does in current versions. With such a `latest` DeepSpeed would start from scratch."""
+    (root / "final.pt").symlink_to("2.pt")
+    (root / "latest").write_text("global_step6")
+    report = verify_target(str(root), QUICK, Selection(wait=0))
+    assert report.outcome is Outcome.GOOD
+    told = {"final.pt is a link to nothing", "latest names global_step6, which is not there"}
+    assert set(report.notes) == told
+
+
+def test_accelerates_own_folder_is_no_run(root):
+    """A folder of ours in checkpoints/ would end Accelerate's next automatic save."""
+    (root / "checkpoints" / "checkpoint_0").mkdir(parents=True)
+    torch.save(state_dict(1), root / "checkpoints" / "checkpoint_0" / "model.pt")
+    with pytest.raises(SettingsError, match="reads a number in every name"):
+        verify_target(str(root / "checkpoints"), QUICK, Selection(wait=0))
+    assert open_run(str(root / "checkpoints"), QUICK.changed(records=str(root / "records"))).url.endswith("checkpoints")
+    assert verify_target(str(root), QUICK, Selection(wait=0)).kind == "run"
+
+
+def test_a_yaml_cut_in_a_line_is_incomplete(root, run):
+    """A killed writer: a resume would miss the step, and start the schedule anew."""
+    save(root, 2)
+    text = (root / "epoch_2.yaml").read_text()
+    (root / "epoch_2.yaml").write_text(text[: text.index("epoch: 2") + 4])
+    assert verify_target(str(root), QUICK, Selection(wait=0)).outcome is Outcome.INCOMPLETE

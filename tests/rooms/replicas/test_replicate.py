@@ -1,31 +1,38 @@
 """Replicas: sent whole, read back, good there, and enough to go on with."""
 
+import hashlib
 import os
 import shutil
 import threading
+from pathlib import Path
 
 import pytest
 import torch
 from support.faults import flip
 from support.run_contents import files_of, verify_all
 from support.runs import QUICK, state_dict, write_sharded, write_torch
+from support.tiny_run import TINY, WEIGHTS, cycle, inline, name_of, poison, save
 from support.views import look
 
-from ckptguard.errors import NoKnownGoodError, NotFoundError, SettingsError
+from ckptguard.errors import DeniedError, NoKnownGoodError, NotFoundError, SettingsError
+from ckptguard.keep.quarantine import mark_suspect
 from ckptguard.records.lineage import begin_lineage, join_lineage
 from ckptguard.records.run import open_run
 from ckptguard.recover.restore import restore
 from ckptguard.recover.roll_back import GoBack, roll_back
+from ckptguard.replicas import replicate as module
+from ckptguard.replicas import send_checkpoint
 from ckptguard.replicas.replicate import find_known_good_anywhere, replica_states, replicate
 from ckptguard.replicas.start_run import regain, start_run
 from ckptguard.retention.prune import prune
-from ckptguard.runs.find_known_good import find_known_good
+from ckptguard.runs.find_known_good import ANY, find_known_good
 from ckptguard.runs.history import load_history
 from ckptguard.runs.work import Work
 from ckptguard.upkeep.reconcile import PassNotes, reconcile
 from ckptguard.values.ids import CheckpointId
 from ckptguard.values.retention_policy import Policy
 from ckptguard.values.verdict import Outcome
+from ckptguard.verification.read_known_good import read_known_good
 
 
 @pytest.fixture
@@ -53,14 +60,6 @@ def test_a_replica_is_a_run_of_its_own(root, three, tmp_path, url):
     out = restore(look(replica), str(tmp_path / "out"))
     assert out.step == 400
     assert os.listdir(out.path)
-
-
-def test_what_is_there_is_not_sent_again(three, place):
-    """The second call sends nothing."""
-    reconcile(look(three), PassNotes())
-    replicate(look(three), place)
-    again = replicate(look(three), place)
-    assert {(c.done, c.sent) for c in again.checkpoints} == {("there", 0)}
 
 
 def test_what_a_replica_has_lost_is_sent_again(root, three, place):
@@ -358,3 +357,167 @@ def test_lost_files_of_a_run_come_back(root, three, place, replicated):
     assert str(find_known_good(three).id) == "300.1"
     assert list(reconcile(look(three), PassNotes()).checked) == []
     assert list((root / "_ckptguard" / "quarantine").rglob("*net-300.pt*"))
+
+
+@pytest.fixture
+def good(three):
+    """A run whose three checkpoints are good, without kept copies."""
+    reconcile(look(three, QUICK.changed(keep="none")), PassNotes())
+    return three
+
+
+@pytest.mark.parametrize("step", [100, 300])
+def test_one_that_cannot_be_read_does_not_hold_up_the_others(good, tmp_path, monkeypatch, step):
+    """It has failed, by its own name, and is behind by nothing else."""
+    stat = type(good.storage).stat
+
+    def denied(self, key):
+        if key == f"net-{step}.pt" and self.url == good.url:
+            raise DeniedError(f"{key}: permission denied", key=key)
+        return stat(self, key)
+
+    monkeypatch.setattr(type(good.storage), "stat", denied)
+    done = replicate(look(good), str(tmp_path / "there"))
+    others = [s for s in (300, 200, 100) if s != step]
+    expected = [(f"{s}.1", "failed" if s == step else "sent") for s in (300, 200, 100)]
+    assert [(str(c.id), c.done) for c in done.checkpoints] == expected
+    [failed] = [c for c in done.checkpoints if c.done == "failed"]
+    assert "permission denied" in failed.message
+    assert failed.path == f"net-{step}.pt"
+    assert str(done.last_good) == f"{others[0]}.1"
+
+
+@pytest.mark.parametrize("by", ["prune", "the trainer"])
+def test_what_is_removed_meanwhile_is_gone(root, good, tmp_path, monkeypatch, by):
+    """It is no failure, and the replica is not behind because of it."""
+    send = module.send_checkpoint
+
+    def removes_another(view, target, candidate, *rest, **more):
+        if candidate.id.step == 200:  # which is in use now, and stays
+            if by == "prune":
+                removed = prune(look(view.run), Policy(keep_last=1, keep_good=1), grace=0.0).removed
+                assert [d.checkpoint.path for d in removed] == ["net-100.pt"]
+            else:
+                os.unlink(root / "net-100.pt")
+        return send(view, target, candidate, *rest, **more)
+
+    monkeypatch.setattr(module, "send_checkpoint", removes_another)
+    done = replicate(look(good), str(tmp_path / "there"))
+    assert [(str(c.id), c.done) for c in done.checkpoints] == [("300.1", "sent"), ("200.1", "sent"), ("100.1", "gone")]
+    assert (done.behind, done.trouble) == (0, None)
+
+
+@pytest.fixture
+def pair(tmp_path):
+    """A run of two good checkpoints, and its replica."""
+    root, place = tmp_path / "run", tmp_path / "elsewhere"
+    for step in (100, 200):
+        save(str(root), step, step)
+    run = open_run(str(root))
+    cycle(run, TINY.changed(keep="none"))
+    replicate(look(run), str(place))
+    return root, place
+
+
+def test_what_changed_in_a_replica_is_read_before_it_counts_as_there(pair):
+    """A touched file is read back once and nothing is sent; one of other bytes is sent again."""
+    root, place = pair
+    (place / name_of(200) / WEIGHTS).touch()
+    replica = open_run(str(place))
+    assert str(find_known_good(replica).id) == "100.1"
+    assert {(c.done, c.sent) for c in replicate(look(str(root)), str(place)).checkpoints} == {("there", 0)}
+    assert str(find_known_good(replica).id) == "200.1"
+    poison(place / name_of(200) / WEIGHTS)
+    done = {str(c.id): c.done for c in replicate(look(str(root)), str(place)).checkpoints}
+    assert done == {"200.1": "sent", "100.1": "there"}
+    saved, there = (Path(folder, name_of(200), WEIGHTS).read_bytes() for folder in pair)
+    assert hashlib.md5(saved).digest() == hashlib.md5(there).digest()
+
+
+def test_a_changed_checkpoint_is_answered_from_its_replica(pair):
+    """What changed in the run counts as lost for who does not read; who does, learns what it is."""
+    root, place = pair
+    poison(root / name_of(200) / WEIGHTS)
+    replicated = TINY.changed(replicas=(str(place),))
+    answer = find_known_good_anywhere(look(str(root), replicated))
+    assert (answer.place, answer.path) == ("replica", str(place / name_of(200)))
+    poison(place / name_of(200) / WEIGHTS)
+    assert str(find_known_good_anywhere(look(str(root), replicated)).id) == "100.1"
+    work = Work(scanner=inline)
+    read = find_known_good_anywhere(
+        look(str(root), replicated), ANY, lambda view, wanted: read_known_good(view, wanted, work, everything=True)
+    )
+    assert (read.place, str(read.id)) == ("in place", "100.1")
+
+
+def test_an_impossible_place_is_trouble_and_not_behind(pair, tmp_path):
+    """A place that is not there yet is behind; one below a file can never be."""
+    (tmp_path / "file").write_text("")
+    places = (str(tmp_path / "file" / "replica"), str(tmp_path / "new" / "replica"))
+    impossible, new = replica_states(look(str(pair[0]), TINY.changed(replicas=places)))
+    assert impossible.trouble == f"there can be no replica at {places[0]}: {tmp_path / 'file'} is not a folder"
+    assert (impossible.behind, new.behind, new.trouble) == (None, 2, None)
+
+
+@pytest.fixture
+def replica(three, tmp_path):
+    """A replica of a run whose three checkpoints are good, and lie in place alone."""
+    reconcile(look(three, QUICK.changed(keep="none")), PassNotes())
+    replicate(look(three), str(tmp_path / "replica"))
+    return open_run(str(tmp_path / "replica"))
+
+
+def outcomes(run):
+    """{step: the outcome that counts}."""
+    return {id.step: s.outcome for id, s in load_history(run).current_verdicts("net-#.pt").items()}
+
+
+def test_damage_and_suspicion_stand_when_the_replica_was_healed(root, three, replica):
+    """Its verdicts have higher numbers, and say GOOD of other bytes than those in the run."""
+    for name in ("net-100.pt", "net-200.pt"):
+        place = type(root)(replica.url) / name
+        for _ in range(2):
+            flip(place)
+            verify_all(replica)
+            shutil.copyfile(root / name, place)
+            verify_all(replica)
+    flip(root / "net-100.pt")
+    verify_all(three)
+    mark_suspect(look(three), CheckpointId("net-#.pt", 200, 1), "training was sick")
+    (root / "net-300.pt").unlink()
+    assert outcomes(replica) == dict.fromkeys((100, 200, 300), Outcome.GOOD)
+    assert str(regain(look(three, QUICK.changed(replicas=(replica.url,)))).id) == "300.1"
+    assert outcomes(three) == {100: Outcome.BAD, 200: Outcome.SUSPECT, 300: Outcome.GOOD}
+
+
+def test_what_becomes_suspect_on_its_way_stays_so(root, three, replica, monkeypatch):
+    """Another process rolls the run back meanwhile."""
+    real = send_checkpoint.send_files
+
+    def send(work):
+        mark_suspect(look(three), CheckpointId("net-#.pt", 300, 1), "training was sick")
+        return real(work)
+
+    (root / "net-300.pt").unlink()
+    monkeypatch.setattr(send_checkpoint, "send_files", send)
+    regain(look(three, QUICK.changed(replicas=(replica.url,))))
+    assert outcomes(three)[300] is Outcome.SUSPECT
+    assert str(find_known_good(three).id) == "200.1"
+
+
+def test_damage_in_the_replica_is_none_in_the_run(root, three, replica):
+    """200 is damaged there alone."""
+    flip(type(root)(replica.url) / "net-200.pt")
+    verify_all(replica)
+    (root / "net-300.pt").unlink()
+    assert str(regain(look(three, QUICK.changed(replicas=(replica.url,)))).id) == "300.1"
+    assert outcomes(three) == dict.fromkeys((100, 200, 300), Outcome.GOOD)
+
+
+def test_sickness_known_in_the_replica_is_known_in_the_run(root, three, replica):
+    """It is of the bytes themselves, wherever they lie."""
+    mark_suspect(look(replica), CheckpointId("net-#.pt", 200, 1), "training was sick")
+    (root / "net-300.pt").unlink()
+    assert str(regain(look(three, QUICK.changed(replicas=(replica.url,)))).id) == "300.1"
+    assert outcomes(three)[200] is Outcome.SUSPECT
+    assert str(find_known_good(three, before_step=300).id) == "100.1"

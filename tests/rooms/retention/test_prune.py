@@ -1,15 +1,20 @@
 """Pruning: what the policy does not keep goes to the trash, whole, and nothing else ever does."""
 
+import os
 import shutil
 import threading
 import time
+import uuid
 from pathlib import Path
 
+import fsspec
 import pytest
 import torch
+from servers.fixtures import AZURE_CONTAINER, GCS_BUCKET, S3_BUCKETS, served
+from support.crashes import Killed, kill_at
 from support.faults import flip
 from support.records_on_disk import at
-from support.runs import QUICK, state_dict, write_torch
+from support.runs import QUICK, save_file, state_dict, write_safetensors, write_sharded, write_torch
 from support.views import entry_name, look
 
 from ckptguard.errors import CkptguardError, CouldNotTellError, NoKnownGoodError, StorageError
@@ -20,10 +25,12 @@ from ckptguard.records.run import open_run
 from ckptguard.records.trash import list_trashed
 from ckptguard.recover.restore import restore
 from ckptguard.recover.roll_back import GoBack, roll_back
+from ckptguard.retention.pin import pin
 from ckptguard.retention.prune import prune
 from ckptguard.runs.find_known_good import find_known_good
 from ckptguard.runs.lock import run_lock
 from ckptguard.runs.run_reader import RunMemory
+from ckptguard.storage import open_storage
 from ckptguard.storage.local.local_storage import LocalStorage
 from ckptguard.upkeep.reconcile import PassNotes, reconcile
 from ckptguard.values.ids import CheckpointId, series_of
@@ -349,3 +356,158 @@ def test_what_is_remembered_of_a_record_that_rots_removes_nothing(five, root, re
     with pytest.raises(CouldNotTellError):
         prune(look(five, memory=memory), LAST, grace=DAY)
     assert in_place(root) == [100, 200, 300, 400, 500]
+
+
+def test_records_on_another_disk_take_a_mark_for_trash(root, tmp_path, monkeypatch):
+    """Where no rename reaches, the files stay in place for the time of grace; then only they go, and their folder."""
+    for step in (100, 200, 300):
+        write_sharded(root, step, seed=step)
+    (root / "sharded-200" / "link").symlink_to("config.json")
+    run = open_run(str(root), QUICK.changed(records=str(tmp_path / "records")))
+    reconcile(look(run, QUICK.changed(keep="none")), PassNotes())
+    monkeypatch.setattr("ckptguard.retention.trash.moves_files", lambda run: False)
+    assert removed(prune(look(run), Policy(keep_last=1, keep_good=1), grace=DAY)) == [100, 200]
+    (root / "sharded-100" / "notes.txt").write_text("mine")
+    assert [s.in_place and s.trashed for s in survey(look(run))] == [True, True, False]
+    assert len(prune(look(run), Policy(keep_last=1, keep_good=1), grace=0.0).emptied) == 2
+    assert sorted(p.name for p in root.iterdir()) == ["sharded-100", "sharded-300"]
+    assert [p.name for p in (root / "sharded-100").iterdir()] == ["notes.txt"]
+    assert list_trashed(run) == []
+
+
+def test_a_newer_save_keeps_the_files_that_it_did_not_write_again(root, tmp_path, monkeypatch):
+    """A trainer, or an upload that leaves equal files alone: what it left belongs to the newer save, too."""
+    for step in (100, 200, 300):
+        write_safetensors(root, step, seed=step)
+    run = open_run(str(root), QUICK.changed(records=str(tmp_path / "records")))
+    reconcile(look(run, QUICK.changed(keep="none")), PassNotes())
+    monkeypatch.setattr("ckptguard.retention.trash.moves_files", lambda run: False)
+    one = Policy(keep_last=1, keep_good=1)
+    assert removed(prune(look(run), one, grace=DAY)) == [100, 200]
+    (root / "model-100/model.safetensors").unlink()
+    save_file(state_dict(7), root / "model-100/model.safetensors")
+    reconcile(look(run, QUICK.changed(keep="none")), PassNotes())
+    newer = next(c for c in look(run).checkpoints if c.step == 100)
+    pin(look(run), newer)
+    assert len(prune(look(run), one, grace=0.0).emptied) == 2
+    assert sorted(p.name for p in root.iterdir()) == ["model-100", "model-300"]
+    assert str(restore(look(run), str(tmp_path / "out"), step=100).id) == "100.2"
+
+
+@pytest.fixture
+def remote(tmp_path):
+    """The same five on a file system that is not local."""
+    url = f"memory://prune-{uuid.uuid4().hex}"
+    memory = fsspec.filesystem("memory")
+    for step in range(100, 600, 100):
+        write_torch(tmp_path / "made", step, seed=step)
+        memory.pipe_file(
+            f"{url.removeprefix('memory:/')}/net-{step}.pt", (tmp_path / f"made/net-{step}.pt").read_bytes()
+        )
+    run = open_run(url)
+    reconcile(look(run, QUICK.changed(keep="none")), PassNotes(), assume_quiet=True)
+    return run
+
+
+def test_elsewhere_the_trash_is_a_mark(remote, monkeypatch, tmp_path):
+    """No byte is copied: files stay in place, count no more, can be restored, and are removed after the grace."""
+
+    def steps():
+        return sorted(int(e.key[4:-3]) for e in remote.storage.list("") if e.key.endswith(".pt"))
+
+    assert removed(prune(look(remote), LAST, grace=DAY)) == [100, 200, 300]
+    assert steps() == [100, 200, 300, 400, 500]
+    again = prune(look(remote), LAST, grace=DAY)
+    assert (removed(again), [d.checkpoint.id.step for d in again.decisions]) == ([], [400, 500])
+    assert restore(look(remote), str(tmp_path / "out"), step=200).step == 200
+    uptime = who_and_when._uptime()
+    monkeypatch.setattr(who_and_when, "_uptime", lambda: uptime + DAY + 60)
+    store = fsspec.filesystem("memory").store
+    before = dict(store)
+    for number in range(1, 100):
+        store.clear()
+        store.update(before)
+        try:
+            with kill_at(number):
+                assert len(prune(look(remote), LAST, grace=DAY).emptied) == 3
+            break
+        except Killed:
+            assert {400, 500} <= set(steps())
+        # A daemon's look goes on with what was begun, finds nothing damaged, and ends it.
+        assert not [c for c in reconcile(look(remote), PassNotes()).checked if c.outcome is not Outcome.GOOD]
+        assert (steps(), list_trashed(remote)) == ([400, 500], [])
+    assert number > 10
+    assert (steps(), list_trashed(remote)) == ([400, 500], [])
+
+
+def test_elsewhere_too_two_at_once_remove_nothing_twice(remote):
+    """Without a lock, whoever writes the mark first removes; emptying the trash twice is emptying it once."""
+    found, emptied = [], []
+    start = threading.Barrier(4)
+
+    def work(grace, answers):
+        run = open_run(remote.url)
+        start.wait()
+        answers.append(prune(look(run), LAST, grace=grace))
+
+    for grace, answers in ((DAY, found), (0.0, emptied)):
+        threads = [threading.Thread(target=work, args=(grace, answers)) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert [done.could_not_tell for done in answers] == [()] * 4
+    assert sorted(step for done in found for step in removed(done)) == [100, 200, 300]
+    assert {m.step for done in emptied for m in done.emptied} == {100, 200, 300}
+    assert sorted(e.key for e in remote.storage.list("") if e.key.endswith(".pt")) == ["net-400.pt", "net-500.pt"]
+
+
+NEWEST = Policy(keep_last=1, keep_good=1)
+
+
+SERVERS = (
+    ["moto", "ceph", "sftp", "azure", "gcs"] if os.environ.get("CKPTGUARD_CAMPAIGN") == "full" else ["ceph", "sftp"]
+)
+
+
+@pytest.fixture(params=SERVERS)
+def url(request, tmp_path):
+    """A new place on a server."""
+    server = request.getfixturevalue(request.param)
+    name = f"prune-{uuid.uuid4().hex[:8]}"
+    if request.param == "sftp":
+        return f"sftp://127.0.0.1:{server.port}{tmp_path}/{name}"
+    bucket = {
+        "moto": f"s3://{S3_BUCKETS[0]}",
+        "ceph": f"s3://{S3_BUCKETS[1]}",
+        "azure": f"abfs://{AZURE_CONTAINER}",
+        "gcs": f"gs://{GCS_BUCKET}",
+    }[request.param]
+    return f"{bucket}/{name}"
+
+
+@pytest.mark.campaign
+def test_what_is_not_kept_goes_after_its_time_of_grace(url, tmp_path):
+    """Marked, still restorable, then gone with its folder; what is kept is verified all the time."""
+    made = tmp_path / "made"
+    made.mkdir()
+    storage = open_storage(url, must_exist=False, options=served().storage)
+    for step in (100, 200):
+        folder = made / write_sharded(made, step, seed=step)
+        for file in folder.iterdir():
+            storage.create(f"{folder.name}/{file.name}", file.read_bytes())
+    run = open_run(url, served())
+    done = reconcile(look(run), PassNotes(), assume_quiet=True)
+    assert [c.outcome for c in done.checked] == [Outcome.GOOD] * 2
+    assert not reconcile(look(run), PassNotes(), assume_quiet=True).checked
+    pruned = prune(look(run), NEWEST, grace=86400.0)
+    assert (pruned.could_not_tell, [d.checkpoint.id.step for d in pruned.removed]) == ((), [100])
+    assert [m.how for m in pruned.in_trash] == ["marked"]
+    assert restore(look(run), str(tmp_path / "out"), step=100).outcome is Outcome.GOOD
+    emptied = prune(look(run), NEWEST, grace=0.0)
+    assert (emptied.could_not_tell, [m.step for m in emptied.emptied]) == ((), [100])
+    left = {e.key.split("/")[0] for e in run.storage.list("", recursive=True)}
+    assert left == {"sharded-200", "_ckptguard"}
+    assert {e.key for e in run.storage.list("") if e.kind == "folder"} == {"sharded-200", "_ckptguard"}
+    assert list_trashed(run) == []
+    assert find_known_good(run).step == 200

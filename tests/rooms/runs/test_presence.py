@@ -12,8 +12,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.tiny_run import TINY, WEIGHTS, content, cycle, inline, name_of, poison, rot, save
+from support.verdict_entries import ENTRIES, current_verdict_of
+from support.verdict_entries import Entry as NamedVerdict
 from support.views import look
 
+from ckptguard.decisions.known_good import verdict_name
 from ckptguard.errors import ChangedWhileReadError, NoKnownGoodError
 from ckptguard.inspect.list_states import survey, undecided
 from ckptguard.inspect.show import show
@@ -21,12 +24,13 @@ from ckptguard.inspect.status import status
 from ckptguard.keep.quarantine import mark_suspect
 from ckptguard.records.run import open_run
 from ckptguard.runs.file_signatures import looks_as_read
-from ckptguard.runs.find_known_good import ANY, find_known_good
-from ckptguard.runs.history import names_alone
+from ckptguard.runs.find_known_good import ANY, Wanted, find_known_good, ranked_candidates
+from ckptguard.runs.history import History, names_alone
 from ckptguard.runs.run_reader import RunMemory
 from ckptguard.runs.work import Work
 from ckptguard.storage.protocol import Entry
 from ckptguard.upkeep.reconcile import PassNotes, reconcile
+from ckptguard.values.ids import CheckpointId
 from ckptguard.values.manifest import File
 from ckptguard.values.verdict import Outcome
 from ckptguard.verification.checkpoint import verify_checkpoint
@@ -261,3 +265,15 @@ def test_a_run_that_cannot_be_written_still_has_its_answer(tmp_path):
     found = read_known_good(view, ANY, WORK)
     assert found is not None
     assert str(found.id) == "300.1"
+
+
+@given(st.lists(ENTRIES, max_size=20), st.integers(0, 10**12))
+def test_nothing_that_never_was_good_is_ever_chosen(found: list[NamedVerdict], before: int) -> None:
+    """Candidates were GOOD at some time, state no step at or above the limit, and come newest first."""
+    names = [verdict_name(current_verdict_of(entry)) for entry in found]
+    history = History(open_run(str(Path.cwd())), [f"ledger/a/{name}" for name in names])
+    chosen = ranked_candidates(history, Wanted(before_step=before))
+    was_good = {CheckpointId("a", e[0], e[1]) for e in found if e[3] is Outcome.GOOD}
+    assert set(chosen) == {id for id in was_good if id.number is None or id.number < before}
+    assert [id.order for id in chosen] == sorted((id.order for id in chosen), reverse=True)
+    assert ranked_candidates(history, Wanted(before_step=before, exclude=frozenset(chosen))) == []

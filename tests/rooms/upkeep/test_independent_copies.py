@@ -54,13 +54,6 @@ def test_a_good_one_has_bytes_that_saving_over_it_does_not_reach(root, run, name
     assert (kept.read_bytes(), kept.stat().st_mode & 0o777) == (first, 0o600)
 
 
-def test_with_links_alone_it_is_not_so(root, run):
-    """`keep = "link"` opts out."""
-    save(root / "epoch_2.pt", 1)
-    reconcile(look(run, QUICK.changed(keep="link")), PassNotes())
-    assert set(how_kept(run).values()) <= {"link", "reflink"}
-
-
 def test_a_copy_that_is_called_off_is_no_trouble(root, run):
     """Training needs the processor, or the daemon ends: the link stays, nobody is told, and the next pass does it."""
     save(root / "epoch_2.pt", 1)

@@ -5,13 +5,15 @@ import shutil
 
 import pytest
 import torch
+from support.faults import flip
 from support.records_on_disk import at
-from support.runs import QUICK, state_dict, write_safetensors, write_sharded, write_torch
+from support.runs import QUICK, save_file, state_dict, write_safetensors, write_sharded, write_torch
 from support.views import look
 
-from ckptguard.errors import CouldNotTellError, DeniedError, NoKnownGoodError, WorkerError
+from ckptguard.errors import CouldNotTellError, DeniedError, NoKnownGoodError, StorageError, TransientError, WorkerError
 from ckptguard.inspect.list_states import survey
 from ckptguard.records.kept import list_kept, read_kept
+from ckptguard.records.run import open_run
 from ckptguard.runs.find_known_good import find_known_good
 from ckptguard.runs.history import load_history
 from ckptguard.runs.work import Work
@@ -19,6 +21,8 @@ from ckptguard.scan import scan_files
 from ckptguard.upkeep.reconcile import PassNotes, reconcile
 from ckptguard.values.ids import CheckpointId
 from ckptguard.values.verdict import Outcome
+from ckptguard.verification.target import verify_target
+from ckptguard.verification.user_decisions import accept
 
 
 def outcomes(run):
@@ -101,16 +105,6 @@ def test_an_unfinished_save_is_pending_and_then_incomplete(root, run):
     assert str(find_known_good(run).id) == "100.1"
 
 
-def test_a_half_written_torch_file_is_pending(root, run):
-    """A truncated archive may still be being written."""
-    write_torch(root, 100, seed=1)
-    data = (root / "net-100.pt").read_bytes()
-    (root / "net-100.pt").write_bytes(data[: len(data) // 2])
-    done = reconcile(look(run), PassNotes())
-    assert [w.path for w in done.pending] == ["net-100.pt"]
-    assert done.checked == ()
-
-
 def test_settling_needs_two_equal_samples(root, run):
     """A save that was written just now waits for `settle`; an older one does not."""
     write_torch(root, 100, seed=1)
@@ -191,18 +185,12 @@ def test_damage_in_place_leaves_a_copy_with_its_own_bytes_known_good(root, run):
         folder = root / keep
         folder.mkdir()
         write_torch(folder, 100, seed=1)
-        from ckptguard.records.run import open_run
-
         own = open_run(str(folder))
         settings = QUICK.changed(keep=keep)
         notes = PassNotes()
         reconcile(look(own, settings), notes)
         how = read_kept(own, CheckpointId("net-#.pt", 100, 1)).how
-        with open(folder / "net-100.pt", "r+b") as file:
-            file.seek(20000)
-            byte = file.read(1)[0]
-            file.seek(20000)
-            file.write(bytes([byte ^ 1]))
+        flip(folder / "net-100.pt", 20000, new_times=True)
         done = reconcile(look(own, settings), notes)
         assert [c.outcome for c in done.checked] == [Outcome.BAD]
         if survives or how == "reflink":
@@ -232,8 +220,6 @@ def test_one_shard_saved_anew_waits_for_the_others(root, run):
 
 def test_a_missing_tensor_against_the_reference_is_suspect_until_accepted(root, run):
     """The schema of the previous good checkpoint is the reference; `accept` makes a change deliberate."""
-    from ckptguard.verification.user_decisions import accept
-
     write_torch(root, 100, seed=1)
     state = state_dict(2)
     del state["embed.weight"]
@@ -316,3 +302,36 @@ def test_odd_names_of_files(root, run):
     for _ in range(2):
         reconcile(look(run), PassNotes())
     assert str(find_known_good(run).id) == "100.1"
+
+
+NAMES = ("checkpoint-7.safetensors", "recovery-0-50.safetensors", "recovery-1-5.safetensors", "last.safetensors")
+
+
+def test_every_door_takes_a_run_with_steps_of_all_kinds(tmp_path):
+    """A pass judges them all, and `verify` and `list` take them."""
+    for number, name in enumerate(NAMES):
+        save_file(state_dict(number), tmp_path / name)
+    done = reconcile(look(str(tmp_path)), PassNotes(), assume_quiet=True)
+    assert {c.path: c.outcome for c in done.checked} == dict.fromkeys(NAMES, Outcome.GOOD)
+    assert verify_target(str(tmp_path), QUICK).outcome is Outcome.GOOD
+    assert {state.path for state in survey(look(str(tmp_path)))} == set(NAMES)
+
+
+@pytest.fixture
+def copies_fail(monkeypatch):
+    """Have a listing fail when the pass comes to the copies."""
+
+    def fail(view, **_):
+        raise TransientError("kept: stale file handle", key="kept")
+
+    monkeypatch.setattr("ckptguard.upkeep.reconcile.finish_copies", fail)
+
+
+def test_verdicts_are_told_although_the_rest_of_the_pass_fails(three, copies_fail):
+    """The trouble is told too; a pass that judged nothing fails as a whole."""
+    notes = PassNotes()
+    done = reconcile(look(three), notes)
+    assert [c.step for c in done.checked] == [100, 200, 300]
+    assert done.could_not_tell == ("kept: stale file handle",)
+    with pytest.raises(StorageError):
+        reconcile(look(three), notes)

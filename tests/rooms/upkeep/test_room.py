@@ -27,6 +27,7 @@ SAVE = 16 * BLOCK
 @pytest.fixture
 def disk(tmp_path, monkeypatch):
     """A small disk on which only checkpoints take space."""
+    vars(SHARED).update(vars(SharedSpace()))
     made = SmallDisk(tmp_path / "disk", 0)
     made.folder.mkdir()
     monkeypatch.setattr(local_storage.LocalStorage, "free_space", lambda self: made.free())
@@ -177,14 +178,12 @@ def test_no_save_fails_because_of_copies(disk, part):
 @pytest.mark.parametrize("seed", FOUND)
 def test_what_the_long_campaign_found(disk, seed):
     """Sequences that once lost a good save, or the room of a save."""
-    vars(SHARED).update(vars(SharedSpace()))
     Sequence(disk, seed).run()
 
 
 def test_a_pass_with_nothing_to_do_says_that_the_next_save_may_not_fit(disk):
     """While the room stays too little, each pass says so. Once there is room, a pass makes the link for which there was
     none, although nothing was saved."""
-    vars(SHARED).update(vars(SharedSpace()))
     run = Guarded(disk, "run", Settings(settle=0.0))
     one = Series(run=run.root, name="model", way="numbered", size=SAVE, keeps=1, rotates_first=True)
     disk.capacity = 2 * SAVE
@@ -201,7 +200,6 @@ def test_a_pass_with_nothing_to_do_says_that_the_next_save_may_not_fit(disk):
 def test_a_verdict_about_other_bytes_removes_no_copy(disk):
     """A save is copied before anything proves that it is whole, then replaced by one that is BAD: the copy stays, with
     an id of its own, until a newer save is GOOD."""
-    vars(SHARED).update(vars(SharedSpace()))
     run = Guarded(disk, "run", Settings(settle=1e6, keep="copy"))
     one = Series(run=run.root, name="model", way="renamed", size=SAVE)
     disk.capacity = 100 * SAVE

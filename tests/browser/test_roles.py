@@ -36,7 +36,8 @@ def test_a_reader_can_only_look(run: Path, serve: Callable[..., Dashboard], look
 def test_an_operator_pins_with_a_plan_and_a_reason(
     run: Path, serve: Callable[..., Dashboard], look: Callable[..., Watched]
 ) -> None:
-    """The dialog shows what would be done, does nothing without a reason, and leaves a record of who, what and why."""
+    """The dialog shows what would be done, asks the owner's own page for no reason, and leaves a record of who, what
+    and why."""
     save(run, 1)
     daemon = serve(run)
     page = look(daemon).log_in()
@@ -48,11 +49,11 @@ def test_an_operator_pins_with_a_plan_and_a_reason(
     dialog.get_by_text("Planned changes").wait_for()
     dialog.get_by_text("net-1.safetensors").first.wait_for()
     go = dialog.get_by_role("button", name="Pin run")
-    assert go.is_disabled()
+    assert go.is_enabled()
     assert not list((run / "_ckptguard").glob("audit/*"))
     page.get_by_label("Reason, for the record").press_sequentially("the paper's figure 3")
     go.click()
-    dialog.get_by_text("Done. It is on record, with your reason.").wait_for()
+    dialog.get_by_text("Done. It is on record.").wait_for()
     page.wait_for_selector("dialog button:focus")  # who has no mouse closes it at once
     page.keyboard.press("Enter")
     page.get_by_role("button", name="Unpin…").wait_for()
@@ -75,7 +76,7 @@ def test_an_operator_silences_a_run(run: Path, serve: Callable[..., Dashboard], 
     dialog.get_by_text("until 1d").wait_for()
     page.get_by_label("Reason, for the record").press_sequentially("the disk is replaced")
     dialog.get_by_role("button", name="Silence run").click()
-    dialog.get_by_text("Done. It is on record, with your reason.").wait_for()
+    dialog.get_by_text("Done. It is on record.").wait_for()
     dialog.get_by_role("button", name="Close").click()
     page.locator(".sentence", has_text="no messages and no alerts").get_by_text("the disk is replaced").wait_for()
     [record] = [json.loads(path.read_text()) for path in (run / "_ckptguard/silences").glob("*.json")]

@@ -68,6 +68,7 @@ def routes(served: Served) -> list[Route]:
             "expires": None if caller.expires is None else utc_text(caller.expires),
             "version": __version__,
             "actions": tuple(VERBS) if caller.role is Role.OPERATOR else (),
+            "reason_for": tuple(verb for verb in VERBS if _needs_reason(verb, caller)),
         }
         return reply(document("me", **found))
 
@@ -97,7 +98,7 @@ def routes(served: Served) -> list[Route]:
             raise NotFoundError(f"there is no action {name[:40]}", hint=f"there are {', '.join(VERBS)}")
         asking: ActionRequest = await read_body(request, verb.arguments)
         if not asking.dry_run:
-            _refuse_unfounded(asking)
+            _refuse_unfounded(name, asking, caller)
         job = served.jobs.begin(
             uuid.uuid4().hex,
             run.run_id,
@@ -142,8 +143,14 @@ def _rules(request: Request) -> Rules:
         raise SettingsError(f"the query does not have the expected form: {what_is_wrong(error)}") from error
 
 
-def _refuse_unfounded(asking: ActionRequest) -> None:
-    if not asking.reason.strip():
+def _needs_reason(verb: str, caller: Caller) -> bool:
+    """True if the record must say why: not of what changes nothing, nor of what owners do to their own runs. That a
+    suspect checkpoint is good needs one from everybody."""
+    return caller.role is Role.OPERATOR and verb != "verify" and (verb == "clear" or not caller.is_owner)
+
+
+def _refuse_unfounded(verb: str, asking: ActionRequest, caller: Caller) -> None:
+    if _needs_reason(verb, caller) and not asking.reason.strip():
         raise SettingsError("`reason` is empty: say why, for the record")
     if len(asking.reason) > LONGEST_REASON:
         raise SettingsError(f"`reason` has more than {LONGEST_REASON} characters")

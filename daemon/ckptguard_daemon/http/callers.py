@@ -77,7 +77,8 @@ class Callers:
         if not session.token:
             if self._most is None:
                 return None  # an earlier daemon had links
-            return Caller(name="owner", role=min(session.role, self._most), expires=session.expires)
+            role = min(session.role, self._most)
+            return Caller(name="owner", role=role, expires=session.expires, is_owner=True)
         caller = self._by_digest(session.token, now)
         if caller is None:
             return None

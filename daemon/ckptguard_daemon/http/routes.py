@@ -32,12 +32,13 @@ from ckptguard_daemon.run_set import RunSet
 
 class Caller(msgspec.Struct, frozen=True, kw_only=True):
     """Who asks. `runs` are patterns for names, URLs and labels of runs; None means all. `expires`: in seconds since
-    1970."""
+    1970. `is_owner`: the user who runs the daemon, on a page or connection of their own."""
 
     name: str
     role: Role
     runs: tuple[str, ...] | None = None
     expires: float | None = None
+    is_owner: bool = False
 
     def sees(self, run: WatchedRun) -> bool:
         """True if this run exists for the caller."""
@@ -47,7 +48,7 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
 
 STREAMS = 240  # at a time: 200 pages, and those that connect anew
 
-OWNER = Caller(name="owner", role=Role.OPERATOR)  # a process that can open the Unix socket
+OWNER = Caller(name="owner", role=Role.OPERATOR, is_owner=True)  # a process that can open the Unix socket
 
 
 @dataclass(frozen=True, kw_only=True)

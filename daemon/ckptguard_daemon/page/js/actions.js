@@ -1,4 +1,4 @@
-// What an operator can do: each action shows what it would do, asks for a reason, and says what it did.
+// What an operator can do: each action shows what it would do, asks why, and says what it did.
 import { useEffect, useRef, useState } from "preact/hooks";
 import { html } from "./html.js";
 import { ask, url } from "./api.js";
@@ -29,7 +29,7 @@ const VERBS = {
 export function Actions({ me, run, runName, verbs, checkpoint = null, values = {}, onDone }) {
   const allowed = verbs.filter((one) => me?.actions?.includes(one));
   if (!allowed.length) return null;
-  const begin = (verb) => showDialog({ verb, run, runName: runName ?? run, checkpoint, values, onDone });
+  const begin = (verb) => showDialog({ verb, run, runName: runName ?? run, checkpoint, values, onDone, must: me.reason_for.includes(verb) });
   return html`<span class="actions" role="group" aria-label="Actions">
     ${allowed.map((one) => html`<button type="button" key=${one} onClick=${() => begin(one)}>${VERBS[one].word}${one === "rollback" && checkpoint ? " to this" : ""}…</button>`)}
   </span>`;
@@ -63,7 +63,7 @@ async function act(run, verb, body, signal) {
 /** What the daemon finds a checkpoint by. A path with escaped characters is not the one in the run: then its id. */
 const named = ({ path, id }) => (path && !path.includes("\\u") ? path : id);
 
-function Dialog({ verb, run, runName, checkpoint, values, onClose, onDone }) {
+function Dialog({ verb, run, runName, checkpoint, values, must, onClose, onDone }) {
   const { word, about, danger, spans } = VERBS[verb];
   const [until, setUntil] = useState(spans?.[1][0]);
   const [state, setState] = useState({ is: "planning" });
@@ -117,11 +117,11 @@ function Dialog({ verb, run, runName, checkpoint, values, onClose, onDone }) {
       ${spans && html`<label for="action-until">For how long</label>
         <select id="action-until" value=${until} disabled=${state.is !== "planned"} onChange=${(e) => setUntil(e.target.value)}>${spans.map(([span, words]) => html`<option key=${span} value=${span}>${words}</option>`)}</select>`}
       <${State} state=${state} />
-      ${["planned", "doing"].includes(state.is) && html`<label for="action-reason">Reason, for the record</label>
-        <textarea id="action-reason" ref=${field} rows="2" aria-describedby="action-plan" required maxlength=${LONGEST_REASON} value=${reason} onInput=${(e) => setReason(e.target.value)}></textarea>`}
+      ${["planned", "doing"].includes(state.is) && verb !== "verify" && html`<label for="action-reason">Reason, for the record</label>
+        <textarea id="action-reason" ref=${field} rows="2" aria-describedby="action-plan" placeholder=${must ? "" : "optional"} required=${must} maxlength=${LONGEST_REASON} value=${reason} onInput=${(e) => setReason(e.target.value)}></textarea>`}
       <div class="dialog-buttons">
         <button type="button" onClick=${close}>${state.is === "done" || state.is === "failed" ? "Close" : "Cancel"}</button>
-        ${["planned", "doing"].includes(state.is) && html`<button class=${danger ? "danger" : "primary"} disabled=${state.is === "doing" || !reason.trim()}>${word} <span class="of-run"><bdi>${runName}</bdi></span></button>`}
+        ${["planned", "doing"].includes(state.is) && html`<button class=${danger ? "danger" : "primary"} disabled=${state.is === "doing" || (must && !reason.trim())}>${word} <span class="of-run"><bdi>${runName}</bdi></span></button>`}
       </div>
     </form>
   </dialog>`;
@@ -131,7 +131,7 @@ function State({ state }) {
   const failure = state.failure && html`<${Sentence} kind="bad" hint=${state.failure.hint}>${state.failure.message}<//>`;
   if (state.is === "planning") return html`<p class="waiting" role="status">Preparing the preview…</p>`;
   if (state.is === "failed") return failure;
-  if (state.is === "done") return html`<${Sentence} kind=${state.answer.state === "done" ? "note" : "bad"}>${state.answer.state === "done" ? "Done. It is on record, with your reason." : "Not all of it could be done."}<//><${Lines} lines=${state.answer.done} />`;
+  if (state.is === "done") return html`<${Sentence} kind=${state.answer.state === "done" ? "note" : "bad"}>${state.answer.state === "done" ? "Done. It is on record." : "Not all of it could be done."}<//><${Lines} lines=${state.answer.done} />`;
   const { plan, costs } = state.plan;
   return html`${failure}<h3 id="action-plan">Planned changes</h3><${Lines} lines=${plan} /><${Costs} costs=${costs} />
     ${state.is === "doing" && html`<p class="waiting" role="status">Running. You can leave this page: it goes on.</p>`}`;

@@ -15,7 +15,7 @@ import pytest
 from ckptguard_daemon.application import application, routes
 from ckptguard_daemon.dashboard import actions, verbs
 from ckptguard_daemon.dashboard.verbs import VERBS, ActionPlan, Asked, Done, Verb
-from ckptguard_daemon.http.routes import Caller, Role
+from ckptguard_daemon.http.routes import OWNER, Caller, Role
 from ckptguard_daemon.jobs import MOST_RUNNING
 from support.http_documents import assert_like, example
 from support.operators import ALICE, InlineScanner, all_files, without_records
@@ -171,6 +171,17 @@ def test_a_bad_request_gets_one_sentence(verb: str, body: object, status: int, w
     found, answer = asking.ask(f"actions/{verb}", body)
     assert (found, words in answer["error"]["message"]) == (status, True), answer
     assert "Traceback" not in json.dumps(answer)
+
+
+def test_a_reason_is_asked_of_those_who_owe_one(asking: Asking) -> None:
+    """Of users with a token for all that changes something, and of the owner only for calling a suspect one good."""
+    for verb, caller, owed in [("verify", ALICE, False), ("pin", ALICE, True), ("pin", OWNER, False)]:
+        body = {"checkpoint": "3"}
+        token = asking.ask(f"actions/{verb}", body, caller=caller)[1]["token"]
+        status, answer = asking.ask(f"actions/{verb}", {**body, "dry_run": False, "token": token}, caller=caller)
+        assert (status == 400, "`reason` is empty" in json.dumps(answer)) == (owed, owed), (verb, answer)
+        said = asyncio.run(answer_of(asking.application, "/v1/me", caller=caller)).document["reason_for"]
+        assert (verb in said, "clear" in said) == (owed, True)
 
 
 @pytest.mark.parametrize("query", ["keep_lost=1", "keep_last=x", "keep_within=-2d", "keep_best=loss", "failed=maybe"])

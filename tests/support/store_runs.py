@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import uuid
 from pathlib import Path
 from typing import Any
 
 from ckptguard_daemon.catalogue_feed import CatalogueFeed
-from ckptguard_daemon.log import log
 from servers.faulty_proxy import FaultyProxy
 from servers.s3 import S3Server
 
 from ckptguard.engine.watched_run import WatchedRun
-from ckptguard.records.daemon_record import DaemonRecord
-from ckptguard.records.who_and_when import this_host, utc_now
-from ckptguard.reporting.notify import Hooks
 from ckptguard.runs.work import Work
 from ckptguard.scan import scan_files
 from ckptguard.upkeep.reconcile import PassResult
-from ckptguard.values.ids import run_id_of
 from ckptguard.values.settings import Settings
 from support.layouts import write_trainer
+from support.served_runs import of_this_process, watched
 
 
 class StoreRun:
@@ -54,10 +49,7 @@ class StoreRun:
 
     def guard(self, settings: Settings | None = None) -> WatchedRun:
         """Guard it, as a daemon that listens somewhere."""
-        host, boot = this_host()
-        presence = DaemonRecord(address="/nowhere", host=host, boot_id=boot, pid=os.getpid(), started_at=utc_now())
-        settings, feed = settings or self.settings, CatalogueFeed()
-        return WatchedRun(self.url, run_id_of(self.url), settings, Hooks(settings, log), presence, feed)
+        return watched(self.url, settings or self.settings, presence=of_this_process(), feed=CatalogueFeed())
 
 
 def look(run: WatchedRun) -> PassResult:

@@ -11,16 +11,14 @@ from ckptguard_daemon.dashboard.pages import run_page
 from ckptguard_daemon.metrics import exposition
 from support.counting_storage import counted
 from support.runs import QUICK, write_torch
+from support.served_runs import watched
 from support.views import look
 
-from ckptguard.engine.watched_run import WatchedRun
 from ckptguard.inspect.status import status
 from ckptguard.records.run import open_run
-from ckptguard.reporting.notify import Hooks
 from ckptguard.runs.run_view import RunView
 from ckptguard.runs.work import PLAIN
 from ckptguard.upkeep.reconcile import PassNotes, reconcile
-from ckptguard.values.ids import run_id_of
 from ckptguard.values.patterns import Pattern
 
 NOISE = random.Random(1).randbytes(5000)
@@ -147,7 +145,7 @@ def test_the_daemon_says_it_once_and_shows_it(tmp_path: Path) -> None:
         logged.append((event, fields))
 
     feed = CatalogueFeed()
-    run = WatchedRun(str(tmp_path), run_id_of(str(tmp_path)), QUICK, Hooks(QUICK, note), None, feed)
+    run = watched(tmp_path, QUICK, log=note, feed=feed)
     for number in range(3):
         os.utime(tmp_path / "model.msgpack", ns=(number, number))
         assert run.step(PLAIN) is not None
@@ -157,14 +155,5 @@ def test_the_daemon_says_it_once_and_shows_it(tmp_path: Path) -> None:
     assert f'ckptguard_not_understood_files{{run="{tmp_path}"}} 1.0' in text
     assert run.last_pass.not_understood is not None
     assert status(look(str(tmp_path))).summary.not_understood == 1
-
-
-def test_the_page_of_a_run_says_it(tmp_path: Path) -> None:
-    """In its document, as sentences."""
-    lay(tmp_path, {"model.msgpack": HDF5})
-    feed = CatalogueFeed()
-    run = WatchedRun(str(tmp_path), run_id_of(str(tmp_path)), QUICK, Hooks(QUICK, lambda *a, **k: None), None, feed)
-    run.step(PLAIN)
-
     page = json.loads(json.dumps(run_page(feed, run)))
     assert "model.msgpack" in page["not_understood"][0]

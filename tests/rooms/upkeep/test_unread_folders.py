@@ -15,6 +15,7 @@ import pytest
 from ckptguard_daemon.catalogue_feed import CatalogueFeed
 from ckptguard_daemon.dashboard.pages import run_page
 from ckptguard_daemon.metrics import exposition
+from support.served_runs import watched
 from support.tiny_files import content
 from support.tiny_run import inline
 from support.unreadable import closed, give_up_powers
@@ -23,7 +24,6 @@ from support.views import look
 from ckptguard.bulk.engine import open_engine
 from ckptguard.bulk.job import plan_bulk
 from ckptguard.catalogue.catalogue import Catalogue
-from ckptguard.engine.watched_run import WatchedRun
 from ckptguard.errors import CouldNotTellError, NoKnownGoodError, StoppedError, StorageError
 from ckptguard.fleet import FleetRun
 from ckptguard.inspect.list_states import survey
@@ -31,14 +31,12 @@ from ckptguard.inspect.status import status
 from ckptguard.records.emptied import FOLDER as EMPTIED
 from ckptguard.records.run import open_run, record_names
 from ckptguard.recover.roll_back import GoBack, roll_back
-from ckptguard.reporting.notify import Hooks
 from ckptguard.retention.prune import prune
 from ckptguard.runs import good_checkpoint
 from ckptguard.runs.find_known_good import find_known_good
 from ckptguard.runs.work import Work
 from ckptguard.storage import Entry, Storage
 from ckptguard.storage.failures import storage_error
-from ckptguard.values.ids import run_id_of
 from ckptguard.values.retention_policy import Policy
 from ckptguard.values.settings import Settings
 from ckptguard.values.verdict import Outcome
@@ -59,8 +57,9 @@ class Life:
     def restart(self) -> None:
         """A new process over the same run."""
         self.feed = CatalogueFeed(Catalogue(str(self.memory)))
-        hooks = Hooks(self.settings, lambda event, **fields: self.logged.append((event, fields)))
-        self.watched = WatchedRun(str(self.root), run_id_of(str(self.root)), self.settings, hooks, None, self.feed)
+        self.watched = watched(
+            self.root, self.settings, log=lambda event, **fields: self.logged.append((event, fields)), feed=self.feed
+        )
 
     def save(self, path: str, seed: int) -> None:
         """A save of two files."""

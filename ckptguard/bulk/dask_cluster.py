@@ -15,6 +15,7 @@ from ckptguard.values.ids import escape
 
 _CONNECT = 5.0  # seconds
 _ANSWER = 5.0  # for the scheduler to answer
+_LONGEST_KEY = 1 << 20  # bytes of a file
 _ALONE = 60.0  # seconds without any worker, after which the work is given up
 _HINT = "see distributed.comm.tls in the configuration of Dask, on both sides"
 _TALKATIVE = ("asyncio", "distributed", "tornado")
@@ -98,10 +99,12 @@ def _check_files(tls: Mapping[str, Any]) -> None:
     for file in files:
         if file and "\n" not in file:  # Dask takes the text itself, too
             try:
-                with open(file, "rb"):
-                    pass
+                with open(file, "rb") as opened:
+                    text = opened.read(_LONGEST_KEY)
             except OSError as error:
                 raise SettingsError(f"{escape(file)} cannot be read: {error.strerror}", hint=_HINT) from error
+            if b"ENCRYPTED" in text:  # OpenSSL would ask the terminal, and wait
+                raise SettingsError(f"{escape(file)} has a password, and Dask knows none", hint=_HINT)
     security: Any = distributed.Security
     try:
         security().get_connection_args("client")

@@ -7,6 +7,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from cryptography.hazmat.primitives.serialization import (
+    BestAvailableEncryption,
+    Encoding,
+    PrivateFormat,
+    load_pem_private_key,
+)
 from support.certificates import make_certificate
 
 from ckptguard.bulk.dask_cluster import connect
@@ -22,6 +28,10 @@ def tls(tmp_path):
     found = SimpleNamespace(**{name: make_certificate(tmp_path, name) for name in ("client", "server", "stranger")})
     found.both = str(tmp_path / "both.pem")
     Path(found.both).write_bytes(b"".join(Path(one[0]).read_bytes() for one in (found.client, found.server)))
+    found.locked = str(tmp_path / "locked.key")
+    key = load_pem_private_key(Path(found.client[1]).read_bytes(), None)
+    form = (Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(b"secret"))
+    Path(found.locked).write_bytes(key.private_bytes(*form))
     return found
 
 
@@ -39,6 +49,7 @@ def configured(ca, cert, key):
         ({"ca": "nowhere"}, "nowhere cannot be read: No such file"),
         ({"cert": "nowhere"}, "nowhere cannot be read: No such file"),
         ({"key": "nowhere"}, "nowhere cannot be read: No such file"),
+        ({"key": "locked"}, "locked.key has a password"),
         ({"ca": "client key"}, "cannot use these files for TLS: .*client.key"),
         ({"cert": __file__}, "cannot use these files for TLS: .*test_dask_tls.py"),
         ({"key": None}, "cannot use these files for TLS: .*client.pem"),
@@ -48,7 +59,7 @@ def configured(ca, cert, key):
 def test_files_that_are_of_no_use_are_named(tls, change, words):
     """Before anything is connected."""
     given = {"ca": tls.both, "cert": tls.client[0], "key": tls.client[1], **change}
-    keys = {"client key": tls.client[1], "server key": tls.server[1]}
+    keys = {"client key": tls.client[1], "server key": tls.server[1], "locked": tls.locked}
     with (
         configured(*(keys.get(value, value) for value in given.values())),
         contextlib.ExitStack() as stack,

@@ -269,7 +269,8 @@ class LocalUpload(Upload):
                 if self._replace:
                     with contextlib.suppress(FileNotFoundError):  # a user who could not read the old file still cannot
                         before = os.lstat(self._name, dir_fd=self._folder)
-                        give_owner_and_mode(self._descriptor, before)
+                        if not stat.S_ISLNK(before.st_mode):  # a link is replaced, and has no mode of its own
+                            give_owner_and_mode(self._descriptor, before)
                     replace(self._folder, self._descriptor, self._temporary, self._name)
                 else:
                     publish(self._folder, self._descriptor, self._temporary, self._name)

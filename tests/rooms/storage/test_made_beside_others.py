@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from support.records_on_disk import at
 
 from ckptguard.records.run import Run, begin_run
 from ckptguard.storage.local import removal
+from ckptguard.storage.local.local_storage import LocalStorage
 
 KEY = "manifests/step-#/000000000001.1.json"
 DATA = os.urandom(5_000_000)  # more than one block
@@ -57,6 +59,22 @@ def test_what_others_make_above_costs_no_file(
     assert found.stat().st_mode & 0o777 == 0o666 & ~umask()
     assert len(list(found.parent.iterdir())) == 2
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o640, 0o666, None])
+def test_what_replaces_a_file_is_as_private_as_it(mode: int | None, tmp_path: Path) -> None:
+    """A link (None) has no mode of its own: what replaces it is as private as any new file, and its target stays."""
+    storage, target = LocalStorage(str(tmp_path)), tmp_path / "target"
+    target.write_bytes(b"old")
+    (tmp_path / "last").symlink_to("target") if mode is None else (tmp_path / "last").touch(mode)
+    if mode is not None:
+        (tmp_path / "last").chmod(mode)
+    with storage.upload("last", replace=True) as upload:
+        upload.write(b"new")
+        upload.commit()
+    found = (tmp_path / "last").lstat()
+    assert (stat.S_ISREG(found.st_mode), stat.S_IMODE(found.st_mode)) == (True, mode or 0o666 & ~umask())
+    assert ((tmp_path / "last").read_bytes(), target.read_bytes()) == (b"new", b"old")
 
 
 def umask() -> int:

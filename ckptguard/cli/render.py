@@ -40,7 +40,7 @@ _HANG = 2
 
 
 def word(text: str, width: int = 0) -> str:
-    """An outcome or severity, coloured; colours vanish where the output is not a terminal."""
+    """An outcome or severity, coloured; `say` takes the colours out where the output has none."""
     return click.style(text.ljust(width), fg=COLOURS.get(text))
 
 

@@ -56,13 +56,23 @@ def say(text: str) -> None:
     """One or more lines of data to stdout. A reader that closed the pipe early ends the output, not the command:
     its exit code still tells what was found."""
     try:
-        click.echo(text)
+        click.echo(text, color=_has_colours())
         sys.stdout.flush()
     except BrokenPipeError:
         discard_stdout()
     except OSError as error:
         discard_stdout()
         raise CkptguardError(f"the output cannot be written: {error.strerror}") from error
+
+
+def _has_colours() -> bool | None:
+    """Return whether the environment says that output has colours, as https://no-color.org/ has it. None: it says
+    nothing, and terminals have them."""
+    if os.environ.get("NO_COLOR"):
+        return False
+    if os.environ.get("FORCE_COLOR"):
+        return True
+    return False if os.environ.get("TERM") == "dumb" else None
 
 
 def be_quiet() -> None:

@@ -88,11 +88,11 @@ def flip():
     return faults.flip
 
 
-def on_a_terminal(arguments, *, stdout, columns=80):
+def on_a_terminal(arguments, *, stdout, columns=80, **variables):
     """Run a command with stderr, and stdout if asked, on a pseudo-terminal: (code, piped stdout, terminal's text)."""
     ours, theirs = pty.openpty()
     command = [sys.executable, "-m", "ckptguard", *map(str, arguments)]
-    environment = {**os.environ, "TERM": "xterm", "COLUMNS": str(columns)}
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": str(columns), **variables}
     process = subprocess.Popen(
         command, stdin=theirs, stdout=theirs if stdout else subprocess.PIPE, stderr=theirs, env=environment
     )

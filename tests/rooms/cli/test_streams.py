@@ -1,5 +1,6 @@
 """Where output goes: data to stdout, trouble to stderr, bars and tables to terminals only."""
 
+import itertools
 import json
 import os
 import re
@@ -43,6 +44,21 @@ def test_a_terminal_gets_a_table(verified):
     assert code == 0
     assert "\x1b[" in shown
     assert all(f"net-{step}.pt" in shown for step in (100, 200, 300))
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+@pytest.mark.parametrize("variables", [*itertools.product(("", "1"), ("", "1"), ("xterm", "dumb"))])
+def test_colours_are_where_the_environment_wants_them(process, verified, terminal, variables):
+    """As no-color.org has it: NO_COLOR before FORCE_COLOR before a dumb terminal before what the output is."""
+    never, always, kind = variables
+    given = {"NO_COLOR": never, "FORCE_COLOR": always, "TERM": kind}
+    if terminal:
+        shown = on_a_terminal(["list", verified], stdout=True, **given)[2]
+    else:
+        shown = process("list", verified, **given).stdout
+    wanted = not never and (bool(always) or (terminal and kind != "dumb"))
+    assert ("\x1b[" in shown) is wanted
+    assert "net-300.pt" in shown
 
 
 def test_a_pipe_gets_plain_lines(process, verified):

@@ -81,7 +81,13 @@ def states_by_reader(view: RunView, reader: RunReader) -> tuple[CheckpointState,
     states |= {id: known.state(id) for id in recorded if id not in states and known.has(id)}
     reader.forget_others()
     found = [*states.values(), *fresh]
-    return tuple(sorted(found, key=lambda s: (s.series, s.step is None, numbers_of(s.step), str(s.id or ""), s.path)))
+    return tuple(sorted(found, key=_in_order))
+
+
+def _in_order(state: CheckpointState) -> tuple[object, ...]:
+    """Series by name, their steps and generations by number: ``.10`` comes after ``.2``."""
+    generation = 0 if state.id is None else state.id.generation
+    return state.series, state.step is None, numbers_of(state.step), generation, state.path
 
 
 class _Known(NamedTuple):

@@ -29,3 +29,13 @@ def test_list_and_show_say_what_orders_a_series(tmp_path, invoke):
     _save(tmp_path / "recovery-1-50.pt", 3)
     _verify(tmp_path)
     assert "recovery-#-#.pt is ordered by the numbers in its name" in invoke("list", tmp_path).stdout
+
+
+def test_generations_are_listed_as_numbers(tmp_path, invoke, document):
+    """The tenth save under one name comes after the second one, in the table and in JSON."""
+    for number in range(1, 13):
+        _save(tmp_path / "ckpt.pt", number, iter_num=number)
+        _verify(tmp_path)
+    ids = [f"-.{number}" for number in range(1, 13)]
+    assert [one["id"] for one in document("list", tmp_path)[1]["checkpoints"]] == ids
+    assert [line.split()[1] for line in invoke("list", tmp_path).stdout.splitlines()[1:13]] == ids

@@ -98,10 +98,8 @@ class _Files:
 
     def differing(self, sealed: Iterable[File]) -> tuple[list[int], int]:
         """Return the sizes of the float tensors of several elements that differ in some files, and how many such
-        tensors these have."""
-        held = {digest for file in self.found.values() for digest in file.span_digests}
-        spans = [(span, size) for file in sealed for span, size in _float_spans(file) if span.length > 8]
-        return [span.length // size for span, size in spans if span.blake3 not in held], len(spans)
+        tensors these have. A tensor that is now in another file does not differ."""
+        return _differing(sealed, self.found.values())
 
     def differing_pieces(self, sealed: File) -> list[list[bool]]:
         """Return for each span of a file which pieces differ, if it has pieces; empty if the file's layout changed."""
@@ -116,6 +114,12 @@ class _Files:
         ):
             return []
         return [differing_pieces(*both) for both in zip(sealed.pieces, now.pieces, strict=True)]
+
+
+def _differing(sealed: Iterable[File], now: Iterable[ScannedFile]) -> tuple[list[int], int]:
+    held = {digest for file in now for digest in file.span_digests}
+    spans = [(span, size) for file in sealed for span, size in _float_spans(file) if span.length > 8]
+    return [span.length // size for span, size in spans if span.blake3 not in held], len(spans)
 
 
 def _unless_all_is_new(files: _Files, whole: bool, last_written: str) -> Change | None:
@@ -152,7 +156,8 @@ def _being_rewritten(files: _Files, new: Iterable[File]) -> Change:
         file = files.found.get(sealed.path)
         if file is None or file.structure.truncated or not sealed.tensors:
             continue
-        differing, total = files.differing([sealed])
+        # What the other files hold says nothing here: the files of other ranks may have the same tensors, still old.
+        differing, total = _differing([sealed], [file])
         if file.structure.is_broken or len(differing) < 2 or len(differing) * 2 < total:
             return Change.DAMAGED
     return Change.RESAVING

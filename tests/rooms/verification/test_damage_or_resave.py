@@ -64,6 +64,7 @@ def found(file, *, new=False, changed=0, problems=(), truncated=False):
 
 
 A, B = sealed_file(), sealed_file("c-1/b.safetensors")
+RANK = msgspec.structs.replace(A, path="c-1/rank_1.safetensors")  # it saves the same tensors as `A`
 STATE = File(path="c-1/trainer_state.json", size=5, format="json", envelope="s", mtime_ns=1, inode=1)
 NEW = partial(found, new=True, changed=TENSORS)
 OF_ANOTHER_STEP = manifest(
@@ -87,6 +88,7 @@ def classify(sealed, files, *, others=(), good=True, whole=True, last="", by_wri
         pytest.param(Change.DAMAGED, [A], [found(A, new=True, changed=2)], {}, id="a minority of its tensors"),
         pytest.param(Change.DAMAGED, [A], [found(A, changed=TENSORS)], {}, id="old times, however much changed"),
         pytest.param(Change.RESAVING, [A, B], [NEW(A), found(B)], {}, id="a writer has got to one of two files"),
+        pytest.param(Change.RESAVING, [A, RANK], [NEW(A), found(RANK)], {}, id="the same of two ranks"),
         pytest.param(Change.DAMAGED, [A, B], [found(A, new=True, changed=1), found(B)], {}, id="harmed, the other old"),
         # Truncated and new: it is being saved again, or was until its writer died.
         pytest.param(Change.RESAVING, [A], [NEW(A, truncated=True, problems=["short"])], {"whole": False}, id="cut"),

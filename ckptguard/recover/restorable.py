@@ -74,7 +74,8 @@ class Restorable:
                 self.save = self._own.saves.get(own, ())
                 return own
         others = {replica.best(refused): replica for replica in reversed(self._replicas())}
-        found: dict[CheckpointId | None, _Places] = {**others, own: self._own}
+        # Of several that are equally new, such as those of two series at one step, the run's own comes first.
+        found: dict[CheckpointId | None, _Places] = {own: self._own} | others | {own: self._own}
         newest = max((id for id in found if id is not None), key=lambda id: id.order, default=None)
         self.save = () if newest is None else found[newest].saves.get(newest, ())
         return newest

@@ -16,6 +16,7 @@ from ckptguard.records.trash import list_trashed
 from ckptguard.recover import restorable
 from ckptguard.recover import restore as module
 from ckptguard.recover.restore import restore
+from ckptguard.replicas.replicate import replicate
 from ckptguard.retention import prune as prune_module
 from ckptguard.retention.prune import prune
 from ckptguard.storage.local.local_storage import LocalStorage
@@ -211,6 +212,21 @@ def test_an_older_one_stands_in_for_what_cannot_be_read(root, three, tmp_path, m
     assert look(three).history.current_verdicts("net-#.pt")[CheckpointId("net-#.pt", 300, 1)].outcome is Outcome.GOOD
     with pytest.raises(DeniedError):
         restore(look(three), str(tmp_path / "again"), step=300)
+
+
+def test_of_two_series_at_one_step_the_runs_own_is_restored(root, run, tmp_path):
+    """The replica has the other series, whose file in the run is gone: no newer one is there, so the nearer comes."""
+    place = str(tmp_path / "elsewhere")
+    for folder in ("a", "b"):
+        write_torch(root / folder, 100, seed=ord(folder))
+    settings = QUICK.changed(keep="none", replicas=(place,))
+    reconcile(look(run, settings), PassNotes())
+    replicate(look(run, settings), place)
+    own = (root / "a" / "net-100.pt").read_bytes()
+    (root / "b" / "net-100.pt").unlink()
+    os.unlink(os.path.join(place, "a", "net-100.pt"))
+    assert restore(look(run, settings), str(tmp_path / "out")).source == run.url
+    assert (tmp_path / "out" / "net-100.pt").read_bytes() == own
 
 
 @pytest.mark.parametrize("by", ["prune", "rollback"])

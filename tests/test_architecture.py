@@ -154,6 +154,12 @@ def test_every_folder_stands_on_a_known_floor() -> None:
     assert folders == FLOOR.keys() - {"top", "daemon"}
 
 
+def test_developers_read_of_the_same_floors() -> None:
+    """CONTRIBUTING.md lists the rooms of each floor; the lowest are files, and the highest is for others' tests."""
+    layers = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").partition("```text\n")[2].partition("```")[0]
+    assert [set(floor.split()) for floor in layers.split("|")[1:]] == [set(floor) for floor in FLOORS[1:-1]]
+
+
 def test_only_the_daemon_asks_the_catalogue() -> None:
     """The catalogue is a cache of the daemon: known-good, the guard and the commands never ask it."""
     rooms = {room_of(module) for _, _, module, name in our_imports() if room_of(name) == "catalogue"}

@@ -1,7 +1,8 @@
-"""Find the known-good checkpoint of a series from the ledger's names alone. Pure.
+"""What the ledger's names say of each generation, and which of several series is ahead. Pure.
 
 For one generation the verdict with the highest number counts. Of verdicts with the same number the worst counts.
 Known-good is the highest step whose sealed bytes are GOOD, latest generation first. No clock decides the order.
+`runs/find_known_good.py` finds it by these rules.
 """
 
 from __future__ import annotations

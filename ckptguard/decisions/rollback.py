@@ -1,4 +1,7 @@
-"""Decide about a sickness: how far to roll back, whether to skip batches, when to give up. Pure."""
+"""Decide about a sickness in a guarded training: how far to roll back, whether to skip batches, when to give up. Pure.
+
+What is known-good is not decided here, but in `runs/find_known_good.py`.
+"""
 
 from __future__ import annotations
 

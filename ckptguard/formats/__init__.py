@@ -1,4 +1,5 @@
-"""File formats: how one file stores tensors. A new format is one file here and one line in the table.
+"""File formats: how one file stores tensors. A new format is one file here and one row in the table,
+which is in `suffixes.py`. CONTRIBUTING.md says what else it needs.
 
 Nothing here imports torch or numpy. Nothing that a file names is ever imported or called.
 """

@@ -21,7 +21,8 @@ _NAME = re.compile(r"(?P<id>\d{8}T\d{6}-[0-9a-f]{8})\.(?P<revision>\d{4})\.json"
 
 
 class Incident(msgspec.Struct, frozen=True, kw_only=True):
-    """One detected sickness or damage: its evidence, and what was done. `details` has more, if known."""
+    """One trouble (NaN, damage, a crash, a save that failed), or a rollback that was asked for: its evidence, and what
+    was done. `details` has more, if known."""
 
     format: int = PLAIN.writes
     id: str
@@ -33,7 +34,7 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
     opened_at: str
     state: str = "open"  # "open" | "handling" | "closed"
     actions: tuple[str, ...] = ()
-    source: str  # who noticed: "guard", "daemon", "callback", "cli", "supervise", "gate"
+    source: str  # who noticed: "guard", "daemon", "callback", "cli", "api", "supervise", "gate"
     known_good: str | None = None
     details: Details | msgspec.UnsetType = msgspec.UNSET
     closed_at: str | msgspec.UnsetType = msgspec.UNSET  # release 0.1 did not write it

@@ -64,7 +64,7 @@ _GENERATION = attrgetter("generation")
 def find_known_good(run: Run, *, before_step: int | None = None, series: str | None = None) -> KnownGood:
     """Return the newest GOOD checkpoint that is present and unchanged since its bytes were read.
 
-    `before_step` is exclusive. Without `series`, the newest ones of all series are compared by `choose_series`. Raises
+    `before_step` is exclusive. Without `series`, `best_moments` compares the newest ones of all series. Raises
     NoKnownGoodError if there is none.
     """
     return openable(best_on_record(run, Wanted(before_step=before_step, series=series, sure=True)).answer)
@@ -176,7 +176,7 @@ def _good_in_trash(run: Run, before_step: int | None) -> int | None:
 
 
 def known_good_candidates(view: RunView, wanted: Wanted = ANY) -> Iterator[Candidate]:
-    """Yield known-good checkpoints, best first; `choose_series` orders those of several series.
+    """Yield known-good checkpoints, best first; `best_moments` orders those of several series.
 
     Each one is searched for only when it is asked for. Raises CouldNotTellError if one cannot be read.
     """

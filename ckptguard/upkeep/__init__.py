@@ -1,1 +1,1 @@
-"""The pass that the daemon and the guard repeat: protect, verify, promote, clean up."""
+"""The pass that the daemon and the guard repeat, in `reconcile.py`: protect, verify, keep, prune."""

@@ -1,6 +1,6 @@
-"""Make one pass over a run: find finished saves, protect them, verify them, promote or release their copies. The
-daemon, ``--once`` and the guard repeat this pass. It relies on the storage, never on having seen an event. A killed
-pass is simply repeated."""
+"""Make one pass over a run: find finished saves, protect them, verify them, keep or release their copies, repair and
+prune. The daemon, ``--once`` and the guard repeat this pass. It relies on the storage, never on having seen an event. A
+killed pass is simply repeated."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The parts of an incident's report: values only.
+"""The parts of an incident's report: values only. The incident itself is in `records/incidents.py`.
 
 A number that is not finite is a word ("nan", "inf", "-inf"). Everything is optional, because an incident that was seen
 from outside training has fewer facts than a guard's.

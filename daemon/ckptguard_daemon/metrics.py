@@ -169,9 +169,9 @@ def _add(sums: dict[Any, Any], key: object, value: float) -> None:
 
 
 class _Family(NamedTuple):
-    """One metric of each run. `of` gives its value, or its values by `label`. `total` makes one of those of many runs;
-    None: there is none. `alerts`: an alert is about that one, so it leaves out silenced runs. `calls`: any value but 0
-    calls somebody."""
+    """One metric of each run. `name` is without ``ckptguard_``. `of` gives its value, or its values by `label`.
+    `total` makes one of those of many runs; None: there is none. `alerts`: an alert is about that one, so it leaves out
+    silenced runs. `calls`: any value but 0 calls somebody."""
 
     name: str
     help: str

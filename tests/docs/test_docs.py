@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import refresh
+from ckptguard_daemon.metrics import DaemonFacts, exposition
 from servers.fixtures import skip_or_fail
 from servers.processes import NotInstalledError
 from servers.web_servers import served
@@ -22,10 +23,12 @@ from support.markdown import DOCS, ROOT, anchors, called, links, pages, prose, w
 from support.prose import problems
 
 from ckptguard.layouts.table import LAYOUTS
+from ckptguard.values.run_summary import RunSummary
 from ckptguard.values.settings import Settings
 from ckptguard.values.storage_options import StorageOptions
 
 ALL = pages()
+CODE = ("ckptguard", "daemon", "tests", "benchmarks")
 
 
 @pytest.mark.parametrize("page", ALL, ids=called)
@@ -76,6 +79,22 @@ def test_the_layouts_are_complete():
     """Every layout is in the table of its page."""
     text = (DOCS / "reference/formats.md").read_text(encoding="utf-8").partition("## Layouts")[2]
     assert set(re.findall(r"^\| `([\w-]+)` \|", text, re.MULTILINE)) == set(LAYOUTS)
+
+
+def test_the_metrics_are_complete():
+    """Every metric is in the table of its page, and no other is."""
+    made = exposition([RunSummary(url="/r", name="r")], DaemonFacts(loop_at=1.0), 2.0).decode()
+    table = (DOCS / "guides/metrics.md").read_text(encoding="utf-8").partition("## All metrics")[2]
+    named = "".join(re.findall(r"^\| (`[^|]*`) \|", table, re.MULTILINE))
+    assert set(re.findall(r"`(\w+)`", named)) == set(re.findall(r"^# TYPE ckptguard_(\w+)", made, re.MULTILINE))
+
+
+@pytest.mark.parametrize("page", [ROOT / "CONTRIBUTING.md", DOCS / "explain/architecture.md"], ids=called)
+def test_the_files_that_a_developer_is_sent_to_exist(page):
+    """In the source, in the tests, or below the package that the sentence is about."""
+    named = set(re.findall(r"`([\w/]+\.py)`", page.read_text(encoding="utf-8")))
+    there = [f"/{path.relative_to(ROOT)}" for top in CODE for path in (ROOT / top).rglob("*.py")]
+    assert [name for name in sorted(named) if not any(path.endswith(f"/{name}") for path in there)] == []
 
 
 def plain(value):

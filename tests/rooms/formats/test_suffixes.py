@@ -11,6 +11,7 @@ from ckptguard.layouts.hub_snapshot import _are_other_weights
 from ckptguard.layouts.plain_folder import holds_weights
 from ckptguard.layouts.step_names import step_from_name
 from ckptguard.storage import Entry
+from ckptguard.values.manifest import WHOLE_FORMATS
 
 
 def added(monkeypatch: pytest.MonkeyPatch, holds: str) -> None:
@@ -51,6 +52,12 @@ def test_what_it_holds_decides_what_its_name_means(holds: str, monkeypatch: pyte
     assert has_tensor_suffix("x.new") is (holds == "pieces")
     assert (step_from_name("net-500.new") == 500) is (holds == "arrays")
     assert (tensor_suffix("data.new"), tensor_suffix("model.new")) == (holds == "pieces", holds in ("pieces", "arrays"))
+
+
+def test_one_digest_is_of_all_bytes_where_an_older_version_sees_only_bytes() -> None:
+    """Else that version calls bad what this one has sealed: each format since the first release is in the list."""
+    first = {"npz", "npy", "distcp", "dcp_metadata", "safetensors", "torch_zip", "torch_legacy", "pickle"}
+    assert {row.name for row in suffixes.FORMATS if row.suffixes or row.unsummed} - first <= WHOLE_FORMATS
 
 
 def test_the_table_says_what_it_always_said() -> None:

@@ -37,6 +37,7 @@ function take({ type, data, lastEventId }) {
 }
 
 function open() {
+  source?.close(); // of somebody who was faster than a slow answer
   source = new EventSource(lastId === null ? "v1/events" : `v1/events?after=${lastId}`);
   for (const kind of ["hello", "happened", "reset"]) source.addEventListener(kind, take);
   source.onopen = () => {

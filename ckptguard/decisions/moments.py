@@ -12,7 +12,8 @@ something counts:
 4. Equal counters inside.
 5. Fixed names (``latest_net_G``, ``latest_net_D``) if those with numbers instead are joined.
 6. A name whose numbers say nothing is joined by its save times if the others lack what it holds (optimizer state, or
-   weights), or if two fixed names were written together each time.
+   weights), or if two fixed names were written together each time. Times that do not rise with the numbers are those
+   of a copy, and place nothing.
 
 What nothing joins has verdicts, and is gone back to, by itself.
 """
@@ -209,6 +210,7 @@ def moments_of(group: Group) -> Iterator[Moment]:
     heads = {one.name: one.head for one in group.series}
     saves = _saves(on_clock)
     places = {one.name: 0 for one in others}
+    of_saves = not others or _times_are_of_saves(saves)
     for n, (key, own) in enumerate(saves):
         anchor = max(own.values(), key=lambda content: content.id.generation)
         members, lacks = [], []
@@ -232,7 +234,7 @@ def moments_of(group: Group) -> Iterator[Moment]:
         for one in others:
             while (place := places[one.name]) < len(one.contents) and _is_newer(one.contents[place], own, ends):
                 places[one.name] += 1
-            if place == len(one.contents):
+            if place == len(one.contents) or not (of_saves or _counter_of_both(one.contents[place], anchor)):
                 lacks.append(one.name)
                 continue
             last = _save_of(one.contents[place], saves, n)
@@ -329,13 +331,28 @@ def _written(save: Mapping[str, SavedContent]) -> int | None:
     return max((c.saved_at for c in save.values() if c.saved_at is not None), default=None)
 
 
+def _times_are_of_saves(saves: _Saves) -> bool:
+    """False if the newest numbers were each saved once, and a later one is not newer: a copy made these times."""
+    newest = saves[: _NEAREST + 1]
+    if any(content.id.generation > 1 for _, own in newest for content in own.values()):
+        return True
+    times = [time for _, own in newest if (time := _written(own)) is not None]
+    return all(later > earlier for later, earlier in itertools.pairwise(times))
+
+
+def _counter_of_both(one: SavedContent, other: SavedContent) -> str | None:
+    """Return the finest counter inside that two contents have and that can order them, or None."""
+    here, there = one.counters, other.counters
+    kind = next((k for k in (*COUNTERS, *NAMED) if k in here and k in there and k != NUMBER_IN_NAME), None)
+    return kind if kind is not None and (here[kind] != there[kind] or kind not in _EPOCHS) else None
+
+
 def _is_newer(content: SavedContent, save: Mapping[str, SavedContent], ends: int | None) -> bool:
     """True if a content that no number places was saved after a save: by a counter that both have, else by time."""
     for anchor in save.values():
-        here, there = content.counters, anchor.counters
-        kind = next((k for k in (*COUNTERS, *NAMED) if k in here and k in there and k != NUMBER_IN_NAME), None)
-        if kind is not None and (here[kind] != there[kind] or kind not in _EPOCHS):
-            return here[kind] > there[kind]
+        kind = _counter_of_both(content, anchor)
+        if kind is not None:
+            return content.counters[kind] > anchor.counters[kind]
     return ends is not None and content.saved_at is not None and content.saved_at > ends
 
 

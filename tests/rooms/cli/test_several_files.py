@@ -428,13 +428,18 @@ def test_a_plain_copy_of_a_run_has_the_same_saves(root, tmp_path, document, name
     assert document("list", copy, "--saves")[1]["saves"] == document("list", root, "--saves")[1]["saves"]
 
 
+@pytest.mark.parametrize("order", ["backwards", 1, 2])
 @pytest.mark.parametrize("name", TRAINERS)
-def test_a_copy_without_records_has_the_same_saves_or_says_what_it_lost(root, tmp_path, document, name):
-    """Numbers and counters join as before. A fixed name that only its times joined is joined with nothing, and what is
-    left to do is named, and does it."""
+def test_a_copy_without_records_has_the_same_saves_or_says_what_it_lost(root, tmp_path, document, name, order):
+    """In whichever order its files were copied, numbers and counters join as before. A fixed name that only its times
+    joined is joined with nothing, and what is left to do is named, and does it."""
     trained(root, TRAINERS[name], 999, 999)
     copy = tmp_path / "copy"
-    shutil.copytree(root, copy, ignore=shutil.ignore_patterns("_ckptguard"), copy_function=shutil.copyfile)
+    shutil.copytree(root, copy, ignore=shutil.ignore_patterns("_ckptguard"))
+    files = sorted((path for path in copy.rglob("*") if path.is_file()), key=lambda path: path.stat().st_mtime)
+    files.reverse() if order == "backwards" else random.Random(order).shuffle(files)
+    for number, path in enumerate(files):
+        os.utime(path, (1_700_100_000 + number / 1000,) * 2)
     reconcile(look(str(copy), QUICK), PassNotes())
     if "save times" not in {rule for _, rule, _ in together(document, root)}:
         assert together(document, copy) == together(document, root)

@@ -96,6 +96,8 @@ def _check_files(tls: Mapping[str, Any]) -> None:
     import distributed
 
     files = [tls.get("ca-file"), *((tls.get("client") or {}).get(kind) for kind in ("cert", "key"))]
+    if not files[0]:
+        raise SettingsError("Dask has a certificate for TLS and no ca-file", hint=_HINT)
     for file in files:
         if file and "\n" not in file:  # Dask takes the text itself, too
             try:

@@ -8,7 +8,7 @@ import logging
 import os
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import msgspec
 import torch
@@ -32,6 +32,7 @@ from ckptguard.verification.seal import seal_written
 
 _BLOCK = 64 * 1024**2  # bytes per write, so that the disk begins before all is handed over
 _log = logging.getLogger("ckptguard")
+Value = TypeVar("Value")
 
 
 class GuardedIO(TorchCheckpointIO):
@@ -64,8 +65,7 @@ class GuardedIO(TorchCheckpointIO):
         torch.save(checkpoint, buffer)
         data = buffer.getbuffer()
         with ThreadPoolExecutor(max_workers=1, thread_name_prefix="ckptguard-hash") as hashing:
-            storage = cast(Storage, _OneFile(inside, data))
-            scanning = hashing.submit(scan_files, storage, [inside], ScanOptions(md5=False))
+            scanning = _submit(hashing, lambda: _scan(inside, data))
             _write(run, inside, data)
         try:
             sealed = _seal(RunView(run, self.settings), inside, scanning.result())
@@ -103,7 +103,9 @@ class GuardedIO(TorchCheckpointIO):
                 _log.warning("the saves in %s could not be looked after: %s", self.url, error)
 
         self._worker = self._worker or ThreadPoolExecutor(max_workers=1, thread_name_prefix="ckptguard")
-        self._last = self._worker.submit(warned)
+        self._last = _submit(self._worker, warned)
+        if self._last.done() and (error := self._last.exception()) is not None:
+            _log.warning("the saves in %s could not be looked after: %s", self.url, error)
 
     def _judge(self, inside: str) -> None:
         view = self._view()
@@ -166,6 +168,20 @@ def _place(path: Any) -> str:
     whole: str = os.path.abspath(os.fspath(path))
     folder, name = os.path.split(whole)
     return os.path.join(os.path.realpath(folder), name)
+
+
+def _submit(threads: ThreadPoolExecutor, work: Callable[[], Value]) -> Future[Value]:
+    """Return the future of some work; failed, if no thread can do it any more, as at the end of the process."""
+    try:
+        return threads.submit(work)
+    except RuntimeError as error:
+        failed: Future[Value] = Future()
+        failed.set_exception(error)
+        return failed
+
+
+def _scan(path: str, data: memoryview) -> Scan:
+    return scan_files(cast(Storage, _OneFile(path, data)), [path], ScanOptions(md5=False))
 
 
 def _write(run: Run, path: str, data: memoryview) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import queue
 import signal
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Self, TypeVar
+from concurrent.futures import Future
+from typing import Any, Self, TypeVar
 
 from ckptguard.scan.process.low_priority import NICENESS
 from ckptguard.supervise.command import SupervisedCommand
@@ -108,12 +109,14 @@ class SignalWatch:
 
     def __init__(self, signals: HeldSignals, command: SupervisedCommand, tell: Callable[[str], None]) -> None:
         self._signals, self._command, self._tell = signals, command, tell
-        self._thread = ThreadPoolExecutor(1, "saves", _yield_to_others)
+        self._calls: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = queue.SimpleQueue()
         self.asked: int | None = None  # the first signal that asked us to end
         self.command_runs = False  # as far as it was waited for
         self._asked_at: list[float] = []  # when we were asked to end, each time
         self._only_looking = False
         self._leave_at: float | None = None  # when our own work is left to the next supervise
+        # An executor's thread would be waited for at the end of the process, however that comes.
+        threading.Thread(target=self._make_calls, name="saves", daemon=True).start()
 
     def wait(self, condition: Callable[[], bool], seconds: float | None = None) -> None:
         """Wait until a condition holds, or for some seconds, and handle signals meanwhile."""
@@ -128,9 +131,19 @@ class SignalWatch:
 
     def submit(self, call: Callable[[], Result]) -> Future[Result]:
         """Return the future of a call in the other thread. Its end has `wait` check its condition."""
-        future = self._thread.submit(call)
+        future: Future[Result] = Future()
         future.add_done_callback(lambda _: os.kill(os.getpid(), signal.SIGCHLD))
+        self._calls.put((future, call))
         return future
+
+    def _make_calls(self) -> None:
+        _yield_to_others()
+        while True:
+            future, call = self._calls.get()
+            try:
+                future.set_result(call())
+            except BaseException as error:
+                future.set_exception(error)
 
     def beside(
         self, call: Callable[[], Result], otherwise: Otherwise, *, only_looks: bool = False

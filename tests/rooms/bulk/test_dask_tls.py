@@ -46,6 +46,7 @@ def configured(ca, cert, key):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
+        ({"ca": None}, "has a certificate for TLS and no ca-file"),
         ({"ca": "nowhere"}, "nowhere cannot be read: No such file"),
         ({"cert": "nowhere"}, "nowhere cannot be read: No such file"),
         ({"key": "nowhere"}, "nowhere cannot be read: No such file"),

@@ -11,6 +11,7 @@ import logging
 import math
 import os
 import sys
+import threading
 import warnings
 from pathlib import Path
 from types import SimpleNamespace
@@ -146,6 +147,10 @@ def delete(root: Path) -> None:
     assert not paths[1].exists()
     assert paths[4].exists()
     assert torch.load(paths[4])["global_step"] == 4
+    with mock.patch.object(threading.Thread, "start", side_effect=RuntimeError("can't start new thread")):
+        save(0, 4e-38)  # as at the end of the process
+    assert torch.load(paths[0])["global_step"] == 0
+    io.teardown()
 
 
 def manifests(io) -> list[Manifest]:

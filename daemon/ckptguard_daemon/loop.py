@@ -148,7 +148,7 @@ class Waiters:
 
     def wake(self, topic: str = "") -> None:
         """Wake all that wait for something. Never raises."""
-        for event, (awaited, loop) in list(self._waiting.items()):
+        for event, (awaited, loop) in self._waiting.copy().items():
             if awaited == topic:
                 with contextlib.suppress(RuntimeError):  # that event loop is closed, so nobody waits
                     loop.call_soon_threadsafe(event.set)

@@ -17,4 +17,5 @@ with HeldSignals() as held:
 
 
 def test_a_storage_that_hangs_keeps_no_process_from_its_end():
+    """Nobody waits for the thread, not even after an exception."""
     assert subprocess.run([sys.executable, "-c", HANGS], check=False, timeout=60).returncode == 3

@@ -332,12 +332,14 @@ def _written(save: Mapping[str, SavedContent]) -> int | None:
 
 
 def _times_are_of_saves(saves: _Saves) -> bool:
-    """False if the newest numbers were each saved once, and a later one is not newer: a copy made these times."""
+    """False if the newest numbers were each saved once, and a later one is older, or none is newer: a copy made these
+    times. A store that tells seconds gives two quick saves the same."""
     newest = saves[: _NEAREST + 1]
     if any(content.id.generation > 1 for _, own in newest for content in own.values()):
         return True
     times = [time for _, own in newest if (time := _written(own)) is not None]
-    return all(later > earlier for later, earlier in itertools.pairwise(times))
+    rise = all(later >= earlier for later, earlier in itertools.pairwise(times))
+    return rise and (len(times) < 2 or times[0] > times[-1])
 
 
 def _counter_of_both(one: SavedContent, other: SavedContent) -> str | None:

@@ -166,6 +166,20 @@ def test_a_fixed_name_is_placed_by_its_times():
     assert placed == {number: [number * 1000] for number in HUNDREDS}
 
 
+@pytest.mark.parametrize(
+    ("times", "joins"), [((10, 60, 60), True), ((10, 10, 60), True), ((60, 60, 60), False), ((60, 30, 60), False)]
+)
+def test_times_that_a_copy_made_place_nothing(times, joins):
+    """Two saves within a second may have one time, where that is all that the store tells. All of them have not."""
+    at, epochs = dict(zip((100, 200, 300), times, strict=True)), series("epoch_{}", (100, 200, 300))
+    contents = [msgspec.structs.replace(c, saved_at=at[c.number[0]]) for c in epochs.contents]
+    fixed = series("recipe_state", (300,), optimizer=True, weights=False)
+    [state] = fixed.contents
+    fixed = msgspec.structs.replace(fixed, contents=[msgspec.structs.replace(state, saved_at=times[-1])])
+    found = moments(msgspec.structs.replace(epochs, contents=contents), fixed)
+    assert any(not moment.lacks for moment in found) is joins
+
+
 @given(missed=st.sets(st.sampled_from((4, 7, 10))), every=st.integers(1, 4))
 def test_what_a_fixed_name_held_unseen_is_lacking(missed, every):
     """An optimizer that is saved over with each save: where nobody saw it, weights are not joined with an older one.

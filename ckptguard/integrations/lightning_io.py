@@ -23,7 +23,8 @@ from ckptguard.runs.settings_file import GivenSettings, given_settings, training
 from ckptguard.scan import ScanOptions, scan_files
 from ckptguard.scan.result import Scan
 from ckptguard.storage.memory_reader import MemoryReader
-from ckptguard.storage.protocol import Entry, Storage
+from ckptguard.storage.protocol import UNNAMED, Entry, Storage
+from ckptguard.values.ids import escape
 from ckptguard.values.manifest import Manifest
 from ckptguard.values.verdict import Outcome
 from ckptguard.verification.checkpoint import verify_checkpoint
@@ -156,10 +157,12 @@ class GuardedIO(TorchCheckpointIO):
             _log.warning("%s is not in the run %s: it is not guarded", place, self.url)
             return None
         try:
+            os.path.relpath(place, self.url).encode()
             os.makedirs(self.url, exist_ok=True)
             return self.open_run()
-        except CkptguardError as error:
-            _log.warning("%s is not guarded: %s", place, error)
+        except (CkptguardError, UnicodeEncodeError) as error:
+            reason = UNNAMED if isinstance(error, UnicodeEncodeError) else error
+            _log.warning("%s is not guarded: %s", escape(place), reason)
             return None
 
 

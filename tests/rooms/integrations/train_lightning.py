@@ -150,6 +150,9 @@ def delete(root: Path) -> None:
     with mock.patch.object(threading.Thread, "start", side_effect=RuntimeError("can't start new thread")):
         save(0, 4e-38)  # as at the end of the process
     assert torch.load(paths[0])["global_step"] == 0
+    odd = os.fsdecode(b"\xff.ckpt")  # a name that no record can have
+    io.save_checkpoint({"global_step": 5}, str(root / odd))
+    assert torch.load(root / odd)["global_step"] == 5
     io.teardown()
 
 

@@ -436,7 +436,7 @@ def test_a_copy_without_records_has_the_same_saves_or_says_what_it_lost(root, tm
     trained(root, TRAINERS[name], 999, 999)
     copy = tmp_path / "copy"
     shutil.copytree(root, copy, ignore=shutil.ignore_patterns("_ckptguard"))
-    files = sorted((path for path in copy.rglob("*") if path.is_file()), key=lambda path: path.stat().st_mtime)
+    files = sorted((p for p in copy.rglob("*") if p.is_file()), key=lambda p: (p.stat().st_mtime, p))
     files.reverse() if order == "backwards" else random.Random(order).shuffle(files)
     for number, path in enumerate(files):
         os.utime(path, (1_700_100_000 + number / 1000,) * 2)

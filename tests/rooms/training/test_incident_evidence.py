@@ -106,10 +106,11 @@ def test_masks_and_allowed_tensors_are_not_sick():
 
 
 def test_many_sick_tensors_are_counted_and_not_all_listed():
-    """The list is bounded, and says how many were left out."""
+    """The list is bounded, and says how many were left out. With its time used up it stops looking."""
     model = torch.nn.ParameterList(torch.nn.Parameter(torch.full((2,), float("nan"))) for _ in range(MOST + 7))
     found, more = sick_tensors(model, None, seconds=60)
     assert (len(found), more) == (MOST, 7)
+    assert sick_tensors(model, None, seconds=-1.0) == ((), 0)
 
 
 @pytest.mark.parametrize(("dtype", "seen"), [(torch.bfloat16, "bfloat16"), (torch.float16, "float16"), (None, "off")])

@@ -77,10 +77,16 @@ def test_a_poisoned_buffer_is_found(tmp_path):
     assert incident.evidence["tensor"] in ("1.running_mean", "1.running_var")
 
 
-def test_explicit_save_refuses_a_poisoned_state(tmp_path):
-    """save() raises instead of saving what is poisoned, and names the tensor."""
+@pytest.mark.parametrize("own_files", [False, True])
+def test_explicit_save_refuses_a_poisoned_state(tmp_path, own_files):
+    """save() raises instead of saving what is poisoned, and names the tensor; files of the user's own are not begun."""
     model = Half()
-    guard = guarded(tmp_path / "run", model)
+    options = {
+        "save": lambda path, _: torch.save(model.state_dict(), path),
+        "load": torch.load,
+        "name": "step-{step}.pt",
+    }
+    guard = guarded(tmp_path / "run", model, **(options if own_files else {}))
     with torch.no_grad():
         model.weight.mul_(1e30).mul_(1e30)
     with pytest.raises(SickTrainingError, match="weight"):

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from ckptguard.api.verbs import seal as seal
     from ckptguard.api.verbs import verify as verify
     from ckptguard.decisions.health import Spikes as Spikes
-    from ckptguard.decisions.rollback import RollbackPolicy as RollbackPolicy
+    from ckptguard.decisions.rollback_policy import RollbackPolicy as RollbackPolicy
     from ckptguard.errors import BusyError as BusyError
     from ckptguard.errors import CkptguardError as CkptguardError
     from ckptguard.errors import CouldNotTellError as CouldNotTellError
@@ -76,7 +76,7 @@ _WHERE = {
     "RefusedError": "ckptguard.errors",
     "Report": "ckptguard.api.report",
     "RollbackExhausted": "ckptguard.errors",
-    "RollbackPolicy": "ckptguard.decisions.rollback",
+    "RollbackPolicy": "ckptguard.decisions.rollback_policy",
     "Saving": "ckptguard.training.options",
     "SettingsError": "ckptguard.errors",
     "SickTrainingError": "ckptguard.errors",

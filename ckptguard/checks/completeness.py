@@ -10,7 +10,7 @@ from functools import partial
 from ckptguard.checks.evidence import Evidence
 from ckptguard.checks.resumable import roles_present
 from ckptguard.formats import tensor_suffix
-from ckptguard.formats.suffixes import may_be_foreign
+from ckptguard.formats.table import may_be_foreign
 from ckptguard.layouts.roles import file_role, key_role
 from ckptguard.scan.result import ScannedFile
 from ckptguard.values.ids import numbers_of

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from ckptguard.checks.evidence import Evidence
 from ckptguard.formats import FORMATS
-from ckptguard.formats.suffixes import may_hold_state
+from ckptguard.formats.table import may_hold_state
 from ckptguard.scan.result import ScannedFile
 from ckptguard.values.manifest import WHOLE_FORMATS
 from ckptguard.values.verdict import UNDERSTOOD, Finding, Severity

@@ -21,8 +21,8 @@ from ckptguard.decisions.known_good import (
     may_be_newer,
     series_head_of,
 )
-from ckptguard.decisions.rollback import before_repeat
 from ckptguard.decisions.rollback_plan import Content, is_below
+from ckptguard.decisions.rollback_policy import before_repeat
 from ckptguard.engine.sick_saves import SickSave, find_fresh_start
 from ckptguard.errors import CkptguardError, CouldNotTellError, NoKnownGoodError, NotFoundError, NotGivenBackError
 from ckptguard.keep.quarantine import quarantine

@@ -1,5 +1,5 @@
 """File formats: how one file stores tensors. A new format is one file here and one row in the table,
-which is in `suffixes.py`. CONTRIBUTING.md says what else it needs.
+which is in `table.py`. CONTRIBUTING.md says what else it needs.
 
 Nothing here imports torch or numpy. Nothing that a file names is ever imported or called.
 """
@@ -11,7 +11,7 @@ import importlib
 
 from ckptguard.formats.stand_ins import stand_in
 from ckptguard.formats.structure import Beside, Format, Leaf, Source, Structure, broken
-from ckptguard.formats.suffixes import FIRST_BYTES, FORMATS, format_of, tensor_suffix
+from ckptguard.formats.table import FIRST_BYTES, FORMATS, format_of, tensor_suffix
 
 __all__ = ["FORMATS", "UNSUMMED", "Format", "Leaf", "Structure", "format_of", "read_structure", "tensor_suffix"]
 

@@ -25,7 +25,7 @@ from ckptguard.formats.pickle.long_values import InMemory, Slice
 from ckptguard.formats.pickle.machine import read_pickle
 from ckptguard.formats.strict_json import JsonProblem, parse_object, printable
 from ckptguard.formats.structure import Found, Leaf, Problem, RangeSum, Source, SpanPlace, Structure
-from ckptguard.formats.suffixes import (
+from ckptguard.formats.table import (
     BASELINES_DATA,
     FIRST_BYTES,
     GZIP_MAGIC,

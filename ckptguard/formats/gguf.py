@@ -14,7 +14,7 @@ from msgspec import structs
 from ckptguard.formats.dtypes import BLOCKS, element_size, is_countable
 from ckptguard.formats.strict_json import printable
 from ckptguard.formats.structure import Found, Problem, ReadProblem, Source, SpanPlace, Structure, TensorPlace
-from ckptguard.formats.suffixes import GGUF_MAGIC
+from ckptguard.formats.table import GGUF_MAGIC
 
 NAME = "gguf"
 _VERSIONS = (2, 3)

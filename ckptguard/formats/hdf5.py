@@ -16,7 +16,7 @@ from msgspec import structs
 
 from ckptguard.formats.strict_json import printable
 from ckptguard.formats.structure import Found, Leaf, Problem, Source, SpanPlace, Structure, TensorPlace, broken
-from ckptguard.formats.suffixes import HAS_H5PY, HDF5_MAGIC
+from ckptguard.formats.table import HAS_H5PY, HDF5_MAGIC
 
 NAME = "hdf5"
 WITHOUT = "HDF5, which needs the extra ckptguard[keras],"

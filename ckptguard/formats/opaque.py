@@ -7,7 +7,7 @@ import re
 
 from ckptguard.formats.strict_json import printable
 from ckptguard.formats.structure import Beside, Source, Structure, broken
-from ckptguard.formats.suffixes import has_tensor_suffix, may_be_foreign, promises_state
+from ckptguard.formats.table import has_tensor_suffix, may_be_foreign, promises_state
 
 NAME = "opaque"
 _LONGEST_TEXT = 1 << 20

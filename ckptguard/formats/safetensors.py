@@ -9,7 +9,7 @@ from msgspec import structs
 from ckptguard.formats.dtypes import SAFETENSORS_DTYPES, is_countable
 from ckptguard.formats.strict_json import JsonProblem, parse_object, printable
 from ckptguard.formats.structure import Found, Problem, Source, SpanPlace, Structure, TensorPlace, broken
-from ckptguard.formats.suffixes import LARGEST_SAFETENSORS_HEADER
+from ckptguard.formats.table import LARGEST_SAFETENSORS_HEADER
 
 NAME = "safetensors"
 MAX_DIMENSIONS = 64

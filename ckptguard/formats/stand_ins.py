@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from ckptguard.formats.suffixes import is_sum_list, name_of
+from ckptguard.formats.table import is_sum_list, name_of
 
 _POINTER = b"version https://git-lfs"
 _POINTER_SIZE = 1024  # the specification allows no longer one

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from ckptguard.decisions.health import Diagnosis
-from ckptguard.decisions.rollback import RollbackPolicy, policy_of
+from ckptguard.decisions.rollback_policy import RollbackPolicy, policy_of
 from ckptguard.errors import CkptguardError, NoKnownGoodError, SettingsError
 from ckptguard.records.run import Run, open_run
 from ckptguard.recover.roll_back import GoBack, RolledBack, roll_back

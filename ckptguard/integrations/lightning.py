@@ -20,7 +20,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from ckptguard.decisions.health import Diagnosis
-from ckptguard.decisions.rollback import RollbackDecision, RollbackPolicy, policy_of
+from ckptguard.decisions.rollback_policy import RollbackDecision, RollbackPolicy, policy_of
 from ckptguard.errors import NoKnownGoodError, SettingsError, SickTrainingError
 from ckptguard.integrations.guarded_run import GuardedRun, instead
 from ckptguard.integrations.lightning_io import GuardedIO

@@ -15,7 +15,7 @@ import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from ckptguard.decisions.health import Diagnosis, Signal
-from ckptguard.decisions.rollback import RollbackPolicy, policy_of
+from ckptguard.decisions.rollback_policy import RollbackPolicy, policy_of
 from ckptguard.errors import CkptguardError, NoKnownGoodError, SettingsError, SickTrainingError
 from ckptguard.integrations.guarded_run import GuardedRun, instead, open_guarded
 from ckptguard.recover.verify_pending import verify_pending

@@ -19,7 +19,7 @@ from typing import Any
 from transformers import Trainer, TrainerControl, TrainerState, TrainingArguments
 
 from ckptguard.decisions.health import Diagnosis
-from ckptguard.decisions.rollback import RollbackPolicy
+from ckptguard.decisions.rollback_policy import RollbackPolicy
 from ckptguard.errors import RollbackExhausted, SettingsError
 from ckptguard.integrations.guarded_run import GuardedRun
 from ckptguard.integrations.trainer_callback import SERIES, GuardCallback, SkippedUpdates, parts_of

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from ckptguard.formats.suffixes import suffixes_of
+from ckptguard.formats.table import suffixes_of
 from ckptguard.layouts.checkpoint import Checkpoint, Gap, Layout, Structures
 from ckptguard.layouts.plain_folder import holds_state
 from ckptguard.layouts.sharded import shard_gaps

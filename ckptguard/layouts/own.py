@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 
-from ckptguard.formats.suffixes import is_dcp_metadata
+from ckptguard.formats.table import is_dcp_metadata
 from ckptguard.layouts.checkpoint import Checkpoint, Gap, Layout, Structures
 from ckptguard.layouts.dcp import SUFFIX as DCP_SUFFIX
 from ckptguard.layouts.dcp import dcp_gaps

@@ -7,7 +7,7 @@ from collections.abc import Collection
 
 from ckptguard.decisions.known_good import SAVED_LAST, SET_ASIDE
 from ckptguard.formats import tensor_suffix
-from ckptguard.formats.suffixes import is_dcp_metadata
+from ckptguard.formats.table import is_dcp_metadata
 from ckptguard.layouts.checkpoint import Checkpoint, Folder, Gap, Layout, Structures
 from ckptguard.layouts.roles import file_role
 from ckptguard.layouts.sharded import adapter_gaps, shard_gaps

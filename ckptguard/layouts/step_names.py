@@ -9,7 +9,7 @@ from functools import lru_cache
 import msgspec
 
 from ckptguard.decisions.names import NameReading, read_names
-from ckptguard.formats.suffixes import suffixes_of
+from ckptguard.formats.table import suffixes_of
 from ckptguard.values.ids import MAX_STEP, OF_TRAINING, Step, single_number, step_of_numbers
 
 _STEP = re.compile(r"(?:^|[^a-z])(?:global_?step|step|iter(?:ation)?)[-_=.]?(\d+)", re.IGNORECASE)

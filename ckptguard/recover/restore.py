@@ -25,7 +25,7 @@ from ckptguard.errors import (
     StorageError,
     StorageFullError,
 )
-from ckptguard.formats.suffixes import name_of, suffixes_of
+from ckptguard.formats.table import name_of, suffixes_of
 from ckptguard.layouts import tops
 from ckptguard.records.run import Run
 from ckptguard.recover.restorable import ReadablePlace, Restorable

@@ -56,7 +56,7 @@ def late_state(keys: Iterable[str], sealed: Sealed) -> frozenset[str]:
         return frozenset()
     # Not above: `known-good` loads these only where there are such files.
     from ckptguard.formats import tensor_suffix
-    from ckptguard.formats.suffixes import may_be_foreign
+    from ckptguard.formats.table import may_be_foreign
     from ckptguard.layouts.roles import file_role
 
     late = [key for key in late if tensor_suffix(key)]

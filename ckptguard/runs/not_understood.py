@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 import msgspec
 
 from ckptguard.errors import ObjectMissingError, StorageError
-from ckptguard.formats.suffixes import (
+from ckptguard.formats.table import (
     FIRST_BYTES,
     begins_like_folder,
     begins_like_no_state,

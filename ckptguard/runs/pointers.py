@@ -17,7 +17,7 @@ from fnmatch import fnmatchcase
 from ckptguard.decisions.rollback_plan import Mention, Pointed, Pointer, is_below
 from ckptguard.errors import CouldNotTellError
 from ckptguard.formats import tensor_suffix
-from ckptguard.formats.suffixes import is_pointer, may_be_pointer
+from ckptguard.formats.table import is_pointer, may_be_pointer
 from ckptguard.formats.text_files import read_pointer
 from ckptguard.layouts.step_names import may_be_of_rank
 from ckptguard.records.rewrites import Rewrite

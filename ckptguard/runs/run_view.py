@@ -17,7 +17,7 @@ import msgspec
 from ckptguard.decisions.fleet_health import newest_saves
 from ckptguard.errors import NotFoundError, RecordsError
 from ckptguard.formats import tensor_suffix
-from ckptguard.formats.suffixes import is_sum_list, suffixes_of
+from ckptguard.formats.table import is_sum_list, suffixes_of
 from ckptguard.layouts import LAYOUTS, Checkpoint, enter, find_checkpoints, step_from_name
 from ckptguard.layouts.step_names import may_be_of_rank
 from ckptguard.records.kept import KeptCopy, kept_of_series, read_kept

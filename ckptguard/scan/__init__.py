@@ -49,7 +49,7 @@ def scanner_of(settings: Settings, *, rate: float | None = None) -> Scanner:
 def _is_read_by_h5py(storage: Storage, key: str) -> bool:
     if key.endswith(".safetensors"):
         return False
-    from ckptguard.formats.suffixes import FIRST_BYTES, is_read_by_h5py
+    from ckptguard.formats.table import FIRST_BYTES, is_read_by_h5py
 
     with storage.open(key) as reader:
         return is_read_by_h5py(key, reader.read(0, min(reader.entry.size, FIRST_BYTES)))

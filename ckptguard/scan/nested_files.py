@@ -6,7 +6,7 @@ import msgspec
 
 from ckptguard.formats.pickle.long_values import InMemory
 from ckptguard.formats.structure import Found, Structure, TensorPlace, holds_bytes
-from ckptguard.formats.suffixes import may_begin_file
+from ckptguard.formats.table import may_begin_file
 from ckptguard.formats.torch.files import ReadingBudget, take_file
 from ckptguard.scan.byte_pass import HEAD
 from ckptguard.storage.protocol import Reader

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 from msgspec.structs import replace
 
 from ckptguard.decisions.health import Diagnosis, overdue
-from ckptguard.decisions.rollback import RollbackPolicy, policy_of
+from ckptguard.decisions.rollback_policy import RollbackPolicy, policy_of
 from ckptguard.errors import CkptguardError, SettingsError, SickTrainingError
 from ckptguard.training.announce import announce_resume
 from ckptguard.training.options import Deadlines, Saving, asks_daemon, checked_option

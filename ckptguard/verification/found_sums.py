@@ -19,7 +19,7 @@ from ckptguard.errors import (
     StorageError,
 )
 from ckptguard.formats import tensor_suffix
-from ckptguard.formats.suffixes import is_sum_list, summed_file
+from ckptguard.formats.table import is_sum_list, summed_file
 from ckptguard.layouts import Checkpoint
 from ckptguard.layouts.hub_snapshot import stated_by_name
 from ckptguard.storage import Entry, Storage

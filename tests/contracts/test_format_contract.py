@@ -17,7 +17,7 @@ from support.container_files import baselines_files, gguf_bytes, hdf5_bytes, ker
 from support.format_files import FLOATS, pickled, safetensors_bytes, scan_of, some_tensors, structure_of, torch_bytes
 
 from ckptguard.formats import format_of
-from ckptguard.formats.suffixes import FIRST_BYTES
+from ckptguard.formats.table import FIRST_BYTES
 from ckptguard.scan import ScanOptions
 
 

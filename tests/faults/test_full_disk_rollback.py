@@ -9,7 +9,7 @@ from support.training_faults import FullDisk
 from support.views import look
 
 import ckptguard
-from ckptguard.decisions.rollback import RollbackPolicy
+from ckptguard.decisions.rollback_policy import RollbackPolicy
 from ckptguard.inspect.list_states import survey
 from ckptguard.records.incidents import list_incidents
 from ckptguard.records.run import open_run

@@ -17,7 +17,7 @@ from fuzz.targets import CHOICES
 from safetensors.torch import save
 from support.format_files import safetensors_bytes, some_tensors, torch_bytes
 
-from ckptguard.formats.suffixes import LEGACY_MAGICS
+from ckptguard.formats.table import LEGACY_MAGICS
 from ckptguard.records.incidents import Incident
 from ckptguard.records.kept import KeptCopy
 from ckptguard.values.manifest import File, Manifest, Span, Tensor

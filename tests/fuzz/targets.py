@@ -29,7 +29,7 @@ from ckptguard.formats.numpy.arrays import read_npy, read_npz
 from ckptguard.formats.pickle.constants import PickleProblem
 from ckptguard.formats.pickle.machine import read_pickle
 from ckptguard.formats.structure import Structure
-from ckptguard.formats.suffixes import LEGACY_MAGICS
+from ckptguard.formats.table import LEGACY_MAGICS
 from ckptguard.formats.torch import files as torch_files
 from ckptguard.formats.zip.archive import read_archive
 from ckptguard.formats.zip.crc import crc32_of

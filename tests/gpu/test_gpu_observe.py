@@ -9,7 +9,7 @@ import torch
 from support.guards import guarded
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from ckptguard.decisions.rollback import RollbackPolicy
+from ckptguard.decisions.rollback_policy import RollbackPolicy
 from ckptguard.training.content.training_parts import TrainingParts
 from ckptguard.training.signals import monitor, weights
 from ckptguard.training.signals.device_signals import DeviceSignals, record_event

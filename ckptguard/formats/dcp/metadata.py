@@ -17,7 +17,7 @@ from ckptguard.formats.pickle.constants import PickleProblem
 from ckptguard.formats.pickle.inert_values import Call, Global, Mapping
 from ckptguard.formats.strict_json import printable
 from ckptguard.formats.structure import ChunkPlace, Found, Problem, ReadProblem, Structure, TensorPlace, unread
-from ckptguard.formats.suffixes import DISTCP_SUFFIX, name_of
+from ckptguard.formats.table import DISTCP_SUFFIX, name_of
 from ckptguard.storage.protocol import Reader
 from ckptguard.values.ids import is_safe_path
 

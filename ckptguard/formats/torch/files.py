@@ -38,7 +38,7 @@ from ckptguard.formats.structure import (
     holds_bytes,
     unread,
 )
-from ckptguard.formats.suffixes import (
+from ckptguard.formats.table import (
     FIRST_BYTES,
     LEGACY_MAGICS,
     NUMPY_MAGIC,

@@ -21,7 +21,7 @@ from ckptguard.formats.pickle.numpy_values import (
     shape_of_floats,
 )
 from ckptguard.formats.structure import Leaf, Problem, ReadProblem
-from ckptguard.formats.suffixes import may_begin_file
+from ckptguard.formats.table import may_begin_file
 from ckptguard.formats.torch.names import CONTAINERS, WITHOUT_FLOATS, attributes, of_state, ordered_pairs, pairs_of
 from ckptguard.formats.torch.rebuild_calls import (
     Described,

@@ -18,7 +18,7 @@ import msgspec
 
 from ckptguard.decisions.health import Diagnosis
 from ckptguard.decisions.restarts import GAVE_UP
-from ckptguard.decisions.rollback import RollbackDecision, RollbackPolicy, choose_target, decide
+from ckptguard.decisions.rollback_policy import RollbackDecision, RollbackPolicy, choose_target, decide
 from ckptguard.errors import CkptguardError, CouldNotTellError, NoKnownGoodError, RollbackExhausted
 from ckptguard.keep.quarantine import quarantine
 from ckptguard.records.run import Run

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from ckptguard.decisions.health import Diagnosis, Health, Limits, Signal
-from ckptguard.decisions.rollback import RollbackPolicy
+from ckptguard.decisions.rollback_policy import RollbackPolicy
 from ckptguard.training.content.training_parts import TrainingParts
 from ckptguard.training.signals.device_signals import DeviceSignals, Numbers, loss_scale, on_device
 from ckptguard.training.signals.incident_evidence import AutocastProbe, SampleBuffer, gather, tried

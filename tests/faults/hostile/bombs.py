@@ -16,7 +16,7 @@ from faults.hostile.assembly import text
 from support.container_files import tar_of
 from support.format_files import torch_archive, torch_bytes
 
-from ckptguard.formats.suffixes import LEGACY_MAGICS
+from ckptguard.formats.table import LEGACY_MAGICS
 
 MIB = 1 << 20
 

@@ -21,7 +21,7 @@ import torch.distributed.checkpoint
 from support.container_files import baselines_files, tar_of, zip_of
 from support.format_files import safetensors_bytes, torch_archive, torch_bytes
 
-from ckptguard.formats.suffixes import LEGACY_MAGICS
+from ckptguard.formats.table import LEGACY_MAGICS
 
 Container = Callable[[Path, bytes], Path]
 _MODEL = safetensors_bytes({"w": torch.arange(4.0)})

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from ckptguard.decisions.health import Health, Limits, Signal
-from ckptguard.decisions.rollback import RollbackPolicy, decide
+from ckptguard.decisions.rollback_policy import RollbackPolicy, decide
 from ckptguard.errors import SettingsError
 
 

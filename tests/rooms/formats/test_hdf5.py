@@ -16,7 +16,7 @@ from support.judged_files import outcome_in_run
 from support.runs import QUICK
 from support.views import look
 
-from ckptguard.formats import hdf5, suffixes
+from ckptguard.formats import hdf5, table
 from ckptguard.layouts.roles import assign_roles
 from ckptguard.runs.work import Work
 from ckptguard.scan import scanner_of
@@ -205,9 +205,9 @@ def test_without_h5py_it_is_not_understood(tmp_path: Path, monkeypatch: pytest.M
     path = tmp_path / "run" / "ckpt-05.weights.h5"
     assert outcome_in_run(tmp_path / "run", path.name, hdf5_bytes(keras_arrays(KERNEL))) is Outcome.GOOD
     monkeypatch.setattr(hdf5, "HAS_H5PY", False)
-    monkeypatch.setattr(suffixes, "HDF5", ())
-    rows = [row if row.name != "hdf5" else type(row)(row.name, row.matches, row.module) for row in suffixes.FORMATS]
-    monkeypatch.setattr(suffixes, "FORMATS", tuple(rows))
+    monkeypatch.setattr(table, "HDF5", ())
+    rows = [row if row.name != "hdf5" else type(row)(row.name, row.matches, row.module) for row in table.FORMATS]
+    monkeypatch.setattr(table, "FORMATS", tuple(rows))
     [again] = verify_target(str(tmp_path / "run"), QUICK).checkpoints
     assert again.outcome is Outcome.SUSPECT
     assert [f.check for f in again.findings if f.severity in ("error", "sickness")] == ["understood"]

@@ -8,7 +8,7 @@ from contracts.writers.launch import launch
 from support.runs import QUICK
 
 import ckptguard.integrations
-from ckptguard.decisions.rollback import RollbackPolicy
+from ckptguard.decisions.rollback_policy import RollbackPolicy
 from ckptguard.errors import SettingsError, SickTrainingError
 from ckptguard.records.incidents import list_incidents
 from ckptguard.records.run import open_run

@@ -5,7 +5,7 @@ from support.runs import QUICK
 
 import ckptguard
 import ckptguard.integrations
-from ckptguard.decisions.rollback import RollbackPolicy
+from ckptguard.decisions.rollback_policy import RollbackPolicy
 from ckptguard.records.incidents import list_incidents
 from ckptguard.records.run import open_run
 

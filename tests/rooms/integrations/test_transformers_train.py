@@ -7,7 +7,7 @@ from support.last_saves import recorded_outcome_of_last
 from support.runs import QUICK
 
 import ckptguard
-from ckptguard.decisions.rollback import RollbackPolicy
+from ckptguard.decisions.rollback_policy import RollbackPolicy
 from ckptguard.errors import NoKnownGoodError, RollbackExhausted, SettingsError, SickTrainingError
 from ckptguard.records.incidents import list_incidents
 from ckptguard.records.run import open_run

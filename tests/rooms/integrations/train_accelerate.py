@@ -14,7 +14,7 @@ import torch
 from support.tiny_trainer import same
 
 import ckptguard.integrations
-from ckptguard.decisions.rollback import RollbackPolicy
+from ckptguard.decisions.rollback_policy import RollbackPolicy
 from ckptguard.values.settings import Settings
 
 TOTAL = 14  # two epochs and a half

@@ -19,7 +19,7 @@ from leave import leave
 from support.tiny_trainer import same
 
 import ckptguard.integrations
-from ckptguard.decisions.rollback import RollbackPolicy
+from ckptguard.decisions.rollback_policy import RollbackPolicy
 from ckptguard.errors import RollbackExhausted
 from ckptguard.values.settings import Settings
 

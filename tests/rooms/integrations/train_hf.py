@@ -19,7 +19,7 @@ import transformers
 from leave import leave
 from support.tiny_trainer import Overflow, everything, same, tokenizer
 
-from ckptguard.decisions.rollback import RollbackPolicy
+from ckptguard.decisions.rollback_policy import RollbackPolicy
 from ckptguard.integrations.transformers import train
 from ckptguard.values.settings import Settings
 

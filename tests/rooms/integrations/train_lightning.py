@@ -27,7 +27,7 @@ from support.tiny_trainer import same
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
 import ckptguard.integrations
-from ckptguard.decisions.rollback import RollbackPolicy
+from ckptguard.decisions.rollback_policy import RollbackPolicy
 from ckptguard.errors import NoKnownGoodError, SettingsError, SickTrainingError, StorageFullError
 from ckptguard.records.manifests import read_manifest, sealed_generations
 from ckptguard.storage.local import writes

@@ -22,7 +22,7 @@ from support.half_training import Half, batches
 from support.runs import QUICK
 
 import ckptguard
-from ckptguard.decisions.rollback import RollbackPolicy
+from ckptguard.decisions.rollback_policy import RollbackPolicy
 from ckptguard.records import manifests
 from ckptguard.training.content.training_parts import TrainingParts
 from ckptguard.training.signals import device_signals, monitor, read_number

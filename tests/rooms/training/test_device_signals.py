@@ -6,7 +6,7 @@ import pytest
 import torch
 from support.fake_device import Device
 
-from ckptguard.decisions.rollback import RollbackPolicy
+from ckptguard.decisions.rollback_policy import RollbackPolicy
 from ckptguard.training.content.training_parts import TrainingParts
 from ckptguard.training.signals import monitor, weights
 from ckptguard.training.signals.device_signals import DeviceSignals

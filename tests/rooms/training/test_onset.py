@@ -8,7 +8,7 @@ from support.views import look
 
 import ckptguard
 from ckptguard.decisions.health import Diagnosis, Health, Limits, Signal
-from ckptguard.decisions.rollback import RollbackPolicy, decide
+from ckptguard.decisions.rollback_policy import RollbackPolicy, decide
 from ckptguard.records.incidents import list_incidents
 from ckptguard.records.run import open_run
 from ckptguard.reporting.build_report import report_of

@@ -21,7 +21,7 @@ from support.container_files import (
 from support.runs import QUICK
 from support.views import look
 
-from ckptguard.formats import suffixes
+from ckptguard.formats import table
 from ckptguard.recover.roll_back import GoBack, roll_back
 from ckptguard.runs import run_view
 from ckptguard.runs.find_known_good import find_known_good
@@ -135,8 +135,8 @@ def test_a_save_under_a_fixed_name_is_a_new_save(tmp_path: Path, name: str) -> N
 
 def as_before(monkeypatch: pytest.MonkeyPatch) -> None:
     """Read files and names as the release before does: these formats are bytes."""
-    rows = tuple(row for row in suffixes.FORMATS if row.name not in WHOLE_FORMATS)
-    monkeypatch.setattr(suffixes, "FORMATS", rows)
+    rows = tuple(row for row in table.FORMATS if row.name not in WHOLE_FORMATS)
+    monkeypatch.setattr(table, "FORMATS", rows)
     monkeypatch.setattr(run_view, "_as_on_record", lambda run, checkpoint: checkpoint)
 
 

@@ -15,7 +15,7 @@ from support.runs import QUICK, save_file, state_dict, write_sharded, write_torc
 from support.views import look
 
 from ckptguard.checks.digests import UNSEEN_FLIPS
-from ckptguard.formats.suffixes import is_sum_list
+from ckptguard.formats.table import is_sum_list
 from ckptguard.keep.copies import keep_checkpoint
 from ckptguard.records.run import open_run
 from ckptguard.runs.results import VerifyReport

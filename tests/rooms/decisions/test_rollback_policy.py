@@ -2,7 +2,7 @@
 
 import pytest
 
-from ckptguard.decisions.rollback import RollbackPolicy, before_repeat, choose_target, decide
+from ckptguard.decisions.rollback_policy import RollbackPolicy, before_repeat, choose_target, decide
 from ckptguard.errors import SettingsError
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ckptguard.formats import Format, format_of, suffixes, tensor_suffix
-from ckptguard.formats.suffixes import has_tensor_suffix, is_pickle_name, suffixes_of
+from ckptguard.formats import Format, format_of, table, tensor_suffix
+from ckptguard.formats.table import has_tensor_suffix, is_pickle_name, suffixes_of
 from ckptguard.layouts.discovery import find_checkpoints
 from ckptguard.layouts.hub_snapshot import _are_other_weights
 from ckptguard.layouts.plain_folder import holds_weights
@@ -27,7 +27,7 @@ def added(monkeypatch: pytest.MonkeyPatch, holds: str) -> None:
         suffixes=(".new", ".new.gz"),
         holds=holds,  # type: ignore[arg-type]
     )
-    monkeypatch.setattr(suffixes, "FORMATS", (row, *suffixes.FORMATS))
+    monkeypatch.setattr(table, "FORMATS", (row, *table.FORMATS))
 
 
 def test_a_new_row_is_seen_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,7 +57,7 @@ def test_what_it_holds_decides_what_its_name_means(holds: str, monkeypatch: pyte
 def test_one_digest_is_of_all_bytes_where_an_older_version_sees_only_bytes() -> None:
     """Else that version calls bad what this one has sealed: each format since the first release is in the list."""
     first = {"npz", "npy", "distcp", "dcp_metadata", "safetensors", "torch_zip", "torch_legacy", "pickle"}
-    assert {row.name for row in suffixes.FORMATS if row.suffixes or row.unsummed} - first <= WHOLE_FORMATS
+    assert {row.name for row in table.FORMATS if row.suffixes or row.unsummed} - first <= WHOLE_FORMATS
 
 
 def test_the_table_says_what_it_always_said() -> None:

@@ -51,6 +51,9 @@ def test_no_page_keeps_anybody_out(
     page.locator("[role=img][aria-label^='Loss:']").wait_for()
     page.locator(".events .outcome.good").first.wait_for()
     see("run")
+    page.get_by_label("Save the checkpoints", exact=True).click()
+    page.get_by_role("button", name="Save the checkpoints as CSV").wait_for()
+    see("menu")
     names = [one["name"] for one in daemon.ask("page", run=run)[1]["generations"]]
     for path, there in PAGES.items():
         page.goto(daemon.page_of(run, *path.format(first=names[0], last=names[-1]).split(" ")))
@@ -60,7 +63,7 @@ def test_no_page_keeps_anybody_out(
     page.goto(daemon.page_of(other, "checkpoint", daemon.ask("page", run=other)[1]["generations"][-1]["name"]))
     page.locator(".findings li").first.wait_for()
     see("bad checkpoint")
-    page.get_by_role("button", name="Verify").click()
+    page.get_by_role("button", name="Pin").click()
     page.get_by_label("Reason, for the record").wait_for()
     see("dialog")
     page.keyboard.press("Escape")

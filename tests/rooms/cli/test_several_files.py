@@ -431,7 +431,7 @@ def test_a_plain_copy_of_a_run_has_the_same_saves(root, tmp_path, document, name
 @pytest.mark.parametrize("order", ["backwards", 1, 2])
 @pytest.mark.parametrize("name", TRAINERS)
 def test_a_copy_without_records_has_the_same_saves_or_says_what_it_lost(root, tmp_path, document, name, order):
-    """In whichever order its files were copied, numbers and counters join as before. A fixed name that only its times
+    """In each of three orders of copying, numbers and counters join as before. A fixed name that only its times
     joined is joined with nothing, and what is left to do is named, and does it."""
     trained(root, TRAINERS[name], 999, 999)
     copy = tmp_path / "copy"

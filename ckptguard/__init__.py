@@ -6,6 +6,7 @@ Look at checkpoints, from a script or a notebook:
     known_good(run)           the checkpoint to go back to
     checkpoints(run)          every checkpoint, and what is known of it
     incidents(run)            when training turned sick, and what was done
+    incident(run)             the report of one of them, or of the newest
     diff(a, b)                what two checkpoints differ in, tensor by tensor
 
 Use them:
@@ -20,6 +21,7 @@ Guard a training:
 
     TrainingGuard(run, model=..., optimizer=...)
     its options: RollbackPolicy, Spikes, Saving, Deadlines
+    Guarded                   the type of what it saves and puts back
     ckptguard.integrations    for transformers, accelerate, deepspeed and lightning
 
 Every error is a CkptguardError.
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
     from ckptguard.api.report import Report as Report
     from ckptguard.api.verbs import checkpoints as checkpoints
     from ckptguard.api.verbs import diff as diff
+    from ckptguard.api.verbs import incident as incident
     from ckptguard.api.verbs import incidents as incidents
     from ckptguard.api.verbs import known_good as known_good
     from ckptguard.api.verbs import load as load
@@ -63,6 +66,7 @@ if TYPE_CHECKING:
     from ckptguard.errors import StateError as StateError
     from ckptguard.training.guard import TrainingGuard as TrainingGuard
     from ckptguard.training.options import Deadlines as Deadlines
+    from ckptguard.training.options import Guarded as Guarded
     from ckptguard.training.options import Saving as Saving
     from ckptguard.training.pretrained import check_pretrained as check_pretrained
 
@@ -71,6 +75,7 @@ _WHERE = {
     "CkptguardError": "ckptguard.errors",
     "CouldNotTellError": "ckptguard.errors",
     "Deadlines": "ckptguard.training.options",
+    "Guarded": "ckptguard.training.options",
     "NoKnownGoodError": "ckptguard.errors",
     "NotFoundError": "ckptguard.errors",
     "RefusedError": "ckptguard.errors",
@@ -86,6 +91,7 @@ _WHERE = {
     "check_pretrained": "ckptguard.training.pretrained",
     "checkpoints": "ckptguard.api.verbs",
     "diff": "ckptguard.api.verbs",
+    "incident": "ckptguard.api.verbs",
     "incidents": "ckptguard.api.verbs",
     "known_good": "ckptguard.api.verbs",
     "load": "ckptguard.api.verbs",

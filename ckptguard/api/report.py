@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import html
 import logging
+from collections.abc import Iterable
 
 import msgspec
 
-from ckptguard.documents.report_lines import finding_lines, report_lines
+from ckptguard.api.answers import LEFT, Printable
+from ckptguard.documents.report_lines import Line, Table, finding_lines, report_lines
 from ckptguard.reporting.incidents_of_saves import IncidentsOfSaves
 from ckptguard.runs import results
 from ckptguard.runs.results import Checked
@@ -18,7 +20,7 @@ from ckptguard.values.settings import Settings
 _log = logging.getLogger("ckptguard")
 
 
-class Report(results.VerifyReport, frozen=True, kw_only=True):
+class Report(Printable, results.VerifyReport, frozen=True, kw_only=True):
     """What one call verified.
 
     `ok` is True only if something was checked, all of it was read, and all of it is good. A report is true if it is
@@ -31,18 +33,13 @@ class Report(results.VerifyReport, frozen=True, kw_only=True):
 
     incident_of: str | None = None
 
-    def __str__(self) -> str:
-        """The lines of ``ckptguard verify``."""
-        return "\n".join(line.text for line in report_lines(self, incident_of=self.incident_of))
-
-    def __repr__(self) -> str:
-        """The same: who asks in a shell wants to read it."""
-        return str(self)
+    def _blocks(self) -> Iterable[Line | Table]:
+        return report_lines(self, incident_of=self.incident_of)
 
     def _repr_html_(self) -> str:
         """A table for notebooks. Everything in it is escaped: names come from files that may be hostile."""
         rows = "".join(_row(checked) for checked in self.checkpoints)
-        heads = "".join(f'<th style="text-align:left">{title}</th>' for title in _TITLES)
+        heads = "".join(f"<th {LEFT}>{title}</th>" for title in _TITLES)
         notes = "".join(f"<p>{_safe(note)}</p>" for note in self.notes)
         return (
             f"<p><code>{_safe(self.target)}</code>: <b>{_safe(self.outcome.value)}</b></p>"
@@ -77,7 +74,7 @@ def _row(checked: Checked) -> str:
         _safe(size(checked.bytes)),
         "<br>".join(map(_safe, said)),
     )
-    return "<tr>" + "".join(f'<td style="text-align:left">{cell}</td>' for cell in cells) + "</tr>"
+    return "<tr>" + "".join(f"<td {LEFT}>{cell}</td>" for cell in cells) + "</tr>"
 
 
 def _safe(text: str) -> str:

@@ -1,5 +1,7 @@
 """The verbs of the command line as functions. Each opens what it is told, does one thing, and returns what it found.
 
+An answer prints what the command of its name prints. A notebook shows the same (see `answers`).
+
 What they import is loaded when they are called: importing ckptguard costs a training next to nothing.
 """
 
@@ -12,13 +14,11 @@ from typing import TYPE_CHECKING, Any
 from ckptguard.errors import SettingsError
 
 if TYPE_CHECKING:
+    from ckptguard.api.answers import DiffAnswer, IncidentAnswer, KnownGoodAnswer, RestoreAnswer, RollbackAnswer
     from ckptguard.api.report import Report
-    from ckptguard.inspect.diff import Diff
     from ckptguard.inspect.list_states import CheckpointState
     from ckptguard.records.incidents import Incident
-    from ckptguard.recover.restore import Restored
-    from ckptguard.recover.roll_back import RolledBack
-    from ckptguard.runs.find_known_good import Candidate, KnownGood, Wanted
+    from ckptguard.runs.find_known_good import Candidate, Wanted
     from ckptguard.runs.run_view import RunView
     from ckptguard.runs.work import Work
     from ckptguard.values.settings import Settings
@@ -82,7 +82,7 @@ def known_good(
     series: str | None = None,
     read: bool = False,
     settings: Given = None,
-) -> KnownGood:
+) -> KnownGoodAnswer:
     """The checkpoint of a run to go back to: the newest one that was verified good and is still there.
 
     Open its `path`. The answer comes from the records. A checkpoint whose files changed since they were read is read
@@ -100,6 +100,7 @@ def known_good(
         NotFoundError: There is no such run.
         CouldNotTellError: What may be good could not be read.
     """
+    from ckptguard.api.answers import KnownGoodAnswer, answer
     from ckptguard.replicas.replicate import find_known_good_anywhere
     from ckptguard.runs.find_known_good import Wanted, openable
     from ckptguard.scan import scanner_of
@@ -111,12 +112,12 @@ def known_good(
     def choose(view: RunView, wanted: Wanted) -> Candidate | None:
         return read_known_good(view, wanted, work, everything=read)
 
-    return openable(find_known_good_anywhere(view, wanted, choose))
+    return answer(KnownGoodAnswer, openable(find_known_good_anywhere(view, wanted, choose)))
 
 
 def restore(
     run: PathOrUrl, to: PathOrUrl, *, step: int | None = None, force: bool = False, settings: Given = None
-) -> Restored:
+) -> RestoreAnswer:
     """Copy a run's known-good checkpoint into the folder `to`, under its own name. `path` of the answer says where.
 
     What was saved with it comes with it, under the paths that it has in the run: `save` of the answer lists all. The
@@ -138,10 +139,11 @@ def restore(
         StorageFullError: Too little space is free. Nothing was written.
         CouldNotTellError: What may be good could not be read.
     """
+    from ckptguard.api.answers import RestoreAnswer, answer
     from ckptguard.recover.restore import restore as restore_checkpoint
 
     view, to = opened(run, settings), place_of(to)
-    return restore_checkpoint(view, to, step=_count(step, "step"), force=force, work=_work())
+    return answer(RestoreAnswer, restore_checkpoint(view, to, step=_count(step, "step"), force=force, work=_work()))
 
 
 def checkpoints(run: PathOrUrl, *, settings: Given = None) -> tuple[CheckpointState, ...]:
@@ -164,7 +166,7 @@ def rollback(
     dry_run: bool = False,
     force: bool = False,
     settings: Given = None,
-) -> RolledBack:
+) -> RollbackAnswer:
     """Make the known-good checkpoint the newest one that a trainer finds.
 
     What is newer is moved to quarantine, and names that a trainer resumes from (``last.pt``, ``latest``, links) get
@@ -184,6 +186,7 @@ def rollback(
         NotFoundError: There is no such run or checkpoint.
         CouldNotTellError: What may be good could not be read.
     """
+    from ckptguard.api.answers import RollbackAnswer, answer
     from ckptguard.recover.roll_back import GoBack, known_good_of, roll_back
     from ckptguard.reporting.open_and_close import close_after_rollback
 
@@ -195,10 +198,10 @@ def rollback(
     back = GoBack(reason="rolled back from Python", to_id=id, dry_run=dry_run, force=force)
     done = roll_back(view, back, work=_work())
     close_after_rollback(view.run, done)
-    return done
+    return answer(RollbackAnswer, done)
 
 
-def diff(a: PathOrUrl, b: PathOrUrl, *, settings: Given = None) -> Diff:
+def diff(a: PathOrUrl, b: PathOrUrl, *, settings: Given = None) -> DiffAnswer:
     """Compare checkpoint `b` with checkpoint `a`, tensor by tensor.
 
     `same` counts the equal tensors. `changes` has the others: what became NaN or infinite first, then the largest
@@ -209,21 +212,45 @@ def diff(a: PathOrUrl, b: PathOrUrl, *, settings: Given = None) -> Diff:
         RefusedError: One of them is too damaged to be read.
         CouldNotTellError: One of them could not be read.
     """
+    from ckptguard.api.answers import DiffAnswer, answer
     from ckptguard.inspect.diff import diff as compare
 
-    return compare(place_of(a), place_of(b), settings_of(settings, a, b), work=_work())
+    return answer(DiffAnswer, compare(place_of(a), place_of(b), settings_of(settings, a, b), work=_work()))
 
 
 def incidents(run: PathOrUrl, *, settings: Given = None) -> tuple[Incident, ...]:
     """The incidents of a run, oldest first: when training or a save turned sick, and what was done.
 
-    Each has its `id`, `opened_at`, `step`, `cause`, `reason`, `state` and `actions`. ``ckptguard incident RUN ID``
-    shows the whole report of one. NotFoundError if there is no such run.
+    Each has its `id`, `opened_at`, `step`, `cause`, `reason`, `state` and `actions`. `incident` gives the whole report
+    of one. NotFoundError if there is no such run.
     """
     from ckptguard.records.incidents import list_incidents
     from ckptguard.records.run import open_run
 
     return tuple(list_incidents(open_run(place_of(run), settings_of(settings, run))))
+
+
+def incident(run: PathOrUrl, id: str | None = None, *, read: bool = False, settings: Given = None) -> IncidentAnswer:
+    """The report of one incident of a run: when it began, what went wrong, its likely causes, and what to do.
+
+    ``print(incident(run))`` shows what the command line shows.
+
+    Args:
+        run: The run's folder or URL.
+        id: That of `incidents`, or the start of it. Without one it is the newest incident.
+        read: Read the last good and the first bad checkpoint again.
+        settings: Settings for this call.
+
+    Raises:
+        NotFoundError: There is no such run or incident.
+        CouldNotTellError: The records could not be read.
+    """
+    from ckptguard.api.answers import IncidentAnswer, answer
+    from ckptguard.reporting.build_report import choose_incident, report_of
+    from ckptguard.runs.run_view import open_view
+
+    view = open_view(place_of(run), settings_of(settings, run))
+    return answer(IncidentAnswer, report_of(view, choose_incident(view.run, id), read=read, work=_work()))
 
 
 def seal(

@@ -17,7 +17,7 @@ from ckptguard.values.plain_numbers import age as age
 from ckptguard.values.plain_numbers import size as size
 
 if TYPE_CHECKING:
-    from ckptguard.documents.report_lines import Line
+    from ckptguard.documents.report_lines import Line, Table
     from ckptguard.runs.not_understood import NotUnderstood
     from ckptguard.runs.results import Checked
     from ckptguard.values.verdict import Finding
@@ -58,6 +58,17 @@ def say_lines(lines: Iterable[Line]) -> None:
         say("\n".join([first, *rest]))
 
 
+def say_blocks(blocks: Iterable[Line | Table]) -> None:
+    """Lines and tables of a report, in their order."""
+    from ckptguard.documents.report_lines import Table
+
+    for block in blocks:
+        if isinstance(block, Table):
+            table(*block)
+        else:
+            say_lines([block])
+
+
 def say_text(text: str) -> None:
     """Lines that may hold names from a file. Those that are too long are indented further."""
     lines = (escape(line) for line in text.split("\n"))
@@ -87,11 +98,13 @@ def table(
 ) -> None:
     """Rows under titles, within the width of a terminal. `right` are the numbers of columns of numbers. Of `optional`
     columns only those are shown in which a row has a value."""
+    from ckptguard.documents.report_lines import Table
+
     known = {number for row in rows for number, value in enumerate(row) if value is not None and value != ""}
     left_out = {number for number, title in enumerate(titles) if title in optional and number not in known}
-    cells = [[cell(value) for number, value in enumerate(row) if number not in left_out] for row in rows]
-    heads = [[title.upper() for number, title in enumerate(titles) if number not in left_out]] if titles else []
-    say("\n".join(lay_out([*heads, *cells], _terminal_width(), right=right, style=_coloured)))
+    heads, *cells = ([v for number, v in enumerate(row) if number not in left_out] for row in (titles, *rows))
+    shown = Table([str(title) for title in heads], cells).text_rows
+    say("\n".join(lay_out(shown, _terminal_width(), right=right, style=_coloured)))
 
 
 def _coloured(text: str) -> str:

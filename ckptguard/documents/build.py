@@ -59,7 +59,8 @@ def plain(value: object, form: str = "") -> object:
 @functools.cache
 def _readers(kind: type, name: str) -> tuple[tuple[str, Callable[[Any], object], str], ...]:
     """Return each key of a form, the reader of its value, and the form of that value."""
-    form = FORMS.get(name or f"{kind.__module__.rpartition('.')[2]}.{kind.__name__}", Form())
+    names = [name] if name else [f"{base.__module__.rpartition('.')[2]}.{base.__name__}" for base in kind.__mro__]
+    form = next((FORMS[known] for known in names if known in FORMS), Form())
     readers = []
     for word in form.keys.replace("*", " ".join(getattr(kind, "__struct_fields__", ()))).split():
         rest, _, inner = word.partition(">")

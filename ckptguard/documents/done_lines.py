@@ -6,10 +6,10 @@ Every name that came from a file is escaped here, once.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-from ckptguard.documents.report_lines import Line
+from ckptguard.documents.report_lines import Line, Table
 from ckptguard.records.who_and_when import utc_text
 from ckptguard.values.ids import escape, step_text
 from ckptguard.values.plain_numbers import size
@@ -33,13 +33,6 @@ def silence_text(silence: Silence) -> str:
 def silenced_mark(silence: Silence | None) -> str:
     """What a line about a run says beside the rest if it is silenced."""
     return "" if silence is None or silence.until is None else " (silenced)"
-
-
-class Table(NamedTuple):
-    """Rows under titles. Their cells are not escaped yet."""
-
-    titles: tuple[str, ...]
-    rows: Sequence[Sequence[object]]
 
 
 def prune_table(done: Pruned) -> Table:

@@ -36,6 +36,19 @@ class Line(NamedTuple):
         return self.lead + self.word + self.rest
 
 
+class Table(NamedTuple):
+    """Rows under titles. Their cells are not escaped yet."""
+
+    titles: Sequence[str]
+    rows: Sequence[Sequence[object]]
+
+    @property
+    def text_rows(self) -> list[list[str]]:
+        """The titles and the rows as text that is safe to print; "-" where a value is not known."""
+        cells = [["-" if c is None or c == "" else escape(str(c)) for c in row] for row in self.rows]
+        return [[title.upper() for title in self.titles], *cells] if self.titles else cells
+
+
 def report_lines(report: VerifyReport, *, incident_of: str | None = None, only_wrong: bool = False) -> Iterator[Line]:
     """One line for each checkpoint, its findings below it, and a last line that sums up. `incident_of` is the run that
     has an incident about it; `only_wrong` leaves out what is good."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Generator, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Self
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from msgspec.structs import replace
 
@@ -13,7 +13,7 @@ from ckptguard.decisions.health import Diagnosis, overdue
 from ckptguard.decisions.rollback_policy import RollbackPolicy, policy_of
 from ckptguard.errors import CkptguardError, SettingsError, SickTrainingError
 from ckptguard.training.announce import announce_resume
-from ckptguard.training.options import Deadlines, Saving, asks_daemon, checked_option
+from ckptguard.training.options import Deadlines, Guarded, Saving, asks_daemon, checked_option
 from ckptguard.training.ranks import GlooRanks, Ranks, agree, each, ranks_of_training
 from ckptguard.values.ids import MAX_STEP
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from ckptguard.training.saving.stores import Store, UserFiles
     from ckptguard.values.settings import Settings
 
+Batch = TypeVar("Batch")
 _EXIT_SECONDS = 60.0  # for a save in flight, when the guard is closed
 _UNOBSERVED = 100  # updates without any observation, after which the log says so
 _OBSERVE = "call guard.observe(loss=..., grad_norm=...) after each update, else only weights are checked"
@@ -43,21 +44,31 @@ class TrainingGuard:
             loss, norm = train_step(batch)
             guard.observe(loss=loss, grad_norm=norm)
 
-    `run` is a folder, or a URL that fsspec opens. `steps` resumes at known-good, saves, and after an incident rewinds
-    model, data and step between two iterations. `model`, `optimizer`, `scheduler` and `scaler` are saved and put back;
-    each offers ``state_dict`` and ``load_state_dict``. With `save=f(path, step)` and `load=f(path)` the user's own
-    files are used, named by `name`; of several ranks, all call them. A checkpoint whose names do not all fit is
-    refused; if `strict` is off, they are a warning.
+    `steps` resumes at known-good, saves, and after an incident rewinds model, data and step between two iterations. Of
+    several ranks, all make a guard. A `save` and `load` of the user's own are called on all of them.
 
-    `policy` says when training counts as sick, and how it goes back. `daemon="auto"` starts a daemon for the run where
-    none answers; with "off" or None checkpoints are verified when they are needed. `settings` is a dict of settings,
-    such as ``{"keep_good": 3}``, which count before those of ``ckptguard.toml`` and the environment. `saving` says how
-    the automatic saves are made; one that fails is logged and recorded as an incident. `deadlines`: how long it waits
-    for the daemon, and one rank for the others.
+    Args:
+        run: A folder, or a URL that fsspec opens. Each training has one of its own.
+        model: The model, as training uses it: compiled, or in its wrapper.
+        optimizer: The optimizer. Several go into one object that has both methods.
+        scheduler: The scheduler of the learning rate.
+        scaler: The loss scaler. It shows which updates were skipped, and with which loss scale.
+        save: Your function that writes a checkpoint to exactly this path, called with path and step.
+        load: Your function that puts back what `save` wrote, called with the path.
+        name: With `save`: how its files are named.
+        strict: Refuse a checkpoint whose names do not all fit. If it is off, they are a warning.
+        policy: When training counts as sick, and how it goes back.
+        settings: Settings such as ``{"keep_good": 3}``. They count before ``ckptguard.toml`` and the environment.
+        daemon: "auto" starts a daemon for the run where none answers. With "off" or None checkpoints are verified when
+            they are needed.
+        saving: How the automatic saves are made. One that fails is logged and recorded as an incident.
+        deadlines: How long it waits for the daemon, and one rank for the others.
 
-    SettingsError for impossible options. StateError for state that could not be saved and put back exactly.
-    CouldNotTellError (StorageError, RecordsError) if the run cannot be used. Later, any method that ranks call
-    together may raise RanksError: one of them failed, or did not answer in time.
+    Raises:
+        SettingsError: An option cannot be.
+        StateError: Some state could not be saved and put back exactly.
+        CouldNotTellError: The run cannot be used (StorageError, RecordsError).
+        RanksError: A rank failed, or did not answer in time. Any method that ranks call together may raise it.
     """
 
     framework = "plain"  # what reports call the training loop
@@ -66,10 +77,10 @@ class TrainingGuard:
         self,
         run: str | os.PathLike[str],
         *,
-        model: Any,
-        optimizer: Any = None,
-        scheduler: Any = None,
-        scaler: Any = None,
+        model: Guarded,
+        optimizer: Guarded | None = None,
+        scheduler: Guarded | None = None,
+        scaler: Guarded | None = None,
         save: Callable[[str, int], object] | None = None,
         load: Callable[[str], object] | None = None,
         name: str = "step-{step}.pt",
@@ -137,7 +148,7 @@ class TrainingGuard:
         """The run's normalised URL or absolute path."""
         return self._run.url
 
-    def steps(self, loader: Any, total: int, save_every: int) -> Iterator[tuple[int, Any]]:
+    def steps(self, loader: Iterable[Batch], total: int, save_every: int) -> Iterator[tuple[int, Batch]]:
         """Yield (number of the update to make, batch) until `total` updates are done, epoch after epoch.
 
         Resumes at the newest known-good checkpoint. Saves after every `save_every` updates and at the end. When the

@@ -4,8 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 from ckptguard.errors import SettingsError
+
+
+class Guarded(Protocol):
+    """What a TrainingGuard saves and puts back: a module, an optimizer, a scheduler, a scaler, or anything else with
+    these two methods."""
+
+    def state_dict(self) -> Any:
+        """Return the state: a dict of tensors and plain values."""
+
+    def load_state_dict(self, state: Any, /) -> Any:
+        """Take over a state that `state_dict` returned."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,6 @@ import msgspec
 from ckptguard.decisions.retention import unknown_metrics
 from ckptguard.documents.build import fields
 from ckptguard.documents.done_lines import (
-    Table,
     prune_lines,
     prune_table,
     repair_lines,
@@ -24,7 +23,7 @@ from ckptguard.documents.done_lines import (
     rollback_lines,
     silence_text,
 )
-from ckptguard.documents.report_lines import Line, checked_lines, report_lines
+from ckptguard.documents.report_lines import Line, Table, checked_lines, report_lines
 from ckptguard.engine.watched_run import WatchedRun
 from ckptguard.errors import NotFoundError, SettingsError
 from ckptguard.layouts import Checkpoint

@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,7 @@ from ckptguard.api import verbs
 from ckptguard.errors import CkptguardError
 
 ROOT = Path(__file__).resolve().parents[3]
-VERBS = ("verify", "known_good", "restore", "checkpoints", "rollback", "diff", "incidents", "load", "seal")
+VERBS = ("verify", "known_good", "restore", "checkpoints", "rollback", "diff", "incidents", "incident", "load", "seal")
 ROOMS = sorted(p.name for p in (ROOT / "ckptguard").iterdir() if (p / "__init__.py").is_file() or p.suffix == ".py")
 
 
@@ -93,6 +94,62 @@ def test_every_verb_is_typed_and_says_what_it_raises() -> None:
         assert "Error" in text, verb
         if "Args:" in text:
             assert all(re.search(rf"^    {name}: ", text, re.MULTILINE) for name in said.parameters), verb
+
+
+def test_a_guard_says_of_each_argument_what_it_is() -> None:
+    """Its help has the type of each, and one line or two about it."""
+    said = inspect.signature(ckptguard.TrainingGuard)
+    assert all(p.annotation not in (inspect.Parameter.empty, "Any", Any) for p in said.parameters.values())
+    text = inspect.getdoc(ckptguard.TrainingGuard) or ""
+    for name in said.parameters:
+        assert re.search(rf"^    {name}: .+\.$|^    {name}: .+\n        .+\.$", text, re.MULTILINE), name
+    shown = pydoc.plain(pydoc.render_doc(ckptguard.TrainingGuard))
+    for typed in ("model: 'Guarded'", "optimizer: 'Guarded | None'", "save: 'Callable[[str, int], object] | None'"):
+        assert typed in shown
+
+
+USER = """
+import ckptguard
+import torch
+
+model = torch.nn.Linear(2, 2)
+optimizer = torch.optim.AdamW(model.parameters())
+scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
+scaler = torch.amp.GradScaler("cpu")
+
+
+class Mine:
+    def state_dict(self) -> dict[str, int]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        pass
+
+
+own: ckptguard.Guarded = Mine()
+guard = ckptguard.TrainingGuard("r", model=model, optimizer=optimizer, scheduler=scheduler, scaler=scaler)
+ckptguard.TrainingGuard("r", model=own, optimizer=Mine(), daemon="off")
+for step, batch in guard.steps([("a", 1.5)], total=1, save_every=1):
+    reveal_type(step)
+    reveal_type(batch)
+reveal_type(ckptguard.known_good("r").path)
+ckptguard.TrainingGuard("r", model=3)
+guard.steps(3, total=1, save_every=1)
+"""
+
+
+def test_a_users_file_is_checked_by_its_types(tmp_path: Path) -> None:
+    """What torch makes may be guarded, and what has the two methods. Steps give the loader's batches, and a number is
+    neither a model nor a loader."""
+    pytest.importorskip("mypy")
+    (tmp_path / "user.py").write_text(USER)
+    command = [sys.executable, "-m", "mypy", "--strict", "--no-error-summary", str(tmp_path / "user.py")]
+    said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=550).stdout
+    lines = [re.sub(r"^.*user\.py:\d+: (note: Revealed type is )?", "", line) for line in said.splitlines()]
+    assert lines[:3] == ['"int"', '"tuple[str, float]"', '"str"'], said
+    errors = [line for line in lines[3:] if line.startswith("error")]
+    assert [line.rpartition("[")[2] for line in errors] == ["arg-type]"] * 2
+    assert 'expected "Guarded"' in said
 
 
 def test_errors_are_one_tree() -> None:

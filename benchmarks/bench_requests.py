@@ -17,6 +17,7 @@ from support.store_requests import Bill
 from support.store_runs import StoreRun, look
 
 from benchmarks.measuring import BUCKET, options, s3_server
+from ckptguard.layouts import Checkpoint
 from ckptguard.runs.results import Checked
 from ckptguard.runs.work import Work
 from ckptguard.scan import scan_files
@@ -47,12 +48,18 @@ def main() -> None:
 
             began, backlog = time.perf_counter(), Bill(proxy)
 
-            def found(checked: Checked) -> None:
-                if checked.path == f"checkpoint-{10 * given.saves}":
+            def say(path: str, what: str) -> None:
+                if path == f"checkpoint-{10 * given.saves}":
                     asked, seconds = sum(backlog.counts().values()) + backlog.reads(), time.perf_counter() - began
-                    print(f"the newest is {checked.outcome.value} after {seconds:.1f} s, {asked} requests", flush=True)
+                    print(f"the newest is {what} after {seconds:.1f} s, {asked} requests", flush=True)
 
-            guarded.step(Work(scanner=scan_files, on_verdict=found))
+            def on_verdict(checked: Checked) -> None:
+                say(checked.path, checked.outcome.value)
+
+            def on_early(checkpoint: Checkpoint, words: str) -> None:
+                say(checkpoint.path, "read")
+
+            guarded.step(Work(scanner=scan_files, on_verdict=on_verdict, on_early=on_early))
             print(f"all {given.saves} saves are judged after {time.perf_counter() - began:.1f} s", flush=True)
             show("two more looks", 2)
             idle = show("an idle look", 1)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable
 
+import msgspec
+
 from ckptguard.checks.completeness import check_completeness
 from ckptguard.checks.digests import check_digests
 from ckptguard.checks.drift import check_drift
@@ -21,7 +23,8 @@ from ckptguard.checks.stale import check_stale, moments_present, skipped_steps, 
 from ckptguard.checks.structure import check_structure
 from ckptguard.checks.understood import check_understood
 from ckptguard.checks.zeros import check_zeros
-from ckptguard.values.verdict import MOST_CONSTANT, Facts, Finding
+from ckptguard.values.manifest import Manifest
+from ckptguard.values.verdict import MOST_CONSTANT, Facts, Finding, Severity
 
 CHECKS: tuple[Callable[[Evidence], Iterable[Finding]], ...] = (
     check_structure,
@@ -41,12 +44,20 @@ CHECKS: tuple[Callable[[Evidence], Iterable[Finding]], ...] = (
     check_headroom,
 )
 
-__all__ = ["CHECKS", "Evidence", "facts_of", "run_checks"]
+__all__ = ["CHECKS", "Evidence", "facts_of", "is_bad_alone", "run_checks"]
 
 
 def run_checks(evidence: Evidence) -> list[Finding]:
     """Return the findings of all checks, in the table's order."""
     return [finding for check in CHECKS for finding in check(evidence)]
+
+
+def is_bad_alone(evidence: Evidence, files: Manifest) -> bool:
+    """True if a checkpoint's own bytes make it bad, whatever is on record of others: damage, or NaN. `files` is what
+    was read, because a reference with the same bytes is the kindest one that there may be."""
+    kindest = msgspec.structs.replace(evidence, reference=files)
+    found = itertools.chain(check_structure(kindest), check_finite(kindest))
+    return any(finding.severity is Severity.ERROR for finding in found)
 
 
 def facts_of(evidence: Evidence) -> Facts:

@@ -17,6 +17,7 @@ from ckptguard.decisions.fleet_health import is_training, shortest_interval
 from ckptguard.decisions.store_requests import next_pause
 from ckptguard.engine.watcher import Watcher
 from ckptguard.errors import CkptguardError, CouldNotTellError, NotFoundError, RunRemovedError
+from ckptguard.layouts import Checkpoint
 from ckptguard.records.daemon_record import KEY as DAEMON_KEY
 from ckptguard.records.daemon_record import (
     DaemonRecord,
@@ -50,7 +51,7 @@ from ckptguard.storage.local.removal import (
     were_removed,
 )
 from ckptguard.storage.remote.listed_storage import ListedRun
-from ckptguard.upkeep.reconcile import PassNotes, PassResult, pass_read_only, reconcile
+from ckptguard.upkeep.reconcile import PassNotes, PassResult, PendingSave, pass_read_only, reconcile
 from ckptguard.upkeep.samples import PassStart
 from ckptguard.values.ids import RECORDS_FOLDER, CheckpointId, name_of_run
 from ckptguard.values.record_formats import FORMAT_KEY
@@ -512,7 +513,14 @@ class WatchedRun:
                 self._note(view, wrote=False)
             return work.may_begin(size)
 
-        own = msgspec.structs.replace(work, on_verdict=on_verdict, may_begin=may_begin)
+        def on_early(checkpoint: Checkpoint, words: str) -> None:
+            waits = PendingSave(path=checkpoint.path, series=checkpoint.series, step=checkpoint.step, reason=words)
+            self._log_once("pending", path=waits.path, step=waits.step, reason=words)
+            others = (other for other in self.last_pass.pending if other.path != waits.path)
+            self.last_pass = msgspec.structs.replace(self.last_pass, pending=(*others, waits))
+            work.on_early(checkpoint, words)
+
+        own = msgspec.structs.replace(work, on_verdict=on_verdict, on_early=on_early, may_begin=may_begin)
         return reconcile(view, self._notes, work=own, assume_quiet=assume_quiet)
 
     def _may_rely_on(self, other: DaemonRecord) -> bool:

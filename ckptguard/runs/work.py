@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ckptguard.errors import BusyError, CouldNotTellError
+from ckptguard.layouts import Checkpoint
 from ckptguard.runs.results import Checked
 from ckptguard.scan import Progress, Scanner, scan_files
 
@@ -26,6 +27,7 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
     - `may_begin` says whether this number of bytes may be read next. If not, the work ends early, and the caller
       repeats it.
     - `on_verdict` is called with each verdict of a pass at once.
+    - `on_early` is called with a checkpoint that was read before its turn, and what to say of it.
     - `yield_for`: seconds for which a scan may yield to everything else; see `ScanOptions`.
     """
 
@@ -35,6 +37,7 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
     stop: threading.Event | None = None
     may_begin: Callable[[int], bool] = lambda size: True
     on_verdict: Callable[[Checked], None] = lambda checked: None
+    on_early: Callable[[Checkpoint, str], None] = lambda checkpoint, words: None
     yield_for: float | None = None
 
     def is_stopped(self) -> bool:

@@ -4,8 +4,10 @@ killed pass is simply repeated."""
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
@@ -58,7 +60,7 @@ from ckptguard.upkeep.samples import (
 from ckptguard.values.ids import CheckpointId, Step, numbers_of
 from ckptguard.values.settings import Settings
 from ckptguard.values.verdict import Outcome
-from ckptguard.verification.checkpoint import Resave, Verification, verify_checkpoint, verify_kept
+from ckptguard.verification.checkpoint import Resave, Verification, read_early, verify_checkpoint, verify_kept
 
 _UPLOADS_INTERVAL = 86400.0  # seconds; a store lists unfinished uploads apart, and they are removed after a day
 _COLLECT_INTERVAL = 3600.0  # seconds; files that are not old enough yet are removed next time
@@ -69,6 +71,7 @@ _COUNTED = tuple(f"{folder}/" for folder in (*FOLDERS, TRASH, PINS))  # what a p
 
 _PASSING = (f"{PINS}/", f"{SAMPLES}/", f"{SILENCES}/")  # they come and go while a run is used
 _MARKED = 64  # steps of each series
+_EARLY_EVERY = 8  # turns of a series
 
 _BESIDE = (f"{INCIDENTS}/", f"{SCRUBS}/", f"{SAMPLES}/", f"{AUDIT}/", f"{EMPTIED}/", f"{LATE_MD5S}/", f"{SILENCES}/")
 
@@ -124,6 +127,7 @@ class PassNotes:
     was_empty: bool = False  # no path held anything when the run was looked at before
     settled: PassStart | None = None  # what the last pass started from, if it left nothing to do
     start: PassStart | None = None  # what the last pass started from
+    early_in: dict[str, int] = field(default_factory=dict)  # turns of a series until its newest save is read early
 
     def prune_is_due(self) -> bool:
         """True if pruning is due. The next time is then some minutes later."""
@@ -355,20 +359,26 @@ class _Pass:
         ready: list[Checkpoint] = []
         finished: list[tuple[Checkpoint, bool]] = []
         in_order = sorted(checkpoints, key=lambda c: (c.step is None, numbers_of(c.step), c.written_at, c.path))
-        for checkpoint in in_order:
-            if checkpoint.unread is not None:  # what was known of it stays, and counts again once it can be read
-                self.pending.append(_unread_save(checkpoint))
-                continue
-            sample, known = sample_of(self.notes.samples, checkpoint), False
+        waiting = [checkpoint for checkpoint in in_order if self._lacks_verdict(checkpoint)]
+        kept = 0 if view.settings.keep == "none" else view.settings.keep_pending
+        later = Counter(checkpoint.series for checkpoint in waiting)
+        for checkpoint in waiting:
+            later[checkpoint.series] -= 1
+            sample, known = self.notes.samples[checkpoint.path], False
+            may_skip_look = later[checkpoint.series] >= kept  # only finished saves are protected
             try:
-                if not sample.done:
-                    sample.id = current_verdict_of(view, checkpoint)
-                    sample.done = sample.id is not None and not self._was_empty(checkpoint.path, sample.id)
-                if sample.done:
-                    continue
+                self._note_verdict(checkpoint, sample)
                 known = view.current_if_readable(checkpoint) is not None
                 self.saved_over = self.saved_over or (known and is_saved_over(view, checkpoint))
-                waits = not_yet(view, checkpoint, sample, self.work, assume_quiet=assume_quiet, hurry=hurry)
+                waits = not_yet(
+                    view,
+                    checkpoint,
+                    sample,
+                    self.work,
+                    assume_quiet=assume_quiet,
+                    hurry=hurry,
+                    may_skip_look=may_skip_look,
+                )
             except CouldNotTellError as error:
                 waits = NotYet(why=error.message, seconds=sample.retry_later(view.settings))
                 self.troubles.append(f"{checkpoint.path}: {error.message}")
@@ -386,6 +396,22 @@ class _Pass:
                     self._look_if_late(checkpoint, sample, waits)
         self.troubles += protect(view, finished)
         return ready
+
+    def _lacks_verdict(self, checkpoint: Checkpoint) -> bool:
+        """True if a checkpoint that can be looked at may have no verdict."""
+        if checkpoint.unread is not None:  # what was known of it stays, and counts again once it can be read
+            self.pending.append(_unread_save(checkpoint))
+            return False
+        sample = sample_of(self.notes.samples, checkpoint)
+        with contextlib.suppress(CouldNotTellError):  # `look` says so
+            self._note_verdict(checkpoint, sample)
+        return not sample.done
+
+    def _note_verdict(self, checkpoint: Checkpoint, sample: CheckpointSample) -> None:
+        if not sample.done:
+            sample.id = current_verdict_of(self.view, checkpoint)
+            sample.done = sample.id is not None and not self._was_empty(checkpoint.path, sample.id)
+            sample.early = None if sample.done else sample.early
 
     def _note_what_went(self) -> None:
         """Note which paths are empty now, and which hold another save before the one there had its verdict."""
@@ -449,31 +475,65 @@ class _Pass:
         if current_verdict is not None and emptied_key(current_verdict) in self._marks:
             unmark_emptied(self.view.run, current_verdict)
 
-    def verify(self, ready: Iterable[Checkpoint]) -> None:
-        """Verify what is ready, oldest first, until the work is stopped or yields to other runs."""
+    def verify(self, ready: Sequence[Checkpoint]) -> None:
+        """Verify what is ready, oldest first, until the work is stopped or yields to other runs. After the first one of
+        a series its newest is read before its turn, because a resume would take it."""
+        newest = {checkpoint.series: checkpoint for checkpoint in ready}
         for checkpoint in ready:
+            if self.notes.early_in.get(checkpoint.series) == 0 and newest[checkpoint.series] is not checkpoint:
+                self._read_early(newest[checkpoint.series])
+            sample = self.notes.samples[checkpoint.path]
+            if sample.done:
+                continue
             if self.work.is_stopped():
                 self._wait(checkpoint, NotYet(why="the daemon is stopping", seconds=None))
                 continue
             if self._should_yield(checkpoint.bytes):
                 self._wait(checkpoint, NotYet(why="other runs go first", seconds=0.0))
                 continue
-            sample = self.notes.samples[checkpoint.path]
             was_gone = checkpoint.path in self.notes.gone
             work = self._patient(checkpoint, time.monotonic() - sample.since)
             result = _verify(self.view, checkpoint, sample, work, was_gone=was_gone)
+            self.notes.early_in[checkpoint.series] = max(0, self.notes.early_in.get(checkpoint.series, 1) - 1)
             if isinstance(result, Checked):
-                self.notes.gone.pop(checkpoint.path, None)
-                self._unmark_emptied(result.id)
-                self._found(result)
-                self.troubles += release_other(self.view, checkpoint, result.id)
-                self._settle_first_good(result)
-                self.leave_room()
+                self._judged(checkpoint, result)
                 continue
             self.view.look_again(checkpoint.path)
             self._wait(checkpoint, NotYet(why=result, seconds=max(0.0, sample.retry_at - time.monotonic())))
             if sample.failures:
                 self.troubles.append(f"{checkpoint.path}: {result}")
+
+    def _read_early(self, checkpoint: Checkpoint) -> None:
+        """Read the newest save of a series while earlier ones wait. It has its verdict at once if its own bytes make it
+        bad. Then older saves have some turns, so that a training that saves fast does not hold them up: what was read
+        early is read again if our own link to it went meanwhile, because that changes its ctime."""
+        sample = self.notes.samples[checkpoint.path]
+        if sample.done or sample.early is not None or self.work.is_stopped() or self._should_yield(checkpoint.bytes):
+            return
+        id = self.view.current_if_readable(checkpoint)
+        if id is not None and self.view.history.has_verdict(id):  # a new save, or damage: its turn decides
+            return
+        self.notes.early_in[checkpoint.series] = _EARLY_EVERY
+        work = self._patient(checkpoint, time.monotonic() - sample.since)
+        try:
+            result = read_early(self.view, checkpoint, work=work)
+        except CouldNotTellError:
+            return  # its turn says so
+        if isinstance(result, Checked):
+            sample.done, sample.id = True, result.id
+            self._judged(checkpoint, result)
+        else:
+            sample.early = result
+            self.work.on_early(checkpoint, result.words)
+
+    def _judged(self, checkpoint: Checkpoint, result: Checked) -> None:
+        """Do what follows from the verdict on a checkpoint in place."""
+        self.notes.gone.pop(checkpoint.path, None)
+        self._unmark_emptied(result.id)
+        self._found(result)
+        self.troubles += release_other(self.view, checkpoint, result.id)
+        self._settle_first_good(result)
+        self.leave_room()
 
     def judge_copies(self) -> None:
         """Verify kept copies whose saves were deleted or overwritten, the newest first."""
@@ -522,7 +582,8 @@ class _Pass:
         self.troubles += [*repaired.could_not_tell, *troubles]
 
     def _wait(self, checkpoint: Checkpoint, waits: NotYet) -> None:
-        self.pending.append(_pending(checkpoint, waits.why))
+        early = self.notes.samples[checkpoint.path].early
+        self.pending.append(_pending(checkpoint, waits.why if early is None else early.words))
         self._delays += [] if waits.seconds is None else [waits.seconds]
 
 
@@ -555,13 +616,13 @@ def _verify(
     how = Verification(resave=Resave.WAIT if waits else Resave.GIVE_UP, was_gone=was_gone)
     try:
         try:
-            result = verify_checkpoint(view, checkpoint, how, work=work)
+            result = verify_checkpoint(view, checkpoint, how, work=work, early=sample.early)
         except ResavingError as error:  # from now on it is unfinished, until a file changes
             sample.resaving = error.message
             if wait_for_writers(view, checkpoint, sample) > 0:
                 raise
             how = msgspec.structs.replace(how, resave=Resave.GIVE_UP)
-            result = verify_checkpoint(view, checkpoint, how, work=work)
+            result = verify_checkpoint(view, checkpoint, how, work=work, early=sample.early)
     except ResavingError as error:
         return error.message
     except (ChangedWhileReadError, ObjectMissingError) as error:
@@ -570,7 +631,7 @@ def _verify(
     except CouldNotTellError as error:
         sample.retry_later(view.settings)
         return error.message
-    sample.done, sample.id = True, result.id
+    sample.done, sample.id, sample.early = True, result.id, None
     return result
 
 

@@ -20,6 +20,7 @@ from ckptguard.runs.work import Work
 from ckptguard.runs.writers import pause_between_files, writer_of, writers_are_seen
 from ckptguard.values.ids import CheckpointId, numbers_of
 from ckptguard.values.settings import Settings
+from ckptguard.verification.checkpoint import EarlyRead
 from ckptguard.verification.collect_evidence import completeness
 
 _COMPARED = 8  # earlier saves of a series that say how long its writer pauses
@@ -61,6 +62,7 @@ class CheckpointSample:
     whole: bool = False  # its layout proves that all of its files exist
     done: bool = False  # there is a verdict for this signature
     id: CheckpointId | None = None  # the generation that this verdict is about
+    early: EarlyRead | None = None  # it was read before its turn
     retry_at: float = 0.0
     failures: int = 0
     judged: bool = False  # it had its verdict, and since then only lost files
@@ -127,19 +129,23 @@ def not_yet(
     *,
     assume_quiet: bool,
     hurry: bool = False,
+    may_skip_look: bool = False,
 ) -> NotYet | None:
     """Return why a checkpoint cannot be verified yet, or None if it can. Raises CouldNotTellError.
 
-    `hurry`: what its layout proves to be whole is verified at once.
+    `hurry`: what its layout proves to be whole is verified at once. `may_skip_look`: an old save is verified as it is,
+    so a backlog costs no look at each file before its first verdict.
     """
     now = time.monotonic()
     if sample.retry_at > now:
         return NotYet(why="it could not be read; trying again", seconds=sample.retry_at - now)
-    stable = sample.stable_for(checkpoint)
+    stable, sealed = sample.stable_for(checkpoint), view.current(checkpoint)
+    given_up_at = max(view.settings.unfinished_limit, view.settings.settle)
+    if may_skip_look and stable >= given_up_at and wait_for_writers(view, checkpoint, sample) <= 0:
+        return None
     if not sample.looked:
         sample.unfinished, sample.whole = completeness(view.run.storage, checkpoint, scanner=work.scanner)
         sample.looked = True
-    sealed = view.current(checkpoint)
     by_writer = LAYOUTS[checkpoint.layout].sealed_by_writer
     why = sample.unfinished or sample.resaving
     if why is None and sealed is None and by_writer:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import threading
+import weakref
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
-from ckptguard.checks import Evidence, facts_of, run_checks
+from ckptguard.checks import Evidence, facts_of, is_bad_alone, run_checks
 from ckptguard.checks.evidence import FoundSums, KnownFacts
 from ckptguard.checks.order import counters_of
 from ckptguard.checks.schema import QUESTION, UNCLEAR_SAVE
@@ -54,12 +56,14 @@ from ckptguard.values.verdict import (
     is_clearance,
     judge,
     limit_findings,
+    why,
 )
 from ckptguard.verification.collect_evidence import (
     collect_evidence,
     copy_differs,
     gaps_of,
     manifest_files,
+    manifest_without_seal,
     scan_checkpoint,
 )
 from ckptguard.verification.damage_or_resave import Change, KnownBefore, classify_change
@@ -107,20 +111,27 @@ _UNCLEAR = (
 _RACES = 4  # other processes may seal the same checkpoint meanwhile; then try again
 _ASKED_AGAIN = (QUESTION, UNDERSTOOD)
 _SAVES = 4  # earlier ones that a file may belong to
+_MOST_HELD = 100_000  # tensors, about 100 MB, of what was read early
 _OTHERS = 20  # neighbours by step whose content a file may be a stale copy of
 
 
 def verify_checkpoint(
-    view: RunView, checkpoint: Checkpoint, how: Verification = FULLY, *, work: Work = PLAIN
+    view: RunView,
+    checkpoint: Checkpoint,
+    how: Verification = FULLY,
+    *,
+    work: Work = PLAIN,
+    early: EarlyRead | None = None,
 ) -> Checked:
     """Verify a checkpoint in place now, and record the verdict, in the steps of docs/explain/verdict.md: all bytes are
-    read once, compared with what is sealed, checked and judged. The caller has waited until its files are quiet.
+    read once, compared with what is sealed, checked and judged. The caller has waited until its files are quiet. What
+    was read `early` is not read again, if that is still what is there.
 
     After reading, only its own files are listed again, and its series' record names. Raises CouldNotTellError and its
     kinds if there can be no verdict: a file changed or vanished meanwhile, storage failed, or the scanning process
     died.
     """
-    read = _read(view, checkpoint, how, work)
+    read = _read(view, checkpoint, how, work, early)
     for race in range(_RACES):
         view.refresh(checkpoint.series, just_listed=race == 0)
         try:
@@ -132,6 +143,24 @@ def verify_checkpoint(
             _confirm_kept(view, content.sealed, work)
         return found
     raise CouldNotTellError(f"other processes kept sealing {checkpoint.path} at the same time")
+
+
+def read_early(view: RunView, checkpoint: Checkpoint, *, work: Work = PLAIN) -> Checked | EarlyRead:
+    """Read a checkpoint before its turn, while earlier saves of its series have no verdict. It is BAD at once, and
+    recorded, if its own bytes make it so. Every other verdict needs what is recorded about the saves before it.
+
+    Raises as `verify_checkpoint` does.
+    """
+    how = Verification(resave=Resave.WAIT)
+    read = _read(view, checkpoint, how, work)
+    content = _content_of(view, checkpoint, read, how)
+    evidence = _evidence(view, checkpoint, read, how, content)
+    beside = _lists_beside(view, checkpoint)
+    if is_bad_alone(evidence, manifest_without_seal(checkpoint, manifest_files(evidence))):
+        return verify_checkpoint(view, checkpoint, how, work=work, early=EarlyRead(beside=beside, read=read))
+    findings = _findings(view, evidence, how, content)
+    good = judge(findings, sealed=content.sealed is not None) is Outcome.GOOD
+    return _hold(EarlyRead(beside=beside, read=read, doubt=None if good else why(findings, most=1)))
 
 
 def judge_in_run(view: RunView, how: Verification, notes: list[str], work: Work) -> Callable[[Checkpoint], Checked]:
@@ -186,6 +215,53 @@ class Read(msgspec.Struct, frozen=True):
     md5: bool
 
 
+class EarlyRead(msgspec.Struct, frozen=True, kw_only=True, weakref=True, eq=False):
+    """What was read of a checkpoint before its turn. It is not a verdict, and lives in memory alone.
+
+    - `beside`: the checksum files beside it.
+    - `read`: None if too much was held already. Then it is read again in its turn.
+    - `doubt`: why it may not be good, by what was on record then. None: nothing wrong was found.
+    """
+
+    beside: tuple[tuple[object, ...], ...]
+    read: Read | None
+    doubt: str | None = None
+
+    def is_of(self, checkpoint: Checkpoint, beside: tuple[tuple[object, ...], ...]) -> bool:
+        """True if what was read is what is there now, as far as storage reports. A file that was written since has
+        another ctime, even if its time was set back."""
+        read = [(f.entry.key, f.entry.size, f.entry.ctime_ns) for f in self.read.scan.files] if self.read else None
+        return self.beside == beside and [(e.key, e.size, e.ctime_ns) for e in checkpoint.entries] == read
+
+    @property
+    def tensors(self) -> int:
+        """How many tensors were read."""
+        return sum(len(file.numbers) for file in self.read.scan.files) if self.read else 0
+
+    @property
+    def words(self) -> str:
+        """What to say of the checkpoint until it has its verdict."""
+        found = "nothing wrong was found" if self.doubt is None else f"it may not be good ({self.doubt})"
+        return f"it was read early, and {found}; its verdict comes after those of the saves before it"
+
+
+_held: weakref.WeakSet[EarlyRead] = weakref.WeakSet()
+_holding = threading.Lock()
+
+
+def _lists_beside(view: RunView, checkpoint: Checkpoint) -> tuple[tuple[object, ...], ...]:
+    return tuple((entry.key, *entry.signature) for entry in view.sum_lists_beside(checkpoint))
+
+
+def _hold(early: EarlyRead) -> EarlyRead:
+    """Return it without what was read if this process already holds too much."""
+    with _holding:
+        if sum(one.tensors for one in (early, *_held)) > _MOST_HELD:
+            return msgspec.structs.replace(early, read=None)
+        _held.add(early)
+    return early
+
+
 class ReadContent(msgspec.Struct, frozen=True):
     """What was read: its generation, its manifest if it is sealed, and how the files differ from it.
 
@@ -198,18 +274,25 @@ class ReadContent(msgspec.Struct, frozen=True):
     grew_from: CheckpointId | None = None
 
 
-def _read(view: RunView, checkpoint: Checkpoint, how: Verification, work: Work) -> Read:
+def _read(view: RunView, checkpoint: Checkpoint, how: Verification, work: Work, early: EarlyRead | None = None) -> Read:
     """Read all bytes once. Raises ChangedWhileReadError if its files are no longer those that were listed."""
+    read = early.read if early is not None else None
+    now = view.look_again(checkpoint.path) if read is not None else checkpoint
+    if read is None or early is None or now is None or not early.is_of(now, _lists_beside(view, now)):
+        read = _scan(view, checkpoint, how, work)
+        now = view.look_again(checkpoint.path)
+    if now is None or now.signature != checkpoint.signature:
+        raise ChangedWhileReadError(f"{checkpoint.path} changed while it was read", key=checkpoint.path)
+    return read
+
+
+def _scan(view: RunView, checkpoint: Checkpoint, how: Verification, work: Work) -> Read:
     md5 = how.md5 and not spares_md5(view, checkpoint.bytes, work)
     if md5 and view.settings.digest == "blake3" and not how.resealed:
         md5 = not _md5_is_recorded(view, checkpoint)
     sums = find_sums(view.run.storage, checkpoint, view.sum_lists_beside(checkpoint))
     options = sums.added_to(ScanOptions(md5=md5, yield_for=work.yield_for))
-    scan = scan_checkpoint(view.run.storage, checkpoint, options, work)
-    now = view.look_again(checkpoint.path)
-    if now is None or now.signature != checkpoint.signature:
-        raise ChangedWhileReadError(f"{checkpoint.path} changed while it was read", key=checkpoint.path)
-    return Read(scan, sums, md5)
+    return Read(scan_checkpoint(view.run.storage, checkpoint, options, work), sums, md5)
 
 
 def _content_of(view: RunView, checkpoint: Checkpoint, read: Read, how: Verification) -> ReadContent:

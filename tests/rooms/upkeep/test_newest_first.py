@@ -1,0 +1,385 @@
+"""With a backlog the newest save of each series is read early, and in the end all is as oldest first."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.daemon_process import PATIENCE
+from support.runs import QUICK
+from support.tiny_run import inline
+from support.views import look
+from support.web_listener import Listener, listening
+
+from ckptguard.engine.watched_run import WatchedRun
+from ckptguard.errors import NoKnownGoodError
+from ckptguard.layouts import Checkpoint
+from ckptguard.records.incidents import list_incidents
+from ckptguard.records.run import open_run
+from ckptguard.reporting.notify import Hooks
+from ckptguard.runs import history
+from ckptguard.runs.find_known_good import find_known_good
+from ckptguard.runs.work import Work
+from ckptguard.upkeep import reconcile as reconciling
+from ckptguard.upkeep.reconcile import PassNotes, PassResult, reconcile
+from ckptguard.values.ids import run_id_of
+from ckptguard.values.verdict import Outcome
+from ckptguard.verification import checkpoint as verification
+
+State = dict[str, Any]
+
+
+class Killed(BaseException):
+    """The process is gone."""
+
+
+def state_of(save: int) -> State:
+    """What training has at a save."""
+    made = torch.Generator().manual_seed(save)
+    names = [f"layers.{n}.weight" for n in range(5)]
+    model = {name: torch.randn(12, 12, generator=made) for name in names}
+    moments = {n: {"step": torch.tensor(float(save)), "exp_avg": torch.randn(12, 12, generator=made)} for n in range(5)}
+    groups = [{"lr": 0.1, "params": list(range(5))}]
+    return {"model": model, "optimizer": {"state": moments, "param_groups": groups}, "step": save}
+
+
+def nan(state: State, _: int) -> None:
+    state["model"]["layers.1.weight"][3, 3] = float("nan")
+
+
+def zeros(state: State, _: int) -> None:
+    for weight in state["model"].values():
+        weight.zero_()
+
+
+def dead(state: State, _: int) -> None:
+    for weight in state["model"].values():
+        weight.fill_(0.25)
+
+
+def grown(state: State, _: int) -> None:
+    state["model"]["head.weight"] = torch.ones(4, 4) / 3
+
+
+def stale(state: State, save: int) -> None:
+    before = state_of(save)
+    state["model"], state["optimizer"]["state"] = before["model"], before["optimizer"]["state"]
+
+
+class Files:
+    """A run that was there before anybody looked at it: some saves, and what is wrong with them."""
+
+    def __init__(self, root: Path, seed: int) -> None:
+        self.root, chance = root, random.Random(seed)
+        self.saves, folders = chance.randint(8, 26), chance.random() < 0.4
+        faults: list[Callable[[State, int], None] | None] = [None] * (self.saves + 1)
+        for _ in range(chance.randint(0, 5)):
+            at = chance.randint(1, self.saves)
+            lasting, fault = chance.choice(((1, nan), (1, zeros), (99, dead), (99, grown), (1, zeros), (2, stale)))
+            for save in range(at, min(at + lasting, self.saves + 1)):
+                faults[save] = partial(fault) if fault is not stale else lambda s, _, at=at: stale(s, at - 1)
+        for save in range(1, self.saves + 1):
+            state = state_of(save)
+            if (fault := faults[save]) is not None:
+                fault(state, save)
+            parts = {"model.pt": {"model": state["model"]}, "optimizer.pt": state["optimizer"]}
+            if folders and chance.random() < 0.1:
+                parts["optimizer.pt"] = state_of(max(1, save - chance.randint(1, 4)))["optimizer"]
+            whole = root / f"net-{save}.pt"
+            for place, part in {whole.parent / f"step-{save}" / n: p for n, p in parts.items()}.items():
+                target, content = (place, part) if folders else (whole, state)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                torch.save(content, target)
+                if chance.random() < 0.04:
+                    os.truncate(target, target.stat().st_size // 2)
+                at = time.time() - 10_000.0 - 100.0 * (self.saves - save)
+                os.utime(target, (at, at))
+
+
+class Guarded:
+    """The run as a daemon guards it, that may be killed and started again. What it sends goes to a listener."""
+
+    def __init__(self, root: Path, web: Listener) -> None:
+        self.root, self.web, self.settings = root, web, QUICK.changed(webhook=web.url, keep="none")
+        self.start()
+
+    def start(self) -> None:
+        """A new process."""
+        self.hooks = Hooks(self.settings, lambda event, **fields: None)
+        self.watched = WatchedRun(str(self.root), run_id_of(str(self.root)), self.settings, self.hooks, None)
+
+    def end(self) -> None:
+        """The end of the process. What was queued is sent."""
+        self.hooks.close(timeout=PATIENCE)
+
+    def is_done(self) -> bool:
+        """True if a pass left nothing to do."""
+        return bool(self.watched.passes) and not self.watched.last_pass.pending and not self.watched.last_pass.yielded
+
+    def good(self) -> str | None:
+        """The path of the known-good checkpoint."""
+        return known_good(self.root)
+
+    def outcomes(self) -> dict[str, Outcome | None]:
+        """Of each save what it is."""
+        return outcomes(self.root)
+
+    def incidents(self) -> list[tuple[str, str]]:
+        """What is wrong, as the records have it."""
+        found = list_incidents(open_run(str(self.root)))
+        return sorted((str(one.evidence.get("path")), one.state) for one in found)
+
+    def told(self) -> list[tuple[object, ...]]:
+        """What people were told."""
+        return sorted((str(event["event"]), str(event["step"])) for event in self.web.posted)
+
+
+def known_good(root: Path) -> str | None:
+    """The path of the known-good checkpoint."""
+    try:
+        return os.path.relpath(find_known_good(open_run(str(root))).path, root)
+    except NoKnownGoodError:
+        return None
+
+
+def outcomes(root: Path) -> dict[str, Outcome | None]:
+    """Of each save what it is, by its records."""
+    view = look(str(root))
+    verdicts = {c.path: view.history.verdict(view.content_id(c)) for c in view.checkpoints}
+    return {path: verdict and verdict.outcome for path, verdict in verdicts.items()}
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_the_order_of_reading_changes_no_verdict_and_no_message(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """Whatever is wrong with the saves, and whenever the daemon is killed or yields to other runs: in the end all is as
+    oldest first. Meanwhile each verdict on record, and what is known-good, is as in the end, too."""
+    chance = random.Random(seed)
+    Files(tmp_path / "run", seed)
+    shutil.copytree(tmp_path / "run", tmp_path / "in-turn", copy_function=shutil.copy2)
+    with monkeypatch.context() as patched, listening() as web:
+        patched.setattr(reconciling._Pass, "_read_early", lambda self, checkpoint: None)
+        wanted = Guarded(tmp_path / "in-turn", web)
+        while not wanted.is_done():
+            wanted.watched.step(Work(scanner=inline))
+        wanted.end()
+    expected = wanted.outcomes()
+    append = history.append_verdict
+
+    def dies(*args: Any, **named: Any) -> Any:
+        if chance.random() < 0.04:
+            raise Killed
+        done = append(*args, **named)
+        if chance.random() < 0.04:
+            raise Killed
+        return done
+
+    def scan(*args: Any) -> Any:
+        if chance.random() < 0.03:
+            raise Killed
+        return inline(*args)
+
+    monkeypatch.setattr(history, "append_verdict", dies)
+    with listening() as web:
+        daemon = Guarded(tmp_path / "run", web)
+        while not daemon.is_done():
+            turn = iter(range(chance.choice((1, 3, 1000))))
+            try:
+                daemon.watched.step(Work(scanner=scan, may_begin=lambda _, turn=turn: next(turn, None) is not None))
+            except Killed:
+                daemon.end()
+                daemon.start()
+            so_far = daemon.outcomes()
+            assert so_far == {path: expected[path] if found else None for path, found in so_far.items()}
+            good = daemon.good()
+            assert good is None or expected[good] is Outcome.GOOD, good
+        daemon.end()
+        assert daemon.outcomes() == expected
+        assert daemon.good() == wanted.good()
+        # Where the daemon is killed between a suspect verdict and its incident, no later one opens that.
+        bad = {path for path, outcome in expected.items() if outcome is Outcome.BAD}
+        assert [i for i in daemon.incidents() if i[0] in bad] == [i for i in wanted.incidents() if i[0] in bad]
+        assert set(daemon.incidents()) <= set(wanted.incidents())
+        assert daemon.told() == wanted.told()
+
+
+class Backlog:
+    """A run of whole saves that nobody looked at, and passes over it. What was read, judged and read early is noted."""
+
+    def __init__(self, root: Path, saves: int) -> None:
+        self.root, self.notes = root, PassNotes()
+        self.read: list[str] = []
+        self.judged: list[tuple[str, Outcome]] = []
+        self.early: list[tuple[str, str]] = []
+        root.mkdir()
+        for save in range(1, saves + 1):
+            self.save(save)
+
+    def save(self, save: int, fault: Callable[[State, int], None] | None = None) -> None:
+        """Save it, as long ago as a trainer that saves each 100 s."""
+        state, target = state_of(save), self.root / f"net-{save}.pt"
+        if fault is not None:
+            fault(state, save)
+        torch.save(state, target)
+        at = time.time() - 100_000.0 + 100.0 * save
+        os.utime(target, (at, at))
+
+    def go(self, turns: int = 1000) -> PassResult:
+        """Make one pass that may begin so many readings."""
+        turn = iter(range(turns))
+
+        def scan(*args: Any) -> Any:
+            if not args[2].structure_only:
+                self.read.append(args[1][0])
+            return inline(*args)
+
+        def on_early(checkpoint: Checkpoint, words: str) -> None:
+            self.early.append((checkpoint.path, words))
+
+        return reconcile(
+            look(str(self.root)),
+            self.notes,
+            work=Work(
+                scanner=scan,
+                on_verdict=lambda one: self.judged.append((one.path, one.outcome)),
+                on_early=on_early,
+                may_begin=lambda _: next(turn, None) is not None,
+            ),
+        )
+
+
+def test_the_newest_save_is_read_second_and_each_save_once(tmp_path: Path) -> None:
+    """First the series needs a save that is good for certain. What was read early has no verdict until its turn."""
+    run = Backlog(tmp_path / "run", 40)
+    done = run.go(3)
+    assert run.read == ["net-1.pt", "net-40.pt", "net-2.pt"]
+    assert [path for path, _ in run.judged] == ["net-1.pt", "net-2.pt"]
+    assert [path for path, _ in run.early] == ["net-40.pt"]
+    assert "nothing wrong was found" in run.early[0][1]
+    assert next(waiting.reason for waiting in done.pending if waiting.path == "net-40.pt") == run.early[0][1]
+    assert outcomes(run.root)["net-40.pt"] is None
+    assert not run.go().pending
+    assert sorted(run.read) == sorted(f"net-{save}.pt" for save in range(1, 41))
+    assert run.judged == [(f"net-{save}.pt", Outcome.GOOD) for save in range(1, 41)]
+    assert known_good(run.root) == "net-40.pt"
+
+
+@pytest.mark.parametrize("fault", ["nan", "rot"])
+def test_a_newest_save_that_is_bad_by_itself_has_its_verdict_at_once(tmp_path: Path, fault: str) -> None:
+    """It is the second verdict, of 40."""
+    run = Backlog(tmp_path / "run", 39)
+    run.save(40, nan if fault == "nan" else None)
+    if fault == "rot":
+        torch_file, at = run.root / "net-40.pt", (run.root / "net-40.pt").stat()
+        content = bytearray(torch_file.read_bytes())
+        content[len(content) // 3] ^= 255
+        torch_file.write_bytes(content)
+        os.utime(torch_file, ns=(at.st_mtime_ns, at.st_mtime_ns))
+    run.go(4)
+    assert run.judged[:2] == [("net-1.pt", Outcome.GOOD), ("net-40.pt", Outcome.BAD)]
+    assert not run.early
+    run.go()
+    assert len(run.judged) == len(run.read) == 40
+    assert known_good(run.root) == "net-39.pt"
+
+
+@pytest.mark.parametrize("fault", [dead, grown, zeros])
+def test_what_only_other_saves_or_checks_show_waits_for_its_turn(
+    tmp_path: Path, fault: Callable[[State, int], None]
+) -> None:
+    """The doubt is said, and no verdict is recorded before the saves in between have theirs."""
+    run = Backlog(tmp_path / "run", 9)
+    run.save(10, fault)
+    run.go(2)
+    if fault is not zeros:  # a model of zeros is bad whatever was before
+        assert [path for path, _ in run.early] == ["net-10.pt"]
+        assert "it may not be good (" in run.early[0][1]
+    run.go()
+    assert run.judged[-1 if fault is not zeros else 1][0] == "net-10.pt"
+    assert len(run.read) == 10
+    assert known_good(run.root) == "net-9.pt"
+
+
+def test_what_changed_since_is_read_again(tmp_path: Path) -> None:
+    """What was read early says nothing about other bytes, nor about a list of checksums that came later."""
+    run = Backlog(tmp_path / "run", 6)
+    run.go(2)
+    run.save(6, nan)
+    run.go()
+    assert run.read.count("net-6.pt") == 2
+    assert outcomes(run.root)["net-6.pt"] is Outcome.BAD
+    tampered = Backlog(tmp_path / "tampered", 6)
+    tampered.go(2)
+    file, at = tampered.root / "net-6.pt", (tampered.root / "net-6.pt").stat()
+    content = bytearray(file.read_bytes())
+    content[len(content) // 3] ^= 255
+    with file.open("r+b") as target:
+        target.write(content)
+    os.utime(file, ns=(at.st_mtime_ns, at.st_mtime_ns))
+    tampered.go()
+    assert tampered.read.count("net-6.pt") == 2
+    assert outcomes(tampered.root)["net-6.pt"] is Outcome.BAD
+    other = Backlog(tmp_path / "other", 6)
+    other.go(2)
+    (other.root / "net-6.pt.sha256").write_text(f"{'0' * 64}  net-6.pt\n")
+    other.go()
+    assert other.read.count("net-6.pt") == 2
+    assert outcomes(other.root)["net-6.pt"] is Outcome.BAD
+
+
+def test_a_verdict_of_another_process_makes_an_end_of_it(tmp_path: Path) -> None:
+    """What was read early is forgotten once the save has its verdict."""
+    run = Backlog(tmp_path / "run", 6)
+    run.go(2)
+    assert run.notes.samples["net-6.pt"].early is not None
+    reconcile(look(str(run.root)), PassNotes(), work=Work(scanner=inline))
+    run.go()
+    assert run.notes.samples["net-6.pt"].early is None
+    assert run.judged == [("net-1.pt", Outcome.GOOD)]
+
+
+def test_what_is_held_in_memory_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond it a save is read again in its turn, once."""
+    monkeypatch.setattr(verification, "_MOST_HELD", 0)
+    run = Backlog(tmp_path / "run", 6)
+    run.go()
+    assert [path for path, _ in run.early] == ["net-6.pt"]
+    assert run.judged == [(f"net-{save}.pt", Outcome.GOOD) for save in range(1, 7)]
+    assert run.read.count("net-6.pt") == 2
+    assert len(run.read) == 7
+
+
+def test_a_training_that_saves_fast_does_not_hold_up_its_older_saves(tmp_path: Path) -> None:
+    """With a new save before each turn, eight of nine readings are of the backlog, from the second on."""
+    run = Backlog(tmp_path / "run", 5)
+    for save in range(6, 26):
+        run.save(save)
+        run.go(1)
+    assert [path for path, _ in run.early] == ["net-7.pt", "net-16.pt", "net-25.pt"]
+    assert [path for path, _ in run.judged] == [f"net-{save}.pt" for save in range(1, 18)]
+    run.go()
+    assert run.judged == [(f"net-{save}.pt", Outcome.GOOD) for save in range(1, 26)]
+    assert len(run.read) <= 25 + 3
+
+
+def test_a_backlog_costs_no_look_at_each_file_before_its_first_verdict(tmp_path: Path) -> None:
+    """Only the saves that are protected are looked at. All the others are old enough to be judged as they are."""
+    run = Backlog(tmp_path / "run", 30)
+    looked: list[str] = []
+
+    def scan(*args: Any) -> Any:
+        if args[2].structure_only:
+            looked.extend(args[1])
+        return inline(*args)
+
+    reconcile(look(str(run.root)), run.notes, work=Work(scanner=scan, may_begin=lambda _: False))
+    assert sorted(looked) == ["net-29.pt", "net-30.pt"]

@@ -478,10 +478,11 @@ class _Pass:
     def verify(self, ready: Sequence[Checkpoint]) -> None:
         """Verify what is ready, oldest first, until the work is stopped or yields to other runs. After the first one of
         a series its newest is read before its turn, because a resume would take it."""
-        newest = {checkpoint.series: checkpoint for checkpoint in ready}
+        newest = _newest_of_own_step(ready)
         for checkpoint in ready:
-            if self.notes.early_in.get(checkpoint.series) == 0 and newest[checkpoint.series] is not checkpoint:
-                self._read_early(newest[checkpoint.series])
+            last = newest.get(checkpoint.series, checkpoint)
+            if last is not checkpoint and self.notes.early_in.get(checkpoint.series) == 0:
+                self._read_early(last)
             sample = self.notes.samples[checkpoint.path]
             if sample.done:
                 continue
@@ -597,6 +598,14 @@ def _start_of(view: RunView, before: PassStart | None) -> PassStart:
     listing = view.list_after(before.listing if before is not None and before.names == names else None)
     beside = frozenset(name for name in listed if name.startswith(_BESIDE))
     return PassStart(listing=listing, names=names, settings=view.settings, beside=beside, listed=listed)
+
+
+def _newest_of_own_step(ready: Sequence[Checkpoint]) -> dict[str, Checkpoint]:
+    """Return the newest checkpoint of each series, unless it shares its step with another one, or has none: these are
+    ordered as they are sealed."""
+    of_step = Counter((checkpoint.series, checkpoint.step) for checkpoint in ready)
+    newest = {checkpoint.series: checkpoint for checkpoint in ready}
+    return {s: c for s, c in newest.items() if c.step is not None and of_step[s, c.step] == 1}
 
 
 def _unread_save(checkpoint: Checkpoint) -> PendingSave:

@@ -292,6 +292,20 @@ def test_a_newest_save_that_is_bad_by_itself_has_its_verdict_at_once(tmp_path: P
     assert known_good(run.root) == "net-39.pt"
 
 
+def test_names_that_share_a_step_wait_for_their_turn(tmp_path: Path) -> None:
+    """They are ordered as they are sealed."""
+    run = Backlog(tmp_path / "run", 4)
+    for name, at in (("net-4-best.pt", 1000), ("net-04.pt", 2000)):
+        state = state_of(4)
+        nan(state, 4)
+        torch.save(state, run.root / name)
+        os.utime(run.root / name, (at, at))
+    run.go()
+    assert not run.early
+    order = [path for path, _ in run.judged]
+    assert order.index("net-4.pt") > order.index("net-04.pt") > order.index("net-3.pt")
+
+
 @pytest.mark.parametrize("fault", [dead, grown, zeros])
 def test_what_only_other_saves_or_checks_show_waits_for_its_turn(
     tmp_path: Path, fault: Callable[[State, int], None]

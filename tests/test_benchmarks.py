@@ -28,6 +28,7 @@ TINY = {
     "bench_many_tensors": "--tensors 20 --runs 1",
     "bench_metrics": "--runs 2 --times 1",
     "bench_notice": "--trials 1",
+    "bench_numbers": "--size-gib 0.01 --runs 1",
     "bench_observe": "--steps 60 --pairs 1 --parameters 1000",
     "bench_page": "--checkpoints 3 --tensors 2 --runs 8 --streams 2",
     "bench_pass": "--first 2 --idle 2",

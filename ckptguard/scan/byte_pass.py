@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from blake3 import blake3
 
 from ckptguard.formats.dtypes import BLOCKS
 from ckptguard.formats.structure import Problem, Structure
 from ckptguard.formats.zip.crc import crc32_function
+from ckptguard.scan.file_tallies import Tallies
 from ckptguard.scan.plan import Part, Plan, Region
 from ckptguard.scan.result import Numbers
 from ckptguard.scan.span_pieces import SpanPieces
-from ckptguard.scan.tallies import FewTally, ScaleReader, Tally, merge
-
-if TYPE_CHECKING:
-    from ckptguard.scan.numbers import Reading
+from ckptguard.scan.tallies import ScaleReader, Tally, merge
 
 HEAD = 16
 _LARGEST_ELEMENT = 8
-_TINY = 64  # bytes of a segment up to which plain numbers are faster than arrays
-_FEW_BYTES = 8 << 10  # bytes of all segments up to which they are much faster than loading numpy
 
 
 class BytePass:
@@ -56,7 +51,7 @@ class BytePass:
         self._position = part.begin
         self._region = part.first_region
         self._scales: dict[int, ScaleReader] = {}
-        self._readings: dict[tuple[str, str], Reading] = {}
+        self._make = Tallies(plan.float_bytes)
 
     def ends(self, block_size: int) -> Iterator[int]:
         """Yield where each block ends: at most `block_size` (at least 8) after the previous one, and never inside a
@@ -137,23 +132,15 @@ class BytePass:
             tally.add(piece[max(segment.begin - start, 0) : min(segment.end, stop) - start])
             if segment.end > stop:
                 break
+            self.tallies[number].close()
             cursor += 1
         self._cursors[group] = cursor
 
     def _new_tally(self, number: int) -> Tally | ScaleReader:
         segment = self._plan.segments[number]
         blocks = BLOCKS.get(segment.dtype)
-        kind = (segment.dtype if blocks is None else blocks.scale, segment.byte_order)
-        if segment.end - segment.begin <= _TINY or self._plan.float_bytes <= _FEW_BYTES:
-            tally: Tally = FewTally(*kind)
-        else:
-            # numpy is imported only for many floats: by then the digest threads have work.
-            from ckptguard.scan.numbers import ArrayTally, Reading
-
-            if kind not in self._readings:
-                self._readings[kind] = Reading(*kind)
-            tally = ArrayTally(self._readings[kind])
-        self.tallies[number] = tally
+        dtype, size = segment.dtype if blocks is None else blocks.scale, segment.end - segment.begin
+        tally = self.tallies[number] = self._make.tally(dtype, segment.byte_order, size)
         if blocks is None:
             return tally
         self._scales[number] = ScaleReader(blocks, tally)

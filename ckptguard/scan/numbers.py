@@ -15,7 +15,7 @@ from ckptguard.formats.structure import Structure, TensorPlace
 from ckptguard.scan.arrays import np
 from ckptguard.scan.decode import Decoder
 from ckptguard.scan.result import Numbers
-from ckptguard.scan.rms_sample import SquareSum
+from ckptguard.scan.rms_sample import SquareSum, Stretches
 from ckptguard.scan.tallies import Sample, Tally, merge
 from ckptguard.storage.protocol import Reader
 
@@ -36,13 +36,25 @@ class ArrayTally(Tally):
     def __init__(self, reading: Reading) -> None:
         super().__init__(reading.layout)
         self.reading = reading
-        self.squares = SquareSum(reading.decoder)
+        self.squares = SquareSum(reading.stretches)
 
     def add(self, block: memoryview) -> None:
+        bits = self._bits(block)
+        self._look(bits)
+        self.squares.add(bits)
+
+    def look(self, block: memoryview) -> None:
+        self._look(self._bits(block))
+
+    def sample(self, data: memoryview) -> None:
+        self.squares.add(self._bits(data))
+
+    def _bits(self, block: memoryview) -> Bits:
+        bits: Bits = np.frombuffer(block, self.reading.unsigned)
+        return bits if bits.flags.aligned else bits.copy()
+
+    def _look(self, bits: Bits) -> None:
         reading = self.reading
-        bits: Bits = np.frombuffer(block, reading.unsigned)
-        if not bits.flags.aligned:
-            bits = bits.copy()
         layout = self.layout
         if self.first_bits is None:
             self.first_bits = int(bits[0])
@@ -66,8 +78,10 @@ class ArrayTally(Tally):
         else:
             last = int((bits[::-1] != 0).argmax())
             self.ending = last or self.ending + len(bits)
-        self.squares.add(bits)
         self.count += len(bits)
+
+    def close(self) -> None:
+        self.squares.close()
 
     def finish(self) -> Sample:
         return self.squares.sums()
@@ -99,16 +113,16 @@ class ArrayTally(Tally):
 
 
 class Reading:
-    """How to read the floats of a segment: as integers of their size and byte order."""
+    """How to read the floats of segments: as integers of their size and byte order. Their samples share `stretches`."""
 
-    __slots__ = ("decoder", "layout", "signed", "unsigned")
+    __slots__ = ("layout", "signed", "stretches", "unsigned")
 
     def __init__(self, dtype: str, byte_order: str) -> None:
         layout = DTYPES[dtype].float
         assert layout is not None
         self.layout: FloatLayout = layout
-        self.decoder = Decoder(dtype, byte_order)
-        self.unsigned = self.decoder.bits
+        self.stretches = Stretches(Decoder(dtype, byte_order))
+        self.unsigned = self.stretches.decoder.bits
         self.signed = np.dtype(self.unsigned.str.replace("u", "i")) if layout.sign else self.unsigned
 
 

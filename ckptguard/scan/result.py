@@ -34,6 +34,12 @@ class Numbers(msgspec.Struct, frozen=True, kw_only=True):
     zero: bool = False
     single_finite: bool = False
 
+    @property
+    def recorded(self) -> tuple[float | None, float | None, float | None]:
+        """What a manifest says of them: `largest`, `rms` and `zeros`, with six digits."""
+        largest, rms, zeros = (None if n is None else float(f"{n:.6g}") for n in (self.largest, self.rms, self.zeros))
+        return largest, rms, zeros
+
 
 class ScannedFile(msgspec.Struct, frozen=True, kw_only=True):
     """One file after the pass. `span_digests` (BLAKE3) and `pieces` align with `structure.spans`.

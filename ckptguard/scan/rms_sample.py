@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ckptguard.scan.arrays import np
@@ -15,6 +16,38 @@ if TYPE_CHECKING:
 _STRETCH = 4 << 10
 _HEAD = 16 * _STRETCH
 _STEP = 31 * _STRETCH
+_TOGETHER = 64 * _STRETCH  # bytes that are summed at once
+
+
+class Stretches:
+    """Sums the stretches of many segments of one type together: for each alone, numpy takes longer to begin."""
+
+    __slots__ = ("_room", "_waiting", "decoder")
+
+    def __init__(self, decoder: Decoder) -> None:
+        self.decoder = decoder
+        self._waiting: dict[int, list[tuple[SquareSum, Bits]]] = {}  # by the width of their rows
+        self._room = _TOGETHER
+
+    def add(self, segment: SquareSum, rows: Bits) -> None:
+        """Take the next stretches of a segment. One that is not full is its last."""
+        self._waiting.setdefault(rows.shape[1], []).append((segment, rows))
+        self._room -= rows.nbytes
+        if self._room < 0:
+            self.sum_up()
+
+    def sum_up(self) -> None:
+        """Give each segment the sums of what it added."""
+        with np.errstate(all="ignore"):
+            for width in sorted(self._waiting, reverse=True):  # so the last stretch of a segment comes last
+                waiting = self._waiting.pop(width)
+                values = self.decoder.values_of(np.concatenate([own for _, own in waiting], dtype=self.decoder.bits))
+                totals = np.matmul(values[:, None, :], values[:, :, None]).ravel().tolist()  # faster than einsum
+                at = 0
+                for segment, own in waiting:
+                    segment.take(own, values[at : at + len(own)], totals[at : at + len(own)])
+                    at += len(own)
+        self._room = _TOGETHER
 
 
 class SquareSum:
@@ -23,11 +56,11 @@ class SquareSum:
     A stretch that arrives in pieces waits until it is whole, so rounding never depends on block borders.
     """
 
-    __slots__ = ("_begun", "_count", "_decoder", "_large", "_position", "_size", "_total", "_zeros")
+    __slots__ = ("_begun", "_count", "_large", "_position", "_size", "_stretches", "_total", "_zeros")
 
-    def __init__(self, decoder: Decoder) -> None:
-        self._decoder = decoder
-        self._size = decoder.bits.itemsize
+    def __init__(self, stretches: Stretches) -> None:
+        self._stretches = stretches
+        self._size = stretches.decoder.bits.itemsize
         self._position = self._count = self._zeros = 0
         self._total = self._large = 0.0
         self._begun: list[Bits] = []
@@ -53,7 +86,8 @@ class SquareSum:
         whole = (len(bits) - first - stretch) // step + 1
         if whole > 0:
             strides = (step * self._size, self._size)
-            self._add_rows(np.ndarray((whole, stretch), bits.dtype, bits, first * self._size, strides))
+            rows = np.ndarray((whole, stretch), bits.dtype, bits, first * self._size, strides)
+            self._stretches.add(self, rows.copy())  # the block may be overwritten
             first += whole * step
         if first < len(bits):
             self._begun.append(bits[first : first + stretch].copy())
@@ -61,18 +95,17 @@ class SquareSum:
     def _finish_stretch(self) -> None:
         row = self._begun[0] if len(self._begun) == 1 else np.concatenate(self._begun, dtype=self._begun[0].dtype)
         self._begun.clear()
-        self._add_rows(row.reshape(1, -1))
+        self._stretches.add(self, row.reshape(1, -1))
 
-    def _add_rows(self, rows: Bits) -> None:
-        with np.errstate(all="ignore"):
-            values = self._decoder.values_of(rows)
-            self._zeros += rows.size - int(np.count_nonzero(rows))  # integers are counted many times as fast as floats
-            for number, total in enumerate(np.einsum("ij,ij->i", values, values).tolist()):
-                if total < LARGE:
-                    self._total += total
-                    self._count += values.shape[1]
-                else:
-                    self._add_with_care(values[number])
+    def take(self, rows: Bits, values: Values, totals: Sequence[float]) -> None:
+        """Take the sums of squares of the next stretches."""
+        self._zeros += rows.size - int(np.count_nonzero(rows))  # integers are counted many times as fast as floats
+        for number, total in enumerate(totals):
+            if total < LARGE:
+                self._total += total
+                self._count += rows.shape[1]
+            else:
+                self._add_with_care(values[number])
 
     def _add_with_care(self, row: Values) -> None:
         """Take a stretch with elements that are not finite, or whose squares are huge."""
@@ -85,9 +118,14 @@ class SquareSum:
             finite *= SCALE
             self._large += float(np.einsum("i,i->", finite, finite))
 
+    def close(self) -> None:
+        """Note that this was all."""
+        if self._begun:
+            self._finish_stretch()
+
     def sums(self) -> tuple[int, int, float, float]:
         """Return the number of elements and of zeros among them, the sum of squares, and the scaled sum of huge
         ones."""
-        if self._begun:
-            self._finish_stretch()
+        self.close()
+        self._stretches.sum_up()
         return self._count, self._zeros, self._total, self._large

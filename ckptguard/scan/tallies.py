@@ -52,8 +52,19 @@ class Tally:
         """Take the next whole floats of the segment."""
         raise NotImplementedError
 
+    def look(self, block: memoryview) -> None:
+        """Take the next whole floats, except for the sample. Call `sample` for all of them later."""
+        self.add(block)
+
+    def sample(self, data: memoryview) -> None:
+        """Take floats that were looked at into the sample. Many at once are cheaper."""
+
+    def close(self) -> None:
+        """Note that the last block was added. Only then all but the sample is known."""
+        raise NotImplementedError
+
     def finish(self) -> Sample:
-        """Finish after the last block."""
+        """Return the sample of a closed tally. Those of a file are summed together: first close them all."""
         raise NotImplementedError
 
 
@@ -80,7 +91,7 @@ class ScaleReader:
 class FewTally(Tally):
     """A tally that keeps its floats, and reads them when all have arrived."""
 
-    __slots__ = ("_byte_order", "_raw")
+    __slots__ = ("_byte_order", "_raw", "_sample")
 
     def __init__(self, dtype: str, byte_order: str) -> None:
         layout = DTYPES[dtype].float
@@ -88,11 +99,20 @@ class FewTally(Tally):
         super().__init__(layout)
         self._byte_order = byte_order
         self._raw = b""
+        self._sample: Sample | None = None
 
     def add(self, block: memoryview) -> None:
         self._raw += block
 
+    def close(self) -> None:
+        self._sample = self._read()
+
     def finish(self) -> Sample:
+        if self._sample is None:
+            self._sample = self._read()
+        return self._sample
+
+    def _read(self) -> Sample:
         layout, order = self.layout, ">" if self._byte_order == "big" else "<"
         self.count = len(self._raw) // layout.size
         bits = struct.unpack(f"{order}{self.count}{_CODES[layout.size]}", self._raw)
@@ -120,9 +140,12 @@ class FewTally(Tally):
 
 def merge(tallies: Sequence[Tally]) -> Numbers:
     """Return the numbers of a tensor from its segments, in order."""
-    finite, zeros, total, huge = (sum(column) for column in zip(*[tally.finish() for tally in tallies], strict=True))
+    one = tallies[0]
+    finite, zeros, total, huge = one.finish()
+    if len(tallies) > 1:
+        finite, zeros, total, huge = map(sum, zip(*[tally.finish() for tally in tallies], strict=True))
+        one = _as_one(tallies)
     mean = (total if not huge else huge + total * SCALE * SCALE) / finite if finite else None
-    one = tallies[0] if len(tallies) == 1 else _as_one(tallies)
     largest = one.layout.magnitude(one.largest)
     return Numbers(
         count=one.count,

@@ -197,8 +197,7 @@ def manifest_file(file: ScannedFile, roles: tuple[str, ...]) -> File:
         ctime_ns=file.entry.ctime_ns,
         spans=tuple(Span(place.offset, place.length, digest) for place, digest in places),
         tensors=tuple(
-            Tensor(t.name, t.dtype, t.shape, t.span, role, *(map(_digits, (n.largest, n.rms, n.zeros)) if n else ()))
-            for t, role, n in tensors
+            Tensor(t.name, t.dtype, t.shape, t.span, role, *(n.recorded if n else ())) for t, role, n in tensors
         ),
         globals=file.structure.globals,
         # Names that a safetensors header gives to tensors that the file holds under another name.
@@ -206,7 +205,3 @@ def manifest_file(file: ScannedFile, roles: tuple[str, ...]) -> File:
         checksums=file.structure.checksums,
         pieces=file.pieces,
     )
-
-
-def _digits(value: float | None) -> float | None:
-    return None if value is None else float(f"{value:.6g}")

@@ -20,6 +20,10 @@ from queue import SimpleQueue
 from typing import Any, NamedTuple, Protocol
 
 from ckptguard.errors import CouldNotTellError, SickTrainingError, StateError
+from ckptguard.formats.dtypes import WITH_FLOATS
+from ckptguard.scan.file_tallies import Tallies
+from ckptguard.scan.result import Numbers
+from ckptguard.scan.tallies import Tally, merge
 from ckptguard.storage.failures import translated
 from ckptguard.storage.protocol import Reader
 from ckptguard.training.content.tensor_bytes import (
@@ -37,6 +41,7 @@ from ckptguard.values.manifest import File, Span, Tensor
 
 BLOCK = 1024**2  # bytes that stay in a processor's cache between two uses
 _WRITTEN = 4 * 1024**2  # bytes per write
+_SAMPLED = 4 * 1024**2  # bytes whose sample is taken at once
 _BLOCKS = 3  # one is filled, one is written, one waits
 _NOT_ALIASES = ("format", "unread")
 
@@ -99,39 +104,50 @@ def write_tensors(
     from blake3 import blake3
 
     plan = plan_file(tensors)
+    dtypes = {name: str(tensors[name].dtype).removeprefix("torch.") for name in plan.names}
+    tallies = Tallies(sum(byte_size(tensors[name]) for name, dtype in dtypes.items() if dtype in WITH_FLOATS))
     spans: list[Span] = []
-    described: list[Tensor] = []
+    written: list[tuple[Tensor, Tally | None]] = []
     position = len(plan.header)
     stream.write(memoryview(plan.header))
     for name in plan.names:
         memory = in_memory(tensors[name])
         view = view_of(memory)
-        number = None
-        dtype = str(memory.dtype).removeprefix("torch.")
-        finite = True
+        number, tally = None, None
         if len(view):
             hasher = blake3()
+            if dtypes[name] in WITH_FLOATS:
+                tally = tallies.tally(dtypes[name], "little", len(view))
             for start in range(0, len(view), BLOCK):
                 check_stop()
                 block = view[start : start + BLOCK]
                 hasher.update(block)
-                finite = finite and is_finite(block, dtype)
+                if tally is not None:
+                    tally.look(block)
                 stream.write(block)
-            if not finite and sick(name, memory):
-                raise SickTrainingError(f"not saved: {name} holds NaN or infinity", known_good=None)
+            if tally is not None:
+                for start in range(0, len(view), _SAMPLED):
+                    tally.sample(view[start : start + _SAMPLED])
+                tally.close()
+                if tally.first_bad is not None and sick(name, memory):
+                    raise SickTrainingError(f"not saved: {name} holds NaN or infinity", known_good=None)
             number = len(spans)
             spans.append(Span(position, len(view), hasher.hexdigest()))
             position += len(view)
-        described.append(Tensor(name, dtype, tuple(memory.shape), number, role))
+        written.append((Tensor(name, dtypes[name], tuple(memory.shape), number, role), tally))
     return File(
         path=key,
         size=position,
         format="safetensors",
         envelope=blake3(plan.header).hexdigest(),
         spans=tuple(spans),
-        tensors=tuple(described),
+        tensors=tuple(tensor if tally is None else _with_numbers(tensor, merge([tally])) for tensor, tally in written),
         aliases=tuple(sorted(plan.aliases)),
     )
+
+
+def _with_numbers(tensor: Tensor, numbers: Numbers) -> Tensor:
+    return Tensor(tensor.name, tensor.dtype, tensor.shape, tensor.span, tensor.role, *numbers.recorded)
 
 
 def read_file(

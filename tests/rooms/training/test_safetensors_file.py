@@ -2,6 +2,7 @@
 
 import contextlib
 import fcntl
+import math
 import os
 
 import pytest
@@ -21,6 +22,7 @@ from ckptguard.training.content.safetensors_file import (
     write_tensors,
 )
 from ckptguard.training.content.tensor_bytes import is_finite, view_of
+from ckptguard.verification.collect_evidence import manifest_file
 
 DTYPES = [
     torch.float64,
@@ -97,6 +99,38 @@ def test_the_manifest_is_what_a_scan_finds(tmp_path):
     assert {t.name: (t.dtype, t.shape, t.span) for t in file.tensors} == found
     assert file.aliases == ("body",)
     assert all(s.offset % 8 == 0 for s in file.spans[:2])
+
+
+def values_of(dtype, size):
+    """Values of a type by their bits: any bits, and what is finite of them; equal ones, zeros and huge ones."""
+    generator = torch.Generator().manual_seed(size)
+    unit = torch.empty(0, dtype=dtype).element_size()
+    if dtype == torch.bool:
+        return {"any": torch.rand(size, generator=generator) < 0.5}
+    bits = torch.randint(0, 256, (size * unit,), dtype=torch.uint8, generator=generator)
+    made = {"any": bits.view(dtype), "zero": torch.zeros(size, dtype=dtype), "one": torch.ones(size, dtype=dtype)}
+    if dtype.is_floating_point or dtype.is_complex:
+        made |= {"finite": (torch.rand(size, generator=generator) - 0.5).to(dtype)}
+        made |= {"one bad": made["finite"].clone(), "all bad": torch.full((size,), float("nan"), dtype=dtype)}
+        made["one bad"][size // 2 : size // 2 + 1] = float("inf")
+    if dtype == torch.float64:
+        made["huge"] = made["finite"] * 1e300
+    return made
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("sizes", [(0, 1, 3), (1, 16, 17, 1000, 40_000), (700_001,)], ids=str)
+def test_a_save_records_the_numbers_of_a_scan(dtype, sizes, tmp_path):
+    """Of every type and any values: largest, rms and zeros, to the last digit, however large the tensor and the
+    file. What has no floats has none."""
+    values = {f"{name}.{size}": one for size in sizes for name, one in values_of(dtype, size).items()}
+    values |= {f"{name} in gaps": one[::3] for name, one in values.items()} | {"scalar": values_of(dtype, 1)["any"][0]}
+    file = write(tmp_path, values)
+    (scanned,) = scan_files(open_storage(str(tmp_path)), ["a.safetensors"]).files
+    found = manifest_file(scanned, ("model",) * len(scanned.structure.tensors)).tensors
+    assert {t.name: t for t in file.tensors} == {t.name: t for t in found}
+    has_floats = dtype.is_floating_point or dtype.is_complex
+    assert all((t.largest is None) is not (has_floats and math.prod(t.shape) > 0) for t in file.tensors)
 
 
 def test_the_same_tensors_give_the_same_bytes(tmp_path):

@@ -83,6 +83,10 @@ def test_a_sharded_save_is_good_and_comes_back(kind, step, tmp_path):
     saved = answers(save_and_go_on, kind, folder, step)
     assert saved[0][2] == ["good", "writer", []]
     assert not [p.name for p in (tmp_path / "run").iterdir() if p.name.startswith("tmp-")]
+    manifest = read_manifest(open_run(folder), CheckpointId("step-#", step, 1))
+    held = [t for file in manifest.files for t in file.tensors if t.dtype == "float32" and t.span is not None]
+    assert held
+    assert [t for t in held if None in (t.largest, t.rms, t.zeros)] == []
     loaded = answers(load_and_go_on, kind, folder, step)
     for rank in (0, 1):
         assert loaded[rank] == [*saved[rank][:2], f"rank {rank}"]

@@ -23,8 +23,9 @@ class RollbackPolicy:
     overflow. After a crash, damage or a request, training replays them. `skip=False` always replays.
 
     A second incident within `near` save intervals of the last one rolls back one GOOD checkpoint further. It also
-    multiplies the learning rate by `lr_factor`. A third incident rolls back two further, and so on. After `budget`
-    rollbacks of one guard, the next incident raises RollbackExhausted.
+    multiplies the learning rate by `lr_factor`. After `lr_back` updates without an incident the rate comes back (None:
+    it stays). A third incident rolls back two further, and so on. After `budget` rollbacks of one guard, the next
+    incident raises RollbackExhausted.
 
     Weights, buffers and optimizer state are read every `check_every` updates, and before every save. If only such a
     read finds harm, every update since the last clean read is suspect. The first rollback then skips only the updates
@@ -41,6 +42,7 @@ class RollbackPolicy:
     budget: int = 3
     near: int = 2
     lr_factor: float = 0.5
+    lr_back: int | None = 1000
     skip: bool = True
     check_every: int = 50
     nan_losses: int = 5
@@ -57,10 +59,35 @@ class RollbackPolicy:
             raise SettingsError(f"budget, near, margin and proven {ours} cannot be negative")
         if not 0 < self.lr_factor <= 1:
             raise SettingsError(f"lr_factor {ours} must be more than 0 and at most 1, not {self.lr_factor}")
-        if min(self.check_every, self.nan_losses, self.scale_skips, self.unsaved) < 1:
-            raise SettingsError(f"check_every, nan_losses, scale_skips and unsaved {ours} must be at least 1")
+        if (
+            min(
+                self.check_every,
+                self.nan_losses,
+                self.scale_skips,
+                self.unsaved,
+                1 if self.lr_back is None else self.lr_back,
+            )
+            < 1
+        ):
+            raise SettingsError(f"check_every, nan_losses, scale_skips, unsaved and lr_back {ours} must be at least 1")
         if self.reset_scale is not None and not 0 < self.reset_scale < float("inf"):
             raise SettingsError(f"reset_scale {ours} must be a positive number, not {self.reset_scale}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RateCut:
+    """By which factor the learning rate is cut, and the last update that an incident suspected since."""
+
+    factor: float = 1.0
+    since: int = 0
+
+    def after(self, decision: RollbackDecision, *, last: int) -> RateCut:
+        """Return the cut after one more rollback, about an incident whose last suspect update is `last`."""
+        return RateCut(factor=self.factor * decision.lr_factor, since=last)
+
+    def is_over(self, policy: RollbackPolicy, step: int) -> bool:
+        """True if the learning rate comes back after this update."""
+        return self.factor != 1.0 and policy.lr_back is not None and step - self.since >= policy.lr_back
 
 
 def policy_of(given: RollbackPolicy | None) -> RollbackPolicy:
@@ -117,7 +144,8 @@ def decide(
     reason = how
     if repeats:
         far = "one checkpoint" if repeats == 1 else f"{repeats} checkpoints"
-        rate = f"learning rate x {policy.lr_factor:g}"
+        stays = "" if policy.lr_back is None else f" until {policy.lr_back} updates are healthy"
+        rate = f"learning rate x {policy.lr_factor:g}{stays}"
         reason = f"again within {policy.near} save intervals: {far} further back, {rate}, {how}"
     if give_up:
         reason = f"the budget of {policy.budget} rollbacks is spent"

@@ -20,7 +20,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from ckptguard.decisions.health import Diagnosis
-from ckptguard.decisions.rollback_policy import RollbackDecision, RollbackPolicy, policy_of
+from ckptguard.decisions.rollback_policy import RateCut, RollbackDecision, RollbackPolicy, policy_of
 from ckptguard.errors import NoKnownGoodError, SettingsError, SickTrainingError
 from ckptguard.integrations.guarded_run import GuardedRun, instead
 from ckptguard.integrations.lightning_io import GuardedIO
@@ -31,7 +31,7 @@ from ckptguard.training.ranks import Ranks, agree, ranks_of_training
 from ckptguard.training.rollback import rollbacks as going_back
 from ckptguard.training.rollback.rollbacks import Rollback
 from ckptguard.training.signals.monitor import TrainingMonitor
-from ckptguard.training.state.progress import adjust
+from ckptguard.training.state.progress import adjust, as_saved, cut_after, cut_of
 from ckptguard.training.state.rng import capture_rng, restore_rng
 from ckptguard.values.incident import Details
 
@@ -45,14 +45,15 @@ class GuardCallback(Callback):
     def __init__(self, *, policy: RollbackPolicy | None = None, settings: GivenSettings = None) -> None:
         self.diagnosis: Diagnosis | None = None
         self.left_out: set[tuple[int, int]] = set()  # (epoch, batch)
-        self.lr_factor = 1.0
+        self.cut = RateCut()
         self._decided: RollbackDecision | None = None  # about the last rollback
         self._loaded: dict[str, Any] = {}
         self._batches: dict[int, list[tuple[int, int]]] = {}  # of each update
         self._completed = 0  # updates, before the batch that is at work
         self._begins = False  # from on_fit_start to on_train_start
         allow = given_settings(settings, training_settings).allow_nonfinite
-        self._monitor = TrainingMonitor(TrainingParts(model=None), policy_of(policy), allow=allow)
+        self._policy, self._parts = policy_of(policy), TrainingParts(model=None)
+        self._monitor = TrainingMonitor(self._parts, self._policy, allow=allow)
         self._trains = False  # whether there is something to look at
         self.details = Details()  # what was known when it was noticed
         self._ranks: Ranks | None = None
@@ -63,14 +64,14 @@ class GuardCallback(Callback):
         optimizer = trainer.optimizers[0] if trainer.optimizers else None
         scheduler = trainer.lr_scheduler_configs[0].scheduler if trainer.lr_scheduler_configs else None
         scaler = getattr(trainer.precision_plugin, "scaler", None)
-        parts = TrainingParts(pl_module, optimizer, scheduler, scaler, framework="lightning")
-        self._monitor.follow(parts, trainer.global_step)
+        self._parts = TrainingParts(pl_module, optimizer, scheduler, scaler, framework="lightning")
+        self._monitor.follow(self._parts, trainer.global_step)
         self._trains = True
-        saved = float(self._loaded.get("lr_factor", 1.0))
+        saved = cut_of(self._loaded, trainer.global_step)
         if self._decided is None:
-            self.lr_factor = saved
+            self.cut = saved
         lowest_scale = self._decided.reset_scale if self._decided is not None else None
-        adjust(parts, rate=self.lr_factor / saved, lowest_scale=lowest_scale)
+        adjust(self._parts, self.cut, saved=saved, lowest_scale=lowest_scale)
         self._monitor.look(trainer.global_step)
         self._raise_if_sick()
 
@@ -89,6 +90,7 @@ class GuardCallback(Callback):
         if here not in self.left_out:
             self._monitor.observe(update, loss)
         self._monitor.after_step(trainer.global_step)
+        self.cut = cut_after(self._parts, self.cut, self._policy, trainer.global_step)
         self._raise_if_sick()
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
@@ -116,7 +118,7 @@ class GuardCallback(Callback):
     def state_dict(self) -> dict[str, Any]:
         """What Lightning leaves out of its checkpoints: every rank's random numbers. And the learning rate's factor."""
         own = to_text(encode_state(capture_rng(), path="rng")).decode()
-        return {"rng": self._ranks.gather(own) if self._ranks is not None else [own], "lr_factor": self.lr_factor}
+        return {"rng": self._ranks.gather(own) if self._ranks is not None else [own], **as_saved(self.cut)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Remember it until training begins; a sharding strategy loads after that."""
@@ -233,7 +235,7 @@ class _Fits(GuardCallback):
     def arrive(self, went: Rollback) -> None:
         """Have the next ``trainer.fit`` begin there."""
         self._decided = went.decision
-        self.lr_factor *= went.decision.lr_factor
+        self.cut = self.cut.after(went.decision, last=went.last)
         self.fit = functools.partial(self.fit, ckpt_path=went.loaded.path)
 
     def training_step(self) -> Callable[..., Any]:

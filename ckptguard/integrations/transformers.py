@@ -19,7 +19,7 @@ from typing import Any
 from transformers import Trainer, TrainerControl, TrainerState, TrainingArguments
 
 from ckptguard.decisions.health import Diagnosis
-from ckptguard.decisions.rollback_policy import RollbackPolicy
+from ckptguard.decisions.rollback_policy import RateCut, RollbackPolicy
 from ckptguard.errors import RollbackExhausted, SettingsError
 from ckptguard.integrations.guarded_run import GuardedRun
 from ckptguard.integrations.trainer_callback import SERIES, GuardCallback, SkippedUpdates, parts_of
@@ -27,7 +27,7 @@ from ckptguard.runs.settings_file import GivenSettings
 from ckptguard.training.rollback import rollbacks as going_back
 from ckptguard.training.rollback.rollbacks import Rollback
 from ckptguard.training.saving.stores import Loaded
-from ckptguard.training.state.progress import adjust
+from ckptguard.training.state.progress import adjust, cut_after
 from ckptguard.values.incident import Details
 
 _log = logging.getLogger("ckptguard")
@@ -96,8 +96,8 @@ class _Rounds(GuardCallback):
         self._monitor.recent.curve = guarded.curve
         self._trainer, self._arguments = trainer, arguments
         self._lowest_scale: float | None = None
-        self._lr_factor = 1.0
-        self._lr_factors: dict[int, float] = {}  # with which factor each step was saved
+        self._cut = RateCut()
+        self._cuts: dict[int, RateCut] = {}  # with which each step was saved
 
     def begin_at(self, start: Loaded | str | None) -> None:
         """Where the next ``trainer.train`` begins. Of a mere path the step is not known."""
@@ -131,7 +131,7 @@ class _Rounds(GuardCallback):
     def arrive(self, went: Rollback) -> None:
         """Have the next ``trainer.train`` begin there."""
         self._left_out.forget()
-        self._lr_factor *= went.decision.lr_factor
+        self._cut = self._cut.after(went.decision, last=went.last)
         self._lowest_scale = went.decision.reset_scale
         self.begin_at(went.loaded)
         if self._trainer.is_deepspeed_enabled:
@@ -142,13 +142,18 @@ class _Rounds(GuardCallback):
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kw: Any) -> None:
         """Everything is loaded now: see that it is healthy, and lower the rate or raise the loss scale as decided."""
-        saved = self._lr_factors.get(state.global_step, 1.0)
-        adjust(parts_of(kw), rate=self._lr_factor / saved, lowest_scale=self._lowest_scale)
+        saved = self._cuts.get(state.global_step, RateCut())
+        adjust(parts_of(kw), self._cut, saved=saved, lowest_scale=self._lowest_scale)
         super().on_train_begin(args, state, control, **kw)
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kw: Any) -> None:
+        """Give the learning rate back once enough updates were healthy."""
+        super().on_step_end(args, state, control, **kw)
+        self._cut = cut_after(parts_of(kw), self._cut, self._guarded.policy, state.global_step)
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kw: Any) -> None:
         """Protect the new save, and remember its learning rate."""
-        self._lr_factors[state.global_step] = self._lr_factor
+        self._cuts[state.global_step] = self._cut
         super().on_save(args, state, control, **kw)
 
     def conclude(self) -> None:

@@ -261,7 +261,8 @@ def fp16_overflow(evidence: CauseEvidence) -> LikelyCause | None:
         weight += 0.2
         what = "gradient norm" if norm is not None and math.isinf(norm) else "loss"
         because.append(f"the {what} was infinite, not NaN: something grew too large")
-    missing_scaler = evidence.fp16 is True and evidence.training.loss_scaler == "none"
+    known = evidence.training
+    missing_scaler = evidence.fp16 is True and known.loss_scaler == "none" and known.scaler_not_given is None
     if missing_scaler:
         weight += 0.15
         because.append("training uses no loss scaler")
@@ -280,6 +281,16 @@ def fp16_overflow(evidence: CauseEvidence) -> LikelyCause | None:
         steps.append(advise("scaler", evidence.framework))
     steps.append(advise("clip", evidence.framework))
     return _cause("fp16_overflow", "fp16 overflow", weight, because, steps)
+
+
+def scaler_not_given(evidence: CauseEvidence) -> LikelyCause | None:
+    """A scaler leaves out an update whose gradients are not finite, and only a guard that knows it can tell."""
+    scaler = evidence.training.scaler_not_given
+    if scaler is None or evidence.spoiled():
+        return None
+    because = [f"a {scaler} works in this training, and the guard was not given it", "weights and state are finite"]
+    advice = ["give it to the guard: TrainingGuard(..., scaler=scaler); it then knows which updates were skipped"]
+    return _cause("scaler_not_given", "An update that the loss scaler skipped", 0.95, because, advice)
 
 
 def gradient_explosion(evidence: CauseEvidence) -> LikelyCause | None:
@@ -489,6 +500,7 @@ def storage_failed(evidence: CauseEvidence) -> LikelyCause:
 
 RULES: tuple[Callable[[CauseEvidence], LikelyCause | None], ...] = (
     fp16_overflow,
+    scaler_not_given,
     gradient_explosion,
     eps_vanishes,
     masked_batch,

@@ -110,6 +110,7 @@ def known_facts(report: IncidentReport) -> list[tuple[str, str]]:
         ("parameters", ", ".join(f"{name}: {count:,}" for name, count in known.dtypes.items()) if total else None),
         ("autocast", known.autocast),
         ("loss scaler", known.loss_scaler),
+        ("scaler that the guard was not given", known.scaler_not_given),
         ("device", known.device),
         ("bf16 in hardware", known.hardware_bf16),
         ("optimizer", known.optimizer),

@@ -217,6 +217,8 @@ class TrainingGuard:
         else:
             self._monitor.flush()  # the copy is looked at, which costs training nothing
         self._refuse_sick("not saved")
+        if not self._loop.runs:
+            self._progress.end_cut(self._policy, step)
         path = self._saving.begin(step, self._extra(step) | given, blocking=blocking, asked=True)
         self._curve.saved()
         if not self._loop.runs:
@@ -374,6 +376,7 @@ class _Loop:
             if guard._loop is not self:
                 raise SettingsError("another steps() of this guard has begun: this one cannot go on")
             step = progress.made()
+            progress.end_cut(guard._policy, step)
             guard._rollbacks.settle()
             due = (step % self.save_every == 0 or step == self._total) and saving.last != step
             if due or step - self._begun >= _UNOBSERVED:
@@ -397,8 +400,8 @@ class _Loop:
         guard, loaded = self._guard, went.loaded
         guard._saving.last = loaded.step
         guard._monitor.restart(loaded.step)
-        factor = guard._progress.lr_factor * went.decision.lr_factor
-        guard._progress.arrive(loaded.step, loaded.extra, lr_factor=factor, lowest_scale=went.decision.reset_scale)
+        cut = guard._progress.cut.after(went.decision, last=went.last)
+        guard._progress.arrive(loaded.step, loaded.extra, cut=cut, lowest_scale=went.decision.reset_scale)
 
     def _begin(self) -> None:
         """Resume. In a new run there must be a good checkpoint to go back to from the first update on."""

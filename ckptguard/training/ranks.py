@@ -14,17 +14,23 @@ import json
 import logging
 import os
 import re
-from collections.abc import Callable
-from typing import Any, TypeVar
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
 from ckptguard.decisions.health import Diagnosis
 from ckptguard.errors import CkptguardError, NoKnownGoodError, RanksError, RollbackExhausted
 
+if TYPE_CHECKING:
+    from ckptguard.records.who_and_when import Owner
+
 T = TypeVar("T")
 _FOLLOWED = {kind.kind: kind for kind in (NoKnownGoodError, RollbackExhausted)}
 _TIMEOUT = 600.0
+_ENDING_SECONDS = 2.0  # between the end of a rank's connection and of its process
 _log = logging.getLogger("ckptguard")
 
 
@@ -51,7 +57,7 @@ class GlooRanks(Ranks):
     """The ranks of torch's default process group. All ranks must create it.
 
     A rank waits `timeout` seconds for the slowest, so that must be longer than verifying and loading a checkpoint. If
-    some do not answer in time, RanksError names them.
+    a rank ended, RanksError names it where that can be told.
     """
 
     def __init__(self, timeout: float = _TIMEOUT) -> None:
@@ -61,6 +67,8 @@ class GlooRanks(Ranks):
         self._timeout = timeout
         self.group = dist.new_group(backend="gloo", timeout=datetime.timedelta(seconds=timeout))
         self.broken = False  # whether a message was lost: later messages could be mixed up
+        self._owners: list[Owner] = []
+        self._owners = self._processes()
 
     def again(self) -> GlooRanks:
         """Return the same ranks in a new group. All ranks must call it."""
@@ -104,10 +112,60 @@ class GlooRanks(Ranks):
         except (RuntimeError, ValueError) as error:
             self.broken = True
             said = re.sub(r"^\[[^]]*\] *", "", str(error)).partition("\n")[0].partition(". ")[0]
+            ended = self._ended()
+            names = f"rank{'s' * (len(ended) > 1)} {' and '.join(map(str, ended))}"
+            who = f"{names} {'have' if len(ended) > 1 else 'has'} ended ({said})" if ended else said
+            first = f"see the log of {names}" if ended else "find out which rank ended"
             raise RanksError(
-                f"rank {self.rank} of {self.size} got no answer from the others: {said}",
-                hint="find out which rank ended; all must be started again",
+                f"rank {self.rank} of {self.size} got no answer from the others: {who}",
+                hint=f"{first}; all must be started again",
+                ended=ended,
             ) from error
+
+    def _processes(self) -> list[Owner]:
+        """Return the process of each rank."""
+        from ckptguard.records.who_and_when import Owner, this_process
+
+        answers = self.gather(msgspec.to_builtins(this_process()))
+        return [msgspec.convert(answer, Owner) for answer in answers]
+
+    def _ended(self) -> list[int]:
+        """Return the ranks that ended first, if that can be told: by this machine, or by a rank on theirs.
+
+        Each rank notes in the training's store which others it saw end, and that it lost them: a rank that ended
+        because others did is not named.
+        """
+        from ckptguard.records.who_and_when import has_ended
+
+        here: list[int] = []
+        until = time.monotonic() + _ENDING_SECONDS
+        while self._owners and not here and time.monotonic() < until:
+            here = [rank for rank, owner in enumerate(self._owners) if rank != self.rank and has_ended(owner)]
+            time.sleep(0.0 if here else 0.05)
+        noted: list[set[int]] = []
+        # A store whose host is gone may not answer.
+        thread = threading.Thread(target=lambda: noted.extend(_noted_in_store(self.rank, here)), daemon=True)
+        thread.start()
+        thread.join(_ENDING_SECONDS)
+        ended, lost = noted if len(noted) == 2 else (set(here), set())
+        return sorted(ended - lost)
+
+
+def _noted_in_store(own: int, ended: Sequence[int]) -> tuple[set[int], set[int]]:
+    """Note which ranks this one saw end, and that it lost others. Return what all noted of both."""
+    from torch.distributed import distributed_c10d
+
+    found = []
+    try:
+        store: Any = distributed_c10d._get_default_store()
+        for key, ranks in (("ckptguard/ended", ended), ("ckptguard/lost", [own])):
+            for rank in ranks:
+                store.append(key, f"{rank} ")
+            found.append({int(rank) for rank in store.get(key).split()} if store.check([key]) else set())
+    except Exception as error:  # of any kind of store
+        _log.debug("the store of the training could not be read: %r", error)
+        return set(ended), set()
+    return found[0], found[1]
 
 
 def ranks_of_training(timeout: float = _TIMEOUT) -> Ranks:

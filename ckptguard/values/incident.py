@@ -28,12 +28,14 @@ class Sample(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class Training(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How training computes. `dtypes`: elements of trained parameters by dtype. `autocast`: a dtype or "off".
 
-    `loss_scaler` is its class, or "none". `framework`: "plain", "trainer", "lightning", "deepspeed" or "accelerate".
+    `loss_scaler` is its class, or "none". `scaler_not_given` is the class of one that the guard was not given, but that
+    works in the process. `framework`: "plain", "trainer", "lightning", "deepspeed" or "accelerate".
     """
 
     dtypes: dict[str, int] = {}
     autocast: str | None = None
     loss_scaler: str | None = None
+    scaler_not_given: str | None = None
     device: str | None = None
     hardware_bf16: bool | None = None
     optimizer: str | None = None

@@ -39,6 +39,19 @@ def loss_scale(scaler: Any) -> Any:
     return tensor.detach().reshape(()) if on_device(tensor) else float(scaler.get_scale())
 
 
+def scaler_in_use() -> Any:
+    """Return a gradient scaler of torch that scales a loss in this process, or None. It looks at every object, which
+    takes some tenths of a second."""
+    import gc
+
+    import torch
+
+    for held in gc.get_objects():
+        if issubclass(type(held), torch.amp.GradScaler) and held.is_enabled() and held._scale is not None:
+            return held
+    return None
+
+
 def raise_loss_scale(scaler: Any, lowest: float) -> None:
     """Raise a collapsed scale to `lowest`, through the scaler's own state. A higher one stays as it is."""
     if loss_scale(scaler) is None or scaler.get_scale() >= lowest:

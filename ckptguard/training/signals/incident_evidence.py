@@ -17,6 +17,7 @@ import msgspec
 from ckptguard.decisions.health import Diagnosis, Signal
 from ckptguard.training.content.training_parts import TrainingParts
 from ckptguard.training.signals.curve_recorder import CurveRecorder
+from ckptguard.training.signals.device_signals import scaler_in_use
 from ckptguard.training.signals.weights import Named, first_of, model_tensors, state_tensors
 from ckptguard.values.curve import Row
 from ckptguard.values.incident import Details, Sample, SickTensor, Training, worded
@@ -47,7 +48,7 @@ def gather(
         onset=found.onset_step,
         onset_through=found.onset_through,
         samples=tried(recent.samples, ()),
-        training=tried(lambda: describe_training(parts, autocast=autocast), None),
+        training=tried(lambda: describe_training(parts, autocast=autocast, cause=found.cause), None),
         tensors=sick,
         tensors_omitted=omitted,
         tensors_from="memory" if sick else None,
@@ -149,8 +150,11 @@ def sick_tensors(
     return shown, len(sick) - len(shown)
 
 
-def describe_training(parts: TrainingParts, *, autocast: str | None = None) -> Training:
-    """Describe how training computes, from its own objects. Unknown facts are None."""
+def describe_training(parts: TrainingParts, *, autocast: str | None = None, cause: str | None = None) -> Training:
+    """Describe how training computes, from its own objects. Unknown facts are None.
+
+    Only for a `cause` that a scaler could explain, look for one that the guard was not given.
+    """
     unknown: dict[str, Any] = {}
     inner = getattr(parts.optimizer, "optimizer", None)  # inside a framework's wrapper
     optimizer: Any = inner if hasattr(inner, "param_groups") else parts.optimizer
@@ -159,6 +163,7 @@ def describe_training(parts: TrainingParts, *, autocast: str | None = None) -> T
         dtypes=tried(lambda: _dtypes(parts.model), unknown),
         autocast=autocast,
         loss_scaler=tried(lambda: _scaler_name(parts.scaler), None),
+        scaler_not_given=tried(lambda: _name(scaler_in_use()), None) if _may_be_skipped(parts, cause) else None,
         device=tried(lambda: _device(parts.model), None),
         hardware_bf16=tried(_hardware_bf16, None),
         optimizer=_name(optimizer),
@@ -270,6 +275,10 @@ def _world_size() -> int:
 
     ranks = torch.distributed.is_available() and torch.distributed.is_initialized()
     return torch.distributed.get_world_size() if ranks else 1
+
+
+def _may_be_skipped(parts: TrainingParts, cause: str | None) -> bool:
+    return parts.scaler is None and cause in ("grad_norm", "skipped")
 
 
 def _scaler_name(scaler: Any) -> str:

@@ -71,6 +71,9 @@ class TrainingMonitor:
         """Return everything known about a sickness now, before anything is restored."""
         autocast = self._autocast.seen if self._autocast is not None else None
         details = gather(sick, self._parts, self.recent, autocast=autocast, allow=self.allow)
+        scaler = details.training.scaler_not_given if details.training is not None else None
+        if scaler is not None:
+            _log.warning("a %s works here: if it skipped step %s, give it to the guard, as scaler=", scaler, sick.step)
         return msgspec.structs.replace(details, resumed=self.resumed)
 
     def observe(

@@ -1,26 +1,32 @@
-"""The progress of training: updates, data position and learning rate factor, saved and restored.
+"""The progress of training: updates, data position and learning rate, saved and restored.
 
 After a resume it also compares what was saved with what exists now.
 """
 
 from __future__ import annotations
 
+import logging
 import random
 import sys
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import msgspec
 
+from ckptguard.decisions.rollback_policy import RateCut, RollbackPolicy
 from ckptguard.errors import StateError
 from ckptguard.training.content.training_parts import TrainingParts, scale_learning_rate
 from ckptguard.training.signals.device_signals import raise_loss_scale
+from ckptguard.training.signals.incident_evidence import learning_rate
 from ckptguard.training.state.data_position import DataPosition, Draw
 from ckptguard.training.state.rng import capture_rng, generator_tensor, restore_rng
+from ckptguard.values.ids import MAX_STEP
 from ckptguard.values.incident import Resumed
 
 _REMEMBERED_DRAWS = 10_000
 _NAMED = 3  # of the names that do not fit
 _MOST_NAMES = 100  # of the same, in a record
+_log = logging.getLogger("ckptguard")
 
 
 class Progress:
@@ -35,7 +41,7 @@ class Progress:
         self.step = 0
         self.now: int | None = None
         self.observed: int | None = None
-        self.lr_factor = 1.0
+        self.cut = RateCut()
         self.position: DataPosition | None = None
         self._waiting: dict[str, Any] | None = None  # loaded before the loader was known
         self._draws: dict[int, Draw] = {}
@@ -96,14 +102,14 @@ class Progress:
         return {
             "rng": capture_rng(),
             "data": self.position.state() if self.position is not None else None,
-            "guard": {"lr_factor": self.lr_factor},
+            "guard": as_saved(self.cut),
             "saved": {"parts": _names(self._parts), "world_size": self._world_size},
         }
 
     def arrive(
-        self, step: int, extra: dict[str, Any], *, lr_factor: float | None = None, lowest_scale: float | None = None
+        self, step: int, extra: dict[str, Any], *, cut: RateCut | None = None, lowest_scale: float | None = None
     ) -> None:
-        """Take over what was loaded: rates, data, and the random numbers last. `lr_factor` replaces the saved one.
+        """Take over what was loaded: rates, data, and the random numbers last. `cut` replaces the saved one.
 
         A collapsed loss scale is raised to `lowest_scale`. Raises StateError for anything that no guard saved.
         """
@@ -113,14 +119,18 @@ class Progress:
         self.step = step
         self._parts.drop_gradients()
         self.resumed, self.gaps = _gaps(self._parts, extra, self._world_size, step)
-        saved_factor = extra.get("guard", {}).get("lr_factor", 1.0)
-        self.lr_factor = saved_factor if lr_factor is None else lr_factor
-        adjust(self._parts, rate=self.lr_factor / saved_factor, lowest_scale=lowest_scale)
+        saved = cut_of(extra.get("guard", {}), step)
+        self.cut = saved if cut is None else cut
+        adjust(self._parts, self.cut, saved=saved, lowest_scale=lowest_scale)
         self._draws = {n: draw for n, draw in self._draws.items() if n <= step}
         if self.position is None:
             self._waiting = extra
         else:
             self._put_back(self.position, extra)
+
+    def end_cut(self, policy: RollbackPolicy, step: int) -> None:
+        """Give the learning rate back if enough healthy updates were made through this one."""
+        self.cut = cut_after(self._parts, self.cut, policy, step)
 
     def _put_back(self, position: DataPosition, extra: dict[str, Any]) -> None:
         self._waiting = None
@@ -132,9 +142,38 @@ class Progress:
             restore_rng(extra["rng"])
 
 
-def adjust(parts: TrainingParts, *, rate: float, lowest_scale: float | None) -> None:
-    """Multiply the learning rates. Raise a collapsed loss scale to `lowest_scale`, if it is given."""
-    scale_learning_rate(parts.optimizer, parts.scheduler, rate)
+def cut_of(saved: Mapping[str, Any], step: int) -> RateCut:
+    """Return how the learning rate was cut when `as_saved` was written. Release 0.1 did not write since when: then it
+    counts from the `step` that is loaded."""
+    since = saved.get("lr_cut_at")
+    return RateCut(factor=float(saved.get("lr_factor", 1.0)), since=step if since is None else int(since))
+
+
+def as_saved(cut: RateCut) -> dict[str, float]:
+    """Return what a checkpoint holds of it."""
+    return {"lr_factor": cut.factor} if cut.factor == 1.0 else {"lr_factor": cut.factor, "lr_cut_at": cut.since}
+
+
+def cut_after(parts: TrainingParts, cut: RateCut, policy: RollbackPolicy, step: int) -> RateCut:
+    """Return the cut after an update. If it is over, the learning rate is back."""
+    if not cut.is_over(policy, step):
+        return cut
+    adjust(parts, RateCut(), saved=cut, lowest_scale=None)
+    return RateCut()
+
+
+def adjust(parts: TrainingParts, cut: RateCut, *, saved: RateCut, lowest_scale: float | None) -> None:
+    """Cut the learning rates, which are cut as was saved, and say so. Raise a collapsed loss scale to `lowest_scale`,
+    if it is given."""
+    before = learning_rate(parts.optimizer)
+    scale_learning_rate(parts.optimizer, parts.scheduler, cut.factor / saved.factor)
+    now = learning_rate(parts.optimizer)
+    change = f" from {before:g} to {now:g}" if before is not None and now is not None and before != now else ""
+    if cut.factor < saved.factor:
+        why = "it is x %g after incidents that came close together"
+        _log.warning(f"the learning rate is cut%s: {why}", change, cut.factor)
+    elif cut.factor > saved.factor:
+        _log.warning("the learning rate is back%s: no incident came since step %d", change, saved.since)
     if lowest_scale is not None:
         raise_loss_scale(parts.scaler, lowest_scale)
 
@@ -176,6 +215,7 @@ def _names(parts: TrainingParts) -> list[str]:
 
 class _SavedGuard(msgspec.Struct):
     lr_factor: Annotated[float, msgspec.Meta(gt=0, le=sys.float_info.max)] = 1.0
+    lr_cut_at: Annotated[int, msgspec.Meta(ge=0, le=MAX_STEP)] | None = None
 
 
 class _EpochStart(msgspec.Struct):

@@ -22,7 +22,8 @@ def launch(script: str, *arguments: object, ranks: int = 0) -> None:
         "HF_HUB_OFFLINE": "1",
         "CUDA_VISIBLE_DEVICES": "",
         "DS_ACCELERATOR": "cpu",
-        "PYTHONPATH": os.pathsep.join((str(HERE), TESTS)),  # for what a script starts itself
+        # For what a script starts itself: the same code as here.
+        "PYTHONPATH": os.pathsep.join(filter(None, (str(HERE), TESTS, os.environ.get("PYTHONPATH")))),
     }
     place = HERE / script
     code = place.read_text(encoding="utf-8")

@@ -1,11 +1,12 @@
 """From signals to a diagnosis, and from a diagnosis to a decision: pure functions."""
 
+import dataclasses
 import math
 
 import pytest
 
 from ckptguard.decisions.health import Health, Limits, Signal
-from ckptguard.decisions.rollback_policy import RollbackPolicy, decide
+from ckptguard.decisions.rollback_policy import RateCut, RollbackPolicy, decide
 from ckptguard.errors import SettingsError
 
 
@@ -87,6 +88,19 @@ def test_near_the_last_incident_it_goes_further_back(onset, further, factor):
     assert (decision.before_step, decision.further, decision.lr_factor) == (onset, further, factor)
 
 
+@pytest.mark.parametrize("back", [None, 1, 7])
+@pytest.mark.parametrize("factors", [(1.0,), (0.5,), (0.5, 1.0), (0.5, 0.5)])
+def test_a_cut_is_over_when_as_many_updates_followed_the_last_incident(back, factors):
+    """Only where there is a cut, and the policy lets it end; each incident begins the count again."""
+    policy, cut = RollbackPolicy(lr_back=back), RateCut()
+    for number, factor in enumerate(factors, 1):
+        decision = decide(policy, [], cause="weights", onset_step=30, save_every=10)
+        cut = cut.after(dataclasses.replace(decision, lr_factor=factor), last=100 * number)
+    assert cut.factor == math.prod(factors)
+    first = next((step for step in range(1000) if cut.is_over(policy, step)), None)
+    assert first == (None if back is None or cut.factor == 1.0 else 100 * len(factors) + back)
+
+
 def test_the_budget():
     """After as many rollbacks as the budget has, the next incident ends it."""
     past = [100, 200, 300]
@@ -94,7 +108,9 @@ def test_the_budget():
     assert decide(RollbackPolicy(), past, cause="weights", onset_step=900, save_every=10).give_up
 
 
-@pytest.mark.parametrize("nonsense", [{"budget": -1}, {"lr_factor": 0.0}, {"lr_factor": 2.0}, {"nan_losses": 0}])
+@pytest.mark.parametrize(
+    "nonsense", [{"budget": -1}, {"lr_factor": 0.0}, {"lr_factor": 2.0}, {"nan_losses": 0}, {"lr_back": 0}]
+)
 def test_nonsense_is_refused(nonsense):
     """A policy that cannot be meant is a SettingsError."""
     with pytest.raises(SettingsError):

@@ -138,3 +138,30 @@ def test_the_policy_may_leave_the_scale_as_it_was_saved(tmp_path, loop):
     made = loop(4.0, reset_scale=None)
     assert made.train(tmp_path, dict.fromkeys(range(5, 8), HOT)) == ["loss_scale"]
     assert made.states[made.taken.index(4)] == made.states[made.taken.index(4, 5)]
+
+
+class Forgetful(Plain):
+    """A loop that does not tell the guard of its scaler."""
+
+    def guard(self, run):
+        return ckptguard.TrainingGuard(
+            run, model=self.model, optimizer=self.optimizer, daemon="off", settings=QUICK, policy=self.policy
+        )
+
+
+def test_a_scaler_that_the_guard_was_not_given_is_suggested_where_it_skipped(tmp_path, caplog, monkeypatch):
+    """The log says so at once, and the report's first cause too. Where none works, none is suggested."""
+    made = Forgetful(1024.0)
+    assert made.train(tmp_path / "run", {5: MILD}) == ["grad_norm"]
+    assert "a GradScaler works here: if it skipped step 6, give it to the guard, as scaler=" in caplog.text
+    report = ckptguard.incident(tmp_path / "run")
+    assert report.details.causes[0].name == "scaler_not_given"
+    assert "TrainingGuard(..., scaler=scaler)" in str(report)
+    assert "uses no loss scaler" not in str(report)
+
+    caplog.clear()
+    others = [torch.amp.GradScaler("cpu", enabled=False), torch.amp.GradScaler("cpu"), made.model, made]
+    monkeypatch.setattr("gc.get_objects", lambda: others)  # one is off, and one scales nothing
+    assert made.train(tmp_path / "other", {5: MILD}) == ["grad_norm"]
+    assert "GradScaler" not in caplog.text
+    assert "scaler_not_given" not in {cause.name for cause in ckptguard.incident(tmp_path / "other").details.causes}

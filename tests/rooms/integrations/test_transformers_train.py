@@ -124,6 +124,26 @@ def test_a_fault_that_comes_back_spends_the_budget(tmp_path):
     assert len(incidents(tmp_path / "out")) == 3
 
 
+def test_a_rate_that_was_cut_comes_back_in_the_trainer(tmp_path):
+    """From the third update after the last incident on, the rates are those of a run that never failed."""
+
+    def rates(folder, *at):
+        found, made = {}, tiny_trainer(tmp_path / folder, Overflow(*at), max_steps=20)
+
+        class Rates(transformers.TrainerCallback):
+            def on_step_begin(self, args, state, control, optimizer=None, **kwargs):
+                found[state.global_step + 1] = optimizer.param_groups[0]["lr"]
+
+        made.add_callback(Rates())
+        train(made, policy=RollbackPolicy(skip=False, lr_back=3))
+        return found
+
+    whole, struck = rates("whole"), rates("struck", 7, 9)
+    ratio = {step: round(struck[step] / whole[step], 6) for step in whole if whole[step]}
+    assert {step: ratio[step] for step in range(7, 13)} == dict.fromkeys(range(7, 13), 0.5)
+    assert all(ratio[step] == 1.0 for step in ratio if step > 12)
+
+
 def test_a_masked_batch_is_no_incident(tmp_path):
     """Its loss is NaN, no gradient comes of it, and nothing is harmed."""
 

@@ -27,6 +27,7 @@ FORGED = [
     (("guard", "lr_factor"), float("nan")),
     (("guard", "lr_factor"), "1"),
     (("guard", "lr_factor"), True),
+    (("guard", "lr_cut_at"), -1),
     (("data",), "epoch"),
     (("data", "epoch"), -1),
     (("data", "taken"), 1.0),
@@ -69,6 +70,7 @@ def test_what_a_guard_saves_is_sound() -> None:
     assert wrong_with(sound() | {"data": None}) is None
     assert wrong_with({}) is None
     assert wrong_with({"guard": {"lr_factor": 0.5}}) is None
+    assert wrong_with({"guard": {"lr_factor": 0.5, "lr_cut_at": 3}}) is None
 
 
 @pytest.mark.parametrize(("path", "value"), FORGED, ids=[".".join(p) for p, _ in FORGED])

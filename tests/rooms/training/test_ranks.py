@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import signal
 
+import msgspec
 import pytest
 from support.rank_processes import run_ranks
 
 from ckptguard.errors import RanksError, StateError
+from ckptguard.records.who_and_when import has_ended
 from ckptguard.training.ranks import GlooRanks, Ranks, ranks_of_training, together
 
 pytestmark = pytest.mark.torch
@@ -54,23 +56,34 @@ def test_one_rank_that_fails_makes_all_fail_and_is_named():
     assert second == ["state", "its shard has another shape", [0, 1, 2]]
 
 
-def lose_a_rank():
+def lose_a_rank(sees):
+    """Rank 1 is killed. Rank 2 notices, and ends. Rank 0 talks only then. Without `sees` it can look at no process."""
     ranks = GlooRanks(10)
     assert ranks.any(True)
     if ranks.rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
+    if ranks.rank == 0:
+        while not all(map(has_ended, ranks._owners[1:])):
+            os.sched_yield()
+        if not sees:
+            ranks._owners = [msgspec.structs.replace(owner, host="another") for owner in ranks._owners]
     try:
         ranks.any(False)
     except RanksError as error:
-        return error.message
+        return [error.message, error.fields["ended"], error.hint]
 
 
-def test_a_rank_that_was_killed_is_an_error_and_no_hang():
-    """The others are told within the timeout."""
-    (code, answer, err), (killed, _, _) = run_ranks(lose_a_rank)
-    assert killed == -signal.SIGKILL
-    assert code == 0, err
-    assert answer.startswith("rank 0 of 2 got no answer from the others: ")
+@pytest.mark.parametrize("sees", [True, False])
+def test_a_rank_that_was_killed_is_named_and_nobody_hangs(sees):
+    """The others name it within the timeout, also where only a rank beside it could see its end. Who ended because of
+    it is not named."""
+    answers = run_ranks(lose_a_rank, sees, ranks=3)
+    assert answers[1][0] == -signal.SIGKILL
+    for rank in (0, 2):
+        code, answer, err = answers[rank]
+        assert code == 0, err
+        assert answer[0].startswith(f"rank {rank} of 3 got no answer from the others: rank 1 has ended (")
+        assert answer[1:] == [[1], "see the log of rank 1; all must be started again"]
 
 
 def test_one_process_needs_no_group():

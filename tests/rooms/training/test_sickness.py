@@ -155,6 +155,41 @@ def test_a_second_incident_soon_goes_further_back_and_slower(tmp_path):
     assert optimizer.param_groups[0]["lr"] == pytest.approx(0.2)
 
 
+@pytest.mark.parametrize(("back", "interrupted"), [(5, None), (5, 10), (5, 13), (None, None), (None, 10)])
+def test_a_learning_rate_that_was_cut_comes_back_when_enough_updates_were_healthy(tmp_path, caplog, back, interrupted):
+    """It is said at once with both rates, and again when it is back, which the option decides. A restart of training
+    in between changes nothing."""
+    rates = {}
+
+    def train(total):
+        model = Half()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.4)
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
+
+        def tell(step, number):
+            rates[step] = optimizer.param_groups[0]["lr"]
+            optimizer.step()
+            scheduler.step()
+            return {"loss": 1.0, "grad_norm": float("nan") if number in (7, 9) else 1.0}
+
+        policy = ckptguard.RollbackPolicy(lr_back=back)
+        more = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "policy": policy}
+        taken(tmp_path / "run", batches(40), total, tell, **more)
+        return optimizer.param_groups[0]["lr"]
+
+    if interrupted is not None:
+        train(interrupted)
+    last = train(20)
+    # Update 9 is the last one that an incident suspects. After step 14 five healthy updates were made since.
+    expected = {step: 0.4 if step <= 3 or (back and step > 14) else 0.2 for step in range(1, 21)}
+    assert rates == pytest.approx(expected)
+    assert last == pytest.approx(expected[20])
+    assert "the learning rate is cut from 0.4 to 0.2: it is x 0.5 after incidents" in caplog.text
+    assert ("the learning rate is back from 0.2 to 0.4: no incident came since step 9" in caplog.text) == bool(back)
+    said = list_incidents(open_run(str(tmp_path / "run")))[1].actions[-1]
+    assert ("learning rate x 0.5 until 5 updates are healthy" if back else "learning rate x 0.5, skip") in said
+
+
 def test_a_damaged_newest_checkpoint_is_passed_over(tmp_path):
     """At a rollback the newest save turns out damaged: the next older one is used, and BAD is on record."""
     model = Half()

@@ -7,14 +7,15 @@ ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-def test_the_first_block_is_the_two_commands():
+def test_the_first_blocks_are_installing_and_the_two_commands():
     """Who opens the README sees at once what to type."""
-    before, block = re.split(r"^```", TEXT, flags=re.MULTILINE)[:2]
-    assert [line.split("#")[0].strip() for line in block.splitlines()[1:]] == [
-        "python dev.py demo",
-        "python dev.py test",
+    before, install, between, block = re.split(r"^```", TEXT, flags=re.MULTILINE)[:4]
+    commands = [[line.split("#")[0].strip() for line in text.splitlines()[1:]] for text in (install, block)]
+    assert commands == [
+        ["pip install .", "pip install '.[s3]'"],
+        ["python dev.py demo", "python dev.py test"],
     ]
-    assert before.count("\n") < 40
+    assert (before + install + between).count("\n") < 40
 
 
 def test_it_is_short():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from typing import Any
 
@@ -22,12 +21,11 @@ from ckptguard.runs.work import Work
 from ckptguard.scan import scanner_of
 from ckptguard.storage import normalise_url
 from ckptguard.values.ids import escape
+from ckptguard.values.own_log import log as _log
 from ckptguard.values.settings import Settings
 from ckptguard.values.verdict import Outcome, why
 from ckptguard.verification.read_known_good import read_known_good
 from ckptguard.verification.target import verify_target
-
-_log = logging.getLogger("ckptguard")
 
 
 def load_verified(target: str, step: int | None, map_location: Any, allow_suspect: bool, settings: Settings) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import logging
 from collections.abc import Iterable
 
 import msgspec
@@ -14,10 +13,9 @@ from ckptguard.reporting.incidents_of_saves import IncidentsOfSaves
 from ckptguard.runs import results
 from ckptguard.runs.results import Checked
 from ckptguard.values.ids import escape
+from ckptguard.values.own_log import log as _log
 from ckptguard.values.plain_numbers import size
 from ckptguard.values.settings import Settings
-
-_log = logging.getLogger("ckptguard")
 
 
 class Report(Printable, results.VerifyReport, frozen=True, kw_only=True):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -19,11 +18,11 @@ from ckptguard.runs.work import Work
 from ckptguard.scan import scanner_of
 from ckptguard.storage import normalise_url
 from ckptguard.values.ids import CheckpointId, escape
+from ckptguard.values.own_log import log as _log
 from ckptguard.values.settings import Settings
 from ckptguard.values.verdict import Outcome
 from ckptguard.verification.checkpoint import Verification, verify_checkpoint
 
-_log = logging.getLogger("ckptguard")
 _WRITTEN_HERE = Verification(trusted=True)
 
 

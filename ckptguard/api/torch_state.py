@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import logging
 import operator
 import os
 import pickle
@@ -21,8 +20,8 @@ from ckptguard.layouts.own import LAYOUT as OWN
 from ckptguard.layouts.own import MODEL_FILE, OPTIMIZER_FILE, STATE_FILE
 from ckptguard.layouts.roles import file_role
 from ckptguard.values.ids import escape
+from ckptguard.values.own_log import log as _log
 
-_log = logging.getLogger("ckptguard")
 _SAFE_SINCE = (2, 6)  # before, a file could make torch.load run code in spite of weights_only
 _WEIGHTS = ("model", "pytorch_model")
 _LONGEST_NAME = 500  # of a tensor of torch.distributed.checkpoint: longer ones were cut

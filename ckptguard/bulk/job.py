@@ -21,7 +21,7 @@ from ckptguard.inspect.status import status
 from ckptguard.repair.scrub import due_places
 from ckptguard.runs.run_view import open_view
 from ckptguard.storage.traits import traits_of_url
-from ckptguard.values.ids import CheckpointId
+from ckptguard.values.ids import CheckpointId, in_number_order
 from ckptguard.values.settings import Settings
 from ckptguard.values.silence import Silence
 from ckptguard.values.verdict import Outcome
@@ -165,7 +165,7 @@ def carry_out(engine: Engine, plan: BulkPlan) -> Iterator[tuple[Task, TaskAnswer
         done.could_not_tell.append(trouble_of(error))
     done.put_aside = list(engine.aside.values())
     done.seconds = round(time.monotonic() - began, 3)
-    done.wrong.sort(key=lambda item: (item.run, item.path, item.place))
+    done.wrong.sort(key=lambda item: (item.run, in_number_order(item.path), item.place))
 
 
 def report_on(runs: Sequence[FleetRun]) -> BulkDone:

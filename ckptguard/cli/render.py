@@ -93,18 +93,19 @@ def table(
     titles: Sequence[str],
     rows: Sequence[Sequence[object]],
     *,
-    right: Collection[int] = (),
+    right: Collection[str] = (),
     optional: Collection[str] = (),
 ) -> None:
-    """Rows under titles, within the width of a terminal. `right` are the numbers of columns of numbers. Of `optional`
+    """Rows under titles, within the width of a terminal. `right` are the titles of columns of numbers. Of `optional`
     columns only those are shown in which a row has a value."""
     from ckptguard.documents.report_lines import Table
 
     known = {number for row in rows for number, value in enumerate(row) if value is not None and value != ""}
     left_out = {number for number, title in enumerate(titles) if title in optional and number not in known}
     heads, *cells = ([v for number, v in enumerate(row) if number not in left_out] for row in (titles, *rows))
+    aligned = [number for number, title in enumerate(heads) if title in right]
     shown = Table([str(title) for title in heads], cells).text_rows
-    say("\n".join(lay_out(shown, _terminal_width(), right=right, style=_coloured)))
+    say("\n".join(lay_out(shown, _terminal_width(), right=aligned, style=_coloured)))
 
 
 def _coloured(text: str) -> str:

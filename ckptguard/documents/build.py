@@ -99,6 +99,12 @@ def _all(counts: Mapping[str, int]) -> object:
     return {outcome.value: counts.get(outcome.value, 0) for outcome in Outcome}
 
 
+def _heaviest_first(verdict: Any) -> object:
+    from ckptguard.values.verdict import heaviest_first
+
+    return heaviest_first(verdict.findings)  # older versions recorded them by check
+
+
 def _stored_bytes(tensor: Any) -> object:
     from ckptguard.inspect.show import stored_bytes
 
@@ -122,8 +128,8 @@ FORMS: dict[str, Form] = {
     "results.VerifyReport": Form("target kind outcome checkpoints not_understood"),
     "results.Checked": Form("*", {"seconds": lambda c: None if c.seconds is None else round(c.seconds, 3)}),
     "verdict.Finding": Form("check severity file tensor count expected found message omitted"),
-    "verdict.Verdict": Form("outcome checked_at version digests findings"),
-    "cleared": Form("series step id outcome checked_at version digests findings"),
+    "verdict.Verdict": Form("outcome checked_at version digests findings", {"findings": _heaviest_first}),
+    "cleared": Form("series step id outcome checked_at version digests findings", {"findings": _heaviest_first}),
     "show.Shown": Form(
         "target series=manifest.series layout=manifest.layout step=manifest.step id sealed digest_origin"
         " counters=manifest.counters bytes=manifest.bytes metrics files=manifest.files verdict changed history>entry",
@@ -147,7 +153,8 @@ FORMS: dict[str, Form] = {
     "status.Status": Form(
         "target=run protected explanation watched known_good known_good_age_seconds pending changed outcomes"
         " last_incident>incident daemon kept_kinds kept_bytes replicas>standing at_risk room not_understood"
-        " without_md5=summary.without_md5 silence=summary.silence"
+        " without_md5=summary.without_md5 silence=summary.silence newest_bad",
+        {"newest_bad": lambda status: [state.path for state in status.newest_bad]},
     ),
     "silence.Silence": Form("*", {"until": lambda silence: _moment(silence.until)}),
     "standing": Form("url behind last_good trouble"),
@@ -156,7 +163,8 @@ FORMS: dict[str, Form] = {
         "path series step id outcome bytes kept source save", {"outcome": lambda _: "good", "kept": lambda _: False}
     ),
     "roll_back.RolledBack": Form(
-        "dry_run known_good quarantined put_back given pointed mentions repeats left_bad unverified newer_alone",
+        "dry_run known_good quarantined put_back given pointed mentions repeats repeats_seconds left_bad unverified"
+        " newer_alone",
         {"unverified": lambda done: done.unverified if done.dry_run else ()},
     ),
     "roll_back.Undone": Form("pointers left"),

@@ -6,13 +6,13 @@ Every name that came from a file is escaped here, once.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from ckptguard.documents.report_lines import Line, Table
 from ckptguard.records.who_and_when import utc_text
 from ckptguard.values.ids import escape, step_text
-from ckptguard.values.plain_numbers import size
+from ckptguard.values.plain_numbers import made_again, size
 
 if TYPE_CHECKING:
     from ckptguard.recover.roll_back import RolledBack, Undone
@@ -95,19 +95,17 @@ def repair_lines(done: Repaired, *, only_wrong: bool = False) -> Iterator[Line]:
         yield Line("nothing is known to be damaged; `ckptguard scrub` looks for damage")
 
 
-def rollback_lines(done: RolledBack) -> Iterator[Line]:
-    """Where a rollback went, what it moved, and what names hold now."""
+def rollback_lines(done: RolledBack, reports: Sequence[str] = ()) -> Iterator[Line]:
+    """Where a rollback went, what it moved, and what names hold now. `reports` are those of the incidents that it
+    closed."""
     dry_run = done.dry_run
     for path in done.unverified if dry_run else ():
         yield Line(f"would first verify {escape(path)}, and go back to it if it is good; else:")
-    would = "would go" if dry_run else "went"
-    yield Line(f"{would} back to {escape(done.known_good.path)}{done.source.nth_save}")
+    yield Line("; ".join(filter(None, (_went_words(done), escape(done.copied), _report_words(reports)))))
     for part in done.known_good.save:
         yield Line(f"  {_part_text(part)}")
     for path in done.quarantined:
         yield Line(f"{'would quarantine' if dry_run else 'quarantined'} {escape(path)}")
-    if done.put_back:
-        yield Line(f"{'would put' if dry_run else 'put'} the kept copy back under its own name")
     for given in done.given:
         what = "its own content" if given.source == given.path else escape(given.source)
         yield Line(f"{'would fill' if dry_run else 'filled'} {escape(given.path)} with {what}{given.id.nth_save}")
@@ -121,11 +119,21 @@ def rollback_lines(done: RolledBack) -> Iterator[Line]:
             f"{escape(one.path)} is good, and the rest of its save is not: "
             f"`--only {only}` goes back to it alone, beside older parts"
         )
-    if done.repeats is not None:
-        first, last = done.repeats
-        noun = "epoch" if "epoch" in done.known_good.series else "step"
-        steps = f"{noun} {first}" if first == last else f"{noun}s {first} to {last}"
-        yield Line(f"training {'would make' if dry_run else 'makes'} {steps} again, with all of their batches")
+
+
+def _went_words(done: RolledBack) -> str:
+    """Say from where to where a rollback went, and how much is made again."""
+    went = f"{'would go' if done.dry_run else 'went'} back to {escape(done.known_good.path)}{done.source.nth_save}"
+    if done.repeats is None:
+        return went
+    (first, last), noun = done.repeats, "epoch" if "epoch" in done.known_good.series else "step"
+    again = made_again(last - first + 1, noun, done.repeats_seconds)
+    return f"{went} from {noun} {last}: {again}, with all of their batches"
+
+
+def _report_words(paths: Sequence[str]) -> str:
+    more = f" and {len(paths) - 1} more beside it" if len(paths) > 1 else ""
+    return f"the report: {escape(paths[-1])}{more}" if paths else ""
 
 
 def _part_text(part: SavePart) -> str:

@@ -77,10 +77,12 @@ def checked_lines(checked: Checked, *, notices: bool = True) -> Iterator[Line]:
 
 
 def finding_lines(findings: Iterable[Finding], checkpoint: str) -> Iterator[Line]:
-    """Yield one line for all findings that differ only in their place and their numbers. It says the severity, the
-    check, the places in the checkpoint of this path, and the message."""
+    """Yield one line for all findings that differ only in their place and their numbers, the heaviest first. It says
+    the severity, the check, the places in the checkpoint of this path, and the message."""
+    from ckptguard.values.verdict import heaviest_first  # records of older versions have them by check
+
     alike: dict[tuple[str, ...], list[Finding]] = {}
-    for finding in findings:
+    for finding in heaviest_first(findings):
         about = "tensor" if finding.tensor else "file" if finding.file else finding.message
         key = (finding.severity.value, finding.check, about, _NUMBERS.sub("#", finding.message))
         alike.setdefault(key, []).append(finding)

@@ -6,7 +6,6 @@ Gates of several ranks agree: one decides, and the others take its answer from t
 from __future__ import annotations
 
 import contextlib
-import logging
 import math
 import shlex
 import time
@@ -53,9 +52,9 @@ from ckptguard.runs.settling import youngest_age
 from ckptguard.runs.work import PLAIN, Work
 from ckptguard.values.ids import CheckpointId
 from ckptguard.values.manifest import Manifest, bytes_digest
+from ckptguard.values.own_log import log as _log
 from ckptguard.verification.read_known_good import read_known_good
 
-_log = logging.getLogger("ckptguard")
 T = TypeVar("T")
 _LOCK = "gate.lock"
 _LOCK_TRIES = 3

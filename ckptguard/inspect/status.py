@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Sequence
+from itertools import takewhile
 
 import msgspec
 
@@ -24,7 +26,7 @@ from ckptguard.runs.not_understood import NotUnderstood
 from ckptguard.runs.run_reader import RunReader, remembered
 from ckptguard.runs.run_view import RunView
 from ckptguard.runs.saved_together import RememberedSaves, best_moments
-from ckptguard.values.ids import escape
+from ckptguard.values.ids import escape, numbers_of
 from ckptguard.values.run_rows import FilesInPlace, Generation, RunPlaces, WaitingSave
 from ckptguard.values.run_summary import RunSummary
 from ckptguard.values.verdict import Outcome
@@ -40,6 +42,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     - `at_risk`: what would be lost if training died now; None if it does not train.
     - `room`: which copies it lacks because there is no room, and whose copies were released; None if there is room.
     - `not_understood`: files that may be state, and that nothing verifies.
+    - `newest_bad`: the newest checkpoints in place, as far as none of them is good, in their order.
     - `bad`: paths in place; `summary`: all that the other views of a fleet say of it.
     - `daemon`: the record of who guards the run. On another machine it does not prove that the daemon lives.
     """
@@ -62,6 +65,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     room: RoomProblem | None = None
     summary: RunSummary
     bad: tuple[str, ...] = ()
+    newest_bad: tuple[CheckpointState, ...] = ()
     not_understood: NotUnderstood | None = None
 
 
@@ -118,8 +122,16 @@ def status(view: RunView, *, supervised: bool = False) -> Status:
         at_risk=at_risk(summary, time.time()),
         summary=summary,
         bad=tuple(s.path for s in present if s.outcome is Outcome.BAD and not s.changed),
+        newest_bad=_newest_bad(view, present) if ended is None else (),
         not_understood=unread,
     )
+
+
+def _newest_bad(view: RunView, present: Sequence[CheckpointState]) -> tuple[CheckpointState, ...]:
+    """Return what was saved after the newest good one in place, of what has a verdict."""
+    judged = [s for s in present if not _waits(s)]
+    judged.sort(key=lambda s: (_written_at(view, s) or 0.0, numbers_of(s.step), s.path))
+    return tuple(reversed(tuple(takewhile(lambda s: s.outcome is not Outcome.GOOD, reversed(judged)))))
 
 
 def _waits(state: CheckpointState) -> bool:

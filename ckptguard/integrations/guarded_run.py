@@ -7,7 +7,6 @@ finds, or why it cannot, is the answer of all.
 from __future__ import annotations
 
 import contextlib
-import logging
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -33,10 +32,10 @@ from ckptguard.training.signals.curve_recorder import CurveRecorder
 from ckptguard.upkeep.finish_copies import protect_finished, restore_pending_copies
 from ckptguard.values.incident import Details
 from ckptguard.values.manifest import Manifest
+from ckptguard.values.own_log import log as _log
 
 _PROTECT_SECONDS = 60.0
 _RANKS_SECONDS = 3600.0  # rank 0 may have to read back several large checkpoints
-_log = logging.getLogger("ckptguard")
 
 
 class FrameworkStore:
@@ -181,13 +180,13 @@ class GuardedRun:
         try:
             found = self._roll_back_to_newest()
         except NoKnownGoodError:
-            announce_resume(self.run.url, None)
+            announce_resume(self.run, None)
             return None
         known_good = found.known_good
-        if found.quarantined:
-            _log.warning("resuming from %s; set aside: %s", known_good.path, ", ".join(found.quarantined))
-        announce_resume(self.run.url, known_good.path)
-        return Loaded(step=found.training_step or 0, id=known_good.id, path=known_good.path)
+        loaded = Loaded(step=found.training_step or 0, id=known_good.id, path=known_good.path, remark=found.copied)
+        announce_resume(self.run, loaded, counted=found.training_step is not None, aside=found.quarantined)
+        self._rollbacks.begins_at(loaded.step)
+        return loaded
 
     def _roll_back_to_newest(self) -> RolledBack:
         series = self.store.series
@@ -204,9 +203,9 @@ class GuardedRun:
         try:
             self._rollbacks.settle(now=True)
             for trouble in protect_finished(self.view()):
-                _log.warning("ckptguard: %s", trouble)
+                _log.warning("%s", trouble)
         except Exception as error:  # beside training, nothing of ours may surface in it
-            _log.warning("ckptguard: the new save could not be protected: %s", error)
+            _log.warning("the new save could not be protected: %s", error)
 
 
 @contextlib.contextmanager
@@ -232,5 +231,5 @@ def open_guarded(url: str, *, series: str, **guarding: Any) -> GuardedRun | None
     except SettingsError:
         raise
     except (CkptguardError, OSError) as error:
-        _log.warning("ckptguard: %s is not guarded: %s", url, error)
+        _log.warning("%s is not guarded: %s", url, error)
         return None

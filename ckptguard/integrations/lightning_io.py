@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import logging
 import os
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -26,13 +25,13 @@ from ckptguard.storage.memory_reader import MemoryReader
 from ckptguard.storage.protocol import UNNAMED, Entry, Storage
 from ckptguard.values.ids import escape
 from ckptguard.values.manifest import Manifest
+from ckptguard.values.own_log import log as _log
 from ckptguard.values.verdict import Outcome
 from ckptguard.verification.checkpoint import verify_checkpoint
 from ckptguard.verification.collect_evidence import collect_evidence, manifest_files
 from ckptguard.verification.seal import seal_written
 
 _BLOCK = 64 * 1024**2  # bytes per write, so that the disk begins before all is handed over
-_log = logging.getLogger("ckptguard")
 Value = TypeVar("Value")
 
 

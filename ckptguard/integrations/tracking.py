@@ -15,7 +15,6 @@ there is a warning: training neither waits for it nor ends by it.
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 from typing import Any
@@ -31,6 +30,7 @@ from ckptguard.runs.find_known_good import find_known_good
 from ckptguard.runs.run_view import open_view
 from ckptguard.runs.settings_file import training_settings
 from ckptguard.values.ids import CheckpointId, single_number
+from ckptguard.values.own_log import log as _log
 from ckptguard.values.settings import Settings
 from ckptguard.values.verdict import Outcome
 
@@ -40,8 +40,6 @@ _LAST_LOOK = 10.0  # seconds that `close` waits for
 _LONGEST = 5000  # characters that MLflow takes for a tag
 
 Facts = dict[str, Any]
-
-_log = logging.getLogger("ckptguard")
 
 
 def follow(

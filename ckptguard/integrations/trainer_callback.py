@@ -7,7 +7,6 @@ before, also after another resume.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from typing import Any, Self
 
@@ -27,9 +26,9 @@ from ckptguard.training.options import asks_daemon
 from ckptguard.training.rollback.incident_log import begin_incident, end_incident
 from ckptguard.training.signals.monitor import TrainingMonitor
 from ckptguard.values.incident import Details
+from ckptguard.values.own_log import log as _log
 
 SERIES = "checkpoint-#"
-_log = logging.getLogger("ckptguard")
 
 
 class GuardCallback(TrainerCallback):
@@ -180,7 +179,7 @@ class GuardCallback(TrainerCallback):
             return
         if self.details is None:
             self.details = self._monitor.details_of(found)
-            _log.error("ckptguard: step %d: %s: training stops, nothing is saved", state.global_step, found.reason)
+            _log.error("step %d: %s: training stops, nothing is saved", state.global_step, found.reason)
         control.should_save = False
         control.should_training_stop = True
 
@@ -194,7 +193,7 @@ class GuardCallback(TrainerCallback):
         leads = self.guarded is not None and self.guarded.leads
         known_good = self._report(self.guarded, diagnosis) if self.guarded is not None and leads else None
         self.sick = _error(diagnosis, known_good)
-        _log.error("ckptguard: %s", self.sick.message)
+        _log.error("%s", self.sick.message)
         if self._raises:
             self._close()
             raise self.sick
@@ -226,7 +225,7 @@ class GuardCallback(TrainerCallback):
         except NoKnownGoodError:
             pass
         except (CkptguardError, OSError) as error:
-            _log.warning("ckptguard: the known-good checkpoint could not be asked for: %s", error)
+            _log.warning("the known-good checkpoint could not be asked for: %s", error)
         action = f"training was stopped at step {found.step}, and its state was not saved"
         id = known_good.id if known_good is not None else None
         end_incident(run, incident, action=action, known_good=id, state="open")

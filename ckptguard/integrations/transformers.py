@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import logging
 from collections.abc import Generator, Iterator
 from typing import Any
 
@@ -29,8 +28,7 @@ from ckptguard.training.rollback.rollbacks import Rollback
 from ckptguard.training.saving.stores import Loaded
 from ckptguard.training.state.progress import adjust, cut_after
 from ckptguard.values.incident import Details
-
-_log = logging.getLogger("ckptguard")
+from ckptguard.values.own_log import log as _log
 
 __all__ = ["GuardCallback", "train"]
 

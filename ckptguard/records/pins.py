@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import logging
 from collections.abc import Iterable
 from typing import Self
 
@@ -13,11 +12,11 @@ from ckptguard.errors import BusyError, CkptguardError, CouldNotTellError, Objec
 from ckptguard.records.leases import NOBODY, Lease, is_past, new_lease, surely_gone, take
 from ckptguard.records.run import Run, list_records, read_parsed
 from ckptguard.values.ids import CheckpointId, Step, id_from_record, is_temporary
+from ckptguard.values.own_log import log as _log
 
 FOLDER = "pins"
 IN_USE, PINNED = "in use", "pinned"
 LONGEST_USE = datetime.timedelta(days=1)  # a process of another machine may have died without our knowing
-_log = logging.getLogger("ckptguard")
 
 
 class Pin(Lease, frozen=True, kw_only=True):

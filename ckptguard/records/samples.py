@@ -11,8 +11,8 @@ from collections.abc import Iterable
 
 import msgspec
 
-from ckptguard.errors import ObjectMissingError, RecordsError
-from ckptguard.records.run import Run, create_record
+from ckptguard.errors import CkptguardError, ObjectMissingError, RecordsError
+from ckptguard.records.run import Run, create_record, list_records
 from ckptguard.values.curve import Curve, is_sound
 from ckptguard.values.record_formats import SAMPLES
 from ckptguard.values.record_text import decode_record
@@ -53,11 +53,21 @@ def read_samples(run: Run, names: Iterable[str]) -> dict[str, Samples]:
     """Return the records that count, by name, oldest first. Impossible ones and those of a newer format do not."""
     found: dict[str, Samples] = {}
     for name in _newest(names)[-_MOST_READ:]:
-        samples = _read(run, f"{FOLDER}/{name}")
+        samples, _ = _read(run, f"{FOLDER}/{name}")
         if samples is not None and samples.format <= SAMPLES.reads and is_sound(samples.curve):
             found[name] = samples
     took = {name for samples in found.values() for name in samples.took}
     return {name: samples for name, samples in found.items() if name not in took}
+
+
+def last_update(run: Run) -> tuple[int, float | None]:
+    """Return the step of the last update on record, and when that was written: (0, None) if none can be read."""
+    with contextlib.suppress(CkptguardError):
+        for name in _newest(list_records(run, FOLDER))[-1:]:
+            samples, written_ns = _read(run, f"{FOLDER}/{name}")
+            if samples is not None and is_sound(samples.curve) and samples.curve.step:
+                return samples.curve.step[-1], None if written_ns is None else written_ns / 1e9
+    return 0, None
 
 
 def write_samples(run: Run, name: str, samples: Samples) -> None:
@@ -71,12 +81,13 @@ def remove_samples(run: Run, names: Iterable[str]) -> None:
         run.records.remove(f"{FOLDER}/{name}")
 
 
-def _read(run: Run, key: str) -> Samples | None:
-    """Return a record; None if it is gone, too large or no record."""
+def _read(run: Run, key: str) -> tuple[Samples | None, int | None]:
+    """Return a record and its time; no record if it is gone, too large or none."""
     with contextlib.suppress(ObjectMissingError, RecordsError), run.records.open(key) as reader:
         if reader.entry.size <= _MOST_BYTES:
-            return decode_record(reader.read(0, reader.entry.size), Samples, "a record of samples")
-    return None
+            text = reader.read(0, reader.entry.size)
+            return decode_record(text, Samples, "a record of samples"), reader.entry.mtime_ns
+    return None, None
 
 
 def _newest(names: Iterable[str]) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections.abc import Iterator, Sequence
 
 from ckptguard.decisions.known_good import IN_PLACE, KEPT
@@ -29,10 +28,10 @@ from ckptguard.runs.work import Work
 from ckptguard.storage import Storage
 from ckptguard.values.ids import CheckpointId, step_text
 from ckptguard.values.manifest import Manifest
+from ckptguard.values.own_log import log as _log
 from ckptguard.values.verdict import Outcome, worst
 from ckptguard.verification.checkpoint import verify_checkpoint
 
-_log = logging.getLogger("ckptguard")
 _QUARANTINED, _TRASHED = "quarantine", "trash"
 _NONE_HERE = (NoKnownGoodError, NotFoundError, RefusedError, CouldNotTellError)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import logging
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -43,12 +42,11 @@ from ckptguard.storage import Storage, open_storage
 from ckptguard.storage.read_ahead import IN_FLIGHT
 from ckptguard.values.ids import CheckpointId, Step, name_of_run, step_text
 from ckptguard.values.manifest import File, Manifest
+from ckptguard.values.own_log import log as _log
 from ckptguard.values.temporary_names import RESTORE
 from ckptguard.values.verdict import Outcome, worst
 from ckptguard.verification.checkpoint import Verification, verify_checkpoint
 from ckptguard.verification.collect_evidence import copy_differs
-
-_log = logging.getLogger("ckptguard")
 
 
 class Restored(msgspec.Struct, frozen=True, kw_only=True):

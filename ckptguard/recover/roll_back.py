@@ -39,7 +39,7 @@ from ckptguard.runs.run_view import RunView
 from ckptguard.runs.settling import youngest_age
 from ckptguard.runs.work import PLAIN, Work
 from ckptguard.runs.writers import pause_between_files, writer_of
-from ckptguard.values.ids import CheckpointId, escape, folder_of
+from ckptguard.values.ids import CheckpointId, escape, folder_of, name_of_run
 from ckptguard.values.manifest import Manifest
 from ckptguard.values.patterns import Saves
 from ckptguard.values.temporary_names import ROLLBACK
@@ -135,6 +135,17 @@ class RolledBack(msgspec.Struct, frozen=True, kw_only=True):
     training_step: int | None = None  # as far as the checkpoint says
     newer_alone: tuple[NewerAlone, ...] = ()
     repeats: tuple[int, int] | None = None  # the first and the last step that training makes again
+    repeats_seconds: float | None = None  # how long these took, by the times of the saves
+
+    @property
+    def copied(self) -> str:
+        """Say which copy was used, and why; "" if the known-good checkpoint was in place."""
+        if not self.put_back:
+            return ""
+        name = name_of_run(self.known_good.path)
+        damaged = any(self.known_good.path.endswith(f"/{path}") for path in self.quarantined)
+        kept = "its kept copy would be used" if self.dry_run else "its kept copy was used"
+        return f"{name} was {'damaged' if damaged else 'gone'}: {kept}"
 
 
 def roll_back(view: RunView, back: GoBack, *, in_use: InUse | None = None, work: Work = PLAIN) -> RolledBack:
@@ -308,6 +319,7 @@ def _planned(
         source=chosen.id,
         training_step=chosen.manifest.training_step,
         repeats=_repeats(chosen.id, [c.id for c in plan.moved]),
+        repeats_seconds=_took(view, chosen, [c.path for c in plan.moved if c.id.series == chosen.id.series]),
         newer_alone=tuple(_newer_alone(view, back, chosen)) if len(chosen.save) > 1 else (),
     )
 
@@ -325,6 +337,13 @@ def _repeats(known_good: CheckpointId, moved: Iterable[CheckpointId]) -> tuple[i
         return None
     last = max((id.number for id in moved if id.series == known_good.series and id.number is not None), default=0)
     return (known_good.number + 1, last) if last > known_good.number else None
+
+
+def _took(view: RunView, chosen: Candidate, moved: Iterable[str]) -> float | None:
+    """From when the known-good one was saved to when the newest that is moved was."""
+    saved_ns, there = chosen.manifest.saved_at, filter(None, map(view.checkpoint, moved))
+    last_ns = max((checkpoint.written_at for checkpoint in there), default=0)
+    return (last_ns - saved_ns) / 1e9 if saved_ns is not None and last_ns > saved_ns else None
 
 
 def _left_bad(view: RunView, folders: frozenset[str]) -> tuple[str, ...]:

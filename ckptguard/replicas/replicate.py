@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import logging
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -59,11 +58,9 @@ from ckptguard.storage.failures import translated
 from ckptguard.storage.protocol import find_entry
 from ckptguard.storage.retries import Retries
 from ckptguard.values.ids import CheckpointId, escape, name_of_run
+from ckptguard.values.own_log import log as _log
 from ckptguard.values.settings import Settings
 from ckptguard.values.verdict import Outcome
-
-_log = logging.getLogger("ckptguard")
-
 
 _THERE = ("there", "sent", "raced")
 Save = tuple[Candidate, ...]  # all checkpoints of a save, its weights first

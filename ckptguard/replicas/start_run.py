@@ -5,7 +5,6 @@ The run is new, or its files are lost. Training continues from there.
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 from collections.abc import Callable, Sequence
@@ -39,11 +38,10 @@ from ckptguard.runs.work import PLAIN, Work
 from ckptguard.storage import normalise_url
 from ckptguard.storage.failures import translated
 from ckptguard.values.ids import RECORDS_FOLDER, CheckpointId
+from ckptguard.values.own_log import log as _log
 from ckptguard.values.settings import Settings
 from ckptguard.values.verdict import Outcome
 from ckptguard.verification.checkpoint import Verification, verify_checkpoint
-
-_log = logging.getLogger("ckptguard")
 
 
 class Started(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import logging
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
 import msgspec
@@ -38,6 +37,7 @@ from ckptguard.runs.lock import run_lock
 from ckptguard.runs.results import Checked
 from ckptguard.runs.run_view import RunView
 from ckptguard.values.ids import CheckpointId, single_number
+from ckptguard.values.own_log import log as _log
 from ckptguard.values.settings import Settings
 from ckptguard.values.verdict import Outcome, Severity
 
@@ -49,8 +49,6 @@ _SECOND = 1_000_000_000  # incidents are dated to the second
 _OF_NUMBERS = {"finite", "stale", "drift", "incident"}
 _OF_COPY = {"kept"}
 _OF_STORAGE = (*NO_SICKNESS, "damage", "crash")
-
-_log = logging.getLogger("ckptguard")
 
 
 def record_bad_save(run: Run, checked: Checked, *, source: str) -> Incident | None:
@@ -169,25 +167,30 @@ def close_incidents_about(
     id: CheckpointId | None = None,
     action: str,
     known_good: str | None = None,
-) -> None:
-    """Close the open incidents about these checkpoints of a run, named by path or id: a user dealt with them. Never
-    raises: what was done is done."""
+) -> list[str]:
+    """Close the open incidents about these checkpoints of a run, named by path or id: a user dealt with them. Return
+    the paths of their reports. Never raises: what was done is done."""
+    reports: list[str] = []
     try:
         for incident in list_incidents(run, most=_MOST):
             is_about = incident.evidence.get("path") in paths or (id is not None and checkpoint_of(incident) == id)
             if incident.state == "open" and is_about:
-                close_incident(run, incident, action=action, known_good=known_good)
+                report = close_incident(run, incident, action=action, known_good=known_good)
+                reports += [] if report is None else [report]
     except RunRemovedError:
         pass
     except CkptguardError as error:
         _log.warning("the incidents stay open: %s", error.message)
+    return reports
 
 
-def close_after_rollback(run: Run, done: RolledBack) -> None:
-    """Close the incidents about what a rollback moved aside; a plan closes none. Never raises."""
-    if not done.dry_run:
-        good = str(done.known_good.id)
-        close_incidents_about(run, done.quarantined, action=f"went back to {good}", known_good=good)
+def close_after_rollback(run: Run, done: RolledBack) -> list[str]:
+    """Close the incidents about what a rollback moved aside, and return the paths of their reports; a plan closes none.
+    Never raises."""
+    if done.dry_run:
+        return []
+    good = str(done.known_good.id)
+    return close_incidents_about(run, done.quarantined, action=f"went back to {good}", known_good=good)
 
 
 def leave_report(run: Run, incident: Incident) -> str | None:

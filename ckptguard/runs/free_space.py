@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import threading
 import time
@@ -13,8 +12,8 @@ from collections.abc import Callable, Iterator
 from ckptguard.decisions.room import NextSave, together
 from ckptguard.errors import StorageError, StorageFullError
 from ckptguard.storage import Storage
+from ckptguard.values.own_log import log as _log
 
-_log = logging.getLogger("ckptguard")
 _TICK = 0.5  # seconds between two checks whether the wait was stopped
 _LOOKS = 10  # ticks between two queries of the free space
 _REPORTED = 600.0  # seconds between two warnings

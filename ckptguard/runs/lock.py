@@ -6,7 +6,6 @@ Without locks, exclusive names and records still keep two processes apart: one o
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import time
 from collections.abc import Iterator
@@ -15,9 +14,9 @@ from ckptguard.errors import BusyError
 from ckptguard.records.run import Run
 from ckptguard.storage.failures import storage_error, translated
 from ckptguard.storage.local.writes import NO_LOCKS, open_lock
+from ckptguard.values.own_log import log as _log
 
 _POLL = 0.05
-_log = logging.getLogger("ckptguard")
 _reported: set[str] = set()  # records without locks that this process has warned about
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -12,6 +11,7 @@ import msgspec
 from ckptguard.errors import SettingsError
 from ckptguard.storage.redaction import redacted
 from ckptguard.values.ids import escape
+from ckptguard.values.own_log import log as _log
 from ckptguard.values.settings import (
     ENVIRONMENT_PREFIX,
     HARMLESS,
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 SETTINGS_FILE = "ckptguard.toml"
 _HIDDEN = "***"
 _PLACES = ("records", "replicas")  # URLs of storage, which hold no secret: others are refused
-_log = logging.getLogger("ckptguard")
 _warned: set[str] = set()
 
 Say = Callable[[str], object]

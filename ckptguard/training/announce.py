@@ -5,8 +5,16 @@ from __future__ import annotations
 import contextlib
 import logging
 import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-_log = logging.getLogger("ckptguard")
+from ckptguard.values.own_log import LEAD
+from ckptguard.values.own_log import log as _log
+from ckptguard.values.plain_numbers import made_again
+
+if TYPE_CHECKING:
+    from ckptguard.records.run import Run
+    from ckptguard.training.saving.stores import Loaded
 
 
 def announce(sentence: str) -> None:
@@ -19,13 +27,26 @@ def announce(sentence: str) -> None:
         _log.info("%s", sentence)
         return
     with contextlib.suppress(OSError, ValueError):  # a stderr that is closed or full must not end training
-        print(f"ckptguard: {sentence}", file=sys.stderr, flush=True)
+        print(f"{LEAD}{sentence}", file=sys.stderr, flush=True)
 
 
-def announce_resume(run: str, path: str | None, step: int | None = None) -> None:
-    """Say from which checkpoint training goes on; without a path, that it starts from scratch."""
-    if path is None:
-        announce(f"there is no good checkpoint in {run} yet: training starts from scratch")
+def announce_resume(run: Run, loaded: Loaded | None, *, counted: bool = True, aside: Sequence[str] = ()) -> None:
+    """Say in one line from which checkpoint training goes on, how much is made again, which copy was used, and what
+    was set `aside`. Without a checkpoint it starts from scratch. `counted`: its step is known."""
+    if loaded is None:
+        announce(f"there is no good checkpoint in {run.url} yet: training starts from scratch")
+        return
+    from ckptguard.records.samples import last_update
+
+    reached, at = last_update(run) if counted else (0, None)
+    seconds = None if at is None or loaded.saved_at is None else at - loaded.saved_at
+    again = made_again(reached - loaded.step, seconds=seconds)
+    lead = f"training had reached step {reached}, and resumes" if again else "training resumes"
+    step = f" at step {loaded.step}" if counted else ""
+    said = f"{lead}{step} from {loaded.path}, which was verified"
+    set_aside = f"set aside: {', '.join(aside)}" if aside else ""
+    sentence = "; ".join(filter(None, (f"{said}: {again}" if again else said, loaded.remark, set_aside)))
+    if loaded.remark or aside:
+        _log.warning("%s", sentence)
     else:
-        at = "" if step is None else f" at step {step}"
-        announce(f"training resumes{at} from {path}, which was verified")
+        announce(sentence)

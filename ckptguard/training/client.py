@@ -10,7 +10,6 @@ import atexit
 import contextlib
 import importlib.util
 import json
-import logging
 import os
 import socket
 import stat
@@ -25,13 +24,13 @@ from ckptguard.records.run import Run
 from ckptguard.records.who_and_when import this_host
 from ckptguard.storage.runtime_folder import private_runtime_folder
 from ckptguard.values.ids import CheckpointId, parse_id
+from ckptguard.values.own_log import log as _log
 from ckptguard.values.settings import Settings, environment_of
 
 LONGEST_ANSWER = 1 << 20  # bytes
 # The variables of torchrun: the daemon is not a rank.
 _RANK = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _TIMEOUT = 10.0  # seconds in which a daemon must stop
-_log = logging.getLogger("ckptguard")
 
 
 def is_alive(run: Run, *, deadline: float = 2.0) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Self, TypeVar
@@ -16,6 +15,7 @@ from ckptguard.training.announce import announce_resume
 from ckptguard.training.options import Deadlines, Guarded, Saving, asks_daemon, checked_option
 from ckptguard.training.ranks import GlooRanks, Ranks, agree, each, ranks_of_training
 from ckptguard.values.ids import MAX_STEP
+from ckptguard.values.own_log import log as _log
 
 if TYPE_CHECKING:
     from ckptguard.records.run import Run
@@ -31,7 +31,6 @@ _EXIT_SECONDS = 60.0  # for a save in flight, when the guard is closed
 _UNOBSERVED = 100  # updates without any observation, after which the log says so
 _OBSERVE = "call guard.observe(loss=..., grad_norm=...) after each update, else only weights are checked"
 _SAVING, _DEADLINES = Saving(), Deadlines()
-_log = logging.getLogger("ckptguard")
 
 
 class TrainingGuard:
@@ -247,8 +246,7 @@ class TrainingGuard:
         loaded = self._rollbacks.resume(self._parts, probe)
         self._resumed = True
         if self._ranks.rank == 0:
-            path, at = (loaded.path, loaded.step) if loaded is not None else (None, None)
-            announce_resume(self.run, path, at)
+            announce_resume(self._run, loaded)
         if loaded is not None:
             self._saving.last = loaded.step
             self._monitor.restart(loaded.step)

@@ -11,7 +11,6 @@ import contextlib
 import dataclasses
 import datetime
 import json
-import logging
 import os
 import re
 import threading
@@ -23,6 +22,7 @@ import msgspec
 
 from ckptguard.decisions.health import Diagnosis
 from ckptguard.errors import CkptguardError, NoKnownGoodError, RanksError, RollbackExhausted
+from ckptguard.values.own_log import log as _log
 
 if TYPE_CHECKING:
     from ckptguard.records.who_and_when import Owner
@@ -31,7 +31,6 @@ T = TypeVar("T")
 _FOLLOWED = {kind.kind: kind for kind in (NoKnownGoodError, RollbackExhausted)}
 _TIMEOUT = 600.0
 _ENDING_SECONDS = 2.0  # between the end of a rank's connection and of its process
-_log = logging.getLogger("ckptguard")
 
 
 class Ranks:

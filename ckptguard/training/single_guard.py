@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import logging
-
 from ckptguard.errors import CkptguardError, SettingsError
 from ckptguard.records.leases import TrainingRecord, begin_training, end_training
 from ckptguard.records.run import Run
 from ckptguard.training.ranks import Ranks, each
-
-_log = logging.getLogger("ckptguard")
+from ckptguard.values.own_log import log as _log
 
 
 class SingleGuard:

@@ -32,6 +32,11 @@ def numbers_of(step: Step) -> tuple[int, ...]:
     return () if step is None else (step,) if isinstance(step, int) else step
 
 
+def in_number_order(text: str) -> tuple[tuple[int, str], ...]:
+    """Return the sort key of a name by the numbers in it: 2 before 10."""
+    return tuple((int(p[:18]), "") if p.isascii() and p.isdigit() else (-1, p) for p in re.split(r"(\d+)", text))
+
+
 def run_id_of(url: str) -> str:
     """Return the id of a run, by its normalised URL."""
     return short_digest(url)

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
-def size(count: int | None) -> str:
-    """Bytes as people read them."""
+
+def size(count: int | None, *, like: int | None = None) -> str:
+    """Bytes as people read them, in the unit of `like`: numbers of one unit compare at a glance."""
     if count is None:
         return "-"
-    amount = float(count)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if amount < 1024:
-            return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
-        amount /= 1024
-    return f"{amount:.1f} TiB"
+    of = count if like is None else like
+    power = next((power for power in range(len(_UNITS) - 1) if of < 1024 ** (power + 1)), len(_UNITS) - 1)
+    if power == 0:
+        return f"{count} B"
+    amount = f"{count / 1024**power:.1f}"
+    return f"{'<0.1' if count and amount == '0.0' else amount} {_UNITS[power]}"
+
+
+def made_again(count: int, unit: str = "step", seconds: float | None = None) -> str:
+    """Say how many updates a training makes again, and how long these took; "" if it is none."""
+    if count <= 0:
+        return ""
+    took = f", about {age(seconds)} of training," if seconds is not None and seconds >= 1 else ""
+    return f"{count} {unit}s{took} are made again" if count > 1 else f"1 {unit}{took} is made again"
 
 
 def age(seconds: float | None) -> str:

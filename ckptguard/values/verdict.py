@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 import msgspec
@@ -42,6 +43,9 @@ class Severity(enum.StrEnum):
 WORST_FIRST = (Outcome.BAD, Outcome.INCOMPLETE, Outcome.PENDING, Outcome.SUSPECT, Outcome.GOOD)
 
 
+_BY_WEIGHT = tuple(Severity)
+
+
 class Finding(msgspec.Struct, frozen=True):
     """One fact that a check found. `file` is relative to the target (in records: to the run)."""
 
@@ -64,11 +68,8 @@ class Finding(msgspec.Struct, frozen=True):
 
 def heaviest_words(findings: Iterable[Finding]) -> str:
     """Return the message of the heaviest finding, with its subject; "" if nothing weighs."""
-    order = (Severity.ERROR, Severity.SICKNESS, Severity.WARNING)
-    weighty = [finding for finding in findings if finding.severity in order]
-    if not weighty:
-        return ""
-    return min(weighty, key=lambda finding: order.index(finding.severity)).sentence
+    heaviest = next(iter(heaviest_first(findings)), None)
+    return "" if heaviest is None or heaviest.severity is Severity.NOTICE else heaviest.sentence
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -154,17 +155,31 @@ def is_clearance(finding: Finding) -> bool:
     return finding.check == "incident" and finding.severity is Severity.NOTICE and finding.message.startswith(_CLEARED)
 
 
+def heaviest_first(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """Return findings by their weight, those of one weight in their order."""
+    return tuple(sorted(findings, key=lambda finding: _BY_WEIGHT.index(finding.severity)))
+
+
 def limit_findings(findings: Sequence[Finding]) -> tuple[Finding, ...]:
-    """Return the heaviest findings of each check, heaviest first, then one with the number left out."""
-    heaviest_first, limit = list(Severity), MAX_FINDINGS_PER_CHECK
-    kept: list[Finding] = []
+    """Return the heaviest findings, heaviest first: of each check at most
+    `MAX_FINDINGS_PER_CHECK`, then one with the number left out. A file
+    with many findings leaves room for those about other files."""
+    limit, kept = MAX_FINDINGS_PER_CHECK, list[Finding]()
     for check in dict.fromkeys(f.check for f in findings):
-        own = sorted((f for f in findings if f.check == check), key=lambda f: heaviest_first.index(f.severity))
-        kept += own[:limit]
+        own = tuple(f for f in findings if f.check == check)
         if len(own) > limit:
-            left = len(own) - limit
-            kept.append(Finding(check, own[limit].severity, f"{left} more findings", omitted=left))
-    return tuple(kept)
+            own = heaviest_first(own)
+            before = Counter[tuple[Severity, str | None]]()
+            place: dict[int, int] = {}  # the how manieth of its weight about its file each one is
+            for number, finding in enumerate(own):
+                place[number] = before[finding.severity, finding.file]
+                before[finding.severity, finding.file] += 1
+            order = sorted(place, key=lambda number: (_BY_WEIGHT.index(own[number].severity), place[number]))
+            left, heaviest_left = len(own) - limit, own[min(order[limit:])].severity
+            own = tuple(own[number] for number in sorted(order[:limit]))
+            own += (Finding(check, heaviest_left, f"{left} more findings", omitted=left),)
+        kept += own
+    return heaviest_first(kept) if len(kept) > 1 else tuple(kept)
 
 
 def decode_verdict(text: bytes) -> Verdict:

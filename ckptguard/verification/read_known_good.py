@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-
 import msgspec
 
 from ckptguard.errors import ChangedWhileReadError, CouldNotTellError, DeniedError, NoKnownGoodError, StorageFullError
@@ -15,11 +13,11 @@ from ckptguard.runs.run_view import RunView
 from ckptguard.runs.settling import quiet_in
 from ckptguard.runs.work import Work
 from ckptguard.values.ids import CheckpointId
+from ckptguard.values.own_log import log as _log
 from ckptguard.values.verdict import Outcome
 from ckptguard.verification.checkpoint import Resave, Verification, verify_checkpoint
 from ckptguard.verification.collect_evidence import copy_differs
 
-_log = logging.getLogger("ckptguard")
 _JUDGED = Verification(resave=Resave.WAIT)
 
 

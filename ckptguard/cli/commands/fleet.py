@@ -210,5 +210,5 @@ def _show_rows(rows: Sequence[RunRow]) -> None:
             )
             for row in shown
         ],
-        right=range(4, 4 + len(_ORDER) + 1),
+        right=(*_ORDER, "size"),
     )

@@ -78,14 +78,15 @@ def _show(states: Sequence[CheckpointState], url: str) -> None:
     saves = any(s.id is not None and s.id.generation > 1 for s in wanted)
     rows = []
     for s in wanted:
-        cost = ("shared" if s.kept_bytes is None else size(s.kept_bytes)) if s.kept else None
+        like = max(s.bytes or 0, s.kept_bytes or 0)
+        cost = ("shared" if s.kept_bytes is None else size(s.kept_bytes, like=like)) if s.kept else None
         reason = _CHANGED.format(s.outcome.value) if s.changed else _short(s.reason) or "; ".join(s.pins)
         where = "+".join(word for field, word in _PLACES if getattr(s, field)) or "gone"
         id, counter = s.id if saves else None, s.counter if counted else None
         outcome = "changed" if s.changed else s.outcome.value
-        rows.append((named_path(s.path, url), id, counter, outcome, where, size(s.bytes), cost, reason))
+        rows.append((named_path(s.path, url), id, counter, outcome, where, size(s.bytes, like=like), cost, reason))
     if rows:
-        table(_TITLES, rows, optional=("id", "counter inside", "copy"))
+        table(_TITLES, rows, right=("size", "copy"), optional=("id", "counter inside", "copy"))
     kinds = {s.series: order_words(s.step) for s in wanted}
     if len(set(kinds.values())) > 1 or not all(isinstance(s.step, int) for s in wanted):
         for series, words in sorted(kinds.items()):

@@ -75,11 +75,11 @@ def rollback(
         force=force,
     )
     done = roll_back(view, back)
-    close_after_rollback(view.run, done)
+    reports = close_after_rollback(view.run, done)
     if shared.as_json:
         emit("rollback", done, target=view.run.url)
     elif dry_run or not is_quiet():
-        say_lines(rollback_lines(done))
+        say_lines(rollback_lines(done, reports))
     warn(
         *(f"{path} is bad and stays, for it is of another training: go back there with --to" for path in done.left_bad)
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import re
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -13,6 +12,7 @@ from ckptguard.cli.command import PathOrUrl, Shared, command
 from ckptguard.cli.render import cell, facts, print_findings, size, table
 from ckptguard.terminal.output import bytes_below, emit, say, warn, working
 from ckptguard.values.exit_codes import ExitCode
+from ckptguard.values.ids import in_number_order
 
 if TYPE_CHECKING:
     from ckptguard.inspect.show import Shown
@@ -119,12 +119,12 @@ def print_tree(shown: Shown) -> None:
             by_role.setdefault(tensor.role, []).append(TensorLine(parts, stored or 0, cells))
     rows: list[Row] = []
     for role, leaves in by_role.items():
-        leaves.sort(key=lambda leaf: [_natural(p) for p in leaf.parts])
+        leaves.sort(key=lambda leaf: [in_number_order(p) for p in leaf.parts])
         rows.append((f"{role}: {_sum(leaves)}",))
         rows += _rows(leaves, 0, 1)
     titles = ("tensor", "type", "shape", "bytes", "largest", "of fp16", "remark", "file")
     titled = titles if any(len(row) > 1 for row in rows) else ()
-    table(titled, rows, right=(3, 4, 5), optional=("remark", "file"))
+    table(titled, rows, right=("bytes", "largest", "of fp16"), optional=("remark", "file"))
 
 
 def _rows(leaves: Sequence[TensorLine], level: int, depth: int) -> Iterator[Row]:
@@ -143,8 +143,3 @@ def _rows(leaves: Sequence[TensorLine], level: int, depth: int) -> Iterator[Row]
 
 def _sum(leaves: Sequence[TensorLine]) -> str:
     return f"{len(leaves)} tensor{'s' * (len(leaves) > 1)}, {size(sum(leaf.bytes for leaf in leaves))}"
-
-
-def _natural(part: str) -> tuple[tuple[int, str], ...]:
-    """Layers in the order of their numbers: 2 before 10."""
-    return tuple((int(p[:18]), "") if p.isascii() and p.isdigit() else (-1, p) for p in re.split(r"(\d+)", part))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -143,7 +144,7 @@ def _as_document(one: Status | Unseen) -> object:
 
 def _is_well(one: Status | Unseen) -> bool:
     """Whether -q has nothing to say of it."""
-    if isinstance(one, Unseen) or not one.explanation.startswith("yes"):
+    if isinstance(one, Unseen) or one.newest_bad or not one.explanation.startswith("yes"):
         return False
     return one.not_understood is None and not any(replica.trouble for replica in one.replicas)
 
@@ -180,6 +181,8 @@ def _show(found: Status) -> None:
     from ckptguard.documents.done_lines import current_verdict_text, silence_text
 
     known_good, daemon = found.known_good, found.daemon
+    if found.newest_bad:
+        say_text(_bad_words(found))
     say_text(f"protected? {found.explanation}")
     facts(
         ("known-good", known_good and f"{known_good.path}{known_good.id.nth_save}{_PLACES.get(known_good.place, '')}"),
@@ -196,6 +199,18 @@ def _show(found: Status) -> None:
         ("silenced", found.summary.silence and silence_text(found.summary.silence)),
         *(("replica", f"{r.url}: {r.trouble or current_verdict_text(r)}") for r in found.replicas),
     )
+
+
+def _bad_words(found: Status) -> str:
+    """That the newest saves are not good, why the first of them is not, and what to do."""
+    bad = found.newest_bad
+    outcome, *others = {one.outcome.value for one in bad}
+    saves = len({one.path if one.step is None else one.step for one in bad})
+    lead = "the newest save is" if saves == 1 else f"the newest {saves} saves are"
+    paths, why = some([one.path for one in bad], most=3), f" ({bad[0].reason})" if bad[0].reason else ""
+    run = shlex.quote(found.run)
+    now = f"to go back: ckptguard rollback {run}" if found.known_good else "there is nothing good to go back to"
+    return f"{lead} {'not good' if others else outcome}: {paths}{why}; {now}"
 
 
 def _copies(found: Status) -> str | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -10,9 +9,9 @@ from typing import Any
 from ckptguard.errors import CkptguardError, StateError
 from ckptguard.training.content.safetensors_file import plan_file
 from ckptguard.training.content.tagged_json import decode_state, encode_state, to_text
+from ckptguard.values.own_log import log as _log
 
 _WRAPPERS = {"_orig_mod.": "torch.compile", "module.": "DataParallel or another wrapper"}
-_log = logging.getLogger("ckptguard")
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,6 @@ Nothing here raises: a failure to record an incident must not end training.
 
 from __future__ import annotations
 
-import logging
 import re
 
 from ckptguard.records.incidents import Incident, open_incident, read_incident, update_incident
@@ -13,8 +12,8 @@ from ckptguard.records.run import Run
 from ckptguard.training.client import report_incident
 from ckptguard.values.ids import CheckpointId
 from ckptguard.values.incident import Details
+from ckptguard.values.own_log import log as _log
 
-_log = logging.getLogger("ckptguard")
 _NUMBER = re.compile(r"[0-9a-f]{8}|\d+")
 _MOST_NAMED = 100
 _named: dict[str, set[tuple[str, str, str]]] = {}  # by run: problems that were logged but not recorded

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 
 from ckptguard.errors import CouldNotTellError, NoKnownGoodError
@@ -13,10 +12,9 @@ from ckptguard.training.client import let_daemon_verify
 from ckptguard.training.saving.stores import LoadingStore
 from ckptguard.upkeep.finish_copies import looks_as_judged
 from ckptguard.values.ids import numbers_of
+from ckptguard.values.own_log import log as _log
 from ckptguard.values.verdict import Outcome
 from ckptguard.verification.checkpoint import verify_checkpoint
-
-_log = logging.getLogger("ckptguard")
 
 
 def judge_last_save(view: RunView, store: LoadingStore, *, daemon: float | None, seconds: float | None = None) -> None:

@@ -7,8 +7,8 @@ loaded checkpoint stays pinned until every rank has it: a store's `read` returns
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
-import logging
 import math
 import shlex
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -43,13 +43,14 @@ from ckptguard.training.state.progress import wrong_with
 from ckptguard.training.state.rng import capture_rng, restore_rng
 from ckptguard.values.ids import MAX_STEP, CheckpointId, single_number, step_text
 from ckptguard.values.manifest import Manifest
+from ckptguard.values.own_log import log as _log
 from ckptguard.values.verdict import Outcome
 from ckptguard.verification.checkpoint import Verification, verify_checkpoint
 from ckptguard.verification.collect_evidence import manifest_without_seal
 
-_log = logging.getLogger("ckptguard")
 Probe = Callable[[], Any]
 _LOCK_TRIES = 3
+_MOST_NAMED = 3
 _QUICKLY = Verification(md5=False)
 _READ_ONLY = Verification(md5=False, record=False)
 
@@ -74,9 +75,11 @@ def load_newest_good(view: RunView, store: LoadingStore, *, refused: Iterable[Ch
             failed, left = exclude, verify_pending(view, msgspec.structs.replace(wanted, exclude=exclude))
 
         try:
-            return first_whole(
+            found = first_whole(
                 view, lambda candidate: _use(view, store, candidate, in_use), wanted, when_refused=verify_more
             ).result
+            remark = "; ".join(filter(None, (found.remark, _not_used(view, store.series, found))))
+            return dataclasses.replace(found, remark=remark)
         except NoKnownGoodError as error:
             if failed:
                 ids = sorted(failed, key=lambda id: id.order)
@@ -86,6 +89,19 @@ def load_newest_good(view: RunView, store: LoadingStore, *, refused: Iterable[Ch
     if loaded is None and _holds_finished(view, store.series):
         raise _none_is_good(view, "")
     return loaded
+
+
+def _not_used(view: RunView, series: str, loaded: Loaded) -> str:
+    """Name the newer checkpoints that were passed over, with their outcomes."""
+    own = ((single_number(c.step), c) for c in view.checkpoints if c.series == series)
+    newer = [(step, c.path, c) for step, c in own if step is not None and step > loaded.step]
+    said = []
+    for _, _, checkpoint in sorted(newer, key=lambda one: one[:2]):
+        id = view.current_if_readable(checkpoint) or view.history.next_id(series, checkpoint.step)
+        verdict = view.history.verdict(id)
+        said.append(f"{checkpoint.path} is {verdict.outcome.value if verdict is not None else 'not verified'}")
+    more = f" and {len(said) - _MOST_NAMED} more are not good" if len(said) > _MOST_NAMED else ""
+    return ", ".join(said[-_MOST_NAMED:]) + more
 
 
 def _none_is_good(view: RunView, why: str) -> NoKnownGoodError:
@@ -105,7 +121,7 @@ def go_back(view: RunView, store: LoadingStore, *, before_step: int, reason: str
                 reason=reason, before_step=before_step, series=store.series, check_writing=False, read_back=read_back
             )
             rolled = _roll_back(view, back, in_use)
-            loaded = _read(view, store, rolled.known_good.id, in_use)
+            loaded = _put_back(view, store, rolled, in_use)
             if isinstance(loaded, Loaded):
                 return loaded
             if read_back:
@@ -161,7 +177,7 @@ def _use(view: RunView, store: LoadingStore, candidate: Candidate, in_use: InUse
     try:
         if not candidate.in_place:
             back = GoBack(reason="put back for a resume", to_id=id, series=store.series, check_writing=False)
-            return _read(view, store, _roll_back(view, back, in_use).known_good.id, in_use)
+            return _put_back(view, store, _roll_back(view, back, in_use), in_use)
         if not store.hashes_on_load:
             checkpoint = view.look_again(path)
             if checkpoint is None:
@@ -185,6 +201,12 @@ def _roll_back(view: RunView, back: GoBack, in_use: InUse) -> RolledBack:
     return roll_back(view, back, in_use=in_use)
 
 
+def _put_back(view: RunView, store: LoadingStore, rolled: RolledBack, in_use: InUse) -> Loaded | str:
+    """Load what a rollback went back to."""
+    loaded = _read(view, store, rolled.known_good.id, in_use)
+    return dataclasses.replace(loaded, remark=rolled.copied) if isinstance(loaded, Loaded) else loaded
+
+
 def _read(view: RunView, store: LoadingStore, id: CheckpointId, in_use: InUse) -> Loaded | str:
     manifest = read_manifest(view.run, id)
     if manifest is None or manifest.step is None:
@@ -200,7 +222,8 @@ def _load(view: RunView, store: LoadingStore, manifest: Manifest, in_use: InUse)
         why = wrong_with(extra)
         if why is None:
             step, path = manifest.training_step or 0, view.run.usable(manifest.path)
-            return Loaded(step=step, id=manifest.id, path=path, extra=extra)
+            saved_at = None if manifest.saved_at is None else manifest.saved_at / 1e9
+            return Loaded(step=step, id=manifest.id, path=path, extra=extra, saved_at=saved_at)
         wrong = f"what was saved beside {manifest.path} cannot be restored: {why}"
     except NotAsSealed as error:
         wrong = error.message
@@ -220,9 +243,10 @@ def newest(view: RunView, store: LoadingStore, refused: Collection[CheckpointId]
         verify_pending(view, Wanted(series=store.series))
         back = regain(view, series=store.series)
         if back is not None:
-            lost = "%s had lost its newest good checkpoint; %s was copied back from %s"
-            _log.warning(lost, view.run.url, back.path, back.source)
             view.forget()
+            loaded = load_newest_good(view, store, refused=refused)
+            lost = f"{view.run.url} had lost its newest good checkpoint; {back.path} was copied back from {back.source}"
+            return loaded and dataclasses.replace(loaded, remark="; ".join(filter(None, (lost, loaded.remark))))
     return load_newest_good(view, store, refused=refused)
 
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import logging
 import shlex
 import threading
+import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
@@ -30,6 +30,8 @@ from ckptguard.training.rollback.incident_log import begin_incident, end_inciden
 from ckptguard.training.saving.stores import LedStore, Loaded, LoadingStore
 from ckptguard.values.ids import CheckpointId, single_number
 from ckptguard.values.incident import Details
+from ckptguard.values.own_log import log as _log
+from ckptguard.values.plain_numbers import made_again
 from ckptguard.values.settings import Settings
 
 if TYPE_CHECKING:
@@ -39,7 +41,6 @@ if TYPE_CHECKING:
 Done = TypeVar("Done")
 Update = TypeVar("Update", covariant=True)
 _MOST_PAUSE = 64  # calls between two attempts to record an unrecorded rollback
-_log = logging.getLogger("ckptguard")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,6 +105,7 @@ class Rollbacks:
         self._run, self._settings, self._store, self._policy = run, settings, store, policy
         self._ranks, self._daemon, self._replica = ranks, daemon, replica
         self._past: list[int] = []  # the onsets
+        self._since: tuple[int, float] | None = None  # the step and the time at which this process began to train on
         self._unrecorded = Unrecorded()
         self.settle = self._unrecorded.settle
 
@@ -137,7 +139,12 @@ class Rollbacks:
         if self._ranks.rank == 0:
             for found, why in refused.values():
                 known_good.put_aside(view, found, why)
+        self.begins_at(loaded.step if loaded is not None else 0)
         return loaded
+
+    def begins_at(self, step: int) -> None:
+        """Training goes on from this step, now: so it is known how long its updates take."""
+        self._since = step, time.monotonic()
 
     def let_daemon_verify(self, *, before_step: int | None = None) -> None:
         """Give the daemon its time to verify the last save, or what is before a step. Only the records count."""
@@ -220,9 +227,10 @@ class Rollbacks:
         if cause != "asked":  # a rollback that the caller asks for is no sign of sickness
             self._past.append(diagnosis.surely_by)
         action = f"went back from step {step} to step {loaded.step}; {decision.reason}"
-        _log.warning("%s", action)
         end = functools.partial(end_incident, self._run, action=action, known_good=loaded.id)
-        end(incident)
+        report = end(incident)
+        _log.warning("%s", self._in_one_line(step, loaded, decision, report))
+        self.begins_at(loaded.step)
         if incident is None:
 
             def record() -> None:
@@ -233,6 +241,20 @@ class Rollbacks:
 
             self._unrecorded.note(record)
         return Rollback(loaded=loaded, decision=decision, onset=decision.onset_step, last=last)
+
+    def _in_one_line(self, step: int, loaded: Loaded, decision: RollbackDecision, report: str | None) -> str:
+        """Say from where to where, how much is made again, which copy was used, and where the report is."""
+        seconds = None
+        if self._since is not None and step > self._since[0]:
+            begun, at = self._since
+            seconds = (time.monotonic() - at) / (step - begun) * (step - loaded.step)
+        elif loaded.saved_at is not None:
+            seconds = time.time() - loaded.saved_at
+        again = made_again(step - loaded.step, seconds=seconds)
+        went = f"went back from step {step} to step {loaded.step}, {loaded.path}"
+        found = f"the report: {report}" if report is not None else ""
+        said = f"{went}: {again}" if again else went
+        return "; ".join(filter(None, (said, loaded.remark, decision.reason, found)))
 
     def _find_or_read(self, decision: RollbackDecision, reason: str) -> Loaded:
         from ckptguard.training.rollback.load_known_good import go_back, load_unrecorded  # loaded only when needed

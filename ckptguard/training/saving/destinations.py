@@ -7,7 +7,6 @@ All are sent first and made visible together. Nothing counts before the manifest
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import threading
 import time
@@ -31,11 +30,11 @@ from ckptguard.upkeep.leftovers import collect_claim
 from ckptguard.upkeep.room import RoomNotes, leave_room
 from ckptguard.values.ids import series_of
 from ckptguard.values.manifest import File, Manifest
+from ckptguard.values.own_log import log as _log
 from ckptguard.values.temporary_names import ASIDE, SAVE
 from ckptguard.verification.seal import as_stored, seal_written
 
 _FILES = (MODEL_FILE, OPTIMIZER_FILE, STATE_FILE)
-_log = logging.getLogger("ckptguard")
 _turns: dict[str, SaveTurn] = {}  # of the claims that this process holds, by token
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import atexit
 import functools
-import logging
 import os
 import threading
 import time
@@ -18,8 +17,8 @@ from ckptguard.errors import CouldNotTellError, RanksError, SickTrainingError, S
 from ckptguard.training.ranks import Ranks
 from ckptguard.training.saving.destinations import SaveAbandoned, SaveTurn
 from ckptguard.training.saving.stores import PreparedSave, Store
+from ckptguard.values.own_log import log as _log
 
-_log = logging.getLogger("ckptguard")
 EXIT_SECONDS = 60.0
 _in_flight: set[BackgroundSave] = set()
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import logging
 import os
 import zlib
 from collections.abc import Callable, Mapping
@@ -36,21 +35,24 @@ from ckptguard.training.saving.own_layout import read_checkpoint, snapshot_of, w
 from ckptguard.upkeep.leftovers import collect_saves
 from ckptguard.values.ids import CheckpointId, is_safe_path, is_temporary, numbers_of, series_folder, series_of
 from ckptguard.values.manifest import Manifest
+from ckptguard.values.own_log import log as _log
 from ckptguard.values.settings import Settings
 
-_log = logging.getLogger("ckptguard")
 Extra = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Loaded:
     """A checkpoint that is loaded now, or that a framework loads next. `path` is usable as it is. `extra` is what was
-    saved beside it (empty: unknown)."""
+    saved beside it (empty: unknown). `saved_at`: when, in seconds. `remark` says which copy was used, and
+    which newer checkpoints were not."""
 
     step: int
     id: CheckpointId
     path: str
     extra: Extra = dataclasses.field(default_factory=dict)
+    saved_at: float | None = None
+    remark: str = ""
 
 
 class LoadingStore(Protocol):

@@ -7,7 +7,6 @@ its state-dict functions know, under names that all ranks share, and load onto a
 from __future__ import annotations
 
 import functools
-import logging
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -40,11 +39,10 @@ from ckptguard.training.signals.weights import first_of
 from ckptguard.upkeep.leftovers import collect_saves
 from ckptguard.values.ids import CheckpointId, series_of
 from ckptguard.values.manifest import File, Manifest
+from ckptguard.values.own_log import log as _log
 from ckptguard.values.settings import Settings
 from ckptguard.values.temporary_names import VISIBLE
 from ckptguard.verification.collect_evidence import manifest_file
-
-_log = logging.getLogger("ckptguard")
 
 
 @dataclass

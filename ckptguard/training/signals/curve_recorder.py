@@ -7,7 +7,6 @@ end. What could not be written is written later. So a full or broken storage cos
 from __future__ import annotations
 
 import atexit
-import logging
 import os
 import threading
 import time
@@ -29,13 +28,13 @@ from ckptguard.records.samples import (
 )
 from ckptguard.records.who_and_when import dated_name
 from ckptguard.values.curve import Row
+from ckptguard.values.own_log import log as _log
 
 _PAUSE = 30.0  # seconds between two writes
 _AFTER_SAVE = 5.0  # the same, where a save came in between
 _LONGEST_PAUSE = 600.0  # while it cannot be written
 _END_SECONDS = 5.0  # that the end of a training waits at most
 _MOST_FRESH = 8192  # updates that wait to be thinned
-_log = logging.getLogger("ckptguard")
 _Change = Row | Callable[[Thinned], None]
 _open: weakref.WeakSet[CurveRecorder] = weakref.WeakSet()
 

@@ -8,17 +8,16 @@ that does not answer count as not reported, until it answers again.
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 from ckptguard.decisions.health import Signal
 from ckptguard.training.signals.read_number import NoAnswerError, UnreadableError, aside
+from ckptguard.values.own_log import log as _log
 
 Numbers = tuple[Any, Any, Any, Any]  # loss, gradient norm, loss scale, skipped
 _Key = tuple[int, Any]  # a class of tensors, by identity, and a device
-_log = logging.getLogger("ckptguard")
 _NAMES = ("loss", "grad_norm", "loss scale", "skipped")
 _SECONDS = 60.0  # for a device to answer
 _MOST_BLOCKS = 8  # a device that is further behind is waited for: training cannot be ahead forever

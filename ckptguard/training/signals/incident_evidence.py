@@ -5,7 +5,6 @@ Nothing here raises or initialises a device.
 
 from __future__ import annotations
 
-import logging
 import sys
 import time
 from collections import Counter, deque
@@ -21,6 +20,7 @@ from ckptguard.training.signals.device_signals import scaler_in_use
 from ckptguard.training.signals.weights import Named, first_of, model_tensors, state_tensors
 from ckptguard.values.curve import Row
 from ckptguard.values.incident import Details, Sample, SickTensor, Training, worded
+from ckptguard.values.own_log import log as _log
 
 MOST = 50  # tensors in a report
 _NEAR = 256  # the last updates one by one
@@ -31,7 +31,6 @@ _GRADIENTS_FIRST = ("grad_norm", "loss_scale")
 _VERSIONS = ("torch", "transformers", "accelerate", "deepspeed", "lightning", "peft")
 _NOTHING: tuple[tuple[SickTensor, ...], int] = ((), 0)
 _T = TypeVar("_T")
-_log = logging.getLogger("ckptguard")
 
 
 def gather(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,9 +16,9 @@ from ckptguard.training.signals.incident_evidence import AutocastProbe, SampleBu
 from ckptguard.training.signals.read_number import NoAnswerError, NumberReader, aside
 from ckptguard.training.signals.weights import PendingLook, first_of, model_tensors, state_tensors
 from ckptguard.values.incident import Details, Resumed
+from ckptguard.values.own_log import log as _log
 
 _LOCK_SECONDS = 60.0  # that an observation waits while another thread reads the tensors
-_log = logging.getLogger("ckptguard")
 
 
 class TrainingMonitor:

@@ -7,7 +7,6 @@ SystemExit are meant for training there, and pass.
 
 from __future__ import annotations
 
-import logging
 import sys
 import threading
 from collections.abc import Callable
@@ -16,6 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from ckptguard.errors import CkptguardError, SettingsError
 from ckptguard.records.manifests import MOST_METRICS, checked_metrics
+from ckptguard.values.own_log import log as _log
 
 _SECONDS = 10.0  # for the code of one value
 _MOST_STALLS = 3  # of one class: the code of a fourth value is not run
@@ -24,7 +24,6 @@ _MOST_SAID = 50
 _LONGEST_REASON = 100
 _KNOWN = frozenset(("builtins", "decimal", "fractions", "numpy", "torch"))  # modules whose code is run as it is
 _T = TypeVar("_T")
-_log = logging.getLogger("ckptguard")
 
 
 class UnreadableError(CkptguardError):

@@ -9,7 +9,6 @@ Draws in `skipped` are always dropped.
 from __future__ import annotations
 
 import itertools
-import logging
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -17,8 +16,8 @@ from typing import Any
 from ckptguard.errors import SettingsError, StateError
 from ckptguard.training.content.tagged_json import encode_state
 from ckptguard.training.state.rng import capture_rng, generator_bytes, generator_tensor, restore_rng, same_rng
+from ckptguard.values.own_log import log as _log
 
-_log = logging.getLogger("ckptguard")
 Draw = tuple[int, int]
 _TENSOR = "ckptguard_tensor"
 

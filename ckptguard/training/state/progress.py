@@ -5,7 +5,6 @@ After a resume it also compares what was saved with what exists now.
 
 from __future__ import annotations
 
-import logging
 import random
 import sys
 from collections.abc import Mapping
@@ -22,11 +21,11 @@ from ckptguard.training.state.data_position import DataPosition, Draw
 from ckptguard.training.state.rng import capture_rng, generator_tensor, restore_rng
 from ckptguard.values.ids import MAX_STEP
 from ckptguard.values.incident import Resumed
+from ckptguard.values.own_log import log as _log
 
 _REMEMBERED_DRAWS = 10_000
 _NAMED = 3  # of the names that do not fit
 _MOST_NAMES = 100  # of the same, in a record
-_log = logging.getLogger("ckptguard")
 
 
 class Progress:

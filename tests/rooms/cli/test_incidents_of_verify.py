@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -118,7 +120,10 @@ def test_going_back_closes_it(poisoned, invoke):
     assert invoke("rollback", poisoned, "--force", "--dry-run").exit_code == 0
     assert incidents(poisoned)[0][2] == "open"
     result = invoke("rollback", poisoned, "--force")
-    assert "training makes steps 301 to 400 again, with all of their batches" in result.stdout
+    assert re.search(
+        r" from step 400: 100 steps.* are made again, with all of their batches; the report: ", result.stdout
+    )
+    assert Path(re.search(r"the report: (\S+)", result.stdout)[1]).is_file()
     [incident] = list_incidents(open_run(str(poisoned)))
     assert (incident.state, incident.actions, incident.known_good) == ("closed", ("went back to 300.1",), "300.1")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from ckptguard.values.settings import Settings
@@ -39,3 +40,28 @@ def test_generations_are_listed_as_numbers(tmp_path, invoke, document):
     ids = [f"-.{number}" for number in range(1, 13)]
     assert [one["id"] for one in document("list", tmp_path)[1]["checkpoints"]] == ids
     assert [line.split()[1] for line in invoke("list", tmp_path).stdout.splitlines()[1:13]] == ids
+
+
+@pytest.mark.parametrize(
+    ("words", "where"),
+    [
+        (["verify"], ["checkpoints"]),
+        (["list"], ["checkpoints"]),
+        (["status"], ["pending"]),
+        (["prune", "--keep-last", "9", "--dry-run"], ["kept"]),
+        (["prune", "--keep-last", "1", "--dry-run"], ["removed"]),
+        (["scrub"], ["places"]),
+    ],
+)
+def test_every_list_has_checkpoints_in_their_order(tmp_path, document, words, where):
+    """Step 9 comes before step 10, whatever the command."""
+    for number in (10, 9, 100, 11, 2):
+        _save(tmp_path / f"step-{number}.pt", number)
+    if words[0] not in ("verify", "status"):
+        _verify(tmp_path)
+    found = document(words[0], tmp_path, *words[1:])[1]
+    for key in where:
+        paths = [one if isinstance(one, str) else one["path"] for one in found[key]]
+        steps = [int(path.removeprefix("step-").removesuffix(".pt")) for path in paths]
+        assert len(steps) > 1
+        assert steps == sorted(steps)

@@ -6,6 +6,7 @@ import os
 
 import fsspec
 import pytest
+import torch
 from support.json_documents import EXAMPLES, MANY_RUNS, shape
 from support.runs import QUICK, write_torch
 from support.views import look
@@ -181,3 +182,21 @@ def test_quiet_names_a_replica_in_trouble(guarded, invoke, monkeypatch, tmp_path
     result = invoke("status", "-q", guarded, guarded)
     assert str(guarded) in result.stdout
     assert str(copy) in result.stderr
+
+
+@pytest.mark.parametrize("bad", range(4))
+def test_it_begins_with_what_matters_most(tmp_path, invoke, document, bad):
+    """The newest saves that are bad, and how to go back; else whether the run is protected."""
+    for step in range(1, 5):
+        tensors = {"a.weight": torch.full((8, 8), float("nan") if step > 4 - bad else float(step))}
+        torch.save({"model": tensors, "step": step}, tmp_path / f"step-{step}.pt")
+        os.utime(tmp_path / f"step-{step}.pt", (1_700_000_000 + step,) * 2)
+    invoke("verify", tmp_path)
+    said = invoke("status", tmp_path).stdout.splitlines()[0]
+    paths = [f"step-{step}.pt" for step in range(5 - bad, 5)]
+    lead = {0: "protected?", 1: "the newest save is bad: step-4.pt "}.get(bad, f"the newest {bad} saves are bad: ")
+    assert said.startswith(lead)
+    assert all(path in said for path in paths)
+    assert (f"ckptguard rollback {tmp_path}" in said) is bool(bad)
+    assert document("status", tmp_path)[1]["newest_bad"] == paths
+    assert ("newest" in invoke("status", "-q", tmp_path).stdout) is bool(bad)

@@ -61,6 +61,17 @@ def test_colours_are_where_the_environment_wants_them(process, verified, termina
     assert "net-300.pt" in shown
 
 
+@pytest.mark.parametrize(
+    ("variables", "coloured", "drawn"), [({}, 1, 1), ({"NO_COLOR": "1"}, 0, 1), ({"TERM": "dumb"}, 0, 0)]
+)
+def test_a_bar_has_colours_where_tables_have_them(three, variables, coloured, drawn):
+    """With NO_COLOR it is drawn without, and a dumb terminal gets nothing that it cannot show."""
+    shown = on_a_terminal(["verify", three, "--json"], stdout=False, **{"TERM": "xterm-256color", **variables})[2]
+    numbers = [int(n) for found in re.findall(r"\x1b\[([0-9;]*)m", shown) for n in found.split(";") if n]
+    assert any(30 <= number <= 49 or number >= 90 for number in numbers) is bool(coloured)
+    assert ("\x1b" in shown) is bool(drawn)
+
+
 def test_a_pipe_gets_plain_lines(process, verified):
     """Without a terminal there are no colours, no bars, no box drawing, and short names fit in 80 columns."""
     for name in ("list", "status", "verify"):

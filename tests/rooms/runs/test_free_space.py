@@ -64,7 +64,8 @@ def test_it_waits_until_there_is_room_and_says_so_once(tmp_path, free, caplog):
     assert max(pauses) <= 0.5
     assert waiting == [True, False]
     assert [r.getMessage() for r in caplog.records if "waiting for free space" in r.getMessage()] == [
-        f"no space left for step-5: it takes 1000 bytes, and 10 bytes are free in {tmp_path}; waiting for free space"
+        "ckptguard: no space left for step-5: it takes 1000 bytes, and 10 bytes are free in "
+        f"{tmp_path}; waiting for free space"
     ]
     assert "there is enough free space now for step-5" in caplog.text
 

@@ -75,7 +75,8 @@ def test_it_is_told_once(templates, tmp_path, locks_fail, caplog):
         for _ in range(2):
             assert cycle(open_run(str(tmp_path / "run"))).could_not_tell == ()
     assert [r.getMessage() for r in caplog.records if "support locks" in r.getMessage()] == [
-        f"{tmp_path / 'run'} does not support locks (no locks available); let only one process at a time move its files"
+        f"ckptguard: {tmp_path / 'run'} does not support locks (no locks available); let only one process at a time "
+        "move its files"
     ]
 
 

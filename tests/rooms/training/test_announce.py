@@ -34,7 +34,7 @@ def test_who_sets_a_level_for_us_gets_no_line_beside_the_log(caplog, capsys, lev
     """Nobody reads the same line twice, and WARNING for the logger ckptguard means that nothing else is wanted."""
     with caplog.at_level(level, logger="ckptguard"):
         announce("it begins")
-    assert ("it begins" in caplog.messages) is (level == logging.INFO)
+    assert ("ckptguard: it begins" in caplog.messages) is (level == logging.INFO)
     assert capsys.readouterr().err == ""
 
 

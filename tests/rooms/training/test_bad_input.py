@@ -287,7 +287,7 @@ def test_a_meta_tensor_does_not_end_a_training(tmp_path, caplog):
     assert steps == [1, 2, 3, 4, 5, 6]
     assert verify_target(str(tmp_path / "run"), QUICK).outcome is Outcome.GOOD
     said = [r.getMessage() for r in caplog.records if "not reported" in r.getMessage()]
-    assert said == ["loss of type Tensor counts as not reported: one real number is expected"]
+    assert said == ["ckptguard: loss of type Tensor counts as not reported: one real number is expected"]
 
 
 @pytest.mark.usefixtures("_patient")

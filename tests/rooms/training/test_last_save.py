@@ -114,7 +114,7 @@ def test_a_bad_last_save_is_said(tmp_path, caplog):
     [record] = caplog.records
     assert record.levelno == logging.ERROR
     message = record.getMessage()
-    assert message.startswith("the last save is bad; see why with: ckptguard show ")
+    assert message.startswith("ckptguard: the last save is bad; see why with: ckptguard show ")
     assert CliRunner().invoke(commands, ["show", message.rpartition(" ")[2]]).exit_code == 0
     assert str(tmp_path) in message
 

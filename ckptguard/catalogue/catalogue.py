@@ -119,15 +119,25 @@ class Catalogue:
         """Replace what is known of a run, and add its new events."""
         now = time.time()
         with self._changing:
-            before = self.noted(seen.id) or Noted()
+            before, known = self.noted(seen.id) or Noted(), self.summary(seen.id)
             rows = {row.name: row for row in seen.generations}
-            moved = [_moved(row, rows.get(row.name), now) for row in before.generations.values() if row.in_place]
+            moved = [
+                event
+                for row in before.generations.values()
+                if (event := _moved(row, rows.get(row.name), now, seen.paths))
+            ]
+            # What was moved is only now known of these: their files were missed before their marks were seen.
+            late = {event.about for event in moved if not before.generations[event.about].in_place}
+            wrong = {e.event.about: e.number for e in before.events if e.event.kind == "gone" and e.event.about in late}
+            earlier = [one for one in before.events if one.number not in wrong.values()]
             noted = Noted(
                 generations=rows,
                 incidents={row.name: row for row in seen.incidents},
                 curve=before.curve if seen.curve is None else seen.curve,
-                events=self._with_new(before.events, seen.id, (*seen.events, *filter(None, moved))),
+                events=self._with_new(earlier, seen.id, (*seen.events, *moved)),
             )
+            if noted.events == before.events and (noted, seen.summary) != (before, known):
+                self._tell_of_change(seen.id, now)
             packed = self._put(_Stored(__version__, seen.id, seen.digest, seen.summary, noted))
         self.after_write()
         self._write(seen.id, packed)
@@ -209,6 +219,18 @@ class Catalogue:
             self._tell(f"the catalogue in {self._folder} can be written again")
         self.is_in_file = True
 
+    def _tell_of_change(self, run_id: str, now: float) -> None:
+        """Have those who follow the events ask again: something changed that is no event, such as a pin."""
+        number = max(self.newest, int(now * 1e6)) + 1
+        event = Event(key=event_key("change", run_id, str(number)), kind="change", at=now, about="")
+        self._add_recent((NumberedEvent(number=number, run=run_id, event=event),))
+
+    def _add_recent(self, new: tuple[NumberedEvent, ...]) -> None:
+        recent = (*self._recent.events, *new)
+        dropped = recent[:-MOST_RECENT]
+        oldest = dropped[-1].number if dropped else self._recent.oldest
+        self._recent = _Recent(recent[-MOST_RECENT:], oldest, new[-1].number)
+
     def _with_new(
         self, before: Sequence[NumberedEvent], run_id: str, events: Iterable[Event]
     ) -> tuple[NumberedEvent, ...]:
@@ -220,10 +242,7 @@ class Catalogue:
         new = tuple(NumberedEvent(number=first + n, run=run_id, event=event) for n, event in enumerate(unknown))
         if not new:
             return tuple(before)
-        recent = (*self._recent.events, *new)
-        dropped = recent[:-MOST_RECENT]
-        oldest = dropped[-1].number if dropped else self._recent.oldest
-        self._recent = _Recent(recent[-MOST_RECENT:], oldest, new[-1].number)
+        self._add_recent(new)
         every = (*before, *new)
         bare = [one.number for one in every if one.event.kind in _WITHOUT_RECORD]
         gone = set(bare[:-MOST_EVENTS])
@@ -241,10 +260,13 @@ def _unpacked(packed: bytes, run_id: str) -> _Stored | None:
     return stored if (stored.version, stored.id) == (__version__, run_id) else None
 
 
-def _moved(before: Generation, after: Generation | None, now: float) -> Event | None:
-    """Return the event of a checkpoint that is no longer in place."""
-    if after is not None and after.in_place:
+def _moved(before: Generation, after: Generation | None, now: float, paths: frozenset[str]) -> Event | None:
+    """Return the event of a checkpoint that is no longer in place, or is known only now to have been moved."""
+    aside = "" if after is None else after.aside
+    if (after is not None and after.in_place) or not (before.in_place or (aside and not before.aside)):
         return None
-    kind = {"quarantine": "quarantine", "trash": "prune"}.get("" if after is None else after.aside, "gone")
+    kind = {"quarantine": "quarantine", "trash": "prune"}.get(aside, "gone")
+    if kind == "gone" and before.path in paths:  # saved over, or changed: its verdict says what happened
+        return None
     key = event_key(kind, before.name, repr(now))
     return Event(key=key, kind=kind, at=now, about=before.name, step=before.id.number, cause=before.outcome)

@@ -20,10 +20,11 @@ from ckptguard.values.run_rows import RunPlaces
 
 class RunLook(RunPlaces, frozen=True, kw_only=True):
     """What a pass over a run has seen. `names` are the keys of all records. `logs` are the files in which the trainer
-    logs its updates, the newest first."""
+    logs its updates, the newest first. `paths` are those of all checkpoints that are there, escaped."""
 
     names: frozenset[str]
     logs: tuple[Entry, ...] = ()
+    paths: frozenset[str] = frozenset()
 
     @property
     def curve(self) -> str:

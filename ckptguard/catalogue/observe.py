@@ -5,6 +5,7 @@ The same names give the same rows, whatever the catalogue held before. Only read
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from functools import partial
 
@@ -25,7 +26,7 @@ from ckptguard.records.kept import FOLDER as KEPT
 from ckptguard.records.kept import read_kept
 from ckptguard.records.manifests import FOLDER as MANIFESTS
 from ckptguard.records.pins import FOLDER as PINS
-from ckptguard.records.pins import PINNED, read_pins
+from ckptguard.records.pins import PINNED, Pin, read_pins
 from ckptguard.records.pins import counts as still_counts
 from ckptguard.records.quarantine import FOLDER as QUARANTINE
 from ckptguard.records.quarantine import read_quarantined
@@ -69,10 +70,10 @@ def observe(
     scrubs = [scrub for key in below(SCRUBS, look.names) if (scrub := parse_scrub(key)) is not None]
     read = {where: s.began for where, s in newest_scrubs([s for s in scrubs if s.is_whole], now).items()}
     pins = read_pins(run, below(PINS, look.names))
-    pinned: dict[CheckpointId, str] = {}
+    pinned: dict[CheckpointId, list[Pin]] = {}
     for pin in sorted(pins, key=lambda pin: pin.key):
         if pin.reason == PINNED and still_counts(run, pin):
-            pinned[pin.id] = "; ".join(filter(None, (pinned.get(pin.id), _text(pin.words))))
+            pinned.setdefault(pin.id, []).append(pin)
     rows: dict[CheckpointId, Generation] = {}
     events: list[Event] = []
     left = _MOST_READ
@@ -84,7 +85,12 @@ def observe(
                 row, news = _described(reader, id)
                 events += reversed(news)
             left -= 1
-        row = msgspec.structs.replace(row, pinned=pinned.get(id, ""))
+        own = pinned.get(id, ())
+        ends = [math.inf if pin.until is None else seconds_of(pin.until) or math.inf for pin in own]
+        last = max(ends, default=math.inf)
+        row = msgspec.structs.replace(
+            row, pinned="; ".join(_text(pin.words) for pin in own), pinned_until=None if last == math.inf else last
+        )
         rows[id] = _placed(run, row, id, look, records[id], read)
     incidents, reported = _incidents(run, look.names, known.incidents)
     curve = see_curve(run, look) if look.curve != known.curve.identity else None
@@ -99,6 +105,7 @@ def observe(
         incidents=tuple(incidents),
         events=(*reversed(events), *reported, *_action_events(run, look.names, known)),
         curve=curve,
+        paths=look.paths,
     )
 
 

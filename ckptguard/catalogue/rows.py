@@ -25,8 +25,8 @@ class CurveRow(msgspec.Struct, frozen=True, kw_only=True):
 class Event(msgspec.Struct, frozen=True, kw_only=True):
     """One thing that happened. `key` is the same whenever the same event is noted again.
 
-    - `kind`: verdict, incident, rollback, quarantine, prune, gone, replica or action. `cause`: the outcome, the cause
-      or the verb.
+    - `kind`: verdict, incident, rollback, quarantine, prune, gone, replica or action. Only a stream has `change`: what
+      is noted of the run changed otherwise. `cause`: the outcome, the cause or the verb.
     - `about`: the generation's name, the incident's, the action's, or the replica.
     """
 
@@ -66,7 +66,7 @@ class RunSeen(msgspec.Struct, frozen=True, kw_only=True):
     """All that is known of one run at one moment. Its rows replace the earlier ones; its events are added.
 
     `digest` is that of what these rows were made from; empty if some records were not read yet. `curve`: None if it is
-    the one that is known already.
+    the one that is known already. `paths`: where checkpoints are, whatever is known of them.
     """
 
     id: str
@@ -76,3 +76,4 @@ class RunSeen(msgspec.Struct, frozen=True, kw_only=True):
     incidents: tuple[IncidentRow, ...] = ()
     events: tuple[Event, ...] = ()
     curve: CurveRow | None = None
+    paths: frozenset[str] = frozenset()

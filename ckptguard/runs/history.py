@@ -163,6 +163,10 @@ class History:
         """Return the generations of a series that have a manifest."""
         return {id for step in self.steps(series) for id in step.ids[MANIFESTS]}
 
+    def newest_sealed(self, series: str, step: Step) -> int:
+        """Return the newest generation of a step that has a manifest, by names alone; 0 if there is none."""
+        return max((id.generation for id in self._at(series, step).ids[MANIFESTS]), default=0)
+
     def is_sealed(self, id: CheckpointId) -> bool:
         """True if a generation has a manifest."""
         return id in self._at(id.series, id.step).ids[MANIFESTS]

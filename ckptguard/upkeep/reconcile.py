@@ -230,7 +230,7 @@ def pass_read_only(view: RunView, notes: PassNotes) -> PassResult:
             pending.append(_unread_save(checkpoint))
             continue
         sample = sample_of(notes.samples, checkpoint)
-        if not sample.done:
+        if _may_have_another_verdict(view, checkpoint, sample):
             sample.id = current_verdict_of(view, checkpoint)
             sample.done = sample.id is not None
         if not sample.done:
@@ -408,7 +408,7 @@ class _Pass:
         return not sample.done
 
     def _note_verdict(self, checkpoint: Checkpoint, sample: CheckpointSample) -> None:
-        if not sample.done:
+        if _may_have_another_verdict(self.view, checkpoint, sample):
             sample.id = current_verdict_of(self.view, checkpoint)
             sample.done = sample.id is not None and not self._was_empty(checkpoint.path, sample.id)
             sample.early = None if sample.done else sample.early
@@ -642,6 +642,14 @@ def _verify(
         return error.message
     sample.done, sample.id, sample.early = True, result.id, None
     return result
+
+
+def _may_have_another_verdict(view: RunView, checkpoint: Checkpoint, sample: CheckpointSample) -> bool:
+    """True if it has none yet, or its bytes were sealed again since, as a `reseal` does: that changes no file."""
+    newest = view.history.newest_sealed(checkpoint.series, checkpoint.step)
+    again = sample.id is not None and newest > max(sample.newest, sample.id.generation)
+    sample.newest = newest
+    return again or not sample.done
 
 
 def current_verdict_of(view: RunView, checkpoint: Checkpoint) -> CheckpointId | None:

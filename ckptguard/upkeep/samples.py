@@ -62,6 +62,7 @@ class CheckpointSample:
     whole: bool = False  # its layout proves that all of its files exist
     done: bool = False  # there is a verdict for this signature
     id: CheckpointId | None = None  # the generation that this verdict is about
+    newest: int = 0  # the newest sealed generation of its step, when `id` was looked for
     early: EarlyRead | None = None  # it was read before its turn
     retry_at: float = 0.0
     failures: int = 0

@@ -41,6 +41,7 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
     kept: str = ""
     aside: str = ""
     pinned: str = ""
+    pinned_until: float | None = None
     replicated: int = 0
     scrubbed_at: float | None = None
     md5: str = ""

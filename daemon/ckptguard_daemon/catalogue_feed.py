@@ -243,6 +243,7 @@ def _look_of(view: RunView, passed: Passed, start: PassStart, names: frozenset[s
         keep=view.settings.keep,
         takes_md5=view.settings.digest != "blake3",
         logs=find_logs(start.listing.entries),
+        paths=frozenset(map(escape, start.listing.checkpoints)),
         not_understood=0 if unread is None else unread.files,
         unread=len(start.listing.unread),
     )

@@ -131,7 +131,9 @@ def _row(feed: CatalogueFeed, run: WatchedRun, now: float) -> Document:
 def _generation(row: Generation) -> Document:
     id = row.id
     found: Document = {**msgspec.to_builtins(row), "id": str(id), "series": escape(id.series), "step": id.step}
-    del found["content"]
+    if row.pinned_until is not None and row.pinned_until < time.time():
+        found["pinned"] = ""
+    del found["content"], found["pinned_until"]
     return found
 
 

@@ -3,6 +3,7 @@
 import os
 import zlib
 
+import msgspec
 import pytest
 
 from ckptguard.catalogue import catalogue as in_use
@@ -187,3 +188,37 @@ def test_a_forgotten_run_is_gone(folder):
     assert {event.run for event in catalogue.events_after(begun).events} == {"bb"}
     assert os.listdir(folder) == ["bb.catalogue"]
     assert catalogue.noted("aa") is None
+
+
+IN_PLACE, NOWHERE = {"in_place": True}, {"in_place": False}
+TRASH, QUARANTINE = ({"in_place": False, "aside": aside} for aside in ("trash", "quarantine"))
+PATH = frozenset(["m-0"])
+
+
+@pytest.mark.parametrize(
+    ("course", "told"),
+    [
+        ([(NOWHERE, ())], ["gone"]),
+        ([(TRASH, ())], ["prune"]),
+        ([(QUARANTINE, ())], ["quarantine"]),
+        ([(NOWHERE, ()), (TRASH, ())], ["prune"]),  # its mark is seen late
+        ([(NOWHERE, ()), (QUARANTINE, ()), (QUARANTINE, ())], ["quarantine"]),
+        ([(NOWHERE, PATH), (IN_PLACE, PATH)], []),  # it was only touched
+        ([(NOWHERE, PATH), (NOWHERE, PATH)], []),  # it was saved over
+        ([(NOWHERE, ()), (IN_PLACE, PATH), (NOWHERE, ()), (TRASH, ())], ["gone", "prune"]),
+    ],
+)
+def test_where_a_checkpoint_went_is_said_once_and_right(folder, course, told):
+    """Gone is said only of one whose path is empty, and no longer once it is known where it was moved to. Whatever
+    changes, those who follow the events learn of it."""
+    catalogue = Catalogue(folder)
+    catalogue.see(seen())
+    before = IN_PLACE
+    for where, paths in course:
+        row = msgspec.structs.replace(seen().generations[0], **{"aside": "", **where})
+        last = catalogue.newest
+        catalogue.see(msgspec.structs.replace(seen(), generations=(row,), paths=frozenset(paths)))
+        assert (catalogue.newest > last) is (where != before)
+        before = where
+    moves = [one.event for one in catalogue.noted("aa").events if one.event.kind != "verdict"]
+    assert [(event.kind, event.about) for event in moves] == [(kind, "m/000000000000.1") for kind in told]

@@ -71,17 +71,18 @@ function EventLine({ run, event, now, fresh }) {
   </li>`;
 }
 
-/** The newest events, with those that the stream brings before the document does. */
-export function Events({ run, events }) {
+/** The newest events, with those that the stream brings before the document does. Up to its newest, the document is right. */
+export function Events({ run, events, newest }) {
   const [newer, setNewer] = useState([]);
   const [all, setAll] = useState(false);
   const now = useClock();
   const opened = useMemo(() => clock(), [run]);
-  useEffect(() => listen((event) => !event.reset && event.run === run && setNewer((old) => [...old.slice(-200), event])), [run]);
+  useEffect(() => listen((event) => !event.reset && event.run === run && event.kind !== "change" && setNewer((old) => [...old.slice(-200), event])), [run]);
   const found = useMemo(() => {
-    const byNumber = new Map([...events, ...newer].map((event) => [event.number, event]));
+    const ahead = newer.filter((event) => event.number > newest);
+    const byNumber = new Map([...ahead, ...events].map((event) => [event.number, event]));
     return [...byNumber.values()].sort((a, b) => (b.at ?? Infinity) - (a.at ?? Infinity) || b.number - a.number);
-  }, [events, newer]);
+  }, [events, newer, newest]);
   if (!found.length) return html`<p class="empty card">Nothing has happened yet.</p>`;
   return html`<div class="card"><ol class="events" aria-live="polite" aria-relevant="additions">${found.slice(0, all ? 400 : AT_FIRST).map(
     (event) => html`<${EventLine} key=${event.number} run=${run} event=${event} now=${now} fresh=${event.at > opened} />`,
@@ -90,7 +91,7 @@ export function Events({ run, events }) {
 }
 
 const courseOf = ({ onset, went_back_to: goal }) =>
-  [isFinite(onset) && `began at step ${count(onset)}`, isFinite(goal) && `went back to step ${count(goal)}`].filter(Boolean).join(", ");
+  [isFinite(onset) && `began at step ${count(onset)}`, isFinite(goal) && `went back to step ${count(goal)}`].filter(Boolean).map((part) => `, ${part}`).join("");
 
 /** The incidents, open ones first, with what can be done about those beside them. */
 export function Incidents({ run, incidents, me, onDone }) {
@@ -109,7 +110,7 @@ export function Incidents({ run, incidents, me, onDone }) {
         <a href=${to.incident(run.id, incident.name)}><bdi>${incident.cause ?? "unknown cause"}</bdi>${isFinite(incident.step) ? ` at step ${count(incident.step)}` : ""}</a>
       </p>
       ${incident.reason && html`<p class="incident-reason"><bdi>${incident.reason}</bdi></p>`}
-      <p class="dim small">${courseOf(incident)} <${Time} at=${incident.at} now=${now} focus=${false} /></p>
+      <p class="dim small"><${Time} at=${incident.at} now=${now} focus=${false} />${courseOf(incident)}</p>
       ${incident.open && html`<${Actions} me=${me} run=${run.id} runName=${run.name} verbs=${["rollback"]} onDone=${onDone} />`}
     </li>`,
   )}</ul>`;

@@ -63,7 +63,7 @@ export default function Run({ run, me }) {
     ${doc.data && html`<${Status} page=${doc.data} />
       <${Charts} run=${run} page=${doc.data} curves=${curves} />
       <div class="two">
-        <${Section} title="What happened" id="events"><${Events} run=${run} events=${doc.data.events} /><//>
+        <${Section} title="What happened" id="events"><${Events} run=${run} events=${doc.data.events} newest=${doc.data.newest_event} /><//>
         <${Section} title="Incidents" id="incidents"><${Incidents} run=${doc.data.run} incidents=${doc.data.incidents} me=${me} onDone=${doc.reload} /><//>
       </div>
       <${Section} title="Checkpoints" id="checkpoints"><${Checkpoints} run=${run} page=${doc.data} /><//>`}`;

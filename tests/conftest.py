@@ -23,6 +23,7 @@ os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
 pytest.register_assert_rewrite("support")  # what its assertions compare is to be told in full
 
 from servers.fixtures import azure, ceph, gcs, moto, promtool, sftp, slurm  # noqa: E402, F401 - fixtures for all
+from support.plugins import plugins  # noqa: E402, F401
 
 from ckptguard.runs.free_space import SHARED, SharedSpace  # noqa: E402
 

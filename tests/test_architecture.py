@@ -18,6 +18,7 @@ FLOORS = (
     ("decisions", "storage"),
     ("formats", "records"),
     ("layouts", "scan"),
+    ("plugins",),
     ("checks", "runs"),
     ("keep", "retention"),
     ("verification",),

@@ -20,7 +20,7 @@ from ckptguard.errors import SettingsError, StoppedError
 from ckptguard.runs.settings_file import load_settings
 from ckptguard.runs.work import Work
 from ckptguard.scan import scanner_of
-from ckptguard.scan.process.worker import die_with
+from ckptguard.scan.process.limits import die_with
 from ckptguard.values.record_text import decodable
 from ckptguard.values.settings import Settings, with_table
 from ckptguard.values.storage_options import StorageOptions

@@ -48,8 +48,16 @@ __all__ = ["CHECKS", "Evidence", "facts_of", "is_bad_alone", "run_checks"]
 
 
 def run_checks(evidence: Evidence) -> list[Finding]:
-    """Return the findings of all checks, in the table's order."""
-    return [finding for check in CHECKS for finding in check(evidence)]
+    """Return the findings of all checks, in the table's order. A file that a plugin read adds to them, and takes
+    nothing away from what is found in the others."""
+    findings = [finding for check in CHECKS for finding in check(evidence)]
+    if any(file.structure.plugin for file in evidence.scan.files):
+        from ckptguard.checks.without_plugins import without_plugins
+
+        rest = without_plugins(evidence)
+        heavy = (f for f in run_checks(rest) if f.severity in (Severity.ERROR, Severity.SICKNESS))
+        findings += [f for f in heavy if rest.scan.files and f not in findings]
+    return findings
 
 
 def is_bad_alone(evidence: Evidence, files: Manifest) -> bool:
@@ -61,7 +69,13 @@ def is_bad_alone(evidence: Evidence, files: Manifest) -> bool:
 
 
 def facts_of(evidence: Evidence) -> Facts:
-    """Return the numbers that later checks of the series compare with."""
+    """Return the numbers that later checks of the series compare with; of files that a plugin read only if there are
+    no others."""
+    if any(file.structure.plugin for file in evidence.scan.files):
+        from ckptguard.checks.without_plugins import without_plugins
+
+        rest = without_plugins(evidence)
+        evidence = rest if rest.tensors() else evidence
     largest, name, _ = largest_weight(evidence)
     constant = (tensor.name for tensor, numbers in evidence.weights() if len(tensor.shape) >= 2 and numbers.constant)
     return Facts(

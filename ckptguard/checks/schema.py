@@ -14,14 +14,14 @@ import msgspec
 from ckptguard.checks.completeness import precedes
 from ckptguard.checks.evidence import Evidence, ScannedTensor
 from ckptguard.formats.dtypes import DTYPES
-from ckptguard.values.manifest import Manifest, Tensor
-from ckptguard.values.verdict import UNDERSTOOD, Finding, Severity
+from ckptguard.values.manifest import BY_PLUGIN, Manifest, Tensor
+from ckptguard.values.verdict import PLUGIN, UNDERSTOOD, Finding, Severity
 
 PREFIXES = ("module.", "_orig_mod.", "model.", "base_model.model.", "network.", "net.")
 _DCP_METADATA = "dcp_metadata"
 QUESTION = "schema"  # the check whose suspicions are questions, which say nothing about a sick training
 UNCLEAR_SAVE = "resave"  # questions, too: was it saved again, or damaged?
-QUESTIONS = frozenset((QUESTION, UNCLEAR_SAVE, UNDERSTOOD))
+QUESTIONS = frozenset((QUESTION, UNCLEAR_SAVE, UNDERSTOOD, PLUGIN))
 # Files by rank: their sizes and their number change with the number of ranks.
 _BY_RANK = re.compile(
     r".*zero_pp_rank_\d+_mp_rank_\d+_(?:optim|model)_states\.pt|.*distrib_optim\.pt|.*\.distcp|.*shard-\d+-model-.*\.safetensors"
@@ -33,6 +33,9 @@ _error = partial(Finding, QUESTION, Severity.ERROR)
 
 _Kind = tuple[str, tuple[int, ...]]  # dtype and shape
 TensorSchema = Mapping[str, Collection[_Kind]]  # several kinds: ranks hold their own pieces under one name
+
+
+_Files = tuple[str, str, "Sequence[Tensor | ScannedTensor]"]  # path, format and tensors of one
 
 
 class SchemaDifference(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,16 +81,20 @@ def check_schema(evidence: Evidence) -> Iterator[Finding]:
         return  # without a `.metadata` for them, which is a finding of its own
     if any(f.structure.not_understood for f in evidence.scan.files):
         return  # that is a finding of its own, too, and these tensors are not known
-    scanned = [(f.entry.key, f.structure.format, evidence.tensors_of(f)) for f in evidence.scan.files]
+    scanned: list[_Files] = [(f.entry.key, f.structure.format, evidence.tensors_of(f)) for f in evidence.scan.files]
     found = _places(evidence.checkpoint.path, scanned)
     for manifest, where, severity in (
         (evidence.sealed, "the sealed manifest", Severity.ERROR),
         (reference, reference and f"{reference.path}{reference.id.nth_save}", question),
     ):
         if manifest is not None and where:
-            expected = _places(manifest.path, [(f.path, f.format, f.tensors) for f in manifest.files])
+            stored: list[_Files] = [(f.path, f.format, f.tensors) for f in manifest.files]
+            expected, here = _places(manifest.path, stored), found
+            if any(form == BY_PLUGIN for _, form, _ in (*scanned, *stored)):
+                both = _read_alike((evidence.checkpoint.path, scanned), (manifest.path, stored))
+                here, expected = _places(evidence.checkpoint.path, both[0]), _places(manifest.path, both[1])
             compared = [
-                compare(evidence, manifest, expected[role], found[role], where)
+                compare(evidence, manifest, expected[role], here[role], where)
                 for role, compare in (("model", _weights), ("ema", _weights), ("optimizer", _optimizer))
             ]
             for finding in itertools.chain(*compared):
@@ -193,9 +200,18 @@ def _schema(tensors: Iterable[_Place]) -> dict[str, set[_Kind]]:
     return schema
 
 
-def _places(
-    checkpoint: str, files: Sequence[tuple[str, str, Sequence[Tensor | ScannedTensor]]]
-) -> Mapping[str, list[_Place]]:
+def _read_alike(*sides: tuple[str, list[_Files]]) -> list[list[_Files]]:
+    """Return the files of both sides without those that a plugin read on one side only. What they hold is not known on
+    the other: the plugin was installed or removed in between."""
+
+    def kind(checkpoint: str, path: str) -> str:
+        return re.sub(r"\d+", "#", path.removeprefix(checkpoint + "/"))
+
+    read, others = [{kind(at, path) for path, form, _ in files if form == BY_PLUGIN} for at, files in sides]
+    return [[one for one in files if kind(at, one[0]) not in read ^ others] for at, files in sides]
+
+
+def _places(checkpoint: str, files: Sequence[_Files]) -> Mapping[str, list[_Place]]:
     """Return the tensors by role, from (path, format, tensors) of each file.
 
     Files with only pieces of tensors are left out if a ``.metadata`` beside them lists the whole tensors.

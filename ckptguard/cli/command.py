@@ -28,6 +28,7 @@ class Shared(NamedTuple):
     as_json: bool = False
     config: str | None = None
     records: str | None = None
+    no_plugins: bool = False
 
     def settings(self, targets: Sequence[str], **flags: object) -> Settings:
         """Flags, else ``CKPTGUARD_*``, else the file, else defaults. Empty lists count as not given. `targets` are what
@@ -35,6 +36,7 @@ class Shared(NamedTuple):
         from ckptguard.runs.settings_file import load_settings
 
         given = {name: value for name, value in flags.items() if value != ()}
+        given |= {"no_plugins": True} if self.no_plugins else {}
         return load_settings(self.config, os.environ, targets, say=warn, records=self.records, **given)
 
 
@@ -58,6 +60,7 @@ COMMON = {
         help="Use this settings file, not ./ckptguard.toml.",
         type=click.Path(readable=False),
     ),
+    "no_plugins": click.Option(["--no-plugins"], is_flag=True, help="Use no plugins of other packages."),
     "records": click.Option(["--records"], metavar="URL", help="Keep the records here, not in RUN/_ckptguard."),
 }
 

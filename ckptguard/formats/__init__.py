@@ -12,11 +12,12 @@ import importlib
 from ckptguard.formats.stand_ins import stand_in
 from ckptguard.formats.structure import Beside, Format, Leaf, Source, Structure, broken
 from ckptguard.formats.table import FIRST_BYTES, FORMATS, format_of, tensor_suffix
+from ckptguard.values.manifest import BY_PLUGIN
 
 __all__ = ["FORMATS", "UNSUMMED", "Format", "Leaf", "Structure", "format_of", "read_structure", "tensor_suffix"]
 
 # Formats for which only a recorded digest shows that a file is as it was written.
-UNSUMMED = frozenset(row.name for row in FORMATS if row.unsummed)
+UNSUMMED = frozenset((BY_PLUGIN, *(row.name for row in FORMATS if row.unsummed)))
 
 
 def read_structure(reader: Source, path: str, beside: Beside = lambda name: None) -> Structure:

@@ -148,6 +148,7 @@ class Structure(msgspec.Struct, frozen=True, kw_only=True):
     - `matrices`: the places of numpy's matrices of floats, by the first two parts of their names.
     - `scores`: names of tensors of one float in a dict that directly holds no matrix of floats, outside optimizers.
     - `checksums`: a digest of what an archive states about its content (names, sizes, CRC-32s), if it states all of it.
+    - `plugin`: the plugin that read the file, and its version; "" if a format of ours did.
     """
 
     format: str
@@ -169,6 +170,7 @@ class Structure(msgspec.Struct, frozen=True, kw_only=True):
     learnt: tuple[str, ...] = ()
     matrices: tuple[str, ...] = ()
     scores: tuple[str, ...] = ()
+    plugin: str = ""
 
     @property
     def is_broken(self) -> bool:

@@ -47,6 +47,7 @@ class Run(msgspec.Struct, frozen=True):
     new_format: int = RECORDS.writes  # of its records, if they do not exist yet
     saves: tuple[Saves, ...] = ()  # what the user says is saved together
     labels: tuple[str | None, ...] = ()  # the values of `LABELS`, for messages
+    no_plugins: bool = False
 
     @property
     def run_id(self) -> str:
@@ -122,6 +123,7 @@ def open_run(
         options=settings.storage,
         new_format=settings.records_format,
         labels=(settings.team, settings.project, settings.owner),
+        no_plugins=settings.no_plugins,
     )
     folder = find_entry(storage, RECORDS_FOLDER) if inside else None
     if may_begin and folder is None and records.root is not None:

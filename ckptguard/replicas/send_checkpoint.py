@@ -277,6 +277,7 @@ def verdict_on_content(before: Verdict, *more: Finding) -> Verdict:
         version=__version__,
         digests=("blake3",),
         facts=Facts() if before.place_damaged else before.facts,
+        plugins=before.plugins,
     )
 
 

@@ -33,6 +33,7 @@ _LONGEST_OUTPUT = 2000
 _LONGEST_REASON = 300
 _SHORTEST_SECRET = 4
 _SLACK_HOSTS = ("https://hooks.slack.com/", "https://hooks.slack-gov.com/")
+_BY_PLUGIN = "plugin+"
 # What an HTTP server says that may be well a little later.
 _PASSING = (408, 425, 429)
 
@@ -199,6 +200,31 @@ class AppriseChannel(Channel):
         return {}
 
 
+class PluginChannel(Channel):
+    """An address ``plugin+NAME://...``, to which the installed plugin of this name delivers."""
+
+    def __init__(self, address: str, which: str, settings: Settings) -> None:
+        super().__init__("notify", address, _without_secrets(address) + which)
+        self._address, self._settings = address, settings
+
+    def deliver(self, event: Event) -> dict[str, object]:
+        """Have the plugin send it, in a process of its own."""
+        from ckptguard.plugins.call import PluginError, call_plugin
+        from ckptguard.plugins.installed import find_plugin
+
+        name = self._address.partition("://")[0].removeprefix(_BY_PLUGIN)
+        plugin = None if self._settings.no_plugins else find_plugin("channels", name)
+        if plugin is None or plugin.refused:
+            why = "plugins are turned off" if self._settings.no_plugins else f"no package has a channel {name}"
+            raise NotDeliveredError(plugin.refused if plugin is not None else why)
+        try:
+            memory = self._settings.worker_memory
+            call_plugin(plugin, (self._address, event), type(None), memory=memory, seconds=COMMAND_SECONDS)
+        except PluginError as error:
+            raise NotDeliveredError(_without_address(error.message, self._address), again=True) from error
+        return {}
+
+
 class Tried(msgspec.Struct, frozen=True, kw_only=True):
     """Whether a message arrived at a channel; None: none was sent. `reason`: why it did not."""
 
@@ -228,13 +254,18 @@ def channels_of(settings: Settings, around_start: Context = contextlib.nullconte
     addresses = list(dict.fromkeys(settings.notify))
     several = len(addresses) > 1
     for number, address in enumerate(addresses, 1):
-        found.append(AppriseChannel(address, f" ({number} of {len(addresses)})" if several else ""))
+        which = f" ({number} of {len(addresses)})" if several else ""
+        by_plugin = address.startswith(_BY_PLUGIN)
+        found.append(PluginChannel(address, which, settings) if by_plugin else AppriseChannel(address, which))
     return found
 
 
 def require_apprise(settings: Settings) -> None:
     """SettingsError where `notify` is set and the package that it needs is not installed."""
-    if settings.notify and importlib.util.find_spec("apprise") is None:
+    if (
+        not all(address.startswith(_BY_PLUGIN) for address in settings.notify)
+        and importlib.util.find_spec("apprise") is None
+    ):
         raise SettingsError("the setting `notify` needs apprise", hint='pip install "ckptguard[notify]"')
 
 

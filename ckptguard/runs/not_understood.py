@@ -72,8 +72,12 @@ def state_files(run: Run, files: Iterable[Entry]) -> frozenset[str]:
 
 
 def _holds_state(run: Run, entry: Entry, head: bytes) -> bool:
-    """True for what torch or llama.cpp wrote, and for an archive with files of state."""
+    """True for what torch or llama.cpp wrote, for an archive with files of state, and for what a plugin reads."""
     name = format_of(entry.key, head).name
+    if name == "opaque" and not run.no_plugins and run.storage.root is not None and not begins_like_no_state(head):
+        from ckptguard.plugins.installed import format_plugin  # looks at what is installed
+
+        return format_plugin(entry.key) is not None
     if name in ("torch_zip", "gguf") or begins_like_folder(head):
         return True
     place = _place(run, entry)

@@ -80,7 +80,7 @@ class FileScanner:
         if self._stopped:
             raise Stopped
         with self._storage.open(key) as reader:
-            structure = self._structures.read(reader, key)
+            structure = self._options.structures.get(key) or self._structures.read(reader, key)
             if self._options.structure_only:
                 unread = (None,) * len(structure.tensors)
                 return ScannedFile(

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
+from ckptguard.formats.structure import Structure
 from ckptguard.scan.result import Scan
 from ckptguard.storage.protocol import Storage
 
@@ -25,6 +26,7 @@ class ScanOptions(msgspec.Struct, frozen=True, kw_only=True):
       user who loads the file next.
     - `yield_for`: for this number of seconds a scanning process may leave the processors to everything else. Then it
       scans again, at the priority of the settings. None: it does not wait at all.
+    - `structures`: those of files that a plugin has read, by key. Such files are not parsed here.
     - `structure_only`: read only the structures; digests and numbers are empty. Hostile files need the same scanner.
     """
 
@@ -35,6 +37,7 @@ class ScanOptions(msgspec.Struct, frozen=True, kw_only=True):
     spare_cache: bool = False
     yield_for: float | None = None
     structure_only: bool = False
+    structures: dict[str, Structure] = {}
 
 
 Progress = Callable[[int], None]  # bytes since the last call, may be 0; other threads may call it

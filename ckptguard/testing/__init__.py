@@ -1,4 +1,4 @@
-"""The contract of `Storage`, for authors of other stores. It needs pytest; nothing of ours imports it.
+"""The contracts of `Storage` and of plugins, for authors of others. They need pytest; nothing of ours imports them.
 
 Inherit `StorageContract` in a test file. A fixture `storage` opens a fresh, empty place. Three methods reach the store
 without the storage, so that the storage itself is tested::
@@ -29,10 +29,14 @@ keys that no message may tell. `many` is how many objects the listings of one la
 
 What a store cannot do it says in `Storage.capabilities()`; the laws ask for no more. Readable failures:
 ``pytest.register_assert_rewrite("ckptguard.testing")`` in the ``conftest.py``, before the import.
+
+`FormatContract`, `CheckContract` and `ChannelContract` are those of plugins. Inherit one, set `name`,
+and give the samples that it asks for. `docs/guides/plugins.md` has an example.
 """
 
 from __future__ import annotations
 
+from ckptguard.testing.plugin_contracts import ChannelContract, CheckContract, FormatContract
 from ckptguard.testing.storage_contract import StorageContract
 
-__all__ = ["StorageContract"]
+__all__ = ["ChannelContract", "CheckContract", "FormatContract", "StorageContract"]

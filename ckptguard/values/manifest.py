@@ -20,7 +20,8 @@ from ckptguard.values.record_text import decode_checked, encode_checked
 # An older version sees only bytes in files of these formats. So their `envelope` is the digest of all bytes, and their
 # spans and tensors have fields of their own in the text. A new format with tensors must be one of them, or each version
 # calls bad what the other has sealed.
-WHOLE_FORMATS = frozenset(("zip", "tar", "gguf", "hdf5"))
+BY_PLUGIN = "plugin"  # whatever a plugin read; the verdict names it
+WHOLE_FORMATS = frozenset(("zip", "tar", "gguf", "hdf5", BY_PLUGIN))
 _LARGEST = 2**64 - 1  # an inode may be this large
 
 

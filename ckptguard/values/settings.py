@@ -77,6 +77,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     project: str | None = None
     owner: str | None = None
     on_incident: tuple[str, ...] = ()  # command (argv) to run for an incident
+    checks: tuple[str, ...] = ()  # names of installed plugins that judge each checkpoint of the run, too
+    no_plugins: bool = False  # use no plugin of any kind
     webhook: str | None = None  # http(s) URL to call for an incident
     notify: tuple[str, ...] = ()  # addresses of Slack, Discord, e-mail and others, as apprise writes them
     # "md5": each pass computes MD5 of whole files, too; "auto": not of a large checkpoint beside training;

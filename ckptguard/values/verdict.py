@@ -17,6 +17,7 @@ MAX_FINDINGS_PER_CHECK = 50
 MOST_CONSTANT = 1000  # names in `Facts.constant`: with that many, others may be missing
 _CLEARED = "cleared: "
 UNDERSTOOD = "understood"  # the check of whether anybody can read a file
+PLUGIN = "plugin"  # the check of whether each plugin that should judge it did; its own findings are of "plugin:NAME"
 
 
 class Outcome(enum.StrEnum):
@@ -108,6 +109,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     # for some files the store's own checksum was compared instead.
     read_back: str = ""
     content: Outcome | None = None  # with place_damaged: the outcome of the sealed bytes, when last seen whole
+    plugins: tuple[str, ...] = ()  # those that took part: "formats/msgpack 0.1.0"
     manifest: str = ""  # `content_digest` of the manifest that it is about; "" if nothing is sealed
 
     @property

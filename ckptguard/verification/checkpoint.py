@@ -47,6 +47,7 @@ from ckptguard.values.ids import CheckpointId, escape
 from ckptguard.values.manifest import Manifest, identity
 from ckptguard.values.record_formats import VERDICT
 from ckptguard.values.verdict import (
+    PLUGIN,
     UNDERSTOOD,
     Facts,
     Finding,
@@ -64,6 +65,7 @@ from ckptguard.verification.collect_evidence import (
     gaps_of,
     manifest_files,
     manifest_without_seal,
+    read_by_plugins,
     scan_checkpoint,
 )
 from ckptguard.verification.damage_or_resave import Change, KnownBefore, classify_change
@@ -109,7 +111,7 @@ _UNCLEAR = (
     " If it was saved again, run: ckptguard clear RUN CHECKPOINT"
 )
 _RACES = 4  # other processes may seal the same checkpoint meanwhile; then try again
-_ASKED_AGAIN = (QUESTION, UNDERSTOOD)
+_ASKED_AGAIN = (QUESTION, UNDERSTOOD, PLUGIN)
 _SAVES = 4  # earlier ones that a file may belong to
 _MOST_HELD = 100_000  # tensors, about 100 MB, of what was read early
 _OTHERS = 20  # neighbours by step whose content a file may be a stale copy of
@@ -292,7 +294,7 @@ def _scan(view: RunView, checkpoint: Checkpoint, how: Verification, work: Work) 
         md5 = not _md5_is_recorded(view, checkpoint)
     sums = find_sums(view.run.storage, checkpoint, view.sum_lists_beside(checkpoint))
     options = sums.added_to(ScanOptions(md5=md5, yield_for=work.yield_for))
-    return Read(scan_checkpoint(view.run.storage, checkpoint, options, work), sums, md5)
+    return Read(scan_checkpoint(view.run.storage, checkpoint, options, work, view.settings), sums, md5)
 
 
 def _content_of(view: RunView, checkpoint: Checkpoint, read: Read, how: Verification) -> ReadContent:
@@ -363,6 +365,10 @@ def _findings(view: RunView, evidence: Evidence, how: Verification, content: Rea
         findings.append(Finding("completeness", Severity.ERROR, message))
     if content.change is Change.UNCLEAR:
         findings.append(Finding(UNCLEAR_SAVE, Severity.SICKNESS, _UNCLEAR))
+    if view.settings.checks and not view.settings.no_plugins:
+        from ckptguard.verification.plugin_checks import plugin_findings  # only for runs that name some
+
+        findings += plugin_findings(evidence, findings, view.settings)
     smaller = history.verdict(content.grew_from) if content.grew_from is not None else None
     same_bytes = _verdicts_of_the_same_bytes(history, evidence, content.id)
     return [*_with_suspicion(findings, history.verdict(content.id), smaller, *same_bytes), *how.notes]
@@ -379,6 +385,8 @@ def _recorded(
     if sealed is None and outcome is not Outcome.INCOMPLETE and not by_writer:
         sealed = seal_observed(view.run, evidence, id)
         history.note_manifest(sealed)
+    plugins = {f.structure.plugin for f in evidence.scan.files if f.structure.plugin}
+    plugins |= {f.found for f in findings if f.check == PLUGIN and f.found}
     verdict = Verdict(
         format=VERDICT.writes,
         **msgspec.structs.asdict(id),
@@ -393,6 +401,7 @@ def _recorded(
         seen=signature_seen(entries, sealed, damaged=damaged) if sealed is not None else (),
         read_back="bytes",
         content=sealed_outcome(before) if damaged and before is not None else None,
+        plugins=tuple(sorted(plugins)),
     )
     if not _says_nothing_new(history, verdict, before):
         history.add_verdict(verdict)
@@ -489,7 +498,7 @@ def _verdicts_of_the_same_bytes(history: History, evidence: Evidence, id: Checkp
 def _says_nothing_new(history: History, verdict: Verdict, before: Verdict | None) -> bool:
     """True if the ledger already says all this: the outcome, the heavy findings, and the file signatures."""
     current_verdict = history.current_verdict(verdict.id)
-    if before is None or before.outcome is not verdict.outcome:
+    if before is None or before.outcome is not verdict.outcome or before.plugins != verdict.plugins:
         return False
     torn = current_verdict is not None and current_verdict.outcome is not before.outcome
     return not torn and _weighty(before) == _weighty(verdict) and verdict.seen in ((), before.seen)
@@ -553,6 +562,7 @@ def _read_copy(view: RunView, copy: KeptCopy, checkpoint: Checkpoint, how: Verif
         return None
     sums = find_sums(run.records, checkpoint, key=copy.key)
     options = sums.added_to(ScanOptions(md5=how.md5, yield_for=work.yield_for))
+    options = read_by_plugins(run.records, {copy.key(file): file for file in copy.files}, options, view.settings)
     scan = work.scanner(run.records, [copy.key(file) for file in copy.files], options, work.progress)
     if run.records.list(copy.folder, recursive=True) != entries:
         raise ChangedWhileReadError(f"the kept copy of {copy.path} changed while it was read", key=copy.folder)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -11,6 +11,7 @@ from ckptguard.checks.digests import same_content
 from ckptguard.checks.evidence import KnownFacts
 from ckptguard.errors import ChangedWhileReadError, DeniedError, ObjectMissingError
 from ckptguard.formats import tensor_suffix
+from ckptguard.formats.table import may_hold_state, suffixes_of
 from ckptguard.layouts import LAYOUTS, Checkpoint, Gap
 from ckptguard.layouts.roles import STATE_ROLES, assign_roles, file_role, is_float_matrix
 from ckptguard.runs.file_signatures import is_same_file
@@ -22,8 +23,10 @@ from ckptguard.storage.protocol import UNNAMED
 from ckptguard.values.ids import escape
 from ckptguard.values.manifest import Counter, File, Manifest, Span, Tensor
 from ckptguard.values.record_formats import MANIFEST
+from ckptguard.values.settings import Settings
 
 NOTHING_KNOWN = KnownFacts()
+_OURS = (".safetensors", ".json", ".pt", ".bin", ".distcp", ".metadata")  # what nearly every file ends in
 # Small files whose content a layout's gaps depend on.
 _READ_AHEAD = (".index.json", "config.json", "trainer_state.json", "latest", ".yaml", ".metadata", ".distcp")
 _ARCHIVES = ("torch_zip", "safetensors", "zip", "tar", "gguf", "hdf5")  # formats that show if a part is missing
@@ -64,8 +67,11 @@ def completeness(storage: Storage, checkpoint: Checkpoint, *, scanner: Scanner =
     return None, layout.last_is_the_end and last is not None and last >= max(times.values())
 
 
-def scan_checkpoint(storage: Storage, checkpoint: Checkpoint, options: ScanOptions, work: Work = PLAIN) -> Scan:
-    """Scan all regular files of a checkpoint. It also raises the scanner's errors.
+def scan_checkpoint(
+    storage: Storage, checkpoint: Checkpoint, options: ScanOptions, work: Work = PLAIN, settings: Settings | None = None
+) -> Scan:
+    """Scan all regular files of a checkpoint. It also raises the scanner's errors. With `settings`, plugins may read
+    local files that no format of ours explains.
 
     Raises:
         ChangedWhileReadError: it opened other files than the listed ones, because their verdict would be wrong.
@@ -76,11 +82,27 @@ def scan_checkpoint(storage: Storage, checkpoint: Checkpoint, options: ScanOptio
             raise DeniedError(entry.target or "", key=entry.key)
         if entry.kind == "unnamed" and tensor_suffix(entry.key):
             raise DeniedError(f"{entry.key} cannot be read: {UNNAMED}", key=entry.key)
+    if settings is not None and not all(key.endswith(_OURS) for key in checkpoint.files):
+        options = read_by_plugins(storage, {key: key for key in checkpoint.files}, options, settings)
     scan = work.scanner(storage, checkpoint.files, options, work.progress)
     for listed, found in zip(checkpoint.entries, scan.files, strict=True):
         if not is_same_file(listed, found.entry, local=storage.root is not None):
             raise ChangedWhileReadError(f"{escape(listed.key)} was replaced while it was read", key=listed.key)
     return scan
+
+
+def read_by_plugins(
+    storage: Storage, names: Mapping[str, str], options: ScanOptions, settings: Settings
+) -> ScanOptions:
+    """Return the options of a scan of these files, with what plugins say of those that no format of ours explains.
+    `names` are the names that they were saved under, by key."""
+    known = suffixes_of("tensors", "arrays", "objects", "pieces")
+    odd = {key: name for key, name in names.items() if not name.lower().endswith(known) and may_hold_state(name)}
+    if settings.no_plugins or storage.root is None or not odd:
+        return options
+    from ckptguard.plugins.formats import structures_by_plugins  # looks at what is installed, which takes a while
+
+    return msgspec.structs.replace(options, structures=structures_by_plugins(storage, odd, settings))
 
 
 def copy_differs(storage: Storage, prefix: str, manifest: Manifest, *, scanner: Scanner) -> str | None:

@@ -46,7 +46,7 @@ from ckptguard.storage.hub_blobs import HubCacheStorage, blob_of
 from ckptguard.values.ids import escape, numbers_of
 from ckptguard.values.manifest import Manifest
 from ckptguard.values.settings import Settings
-from ckptguard.values.verdict import Finding, Severity, judge
+from ckptguard.values.verdict import PLUGIN, Finding, Severity, judge
 from ckptguard.verification.checksum_files import CheckSums, read_check_sums
 from ckptguard.verification.collect_evidence import (
     collect_evidence,
@@ -182,7 +182,9 @@ def _read_reference(url: str, settings: Settings, work: Work = PLAIN) -> Manifes
     target = resolve_target(url, settings)
     if target.checkpoint is None:
         raise SettingsError(f"the reference {url} is a run", hint="name one of its checkpoints")
-    scan = scan_checkpoint(target.storage, target.checkpoint, ScanOptions(md5=False), Work(scanner=work.scanner))
+    scan = scan_checkpoint(
+        target.storage, target.checkpoint, ScanOptions(md5=False), Work(scanner=work.scanner), settings
+    )
     evidence = collect_evidence(target.storage, target.checkpoint, scan)
     if any(f.structure.problems for f in scan.files):
         raise SettingsError(f"the reference {url} is itself damaged", hint=f"ckptguard verify {shlex.quote(url)}")
@@ -242,7 +244,7 @@ class StrayJudge:
         else:
             sums = self._sums_of(checkpoint)
             options = sums.added_to(ScanOptions(md5=settings.digest != "blake3"))
-            scan = scan_checkpoint(target.storage, checkpoint, options, self._work)
+            scan = scan_checkpoint(target.storage, checkpoint, options, self._work, settings)
         # The manifest in a run's own records must also agree.
         id = target.view.current(checkpoint) if target.view is not None else None
         known = KnownFacts(
@@ -257,11 +259,18 @@ class StrayJudge:
         )
         evidence = collect_evidence(target.storage, checkpoint, scan, known)
         findings = run_checks(evidence)
+        if settings.checks and not settings.no_plugins:
+            from ckptguard.verification.plugin_checks import plugin_findings  # only where the settings name some
+
+            findings += plugin_findings(evidence, findings, settings)
         proven_bad = any(finding.severity is Severity.ERROR for finding in findings)
         if not proven_bad and (unread := not_understood(evidence)):
             where = "" if unread[0] == checkpoint.path else f"{escape(unread[0])}: "
             what = escape(what_of(evidence, unread[0]))
             raise CouldNotTellError(f"{where}{what} is not understood, and no checksum is stated for it")
+        unsure = [f for f in findings if f.check == PLUGIN and f.severity is Severity.SICKNESS]
+        if not proven_bad and unsure:
+            raise CouldNotTellError(unsure[0].message.removeprefix("could not tell: "))
         if facts is not None:
             findings += _hub_findings(scan, facts)
         outcome = judge(findings, sealed=known.sealed is not None)

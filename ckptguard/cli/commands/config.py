@@ -1,4 +1,4 @@
-"""``ckptguard config``: which settings are in force, and where each comes from."""
+"""``ckptguard config``: which settings are in force, where each comes from, and which plugins are installed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ckptguard.cli.command import PathOrUrl, Shared, command
-from ckptguard.cli.render import table
+from ckptguard.cli.render import say_text, table
 from ckptguard.terminal.output import emit
 from ckptguard.values.exit_codes import ExitCode
 
@@ -22,14 +22,16 @@ if TYPE_CHECKING:
 CODES = (ExitCode.NOT_FOUND,)
 
 
-@command("config", "Show the settings, and where each comes from.", CODES)
+@command("config", "Show the settings and plugins.", CODES, common="json config records no_plugins")
 @click.argument("run", type=PathOrUrl(), required=False)
 def config(run: str | None, shared: Shared) -> None:
     """Show the settings that are in force here, and where each comes from.
 
     A flag wins over the environment, the environment over the settings file, and the file over the default. With RUN
-    you also see where its records and replicas are, and what its records add. Secrets are hidden.
+    you also see where its records and replicas are, and what its records add. Secrets are hidden. The plugins of other
+    packages are listed without running them.
     """
+    from ckptguard.plugins.listing import listed_plugins
     from ckptguard.runs.settings_file import effective_settings
 
     targets = [] if run is None else [run]
@@ -39,10 +41,14 @@ def config(run: str | None, shared: Shared) -> None:
     if run is not None:
         url, found = _of_run(run, settings, found)
     if shared.as_json:
-        emit("config", target=url, settings=found)
+        emit("config", target=url, settings=found, plugins=listed_plugins(settings))
         return
     found.sort(key=lambda setting: setting.source == "default")
     table(("setting", "value", "from"), [(s.name, _text(s.value), s.place or s.source) for s in found])
+    if plugins := listed_plugins(settings):
+        rows = [(p.kind, p.name, p.version, p.package, str(p.interface), p.used or p.why_not) for p in plugins]
+        say_text("")
+        table(("plugins", "name", "version", "package", "interface", "used"), rows)
 
 
 def _of_run(run: str, settings: Settings, found: Iterable[EffectiveSetting]) -> tuple[str, list[EffectiveSetting]]:

@@ -15,7 +15,7 @@ CODES = (ExitCode.BAD, ExitCode.UNDECIDED, ExitCode.NOT_FOUND)
 _OF_SETTINGS = ("trust_globals", "allow_nonfinite", "digest", "workers")
 
 
-@command("verify", "Read checkpoints, and say which are good.", CODES, common="quiet json config records")
+@command("verify", "Read checkpoints, and say which are good.", CODES, common="quiet json config records no_plugins")
 @click.argument("target", type=PathOrUrl())
 @click.option("--step", type=click.IntRange(min=0), metavar="N", help="Verify only the checkpoint of this step.")
 @click.option("--newest", type=click.IntRange(min=1), metavar="N", help="Verify only the N newest checkpoints.")

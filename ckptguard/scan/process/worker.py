@@ -6,26 +6,21 @@ with its parent. It serves one request at a time, and ends after being idle for 
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import math
 import os
 import resource
 import select
-import signal
 import sys
 
 import msgspec
 
 from ckptguard.errors import CouldNotTellError
 from ckptguard.scan.files import scan_files
+from ckptguard.scan.process.limits import die_with, limit_process
 from ckptguard.scan.process.low_priority import lower_priority, lower_session, yield_to_all
 from ckptguard.scan.process.messages import PREFIX, Answer, Request, frame
 from ckptguard.scan.result import Scan
 from ckptguard.storage import open_storage
-
-_PR_SET_PDEATHSIG = 1
-_OPEN_FILES = 256
 
 
 def main() -> None:
@@ -34,7 +29,7 @@ def main() -> None:
     answers = os.dup(1)
     os.dup2(2, 1)  # a library's prints must not mix with the answers
     die_with(parent)
-    _limit(memory)
+    limit_process(memory)
     lower_session()
     lower_priority()
     while select.select([0], [], [], idle)[0]:
@@ -78,21 +73,6 @@ def _without_huge_numbers(scan: Scan) -> Scan:
         leaves = tuple(leaf for leaf in file.structure.leaves if -(2**63) <= leaf.value < 2**63 or leaf.value % 1)
         files.append(msgspec.structs.replace(file, structure=msgspec.structs.replace(file.structure, leaves=leaves)))
     return msgspec.structs.replace(scan, files=tuple(files))
-
-
-def _limit(memory: int) -> None:
-    for what, most in ((resource.RLIMIT_AS, memory), (resource.RLIMIT_CORE, 0), (resource.RLIMIT_NOFILE, _OPEN_FILES)):
-        hard = resource.getrlimit(what)[1]  # an existing lower limit cannot be raised
-        most = most if hard == resource.RLIM_INFINITY else min(most, hard)
-        resource.setrlimit(what, (most, most))
-
-
-def die_with(parent: int) -> None:
-    """Have the system end this process with the one that started it."""
-    with contextlib.suppress(OSError, AttributeError):  # otherwise a closed stdin ends us between two scans
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:  # it was killed before that line
-        sys.exit(0)
 
 
 def _read_request() -> bytes | None:

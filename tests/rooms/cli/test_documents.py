@@ -6,6 +6,7 @@ import pytest
 import torch
 from support.faults import flip
 from support.json_documents import EXAMPLES, ordered, shape
+from support.plugins import plant
 from support.runs import QUICK, state_dict, write_torch
 from support.views import look
 
@@ -54,8 +55,9 @@ def test_every_command_has_its_example():
     ],
     ids=lambda arguments: arguments[0],
 )
-def test_documents_are_as_shown(document, invoke, eventful, arguments):
+def test_documents_are_as_shown(document, invoke, eventful, arguments, plugins):
     """A real document has the example's keys, in the example's order, all the way down."""
+    plant(plugins, [("formats", "msgpack.v1", "read")], "")
     if arguments[0] in ("rollback", "gate"):
         (eventful / "last.pt").write_bytes((eventful / "net-400.pt").read_bytes())
         (eventful / "latest").write_text("net-400.pt")

@@ -1,0 +1,22 @@
+"""What goes to the process of a call, and what comes back."""
+
+from __future__ import annotations
+
+import msgspec
+
+MOST_VALUES = 100_000  # that a check returns
+
+
+class PluginCall(msgspec.Struct, frozen=True):
+    """The kind, the place of the function, and its argument."""
+
+    kind: str
+    entry: str
+    argument: msgspec.Raw
+
+
+class PluginAnswer(msgspec.Struct, frozen=True):
+    """What the plugin returned, or why there is nothing."""
+
+    result: msgspec.Raw = msgspec.Raw(b"\xc0")
+    failure: str = ""

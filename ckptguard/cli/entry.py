@@ -19,7 +19,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "Check your checkpoints": ("verify", "scrub", "show", "diff", "bisect", "sums"),
     "See how a run stands": ("status", "list", "incidents", "incident", "dashboard"),
     "Go back": ("known-good", "rollback", "restore", "gate", "supervise"),
-    "Keep copies, and choose what stays": ("replicate", "repair", "prune", "pin", "unpin", "forget"),
+    "Keep copies, and choose what stays": ("replicate", "repair", "prune", "pin", "unpin", "clean", "forget"),
     "Look after many runs": ("fleet",),
     "Decide what ckptguard cannot know": ("clear", "reseal", "accept"),
     "Set up": ("doctor", "config", "migrate", "notify", "silence", "token", "completion"),

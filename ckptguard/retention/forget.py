@@ -44,12 +44,12 @@ def forget(view: RunView, *, force: bool = False, dry_run: bool = False) -> Forg
             f"{run.url} is still there: it has {left[0]}" + (f" and {len(left) - 1} more files" * (len(left) > 1)),
             hint="remove the run first (rm -rf RUN)",
         )
-    records = _records_of(run)
+    records = records_of(run)
     if not records:
         raise NotFoundError(f"{run.url} has no records", hint="check the path, and the setting records")
     if any(not surely_gone(run, one) for one in list_trainings(run)):
         raise BusyError(f"a training of {run.url} is still running", hint="end it first")
-    copies = [e for e in records if e.key.partition("/")[0] in _COPIES and _is_file_of_checkpoint(e)]
+    copies = [e for e in records if e.key.partition("/")[0] in _COPIES and is_file_of_checkpoint(e)]
     size = sum(e.size for e in copies)
     if copies and not (force or dry_run):
         raise BusyError(
@@ -68,7 +68,8 @@ def _files_of(run: Run, view: RunView) -> list[str]:
         return []
 
 
-def _records_of(run: Run) -> list[Entry]:
+def records_of(run: Run) -> list[Entry]:
+    """Return all files of a run's records, wherever these are."""
     try:
         found = run.records.list("", recursive=True)
     except ObjectMissingError:
@@ -81,6 +82,6 @@ def _records_of(run: Run) -> list[Entry]:
     return [entry for entry in found if entry.key in keys]
 
 
-def _is_file_of_checkpoint(entry: Entry) -> bool:
+def is_file_of_checkpoint(entry: Entry) -> bool:
     """True if this is no mark of ours: <kind>/<series>/<id>/<path>."""
     return entry.key.count("/") >= 3

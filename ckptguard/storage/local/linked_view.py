@@ -27,9 +27,32 @@ def linked_view(path: str, environ: Mapping[str, str]) -> str:
     files = {"": path} if os.path.isfile(path) else dict(_below(path))
     said = "\0".join([path, *sorted(files)])
     with contextlib.suppress(OSError):
-        above = environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-        return _linked(os.path.join(above, "ckptguard", "known-good"), said, path, files)
+        return _linked(_cache(environ), said, path, files)
     return _linked(private_runtime_folder(environ), said, path, files)
+
+
+def forget_views(environ: Mapping[str, str], *, dry_run: bool = False) -> int:
+    """Remove the links of all runs of this user, which are made again when they are needed. Return how many folders of
+    them there were. A folder that others can write is left alone."""
+    found = 0
+    for above in (_cache(environ), private_runtime_folder(environ)):
+        with contextlib.suppress(OSError):
+            require_private(above)
+            for entry in list(os.scandir(above)):
+                if entry.name.startswith(("view-", "new-")) and entry.is_dir(follow_symlinks=False):
+                    found += 1
+                    if not dry_run:
+                        shutil.rmtree(entry.path, ignore_errors=True)
+    if not dry_run:
+        with contextlib.suppress(OSError):  # something else is in it
+            os.rmdir(_cache(environ))
+            os.rmdir(os.path.dirname(_cache(environ)))
+    return found
+
+
+def _cache(environ: Mapping[str, str]) -> str:
+    above = environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    return os.path.join(above, "ckptguard", "known-good")
 
 
 def _below(path: str) -> list[tuple[str, str]]:

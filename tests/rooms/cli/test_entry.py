@@ -1,6 +1,7 @@
 """The front door: quick to open, and nothing falls through it."""
 
 import os
+import shutil
 import subprocess
 import sys
 
@@ -123,6 +124,38 @@ def test_completion_scripts_name_the_command(invoke, shell):
     assert result.exit_code == 0
     assert "ckptguard" in result.stdout
     assert "_CKPTGUARD_COMPLETE" in result.stdout
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+@pytest.mark.parametrize("program", ["ckptguard", "ckptguard-daemon"])
+def test_each_program_answers_the_script_of_each_shell(invoke, shell, program):
+    """The script that is printed asks the program by a variable, and the program answers with its options."""
+    script = invoke("completion", shell).stdout
+    variable = f"_{program.upper().replace('-', '_')}_COMPLETE"
+    assert f"{variable}={shell}_complete" in script
+    words = {"bash": ("--li", "1"), "zsh": ("--li", "1"), "fish": ("--li", "--li")}[shell]
+    typed = {"COMP_WORDS": f"{program} {words[0]}", "COMP_CWORD": words[1], variable: f"{shell}_complete"}
+    if program == "ckptguard":
+        typed |= {"COMP_WORDS": "ckptguard prune --dry", "COMP_CWORD": "--dry" if shell == "fish" else "2"}
+    module = {"ckptguard": "ckptguard.cli", "ckptguard-daemon": "ckptguard_daemon.__main__"}[program]
+    command = [sys.executable, "-c", f"import sys; sys.argv = [{program!r}]; from {module} import main; main()"]
+    done = subprocess.run(command, env=os.environ | typed, capture_output=True, text=True, check=False, timeout=200)
+    expected = ["--dry-run"] if program == "ckptguard" else ["--limit", "--link"]
+    assert [option for option in expected if option in done.stdout] == expected, (done.stdout, done.stderr)
+    assert "--tokens" not in done.stdout
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
+def test_a_shell_reads_the_script(invoke, tmp_path):
+    """bash has a completion for both programs after it."""
+    (tmp_path / "script").write_text(invoke("completion", "bash").stdout)
+    told = subprocess.run(
+        ["bash", "-c", f"source {tmp_path}/script; complete -p ckptguard ckptguard-daemon"],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.splitlines()
+    assert [line.split()[-1] for line in told] == ["ckptguard", "ckptguard-daemon"]
 
 
 def test_completion_offers_commands(process):

@@ -2,10 +2,13 @@
 
 import os
 
+import click.testing
 import pytest
+from support.json_documents import EXAMPLES, ordered, shape
 from support.runs import QUICK, write_torch
 from support.views import look
 
+from ckptguard.cli.entry import commands
 from ckptguard.upkeep.reconcile import PassNotes, reconcile
 
 
@@ -146,3 +149,43 @@ def test_list_says_what_copies_cost(invoke, document, three):
     assert shown[0].split() == ["PATH", "OUTCOME", "WHERE", "SIZE", "COPY", "REASON"]
     assert "run+kept" in shown[2]
     assert " 0 B " in shown[2]
+
+
+def test_clean_asks_says_sizes_and_removes_only_then(invoke, document, four, monkeypatch):
+    """Where nobody can be asked it is wrong usage. "no" removes nothing, and --yes asks nothing."""
+    reconcile(look(four, QUICK.changed(keep="copy")), PassNotes())
+    before = sorted(four.rglob("*"))
+    for options in ((), ("--json",)):
+        refused = invoke("clean", four, *options)
+        assert (refused.exit_code, "--yes" in refused.stderr + refused.stdout) == (2, True)
+    code, planned = document("clean", four, "--dry-run")
+    assert (code, planned["dry_run"], planned["stays"]) == (0, True, [])
+    monkeypatch.setattr("ckptguard.cli.commands.clean.can_ask", lambda: True)
+    asked = click.testing.CliRunner().invoke(commands, ["clean", str(four)], input="n\n")
+    assert asked.exit_code == 0
+    assert "protected copies" in asked.stdout
+    assert "KiB  is removed" in asked.stdout
+    assert "nothing was removed" in asked.stderr
+    assert sorted(four.rglob("*")) == before
+    assert ordered(shape(planned)) == ordered(shape(EXAMPLES["clean"] | {"stays": []}))
+    done = invoke("clean", four, "--yes")
+    assert (done.exit_code, (four / "_ckptguard").exists()) == (0, False)
+    assert f"files of {four}" in done.stdout
+    assert sorted(four.rglob("*")) == [path for path in before if "_ckptguard" not in path.parts]
+    assert invoke("clean", four, "--yes").exit_code == 10
+
+
+def test_clean_removes_the_links_of_this_user(invoke, document, four, monkeypatch, tmp_path):
+    """With --cache alone; a file that is not ours stays."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    reconcile(look(four, QUICK.changed(keep="copy")), PassNotes())
+    (four / "net-400.pt").unlink()
+    path = invoke("known-good", four).stdout.strip()
+    assert path.startswith(str(tmp_path / "cache"))
+    (tmp_path / "cache" / "mine.txt").write_text("mine")
+    assert document("clean", four, "--yes")[1]["cached_links"] == 0
+    assert os.path.exists(path)
+    assert document("clean", four, "--dry-run", "--cache")[1]["cached_links"] >= 1
+    assert document("clean", four, "--yes", "--cache")[1]["cached_links"] >= 1
+    assert os.listdir(tmp_path / "cache") == ["mine.txt"]
+    assert invoke("known-good", four).stdout.strip() == path

@@ -37,6 +37,7 @@ WORDS: dict[str, tuple[str, ...]] = {
     "incident": ("R",),
     "known-good": ("R",),
     "forget": ("R",),
+    "clean": ("R", "--dry-run"),
     "rollback": ("R",),
     "restore": ("R", "--to", "NEW"),
     "gate": ("R", "--dry-run"),

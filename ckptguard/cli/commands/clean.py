@@ -78,6 +78,6 @@ def can_ask() -> bool:
 def _show(found: Cleaned) -> None:
     rows = [(_WORDS[k.kind], k.files, size(k.bytes), "is removed") for k in found.removed]
     rows += [(_WORDS[k.kind], k.files, size(k.bytes), "stays") for k in found.stays]
-    table(("what", "files", "size", "decision"), rows, right=(1, 2))
+    table(("what", "files", "size", "decision"), rows, right=("files", "size"))
     if found.stays:
         say("what exists nowhere else stays: `ckptguard restore` copies it out, and --everything removes it")

@@ -148,7 +148,7 @@ def test_list_says_what_copies_cost(invoke, document, three):
     shown = invoke("list", three).stdout.splitlines()
     assert shown[0].split() == ["PATH", "OUTCOME", "WHERE", "SIZE", "COPY", "REASON"]
     assert "run+kept" in shown[2]
-    assert " 0 B " in shown[2]
+    assert " 0.0 KiB " in shown[2]
 
 
 def test_clean_asks_says_sizes_and_removes_only_then(invoke, document, four, monkeypatch):

@@ -100,6 +100,10 @@ class ChecksumFileError(CouldNotTellError):
     """A checksum file that is about a checkpoint cannot be used."""
 
 
+class NotUnderstoodError(CouldNotTellError):
+    """No format of ours explains a file, and nothing vouches for its content."""
+
+
 class RecordsError(CouldNotTellError, kind="records"):
     """Our own records cannot be used: a newer format, or damage. This says nothing about a checkpoint."""
 

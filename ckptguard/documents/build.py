@@ -99,6 +99,12 @@ def _all(counts: Mapping[str, int]) -> object:
     return {outcome.value: counts.get(outcome.value, 0) for outcome in Outcome}
 
 
+def _what_now(report: Any) -> object:
+    from ckptguard.documents.report_lines import what_now
+
+    return what_now(report)
+
+
 def _heaviest_first(verdict: Any) -> object:
     from ckptguard.values.verdict import heaviest_first
 
@@ -125,7 +131,7 @@ def _whole_save(known: Any) -> object:
 # By module and class; or by a name, if a type has a second form.
 FORMS: dict[str, Form] = {
     # verify, show
-    "results.VerifyReport": Form("target kind outcome checkpoints not_understood"),
+    "results.VerifyReport": Form("target kind outcome checkpoints not_understood what_now", {"what_now": _what_now}),
     "results.Checked": Form("*", {"seconds": lambda c: None if c.seconds is None else round(c.seconds, 3)}),
     "verdict.Finding": Form("check severity file tensor count expected found message omitted"),
     "verdict.Verdict": Form("outcome checked_at version digests findings", {"findings": _heaviest_first}),

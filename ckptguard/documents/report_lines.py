@@ -1,4 +1,4 @@
-"""What verification found, as lines for people: the command line prints them, and so does a report in Python.
+"""What verification found, as lines for people, and what to do now. The command line and reports in Python print them.
 
 Every name that came from a file is escaped here, once.
 """
@@ -6,6 +6,7 @@ Every name that came from a file is escaped here, once.
 from __future__ import annotations
 
 import re
+import shlex
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
 
 ORDER = ("bad", "incomplete", "suspect", "pending", "good")
 _NUMBERS = re.compile(r"[\d.]*\d")
+_MOST_NAMED = 50  # files in one sentence: as many as there are findings of one check
+_MOST_PATTERNS = 20  # a hostile file may name half a million classes
+_NAMES = "{}"  # stands for the files that a sentence is about
 
 
 class Line(NamedTuple):
@@ -57,7 +61,9 @@ def report_lines(report: VerifyReport, *, incident_of: str | None = None, only_w
             continue
         checked = msgspec.structs.replace(checked, path=named_path(checked.path, report.target))
         yield from checked_lines(checked, notices=report.kind != "run" or checked.outcome.value == "pending")
-    yield from (Line(sentence) for sentence in _what_to_do(report, incident_of))
+    yield from map(Line, what_now(report))
+    if incident_of is not None:
+        yield Line(f"what is known about it: {command('incident', incident_of)}")
     if only_wrong and report.outcome.value == "good":
         return
     counts = Counter(c.outcome.value for c in report.checkpoints)
@@ -111,68 +117,216 @@ def _first_of(names: Sequence[str], noun: str = "") -> str:
     return escape(names[0]) + (f" and {rest} more{noun}" if rest else "")
 
 
-def _what_to_do(report: VerifyReport, incident_of: str | None) -> list[str]:
-    """What a user can say to what was found, once for all of it. Of a file that is broken nothing can be said."""
-    said: dict[str, str] = {}
+class About(NamedTuple):
+    """One finding, where it was found, and the checks that found errors in the same checkpoint."""
+
+    report: VerifyReport
+    checked: Checked
+    finding: Finding
+    errors: frozenset[str]
+
+    @property
+    def weight(self) -> str:
+        """The severity, as a word."""
+        return self.finding.severity.value
+
+    @property
+    def name(self) -> str:
+        """The file, else the checkpoint, as the lines of the report name it."""
+        path = self.checked.path
+        return named_path((self.finding.file or path).removeprefix(f"{path}/"), self.report.target)
+
+    @property
+    def is_hostile(self) -> bool:
+        """True if something in the same file would run code: nothing else is to be done with it."""
+        return any(
+            one.check == "pickle-safety" and one.severity.value == "error" and one.file == self.finding.file
+            for one in self.checked.findings
+            if one.found and not one.count
+        )
+
+
+Answer = Callable[[About], Iterator[str]]
+
+
+def what_now(report: VerifyReport) -> list[str]:
+    """Return what to do now, each sentence once, with the files that it is about: what is urgent first, then what a
+    user may say to it. Of what weighs, each finding has an answer."""
+    named: dict[str, dict[str, None]] = {}
     for checked in report.checkpoints:
-        errors = {f.check for f in checked.findings if f.severity.value == "error"}
+        errors = frozenset(f.check for f in checked.findings if f.severity.value == "error")
         for finding in checked.findings:
-            for about, words in _ANSWERS[finding.severity.value](report, checked, finding, errors).items():
-                said.setdefault(about, words)
-    if incident_of is not None:
-        said["incident"] = f"what is known about it: {_command('incident', incident_of)}"
-    return list(said.values())
+            about = About(report, checked, finding, errors)
+            for sentence in answers_to(about):
+                named.setdefault(sentence, {})[about.name] = None
+    said = [sentence.replace(_NAMES, _listed([*names])) for sentence, names in named.items()]
+    return sorted(said, key=lambda sentence: sentence.startswith(("if ", "to be sure", "for the next")))
 
 
-def _to_notice(report: VerifyReport, checked: Checked, finding: Finding, errors: set[str]) -> dict[str, str]:
-    sums = f"get the publisher's checksums, then: {_command('verify', report.target)} --sums FILE"
-    if finding.check == "digests" and finding.file and finding.count and checked.id is None:
-        return {"sums": f"to be sure of every bit: {sums}"}  # no checksum vouches for a file
-    if finding.check == "checksum-file":
-        return {"sums": f"fix or remove the checksum file, or {sums}"}
-    return {}
+def answers_to(about: About) -> Iterator[str]:
+    """Yield what can be done about one finding."""
+    if about.finding.omitted:
+        return  # only the number of those that were left out: the others have the answer
+    if about.is_hostile:
+        yield f"delete {_NAMES}: loading runs code"
+    if not about.is_hostile or about.finding.check == "pickle-safety":
+        own = [*ANSWERS.get(about.finding.check, _of_sickness)(about)]
+        yield from own or (_look(about) if about.weight != "notice" and not about.is_hostile else ())
 
 
-def _to_error(report: VerifyReport, checked: Checked, finding: Finding, errors: set[str]) -> dict[str, str]:
-    import shlex  # only where something was found
+def _listed(names: Sequence[str]) -> str:
+    shown = [escape(name) for name in names[:_MOST_NAMED]]
+    shown += [f"{len(names) - _MOST_NAMED} more"] if len(names) > _MOST_NAMED else []
+    return " and ".join(filter(None, (", ".join(shown[:-1]), shown[-1])))
 
-    check = finding.check
-    if check == "digests" and finding.expected and report.kind != "run":
-        return {check: "download what differs again; if it stays so, ask the publisher for the checksums"}
-    if errors == {check} == {"finite"} and finding.tensor and finding.count:
+
+def _of_damage(about: About) -> Iterator[str]:
+    """The bytes are not those that were written."""
+    if about.weight in ("error", "sickness"):
+        yield f"download {_NAMES} again" if about.report.run is None else _back(about, damaged=True)
+    if about.weight == "sickness":
+        yield from _clear(about)
+
+
+def _of_sickness(about: About) -> Iterator[str]:
+    """The values are not those of a healthy training."""
+    if about.weight in ("error", "sickness"):
+        elsewhere = f"use another version of {_NAMES}, or download it again: it holds no healthy weights"
+        yield elsewhere if about.report.run is None else _back(about, damaged=False)
+    finding = about.finding
+    if about.weight == "error" and about.errors == {"finite"} and finding.tensor and finding.count:
         option = escape(f"--allow-nonfinite {shlex.quote(finding.tensor)}")
-        return {check: f"if a tensor must be so: {option} (or a pattern for several)"}
-    if check == "pickle-safety" and finding.found and finding.count:  # names that are on no list, but run nothing
+        if not any(f.tensor and f.count for f in _before(about)):
+            yield f"if a tensor must be so: {option} (or a pattern for several)"
+    if about.weight == "sickness":
+        yield from _clear(about)
+
+
+def _before(about: About) -> Iterator[Finding]:
+    """The findings of the same check that came first: one of them has said it."""
+    for checked in about.report.checkpoints:
+        for finding in checked.findings:
+            if finding is about.finding:
+                return
+            if finding.check == about.finding.check and finding.severity is about.finding.severity:
+                yield finding
+
+
+def _of_digests(about: About) -> Iterator[str]:
+    finding, in_run = about.finding, about.report.run is not None
+    if about.weight == "notice":
+        if finding.file and finding.count and about.checked.id is None:
+            yield f"to be sure of every bit: {_sums(about)}"  # no checksum vouches for a file
+    elif about.weight == "warning":
+        yield f"compare {_NAMES} with a list that names it: {_sums(about)}"
+    elif in_run:
+        yield from _of_damage(about)
+    elif about.weight == "error":
+        yield f"download {_NAMES} again; if it still differs, ask the publisher for the checksums"
+    elif not about.errors:
+        yield f"download {_NAMES} again; if you changed it yourself: remove its .cache/huggingface"
+
+
+def _of_pickles(about: About) -> Iterator[str]:
+    finding = about.finding
+    if about.is_hostile and about.report.run is not None:
+        yield _back(about, damaged=False)
+    if finding.count and finding.found and about.weight in ("error", "warning"):
         patterns = _patterns(finding.found)
         options = " ".join(f"--trust-global {shlex.quote(one)}" for one in patterns[:_MOST_PATTERNS])
         more = len(patterns) - _MOST_PATTERNS
         rest = f" and {more} more, which --json names" if more > 0 else ""
-        return {check: f"if you know what it is: {escape(options)}{rest}"}
-    return {}
+        yield f"if you know what it is: {escape(options)}{rest}"
 
 
-def _to_doubt(report: VerifyReport, checked: Checked, finding: Finding, errors: set[str]) -> dict[str, str]:
-    check, clear = finding.check, f"{_command('clear', report.target, checked.path)} --reason TEXT"
-    if errors:
-        return {}
-    if check == "digests":
-        return {check: "download it again; if you changed it yourself: remove its .cache/huggingface"}
-    if check == "schema":
-        return {check: f"if other tensors are deliberate: {_command('accept', report.target, checked.path)}"}
-    if check == "understood":
-        later = "for the next ones: a list of checksums beside them, or ckptguard.seal in your code"
-        return {check: f"if you know that it is whole: {clear}", "seal": later}
-    return {"suspicion": f"if all is well: {clear}"}
+def _of_schema(about: About) -> Iterator[str]:
+    if about.weight == "error":
+        if about.report.run is None:
+            yield f"use another file than {_NAMES}, or another --reference: they are not the same model"
+        else:
+            yield _back(about, damaged=True)
+    elif not about.errors:
+        yield f"if other tensors are deliberate: {command('accept', about.report.target, about.checked.path)}"
 
 
-_MOST_PATTERNS = 20  # a hostile file may name half a million classes
-# What can be said to one finding, by its severity. `errors` are the checks that found errors in the same checkpoint.
-_ANSWERS: dict[str, Callable[[VerifyReport, Checked, Finding, set[str]], dict[str, str]]] = {
-    "error": _to_error,
-    "sickness": _to_doubt,
-    "warning": lambda *_: {},
-    "notice": _to_notice,
-}
+def _of_formats(about: About) -> Iterator[str]:
+    if about.weight == "notice" and about.checked.outcome.value != "pending":
+        return  # something else vouches for it
+    if about.weight == "notice" or about.report.run is None:
+        from ckptguard.formats.table import suffixes_of
+
+        known = ", ".join(sorted(suffixes_of("tensors", "arrays")))
+        yield f"{_NAMES}: a format that is not read ({known} would be); {_sums(about)}"
+    elif not about.errors:
+        clear = f"{command('clear', about.report.target, about.checked.path)} --reason TEXT"
+        yield f"if you know that it is whole: {clear}"
+        yield "for the next ones: a list of checksums beside them, or ckptguard.seal in your code"
+
+
+def _of_order(about: About) -> Iterator[str]:
+    yield f"save {_NAMES} under a name that rises, or name its step by [[patterns]] in ckptguard.toml"
+
+
+def _of_resume(about: About) -> Iterator[str]:
+    if about.weight != "notice":
+        yield f"save what {_NAMES} lacks, too, if a resume needs it"
+
+
+def _of_suspicion(about: About) -> Iterator[str]:
+    if about.weight != "notice":
+        yield from _clear(about)
+
+
+def _of_resave(about: About) -> Iterator[str]:
+    yield f"if you saved it again: {command('reseal', about.report.target, about.checked.path)}"
+    yield from _clear(about)
+
+
+def _of_checksum_file(about: About) -> Iterator[str]:
+    yield f"fix or remove the checksum file, or {_sums(about)}"
+
+
+def _of_reading(about: About) -> Iterator[str]:
+    yield f"verify {_NAMES} again once it can be read and nobody writes it"
+
+
+def _back(about: About, *, damaged: bool) -> str:
+    """What helps a run: the known-good checkpoint, or what is left without one."""
+    report, run = about.report, about.report.run or about.report.target
+    repair = f"`{command('repair', run)}` takes the right bytes from a copy, if there is one"
+    if report.known_good is None:
+        rest = f"{repair}; else training starts from scratch" if damaged else "fix the cause, then train from scratch"
+        return f"nothing is good to go back to: {rest}"
+    path, good = report.known_good
+    id = about.checked.id
+    if id is not None and id.series == good.series and id.order < good.order:
+        return f"resume from {escape(path)}, which is newer and good" + (f"; {repair}" if damaged else "")
+    return f"go back to {escape(path)}: {command('rollback', run)}" + (f"; or {repair}" if damaged else "")
+
+
+def _of_plugin(about: About) -> Iterator[str]:
+    if about.weight != "notice":
+        yield "repair or remove the plugin that failed, or leave it out: --no-plugins"
+    yield from _of_suspicion(about)
+
+
+def _clear(about: About) -> Iterator[str]:
+    if not about.errors and about.report.run is not None:
+        yield f"if all is well: {command('clear', about.report.target, about.checked.path)} --reason TEXT"
+
+
+def _look(about: About) -> Iterator[str]:
+    """What can be done about anything that weighs."""
+    if about.weight == "notice":
+        return
+    path = about.checked.path
+    inside = about.report.kind == "run" and path != "."
+    place = f"{about.report.target.rstrip('/')}/{path}" if inside else about.report.target
+    yield f"look at {_NAMES} before you rely on it: {command('show', place)}"
+
+
+def _sums(about: About) -> str:
+    return f"get the publisher's checksums, then: {command('verify', about.report.target)} --sums FILE"
 
 
 def _patterns(found: str) -> list[str]:
@@ -185,7 +339,33 @@ def _patterns(found: str) -> list[str]:
     return [names[0] if len(names) == 1 else f"{package}.*" for package, names in packages.items()]
 
 
-def _command(verb: str, *places: str) -> str:
-    import shlex
-
+def command(verb: str, *places: str) -> str:
+    """A command of ours that can be pasted."""
     return escape(f"ckptguard {verb} {' '.join(map(shlex.quote, places))}")
+
+
+# By the check that found something.
+ANSWERS: dict[str, Answer] = {
+    "structure": _of_damage,
+    "completeness": _of_damage,
+    "same-save": _of_damage,
+    "zeros": _of_damage,
+    "kept": _of_damage,
+    "replica": _of_damage,
+    "repair": _of_damage,
+    "digests": _of_digests,
+    "finite": _of_sickness,
+    "stale": _of_sickness,
+    "drift": _of_sickness,
+    "pickle-safety": _of_pickles,
+    "schema": _of_schema,
+    "understood": _of_formats,
+    "order": _of_order,
+    "resumable": _of_resume,
+    "headroom": _look,
+    "incident": _of_suspicion,
+    "resave": _of_resave,
+    "plugin": _of_plugin,  # the checks of plugins have their own names: rules on values
+    "checksum-file": _of_checksum_file,
+    "reading": _of_reading,
+}

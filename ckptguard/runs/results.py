@@ -30,7 +30,11 @@ class Checked(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class VerifyReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of one call. `could_not_tell`: something could not be read. `notes` are for people, on stderr."""
+    """The result of one call. `could_not_tell`: something could not be read. `notes` are for people, on stderr.
+
+    `run`: the run whose records were used; None for what has none. `known_good`: if something is not good, the path
+    and the id of the checkpoint that the run can go back to.
+    """
 
     target: str
     kind: str  # "file" | "checkpoint" | "run"
@@ -38,6 +42,8 @@ class VerifyReport(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
     could_not_tell: bool = False
     not_understood: NotUnderstood | None = None  # what in the run nothing verifies
+    run: str | None = None
+    known_good: tuple[str, CheckpointId] | None = None
 
     @property
     def outcome(self) -> Outcome:

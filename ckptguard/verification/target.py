@@ -25,6 +25,7 @@ from ckptguard.errors import (
     CouldNotTellError,
     DeniedError,
     NotFoundError,
+    NotUnderstoodError,
     ObjectMissingError,
     SettingsError,
 )
@@ -43,10 +44,10 @@ from ckptguard.scan import Scan, ScanOptions
 from ckptguard.scan.result import ScannedFile
 from ckptguard.storage import Entry
 from ckptguard.storage.hub_blobs import HubCacheStorage, blob_of
-from ckptguard.values.ids import escape, numbers_of
+from ckptguard.values.ids import CheckpointId, escape, numbers_of
 from ckptguard.values.manifest import Manifest
 from ckptguard.values.settings import Settings
-from ckptguard.values.verdict import PLUGIN, Finding, Severity, judge
+from ckptguard.values.verdict import PLUGIN, UNDERSTOOD, Finding, Outcome, Severity, judge
 from ckptguard.verification.checksum_files import CheckSums, read_check_sums
 from ckptguard.verification.collect_evidence import (
     collect_evidence,
@@ -58,6 +59,7 @@ from ckptguard.verification.found_sums import find_sums, from_hub, given_sums
 
 _MOST_CLASSES = 1000  # of a pickled model; a hostile file may name half a million
 _EXPLAINED_BESIDE = {row.name for row in FORMATS if row.explained_beside}  # their own bytes alone do not explain them
+_PENDING = {ChecksumFileError: "checksum-file", NotUnderstoodError: UNDERSTOOD}  # the check of what has no verdict
 _WAIT = 120.0  # seconds to wait for a save that is still being written
 
 
@@ -109,7 +111,7 @@ def verify_target(
             notes += [] if note is None else [note]
         except CouldNotTellError as error:
             unsure = unsure or not isinstance(error, ChangedWhileReadError)
-            check = "checksum-file" if isinstance(error, ChecksumFileError) else "reading"
+            check = _PENDING.get(type(error), "reading")
             found = pending(quiet or checkpoint, error.message, check)
         results.append(relative_to(found, resolved.prefix))
     if run is not None and resolved.checkpoint is None:
@@ -118,14 +120,27 @@ def verify_target(
         notes += run.listing.unread_notes
         notes += [] if unread is None else ["; ".join(unread.notes)]
         notes += pointer_notes(run, {c.path: c.outcome for c in results})
+    known_good = None
+    if run is not None and any(one.outcome is not Outcome.GOOD for one in results):
+        known_good = _known_good(run)
     return VerifyReport(
         target=resolved.url,
+        run=None if run is None else run.run.url,
+        known_good=known_good,
         kind=resolved.kind,
         checkpoints=tuple(results),
         notes=tuple(dict.fromkeys(notes)),
         could_not_tell=unsure,
         not_understood=unread,
     )
+
+
+def _known_good(run: RunView) -> tuple[str, CheckpointId] | None:
+    """Return the path and the id of what the run can go back to."""
+    from ckptguard.runs.find_known_good import newest_candidate  # only where something is not good
+
+    found = newest_candidate(run)
+    return None if found is None else (found.manifest.path, found.id)
 
 
 def _judge_of(
@@ -267,7 +282,7 @@ class StrayJudge:
         if not proven_bad and (unread := not_understood(evidence)):
             where = "" if unread[0] == checkpoint.path else f"{escape(unread[0])}: "
             what = escape(what_of(evidence, unread[0]))
-            raise CouldNotTellError(f"{where}{what} is not understood, and no checksum is stated for it")
+            raise NotUnderstoodError(f"{where}{what} is not understood, and no checksum is stated for it")
         unsure = [f for f in findings if f.check == PLUGIN and f.severity is Severity.SICKNESS]
         if not proven_bad and unsure:
             raise CouldNotTellError(unsure[0].message.removeprefix("could not tell: "))

@@ -23,7 +23,16 @@ def test_a_good_run_ends_with_zero(document, three):
     """All good: exit 0, and every checkpoint is in the document with exactly the contract's keys."""
     code, found = document("verify", three)
     assert code == 0
-    assert list(found) == ["schema", "command", "target", "kind", "outcome", "checkpoints", "not_understood"]
+    assert list(found) == [
+        "schema",
+        "command",
+        "target",
+        "kind",
+        "outcome",
+        "checkpoints",
+        "not_understood",
+        "what_now",
+    ]
     assert (found["kind"], found["outcome"], found["target"]) == ("run", "good", str(three))
     assert [list(c) for c in found["checkpoints"]] == [CONTRACT] * 3
     assert [(c["path"], c["step"], c["id"]) for c in found["checkpoints"]] == [

@@ -217,6 +217,26 @@ def replay(root: Path, kind: type[Module] = Module, **more) -> None:
     assert left == ["epoch=1-step=10.ckpt", "epoch=2-step=15.ckpt", "epoch=3-step=20.ckpt"], left
 
 
+class Rates(Callback):
+    """The learning rate of each update; of one that is made again the last."""
+
+    def __init__(self) -> None:
+        self.seen: dict[int, float] = {}
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        self.seen[trainer.global_step + 1] = trainer.optimizers[0].param_groups[0]["lr"]
+
+
+def cut_the_rate(root: Path) -> None:
+    """Two incidents close together halve the learning rate, until two updates were healthy."""
+    made, rates = trainer(root, keep=-1), Rates()
+    made.callbacks.append(rates)
+    fit(made, Module(13, 14), data(), policy=RollbackPolicy(skip=False, lr_back=2), save_every=5)
+    assert made.global_step == 20, made.global_step
+    assert all(rates.seen[step] == 0.005 for step in range(6, 18)), rates.seen  # 15 is the last one under suspicion
+    assert all(rates.seen[step] == 0.01 for step in range(18, 21)), rates.seen
+
+
 def turn_sick_at_once(root: Path) -> None:
     """Before the first save there is nothing to go back to: one sentence says so, and the Trainer is as it was."""
     made, module = trainer(root), Module(2)
@@ -274,6 +294,7 @@ def main() -> None:
     replay(root / "alone")
     leave_out(root / "alone")
     turn_sick_at_once(root / "unsaved")
+    cut_the_rate(root / "cut")
     with pytest.raises(SettingsError, match="GuardedIO"):
         fit(trainer(root / "bare", guarded=False), Module(), data())
     with pytest.raises(SettingsError, match="spawned"):

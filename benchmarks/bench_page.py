@@ -126,6 +126,11 @@ def pages(watched: Watched, daemon: Dashboard, run: Path, checkpoints: int) -> N
             """Math.max(...performance.getEntriesByType("resource")
               .filter(({ name }) => name.includes("/v1/runs/")).map(({ duration }) => duration))"""
         )
+        if parts == ("keep",):
+            begun = time.perf_counter()
+            page.get_by_role("button", name="Show what it would remove").click()
+            page.get_by_text("would go to the trash").wait_for()
+            print(f"preview of retention: {time.perf_counter() - begun:.2f} s")
         page.wait_for_timeout(500)
         cdp = watched.context.new_cdp_session(page)
         cdp.send("HeapProfiler.collectGarbage")

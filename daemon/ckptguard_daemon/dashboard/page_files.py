@@ -30,6 +30,16 @@ _KINDS = {
 _IMPORT_MAP = re.compile(rb'<script type="importmap">(.*?)</script>', re.DOTALL)
 
 
+_MODULES = b"<!-- modules -->"
+
+
+def _preloads() -> bytes:
+    """Return what has a browser ask for all modules at once. One would else be found only in the one before."""
+    found = [*sorted(FOLDER.glob("vendor/*.mjs")), *sorted(FOLDER.glob("js/**/*.js"))]
+    names = (path.relative_to(FOLDER).as_posix() for path in found if path.name != "first.js")
+    return "\n".join(f'<link rel="modulepreload" href="page/{name}">' for name in names).encode()
+
+
 def _policy(index: bytes) -> str:
     """Return the content security policy. An import map must be within the page, so its digest is named."""
     maps = "".join(
@@ -59,6 +69,8 @@ def _files() -> dict[str, _File]:
         kind = _KINDS.get(path.suffix)
         if kind is not None and path.is_file():
             text = path.read_bytes()
+            if path.name == "index.html":
+                text = text.replace(_MODULES, _preloads())
             packed = gzip.compress(text, mtime=0)
             tag = f'"{hashlib.sha256(text).hexdigest()[:32]}"'
             found[path.relative_to(FOLDER).as_posix()] = _File(

@@ -1,5 +1,6 @@
 // Questions to the daemon. Every failure is a sentence.
 
+const FIRST = 10_000; // ms in which the first page comes up
 const SENTENCES = {
   401: ["You are not signed in.", "Run `ckptguard dashboard` for a new link, or enter your token."],
   403: ["Your role does not allow this.", "Ask an operator."],
@@ -41,18 +42,25 @@ async function failureOf(response) {
   }
 }
 
+/** The answer to a question that `first.js` has sent, once, while the first page comes up. */
+function askedEarly(path) {
+  const answer = performance.now() < FIRST ? globalThis.early.get(path) : undefined;
+  globalThis.early.delete(path);
+  return answer;
+}
+
 /** Send a request. Raises a Failure, or an AbortError if `signal` ends it. */
 async function send(path, { method = "GET", body, headers = {}, signal } = {}) {
   let response;
   try {
-    response = await fetch(path, {
+    response = await ((method === "GET" && askedEarly(path)) || fetch(path, {
       method,
       signal,
       credentials: "same-origin",
       cache: "no-store",
       headers: body === undefined ? headers : { "content-type": "application/json", ...headers },
       body: body === undefined ? undefined : JSON.stringify(body),
-    });
+    }));
   } catch (error) {
     if (error.name === "AbortError") throw error;
     dispatchEvent(new Event("ckptguard:unreachable"));
@@ -61,6 +69,7 @@ async function send(path, { method = "GET", body, headers = {}, signal } = {}) {
   noteClock(response);
   if (!response.ok) {
     const failure = await failureOf(response);
+    if (failure.status === 401) globalThis.early.clear(); // they were asked for without a session, too
     if (failure.status === 401) dispatchEvent(new Event("ckptguard:signed-out"));
     throw failure;
   }

@@ -66,7 +66,7 @@ def clean(run: str, everything: bool, cache: bool, yes: bool, dry_run: bool, sha
         emit("clean", found, target=view.run.url, cached_links=links)
     else:
         verb = "would remove" if dry_run else "removed"
-        more = f", and {links} folders of links" if cache else ""
+        more = f", and {links} folder{'s' * (links != 1)} of links" if cache else ""
         say_well(f"{verb} {sum(k.files for k in found.removed)} files of {escape(view.run.url)}{more}")
 
 

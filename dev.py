@@ -112,6 +112,8 @@ def torch_folder(python: object) -> str | None:
 
 def create(theirs: str | None) -> None:
     """Make a fresh .venv that sees `theirs`, the folder of an importable torch, if there is one."""
+    if HOME.is_symlink():  # what it leads to is another checkout's, and would be emptied
+        sys.exit(f"[dev] {HOME} is a link, and would be emptied where it leads: remove the link, or use its Python")
     say(f"creating {HOME.name} with Python {sys.version.split()[0]}")
     in_venv = sys.prefix != sys.base_prefix
     shared = theirs is not None and not in_venv

@@ -168,3 +168,15 @@ def test_the_tests_files_lie_in_memory_where_there_is_room(dev, monkeypatch, tmp
     monkeypatch.setattr(dev, "MEMORY", tmp_path / "absent")
     with dev.in_memory() as options:
         assert options == ()
+
+
+def test_a_linked_environment_is_never_emptied(dev, tmp_path, monkeypatch):
+    """It is that of another checkout."""
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    (theirs / "kept").touch()
+    (tmp_path / "linked").symlink_to(theirs)
+    monkeypatch.setattr(dev, "HOME", tmp_path / "linked")
+    with pytest.raises(SystemExit, match="is a link"):
+        dev.create(None)
+    assert (theirs / "kept").exists()

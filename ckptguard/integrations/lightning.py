@@ -181,6 +181,8 @@ def fit(
             for _ in going_back.train(fits):
                 pass
         guarded.judge_last_save()
+        if guarded.leads:  # a sharding strategy saves without asking the plugin
+            saver.keep()
     finally:
         saver.wait()
         trainer.callbacks.remove(fits)

@@ -23,6 +23,7 @@ from ckptguard.scan import ScanOptions, scan_files
 from ckptguard.scan.result import Scan
 from ckptguard.storage.memory_reader import MemoryReader
 from ckptguard.storage.protocol import UNNAMED, Entry, Storage
+from ckptguard.upkeep.finish_copies import finish_copies
 from ckptguard.values.ids import escape
 from ckptguard.values.manifest import Manifest
 from ckptguard.values.own_log import log as _log
@@ -84,11 +85,17 @@ class GuardedIO(TorchCheckpointIO):
         self._beside(self._delete_unwanted)
 
     def teardown(self) -> None:
-        """Training ends."""
+        """Training ends: with a copy of the known-good checkpoint that nothing can delete or overwrite."""
+        if self._last is not None:
+            self.keep()
         self.wait()
         if self._worker is not None:
             self._worker.shutdown()
         self._worker = self._last = None
+
+    def keep(self) -> None:
+        """Beside training, make an independent copy of the known-good checkpoint if there is none."""
+        self._beside(self._keep)
 
     def wait(self) -> None:
         """Return when what was saved is judged, and what is to be deleted is deleted."""
@@ -115,6 +122,10 @@ class GuardedIO(TorchCheckpointIO):
             if checked.outcome is not Outcome.GOOD:
                 _log.error("%s is %s", view.run.usable(inside), checked.outcome.value)
         self._delete_unwanted()
+
+    def _keep(self) -> None:
+        for trouble in finish_copies(self._view()):
+            _log.warning("%s", trouble)
 
     def _delete_unwanted(self) -> None:
         if not self._unwanted:

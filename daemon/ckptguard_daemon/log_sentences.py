@@ -93,6 +93,8 @@ def _words(event: str, fields: Mapping[str, Any]) -> str:
     if event == "verified":
         return _of_verdict(fields)
     template = None if fields.get("exit_code") else _SENTENCES.get(event)
+    if event == "http" and fields.get("link"):  # one address is enough: the one that logs in
+        template = "the dashboard is ready: its link follows"
     if event == "known_good":
         template = _NONE_KNOWN if fields.get("id") is None else _KNOWN
     try:

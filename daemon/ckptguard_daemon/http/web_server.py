@@ -64,7 +64,8 @@ class WebServer:
 
     def server(self, application: ASGIApp) -> HttpServer:
         """Return the server of the application that asks `tcp_access`. It is not started."""
-        log("http", address=address_of(self._socket), url=self.url, tls=self._tls is not None)
+        link = self._options.link is not None
+        log("http", address=address_of(self._socket), url=self.url, tls=self._tls is not None, link=link)
         return HttpServer(application, self._socket, self._tls)
 
     def show_link(self) -> None:

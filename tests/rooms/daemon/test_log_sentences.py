@@ -160,3 +160,13 @@ def test_a_traceback_follows_its_line(logged: Callable[..., io.StringIO]) -> Non
         log("pass_failed", level="error", trace=True, run="/r")
     assert "error: pass failed: run /r\nTraceback" in out.getvalue()
     assert "\x1b" not in out.getvalue()
+
+
+@pytest.mark.parametrize("link", [True, False])
+def test_people_get_one_address_of_the_dashboard(logged: Callable[..., io.StringIO], link: bool) -> None:
+    """With a link, which is printed, the address that asks for a token is not said. JSON has it."""
+    fields = {"address": "127.0.0.1:1", "url": "http://127.0.0.1:1", "tls": False, "link": link}
+    out = logged("text", terminal=True)
+    log("http", **fields)
+    assert ("http://" in out.getvalue()) is not link
+    assert "dashboard" in out.getvalue()

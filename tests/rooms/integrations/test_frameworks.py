@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 from contracts.writers.launch import launch
 from support.last_saves import recorded_outcome_of_last
+from support.views import look
 
+from ckptguard.inspect.status import status
 from ckptguard.records.incidents import list_incidents
 from ckptguard.records.run import open_run
 from ckptguard.values.settings import Settings
@@ -68,6 +70,7 @@ def test_lightning(tmp_path, kind, strategies):
     for strategy in strategies:
         struck, harmed = tmp_path / strategy / "struck", tmp_path / strategy / "harmed"
         assert recorded_outcome_of_last(harmed) is recorded_outcome_of_last(struck) is Outcome.GOOD
+        assert all(status(look(str(run))).explanation.startswith("yes: ") for run in (harmed, struck))
         assert len(incidents(harmed)) == 1
         _, second = incidents(struck)
         assert [sample.step for sample in second.details.samples] == [*range(1, 19)]

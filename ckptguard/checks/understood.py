@@ -9,7 +9,7 @@ from ckptguard.formats import FORMATS
 from ckptguard.formats.table import may_hold_state
 from ckptguard.scan.result import ScannedFile
 from ckptguard.values.manifest import WHOLE_FORMATS
-from ckptguard.values.verdict import UNDERSTOOD, Finding, Severity
+from ckptguard.values.verdict import PLUGIN, UNDERSTOOD, Finding, Severity
 
 # What these formats hold is read. The others hold settings and notes, or are unknown.
 _READ = WHOLE_FORMATS.union(row.name for row in FORMATS if row.suffixes) | {"dcp_metadata", "torch_legacy"}
@@ -19,6 +19,10 @@ _WEIGHTS = ("model", "ema")
 def check_understood(evidence: Evidence) -> Iterator[Finding]:
     """Report the files that nobody can read, if the checkpoint's weights may be in them. They are a sickness, unless
     something vouches for them."""
+    for label, trouble in evidence.checkpoint.asked:
+        severity = Severity.SICKNESS if trouble else Severity.NOTICE
+        message = f"could not tell: {trouble}" if trouble else f"{label} took part"
+        yield Finding(PLUGIN, severity, message, found=label)
     unread = _unread(evidence)
     wrong = not_understood(evidence) if unread else ()
     for key in wrong:

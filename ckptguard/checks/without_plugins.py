@@ -9,6 +9,7 @@ import msgspec
 from ckptguard.checks.evidence import Evidence
 from ckptguard.values.manifest import BY_PLUGIN, Manifest
 
+_LARGEST_MARK = 1024  # bytes of an unknown file that is too small for training state, such as the mark of a whole save
 _MaybeManifest = TypeVar("_MaybeManifest", Manifest, Manifest | None)
 
 
@@ -16,6 +17,7 @@ def without_plugins(evidence: Evidence) -> Evidence:
     """Return the evidence about the other files, also in the manifests that they are compared with."""
     scan, checkpoint = evidence.scan, evidence.checkpoint
     read = {file.entry.key for file in scan.files if file.structure.plugin}
+    read |= {f.entry.key for f in scan.files if f.structure.format == "opaque" and f.entry.size <= _LARGEST_MARK}
     files = tuple(file for file in scan.files if file.entry.key not in read)
     stated = tuple(one for one in evidence.sums.stated if one.file not in read)
     return msgspec.structs.replace(

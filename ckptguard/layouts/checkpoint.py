@@ -16,7 +16,9 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
 
     `entries` are its regular files, `irregular` everything else in it (links, FIFOs, folders that cannot be listed).
     Their keys are relative to the run and sorted. Most are at or below `path`; a layout may own a few beside it
-    (WeNet's ``epoch_3.yaml``). `step` is None if the name does not state it.
+    (WeNet's ``epoch_3.yaml``). `step` is None if the name does not state it. `asked` are the plugins that were asked
+    about it, each with why it gave no answer, and `missing` the files that it lacks by their answers. `claimed`: only
+    a plugin says that these files are a checkpoint.
     """
 
     path: str
@@ -25,6 +27,9 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     step: Step
     entries: tuple[Entry, ...]
     irregular: tuple[Entry, ...] = ()
+    missing: tuple[str, ...] = ()
+    asked: tuple[tuple[str, str], ...] = ()
+    claimed: bool = False
 
     @property
     def files(self) -> tuple[str, ...]:

@@ -22,7 +22,7 @@ _ALONE = re.compile(  # one of several saves, or a name that only a save has
 
 def _gaps(checkpoint: Checkpoint, structures: Structures) -> list[Gap]:
     gaps = [*shard_gaps(checkpoint, structures), *adapter_gaps(checkpoint)]
-    if not any(holds_state(key) for key in checkpoint.files):
+    if not checkpoint.claimed and not any(holds_state(key) for key in checkpoint.files):
         gaps.append(Gap("there is no file with weights or optimizer state"))
     return gaps
 

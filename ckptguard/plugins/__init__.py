@@ -1,4 +1,4 @@
-"""Formats, checks and channels that other packages install. `docs/guides/plugins.md` says how to write one.
+"""Layouts, formats, checks and channels that other packages install. `docs/guides/plugins.md` says how to write one.
 
 Everything that an author needs is exported here. No plugin is imported by our own processes: each call runs in a
 process of its own, with a limit of time and memory, and its answer is checked.
@@ -12,6 +12,8 @@ from ckptguard.plugins.interface import (
     CheckPlugin,
     FileContents,
     FormatPlugin,
+    FoundCheckpoint,
+    LayoutPlugin,
     Remark,
     Saved,
     SavedTensor,
@@ -24,6 +26,8 @@ __all__ = [
     "CheckPlugin",
     "FileContents",
     "FormatPlugin",
+    "FoundCheckpoint",
+    "LayoutPlugin",
     "Remark",
     "Saved",
     "SavedTensor",

@@ -50,7 +50,8 @@ def _result(call: PluginCall) -> object:
         return contents
     if call.kind == "channels":
         return function(*msgspec.msgpack.decode(call.argument))
-    return list(itertools.islice(function(msgspec.msgpack.decode(call.argument, type=Saved)), MOST_VALUES))
+    argument = msgspec.msgpack.decode(call.argument, type=Saved if call.kind == "checks" else tuple[str, ...])
+    return list(itertools.islice(function(argument), MOST_VALUES))
 
 
 if __name__ == "__main__":

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, BinaryIO, Literal, Protocol
 
 import msgspec
 
 INTERFACE = 1  # raised with any change that an existing plugin would notice
-KINDS = ("formats", "checks", "channels")  # each is the entry-point group `ckptguard.<kind>`
+KINDS = ("formats", "checks", "channels", "layouts")  # each is the entry-point group `ckptguard.<kind>`
 
 
 class StoredTensor(msgspec.Struct, frozen=True):
@@ -73,6 +73,17 @@ class Remark(msgspec.Struct, frozen=True):
     tensor: str | None = None
 
 
+class FoundCheckpoint(msgspec.Struct, frozen=True):
+    """A checkpoint that a layout found: its path, and its `files`, by their paths in the run.
+
+    `missing` are files without which it is not complete.
+    """
+
+    path: str
+    files: tuple[str, ...]
+    missing: tuple[str, ...] = ()
+
+
 class FormatPlugin(Protocol):
     """Reads files whose names end in "." and the name of the entry point."""
 
@@ -89,3 +100,9 @@ class ChannelPlugin(Protocol):
     """Delivers an event to an address ``plugin+NAME://...`` of the setting `notify`. It raises if that failed."""
 
     def __call__(self, address: str, event: Mapping[str, Any], /) -> None: ...
+
+
+class LayoutPlugin(Protocol):
+    """Finds checkpoints among files that ours do not know, in a run whose setting `layouts` names it."""
+
+    def __call__(self, names: Sequence[str], /) -> Iterable[FoundCheckpoint]: ...

@@ -28,6 +28,7 @@ def listed_plugins(settings: Settings) -> list[ListedPlugin]:
             "formats": f"for local files that end in .{plugin.name}",
             "channels": f"for addresses plugin+{plugin.name}:// in notify",
             "checks": "for each verdict" if plugin.name in settings.checks else "",
+            "layouts": "to find checkpoints" if plugin.name in settings.layouts else "",
         }
         used = "" if plugin.refused or settings.no_plugins else uses[plugin.kind]
         named = "plugins are turned off" if settings.no_plugins else f"the setting `{plugin.kind}` does not name it"

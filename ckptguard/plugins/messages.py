@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-MOST_VALUES = 100_000  # that a check returns
+MOST_VALUES = 100_000  # that a check or a layout returns
 
 
 class PluginCall(msgspec.Struct, frozen=True):

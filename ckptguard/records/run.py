@@ -48,6 +48,8 @@ class Run(msgspec.Struct, frozen=True):
     saves: tuple[Saves, ...] = ()  # what the user says is saved together
     labels: tuple[str | None, ...] = ()  # the values of `LABELS`, for messages
     no_plugins: bool = False
+    layouts: tuple[str, ...] = ()  # the names of plugins that find checkpoints
+    plugin_memory: int = _DEFAULTS.worker_memory
 
     @property
     def run_id(self) -> str:
@@ -124,6 +126,8 @@ def open_run(
         new_format=settings.records_format,
         labels=(settings.team, settings.project, settings.owner),
         no_plugins=settings.no_plugins,
+        layouts=() if settings.no_plugins else settings.layouts,
+        plugin_memory=settings.worker_memory,
     )
     folder = find_entry(storage, RECORDS_FOLDER) if inside else None
     if may_begin and folder is None and records.root is not None:

@@ -274,6 +274,10 @@ class Listing:
         found = find_checkpoints(self.entries, run.patterns, by_bytes, by_rank)
         found = [_as_on_record(run, c) if c.series in sealed else c for c in found]
         found += _without_weights(run, self.entries, found, sealed)
+        if run.layouts:
+            from ckptguard.runs.plugin_layouts import with_plugin_layouts  # only for runs that name some
+
+            found = with_plugin_layouts(run, self.entries, found)
         closed = [e for e in self.entries if e.kind == "unread"]
         found += _unread_on_record(run, closed, found, sealed) if closed else []
         self.checkpoints = {c.path: c for c in sorted(found, key=lambda c: c.path)}

@@ -30,13 +30,13 @@ keys that no message may tell. `many` is how many objects the listings of one la
 What a store cannot do it says in `Storage.capabilities()`; the laws ask for no more. Readable failures:
 ``pytest.register_assert_rewrite("ckptguard.testing")`` in the ``conftest.py``, before the import.
 
-`FormatContract`, `CheckContract` and `ChannelContract` are those of plugins. Inherit one, set `name`,
+`FormatContract`, `CheckContract`, `ChannelContract` and `LayoutContract` are those of plugins. Inherit one, set `name`,
 and give the samples that it asks for. `docs/guides/plugins.md` has an example.
 """
 
 from __future__ import annotations
 
-from ckptguard.testing.plugin_contracts import ChannelContract, CheckContract, FormatContract
+from ckptguard.testing.plugin_contracts import ChannelContract, CheckContract, FormatContract, LayoutContract
 from ckptguard.testing.storage_contract import StorageContract
 
-__all__ = ["ChannelContract", "CheckContract", "FormatContract", "StorageContract"]
+__all__ = ["ChannelContract", "CheckContract", "FormatContract", "LayoutContract", "StorageContract"]

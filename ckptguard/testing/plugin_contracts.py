@@ -12,8 +12,9 @@ from ckptguard.formats.structure import Structure
 from ckptguard.plugins.call import PluginError, call_plugin
 from ckptguard.plugins.formats import structures_by_plugins
 from ckptguard.plugins.installed import Plugin, find_plugin
-from ckptguard.plugins.interface import INTERFACE, Remark, Saved
+from ckptguard.plugins.interface import INTERFACE, FoundCheckpoint, Remark, Saved
 from ckptguard.storage import open_storage
+from ckptguard.values.ids import is_safe_path
 from ckptguard.values.settings import Settings
 
 _MEMORY = Settings().worker_memory
@@ -135,3 +136,34 @@ class ChannelContract(_PluginContract):
         """What did not arrive is not said to have arrived."""
         with pytest.raises(PluginError):
             call_plugin(self.plugin(), (self.broken(), self.event), type(None), memory=_MEMORY)
+
+
+class LayoutContract(_PluginContract):
+    """Of a layout. `names()` returns the files of a run, and `checkpoints()` the files of each checkpoint in it."""
+
+    kind = "layouts"
+
+    def names(self) -> Sequence[str]:
+        """The paths of a run's files."""
+        raise NotImplementedError
+
+    def checkpoints(self) -> Mapping[str, Sequence[str]]:
+        """The files of each checkpoint, by its path."""
+        raise NotImplementedError
+
+    def found(self, names: Sequence[str]) -> tuple[FoundCheckpoint, ...]:
+        """What ckptguard takes from the plugin."""
+        return call_plugin(self.plugin(), tuple(names), tuple[FoundCheckpoint, ...], memory=_MEMORY)
+
+    def test_the_checkpoints_are_found(self) -> None:
+        """Each, with all its files, and nothing missing."""
+        found = {one.path: (sorted(one.files), one.missing) for one in self.found(self.names())}
+        assert found == {path: (sorted(files), ()) for path, files in self.checkpoints().items()}
+
+    def test_only_files_that_exist_are_claimed(self) -> None:
+        """Also when one file of the run is gone."""
+        for gone in self.names():
+            names = [name for name in self.names() if name != gone]
+            for one in self.found(names):
+                assert set(one.files) <= set(names)
+                assert all(map(is_safe_path, (one.path, *one.missing)))

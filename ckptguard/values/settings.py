@@ -78,6 +78,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     owner: str | None = None
     on_incident: tuple[str, ...] = ()  # command (argv) to run for an incident
     checks: tuple[str, ...] = ()  # names of installed plugins that judge each checkpoint of the run, too
+    layouts: tuple[str, ...] = ()  # names of installed plugins that find checkpoints
     no_plugins: bool = False  # use no plugin of any kind
     webhook: str | None = None  # http(s) URL to call for an incident
     notify: tuple[str, ...] = ()  # addresses of Slack, Discord, e-mail and others, as apprise writes them

@@ -56,7 +56,8 @@ def completeness(storage: Storage, checkpoint: Checkpoint, *, scanner: Scanner =
         if structure.truncated:
             return f"{checkpoint.inside(key)} is not complete yet", False
     layout = LAYOUTS[checkpoint.layout]
-    gaps = [g for g in layout.gaps(checkpoint, structures) if g.fatal]
+    gaps = [Gap("not there", file) for file in checkpoint.missing]
+    gaps += [g for g in layout.gaps(checkpoint, structures) if g.fatal]
     if gaps:
         where = "" if gaps[0].file is None else f"{checkpoint.inside(gaps[0].file)}: "
         return where + gaps[0].message, False
@@ -146,7 +147,8 @@ def roles_of(files: Sequence[ScannedFile]) -> dict[str, tuple[str, ...]]:
 def gaps_of(checkpoint: Checkpoint, scan: Scan) -> tuple[Gap, ...]:
     """Return what the layout implies and the scan did not find."""
     structures = {f.entry.key: f.structure for f in scan.files}
-    return tuple(LAYOUTS[checkpoint.layout].gaps(checkpoint, structures))
+    missing = [Gap("not there", file) for file in checkpoint.missing]
+    return (*missing, *LAYOUTS[checkpoint.layout].gaps(checkpoint, structures))
 
 
 def misplaced_digests(storage: Storage, sealed: Manifest | None, scan: Scan) -> dict[str, tuple[str | None, ...]]:

@@ -26,8 +26,13 @@ _MODULES = {
 class _Layouts(Mapping[str, Layout]):
     """The rows by name. Each is loaded when first needed, because a single file needs only one layout."""
 
+    def __init__(self) -> None:
+        self._loaded: dict[str, Layout] = {}
+
     def __getitem__(self, name: str) -> Layout:
-        row: Layout = importlib.import_module(f"ckptguard.layouts.{_MODULES[name]}").LAYOUT
+        row = self._loaded.get(name)
+        if row is None:  # a listing of many files asks very often
+            row = self._loaded[name] = importlib.import_module(f"ckptguard.layouts.{_MODULES[name]}").LAYOUT
         return row
 
     def __iter__(self) -> Iterator[str]:

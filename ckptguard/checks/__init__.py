@@ -23,7 +23,6 @@ from ckptguard.checks.stale import check_stale, moments_present, skipped_steps, 
 from ckptguard.checks.structure import check_structure
 from ckptguard.checks.understood import check_understood
 from ckptguard.checks.zeros import check_zeros
-from ckptguard.values.manifest import Manifest
 from ckptguard.values.verdict import MOST_CONSTANT, Facts, Finding, Severity
 
 CHECKS: tuple[Callable[[Evidence], Iterable[Finding]], ...] = (
@@ -44,26 +43,32 @@ CHECKS: tuple[Callable[[Evidence], Iterable[Finding]], ...] = (
     check_headroom,
 )
 
+# What they find, no other save changes, but for infinities that the reference has, too.
+_ALONE = (check_structure, check_completeness, check_one_save, check_digests, check_finite, check_headroom)
+
 __all__ = ["CHECKS", "Evidence", "facts_of", "is_bad_alone", "run_checks"]
 
 
-def run_checks(evidence: Evidence) -> list[Finding]:
-    """Return the findings of all checks, in the table's order. A file that a plugin read adds to them, and takes
-    nothing away from what is found in the others."""
-    findings = [finding for check in CHECKS for finding in check(evidence)]
+def run_checks(evidence: Evidence, *, alone: bool = False) -> list[Finding]:
+    """Return the findings of all checks, in the table's order. `alone`: of those that compare with no other save. A
+    file that a plugin read adds to them, and takes nothing away from what is found in the others."""
+    findings = [finding for check in (_ALONE if alone else CHECKS) for finding in check(evidence)]
     if any(file.structure.plugin for file in evidence.scan.files):
         from ckptguard.checks.without_plugins import without_plugins
 
         rest = without_plugins(evidence)
-        heavy = (f for f in run_checks(rest) if f.severity in (Severity.ERROR, Severity.SICKNESS))
+        heavy = (f for f in run_checks(rest, alone=alone) if f.severity in (Severity.ERROR, Severity.SICKNESS))
         findings += [f for f in heavy if rest.scan.files and f not in findings]
     return findings
 
 
-def is_bad_alone(evidence: Evidence, files: Manifest) -> bool:
-    """True if a checkpoint's own bytes make it bad, whatever is on record of others: damage, or NaN. `files` is what
-    was read, because a reference with the same bytes is the kindest one that there may be."""
-    kindest = msgspec.structs.replace(evidence, reference=files)
+def is_bad_alone(evidence: Evidence) -> bool:
+    """True if a checkpoint's own bytes make it bad, whatever is on record of others: damage, or NaN. A reference may
+    have any infinities, too."""
+    infinite = (t.name for t in evidence.tensors() if t.numbers and (t.numbers.posinf or t.numbers.neginf))
+    sick = {t.name for t in evidence.tensors() if t.numbers and t.numbers.nan}
+    allowed = (*evidence.allow_nonfinite, *(name for name in infinite if name not in sick))
+    kindest = msgspec.structs.replace(evidence, allow_nonfinite=allowed)
     found = itertools.chain(check_structure(kindest), check_finite(kindest))
     return any(finding.severity is Severity.ERROR for finding in found)
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from ckptguard.checks.evidence import Evidence
 from ckptguard.checks.state import value_of
 from ckptguard.formats.dtypes import DTYPES
+from ckptguard.values.manifest import BY_PLUGIN, File, Manifest
 from ckptguard.values.verdict import Finding, Severity
 
 # Changed by a forward pass alone, so it says nothing about updates.
@@ -70,12 +71,7 @@ def unchanged(evidence: Evidence) -> bool:
 
     Only names count, not files: file names state steps, and shards may be split differently.
     """
-    before = Counter(
-        (t.role, t.name, f.spans[t.span].blake3)
-        for f in (evidence.previous.files if evidence.previous is not None else ())
-        for t in f.tensors
-        if t.span is not None and is_compared(t.role, t.name, t.dtype)
-    )
+    before = _compared(evidence.previous.files if evidence.previous is not None else ())
     now = Counter(
         (t.role, t.name, file.span_digests[t.span])
         for file in evidence.scan.files
@@ -83,6 +79,25 @@ def unchanged(evidence: Evidence) -> bool:
         if t.span is not None and is_compared(t.role, t.name, t.dtype)
     )
     return bool(now) and before == now
+
+
+def has_rested(sealed: Manifest, before: Manifest) -> bool:
+    """True if a sealed checkpoint has the moments and weights of the one before: what `Facts.stale` says."""
+    here, there = ([f for f in one.files if f.format != BY_PLUGIN] for one in (sealed, before))
+    if not any(file.tensors for file in here):
+        here, there = list(sealed.files), list(before.files)
+    tensors = (t for file in here for t in file.tensors if t.span is not None)
+    now = _compared(here)
+    return bool(now) and any(is_moment(t.role, t.name, t.dtype) for t in tensors) and now == _compared(there)
+
+
+def _compared(files: Iterable[File]) -> Counter[tuple[str, str, str]]:
+    return Counter(
+        (t.role, t.name, f.spans[t.span].blake3)
+        for f in files
+        for t in f.tensors
+        if t.span is not None and is_compared(t.role, t.name, t.dtype)
+    )
 
 
 def is_compared(role: str, name: str, dtype: str) -> bool:

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections import Counter
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
@@ -18,7 +18,7 @@ from ckptguard.decisions.turns import may_yield_for
 from ckptguard.errors import ChangedWhileReadError, CouldNotTellError, ObjectMissingError, ResavingError
 from ckptguard.keep.quarantine import finish_quarantines
 from ckptguard.keep.saved_over import is_saved_over
-from ckptguard.layouts import Checkpoint
+from ckptguard.layouts import LAYOUTS, Checkpoint
 from ckptguard.records.after_seal import MD5S as LATE_MD5S
 from ckptguard.records.audit import FOLDER as AUDIT
 from ckptguard.records.emptied import FOLDER as EMPTIED
@@ -230,6 +230,7 @@ def pass_read_only(view: RunView, notes: PassNotes) -> PassResult:
             pending.append(_unread_save(checkpoint))
             continue
         sample = sample_of(notes.samples, checkpoint)
+        sample.early = None
         if _may_have_another_verdict(view, checkpoint, sample):
             sample.id = current_verdict_of(view, checkpoint)
             sample.done = sample.id is not None
@@ -356,16 +357,17 @@ class _Pass:
         self._marks = self._mark_emptied(start)
         # The copy of an older save takes the room of the next one, until a newer save has its verdict.
         hurry = self.notes.room.held and self.notes.room.missing > 0
-        ready: list[Checkpoint] = []
+        found: list[tuple[Checkpoint, NotYet | None]] = []
+        failed: list[str] = []
         finished: list[tuple[Checkpoint, bool]] = []
+        steps: defaultdict[str, list[tuple[int, ...]]] = defaultdict(list)  # of those that are protected, at least
         in_order = sorted(checkpoints, key=lambda c: (c.step is None, numbers_of(c.step), c.written_at, c.path))
         waiting = [checkpoint for checkpoint in in_order if self._lacks_verdict(checkpoint)]
         kept = 0 if view.settings.keep == "none" else view.settings.keep_pending
-        later = Counter(checkpoint.series for checkpoint in waiting)
-        for checkpoint in waiting:
-            later[checkpoint.series] -= 1
+        for checkpoint in reversed(waiting):
             sample, known = self.notes.samples[checkpoint.path], False
-            may_skip_look = later[checkpoint.series] >= kept  # only finished saves are protected
+            step, higher = numbers_of(checkpoint.step), steps[checkpoint.series]
+            may_skip_look = not kept or (len(higher) >= kept and higher[kept - 1] > step)
             try:
                 self._note_verdict(checkpoint, sample)
                 known = view.current_if_readable(checkpoint) is not None
@@ -381,21 +383,23 @@ class _Pass:
                 )
             except CouldNotTellError as error:
                 waits = NotYet(why=error.message, seconds=sample.retry_later(view.settings))
-                self.troubles.append(f"{checkpoint.path}: {error.message}")
+                failed.append(f"{checkpoint.path}: {error.message}")
             is_going = sample.judged and waits is not None  # it only lost files since its verdict
             if sample.is_finished and not is_going:
                 # Quiet files, or those of a save before the next one, are a whole save, unless they are being
                 # overwritten part by part.
                 quiet = waits is None or is_followed(checkpoint, checkpoints)
                 finished.append((checkpoint, sample.whole or (quiet and not known)))
-            if waits is None:
-                ready.append(checkpoint)
-            else:
+                if not known or LAYOUTS[checkpoint.layout].sealed_by_writer:
+                    higher.append(step)
+            found.append((checkpoint, waits))
+            if waits is not None and waits.unfinished and checkpoint is newest and not is_going:
+                self._look_if_late(checkpoint, sample, waits)
+        for checkpoint, waits in reversed(found):
+            if waits is not None:
                 self._wait(checkpoint, waits)
-                if waits.unfinished and checkpoint is newest and not is_going:
-                    self._look_if_late(checkpoint, sample, waits)
-        self.troubles += protect(view, finished)
-        return ready
+        self.troubles += [*reversed(failed), *protect(view, finished)]
+        return [checkpoint for checkpoint, waits in reversed(found) if waits is None]
 
     def _lacks_verdict(self, checkpoint: Checkpoint) -> bool:
         """True if a checkpoint that can be looked at may have no verdict."""
@@ -478,7 +482,7 @@ class _Pass:
     def verify(self, ready: Sequence[Checkpoint]) -> None:
         """Verify what is ready, oldest first, until the work is stopped or yields to other runs. After the first one of
         a series its newest is read before its turn, because a resume would take it."""
-        newest = _newest_of_own_step(ready)
+        newest = _newest_of_own_step(ready, self.view.checkpoints)
         for checkpoint in ready:
             last = newest.get(checkpoint.series, checkpoint)
             if last is not checkpoint and self.notes.early_in.get(checkpoint.series) == 0:
@@ -487,10 +491,10 @@ class _Pass:
             if sample.done:
                 continue
             if self.work.is_stopped():
-                self._wait(checkpoint, NotYet(why="the daemon is stopping", seconds=None))
+                self._wait_for_turn(checkpoint, NotYet(why="the daemon is stopping", seconds=None))
                 continue
             if self._should_yield(checkpoint.bytes):
-                self._wait(checkpoint, NotYet(why="other runs go first", seconds=0.0))
+                self._wait_for_turn(checkpoint, NotYet(why="other runs go first", seconds=0.0))
                 continue
             was_gone = checkpoint.path in self.notes.gone
             work = self._patient(checkpoint, time.monotonic() - sample.since)
@@ -509,7 +513,9 @@ class _Pass:
         bad. Then older saves have some turns, so that a training that saves fast does not hold them up: what was read
         early is read again if our own link to it went meanwhile, because that changes its ctime."""
         sample = self.notes.samples[checkpoint.path]
-        if sample.done or sample.early is not None or self.work.is_stopped() or self._should_yield(checkpoint.bytes):
+        if sample.done or sample.early is not None or sample.retry_at > time.monotonic():
+            return
+        if self.work.is_stopped() or self._should_yield(checkpoint.bytes):
             return
         id = self.view.current_if_readable(checkpoint)
         if id is not None and self.view.history.has_verdict(id):  # a new save, or damage: its turn decides
@@ -517,9 +523,10 @@ class _Pass:
         self.notes.early_in[checkpoint.series] = _EARLY_EVERY
         work = self._patient(checkpoint, time.monotonic() - sample.since)
         try:
-            result = read_early(self.view, checkpoint, work=work)
-        except CouldNotTellError:
-            return  # its turn says so
+            result = read_early(self.view, checkpoint, was_gone=checkpoint.path in self.notes.gone, work=work)
+        except CouldNotTellError as error:  # its turn tries again, and says so
+            _note_failure(sample, error, self.view.settings)
+            return
         if isinstance(result, Checked):
             sample.done, sample.id = True, result.id
             self._judged(checkpoint, result)
@@ -582,9 +589,12 @@ class _Pass:
         self._pruned, troubles = prune_by_settings(self.view)
         self.troubles += [*repaired.could_not_tell, *troubles]
 
-    def _wait(self, checkpoint: Checkpoint, waits: NotYet) -> None:
+    def _wait_for_turn(self, checkpoint: Checkpoint, waits: NotYet) -> None:
         early = self.notes.samples[checkpoint.path].early
-        self.pending.append(_pending(checkpoint, waits.why if early is None else early.words))
+        self._wait(checkpoint, waits if early is None else msgspec.structs.replace(waits, why=early.words))
+
+    def _wait(self, checkpoint: Checkpoint, waits: NotYet) -> None:
+        self.pending.append(_pending(checkpoint, waits.why))
         self._delays += [] if waits.seconds is None else [waits.seconds]
 
 
@@ -600,10 +610,10 @@ def _start_of(view: RunView, before: PassStart | None) -> PassStart:
     return PassStart(listing=listing, names=names, settings=view.settings, beside=beside, listed=listed)
 
 
-def _newest_of_own_step(ready: Sequence[Checkpoint]) -> dict[str, Checkpoint]:
-    """Return the newest checkpoint of each series, unless it shares its step with another one, or has none: these are
-    ordered as they are sealed."""
-    of_step = Counter((checkpoint.series, checkpoint.step) for checkpoint in ready)
+def _newest_of_own_step(ready: Sequence[Checkpoint], every: Iterable[Checkpoint]) -> dict[str, Checkpoint]:
+    """Return the newest checkpoint of each series that is ready, unless it has no step, or shares it with another one
+    of `every`: these are ordered as they are sealed."""
+    of_step = Counter((checkpoint.series, checkpoint.step) for checkpoint in every)
     newest = {checkpoint.series: checkpoint for checkpoint in ready}
     return {s: c for s, c in newest.items() if c.step is not None and of_step[s, c.step] == 1}
 
@@ -634,11 +644,8 @@ def _verify(
             result = verify_checkpoint(view, checkpoint, how, work=work, early=sample.early)
     except ResavingError as error:
         return error.message
-    except (ChangedWhileReadError, ObjectMissingError) as error:
-        sample.retry_at = time.monotonic() + view.settings.settle
-        return error.message
     except CouldNotTellError as error:
-        sample.retry_later(view.settings)
+        _note_failure(sample, error, view.settings)
         return error.message
     sample.done, sample.id, sample.early = True, result.id, None
     return result
@@ -650,6 +657,14 @@ def _may_have_another_verdict(view: RunView, checkpoint: Checkpoint, sample: Che
     again = sample.id is not None and newest > max(sample.newest, sample.id.generation)
     sample.newest = newest
     return again or not sample.done
+
+
+def _note_failure(sample: CheckpointSample, error: CouldNotTellError, settings: Settings) -> None:
+    """Note when to try again to read a checkpoint."""
+    if isinstance(error, (ChangedWhileReadError, ObjectMissingError)):
+        sample.retry_at = time.monotonic() + settings.settle
+    else:
+        sample.retry_later(settings)
 
 
 def current_verdict_of(view: RunView, checkpoint: Checkpoint) -> CheckpointId | None:

@@ -60,6 +60,7 @@ class CheckpointSample:
     resaving: str | None = None  # some of its files were saved again, and others not: so it is unfinished, too
     looked: bool = False  # `unfinished` was computed
     whole: bool = False  # its layout proves that all of its files exist
+    old: bool = False  # nothing can write it any more: it is judged without a look
     done: bool = False  # there is a verdict for this signature
     id: CheckpointId | None = None  # the generation that this verdict is about
     newest: int = 0  # the newest sealed generation of its step, when `id` was looked for
@@ -70,13 +71,14 @@ class CheckpointSample:
 
     def was_saved_over(self, signature: tuple[tuple[object, ...], ...]) -> bool:
         """True if another save took its place before its verdict, and it does not just go on: it was provably whole, or
-        its only file was replaced by another one."""
+        old, or its only file was replaced by another one."""
         now = {key: rest for key, *rest in signature}
         over = [(rest, now[key]) for key, *rest in self.signature if now.get(key, rest) != rest]
-        if not over or not self.looked or self.done or self.judged:
+        if not over or not (self.looked or self.old) or self.done or self.judged:
             return False
         inodes = {one[2] for one in over[0]}
-        return self.whole or (len(self.signature) == len(now) == 1 and len(inodes) == 2 and None not in inodes)
+        is_other_file = len(self.signature) == len(now) == 1 and len(inodes) == 2 and None not in inodes
+        return self.whole or self.old or is_other_file
 
     @property
     def is_unfinished(self) -> bool:
@@ -142,7 +144,8 @@ def not_yet(
         return NotYet(why="it could not be read; trying again", seconds=sample.retry_at - now)
     stable, sealed = sample.stable_for(checkpoint), view.current(checkpoint)
     given_up_at = max(view.settings.unfinished_limit, view.settings.settle)
-    if may_skip_look and stable >= given_up_at and wait_for_writers(view, checkpoint, sample) <= 0:
+    sample.old = may_skip_look and stable >= given_up_at and wait_for_writers(view, checkpoint, sample) <= 0
+    if sample.old:
         return None
     if not sample.looked:
         sample.unfinished, sample.whole = completeness(view.run.storage, checkpoint, scanner=work.scanner)

@@ -15,6 +15,7 @@ from ckptguard.checks import Evidence, facts_of, is_bad_alone, run_checks
 from ckptguard.checks.evidence import FoundSums, KnownFacts
 from ckptguard.checks.order import counters_of
 from ckptguard.checks.schema import QUESTION, UNCLEAR_SAVE
+from ckptguard.checks.stale import has_rested
 from ckptguard.decisions.turns import LARGE
 from ckptguard.errors import (
     BusyError,
@@ -64,7 +65,6 @@ from ckptguard.verification.collect_evidence import (
     copy_differs,
     gaps_of,
     manifest_files,
-    manifest_without_seal,
     read_by_plugins,
     scan_checkpoint,
 )
@@ -92,6 +92,7 @@ class Verification(msgspec.Struct, frozen=True, kw_only=True):
     - `reference`: the schema to match, instead of the run's own.
     - `notes`: findings to add to the verdict.
     - `trusted`: the program that has just written the files says that they are as they should be.
+    - `alone`: saves before it have no verdict. So it is compared with none, and is BAD, or could not be judged.
     """
 
     record: bool = True
@@ -102,6 +103,7 @@ class Verification(msgspec.Struct, frozen=True, kw_only=True):
     reference: Manifest | None = None
     notes: tuple[Finding, ...] = ()
     trusted: bool = False
+    alone: bool = False
 
 
 FULLY = Verification()
@@ -113,7 +115,7 @@ _UNCLEAR = (
 _RACES = 4  # other processes may seal the same checkpoint meanwhile; then try again
 _ASKED_AGAIN = (QUESTION, UNDERSTOOD, PLUGIN)
 _SAVES = 4  # earlier ones that a file may belong to
-_MOST_HELD = 100_000  # tensors, about 100 MB, of what was read early
+_MOST_HELD = 24 * 1024**2  # bytes of what was read early, packed; in memory about five times as much
 _OTHERS = 20  # neighbours by step whose content a file may be a stale copy of
 
 
@@ -147,22 +149,26 @@ def verify_checkpoint(
     raise CouldNotTellError(f"other processes kept sealing {checkpoint.path} at the same time")
 
 
-def read_early(view: RunView, checkpoint: Checkpoint, *, work: Work = PLAIN) -> Checked | EarlyRead:
+def read_early(
+    view: RunView, checkpoint: Checkpoint, *, was_gone: bool = False, work: Work = PLAIN
+) -> Checked | EarlyRead:
     """Read a checkpoint before its turn, while earlier saves of its series have no verdict. It is BAD at once, and
     recorded, if its own bytes make it so. Every other verdict needs what is recorded about the saves before it.
 
     Raises as `verify_checkpoint` does.
     """
-    how = Verification(resave=Resave.WAIT)
+    how = Verification(resave=Resave.WAIT, was_gone=was_gone)
+    beside = _lists_beside(view, checkpoint)  # before it is read: what comes meanwhile was not used
     read = _read(view, checkpoint, how, work)
+    early = EarlyRead(beside=beside, read=read)
     content = _content_of(view, checkpoint, read, how)
     evidence = _evidence(view, checkpoint, read, how, content)
-    beside = _lists_beside(view, checkpoint)
-    if is_bad_alone(evidence, manifest_without_seal(checkpoint, manifest_files(evidence))):
-        return verify_checkpoint(view, checkpoint, how, work=work, early=EarlyRead(beside=beside, read=read))
+    if is_bad_alone(evidence) and not view.history.has_verdict(content.id):
+        alone = msgspec.structs.replace(how, alone=True)
+        return verify_checkpoint(view, checkpoint, alone, work=work, early=early)
     findings = _findings(view, evidence, how, content)
     good = judge(findings, sealed=content.sealed is not None) is Outcome.GOOD
-    return _hold(EarlyRead(beside=beside, read=read, doubt=None if good else why(findings, most=1)))
+    return _hold(early if good else msgspec.structs.replace(early, doubt=why(findings, most=1)))
 
 
 def judge_in_run(view: RunView, how: Verification, notes: list[str], work: Work) -> Callable[[Checkpoint], Checked]:
@@ -236,18 +242,13 @@ class EarlyRead(msgspec.Struct, frozen=True, kw_only=True, weakref=True, eq=Fals
         return self.beside == beside and [(e.key, e.size, e.ctime_ns) for e in checkpoint.entries] == read
 
     @property
-    def tensors(self) -> int:
-        """How many tensors were read."""
-        return sum(len(file.numbers) for file in self.read.scan.files) if self.read else 0
-
-    @property
     def words(self) -> str:
         """What to say of the checkpoint until it has its verdict."""
         found = "nothing wrong was found" if self.doubt is None else f"it may not be good ({self.doubt})"
         return f"it was read early, and {found}; its verdict comes after those of the saves before it"
 
 
-_held: weakref.WeakSet[EarlyRead] = weakref.WeakSet()
+_held: weakref.WeakKeyDictionary[EarlyRead, int] = weakref.WeakKeyDictionary()
 _holding = threading.Lock()
 
 
@@ -257,10 +258,11 @@ def _lists_beside(view: RunView, checkpoint: Checkpoint) -> tuple[tuple[object, 
 
 def _hold(early: EarlyRead) -> EarlyRead:
     """Return it without what was read if this process already holds too much."""
+    size = len(msgspec.msgpack.encode(early.read))
     with _holding:
-        if sum(one.tensors for one in (early, *_held)) > _MOST_HELD:
+        if size + sum(_held.values()) > _MOST_HELD:
             return msgspec.structs.replace(early, read=None)
-        _held.add(early)
+        _held[early] = size
     return early
 
 
@@ -323,6 +325,8 @@ def judge_and_record(
     evidence = _evidence(view, checkpoint, read, how, content)
     findings = _findings(view, evidence, how, content)
     outcome = judge(findings, sealed=content.sealed is not None)
+    if how.alone and (outcome is not Outcome.BAD or view.history.has_verdict(content.id)):
+        raise ChangedWhileReadError(f"{checkpoint.path} changed after it was read", key=checkpoint.path)
     if content.change is Change.RESAVING and how.resave is Resave.GIVE_UP:
         outcome = Outcome.INCOMPLETE
     sealed = _recorded(view, evidence, read, content, findings, outcome) if how.record else content.sealed
@@ -339,7 +343,11 @@ def _evidence(view: RunView, checkpoint: Checkpoint, read: Read, how: Verificati
         manifest, verdict = history.reference(id, sizes) or (None, None)
     before = history.verdict(id)
     said = () if before is None else (f for f in before.findings if f.check == UNDERSTOOD)
-    previous, previous_facts = history.previous(id.series, id.step) or (None, None)
+    previous, previous_facts = (None if how.alone else history.previous(id.series, id.step)) or (None, None)
+    if previous is not None and previous_facts is not None and _is_bad(history, previous.id):
+        before_it = history.previous(id.series, previous.step)  # it may have been judged alone
+        rested = before_it is not None and has_rested(previous, before_it[0])
+        previous_facts = msgspec.structs.replace(previous_facts, stale=rested)
     known = KnownFacts(
         sealed=content.sealed,
         reference=manifest,
@@ -347,8 +355,8 @@ def _evidence(view: RunView, checkpoint: Checkpoint, read: Read, how: Verificati
         must_match=how.reference is not None,
         previous=previous,
         previous_facts=previous_facts,
-        saves=history.good_before(id, _SAVES) if len(checkpoint.files) > 1 else (),
-        following=history.following(id.series, id.step, read=content.sealed is None),
+        saves=history.good_before(id, _SAVES) if len(checkpoint.files) > 1 and not how.alone else (),
+        following=None if how.alone else history.following(id.series, id.step, read=content.sealed is None),
         allow_nonfinite=(*settings.allow_nonfinite, *allowed_nonfinite(view.run)),
         trust_globals=settings.trust_globals,
         trusted=how.trusted or any(f.severity is Severity.NOTICE for f in said),
@@ -357,15 +365,20 @@ def _evidence(view: RunView, checkpoint: Checkpoint, read: Read, how: Verificati
     return collect_evidence(view.run.storage, checkpoint, read.scan, known)
 
 
+def _is_bad(history: History, id: CheckpointId) -> bool:
+    current_verdict = history.current_verdict(id)
+    return current_verdict is not None and current_verdict.outcome is Outcome.BAD
+
+
 def _findings(view: RunView, evidence: Evidence, how: Verification, content: ReadContent) -> list[Finding]:
     """Return what the checks find, and what earlier verdicts on the same content add."""
-    history, findings = view.history, run_checks(evidence)
+    history, findings = view.history, run_checks(evidence, alone=how.alone)
     if content.sealed is None and LAYOUTS[evidence.checkpoint.layout].sealed_by_writer:
         message = "its writer never sealed it, so the save did not finish"
         findings.append(Finding("completeness", Severity.ERROR, message))
     if content.change is Change.UNCLEAR:
         findings.append(Finding(UNCLEAR_SAVE, Severity.SICKNESS, _UNCLEAR))
-    if view.settings.checks and not view.settings.no_plugins:
+    if view.settings.checks and not view.settings.no_plugins and not how.alone:
         from ckptguard.verification.plugin_checks import plugin_findings  # only for runs that name some
 
         findings += plugin_findings(evidence, findings, view.settings)

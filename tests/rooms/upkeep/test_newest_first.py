@@ -20,9 +20,10 @@ from support.views import look
 from support.web_listener import Listener, listening
 
 from ckptguard.engine.watched_run import WatchedRun
-from ckptguard.errors import NoKnownGoodError
+from ckptguard.errors import NoKnownGoodError, StorageError
 from ckptguard.layouts import Checkpoint
 from ckptguard.records.incidents import list_incidents
+from ckptguard.records.kept import list_kept
 from ckptguard.records.run import open_run
 from ckptguard.reporting.notify import Hooks
 from ckptguard.runs import history
@@ -220,13 +221,14 @@ class Backlog:
         self.read: list[str] = []
         self.judged: list[tuple[str, Outcome]] = []
         self.early: list[tuple[str, str]] = []
+        self.on_read: Callable[[str], None] = lambda path: None
         root.mkdir()
         for save in range(1, saves + 1):
             self.save(save)
 
-    def save(self, save: int, fault: Callable[[State, int], None] | None = None) -> None:
-        """Save it, as long ago as a trainer that saves each 100 s."""
-        state, target = state_of(save), self.root / f"net-{save}.pt"
+    def save(self, save: int, fault: Callable[[State, int], None] | None = None, *, of: int | None = None) -> None:
+        """Save it, as long ago as a trainer that saves each 100 s: what training has at this save, or at another."""
+        state, target = state_of(save if of is None else of), self.root / f"net-{save}.pt"
         if fault is not None:
             fault(state, save)
         torch.save(state, target)
@@ -240,6 +242,7 @@ class Backlog:
         def scan(*args: Any) -> Any:
             if not args[2].structure_only:
                 self.read.append(args[1][0])
+                self.on_read(args[1][0])
             return inline(*args)
 
         def on_early(checkpoint: Checkpoint, words: str) -> None:
@@ -359,6 +362,135 @@ def test_a_verdict_of_another_process_makes_an_end_of_it(tmp_path: Path) -> None
     run.go()
     assert run.notes.samples["net-6.pt"].early is None
     assert run.judged == [("net-1.pt", Outcome.GOOD)]
+
+
+def test_a_list_of_checksums_that_comes_while_a_save_is_read_early_counts(tmp_path: Path) -> None:
+    """It was not there when the bytes were compared with the lists, so they are read again."""
+    run = Backlog(tmp_path / "run", 6)
+
+    def add_list(path: str) -> None:
+        if path == "net-6.pt":
+            (run.root / "net-6.pt.sha256").write_text(f"{'0' * 64}  net-6.pt\n")
+
+    run.on_read = add_list
+    run.go(2)
+    assert [path for path, _ in run.early] == ["net-6.pt"]
+    run.go()
+    assert outcomes(run.root)["net-6.pt"] is Outcome.BAD
+
+
+def test_what_is_bad_early_is_compared_with_no_other_save(tmp_path: Path) -> None:
+    """Its verdict says what its own bytes show. What would need the save before it is known to the one after it: there
+    nothing was trained for the second time in a row."""
+    expected = {"net-9.pt": Outcome.GOOD, "net-10.pt": Outcome.BAD, "net-11.pt": Outcome.SUSPECT}
+    run = Backlog(tmp_path / "run", 0)
+    for save in range(1, 10):
+        run.save(save, with_statistics)
+    run.save(10, lambda state, save: with_statistics(state, save, sick=True), of=9)
+    run.go(4)
+    assert run.judged[:2] == [("net-1.pt", Outcome.GOOD), ("net-10.pt", Outcome.BAD)]
+    history_now = look(str(run.root)).history
+    verdicts = (history_now.verdict(id) for series in history_now.series for id in history_now.sealed(series))
+    bad = next(verdict for verdict in verdicts if verdict is not None and verdict.outcome is Outcome.BAD)
+    assert {finding.check for finding in bad.findings} == {"finite"}
+    run.save(11, with_statistics, of=9)
+    run.go()
+    run.go()
+    assert outcomes(run.root).items() >= expected.items()
+
+
+def with_statistics(state: State, _: int, *, sick: bool = False) -> None:
+    """Add a buffer that changes without an update."""
+    state["model"]["norm.running_mean"] = torch.full((12,), float("nan") if sick else 1.0)
+
+
+def test_a_file_that_changes_while_it_is_found_bad_gets_no_verdict_early(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not even if its size and time stay: what is there now may be good, which only its turn can say."""
+    run = Backlog(tmp_path / "run", 6)
+    target = run.root / "net-6.pt"
+    good, at = target.read_bytes(), target.stat().st_mtime_ns
+    run.save(6, nan)
+    os.utime(target, ns=(at, at))
+    assert target.stat().st_size == len(good)
+    is_bad = verification.is_bad_alone
+
+    def write_then_say(evidence: Any) -> bool:
+        bad = is_bad(evidence)
+        if bad:
+            with target.open("r+b") as file:
+                file.write(good)
+            os.utime(target, ns=(at, at))
+        return bad
+
+    monkeypatch.setattr(verification, "is_bad_alone", write_then_say)
+    run.go(2)
+    assert run.judged == [("net-1.pt", Outcome.GOOD)]
+    run.notes.samples["net-6.pt"].retry_at = 0.0
+    run.go()
+    assert run.judged == [(f"net-{save}.pt", Outcome.GOOD) for save in range(1, 7)]
+
+
+def test_infinities_that_a_reference_may_have_make_nothing_bad_early(tmp_path: Path) -> None:
+    """Ranks have tensors of equal names, and the reference may hold the one of another rank."""
+    run = Backlog(tmp_path / "run", 0)
+    for save in range(1, 7):
+        for rank in range(2):
+            target = run.root / f"step-{save}" / f"mp_rank_{rank:02d}_model_states.pt"
+            target.parent.mkdir(exist_ok=True)
+            last = float("inf") if rank == 0 or save < 6 else 3.0
+            made = torch.Generator().manual_seed(10 * save + rank)
+            state = {"weight": torch.randn(8, 8, generator=made), "bound": torch.tensor([1.0, 2.0, last])}
+            torch.save({"module": state, "global_steps": save}, target)
+            os.utime(target, (1000 + save, 1000 + save))
+    run.go(2)
+    assert [path for path, _ in run.early] == ["step-6"]
+    assert [path for path, _ in run.judged] == ["step-1"]
+
+
+def test_a_read_that_fails_before_its_turn_is_not_repeated_at_once(tmp_path: Path) -> None:
+    """Reading on a sick disk takes long. Its turn in the same pass tries once more."""
+    run = Backlog(tmp_path / "run", 30)
+    run.on_read = refuse_net_30
+    done = run.go()
+    assert run.read.count("net-30.pt") == 2
+    assert [waiting.reason for waiting in done.pending] == ["the disk says no"]
+
+
+def test_what_waits_for_something_else_than_its_turn_says_so(tmp_path: Path) -> None:
+    """What was read early must be read again here, and cannot be."""
+    run = Backlog(tmp_path / "run", 30)
+    run.go(2)
+    (run.root / "net-30.pt").chmod(0o600)
+    run.on_read = refuse_net_30
+    done = run.go()
+    assert [(waiting.path, waiting.reason) for waiting in done.pending] == [("net-30.pt", "the disk says no")]
+
+
+def refuse_net_30(path: str) -> None:
+    """Fail to read one file."""
+    if path == "net-30.pt":
+        raise StorageError("the disk says no", key=path)
+
+
+def test_saves_that_are_not_finished_take_no_protection_from_those_before(tmp_path: Path) -> None:
+    """The newest finished saves are protected before their verdict, however many unfinished ones come after them."""
+    run = Backlog(tmp_path / "run", 4)
+    for save in (5, 6):
+        run.save(save)
+        torn = run.root / f"net-{save}.pt"
+        os.truncate(torn, torn.stat().st_size // 2)  # just now
+    run.go(0)
+    assert sorted(str(id) for id in list_kept(open_run(str(run.root)))) == ["3.1", "4.1"]
+
+
+def test_an_old_save_that_is_saved_over_before_its_turn_is_counted(tmp_path: Path) -> None:
+    """Nobody looked at it before, but nothing had changed it for long."""
+    run = Backlog(tmp_path / "run", 6)
+    run.go(1)
+    run.save(3, of=33)
+    assert run.go(1).unverified == ("net-3.pt",)
 
 
 def test_what_is_held_in_memory_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

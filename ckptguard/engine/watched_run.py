@@ -27,13 +27,14 @@ from ckptguard.records.daemon_record import (
     surely_ended,
     write_daemon_record,
 )
+from ckptguard.records.incidents import read_incident
 from ckptguard.records.run import Run, has_records, open_listed, open_run
 from ckptguard.records.samples import FOLDER as SAMPLES
 from ckptguard.records.who_and_when import saved_at, utc_now
 from ckptguard.replicas.replicate import Replica
 from ckptguard.reporting.events import Known, known_outcomes, news_in, reason_of, unfinished_event, verdict_event
 from ckptguard.reporting.notify import Hooks
-from ckptguard.reporting.open_and_close import MissedIncidents, record_bad_save
+from ckptguard.reporting.open_and_close import MissedIncidents, leave_report, record_bad_save
 from ckptguard.runs.ended import REMOVED, ended_at, ended_words
 from ckptguard.runs.find_known_good import find_known_good
 from ckptguard.runs.results import Checked
@@ -53,7 +54,7 @@ from ckptguard.storage.local.removal import (
 from ckptguard.storage.remote.listed_storage import ListedRun
 from ckptguard.upkeep.reconcile import PassNotes, PassResult, PendingSave, pass_read_only, reconcile
 from ckptguard.upkeep.samples import PassStart
-from ckptguard.values.ids import RECORDS_FOLDER, CheckpointId, name_of_run
+from ckptguard.values.ids import RECORDS_FOLDER, CheckpointId, Step, name_of_run, numbers_of
 from ckptguard.values.record_formats import FORMAT_KEY
 from ckptguard.values.settings import Settings
 from ckptguard.values.verdict import Outcome
@@ -191,6 +192,7 @@ class WatchedRun:
         self._known: Known | None = None
         self._source, self._caller_acts = source, caller_acts
         self._missed, self._owes, self._owes_known_good = MissedIncidents(source), False, False
+        self._reports_due: list[str] = []  # the ids of incidents about saves that were judged before their turn
         self._asked: set[str] = set()
         self._asked_lock = threading.Lock()
         self._device: int | None = None  # of its folder
@@ -393,6 +395,7 @@ class WatchedRun:
 
     def _know_nothing(self) -> None:
         self._notes, self._known, self._missed = PassNotes(), None, MissedIncidents(self._source)
+        self._reports_due = []
         if self._feed is not None:
             self._feed.gone(self.run_id)
 
@@ -593,6 +596,8 @@ class WatchedRun:
     def _report(self, view: RunView, done: PassResult, *, quiet: bool) -> None:
         if done.checked or self._owes_known_good:
             self._log_known_good(view)
+        if not done.yielded:  # each save had its turn
+            self._leave_due_reports(view)
         for waiting in done.pending:
             self._log_once("pending", path=waiting.path, step=waiting.step, reason=waiting.reason)
         if done.could_not_tell and not quiet:
@@ -667,11 +672,30 @@ class WatchedRun:
             if self._caller_acts:
                 continue
             try:
-                record_bad_save(run, news, source=self._source)
+                early = self._is_early(view, news.series, news.step)
+                incident = record_bad_save(run, news, source=self._source, report=not early)
+                if incident is not None and early:
+                    self._reports_due.append(incident.id)
             except RunRemovedError:
                 pass
             except CkptguardError as error:
                 self.log("incident_not_recorded", level="warning", run=self.url, path=news.path, reason=error.message)
+
+    def _is_early(self, view: RunView, series: str, step: Step) -> bool:
+        """True if earlier saves of a series still wait for their verdicts."""
+        own = (c for c in view.checkpoints if c.series == series and numbers_of(c.step) < numbers_of(step))
+        samples = (self._notes.samples.get(checkpoint.path) for checkpoint in own)
+        return any(sample is not None and not sample.done for sample in samples)
+
+    def _leave_due_reports(self, view: RunView) -> None:
+        """Write the reports of incidents about saves that were judged before their turn: now it is known what was good
+        before them."""
+        due, self._reports_due = self._reports_due, []
+        for id in due:
+            with contextlib.suppress(CkptguardError):  # the commands make reports from the records
+                incident = read_incident(view.run, id)
+                if incident is not None:
+                    leave_report(view.run, incident)
 
     def _record_missed(self, view: RunView, *, wrote: bool) -> bool:
         """Open and close the incidents that others left undone. True if the records may have changed."""

@@ -51,15 +51,18 @@ _OF_COPY = {"kept"}
 _OF_STORAGE = (*NO_SICKNESS, "damage", "crash")
 
 
-def record_bad_save(run: Run, checked: Checked, *, source: str) -> Incident | None:
+def record_bad_save(run: Run, checked: Checked, *, source: str, report: bool = True) -> Incident | None:
     """Open an incident about a checkpoint, and write its report from the records. If training noticed the same trouble
     itself, the checkpoint becomes evidence of that incident instead. None if there is nothing to record: it is not bad,
-    only the user can decide, or this generation has an incident already."""
-    recorded = record_bad_saves(run, (checked,), source=source)
+    only the user can decide, or this generation has an incident already. Without `report` the caller writes that
+    later."""
+    recorded = record_bad_saves(run, (checked,), source=source, report=report)
     return recorded[0][1] if recorded else None
 
 
-def record_bad_saves(run: Run, found: Sequence[Checked], *, source: str) -> list[tuple[Checked, Incident]]:
+def record_bad_saves(
+    run: Run, found: Sequence[Checked], *, source: str, report: bool = True
+) -> list[tuple[Checked, Incident]]:
     """Do the same for several checkpoints. Returns those for which there was something to record."""
     found = [one for one in found if _needs_incident(one)]
     if not found:
@@ -69,7 +72,7 @@ def record_bad_saves(run: Run, found: Sequence[Checked], *, source: str) -> list
             held.enter_context(run_lock(run, timeout=_LOCK_SECONDS))  # a daemon may judge the same save now
         incidents, recorded = list_incidents(run), []
         for one in found:
-            incident = _record_bad_save(run, one, source, incidents)
+            incident = _record_bad_save(run, one, source, incidents, report=report)
             if incident is not None:
                 incidents = [*(other for other in incidents if other.id != incident.id), incident]
                 recorded.append((one, incident))
@@ -85,7 +88,9 @@ def _checks_of(checked: Checked) -> set[str]:
     return {f.check for f in checked.findings if f.severity in (Severity.ERROR, Severity.SICKNESS)}
 
 
-def _record_bad_save(run: Run, checked: Checked, source: str, incidents: Sequence[Incident]) -> Incident | None:
+def _record_bad_save(
+    run: Run, checked: Checked, source: str, incidents: Sequence[Incident], *, report: bool
+) -> Incident | None:
     assert checked.id is not None
     names = series_names(run, checked.series)
     errors = _checks_of(checked)
@@ -113,7 +118,8 @@ def _record_bad_save(run: Run, checked: Checked, source: str, incidents: Sequenc
         },
         source=source,
     )
-    leave_report(run, incident)
+    if report:
+        leave_report(run, incident)
     return incident
 
 

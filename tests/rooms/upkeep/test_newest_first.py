@@ -379,6 +379,23 @@ def test_a_list_of_checksums_that_comes_while_a_save_is_read_early_counts(tmp_pa
     assert outcomes(run.root)["net-6.pt"] is Outcome.BAD
 
 
+def test_the_report_of_what_is_bad_early_is_written_once_the_others_are_judged(tmp_path: Path) -> None:
+    """It names the last good save. Meanwhile the commands make it from the records."""
+    run = Backlog(tmp_path / "run", 11)
+    run.save(12, nan)
+    with listening() as web:
+        daemon = Guarded(run.root, web)
+        turn = iter(range(3))
+        daemon.watched.step(Work(scanner=inline, may_begin=lambda _: next(turn, None) is not None))
+        assert [path for path, _ in daemon.incidents()] == ["net-12.pt"]
+        assert not list(run.root.rglob("incidents/*.txt"))
+        while not daemon.is_done():
+            daemon.watched.step(Work(scanner=inline))
+        daemon.end()
+    (report,) = run.root.rglob("incidents/*.txt")
+    assert "last good: net-11.pt (step 11)" in report.read_text()
+
+
 def test_what_is_bad_early_is_compared_with_no_other_save(tmp_path: Path) -> None:
     """Its verdict says what its own bytes show. What would need the save before it is known to the one after it: there
     nothing was trained for the second time in a row."""

@@ -115,7 +115,7 @@ _UNCLEAR = (
 _RACES = 4  # other processes may seal the same checkpoint meanwhile; then try again
 _ASKED_AGAIN = (QUESTION, UNDERSTOOD, PLUGIN)
 _SAVES = 4  # earlier ones that a file may belong to
-_MOST_HELD = 24 * 1024**2  # bytes of what was read early, packed; in memory about five times as much
+_MOST_HELD = 16 * 1024**2  # bytes of what was read early, packed; in memory up to seven times as much
 _OTHERS = 20  # neighbours by step whose content a file may be a stale copy of
 
 
@@ -346,7 +346,7 @@ def _evidence(view: RunView, checkpoint: Checkpoint, read: Read, how: Verificati
     previous, previous_facts = (None if how.alone else history.previous(id.series, id.step)) or (None, None)
     if previous is not None and previous_facts is not None and _is_bad(history, previous.id):
         before_it = history.previous(id.series, previous.step)  # it may have been judged alone
-        rested = before_it is not None and has_rested(previous, before_it[0])
+        rested = previous_facts.stale or (before_it is not None and has_rested(previous, before_it[0]))
         previous_facts = msgspec.structs.replace(previous_facts, stale=rested)
     known = KnownFacts(
         sealed=content.sealed,

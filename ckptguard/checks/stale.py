@@ -71,7 +71,7 @@ def unchanged(evidence: Evidence) -> bool:
 
     Only names count, not files: file names state steps, and shards may be split differently.
     """
-    before = _compared(evidence.previous.files if evidence.previous is not None else ())
+    before = Counter() if evidence.previous is None else _compared(evidence.previous.files)
     now = Counter(
         (t.role, t.name, file.span_digests[t.span])
         for file in evidence.scan.files

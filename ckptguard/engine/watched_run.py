@@ -596,7 +596,7 @@ class WatchedRun:
     def _report(self, view: RunView, done: PassResult, *, quiet: bool) -> None:
         if done.checked or self._owes_known_good:
             self._log_known_good(view)
-        if not done.yielded:  # each save had its turn
+        if self._reports_due and not done.yielded:  # each save had its turn
             self._leave_due_reports(view)
         for waiting in done.pending:
             self._log_once("pending", path=waiting.path, step=waiting.step, reason=waiting.reason)

@@ -283,20 +283,16 @@ def _read(view: RunView, checkpoint: Checkpoint, how: Verification, work: Work, 
     read = early.read if early is not None else None
     now = view.look_again(checkpoint.path) if read is not None else checkpoint
     if read is None or early is None or now is None or not early.is_of(now, _lists_beside(view, now)):
-        read = _scan(view, checkpoint, how, work)
+        md5 = how.md5 and not spares_md5(view, checkpoint.bytes, work)
+        if md5 and view.settings.digest == "blake3" and not how.resealed:
+            md5 = not _md5_is_recorded(view, checkpoint)
+        sums = find_sums(view.run.storage, checkpoint, view.sum_lists_beside(checkpoint))
+        options = sums.added_to(ScanOptions(md5=md5, yield_for=work.yield_for))
+        read = Read(scan_checkpoint(view.run.storage, checkpoint, options, work, view.settings), sums, md5)
         now = view.look_again(checkpoint.path)
     if now is None or now.signature != checkpoint.signature:
         raise ChangedWhileReadError(f"{checkpoint.path} changed while it was read", key=checkpoint.path)
     return read
-
-
-def _scan(view: RunView, checkpoint: Checkpoint, how: Verification, work: Work) -> Read:
-    md5 = how.md5 and not spares_md5(view, checkpoint.bytes, work)
-    if md5 and view.settings.digest == "blake3" and not how.resealed:
-        md5 = not _md5_is_recorded(view, checkpoint)
-    sums = find_sums(view.run.storage, checkpoint, view.sum_lists_beside(checkpoint))
-    options = sums.added_to(ScanOptions(md5=md5, yield_for=work.yield_for))
-    return Read(scan_checkpoint(view.run.storage, checkpoint, options, work, view.settings), sums, md5)
 
 
 def _content_of(view: RunView, checkpoint: Checkpoint, read: Read, how: Verification) -> ReadContent:
@@ -344,7 +340,8 @@ def _evidence(view: RunView, checkpoint: Checkpoint, read: Read, how: Verificati
     before = history.verdict(id)
     said = () if before is None else (f for f in before.findings if f.check == UNDERSTOOD)
     previous, previous_facts = (None if how.alone else history.previous(id.series, id.step)) or (None, None)
-    if previous is not None and previous_facts is not None and _is_bad(history, previous.id):
+    said_of = history.current_verdict(previous.id) if previous is not None else None
+    if previous is not None and previous_facts is not None and said_of and said_of.outcome is Outcome.BAD:
         before_it = history.previous(id.series, previous.step)  # it may have been judged alone
         rested = previous_facts.stale or (before_it is not None and has_rested(previous, before_it[0]))
         previous_facts = msgspec.structs.replace(previous_facts, stale=rested)
@@ -363,11 +360,6 @@ def _evidence(view: RunView, checkpoint: Checkpoint, read: Read, how: Verificati
         sums=read.sums,
     )
     return collect_evidence(view.run.storage, checkpoint, read.scan, known)
-
-
-def _is_bad(history: History, id: CheckpointId) -> bool:
-    current_verdict = history.current_verdict(id)
-    return current_verdict is not None and current_verdict.outcome is Outcome.BAD
 
 
 def _findings(view: RunView, evidence: Evidence, how: Verification, content: ReadContent) -> list[Finding]:

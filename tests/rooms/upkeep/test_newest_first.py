@@ -466,13 +466,20 @@ def test_infinities_that_a_reference_may_have_make_nothing_bad_early(tmp_path: P
     assert [path for path, _ in run.judged] == ["step-1"]
 
 
-def test_a_read_that_fails_before_its_turn_is_not_repeated_at_once(tmp_path: Path) -> None:
-    """Reading on a sick disk takes long. Its turn in the same pass tries once more."""
+def test_a_read_that_fails_before_its_turn_waits_as_one_in_its_turn(tmp_path: Path) -> None:
+    """Reading on a sick disk takes long. The others go on."""
     run = Backlog(tmp_path / "run", 30)
     run.on_read = refuse_net_30
+    run.go(2)
+    sample = run.notes.samples["net-30.pt"]
+    assert (run.read, sample.failures) == (["net-1.pt", "net-30.pt"], 1)
+    sample.retry_at = float("inf")
     done = run.go()
-    assert run.read.count("net-30.pt") == 2
-    assert [waiting.reason for waiting in done.pending] == ["the disk says no"]
+    assert run.read.count("net-30.pt") == 1
+    assert [(waiting.path, waiting.reason) for waiting in done.pending] == [
+        ("net-30.pt", "it could not be read; trying again")
+    ]
+    assert len(run.judged) == 29
 
 
 def test_what_waits_for_something_else_than_its_turn_says_so(tmp_path: Path) -> None:
